@@ -1,4 +1,6 @@
-/* tally: the counts of load and bare, and the JSON object that both print. */
+/*
+ * tally: the counts of load and bare, and the JSON object that both print.
+ */
 #ifndef SHOAL_BENCH_TALLY_H
 #define SHOAL_BENCH_TALLY_H
 

@@ -1,4 +1,6 @@
-/* folder: removes what tests leave on the disk. Include it under _GNU_SOURCE. */
+/*
+ * folder: removes what tests leave on the disk. Include it under _GNU_SOURCE.
+ */
 #ifndef SHOAL_TEST_FOLDER_H
 #define SHOAL_TEST_FOLDER_H
 

@@ -1,7 +1,9 @@
-/* Runs every input in test/fuzz/corpus through its target, without a fuzzer: inputs that once found
+/*
+ * Runs every input in test/fuzz/corpus through its target, without a fuzzer: inputs that once found
  * an error, or that reach otherwise unreached code, stay tested at every processor level and under
  * the sanitizers. Each input also runs truncated, because a file that ends early is the most common
- * damage. */
+ * damage.
+ */
 #define _GNU_SOURCE
 #include "fuzz/targets.c"
 

@@ -1,6 +1,8 @@
-/* The adapter pool: resident adapters, their versions and their memory. Random calls are compared
+/*
+ * The adapter pool: resident adapters, their versions and their memory. Random calls are compared
  * with a naive implementation after each one; files are changed, damaged and rewritten while the
- * pool uses them; threads compete; an engine runs on a version while the next is published. */
+ * pool uses them; threads compete; an engine runs on a version while the next is published.
+ */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "fixture.h"

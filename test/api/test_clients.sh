@@ -107,7 +107,7 @@ for pid in $servers; do
     kill "$pid"
     (sleep 30 && kill -9 "$pid") >/dev/null 2>&1 &
     guard=$!
-    if wait "$pid"; then echo "ok a server ends on SIGTERM"; else echo "not ok a server ends when it is told to: exit $?"; fi
+    if wait "$pid"; then echo "ok a server ends on SIGTERM"; else echo "not ok a server ends on SIGTERM: exit $?"; fi
     kill "$guard"
 done
 servers=

@@ -1,5 +1,7 @@
-/* test_fields: the table of request fields is consistent, its rows decide as described, and
- * docs/API.md lists it between its marks; `build/test_fields --write` writes that list again. */
+/*
+ * test_fields: the table of request fields is consistent, its rows decide as described, and
+ * docs/API.md lists it between its marks; `build/test_fields --write` writes that list again.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "serve/request_fields.h"

@@ -1,5 +1,7 @@
-/* Configuration files: accepted values, refused ones with their position, and the precedence of the
- * sources. */
+/*
+ * Configuration files: accepted values, refused ones with their position, and the precedence of the
+ * sources.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "base/base.h"

@@ -238,7 +238,7 @@ says "and are forgotten" 0 "facts forgotten: 1" team --conversation taro --forge
 says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
 team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "the team answers after a fact is forgotten" '"source":"output"' "$tmp/out"
-says "the predecessor's command line" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
+says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
     --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
 holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
@@ -482,7 +482,7 @@ END
     "$shoal" adapter inspect "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
     holds "a child knows where it comes from" '"operator":"slerp"' "$tmp/out"
     holds "and with which weights" '"weights":"3 1"' "$tmp/out"
-    says "an unknown operator" 2 "no operator 'splice'; there are delta, seed, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
+    says "an unknown operator" 2 "no operator 'splice'; there are delta, factor_blend, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
     says "a parent too many" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
     says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
     says "a step for an operator without one" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
@@ -536,7 +536,7 @@ END
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
     # ---- workflow files: a copy, and the same graph written differently, equal the built-in protocol, call by call
-    for f in du v4ct mad seed; do
+    for f in du revise-on-error-tail mad legacy; do
         "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
         for p in $f "$tmp/mine.yaml"; do
             "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
@@ -615,8 +615,8 @@ if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":
 if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tmp/out" &&
     grep -q '^{"difference":\["reflex","random"\],"delivered":{"value":[1-9].*"p_delivered":0.0[0-4]' "$tmp/out"; then
     ok "reflex delivers more than chance and meets no wall"; else bad "reflex delivers more than chance and meets no wall" "$(cat "$tmp/out")"; fi
-"$shoal" world --policy mock --maps 3 --steps 50 --world seed >"$tmp/out" 2>"$tmp/err"
-holds "the table" "world 'seed'" "$tmp/out"
+"$shoal" world --policy mock --maps 3 --steps 50 --world legacy >"$tmp/out" 2>"$tmp/err"
+holds "the table" "world 'legacy'" "$tmp/out"
 if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock policy collects nothing"; else bad "the mock policy collects nothing" "$(cat "$tmp/out")"; fi
 holds "the speed is for people" "ticks a second" "$tmp/err"
 "$shoal" world --food-energy 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
@@ -661,10 +661,10 @@ holds "without a terminal, the last frame" "tick 30 of 30" "$tmp/out"
 if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
 says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
 says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
-says "the rule set is --world's" 2 "here it is --world seed" "$shoal" world --rules seed
+says "the rule set is --world's" 2 "here it is --world legacy" "$shoal" world --rules seed
 says "a map determines its size" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
-says "a trace contains its rules" 2 "a trace contains its rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
-says "a trace contains its agents" 2 "a trace contains its agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
+says "a trace contains its rules" 2 "a trace has its own rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
+says "a trace contains its agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
 says "a policy goes with --continue" 2 "go with --continue" "$shoal" world --replay "$tmp/life.jsonl" --policy random
 says "behind the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
 says "recording several worlds" 2 "take one world and one policy" "$shoal" world --record "$tmp/x" --maps 2

@@ -1,10 +1,10 @@
 /*
- * test_data: training files in every accepted format, targets, refused files, the output of lint
- * and of the dry run, and runs that end with an error.
+ * test_data: training files in every form that is accepted, the tokens that become targets, errors
+ * in wrong files, and the report of lint.
  *
- * The tokenizer is the byte one, so expected lengths and masks follow from the text. The persona
- * file of the first predecessor (pretty-printed objects one after another, Japanese) is tested in
- * its original format.
+ * The tokenizer is the byte one, so expected lengths and masks can be read off the text. A
+ * legacy persona file (pretty-printed objects one after another, Japanese) is included
+ * (docs/COMPATIBILITY.md).
  */
 #include "data/data.h"
 
@@ -91,7 +91,7 @@ static void test_messages(void **state) {
     dataset_release(&d);
 }
 
-/* The format of the first predecessor: objects over several lines, one after another. */
+/* Legacy files: objects over several lines, one after another. */
 /* clang-format off */
 static const char *const pretty =
     "{\"messages\":[\n"
@@ -396,331 +396,19 @@ static void test_shown_clean(void **state) {
     token_ids_release(&ids);
 }
 
-static struct train_options options(void) {
-    struct train_options o;
-    options_default(train_option_rows, &o);
-    o.r = 4;
-    o.grad_accum = 3;
-    o.max_steps = 7;
-    o.save_steps = 2;
-    o.lr = 1e-2;
-    return o;
-}
-
-/* Writes n samples about `word` to NAME and returns its path. */
-static char *data_write(const char *name, const char *word, int n) {
-    char *file = xasprintf("/tmp/shoal-test-data-%d-%s.jsonl", (int)getpid(), name);
-    struct buf b = {0};
-    for (int i = 0; i < n; i++)
-        buf_printf(&b, "{\"prompt\":\"%d\",\"completion\":\"%s %d\"}\n", i, word, i * 3);
-    assert_int_equal(file_write(file, b.data, b.len, &err), OK);
-    buf_release(&b);
-    return file;
-}
-
-struct stopper {
-    int lines, limit;
-};
-
-/* A log that ends the process in the middle of the run, like a power failure. */
-static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
-    struct stopper *s = cookie;
-    (void)text;
-    if (++s->lines == s->limit) _exit(9);
-    return (ssize_t)n;
-}
-
-static void run_until(const struct model *m, struct train_job *jobs, const struct train_options *o,
-                      const char *state, int limit) {
-    pid_t child = fork();
-    int status;
-    if (child == 0) {
-        struct stopper s = {.limit = limit};
-        FILE *log = fopencookie(&s, "w", (cookie_io_functions_t){.write = stopper_write});
-        sft_run(m, jobs, 2, o, NULL, state, log, &err);
-        _exit(0);
-    }
-    waitpid(child, &status, 0);
-    assert_int_equal(WEXITSTATUS(status), 9);
-}
-
-static void test_kill_and_resume(void **state) {
-    (void)state;
-    struct model_config c;
-    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
-    struct train_options o = options();
-    char *a = data_write("a", "yes", 5), *b = data_write("b", "no", 4), *log_text = NULL;
-    char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid());
-    struct train_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2],
-                     alone;
-    size_t log_size;
-    memcpy(again, whole, sizeof again);
-    alone = whole[1];
-    FILE *log = open_memstream(&log_text, &log_size);
-    assert_int_equal(sft_run(m, whole, 2, &o, NULL, NULL, log, &err), OK);
-    fclose(log);
-    run_until(m, again, &o, saved, 5); /* saved after 4 */
-    assert_true(path_exists(saved));
-    struct pool *pool = pool_new(2);
-    assert_int_equal(sft_run(m, again, 2, &o, pool, saved, NULL, &err), OK);
-    assert_int_equal(sft_run(m, &alone, 1, &o, pool, NULL, NULL, &err), OK);
-    for (int j = 0; j < 2; j++) {
-        assert_string_equal(whole[j].result->hash, again[j].result->hash);
-        assert_true(whole[j].first_loss == again[j].first_loss);
-        assert_true(whole[j].last_loss == again[j].last_loss);
-        assert_true(whole[j].last_loss < whole[j].first_loss);
-    }
-    assert_string_equal(whole[1].result->hash, alone.result->hash);
-    o.lr = 2e-2;
-    struct train_job other[2] = {whole[0], whole[1]};
-    assert_int_equal(sft_run(m, other, 2, &o, pool, saved, NULL, &err), ERR_MISMATCH);
-    assert_non_null(strstr(err.text, "remove it"));
-    int lines = 0;
-    for (const char *p = log_text; (p = strchr(p, '\n')); p++) lines++;
-    assert_int_equal(lines, 7);
-    json_t *first = json_parse(log_text, (size_t)(strchr(log_text, '\n') - log_text), "log", &err);
-    assert_int_equal(json_integer_value(json_object_get(first, "step")), 1);
-    assert_true(json_real_value(json_object_get(json_object_get(first, "losses"), "b")) > 0);
-    json_decref(first);
-    for (int j = 0; j < 2; j++) adapter_release(whole[j].result), adapter_release(again[j].result);
-    adapter_release(alone.result);
-    unlink(a), unlink(b), unlink(saved);
-    free(a), free(b), free(saved), free(log_text);
-    model_close(m);
-    options_release(train_option_rows, &o);
-    pool_free(pool);
-}
-
-static struct model *tiny(void) {
-    struct model_config c;
-    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    return model_new(&c, 1, NUMERIC_EXACT);
-}
-
-/* The plan's counts are those of the run's log. */
-static void test_plan(void **state) {
-    (void)state;
-    struct model *m = tiny();
-    struct train_options o = options();
-    struct training_plan p;
-    o.max_steps = 0;
-    o.epochs = 2;
-    o.bsz = 2;
-    char *a = data_write("a", "はい", 9), *b = data_write("b", "no", 4), *log_text = NULL;
-    size_t log_size;
-    struct train_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
-                                {.name = "b", .data = b, .eval_data = b}};
-    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, NULL, &p, &err), OK);
-    assert_int_equal(jobs[0].lint.eval_samples.n, 0);
-    assert_int_equal(jobs[0].lint.eval_prompts.n, 4); /* both ask 0, 1, 2, 3 */
-    assert_int_equal(jobs[1].lint.eval_samples.n, 4);
-    assert_int_equal(p.updates, 3);
-    assert_int_equal(p.samples_per_update, 6);
-    assert_int_equal(p.samples, 36);
-    assert_int_equal(p.n_first, 4);
-    assert_int_equal(p.first[1].adapter, 1);
-    assert_int_equal(p.passes, 3);
-    assert_int_equal(p.max_samples, 12);
-    assert_true(p.bytes > 2 * sizeof(float) * (size_t)model_param_count(&m->config));
-    assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
-    FILE *log = open_memstream(&log_text, &log_size);
-    assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, log, &err), OK);
-    fclose(log);
-    int64_t tokens = 0, lines = 0;
-    for (char *line = log_text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
-        json_t *v = json_parse(line, (size_t)(end - line), "log", &err);
-        tokens += json_integer_value(json_object_get(v, "tokens"));
-        json_decref(v);
-    }
-    assert_int_equal(lines, p.updates);
-    assert_in_range(p.tokens, tokens * 9 / 10,
-                    tokens * 11 / 10); /* estimated for two epochs from one */
-    training_plan_release(&p);
-    for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
-    unlink(a), unlink(b);
-    free(a), free(b), free(log_text);
-    model_close(m);
-    options_release(train_option_rows, &o);
-}
-
-/* Evolution strategies: every member processes every sample. */
-static void test_members_plan(void **state) {
-    (void)state;
-    struct model *m = tiny();
-    struct train_options o = options();
-    struct es_options es;
-    struct training_plan p;
-    options_default(es_option_rows, &es);
-    es.population = 6;
-    o.max_steps = 0;
-    o.epochs = 2;
-    o.lora_dropout = 0;
-    char *a = data_write("a", "はい", 6), *log_text = NULL, *last;
-    size_t log_size;
-    struct train_job job = {.name = "a", .data = a};
-    assert_int_equal(sft_plan_make(m, &job, 1, &o, &es, NULL, &p, &err), OK);
-    FILE *log = open_memstream(&log_text, &log_size);
-    const struct train_callbacks watch = train_jsonl_callbacks(log);
-    assert_int_equal(sft_run_with_callbacks(m, &job, 1, &o, &es, NULL, NULL, &watch, &err), OK);
-    fclose(log);
-    int64_t tokens = 0;
-    for (char *line = log_text; (last = strstr(line, "\"tokens\":")); line = last + 1)
-        tokens += strtol(last + strlen("\"tokens\":"), NULL, 10);
-    assert_int_equal(p.updates, 4);
-    assert_int_equal(p.tokens, tokens);
-    assert_int_equal(p.tokens, 6 * 2 * job.lint.tokens);
-    assert_int_equal(p.n_first, 1);
-    assert_true(p.bytes > 0 &&
-                p.bytes < sizeof(float) * 50 * (size_t)model_param_count(&m->config));
-    assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
-    training_plan_release(&p);
-    adapter_release(job.result);
-    unlink(a);
-    free(a), free(log_text);
-    model_close(m);
-    options_release(es_option_rows, &es);
-    options_release(train_option_rows, &o);
-}
-
-/* A learning rate that makes the loss non-finite: the run stops at once and reports the update and
- * the last saved one. */
-static void test_nonfinite_loss(void **state) {
-    (void)state;
-    struct model *m = tiny();
-    struct train_options o = options();
-    o.save_steps = 1;
-    o.lr = 1e30;
-    o.max_grad_norm = 0;
-    char *a = data_write("a", "yes", 5);
-    char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid()), hash[2][HASH_LEN];
-    struct train_job job = {.name = "a", .data = a};
-    assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
-    assert_non_null(strstr(err.text, "layers."));
-    char *kept = xasprintf("'%s' holds at least update ", saved);
-    assert_non_null(strstr(err.text, kept));
-    assert_null(job.result);
-    assert_int_equal(sha256_file(saved, hash[0], &err), OK);
-    assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
-    assert_int_equal(sha256_file(saved, hash[1], &err), OK);
-    assert_string_equal(hash[0], hash[1]);
-    unlink(a), unlink(saved);
-    free(a), free(saved), free(kept);
-    model_close(m);
-    options_release(train_option_rows, &o);
-}
-
-/* The command line of the first predecessor's README, and names of PEFT and TRL. */
-static void test_names(void **state) {
-    (void)state;
-    static const char *const lines[][16] = {
-        {"--r", "16", "--target", "q_proj", "v_proj", "--epochs", "3", "--lr", "0.001", "--bsz",
-         "2", "--grad_accum", "8"},
-        {"--lora_r", "16", "--target_modules=q_proj,v_proj", "--num_train_epochs", "3",
-         "--learning_rate", "1e-3", "--per_device_train_batch_size", "2",
-         "--gradient_accumulation_steps", "8"},
-        {"--lora-r=16", "--target", "v_proj", "--target", "q_proj", "--epochs=3", "--learning-rate",
-         "1e-3", "--batch-size", "2", "--grad-accum", "8"},
-    };
-    struct model_config shape;
-    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
-    for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
-        struct train_options o;
-        struct strings rest = {0};
-        struct adapter_config c;
-        int n = 0;
-        while (n < 16 && lines[i][n]) n++;
-        options_default(train_option_rows, &o);
-        if (options_parse(train_option_rows, &o, n, (char **)(uintptr_t)lines[i], &rest, &err))
-            fail_msg("%s", err.text);
-        assert_int_equal(rest.n, 0);
-        assert_true(o.r == 16 && o.epochs == 3 && o.lr == 1e-3 && o.bsz == 2 && o.grad_accum == 8);
-        assert_int_equal(train_adapter_config(&o, &shape, &c, &err), OK);
-        assert_null(c.modules);
-        assert_true(c.alpha == 32 && c.r == 16 && !c.dora && !c.rslora);
-        for (int p = 0; p < N_PROJ; p++) assert_int_equal(c.target[p], p == PROJ_Q || p == PROJ_V);
-        options_release(train_option_rows, &o);
-    }
-    for (const struct option_row *row = train_option_rows; row->name; row++) {
-        const struct option_row *of = train_option_rows;
-        if (row->type != OPT_ALIAS) continue;
-        while (of->name && strcmp(of->name, row->fallback) != 0) of++;
-        assert_non_null(of->name);
-        assert_int_not_equal(of->type, OPT_ALIAS);
-    }
-}
-
-/* Bit l of `want`: layer l of six is adapted; 0: refused. */
-static void layers_check(const char *text, uint32_t want, const struct model_config *shape) {
-    const char *argv[] = {"--layers", text, "--target", "v_proj"};
-    struct train_options o;
-    struct adapter_config c;
-    struct strings rest = {0};
-    options_default(train_option_rows, &o);
-    assert_int_equal(options_parse(train_option_rows, &o, 4, (char **)(uintptr_t)argv, &rest, &err),
-                     OK);
-    assert_int_equal(train_adapter_config(&o, shape, &c, &err), want ? OK : ERR_USAGE);
-    for (int32_t i = 0; want && i < 6 * N_PROJ; i++)
-        assert_int_equal(adapter_module_at(&c, i / N_PROJ, i % N_PROJ).r,
-                         i % N_PROJ == PROJ_V && want >> i / N_PROJ & 1 ? o.r : 0);
-    assert_true((c.modules == NULL) == (want == 63 || want == 0));
-    free((void *)(uintptr_t)c.modules);
-    options_release(train_option_rows, &o);
-}
-
-static void test_layers(void **state) {
-    (void)state;
-    struct model_config shape;
-    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
-    assert_int_equal(shape.n_layers, 6);
-    layers_check("all", 63, &shape);
-    layers_check("0-5", 63, &shape);
-    layers_check("4,5", 48, &shape);
-    layers_check("1 3-4", 26, &shape);
-    layers_check("0", 1, &shape);
-    static const char *const refused[] = {"6", "3-6", "4-3", "-1", "x", "2x", "1-", " ", "1-2-3"};
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++) layers_check(refused[i], 0, &shape);
-}
-
-static void test_options(void **state) {
-    (void)state;
-    struct train_options o;
-    options_default(train_option_rows, &o);
-    assert_int_equal(o.r, 32);
-    assert_int_equal(o.grad_accum, 16);
-    assert_true(o.lora_dropout == 0.05 && o.lr == 2e-4 && o.beta2 == 0.999 && o.eps == 1e-8);
-    assert_string_equal(o.lr_scheduler, "cosine");
-    assert_string_equal(o.optim, "adamw");
-    assert_true(o.momentum == 0.9 && !o.gradient_checkpointing && !o.use_dora && !o.use_rslora);
-    struct train_job job = {.name = "x", .data = path};
-    struct model_config c;
-    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
-    free(o.lr_scheduler);
-    o.lr_scheduler = xstrdup("zigzag");
-    assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "'zigzag' is not known; there are cosine, linear, constant"));
-    free(o.lr_scheduler);
-    o.lr_scheduler = xstrdup("linear");
-    free(o.optim);
-    o.optim = xstrdup("lion");
-    assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "'lion' is not known; there are adamw, adamw_8bit, sgd"));
-    model_close(m);
-    options_release(train_option_rows, &o);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),     cmocka_unit_test(test_pretty_japanese),
-        cmocka_unit_test(test_other_forms),  cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_kill_and_resume),
-        cmocka_unit_test(test_options),      cmocka_unit_test(test_layers),
-        cmocka_unit_test(test_lint_counts),  cmocka_unit_test(test_lint_near_duplicates),
-        cmocka_unit_test(test_lint_overlap), cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_shown),        cmocka_unit_test(test_shown_clean),
-        cmocka_unit_test(test_plan),         cmocka_unit_test(test_nonfinite_loss),
-        cmocka_unit_test(test_names),        cmocka_unit_test(test_members_plan),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_pretty_japanese),
+        cmocka_unit_test(test_other_forms),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_lint_counts),
+        cmocka_unit_test(test_lint_near_duplicates),
+        cmocka_unit_test(test_lint_overlap),
+        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_shown_clean),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

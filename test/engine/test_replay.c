@@ -135,6 +135,94 @@ static void test_inputs_round_trip(void **state) {
     }
 }
 
+/* A value of the row's type that is not 0, an empty list or NULL. */
+static void input_draw(const struct request_input *in, const struct grammar *grammar,
+                       struct engine_request *r) {
+    static const int32_t ids[] = {7, 8};
+    static const char *const texts[] = {"x"};
+    static const struct token_seq lists[] = {{ids, 1}, {ids, 2}};
+    static const struct logit_bias bias[] = {{7, 0.5f}};
+    static const void *const values[] = {[INPUT_TOKENS] = ids,
+                                         [INPUT_TEXTS] = texts,
+                                         [INPUT_TOKEN_LISTS] = lists,
+                                         [INPUT_BIAS] = bias};
+    char *at = (char *)r + in->value;
+    if (in->count) *(int32_t *)((char *)r + in->count) = 1;
+    switch (in->type) {
+    case INPUT_FLOAT:
+        *(float *)at = 0.5f;
+        break;
+    case INPUT_INT:
+        *(int32_t *)at = 3;
+        break;
+    case INPUT_SEED:
+        *(uint64_t *)at = 1ull << 63 | 5;
+        break;
+    case INPUT_BOOL:
+        *(bool *)at = true;
+        break;
+    case INPUT_GRAMMAR:
+        *(const struct grammar **)at = grammar;
+        break;
+    default:
+        memcpy(at, &values[in->type], sizeof(void *));
+    }
+}
+
+/* Each row of the table changes the key, and is the same after JSON. */
+static void test_every_input_is_part_of_the_key(void **state) {
+    (void)state;
+    enum { MOST = 64 };
+    char keys[MOST][HASH_LEN], again[HASH_LEN];
+    struct grammar *grammar = grammar_new_regex("a+", 2, &err), *parsed;
+    struct engine_request base = {0}, back;
+    int n = 0;
+    engine_request_key(&base, hash, NUMERIC_EXACT, keys[n++]);
+    for (const struct request_input *in = request_inputs; in->name; in++, n++) {
+        struct arena a = {0};
+        struct engine_request r = base;
+        assert_true(n < MOST);
+        input_draw(in, grammar, &r);
+        engine_request_key(&r, hash, NUMERIC_EXACT, keys[n]);
+        for (int i = 0; i < n; i++)
+            if (strcmp(keys[i], keys[n]) == 0) fail_msg("the key does not depend on %s", in->name);
+        json_t *v = through_text(record_inputs_json(&r));
+        assert_int_equal(record_inputs_parse(v, &a, &back, &parsed, &err), OK);
+        engine_request_key(&back, hash, NUMERIC_EXACT, again);
+        if (strcmp(again, keys[n]) != 0) fail_msg("%s is lost in JSON", in->name);
+        grammar_free(parsed);
+        json_decref(v);
+        arena_release(&a);
+    }
+    grammar_free(grammar);
+}
+
+/* Stored keys and records keep their bits: a hash over the keys and the JSON of random requests. */
+static void test_golden_keys(void **state) {
+    (void)state;
+    struct rng rng = rng_make(4, RNG_TEST, 0, 0);
+    struct sha256 h;
+    char key[HASH_LEN];
+    sha256_init(&h);
+    for (int i = 0; i < 200; i++) {
+        struct arena a = {0};
+        struct engine_request r = request_draw(&rng, &a);
+        struct grammar *drawn = grammar_draw(&rng);
+        r.grammar = drawn;
+        json_t *v = record_inputs_json(&r);
+        char *text = json_canonical(v);
+        engine_request_key(&r, hash, NUMERIC_EXACT, key);
+        sha256_update(&h, key, strlen(key));
+        sha256_update(&h, text, strlen(text));
+        free(text);
+        json_decref(v);
+        grammar_free(drawn);
+        arena_release(&a);
+    }
+    sha256_final(&h, key);
+    assert_string_equal(key, "fcc231f5db5de6971aa141adc79cedf951ad49d8322ab896b8e6b72390d6fb1f");
+}
+
 /* Every member is replaced by a value of another kind, or removed: the error names it. */
 static void test_damaged_inputs(void **state) {
     (void)state;
@@ -343,6 +431,8 @@ static void test_recorder_keeps_the_first_error(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_inputs_round_trip),
+        cmocka_unit_test(test_every_input_is_part_of_the_key),
+        cmocka_unit_test(test_golden_keys),
         cmocka_unit_test(test_damaged_inputs),
         cmocka_unit_test(test_outputs_round_trip),
         cmocka_unit_test(test_differences_are_named),

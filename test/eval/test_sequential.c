@@ -1,6 +1,6 @@
 /*
- * test_ab: the error rate of the sequential test holds for any number of looks, the test has power,
- * and its values equal those of a naive computation.
+ * test_sequential: the error rate of the sequential test holds for any number of looks, the test
+ * has power, and its values equal those of a naive computation.
  *
  * Streams are simulated from fixed seeds, so the counts never change; the tolerances only bound the
  * error.

@@ -331,13 +331,13 @@ static void test_weights(void **state) {
     breeding_close(&g);
 }
 
-/* Without mutation a child of the legacy crossover is the blend of its parents' factors, tensor by
- * tensor. */
-static void test_legacy_crossover(void **state) {
+/* Without mutation a child of the crossover factor_blend is the blend of its parents' factors,
+ * tensor by tensor. */
+static void test_factor_blend(void **state) {
     (void)state;
     struct breeding g;
     breeding_open(&g, false);
-    operators_are(&g, "legacy", "noise");
+    operators_are(&g, "factor_blend", "noise");
     g.o.mutation_rate = 0;
     breeding_begin(&g, 1);
     breeding_evaluate(&g);
@@ -362,7 +362,7 @@ static void test_legacy_crossover(void **state) {
      * nothing. */
     breeding_close(&g);
     breeding_open(&g, true);
-    operators_are(&g, "legacy", "noise");
+    operators_are(&g, "factor_blend", "noise");
     breeding_begin(&g, 1);
     breeding_evaluate(&g);
     assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
@@ -1369,7 +1369,7 @@ int main(void) {
         cmocka_unit_test(test_seed_determines_history),
         cmocka_unit_test(test_breeding_rules),
         cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_legacy_crossover),
+        cmocka_unit_test(test_factor_blend),
         cmocka_unit_test(test_regressing_operator_is_dropped),
         cmocka_unit_test(test_every_selection),
         cmocka_unit_test(test_preserve_norm),

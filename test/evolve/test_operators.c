@@ -242,8 +242,9 @@ static void test_lines(void **state) {
         assert_true(sum_error(c, p, (const double[]){share, 1 - share}, 2) < 1e-6);
         adapter_release(c);
     }
-    /* The legacy rule: every tensor separately. */
-    c = apply_ok("legacy", (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
+    /* Legacy rule: each tensor is blended separately. */
+    c = apply_ok("factor_blend",
+                 (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
     const struct lora *x = &p[1]->loras[PROJ_Q], *y = &p[2]->loras[PROJ_Q];
     for (int k = 0; k < 5 * 24; k++)
         assert_true(c->loras[PROJ_Q].a[k] == 0.5f * x->a[k] + 0.5f * y->a[k]);

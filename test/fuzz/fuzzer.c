@@ -1,6 +1,8 @@
-/* fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints all names;
+/*
+ * fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints all names;
  * "large" writes inputs of a megabyte that repeat nested or listed elements to the folder
- * FUZZ_LARGE; the rest of the command line is libFuzzer's. */
+ * FUZZ_LARGE; the rest of the command line is libFuzzer's.
+ */
 #define _GNU_SOURCE
 #include "targets.c"
 

@@ -959,7 +959,7 @@ static void test_wrong_keys(void **state) {
 
     now += AUTH_BACKOFF_MAX + AUTH_FAILURE_TTL;
     for (int i = 1; i < AUTH_FREE_FAILURES; i++) wrong_key(l, "a", now);
-    assert_true(client_limits_auth_backoff(l, "a", now) == 0); // counting starts again
+    assert_true(client_limits_auth_backoff(l, "a", now) == 0); // the earlier failures have expired
     wrong_key(l, "a", now);
     assert_true(client_limits_auth_backoff(l, "a", now) == 1);
 

@@ -267,7 +267,7 @@ static void check_gguf(const struct model *m, const json_t *g, const char *name)
 }
 
 /* An adapter on every projection with PEFT's names, as PEFT would save it. */
-static const char *adapter_write(const struct model *m, const json_t *g, const char *name) {
+static const char *adapter_files_write(const struct model *m, const json_t *g, const char *name) {
     static const char *const letters[] = {"A", "B"};
     char dir_name[64];
     struct tensors t = {0};
@@ -304,7 +304,7 @@ static const char *adapter_write(const struct model *m, const json_t *g, const c
 
 static void check_adapter(const struct model *m, const json_t *g, const char *name) {
     struct error err;
-    struct adapter *a = adapter_load(adapter_write(m, g, name), &m->config, &err);
+    struct adapter *a = adapter_load(adapter_files_write(m, g, name), &m->config, &err);
     if (!a) fail_msg("%s", err.text);
     float *logits = logits_of(m, g);
     model_run(m, g, a, 9, logits, NULL);

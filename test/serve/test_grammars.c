@@ -1,5 +1,7 @@
-/* test_grammars: the cache of compiled grammars: compilation once per source, refusals while others
- * compile, eviction by caller, and the bound for large sources. Tests use counts, not time. */
+/*
+ * test_grammars: the cache of compiled grammars: compilation once per source, refusals while others
+ * compile, eviction by caller, and the bound for large sources. Tests use counts, not time.
+ */
 /* levels: once */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,7 @@
-/* test_memory_budget: reservations of requests add up, never exceed the budget with any number of
- * threads, and are released with their owners. */
+/*
+ * test_memory_budget: reservations of requests add up, never exceed the budget with any number of
+ * threads, and are released with their owners.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "serve/memory_budget.h"

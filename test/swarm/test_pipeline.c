@@ -1,6 +1,8 @@
-/* test_pipeline: the answer pipeline with scripted agents, without weights. Checks which client
+/*
+ * test_pipeline: the answer pipeline with scripted agents, without weights. Checks which client
  * runs which agents in how many batches, the agents' prompts, agents that fail or give no usable
- * answer, the blackboard's entries, and the stored conversation. */
+ * answer, the blackboard's entries, and the stored conversation.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "folder.h"

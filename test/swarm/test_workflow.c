@@ -4,8 +4,8 @@
  * The complete prompts of the built-in protocols are in test/cases/workflow-NAME.txt
  * (`build/test_workflow --write` writes them again: review the difference). The legacy rules are
  * implemented a second time here, from their description. The reasons for which a workflow file is
- * refused are in test/cases/workflow-refused.txt, the votes that the legacy rules find in utterances in
- * test/cases/workflow-legacy-votes.txt.
+ * refused are in test/cases/workflow-refused.txt, the votes that the legacy rules find in
+ * utterances in test/cases/workflow-legacy-votes.txt.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -212,7 +212,7 @@ static struct line reply_open(const struct llm_call *c, int agent, int item, int
     return (struct line){.text = agent ? "Answer: 12." : "Eight and eight.\nanswer: 16"};
 }
 
-static struct line reply_seed(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_legacy(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[3][3] = {
         {"{\"answer\": \"16\", \"confidence\": 0.8}", "Vote: 16", "結論: 16"},
         {"Spiders have six legs.\n結論: 12", "結論: 12", "最終: 12"},
@@ -269,7 +269,7 @@ static void protocol_text(const char *name, struct buf *out) {
         "engine.\n# Written by build/test_workflow --write.\n\n",
         name);
     if (strcmp(name, "legacy") == 0) {
-        protocol_show(name, "en", &questions[3], n, reply_seed, out);
+        protocol_show(name, "en", &questions[3], n, reply_legacy, out);
         return;
     }
     for (int i = 0; i < 3; i++)
@@ -431,7 +431,7 @@ static const char *legacy_winner(int item, bool *tied) {
     return names[best];
 }
 
-static void test_legacy_rules(void **state) {
+static void test_legacy_rules_naive(void **state) {
     (void)state;
     enum { N = 60 };
     struct task_item items[N];
@@ -1262,7 +1262,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_protocols),
         cmocka_unit_test(test_legacy_votes),
-        cmocka_unit_test(test_legacy_rules),
+        cmocka_unit_test(test_legacy_rules_naive),
         cmocka_unit_test(test_tie),
         cmocka_unit_test(test_equal_free_answers),
         cmocka_unit_test(test_failures),

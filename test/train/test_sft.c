@@ -48,7 +48,7 @@ struct stopper {
     int lines, limit;
 };
 
-/* A log that ends the process in the middle of the run, as a power cut would. */
+/* A log that ends the process in the middle of the run, like a power failure. */
 static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
     struct stopper *s = cookie;
     (void)text;
@@ -124,7 +124,7 @@ static struct model *tiny(void) {
     return model_new(&c, 1, NUMERIC_EXACT);
 }
 
-/* The plan's counts are those of the run, which a log of it shows. */
+/* The plan's counts are those of the run's log. */
 static void test_plan(void **state) {
     (void)state;
     struct model *m = tiny();
@@ -160,7 +160,8 @@ static void test_plan(void **state) {
         json_decref(v);
     }
     assert_int_equal(lines, p.updates);
-    assert_in_range(p.tokens, tokens * 9 / 10, tokens * 11 / 10); /* one epoch, counted for two */
+    assert_in_range(p.tokens, tokens * 9 / 10,
+                    tokens * 11 / 10); /* estimated for two epochs from one */
     training_plan_release(&p);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     unlink(a), unlink(b);
@@ -208,8 +209,9 @@ static void test_members_plan(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* A rate that ruins the weights: the run stops at once, says where, and which update is kept. */
-static void test_not_a_number(void **state) {
+/* A learning rate that makes the loss non-finite: the run stops at once and reports the update and
+ * the last saved one. */
+static void test_nonfinite_loss(void **state) {
     (void)state;
     struct model *m = tiny();
     struct train_options o = options();
@@ -338,7 +340,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_and_resume), cmocka_unit_test(test_options),
         cmocka_unit_test(test_layers),          cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_not_a_number),    cmocka_unit_test(test_names),
+        cmocka_unit_test(test_nonfinite_loss),  cmocka_unit_test(test_names),
         cmocka_unit_test(test_members_plan),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

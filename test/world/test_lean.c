@@ -1,5 +1,7 @@
-/* test_lean: methods of --low-memory that save memory without a change of results: f16 adapters, one
- * trainer slot for several adapters in turn, logits of the choices only. */
+/*
+ * test_lean: methods that save memory without a change of results: f16 adapters, one trainer slot
+ * for several adapters in turn, logits of the choices only.
+ */
 #include "backprop/backprop.h"
 
 #include <math.h>

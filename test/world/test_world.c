@@ -1,5 +1,7 @@
-/* test_world: each rule of the grid, every text of an observation, rule files and the reasons for
- * which they are refused, policies, and invariants after every tick of every kind of world. */
+/*
+ * test_world: each rule of the grid, every text of an observation, rule files and the reasons for
+ * which they are refused, policies, and invariants after every tick of every kind of world.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "world/world.h"
@@ -470,7 +472,7 @@ static void test_strings(void **state) {
     world_reset(&w, r, 1, 1);
     prompts(&w, r,
             "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
-    act(&w, r, MOVE_EAST); // agents of the legacy rules do not observe the content of their cell
+    act(&w, r, MOVE_EAST); // legacy observations exclude the agent's cell
     prompts(&w, r,
             "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
             "material↓. Action:");

@@ -1,6 +1,8 @@
-/* Interfaces of the world: traces that reproduce every bit or report the first tick that differs,
+/*
+ * Interfaces of the world: traces that reproduce every bit or report the first tick that differs,
  * the environment over a pipe, policy programs with valid and invalid answers, the terminal viewer,
- * and the C interface. */
+ * and the C interface.
+ */
 /* levels: once */
 #define _GNU_SOURCE
 #include "cli/world_viewer.h"
@@ -487,7 +489,7 @@ static void test_pipe_options(void **state) {
     assert_int_equal(json_get_number(v, "max_steps"), 50);
     assert_int_equal(json_array_size(json_object_get(v, "possible_agents")), 2);
     json_decref(v);
-    /* "pick up" picks, except under "legacy", where it moves north. */
+    /* "pick up" picks, but under the legacy rules it moves north. */
     static const char pick[] = "{\"step\":{\"agent_0\":\"pick UP the food\"}}";
     static const char map[] = "\"agents\":1,\"map\":[\"#####\",\"#.H.#\",\"#.A.#\",\"#####\"]";
     for (int legacy = 0; legacy < 2; legacy++) {

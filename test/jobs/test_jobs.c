@@ -42,12 +42,9 @@ static atomic_int n_changed;
 
 #define ROW(name, type, job)                                                                       \
     { name, type, 0, NULL, 0, 0, NULL, NULL, job }
-static const struct option_row common_rows[] = {ROW("exact", OPT_BOOL, JOB_BY_TYPE),
-                                                ROW("json", OPT_BOOL, JOB_SERVER),
-                                                ROW("config", OPT_STRING, JOB_REFUSED),
-                                                ROW("threads", OPT_INT, JOB_THREADS),
-                                                {0}};
 static const struct option_row rows[] = {
+    ROW("exact", OPT_BOOL, JOB_BY_TYPE),       ROW("json", OPT_BOOL, JOB_SERVER),
+    ROW("config", OPT_STRING, JOB_REFUSED),    ROW("threads", OPT_INT, JOB_THREADS),
     ROW("generations", OPT_INT, JOB_BY_TYPE),  ROW("steps", OPT_INT, JOB_BY_TYPE),
     ROW("maps", OPT_INT, JOB_BY_TYPE),         ROW("seed", OPT_INT, JOB_BY_TYPE),
     ROW("breed", OPT_BOOL, JOB_BY_TYPE),       ROW("lr", OPT_FLOAT, JOB_BY_TYPE),
@@ -63,10 +60,10 @@ static const struct option_row rows[] = {
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
-static const struct job_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
-                                        {"eval", NULL, NULL, {common_rows, rows}, any_args},
-                                        {"train", NULL, "runs", {common_rows, rows}, any_args},
-                                        {"evolve", "resume", "runs", {common_rows, rows}, any_args},
+static const struct job_kind kinds[] = {{"world", NULL, NULL, rows, any_args},
+                                        {"eval", NULL, NULL, rows, any_args},
+                                        {"train", NULL, "runs", rows, any_args},
+                                        {"evolve", "resume", "runs", rows, any_args},
                                         {0}};
 
 /* acts of a job's process */

@@ -242,7 +242,7 @@ says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run 
     --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
 holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
-says "a key of the predecessor without an equivalent" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
+says "a legacy flag without an equivalent" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
 says "an invalid mode of references" 2 "no mode 'cloud'" team x --rag-mode cloud
 says "no models to ask" 2 "no model: name the base model of the team" "$shoal" ask
 team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"

@@ -922,11 +922,11 @@ static void calls_run(const struct buf *b) {
     struct completion a = {0};
     int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = g.s->m->tok->byte_ids[(uint8_t)b->data[i]];
-    a.ticket.request.out = out;
+    a.batch_request.request.out = out;
     for (int32_t seen = 0; !a.done;) {
         seen = MIN(seen + 32, n);
-        a.ticket.request.n_out = a.ticket.seen = seen;
-        a.ticket.done = seen == n;
+        a.batch_request.request.n_out = a.batch_request.n_visible = seen;
+        a.batch_request.done = seen == n;
         completion_advance(&g, &a);
     }
     assert_true((size_t)a.n_tools > b->len / 100 && a.tools[a.n_tools - 1].args_end > b->len - 100);

@@ -227,7 +227,7 @@ static bool name_parse(const char *name, const struct model_config *shape, int32
     return false;
 }
 
-struct reading {
+struct gguf_lora_reader {
     const char *path;
     const struct model_config *shape;
     struct safetensors in, out; /* as in the file; converted to PEFT's names */
@@ -239,7 +239,7 @@ struct reading {
 
 /* A tensor as f32 matrix under PEFT's name. The common checks validate shapes; this function checks
  * only those that decide how to transpose it. */
-static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
+static int tensor_in(struct gguf_lora_reader *rd, const struct tensor_info *t, int32_t module,
                      enum lora_tensor_kind part, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
                                               {"lora_embedding_A", "lora_embedding_B"}};
@@ -273,7 +273,7 @@ static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t mo
 }
 
 /* Notes a tensor's rank for the config that is used when the file contains no config. */
-static void rank_note(struct reading *rd, struct adapter_module *modules, int32_t module,
+static void rank_note(struct gguf_lora_reader *rd, struct adapter_module *modules, int32_t module,
                       const struct tensor_info *a) {
     struct adapter_config *c = &rd->config.c;
     struct adapter_module *m = module == MODULE_EMBED  ? &c->embed.lora
@@ -287,7 +287,7 @@ static void rank_note(struct reading *rd, struct adapter_module *modules, int32_
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
 }
 
-static int tensors_in(struct reading *rd, struct error *err) {
+static int tensors_in(struct gguf_lora_reader *rd, struct error *err) {
     struct adapter_module *modules =
         arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);
     rd->config.c = (struct adapter_config){.r = 8, .alpha = 8, .modules = modules};
@@ -309,7 +309,7 @@ static int tensors_in(struct reading *rd, struct error *err) {
     return OK;
 }
 
-static int key_require(const struct reading *rd, const char *key, const char *want,
+static int key_require(const struct gguf_lora_reader *rd, const char *key, const char *want,
                        struct error *err) {
     const char *have = json_string_value(json_object_get(rd->in.metadata, key));
     if (have && strcmp(have, want) == 0) return OK;
@@ -317,7 +317,7 @@ static int key_require(const struct reading *rd, const char *key, const char *wa
                      key, have ? have : "missing", want);
 }
 
-static int header_read(struct reading *rd, struct error *err) {
+static int header_read(struct gguf_lora_reader *rd, struct error *err) {
     const json_t *alpha = json_object_get(rd->in.metadata, "adapter.lora.alpha");
     if (arch_check(rd->shape->arch, err) || key_require(rd, "general.type", "adapter", err) ||
         key_require(rd, "adapter.type", "lora", err) ||
@@ -335,7 +335,7 @@ static int header_read(struct reading *rd, struct error *err) {
 }
 
 /* Reads PEFT's config if the file has it; its scales must be those of the file. */
-static int config_in(struct reading *rd, struct error *err) {
+static int config_in(struct gguf_lora_reader *rd, struct error *err) {
     const json_t *text = json_object_get(rd->in.metadata, KEY_CONFIG);
     if (!text) return OK;
     if (!json_is_string(text))
@@ -362,7 +362,7 @@ static json_t *lineage_in(const json_t *metadata) {
 
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
                           const struct adapter_load_hints *known, struct error *err) {
-    struct reading rd = {.path = path, .shape = shape};
+    struct gguf_lora_reader rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
     if (header_read(&rd, err) || tensors_in(&rd, err)) goto out;

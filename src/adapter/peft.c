@@ -54,13 +54,13 @@ size_t adapter_tensor_floats(const struct adapter_tensor *t) {
     return (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
 }
 
-struct listing {
+struct tensor_list {
     const struct arch *arch;
     struct adapter_tensor *v;
     int n;
 };
 
-static void tensor_add(struct listing *l, int32_t module, enum lora_tensor_kind part,
+static void tensor_add(struct tensor_list *l, int32_t module, enum lora_tensor_kind part,
                        const char *ending, int64_t rows, int64_t cols) {
     struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
@@ -70,7 +70,7 @@ static void tensor_add(struct listing *l, int32_t module, enum lora_tensor_kind 
 }
 
 /* One of the two tables, in the order of the adapter's data. */
-static void table_add(struct listing *l, const struct model_config *shape,
+static void table_add(struct tensor_list *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
     const struct adapter_vocab_config *t = head ? &c->head : &c->embed;
@@ -89,7 +89,7 @@ static void table_add(struct listing *l, const struct model_config *shape,
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n) {
     int32_t modules = shape->n_layers * N_PROJ;
-    struct listing l = {shape->arch, xcalloc((size_t)modules * 3 + 10, sizeof *l.v), 0};
+    struct tensor_list l = {shape->arch, xcalloc((size_t)modules * 3 + 10, sizeof *l.v), 0};
     for (int32_t i = 0; i < modules; i++) {
         int32_t r = adapter_module_at(c, i / N_PROJ, i % N_PROJ).r;
         if (r == 0) continue;
@@ -106,7 +106,7 @@ struct adapter_tensor *adapter_tensors(const struct model_config *shape,
     return l.v;
 }
 
-struct loading {
+struct peft_load {
     const char *path;
     const struct model_config *shape;
     struct peft_config *config;
@@ -121,7 +121,7 @@ struct loading {
     const struct tensor_info *in_place[2];
 };
 
-static const struct tensor_info *name_find(struct loading *ld, const char *name) {
+static const struct tensor_info *name_find(struct peft_load *ld, const char *name) {
     const struct tensor_info *t = safetensors_find(ld->st, name);
     if (t) ld->used[t - ld->st->tensors] = true;
     return t;
@@ -129,7 +129,7 @@ static const struct tensor_info *name_find(struct loading *ld, const char *name)
 
 /* The tensor under its own name, or with the adapter's name "default" left in the name; magnitudes
  * may also end in ".weight". */
-static const struct tensor_info *tensor_find(struct loading *ld, const struct adapter_tensor *w) {
+static const struct tensor_info *tensor_find(struct peft_load *ld, const struct adapter_tensor *w) {
     size_t len = strlen(w->name), stem = len;
     bool weight = len > 7 && strcmp(w->name + len - 7, ".weight") == 0;
     if (weight) stem -= 7;
@@ -151,7 +151,7 @@ static size_t element_size(enum tensor_type t) {
     return t == TENSOR_F32 ? 4 : t == TENSOR_F16 || t == TENSOR_BF16 ? 2 : 0;
 }
 
-static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
+static void tensor_check(struct peft_load *ld, const struct adapter_tensor *w,
                          const struct tensor_info *t) {
     size_t size = element_size(t->type);
     int dims = w->cols ? 2 : 1;
@@ -186,7 +186,7 @@ static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n
 }
 
 /* True when the tensor equals the model's table to the bit. */
-static bool table_is_base(const struct loading *ld, const struct tensor_info *t, bool head) {
+static bool table_is_base(const struct peft_load *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
     const struct model *m = ld->known->model;
@@ -205,7 +205,7 @@ static bool table_is_base(const struct loading *ld, const struct tensor_info *t,
 }
 
 /* Looks for one table that the config does not name. */
-static void in_place_find(struct loading *ld, int head) {
+static void in_place_find(struct peft_load *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_vocab_config *t = head ? &c->head : &c->embed;
     if (t->full || t->n_ids) return;
@@ -224,7 +224,7 @@ static void in_place_find(struct loading *ld, int head) {
 }
 
 /* On a tied base, a table changed in place replaces both tables. */
-static void in_place_tie(struct loading *ld) {
+static void in_place_tie(struct peft_load *ld) {
     struct adapter_vocab_config *t[2] = {&ld->config->c.embed, &ld->config->c.head};
     if (!ld->shape->tied) return;
     for (int i = 0; i < 2; i++)
@@ -236,7 +236,7 @@ static void in_place_tie(struct loading *ld) {
 }
 
 /* ensure_weight_tying: the saved table is used for both. */
-static void saved_tie(struct loading *ld) {
+static void saved_tie(struct peft_load *ld) {
     struct adapter_config *c = &ld->config->c;
     if (!ld->config->tie || !ld->shape->tied || c->embed.full == c->head.full) return;
     char name[NAME_MAX_LEN];
@@ -249,7 +249,7 @@ static void saved_tie(struct loading *ld) {
         c->embed.full = true;
 }
 
-static void tensor_match(struct loading *ld, int i) {
+static void tensor_match(struct peft_load *ld, int i) {
     const struct adapter_tensor *w = &ld->wanted[i];
     const struct tensor_info *t =
         w->part == LORA_TENSOR_FULL ? ld->in_place[w->module == MODULE_HEAD] : NULL;
@@ -262,7 +262,7 @@ static void tensor_match(struct loading *ld, int i) {
 }
 
 /* True for a low-rank part of a module that the config does not target. */
-static bool name_is_untargeted(const struct loading *ld, const char *name) {
+static bool name_is_untargeted(const struct peft_load *ld, const char *name) {
     for (int32_t m = MODULE_HEAD; m < ld->shape->n_layers * N_PROJ; m++) {
         char module[NAME_MAX_LEN], stem[2 * NAME_MAX_LEN];
         const struct adapter_config *c = &ld->config->c;
@@ -277,7 +277,7 @@ static bool name_is_untargeted(const struct loading *ld, const char *name) {
 }
 
 /* Checks every wanted tensor against the file, then reports the unused tensors of the file. */
-static int tensors_match(struct loading *ld, struct error *err) {
+static int tensors_match(struct peft_load *ld, struct error *err) {
     ld->used = xcalloc((size_t)ld->st->n_tensors + 1, sizeof *ld->used);
     saved_tie(ld);
     in_place_find(ld, 0);
@@ -312,7 +312,7 @@ static bool all_finite(const float *v, int64_t n) {
 
 /* One tensor as f32 at `dst`, its rows in the order of the config; false when a value is not
  * finite. */
-static bool tensor_widen(const struct loading *ld, int i, float *dst) {
+static bool tensor_widen(const struct peft_load *ld, int i, float *dst) {
     const struct adapter_tensor *w = &ld->wanted[i];
     int64_t k = w->cols ? w->cols : 1, n = w->rows * k;
     const int32_t *order =
@@ -323,7 +323,7 @@ static bool tensor_widen(const struct loading *ld, int i, float *dst) {
     return all_finite(dst, n);
 }
 
-static int tensors_read(const struct loading *ld, float *data, struct error *err) {
+static int tensors_read(const struct peft_load *ld, float *data, struct error *err) {
     for (int i = 0; i < ld->n; i++) {
         if (!tensor_widen(ld, i, data))
             return error_set(err, ERR_NUMERIC, "tensor '%s' of adapter '%s' holds NaN or Inf",
@@ -346,7 +346,7 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
                                      struct peft_config *config, const struct safetensors *st,
                                      const struct adapter_load_hints *known,
                                      struct adapter_errors *bad, struct error *err) {
-    struct loading ld = {
+    struct peft_load ld = {
         .path = path, .shape = shape, .config = config, .st = st, .known = known, .bad = bad};
     struct adapter *a = NULL;
     float *data;

@@ -68,19 +68,19 @@ static int pattern_match(const pcre2_code *re, const char *name, const char *key
 }
 
 /* target_modules or exclude_modules: a list of suffixes, a pattern for the whole name, or all. */
-struct selector {
+struct module_selector {
     const char *key;
     const json_t *list;
     pcre2_code *re;
     bool all;
 };
 
-static int selector_init(struct selector *s, const json_t *root, const char *key,
+static int selector_init(struct module_selector *s, const json_t *root, const char *key,
                          struct error *err) {
     const json_t *v = json_object_get(root, key);
     size_t i;
     json_t *item;
-    *s = (struct selector){.key = key};
+    *s = (struct module_selector){.key = key};
     if (!v || json_is_null(v)) return OK;
     if (json_is_string(v)) {
         s->all = strcmp(json_string_value(v), "all-linear") == 0;
@@ -99,11 +99,11 @@ static int selector_init(struct selector *s, const json_t *root, const char *key
     return OK;
 }
 
-static void selector_release(struct selector *s) {
+static void selector_release(struct module_selector *s) {
     pcre2_code_free(s->re);
 }
 
-static bool selector_is_set(const struct selector *s) {
+static bool selector_is_set(const struct module_selector *s) {
     return s->all || s->re || json_array_size(s->list) > 0;
 }
 
@@ -114,7 +114,7 @@ static bool suffix_match(const char *name, const char *suffix) {
     return k == n || name[n - k - 1] == '.';
 }
 
-static int selector_match(const struct selector *s, const char *name, struct error *err) {
+static int selector_match(const struct module_selector *s, const char *name, struct error *err) {
     size_t i;
     json_t *item;
     if (s->all) return 1;
@@ -127,20 +127,21 @@ static int selector_match(const struct selector *s, const char *name, struct err
 
 /* rank_pattern or alpha_pattern: the value of the first key that matches a module's name, whole or
  * from a dot to its end. */
-struct rule {
+struct pattern_rule {
     pcre2_code *re;
     double value;
 };
-struct rules {
+struct pattern_rules {
     const char *key;
-    struct rule *v;
+    struct pattern_rule *v;
     int n;
 };
 
-static int rules_init(struct rules *r, const json_t *root, const char *key, struct error *err) {
+static int rules_init(struct pattern_rules *r, const json_t *root, const char *key,
+                      struct error *err) {
     json_t *table = json_object_get(root, key), *value;
     const char *pattern;
-    *r = (struct rules){.key = key};
+    *r = (struct pattern_rules){.key = key};
     if (!table || json_is_null(table)) return OK;
     if (!json_is_object(table)) return error_set(err, ERR_FORMAT, "'%s' is not an object", key);
     r->v = xcalloc(json_object_size(table) + 1, sizeof *r->v);
@@ -157,12 +158,13 @@ static int rules_init(struct rules *r, const json_t *root, const char *key, stru
     return OK;
 }
 
-static void rules_release(struct rules *r) {
+static void rules_release(struct pattern_rules *r) {
     for (int i = 0; i < r->n; i++) pcre2_code_free(r->v[i].re);
     free(r->v);
 }
 
-static int rules_apply(const struct rules *r, const char *name, double *value, struct error *err) {
+static int rules_apply(const struct pattern_rules *r, const char *name, double *value,
+                       struct error *err) {
     for (int i = 0; i < r->n; i++) {
         int hit = pattern_match(r->v[i].re, name, r->key, err);
         if (hit < 0) return hit;
@@ -174,7 +176,7 @@ static int rules_apply(const struct rules *r, const char *name, double *value, s
 }
 
 /* Keys that change the adapter's result, unless they are false, null, "none" or empty. */
-static const struct refusal {
+static const struct unsupported_key {
     const char *key, *why;
 } refusals[] = {
     {"use_qalora", "QA-LoRA is not supported"},
@@ -326,17 +328,17 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
 }
 
 /* Everything that decides whether a module is adapted, and how. */
-struct plan {
+struct peft_plan {
     const struct arch *arch;
     const char *stem; /* peft_config.stem */
-    struct selector target, exclude;
-    struct rules ranks, alphas;
+    struct module_selector target, exclude;
+    struct pattern_rules ranks, alphas;
     bool *layers;    /* [L] */
     bool all_layers; /* else modules outside the layers cannot be targets */
     bool needed;     /* the list of targets must not be empty: no whole table or rows replace it */
 };
 
-static int plan_init(struct plan *pl, const json_t *root, const struct model_config *shape,
+static int plan_init(struct peft_plan *pl, const json_t *root, const struct model_config *shape,
                      struct error *err) {
     pl->layers = xcalloc((size_t)shape->n_layers, sizeof *pl->layers);
     if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
@@ -349,7 +351,7 @@ static int plan_init(struct plan *pl, const json_t *root, const struct model_con
     return layers_read(root, shape, pl->layers, err);
 }
 
-static void plan_release(struct plan *pl) {
+static void plan_release(struct peft_plan *pl) {
     selector_release(&pl->target);
     selector_release(&pl->exclude);
     rules_release(&pl->ranks);
@@ -359,12 +361,12 @@ static void plan_release(struct plan *pl) {
 
 /* The tables are not linear maps of a layer: neither "all-linear" nor a choice of layers selects
  * them. */
-static bool plan_reaches(const struct plan *pl, int32_t module) {
+static bool plan_reaches(const struct peft_plan *pl, int32_t module) {
     return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
 }
 
 /* The module's name as used in the config. */
-static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t module) {
+static void plan_name(char out[NAME_MAX_LEN], const struct peft_plan *pl, int32_t module) {
     static const char usual[] = "model.";
     char name[NAME_MAX_LEN];
     peft_module_name(name, pl->arch, module);
@@ -374,7 +376,7 @@ static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t mod
 }
 
 /* Fills one module of the config; r stays 0 if it is not adapted. */
-static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t module,
+static int plan_module(const struct peft_plan *pl, const struct adapter_config *c, int32_t module,
                        struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
     double r = c->r, alpha = c->alpha;
@@ -394,7 +396,8 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 
 /* Reports listed targets that match no module of this shape, as in an adapter for another
  * architecture. */
-static void targets_check(const struct plan *pl, int32_t n_layers, struct adapter_errors *bad) {
+static void targets_check(const struct peft_plan *pl, int32_t n_layers,
+                          struct adapter_errors *bad) {
     size_t i;
     json_t *item;
     json_array_foreach (pl->target.list, i, item) {
@@ -437,12 +440,12 @@ static int saved_read(const json_t *root, const struct arch *arch, struct adapte
     return OK;
 }
 
-struct token {
+struct peft_token {
     int32_t id, at;
 };
 
 static int token_compare(const void *a, const void *b) {
-    const struct token *x = a, *y = b;
+    const struct peft_token *x = a, *y = b;
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
@@ -451,7 +454,7 @@ static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_c
                        const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
     json_t *item;
-    struct token *v = arena_alloc(arena, (n + 1) * sizeof *v);
+    struct peft_token *v = arena_alloc(arena, (n + 1) * sizeof *v);
     int32_t *ids = arena_alloc(arena, (n + 1) * sizeof *ids),
             *rows = arena_alloc(arena, (n + 1) * sizeof *rows);
     if (!json_is_array(list))
@@ -462,7 +465,7 @@ static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_c
             return error_set(err, ERR_MISMATCH,
                              "'trainable_token_indices' holds something but ids from 0 to %d",
                              (int)vocab - 1);
-        v[i] = (struct token){(int32_t)id, (int32_t)i};
+        v[i] = (struct peft_token){(int32_t)id, (int32_t)i};
     }
     if (n > 1) qsort(v, n, sizeof *v, token_compare);
     for (i = 0; i < n; i++) {
@@ -522,7 +525,7 @@ static int tables_check(const struct peft_config *p, const struct model_config *
     return OK;
 }
 
-static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_layers,
+static int plan_run(const struct peft_plan *plan, struct peft_config *p, int32_t n_layers,
                     struct adapter_errors *bad, struct error *err) {
     struct adapter_config *c = &p->c;
     struct adapter_module *modules =
@@ -544,7 +547,7 @@ static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_la
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct adapter_errors *bad, struct error *err) {
     struct adapter_config *c = &out->c;
-    struct plan plan = {.arch = shape->arch, .stem = out->stem};
+    struct peft_plan plan = {.arch = shape->arch, .stem = out->stem};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
     if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
     if (saved_read(root, shape->arch, c, err) || tokens_read(root, shape, out, err))

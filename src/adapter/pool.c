@@ -33,26 +33,26 @@ struct file_stamp {
 };
 /* Stamps of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file.
  */
-struct stamps {
+struct entry_stamps {
     struct file_stamp v[2];
     bool young; /* written so recently that another write might leave the same stamps */
 };
 /* File systems round times to the kernel's tick, at most 10 ms. */
 #define YOUNG_NS 50000000
 
-struct entry {
+struct pool_entry {
     char *name;
     char *path; /* NULL: in memory only */
     struct adapter *adapter;
     char hash[HASH_LEN]; /* SHA-256 of the version, resident or not; "" before the first load */
-    struct stamps stamps;
+    struct entry_stamps stamps;
     size_t size;
     uint64_t version, turn, gets, loads; /* turn: value of the pool's count at the last get */
     double last_used;
     bool pinned, busy;
     char *problem; /* the error in the files with stamps `bad`, or NULL */
     int problem_code;
-    struct stamps bad;
+    struct entry_stamps bad;
 };
 
 struct adapter_pool {
@@ -60,7 +60,7 @@ struct adapter_pool {
     struct adapter_pool_options o;
     pthread_mutex_t lock;
     pthread_cond_t idle; /* some entry is no longer busy */
-    struct entry **entries;
+    struct pool_entry **entries;
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
     int n_retired;
@@ -68,9 +68,9 @@ struct adapter_pool {
 };
 
 /* A complete version that is not yet in its place. */
-struct staged {
+struct staged_adapter {
     struct adapter *a;
-    struct stamps stamps;
+    struct entry_stamps stamps;
 };
 
 struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o) {
@@ -82,7 +82,7 @@ struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool
     return p;
 }
 
-static void entry_free(struct entry *e) {
+static void entry_free(struct pool_entry *e) {
     CHECK(!e->busy);
     adapter_release(e->adapter);
     free(e->name);
@@ -116,8 +116,8 @@ static void stamp_take(struct file_stamp *s, const char *path) {
                              .changed = time_ns(st.st_ctim)};
 }
 
-static struct stamps stamps_take(const char *path) {
-    struct stamps s = {0};
+static struct entry_stamps stamps_take(const char *path) {
+    struct entry_stamps s = {0};
     struct timespec now;
     char *config = path_join(path, PEFT_CONFIG_FILE), *tensors = path_join(path, PEFT_WEIGHTS_FILE);
     clock_gettime(CLOCK_REALTIME, &now);
@@ -132,7 +132,7 @@ static struct stamps stamps_take(const char *path) {
 }
 
 /* True when the files read at `then` are unchanged at `now`. */
-static bool stamps_hold(const struct stamps *then, const struct stamps *now) {
+static bool stamps_hold(const struct entry_stamps *then, const struct entry_stamps *now) {
     return !then->young && memcmp(then->v, now->v, sizeof now->v) == 0;
 }
 
@@ -151,7 +151,8 @@ static int entry_place(const struct adapter_pool *p, const char *name, bool *fou
     return lo;
 }
 
-static struct entry *entry_find(const struct adapter_pool *p, const char *name, struct error *err) {
+static struct pool_entry *entry_find(const struct adapter_pool *p, const char *name,
+                                     struct error *err) {
     bool found;
     int i = entry_place(p, name, &found);
     if (found) return p->entries[i];
@@ -160,23 +161,23 @@ static struct entry *entry_find(const struct adapter_pool *p, const char *name, 
 }
 
 /* Waits until the entry is not being loaded; NULL if it was removed meanwhile. */
-static struct entry *entry_idle(struct adapter_pool *p, const char *name, struct error *err) {
-    struct entry *e;
+static struct pool_entry *entry_idle(struct adapter_pool *p, const char *name, struct error *err) {
+    struct pool_entry *e;
     while ((e = entry_find(p, name, err)) && e->busy) pthread_cond_wait(&p->idle, &p->lock);
     return e;
 }
 
-static struct entry *entry_new(struct adapter_pool *p, const char *name) {
+static struct pool_entry *entry_new(struct adapter_pool *p, const char *name) {
     bool found;
     int i = entry_place(p, name, &found);
     CHECK(!found);
     if (p->n == p->cap) {
         p->cap = MAX(16, 2 * p->cap);
-        p->entries = xrealloc(p->entries, (size_t)p->cap * sizeof(struct entry *));
+        p->entries = xrealloc(p->entries, (size_t)p->cap * sizeof(struct pool_entry *));
     }
-    memmove(p->entries + i + 1, p->entries + i, (size_t)(p->n - i) * sizeof(struct entry *));
+    memmove(p->entries + i + 1, p->entries + i, (size_t)(p->n - i) * sizeof(struct pool_entry *));
     p->n++;
-    p->entries[i] = xcalloc(1, sizeof(struct entry));
+    p->entries[i] = xcalloc(1, sizeof(struct pool_entry));
     p->entries[i]->name = xstrdup(name);
     return p->entries[i];
 }
@@ -207,7 +208,7 @@ static int entry_add(struct adapter_pool *p, const char *name, const char *path,
                      struct error *err) {
     bool found;
     int i = entry_place(p, name, &found);
-    const struct entry *e = found ? p->entries[i] : NULL;
+    const struct pool_entry *e = found ? p->entries[i] : NULL;
     if (!e) entry_new(p, name)->path = xstrdup(path);
     if (!e || (e->path && strcmp(e->path, path) == 0)) return !e;
     return error_set(err, ERR_STATE, "the name '%s' stands for '%s' already", name,
@@ -279,15 +280,16 @@ static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
     }
 }
 
-static bool is_evictable(const struct entry *e) {
+static bool is_evictable(const struct pool_entry *e) {
     bool elsewhere = e->path && !e->problem; // files that were refused cannot be loaded again
     return e->adapter && elsewhere && !e->pinned && !e->busy && !in_use(e->adapter);
 }
 
-static struct entry *lru_victim(const struct adapter_pool *p, const struct entry *except) {
-    struct entry *best = NULL;
+static struct pool_entry *lru_victim(const struct adapter_pool *p,
+                                     const struct pool_entry *except) {
+    struct pool_entry *best = NULL;
     for (int i = 0; i < p->n; i++) {
-        struct entry *e = p->entries[i];
+        struct pool_entry *e = p->entries[i];
         if (e != except && is_evictable(e) && (!best || e->turn < best->turn)) best = e;
     }
     return best;
@@ -295,10 +297,10 @@ static struct entry *lru_victim(const struct adapter_pool *p, const struct entry
 
 /* Bytes in memory, without `except`'s own version if it is not in use; *fixed is the part that
  * cannot be dropped now. */
-static size_t bytes_held(struct adapter_pool *p, const struct entry *except, size_t *fixed) {
+static size_t bytes_held(struct adapter_pool *p, const struct pool_entry *except, size_t *fixed) {
     size_t all = *fixed = 0;
     for (int i = 0; i < p->n; i++) {
-        const struct entry *e = p->entries[i];
+        const struct pool_entry *e = p->entries[i];
         if (!e->adapter || (e == except && !in_use(e->adapter))) continue;
         size_t bytes = adapter_bytes(e->adapter);
         all += bytes;
@@ -314,7 +316,7 @@ static size_t bytes_held(struct adapter_pool *p, const struct entry *except, siz
 
 /* Evicts other adapters until `size` more bytes fit, in place of e's version (e may be NULL);
  * evicts none when that is impossible. */
-static int evict_for(struct adapter_pool *p, const struct entry *e, size_t size,
+static int evict_for(struct adapter_pool *p, const struct pool_entry *e, size_t size,
                      struct error *err) {
     size_t max = p->o.max_bytes, fixed;
     if (max == 0) return OK;
@@ -329,7 +331,7 @@ static int evict_for(struct adapter_pool *p, const struct entry *e, size_t size,
                          "pinned or nowhere else",
                          size, max, fixed);
     while (held > max - size) {
-        struct entry *drop = lru_victim(p, e);
+        struct pool_entry *drop = lru_victim(p, e);
         CHECK(drop);
         held -= MIN(held, adapter_bytes(drop->adapter));
         adapter_release(drop->adapter);
@@ -339,21 +341,21 @@ static int evict_for(struct adapter_pool *p, const struct entry *e, size_t size,
     return OK;
 }
 
-static bool is_resident(const struct entry *e, const struct adapter *a) {
+static bool is_resident(const struct pool_entry *e, const struct adapter *a) {
     return e && e->adapter && strcmp(e->hash, a->hash) == 0;
 }
 
-static int staged_room(struct adapter_pool *p, const struct entry *e, const struct staged *s,
-                       struct error *err) {
+static int staged_room(struct adapter_pool *p, const struct pool_entry *e,
+                       const struct staged_adapter *s, struct error *err) {
     return is_resident(e, s->a) ? OK : evict_for(p, e, adapter_bytes(s->a), err);
 }
 
-static void problem_clear(struct entry *e) {
+static void problem_clear(struct pool_entry *e) {
     free(e->problem);
     e->problem = NULL;
 }
 
-static void entry_identify(struct entry *e, const struct staged *s) {
+static void entry_identify(struct pool_entry *e, const struct staged_adapter *s) {
     e->version += strcmp(e->hash, s->a->hash) != 0;
     memcpy(e->hash, s->a->hash, sizeof e->hash);
     e->stamps = s->stamps;
@@ -363,7 +365,8 @@ static void entry_identify(struct entry *e, const struct staged *s) {
 
 /* Takes over s->a. If the content is the same, keeps the old object and everything derived from it.
  */
-static void entry_swap(struct adapter_pool *p, struct entry *e, const struct staged *s) {
+static void entry_swap(struct adapter_pool *p, struct pool_entry *e,
+                       const struct staged_adapter *s) {
     bool same = is_resident(e, s->a);
     entry_identify(e, s);
     adapter_retire(p, same ? s->a : e->adapter);
@@ -371,11 +374,11 @@ static void entry_swap(struct adapter_pool *p, struct entry *e, const struct sta
 }
 
 /* Reads one version outside the lock. */
-static int staged_load(struct adapter_pool *p, const char *path, const char *hash, struct staged *s,
-                       struct error *err) {
+static int staged_load(struct adapter_pool *p, const char *path, const char *hash,
+                       struct staged_adapter *s, struct error *err) {
     s->a = adapter_open_known(path, p->model, hash, err);
     if (!s->a) return err->code;
-    struct stamps now = stamps_take(path);
+    struct entry_stamps now = stamps_take(path);
     if (memcmp(now.v, s->stamps.v, sizeof now.v) != 0) {
         adapter_release(s->a);
         return error_set(err, ERR_IO, "adapter '%s' changed while it was read", path);
@@ -388,7 +391,7 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
 }
 
 /* The files at `now` cannot be served: OK when an earlier version stays in use. */
-static int entry_refuse(struct entry *e, const struct stamps *now, struct error *err) {
+static int entry_refuse(struct pool_entry *e, const struct entry_stamps *now, struct error *err) {
     bool news = !e->problem || strcmp(e->problem, err->text) != 0;
     problem_clear(e);
     e->problem = xstrdup(err->text);
@@ -403,9 +406,9 @@ static int entry_refuse(struct entry *e, const struct stamps *now, struct error 
 }
 
 /* Reads the files that `now` describes; meanwhile the entry is busy. */
-static int entry_load(struct adapter_pool *p, struct entry *e, const struct stamps *now,
+static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct entry_stamps *now,
                       struct error *err) {
-    struct staged s = {.stamps = *now};
+    struct staged_adapter s = {.stamps = *now};
     bool known = e->version > 0 && stamps_hold(&e->stamps, now);
     /* Room first, so that repeated gets without room cost no load. */
     if (known && evict_for(p, e, e->size, err) != OK) return err->code;
@@ -428,9 +431,9 @@ static int entry_load(struct adapter_pool *p, struct entry *e, const struct stam
 }
 
 /* Updates e->adapter to its current files; keeps it if they are not a valid adapter. */
-static int entry_update(struct adapter_pool *p, struct entry *e, struct error *err) {
+static int entry_update(struct adapter_pool *p, struct pool_entry *e, struct error *err) {
     if (!e->path) return OK;
-    struct stamps now = stamps_take(e->path);
+    struct entry_stamps now = stamps_take(e->path);
     if (e->problem && stamps_hold(&e->bad, &now))
         return e->adapter ? OK : error_set(err, e->problem_code, "%s", e->problem);
     if (e->adapter && stamps_hold(&e->stamps, &now)) {
@@ -444,7 +447,7 @@ struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struc
     struct adapter *a = NULL;
     pthread_mutex_lock(&p->lock);
     retired_sweep(p);
-    struct entry *e = entry_idle(p, name, err);
+    struct pool_entry *e = entry_idle(p, name, err);
     if (e && entry_update(p, e, err) == OK) {
         a = adapter_retain(e->adapter);
         e->turn = ++p->turns;
@@ -457,11 +460,11 @@ struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struc
 }
 
 /* Takes over s->a; `path` may be NULL. */
-static int staged_publish(struct adapter_pool *p, const char *name, const struct staged *s,
+static int staged_publish(struct adapter_pool *p, const char *name, const struct staged_adapter *s,
                           const char *path, struct error *err) {
     struct error none;
     pthread_mutex_lock(&p->lock);
-    struct entry *e = entry_idle(p, name, &none);
+    struct pool_entry *e = entry_idle(p, name, &none);
     int rc = staged_room(p, e, s, err);
     if (rc == OK) {
         if (!e) e = entry_new(p, name);
@@ -484,7 +487,7 @@ int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapte
                                              : "is DoRA and not bound to",
                          p->model->name);
     adapter_pack(a, p->o.elem);
-    struct staged s = {.a = adapter_retain(a)};
+    struct staged_adapter s = {.a = adapter_retain(a)};
     return staged_publish(p, name, &s, NULL, err);
 }
 
@@ -493,7 +496,7 @@ int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const ch
     if (name_check(name, err) != OK) return err->code;
     char *real = path_resolve(path, err);
     if (!real) return err->code;
-    struct staged s = {.stamps = stamps_take(real)};
+    struct staged_adapter s = {.stamps = stamps_take(real)};
     int rc = staged_load(p, real, NULL, &s, err);
     if (rc == OK) rc = staged_publish(p, name, &s, real, err);
     free(real);
@@ -502,7 +505,7 @@ int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const ch
 
 int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *err) {
     pthread_mutex_lock(&p->lock);
-    struct entry *e = entry_idle(p, name, err);
+    struct pool_entry *e = entry_idle(p, name, err);
     if (e) {
         bool found;
         int i = entry_place(p, name, &found);
@@ -510,7 +513,8 @@ int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *
         e->adapter = NULL;
         entry_free(e);
         p->n--;
-        memmove(p->entries + i, p->entries + i + 1, (size_t)(p->n - i) * sizeof(struct entry *));
+        memmove(p->entries + i, p->entries + i + 1,
+                (size_t)(p->n - i) * sizeof(struct pool_entry *));
     }
     pthread_mutex_unlock(&p->lock);
     return e ? OK : err->code;
@@ -518,13 +522,13 @@ int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *
 
 int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, struct error *err) {
     pthread_mutex_lock(&p->lock);
-    struct entry *e = entry_find(p, name, err);
+    struct pool_entry *e = entry_find(p, name, err);
     if (e) e->pinned = pinned;
     pthread_mutex_unlock(&p->lock);
     return e ? OK : err->code;
 }
 
-static struct adapter_pool_item entry_item(const struct entry *e, struct arena *out) {
+static struct adapter_pool_item entry_item(const struct pool_entry *e, struct arena *out) {
     return (struct adapter_pool_item){.name = arena_strdup(out, e->name),
                                       .path = e->path ? arena_strdup(out, e->path) : NULL,
                                       .problem = e->problem ? arena_strdup(out, e->problem) : NULL,

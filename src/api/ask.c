@@ -28,8 +28,8 @@ struct ask_task {
     struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options o;
-    struct engine_client speaker;
-    struct llm_client inner;
+    struct engine_client engine_client;
+    struct llm_client base_client;
     struct store *store;
     json_t *entries; /* entries of the board, in the order of writing */
     struct token_usage cost;
@@ -51,7 +51,7 @@ static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error
 
 static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct ask_task *a = ctx;
-    int rc = a->inner.ask(a->inner.ctx, calls, n, err);
+    int rc = a->base_client.ask(a->base_client.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         a->cost.prompt += calls[i].n_prefilled;
         a->cost.completion += calls[i].n_generated;
@@ -170,10 +170,11 @@ static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
     struct pipeline_answer out = {0};
     json_t *v = NULL;
     a->live = l;
-    a->speaker =
+    a->engine_client =
         (struct engine_client){.engine = a->s->e, .model = a->s->m, .run = batch_run, .run_ctx = a};
-    a->inner = engine_client_as_llm(&a->speaker);
-    for (int i = 0; i < PIPELINE_N_STAGES; i++) a->o.stage[i].asker = (struct llm_client){a, ask};
+    a->base_client = engine_client_as_llm(&a->engine_client);
+    for (int i = 0; i < PIPELINE_N_STAGES; i++)
+        a->o.stage[i].llm_client = (struct llm_client){a, ask};
     if (board_open(a, err) == OK) {
         if (pipeline_run(&a->o, a->question, &out, err) == OK) v = answer_json(a, &out);
         async_reply_add_usage(l, &a->cost);
@@ -187,7 +188,7 @@ static void asking_free(void *ctx) {
     struct server *s = a->s;
     conversation_close(a->o.memory);
     pthread_mutex_lock(&s->lock);
-    struct ask_task **at = &s->askings;
+    struct ask_task **at = &s->conversation_tasks;
     while (*at && *at != a) at = &(*at)->next;
     if (*at) *at = a->next;
     pthread_mutex_unlock(&s->lock);
@@ -270,8 +271,8 @@ static struct ask_task *asking_new(struct server *s) {
                                      .facts = FACTS_MODEL,
                                      .progress = step_told,
                                      .progress_ctx = a,
-                                     .wrote = entry_told,
-                                     .wrote_ctx = a};
+                                     .on_write = entry_told,
+                                     .on_write_ctx = a};
     a->o.stage[PIPELINE_SUMMARY].temperature = 0.3f;
     a->o.stage[PIPELINE_OUTPUT].temperature = 0.7f;
     return a;
@@ -283,11 +284,11 @@ static bool conversation_claim(struct ask_task *a) {
     bool mine = true;
     if (!a->conversation) return true;
     pthread_mutex_lock(&s->lock);
-    for (const struct ask_task *o = s->askings; o; o = o->next)
+    for (const struct ask_task *o = s->conversation_tasks; o; o = o->next)
         mine = mine && strcmp(o->conversation, a->conversation) != 0;
     if (mine) {
-        a->next = s->askings;
-        s->askings = a;
+        a->next = s->conversation_tasks;
+        s->conversation_tasks = a;
     }
     pthread_mutex_unlock(&s->lock);
     return mine;

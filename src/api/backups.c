@@ -20,8 +20,8 @@ enum { N_ROOTS = 3 };
 static bool progress_store(void *ctx, int64_t done, int64_t total) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
-    s->backed_up = done;
-    s->to_backup = total;
+    s->backup_done_bytes = done;
+    s->backup_total_bytes = total;
     bool closing = s->closing;
     pthread_mutex_unlock(&s->lock);
     return !closing;
@@ -30,8 +30,11 @@ static bool progress_store(void *ctx, int64_t done, int64_t total) {
 /* The options of this server's backups. Their roots: its state, the runs, and the folder of
  * adapters, if it has one. */
 static struct backup_options options_of(struct server *s, struct backup_root roots[N_ROOTS]) {
-    struct backup_options p = {
-        .to = s->backups, .roots = roots, .staged = keys_restore, .told = progress_store, .ctx = s};
+    struct backup_options p = {.to = s->backups,
+                               .roots = roots,
+                               .staged = keys_restore,
+                               .report_fn = progress_store,
+                               .ctx = s};
     roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
     roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
     if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
@@ -57,10 +60,10 @@ static void reply(struct exchange *x, int status, json_t *v, const struct error 
 /* Begins an operation unless another one runs; work_end ends it. */
 static bool work_begin(struct server *s, const char *what, struct error *err) {
     pthread_mutex_lock(&s->lock);
-    const char *other = s->backup_work;
+    const char *other = s->backup_operation;
     if (!other) {
-        s->backup_work = what;
-        s->backed_up = s->to_backup = 0;
+        s->backup_operation = what;
+        s->backup_done_bytes = s->backup_total_bytes = 0;
     }
     pthread_mutex_unlock(&s->lock);
     if (other) error_set(err, ERR_STATE, "a %s is under way; try again later", other);
@@ -69,16 +72,16 @@ static bool work_begin(struct server *s, const char *what, struct error *err) {
 
 static void work_end(struct server *s) {
     pthread_mutex_lock(&s->lock);
-    s->backup_work = NULL;
+    s->backup_operation = NULL;
     pthread_mutex_unlock(&s->lock);
 }
 
 static json_t *work_json(struct server *s) {
     pthread_mutex_lock(&s->lock);
-    json_t *v = s->backup_work
-                    ? json_pack("{s:s,s:I,s:I}", "what", s->backup_work, "done",
-                                (json_int_t)s->backed_up, "total", (json_int_t)s->to_backup)
-                    : json_null();
+    json_t *v = s->backup_operation ? json_pack("{s:s,s:I,s:I}", "what", s->backup_operation,
+                                                "done", (json_int_t)s->backup_done_bytes, "total",
+                                                (json_int_t)s->backup_total_bytes)
+                                    : json_null();
     pthread_mutex_unlock(&s->lock);
     return v;
 }
@@ -110,7 +113,7 @@ static void make_handle(void *ctx, struct exchange *x) {
 }
 
 static void check(struct server *s, struct exchange *x, const char *id) {
-    struct backup_options p = {.to = s->backups, .told = progress_store, .ctx = s};
+    struct backup_options p = {.to = s->backups, .report_fn = progress_store, .ctx = s};
     struct error err;
     json_t *v = NULL;
     if (work_begin(s, "check", &err)) {

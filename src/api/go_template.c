@@ -275,12 +275,12 @@ static void text_join(struct buf *b, const char *text) {
     buf_puts(b, text);
 }
 
-struct turn {
+struct ollama_turn {
     struct buf system, prompt, response;
 };
 
 /* Moves the texts out of t. */
-static json_t *turn_json(struct turn *t) {
+static json_t *turn_json(struct ollama_turn *t) {
     struct buf *texts[] = {&t->system, &t->prompt, &t->response};
     for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* "" allocates data */
     json_t *v = json_pack("{s:s,s:s,s:s}", "system", t->system.data, "prompt", t->prompt.data,
@@ -291,7 +291,7 @@ static json_t *turn_json(struct turn *t) {
 
 json_t *go_template_variables(const json_t *messages) {
     json_t *turns = json_array();
-    struct turn turn = {0};
+    struct ollama_turn turn = {0};
     struct buf all = {0};
     const json_t *m;
     size_t i;

@@ -67,7 +67,7 @@ static void watcher_close(void *ctx, bool finished) {
     (void)finished;
     pthread_mutex_lock(&w->s->lock);
     if (w->next) w->next->prev = w->prev;
-    *(w->prev ? &w->prev->next : &w->s->watchers) = w->next;
+    *(w->prev ? &w->prev->next : &w->s->event_streams) = w->next;
     pthread_mutex_unlock(&w->s->lock);
     exchange_release(w->x);
     free(w);
@@ -81,9 +81,9 @@ static void watch(struct server *s, struct exchange *x, const char *id) {
         .s = s, .x = exchange_retain(x), .after = after ? strtoll(after, NULL, 10) : 0};
     snprintf(w->id, sizeof w->id, "%s", id);
     pthread_mutex_lock(&s->lock);
-    w->next = s->watchers;
+    w->next = s->event_streams;
     if (w->next) w->next->prev = w;
-    s->watchers = w;
+    s->event_streams = w;
     pthread_mutex_unlock(&s->lock);
     struct stream_source source = {watcher_pull, watcher_close, w, ": waiting\n\n"};
     exchange_stream(x, 200, "text/event-stream", &source);
@@ -142,7 +142,7 @@ static void results_publish(void *ctx) {
 static void jobs_changed(void *ctx) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
-    for (struct job_event_stream *w = s->watchers; w; w = w->next) exchange_wake(w->x);
+    for (struct job_event_stream *w = s->event_streams; w; w = w->next) exchange_wake(w->x);
     if (!s->closing && s->http && !__atomic_exchange_n(&s->publishing, true, __ATOMIC_ACQ_REL))
         http_run_in_worker(s->http, results_publish, s);
     pthread_mutex_unlock(&s->lock);
@@ -195,11 +195,11 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     char id[JOB_ID_LEN];
     struct error err;
-    struct job_caller by = {.repeat = exchange_header(x, "Idempotency-Key"),
+    struct job_caller by = {.idempotency_key = exchange_header(x, "Idempotency-Key"),
                             .owner = exchange_key_id(x),
-                            .any = may_replace(s, exchange_key_id(x))};
+                            .may_replace_any = may_replace(s, exchange_key_id(x))};
     json_t *request = request_memory_json(s, x, &err);
-    int rc = request ? served_check(s, request, by.any, &err) : err.code;
+    int rc = request ? served_check(s, request, by.may_replace_any, &err) : err.code;
     if (rc == OK) rc = jobs_submit(s->jobs, request, &by, id, &err);
     if (rc == OK)
         job_reply(s, x, 201, id);

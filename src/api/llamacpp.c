@@ -110,7 +110,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
             return err->code;
         if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
     }
-    if (json_is_string(v)) spec->asked = json_pack("{s:O}", "prompt", v);
+    if (json_is_string(v)) spec->request_json = json_pack("{s:O}", "prompt", v);
     return OK;
 }
 
@@ -282,7 +282,7 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 
 /* OpenAI's list, with the ids of the tokens. */
 static json_t *probs_at(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
     json_object_set_new(v, "id", json_integer(r->out[i]));
     for (int k = 0; k < g->spec.n_top; k++)
@@ -310,7 +310,7 @@ static json_t *tokens_json(const struct generation *g, const struct completion *
     json_t *list = json_array();
     if (json_is_true(json_object_get(g->spec.extra, "tokens")))
         for (int32_t i = from; i < to; i++)
-            json_array_append_new(list, json_integer(a->ticket.request.out[i]));
+            json_array_append_new(list, json_integer(a->batch_request.request.out[i]));
     return list;
 }
 
@@ -319,8 +319,8 @@ static json_t *part_json(const struct generation *g, const struct completion *a,
                          int32_t from, int32_t to, bool stop) {
     json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", words,
                           "tokens", tokens_json(g, a, from, to), "stop", stop, "id_slot", -1,
-                          "tokens_predicted", stop ? a->ticket.request.n_generated : to,
-                          "tokens_evaluated", a->ticket.request.n_prompt);
+                          "tokens_predicted", stop ? a->batch_request.request.n_generated : to,
+                          "tokens_evaluated", a->batch_request.request.n_prompt);
     if (g->spec.logprobs && from < to)
         json_object_set_new(v, "completion_probabilities", probs_json(g, a, from, to));
     return v;
@@ -331,7 +331,7 @@ static double ratio(double a, double b) {
 }
 
 static json_t *timings_json(const struct completion *a) {
-    const struct batcher_request *c = &a->ticket;
+    const struct batcher_request *c = &a->batch_request;
     int cached = c->request.n_cached, read = c->request.n_prompt - cached,
         said = c->request.n_generated;
     double first = c->first > 0 ? c->first : c->ended;
@@ -354,7 +354,7 @@ static const char *stopping_word(const struct generation *g, const struct comple
 }
 
 static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &g->spec.prompts[a->prompt];
     const char *word = a->shown < a->text.len ? stopping_word(g, a) : NULL;
     const char *how = r->finish == FINISH_LENGTH ? "limit"
@@ -375,9 +375,9 @@ static void end_put(const struct generation *g, const struct completion *a, json
 }
 
 static void part_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    if (a->words_end == a->sent) return;
-    json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
-    a->sent = a->words_end;
+    if (a->content_end == a->sent) return;
+    json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+    a->sent = a->content_end;
     int32_t from = a->tokens_sent;
     a->tokens_sent = completion_tokens_sent(a);
     sse_add(g, part_json(g, a, words, from, a->tokens_sent, false), out);
@@ -398,7 +398,7 @@ static json_t *completion_whole(const struct generation *g) {
     json_t *list = json_array();
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
-        json_t *v = part_json(g, a, json_string_lossy(a->text.data, a->words_end), 0,
+        json_t *v = part_json(g, a, json_string_lossy(a->text.data, a->content_end), 0,
                               completion_tokens_kept(a), true);
         end_put(g, a, v);
         json_array_append_new(list, v);
@@ -430,8 +430,8 @@ static json_t *slot_json(const struct server *s, int id, bool busy) {
 
 /* A running reply. The server's lock is held, so g stays valid. */
 static json_t *busy_json(const struct generation *g, const struct completion *a, int id) {
-    const struct engine_request *r = &a->ticket.request;
-    int seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
+    const struct engine_request *r = &a->batch_request.request;
+    int seen = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);
     json_t *v = slot_json(g->s, id, true);
     json_object_set_new(v, "id_task", json_integer(id));
     json_object_set_new(v, "params",
@@ -452,8 +452,8 @@ static json_t *slots_json(struct server *s) {
     for (const struct generation *g = s->generations; g; g = g->next)
         for (int i = 0; i < g->n_completions && n < most; i++) {
             const struct completion *a = &g->completions[i];
-            if (a->outside || __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE) == 0 ||
-                __atomic_load_n(&a->ticket.done, __ATOMIC_ACQUIRE))
+            if (a->async || __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE) == 0 ||
+                __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE))
                 continue;
             json_array_append_new(list, busy_json(g, a, n++));
         }

@@ -204,12 +204,12 @@ static json_t *reply_json(const struct generation *g) {
 /* The fields of the last object, except the words. load_duration is the wait for a place in the
  * batch. */
 static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct batcher_request *c = &a->ticket;
+    const struct batcher_request *c = &a->batch_request;
     bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
     double first = c->first > 0 ? c->first : c->ended;
     json_object_set_new(v, "done", json_true());
     json_object_set_new(v, "done_reason", json_string(stopped ? "stop" : "length"));
-    json_object_set_new(v, "total_duration", json_integer(nanoseconds(g->began, c->ended)));
+    json_object_set_new(v, "total_duration", json_integer(nanoseconds(g->started_at, c->ended)));
     json_object_set_new(v, "load_duration", json_integer(nanoseconds(c->submitted, c->started)));
     json_object_set_new(v, "prompt_eval_count", json_integer(c->request.n_prompt));
     json_object_set_new(v, "prompt_eval_duration", json_integer(nanoseconds(c->started, first)));
@@ -230,8 +230,8 @@ static void nothing_more(const struct generation *g, struct buf *out) {
 
 /* Takes the new words as JSON, and puts their log-probabilities into v. */
 static json_t *words_take(const struct generation *g, struct completion *a, json_t *v) {
-    json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
-    a->sent = a->words_end;
+    json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+    a->sent = a->content_end;
     int32_t to = completion_tokens_sent(a);
     logprobs_put(g, a, a->tokens_sent, to, v);
     a->tokens_sent = to;
@@ -243,7 +243,7 @@ static json_t *words_take(const struct generation *g, struct completion *a, json
 /* Prompt and reply, for a request that continues them; with the end-of-turn token if it was
  * generated. */
 static void context_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     if (!json_is_true(g->spec.extra)) return;
     json_t *context = json_array();
     for (int32_t i = 0; i < r->n_prompt; i++)
@@ -255,7 +255,7 @@ static void context_put(const struct generation *g, const struct completion *a, 
 }
 
 static void generate_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    if (a->words_end == a->sent) return;
+    if (a->content_end == a->sent) return;
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", words_take(g, a, v));
     json_object_set_new(v, "done", json_false());
@@ -273,7 +273,7 @@ static void generate_finish(const struct generation *g, struct completion *a, st
 static json_t *generate_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
-    json_object_set_new(v, "response", json_string_lossy(a->text.data, a->words_end));
+    json_object_set_new(v, "response", json_string_lossy(a->text.data, a->content_end));
     logprobs_put(g, a, 0, completion_tokens_kept(a), v);
     end_put(g, a, v);
     context_put(g, a, v);
@@ -317,12 +317,12 @@ static json_t *message_json(json_t *words, json_t *calls) {
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *calls = calls_take(a, false);
-    if (a->words_end <= a->sent && json_array_size(calls) == 0) {
+    if (a->content_end <= a->sent && json_array_size(calls) == 0) {
         json_decref(calls);
         return;
     }
     json_t *v = reply_json(g);
-    json_t *words = a->words_end > a->sent ? words_take(g, a, v) : json_string("");
+    json_t *words = a->content_end > a->sent ? words_take(g, a, v) : json_string("");
     json_object_set_new(v, "message", message_json(words, calls));
     json_object_set_new(v, "done", json_false());
     ndjson_add(g, v, out);
@@ -340,7 +340,7 @@ static json_t *chat_whole(const struct generation *g) {
     json_t *v = reply_json(g);
     json_object_set_new(
         v, "message",
-        message_json(json_string_lossy(a->text.data, a->words_end), calls_take(a, true)));
+        message_json(json_string_lossy(a->text.data, a->content_end), calls_take(a, true)));
     logprobs_put(g, a, 0, completion_tokens_kept(a), v);
     end_put(g, a, v);
     return v;
@@ -429,7 +429,8 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
     q->spec.extra = json_boolean(!raw);
     if (raw && (system || template || json_get_nonnull(q->body, "context")))
         return error_set(err, ERR_USAGE, "raw mode does not support template, system, or context");
-    if (raw) q->spec.asked = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
+    if (raw)
+        q->spec.request_json = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
     if (raw)
         return prompts_tokenize(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
                                 &q->spec.n_prompts, err);
@@ -500,9 +501,9 @@ static int prompt_after(struct server *s, struct ollama_request *q, const json_t
     struct generation_spec *spec = &q->spec;
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
-    json_decref(spec->asked);
+    json_decref(spec->request_json);
     spec->prompts = NULL;
-    spec->asked = NULL;
+    spec->request_json = NULL;
     spec->n_prompts = 0;
     return prompt_of(s, q, messages_after(messages, skip), NULL, err);
 }
@@ -561,7 +562,7 @@ static json_t *vector_json(const float *v, int n) {
     return list;
 }
 
-struct embedding {
+struct ollama_embedding {
     json_t *body;
     struct model_ref target;
     struct token_ids *texts;
@@ -569,7 +570,7 @@ struct embedding {
     float *v; /* [n][D] */
 };
 
-static void embedding_release(struct embedding *e) {
+static void embedding_release(struct ollama_embedding *e) {
     for (int i = 0; i < e->n; i++) token_ids_release(&e->texts[i]);
     free(e->texts);
     free(e->v);
@@ -579,7 +580,7 @@ static void embedding_release(struct embedding *e) {
 
 /* Tokenizes the texts of a key, cut to the context if the request allows it. n is 0 if the key is
  * absent. */
-static int texts_read(const struct server *s, const char *key, struct embedding *e,
+static int texts_read(const struct server *s, const char *key, struct ollama_embedding *e,
                       struct error *err) {
     const json_t *v = json_get_nonnull(e->body, key);
     bool cut = true;
@@ -599,7 +600,7 @@ static int texts_read(const struct server *s, const char *key, struct embedding 
 }
 
 static int embedding_read(struct server *s, struct exchange *x, const char *key,
-                          struct embedding *e, struct error *err) {
+                          struct ollama_embedding *e, struct error *err) {
     const char *name;
     bool unload;
     int64_t dims = s->m->config.d_model;
@@ -619,7 +620,7 @@ static int embedding_read(struct server *s, struct exchange *x, const char *key,
 
 static void embed_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct embedding e = {0};
+    struct ollama_embedding e = {0};
     struct error err;
     if (embedding_read(s, x, "input", &e, &err) == OK) {
         json_t *list = json_array();
@@ -644,7 +645,7 @@ static void embed_handle(void *ctx, struct exchange *x) {
 /* The older route: one text, and its vector unscaled. */
 static void embeddings_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct embedding e = {0};
+    struct ollama_embedding e = {0};
     struct error err;
     int rc = embedding_read(s, x, "prompt", &e, &err);
     if (rc == OK && e.n > 1) rc = error_set(&err, ERR_USAGE, "'prompt' must be one string");

@@ -64,7 +64,7 @@ static char *blob_find(const struct server *s, const char *digest, struct error 
 
 /* An upload. Errors are reported after the whole body has arrived: a client cannot be answered
  * while it sends. */
-struct blob {
+struct ollama_blob {
     struct body_sink sink;
     struct atomic_file file;
     struct sha256 hasher;
@@ -75,7 +75,7 @@ struct blob {
 };
 
 static int blob_put(struct body_sink *sink, const void *p, size_t n) {
-    struct blob *b = (struct blob *)sink;
+    struct ollama_blob *b = (struct ollama_blob *)sink;
     b->size += n;
     if (b->size > BLOB_BYTES) return ERR_MEMORY;
     sha256_update(&b->hasher, p, n);
@@ -84,7 +84,7 @@ static int blob_put(struct body_sink *sink, const void *p, size_t n) {
 }
 
 static void blob_drop(struct body_sink *sink) {
-    struct blob *b = (struct blob *)sink;
+    struct ollama_blob *b = (struct ollama_blob *)sink;
     atomic_file_abort(&b->file);
     free(b);
 }
@@ -93,7 +93,7 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
     if (r->handle != ollama_upload_handle) return NULL;
     const char *hash = digest_hash(exchange_wildcard(x));
     if (!hash) return NULL; // the handler replies with an error
-    struct blob *b = xcalloc(1, sizeof *b);
+    struct ollama_blob *b = xcalloc(1, sizeof *b);
     char *path = blob_path(s, hash);
     b->sink = (struct body_sink){blob_put, blob_drop};
     strcpy(b->want, hash);
@@ -106,7 +106,7 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
 }
 
 void ollama_upload_handle(void *ctx, struct exchange *x) {
-    struct blob *b = (struct blob *)exchange_sink(x);
+    struct ollama_blob *b = (struct ollama_blob *)exchange_sink(x);
     char have[HASH_LEN];
     (void)ctx;
     if (!b) {
@@ -227,11 +227,11 @@ static char *derived_path(const struct server *s, const char *name) {
 /* Serves and stores the model; takes it over. */
 static int derived_save(struct server *s, json_t *made, struct error *err) {
     char *text = json_canonical(made), *path = derived_path(s, json_get_string(made, "name"));
-    pthread_mutex_lock(&s->making);
+    pthread_mutex_lock(&s->derived_lock);
     int rc = derived_serve(s, made, err);
     if (rc == OK) rc = state_folder(s, "models", err);
     if (rc == OK) rc = file_write(path, text, strlen(text), err);
-    pthread_mutex_unlock(&s->making);
+    pthread_mutex_unlock(&s->derived_lock);
     free(text);
     free(path);
     return rc;
@@ -650,14 +650,14 @@ static int model_delete(struct server *s, const char *name, struct error *err) {
     if (ollama_target(s, name, &t, err) != OK) return err->code;
     int rc = OK;
     char *path = derived_path(s, t.label);
-    pthread_mutex_lock(&s->making);
+    pthread_mutex_lock(&s->derived_lock);
     if (strcmp(t.label, "base") == 0 && t.n == 0)
         rc = error_set(err, ERR_USAGE, "'%s' is the base, which cannot be deleted", name);
     else
         rc = server_adapter_unload(s, t.label, err);
     if (rc == OK && unlink(path) != 0 && errno != ENOENT)
         rc = error_errno(err, "cannot delete '%s'", path);
-    pthread_mutex_unlock(&s->making);
+    pthread_mutex_unlock(&s->derived_lock);
     model_ref_release(&t);
     free(path);
     return rc;

@@ -280,7 +280,7 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
     if (tools_check(tools, err) != OK ||
         json_read_bool(body, "parallel_tool_calls", &parallel, err) != OK)
         return err->code;
-    spec->one_call = !parallel;
+    spec->single_tool_call = !parallel;
     if (json_is_object(choice))
         return tools_force(s, tools, json_get_string(json_object_get(choice, "function"), "name"),
                            spec, err);
@@ -379,7 +379,7 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
 int chat_template_check(const struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err) {
     const char *template = NULL;
-    spec->wrong = "chat_template";
+    spec->bad_field = "chat_template";
     if (json_read_string(body, "chat_template", &template, err) != OK) return err->code;
     if (template && !s->o->trust_template)
         return error_set(err, ERR_USAGE,
@@ -387,18 +387,18 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
                          "--trust-request-chat-template to allow it");
     if (template && strlen(template) > TEMPLATE_BYTES)
         return error_set(err, ERR_USAGE, "'chat_template' is larger than %d bytes", TEMPLATE_BYTES);
-    spec->wrong = NULL;
+    spec->bad_field = NULL;
     return OK;
 }
 
 static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, struct error *err) {
-    spec->wrong = "chat_template_kwargs";
+    spec->bad_field = "chat_template_kwargs";
     if (kwargs && !json_is_object(kwargs))
         return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
     if (json_object_size(kwargs) > TEMPLATE_KWARGS)
         return error_set(err, ERR_USAGE, "'chat_template_kwargs' has more than %d names",
                          TEMPLATE_KWARGS);
-    spec->wrong = NULL;
+    spec->bad_field = NULL;
     return OK;
 }
 
@@ -406,7 +406,7 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
  * share (Ollama's chats are rendered repeatedly until they fit). */
 static bool prompt_ends(void *ctx) {
     const struct generation_spec *spec = ctx;
-    return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->until;
+    return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->render_deadline;
 }
 
 /* The index after the last occurrence of `words` in the prompt, or the prompt's length. */
@@ -451,13 +451,13 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
         return err->code;
     /* a grammar can force a call even if the template does not support tools */
     bool told = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
-    spec->asked = json_pack("{s:O}", "messages", messages);
+    spec->request_json = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->prompts->may_refuse = true;
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
-    if (spec->until <= 0) spec->until = clock_now() + PROMPT_SECONDS;
+    if (spec->render_deadline <= 0) spec->render_deadline = clock_now() + PROMPT_SECONDS;
     struct chat_template_input chat = {.messages = messages,
                                        .tools = told ? json_get_nonnull(body, "tools") : NULL,
                                        .extra = extra,
@@ -497,7 +497,7 @@ static int chat_limits(const struct server *s, const json_t *body, struct genera
         json_read_int(body, "max_completion_tokens", 1, INT32_MAX, &max, err) != OK)
         return err->code;
     if (top && !spec->logprobs)
-        return error_set(err, ERR_USAGE, "'top_logprobs' wants 'logprobs' to be true");
+        return error_set(err, ERR_USAGE, "'top_logprobs' requires 'logprobs' to be true");
     spec->n_top = (int)top;
     spec->max_tokens = (int32_t)max;
     return prompt_tops_read(body, spec, err);
@@ -516,7 +516,7 @@ static json_t *json_token_logprob(const struct server *s, int32_t id, float logp
 }
 
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
     for (int32_t k = 0; k < g->spec.n_top; k++)
         json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
@@ -556,7 +556,7 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
 /* vLLM's form: alternatives by id, with the token itself; null for the first token. The rank of a
  * token outside the top n is unknown. */
 static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     if (i == 0 || !r->prompt_logprob) return json_null();
     const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
     const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
@@ -580,7 +580,7 @@ static void prompt_tops_write(const struct generation *g, const struct lazy_list
 }
 
 static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     // no prompt_logprob: the call was cancelled before the engine had it
     const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
                                 .index = a->index,
@@ -646,10 +646,10 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
 
 /* Sends a team's turns, which precede its answer. */
 static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    size_t n = a->thoughts.len - a->thoughts_sent;
+    size_t n = a->reasoning.len - a->reasoning_sent;
     if (n == 0) return;
-    json_t *words = json_string_lossy(a->thoughts.data + a->thoughts_sent, n);
-    a->thoughts_sent = a->thoughts.len;
+    json_t *words = json_string_lossy(a->reasoning.data + a->reasoning_sent, n);
+    a->reasoning_sent = a->reasoning.len;
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
 }
 
@@ -677,9 +677,9 @@ static void words_add(const struct generation *g, struct completion *a, json_t *
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     thoughts_delta(g, a, out);
-    if (a->words_end > a->sent) {
-        json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
-        a->sent = a->words_end;
+    if (a->content_end > a->sent) {
+        json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+        a->sent = a->content_end;
         int32_t to = completion_tokens_sent(a);
         words_add(g, a, words, chat_logprobs(g, a, a->tokens_sent, to), out);
         a->tokens_sent = to;
@@ -689,7 +689,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
 
 /* The last chunk has the log-probabilities of tokens that produced no text. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    int32_t from = a->tokens_sent, to = a->outside ? from : completion_tokens_sent(a);
+    int32_t from = a->tokens_sent, to = a->async ? from : completion_tokens_sent(a);
     chunk_add(g, a, json_object(), from < to ? chat_logprobs(g, a, from, to) : json_null(),
               completion_finish_reason(a), out);
 }
@@ -718,12 +718,13 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *words = a->words_end == 0 && a->n_tools ? json_null()
-                                                    : json_string_lossy(a->text.data, a->words_end);
+    json_t *words = a->content_end == 0 && a->n_tools
+                        ? json_null()
+                        : json_string_lossy(a->text.data, a->content_end);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
-    if (a->thoughts.len)
+    if (a->reasoning.len)
         json_object_set_new(m, "reasoning_content",
-                            json_string_lossy(a->thoughts.data, a->thoughts.len));
+                            json_string_lossy(a->reasoning.data, a->reasoning.len));
     if (a->n_tools)
         json_object_set_new(m, "tool_calls", calls);
     else
@@ -824,7 +825,7 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
 /* After an error: answers the exchange and releases t and spec. */
 void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err) {
-    api_fail_error(x, err, spec->wrong);
+    api_fail_error(x, err, spec->bad_field);
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
     model_ref_release(t);
@@ -856,10 +857,10 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     if (!t && err.code == OK) return false;
     int rc = t ? request_fields_check(FIELD_CHAT, body, &err) : err.code;
     if (rc == OK) rc = settings_read(s, body, &spec, &err);
-    if (rc == OK) rc = json_read_bool(body, "include_reasoning", &spec.thoughts, &err);
+    if (rc == OK) rc = json_read_bool(body, "include_reasoning", &spec.reasoning, &err);
     if (rc == OK) rc = messages_read(body, &messages, &err);
     if (rc == OK) {
-        spec.asked = json_pack("{s:O}", "messages", messages);
+        spec.request_json = json_pack("{s:O}", "messages", messages);
         team_chat_start(s, x, &chat_dialect, t, body, &spec);
     } else {
         api_fail_error(x, &err, NULL);
@@ -977,7 +978,7 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // return that one token
     /* the first answer is rated; with best_of it may not be the returned one */
     if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
-        spec->asked = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
+        spec->request_json = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
     return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
                             &spec->n_prompts, err);
 }
@@ -994,28 +995,28 @@ static void top_add(const struct server *s, json_t *top, int32_t id, float logpr
 }
 
 /* A token of the prompt (if it is echoed) or of its answer; the prompt's tokens come first. */
-struct scored {
+struct scored_token {
     int32_t id;
     float logprob;
     const int32_t *top_ids; /* [n_top]; NULL: first token of the prompt */
     const float *top;
 };
 
-static struct scored scored_at(const struct completion *a, int32_t i, bool prompt) {
-    const struct engine_request *r = &a->ticket.request;
+static struct scored_token scored_at(const struct completion *a, int32_t i, bool prompt) {
+    const struct engine_request *r = &a->batch_request.request;
     int64_t n = r->n_top;
     if (prompt && i < r->n_prompt && !r->prompt_logprob) // cancelled before prefill
-        return (struct scored){.id = r->prompt[i]};
+        return (struct scored_token){.id = r->prompt[i]};
     if (prompt && i < r->n_prompt)
-        return (struct scored){r->prompt[i], r->prompt_logprob[i],
-                               i && n ? r->prompt_top_ids + i * n : NULL,
-                               n ? r->prompt_top_logprob + i * n : NULL};
+        return (struct scored_token){r->prompt[i], r->prompt_logprob[i],
+                                     i && n ? r->prompt_top_ids + i * n : NULL,
+                                     n ? r->prompt_top_logprob + i * n : NULL};
     if (prompt) i -= r->n_prompt;
-    return (struct scored){r->out[i], r->out_logprob[i], r->top_ids + i * n,
-                           r->top_logprob + i * n};
+    return (struct scored_token){r->out[i], r->out_logprob[i], r->top_ids + i * n,
+                                 r->top_logprob + i * n};
 }
 
-static json_t *scored_tops(const struct generation *g, const struct scored *t) {
+static json_t *scored_tops(const struct generation *g, const struct scored_token *t) {
     json_t *tops = json_object();
     bool has = false;
     for (int32_t k = 0; k < g->spec.n_top; k++) {
@@ -1037,7 +1038,7 @@ static json_int_t characters_of(const struct server *s, int32_t id) {
 
 enum { SCORED_TOKENS, SCORED_VALUES, SCORED_TOPS, SCORED_OFFSETS, SCORED_LISTS };
 
-static json_t *scored_json(const struct generation *g, const struct scored *t, int which,
+static json_t *scored_json(const struct generation *g, const struct scored_token *t, int which,
                            json_int_t *offset) {
     json_int_t at = *offset;
     if (which == SCORED_TOKENS) return json_token_text(g->s, t->id);
@@ -1057,7 +1058,7 @@ static void legacy_write(const struct generation *g, const struct lazy_list *l, 
     for (int which = 0; which < SCORED_LISTS; which++) {
         buf_printf(out, "%s\"%s\":[", which ? "]," : "{", names[which]);
         for (int32_t i = l->from; i < l->to; i++) {
-            struct scored t = scored_at(a, i, prompt);
+            struct scored_token t = scored_at(a, i, prompt);
             if (!lazy_list_add(g, l, scored_json(g, &t, which, &offset), out)) return;
         }
     }
@@ -1072,7 +1073,7 @@ static void completion_list(const struct generation *g, const struct lazy_list *
 /* Log-probabilities of the answer's tokens from..to, after those of the prompt if `prompt`. */
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
     struct lazy_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
                           .index = a->index,
@@ -1092,7 +1093,7 @@ static void echo_add(const struct generation *g, const struct completion *a, str
 
 /* "stop" also for a reply that consists of only the end-of-text token. */
 static const char *completion_reason(const struct generation *g, const struct completion *a) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->m->tok);
     return eos ? "stop" : completion_finish_reason(a);
 }
@@ -1107,9 +1108,9 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
     json_int_t offset = 0;
     bool with_prompt = g->spec.echo && g->spec.logprobs;
     /* clients that read a prompt's log-probabilities expect the token after it */
-    int32_t to = with_prompt ? a->n_read : completion_tokens_kept(a);
+    int32_t to = with_prompt ? a->n_decoded : completion_tokens_kept(a);
     echo_add(g, a, &text);
-    buf_add(&text, a->text.data, a->words_end);
+    buf_add(&text, a->text.data, a->content_end);
     json_t *v = completion_choice(
         index, json_string_lossy(text.data, text.len),
         g->spec.logprobs ? completion_logprobs(g, a, 0, to, with_prompt, &offset) : json_null(),
@@ -1120,7 +1121,7 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
 }
 
 static double mean_logprob(const struct completion *a) {
-    const struct engine_request *r = &a->ticket.request;
+    const struct engine_request *r = &a->batch_request.request;
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) sum += (double)r->out_logprob[i];
     return r->n_out ? sum / r->n_out : 0;
@@ -1159,11 +1160,11 @@ static void completion_chunk(const struct generation *g, const struct completion
 /* The echoed prompt is sent with the first words, once its log-probabilities are known. */
 static void completion_delta(const struct generation *g, struct completion *a, struct buf *out) {
     bool first = g->spec.echo && !a->finished && a->tokens_sent == 0 && a->sent == 0;
-    if (a->words_end == a->sent && !(first && a->done)) return;
+    if (a->content_end == a->sent && !(first && a->done)) return;
     struct buf text = {0};
     if (first) echo_add(g, a, &text);
-    buf_add(&text, a->text.data + a->sent, a->words_end - a->sent);
-    a->sent = a->words_end;
+    buf_add(&text, a->text.data + a->sent, a->content_end - a->sent);
+    a->sent = a->content_end;
     int32_t to = completion_tokens_sent(a);
     json_t *logprobs = g->spec.logprobs
                            ? completion_logprobs(g, a, a->tokens_sent, to,
@@ -1208,14 +1209,14 @@ static void completion_handle(void *ctx, struct exchange *x) {
 
 /* embeddings */
 
-struct embedding {
+struct openai_embedding {
     struct token_ids *texts;
     int n, dims;
     float *v; /* [n][D] */
     bool base64;
 };
 
-static int embedding_read(const struct server *s, const json_t *body, struct embedding *e,
+static int embedding_read(const struct server *s, const json_t *body, struct openai_embedding *e,
                           struct error *err) {
     const char *format = "float";
     int64_t dims = s->m->config.d_model;
@@ -1291,7 +1292,7 @@ static json_t *embedding_value(const float *v, int dims, bool base64) {
 }
 
 static json_t *embedding_reply(const struct server *s, const struct model_ref *t,
-                               const struct embedding *e) {
+                               const struct openai_embedding *e) {
     json_t *data = json_array();
     int64_t tokens = 0;
     for (int i = 0; i < e->n; i++) {
@@ -1308,7 +1309,7 @@ static json_t *embedding_reply(const struct server *s, const struct model_ref *t
 
 static void embedding_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct embedding e = {0};
+    struct openai_embedding e = {0};
     struct model_ref t = {0};
     struct error err;
     json_t *body = request_memory_json(ctx, x, &err);

@@ -223,12 +223,12 @@ enum {
     LINE_BYTES = 256, /* usual bytes of a line */
     LINE_FACTOR = 16, /* bytes in memory per byte in a file */
 };
-struct lines {
+struct sampled_lines {
     json_t *list, *last; /* last: the last line if it is not in the list; or NULL */
     int64_t seen, stride;
 };
 
-static void lines_halve(struct lines *l) {
+static void lines_halve(struct sampled_lines *l) {
     json_t *half = json_array();
     for (size_t i = 0; i < json_array_size(l->list); i += 2)
         json_array_append(half, json_array_get(l->list, i));
@@ -238,7 +238,7 @@ static void lines_halve(struct lines *l) {
 }
 
 static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
-    struct lines *l = ctx;
+    struct sampled_lines *l = ctx;
     json_t *row = json_incref((json_t *)(uintptr_t)v);
     (void)line, (void)err;
     json_decref(l->last);
@@ -254,7 +254,7 @@ static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
 /* The lines of a run's log; an empty list if the log does not exist. */
 static json_t *lines_of(const char *folder, const char *name) {
     struct error err;
-    struct lines l = {.list = json_array(), .stride = 1};
+    struct sampled_lines l = {.list = json_array(), .stride = 1};
     char *path = run_file(folder, name);
     if (path) json_file_each(path, line_keep, &l, &err); // the last line may be incomplete
     if (l.last) json_array_append_new(l.list, l.last);

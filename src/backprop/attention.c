@@ -98,7 +98,7 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     int64_t heads = t->c.n_heads, e = t->c.head_dim;
     float by[BLOCK];
     for (int64_t item = begin; item < end; item++) {
-        struct head h = head_of(t, job->l, &t->spans[item / heads], item % heads);
+        struct head h = head_of(t, job->l, &t->seqs[item / heads], item % heads);
         struct scratch s = scratch_view(t, thread, h.n);
         const float *k = job->a->k + h.at_k, *v = job->a->v + h.at_k;
         for (int64_t i0 = 0; i0 < h.n; i0 += BLOCK) {
@@ -160,7 +160,7 @@ static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thr
     const struct trainer *t = job->t;
     int64_t kv_n = t->c.n_kv_heads, e = t->c.head_dim, group = t->c.n_heads / kv_n, ldk = kv_n * e;
     for (int64_t item = begin; item < end; item++) {
-        const struct packed_seq *sp = &t->spans[item / kv_n];
+        const struct packed_seq *sp = &t->seqs[item / kv_n];
         int64_t kv = item % kv_n, n = sp->end - sp->begin, at = sp->begin * ldk + kv * e;
         struct scratch s = scratch_view(t, thread, n);
         t->k->transpose(s.kt, s.ld, job->a->k + at, ldk, n, e);

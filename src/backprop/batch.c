@@ -74,7 +74,7 @@ static void activations_lay(struct trainer *t) {
         struct activations *a = &t->acts[l];
         *a = (struct activations){.x = floats(t, t->cap_rows * t->c.d_model)};
         if (l == t->c.n_layers) break;
-        if (!t->checkpointing || l >= t->c.n_layers - t->kept) {
+        if (!t->checkpointing || l >= t->c.n_layers - t->n_full_layers) {
             layer_lay(t, l, a);
             continue;
         }
@@ -106,7 +106,7 @@ static void gradients_lay(struct trainer *t, int64_t wide) {
     t->dh = floats(t, n * t->max_r);
     if (t->dropout > 0) t->drop = floats(t, n * wide);
     for (int i = 0; i < t->n_adapters; i++)
-        if (t->adapters[i]->config.dora && !t->aside) t->aside = floats(t, n * wide);
+        if (t->adapters[i]->config.dora && !t->dora_out) t->dora_out = floats(t, n * wide);
 }
 
 static void head_lay(struct trainer *t) {
@@ -144,7 +144,7 @@ static void batch_lay(struct trainer *t) {
     t->chunk = MIN(CHUNK, t->cap_rows);
     /* about 16 MB of logits at a time */
     t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
-    t->aside = NULL;
+    t->dora_out = NULL;
     activations_lay(t);
     gradients_lay(t, wide);
     head_lay(t);
@@ -152,7 +152,7 @@ static void batch_lay(struct trainer *t) {
     t->in_scratch = act_take(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->back_scratch =
         act_take(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
-    t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
+    t->seqs = act_take(t, (size_t)t->cap_rows * sizeof *t->seqs);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
     t->target_row = act_take(t, (size_t)t->cap_rows * sizeof *t->target_row);
@@ -175,15 +175,15 @@ static size_t batch_bytes(struct trainer *t) {
 /* Keeps as many layers as fit into the memory of one pass over all rows. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
-    t->kept = 0;
+    t->n_full_layers = 0;
     if (!t->checkpointing || t->cap_whole <= rows) return;
     t->cap_rows = t->cap_whole;
     size_t room = batch_bytes(t);
     t->cap_rows = rows;
     size_t least = batch_bytes(t);
-    t->kept = 1;
+    t->n_full_layers = 1;
     size_t each = batch_bytes(t) - least;
-    t->kept = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
+    t->n_full_layers = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
 }
 
 /* Rounds up with a margin, so that a slightly larger batch needs no new layout. */
@@ -196,7 +196,7 @@ static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
     t->cap_rows = MAX(t->cap_rows, rounded(rows));
     t->cap_columns = MAX(t->cap_columns, t->columns);
     t->cap_len = MAX(t->cap_len, (longest / 64 + 1) * 64);
-    t->cap_whole = MAX(t->cap_whole, rounded(t->whole));
+    t->cap_whole = MAX(t->cap_whole, rounded(t->total_rows));
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
@@ -205,7 +205,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
     caps_raise(&s, rows, longest);
-    s.kept = 0;
+    s.n_full_layers = 0;
     s.cap_columns = t->c.vocab_size;
     if (rows > 0) bytes = batch_bytes(&s);
     free(s.acts);
@@ -223,7 +223,7 @@ void batch_free_activations(struct trainer *t) {
 /* Makes a new layout if the batch exceeds the current one: counts, allocates everything at once (so
  * a batch too large for the machine is an error), and assigns the arrays. */
 static int batch_reserve(struct trainer *t, struct error *err) {
-    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->whole <= t->cap_whole &&
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->total_rows <= t->cap_whole &&
         t->columns <= t->cap_columns)
         return OK;
     caps_raise(t, t->rows, t->longest);
@@ -254,8 +254,8 @@ int batch_fit(const struct trainer *t, const struct train_sample *samples, int n
 }
 
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n) {
-    t->whole = 0;
-    for (int i = 0; i < n; i++) t->whole += sample_rows(&samples[i]);
+    t->total_rows = 0;
+    for (int i = 0; i < n; i++) t->total_rows += sample_rows(&samples[i]);
 }
 
 static int sample_check(const struct trainer *t, const struct train_sample *s, int i,
@@ -289,15 +289,15 @@ static int batch_measure(struct trainer *t, const struct train_sample *samples, 
 
 static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t adapter,
                         int64_t ordinal) {
-    int64_t at = t->n_spans ? t->spans[t->n_spans - 1].end : 0;
+    int64_t at = t->n_spans ? t->seqs[t->n_spans - 1].end : 0;
     int32_t rows = sample_rows(s);
     if (!rows) return;
-    t->spans[t->n_spans++] = (struct packed_seq){.begin = at,
-                                                 .end = at + rows,
-                                                 .target = t->targets,
-                                                 .adapter = adapter,
-                                                 .ordinal = ordinal,
-                                                 .sample = s};
+    t->seqs[t->n_spans++] = (struct packed_seq){.begin = at,
+                                                .end = at + rows,
+                                                .target = t->targets,
+                                                .adapter = adapter,
+                                                .ordinal = ordinal,
+                                                .sample = s};
     for (int32_t i = 0; i < rows; i++) {
         t->tokens_in[at + i] = s->tokens[i];
         t->pos[at + i] = i;

@@ -163,7 +163,7 @@ static void state_take(struct trainer *t, const uint8_t *p, const json_t *header
     }
     t->updates = json_integer_value(json_object_get(header, "updates"));
     t->tokens = t->seen = 0;
-    t->stale = true;
+    t->derived_stale = true;
 }
 
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err) {

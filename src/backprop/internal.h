@@ -80,7 +80,7 @@ struct trainer {
     struct pool *pool;
     bool full;
     bool checkpointing;         /* gradient checkpointing of activations */
-    int kept;                   /* with it: number of upper layers that keep their activations */
+    int n_full_layers;          /* with it: number of upper layers that keep their activations */
     bool int8_backward;         /* quantised bases: dX from int8 gradients */
     char fingerprint[HASH_LEN]; /* hash of all inputs of an update besides the state */
     uint64_t seed;
@@ -110,14 +110,14 @@ struct trainer {
     struct arena act;
     bool measuring; /* a dry run of the layout, which only counts into act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len;    /* capacity of `act` */
-    int64_t columns, cap_columns; /* columns of a row of logits: V, or a panel for each choice */
-    int64_t whole, cap_whole;     /* rows of all samples of a call; a pass may have fewer */
+    int64_t cap_rows, cap_len;     /* capacity of `act` */
+    int64_t columns, cap_columns;  /* columns of a row of logits: V, or a panel for each choice */
+    int64_t total_rows, cap_whole; /* rows of all samples of a call; a pass may have fewer */
     int64_t rows, targets, longest;
-    int64_t chunk; /* C: rows that a layer's row-wise parts take at a time */
-    bool dropping; /* dropout applies in this pass */
-    bool stale;    /* parameters changed since bt, mult and norm were made */
-    struct packed_seq *spans;
+    int64_t chunk;       /* C: rows that a layer's row-wise parts take at a time */
+    bool dropout_active; /* dropout applies in this pass */
+    bool derived_stale;  /* parameters changed since bt, mult and norm were made */
+    struct packed_seq *seqs;
     int n_spans;
     int32_t *tokens_in, *pos; /* [M] */
     int64_t *target_row;      /* [targets] ascending */
@@ -133,7 +133,7 @@ struct trainer {
     float *xn, *dxn;                     /* [C][D] */
     float *act_buf, *dact, *dgate, *dup; /* [C][F] */
     float *drop;                         /* [C][max I] */
-    float *aside;                        /* [C][max O] a product that DoRA scales, then its dz */
+    float *dora_out;                     /* [C][max O] a product that DoRA scales, then its dz */
     float *dh;                           /* [C][Rmax] */
     float *rstd, *mean;                  /* [max(C, M)·H] statistics of the rows under a norm */
     void *in_scratch;                    /* gemm_input_scratch of a chunk */

@@ -25,7 +25,7 @@ static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const
 static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
-    float *aside = add && t->acts[l].z[p] ? t->aside : NULL;
+    float *aside = add && t->acts[l].z[p] ? t->dora_out : NULL;
     matrix_mul(aside ? aside : y, w->n, in, w, add && !aside, t->pool);
     lora_forward(t, l, p, s, y, aside, in->x);
 }
@@ -205,7 +205,7 @@ void layer_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
     // the shared activations still hold the last layer that uses them
-    if (t->checkpointing && l + 1 < t->c.n_layers - t->kept) {
+    if (t->checkpointing && l + 1 < t->c.n_layers - t->n_full_layers) {
         for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
         attention_block_forward(t, l);
         mlp_forward(t, l, false);

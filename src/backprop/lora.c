@@ -20,7 +20,7 @@ struct low_job {
     struct trainer *t;
     int l, p;
     struct row_range s;
-    float *y, *aside;
+    float *y, *dora_out;
     const float *x, *dy;
 };
 
@@ -35,14 +35,14 @@ struct lora_rows {
 static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t begin,
                            int64_t end) {
     const struct trainer *t = j->t;
-    while (r->span < t->n_spans && t->spans[r->span].end <= begin) r->span++;
-    if (r->span >= t->n_spans || t->spans[r->span].begin >= end) return false;
-    int adapter = t->spans[r->span].adapter;
-    r->begin = MAX(t->spans[r->span].begin, begin);
-    for (; r->span < t->n_spans && t->spans[r->span].begin < end &&
-           t->spans[r->span].adapter == adapter;
+    while (r->span < t->n_spans && t->seqs[r->span].end <= begin) r->span++;
+    if (r->span >= t->n_spans || t->seqs[r->span].begin >= end) return false;
+    int adapter = t->seqs[r->span].adapter;
+    r->begin = MAX(t->seqs[r->span].begin, begin);
+    for (; r->span < t->n_spans && t->seqs[r->span].begin < end &&
+           t->seqs[r->span].adapter == adapter;
          r->span++)
-        r->end = MIN(t->spans[r->span].end, end);
+        r->end = MIN(t->seqs[r->span].end, end);
     r->lp = trainer_lora(t, adapter, j->l, j->p);
     return true;
 }
@@ -75,7 +75,7 @@ static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     uint32_t threshold = dropout_threshold(t);
     for (int64_t s = begin; s < end; s++) {
-        const struct packed_seq *sp = &t->spans[s];
+        const struct packed_seq *sp = &t->seqs[s];
         uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + j->p);
         struct rng r = rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
         uint8_t *bits = t->acts[j->l].keep[j->p] + sp->begin * stride;
@@ -87,7 +87,8 @@ static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread
 
 void lora_dropout_mask(struct trainer *t, int l, int p) {
     struct low_job j = {.t = t, .l = l, .p = p};
-    if (t->dropping && t->acts[l].h[p]) pool_run(t->pool, dropout_mask_items, &j, t->n_spans, 1);
+    if (t->dropout_active && t->acts[l].h[p])
+        pool_run(t->pool, dropout_mask_items, &j, t->n_spans, 1);
 }
 
 /* y (+)= x where kept, scaled up; else (+)= 0. Four columns at a time: four decision bits select a
@@ -135,7 +136,7 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
             ld = t->max_r, r0 = j->s.r0;
     struct activations *a = &t->acts[j->l];
     const float *x = j->x;
-    if (t->dropping) {
+    if (t->dropout_active) {
         dropout_rows(j, t->drop, x, begin, end, false);
         x = t->drop;
     }
@@ -143,8 +144,8 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin;
         float *h = a->h[j->p] + r.begin * ld, *y = j->y ? j->y + at * out : NULL, *to = y;
-        if (j->aside && r.lp->m) to = j->aside + at * out;
-        if (j->aside && !r.lp->m) t->k->axpy(y, 1.0f, j->aside + at * out, rows * out);
+        if (j->dora_out && r.lp->m) to = j->dora_out + at * out;
+        if (j->dora_out && !r.lp->m) t->k->axpy(y, 1.0f, j->dora_out + at * out, rows * out);
         if (!r.lp->r) continue;
         t->k->gemm_f32(h, ld, x + at * in, in, rows, r.lp->a, in, in, 0, r.lp->r, false);
         for (int64_t i = 0; i < rows; i++) t->k->scale(h + i * ld, r.lp->scale, r.lp->r);
@@ -154,13 +155,13 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
         float *z = a->z[j->p] + r.begin * out;
         memcpy(z, to, (size_t)(rows * out) * sizeof *z);
         for (int64_t i = 0; i < rows; i++)
-            times(y + i * out, z + i * out, r.lp->mult, out, j->aside != NULL);
+            times(y + i * out, z + i * out, r.lp->mult, out, j->dora_out != NULL);
     }
 }
 
 void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
                   const float *x) {
-    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = y, .aside = aside, .x = x};
+    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = y, .dora_out = aside, .x = x};
     if (!t->full && t->acts[l].h[p]) pool_run(t->pool, forward_items, &j, s.rows, 8);
 }
 
@@ -196,10 +197,10 @@ static void dora_backward_items(void *ctx, int64_t begin, int64_t end, int threa
 
 const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy) {
     if (t->full || !t->acts[l].z[p]) return dy;
-    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->aside, .dy = dy};
+    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->dora_out, .dy = dy};
     pool_run(t->pool, magnitude_items, &j, proj_out(&t->c, (enum proj)p), 16);
     pool_run(t->pool, dora_backward_items, &j, s.rows, 8);
-    return t->aside;
+    return t->dora_out;
 }
 
 /* dh, the inputs after dropout (which dA needs), and dx. Items are rows. */
@@ -218,12 +219,12 @@ static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
         t->k->mix_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
         for (int64_t i = 0; i < rows; i++) t->k->scale(dh + i * ld, r.lp->scale, rank);
         if (!j->y) continue;
-        float *dx = (t->dropping ? t->drop : j->y) + at * in;
-        if (t->dropping) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
+        float *dx = (t->dropout_active ? t->drop : j->y) + at * in;
+        if (t->dropout_active) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
         t->k->mix_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
-        if (t->dropping) dropout_rows(j, j->y, t->drop, at, at + rows, true);
+        if (t->dropout_active) dropout_rows(j, j->y, t->drop, at, at + rows, true);
     }
-    if (t->dropping) dropout_rows(j, t->drop, j->x, begin, end, false);
+    if (t->dropout_active) dropout_rows(j, t->drop, j->x, begin, end, false);
 }
 
 /* dA[:, i] += Σ dhᵀ x and dB[o] += Σ dzᵀ h: items are columns of A, then rows of B. */
@@ -234,7 +235,7 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
             ld = t->max_r, i0 = MIN(begin, in), i1 = MIN(end, in), o0 = MAX(begin - in, 0),
             o1 = MAX(end - in, 0);
-    const float *x = t->dropping ? t->drop : j->x;
+    const float *x = t->dropout_active ? t->drop : j->x;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
         int64_t at = r.begin - j->s.r0, rows = r.end - r.begin, rank = r.lp->r;
@@ -278,7 +279,7 @@ static void dora_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void lora_prepare(struct trainer *t) {
-    if (t->full || !t->stale) return;
+    if (t->full || !t->derived_stale) return;
     for (int i = 0; i < t->n_adapters; i++)
         for (int l = 0; l < t->c.n_layers; l++)
             for (int p = 0; p < N_PROJ; p++) {
@@ -289,5 +290,5 @@ void lora_prepare(struct trainer *t) {
                 struct dora_job j = {&t->model->layers[l].proj[p], lp};
                 if (lp->m) pool_run(t->pool, dora_items, &j, out, 16);
             }
-    t->stale = false;
+    t->derived_stale = false;
 }

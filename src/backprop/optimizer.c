@@ -190,7 +190,7 @@ int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct
     if (rc) return rc;
     s.loss /= count;
     t->tokens = t->seen = 0;
-    t->stale = true;
+    t->derived_stale = true;
     t->updates++;
     if (out) *out = s;
     return OK;

@@ -58,7 +58,7 @@ void trainer_snapshot_save(struct trainer_snapshot *u, const struct trainer *t, 
 void trainer_snapshot_restore(const struct trainer_snapshot *u, struct trainer *t, int i) {
     adapter_copy(u, t, i, true);
     t->groups[i].updates = u->groups[i].updates;
-    t->stale = true;
+    t->derived_stale = true;
 }
 
 void trainer_snapshot_free(struct trainer_snapshot *u) {

@@ -196,7 +196,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->max_grad_norm = (float)o->max_grad_norm;
     t->checkpointing = o->gradient_checkpointing;
     t->int8_backward = !o->f32_backward;
-    t->stale = true;
+    t->derived_stale = true;
     t->n_groups = n_groups;
     t->groups = xcalloc((size_t)n_groups, sizeof *t->groups);
     t->layers = xcalloc((size_t)t->c.n_layers, sizeof *t->layers);
@@ -325,7 +325,7 @@ int trainer_n_tensors(const struct trainer *t) {
 
 struct train_tensor *trainer_tensor(struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_tensors);
-    t->stale = true; // the caller may write to it
+    t->derived_stale = true; // the caller may write to it
     return &t->tensors[i];
 }
 
@@ -366,7 +366,7 @@ void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const u
         moments += moments ? n : 0;
     }
     g->updates = moments ? updates : 0;
-    t->stale = true;
+    t->derived_stale = true;
 }
 
 void trainer_free_activations(struct trainer *t) {
@@ -451,9 +451,9 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
     for (int64_t i = 0; i < t->targets; i++) logp[i] = -t->target_nll[i];
     for (int s = 0; s < t->n_spans; s++) {
-        int64_t at = t->spans[s].target,
-                end = s + 1 < t->n_spans ? t->spans[s + 1].target : t->targets;
-        v[s] = (struct loss_sample){.sample = t->spans[s].sample,
+        int64_t at = t->seqs[s].target,
+                end = s + 1 < t->n_spans ? t->seqs[s + 1].target : t->targets;
+        v[s] = (struct loss_sample){.sample = t->seqs[s].sample,
                                     .logp = logp + at,
                                     .weight = t->target_weight + at,
                                     .n = (int32_t)(end - at)};
@@ -463,7 +463,7 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
     }
     int rc = loss->fn(loss->ctx, v, t->n_spans, err);
     for (int s = 0; !rc && s < t->n_spans; s++) {
-        struct param_group *g = &t->groups[t->spans[s].adapter];
+        struct param_group *g = &t->groups[t->seqs[s].adapter];
         for (int32_t i = 0; i < v[s].n && !t->choices; i++) v[s].weight[i] = -v[s].weight[i];
         g->nll += v[s].loss;
         g->count += v[s].count;
@@ -519,7 +519,7 @@ static int pass_accumulate(struct trainer *t, const struct train_sample *samples
     t->columns = loss && loss->choices ? (int64_t)loss->n_choices * CHOICE_PANEL : t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
-    t->dropping = t->dropout > 0;
+    t->dropout_active = t->dropout > 0;
     t->logit_scale = loss && loss->temperature > 0 ? 1 / loss->temperature : 1;
     for (int64_t i = 0; i < t->targets; i++) t->target_weight[i] = 1;
     if (t->targets) {
@@ -564,15 +564,15 @@ static int pass_score(struct trainer *t, const struct train_sample *samples, int
     t->columns = t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
-    t->dropping = false;
+    t->dropout_active = false;
     t->logit_scale = 1;
     if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err))))
         return rc;
     int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // first target of each sample
     for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
     for (int s = 0; s < t->n_spans; s++) {
-        int64_t i = t->spans[s].sample - samples;
-        memcpy(nll + at[i], t->target_nll + t->spans[s].target,
+        int64_t i = t->seqs[s].sample - samples;
+        memcpy(nll + at[i], t->target_nll + t->seqs[s].target,
                (size_t)(at[i + 1] - at[i]) * sizeof *nll);
     }
     free(at);

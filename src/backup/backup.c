@@ -40,7 +40,8 @@ static const int64_t SIZE_MAX_BYTES = (int64_t)1 << 50;
 
 static int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err) {
     w->done += bytes;
-    if (w->p->told && !w->p->told(w->p->ctx, w->done, MAX(w->done, w->total))) w->stopped = true;
+    if (w->p->report_fn && !w->p->report_fn(w->p->ctx, w->done, MAX(w->done, w->total)))
+        w->stopped = true;
     return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;
 }
 
@@ -332,7 +333,7 @@ json_t *backup_list(const char *to, struct error *err) {
 
 /* collecting entries */
 
-struct entry {
+struct backup_entry {
     const char *root;
     char *path;
     uint32_t mode;
@@ -344,12 +345,12 @@ struct entry {
 struct backup_run {
     struct backup_progress work;
     const char *to;
-    struct entry *v;
+    struct backup_entry *v;
     int n, cap;
-    struct stat *apart; /* [n_apart] TO and the roots; each is backed up separately */
-    int n_apart;
+    struct stat *separate_roots; /* [n_apart] TO and the roots; each is backed up separately */
+    int n_separate_roots;
     bool databases; /* the round over the files: databases, or all other files */
-    json_t *left_out, *roots;
+    json_t *skipped, *roots;
     int64_t new_bytes, new_blobs;
 };
 
@@ -358,7 +359,7 @@ static void leave_out(struct backup_run *m, const char *root, const char *path, 
     buf_printf(&text, "%s: ", root);
     buf_add_sanitized(&text, path, strlen(path));
     buf_printf(&text, "%s%s", *path ? " " : "", why);
-    json_array_append_new(m->left_out, json_string(text.data));
+    json_array_append_new(m->skipped, json_string(text.data));
     buf_release(&text);
 }
 
@@ -384,7 +385,7 @@ static bool is_database(const char *path) {
 }
 
 static int entry_add(struct backup_run *m, const char *root, const char *path,
-                     const struct stat *st, struct entry **out, struct error *err) {
+                     const struct stat *st, struct backup_entry **out, struct error *err) {
     if (m->n == FILES_MAX)
         return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
     if (m->n == m->cap) {
@@ -392,16 +393,16 @@ static int entry_add(struct backup_run *m, const char *root, const char *path,
         m->v = xrealloc(m->v, (size_t)m->cap * sizeof *m->v);
     }
     *out = &m->v[m->n++];
-    **out = (struct entry){.root = root,
-                           .path = xstrdup(path),
-                           .mode = st->st_mode & 0777,
-                           .dir = S_ISDIR(st->st_mode)};
+    **out = (struct backup_entry){.root = root,
+                                  .path = xstrdup(path),
+                                  .mode = st->st_mode & 0777,
+                                  .dir = S_ISDIR(st->st_mode)};
     return OK;
 }
 
 /* blobs */
 
-static bool blob_is_there(const struct backup_run *m, const struct entry *e) {
+static bool blob_is_there(const struct backup_run *m, const struct backup_entry *e) {
     struct stat st;
     char *path = backup_blob_path(m->to, e->hash);
     bool there = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == e->size;
@@ -416,13 +417,13 @@ static char *blob_place(const struct backup_run *m, const char *hash, struct err
     return rc == OK ? backup_blob_path(m->to, hash) : NULL;
 }
 
-static void blob_count(struct backup_run *m, const struct entry *e) {
+static void blob_count(struct backup_run *m, const struct backup_entry *e) {
     m->new_bytes += e->size;
     m->new_blobs++;
 }
 
 /* Reads the file, whose hash is known, a second time and writes its blob. */
-static int blob_write(struct backup_run *m, int fd, const struct entry *e, const char *path,
+static int blob_write(struct backup_run *m, int fd, const struct backup_entry *e, const char *path,
                       struct error *err) {
     struct atomic_file w;
     char hash[HASH_LEN], *blob = blob_place(m, e->hash, err);
@@ -441,7 +442,7 @@ static int blob_write(struct backup_run *m, int fd, const struct entry *e, const
 }
 
 /* Copies the file at its current size; bytes appended meanwhile are left to the next backup. */
-static int file_take_once(struct backup_run *m, int fd, struct entry *e, const char *path,
+static int file_take_once(struct backup_run *m, int fd, struct backup_entry *e, const char *path,
                           struct error *err) {
     struct stat st;
     int64_t done = m->work.done;
@@ -453,7 +454,8 @@ static int file_take_once(struct backup_run *m, int fd, struct entry *e, const c
     return rc;
 }
 
-static int file_take(struct backup_run *m, const char *path, struct entry *e, struct error *err) {
+static int file_take(struct backup_run *m, const char *path, struct backup_entry *e,
+                     struct error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), rc = ERR_STATE;
     if (fd < 0) return error_errno(err, "cannot open '%s'", path);
     for (int i = 0; i < TRIES && rc == ERR_STATE && !m->work.stopped; i++)
@@ -486,7 +488,7 @@ static int database_copy(const char *from, const char *to, struct error *err) {
 }
 
 /* Turns the copy into a blob. */
-static int database_keep(struct backup_run *m, const char *copy, struct entry *e,
+static int database_keep(struct backup_run *m, const char *copy, struct backup_entry *e,
                          struct error *err) {
     struct stat st;
     int fd = open(copy, O_RDONLY | O_CLOEXEC);
@@ -505,7 +507,7 @@ static int database_keep(struct backup_run *m, const char *copy, struct entry *e
     return rc;
 }
 
-static int database_take(struct backup_run *m, const char *path, struct entry *e,
+static int database_take(struct backup_run *m, const char *path, struct backup_entry *e,
                          struct error *err) {
     char *copy = xasprintf("%s/blobs/database.tmp-%ld", m->to, (long)getpid());
     unlink(copy);
@@ -522,8 +524,9 @@ static int path_take(struct backup_run *m, const struct backup_root *r, const ch
                      struct error *err);
 
 static bool is_apart(const struct backup_run *m, const struct stat *st) {
-    for (int i = 0; i < m->n_apart; i++)
-        if (m->apart[i].st_dev == st->st_dev && m->apart[i].st_ino == st->st_ino) return true;
+    for (int i = 0; i < m->n_separate_roots; i++)
+        if (m->separate_roots[i].st_dev == st->st_dev && m->separate_roots[i].st_ino == st->st_ino)
+            return true;
     return false;
 }
 
@@ -554,7 +557,7 @@ static int folder_take(struct backup_run *m, const struct backup_root *r, const 
 
 static int content_take(struct backup_run *m, const struct backup_root *r, const char *path,
                         const char *full, const struct stat *st, struct error *err) {
-    struct entry *e;
+    struct backup_entry *e;
     if (is_database(full) != m->databases) return OK;
     int rc = entry_add(m, r->name, path, st, &e, err);
     if (rc != OK) return rc;
@@ -579,7 +582,7 @@ static int path_take(struct backup_run *m, const struct backup_root *r, const ch
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat st;
-    struct entry *e;
+    struct backup_entry *e;
     int rc = OK;
     json_t *said = json_from_path(path);
     bool is_text = json_is_string(said), again = m->databases; // reported in the other round
@@ -627,16 +630,16 @@ static int64_t bytes_below(const struct backup_run *m, const char *full, bool ro
 
 static int roots_look(struct backup_run *m, struct error *err) {
     const struct backup_options *p = m->work.p;
-    m->apart = xcalloc((size_t)p->n_roots + 1, sizeof *m->apart);
-    if (stat(m->to, &m->apart[m->n_apart++]) != 0)
+    m->separate_roots = xcalloc((size_t)p->n_roots + 1, sizeof *m->separate_roots);
+    if (stat(m->to, &m->separate_roots[m->n_separate_roots++]) != 0)
         return error_errno(err, "cannot examine '%s'", m->to);
     for (int i = 0; i < p->n_roots; i++) {
         const struct backup_root *r = &p->roots[i];
         if (!name_is_valid(r->name) || json_object_get(m->roots, r->name))
             return error_set(err, ERR_USAGE,
                              "'%s' is not a valid name of a root, or is given twice", r->name);
-        if (stat(r->path, &m->apart[m->n_apart]) == 0) {
-            m->n_apart++;
+        if (stat(r->path, &m->separate_roots[m->n_separate_roots]) == 0) {
+            m->n_separate_roots++;
             json_object_set_new(m->roots, r->name, json_from_path(r->path));
         } else if (errno == ENOENT) {
             leave_out(m, r->name, r->path, "is not there");
@@ -661,14 +664,14 @@ static int roots_take(struct backup_run *m, bool databases, struct error *err) {
 }
 
 static int by_place(const void *a, const void *b) {
-    const struct entry *x = a, *y = b;
+    const struct backup_entry *x = a, *y = b;
     return place_compare(x->root, x->path, y->root, y->path);
 }
 
 static json_t *entries_json(const struct backup_run *m, int64_t *bytes) {
     json_t *files = json_array();
     for (int i = 0; i < m->n; i++) {
-        const struct entry *e = &m->v[i];
+        const struct backup_entry *e = &m->v[i];
         json_t *v = json_pack("{s:s,s:s,s:i}", "root", e->root, "path", e->path, "mode", e->mode);
         if (e->dir) {
             json_object_set_new(v, "dir", json_true());
@@ -697,7 +700,7 @@ static json_t *manifest_make(struct backup_run *m) {
     json_t *v =
         json_pack("{s:i,s:s,s:s,s:s,s:O,s:O,s:I,s:I,s:I,s:o}", "format", FORMAT, "id", id,
                   "created", clock_utc(now), "shoal", SHOAL_VERSION, "roots", m->roots, "left_out",
-                  m->left_out, "bytes", (json_int_t)bytes, "new_bytes", (json_int_t)m->new_bytes,
+                  m->skipped, "bytes", (json_int_t)bytes, "new_bytes", (json_int_t)m->new_bytes,
                   "new_blobs", (json_int_t)m->new_blobs, "files", files);
     manifest_hash(v, hash);
     json_object_set_new(v, "hash", json_string(hash));
@@ -748,14 +751,14 @@ static int leftover_remove(void *ctx, const char *path, const char *name) {
 static void making_release(struct backup_run *m) {
     for (int i = 0; i < m->n; i++) free(m->v[i].path);
     free(m->v);
-    free(m->apart);
-    json_decref(m->left_out);
+    free(m->separate_roots);
+    json_decref(m->skipped);
     json_decref(m->roots);
 }
 
 json_t *backup_create(const struct backup_options *p, struct error *err) {
     struct backup_run m = {
-        .work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
+        .work.p = p, .to = p->to, .skipped = json_array(), .roots = json_object()};
     char *blobs = path_join(p->to, "blobs");
     json_t *head = NULL;
     int lock = -1, rc = backup_dir_make(p->to, err);

@@ -31,7 +31,7 @@ struct backup_options {
     int n_roots;
     /* Progress, called now and then: bytes done and bytes in total. False stops the work with
      * ERR_STATE. May be NULL. */
-    bool (*told)(void *ctx, int64_t done, int64_t total);
+    bool (*report_fn)(void *ctx, int64_t done, int64_t total);
     void *ctx;
     /* Called for each restored folder before it is put in place. It may edit the folder `staged`,
      * using the current folder `present`, which may not exist. Called again when a restore starts

@@ -177,7 +177,7 @@ struct restore_run_state {
     struct target v[BACKUP_ROOTS_MAX];
     int n;
     char *apart[BACKUP_ROOTS_MAX + 1]; /* [n_apart] the backups and every root */
-    int n_apart;
+    int n_separate_roots;
     char stamp[BACKUP_ID_LEN];
 };
 
@@ -239,7 +239,7 @@ bool backup_is_unfinished(const char *path, struct error *err) {
 static bool stays(const struct restore_run_state *r, const struct target *t, const char *name) {
     char *path = path_join(t->path, name);
     bool found = backup_is_restore_temp(name);
-    for (int i = 0; i < r->n_apart; i++) found |= strcmp(r->apart[i], path) == 0;
+    for (int i = 0; i < r->n_separate_roots; i++) found |= strcmp(r->apart[i], path) == 0;
     free(path);
     return found;
 }
@@ -258,8 +258,8 @@ static int target_add(struct restore_run_state *r, const struct backup_root *roo
                       struct error *err) {
     char *path = path_real(root->path, err);
     if (!path) return err->code;
-    CHECK(r->n_apart < BACKUP_ROOTS_MAX);
-    r->apart[r->n_apart++] = path;
+    CHECK(r->n_separate_roots < BACKUP_ROOTS_MAX);
+    r->apart[r->n_separate_roots++] = path;
     if (!json_object_get(json_object_get(r->manifest, "roots"), root->name)) return OK;
     r->v[r->n++] =
         (struct target){.name = root->name, .path = xstrdup(path), .stem = stem_of(path)};
@@ -270,7 +270,7 @@ static int target_add(struct restore_run_state *r, const struct backup_root *roo
 static int nesting_check(const struct restore_run_state *r, struct error *err) {
     for (int i = 0; i < r->n; i++) {
         size_t n = strlen(r->v[i].path);
-        for (int k = 0; k < r->n_apart; k++) {
+        for (int k = 0; k < r->n_separate_roots; k++) {
             const char *p = r->apart[k];
             if (strncmp(p, r->v[i].path, n) == 0 && p[n] == '/' && strchr(p + n + 1, '/'))
                 return error_set(err, ERR_USAGE,
@@ -287,8 +287,8 @@ static int nesting_check(const struct restore_run_state *r, struct error *err) {
 static int targets_find(struct restore_run_state *r, struct error *err) {
     const struct backup_options *p = r->work.p;
     int rc = OK;
-    r->apart[r->n_apart] = path_real(p->to, err);
-    if (!r->apart[r->n_apart++]) return err->code;
+    r->apart[r->n_separate_roots] = path_real(p->to, err);
+    if (!r->apart[r->n_separate_roots++]) return err->code;
     for (int i = 0; rc == OK && i < p->n_roots; i++) rc = target_add(r, &p->roots[i], err);
     if (rc == OK && !r->n)
         rc = error_set(err, ERR_MISMATCH, "the backup holds none of the roots to restore");
@@ -543,7 +543,7 @@ static void restoring_release(struct restore_run_state *r) {
         free(r->v[i].path);
         free(r->v[i].stem);
     }
-    for (int i = 0; i < r->n_apart; i++) free(r->apart[i]);
+    for (int i = 0; i < r->n_separate_roots; i++) free(r->apart[i]);
     json_decref(r->manifest);
 }
 

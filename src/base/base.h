@@ -349,7 +349,7 @@ struct progress {
     const char *title;
     double start, last;
     int64_t total, shown;
-    bool told;
+    bool ever_printed;
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
@@ -622,7 +622,7 @@ void plot_legend(struct buf *b, int series, const char *name);
 struct curve {
     double x[CURVE_POINTS], y[CURVE_POINTS], sum_x, sum_y;
     int n;
-    int64_t per, held; /* points per mean; points in the sums so far */
+    int64_t points_per_mean, n_summed; /* points per mean; points in the sums so far */
 };
 void curve_add(struct curve *c, double x, double y); /* ignores a point that is not finite */
 /* n lines in one chart; names may be NULL: no legend. */

@@ -24,13 +24,13 @@
 
 enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63, SECTIONS_LIMIT = 256 };
 
-struct reader {
+struct config_reader {
     struct config_file *c;
     int line, n_sections, n_entries; /* the last two: allocated entries */
     struct error *err;
 };
 
-static int refuse(const struct reader *r, const char *why) {
+static int refuse(const struct config_reader *r, const char *why) {
     return error_set(r->err, ERR_USAGE, "%s:%d: %s", r->c->path, r->line, why);
 }
 
@@ -58,7 +58,7 @@ static bool is_name(const char *at, const char *end) {
     return true;
 }
 
-static int section_begin(struct reader *r, const char *at, const char *end) {
+static int section_begin(struct config_reader *r, const char *at, const char *end) {
     struct config_file *c = r->c;
     if (end[-1] != ']') return refuse(r, "a section is [NAME] and nothing else");
     at++, end--;
@@ -82,7 +82,7 @@ static int section_begin(struct reader *r, const char *at, const char *end) {
 
 /* Trims a value and removes its quotes. Many readers take a '#' after a blank for a remark, so it
  * is refused outside of quotes. */
-static int value_trim(const struct reader *r, const char **at, const char **end) {
+static int value_trim(const struct config_reader *r, const char **at, const char **end) {
     trim(at, end);
     if (*at < *end && **at == '"') {
         if (*end - *at < 2 || (*end)[-1] != '"' ||
@@ -98,7 +98,7 @@ static int value_trim(const struct reader *r, const char **at, const char **end)
     return OK;
 }
 
-static int entry_add(struct reader *r, const char *at, const char *end) {
+static int entry_add(struct config_reader *r, const char *at, const char *end) {
     struct config_file *c = r->c;
     const char *equals = memchr(at, '=', (size_t)(end - at));
     if (!equals) return refuse(r, "expected KEY = VALUE, [SECTION] or a comment");
@@ -122,7 +122,7 @@ static bool is_clean(const char *at, const char *end) {
     return u8_check((const uint8_t *)at, (size_t)(end - at)) == NULL;
 }
 
-static int line_read(struct reader *r, const char *at, const char *end) {
+static int line_read(struct config_reader *r, const char *at, const char *end) {
     if (end - at > LINE_LIMIT)
         return error_set(r->err, ERR_USAGE, "%s:%d: the line is longer than %d bytes", r->c->path,
                          r->line, LINE_LIMIT);
@@ -139,7 +139,7 @@ int config_parse(struct config_file *c, const char *path, const char *text, size
     c->path = arena_strdup(&c->arena, path);
     c->sections = xcalloc(1, sizeof *c->sections);
     c->sections[c->n_sections++] = (struct config_section){"", 0, 0, 0}; /* before any other */
-    struct reader r = {.c = c, .n_sections = 1, .err = err};
+    struct config_reader r = {.c = c, .n_sections = 1, .err = err};
     int rc = OK;
     if (len > FILE_LIMIT)
         rc = error_set(err, ERR_USAGE, "'%s' is larger than the limit of %d bytes", path,

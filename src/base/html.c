@@ -222,20 +222,20 @@ static void curve_downsample(struct curve *c) {
         c->y[i] = (c->y[2 * i] + c->y[2 * i + 1]) / 2;
     }
     c->n = CURVE_POINTS / 2;
-    c->per *= 2;
+    c->points_per_mean *= 2;
 }
 
 void curve_add(struct curve *c, double x, double y) {
     if (!isfinite(x) || !isfinite(y)) return;
-    if (c->per == 0) c->per = 1;
+    if (c->points_per_mean == 0) c->points_per_mean = 1;
     if (c->n == CURVE_POINTS) curve_downsample(c);
     c->sum_x += x;
     c->sum_y += y;
-    if (++c->held < c->per) return;
-    c->x[c->n] = c->sum_x / (double)c->per;
-    c->y[c->n++] = c->sum_y / (double)c->per;
+    if (++c->n_summed < c->points_per_mean) return;
+    c->x[c->n] = c->sum_x / (double)c->points_per_mean;
+    c->y[c->n++] = c->sum_y / (double)c->points_per_mean;
     c->sum_x = c->sum_y = 0;
-    c->held = 0;
+    c->n_summed = 0;
 }
 
 static double spread_at(const struct curve *spread, int k) {
@@ -313,7 +313,7 @@ void plot_bands(struct buf *b, const char *label, const char *x_title, const str
         for (int i = 0; i < n; i++) plot_legend(b, i, names[i]);
         buf_puts(b, "</p>\n");
     }
-    if (n > 0 && c[0].per > 1)
+    if (n > 0 && c[0].points_per_mean > 1)
         buf_printf(b, "<p class=\"soft\">A point is the mean of %lld values.</p>\n",
-                   (long long)c[0].per);
+                   (long long)c[0].points_per_mean);
 }

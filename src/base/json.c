@@ -21,19 +21,19 @@
  * harmless. */
 static const size_t JSON_FILE_LIMIT = (size_t)1 << 30;
 
-struct cursor {
+struct json_cursor {
     const char *what, *text;
     size_t len, pos;
     int line, column;
 };
 
-static struct cursor cursor_open(const char *what, const char *text, size_t len) {
-    struct cursor c = {.what = what, .text = text, .len = len, .line = 1, .column = 1};
+static struct json_cursor cursor_open(const char *what, const char *text, size_t len) {
+    struct json_cursor c = {.what = what, .text = text, .len = len, .line = 1, .column = 1};
     if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) c.pos = 3;
     return c;
 }
 
-static void cursor_advance(struct cursor *c, size_t n) {
+static void cursor_advance(struct json_cursor *c, size_t n) {
     for (; n > 0; n--) {
         unsigned char byte = (unsigned char)c->text[c->pos++];
         if (byte == '\n') {
@@ -46,7 +46,7 @@ static void cursor_advance(struct cursor *c, size_t n) {
 }
 
 /* The next byte that is not white space, or -1 at the end. */
-static int cursor_peek(struct cursor *c) {
+static int cursor_peek(struct json_cursor *c) {
     while (c->pos < c->len && strchr(" \t\r\n", c->text[c->pos]) && c->text[c->pos])
         cursor_advance(c, 1);
     return c->pos < c->len ? (unsigned char)c->text[c->pos] : -1;
@@ -176,7 +176,7 @@ static void parse_words(const char *text, char *out, size_t size) {
 }
 
 /* Parses the value at the cursor and moves the cursor past it. */
-static json_t *cursor_value(struct cursor *c, bool last_wins, struct error *err) {
+static json_t *cursor_value(struct json_cursor *c, bool last_wins, struct error *err) {
     json_error_t je;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
     json_t *v = text_load(c->text + c->pos, len, last_wins ? 0 : JSON_REJECT_DUPLICATES, &je);
@@ -204,14 +204,14 @@ static json_t *cursor_value(struct cursor *c, bool last_wins, struct error *err)
     return NULL;
 }
 
-static int cursor_error(const struct cursor *c, const char *wanted, struct error *err) {
+static int cursor_error(const struct json_cursor *c, const char *wanted, struct error *err) {
     return error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, c->line, c->column,
                      wanted);
 }
 
 static json_t *text_parse(const char *text, size_t len, const char *what, bool last_wins,
                           struct error *err) {
-    struct cursor c = cursor_open(what, text, len);
+    struct json_cursor c = cursor_open(what, text, len);
     if (cursor_peek(&c) < 0) {
         error_set(err, ERR_FORMAT, "'%s' is empty, a JSON value was expected", what);
         return NULL;
@@ -245,7 +245,7 @@ enum {
     COST_CHARACTER = 3,
 };
 
-struct measure {
+struct json_measure {
     int depth, deepest;
     size_t cost;
 };
@@ -257,8 +257,8 @@ static size_t text_skip(const char *text, size_t len, size_t i) {
     return MIN(i, len);
 }
 
-static struct measure text_measure(const char *text, size_t len) {
-    struct measure m = {.cost = COST_FIXED + COST_VALUE};
+static struct json_measure text_measure(const char *text, size_t len) {
+    struct json_measure m = {.cost = COST_FIXED + COST_VALUE};
     for (size_t i = 0, start; i < len; i++) {
         switch (text[i]) {
         case '"':
@@ -297,7 +297,7 @@ const struct json_limits json_request_limits = {.depth = 100, .cost = (size_t)25
 
 json_t *json_parse_limited(const char *text, size_t len, const char *what, struct json_limits *left,
                            struct error *err) {
-    struct measure m = text_measure(text, len);
+    struct json_measure m = text_measure(text, len);
     if (m.deepest > left->depth) {
         error_set(err, ERR_MISMATCH, "the JSON of '%s' is nested more than %d deep", what,
                   left->depth);
@@ -334,7 +334,7 @@ json_t *json_from_path(const char *path) {
     return v ? v : json_null();
 }
 
-static int value_visit(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
+static int value_visit(struct json_cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     int line = c->line;
     json_t *v = cursor_value(c, false, err);
     if (!v) return err->code;
@@ -346,7 +346,7 @@ static int value_visit(struct cursor *c, json_file_each_fn fn, void *ctx, struct
 /* Whether the array at the cursor is the file's only value: only white space follows its closing
  * bracket. An unclosed array counts as one too, so that its error is reported where it is. Strings
  * may hold brackets. */
-static bool array_is_whole(struct cursor c) {
+static bool array_is_whole(struct json_cursor c) {
     int depth = 0;
     bool in_string = false;
     for (size_t i = c.pos; i < c.len; i++) {
@@ -369,11 +369,11 @@ static bool array_is_whole(struct cursor c) {
     return true;
 }
 
-static int array_open_error(const struct cursor *c, struct error *err) {
+static int array_open_error(const struct json_cursor *c, struct error *err) {
     return cursor_error(c, "the array is not closed", err);
 }
 
-static int array_walk(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
+static int array_walk(struct json_cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     cursor_advance(c, 1);
     if (cursor_peek(c) == ']') return OK;
     for (;;) {
@@ -391,7 +391,7 @@ static int array_walk(struct cursor *c, json_file_each_fn fn, void *ctx, struct 
     }
 }
 
-static int cursor_walk(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
+static int cursor_walk(struct json_cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     if (cursor_peek(c) == '[' && array_is_whole(*c)) return array_walk(c, fn, ctx, err);
     while (cursor_peek(c) >= 0) {
         int rc = value_visit(c, fn, ctx, err);
@@ -408,7 +408,7 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
     int rc = mapped ? file_map_open(&m, path, err) : file_read(path, JSON_FILE_LIMIT, &b, err);
     if (rc == OK) {
         const char *text = mapped ? (const char *)m.data : b.data;
-        struct cursor c = cursor_open(path, text, mapped ? m.size : b.len);
+        struct json_cursor c = cursor_open(path, text, mapped ? m.size : b.len);
         rc = cursor_walk(&c, fn, ctx, err);
     }
     file_map_close(&m);

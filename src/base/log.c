@@ -91,7 +91,7 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len) {
 
 /* Bytes not yet sent to the terminal: an incomplete character, or a carriage return that may begin
  * a line's end. */
-struct filter {
+struct terminal_filter {
     struct buf held;
 };
 
@@ -107,7 +107,7 @@ static bool fd_write(int fd, const char *p, size_t n) {
 }
 
 static ssize_t filter_write(void *cookie, const char *text, size_t n) {
-    struct filter *f = cookie;
+    struct terminal_filter *f = cookie;
     struct buf shown = {0};
     buf_add(&f->held, text, n);
     size_t whole = utf8_complete_len(f->held.data, f->held.len);
@@ -121,7 +121,7 @@ static ssize_t filter_write(void *cookie, const char *text, size_t n) {
 }
 
 void terminal_sanitize_stdout(void) {
-    static struct filter filter;
+    static struct terminal_filter filter;
     if (isatty(STDOUT_FILENO) != 1) return;
     FILE *f = fopencookie(&filter, "w", (cookie_io_functions_t){.write = filter_write});
     CHECK(f != NULL);
@@ -319,13 +319,13 @@ static bool progress_pipe_write(const char *text) {
 /* Writes a line, unless any bar wrote one just now. The end of a bar is written if the bar's
  * previous write succeeded. */
 static void progress_report(struct progress *p, bool last) {
-    if (progress_pipe_fd < 0 || (last && !p->told)) return;
+    if (progress_pipe_fd < 0 || (last && !p->ever_printed)) return;
     double now = clock_now(), before = atomic_load(&progress_reported_at);
     if (!last && (now - before < TELL_SECONDS ||
                   !atomic_compare_exchange_strong(&progress_reported_at, &before, now)))
         return;
     char *text = progress_json(p, now - p->start);
-    p->told = progress_pipe_write(text);
+    p->ever_printed = progress_pipe_write(text);
     free(text);
 }
 

@@ -85,7 +85,7 @@ static int integer_text_set(const struct option_row *row, void *out, const char 
                             const char *who, struct error *err) {
     const char *digits = text + (*text == '-' || *text == '+');
     if (!*digits || digits[strspn(digits, "0123456789")])
-        return error_set(err, ERR_USAGE, "'%s' wants a whole number, not '%s'", who, text);
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number, not '%s'", who, text);
     errno = 0;
     long long v = strtoll(text, NULL, 10);
     if (errno && row_ranged(row) && row->min > -1e15 && row->max < 1e15)
@@ -102,7 +102,7 @@ static int float_text_set(const struct option_row *row, void *out, const char *t
     bool plain = *text && text[strspn(text, "0123456789+-.eE")] == '\0';
     double v = plain ? strtod(text, &end) : 0;
     if (!plain || *end)
-        return error_set(err, ERR_USAGE, "'%s' wants a number, not '%s'", who, text);
+        return error_set(err, ERR_USAGE, "'%s' must be a number, not '%s'", who, text);
     if (!isfinite(v))
         return error_set(err, ERR_USAGE, "'%s' cannot be %s: it is too large", who, text);
     return float_set(row, out, v, who, err);
@@ -119,7 +119,7 @@ static int bool_text_set(const struct option_row *row, void *out, const char *te
             return OK;
         }
     }
-    return error_set(err, ERR_USAGE, "'%s' wants true or false, not '%s'", who, text);
+    return error_set(err, ERR_USAGE, "'%s' must be true or false, not '%s'", who, text);
 }
 
 static void string_set(const struct option_row *row, void *out, const char *text) {
@@ -586,9 +586,9 @@ static int kind_refuse(const char *who, const char *wanted, const json_t *v, str
     const char *hint = json_is_number(v) || json_is_boolean(v) ? " (put it in quotes)" : "";
     if (strcmp(wanted, "text") != 0) hint = "";
     if (json_is_string(v))
-        return error_set(err, ERR_USAGE, "'%s' wants %s, not '%s'", who, wanted,
+        return error_set(err, ERR_USAGE, "'%s' must be %s, not '%s'", who, wanted,
                          json_string_value(v));
-    return error_set(err, ERR_USAGE, "'%s' wants %s, not %s%s", who, wanted, json_kind(v), hint);
+    return error_set(err, ERR_USAGE, "'%s' must be %s, not %s%s", who, wanted, json_kind(v), hint);
 }
 
 static int list_from_json(struct strings *list, const json_t *v, const char *who,
@@ -641,7 +641,7 @@ static int value_from_json(const struct option_row *row, void *out, const json_t
 
 /* One application of a document. Below, `path` is a position in the document ("train.lora.rank")
  * and `name` the option's name that it spells ("lora_rank"). */
-struct recipe {
+struct option_recipe {
     const struct option_row *rows;
     void *out;
     const struct yaml *doc;
@@ -649,10 +649,10 @@ struct recipe {
     struct error *err;
 };
 
-static int recipe_apply(const struct recipe *r, const json_t *map, const char *path,
+static int recipe_apply(const struct option_recipe *r, const json_t *map, const char *path,
                         const char *name);
 
-static int key_unknown(const struct recipe *r, const char *name, int line) {
+static int key_unknown(const struct option_recipe *r, const char *name, int line) {
     const struct option_row *near = row_nearest(r->rows, name, strlen(name));
     char *shown = near ? xstrdup(near->name) : NULL;
     for (char *p = shown; p && *p; p++)
@@ -665,7 +665,8 @@ static int key_unknown(const struct recipe *r, const char *name, int line) {
 
 /* One key: a row's value, or a mapping whose keys continue the name, so that "lora: {rank: 8}" is
  * lora_rank. */
-static int key_apply(const struct recipe *r, const char *path, const char *name, const json_t *v) {
+static int key_apply(const struct option_recipe *r, const char *path, const char *name,
+                     const json_t *v) {
     const struct option_row *row = row_find(r->rows, name, strlen(name), !r->doc->stored);
     int line = yaml_line(r->doc, path);
     if (!row)
@@ -679,7 +680,7 @@ static int key_apply(const struct recipe *r, const char *path, const char *name,
     return rc == OK ? OK : error_wrap(r->err, "'%s', line %d", r->doc->path, line);
 }
 
-static int recipe_apply(const struct recipe *r, const json_t *map, const char *path,
+static int recipe_apply(const struct option_recipe *r, const json_t *map, const char *path,
                         const char *name) {
     const char *key;
     json_t *v;
@@ -716,7 +717,7 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
     int rc = section_find(doc, section ? section : "", &map, err);
     if (rc != OK || !map) return rc;
     size_t n_rows = rows_count(rows);
-    struct recipe r = {.rows = rows, .out = out, .doc = doc, .err = err};
+    struct option_recipe r = {.rows = rows, .out = out, .doc = doc, .err = err};
     r.seen = xcalloc(n_rows, sizeof(*r.seen));
     rc = recipe_apply(&r, map, section ? section : "", "");
     free(r.seen);

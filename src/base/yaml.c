@@ -24,7 +24,7 @@ static const size_t YAML_FILE_LIMIT = (size_t)16 << 20;
  * limit a long key over many short values would take many times the document's size. */
 enum { YAML_DEPTH_LIMIT = 64, YAML_VALUES_LIMIT = 1 << 20, YAML_PATHS_LIMIT = 64 << 20 };
 
-struct reader {
+struct yaml_reader {
     yaml_parser_t parser;
     const char *file;
     json_t *lines;
@@ -76,12 +76,12 @@ static bool float_shape(const char *s) {
     return *s == '\0';
 }
 
-static json_t *number_refuse(struct reader *r, int line, const char *text, const char *why) {
+static json_t *number_refuse(struct yaml_reader *r, int line, const char *text, const char *why) {
     error_set(r->err, ERR_FORMAT, "'%s', line %d: '%s' %s", r->file, line, text, why);
     return NULL;
 }
 
-static json_t *plain_value(struct reader *r, const char *s, int line) {
+static json_t *plain_value(struct yaml_reader *r, const char *s, int line) {
     static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
     static const char *const trues[] = {"true", "True", "TRUE", NULL};
     static const char *const falses[] = {"false", "False", "FALSE", NULL};
@@ -105,7 +105,7 @@ static json_t *plain_value(struct reader *r, const char *s, int line) {
     return json_string(s);
 }
 
-static json_t *scalar_value(struct reader *r, const yaml_event_t *e) {
+static json_t *scalar_value(struct yaml_reader *r, const yaml_event_t *e) {
     const char *text = (const char *)e->data.scalar.value;
     if (strlen(text) != e->data.scalar.length)
         return number_refuse(r, mark_line(e->start_mark), text, "holds a NUL character");
@@ -115,7 +115,7 @@ static json_t *scalar_value(struct reader *r, const yaml_event_t *e) {
 }
 
 /* libyaml's message, with its position. */
-static int parser_error(struct reader *r) {
+static int parser_error(struct yaml_reader *r) {
     const yaml_parser_t *p = &r->parser;
     if (p->error == YAML_READER_ERROR)
         return error_set(r->err, ERR_FORMAT, "'%s', byte %zu: %s", r->file, p->problem_offset,
@@ -126,14 +126,14 @@ static int parser_error(struct reader *r) {
                      p->context ? p->context : "");
 }
 
-static int refuse(struct reader *r, const yaml_event_t *e, const char *what) {
+static int refuse(struct yaml_reader *r, const yaml_event_t *e, const char *what) {
     return error_set(r->err, ERR_FORMAT, "'%s', line %d: %s", r->file, mark_line(e->start_mark),
                      what);
 }
 
 /* Gets the next event, which the caller deletes on OK; refuses events that recipes may not
  * contain. */
-static int event_next(struct reader *r, yaml_event_t *e) {
+static int event_next(struct yaml_reader *r, yaml_event_t *e) {
     if (!yaml_parser_parse(&r->parser, e)) return parser_error(r);
     const yaml_char_t *anchor = NULL, *tag = NULL;
     if (e->type == YAML_SCALAR_EVENT) {
@@ -153,10 +153,10 @@ static int event_next(struct reader *r, yaml_event_t *e) {
     return rc;
 }
 
-static json_t *node_read(struct reader *r, const yaml_event_t *e);
+static json_t *node_read(struct yaml_reader *r, const yaml_event_t *e);
 
 /* Appends ".name" to the path, records its line, and returns the length for path_leave. */
-static size_t path_enter(struct reader *r, const char *name, int line) {
+static size_t path_enter(struct yaml_reader *r, const char *name, int line) {
     size_t before = r->path.len;
     buf_printf(&r->path, "%s%s", before ? "." : "", name);
     r->values++;
@@ -166,14 +166,14 @@ static size_t path_enter(struct reader *r, const char *name, int line) {
     return before;
 }
 
-static void path_leave(struct reader *r, size_t before) {
+static void path_leave(struct yaml_reader *r, size_t before) {
     r->path.len = before;
     r->path.data[before] = '\0';
 }
 
 /* Checks and copies the key that `e` holds: a non-empty scalar not in `map` yet. The caller frees
  * the name. */
-static char *key_read(struct reader *r, const yaml_event_t *e, const json_t *map) {
+static char *key_read(struct yaml_reader *r, const yaml_event_t *e, const json_t *map) {
     if (e->type != YAML_SCALAR_EVENT || e->data.scalar.length == 0) {
         refuse(r, e, "a key must be a word");
         return NULL;
@@ -191,7 +191,7 @@ static char *key_read(struct reader *r, const yaml_event_t *e, const json_t *map
     return xstrdup(key);
 }
 
-static int mapping_pair(struct reader *r, const yaml_event_t *key_event, json_t *map) {
+static int mapping_pair(struct yaml_reader *r, const yaml_event_t *key_event, json_t *map) {
     char *key = key_read(r, key_event, map);
     if (!key) return r->err->code;
     yaml_event_t e;
@@ -208,7 +208,7 @@ static int mapping_pair(struct reader *r, const yaml_event_t *key_event, json_t 
     return rc;
 }
 
-static int sequence_item(struct reader *r, const yaml_event_t *e, json_t *list) {
+static int sequence_item(struct yaml_reader *r, const yaml_event_t *e, json_t *list) {
     char name[24];
     snprintf(name, sizeof(name), "%zu", json_array_size(list));
     size_t before = path_enter(r, name, mark_line(e->start_mark));
@@ -219,7 +219,7 @@ static int sequence_item(struct reader *r, const yaml_event_t *e, json_t *list) 
 }
 
 /* Reads children into `into` (an object or an array, which it owns) up to the event `end`. */
-static json_t *collection_read(struct reader *r, json_t *into, yaml_event_type_t end) {
+static json_t *collection_read(struct yaml_reader *r, json_t *into, yaml_event_type_t end) {
     for (;;) {
         yaml_event_t e;
         int rc = event_next(r, &e);
@@ -238,7 +238,7 @@ static json_t *collection_read(struct reader *r, json_t *into, yaml_event_type_t
     }
 }
 
-static json_t *node_read(struct reader *r, const yaml_event_t *e) {
+static json_t *node_read(struct yaml_reader *r, const yaml_event_t *e) {
     if (r->values > YAML_VALUES_LIMIT || r->path_bytes > YAML_PATHS_LIMIT) {
         refuse(r, e,
                r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
@@ -259,7 +259,7 @@ static json_t *node_read(struct reader *r, const yaml_event_t *e) {
 }
 
 /* stream start, document start, node, document end, stream end; an empty file is null. */
-static json_t *document_read(struct reader *r) {
+static json_t *document_read(struct yaml_reader *r) {
     json_t *root = NULL;
     for (;;) {
         yaml_event_t e;
@@ -284,7 +284,7 @@ static json_t *document_read(struct reader *r) {
 int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err) {
     int rc = OK;
     *y = (struct yaml){0};
-    struct reader r = {.file = path, .lines = json_object(), .err = err};
+    struct yaml_reader r = {.file = path, .lines = json_object(), .err = err};
     CHECK(yaml_parser_initialize(&r.parser));
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, len);
     json_t *root = document_read(&r);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 /* A KL divergence to report: the result against its source, or the base against the source. */
-struct effect {
+struct kl_row {
     const char *name, *about;
     struct kl_divergence d;
 };
@@ -37,7 +37,7 @@ static json_t *kinds_json(const struct lora_cut *k) {
 }
 
 static void cut_report(const struct cli_options *c, const struct lora_cut *k,
-                       const struct cut_request *q, const struct effect *e, int n) {
+                       const struct cut_request *q, const struct kl_row *e, int n) {
     const struct adapter *a = k->adapter;
     if (c->json) {
         json_t *o =
@@ -71,10 +71,10 @@ static int cut_write(const struct lora_cut *k, const struct cut_request *q, cons
 int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
                         const struct cut_request *q, struct pool *pool, struct error *err) {
     struct lora_cut k = {0};
-    struct effect e[2] = {
+    struct kl_row e[2] = {
         {.name = "extracted_vs_finetuned", .about = "extracted against fine-tuned"},
         {.name = "base_vs_finetuned", .about = "base against fine-tuned     "}};
-    if (cut_check(args, 3, "extract wants BASE and FINETUNED", q, err) != OK) return err->code;
+    if (cut_check(args, 3, "extract requires BASE and FINETUNED", q, err) != OK) return err->code;
     char *path = cli_find_file(args->v[2]);
     struct model *tuned = model_open(path, cli_numeric_class(c), err);
     int rc = tuned ? adapter_extract(base, tuned, q->cut, pool, &k, err) : err->code;
@@ -94,12 +94,12 @@ int cmd_adapter_extract(const struct cli_options *c, struct model *base, const s
 int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
                        const struct cut_request *q, struct pool *pool, struct error *err) {
     struct lora_cut k = {0};
-    if (cut_check(args, 2, "resize wants one adapter", q, err) != OK) return err->code;
+    if (cut_check(args, 2, "resize requires one adapter", q, err) != OK) return err->code;
     struct adapter *from = adapter_open(args->v[1], m, err);
     int rc = from ? adapter_resize(from, q->cut, pool, &k, err) : err->code;
     if (rc == OK) rc = cut_write(&k, q, from->base ? from->base : m->name, err);
     if (rc == OK) {
-        struct effect e[2] = {{"resized_vs_whole", "resized against whole",
+        struct kl_row e[2] = {{"resized_vs_whole", "resized against whole",
                                adapter_kl_divergence(m, from, m, k.adapter, pool)},
                               {"base_vs_whole", "base against whole   ",
                                adapter_kl_divergence(m, from, m, NULL, pool)}};

@@ -30,7 +30,7 @@ static const struct option_row adapter_rows[] = {
         "blend: noise, relative to the tensor's own deviation"),
     ROW("rank", OPT_INT, rank, "0", 0, 1024, "R",
         "blend: rank of the child; 0: the larger parent's; new: its rank; 0: 8; extract, resize: "
-        "at most; 0: as --energy wants"),
+        "at most; 0: as --energy requires"),
     ROW("energy", OPT_FLOAT, energy, "0", 0, 1, "E",
         "extract, resize: the smallest rank that keeps this share of |ΔW|² in each module"),
     ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST", "new: q_proj,v_proj …"),
@@ -71,7 +71,7 @@ static int adapter_make(const struct cli_options *c, const struct options *o, co
                         const struct strings *args, struct error *err) {
     struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
     ac.alpha = 2 * (float)ac.r;
-    if (args->n != 2) return error_set(err, ERR_USAGE, "new wants one name to write to");
+    if (args->n != 2) return error_set(err, ERR_USAGE, "new requires one name to write to");
     if (adapter_targets_parse(o->targets, ac.target, err) != OK) return err->code;
     struct adapter *a = adapter_new(&m->config, &ac, (uint64_t)o->seed);
     int rc = OK;
@@ -107,7 +107,7 @@ static int adapter_restore(const struct cli_options *c, const struct model *m,
                            const struct strings *args, struct error *err) {
     char hash[HASH_LEN];
     if (args->n < 2 || args->n > 3)
-        return error_set(err, ERR_USAGE, "rollback wants DIR and at most one HASH");
+        return error_set(err, ERR_USAGE, "rollback requires DIR and at most one HASH");
     int rc = adapter_rollback(args->v[1], &m->config, args->n > 2 ? args->v[2] : NULL, hash, err);
     if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s}", "adapter", args->v[1], "hash", hash));
@@ -205,7 +205,7 @@ static int adapter_inspect(const struct cli_options *c, struct model *m, const s
 
 static int adapter_convert(const struct cli_options *c, const struct options *o, struct model *m,
                            const struct strings *args, struct error *err) {
-    if (args->n != 3) return error_set(err, ERR_USAGE, "convert wants IN and OUT");
+    if (args->n != 3) return error_set(err, ERR_USAGE, "convert requires IN and OUT");
     struct adapter *a = adapter_open(args->v[1], m, err);
     if (!a) return err->code;
     const char *base = a->base ? a->base : m->name, *out = args->v[2];
@@ -301,7 +301,7 @@ static struct adapter *operator_files(const struct options *o, struct model *m, 
 /* The child of --alpha and --mut: a blend, then a mutation of the blend. */
 static struct adapter *blend_files(const struct options *o, struct model *m, struct error *err) {
     if (o->parents.n != 2) {
-        error_set(err, ERR_USAGE, "--parents wants two adapter directories");
+        error_set(err, ERR_USAGE, "--parents requires two adapter directories");
         return NULL;
     }
     if (cli_compat_check(o->compat, err) != OK) return NULL;
@@ -374,7 +374,8 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
                                struct error *err) {
     bool is_float = m->type == TENSOR_BF16 || m->type == TENSOR_F16;
     enum tensor_type type = is_float ? m->type : TENSOR_F32;
-    if (args->n < 3) return error_set(err, ERR_USAGE, "merge wants MODEL and at least one ADAPTER");
+    if (args->n < 3)
+        return error_set(err, ERR_USAGE, "merge requires MODEL and at least one ADAPTER");
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
     if (o->type && tensor_type_parse(o->type, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);

@@ -34,8 +34,8 @@ static const struct option_row rows[] = {
 
 static void answer_print_json(const struct panel *p, const struct pipeline_answer *a) {
     json_t *said = json_array();
-    for (int i = 0; i < a->talk.n; i++) {
-        const struct utterance *u = &a->talk.v[i];
+    for (int i = 0; i < a->transcript.n; i++) {
+        const struct utterance *u = &a->transcript.v[i];
         json_array_append_new(said, json_pack("{s:s,s:i,s:s}", "name", a->names[u->agent], "round",
                                               u->round, "text", u->text));
     }

@@ -165,7 +165,8 @@ static int backup(const struct cli_options *c, const void *options, const struct
         return error_set(err, ERR_USAGE, "--list, --check and --prune exclude each other");
     if (id && !o->check) return error_set(err, ERR_USAGE, "an id goes with --check");
     int n = roots_of(o, &names, roots, err), rc = n;
-    struct backup_options p = {.to = to, .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
+    struct backup_options p = {
+        .to = to, .roots = roots, .n_roots = n, .report_fn = told, .ctx = &bar};
     if (n > 0) {
         progress_start(&bar, o->check ? "check" : "backup", 0);
         rc = o->list    ? list(c, to, err)
@@ -198,7 +199,7 @@ static int restore(const struct cli_options *c, const void *options, const struc
     struct backup_options p = {.to = args->v[0],
                                .roots = roots,
                                .n_roots = n,
-                               .told = told,
+                               .report_fn = told,
                                .ctx = &bar,
                                .staged = keys_restore};
     json_t *v = NULL;

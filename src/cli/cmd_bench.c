@@ -873,19 +873,20 @@ static int life_options_make(const struct options *o, struct simulation_options 
 
 /* Times of the ticks of one generation; ticks with an update are separate. */
 struct generation_timing {
-    double seconds, plain, learned; /* total; medians of a tick without an update, and with one */
+    double seconds, tick_seconds,
+        update_tick_seconds; /* total; medians of a tick without an update, and with one */
     int64_t decisions;
-    int minds;
+    int policies;
 };
 
 static int life_run(struct bench *b, const struct simulation_options *lo, struct grid_env *places,
                     struct generation_timing *out, struct error *err) {
-    struct environment *envs = xcalloc((size_t)lo->worlds, sizeof *envs), **list;
+    struct environment *envs = xcalloc((size_t)lo->n_envs, sizeof *envs), **list;
     double *plain = xcalloc((size_t)lo->steps, sizeof *plain),
            *learned = xcalloc((size_t)lo->steps, sizeof *learned);
     int64_t n_plain = 0, n_learned = 0;
-    list = xcalloc((size_t)lo->worlds, sizeof *list);
-    for (int64_t i = 0; i < lo->worlds; i++) {
+    list = xcalloc((size_t)lo->n_envs, sizeof *list);
+    for (int64_t i = 0; i < lo->n_envs; i++) {
         envs[i] = grid_env_as_environment(&places[i]);
         list[i] = &envs[i];
     }
@@ -902,10 +903,10 @@ static int life_run(struct bench *b, const struct simulation_options *lo, struct
     }
     if (n < 0) rc = n;
     if (rc == OK) {
-        out->plain = n_plain ? median(plain, n_plain) : 0;
-        out->learned = n_learned ? median(learned, n_learned) : 0;
+        out->tick_seconds = n_plain ? median(plain, n_plain) : 0;
+        out->update_tick_seconds = n_learned ? median(learned, n_learned) : 0;
         out->decisions = simulation_decisions(l);
-        out->minds = simulation_n_policies(l);
+        out->policies = simulation_n_policies(l);
         simulation_end_generation(l);
     }
     simulation_free(l);
@@ -922,21 +923,21 @@ static void print_life(const struct bench *b, const struct simulation_options *l
            still = (double)frozen->decisions / frozen->seconds,
            learning = (double)v->decisions / v->seconds;
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:s,s:s,s:s,s:i,s:I,s:I,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "what",
-                            "life", "shape", shape_name(b), "quant", tensor_type_name(b->m->type),
-                            "rules", b->o->rules, "minds", v->minds, "worlds",
-                            (json_int_t)lo->worlds, "rank", (json_int_t)lo->learn.train.r,
-                            "targets", b->o->targets, "lean", (int)lo->lean, "decisions_per_second",
-                            still, "learning_decisions_per_second", learning, "tick", frozen->plain,
-                            "tick_between_updates", v->plain, "tick_with_update", v->learned,
-                            "VmHWM", high));
+        cli_print(json_pack(
+            "{s:s,s:s,s:s,s:s,s:i,s:I,s:I,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "what", "life",
+            "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "rules", b->o->rules,
+            "minds", v->policies, "worlds", (json_int_t)lo->n_envs, "rank",
+            (json_int_t)lo->learn.train.r, "targets", b->o->targets, "lean", (int)lo->low_memory,
+            "decisions_per_second", still, "learning_decisions_per_second", learning, "tick",
+            frozen->tick_seconds, "tick_between_updates", v->tick_seconds, "tick_with_update",
+            v->update_tick_seconds, "VmHWM", high));
     else
         printf("life      %d minds  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
                "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
                " VmHWM %.1f MB\n",
-               v->minds, lo->worlds, WORLD_FOLK, current_value("rules", b->o->rules),
-               lo->learn.train.r, b->o->targets, lo->lean ? ", lean" : "", still, learning,
-               1e3 * frozen->plain, 1e3 * v->learned, 1e-6 * high);
+               v->policies, lo->n_envs, WORLD_FOLK, current_value("rules", b->o->rules),
+               lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", still, learning,
+               1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds, 1e-6 * high);
 }
 
 /* One generation of policies that do not learn, and one of the same policies that learn; without
@@ -949,8 +950,8 @@ static int bench_life(struct bench *b, struct error *err) {
     int rc = life_options_make(b->o, &lo, err);
     if (rc == OK) rc = world_rules_load(&rules, b->o->rules, err);
     if (rc == OK) {
-        places = xcalloc((size_t)lo.worlds, sizeof *places);
-        for (int64_t i = 0; i < lo.worlds; i++)
+        places = xcalloc((size_t)lo.n_envs, sizeof *places);
+        for (int64_t i = 0; i < lo.n_envs; i++)
             places[i] = (struct grid_env){
                 .rules = &rules, .teacher = world_policy_find(lo.teacher), .n_agents = WORLD_FOLK};
         still = lo;

@@ -78,7 +78,7 @@ static int explain(const struct cli_options *c, const struct strings *args, stru
 
 static int check(const struct cli_options *c, const struct strings *args, struct error *err) {
     struct config_file file = {0};
-    if (args->n != 2) return error_set(err, ERR_USAGE, "check wants one FILE");
+    if (args->n != 2) return error_set(err, ERR_USAGE, "check requires one FILE");
     int rc = config_load(&file, args->v[1], err);
     if (rc == OK) rc = settings_check(&file, err);
     if (rc == OK && c->json)

@@ -88,16 +88,16 @@ static const struct option_row rows[] = {
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
 enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache; more if calls are longer */
 
-struct questions {
+struct debate_questions {
     struct task_item *topic; /* a single question, or NULL */
     struct eval_task *banks;
     int n_banks;
     int64_t n; /* number of questions */
 };
 
-static int topic_make(const struct options *o, struct questions *q, struct error *err) {
+static int topic_make(const struct options *o, struct debate_questions *q, struct error *err) {
     if (o->choices.n == 1 || o->choices.n > EVAL_MAX_CHOICES)
-        return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", EVAL_MAX_CHOICES);
+        return error_set(err, ERR_USAGE, "--choices requires 2 to %d answers", EVAL_MAX_CHOICES);
     q->n = 1;
     q->topic = xcalloc(1, sizeof *q->topic);
     *q->topic =
@@ -106,7 +106,7 @@ static int topic_make(const struct options *o, struct questions *q, struct error
     return OK;
 }
 
-static int questions_make(const struct options *o, struct questions *q, struct error *err) {
+static int questions_make(const struct options *o, struct debate_questions *q, struct error *err) {
     const struct eval_task_options bo = {.dir = o->data,
                                          .n = o->n,
                                          .shots = o->shots,
@@ -125,7 +125,7 @@ static int questions_make(const struct options *o, struct questions *q, struct e
     return rc;
 }
 
-static void questions_release(struct questions *q) {
+static void questions_release(struct debate_questions *q) {
     for (int i = 0; i < q->n_banks; i++) eval_task_release(&q->banks[i]);
     free(q->banks);
     if (q->topic) task_item_release(q->topic);
@@ -135,7 +135,7 @@ static void questions_release(struct questions *q) {
 /* one question */
 
 static void print_legacy(const struct debate *d) {
-    const struct transcript *o = &d->talks[0];
+    const struct transcript *o = &d->transcripts[0];
     printf("=== Debate Transcript ===\n");
     for (int i = 0; i < o->n; i++)
         printf("[A%d][R%d] %s\n", o->v[i].agent, o->v[i].round, o->v[i].text);
@@ -146,7 +146,7 @@ static void print_legacy(const struct debate *d) {
 
 static void print_topic(const struct cli_options *c, const struct options *o, const struct team *t,
                         const struct task_item *it, const struct debate *d, const struct vote *v) {
-    const struct transcript *out = &d->talks[0];
+    const struct transcript *out = &d->transcripts[0];
     struct buf b = {0};
     debate_transcript(d, t->v, it, 0, v, &b);
     if (c->json)
@@ -161,17 +161,17 @@ static void print_topic(const struct cli_options *c, const struct options *o, co
 
 /* running */
 
-struct session {
+struct debate_session {
     const struct cli_options *c;
     const struct options *o;
     struct setup *st;
     struct team *team;
-    struct engine_client speaker;
-    struct llm_client asker;
+    struct engine_client engine_client;
+    struct llm_client llm_client;
     struct progress bar;
 };
 
-static int bank_run(struct session *s, const struct eval_task *b, struct buf *page,
+static int bank_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
                     struct error *err) {
     struct debate_options o;
     const struct team *t = s->team;
@@ -186,7 +186,7 @@ static int bank_run(struct session *s, const struct eval_task *b, struct buf *pa
                                                 .shown = SHOWN};
     struct task_item *items = eval_task_items(b);
     json_t *r =
-        debate_report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
+        debate_report_make(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
     task_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
@@ -198,7 +198,7 @@ static int bank_run(struct session *s, const struct eval_task *b, struct buf *pa
     return OK;
 }
 
-static int tasks_run(struct session *s, const struct questions *q, struct buf *page,
+static int tasks_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < q->n_banks; i++) {
@@ -210,11 +210,11 @@ static int tasks_run(struct session *s, const struct questions *q, struct buf *p
     return rc;
 }
 
-static int topic_run(struct session *s, const struct questions *q, struct buf *page,
+static int topic_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     struct debate d;
-    int rc = debate_run(&s->asker, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d, NULL,
-                        err);
+    int rc = debate_run(&s->llm_client, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d,
+                        NULL, err);
     if (rc == OK) print_topic(s->c, s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
         json_t *talk = debate_transcript_json(&d, s->team->v, q->topic, 0);
@@ -225,17 +225,17 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
     return rc;
 }
 
-static int session_open(struct session *s, struct error *err) {
+static int session_open(struct debate_session *s, struct error *err) {
     int rc = team_load_adapters(s->team, setup_load_adapter, s->st, err);
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
-    s->speaker = (struct engine_client){.engine = s->st->e, .model = s->st->m};
-    if (s->o->reuse && !(s->speaker.store = setup_store(s->st, err))) return err->code;
-    s->asker = engine_client_as_llm(&s->speaker);
+    s->engine_client = (struct engine_client){.engine = s->st->e, .model = s->st->m};
+    if (s->o->reuse && !(s->engine_client.store = setup_store(s->st, err))) return err->code;
+    s->llm_client = engine_client_as_llm(&s->engine_client);
     return OK;
 }
 
-static int debate(struct session *s, const struct questions *q, struct error *err) {
+static int debate(struct debate_session *s, const struct debate_questions *q, struct error *err) {
     struct buf page = {0}, *to = s->o->report ? &page : NULL;
     int rc = session_open(s, err);
     if (rc == OK && s->o->rounds == 0) {
@@ -245,12 +245,12 @@ static int debate(struct session *s, const struct questions *q, struct error *er
         rc = q->n_banks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
         if (to) html_page_close(to);
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
-        if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)
+        if (rc == OK && !s->c->json && s->engine_client.n_calls > s->engine_client.n_computed)
             log_info("%lld of %lld calls were in the store",
-                     (long long)(s->speaker.asked - s->speaker.computed),
-                     (long long)s->speaker.asked);
+                     (long long)(s->engine_client.n_calls - s->engine_client.n_computed),
+                     (long long)s->engine_client.n_calls);
     }
-    store_close(s->speaker.store);
+    store_close(s->engine_client.store);
     buf_release(&page);
     return rc;
 }
@@ -271,14 +271,14 @@ static int protocols_print(const struct options *o, struct error *err) {
 
 /* The engine runs many sequences at once, but they need not all reach max_len: the KV cache has
  * pages for fewer tokens. */
-static void engine_fit(struct setup *st, const struct questions *q) {
+static void engine_fit(struct setup *st, const struct debate_questions *q) {
     struct engine_options *e = &st->engine;
     if (q->n_banks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
     if (e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
 static int model_run(const struct cli_options *c, const struct options *o, const char *model,
-                     struct team *t, const struct questions *q, struct error *err) {
+                     struct team *t, const struct debate_questions *q, struct error *err) {
     struct setup_needs wants = {
         .engine = {.max_rows = 512,
                    .max_seqs = 128,
@@ -289,7 +289,7 @@ static int model_run(const struct cli_options *c, const struct options *o, const
     if (q->topic) wants.engine.max_len = 0;
     int rc = setup_open(&st, c, &o->setup, model, &wants, err);
     if (rc == OK && st.m) {
-        struct session s = {.c = c, .o = o, .st = &st, .team = t};
+        struct debate_session s = {.c = c, .o = o, .st = &st, .team = t};
         engine_fit(&st, q);
         rc = st.m->tok ? debate(&s, q, err)
                        : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
@@ -300,7 +300,7 @@ static int model_run(const struct cli_options *c, const struct options *o, const
 /* Flags override the team's file. */
 static int flags_apply(const struct options *o, struct debate_options *d, struct error *err) {
     d->seed = (uint64_t)o->seed;
-    d->working &= o->working;
+    d->chain_of_thought &= o->working;
     if (o->rounds > 0) d->rounds = (int)o->rounds;
     if (o->temperature >= 0) d->temperature = (float)o->temperature;
     if (o->max_tokens) d->max_tokens = (int32_t)o->max_tokens;
@@ -332,7 +332,7 @@ static int credit_check(const char *name, struct error *err) {
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct questions q = {0};
+    struct debate_questions q = {0};
     struct team team = {0};
     if (o->protocols || o->show) return protocols_print(o, err);
     if (args->n != 1)

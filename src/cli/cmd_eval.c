@@ -56,24 +56,24 @@ enum {
 };
 static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
 
-struct run {
+struct eval_command {
     const struct cli_options *c;
     const struct options *o;
     struct setup s;
     struct eval_task *banks;
-    struct strings alone; /* names of base and adapters */
-    struct strings paths; /* [alone.n] */
-    int *generation;      /* [alone.n] generation of --run, from 0; -1: not from --run */
-    struct strings loads; /* all adapters to load */
-    struct team *teams;   /* [o->teams.n] */
-    struct team_solver *players;
-    struct engine_client speaker;
-    struct llm_client asker;
-    struct eval_candidate *who; /* base and adapters, then teams */
+    struct strings single_names; /* names of base and adapters */
+    struct strings paths;        /* [alone.n] */
+    int *generation;             /* [alone.n] generation of --run, from 0; -1: not from --run */
+    struct strings loads;        /* all adapters to load */
+    struct team *teams;          /* [o->teams.n] */
+    struct team_solver *team_solvers;
+    struct engine_client engine_client;
+    struct llm_client llm_client;
+    struct eval_candidate *candidates; /* base and adapters, then teams */
     struct eval_solver *solvers;
-    int n_banks, n_who;
-    struct eval_result **out;      /* [n_banks · n_who][bank's n] */
-    struct eval_summary *standing; /* [n_banks · n_who] */
+    int n_banks, n_candidates;
+    struct eval_result **out;       /* [n_banks · n_who][bank's n] */
+    struct eval_summary *summaries; /* [n_banks · n_who] */
 };
 
 static int parse_split(const char *name, enum data_split *out, struct error *err) {
@@ -83,7 +83,7 @@ static int parse_split(const char *name, enum data_split *out, struct error *err
     return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
 }
 
-static int questions_open(struct run *r, struct error *err) {
+static int questions_open(struct eval_command *r, struct error *err) {
     struct eval_task_options b = {
         .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
     if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
@@ -96,7 +96,7 @@ static int questions_open(struct run *r, struct error *err) {
 }
 
 /* Engine options before the tokens are known: a text has at most as many tokens as bytes. */
-static struct engine_options engine_wanted(const struct run *r) {
+static struct engine_options engine_wanted(const struct eval_command *r) {
     struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
     for (int i = 0; i < r->n_banks; i++) {
         size_t most = r->banks[i].longest + (size_t)r->banks[i].max_tokens;
@@ -106,7 +106,7 @@ static struct engine_options engine_wanted(const struct run *r) {
     return e;
 }
 
-static void engine_fit(struct run *r) {
+static void engine_fit(struct eval_command *r) {
     struct engine_options *e = &r->s.engine;
     int32_t need = FAMILY_LEN;
     bool files = false;
@@ -125,11 +125,11 @@ static void engine_fit(struct run *r) {
 
 /* contestants */
 
-static void alone_add(struct run *r, const char *name, const char *path, int generation) {
-    strings_add(&r->alone, name);
+static void alone_add(struct eval_command *r, const char *name, const char *path, int generation) {
+    strings_add(&r->single_names, name);
     strings_add(&r->paths, path);
-    r->generation = xrealloc(r->generation, (size_t)r->alone.n * sizeof *r->generation);
-    r->generation[r->alone.n - 1] = generation;
+    r->generation = xrealloc(r->generation, (size_t)r->single_names.n * sizeof *r->generation);
+    r->generation[r->single_names.n - 1] = generation;
     strings_add(&r->loads, path);
 }
 
@@ -139,7 +139,7 @@ static int is_shown(const struct dirent *f) {
 
 /* Adds the adapters DIR/adapters/gen_N/NAME in order of name and returns their number; -1: no such
  * folder. */
-static int generation_add(struct run *r, int generation) {
+static int generation_add(struct eval_command *r, int generation) {
     struct dirent **found = NULL;
     char *dir = xasprintf("%s/adapters/gen_%d", r->o->run, generation);
     int n = scandir(dir, &found, is_shown, alphasort), added = 0;
@@ -162,12 +162,12 @@ static int generation_add(struct run *r, int generation) {
 }
 
 /* Lists the contestants and the adapters that they need, before anything is loaded. */
-static int names_make(struct run *r, struct error *err) {
+static int names_make(struct eval_command *r, struct error *err) {
     const struct options *o = r->o;
     alone_add(r, "base", "base", -1);
     for (int i = 0; i < o->adapters.n; i++) alone_add(r, o->adapters.v[i], o->adapters.v[i], -1);
     for (int g = 0; o->run && generation_add(r, g) >= 0; g++) continue;
-    if (o->run && r->generation[r->alone.n - 1] < 0)
+    if (o->run && r->generation[r->single_names.n - 1] < 0)
         return error_set(err, ERR_MISSING, "no generations in '%s'; 'adapters/gen_0' is looked for",
                          o->run);
     r->teams = xcalloc((size_t)o->teams.n + 1, sizeof *r->teams);
@@ -179,8 +179,8 @@ static int names_make(struct run *r, struct error *err) {
     return OK;
 }
 
-static int contestants_load(struct run *r, struct error *err) {
-    for (int k = 1; k < r->alone.n; k++)
+static int contestants_load(struct eval_command *r, struct error *err) {
+    for (int k = 1; k < r->single_names.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
     for (int i = 0; i < r->o->teams.n; i++)
         if (team_load_adapters(&r->teams[i], setup_load_adapter, &r->s, err) != OK)
@@ -189,35 +189,37 @@ static int contestants_load(struct run *r, struct error *err) {
     return setup_engine(&r->s, err);
 }
 
-static int contestants_open(struct run *r, struct error *err) {
-    r->n_who = r->alone.n + r->o->teams.n;
-    r->who = xcalloc((size_t)r->n_who, sizeof *r->who);
-    r->solvers = xcalloc((size_t)r->alone.n, sizeof *r->solvers);
-    r->players = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->players);
+static int contestants_open(struct eval_command *r, struct error *err) {
+    r->n_candidates = r->single_names.n + r->o->teams.n;
+    r->candidates = xcalloc((size_t)r->n_candidates, sizeof *r->candidates);
+    r->solvers = xcalloc((size_t)r->single_names.n, sizeof *r->solvers);
+    r->team_solvers = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->team_solvers);
     if (contestants_load(r, err) != OK) return err->code;
-    r->speaker = (struct engine_client){.engine = r->s.e, .model = r->s.m};
-    r->asker = engine_client_as_llm(&r->speaker);
-    for (int k = 0; k < r->alone.n; k++) {
+    r->engine_client = (struct engine_client){.engine = r->s.e, .model = r->s.m};
+    r->llm_client = engine_client_as_llm(&r->engine_client);
+    for (int k = 0; k < r->single_names.n; k++) {
         r->solvers[k].e = r->s.e;
         r->solvers[k].tok = r->s.m->tok;
         r->solvers[k].max_len = r->s.engine.max_len;
-        r->solvers[k].working = r->o->working;
-        r->who[k] = (struct eval_candidate){r->alone.v[k], eval_solver_answer, &r->solvers[k]};
+        r->solvers[k].chain_of_thought = r->o->working;
+        r->candidates[k] =
+            (struct eval_candidate){r->single_names.v[k], eval_solver_answer, &r->solvers[k]};
     }
     for (int i = 0; i < r->o->teams.n; i++) {
-        r->players[i] = (struct team_solver){&r->teams[i], &r->asker, (uint64_t)r->o->seed};
-        r->who[r->alone.n + i] =
-            (struct eval_candidate){r->teams[i].name, team_solver_answer, &r->players[i]};
+        r->team_solvers[i] =
+            (struct team_solver){&r->teams[i], &r->llm_client, (uint64_t)r->o->seed};
+        r->candidates[r->single_names.n + i] =
+            (struct eval_candidate){r->teams[i].name, team_solver_answer, &r->team_solvers[i]};
     }
     return OK;
 }
 
 /* Prints the smallest difference that a comparison of this size can detect. */
-static void power_note(const struct run *r) {
+static void power_note(const struct eval_command *r) {
     for (int i = 0; i < r->n_banks; i++) {
         const struct eval_task *b = &r->banks[i];
         struct stats_interval half = stats_wilson(b->n / 2, b->n);
-        if (r->n_who == 1)
+        if (r->n_candidates == 1)
             log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name,
                      (long long)b->n, 50 * (half.hi - half.lo));
         else
@@ -231,49 +233,49 @@ static void power_note(const struct run *r) {
 
 /* answers */
 
-static int answers_get(struct run *r, struct error *err) {
+static int answers_get(struct eval_command *r, struct error *err) {
     struct progress p;
     int64_t total = 0, done = 0;
     int rc = OK;
-    for (int i = 0; i < r->n_banks; i++) total += r->banks[i].n * r->n_who;
+    for (int i = 0; i < r->n_banks; i++) total += r->banks[i].n * r->n_candidates;
     progress_start(&p, "questions", total);
     for (int i = 0; rc == OK && i < r->n_banks; i++)
-        for (int k = 0; rc == OK && k < r->n_who; k++) {
+        for (int k = 0; rc == OK && k < r->n_candidates; k++) {
             const struct eval_task *b = &r->banks[i];
-            int at = i * r->n_who + k;
+            int at = i * r->n_candidates + k;
             r->out[at] = try_calloc((size_t)b->n, sizeof **r->out, err);
             if (!r->out[at]) return err->code;
-            rc = r->who[k].answer(r->who[k].ctx, b, r->out[at], &r->standing[at].cost, &p, done,
-                                  err);
+            rc = r->candidates[k].answer(r->candidates[k].ctx, b, r->out[at],
+                                         &r->summaries[at].cost, &p, done, err);
             done += b->n;
         }
     if (rc == OK) progress_finish(&p, NULL);
     return rc;
 }
 
-static void leaderboard_compute(struct run *r, int bank) {
+static void leaderboard_compute(struct eval_command *r, int bank) {
     const struct eval_task *b = &r->banks[bank];
     int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters),
             n = eval_task_clusters(b, clusters);
-    for (int k = 0; k < r->n_who; k++) {
-        int first = bank * r->n_who, at = first + k;
-        struct eval_cost cost = r->standing[at].cost;
-        r->standing[at] =
+    for (int k = 0; k < r->n_candidates; k++) {
+        int first = bank * r->n_candidates, at = first + k;
+        struct eval_cost cost = r->summaries[at].cost;
+        r->summaries[at] =
             eval_summarize(r->out[at], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
-        r->standing[at].cost = cost;
+        r->summaries[at].cost = cost;
     }
     free(clusters);
 }
 
 /* Corrects over all comparisons of the run. */
-static void holm(struct run *r) {
-    int n = r->n_banks * (r->n_who - 1), at = 0;
+static void holm(struct eval_command *r) {
+    int n = r->n_banks * (r->n_candidates - 1), at = 0;
     double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
-    for (int i = 0; i < r->n_banks * r->n_who; i++)
-        if (i % r->n_who) p[at++] = r->standing[i].versus.p;
+    for (int i = 0; i < r->n_banks * r->n_candidates; i++)
+        if (i % r->n_candidates) p[at++] = r->summaries[i].versus.p;
     stats_holm(p, n, adjusted);
-    for (int i = r->n_banks * r->n_who; i-- > 0;)
-        if (i % r->n_who) r->standing[i].p_holm = adjusted[--at];
+    for (int i = r->n_banks * r->n_candidates; i-- > 0;)
+        if (i % r->n_candidates) r->summaries[i].p_holm = adjusted[--at];
     free(p);
 }
 
@@ -291,12 +293,12 @@ static void stand_json(const struct eval_task *b, const char *who, const char *k
         json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
     if (b->ask == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
-                                            "no_answer", (json_int_t)s->unread));
-    json_object_update_new(v,
-                           json_pack("{s:I,s:I,s:I,s:I,s:I,s:f}", "cut", (json_int_t)s->cut,
-                                     "truncated", (json_int_t)s->truncated, "calls",
-                                     (json_int_t)c->calls, "prefilled", (json_int_t)c->prefilled,
-                                     "generated", (json_int_t)c->generated, "seconds", c->seconds));
+                                            "no_answer", (json_int_t)s->no_answer));
+    json_object_update_new(v, json_pack("{s:I,s:I,s:I,s:I,s:I,s:f}", "cut",
+                                        (json_int_t)s->prompts_truncated, "truncated",
+                                        (json_int_t)s->truncated, "calls", (json_int_t)c->calls,
+                                        "prefilled", (json_int_t)c->prefilled, "generated",
+                                        (json_int_t)c->generated, "seconds", c->seconds));
     json_object_set_new(v, "detectable", json_real(stats_min_detectable_effect(s->n, DISCORDANT)));
     json_object_set_new(v, "kind", json_string(kind));
     if (!first) {
@@ -332,22 +334,22 @@ static void stand_print(const struct eval_task *b, const char *who, const struct
     if (s->n_clusters > 1 && s->n_clusters < s->n)
         printf("%15s%lld clusters: %.2f … %.2f\n", "", (long long)s->n_clusters,
                100 * s->clustered.lo, 100 * s->clustered.hi);
-    if (s->cut + s->truncated + s->unread)
+    if (s->prompts_truncated + s->truncated + s->no_answer)
         printf("%15s%lld contexts cut, %lld replies truncated, %lld without an answer\n", "",
-               (long long)s->cut, (long long)s->truncated, (long long)s->unread);
+               (long long)s->prompts_truncated, (long long)s->truncated, (long long)s->no_answer);
 }
 
-static const char *kind_of(const struct run *r, int who) {
-    return who == 0 ? "base" : who < r->alone.n ? "adapter" : "team";
+static const char *kind_of(const struct eval_command *r, int who) {
+    return who == 0 ? "base" : who < r->single_names.n ? "adapter" : "team";
 }
 
 /* Mean and best of one generation on one task; the best of several is partly luck. */
-static void generation_print(const struct run *r, int bank, int generation) {
-    const struct eval_summary *s = &r->standing[bank * r->n_who];
+static void generation_print(const struct eval_command *r, int bank, int generation) {
+    const struct eval_summary *s = &r->summaries[bank * r->n_candidates];
     const char *task = r->banks[bank].name;
     double sum = 0;
     int n = 0, best = -1;
-    for (int k = 1; k < r->alone.n; k++) {
+    for (int k = 1; k < r->single_names.n; k++) {
         if (r->generation[k] != generation) continue;
         sum += s[k].acc.value;
         n++;
@@ -356,29 +358,29 @@ static void generation_print(const struct run *r, int bank, int generation) {
     if (n == 0) return;
     if (r->c->json)
         cli_print(json_pack("{s:s,s:i,s:i,s:f,s:s,s:f}", "task", task, "generation", generation,
-                            "adapters", n, "mean", sum / n, "best", r->who[best].name, "best_acc",
-                            s[best].acc.value));
+                            "adapters", n, "mean", sum / n, "best", r->candidates[best].name,
+                            "best_acc", s[best].acc.value));
     else
         printf("%-*s generation %-5d %7d adapters, mean %.2f %%, best %.2f %% (%s)\n",
                utf8_field_width(task, 14), task, generation, n, 100 * sum / n,
-               100 * s[best].acc.value, r->who[best].name);
+               100 * s[best].acc.value, r->candidates[best].name);
 }
 
-static void standings_print(const struct run *r) {
+static void standings_print(const struct eval_command *r) {
     if (!r->c->json)
         printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
                "accuracy", "95 % interval  ", "acc_norm", "calls", "prefilled", "generated",
                "seconds");
-    for (int i = 0; i < r->n_banks * r->n_who; i++) {
-        const struct eval_task *b = &r->banks[i / r->n_who];
-        int k = i % r->n_who;
+    for (int i = 0; i < r->n_banks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->banks[i / r->n_candidates];
+        int k = i % r->n_candidates;
         if (r->c->json)
-            stand_json(b, r->who[k].name, kind_of(r, k), &r->standing[i], k == 0);
+            stand_json(b, r->candidates[k].name, kind_of(r, k), &r->summaries[i], k == 0);
         else
-            stand_print(b, r->who[k].name, &r->standing[i], k == 0);
+            stand_print(b, r->candidates[k].name, &r->summaries[i], k == 0);
     }
     for (int i = 0; i < r->n_banks; i++)
-        for (int g = 0; g <= r->generation[r->alone.n - 1]; g++) generation_print(r, i, g);
+        for (int g = 0; g <= r->generation[r->single_names.n - 1]; g++) generation_print(r, i, g);
 }
 
 static int item_put(struct atomic_file *w, const struct eval_task *b, const char *who, int64_t i,
@@ -391,13 +393,13 @@ static int item_put(struct atomic_file *w, const struct eval_task *b, const char
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
     if (b->ask == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:f,s:b,s:b}", "score", (double)o->score, "no_answer",
-                                            o->unread, "truncated", o->truncated));
+                                            o->no_answer, "truncated", o->truncated));
     else
         json_object_update_new(v, json_pack("{s:i,s:i,s:f}", "choice", o->choice, "correct",
                                             q->correct, "prob", (double)o->prob));
     if (b->ask == EVAL_LOGLIKELIHOOD)
         json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
-    if (o->cut) json_object_set_new(v, "cut", json_true());
+    if (o->prompts_truncated) json_object_set_new(v, "cut", json_true());
     char *text = json_canonical(v);
     int rc = atomic_file_write(w, text, strlen(text), err);
     if (rc == OK) rc = atomic_file_write(w, "\n", 1, err);
@@ -407,27 +409,27 @@ static int item_put(struct atomic_file *w, const struct eval_task *b, const char
     return rc;
 }
 
-static int items_write(const struct run *r, struct error *err) {
+static int items_write(const struct eval_command *r, struct error *err) {
     struct atomic_file w;
     if (!r->o->items) return OK;
     int rc = atomic_file_open(&w, r->o->items, err);
     if (rc != OK) return rc;
-    for (int i = 0; rc == OK && i < r->n_banks * r->n_who; i++) {
-        const struct eval_task *b = &r->banks[i / r->n_who];
+    for (int i = 0; rc == OK && i < r->n_banks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->banks[i / r->n_candidates];
         for (int64_t q = 0; rc == OK && q < b->n; q++)
-            rc = item_put(&w, b, r->who[i % r->n_who].name, q, &r->out[i][q], err);
+            rc = item_put(&w, b, r->candidates[i % r->n_candidates].name, q, &r->out[i][q], err);
     }
     if (rc == OK) return atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     return rc;
 }
 
-static int eval_all(struct run *r, struct error *err) {
+static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
     if (contestants_open(r, err) != OK) return err->code;
-    size_t n = (size_t)(r->n_banks * r->n_who);
+    size_t n = (size_t)(r->n_banks * r->n_candidates);
     r->out = xcalloc(n, sizeof *r->out);
-    r->standing = xcalloc(n, sizeof *r->standing);
+    r->summaries = xcalloc(n, sizeof *r->summaries);
     power_note(r);
     if (answers_get(r, err) != OK) return err->code;
     for (int i = 0; i < r->n_banks; i++) leaderboard_compute(r, i);
@@ -436,27 +438,27 @@ static int eval_all(struct run *r, struct error *err) {
     return items_write(r, err);
 }
 
-static void run_release(struct run *r) {
-    for (int i = 0; r->out && i < r->n_banks * r->n_who; i++) free(r->out[i]);
+static void run_release(struct eval_command *r) {
+    for (int i = 0; r->out && i < r->n_banks * r->n_candidates; i++) free(r->out[i]);
     for (int i = 0; i < r->n_banks; i++) eval_task_release(&r->banks[i]);
     free(r->banks);
     free(r->out);
-    free(r->standing);
+    free(r->summaries);
     for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
-    strings_release(&r->alone);
+    strings_release(&r->single_names);
     strings_release(&r->paths);
     strings_release(&r->loads);
     free(r->generation);
     free(r->teams);
-    free(r->players);
-    free(r->who);
+    free(r->team_solvers);
+    free(r->candidates);
     free(r->solvers);
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct run r = {.c = c, .o = o};
+    struct eval_command r = {.c = c, .o = o};
     int rc = names_make(&r, err);
     if (rc == OK) rc = questions_open(&r, err);
     if (rc == OK) {

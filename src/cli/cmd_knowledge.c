@@ -37,7 +37,7 @@ static const struct option_row rows[] = {
 };
 
 /* An embedder with its model and engine. */
-struct embedding {
+struct embedding_setup {
     struct setup setup;
     struct engine_embedder engine;
     struct embedder embedder;
@@ -45,8 +45,8 @@ struct embedding {
 /* A chunk is truncated to EMBED_TOKENS tokens. */
 enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
 
-static int embedding_open(struct embedding *x, const struct cli_options *c, const struct options *o,
-                          struct error *err) {
+static int embedding_open(struct embedding_setup *x, const struct cli_options *c,
+                          const struct options *o, struct error *err) {
     struct strings adapters = {.v = (char **)(uintptr_t)&o->adapter, .n = o->adapter != NULL};
     struct setup_needs w = {.engine = {.max_rows = 256, .max_seqs = 1, .max_len = EMBED_TOKENS},
                             .adapters = &adapters,
@@ -182,7 +182,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return error_set(err, ERR_USAGE, lists ? "list takes nothing but DB" : "say what to %s",
                          verb);
     if (o->adapter && !o->model) return error_set(err, ERR_USAGE, "--adapter goes with --model");
-    struct embedding x = {0};
+    struct embedding_setup x = {0};
     bool dry = o->setup.dry_run && (adds || removes);
     struct knowledge *k = dry ? NULL : knowledge_open(args->v[1], adds, err);
     bool embeds = (k || dry) && o->model && (adds || searches);

@@ -25,20 +25,20 @@ struct options {
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
 
 /* The token passages that both models read. */
-struct reading {
+struct text_passages {
     struct token_ids ids;
     struct buf own;              /* chats: marks the tokens of the assistant, which are scored */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
 };
 
-static void passage_close(struct reading *r) {
+static void passage_close(struct text_passages *r) {
     if (r->n < MAX_SEQS && r->ids.n > r->begin[r->n]) r->begin[++r->n] = r->ids.n;
 }
 
 /* Takes one item of every family in turn, each as a separate chat, until there are enough
  * tokens. */
-static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t tokens,
+static int chats_read(struct text_passages *r, const struct tokenizer *tok, int64_t tokens,
                       struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && r->ids.n < tokens && r->n < MAX_SEQS; i++) {
@@ -56,8 +56,8 @@ static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t to
 }
 
 /* Splits a text into windows; each begins as the model begins a text. */
-static int text_read(struct reading *r, const struct model *m, const char *path, int64_t tokens,
-                     struct error *err) {
+static int text_read(struct text_passages *r, const struct model *m, const char *path,
+                     int64_t tokens, struct error *err) {
     struct buf text = {0};
     struct token_ids ids = {0};
     int32_t bos = tokenizer_add_bos(m->tok) ? tokenizer_bos(m->tok) : -1,
@@ -154,7 +154,7 @@ static int quantized_compare(const struct options *o, const struct model *const 
         log_warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
         return OK;
     }
-    struct reading *r = xcalloc(1, sizeof *r);
+    struct text_passages *r = xcalloc(1, sizeof *r);
     struct scored_sequence *passages = xcalloc(MAX_SEQS, sizeof *passages);
     struct progress bar;
     int rc = OK;

@@ -64,7 +64,7 @@ static const struct option_row rows[] = {
 
 /* The state of one command line except the model. Request i is sample i % samples of prompt i /
  * samples. */
-struct job {
+struct run_job {
     const struct cli_options *c;
     const struct options *o;
     struct prompts prompts;
@@ -107,7 +107,7 @@ static int flags_check(const struct cli_options *c, const struct options *o, str
 }
 
 /* "5=1.5,7=-inf"; a repeated token adds up, as in the engine. */
-static int bias_parse(struct job *j, const char *text, struct error *err) {
+static int bias_parse(struct run_job *j, const char *text, struct error *err) {
     for (const char *at = text; *at;) {
         char *end, *after;
         long id = strtol(at, &end, 10);
@@ -122,7 +122,7 @@ static int bias_parse(struct job *j, const char *text, struct error *err) {
     return OK;
 }
 
-static int grammar_read(struct job *j, struct error *err) {
+static int grammar_read(struct run_job *j, struct error *err) {
     const struct options *o = j->o;
     const char *path = o->json_schema ? o->json_schema : o->gbnf;
     struct buf text = {0};
@@ -140,7 +140,7 @@ static int grammar_read(struct job *j, struct error *err) {
 }
 
 /* Reads and checks every input that does not need the model. */
-static int job_read(struct job *j, struct error *err) {
+static int job_read(struct run_job *j, struct error *err) {
     const struct options *o = j->o;
     int rc = flags_check(j->c, o, err);
     if (rc == OK)
@@ -158,7 +158,7 @@ static int job_read(struct job *j, struct error *err) {
 
 /* Upper bounds for the engine and the requests before anything is tokenized: a token has at least
  * one byte. */
-static struct setup_needs job_wants(const struct job *j) {
+static struct setup_needs job_wants(const struct run_job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
     for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
@@ -173,7 +173,7 @@ static struct setup_needs job_wants(const struct job *j) {
 }
 
 /* Encodes prompts and choices. A reply ends with the model's end of text or of a chat turn. */
-static int job_encode(struct job *j, const struct model *m, struct error *err) {
+static int job_encode(struct run_job *j, const struct model *m, struct error *err) {
     const struct strings *choices = &j->o->choices;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
     j->tokens = xcalloc((size_t)j->prompts.n, sizeof *j->tokens);
@@ -192,7 +192,7 @@ static int job_encode(struct job *j, const struct model *m, struct error *err) {
 
 /* max_tokens is cut to the room after the prompt, so that its value, which is part of the call's
  * identity, does not depend on the memory plan. */
-static void job_requests(struct job *j, int32_t max_len) {
+static void job_requests(struct run_job *j, int32_t max_len) {
     const struct options *o = j->o;
     struct engine_request *r;
     j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
@@ -242,7 +242,7 @@ static void json_merge(json_t *into, json_t *from) {
 }
 
 /* The inputs that determine the answer, by name and by content hash: enough to repeat the call. */
-static json_t *call_json(const struct job *j, const struct setup *s, int i, const char *hash) {
+static json_t *call_json(const struct run_job *j, const struct setup *s, int i, const char *hash) {
     const struct engine_request *r = &j->reqs[i];
     char key[HASH_LEN];
     record_key(r, hash, s->m->cls, s->engine.kv_elem, s->engine.lora_elem, key);
@@ -256,7 +256,8 @@ static json_t *call_json(const struct job *j, const struct setup *s, int i, cons
 }
 
 /* One JSON object with everything; members that no flag requests are left out. */
-static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
+static json_t *answer_json(const struct run_job *j, const struct setup *s, int i,
+                           const char *hash) {
     const struct engine_request *r = &j->reqs[i];
     struct buf text = {0};
     answer_text(s->m, r, &text);
@@ -280,7 +281,8 @@ static json_t *answer_json(const struct job *j, const struct setup *s, int i, co
     return v;
 }
 
-static void print_choices(const struct job *j, const struct setup *s, int at, const char *hash) {
+static void print_choices(const struct run_job *j, const struct setup *s, int at,
+                          const char *hash) {
     const struct engine_request *r = &j->reqs[at];
     for (int i = 0; i < r->n_choices; i++) {
         const char *text = j->o->choices.v[i];
@@ -302,7 +304,7 @@ static void print_ids(const struct engine_request *r) {
     putchar('\n');
 }
 
-static void print_text(const struct job *j, const struct model *m, int i) {
+static void print_text(const struct run_job *j, const struct model *m, int i) {
     struct buf text = {0};
     if (j->o->echo) buf_puts(&text, j->prompts.v[i / (int)j->o->samples].text);
     answer_text(m, &j->reqs[i], &text);
@@ -311,7 +313,7 @@ static void print_text(const struct job *j, const struct model *m, int i) {
     buf_release(&text);
 }
 
-static int job_print(const struct job *j, const struct setup *s, struct error *err) {
+static int job_print(const struct run_job *j, const struct setup *s, struct error *err) {
     const char *hash = j->c->json ? model_hash(s->m, err) : "";
     if (!hash) return err->code;
     for (int i = 0; i < j->n; i++) {
@@ -328,7 +330,7 @@ static int job_print(const struct job *j, const struct setup *s, struct error *e
 }
 
 /* Refuses, and does not skip, a file of another model, numeric class or element type. */
-static int session_open(const struct job *j, struct setup *s, struct error *err) {
+static int session_open(const struct run_job *j, struct setup *s, struct error *err) {
     int32_t n;
     if (!j->o->session || !path_exists(j->o->session)) return OK;
     const char *hash = model_hash(s->m, err);
@@ -338,7 +340,7 @@ static int session_open(const struct job *j, struct setup *s, struct error *err)
 }
 
 /* Saves the longest cached prefix: the last generated token is not in the KV cache yet. */
-static int session_keep(const struct job *j, struct setup *s, struct error *err) {
+static int session_keep(const struct run_job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct engine_request *r = &j->reqs[0];
     const char *hash = model_hash(s->m, err);
@@ -353,7 +355,7 @@ static int session_keep(const struct job *j, struct setup *s, struct error *err)
 }
 
 /* Without a memory plan, max_len is the length of the longest request. */
-static void engine_fit(struct job *j, struct setup *s) {
+static void engine_fit(struct run_job *j, struct setup *s) {
     int32_t longest = 0, most = s->m->config.max_seq_len;
     for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
     int64_t need = longest + MAX(j->o->sampling.n, j->longest_choice) + 1;
@@ -361,7 +363,7 @@ static void engine_fit(struct job *j, struct setup *s) {
         s->engine.max_len = (int32_t)MIN(j->o->session ? MAX(need, 4096) : need, most);
 }
 
-static int job_run(struct job *j, struct setup *s, struct error *err) {
+static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
     if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
     if (rc != OK) return rc;
@@ -374,7 +376,7 @@ static int job_run(struct job *j, struct setup *s, struct error *err) {
     return rc == OK ? session_keep(j, s, err) : rc;
 }
 
-static void job_release(struct job *j) {
+static void job_release(struct run_job *j) {
     grammar_free(j->grammar);
     for (int i = 0; j->reqs && i < j->n; i++) engine_request_release(&j->reqs[i]);
     for (int i = 0; j->tokens && i < j->prompts.n; i++) token_ids_release(&j->tokens[i]);
@@ -391,7 +393,7 @@ static void job_release(struct job *j) {
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct job j = {.c = c, .o = o};
+    struct run_job j = {.c = c, .o = o};
     struct setup s = {0};
     int rc = job_read(&j, err);
     if (rc == OK) {

@@ -35,7 +35,7 @@ struct outcome {
     double elsewhere, retention; /* accuracy on retained tasks; its change since the founder */
     int64_t items;
 };
-struct group {
+struct run_group {
     const char *name;
     struct outcome *v; /* [n] */
     int n;
@@ -75,7 +75,8 @@ static int outcome_read(const char *root, const char *id, struct outcome *o, boo
     return rc;
 }
 
-static int group_read(const char *root, const json_t *runs, struct group *g, struct error *err) {
+static int group_read(const char *root, const json_t *runs, struct run_group *g,
+                      struct error *err) {
     size_t i;
     json_t *run;
     int rc = OK;
@@ -94,7 +95,7 @@ static int group_read(const char *root, const json_t *runs, struct group *g, str
 }
 
 /* Mean and interval of one field over the runs of a group. */
-static struct stats_interval spread(const struct group *g, size_t field) {
+static struct stats_interval spread(const struct run_group *g, size_t field) {
     double *v = xcalloc((size_t)g->n + 1, sizeof *v);
     for (int i = 0; i < g->n; i++) v[i] = *(const double *)((const char *)&g->v[i] + field);
     struct stats_interval mean = stats_mean_interval(v, g->n);
@@ -108,7 +109,7 @@ struct pairing {
     double p;
     int n;
 };
-static struct pairing paired(const struct group *a, const struct group *b, size_t field) {
+static struct pairing paired(const struct run_group *a, const struct run_group *b, size_t field) {
     double *diff = xcalloc((size_t)a->n + 1, sizeof *diff);
     struct pairing r = {.p = 1};
     for (int i = 0; i < a->n; i++)
@@ -123,12 +124,12 @@ static struct pairing paired(const struct group *a, const struct group *b, size_
 }
 
 /* Without a base, the change since each run's founder. */
-static struct stats_interval retention(const struct group *g, const struct group *base) {
+static struct stats_interval retention(const struct run_group *g, const struct run_group *base) {
     if (!base->name) return spread(g, offsetof(struct outcome, retention));
     return paired(g, base, offsetof(struct outcome, elsewhere)).diff;
 }
 
-static json_t *group_json(const struct group *g, const struct group *base) {
+static json_t *group_json(const struct run_group *g, const struct run_group *base) {
     json_t *v = json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
                           (json_int_t)g->v[0].items, "accuracy",
                           stats_interval_json(spread(g, offsetof(struct outcome, accuracy))),
@@ -138,7 +139,7 @@ static json_t *group_json(const struct group *g, const struct group *base) {
 }
 
 /* Every group, and the advantage of the first group over each other group. */
-static json_t *comparison_json(const struct group *g, int n, const struct group *base) {
+static json_t *comparison_json(const struct run_group *g, int n, const struct run_group *base) {
     json_t *list = json_array();
     double *p = xcalloc(2 * (size_t)n + 1, sizeof *p), *holm = p + n;
     struct pairing *d = xcalloc((size_t)n + 1, sizeof *d);
@@ -197,7 +198,7 @@ static void comparison_print(const json_t *list) {
 static int compare(const struct cli_options *c, const struct options *o, const json_t *runs,
                    struct error *err) {
     int n = o->compare.n, rc = OK;
-    struct group *g = xcalloc((size_t)n + 1, sizeof *g), *base = g + n;
+    struct run_group *g = xcalloc((size_t)n + 1, sizeof *g), *base = g + n;
     for (int i = 0; i < n; i++) g[i].name = o->compare.v[i];
     base->name = o->base;
     for (int i = 0; rc == OK && i <= n; i++)

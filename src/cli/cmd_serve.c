@@ -168,8 +168,10 @@ static const struct job_kind *job_kinds(void) {
         if (!c->job_args) continue;
         CHECK(n + 1 < ARRAY_LEN(kinds));
         struct job_kind *k = &kinds[n++];
-        *k = (struct job_kind){
-            .name = c->name, .resume = c->job_resume, .keeps = c->job_keeps, .args = c->job_args};
+        *k = (struct job_kind){.name = c->name,
+                               .resume = c->job_resume,
+                               .store_option = c->job_keeps,
+                               .args = c->job_args};
         k->rows = settings_job_rows(c);
     }
     return kinds;

@@ -186,7 +186,7 @@ static int command_check(const struct train_command *o, const char *model, struc
     enum optim optim;
     if (!model)
         return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
-    if (n < 1 || n > MAX_JOBS) return error_set(err, ERR_USAGE, "--data wants 1 to 32 files");
+    if (n < 1 || n > MAX_JOBS) return error_set(err, ERR_USAGE, "--data requires 1 to 32 files");
     if (!o->out && !o->dry_run) return error_set(err, ERR_USAGE, "--out is missing");
     for (int i = 0; n > 1 && i < n; i++)
         if (!strchr(o->data.v[i], '='))

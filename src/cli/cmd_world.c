@@ -3,7 +3,7 @@
  * shows or records one world; enters a trace at any tick and continues it differently; and serves
  * the environment to other programs.
  *
- * A struct player chooses the actions; the rest is the same for all kinds of players.
+ * A struct world_player chooses the actions; the rest is the same for all kinds of players.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -24,7 +24,7 @@ struct options {
     bool watch, on, pipe, best;
     char *mind;
     struct world_rules rules; /* rules of --world, overridden by flags */
-    struct simulation_run_options life;
+    struct simulation_run_options simulation;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
@@ -88,15 +88,16 @@ static int over_load(void *options, struct error *err) {
 
 /* players */
 
-struct player {
+struct world_player {
     const char *name;
     const struct world_policy *policy; /* or: */
     struct subprocess *outside;        /* or: */
     struct model_policy *model;
 };
 
-static int player_act(const struct player *p, const struct world *w, const struct world_rules *r,
-                      uint64_t seed, int16_t *actions, struct error *err) {
+static int player_act(const struct world_player *p, const struct world *w,
+                      const struct world_rules *r, uint64_t seed, int16_t *actions,
+                      struct error *err) {
     if (p->outside) return subprocess_act(p->outside, w, r, actions, err);
     if (p->model) return model_policy_act(p->model, w, r, seed, actions, err);
     world_policy_act(p->policy, w, r, seed, actions);
@@ -107,14 +108,14 @@ enum { MAX_PLAYERS = 16 };
 static const char MODEL[] = "model"; /* name of the player that is the model on the command line */
 struct players {
     const struct simulation_request *request; /* NULL: there is no model */
-    struct player v[MAX_PLAYERS];
+    struct world_player v[MAX_PLAYERS];
     int n;
 };
 
 static int player_open(struct players *all, const char *name, bool learns, struct error *err) {
     struct buf known = {0};
-    struct player *p = &all->v[all->n++];
-    *p = (struct player){.name = name, .policy = world_policy_find(name)};
+    struct world_player *p = &all->v[all->n++];
+    *p = (struct world_player){.name = name, .policy = world_policy_find(name)};
     if (all->request && strcmp(name, MODEL) == 0) {
         p->model = model_policy_new(all->request, learns, err);
         return p->model ? OK : err->code;
@@ -138,8 +139,8 @@ static int players_open(struct players *p, const struct options *o, struct error
     if (rc == OK && !o->policies.n && !o->policy_pipe)
         rc = player_open(p, p->request ? MODEL : "rule", learns, err);
     if (rc != OK || !o->policy_pipe) return rc;
-    struct player *last = &p->v[p->n++];
-    *last = (struct player){.name = "pipe"};
+    struct world_player *last = &p->v[p->n++];
+    *last = (struct world_player){.name = "pipe"};
     last->outside = subprocess_open(o->policy_pipe, o->timeout, err);
     return last->outside ? OK : err->code;
 }
@@ -177,7 +178,7 @@ static void map_measure(const struct world *w, struct episode_metrics *l, int64_
     for (int m = 0; m < N_MEASURES; m++) l->v[m][map] = sum[m] / (m == BLOCKED ? MAX(steps, 1) : n);
 }
 
-static int episode_run(const struct options *o, const struct player *p, uint64_t seed,
+static int episode_run(const struct options *o, const struct world_player *p, uint64_t seed,
                        struct world *w, int64_t *ticks, struct error *err) {
     int16_t actions[WORLD_AGENTS] = {0};
     world_reset(w, &o->rules, (int)o->agents, seed);
@@ -211,7 +212,7 @@ static int episodes_run(const struct options *o, const struct players *p, struct
     return rc;
 }
 
-static void episodes_print_json(const struct options *o, const struct player *p,
+static void episodes_print_json(const struct options *o, const struct world_player *p,
                                 const struct episode_metrics *l) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:I}", "policy", p->name, "world", world_name(o),
                           "maps", (json_int_t)o->maps, "seed", (json_int_t)o->seed, "agents",
@@ -227,7 +228,7 @@ static void add_interval(struct buf *out, struct stats_interval v, double scale,
     buf_printf(out, "%.2f%s [%.2f, %.2f]", v.value * scale, unit, v.lo * scale, v.hi * scale);
 }
 
-static void episodes_print_row(const struct options *o, const struct player *p,
+static void episodes_print_row(const struct options *o, const struct world_player *p,
                                const struct episode_metrics *l) {
     printf("%-8s", p->name);
     for (int m = 0; m < N_MEASURES; m++) {
@@ -300,7 +301,7 @@ static int measure(const struct cli_options *c, const struct options *o, const s
 struct live_world {
     struct trace t;
     struct world w;
-    const struct player *player;
+    const struct world_player *player;
     uint64_t seed; /* seed of the player */
     FILE *record;
 };
@@ -394,8 +395,8 @@ static int show_go(const struct cli_options *c, const struct options *o, struct 
     bool model = l->player && l->player->model;
     struct world_viewer v = {.t = &l->t,
                              .w = &l->w,
-                             .grow = l->player ? show_grow : NULL,
-                             .tell = model ? show_tell : NULL,
+                             .step = l->player ? show_grow : NULL,
+                             .describe = model ? show_tell : NULL,
                              .ctx = l};
     int rc = OK;
     if (o->record) {
@@ -556,10 +557,11 @@ static bool life_given(const struct options *o) {
     options_default(simulation_option_rows, &plain);
     options_default(learner_option_rows, &plain.learn);
     json_t *a = options_json(simulation_option_rows, &plain),
-           *b = options_json(simulation_option_rows, &o->life.life),
+           *b = options_json(simulation_option_rows, &o->simulation.life),
            *c = options_json(learner_option_rows, &plain.learn),
-           *d = options_json(learner_option_rows, &o->life.life.learn);
-    bool given = !json_equal(a, b) || !json_equal(c, d) || o->life.adapters.n || o->life.out;
+           *d = options_json(learner_option_rows, &o->simulation.life.learn);
+    bool given =
+        !json_equal(a, b) || !json_equal(c, d) || o->simulation.adapters.n || o->simulation.out;
     json_decref(a);
     json_decref(b);
     json_decref(c);
@@ -581,14 +583,14 @@ static int options_check(const struct cli_options *c, const struct options *o, b
     if (o->env_pipe && outside_check(o, model, err) != OK) return err->code;
     if (!model && life_given(o))
         return error_set(err, ERR_USAGE,
-                         "flags of minds and their lives want a model: shoal world MODEL");
-    if (!model && o->life.dry_run)
+                         "the options of simulations require a model: shoal world MODEL");
+    if (!model && o->simulation.dry_run)
         return error_set(err, ERR_USAGE, "--dry-run needs a model: shoal world MODEL");
     if (o->best || o->mind)
         return error_set(err, ERR_USAGE,
                          "--best and --adapter-name are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
-    if (model && simulation_options_check(&o->life.life, err) != OK) return err->code;
+    if (model && simulation_options_check(&o->simulation.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
     if (o->on || o->at >= 0)
         return error_set(err, ERR_USAGE, "--%s needs a trace: give --replay FILE",
@@ -629,9 +631,9 @@ static struct options options_fill(const struct options *o) {
 
 /* Starts the environment, which sets the number of agents and, without --steps, of steps. */
 static int outside_begin(struct external_envs **out, struct options *o, struct error *err) {
-    const struct simulation_options *life = &o->life.life;
+    const struct simulation_options *life = &o->simulation.life;
     bool taught = strcmp(life->learn.learn, "clone") == 0;
-    *out = external_envs_open(o->env_pipe, o->timeout, (int)life->worlds, taught, err);
+    *out = external_envs_open(o->env_pipe, o->timeout, (int)life->n_envs, taught, err);
     if (!*out) return err->code;
     o->agents = external_envs_list(*out)[0]->n_agents;
     if (!o->steps) o->steps = external_envs_max_steps(*out);
@@ -645,12 +647,12 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     int rc = o->env_pipe ? outside_begin(&outside, &full, err) : OK;
     if (rc != OK) return rc;
     full = options_fill(&full);
-    full.life.life.steps = full.steps;
-    full.life.life.seed = full.seed;
+    full.simulation.life.steps = full.steps;
+    full.simulation.life.seed = full.seed;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
-    struct simulation_request request = {.o = &full.life,
+    struct simulation_request request = {.o = &full.simulation,
                                          .rules = &o->rules,
                                          .external = outside,
                                          .agents = (int)full.agents,
@@ -658,7 +660,7 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
                                          .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     if (!m) rc = err->code;
-    if (rc == OK && player && o->life.dry_run)
+    if (rc == OK && player && o->simulation.dry_run)
         rc = error_set(err, ERR_USAGE,
                        "--dry-run is for simulations, not for a player of one world");
     if (rc == OK)
@@ -675,7 +677,7 @@ static int export(const struct options *o, const struct strings *args, struct er
         return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
     if (o->best && o->mind)
         return error_set(err, ERR_USAGE, "--best and --adapter-name exclude each other");
-    return world_export(&o->life, args->v[1], o->mind, err);
+    return world_export(&o->simulation, args->v[1], o->mind, err);
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
@@ -683,7 +685,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct options *o = options;
     if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
     if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
-        return world_compare(c, &o->life, args, err);
+        return world_compare(c, &o->simulation, args, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);
@@ -728,9 +730,9 @@ const struct cli_command cmd_world = {
     .rows = own_rows,
     .more =
         (const struct option_table[]){
-            {simulation_run_option_rows, offsetof(struct options, life)},
-            {simulation_option_rows, offsetof(struct options, life.life)},
-            {learner_option_rows, offsetof(struct options, life.life.learn)},
+            {simulation_run_option_rows, offsetof(struct options, simulation)},
+            {simulation_option_rows, offsetof(struct options, simulation.life)},
+            {learner_option_rows, offsetof(struct options, simulation.life.learn)},
             {world_rule_rows, offsetof(struct options, rules),
              "rules of the world, over those of --world"},
             {0}},

@@ -162,10 +162,11 @@ static int engines_start(struct panel *p, struct error *err) {
     for (int i = 0; i < p->bases.n; i++) {
         struct setup *s = &p->bases.v[i];
         if (setup_engine(s, err) != OK) return err->code;
-        p->speakers[i] = (struct engine_client){.engine = s->e, .model = s->m, .store = p->store};
+        p->engine_clients[i] =
+            (struct engine_client){.engine = s->e, .model = s->m, .store = p->store};
     }
     for (int s = 0; s < PIPELINE_N_STAGES; s++)
-        p->pipeline.stage[s].asker = engine_client_as_llm(&p->speakers[p->of[s]]);
+        p->pipeline.stage[s].llm_client = engine_client_as_llm(&p->engine_clients[p->of[s]]);
     return OK;
 }
 
@@ -181,10 +182,10 @@ static int embedder_start(struct panel *p, struct error *err) {
 static int conversation_hold(struct panel *p, const char *id, struct error *err) {
     char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
     sha256_bytes(id, strlen(id), hash);
-    p->held_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
-    p->held = lockfile_acquire(p->held_path, subject, err);
+    p->lock_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
+    p->lock_fd = lockfile_acquire(p->lock_path, subject, err);
     free(subject);
-    return p->held < 0 ? p->held : OK;
+    return p->lock_fd < 0 ? p->lock_fd : OK;
 }
 
 int panel_start(struct panel *p, const struct panel_params *w, struct error *err) {
@@ -217,8 +218,8 @@ int panel_close(struct panel *p, int rc, struct error *err) {
     conversation_close(p->pipeline.memory);
     blackboard_close(p->pipeline.board);
     store_close(p->store);
-    if (p->held_path) lockfile_release(p->held, p->held_path);
-    free(p->held_path);
+    if (p->lock_path) lockfile_release(p->lock_fd, p->lock_path);
+    free(p->lock_path);
     workflow_free(p->w);
     return base_models_close(&p->bases, rc, err);
 }

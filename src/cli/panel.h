@@ -116,10 +116,10 @@ struct panel {
     struct base_models bases;
     int of[PIPELINE_N_STAGES]; /* index of each stage's base */
     struct workflow *w;
-    struct engine_client speakers[BASE_MODELS_MAX];
+    struct engine_client engine_clients[BASE_MODELS_MAX];
     struct store *store;
-    char *held_path; /* lock of the conversation; NULL: no lock */
-    int held;
+    char *lock_path; /* lock of the conversation; NULL: no lock */
+    int lock_fd;
     struct knowledge *knowledge;
     struct engine_embedder engine_embedder;
     struct embedder embedder;

@@ -27,7 +27,7 @@ static void talk_add(struct prompts *p, json_t *talk) {
     char *text = json_canonical(talk);
     p->longest = MAX(p->longest, strlen(text) + TEMPLATE_TOKENS);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
-    p->v[p->n++] = (struct prompt){.text = text, .chat = true, .talk = talk};
+    p->v[p->n++] = (struct prompt){.text = text, .chat = true, .conversation = talk};
 }
 
 static bool talk_key(const char *key) {
@@ -159,7 +159,7 @@ void prompts_release(struct prompts *p) {
     for (int i = 0; i < p->n; i++) {
         free(p->v[i].text);
         free(p->v[i].system);
-        json_decref(p->v[i].talk);
+        json_decref(p->v[i].conversation);
     }
     free(p->v);
     *p = (struct prompts){0};
@@ -167,12 +167,12 @@ void prompts_release(struct prompts *p) {
 
 int prompt_encode(const struct model *m, const struct prompt *p, struct token_ids *out,
                   struct error *err) {
-    if (p->talk) {
-        struct chat_template_input chat = {.messages = json_object_get(p->talk, "messages"),
-                                           .tools = json_object_get(p->talk, "tools"),
-                                           .extra =
-                                               json_object_get(p->talk, "chat_template_kwargs"),
-                                           .generation_prompt = true};
+    if (p->conversation) {
+        struct chat_template_input chat = {
+            .messages = json_object_get(p->conversation, "messages"),
+            .tools = json_object_get(p->conversation, "tools"),
+            .extra = json_object_get(p->conversation, "chat_template_kwargs"),
+            .generation_prompt = true};
         if (chat_template_encode(m->tok, &chat, out, NULL, err) != OK) return err->code;
     } else if (p->chat) {
         struct chat_message msgs[2] = {{"system", p->system}, {"user", p->text}};

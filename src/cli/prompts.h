@@ -8,8 +8,8 @@ struct prompt {
     char *text;   /* text to continue, a user's message, or `talk` as text */
     char *system; /* system message; may be NULL */
     bool chat;
-    json_t
-        *talk; /* {messages, tools?, chat_template_kwargs?} instead of text and system, or NULL */
+    json_t *conversation; /* {messages, tools?, chat_template_kwargs?} instead of text and system,
+                             or NULL */
 };
 struct prompts {
     struct prompt *v;

@@ -160,8 +160,8 @@ static int recorder_open(struct setup *s, struct error *err) {
                                     .adapters = s->adapters,
                                     .n_adapters = s->n_adapters};
     if (!hash || !(s->recorder.store = setup_store(s, err))) return err->code;
-    s->engine.finished = recorder_finished;
-    s->engine.finished_ctx = &s->recorder;
+    s->engine.on_finished = recorder_finished;
+    s->engine.on_finished_ctx = &s->recorder;
     return OK;
 }
 

@@ -85,9 +85,9 @@ static void size_print(const struct train_request *q, const struct training_plan
         printf("steps: %lld, of %lld prompts%s with %lld completions of at most %lld tokens; "
                "updates per step: %lld; in all %lld completions, and about %lld tokens in %lld "
                "passes of at most %lld\n",
-               updates, per / (long long)q->policy->k, each, (long long)q->policy->k,
-               (long long)q->policy->max_new_tokens, (long long)q->policy->inner_updates, samples,
-               tokens, passes, rows);
+               updates, per / (long long)q->policy->num_generations, each,
+               (long long)q->policy->num_generations, (long long)q->policy->max_new_tokens,
+               (long long)q->policy->num_iterations, samples, tokens, passes, rows);
 }
 
 static void time_print(const struct train_request *q, const struct rl_plan *plan) {

@@ -55,7 +55,7 @@ static void on_begin(void *ctx, const char *id) {
     const struct run_printer *r = ctx;
     const struct simulation_options *o = &r->q->o->life;
     if (r->c->json) return;
-    printf("%s: %lld held-out maps, %d agents, %lld steps; ", id, (long long)o->held_out,
+    printf("%s: %lld held-out maps, %d agents, %lld steps; ", id, (long long)o->eval_maps,
            r->q->agents, (long long)o->steps);
     if (r->q->external)
         printf("reward of an agent [95 %% over maps]\n\n%-10s %10s %-22s  %s\n", "generation",

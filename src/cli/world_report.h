@@ -5,9 +5,9 @@
 #include "cli/cli.h"
 #include "world/world.h"
 
-    /* Runs a simulation, or prints its plan with --dry-run. */
-    int world_simulate(const struct cli_options *c, const struct simulation_request *q,
-                       struct error *err);
+/* Runs a simulation, or prints its plan with --dry-run. */
+int world_simulate(const struct cli_options *c, const struct simulation_request *q,
+                   struct error *err);
 /* Exports a policy of the run; name NULL: the best one. */
 int world_export(const struct simulation_run_options *o, const char *run, const char *name,
                  struct error *err);

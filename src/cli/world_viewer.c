@@ -27,7 +27,7 @@ int world_viewer_step(struct world_viewer *v, struct error *err) {
         trace_seek(v->t, v->w, v->w->tick + 1);
         return 1;
     }
-    return v->grow ? v->grow(v->ctx, err) : 0;
+    return v->step ? v->step(v->ctx, err) : 0;
 }
 
 int world_viewer_seek(struct world_viewer *v, int64_t tick, struct error *err) {
@@ -137,7 +137,8 @@ static void add_selected(const struct world_viewer *v, struct buf *out) {
     world_prompt(v->w, &v->t->rules, v->agent, out);
     buf_printf(out, "\ndid:    %s, reward %.1f\n",
                a->last[1] >= 0 ? world_action_names[a->last[1]] : "nothing yet", a->reward);
-    if (v->tell && v->w->tick == v->t->n_ticks && v->w->tick > 0) v->tell(v->ctx, v->agent, out);
+    if (v->describe && v->w->tick == v->t->n_ticks && v->w->tick > 0)
+        v->describe(v->ctx, v->agent, out);
 }
 
 /* An agent's text may contain any character, so it is cleaned; the cursor movements around it come

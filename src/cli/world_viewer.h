@@ -15,10 +15,10 @@ struct world_viewer {
     struct world *w; /* the world at some tick of the trace */
     /* Appends one tick to the trace and steps the world: 1; 0: the world has ended. NULL: the trace
      * does not grow. */
-    int (*grow)(void *ctx, struct error *err);
+    int (*step)(void *ctx, struct error *err);
     void *ctx; /* passed to grow and tell */
     /* Adds lines about the last decision of an agent; NULL: no information. */
-    void (*tell)(void *ctx, int agent, struct buf *out);
+    void (*describe)(void *ctx, int agent, struct buf *out);
     int agent, speed; /* the selected agent; an index of speeds */
     bool paused, quit;
 };

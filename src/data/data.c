@@ -16,7 +16,7 @@
 
 #define MAX_MESSAGES 4096
 
-struct loading {
+struct dataset_load_state {
     struct dataset *d;
     const struct tokenizer *tok;
     const char *path;
@@ -24,8 +24,8 @@ struct loading {
     int cap, cap_facts;
 };
 
-static int field_error(const struct loading *l, int line, struct error *err, const char *field,
-                       const char *what) {
+static int field_error(const struct dataset_load_state *l, int line, struct error *err,
+                       const char *field, const char *what) {
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
 }
 
@@ -38,7 +38,7 @@ static void *room_make(void *v, int n, int *cap, size_t size, struct error *err)
     return v;
 }
 
-static int rooms_make(struct loading *l, struct error *err) {
+static int rooms_make(struct dataset_load_state *l, struct error *err) {
     struct dataset *d = l->d;
     struct train_sample *v = room_make(d->v, d->n, &l->cap, sizeof *v, err);
     if (!v) return err->code;
@@ -50,7 +50,7 @@ static int rooms_make(struct loading *l, struct error *err) {
 }
 
 /* Takes ownership of ids and mask. A sample without a target after the cut is only counted. */
-static int sample_keep(struct loading *l, struct token_ids *ids, struct buf *mask,
+static int sample_keep(struct dataset_load_state *l, struct token_ids *ids, struct buf *mask,
                        struct sample_digest *facts, struct error *err) {
     struct dataset *d = l->d;
     struct train_sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
@@ -78,18 +78,19 @@ static bool role_known(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
 
-struct place { /* position in a file, for errors in a list of messages */
+struct data_location { /* position in a file, for errors in a list of messages */
     const char *path, *field;
     int line;
 };
 
-static int place_error(const struct place *p, struct error *err, const char *at, const char *what) {
+static int place_error(const struct data_location *p, struct error *err, const char *at,
+                       const char *what) {
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s%s' %s", p->path, p->line, p->field, at,
                      what);
 }
 
-static int message_take(const struct place *p, const json_t *value, int i, struct chat_message *out,
-                        struct error *err) {
+static int message_take(const struct data_location *p, const json_t *value, int i,
+                        struct chat_message *out, struct error *err) {
     char at[64];
     const char *names[2] = {"role", "content"};
     const char *texts[2];
@@ -110,7 +111,7 @@ static int message_take(const struct place *p, const json_t *value, int i, struc
 
 int conversation_parse(const char *path, int line, const char *field, const json_t *list,
                        struct chat_message **out, int *n, struct error *err) {
-    const struct place p = {path, field, line};
+    const struct data_location p = {path, field, line};
     size_t size = json_array_size(list);
     int rc = OK;
     if (!json_is_array(list)) return place_error(&p, err, "", "must be a list");
@@ -123,8 +124,8 @@ int conversation_parse(const char *path, int line, const char *field, const json
 }
 
 /* Clears the mask of assistant turns with "weight": 0. Each turn is a run of ones in the mask. */
-static int turn_weights_apply(const struct loading *l, const json_t *list, struct buf *mask,
-                              int line, struct error *err) {
+static int turn_weights_apply(const struct dataset_load_state *l, const json_t *list,
+                              struct buf *mask, int line, struct error *err) {
     size_t turns = 0, runs = 0, i;
     bool mute[MAX_MESSAGES], any = false;
     const json_t *v;
@@ -150,7 +151,8 @@ static int turn_weights_apply(const struct loading *l, const json_t *list, struc
     return OK;
 }
 
-static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
+static int messages_take(struct dataset_load_state *l, const json_t *list, int line,
+                         struct error *err) {
     struct chat_message *msgs;
     int n;
     bool answered = false;
@@ -183,7 +185,7 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
 /* Encodes prompt and completion as one text, as the model will see it. The prompt's part is the
  * common prefix with the tokens of the prompt alone, so a token that spans both is a target.
  * `prompt` may be NULL. The end of text is a target too, so that generation learns to stop. */
-static int prompt_completion_encode(struct loading *l, const json_t *prompt,
+static int prompt_completion_encode(struct dataset_load_state *l, const json_t *prompt,
                                     const json_t *completion, int line, struct error *err) {
     struct token_ids ids = {0}, alone = {0};
     struct buf text = {0}, mask = {0};
@@ -211,8 +213,8 @@ static int prompt_completion_encode(struct loading *l, const json_t *prompt,
     return sample_keep(l, &ids, &mask, &facts, err);
 }
 
-static int text_check(const struct loading *l, const json_t *value, const char *field, int line,
-                      struct error *err) {
+static int text_check(const struct dataset_load_state *l, const json_t *value, const char *field,
+                      int line, struct error *err) {
     const json_t *text = json_object_get(value, field);
     if (!text) return field_error(l, line, err, field, "is missing");
     if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
@@ -220,7 +222,7 @@ static int text_check(const struct loading *l, const json_t *value, const char *
 }
 
 static int object_take(void *ctx, const json_t *value, int line, struct error *err) {
-    struct loading *l = ctx;
+    struct dataset_load_state *l = ctx;
     const json_t *messages = json_object_get(value, "messages"),
                  *text = json_object_get(value, "text");
     const json_t *prompt = json_object_get(value, "prompt"),
@@ -250,7 +252,7 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
 
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err) {
-    struct loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
+    struct dataset_load_state l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
     int rc = sha256_file(path, d->hash, err);
     if (!rc) rc = json_file_each(path, object_take, &l, err);

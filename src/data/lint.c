@@ -66,21 +66,21 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
 
 /* finding duplicates */
 
-struct key {
+struct hash_key {
     uint64_t hash;
     int at;
 };
 
 static int key_order(const void *a, const void *b) {
-    const struct key *x = a, *y = b;
+    const struct hash_key *x = a, *y = b;
     if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
 /* Hashes of one kind, at `offset` in the facts, sorted; the earliest sample first among equal
  * ones. */
-static struct key *keys_sort(const struct dataset *d, size_t offset, struct error *err) {
-    struct key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
+static struct hash_key *keys_sort(const struct dataset *d, size_t offset, struct error *err) {
+    struct hash_key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
     if (!keys) return NULL;
     for (int i = 0; i < d->n_read; i++) {
         memcpy(&keys[i].hash, (const char *)&d->facts[i] + offset, sizeof keys[i].hash);
@@ -91,7 +91,7 @@ static struct key *keys_sort(const struct dataset *d, size_t offset, struct erro
 }
 
 /* The earliest sample with this hash, or -1. */
-static int keys_find(const struct key *keys, int n, uint64_t hash) {
+static int keys_find(const struct hash_key *keys, int n, uint64_t hash) {
     int low = 0, high = n;
     while (low < high) {
         int mid = low + (high - low) / 2;
@@ -110,8 +110,8 @@ static void pair_count(struct lint_matches *p, const struct sample_digest *a,
     p->other = b->line;
 }
 
-static void train_duplicates_count(const struct dataset *d, const struct key *whole,
-                                   const struct key *near, struct lint *out) {
+static void train_duplicates_count(const struct dataset *d, const struct hash_key *whole,
+                                   const struct hash_key *near, struct lint *out) {
     for (int i = 0; i < d->n_read; i++) {
         const struct sample_digest *f = &d->facts[i];
         int twin = keys_find(whole, d->n_read, f->whole),
@@ -124,7 +124,7 @@ static void train_duplicates_count(const struct dataset *d, const struct key *wh
 }
 
 static void contamination_count(const struct dataset *d, const struct dataset *eval,
-                                const struct key *near, const struct key *prompt,
+                                const struct hash_key *near, const struct hash_key *prompt,
                                 struct lint *out) {
     for (int i = 0; i < eval->n_read; i++) {
         const struct sample_digest *e = &eval->facts[i];
@@ -137,9 +137,10 @@ static void contamination_count(const struct dataset *d, const struct dataset *e
 
 static int duplicates_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
                             struct error *err) {
-    struct key *whole = keys_sort(d, offsetof(struct sample_digest, whole), err);
-    struct key *near = whole ? keys_sort(d, offsetof(struct sample_digest, near), err) : NULL;
-    struct key *prompt = near ? keys_sort(d, offsetof(struct sample_digest, prompt), err) : NULL;
+    struct hash_key *whole = keys_sort(d, offsetof(struct sample_digest, whole), err);
+    struct hash_key *near = whole ? keys_sort(d, offsetof(struct sample_digest, near), err) : NULL;
+    struct hash_key *prompt =
+        near ? keys_sort(d, offsetof(struct sample_digest, prompt), err) : NULL;
     if (prompt) train_duplicates_count(d, whole, near, out);
     if (prompt && eval) contamination_count(d, eval, near, prompt, out);
     int rc = prompt ? OK : err->code;

@@ -61,14 +61,15 @@ enum {
     TOPICS_LIMIT = 256 << 20,
 };
 
-struct reading {
+struct prompt_reader {
     struct synth_prompts *p;
     const struct synth_options *o;
     const char *path;
 };
 
 /* Takes ownership of `messages`. */
-static int prompt_add(const struct reading *rd, json_t *messages, int line, struct error *err) {
+static int prompt_add(const struct prompt_reader *rd, json_t *messages, int line,
+                      struct error *err) {
     struct synth_prompts *p = rd->p;
     size_t len = TEMPLATE_TOKENS, i;
     json_t *v;
@@ -101,11 +102,12 @@ static const char *role_of(const json_t *message) {
     return role ? role : "";
 }
 
-static int line_error(const struct reading *rd, int line, struct error *err, const char *what) {
+static int line_error(const struct prompt_reader *rd, int line, struct error *err,
+                      const char *what) {
     return error_set(err, ERR_FORMAT, "'%s' line %d: %s", rd->path, line, what);
 }
 
-static int messages_take(const struct reading *rd, const json_t *list, int line,
+static int messages_take(const struct prompt_reader *rd, const json_t *list, int line,
                          struct error *err) {
     size_t n = json_array_size(list);
     if (n > 0 && strcmp(role_of(json_array_get(list, n - 1)), "assistant") == 0) n--;
@@ -129,7 +131,7 @@ static int messages_take(const struct reading *rd, const json_t *list, int line,
 }
 
 static int object_take(void *ctx, const json_t *v, int line, struct error *err) {
-    const struct reading *rd = ctx;
+    const struct prompt_reader *rd = ctx;
     const json_t *messages = json_object_get(v, "messages"), *prompt = json_object_get(v, "prompt");
     if (!messages == !prompt)
         return line_error(rd, line, err, "expected {\"prompt\": …} or {\"messages\": …}");
@@ -149,7 +151,7 @@ static int system_check(const struct synth_options *o, struct error *err) {
 
 int synth_prompts_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
                        struct error *err) {
-    struct reading rd = {p, o, path};
+    struct prompt_reader rd = {p, o, path};
     *p = (struct synth_prompts){0};
     int rc = system_check(o, err);
     if (rc == OK) rc = json_file_each(path, object_take, &rd, err);
@@ -158,7 +160,8 @@ int synth_prompts_read(struct synth_prompts *p, const char *path, const struct s
     return rc;
 }
 
-static int topic_take(const struct reading *rd, const char *topic, int line, struct error *err) {
+static int topic_take(const struct prompt_reader *rd, const char *topic, int line,
+                      struct error *err) {
     const char *place = strstr(rd->o->template, "{topic}");
     char *text = xasprintf("%.*s%s%s", (int)(place - rd->o->template), rd->o->template, topic,
                            place + strlen("{topic}"));
@@ -173,7 +176,7 @@ static int topic_take(const struct reading *rd, const char *topic, int line, str
 
 int synth_topics_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
                       struct error *err) {
-    struct reading rd = {p, o, path};
+    struct prompt_reader rd = {p, o, path};
     struct buf text = {0};
     int line = 0;
     *p = (struct synth_prompts){0};

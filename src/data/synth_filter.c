@@ -25,7 +25,7 @@
 
 /* Hashes so far and the sample or line of each: open addressing, at most half full. */
 struct hash_set {
-    struct seen_slot {
+    struct hash_slot {
         uint64_t hash;
         int at;
         bool used;
@@ -33,7 +33,7 @@ struct hash_set {
     size_t size;
 };
 
-struct bound { /* bound of a number: a value or a quantile */
+struct perplexity_bound { /* bound of a number: a value or a quantile */
     bool given, quantile;
     double value;
 };
@@ -48,7 +48,7 @@ struct synth_filter_set {
     struct grammar_machine *machine;
     struct dataset held_out;
     struct hash_set held_near, held_prompt; /* values are lines */
-    struct bound min_perplexity, max_perplexity;
+    struct perplexity_bound min_perplexity, max_perplexity;
 
     /* state of one run */
     struct synth *s;
@@ -71,7 +71,7 @@ static void hash_set_release(struct hash_set *t) {
     *t = (struct hash_set){0};
 }
 
-static struct seen_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) {
+static struct hash_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) {
     size_t i = (size_t)hash & (t->size - 1);
     while (t->slots[i].used && t->slots[i].hash != hash) i = (i + 1) & (t->size - 1);
     return &t->slots[i];
@@ -80,14 +80,14 @@ static struct seen_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) 
 /* Returns the sample or line that added the hash first. If there was no such entry, it adds `at`
  * and returns -1. */
 static int hash_set_add(struct hash_set *t, uint64_t hash, int at) {
-    struct seen_slot *slot = hash_set_slot(t, hash);
+    struct hash_slot *slot = hash_set_slot(t, hash);
     if (slot->used) return slot->at;
-    *slot = (struct seen_slot){hash, at, true};
+    *slot = (struct hash_slot){hash, at, true};
     return -1;
 }
 
 static int hash_set_find(const struct hash_set *t, uint64_t hash) {
-    const struct seen_slot *slot = hash_set_slot(t, hash);
+    const struct hash_slot *slot = hash_set_slot(t, hash);
     return slot->used ? slot->at : -1;
 }
 
@@ -145,7 +145,7 @@ static bool length_drops(struct synth_filter_set *r, const struct synth_sample *
 
 /* language */
 
-enum script { LATIN, HAN, KANA, HANGUL, OTHER, N_SCRIPTS };
+enum script_class { LATIN, HAN, KANA, HANGUL, OTHER, N_SCRIPTS };
 struct counts {
     int64_t of[N_SCRIPTS], letters;
 };
@@ -184,9 +184,9 @@ static const struct language {
 } languages[] = {{"ja", japanese}, {"zh", chinese}, {"en", latin}, {"ko", korean}};
 
 /* Unicode assigns no script to the prolonged sound mark. */
-static enum script script_of(ucs4_t c) {
+static enum script_class script_of(ucs4_t c) {
     static const char *const names[] = {"Latin", "Han", "Hiragana", "Katakana", "Hangul"};
-    static const enum script scripts[] = {LATIN, HAN, KANA, KANA, HANGUL};
+    static const enum script_class scripts[] = {LATIN, HAN, KANA, KANA, HANGUL};
     const uc_script_t *script = uc_script(c);
     if (c == 0x30FC || c == 0xFF70) return KANA;
     for (size_t i = 0; script && i < ARRAY_LEN(names); i++)
@@ -429,7 +429,7 @@ static bool perplexity_drops(struct synth_filter_set *r, const struct synth_samp
 
 /* the table */
 
-static const struct filter {
+static const struct synth_filter_row {
     const char *name;
     bool (*on)(const struct synth_filter_set *r); /* NULL: always */
     int (*prepare)(struct synth_filter_set *r, struct error *err);
@@ -523,7 +523,8 @@ static int language_find(struct synth_filter_set *r, struct error *err) {
     return error_set(err, ERR_USAGE, "language '%s' is not known; there are ja, zh, en, ko", name);
 }
 
-static int bound_parse(const char *name, const char *text, struct bound *out, struct error *err) {
+static int bound_parse(const char *name, const char *text, struct perplexity_bound *out,
+                       struct error *err) {
     char *end = NULL;
     if (!text) return OK;
     out->given = true;

@@ -49,7 +49,7 @@ enum {
 #define MACHINES_BYTES ((size_t)512 << 20)
 #define MACHINE_BYTES ((size_t)64 << 20)
 
-enum phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
+enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 
 struct sorted_choice {
     const int32_t *v;
@@ -59,25 +59,25 @@ struct sorted_choice {
 
 struct request_state {
     struct engine_request *next; /* waiting list */
-    enum phase phase;
+    enum request_phase phase;
     int32_t slot, kv, end;
-    int32_t context;               /* length of prompt | out | suffix, once choices begin */
-    int32_t choice;                /* position in `sorted` */
-    struct sorted_choice *sorted;  /* [n_choices] */
-    struct engine_request *leader; /* the prefix source: its slot will hold our first `share`
+    int32_t context;                      /* length of prompt | out | suffix, once choices begin */
+    int32_t choice;                       /* position in `sorted` */
+    struct sorted_choice *sorted;         /* [n_choices] */
+    struct engine_request *prefix_source; /* the prefix source: its slot will hold our first `share`
                                       tokens; NULL: do not wait */
-    int32_t share;
+    int32_t shared_prefix_len;
     int32_t pages;           /* reserved on admission: the most that the request can need */
     char key[HASH_LEN];      /* hash of the adapters' content, "-" without any */
     struct lora_part *parts; /* [n_parts] low-rank parts that apply to its rows */
     int32_t n_parts;
     const struct vocab_overrides *overlay; /* vocabulary overrides of its one adapter, or NULL */
     struct grammar_state reply;            /* grammar state after the tokens generated so far */
-    uint32_t *allowed; /* [(V + 31) / 32] tokens that may come next; NULL without a grammar */
-    bool masking;      /* `allowed` is incomplete: this request waits, others continue */
-    bool loops;        /* the last token closed a loop */
-    int32_t unread;    /* token that `reply` has not consumed yet, or -1 */
-    bool silent;       /* the grammar matches the empty text only: nothing is generated */
+    uint32_t *allowed;  /* [(V + 31) / 32] tokens that may come next; NULL without a grammar */
+    bool mask_pending;  /* `allowed` is incomplete: this request waits, others continue */
+    bool loop_detected; /* the last token closed a loop */
+    int32_t unconsumed_token; /* token that `reply` has not consumed yet, or -1 */
+    bool empty_only;          /* the grammar matches the empty text only: nothing is generated */
     struct token_cycle cycle; /* of `out`, where loop_tokens is set */
 };
 
@@ -98,7 +98,7 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     e->slots = slab_take(base, &used, slots * sizeof *e->slots);
     e->tokens = slab_take(base, &used, slots * (size_t)o->max_len * sizeof *e->tokens);
     e->active = slab_take(base, &used, seqs * sizeof(struct engine_request *));
-    e->feeds = slab_take(base, &used, seqs * sizeof *e->feeds);
+    e->chunks = slab_take(base, &used, seqs * sizeof *e->chunks);
     e->groups = slab_take(base, &used, seqs * sizeof *e->groups);
     return used;
 }
@@ -255,7 +255,7 @@ struct engine_stats engine_stats(const struct engine *e) {
     struct engine_stats s = e->stats;
     s.weight_passes = forward_stats(e->f)->weight_passes;
     s.pages = e->n_pages;
-    s.pages_free = e->n_pages - e->promised;
+    s.pages_free = e->n_pages - e->reserved_pages;
     return s;
 }
 
@@ -507,8 +507,8 @@ static void state_grammar(struct engine *e, const struct engine_request *r) {
     if (!r->grammar || r->max_tokens == 0) return;
     active_grammar_acquire(e, r->grammar);
     s->allowed = xcalloc((size_t)(e->vocab + 31) / 32, sizeof *s->allowed);
-    s->masking = true;
-    s->unread = -1;
+    s->mask_pending = true;
+    s->unconsumed_token = -1;
 }
 
 static void request_enqueue(struct engine *e, struct engine_request *r) {
@@ -600,19 +600,19 @@ static void request_admit(struct engine *e, struct engine_request *r) {
     struct engine_slot *slot = &e->slots[s->slot];
     slot->n = take_over ? overlap : 0;
     kv_cache_truncate(forward_kv_cache(e->f), s->slot, slot->n);
-    e->promised += s->pages;
+    e->reserved_pages += s->pages;
     if (best >= 0 && !take_over) {
         if (e->slots[best].n >= overlap) {
             prefix_cache_share(e, best, s->slot, overlap);
         } else {
-            s->leader = e->slots[best].owner;
-            s->share = overlap;
+            s->prefix_source = e->slots[best].owner;
+            s->shared_prefix_len = overlap;
         }
     }
     slot->owner = r;
     strcpy(slot->key, s->key);
     s->kv = slot->n;
-    r->n_cached = s->leader ? s->share : s->kv;
+    r->n_cached = s->prefix_source ? s->shared_prefix_len : s->kv;
     s->end = r->n_prompt;
     s->phase = PHASE_PREFILL;
     e->active[e->n_active++] = r;
@@ -620,7 +620,7 @@ static void request_admit(struct engine *e, struct engine_request *r) {
 
 static void admit_waiting(struct engine *e) {
     while (e->head && e->n_active < e->o.max_seqs &&
-           e->promised + e->head->state->pages <= e->n_pages) {
+           e->reserved_pages + e->head->state->pages <= e->n_pages) {
         struct engine_request *r = e->head;
         e->head = r->state->next;
         if (!e->head) e->tail = NULL;
@@ -634,10 +634,10 @@ static void admit_waiting(struct engine *e) {
 static void prefix_sources_resolve(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
-        if (!s->leader || s->leader->state->kv < s->share) continue;
-        prefix_cache_share(e, s->leader->state->slot, s->slot, s->share);
-        s->kv = s->share;
-        s->leader = NULL;
+        if (!s->prefix_source || s->prefix_source->state->kv < s->shared_prefix_len) continue;
+        prefix_cache_share(e, s->prefix_source->state->slot, s->slot, s->shared_prefix_len);
+        s->kv = s->shared_prefix_len;
+        s->prefix_source = NULL;
     }
 }
 
@@ -652,7 +652,7 @@ static int32_t token_at(const struct engine_request *r, int32_t pos) {
 }
 
 static bool generates(const struct engine_request *r) {
-    return r->max_tokens > 0 && !r->state->silent;
+    return r->max_tokens > 0 && !r->state->empty_only;
 }
 
 /* Does the row that completes the phase need logits? */
@@ -674,7 +674,7 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
             n--;
     }
     if (n <= 0) return;
-    e->feeds[e->n_feeds++] =
+    e->chunks[e->n_chunks++] =
         (struct scheduled_chunk){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
     e->n_rows += n;
     e->n_out += n_out;
@@ -684,21 +684,21 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
 static int32_t rows_ready(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t room = e->o.max_rows - e->n_rows;
-    return s->masking ? MIN(room, s->end - s->kv - 1) : room;
+    return s->mask_pending ? MIN(room, s->end - s->kv - 1) : room;
 }
 
 /* May schedule no rows: then every request waits for its mask. */
 static void step_schedule(struct engine *e) {
     bool masking = false;
-    e->n_feeds = e->n_rows = e->n_out = 0;
+    e->n_chunks = e->n_rows = e->n_out = 0;
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
-        masking |= s->masking;
-        if (s->phase == PHASE_DECODE && !s->masking) chunk_schedule(e, e->active[i], 1);
+        masking |= s->mask_pending;
+        if (s->phase == PHASE_DECODE && !s->mask_pending) chunk_schedule(e, e->active[i], 1);
     }
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
-        if (s->phase != PHASE_DECODE && !s->leader)
+        if (s->phase != PHASE_DECODE && !s->prefix_source)
             chunk_schedule(e, e->active[i], rows_ready(e, e->active[i]));
     }
     CHECK(e->n_rows > 0 || masking);
@@ -706,14 +706,14 @@ static void step_schedule(struct engine *e) {
 
 static void chunks_group_by_adapter(struct engine *e) {
     e->n_groups = 0;
-    for (int32_t i = 0; i < e->n_feeds; i++) {
-        const struct request_state *s = e->feeds[i].r->state;
+    for (int32_t i = 0; i < e->n_chunks; i++) {
+        const struct request_state *s = e->chunks[i].r->state;
         int32_t g = 0;
         while (g < e->n_groups && strcmp(e->groups[g].state->key, s->key) != 0) g++;
         if (g == e->n_groups)
             e->groups[e->n_groups++] = (struct adapter_group){.state = s, .first = i, .last = i};
         else
-            e->feeds[e->groups[g].last].next = i;
+            e->chunks[e->groups[g].last].next = i;
         e->groups[g].last = i;
     }
 }
@@ -753,17 +753,17 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
 /* Lays out the scheduled rows, one segment per set of adapters, and runs them. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
-    for (int32_t i = 0; i < e->n_feeds; i++) {
-        const struct request_state *s = e->feeds[i].r->state; // admission reserved its pages
-        CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->feeds[i].n_rows));
+    for (int32_t i = 0; i < e->n_chunks; i++) {
+        const struct request_state *s = e->chunks[i].r->state; // admission reserved its pages
+        CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->chunks[i].n_rows));
     }
     chunks_group_by_adapter(e);
     e->n_rows = e->n_out = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
         const struct request_state *s = e->groups[g].state;
         int32_t begin = e->n_rows;
-        for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
-            chunk_rows(e, &e->feeds[i]);
+        for (int32_t i = e->groups[g].first; i >= 0; i = e->chunks[i].next)
+            chunk_rows(e, &e->chunks[i]);
         e->segs[g] = (struct lora_segment){.begin = begin,
                                            .end = e->n_rows,
                                            .parts = s->parts,
@@ -939,13 +939,13 @@ static void token_take(struct engine *e, struct engine_request *r, const struct 
     r->out[r->n_out++] = o->token;
     s->phase = PHASE_DECODE;
     s->end = r->n_prompt + r->n_out;
-    s->loops = loop_found(r);
+    s->loop_detected = loop_found(r);
     if (stop_text_found(e, r)) {
         generation_end(r, FINISH_STOP);
     } else if (s->allowed) {
-        s->masking = true;
-        s->unread = o->token;
-    } else if (s->loops) {
+        s->mask_pending = true;
+        s->unconsumed_token = o->token;
+    } else if (s->loop_detected) {
         generation_end(r, FINISH_LOOP);
     } else if (r->n_out == r->max_tokens) {
         generation_end(r, FINISH_LENGTH);
@@ -958,16 +958,16 @@ static void mask_take_up(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t any = 0;
     bool final = grammar_is_final(&s->reply);
-    s->masking = false;
+    s->mask_pending = false;
     for (int32_t i = 0; final && i < r->n_stop; i++)
         s->allowed[r->stop[i] / 32] |= 1u << r->stop[i] % 32;
     for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any |= s->allowed[i] != 0;
     bool over = !any || r->n_out == r->max_tokens;
-    if (s->unread < 0)
-        s->silent = over;
+    if (s->unconsumed_token < 0)
+        s->empty_only = over;
     else if (over && final)
         generation_end(r, FINISH_STOP);
-    else if (s->loops)
+    else if (s->loop_detected)
         generation_end(r, FINISH_LOOP);
     else if (over)
         generation_end(r, FINISH_LENGTH);
@@ -978,7 +978,7 @@ static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *un
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
     if (!s->reply.machine) s->reply = grammar_state_new(grammar_machine_of(e, r->grammar, units));
-    if (!grammar_advance(&s->reply, s->unread, left, left > 0 ? s->allowed : NULL, units))
+    if (!grammar_advance(&s->reply, s->unconsumed_token, left, left > 0 ? s->allowed : NULL, units))
         return false;
     mask_take_up(e, r);
     return true;
@@ -996,7 +996,7 @@ static void masks_advance(struct engine *e) {
         for (; i < e->n_active && e->mask_units > 0; i++) {
             struct engine_request *r = e->active[(first + i) % e->n_active];
             int64_t units = MASK_QUANTUM;
-            if (r->done || !r->state->masking) continue;
+            if (r->done || !r->state->mask_pending) continue;
             waiting += !mask_advance(e, r, &units);
             e->mask_units -= MASK_QUANTUM - units;
         }
@@ -1016,7 +1016,7 @@ static void phase_end(struct engine *e, struct engine_request *r, const struct s
         else if (r->n_choices > 0 && r->suffix.n == 0)
             choices_begin(e, r, last);
         else
-            generation_end(r, r->state->silent ? FINISH_STOP : FINISH_LENGTH);
+            generation_end(r, r->state->empty_only ? FINISH_STOP : FINISH_LENGTH);
         break;
     case PHASE_DECODE:
         token_take(e, r, &e->outs[last]);
@@ -1050,10 +1050,10 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
 
 static void request_finish(struct engine *e, struct engine_request *r) {
     e->slots[r->state->slot].owner = NULL;
-    e->promised -= r->state->pages;
+    e->reserved_pages -= r->state->pages;
     e->stats.finished++;
     state_free(e, r);
-    if (e->o.finished) e->o.finished(e->o.finished_ctx, r);
+    if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
 
 static void active_sweep(struct engine *e) {
@@ -1071,8 +1071,8 @@ static void active_sweep(struct engine *e) {
 static void prefix_waiters_release(const struct engine *e, const struct engine_request *r) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct engine_request *other = e->active[i];
-        if (other->state->leader != r) continue;
-        other->state->leader = NULL;
+        if (other->state->prefix_source != r) continue;
+        other->state->prefix_source = NULL;
         other->n_cached = other->state->kv;
     }
 }
@@ -1101,7 +1101,7 @@ void engine_cancel(struct engine *e, struct engine_request *r) {
     waiting_remove(e, r);
     e->stats.finished++;
     state_free(e, r);
-    if (e->o.finished) e->o.finished(e->o.finished_ctx, r);
+    if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
 
 static int step_end(struct engine *e) {
@@ -1118,11 +1118,11 @@ int engine_step(struct engine *e) {
     if (e->n_rows == 0) return step_end(e);
     step_run(e);
     pool_run(e->n_out > 1 ? e->o.pool : NULL, outs_read, e, e->n_out, 1);
-    for (int32_t i = 0; i < e->n_feeds; i++) chunk_commit(e, &e->feeds[i]);
+    for (int32_t i = 0; i < e->n_chunks; i++) chunk_commit(e, &e->chunks[i]);
     prefix_sources_resolve(e);
-    for (int32_t i = 0; i < e->n_feeds; i++) {
-        struct engine_request *r = e->feeds[i].r;
-        if (r->state->kv == r->state->end) phase_end(e, r, &e->feeds[i]);
+    for (int32_t i = 0; i < e->n_chunks; i++) {
+        struct engine_request *r = e->chunks[i].r;
+        if (r->state->kv == r->state->end) phase_end(e, r, &e->chunks[i]);
     }
     masks_advance(e);
     return step_end(e);

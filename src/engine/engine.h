@@ -143,8 +143,8 @@ struct engine_options {
     struct pool *pool;
     /* Called once for each finished request, with its results, by the thread that calls
      * engine_step. */
-    void (*finished)(void *ctx, const struct engine_request *r);
-    void *finished_ctx;
+    void (*on_finished)(void *ctx, const struct engine_request *r);
+    void *on_finished_ctx;
 };
 struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);

@@ -59,7 +59,8 @@ struct engine {
     struct forward *f;
     struct engine_stats stats;
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
-    int32_t n_pages, promised; /* pages in the KV cache, and those reserved by active requests */
+    int32_t n_pages,
+        reserved_pages; /* pages in the KV cache, and those reserved by active requests */
     struct engine_request *head, *tail; /* waiting */
     void *slab;
     pthread_mutex_t vocab_lock;          /* held while grammar_vocab is made */
@@ -77,11 +78,11 @@ struct engine {
     struct engine_slot *slots;      /* [n_slots] */
     int32_t *tokens;                /* [n_slots, max_len] */
     struct engine_request **active; /* [max_seqs] */
-    struct scheduled_chunk *feeds;  /* [max_seqs] */
+    struct scheduled_chunk *chunks; /* [max_seqs] */
     struct adapter_group *groups;   /* [max_seqs] */
 
     /* the step in progress */
-    int32_t n_feeds, n_groups, n_rows, n_out;
+    int32_t n_chunks, n_groups, n_rows, n_out;
     int64_t mask_units; /* work units left for masks */
     int32_t mask_turn;  /* index of the active request whose mask is computed next */
 };

@@ -19,13 +19,13 @@ struct task_item {
     char *work;                      /* a short correct derivation, for training; may be "" */
     char *choices[EVAL_MAX_CHOICES]; /* candidate answers, shuffled */
     int n_choices, correct;
-    const char *lang; /* "en", "ja", "zh" */
-    bool rare;        /* a variant that pretraining does not show */
-    char *key;        /* canonical content */
-    char *twin;       /* key of the same question in another family, or NULL */
-    char *gold;       /* without choices: the text that a grader compares answers with, or NULL */
-    char **views;     /* [n_views] the parts that agents of a team see, in turn */
-    int n_views;      /* 0: all agents see the question */
+    const char *lang;   /* "en", "ja", "zh" */
+    bool rare;          /* a variant that pretraining does not show */
+    char *key;          /* canonical content */
+    char *duplicate_of; /* key of the same question in another family, or NULL */
+    char *gold;         /* without choices: the text that a grader compares answers with, or NULL */
+    char **views;       /* [n_views] the parts that agents of a team see, in turn */
+    int n_views;        /* 0: all agents see the question */
 };
 void task_item_release(struct task_item *it);
 
@@ -299,12 +299,12 @@ int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *er
 struct eval_result {
     bool right;      /* acc: the most probable option; for a grader, a score of at least 1/2 */
     bool right_norm; /* acc_norm: log-probability per character of the option's text */
-    bool cut;        /* too long: the beginning of its context was dropped */
-    bool truncated;  /* generation reached its limit */
-    bool unread;     /* the text holds no answer */
-    int16_t choice;  /* -1: none */
-    float prob;      /* probability of the choice among the options */
-    float score;     /* score of the grader */
+    bool prompts_truncated; /* too long: the beginning of its context was dropped */
+    bool truncated;         /* generation reached its limit */
+    bool no_answer;         /* the text holds no answer */
+    int16_t choice;         /* -1: none */
+    float prob;             /* probability of the choice among the options */
+    float score;            /* score of the grader */
 };
 struct eval_cost {
     int64_t calls, prefilled, generated;
@@ -324,7 +324,7 @@ struct eval_solver {
     const struct tokenizer *tok;
     struct adapter *adapter;
     int32_t max_len;
-    bool working; /* CHAT: think first */
+    bool chain_of_thought; /* CHAT: think first */
 };
 int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
@@ -343,7 +343,7 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
 
 /* The scores of a candidate, and its comparison with the first one on the same questions. */
 struct eval_summary {
-    int64_t n, correct, correct_norm, cut, truncated, unread;
+    int64_t n, correct, correct_norm, prompts_truncated, truncated, no_answer;
     struct stats_interval acc, acc_norm; /* Wilson */
     struct stats_interval clustered;     /* interval of acc: bootstrap over clusters */
     int64_t n_clusters;

@@ -23,11 +23,11 @@ enum {
 };
 static const double EQUIVALENT = 0.02; /* the largest difference that counts as equivalent */
 
-struct job {
+struct eval_job {
     int64_t at; /* index of the question in the task */
     const struct eval_question *q;
-    struct eval_question made;  /* storage for q if the question is generated */
-    struct choice_prompt asked; /* CHAT */
+    struct eval_question created_seq; /* storage for q if the question is generated */
+    struct choice_prompt asked;       /* CHAT */
     struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
     struct token_seq seq[EVAL_MAX_OPTIONS];
     struct engine_request *reqs;
@@ -35,13 +35,13 @@ struct job {
     bool cut;
 };
 
-struct window {
+struct eval_window {
     struct eval_solver *s;
     const struct eval_task *b;
     const struct grader *grader;
     struct eval_result *out;
     struct eval_cost *cost;
-    struct job *jobs; /* [WINDOW] */
+    struct eval_job *jobs; /* [WINDOW] */
     int64_t next, done;
 };
 
@@ -93,12 +93,13 @@ static char *context_of(const struct eval_task *b, const struct eval_question *q
     return xasprintf("%s%s", b->subjects[q->subject].preamble, own);
 }
 
-static void requests_make(struct job *j, int n) {
+static void requests_make(struct eval_job *j, int n) {
     j->reqs = xcalloc((size_t)n, sizeof *j->reqs);
     j->n = n;
 }
 
-static void request_choices(struct job *j, int r, int first, int n, const struct eval_solver *s) {
+static void request_choices(struct eval_job *j, int r, int first, int n,
+                            const struct eval_solver *s) {
     int longest = 0;
     for (int i = first; i < first + n; i++) {
         j->seq[i] = (struct token_seq){j->rest[i].v, j->rest[i].n};
@@ -114,7 +115,7 @@ static void request_choices(struct job *j, int r, int first, int n, const struct
 }
 
 /* Makes one request for all options if they share the context, else one per option. */
-static void loglikelihood_request(struct job *j, const struct window *w,
+static void loglikelihood_request(struct eval_job *j, const struct eval_window *w,
                                   const struct eval_question *q) {
     bool apart = q->contexts[0] != NULL;
     requests_make(j, apart ? q->n : 1);
@@ -132,7 +133,8 @@ static void loglikelihood_request(struct job *j, const struct window *w,
     if (!apart) request_choices(j, 0, 0, q->n, w->s);
 }
 
-static void generate_request(struct job *j, const struct window *w, const struct eval_question *q) {
+static void generate_request(struct eval_job *j, const struct eval_window *w,
+                             const struct eval_question *q) {
     const struct eval_task *b = w->b;
     char *context = context_of(b, q, 0);
     int32_t eos = tokenizer_eos(w->s->tok);
@@ -152,13 +154,13 @@ static void generate_request(struct job *j, const struct window *w, const struct
     free(context);
 }
 
-static int chat_request(struct job *j, const struct window *w, const struct eval_question *q,
-                        struct error *err) {
+static int chat_request(struct eval_job *j, const struct eval_window *w,
+                        const struct eval_question *q, struct error *err) {
     struct task_item it = {.n_choices = q->n};
     struct chat_message user = {"user", q->context};
     for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
     requests_make(j, 1);
-    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK)
+    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->chain_of_thought, err) != OK)
         return err->code;
     choice_prompt_request(&j->asked, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
     return OK;
@@ -170,10 +172,10 @@ static int question_wrap(const struct eval_task *b, const struct eval_question *
     return error_wrap(err, "question %lld of '%s'", (long long)at, b->name);
 }
 
-static int job_begin(struct window *w, struct job *j, struct error *err) {
+static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
     int rc = OK, sent = 0;
-    *j = (struct job){.at = w->next++};
-    const struct eval_question *q = j->q = eval_task_question(w->b, j->at, &j->made);
+    *j = (struct eval_job){.at = w->next++};
+    const struct eval_question *q = j->q = eval_task_question(w->b, j->at, &j->created_seq);
     if (w->b->ask == EVAL_CHAT_CHOICE)
         rc = chat_request(j, w, q, err);
     else if (w->b->ask == EVAL_GENERATE)
@@ -201,7 +203,7 @@ static int best_of(const double *v, int n) {
     return best;
 }
 
-static void loglikelihood_grade(const struct job *j, const struct eval_question *q,
+static void loglikelihood_grade(const struct eval_job *j, const struct eval_question *q,
                                 struct eval_result *o) {
     double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
@@ -215,8 +217,8 @@ static void loglikelihood_grade(const struct job *j, const struct eval_question 
     o->right_norm = best_of(norm, q->n) == q->correct;
 }
 
-static void text_grade(const struct window *w, const struct job *j, const struct eval_question *q,
-                       struct eval_result *o) {
+static void text_grade(const struct eval_window *w, const struct eval_job *j,
+                       const struct eval_question *q, struct eval_result *o) {
     const struct engine_request *r = &j->reqs[0];
     struct buf text = {0};
     if (r->n_stop_texts > 0 && r->text.data)
@@ -226,16 +228,17 @@ static void text_grade(const struct window *w, const struct job *j, const struct
     buf_puts(&text, "");
     struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1);
     o->truncated = r->finish == FINISH_LENGTH;
-    o->unread = !g.found;
+    o->no_answer = !g.found;
     o->score = (float)g.score;
     o->right = g.score >= 0.5;
     buf_release(&text);
 }
 
-static void job_grade(const struct window *w, const struct job *j, struct eval_result *o) {
+static void job_grade(const struct eval_window *w, const struct eval_job *j,
+                      struct eval_result *o) {
     const struct eval_question *q = j->q;
     const struct engine_request *r = &j->reqs[0];
-    *o = (struct eval_result){.cut = j->cut, .choice = -1};
+    *o = (struct eval_result){.prompts_truncated = j->cut, .choice = -1};
     if (w->b->ask == EVAL_LOGLIKELIHOOD) {
         loglikelihood_grade(j, q, o);
     } else if (w->b->ask == EVAL_GENERATE) {
@@ -249,25 +252,25 @@ static void job_grade(const struct window *w, const struct job *j, struct eval_r
     if (w->b->ask != EVAL_GENERATE) o->score = o->right;
 }
 
-static bool job_is_done(const struct job *j) {
+static bool job_is_done(const struct eval_job *j) {
     for (int i = 0; i < j->n; i++)
         if (!j->reqs[i].done) return false;
     return j->n > 0;
 }
 
-static void job_release(struct job *j) {
+static void job_release(struct eval_job *j) {
     for (int i = 0; i < j->n; i++) engine_request_release(&j->reqs[i]);
     for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
         token_ids_release(&j->prompt[i]);
         token_ids_release(&j->rest[i]);
     }
     choice_prompt_release(&j->asked);
-    if (j->q == &j->made) eval_question_release(&j->made);
+    if (j->q == &j->created_seq) eval_question_release(&j->created_seq);
     free(j->reqs);
-    *j = (struct job){0};
+    *j = (struct eval_job){0};
 }
 
-static void job_end(struct window *w, struct job *j) {
+static void job_end(struct eval_window *w, struct eval_job *j) {
     job_grade(w, j, &w->out[j->at]);
     for (int i = 0; i < j->n; i++) {
         w->cost->prefilled += j->reqs[i].n_prefilled;
@@ -303,7 +306,7 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
 /* answering */
 
 /* Grades finished jobs and starts the next questions in their place. */
-static int window_refill(struct window *w, struct error *err) {
+static int window_refill(struct eval_window *w, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < WINDOW; i++) {
         if (job_is_done(&w->jobs[i])) job_end(w, &w->jobs[i]);
@@ -313,7 +316,7 @@ static int window_refill(struct window *w, struct error *err) {
 }
 
 /* Waits after an error: the engine owns submitted requests until they are done. */
-static void window_drain(struct window *w) {
+static void window_drain(struct eval_window *w) {
     while (engine_step(w->s->e) > 0) continue;
     for (int i = 0; i < WINDOW; i++)
         if (w->jobs[i].n) job_release(&w->jobs[i]);
@@ -332,7 +335,7 @@ int eval_task_grader(const struct eval_task *b, const struct grader **out, struc
 int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done,
                        struct error *err) {
-    struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
+    struct eval_window w = {.s = solver, .b = b, .out = out, .cost = cost};
     double start = clock_now();
     int rc = eval_task_grader(b, &w.grader, err);
     w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
@@ -357,7 +360,7 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                           .family = family,
                           .split = split,
                           .seed = seed};
-    struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
+    struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .chain_of_thought = working};
     struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     struct eval_cost cost = {0};
     int rc = eval_solver_answer(&s, &b, v, &cost, p, 0, err);
@@ -415,9 +418,9 @@ struct eval_summary eval_summarize(const struct eval_result *own, const struct e
     for (int64_t i = 0; i < n; i++) {
         s.correct += own[i].right;
         s.correct_norm += own[i].right_norm;
-        s.cut += own[i].cut;
+        s.prompts_truncated += own[i].prompts_truncated;
         s.truncated += own[i].truncated;
-        s.unread += own[i].unread;
+        s.no_answer += own[i].no_answer;
         s.score += (double)own[i].score / (double)n;
         a[i] = own[i].right;
         v[i] = a[i];

@@ -134,7 +134,7 @@ static void make_sort(struct rng *r, bool rare, struct task_item *it) {
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], text);
     it->key = xasprintf("sort %s", v);
-    it->twin = xasprintf("order 0 %s", v);
+    it->duplicate_of = xasprintf("order 0 %s", v);
     qsort(v, (size_t)n, 1, letter_up);
     it->work = xstrdup("from a to z");
     add_spaced(it, v, n);
@@ -150,7 +150,7 @@ static void compare_two(struct rng *r, struct task_item *it, const char *const a
     it->question = xasprintf(asks[lang], a, b);
     it->work = xasprintf("%d < %d", MIN(a, b), MAX(a, b));
     it->key = xasprintf("%s %d %d %d", name, smaller, a, b);
-    it->twin = smaller ? NULL : xasprintf("%s 0 %d %d", twin, a, b);
+    it->duplicate_of = smaller ? NULL : xasprintf("%s 0 %d %d", twin, a, b);
     add_number(it, smaller ? MIN(a, b) : MAX(a, b));
     add_number(it, smaller ? MAX(a, b) : MIN(a, b));
 }
@@ -259,7 +259,7 @@ static void make_order(struct rng *r, bool rare, struct task_item *it) {
     it->lang = lang_names[lang];
     it->question = xasprintf((rare ? down : up)[lang], text);
     it->key = xasprintf("order %d %s", rare, v);
-    it->twin = rare ? NULL : xasprintf("sort %s", v);
+    it->duplicate_of = rare ? NULL : xasprintf("sort %s", v);
     qsort(v, (size_t)n, 1, letter_up);
     for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
     back[n] = 0;
@@ -369,7 +369,7 @@ void task_item_release(struct task_item *it) {
     free(it->question);
     free(it->work);
     free(it->key);
-    free(it->twin);
+    free(it->duplicate_of);
     free(it->gold);
     *it = (struct task_item){0};
 }
@@ -383,7 +383,7 @@ enum data_split fry_split_of(const char *key) {
 /* For training only the item's key counts. A measured item must be unseen in both families. */
 static bool in_split(const struct task_item *it, enum data_split split) {
     return fry_split_of(it->key) == split &&
-           (split == SPLIT_TRAIN || !it->twin || fry_split_of(it->twin) == split);
+           (split == SPLIT_TRAIN || !it->duplicate_of || fry_split_of(it->duplicate_of) == split);
 }
 
 void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,

@@ -21,7 +21,7 @@ struct position {
     bool same_top;
 };
 
-struct comparison {
+struct divergence_run {
     struct forward *f[2];
     float *logits[2];          /* [ROWS][V] */
     float *scratch;            /* [threads][V] */
@@ -46,7 +46,7 @@ static double row_normalise(float *x, int32_t n, double *total) {
 }
 
 /* With weights e_i = exp(a_i - max a): KL = Σ e_i (a_i - b_i) / Σ e_i - lse(a) + lse(b). */
-static void position_compare(struct comparison *c, int64_t row, float *scratch) {
+static void position_compare(struct divergence_run *c, int64_t row, float *scratch) {
     int32_t n = c->vocab, next = c->next[row];
     const float *a = c->logits[0] + row * n;
     float *b = c->logits[1] + row * n;
@@ -64,13 +64,13 @@ static void position_compare(struct comparison *c, int64_t row, float *scratch) 
 }
 
 static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread) {
-    struct comparison *c = ctx;
+    struct divergence_run *c = ctx;
     for (int64_t i = begin; i < end; i++)
         if (c->next[i] >= 0) position_compare(c, i, c->scratch + (size_t)thread * (size_t)c->vocab);
 }
 
 /* Runs tokens [from, from + n) of a passage through both models. */
-static void rows_run(struct comparison *c, const int32_t *tokens, int32_t from, int32_t n) {
+static void rows_run(struct divergence_run *c, const int32_t *tokens, int32_t from, int32_t n) {
     struct batch_row rows[ROWS];
     int32_t out[ROWS];
     const struct lora_segment bare = {.end = n};
@@ -106,8 +106,8 @@ static struct model_divergence positions_sum(const struct position *p, int64_t n
 }
 
 /* Appends the scored positions of one passage to `out`. The last token has no known successor. */
-static int64_t passage_run(struct comparison *c, const struct scored_sequence *s, struct pool *pool,
-                           struct position *out) {
+static int64_t passage_run(struct divergence_run *c, const struct scored_sequence *s,
+                           struct pool *pool, struct position *out) {
     int64_t done = 0;
     for (int32_t from = 0; from < s->n; from += ROWS) {
         int32_t rows = MIN(ROWS, s->n - from);
@@ -127,7 +127,7 @@ static int64_t passage_run(struct comparison *c, const struct scored_sequence *s
 struct model_divergence model_divergence_measure(const struct model *const m[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p) {
-    struct comparison c = {.vocab = m[0]->config.vocab_size};
+    struct divergence_run c = {.vocab = m[0]->config.vocab_size};
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
     int64_t tokens = 0, done = 0, read = 0;
     for (int i = 0; i < n; i++) {

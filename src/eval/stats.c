@@ -162,20 +162,20 @@ bool stats_tost(const double *diff, int64_t n, double margin) {
     return mean - half > -margin && mean + half < margin;
 }
 
-struct ranked {
+struct ranked_p {
     double p;
     int at;
 };
 
 static int by_p(const void *a, const void *b) {
-    const struct ranked *x = a, *y = b;
+    const struct ranked_p *x = a, *y = b;
     return x->p < y->p ? -1 : x->p > y->p ? 1 : x->at - y->at;
 }
 
 /* Holm 1979: step-down, monotone, at most 1. */
 void stats_holm(const double *p, int n, double *adjusted) {
-    struct ranked *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
-    for (int i = 0; i < n; i++) v[i] = (struct ranked){p[i], i};
+    struct ranked_p *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    for (int i = 0; i < n; i++) v[i] = (struct ranked_p){p[i], i};
     qsort(v, (size_t)n, sizeof *v, by_p);
     double floor = 0;
     for (int i = 0; i < n; i++) {

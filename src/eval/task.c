@@ -123,14 +123,14 @@ static const struct task_config builtins[] = {
 static const struct task_config plain = {
     .template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
 
-struct recipe {
+struct task_recipe {
     char *file, *shots, *question, *answer, *cluster, *description, *template, *delimiter, *grader;
     struct strings choices, stop;
     bool letters;
     int64_t max_tokens;
 };
 #define RECIPE(key, kind, field, fallback, help)                                                   \
-    { key, kind, offsetof(struct recipe, field), fallback, 0, 0, NULL, help }
+    { key, kind, offsetof(struct task_recipe, field), fallback, 0, 0, NULL, help }
 static const struct option_row recipe_rows[] = {
     RECIPE("file", OPT_STRING, file, NULL, "JSONL, from where the recipe is"),
     RECIPE("shots", OPT_STRING, shots, NULL, "JSONL of examples for --shots"),
@@ -144,7 +144,7 @@ static const struct option_row recipe_rows[] = {
     RECIPE("letters", OPT_BOOL, letters, NULL, "score A, B … instead of the choices' texts"),
     RECIPE("grader", OPT_STRING, grader, NULL, "generate, and grade the text"),
     RECIPE("stop", OPT_LIST, stop, NULL, "texts that end the generation"),
-    {"max_tokens", OPT_INT, offsetof(struct recipe, max_tokens), "256", 1, 65536, "N",
+    {"max_tokens", OPT_INT, offsetof(struct task_recipe, max_tokens), "256", 1, 65536, "N",
      "that may be generated"},
     {0},
 };
@@ -168,16 +168,16 @@ const char *eval_task_builtin(int i, const char **about) {
 
 /* reading */
 
-struct questions {
+struct question_list {
     struct eval_question *v;
     int64_t n, cap;
 };
 
-struct reader {
+struct task_reader {
     struct eval_task *b;
     const struct task_config *spec;
-    const struct recipe *map; /* NULL: dataset_formats.c recognises lines */
-    struct questions *out;
+    const struct task_recipe *map; /* NULL: dataset_formats.c recognises lines */
+    struct question_list *out;
     const char *path;
 };
 
@@ -264,7 +264,7 @@ static void strip(char *s) {
 }
 
 /* Makes a question from a line; moves strings out of `f`. */
-static int question_make(const struct reader *r, struct dataset_row *f, const json_t *row,
+static int question_make(const struct task_reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
     const struct task_config *s = r->spec;
     if (s->strip) strip(f->question);
@@ -285,7 +285,7 @@ static int question_make(const struct reader *r, struct dataset_row *f, const js
 }
 
 /* Reads a line according to a recipe. */
-static int mapped_read(const struct recipe *m, const json_t *row, struct dataset_row *f,
+static int mapped_read(const struct task_recipe *m, const json_t *row, struct dataset_row *f,
                        struct error *err) {
     const json_t *list = m->choices.n == 1 ? json_path_get(row, m->choices.v[0]) : NULL,
                  *answer = json_path_get(row, m->answer);
@@ -311,7 +311,7 @@ static int mapped_read(const struct recipe *m, const json_t *row, struct dataset
 }
 
 /* All lines of a task must be of one kind: with choices, or for a grader. */
-static int kind_check(const struct reader *r, const struct dataset_row *f, struct error *err) {
+static int kind_check(const struct task_reader *r, const struct dataset_row *f, struct error *err) {
     if (r->spec->letters && f->n > 26)
         return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
     if (f->correct >= 0 && !r->spec->grader) return OK;
@@ -322,7 +322,7 @@ static int kind_check(const struct reader *r, const struct dataset_row *f, struc
 }
 
 /* The subject is a field of the line or the name of the file. */
-static int subject_set(const struct reader *r, const char *own, struct eval_question *q,
+static int subject_set(const struct task_reader *r, const char *own, struct eval_question *q,
                        struct error *err) {
     char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
     q->subject = subject_find(r->b, name);
@@ -332,9 +332,9 @@ static int subject_set(const struct reader *r, const char *own, struct eval_ques
     return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
 }
 
-static int line_take(const struct reader *r, const json_t *row, int line, struct error *err) {
+static int line_take(const struct task_reader *r, const json_t *row, int line, struct error *err) {
     struct dataset_row f = {0};
-    struct questions *out = r->out;
+    struct question_list *out = r->out;
     if (out->n == out->cap) {
         int64_t cap = MAX(2 * out->cap, (int64_t)256);
         struct eval_question *v = try_realloc(out->v, (size_t)cap * sizeof *v, err);
@@ -357,12 +357,12 @@ static int line_take(const struct reader *r, const json_t *row, int line, struct
 }
 
 static int line_visit(void *ctx, const json_t *row, int line, struct error *err) {
-    const struct reader *r = ctx;
+    const struct task_reader *r = ctx;
     int rc = line_take(r, row, line, err);
     return rc == OK ? OK : error_wrap(err, "'%s', line %d", r->path, line);
 }
 
-static int file_take(struct reader *r, const char *path, struct error *err) {
+static int file_take(struct task_reader *r, const char *path, struct error *err) {
     size_t n = strlen(path);
     r->path = path;
     return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
@@ -406,8 +406,8 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
 }
 
 /* Reads the files of `path`, or else of the patterns. */
-static int files_take(struct reader *r, const char *dir, const char *patterns, const char *path,
-                      const char *what, struct error *err) {
+static int files_take(struct task_reader *r, const char *dir, const char *patterns,
+                      const char *path, const char *what, struct error *err) {
     struct strings files = {0};
     int rc = OK;
     if (path)
@@ -432,7 +432,7 @@ static void example_add(struct buf *b, const struct eval_task *k, const struct e
 }
 
 static int fewshot_preamble_make(struct eval_task *b, const struct task_config *s, int subject,
-                                 const struct questions *examples, int64_t shots,
+                                 const struct question_list *examples, int64_t shots,
                                  struct error *err) {
     struct buf text = {0};
     struct eval_subject *to = &b->subjects[subject];
@@ -460,7 +460,7 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
 }
 
 /* Keeps n of the questions, sampled by the seed, in their order. */
-static void questions_choose(struct questions *q, int64_t n, uint64_t seed) {
+static void questions_choose(struct question_list *q, int64_t n, uint64_t seed) {
     if (n == 0 || n >= q->n) return;
     uint32_t *order = xcalloc((size_t)q->n, sizeof *order);
     uint8_t *keep = xcalloc((size_t)q->n, 1);
@@ -489,18 +489,18 @@ static size_t question_bytes(const struct eval_task *b, const struct eval_questi
     return strlen(b->subjects[q->subject].preamble) + context + strlen(b->delimiter) + option;
 }
 
-static void questions_release(struct questions *q) {
+static void questions_release(struct question_list *q) {
     for (int64_t i = 0; i < q->n; i++) eval_question_release(&q->v[i]);
     free(q->v);
-    *q = (struct questions){0};
+    *q = (struct question_list){0};
 }
 
 /* `path` and `shots`: the user's files, which replace the patterns of `s`. */
-static int bank_read(struct eval_task *b, const struct task_config *s, const struct recipe *map,
-                     const char *path, const char *shots, const struct eval_task_options *o,
-                     struct error *err) {
-    struct questions items = {0}, examples = {0};
-    struct reader r = {.b = b, .spec = s, .map = map, .out = &items};
+static int bank_read(struct eval_task *b, const struct task_config *s,
+                     const struct task_recipe *map, const char *path, const char *shots,
+                     const struct eval_task_options *o, struct error *err) {
+    struct question_list items = {0}, examples = {0};
+    struct task_reader r = {.b = b, .spec = s, .map = map, .out = &items};
     b->ask = s->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
     b->delimiter = xstrdup(s->delimiter);
     b->normed = s->normed;
@@ -528,7 +528,7 @@ static int bank_read(struct eval_task *b, const struct task_config *s, const str
 
 static int recipe_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
                        struct error *err) {
-    struct recipe m;
+    struct task_recipe m;
     struct yaml y = {0};
     options_default(recipe_rows, &m);
     int rc = yaml_load(&y, path, err);

@@ -24,8 +24,8 @@ static double cosine_of(double aa, double bb, double ab) {
 static void pair_add(struct diversity *d, int i, int j, double distance, double cosine) {
     if (!(distance >= d->weights_min)) {
         d->weights_min = distance;
-        d->twin[0] = i;
-        d->twin[1] = j;
+        d->duplicate_of[0] = i;
+        d->duplicate_of[1] = j;
     }
     d->weights_mean += distance;
     d->cosine_mean += cosine;
@@ -74,5 +74,6 @@ int diversity_check(const struct diversity *d, const char *const *names, struct 
         err, ERR_MISMATCH,
         "founders '%s' and '%s' are copies except for noise: they differ by %.2g %% of their norm, "
         "and should by %.0f %% or more; train them on different conversations, or leave one out",
-        names[d->twin[0]], names[d->twin[1]], 100 * d->weights_min, 100 * COPY_DISTANCE);
+        names[d->duplicate_of[0]], names[d->duplicate_of[1]], 100 * d->weights_min,
+        100 * COPY_DISTANCE);
 }

@@ -63,8 +63,8 @@ struct candidate {
     struct adapter *adapter;
     const struct weighted_adapter *mix; /* [n_mix] used instead of the adapter; borrowed */
     int n_mix;
-    char parents[2][32];                /* "" for founders, and for the second parent of a mutant */
-    const struct adapter_operator *how; /* operator that made it; NULL: a founder */
+    char parents[2][32]; /* "" for founders, and for the second parent of a mutant */
+    const struct adapter_operator *operator; /* operator that made it; NULL: a founder */
     double blend, step; /* share of the second parent; step of the operator; or NAN */
     int role;           /* 0 without roles */
     bool elite;         /* carried over unchanged */
@@ -94,7 +94,7 @@ struct fitness_function {
 };
 /* The operators of one kind with their credit and steps. */
 struct operator_set {
-    struct operator_selector credit;
+    struct operator_selector selector;
     const struct adapter_operator *op[MAX_OPERATORS];
     double step[MAX_OPERATORS];
 };
@@ -105,15 +105,16 @@ struct population {
     int generation, n;
     int n_roles;
     struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the witnesses */
-    int witnesses; /* parents that are not carried over: they are evaluated again with their
+    int n_reevaluated; /* parents that are not carried over: they are evaluated again with their
                       children, so that gains are paired and use other items than the selection of
                       the parents, then released */
-    struct evaluation assay; /* results of the last evaluation, in the order of its candidates */
+    struct evaluation
+        last_evaluation; /* results of the last evaluation, in the order of its candidates */
     struct operator_set crossovers, mutations;
     struct archive archive;
-    struct candidate *hall; /* [n_hall] candidates that are or were in the archive, indexed by
+    struct candidate *archived; /* [n_hall] candidates that are or were in the archive, indexed by
                                archive id */
-    int n_hall;
+    int n_archived;
 };
 /* ERR_USAGE if the options are invalid for any founders. */
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
@@ -148,7 +149,7 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
  * minimum and mean behaviour divergence. distance: [n][n], or NULL. */
 struct diversity {
     double weights_min, weights_mean, cosine_mean, norm_mean, behaviour_min, behaviour_mean;
-    int twin[2]; /* indices of the pair with the smallest weight distance */
+    int duplicate_of[2]; /* indices of the pair with the smallest weight distance */
 };
 struct diversity diversity_compute(struct adapter *const *a, int n, const double *distance);
 json_t *diversity_json(const struct diversity *d);
@@ -336,10 +337,11 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
 
 struct lineage_node {
     const char *name;
-    const json_t *born; /* record of its first generation */
-    int generation, last;
-    int parent[2];   /* node indices; -1: none */
-    double share[2]; /* share of the ancestry through each parent: from the blend, else halves */
+    const json_t *birth_record; /* record of its first generation */
+    int generation, last_generation;
+    int parent[2];          /* node indices; -1: none */
+    double parent_share[2]; /* share of the ancestry through each parent: from the blend, else
+                               halves */
 };
 struct lineage {
     struct lineage_node *v;

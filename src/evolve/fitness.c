@@ -115,11 +115,11 @@ const struct option_row race_option_rows[] = {
 struct race {
     const struct race_rule *rule;
     struct race_options o; /* `rule` is not used */
-    int n, n_items, left, looks, n_looks, seen;
+    int n, n_items, n_left, looks, n_looks, seen;
     int64_t spent;
-    int *seen_by;   /* [N] items seen */
-    bool *in;       /* [N] */
-    double *scores; /* [N][n_items] */
+    int *items_seen; /* [N] items seen */
+    bool *alive;     /* [N] */
+    double *scores;  /* [N][n_items] */
 };
 
 struct race *race_new(const struct race_options *o, int n, int n_items, struct error *err) {
@@ -139,14 +139,15 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
                   n, n, (long long)budget);
     if (!rule || budget < n) return NULL;
     struct race *r = xcalloc(1, sizeof *r);
-    *r = (struct race){.rule = rule, .o = *o, .n = n, .n_items = n_items, .left = n, .n_looks = 1};
+    *r =
+        (struct race){.rule = rule, .o = *o, .n = n, .n_items = n_items, .n_left = n, .n_looks = 1};
     r->o.budget = budget;
     r->o.rule = NULL;
     while (1 << r->n_looks < n) r->n_looks++;
-    r->seen_by = xcalloc((size_t)n, sizeof *r->seen_by);
-    r->in = xcalloc((size_t)n, sizeof *r->in);
+    r->items_seen = xcalloc((size_t)n, sizeof *r->items_seen);
+    r->alive = xcalloc((size_t)n, sizeof *r->alive);
     r->scores = try_calloc((size_t)all, sizeof *r->scores, err);
-    memset(r->in, true, (size_t)n * sizeof *r->in);
+    memset(r->alive, true, (size_t)n * sizeof *r->alive);
     if (r->scores) return r;
     race_free(r);
     return NULL;
@@ -154,8 +155,8 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
 
 void race_free(struct race *r) {
     if (!r) return;
-    free(r->seen_by);
-    free(r->in);
+    free(r->items_seen);
+    free(r->alive);
     free(r->scores);
     free(r);
 }
@@ -167,40 +168,40 @@ static double *scores_of(const struct race *r, int i) {
 /* Halving divides the remaining budget equally among the remaining looks. */
 static int block(const struct race *r) {
     int64_t rest = r->o.budget - r->spent, items = r->o.block;
-    if (!r->rule->margin) items = rest / MAX(r->n_looks - r->looks, 1) / r->left;
-    items = MIN(MAX(items, 1), rest / r->left);
+    if (!r->rule->margin) items = rest / MAX(r->n_looks - r->looks, 1) / r->n_left;
+    items = MIN(MAX(items, 1), rest / r->n_left);
     return (int)MIN(items, r->n_items - r->seen);
 }
 
 int race_next(const struct race *r, int *who, int *from, int *to) {
     int n = 0;
     *from = *to = r->seen;
-    if (r->left > 1) *to += block(r);
+    if (r->n_left > 1) *to += block(r);
     if (*to == *from) return 0;
     for (int i = 0; i < r->n; i++)
-        if (r->in[i]) who[n++] = i;
+        if (r->alive[i]) who[n++] = i;
     return n;
 }
 
 static double mean_of(const struct race *r, int i) {
-    return r->seen_by[i] ? sum_of(scores_of(r, i), r->seen_by[i]) / r->seen_by[i] : 0;
+    return r->items_seen[i] ? sum_of(scores_of(r, i), r->items_seen[i]) / r->items_seen[i] : 0;
 }
 
 int race_winner(const struct race *r) {
     int best = -1;
     for (int i = 0; i < r->n; i++)
-        if (r->in[i] && (best < 0 || mean_of(r, i) > mean_of(r, best))) best = i;
+        if (r->alive[i] && (best < 0 || mean_of(r, i) > mean_of(r, best))) best = i;
     return best;
 }
 
 static void halve(struct race *r) {
-    int n = r->left, k = 0, *who = xcalloc((size_t)n, 2 * sizeof *who), *order = who + n;
+    int n = r->n_left, k = 0, *who = xcalloc((size_t)n, 2 * sizeof *who), *order = who + n;
     double *mean = xcalloc((size_t)n, sizeof *mean);
     for (int i = 0; i < r->n; i++)
-        if (r->in[i]) mean[k] = mean_of(r, i), who[k++] = i;
+        if (r->alive[i]) mean[k] = mean_of(r, i), who[k++] = i;
     select_argsort(mean, n, order);
-    r->left = (n + 1) / 2;
-    for (k = r->left; k < n; k++) r->in[who[order[k]]] = false;
+    r->n_left = (n + 1) / 2;
+    for (k = r->n_left; k < n; k++) r->alive[who[order[k]]] = false;
     free(who);
     free(mean);
 }
@@ -210,22 +211,22 @@ static void eliminate(struct race *r) {
     double p = r->o.alpha / MAX(r->n - 1, 1) / ((double)r->looks * (r->looks + 1));
     for (int i = 0; i < r->n; i++) {
         double behind, variance;
-        if (!r->in[i] || i == leader) continue;
+        if (!r->alive[i] || i == leader) continue;
         difference(scores_of(r, leader), scores_of(r, i), r->seen, &behind, &variance);
         if (!(behind > r->rule->margin(variance, r->seen, p, r->o.range))) continue;
-        r->in[i] = false;
-        r->left--;
+        r->alive[i] = false;
+        r->n_left--;
     }
 }
 
 void race_tell(struct race *r, const double *scores) {
-    int items = r->left > 1 ? block(r) : 0;
+    int items = r->n_left > 1 ? block(r) : 0;
     CHECK(items > 0);
     for (int i = 0; i < r->n; i++) {
-        if (!r->in[i]) continue;
+        if (!r->alive[i]) continue;
         memcpy(scores_of(r, i) + r->seen, scores, (size_t)items * sizeof *scores);
         scores += items;
-        r->seen_by[i] = r->seen + items;
+        r->items_seen[i] = r->seen + items;
         r->spent += items;
     }
     r->seen += items;
@@ -241,11 +242,11 @@ int64_t race_spent(const struct race *r) {
 }
 
 int race_seen(const struct race *r, int candidate) {
-    return r->seen_by[candidate];
+    return r->items_seen[candidate];
 }
 
 bool race_decided(const struct race *r) {
-    return r->left == 1;
+    return r->n_left == 1;
 }
 
 /* the winner's curse */

@@ -163,12 +163,12 @@ struct generation_eval {
     struct evolve_run *r;
     const struct evolve_recipe *o;
     struct candidate *c;
-    int n, team; /* number of candidates, with and without witnesses */
+    int n, n_team; /* number of candidates, with and without witnesses */
     struct task_item *items;
     int n_items;
     struct agent_answer *answers;
-    char **texts; /* [n][n_items] generated texts, or NULL */
-    int *asked;   /* [n] number of items answered */
+    char **texts;    /* [n][n_items] generated texts, or NULL */
+    int *n_answered; /* [n] number of items answered */
 };
 
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n) {
@@ -204,15 +204,15 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
         for (int i = 0; i < n; i++) {
             struct llm_call *call = &calls[k * n + i];
             *call = llm_call_question(&agents[k], &t->items[from + i], -1, chats[i]);
-            call->working = t->o->chain_of_thought;
+            call->chain_of_thought = t->o->chain_of_thought;
             call->max_tokens = (int32_t)t->o->max_tokens;
         }
     }
     for (int at = 0; rc == OK && at < n_who * n; at += ASK_AT_ONCE) {
         rc = evolve_run_check_pause(t->r, err);
         if (rc == OK)
-            rc =
-                t->r->asker.ask(t->r->asker.ctx, calls + at, MIN(ASK_AT_ONCE, n_who * n - at), err);
+            rc = t->r->llm_client.ask(t->r->llm_client.ctx, calls + at,
+                                      MIN(ASK_AT_ONCE, n_who * n - at), err);
     }
     for (int j = 0; j < n_who * n; j++) {
         struct llm_call *call = &calls[j];
@@ -223,7 +223,7 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
                                 candidate_flops(t->r, &t->c[who[j / n]]));
         llm_call_release(call);
     }
-    for (int k = 0; k < n_who; k++) t->asked[who[k]] = to;
+    for (int k = 0; k < n_who; k++) t->n_answered[who[k]] = to;
     free(agents);
     free(chats);
     free(calls);
@@ -270,9 +270,10 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     out->scores = xcalloc((size_t)t->n * (size_t)t->n_items + 1, sizeof *out->scores);
     for (int i = 0; i < t->n; i++) {
         double *row = out->scores + (size_t)i * (size_t)t->n_items;
-        for (int k = 0; k < t->n_items; k++) row[k] = k < t->asked[i] ? score_of(t, i, k) : NAN;
-        t->c[i].n_items = t->asked[i];
-        t->c[i].performance = stats_mean_interval(row, t->asked[i]);
+        for (int k = 0; k < t->n_items; k++)
+            row[k] = k < t->n_answered[i] ? score_of(t, i, k) : NAN;
+        t->c[i].n_items = t->n_answered[i];
+        t->c[i].performance = stats_mean_interval(row, t->n_answered[i]);
     }
 }
 
@@ -284,7 +285,7 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
     int partners[MAX_POPULATION], n = 0;
     bool seen[MAX_POPULATION] = {false};
     seen[t->c[i].role] = true;
-    for (int j = 0; j < t->team; j++) {
+    for (int j = 0; j < t->n_team; j++) {
         if (seen[t->c[j].role]) continue;
         seen[t->c[j].role] = true;
         partners[n++] = j;
@@ -307,26 +308,26 @@ static int shapley(struct generation_eval *t, struct stats_interval *worth, stru
     struct vote_game v = {.vote = vote_find(t->o->vote),
                           .answers = t->answers,
                           .items = t->items,
-                          .n_agents = t->team,
+                          .n_agents = t->n_team,
                           .n_items = t->n_items};
     struct coalition_game g = vote_game(&v);
     struct contribution w[MAX_POPULATION];
     int rc = OK;
-    if (t->team > GAME_MAX_EXACT_AGENTS) {
+    if (t->n_team > GAME_MAX_EXACT_AGENTS) {
         rc = contribution_sampled(&g, PERMUTATIONS, (uint64_t)t->o->seed, w, err);
     } else {
-        uint8_t *right = xcalloc((size_t)t->n_items << t->team, 1);
+        uint8_t *right = xcalloc((size_t)t->n_items << t->n_team, 1);
         rc = coalition_game_play_all(&g, right, err);
-        if (rc == OK) contribution_exact(right, t->team, t->n_items, w);
+        if (rc == OK) contribution_exact(right, t->n_team, t->n_items, w);
         free(right);
     }
-    for (int i = 0; rc == OK && i < t->team; i++) worth[i] = w[i].shapley;
+    for (int i = 0; rc == OK && i < t->n_team; i++) worth[i] = w[i].shapley;
     return rc;
 }
 
 static void role_contributions(const struct generation_eval *t, struct stats_interval *worth) {
     uint8_t *with = xcalloc(2 * (size_t)t->n_items + 1, 1);
-    for (int i = 0; i < t->team; i++) worth[i] = role_contribution(t, i, with, with + t->n_items);
+    for (int i = 0; i < t->n_team; i++) worth[i] = role_contribution(t, i, with, with + t->n_items);
     free(with);
 }
 
@@ -338,9 +339,9 @@ static int fill_cooperation(struct generation_eval *t, struct error *err) {
     else if (strcmp(t->o->fitness.credit, "shapley") == 0)
         rc = shapley(t, worth, err);
     else
-        contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->team, t->items,
+        contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->n_team, t->items,
                                         t->n_items, worth);
-    for (int i = 0; rc == OK && i < t->team; i++) t->c[i].cooperation = worth[i];
+    for (int i = 0; rc == OK && i < t->n_team; i++) t->c[i].cooperation = worth[i];
     return rc;
 }
 
@@ -409,7 +410,7 @@ static int fill_novelty(struct generation_eval *t, struct evaluation *out, struc
         behaviour_novelty(said                       ? embedding_distance
                           : strcmp(apart, "js") == 0 ? behaviour_js_divergence
                                                      : behaviour_disagreement,
-                          said ? (const void *)&words : &answers, t->n, t->team, t->n_items,
+                          said ? (const void *)&words : &answers, t->n, t->n_team, t->n_items,
                           novelty, out->distance);
     for (int i = 0; rc == OK && i < t->n; i++) t->c[i].novelty = novelty[i];
     free(words.which);
@@ -426,7 +427,7 @@ static void fill_descriptors(struct generation_eval *t) {
         struct agent_answer team[MAX_CANDIDATES];
         int n_choices = t->items[k].n_choices;
         for (int i = 0; i < t->n; i++) team[i] = t->answers[i * t->n_items + k];
-        int common = vote_decide(majority, team, t->team, n_choices);
+        int common = vote_decide(majority, team, t->n_team, n_choices);
         for (int i = 0; i < t->n; i++) {
             double entropy = 0;
             for (int j = 0; j < n_choices; j++) {
@@ -446,10 +447,10 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
                                 .o = evolve_run_recipe_at(r, generation),
                                 .c = c,
                                 .n = n,
-                                .team = n - witnesses,
-                                .asked = xcalloc((size_t)n + 1, sizeof *t.asked)};
+                                .n_team = n - witnesses,
+                                .n_answered = xcalloc((size_t)n + 1, sizeof *t.n_answered)};
     bool anew = r->only == generation;
-    struct store *store = r->speaker.store;
+    struct store *store = r->engine_client.store;
     t.items = evolve_run_generation_items(r, generation, &t.n_items);
     t.answers = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.answers);
     for (int i = 0; i < n; i++)
@@ -457,9 +458,9 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
         c[i].cooperation = c[i].novelty = (struct stats_interval){0};
     if (strcmp(t.o->fitness.distance, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
-    if (anew) r->speaker.store = NULL;
+    if (anew) r->engine_client.store = NULL;
     int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);
-    r->speaker.store = store;
+    r->engine_client.store = store;
     if (rc == OK) fill_scores(&t, out);
     bool whole = rc == OK && !t.o->fitness.race;
     if (whole) rc = fill_cooperation(&t, err);
@@ -469,6 +470,6 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
     for (int i = 0; t.texts && i < n * t.n_items; i++) free(t.texts[i]);
     free(t.texts);
     free(t.answers);
-    free(t.asked);
+    free(t.n_answered);
     return rc;
 }

@@ -23,13 +23,13 @@ static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_i
                     struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
     struct debate_options o = {.rounds = 1,
-                               .working = r->o->chain_of_thought,
+                               .chain_of_thought = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
                                .max_tokens = (int32_t)r->o->max_tokens};
     struct debate d;
     int rc = evolve_run_check_pause(r, err);
     if (rc != OK) return rc;
-    rc = debate_run(&r->asker, &agent, 1, items, n, &o, &d, bar, err);
+    rc = debate_run(&r->llm_client, &agent, 1, items, n, &o, &d, bar, err);
     if (rc == OK) memcpy(m->right, d.solo, (size_t)n);
     m->prefilled = d.prefilled;
     m->generated = d.generated;
@@ -60,17 +60,17 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     struct agent team[MAX_FOUNDERS];
     struct stats_interval worth[MAX_FOUNDERS];
     struct debate_options o = {.rounds = (int)r->o->rounds,
-                               .working = r->o->chain_of_thought,
+                               .chain_of_thought = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
                                .max_tokens = (int32_t)r->o->max_tokens,
                                .seed = (uint64_t)r->o->seed};
     struct debate d;
     for (int i = 0; i < r->n_founders; i++)
         team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
-    int rc = debate_run(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
+    int rc = debate_run(&r->llm_client, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK)
-        rc = contribution_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d,
-                                        worth, bar, err);
+        rc = contribution_leave_one_out(&r->llm_client, team, r->n_founders, r->test, r->n_test, &o,
+                                        &d, worth, bar, err);
     if (rc == OK) {
         struct heldout_result *debate = add_row(r, "debate"),
                               *vote = add_row(r, "first-round vote");
@@ -109,7 +109,7 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     struct self_consistency drawn;
-    int rc = self_consistency_sample(&r->asker, &agent, r->test, r->n_test, k,
+    int rc = self_consistency_sample(&r->llm_client, &agent, r->test, r->n_test, k,
                                      (float)r->o->temperature, (int32_t)r->o->max_tokens,
                                      (uint64_t)r->o->seed, NULL, &drawn, bar, err);
     if (rc == OK) self_consistency_vote(&drawn, r->test, k, m->right);

@@ -67,16 +67,18 @@ static int check_candidates(const json_t *list, struct error *err) {
 static void lineage_cut(struct lineage *l, int generation) {
     while (l->n > 0 && l->v[l->n - 1].generation >= generation)
         json_object_del(l->index, l->v[--l->n].name);
-    for (int i = 0; i < l->n; i++) l->v[i].last = MIN(l->v[i].last, generation - 1);
+    for (int i = 0; i < l->n; i++)
+        l->v[i].last_generation = MIN(l->v[i].last_generation, generation - 1);
     l->generations = generation;
 }
 
 static int node_add(struct lineage *l, const json_t *c, struct error *err) {
-    struct lineage_node v = {.name = json_get_string(c, "name"), .born = c, .parent = {-1, -1}};
+    struct lineage_node v = {
+        .name = json_get_string(c, "name"), .birth_record = c, .parent = {-1, -1}};
     const json_t *parents = json_object_get(c, "parents");
     int n = (int)json_array_size(parents);
     double blend = json_number_or_nan(c, "blend");
-    v.generation = v.last = l->generations;
+    v.generation = v.last_generation = l->generations;
     for (int i = 0; i < n; i++) {
         const char *name = json_string_value(json_array_get(parents, (size_t)i));
         v.parent[i] = lineage_find(l, name);
@@ -85,8 +87,8 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
                              "'%s' descends from '%s', which is in no earlier generation", v.name,
                              name);
     }
-    v.share[1] = n < 2 ? 0 : isnan(blend) ? 0.5 : fmin(1, fmax(0, blend));
-    v.share[0] = 1 - v.share[1];
+    v.parent_share[1] = n < 2 ? 0 : isnan(blend) ? 0.5 : fmin(1, fmax(0, blend));
+    v.parent_share[0] = 1 - v.parent_share[1];
     if ((l->n & (l->n - 1)) == 0) l->v = xrealloc(l->v, sizeof *l->v * (size_t)MAX(1, 2 * l->n));
     json_object_set_new(l->index, v.name, json_integer(l->n));
     l->v[l->n++] = v;
@@ -97,9 +99,9 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
     int at = lineage_find(l, json_get_string(c, "name"));
     if (at < 0) return node_add(l, c, err);
-    if (l->v[at].last == l->generations)
+    if (l->v[at].last_generation == l->generations)
         return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[at].name);
-    l->v[at].last = l->generations;
+    l->v[at].last_generation = l->generations;
     return OK;
 }
 
@@ -153,7 +155,8 @@ void lineage_ancestors(const struct lineage *l, int node, bool *in) {
 void lineage_propagate(const struct lineage *l, double *flow) {
     for (int i = l->n - 1; i >= 0; i--)
         for (int k = 0; k < 2; k++)
-            if (l->v[i].parent[k] >= 0) flow[l->v[i].parent[k]] += flow[i] * l->v[i].share[k];
+            if (l->v[i].parent[k] >= 0)
+                flow[l->v[i].parent[k]] += flow[i] * l->v[i].parent_share[k];
 }
 
 /* reading */
@@ -261,15 +264,15 @@ static json_t *founders_json(const struct view *w) {
 
 /* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
-    double step = json_number_or_nan(v->born, "step");
-    const char *made = operator_label(v->born, "operator");
-    const json_t *weights = json_object_get(v->born, "weights"), *weight;
+    double step = json_number_or_nan(v->birth_record, "step");
+    const char *made = operator_label(v->birth_record, "operator");
+    const json_t *weights = json_object_get(v->birth_record, "weights"), *weight;
     size_t i;
     buf_add_one_line(b, *made ? made : is_founder(v) ? "founder" : "child");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
         buf_puts(b, k ? " and " : " of ");
         buf_add_one_line(b, l->v[v->parent[k]].name);
-        if (v->parent[1] >= 0) buf_printf(b, " %.0f %%", 100 * v->share[k]);
+        if (v->parent[1] >= 0) buf_printf(b, " %.0f %%", 100 * v->parent_share[k]);
     }
     if (isfinite(step)) buf_printf(b, ", step %.3g", step);
     json_array_foreach (weights, i, weight)
@@ -278,7 +281,7 @@ static void add_how(struct buf *b, const struct lineage *l, const struct lineage
 
 /* Lines of text in columns; the first column is as wide as its widest text. */
 struct tree_row {
-    char *head, *how;
+    char *head, *made_by;
     const json_t *record; /* source of fitness and hash; NULL: a line without columns */
 };
 struct tree_rows {
@@ -307,14 +310,14 @@ static void rows_print(const struct tree_rows *r, FILE *f) {
         struct stats_interval x = json_interval(v->record, "fitness");
         fprintf(f, "%-*s  %8.4f", utf8_field_width(v->head, wide), v->head, x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
-        fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->how);
+        fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->made_by);
     }
 }
 
 static void rows_release(struct tree_rows *r) {
     for (size_t i = 0; i < r->n; i++) {
         free(r->v[i].head);
-        free(r->v[i].how);
+        free(r->v[i].made_by);
     }
     free(r->v);
 }
@@ -343,7 +346,7 @@ static void generation_rows(struct tree_rows *r, const struct lineage *l, const 
     }
 }
 
-struct climb {
+struct ancestor_walk {
     const struct lineage *l;
     struct tree_rows *rows;
     bool *seen;
@@ -351,7 +354,8 @@ struct climb {
 
 /* The node and below it its ancestors. A node whose ancestors were printed above, or are too deep,
  * has a note instead. */
-static void ancestor_rows(struct climb *c, int node, const char *before, int depth, bool last) {
+static void ancestor_rows(struct ancestor_walk *c, int node, const char *before, int depth,
+                          bool last) {
     const struct lineage_node *v = &c->l->v[node];
     const char *branch = !depth ? "" : last ? "└── " : "├── ";
     char *stem = xasprintf("%s%s", before, branch), *below = xasprintf("%s%s", before,
@@ -362,7 +366,7 @@ static void ancestor_rows(struct climb *c, int node, const char *before, int dep
     struct buf how = {0};
     add_how(&how, c->l, v);
     if (again || deep) buf_puts(&how, again ? ", as above" : ", and so on");
-    residual_forward(c->rows, head_of(stem, v->name), how.data, v->born);
+    residual_forward(c->rows, head_of(stem, v->name), how.data, v->birth_record);
     c->seen[node] = c->seen[node] || !deep;
     for (int k = 0; k < 2 && !again && !deep; k++)
         if (v->parent[k] >= 0)
@@ -393,7 +397,7 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
     struct tree_rows rows = {0};
     int rc = view_open(&w, generations, name, err);
     if (rc == OK && name) {
-        struct climb c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.seen)};
+        struct ancestor_walk c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.seen)};
         ancestor_rows(&c, w.of, "", 0, true);
         free(c.seen);
     }
@@ -409,10 +413,10 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
 static json_t *node_json(const struct lineage_node *v) {
     static const char *const keys[] = {"hash",  "role",    "operator", "step",
                                        "blend", "weights", "fitness"};
-    json_t *out =
-        json_pack("{s:s,s:i,s:i}", "name", v->name, "generation", v->generation, "last", v->last);
+    json_t *out = json_pack("{s:s,s:i,s:i}", "name", v->name, "generation", v->generation, "last",
+                            v->last_generation);
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
-        json_t *x = json_object_get(v->born, keys[i]);
+        json_t *x = json_object_get(v->birth_record, keys[i]);
         if (x) json_object_set(out, keys[i], x);
     }
     return out;
@@ -429,7 +433,7 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
         for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
             json_array_append_new(edges,
                                   json_pack("{s:s,s:s,s:f}", "parent", w.l.v[v->parent[k]].name,
-                                            "child", v->name, "share", v->share[k]));
+                                            "child", v->name, "share", v->parent_share[k]));
     }
     if (rc == OK)
         out = json_pack("{s:s,s:i,s:O,s:O,s:o}", "of", w.l.v[w.of].name, "generations",
@@ -457,11 +461,12 @@ static void dot_node(struct buf *b, const struct view *w, int node) {
     buf_printf(b, "  n%d [label=\"", node);
     dot_text(b, v->name);
     buf_puts(b, "\\n");
-    dot_text(b, is_founder(v) ? "founder" : operator_label(v->born, "operator"));
-    buf_printf(b, "\\n%.4f\"%s];\n", json_interval(v->born, "fitness").value,
+    dot_text(b, is_founder(v) ? "founder" : operator_label(v->birth_record, "operator"));
+    buf_printf(b, "\\n%.4f\"%s];\n", json_interval(v->birth_record, "fitness").value,
                node == w->of ? ", penwidth=3" : "");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
-        buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node, 0.5 + 2 * v->share[k]);
+        buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node,
+                   0.5 + 2 * v->parent_share[k]);
 }
 
 /* A rank holds the nodes that were born in one generation. */

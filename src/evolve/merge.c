@@ -38,7 +38,7 @@ enum sparsification {
                                     (MAGPRUNE) */
     SPARSIFY_SCE, /* keep elements with the largest variance, and weight parents by Σ x² (SCE) */
 };
-struct rule {
+struct merge_rule {
     enum sparsification sparse;
     bool elect; /* only elements of the elected sign count; else a weighted sum */
     bool peft;  /* elects and averages as PEFT does */
@@ -183,7 +183,7 @@ static void tensors_sce(struct tensors *t, double density) {
 /* Element i: Σ w x, or the mean of the w x with the elected sign. TIES elects the sign by the
  * weighted sum and divides by the weights that agree, times the sum of all weights, so that equal
  * weights 1/n give its disjoint mean. SCE and PEFT elect the sign by the plain sum. */
-static double element_merge(const struct tensors *t, size_t i, struct rule rule) {
+static double element_merge(const struct tensors *t, size_t i, struct merge_rule rule) {
     bool plain = rule.peft || rule.sparse == SPARSIFY_SCE;
     double sum = 0, elected = 0, agreeing = 0, all = 0;
     for (int k = 0; k < t->n; k++) {
@@ -215,7 +215,7 @@ static void tensor_sparsify(float *w, const struct tensors *t, enum sparsificati
 }
 
 /* `id` selects the random stream. */
-static void tensors_merge(struct tensors *t, const struct operands *x, struct rule rule,
+static void tensors_merge(struct tensors *t, const struct operands *x, struct merge_rule rule,
                           uint32_t id) {
     for (int k = 0; k < t->n; k++) {
         struct rng rng = rng_make(x->seed, RNG_MUTATE, id, 16 + (uint32_t)k);
@@ -257,7 +257,7 @@ static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, b
 }
 
 /* The merged ΔW of module i, truncated to its rank. */
-static int module_merge(const struct operands *x, int32_t i, struct rule rule,
+static int module_merge(const struct operands *x, int32_t i, struct merge_rule rule,
                         struct adapter_builder *d, struct error *err) {
     int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
     struct tensors t = {.rows = (size_t)out, .cols = (size_t)in};
@@ -283,8 +283,8 @@ static bool any_has(const struct operands *x, int32_t i) {
     return any;
 }
 
-static struct adapter *merge_delta(const struct operands *x, struct rule rule, json_t *lineage,
-                                   struct error *err) {
+static struct adapter *merge_delta(const struct operands *x, struct merge_rule rule,
+                                   json_t *lineage, struct error *err) {
     const struct adapter *a = x->parents[0];
     struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++) {
@@ -315,7 +315,7 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
 
 /* Merges all A or all B of one module into `to`, weighted by the root of |weight · scale|, with the
  * sign applied to A. */
-static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct rule rule,
+static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct merge_rule rule,
                          size_t size, float *to) {
     struct tensors t = {.rows = 1, .cols = size};
     for (int p = 0; p < x->n; p++) {
@@ -331,8 +331,8 @@ static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct 
     tensors_release(&t);
 }
 
-static struct adapter *merge_factors(const struct operands *x, struct rule rule, json_t *lineage,
-                                     struct error *err) {
+static struct adapter *merge_factors(const struct operands *x, struct merge_rule rule,
+                                     json_t *lineage, struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
     struct adapter_builder d = adapter_builder_init(shape, x->parents[0]->config.dropout);
     for (int32_t i = 0, r; i < operand_modules(x); i++) {
@@ -369,7 +369,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
 
 #define MAKE(name, how, ...)                                                                       \
     static struct adapter *name(const struct operands *x, json_t *lineage, struct error *err) {    \
-        return how(x, (struct rule){__VA_ARGS__}, lineage, err);                                   \
+        return how(x, (struct merge_rule){__VA_ARGS__}, lineage, err);                             \
     }
 MAKE(delta_ties, merge_delta, SPARSIFY_MAGNITUDE, true, false)
 MAKE(delta_dare, merge_delta, SPARSIFY_RANDOM, false, false)

@@ -125,10 +125,10 @@ static int set_add(struct operator_set *s, const char *list, bool mutation, stru
         else if ((op->kind == OPERATOR_MUTATION) != mutation)
             rc = error_set(err, ERR_USAGE, "'%s' is %s", n,
                            mutation ? "no mutation" : "no crossover");
-        else if (s->credit.n == MAX_OPERATORS)
+        else if (s->selector.n == MAX_OPERATORS)
             rc = error_set(err, ERR_USAGE, "more than %d operators", MAX_OPERATORS);
         else
-            s->op[s->credit.n++] = op;
+            s->op[s->selector.n++] = op;
     }
     free(names);
     return rc;
@@ -140,11 +140,11 @@ static int set_init(struct operator_set *s, const struct strings *lists, bool mu
     int rc = OK;
     *s = (struct operator_set){0};
     for (int i = 0; rc == OK && i < lists->n; i++) rc = set_add(s, lists->v[i], mutation, err);
-    int n = s->credit.n;
+    int n = s->selector.n;
     if (rc == OK && needed && n == 0)
         rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
     /* No candidate loses more than 1. */
-    if (rc == OK && n > 0) operator_selector_init(&s->credit, n, 0.05, harm > 0 ? harm : 1);
+    if (rc == OK && n > 0) operator_selector_init(&s->selector, n, 0.05, harm > 0 ? harm : 1);
     for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
     return rc;
 }
@@ -237,16 +237,16 @@ int population_set_options(struct population *p, const struct evolve_options *o,
 }
 
 void population_release(struct population *p) {
-    candidates_release(p->c, p->n + p->witnesses);
-    candidates_release(p->hall, p->n_hall);
-    free(p->hall);
+    candidates_release(p->c, p->n + p->n_reevaluated);
+    candidates_release(p->archived, p->n_archived);
+    free(p->archived);
     archive_release(&p->archive);
-    evaluation_release(&p->assay);
+    evaluation_release(&p->last_evaluation);
     *p = (struct population){0};
 }
 
 static const struct candidate *find(const struct population *p, const char *name) {
-    for (int i = 0; i < p->n + p->witnesses; i++)
+    for (int i = 0; i < p->n + p->n_reevaluated; i++)
         if (strcmp(p->c[i].name, name) == 0) return &p->c[i];
     return NULL;
 }
@@ -270,7 +270,7 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
 }
 
 static void fitness_of(struct population *p, int i) {
-    const struct evaluation *a = &p->assay;
+    const struct evaluation *a = &p->last_evaluation;
     bool whole = a->scores && p->c[i].n_items == a->n_items;
     candidate_fitness(&p->c[i], p->f, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
                       a->n_items);
@@ -279,21 +279,21 @@ static void fitness_of(struct population *p, int i) {
 /* Shrinks only if all candidates answered all items: the best of many looks better than it is. */
 static void shrink_performance(struct population *p) {
     double expected[MAX_CANDIDATES];
-    int n = p->n + p->witnesses;
-    if (!p->assay.scores) return;
+    int n = p->n + p->n_reevaluated;
+    if (!p->last_evaluation.scores) return;
     for (int i = 0; i < n; i++)
-        if (p->c[i].n_items < p->assay.n_items) return;
-    fitness_shrink(p->assay.scores, n, p->assay.n_items, expected);
+        if (p->c[i].n_items < p->last_evaluation.n_items) return;
+    fitness_shrink(p->last_evaluation.scores, n, p->last_evaluation.n_items, expected);
     for (int i = 0; i < n; i++) p->c[i].expected = expected[i];
 }
 
 static void apply_fitness_sharing(struct population *p) {
     double fitness[MAX_POPULATION], shared[MAX_POPULATION];
-    int n = p->n, all = n + p->witnesses;
+    int n = p->n, all = n + p->n_reevaluated;
     double *near = xcalloc((size_t)n * (size_t)n, sizeof *near);
     for (int i = 0; i < n; i++) {
         fitness[i] = p->c[i].fitness.value;
-        for (int j = 0; j < n; j++) near[i * n + j] = p->assay.distance[i * all + j];
+        for (int j = 0; j < n; j++) near[i * n + j] = p->last_evaluation.distance[i * all + j];
     }
     fitness_share(fitness, near, n, p->o->fitness_sharing_radius, shared);
     for (int i = 0; i < n; i++) p->c[i].shared = shared[i];
@@ -303,18 +303,20 @@ static void apply_fitness_sharing(struct population *p) {
 /* Credits the child's operator with its gain, and adapts a mutation's step to its divergence. */
 static void credit_operator(struct population *p, int i) {
     const struct candidate *c = &p->c[i], *a = find(p, c->parents[0]), *b = find(p, c->parents[1]);
-    bool mutant = c->how->kind == OPERATOR_MUTATION;
+    bool mutant = c->operator->kind == OPERATOR_MUTATION;
     struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
     int which = 0;
-    while (which < s->credit.n && s->op[which] != c->how) which++;
-    if (!a || which == s->credit.n) return;
+    while (which < s->selector.n && s->op[which] != c->operator) which++;
+    if (!a || which == s->selector.n) return;
     double before = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
-    operator_selector_update(&s->credit, which, c->fitness.value - before);
-    if (!mutant || !c->how->unit || p->o->target_step_divergence <= 0 || !p->assay.distance) return;
-    double moved = p->assay.distance[(a - p->c) * (p->n + p->witnesses) + i];
+    operator_selector_update(&s->selector, which, c->fitness.value - before);
+    if (!mutant || !c->operator->unit ||
+                    p->o->target_step_divergence <= 0 || !p->last_evaluation.distance)
+        return;
+    double moved = p->last_evaluation.distance[(a - p->c) * (p->n + p->n_reevaluated) + i];
     s->step[which] =
-        fmin((double)c->how->step_max,
-             fmax((double)c->how->step_min,
+        fmin((double)c->operator->step_max,
+             fmax((double)c->operator->step_min,
                   mutation_step_adapt(s->step[which], moved, p->o->target_step_divergence, 0.3)));
 }
 
@@ -323,17 +325,17 @@ static void credit_operator(struct population *p, int i) {
 static void archive_all(struct population *p) {
     for (int i = 0; i < p->n; i++) {
         if (p->c[i].elite ||
-            !archive_add(&p->archive, p->c[i].descriptor, p->c[i].fitness.value, p->n_hall))
+            !archive_add(&p->archive, p->c[i].descriptor, p->c[i].fitness.value, p->n_archived))
             continue;
-        p->hall = xrealloc(p->hall, (size_t)(p->n_hall + 1) * sizeof *p->hall);
-        candidate_retain(&p->hall[p->n_hall++], &p->c[i]);
+        p->archived = xrealloc(p->archived, (size_t)(p->n_archived + 1) * sizeof *p->archived);
+        candidate_retain(&p->archived[p->n_archived++], &p->c[i]);
     }
-    for (int h = 0; h < p->n_hall; h++) {
+    for (int h = 0; h < p->n_archived; h++) {
         bool in = false;
         for (int k = 0; k < p->archive.n_cells; k++) in |= p->archive.id[k] == h;
         if (in) continue;
-        adapter_release(p->hall[h].adapter);
-        p->hall[h].adapter = NULL;
+        adapter_release(p->archived[h].adapter);
+        p->archived[h].adapter = NULL;
     }
 }
 
@@ -356,29 +358,30 @@ static void assay_reorder(struct evaluation *a, const int *order, int n, int all
 
 static void sort(struct population *p) {
     struct candidate sorted[MAX_POPULATION];
-    int order[MAX_POPULATION], all = p->n + p->witnesses;
+    int order[MAX_POPULATION], all = p->n + p->n_reevaluated;
     for (int i = 0; i < p->n; i++) {
         int at = i;
         for (; at > 0 && is_better(&p->c[i], &p->c[order[at - 1]]); at--) order[at] = order[at - 1];
         order[at] = i;
     }
     for (int i = 0; i < p->n; i++) sorted[i] = p->c[order[i]];
-    assay_reorder(&p->assay, order, p->n, all);
-    candidates_release(p->c + p->n, p->witnesses);
-    p->witnesses = 0;
+    assay_reorder(&p->last_evaluation, order, p->n, all);
+    candidates_release(p->c + p->n, p->n_reevaluated);
+    p->n_reevaluated = 0;
     memcpy(p->c, sorted, (size_t)p->n * sizeof *sorted);
 }
 
 int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err) {
-    int all = p->n + p->witnesses;
-    evaluation_release(&p->assay);
-    if (l->evaluate(l->ctx, p->generation, p->c, all, p->witnesses, &p->assay, err) != OK)
+    int all = p->n + p->n_reevaluated;
+    evaluation_release(&p->last_evaluation);
+    if (l->evaluate(l->ctx, p->generation, p->c, all, p->n_reevaluated, &p->last_evaluation, err) !=
+        OK)
         return err->code;
     for (int i = 0; i < all; i++) fitness_of(p, i);
     shrink_performance(p);
-    if (p->o->fitness_sharing_radius > 0 && p->assay.distance) apply_fitness_sharing(p);
+    if (p->o->fitness_sharing_radius > 0 && p->last_evaluation.distance) apply_fitness_sharing(p);
     for (int i = 0; i < p->n; i++)
-        if (p->c[i].how && !p->c[i].elite) credit_operator(p, i);
+        if (p->c[i].operator&& !p->c[i].elite) credit_operator(p, i);
     if (p->archive.n_cells) archive_all(p);
     sort(p);
     return OK;
@@ -393,7 +396,7 @@ static int select_one(const struct population *p, int role, int except, struct r
     bool objectives = strcmp(how->name, "pareto") == 0;
     int idx[MAX_POPULATION], n = 0, chosen = -1;
     double fitness[MAX_POPULATION];
-    size_t m = !how->by_scores ? 0 : objectives ? 3 : (size_t)p->assay.n_items;
+    size_t m = !how->by_scores ? 0 : objectives ? 3 : (size_t)p->last_evaluation.n_items;
     double *scores = xcalloc((size_t)p->n * m + 1, sizeof *scores);
     for (int i = 0; i < p->n; i++) {
         const struct candidate *c = &p->c[i];
@@ -403,7 +406,7 @@ static int select_one(const struct population *p, int role, int except, struct r
             memcpy(own, (double[]){c->performance.value, c->cooperation.value, c->novelty.value},
                    3 * sizeof *own);
         else if (m)
-            memcpy(own, p->assay.scores + (size_t)i * m, m * sizeof *own);
+            memcpy(own, p->last_evaluation.scores + (size_t)i * m, m * sizeof *own);
         fitness[n] = c->shared;
         idx[n++] = i;
     }
@@ -411,16 +414,16 @@ static int select_one(const struct population *p, int role, int except, struct r
                                .fitness = fitness,
                                .scores = scores,
                                .n_scores = (int)m,
-                               .keep = p->o->truncation_ratio,
+                               .truncation_ratio = p->o->truncation_ratio,
                                .tournament = (int)p->o->tournament_size,
-                               .slope = p->o->selection_pressure};
+                               .selection_pressure = p->o->selection_pressure};
     if (n > 0) how->pick(&pool, rng, &chosen, 1);
     free(scores);
     return n > 0 ? idx[chosen] : -1;
 }
 
 static const struct candidate *first_parent(const struct population *p, int role, struct rng *rng) {
-    if (p->archive.n_cells) return &p->hall[archive_pick(&p->archive, rng)];
+    if (p->archive.n_cells) return &p->archived[archive_pick(&p->archive, rng)];
     int i = select_one(p, role, -1, rng);
     return &p->c[i >= 0 ? i : select_one(p, -1, -1, rng)];
 }
@@ -517,8 +520,8 @@ static int make_child(const struct population *p, int generation, int k, struct 
         bool mutant = (double)rng_uniform(&rng) < p->o->mutation_rate;
         const struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
         const struct candidate *a = first_parent(p, role_of_child(p, k), &rng);
-        int which = operator_selector_pick(&s->credit, &rng);
-        *out = (struct candidate){.how = s->op[which], .step = NAN, .blend = NAN};
+        int which = operator_selector_pick(&s->selector, &rng);
+        *out = (struct candidate){.operator= s->op[which], .step = NAN, .blend = NAN};
         snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
         int rc = mutant ? mutate(s, which, a, out, &rng, err)
                         : cross(p, s->op[which], a, out, &rng, err);
@@ -552,8 +555,8 @@ static int add_reevaluated_parents(const struct population *p, struct candidate 
             bool there = !next[i].parents[k][0];
             for (int j = 0; j < all; j++) there |= strcmp(next[j].name, next[i].parents[k]) == 0;
             const struct candidate *c = there ? NULL : find(p, next[i].parents[k]);
-            for (int h = 0; !there && !c && h < p->n_hall; h++)
-                if (strcmp(p->hall[h].name, next[i].parents[k]) == 0) c = &p->hall[h];
+            for (int h = 0; !there && !c && h < p->n_archived; h++)
+                if (strcmp(p->archived[h].name, next[i].parents[k]) == 0) c = &p->archived[h];
             if (c && all < MAX_CANDIDATES) candidate_retain(&next[all++], c);
         }
     return all - n;
@@ -572,7 +575,7 @@ int population_breed(struct population *p, struct error *err) {
     candidates_release(p->c, p->n);
     memcpy(p->c, next, sizeof *next * (size_t)(n + witnesses));
     p->n = n;
-    p->witnesses = witnesses;
+    p->n_reevaluated = witnesses;
     p->generation++;
     return OK;
 }
@@ -588,7 +591,7 @@ json_t *candidate_json(const struct candidate *c) {
     json_t *v = json_pack(
         "{s:s,s:s*,s:i,s:b,s:o,s:s*,s:o,s:f,s:o,s:o,s:o,s:i}", "name", c->name, "hash",
         c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite, "parents",
-        parents, "operator", c->how ? operator_stored_name(c->how) : NULL, "performance",
+        parents, "operator", c->operator? operator_stored_name(c->operator) : NULL, "performance",
         stats_interval_json(c->performance), "expected", c->expected, "cooperation",
         stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty), "fitness",
         stats_interval_json(c->fitness), "items", c->n_items);
@@ -599,8 +602,8 @@ json_t *candidate_json(const struct candidate *c) {
 }
 
 static void set_json(const struct operator_set *s, const char *kind, json_t *out) {
-    for (int i = 0; i < s->credit.n; i++) {
-        const struct operator_stats *r = &s->credit.v[i];
+    for (int i = 0; i < s->selector.n; i++) {
+        const struct operator_stats *r = &s->selector.v[i];
         json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name",
                               operator_stored_name(s->op[i]), "kind", kind, "used",
                               (json_int_t)r->used, "improved", (json_int_t)r->improved, "quality",
@@ -616,9 +619,10 @@ static json_t *archive_json(const struct population *p) {
     json_t *cells = json_array();
     for (int k = 0; k < a->n_cells; k++) {
         if (a->id[k] < 0) continue;
-        json_array_append_new(cells, json_pack("{s:i,s:i,s:s,s:f}", "x", k / a->axis[1].bins, "y",
-                                               k % a->axis[1].bins, "name", p->hall[a->id[k]].name,
-                                               "fitness", a->fitness[k]));
+        json_array_append_new(cells,
+                              json_pack("{s:i,s:i,s:s,s:f}", "x", k / a->axis[1].bins, "y",
+                                        k % a->axis[1].bins, "name", p->archived[a->id[k]].name,
+                                        "fitness", a->fitness[k]));
     }
     return json_pack("{s:i,s:f,s:f,s:o}", "bins", a->axis[0].bins, "coverage", archive_coverage(a),
                      "qd_score", archive_qd_score(a, 0), "cells", cells);
@@ -636,9 +640,10 @@ json_t *population_json(const struct population *p) {
     /* Only the fittest: pairs grow quadratically, and on a large base model each takes tens of
      * milliseconds. */
     int n = MIN(p->n, DIVERSITY_MOST);
-    double *near = p->assay.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;
+    double *near =
+        p->last_evaluation.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;
     for (int i = 0; near && i < n; i++)
-        memcpy(near + i * n, p->assay.distance + i * p->n, (size_t)n * sizeof *near);
+        memcpy(near + i * n, p->last_evaluation.distance + i * p->n, (size_t)n * sizeof *near);
     struct diversity d = diversity_compute(a, n, near);
     free(near);
     set_json(&p->crossovers, "crossover", operators);

@@ -279,19 +279,20 @@ static void diversity_plot(const struct evolve_report *r) {
 
 /* Children bred by an operator (NULL: by any), those whose generation is over, and those that
  * outlived it. */
-struct bred {
+struct operator_outcome {
     int children, judged, survived;
 };
 
-static struct bred bred_by(const struct lineage *l, const char *made) {
-    struct bred n = {0};
+static struct operator_outcome bred_by(const struct lineage *l, const char *made) {
+    struct operator_outcome n = {0};
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
-        if (v->parent[0] < 0 || (made && strcmp(json_get_string(v->born, "operator"), made) != 0))
+        if (v->parent[0] < 0 ||
+            (made && strcmp(json_get_string(v->birth_record, "operator"), made) != 0))
             continue;
         n.children++;
         n.judged += v->generation < l->generations - 1;
-        n.survived += v->last > v->generation;
+        n.survived += v->last_generation > v->generation;
     }
     return n;
 }
@@ -304,9 +305,10 @@ static void share_bar(struct buf *b, double share) {
                isfinite(share) ? 100 * fmin(1, fmax(0, share)) : 0);
 }
 
-static void operator_row(const struct evolve_report *r, const json_t *v, const struct bred *all) {
+static void operator_row(const struct evolve_report *r, const json_t *v,
+                         const struct operator_outcome *all) {
     struct buf *b = r->b;
-    struct bred n = bred_by(r->l, json_get_string(v, "name"));
+    struct operator_outcome n = bred_by(r->l, json_get_string(v, "name"));
     buf_puts(b, "<tr><td>");
     html_escape(b, operator_label(v, "name"));
     if (json_is_true(json_object_get(v, "dropped")))
@@ -328,7 +330,7 @@ static void operator_row(const struct evolve_report *r, const json_t *v, const s
 
 static void operators_table(const struct evolve_report *r) {
     const json_t *list = json_object_get(last_of(r->generations), "operators");
-    struct bred all = bred_by(r->l, NULL);
+    struct operator_outcome all = bred_by(r->l, NULL);
     size_t i;
     json_t *v;
     if (!json_array_size(list)) return;

@@ -18,7 +18,7 @@ enum { COHORTS = 6, LINES = 16 };
 
 /* family tree */
 
-struct drawing {
+struct tree_layout {
     const struct evolve_report *r;
     const struct lineage *l;
     double *flow;   /* [n] share of the best candidate's ancestry through each node */
@@ -29,22 +29,22 @@ struct drawing {
     bool whole;
 };
 
-struct ranked {
+struct ranked_node {
     int node;
     double key;
 };
 
 static int by_key(const void *a, const void *b) {
-    const struct ranked *x = a, *y = b;
+    const struct ranked_node *x = a, *y = b;
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->node - y->node;
 }
 
 /* Selects the ancestors with the largest flow, at most ROW_SHOWN per generation. */
-static void choose_ancestors(struct drawing *d) {
+static void choose_ancestors(struct tree_layout *d) {
     const struct lineage *l = d->l;
-    struct ranked *order = xcalloc((size_t)l->n, sizeof *order);
+    struct ranked_node *order = xcalloc((size_t)l->n, sizeof *order);
     int *row = xcalloc((size_t)l->generations, sizeof *row), shown = 0;
-    for (int i = 0; i < l->n; i++) order[i] = (struct ranked){i, -d->flow[i]};
+    for (int i = 0; i < l->n; i++) order[i] = (struct ranked_node){i, -d->flow[i]};
     qsort(order, (size_t)l->n, sizeof *order, by_key);
     for (int i = 0; i < l->n && shown < TREE_SHOWN; i++) {
         int node = order[i].node, *n = &row[l->v[node].generation];
@@ -67,7 +67,7 @@ static bool tree_is_small(const struct lineage *l) {
 }
 
 /* Preferred x position of a node: below its parents. */
-static double wish(const struct drawing *d, int node) {
+static double wish(const struct tree_layout *d, int node) {
     double sum = 0;
     int n = 0;
     for (int k = 0; k < 2; k++) {
@@ -80,15 +80,15 @@ static double wish(const struct drawing *d, int node) {
 }
 
 /* Makes a row for each generation in which a shown node was born. */
-static void place(struct drawing *d) {
+static void place(struct tree_layout *d) {
     const struct lineage *l = d->l;
-    struct ranked row[MAX_CANDIDATES];
+    struct ranked_node row[MAX_CANDIDATES];
     d->wide = 860;
     d->high = 8;
     for (int i = 0; i < l->n;) {
         int n = 0, generation = l->v[i].generation;
         for (; i < l->n && l->v[i].generation == generation; i++)
-            if (d->shown[i]) row[n++] = (struct ranked){i, wish(d, i)};
+            if (d->shown[i]) row[n++] = (struct ranked_node){i, wish(d, i)};
         if (!n) continue;
         qsort(row, (size_t)n, sizeof *row, by_key);
         double pitch = fmin(1.6 * PITCH, (d->wide - LABEL) / n);
@@ -100,7 +100,7 @@ static void place(struct drawing *d) {
     }
 }
 
-static void draw_edges(const struct drawing *d, int node) {
+static void draw_edges(const struct tree_layout *d, int node) {
     const struct lineage_node *v = &d->l->v[node];
     for (int k = 0; k < 2; k++) {
         int p = v->parent[k];
@@ -110,29 +110,29 @@ static void draw_edges(const struct drawing *d, int node) {
                    "<path d=\"M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f\" fill=\"none\" "
                    "stroke=\"var(--%s)\" stroke-width=\"%.1f\"/>",
                    d->x[p], y0, d->x[p], mid, d->x[node], mid, d->x[node], y1,
-                   d->ancestor[node] ? "a" : "line", 1 + 3 * d->flow[node] * v->share[k]);
+                   d->ancestor[node] ? "a" : "line", 1 + 3 * d->flow[node] * v->parent_share[k]);
     }
 }
 
-static void draw_title(const struct drawing *d, int node) {
+static void draw_title(const struct tree_layout *d, int node) {
     const struct lineage_node *v = &d->l->v[node];
-    struct stats_interval f = json_interval(v->born, "fitness");
+    struct stats_interval f = json_interval(v->birth_record, "fitness");
     struct buf *b = d->r->b;
     buf_puts(b, "<title>");
     html_escape(b, v->name);
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
         buf_puts(b, k ? " × " : " of ");
         html_escape(b, d->l->v[v->parent[k]].name);
-        buf_printf(b, " %.0f %%", 100 * v->share[k]);
+        buf_printf(b, " %.0f %%", 100 * v->parent_share[k]);
     }
     buf_printf(b, ", fitness %.4f (%.4f – %.4f), generations %d – %d", f.value, f.lo, f.hi,
-               v->generation, v->last);
+               v->generation, v->last_generation);
     if (d->ancestor[node]) buf_printf(b, ", %.1f %% of the best's ancestry", 100 * d->flow[node]);
     buf_puts(b, "</title>");
 }
 
 /* A name that is too long for its box is condensed. */
-static void draw_box(const struct drawing *d, int node) {
+static void draw_box(const struct tree_layout *d, int node) {
     const struct lineage_node *v = &d->l->v[node];
     struct buf *b = d->r->b;
     bool best = node == d->l->best;
@@ -152,12 +152,12 @@ static void draw_box(const struct drawing *d, int node) {
                columns > 12 ? " textLength=\"82\" lengthAdjust=\"spacingAndGlyphs\"" : "");
     evolve_report_name(d->r, v->name);
     buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f ", x,
-               y + 12, json_interval(v->born, "fitness").value);
-    html_escape(b, operator_label(v->born, "operator"));
+               y + 12, json_interval(v->birth_record, "fitness").value);
+    html_escape(b, operator_label(v->birth_record, "operator"));
     buf_puts(b, "</text></g>\n");
 }
 
-static void draw_tree(const struct drawing *d) {
+static void draw_tree(const struct tree_layout *d) {
     struct buf *b = d->r->b;
     int labelled = -1;
     buf_printf(b, "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"family tree\">",
@@ -175,7 +175,7 @@ static void draw_tree(const struct drawing *d) {
     buf_puts(b, "</svg>\n");
 }
 
-static void tree_caption(const struct drawing *d) {
+static void tree_caption(const struct tree_layout *d) {
     int ancestors = 0, shown = 0;
     for (int i = 0; i < d->l->n; i++) {
         ancestors += d->ancestor[i];
@@ -197,14 +197,14 @@ void evolve_report_tree(const struct evolve_report *r) {
     size_t n = (size_t)l->n;
     double *numbers = xcalloc(3 * n, sizeof *numbers);
     bool *marks = xcalloc(2 * n, sizeof *marks);
-    struct drawing d = {.r = r,
-                        .l = l,
-                        .flow = numbers,
-                        .x = numbers + n,
-                        .y = numbers + 2 * n,
-                        .ancestor = marks,
-                        .shown = marks + n,
-                        .whole = tree_is_small(l)};
+    struct tree_layout d = {.r = r,
+                            .l = l,
+                            .flow = numbers,
+                            .x = numbers + n,
+                            .y = numbers + 2 * n,
+                            .ancestor = marks,
+                            .shown = marks + n,
+                            .whole = tree_is_small(l)};
     lineage_ancestors(l, l->best, d.ancestor);
     d.flow[l->best] = 1;
     lineage_propagate(l, d.flow);
@@ -229,8 +229,9 @@ static void at_risk(const struct lineage *l, int from, int to, int age, int *sta
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
         if (v->generation < from || v->generation >= to) continue;
-        *stayed += v->last - v->generation > age;
-        *gone += v->last - v->generation == age && v->last < l->generations - 1;
+        *stayed += v->last_generation - v->generation > age;
+        *gone +=
+            v->last_generation - v->generation == age && v->last_generation < l->generations - 1;
     }
 }
 
@@ -275,9 +276,10 @@ static void ancestry(const struct lineage *l, int generation, double *flow) {
     int there = 0;
     memset(flow, 0, (size_t)l->n * sizeof *flow);
     for (int i = 0; i < l->n; i++)
-        there += l->v[i].generation <= generation && generation <= l->v[i].last;
+        there += l->v[i].generation <= generation && generation <= l->v[i].last_generation;
     for (int i = 0; i < l->n; i++)
-        if (l->v[i].generation <= generation && generation <= l->v[i].last) flow[i] = 1.0 / there;
+        if (l->v[i].generation <= generation && generation <= l->v[i].last_generation)
+            flow[i] = 1.0 / there;
     lineage_propagate(l, flow);
 }
 

@@ -98,8 +98,9 @@ static int run_open(struct evolve_run *r, bool fresh, struct error *err) {
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->retain, err);
     for (int i = 0; rc == OK && i < r->n_forks; i++)
         rc = evolve_run_open_tasks(r, &r->forks[i].o.tasks, err);
-    r->speaker = (struct engine_client){.engine = r->engine, .model = r->model, .store = r->store};
-    r->asker = engine_client_as_llm(&r->speaker);
+    r->engine_client =
+        (struct engine_client){.engine = r->engine, .model = r->model, .store = r->store};
+    r->llm_client = engine_client_as_llm(&r->engine_client);
     r->adapters = json_object();
     r->generations = json_array();
     free(db);

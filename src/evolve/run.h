@@ -44,8 +44,8 @@ struct evolve_run {
     struct store *store;
     struct model *model;
     struct engine *engine;
-    struct engine_client speaker;
-    struct llm_client asker;
+    struct engine_client engine_client;
+    struct llm_client llm_client;
     struct source *sources; /* questions of the tasks: fitness_eval.c */
     struct task_item *test;
     int n_test, n_founders;

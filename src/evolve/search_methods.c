@@ -69,7 +69,8 @@ static int measure_founders(struct evolve_run *r, int *best, struct error *err) 
 /* Records a last generation of one candidate. Takes ownership of the adapter. */
 static int conclude(struct evolve_run *r, int generation, struct adapter *made, const char *parent,
                     const struct adapter_operator *how, struct error *err) {
-    struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
+    struct candidate c = {
+        .name = "made", .adapter = made, .operator= how, .blend = NAN, .step = NAN};
     if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
     int rc = measure(r, generation, &c, 1, err);
     if (rc == OK)
@@ -239,7 +240,7 @@ static double bred_cost(const struct evolve_run *r, const struct population *p, 
     double learned = 0, tokens = (double)o->evolve.finetune_steps * update_tokens(r, &o->finetune);
     for (int i = 0; i < p->n; i++)
         if (!p->c[i].elite) learned += tokens * evolve_run_token_flops(r, p->c[i].adapter);
-    return one * (p->n + p->witnesses) + 2 * learned;
+    return one * (p->n + p->n_reevaluated) + 2 * learned;
 }
 
 static int breed_next(struct evolve_run *r, struct population *p, struct error *err) {
@@ -254,7 +255,7 @@ static int breed_measure(struct evolve_run *r, struct population *p, double *one
                          struct error *err) {
     const struct fitness_function l = {r, evolve_run_evaluate};
     double before = r->spent.flops;
-    int all = p->n + p->witnesses, rc = population_evaluate(p, &l, err);
+    int all = p->n + p->n_reevaluated, rc = population_evaluate(p, &l, err);
     *one = (r->spent.flops - before) / all;
     return rc == OK ? evolve_run_record_generation(r, population_json(p), p->c, p->n, err) : rc;
 }
@@ -336,7 +337,7 @@ static int coef_search_candidates(struct coef_search *h, const double *v, int n,
     bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
     for (int i = 0; i < n; i++) {
         struct candidate *c = &h->c[i];
-        *c = (struct candidate){.how = h->op, .blend = NAN, .step = NAN, .mix = h->mix[i]};
+        *c = (struct candidate){.operator= h->op, .blend = NAN, .step = NAN, .mix = h->mix[i]};
         snprintf(c->name, sizeof c->name, "g%lldc%d", (long long)search_generation(h->search) + 1,
                  i);
         c->n_mix = h->sets == 1 ? h->r->n_founders : 0;

@@ -13,27 +13,28 @@ static double finite_fitness(double f) {
     return f != f ? -INFINITY : f;
 }
 
-struct placed {
+struct sort_key {
     double key, second;
     int at;
 };
 
 static int by_key(const void *a, const void *b) {
-    const struct placed *x = a, *y = b;
+    const struct sort_key *x = a, *y = b;
     if (x->key != y->key) return x->key < y->key ? 1 : -1;
     if (x->second != y->second) return x->second < y->second ? 1 : -1;
     return x->at - y->at;
 }
 
-static void placed_order(struct placed *v, int n, int *order) {
+static void placed_order(struct sort_key *v, int n, int *order) {
     qsort(v, (size_t)n, sizeof *v, by_key);
     for (int i = 0; i < n; i++) order[i] = v[i].at;
     free(v);
 }
 
 void select_argsort(const double *fitness, int n, int *order) {
-    struct placed *v = xcalloc((size_t)n, sizeof *v);
-    for (int i = 0; i < n; i++) v[i] = (struct placed){.key = finite_fitness(fitness[i]), .at = i};
+    struct sort_key *v = xcalloc((size_t)n, sizeof *v);
+    for (int i = 0; i < n; i++)
+        v[i] = (struct sort_key){.key = finite_fitness(fitness[i]), .at = i};
     placed_order(v, n, order);
 }
 
@@ -57,7 +58,7 @@ static void pick_elite(const struct select_pool *p, struct rng *r, int *out, int
 }
 
 static void pick_truncation(const struct select_pool *p, struct rng *r, int *out, int k) {
-    int *order = xcalloc((size_t)p->n, sizeof *order), best = (int)ceil(p->keep * p->n);
+    int *order = xcalloc((size_t)p->n, sizeof *order), best = (int)ceil(p->truncation_ratio * p->n);
     best = MIN(MAX(best, 1), p->n);
     select_argsort(p->fitness, p->n, order);
     for (int i = 0; i < k; i++) out[i] = order[rng_below(r, (uint32_t)best)];
@@ -82,7 +83,7 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
 /* Linear ranking (Baker 1985); equal candidates share their ranks. */
 static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int k) {
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
-    double slope = fmin(2, fmax(1, p->slope));
+    double slope = fmin(2, fmax(1, p->selection_pressure));
     for (int i = 0; i < p->n; i++) {
         double below = 0, f = finite_fitness(p->fitness[i]);
         for (int j = 0; j < p->n; j++) {
@@ -168,10 +169,10 @@ void pareto_sort(const double *scores, int n, int m, int *front, double *crowdin
 void pareto_order(const double *scores, int n, int m, int *order) {
     int *front = xcalloc((size_t)n, sizeof *front);
     double *crowding = xcalloc((size_t)n, sizeof *crowding);
-    struct placed *v = xcalloc((size_t)n, sizeof *v);
+    struct sort_key *v = xcalloc((size_t)n, sizeof *v);
     pareto_sort(scores, n, m, front, crowding);
     for (int i = 0; i < n; i++)
-        v[i] = (struct placed){.key = -front[i], .second = crowding[i], .at = i};
+        v[i] = (struct sort_key){.key = -front[i], .second = crowding[i], .at = i};
     placed_order(v, n, order);
     free(front);
     free(crowding);

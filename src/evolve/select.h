@@ -17,9 +17,9 @@ struct select_pool {
     const double *fitness; /* [N] */
     const double *scores;  /* [N][M] objectives for pareto, items for lexicase; else unused */
     int n_scores;
-    double keep;    /* truncation: share of the pool that may breed */
-    int tournament; /* candidates per tournament */
-    double slope;   /* rank: expected children of the best, 1 (all equal) to 2 */
+    double truncation_ratio;   /* truncation: share of the pool that may breed */
+    int tournament;            /* candidates per tournament */
+    double selection_pressure; /* rank: expected children of the best, 1 (all equal) to 2 */
 };
 struct selection {
     const char *name;

@@ -68,7 +68,7 @@ static uint64_t place_bits(uint64_t name, uint32_t point) {
 
 /* digits of a number */
 
-struct decimal {
+struct exact_decimal {
     const char *s;
     int n, n_fraction; /* bytes of digits, digits after the point */
     int exponent;      /* power of ten */
@@ -76,9 +76,9 @@ struct decimal {
 
 /* Points into the text, so the digits keep their blanks, commas and braces; `n` is where they
  * end. */
-static struct decimal decimal_of(struct ref r) {
+static struct exact_decimal decimal_of(struct ref r) {
     const struct math_node *v = at(r);
-    struct decimal d = {.s = r.m->text.data + v->at, .n = v->len};
+    struct exact_decimal d = {.s = r.m->text.data + v->at, .n = v->len};
     bool point = false;
     for (int i = 0; i < v->len; i++) {
         bool e = (d.s[i] == 'e' || d.s[i] == 'E') && !v->repeat;
@@ -94,7 +94,7 @@ static struct decimal decimal_of(struct ref r) {
 }
 
 /* Number of bytes before the repeating digits. */
-static int digits_kept(struct decimal d, int repeat) {
+static int digits_kept(struct exact_decimal d, int repeat) {
     int kept = d.n;
     for (; repeat > 0; kept--) repeat -= isdigit((unsigned char)d.s[kept - 1]) != 0;
     return kept;
@@ -134,7 +134,7 @@ static uint64_t digits_mod(const char *s, int n) {
 
 /* N / 10^f. With r repeating digits: (N - N without them) / (10^(f-r) (10^r - 1)). */
 static uint64_t number_mod(struct ref r) {
-    struct decimal d = decimal_of(r);
+    struct exact_decimal d = decimal_of(r);
     int repeat = at(r)->repeat;
     uint64_t v = digits_mod(d.s, d.n);
     if (!d.n_fraction && !d.exponent && !repeat) return v;
@@ -158,7 +158,7 @@ static bool whole(struct ref r, int64_t *out) {
     const struct math_node *v = at(r);
     if (!works(r)) return false;
     if (v->kind == MATH_NUMBER) {
-        struct decimal d = decimal_of(r);
+        struct exact_decimal d = decimal_of(r);
         *out = 0;
         for (int i = 0; i < d.n; i++)
             if (isdigit((unsigned char)d.s[i])) {
@@ -475,7 +475,7 @@ static double digits_double(const char *s, int n) {
 }
 
 static struct value number_value(struct ref r) {
-    struct decimal d = decimal_of(r);
+    struct exact_decimal d = decimal_of(r);
     int repeat = at(r)->repeat;
     struct value ten = real(10), v = real(digits_double(d.s, d.n));
     if (repeat) {
@@ -706,7 +706,7 @@ static bool relation_value(struct ref r, struct ref *out) {
 }
 
 /* An interval of the real line; an end whose node is MATH_NONE is infinite. */
-struct range {
+struct real_range {
     struct ref end[2];
     bool closed[2];
     uint64_t name; /* name of its variable; 0: any */
@@ -717,7 +717,7 @@ static bool infinite(struct ref r) {
     return at(r)->kind == MATH_NAME && at(r)->name == hash_fnv1a("∞", 3);
 }
 
-static void range_end(struct range *out, int side, struct ref r, bool closed) {
+static void range_end(struct real_range *out, int side, struct ref r, bool closed) {
     out->end[side] = r;
     out->closed[side] = closed;
     if (!infinite(r)) return;
@@ -730,9 +730,9 @@ static bool is_less(enum math_relation r) {
 }
 
 /* Reads x > 2, 2 < x, 1 < x <= 3, (1,3]. */
-static bool range_of(struct ref r, struct range *out) {
+static bool range_of(struct ref r, struct real_range *out) {
     int n = math_children(r.m, r.node);
-    *out = (struct range){0};
+    *out = (struct real_range){0};
     if (at(r)->kind == MATH_TUPLE && n == 2) {
         range_end(out, 0, part(r, 0), at(r)->op & 1);
         range_end(out, 1, part(r, 1), at(r)->op >> 1 & 1);
@@ -754,7 +754,7 @@ static bool range_of(struct ref r, struct range *out) {
     return true;
 }
 
-static bool ranges_same(const struct range *a, const struct range *b) {
+static bool ranges_same(const struct real_range *a, const struct real_range *b) {
     if (a->name && b->name && a->name != b->name) return false;
     for (int i = 0; i < 2; i++) {
         bool inf = a->end[i].node == MATH_NONE;
@@ -801,7 +801,7 @@ static bool relations_same(struct ref a, struct ref b) {
 }
 
 static bool with_relations_same(struct ref a, struct ref b) {
-    struct range x, y;
+    struct real_range x, y;
     struct ref v, w;
     bool of_a = at(a)->kind == MATH_RELATION, of_b = at(b)->kind == MATH_RELATION;
     if (range_of(a, &x) && range_of(b, &y)) return ranges_same(&x, &y);

@@ -3,8 +3,8 @@
  *
  * Two steps. Rewriting removes purely visual commands (\left, \!, \displaystyle, $) and unifies
  * spellings (\dfrac, ≤ and \leq, full-width digits); symbols that ASCII lacks become the bytes of
- * enum mark. Then a recursive descent reads lists, relations, sums, products, powers and brackets.
- * Units and words after a number are dropped; the first known unit is recorded.
+ * enum math_mark. Then a recursive descent reads lists, relations, sums, products, powers and
+ * brackets. Units and words after a number are dropped; the first known unit is recorded.
  *
  * A text that does not follow this grammar is not an error: the root is MATH_NONE, and the answer
  * is compared as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH,
@@ -20,7 +20,7 @@
 #include <unictype.h>
 #include <unistr.h>
 
-enum mark {
+enum math_mark {
     PLUS_MINUS = 1,
     MINUS_PLUS,
     LESS_EQUAL,
@@ -340,7 +340,7 @@ static uint64_t unit_find(const char *s, size_t len) {
 
 /* the tree */
 
-struct parser {
+struct math_parser {
     struct math_expr *m;
     const char *s; /* NUL-terminated */
     size_t at;
@@ -349,16 +349,16 @@ struct parser {
     bool words;     /* a word was parsed where a value is expected */
 };
 
-static int chain(struct parser *p);
-static int power(struct parser *p);
-static int list(struct parser *p, int *n_items);
+static int chain(struct math_parser *p);
+static int power(struct math_parser *p);
+static int list(struct math_parser *p, int *n_items);
 
-static int fail(struct parser *p) {
+static int fail(struct math_parser *p) {
     p->bad = true;
     return MATH_NONE;
 }
 
-static int node_new(struct parser *p, enum math_kind kind) {
+static int node_new(struct math_parser *p, enum math_kind kind) {
     struct math_expr *m = p->m;
     if (p->bad || m->n == MATH_MAX_NODES) return fail(p);
     m->node[m->n] =
@@ -366,7 +366,7 @@ static int node_new(struct parser *p, enum math_kind kind) {
     return m->n++;
 }
 
-static void adopt(struct parser *p, int parent, int child) {
+static void adopt(struct math_parser *p, int parent, int child) {
     if (p->bad) return;
     struct math_node *node = p->m->node;
     int16_t *end = &node[parent].first;
@@ -374,49 +374,49 @@ static void adopt(struct parser *p, int parent, int child) {
     *end = (int16_t)child;
 }
 
-static int wrap(struct parser *p, enum math_kind kind, int child) {
+static int wrap(struct math_parser *p, enum math_kind kind, int child) {
     int n = node_new(p, kind);
     adopt(p, n, child);
     return n;
 }
 
-static int pair(struct parser *p, enum math_kind kind, int a, int b) {
+static int pair(struct math_parser *p, enum math_kind kind, int a, int b) {
     int n = wrap(p, kind, a);
     adopt(p, n, b);
     return n;
 }
 
 /* The next byte that is not a blank. */
-static char peek(struct parser *p) {
+static char peek(struct math_parser *p) {
     while (p->s[p->at] == ' ') p->at++;
     return p->s[p->at];
 }
 
-static bool take(struct parser *p, char c) {
+static bool take(struct math_parser *p, char c) {
     if (peek(p) != c) return false;
     p->at++;
     return true;
 }
 
-static bool blank_before(const struct parser *p) {
+static bool blank_before(const struct math_parser *p) {
     return p->at == 0 || p->s[p->at - 1] == ' ';
 }
 
 /* Whether the next token is this command; a following blank is not part of it. */
-static bool at_command(struct parser *p, const char *name) {
+static bool at_command(struct math_parser *p, const char *name) {
     size_t len = strlen(name);
     return peek(p) == '\\' && letters(p->s + p->at + 1) == len &&
            memcmp(p->s + p->at + 1, name, len) == 0;
 }
 
-static bool take_command(struct parser *p, const char *name) {
+static bool take_command(struct math_parser *p, const char *name) {
     if (!at_command(p, name)) return false;
     p->at += 1 + strlen(name);
     return true;
 }
 
 /* Skips a group in braces with any content. */
-static bool take_raw(struct parser *p) {
+static bool take_raw(struct math_parser *p) {
     if (peek(p) != '{') return false;
     size_t len = braced(p->s + p->at + 1);
     if (!p->s[p->at + 1 + len]) return false;
@@ -425,7 +425,7 @@ static bool take_raw(struct parser *p) {
 }
 
 /* Bytes of the list separator here: a comma, "and", 或; 0: none. */
-static size_t separator(struct parser *p) {
+static size_t separator(struct math_parser *p) {
     static const char *const words[] = {"and", "or", "または", "及び", "と", "或者", "或", "和"};
     char c = peek(p);
     const char *s = p->s + p->at;
@@ -452,7 +452,7 @@ static size_t dense_run(const char *s) {
     return n;
 }
 
-static bool starts_factor(struct parser *p) {
+static bool starts_factor(struct math_parser *p) {
     unsigned char c = (unsigned char)peek(p);
     if (!c || separator(p) || at_command(p, "end")) return false;
     if (c == '.') return isdigit((unsigned char)p->s[p->at + 1]);
@@ -466,7 +466,7 @@ static bool thousands(const char *s) {
     return (*s == ',' || *s == ' ') && digits(s + 1) == 3;
 }
 
-static void number_groups(struct parser *p, size_t lead) {
+static void number_groups(struct math_parser *p, size_t lead) {
     const char *first = p->s + p->at - lead;
     if (lead == 0 || lead > 3 || *first == '0') return;
     for (; thousands(p->s + p->at); p->at += 4) {
@@ -477,7 +477,7 @@ static void number_groups(struct parser *p, size_t lead) {
 }
 
 /* 0.1\overline{6}: the number of digits under the bar. */
-static size_t number_repeat(struct parser *p) {
+static size_t number_repeat(struct math_parser *p) {
     const char *s = p->s + p->at;
     if (strncmp(s, "\\overline {", 11) != 0) return 0;
     size_t n = digits(s + 11);
@@ -486,7 +486,7 @@ static size_t number_repeat(struct parser *p) {
     return n;
 }
 
-static void number_exponent(struct parser *p) {
+static void number_exponent(struct math_parser *p) {
     const char *s = p->s + p->at;
     size_t sign = *s && strchr("+-", s[1]) && s[1] ? 1 : 0, n;
     if ((*s != 'e' && *s != 'E') || (n = digits(s + 1 + sign)) == 0 || n > 4) return;
@@ -494,7 +494,7 @@ static void number_exponent(struct parser *p) {
 }
 
 /* 2516_8, 11_{16}: the base counts as a unit. */
-static void number_base(struct parser *p) {
+static void number_base(struct math_parser *p) {
     const char *s = p->s + p->at;
     size_t brace = *s == '_' && s[1] == '{', n;
     if (*s != '_' || (n = digits(s + 1 + brace)) == 0 || (brace && s[2 + n] != '}')) return;
@@ -502,7 +502,7 @@ static void number_base(struct parser *p) {
     p->at += 1 + n + 2 * brace;
 }
 
-static int number(struct parser *p) {
+static int number(struct math_parser *p) {
     size_t begin = p->at, lead = digits(p->s + p->at), repeat = 0;
     p->at += lead;
     number_groups(p, lead);
@@ -523,14 +523,14 @@ static int number(struct parser *p) {
     return n;
 }
 
-static int name_new(struct parser *p, uint64_t hash) {
+static int name_new(struct math_parser *p, uint64_t hash) {
     int n = node_new(p, MATH_NAME);
     if (n != MATH_NONE) p->m->node[n].name = hash;
     return n;
 }
 
 /* A letter with its index or primes: x_1, x_{1}, f''. */
-static int name(struct parser *p, size_t len) {
+static int name(struct math_parser *p, size_t len) {
     char key[64];
     size_t n = MIN(len, sizeof key);
     memcpy(key, p->s + p->at, n);
@@ -550,7 +550,7 @@ static int name(struct parser *p, size_t len) {
 
 /* A whole word as a name, in lower case. A word is a valid value only on the left of an
  * equation. */
-static int word(struct parser *p, size_t len) {
+static int word(struct math_parser *p, size_t len) {
     struct buf folded = {0};
     text_normalize(p->s + p->at, len, &folded);
     uint64_t hash = hash_fnv1a(folded.data, folded.len);
@@ -561,7 +561,7 @@ static int word(struct parser *p, size_t len) {
 }
 
 /* The argument of \frac and the like: a single digit, or a power. */
-static int argument(struct parser *p) {
+static int argument(struct math_parser *p) {
     if (!isdigit((unsigned char)peek(p))) return power(p);
     int n = node_new(p, MATH_NUMBER);
     if (n == MATH_NONE) return n;
@@ -571,7 +571,7 @@ static int argument(struct parser *p) {
 }
 
 /* A group in braces without an exponent or other suffix, else an argument. */
-static int group(struct parser *p) {
+static int group(struct math_parser *p) {
     if (peek(p) != '{') return argument(p);
     int n_items = 0, n;
     if (++p->depth > MATH_MAX_DEPTH) return fail(p);
@@ -586,20 +586,20 @@ static int group(struct parser *p) {
     return n;
 }
 
-static int fraction(struct parser *p) {
+static int fraction(struct math_parser *p) {
     int a = group(p), b = group(p);
     return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, b));
 }
 
-static int call_new(struct parser *p, enum math_function fn, int argument_node) {
+static int call_new(struct math_parser *p, enum math_function fn, int argument_node) {
     int n = wrap(p, MATH_CALL, argument_node);
     if (n != MATH_NONE) p->m->node[n].op = (uint8_t)fn;
     return n;
 }
 
-static int primary(struct parser *p);
+static int primary(struct math_parser *p);
 
-static int root(struct parser *p) {
+static int root(struct math_parser *p) {
     int degree = MATH_NONE, n_items;
     if (take(p, '[')) {
         degree = list(p, &n_items);
@@ -609,14 +609,14 @@ static int root(struct parser *p) {
     return degree == MATH_NONE ? call_new(p, FN_SQRT, n) : pair(p, MATH_ROOT, n, degree);
 }
 
-static int binomial(struct parser *p) {
+static int binomial(struct math_parser *p) {
     int n = call_new(p, FN_BINOMIAL, group(p)), k = group(p);
     adopt(p, n, k);
     return n;
 }
 
 /* Takes {pmatrix}, or {array} with its columns {cc}. */
-static bool take_matrix_kind(struct parser *p) {
+static bool take_matrix_kind(struct math_parser *p) {
     static const char *const kinds[] = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array"};
     const char *s = p->s + p->at;
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
@@ -628,7 +628,7 @@ static bool take_matrix_kind(struct parser *p) {
 }
 
 /* The rows of a matrix, up to \end{…}. */
-static int matrix(struct parser *p) {
+static int matrix(struct math_parser *p) {
     if (peek(p) != '{' || !take_matrix_kind(p)) return fail(p);
     int n = node_new(p, MATH_MATRIX), columns = 0, column = 0;
     while (!p->bad && !at_command(p, "end")) {
@@ -646,7 +646,7 @@ static int matrix(struct parser *p) {
 }
 
 /* The rest after an opening bracket: a group, a point or an interval. */
-static int bracket(struct parser *p, char open) {
+static int bracket(struct math_parser *p, char open) {
     int n_items = 0;
     bool bars = p->bars;
     p->bars = false;
@@ -660,7 +660,7 @@ static int bracket(struct parser *p, char open) {
     return n;
 }
 
-static int enclosed(struct parser *p, enum math_function fn, char close) {
+static int enclosed(struct math_parser *p, enum math_function fn, char close) {
     bool bars = p->bars;
     p->bars = close == '|';
     int n = chain(p);
@@ -668,7 +668,7 @@ static int enclosed(struct parser *p, enum math_function fn, char close) {
     return take(p, close) ? call_new(p, fn, n) : fail(p);
 }
 
-static int set(struct parser *p) {
+static int set(struct math_parser *p) {
     int n_items = 0;
     if (take(p, SET_CLOSE)) return name_new(p, hash_fnv1a("∅", 3));
     int n = list(p, &n_items);
@@ -677,7 +677,7 @@ static int set(struct parser *p) {
     return n_items > 1 ? n : wrap(p, MATH_SET, n);
 }
 
-static int command(struct parser *p) {
+static int command(struct math_parser *p) {
     if (take_command(p, "frac")) return fraction(p);
     if (take_command(p, "sqrt")) return root(p);
     if (take_command(p, "binom")) return binomial(p);
@@ -688,7 +688,7 @@ static int command(struct parser *p) {
 
 /* sin x, sin^2 x, log_2 8, sin 2x. Without brackets the argument is all adjacent factors up to the
  * next function; for a root it is one power. */
-static int call(struct parser *p, enum math_function fn) {
+static int call(struct math_parser *p, enum math_function fn) {
     int base = MATH_NONE, exponent = MATH_NONE, factors = MATH_NONE;
     if (fn == FN_LOG && take(p, '_')) base = group(p);
     if (take(p, '^')) exponent = group(p);
@@ -709,7 +709,7 @@ static int call(struct parser *p, enum math_function fn) {
     return inverse ? n : pair(p, MATH_POWER, n, exponent);
 }
 
-static int letter(struct parser *p) {
+static int letter(struct math_parser *p) {
     const char *s = p->s + p->at;
     size_t len = letters(s);
     const struct function_name *f = function_find(s, len);
@@ -734,7 +734,7 @@ static int letter(struct parser *p) {
 }
 
 /* Drops words before a value. */
-static int led_by_words(struct parser *p) {
+static int led_by_words(struct math_parser *p) {
     const char *s = p->s + p->at;
     bool marked = *s == WORDS_OPEN;
     size_t len = marked ? strcspn(s, "\x0F") : dense_run(s), begin = p->at;
@@ -746,7 +746,7 @@ static int led_by_words(struct parser *p) {
     return n;
 }
 
-static int symbol(struct parser *p) {
+static int symbol(struct math_parser *p) {
     const char *s = p->s + p->at;
     int len = u8_strmblen((const uint8_t *)s);
     if (len <= 0) return fail(p);
@@ -757,7 +757,7 @@ static int symbol(struct parser *p) {
     return dense_run(s) ? led_by_words(p) : name(p, (size_t)len);
 }
 
-static int primary_inside(struct parser *p) {
+static int primary_inside(struct math_parser *p) {
     unsigned char c = (unsigned char)peek(p);
     if (isdigit(c) || (c == '.' && isdigit((unsigned char)p->s[p->at + 1]))) return number(p);
     if (isalpha(c)) return letter(p);
@@ -776,7 +776,7 @@ static int primary_inside(struct parser *p) {
 }
 
 /* Every recursion passes through here, group() or exponent(), which count the depth. */
-static int primary(struct parser *p) {
+static int primary(struct math_parser *p) {
     if (p->bad || ++p->depth > MATH_MAX_DEPTH) return fail(p);
     int n = primary_inside(p);
     p->depth--;
@@ -784,7 +784,7 @@ static int primary(struct parser *p) {
 }
 
 /* Takes "^\circ", "^{\circ}" or "°", and the C of °C. */
-static bool take_degree(struct parser *p) {
+static bool take_degree(struct math_parser *p) {
     size_t back = p->at;
     bool raised = take(p, '^'), brace = raised && take(p, '{');
     peek(p);
@@ -799,7 +799,7 @@ static bool take_degree(struct parser *p) {
     return true;
 }
 
-static int exponent(struct parser *p) {
+static int exponent(struct math_parser *p) {
     if (++p->depth > MATH_MAX_DEPTH) return fail(p);
     bool minus = take(p, '-');
     int n = peek(p) == '{' ? group(p) : power(p);
@@ -808,7 +808,7 @@ static int exponent(struct parser *p) {
 }
 
 /* A primary with its suffixes: degree, percent, factorial, exponent. */
-static int power(struct parser *p) {
+static int power(struct math_parser *p) {
     int n = primary(p);
     for (int i = 0; !p->bad && i < 8; i++) {
         if (take_degree(p))
@@ -825,7 +825,7 @@ static int power(struct parser *p) {
     return n;
 }
 
-static void unit_note(struct parser *p, const char *s, size_t len) {
+static void unit_note(struct math_parser *p, const char *s, size_t len) {
     uint64_t unit = 0;
     for (size_t i = 0; i < len && !unit; i++) {
         size_t n = MIN(letters(s + i), len - i);
@@ -836,7 +836,7 @@ static void unit_note(struct parser *p, const char *s, size_t len) {
 }
 
 /* Whether the letters after a value are a unit rather than variables. */
-static bool unit_letters(struct parser *p, size_t len, bool again) {
+static bool unit_letters(struct math_parser *p, size_t len, bool again) {
     const char *s = p->s + p->at;
     if (len == 0 || function_find(s, len)) return false;
     if (len == 1) {
@@ -848,7 +848,7 @@ static bool unit_letters(struct parser *p, size_t len, bool again) {
 }
 
 /* Bytes of a unit or of words after a value; 0: none. */
-static size_t unit_here(struct parser *p, bool again) {
+static size_t unit_here(struct math_parser *p, bool again) {
     char c = peek(p);
     const char *s = p->s + p->at;
     if (separator(p)) return 0;
@@ -857,7 +857,7 @@ static size_t unit_here(struct parser *p, bool again) {
     return unit_letters(p, len, again) ? len : dense_run(s);
 }
 
-static bool take_unit(struct parser *p) {
+static bool take_unit(struct math_parser *p) {
     bool again = false;
     for (size_t len; (len = unit_here(p, again)) > 0; again = true) {
         unit_note(p, p->s + p->at, len);
@@ -873,7 +873,7 @@ static bool take_unit(struct parser *p) {
 }
 
 /* Whether the node is an integer as written, which a fraction may follow. */
-static bool whole_number(const struct parser *p, int n) {
+static bool whole_number(const struct math_parser *p, int n) {
     const struct math_node *v = &p->m->node[n];
     return v->kind == MATH_NUMBER && !memchr(p->s + v->at, '.', (size_t)v->len);
 }
@@ -887,7 +887,7 @@ static size_t small_argument(const char *s) {
 
 /* Whether a fraction of integers follows, as in 3\frac12 and 3 1/2. Looks ahead in the text, so
  * nothing is parsed twice. */
-static bool at_small_fraction(struct parser *p) {
+static bool at_small_fraction(struct math_parser *p) {
     size_t a, b;
     const char *s = p->s + p->at;
     if (!at_command(p, "frac")) return (a = digits(s)) && s[a] == '/' && digits(s + a + 1);
@@ -896,7 +896,7 @@ static bool at_small_fraction(struct parser *p) {
     return s[a + b + strspn(s + a + b, " ")] != '^';
 }
 
-static int small_fraction(struct parser *p) {
+static int small_fraction(struct math_parser *p) {
     if (take_command(p, "frac")) return fraction(p);
     int a = number(p);
     p->at++;
@@ -904,20 +904,20 @@ static int small_fraction(struct parser *p) {
 }
 
 /* Parses a factor that follows `last` without a sign; a mixed number replaces `last`. */
-static int beside(struct parser *p, int last, bool *mixed) {
+static int beside(struct math_parser *p, int last, bool *mixed) {
     *mixed = whole_number(p, last) && at_small_fraction(p);
     if (*mixed) return small_fraction(p);
     if (isdigit((unsigned char)peek(p))) return fail(p); // "2 3" and "x2" are not products
     return power(p);
 }
 
-static int signed_power(struct parser *p) {
+static int signed_power(struct math_parser *p) {
     bool minus = take(p, '-');
     int n = power(p);
     return minus ? wrap(p, MATH_NEGATE, n) : n;
 }
 
-static int term(struct parser *p) {
+static int term(struct math_parser *p) {
     int last = power(p), product = MATH_NONE;
     while (!p->bad) {
         char c = peek(p);
@@ -945,7 +945,7 @@ static int term(struct parser *p) {
     return product == MATH_NONE ? last : product;
 }
 
-static int signed_term(struct parser *p, bool first) {
+static int signed_term(struct math_parser *p, bool first) {
     bool minus = false, both = false;
     for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->at++, first = true) {
         minus ^= c == '-' || c == MINUS_PLUS;
@@ -956,7 +956,7 @@ static int signed_term(struct parser *p, bool first) {
     return both ? wrap(p, MATH_PM, n) : n;
 }
 
-static int sum(struct parser *p) {
+static int sum(struct math_parser *p) {
     int first = signed_term(p, true), total = MATH_NONE;
     while (!p->bad) {
         int next = signed_term(p, false);
@@ -967,7 +967,7 @@ static int sum(struct parser *p) {
     return total == MATH_NONE ? first : total;
 }
 
-static int unions(struct parser *p) {
+static int unions(struct math_parser *p) {
     int first = sum(p), all = MATH_NONE;
     while (!p->bad && take(p, CUP)) {
         if (all == MATH_NONE) all = wrap(p, MATH_UNION, first);
@@ -983,7 +983,7 @@ static enum math_relation relation(char c) {
 }
 
 /* a = b < c. The answer of "1/3 ≈ 0.33" is the first part. */
-static int chain(struct parser *p) {
+static int chain(struct math_parser *p) {
     int first = unions(p), all = MATH_NONE, n = 0;
     for (enum math_relation r; !p->bad && (r = relation(peek(p))) != 0; n++) {
         if (n == 8) return fail(p);
@@ -1001,7 +1001,7 @@ static int chain(struct parser *p) {
 }
 
 /* A single item without a list node, several as a list. */
-static int list(struct parser *p, int *n_items) {
+static int list(struct math_parser *p, int *n_items) {
     int first = chain(p), all = MATH_NONE;
     *n_items = 1;
     for (size_t len; !p->bad && (len = separator(p)) > 0; ++*n_items) {
@@ -1025,7 +1025,7 @@ void math_parse(struct math_expr *m, const char *text, int reading) {
     else
         buf_puts(&m->text, text);
     if (!small || m->text.len >= INT16_MAX || m->text.len == 0) return;
-    struct parser p = {.m = m, .s = m->text.data, .reading = reading};
+    struct math_parser p = {.m = m, .s = m->text.data, .reading = reading};
     int root_node = list(&p, &n_items);
     if (!p.bad && !p.words && peek(&p) == 0) m->root = root_node;
 }

@@ -85,7 +85,7 @@ static size_t thousands(const char *s, const char *end) {
 }
 
 /* 1,234.5e6 without its sign. */
-struct decimal {
+struct number_text {
     struct buf digits;
     int64_t point;
     bool whole; /* an integer in plain digits */
@@ -101,7 +101,7 @@ static const char *exponent_read(const char *s, const char *end, int64_t *out) {
 }
 
 /* Returns the end of the number, or NULL. */
-static const char *decimal_read(const char *s, const char *end, struct decimal *d) {
+static const char *decimal_read(const char *s, const char *end, struct number_text *d) {
     size_t n = digits(s, end), skip;
     bool fraction = s + n + 1 < end && s[n] == '.' && isdigit((unsigned char)s[n + 1]);
     if (n == 0 && !fraction) return NULL;
@@ -120,7 +120,7 @@ static const char *decimal_read(const char *s, const char *end, struct decimal *
     return exponent_read(s, end, &d->point);
 }
 
-static double decimal_value(const struct decimal *d) {
+static double decimal_value(const struct number_text *d) {
     char *text = xasprintf("%.*se%lld", (int)MIN(d->digits.len, 1000), d->digits.data,
                            (long long)(d->point - (int64_t)MIN(d->digits.len, 1000)));
     double x = strtod(text, NULL);
@@ -143,7 +143,7 @@ static double multiplier(const char *s, const char *end, size_t *len) {
 
 /* Reads the multipliers after a decimal: 3万5千, 1.2億. Returns the end, or `s` if no multiplier
  * follows. */
-static const char *multiplied(const char *s, const char *end, const struct decimal *first,
+static const char *multiplied(const char *s, const char *end, const struct number_text *first,
                               double *out) {
     double part = decimal_value(first), times, section = 0;
     size_t len;
@@ -156,7 +156,7 @@ static const char *multiplied(const char *s, const char *end, const struct decim
             *out += (section + part) * times;
             section = 0;
         }
-        struct decimal d = {0};
+        struct number_text d = {0};
         const char *next = decimal_read(s, end, &d);
         part = next ? decimal_value(&d) : 0;
         s = next ? next : s;
@@ -210,7 +210,7 @@ static const char *unsigned_read(bool minus, bool dated, const char *s, const ch
         double_put(minus ? -value : value, out);
         return stop;
     }
-    struct decimal d = {0};
+    struct number_text d = {0};
     if ((stop = decimal_read(s, end, &d)) != NULL) {
         if ((next = multiplied(stop, end, &d, &value)) == stop) {
             value = decimal_value(&d);

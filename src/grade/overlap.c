@@ -22,7 +22,7 @@ enum word_tokenization {
     WORDS_BLEU,  /* as written; a sign is a word unless inside_word() */
 };
 
-struct words {
+struct word_list {
     uint64_t *v;
     int n;
     struct buf *text; /* output: the words with a blank between them; may be NULL */
@@ -33,7 +33,7 @@ static bool is_article(const char *s, size_t n) {
            (n == 3 && memcmp(s, "the", 3) == 0);
 }
 
-static void word_end(struct words *w, struct buf *word, enum word_tokenization how) {
+static void word_end(struct word_list *w, struct buf *word, enum word_tokenization how) {
     bool kept =
         word->len && w->n < WORDS && !(how == WORDS_SQUAD && is_article(word->data, word->len));
     if (kept) {
@@ -51,7 +51,7 @@ static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
 }
 
-static void char_take(struct words *w, struct buf *word, enum word_tokenization how, ucs4_t c,
+static void char_take(struct word_list *w, struct buf *word, enum word_tokenization how, ucs4_t c,
                       ucs4_t before, ucs4_t after) {
     uint8_t bytes[6];
     bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
@@ -70,7 +70,7 @@ static ucs4_t narrow(ucs4_t c) {
     return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
 }
 
-static void word_tokenize(const char *text, enum word_tokenization how, struct words *w) {
+static void word_tokenize(const char *text, enum word_tokenization how, struct word_list *w) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     struct buf word = {0};
     ucs4_t before = ' ', c = ' ', after;
@@ -113,7 +113,7 @@ static double harmonic(int both, int n, int m) {
 
 /* SQuAD's F1 (Rajpurkar et al. 2016). */
 double f1_score(const char *answer, const char *gold) {
-    struct words a = {0}, b = {0};
+    struct word_list a = {0}, b = {0};
     word_tokenize(answer, WORDS_SQUAD, &a);
     word_tokenize(gold, WORDS_SQUAD, &b);
     double score = harmonic(multiset_overlap(a.v, a.n, b.v, b.n), a.n, b.n);
@@ -123,13 +123,13 @@ double f1_score(const char *answer, const char *gold) {
 }
 
 void f1_words(const char *text, struct buf *out) {
-    struct words w = {.text = out};
+    struct word_list w = {.text = out};
     word_tokenize(text, WORDS_SQUAD, &w);
     free(w.v);
 }
 
 /* Length of the longest common subsequence, row by row. */
-static int lcs_length(const struct words *a, const struct words *b) {
+static int lcs_length(const struct word_list *a, const struct word_list *b) {
     int *row = xcalloc((size_t)b->n + 1, sizeof *row);
     for (int i = 0; i < a->n; i++)
         for (int k = 0, corner = 0; k < b->n; k++) {
@@ -144,7 +144,7 @@ static int lcs_length(const struct words *a, const struct words *b) {
 
 /* Lin 2004, F1 over a whole text, without stemming. */
 double rouge_l_score(const char *answer, const char *gold) {
-    struct words a = {0}, b = {0};
+    struct word_list a = {0}, b = {0};
     word_tokenize(answer, WORDS_ROUGE, &a);
     word_tokenize(gold, WORDS_ROUGE, &b);
     double score = harmonic(lcs_length(&a, &b), a.n, b.n);
@@ -154,15 +154,15 @@ double rouge_l_score(const char *answer, const char *gold) {
 }
 
 /* Hashes of all runs of `order` words. */
-static uint64_t *ngrams(const struct words *w, int order, int *n) {
+static uint64_t *ngrams(const struct word_list *w, int order, int *n) {
     uint64_t *v = xcalloc(WORDS, sizeof *v);
     *n = MAX(w->n - order + 1, 0);
     for (int i = 0; i < *n; i++) v[i] = hash_fnv1a(w->v + i, (size_t)order * sizeof *w->v);
     return v;
 }
 
-static void ngrams_overlap(const struct words *a, const struct words *b, int order, int *both,
-                           int *total) {
+static void ngrams_overlap(const struct word_list *a, const struct word_list *b, int order,
+                           int *both, int *total) {
     int m;
     uint64_t *x = ngrams(a, order, total), *y = ngrams(b, order, &m);
     *both = multiset_overlap(x, *total, y, m);
@@ -176,7 +176,7 @@ static void ngrams_overlap(const struct words *a, const struct words *b, int ord
  * without a match counts as 1 / (2^k total).
  */
 double bleu_score(const char *answer, const char *gold) {
-    struct words a = {0}, b = {0};
+    struct word_list a = {0}, b = {0};
     double sum = 0, smooth = 1;
     int orders = 0, any = 0;
     word_tokenize(answer, WORDS_BLEU, &a);

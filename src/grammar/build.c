@@ -656,12 +656,12 @@ static int32_t edge_length(const struct grammar *g, const int32_t *rest,
 
 /* For every node, the edges whose length depends on its rest: those that lead to it, and those that
  * call the rule that starts at it. */
-struct uses {
+struct incoming_edges {
     int32_t *begin; /* [n_nodes + 1] */
     int32_t *edge, *from;
 };
 
-static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
+static void uses_count(const struct grammar *g, struct incoming_edges *u, bool fill) {
     for (int32_t i = 0; i < g->n_nodes; i++)
         for (int32_t k = g->edge_begin[i]; k < g->edge_begin[i + 1]; k++) {
             const struct grammar_edge *e = &g->edges[k];
@@ -673,8 +673,9 @@ static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
         }
 }
 
-static struct uses uses_make(const struct grammar *g, struct arena *scratch) {
-    struct uses u = {.begin = arena_alloc(scratch, ((size_t)g->n_nodes + 2) * sizeof *u.begin)};
+static struct incoming_edges uses_make(const struct grammar *g, struct arena *scratch) {
+    struct incoming_edges u = {
+        .begin = arena_alloc(scratch, ((size_t)g->n_nodes + 2) * sizeof *u.begin)};
     int32_t n = 0;
     uses_count(g, &u, false);
     for (int32_t i = 0; i <= g->n_nodes; i++) {
@@ -698,7 +699,7 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     size_t size = nodes * (2 * sizeof(int32_t) + 1) + edges * 4 * sizeof(int32_t) + 5 * 64;
     if (arena_reserve(&scratch, size, err) != OK) return err->code;
     int32_t *rest = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *rest);
-    struct uses u = uses_make(g, &scratch); // an edge counts for two nodes at most
+    struct incoming_edges u = uses_make(g, &scratch); // an edge counts for two nodes at most
     int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
     bool *waits = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct parser {
+struct gbnf_parser {
     struct grammar_builder *b;
     const char *text;
     size_t len, pos;
@@ -22,7 +22,7 @@ struct parser {
     struct error *err;
 };
 
-static struct expr *refuse(const struct parser *p, const char *what) {
+static struct expr *refuse(const struct gbnf_parser *p, const char *what) {
     int line = 1;
     for (size_t i = 0; i < p->pos && i < p->len; i++) line += p->text[i] == '\n';
     size_t n = 0;
@@ -32,12 +32,12 @@ static struct expr *refuse(const struct parser *p, const char *what) {
     return NULL;
 }
 
-static char peek(const struct parser *p) {
+static char peek(const struct gbnf_parser *p) {
     return p->pos < p->len ? p->text[p->pos] : 0;
 }
 
 /* Skips blanks and comments; line breaks too if `lines`. */
-static void skip_space(struct parser *p, bool lines) {
+static void skip_space(struct gbnf_parser *p, bool lines) {
     while (p->pos < p->len) {
         char c = p->text[p->pos];
         if (c == '#')
@@ -55,7 +55,7 @@ static bool is_name(char c) {
 }
 
 /* The rule with the name at the cursor, created if it is new; -1 when no name follows. */
-static int32_t take_name(struct parser *p) {
+static int32_t take_name(struct gbnf_parser *p) {
     size_t n = 0;
     while (p->pos + n < p->len && is_name(p->text[p->pos + n])) n++;
     if (n == 0) return refuse(p, "a rule's name was expected"), -1;
@@ -70,7 +70,7 @@ static int32_t take_name(struct parser *p) {
     return rule;
 }
 
-static int32_t take_hex(struct parser *p, int digits) {
+static int32_t take_hex(struct gbnf_parser *p, int digits) {
     int32_t c = 0;
     for (int i = 0; i < digits; i++) {
         char d = peek(p);
@@ -87,7 +87,7 @@ static int32_t take_hex(struct parser *p, int digits) {
 }
 
 /* A character of a literal or a set; -1 after an error. */
-static int32_t take_char(struct parser *p) {
+static int32_t take_char(struct gbnf_parser *p) {
     static const char from[] = "tnr\"[]\\", to[] = "\t\n\r\"[]\\";
     int n;
     if (peek(p) != '\\') {
@@ -107,7 +107,7 @@ static int32_t take_char(struct parser *p) {
 }
 
 /* The cursor is after the opening quote. */
-static struct expr *literal(struct parser *p) {
+static struct expr *literal(struct gbnf_parser *p) {
     struct exprs l = {0};
     while (peek(p) != '"') {
         struct codepoint_set r = {0};
@@ -121,7 +121,7 @@ static struct expr *literal(struct parser *p) {
 }
 
 /* The cursor is after '['. */
-static struct expr *set(struct parser *p) {
+static struct expr *set(struct gbnf_parser *p) {
     struct codepoint_set r = {0};
     bool negative = peek(p) == '^';
     p->pos += negative;
@@ -140,9 +140,9 @@ static struct expr *set(struct parser *p) {
     return expr_set(p->b, &r);
 }
 
-static struct expr *alternatives(struct parser *p);
+static struct expr *alternatives(struct gbnf_parser *p);
 
-static struct expr *group(struct parser *p) {
+static struct expr *group(struct gbnf_parser *p) {
     if (++p->nesting > GRAMMAR_MAX_NESTING) return refuse(p, "groups are nested too deeply");
     struct expr *e = alternatives(p);
     p->nesting--;
@@ -153,7 +153,7 @@ static struct expr *group(struct parser *p) {
 }
 
 /* One symbol without its repetition. */
-static struct expr *symbol(struct parser *p) {
+static struct expr *symbol(struct gbnf_parser *p) {
     struct codepoint_set all = {0};
     char c = peek(p);
     if (is_name(c)) {
@@ -171,7 +171,7 @@ static struct expr *symbol(struct parser *p) {
     return expr_set(p->b, &all);
 }
 
-static bool take_count(struct parser *p, int64_t *out) {
+static bool take_count(struct gbnf_parser *p, int64_t *out) {
     size_t begin = p->pos;
     *out = 0;
     for (char c; (c = peek(p)) >= '0' && c <= '9'; p->pos++)
@@ -181,7 +181,7 @@ static bool take_count(struct parser *p, int64_t *out) {
 }
 
 /* "{m}", "{m,}", "{m,n}"; the cursor is after '{'. */
-static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
+static bool take_counts(struct gbnf_parser *p, int64_t *min, int64_t *max) {
     skip_space(p, p->nesting > 0);
     if (!take_count(p, min)) return refuse(p, "a number was expected in a repetition"), false;
     *max = *min;
@@ -203,7 +203,7 @@ static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
 }
 
 /* Applies all repetitions that follow: a** is allowed, but their number is limited. */
-static struct expr *repeated(struct parser *p, struct expr *e) {
+static struct expr *repeated(struct gbnf_parser *p, struct expr *e) {
     char c;
     for (int n = 0; e && (c = peek(p)) != 0 && strchr("*+?{", c); n++) {
         int64_t min = c == '+', max = c == '?' ? 1 : -1;
@@ -216,12 +216,12 @@ static struct expr *repeated(struct parser *p, struct expr *e) {
     return e;
 }
 
-static bool sequence_ends(const struct parser *p) {
+static bool sequence_ends(const struct gbnf_parser *p) {
     char c = peek(p);
     return p->pos >= p->len || c == '|' || c == ')' || c == '\n' || c == '\r';
 }
 
-static struct expr *sequence(struct parser *p) {
+static struct expr *sequence(struct gbnf_parser *p) {
     struct exprs l = {0};
     for (skip_space(p, p->nesting > 0); !sequence_ends(p); skip_space(p, p->nesting > 0)) {
         struct expr *e = symbol(p);
@@ -235,7 +235,7 @@ static struct expr *sequence(struct parser *p) {
 }
 
 /* Outside parentheses the end of the line ends the rule, unless a '|' precedes or follows it. */
-static struct expr *alternatives(struct parser *p) {
+static struct expr *alternatives(struct gbnf_parser *p) {
     struct exprs l = {0};
     for (;;) {
         struct expr *e = sequence(p);
@@ -252,7 +252,7 @@ static struct expr *alternatives(struct parser *p) {
     }
 }
 
-static bool rule_parse(struct parser *p) {
+static bool rule_parse(struct gbnf_parser *p) {
     int32_t rule = take_name(p);
     if (rule < 0) return false;
     if (p->b->rules[rule].defined) return refuse(p, "this rule is defined twice"), false;
@@ -271,7 +271,7 @@ static bool rule_parse(struct parser *p) {
 }
 
 /* Checks that every rule in use is defined; returns the rule `root`. */
-static int32_t rules_check(const struct parser *p) {
+static int32_t rules_check(const struct gbnf_parser *p) {
     for (int32_t i = 0; i < p->b->n_rules; i++)
         if (!p->b->rules[i].defined)
             return error_set(p->err, ERR_FORMAT, "grammar: rule '%.100s' is used but not defined",
@@ -283,7 +283,7 @@ static int32_t rules_check(const struct parser *p) {
 
 struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err) {
     struct grammar_builder b = {0};
-    struct parser p = {.b = &b, .text = text, .len = len, .err = err};
+    struct gbnf_parser p = {.b = &b, .text = text, .len = len, .err = err};
     bool good = grammar_check_text("grammar", text, len, err) == OK;
     if (good) skip_space(&p, true);
     while (good && p.pos < len) good = rule_parse(&p);

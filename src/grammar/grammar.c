@@ -47,10 +47,10 @@ struct stacks {
     int32_t rest;     /* bytes of the shortest path down */
     int32_t flags;
 };
-struct config {
+struct parse_config {
     int32_t node, stacks;
 };
-struct state {
+struct automaton_state {
     int32_t first, n; /* configurations, sorted by node; all of them read */
     int32_t rest;
     int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; ROW_NONE: no row yet */
@@ -92,7 +92,7 @@ struct pair_map {
     uint32_t mask, n, epoch;
 };
 
-struct mask {
+struct cached_mask {
     int32_t state; /* -1: free */
     int32_t worst; /* the longest rest after an allowed token */
     uint64_t used;
@@ -105,11 +105,11 @@ struct mask {
  * A walk over trie nodes [at, end). It may pause between two nodes and resume later: path[0 ..
  * depth] are then states on the path to `at`.
  */
-struct walk {
+struct vocab_walk {
     uint32_t *bits;
     int32_t max_rest, worst;
-    struct mask *local; /* mask of a local state, collects the cut nodes; else NULL */
-    int64_t budget;     /* configurations that it may still visit */
+    struct cached_mask *local; /* mask of a local state, collects the cut nodes; else NULL */
+    int64_t budget;            /* configurations that it may still visit */
     int32_t at, end, depth;
     bool down; /* the path to the first node is complete */
 };
@@ -131,17 +131,17 @@ enum job_stage {
     JOB_COPY,
     JOB_NEAR
 };
-struct job {
+struct mask_job {
     enum job_stage stage;
     int32_t slot, token;
     int32_t left; /* tokens left for the reply, which determine max_rest; -1: max_rest is given */
     int32_t max_rest; /* bytes left for the reply after the next token; -1: no limit */
     uint32_t *bits;   /* NULL: no mask is requested */
-    struct walk w;
-    int32_t local;       /* LOCAL: the state to walk */
-    struct mask *making; /* filled by the walk; belongs to no state until it is complete */
-    struct mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
-    int32_t n_parts, part, cut;     /* JOIN: the next cut node of a part */
+    struct vocab_walk w;
+    int32_t local;              /* LOCAL: the state to walk */
+    struct cached_mask *making; /* filled by the walk; belongs to no state until it is complete */
+    struct cached_mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
+    int32_t n_parts, part, cut;            /* JOIN: the next cut node of a part */
 };
 
 struct grammar_vocab {
@@ -161,23 +161,23 @@ struct grammar_machine {
     size_t max_bytes;
     POOL(struct frame) frames;
     POOL(struct stacks) stacks;
-    POOL(struct config) configs;
-    POOL(struct state) states;
+    POOL(struct parse_config) configs;
+    POOL(struct automaton_state) states;
     POOL(int32_t) rows;
     struct id_table stacks_table, states_table;
     POOL(int32_t) held; /* state of each slot, -1: a free slot */
     int32_t start;
     /* one step's scratch */
-    POOL(struct config) todo, found;
+    POOL(struct parse_config) todo, found;
     POOL(struct frame) merging;
     struct pair_map seen, merged;
     int32_t step_flags, n_merges, n_edges;
     bool limited;  /* for reports only: affects no result */
     int64_t units; /* work units left before the job pauses */
     /* masks */
-    struct mask masks[N_MASKS];
+    struct cached_mask masks[N_MASKS];
     size_t mask_bytes;
-    struct job job;
+    struct mask_job job;
     int32_t *path; /* [max_depth + 2] states of a walk */
     bool *open;    /* [max_depth + 2] the path has reached below the frames */
     uint64_t clock;
@@ -290,7 +290,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     return m->stacks.n - 1;
 }
 
-static uint64_t state_hash(const struct config *v, int32_t n, int32_t flags) {
+static uint64_t state_hash(const struct parse_config *v, int32_t n, int32_t flags) {
     uint64_t h = (uint64_t)flags + 77;
     for (int32_t i = 0; i < n; i++)
         h = mix(h, (uint64_t)(uint32_t)v[i].node << 32 | (uint32_t)v[i].stacks);
@@ -300,23 +300,24 @@ static uint64_t state_hash(const struct config *v, int32_t n, int32_t flags) {
 static void states_table_grow(struct grammar_machine *m) {
     id_table_reset(&m->states_table, 2 * (m->states_table.mask + 1));
     for (int32_t i = 1; i < m->states.n; i++) {
-        const struct state *s = &m->states.v[i];
+        const struct automaton_state *s = &m->states.v[i];
         id_table_put(&m->states_table, state_hash(m->configs.v + s->first, s->n, s->flags), i);
     }
 }
 
-static int32_t state_intern(struct grammar_machine *m, const struct config *v, int32_t n,
+static int32_t state_intern(struct grammar_machine *m, const struct parse_config *v, int32_t n,
                             int32_t flags) {
     struct id_table *t = &m->states_table;
     if (n == 0 && !flags) return STATE_DEAD;
     uint64_t hash = state_hash(v, n, flags);
     for (uint64_t i = hash & t->mask; t->slots[i]; i = (i + 1) & t->mask) {
-        const struct state *s = &m->states.v[t->slots[i] - 1];
+        const struct automaton_state *s = &m->states.v[t->slots[i] - 1];
         if (s->n == n && s->flags == flags &&
             (n == 0 || memcmp(m->configs.v + s->first, v, (size_t)n * sizeof *v) == 0))
             return t->slots[i] - 1;
     }
-    struct state s = {m->configs.n, n, flags ? 0 : GRAMMAR_INFINITE_LENGTH, ROW_NONE, -1, flags};
+    struct automaton_state s = {m->configs.n, n,  flags ? 0 : GRAMMAR_INFINITE_LENGTH,
+                                ROW_NONE,     -1, flags};
     for (int32_t i = 0; i < n; i++)
         s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].node], m->stacks.v[v[i].stacks].rest));
     POOL_ROOM(&m->configs, n);
@@ -383,7 +384,7 @@ static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) 
         return;
     }
     POOL_ROOM(&m->todo, 1);
-    m->todo.v[m->todo.n++] = (struct config){node, stacks};
+    m->todo.v[m->todo.n++] = (struct parse_config){node, stacks};
 }
 
 static void step_begin(struct grammar_machine *m) {
@@ -401,7 +402,7 @@ static bool step_edges(struct grammar_machine *m, int32_t node) {
 }
 
 /* Visits the configurations reachable without reading. */
-static void step_follow(struct grammar_machine *m, struct config c) {
+static void step_follow(struct grammar_machine *m, struct parse_config c) {
     const struct grammar *g = m->g;
     if (g->is_end[c.node]) {
         struct stacks s = m->stacks.v[c.stacks];
@@ -427,10 +428,10 @@ static void step_follow(struct grammar_machine *m, struct config c) {
 }
 
 /* Stable: configurations of one node are merged in the order in which they were found. */
-static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
+static void configs_sort(struct parse_config *v, struct parse_config *scratch, int32_t n) {
     if (n <= 24) {
         for (int32_t i = 1, k; i < n; i++) {
-            struct config c = v[i];
+            struct parse_config c = v[i];
             for (k = i; k > 0 && v[k - 1].node > c.node; k--) v[k] = v[k - 1];
             v[k] = c;
         }
@@ -449,7 +450,7 @@ static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
  * stacks only. */
 static int32_t step_end(struct grammar_machine *m) {
     for (int32_t i = 0; i < m->todo.n; i++) {
-        struct config c = m->todo.v[i];
+        struct parse_config c = m->todo.v[i];
         step_follow(m, c);
         if (!m->g->reads[c.node]) continue;
         POOL_ROOM(&m->found, 1);
@@ -459,7 +460,7 @@ static int32_t step_end(struct grammar_machine *m) {
     configs_sort(m->found.v, m->todo.v, m->found.n);
     int32_t n = 0;
     for (int32_t i = 0; i < m->found.n; i++) {
-        struct config c = m->found.v[i];
+        struct parse_config c = m->found.v[i];
         if (n > 0 && m->found.v[n - 1].node == c.node)
             m->found.v[n - 1].stacks = stacks_merge(m, m->found.v[n - 1].stacks, c.stacks);
         else
@@ -471,10 +472,10 @@ static int32_t step_end(struct grammar_machine *m) {
 
 /* Computes the next state: state_next calls this once per state and class of bytes. */
 static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
-    struct state s = m->states.v[state];
+    struct automaton_state s = m->states.v[state];
     step_begin(m);
     for (int32_t i = 0; i < s.n; i++) {
-        struct config c = m->configs.v[s.first + i];
+        struct parse_config c = m->configs.v[s.first + i];
         m->units -= m->g->edge_begin[c.node + 1] - m->g->edge_begin[c.node];
         for (int32_t k = m->g->edge_begin[c.node]; k < m->g->edge_begin[c.node + 1]; k++) {
             const struct grammar_edge *e = &m->g->edges[k];
@@ -487,7 +488,7 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
 /* The row of next states, created on demand: most states of a walk are left by few bytes, many by
  * none. */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
-    struct state *s = &m->states.v[state];
+    struct automaton_state *s = &m->states.v[state];
     if (s->row == ROW_NONE) {
         POOL_ROOM(&m->rows, m->g->n_classes);
         s->row = m->rows.n;
@@ -525,12 +526,12 @@ static void machine_clear(struct grammar_machine *m) {
     m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_INFINITE_LENGTH};
     POOL_ROOM(&m->states, 1);
     m->states.v[m->states.n++] =
-        (struct state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
+        (struct automaton_state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
     CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
     CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
 }
 
-static bool mask_is_pinned(const struct job *j, const struct mask *k) {
+static bool mask_is_pinned(const struct mask_job *j, const struct cached_mask *k) {
     bool pinned = j->stage != JOB_NONE && k == j->making;
     for (int32_t i = 0; j->stage != JOB_NONE && i < j->n_parts; i++) pinned |= k == j->parts[i];
     return pinned;
@@ -539,13 +540,13 @@ static bool mask_is_pinned(const struct job *j, const struct mask *k) {
 /* Drops the masks; those that the job in progress needs stay, but belong to no state any more. */
 static void masks_clear(struct grammar_machine *m) {
     for (int i = 0; i < N_MASKS; i++) {
-        struct mask *k = &m->masks[i];
+        struct cached_mask *k = &m->masks[i];
         k->state = -1;
         if (!k->bits || mask_is_pinned(&m->job, k)) continue;
         m->mask_bytes -= mask_words(m->vocab) * sizeof *k->bits + (size_t)k->counted;
         free(k->bits);
         free(k->cut.v);
-        *k = (struct mask){.state = -1};
+        *k = (struct cached_mask){.state = -1};
     }
 }
 
@@ -611,19 +612,19 @@ bool grammar_machine_hit_limit(const struct grammar_machine *m) {
 /* Copies a state of `old` into m; map[] has the new ids of the stacks it needs. */
 static int32_t state_move(struct grammar_machine *m, const struct grammar_machine *old, int32_t id,
                           const int32_t *map) {
-    struct state s = old->states.v[id];
+    struct automaton_state s = old->states.v[id];
     m->found.n = 0;
     POOL_ROOM(&m->found, s.n);
     for (int32_t i = 0; i < s.n; i++) {
-        struct config c = old->configs.v[s.first + i];
-        m->found.v[m->found.n++] = (struct config){c.node, map[c.stacks]};
+        struct parse_config c = old->configs.v[s.first + i];
+        m->found.v[m->found.n++] = (struct parse_config){c.node, map[c.stacks]};
     }
     return state_intern(m, m->found.v, m->found.n, s.flags);
 }
 
 /* Number of states in path[] that the job in progress still needs. */
 static int32_t job_path(const struct grammar_machine *m) {
-    const struct job *j = &m->job;
+    const struct mask_job *j = &m->job;
     bool walks = j->stage != JOB_NONE && j->stage != JOB_MASK && j->stage != JOB_PART &&
                  j->stage != JOB_COPY && j->w.at < j->w.end;
     if (!walks) return 0;
@@ -647,7 +648,7 @@ static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
 static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
                         int32_t *map) {
     for (int32_t i = 0; i < n; i++) {
-        struct state s = m->states.v[*roots[i]];
+        struct automaton_state s = m->states.v[*roots[i]];
         for (int32_t k = 0; k < s.n; k++) map[m->configs.v[s.first + k].stacks] = 1;
     }
     for (int32_t i = m->stacks.n - 1; i > 0; i--) {
@@ -775,20 +776,20 @@ size_t grammar_jump_forward(struct grammar_state *s, size_t limit, struct buf *o
 
 /* the vocabulary */
 
-struct piece {
+struct vocab_piece {
     const char *bytes;
     int32_t len, id;
 };
 
 static int piece_compare(const void *a, const void *b) {
-    const struct piece *x = a, *y = b;
+    const struct vocab_piece *x = a, *y = b;
     int d = memcmp(x->bytes, y->bytes, (size_t)MIN(x->len, y->len));
     if (d) return d;
     if (x->len != y->len) return (x->len > y->len) - (x->len < y->len);
     return (x->id > y->id) - (x->id < y->id);
 }
 
-static int32_t common_prefix(const struct piece *a, const struct piece *b) {
+static int32_t common_prefix(const struct vocab_piece *a, const struct vocab_piece *b) {
     int32_t n = 0;
     while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
     return n;
@@ -808,7 +809,7 @@ static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_to
 
 /* Sorted pieces in one pass: adds the nodes of a piece after the prefix it shares with the previous
  * one. */
-static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int32_t n) {
+static void vocab_fill(struct grammar_vocab *v, const struct vocab_piece *pieces, int32_t n) {
     int32_t *path = xcalloc((size_t)v->max_depth + 1, sizeof *path), n_nodes = 0;
     for (int32_t i = 0; i < n; i++) {
         int32_t shared = i > 0 ? common_prefix(&pieces[i - 1], &pieces[i]) : 0;
@@ -836,11 +837,11 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
 struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens,
                                                int32_t n) {
     struct grammar_vocab *v = xcalloc(1, sizeof *v);
-    struct piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
+    struct vocab_piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
     int32_t k = 0, n_nodes = 0;
     for (int32_t i = 0; i < n; i++) {
         if (lens[i] <= 0) continue;
-        sorted[k++] = (struct piece){pieces[i], lens[i], i};
+        sorted[k++] = (struct vocab_piece){pieces[i], lens[i], i};
         v->max_depth = MAX(v->max_depth, lens[i]);
     }
     if (k > 1) qsort(sorted, (size_t)k, sizeof *sorted, piece_compare);
@@ -899,7 +900,8 @@ static int64_t walk_budget(const struct grammar_vocab *v) {
 }
 
 /* Allows all tokens that end at the node: several tokens may have the same bytes. */
-static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t node, int32_t rest) {
+static void walk_allow(const struct grammar_vocab *v, struct vocab_walk *w, int32_t node,
+                       int32_t rest) {
     if (v->token_from[node] == v->token_from[node + 1] || rest > w->max_rest) return;
     w->worst = MAX(w->worst, rest);
     for (int32_t i = v->token_from[node]; i < v->token_from[node + 1]; i++)
@@ -907,8 +909,8 @@ static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t no
 }
 
 /* Starts a walk over nodes [begin, end); `state` is the state before the first byte of each. */
-static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state, int32_t begin,
-                       int32_t end) {
+static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t state,
+                       int32_t begin, int32_t end) {
     const struct grammar_vocab *v = m->vocab;
     w->at = begin;
     w->end = end;
@@ -922,7 +924,7 @@ static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state,
 
 /* Fills path[] with the states on the path to the first node; the last one is before that node's
  * byte. False: the work units are used up. */
-static bool walk_down(struct grammar_machine *m, struct walk *w) {
+static bool walk_down(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
     for (; !w->down && w->depth < v->depth[w->at]; w->depth++) {
         int32_t d = w->depth; // path[d + 1] still holds the trie node
@@ -937,7 +939,7 @@ static bool walk_down(struct grammar_machine *m, struct walk *w) {
 static void machine_gc_if_full(struct grammar_machine *m);
 
 /* Visits one node; m->path[d] and m->open[d] are the entries before a node of depth d. */
-static void walk_node(struct grammar_machine *m, struct walk *w) {
+static void walk_node(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
     int32_t i = w->at, d = v->depth[i], here = m->path[d];
     m->limited |= w->budget <= 0 && d > 0;
@@ -960,7 +962,7 @@ static void walk_node(struct grammar_machine *m, struct walk *w) {
 }
 
 /* Continues the job's walk. False: the walk is paused. */
-static bool walk_on(struct grammar_machine *m, struct walk *w) {
+static bool walk_on(struct grammar_machine *m, struct vocab_walk *w) {
     if (!walk_down(m, w)) return false;
     for (int32_t n = 0; w->at < w->end; n++) {
         if (m->units-- <= 0) return false;
@@ -977,7 +979,7 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     int32_t node = v->node_of[token];
     if (node < 0) return false;
     machine_gc_if_full(m);
-    struct walk w;
+    struct vocab_walk w;
     walk_begin(m, &w, state_id(s), node, node + 1);
     walk_down(m, &w);
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
@@ -987,10 +989,10 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
 
 /* Empties the least recently used entry that is not pinned and returns it. It belongs to no state
  * until it is complete. */
-static struct mask *mask_cache_evict(struct grammar_machine *m) {
-    struct mask *out = NULL;
+static struct cached_mask *mask_cache_evict(struct grammar_machine *m) {
+    struct cached_mask *out = NULL;
     for (int i = 0; i < N_MASKS; i++) {
-        struct mask *k = &m->masks[i];
+        struct cached_mask *k = &m->masks[i];
         if (mask_is_pinned(&m->job, k)) continue;
         if (!out || k->state < 0 || k->used < out->used) out = k;
         if (k->state < 0) break;
@@ -1007,7 +1009,7 @@ static struct mask *mask_cache_evict(struct grammar_machine *m) {
     return out;
 }
 
-static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t state,
+static void mask_cache_put(struct grammar_machine *m, struct cached_mask *k, int32_t state,
                            int32_t worst) {
     int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
     m->mask_bytes += (size_t)(bytes - k->counted);
@@ -1019,7 +1021,7 @@ static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t st
 }
 
 /* The cached mask, marked as used, or NULL. */
-static struct mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
+static struct cached_mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
     m->masks[i].used = ++m->clock;
@@ -1029,7 +1031,7 @@ static struct mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
 /* The distinct stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
 static int32_t state_groups(const struct grammar_machine *m, int32_t state,
                             int32_t out[MAX_GROUPS]) {
-    struct state s = m->states.v[state];
+    struct automaton_state s = m->states.v[state];
     int32_t n = 0;
     for (int32_t i = 0; i < s.n && n <= MAX_GROUPS; i++) {
         int32_t stacks = m->configs.v[s.first + i].stacks, k = 0;
@@ -1043,12 +1045,13 @@ static int32_t state_groups(const struct grammar_machine *m, int32_t state,
 
 /* The state's configurations on `stacks`, moved to {unknown}. */
 static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t stacks) {
-    struct state s = m->states.v[state];
+    struct automaton_state s = m->states.v[state];
     m->found.n = 0;
     POOL_ROOM(&m->found, s.n);
     for (int32_t i = 0; i < s.n; i++) {
-        struct config c = m->configs.v[s.first + i];
-        if (c.stacks == stacks) m->found.v[m->found.n++] = (struct config){c.node, STACKS_UNKNOWN};
+        struct parse_config c = m->configs.v[s.first + i];
+        if (c.stacks == stacks)
+            m->found.v[m->found.n++] = (struct parse_config){c.node, STACKS_UNKNOWN};
     }
     return state_intern(m, m->found.v, m->found.n, 0);
 }
@@ -1060,7 +1063,7 @@ static int32_t job_state(const struct grammar_machine *m) {
 }
 
 static bool job_read(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     const struct grammar_vocab *v = m->vocab;
     int32_t node = v->node_of[j->token];
     CHECK(node >= 0);
@@ -1074,19 +1077,19 @@ static bool job_read(struct grammar_machine *m) {
 
 /* Fills a new mask by a walk of the whole trie from `state`. */
 static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     j->making = mask_cache_evict(m);
-    j->w = (struct walk){.bits = j->making->bits,
-                         .max_rest = GRAMMAR_INFINITE_LENGTH,
-                         .local = local ? j->making : NULL,
-                         .budget = walk_budget(m->vocab)};
+    j->w = (struct vocab_walk){.bits = j->making->bits,
+                               .max_rest = GRAMMAR_INFINITE_LENGTH,
+                               .local = local ? j->making : NULL,
+                               .budget = walk_budget(m->vocab)};
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
 /* Joining pays when several stacks may share the local mask; {bottom} alone has nothing to share.
  */
 static void job_mask(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     int32_t groups[MAX_GROUPS], state = job_state(m), rest = m->states.v[state].rest;
     // if even the shortest end is too far, there is no limit
     if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
@@ -1105,7 +1108,7 @@ static void job_mask(struct grammar_machine *m) {
 /* All local masks are complete: joins them; the cut nodes are walked next. `worst` is then an upper
  * bound. */
 static void job_join(struct grammar_machine *m, const int32_t *groups) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     int32_t worst = 0;
     j->making = mask_cache_evict(m);
     for (int32_t i = 0; i < j->n_parts; i++) {
@@ -1113,24 +1116,24 @@ static void job_join(struct grammar_machine *m, const int32_t *groups) {
         for (size_t k = 0; k < mask_words(m->vocab); k++)
             j->making->bits[k] |= j->parts[i]->bits[k];
     }
-    j->w = (struct walk){.bits = j->making->bits,
-                         .max_rest = GRAMMAR_INFINITE_LENGTH,
-                         .worst = worst,
-                         .budget = walk_budget(m->vocab)};
+    j->w = (struct vocab_walk){.bits = j->making->bits,
+                               .max_rest = GRAMMAR_INFINITE_LENGTH,
+                               .worst = worst,
+                               .budget = walk_budget(m->vocab)};
     j->part = j->cut = 0;
     j->stage = JOB_JOIN;
 }
 
 /* Starts the next local mask. A collection changes the ids of groups, but not their order. */
 static void job_part(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     int32_t groups[MAX_GROUPS], n = state_groups(m, job_state(m), groups);
     if (j->n_parts == n) {
         job_join(m, groups);
         return;
     }
     int32_t local = state_local(m, job_state(m), groups[j->n_parts]);
-    struct mask *known = mask_cache_get(m, local);
+    struct cached_mask *known = mask_cache_get(m, local);
     if (known) {
         j->parts[j->n_parts++] = known;
         return;
@@ -1141,7 +1144,7 @@ static void job_part(struct grammar_machine *m) {
 }
 
 static bool job_local(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     if (!walk_on(m, &j->w)) return false;
     mask_cache_put(m, j->making, j->local, j->w.worst);
     j->parts[j->n_parts++] = j->making;
@@ -1152,9 +1155,9 @@ static bool job_local(struct grammar_machine *m) {
 
 /* Walks the subtrees at which local walks were cut, with the true state. */
 static bool job_cuts(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     for (; j->part < j->n_parts; j->part++, j->cut = 0) {
-        const struct mask *part = j->parts[j->part];
+        const struct cached_mask *part = j->parts[j->part];
         while (j->w.at < j->w.end || j->cut < part->cut.n) {
             if (j->w.at == j->w.end) {
                 int32_t node = part->cut.v[j->cut++];
@@ -1167,7 +1170,7 @@ static bool job_cuts(struct grammar_machine *m) {
 }
 
 static bool job_finish(struct grammar_machine *m) {
-    struct job *j = &m->job;
+    struct mask_job *j = &m->job;
     if (!(j->stage == JOB_WALK ? walk_on(m, &j->w) : job_cuts(m))) return false;
     mask_cache_put(m, j->making, job_state(m), j->w.worst);
     j->making = NULL;
@@ -1179,8 +1182,8 @@ static bool job_finish(struct grammar_machine *m) {
 /* Copies the cached mask. If that would allow a token after which too few bytes are left to finish,
  * walks again with max_rest. */
 static void job_copy(struct grammar_machine *m) {
-    struct job *j = &m->job;
-    const struct mask *mask = mask_cache_get(m, job_state(m));
+    struct mask_job *j = &m->job;
+    const struct cached_mask *mask = mask_cache_get(m, job_state(m));
     size_t size = mask_words(m->vocab) * sizeof *j->bits;
     bool fits = j->max_rest < 0 || mask->worst <= j->max_rest;
     m->units -= (int64_t)size / 64;
@@ -1190,7 +1193,8 @@ static void job_copy(struct grammar_machine *m) {
         return;
     }
     memset(j->bits, 0, size);
-    j->w = (struct walk){.bits = j->bits, .max_rest = j->max_rest, .budget = walk_budget(m->vocab)};
+    j->w = (struct vocab_walk){
+        .bits = j->bits, .max_rest = j->max_rest, .budget = walk_budget(m->vocab)};
     walk_begin(m, &j->w, job_state(m), 0, m->vocab->n_nodes);
 }
 
@@ -1232,7 +1236,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     CHECK(m->vocab != NULL && m->job.stage == JOB_NONE);
     machine_gc_if_full(m);
-    m->job = (struct job){
+    m->job = (struct mask_job){
         .stage = JOB_MASK, .slot = s->slot, .left = -1, .max_rest = max_rest, .bits = bits};
     CHECK(job_run(m));
 }
@@ -1241,8 +1245,8 @@ void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
 static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     machine_gc_if_full(m);
-    m->job =
-        (struct job){.slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
+    m->job = (struct mask_job){
+        .slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
     m->job.stage = token >= 0 ? JOB_READ : bits ? JOB_MASK : JOB_NONE;
     if (token < 0) return;
     int32_t node = m->vocab->node_of[token];
@@ -1266,7 +1270,7 @@ bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint3
 /* enumeration */
 
 enum { TEXT_LIMIT = 4096 };
-struct listing {
+struct enumeration {
     struct grammar_machine *m;
     struct strings *out;
     struct buf text;
@@ -1276,7 +1280,7 @@ struct listing {
 };
 
 /* A state that recurs on the path to itself and can reach an end has infinitely many texts. */
-static int listing_check(struct listing *l, int32_t state, uint8_t byte) {
+static int listing_check(struct enumeration *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
             return error_set(l->err, ERR_MEMORY, "grammar has no end of texts");
@@ -1286,7 +1290,7 @@ static int listing_check(struct listing *l, int32_t state, uint8_t byte) {
     return OK;
 }
 
-static int listing_add(struct listing *l) {
+static int listing_add(struct enumeration *l) {
     if (l->n == l->limit)
         return error_set(l->err, ERR_MEMORY, "grammar has more than %d texts", l->limit);
     strings_add(l->out, l->text.len ? l->text.data : "");
@@ -1295,7 +1299,7 @@ static int listing_add(struct listing *l) {
 }
 
 /* Depth first without recursion: after a dead end, raises the last byte that can be raised. */
-static int listing_run(struct listing *l) {
+static int listing_run(struct enumeration *l) {
     int32_t state = l->m->start;
     int from = 0;
     if (l->m->states.v[state].flags && listing_add(l) != OK) return l->err->code;
@@ -1319,7 +1323,7 @@ static int listing_run(struct listing *l) {
 }
 
 int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err) {
-    struct listing l = {.out = out, .limit = limit, .err = err};
+    struct enumeration l = {.out = out, .limit = limit, .err = err};
     l.m = grammar_machine_new(g, NULL, 0);
     int n = listing_run(&l);
     grammar_machine_free(l.m);

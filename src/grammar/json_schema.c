@@ -575,7 +575,7 @@ static struct expr *string_expr(struct schema *s, json_t *v) {
 /* numbers */
 
 /* A magnitude as digits, without unneeded zeros. */
-struct bound {
+struct schema_bound {
     bool set, open, negative;
     char whole[330], frac[24];
     int n_whole, n_frac;
@@ -595,10 +595,10 @@ static bool bound_digits(json_t *n, char *out, size_t size) {
 }
 
 static bool bound_get(struct schema *s, json_t *v, const char *closed, const char *open,
-                      struct bound *out) {
+                      struct schema_bound *out) {
     json_t *a = json_object_get(v, closed), *b = json_object_get(v, open), *n = a ? a : b;
     char text[360];
-    *out = (struct bound){.set = n != NULL, .open = !a};
+    *out = (struct schema_bound){.set = n != NULL, .open = !a};
     if (!n) return true;
     if (a && b) return refuse(s, "'%s' together with '%s' is not supported", closed, open), false;
     if (!json_is_number(n)) return refuse(s, "'%s' must be a number", a ? closed : open), false;
@@ -619,7 +619,7 @@ static bool bound_get(struct schema *s, json_t *v, const char *closed, const cha
  * all digits so far equal those of the bound, so the bound limits the next one. */
 struct magnitudes {
     struct schema *s;
-    const struct bound *lo, *hi;
+    const struct schema_bound *lo, *hi;
     int n_whole; /* number of digits before the point in the current pass */
     bool integer;
 };
@@ -693,8 +693,8 @@ static struct expr *whole(const struct magnitudes *m, int at, bool low, bool hig
 }
 
 /* One alternative for each number of digits before the point. */
-static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
-                                    const struct bound *hi, bool integer) {
+static struct expr *magnitudes_expr(struct schema *s, const struct schema_bound *lo,
+                                    const struct schema_bound *hi, bool integer) {
     struct exprs l = {0};
     struct magnitudes m = {s, lo, hi, 0, integer};
     int most = hi->set ? MIN(hi->n_whole, DIGITS_WHOLE) : DIGITS_WHOLE;
@@ -706,18 +706,18 @@ static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
 
 /* The sign comes first, so negative numbers are magnitudes between the swapped bounds. "-0" is not
  * an integer here, and a negative number is never zero. */
-static struct expr *bounded_number(struct schema *s, const struct bound *min,
-                                   const struct bound *max, bool integer) {
-    struct bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
-    struct bound none = {0};
+static struct expr *bounded_number(struct schema *s, const struct schema_bound *min,
+                                   const struct schema_bound *max, bool integer) {
+    struct schema_bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
+    struct schema_bound none = {0};
     struct exprs l = {0};
     above_zero.open = true;
     if (!max->set || !max->negative) {
-        const struct bound *lo = min->set && !min->negative ? min : &zero;
+        const struct schema_bound *lo = min->set && !min->negative ? min : &zero;
         exprs_add(&l, magnitudes_expr(s, lo, max, integer));
     }
     if (!min->set || min->negative) {
-        const struct bound *lo = max->set && max->negative ? max : &above_zero;
+        const struct schema_bound *lo = max->set && max->negative ? max : &above_zero;
         struct expr *e = magnitudes_expr(s, lo, min->set ? min : &none, integer);
         exprs_add(&l, expr_cat_of(s->b, expr_puts(s->b, "-"), e, NULL));
     }
@@ -726,7 +726,7 @@ static struct expr *bounded_number(struct schema *s, const struct bound *min,
 }
 
 static struct expr *number_expr(struct schema *s, json_t *v, bool integer) {
-    struct bound min, max;
+    struct schema_bound min, max;
     if (!bound_get(s, v, "minimum", "exclusiveMinimum", &min) ||
         !bound_get(s, v, "maximum", "exclusiveMaximum", &max))
         return NULL;
@@ -790,20 +790,21 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
 /* objects */
 
 /* Keys as code points, to build the keys that differ from all of them. */
-struct key {
+struct property_keys {
     uint32_t *v;
     int32_t n;
 };
 
 static int key_compare(const void *a, const void *b) {
-    const struct key *x = a, *y = b;
+    const struct property_keys *x = a, *y = b;
     for (int32_t i = 0; i < x->n && i < y->n; i++)
         if (x->v[i] != y->v[i]) return x->v[i] < y->v[i] ? -1 : 1;
     return (x->n > y->n) - (x->n < y->n);
 }
 
 /* The continuations after the first `at` characters, which all of keys[0..n) share. */
-static struct expr *keys_except(struct schema *s, const struct key *keys, int32_t n, int32_t at) {
+static struct expr *keys_except(struct schema *s, const struct property_keys *keys, int32_t n,
+                                int32_t at) {
     struct exprs l = {0};
     struct codepoint_set others = {0};
     int32_t i = 0;
@@ -827,14 +828,14 @@ static struct expr *keys_except(struct schema *s, const struct key *keys, int32_
 
 static struct expr *other_key(struct schema *s, json_t *known) {
     int32_t n = (int32_t)json_object_size(known), i = 0;
-    struct key *keys = xcalloc((size_t)n + 1, sizeof *keys);
+    struct property_keys *keys = xcalloc((size_t)n + 1, sizeof *keys);
     const char *name;
     json_t *value;
     struct expr *e = NULL;
     bool good = true;
     json_object_foreach (known, name, value) {
         size_t len = strlen(name);
-        struct key *k = &keys[i++];
+        struct property_keys *k = &keys[i++];
         k->v = xcalloc(len + 1, sizeof *k->v);
         for (size_t at = 0; at < len;) {
             int bytes = 1;

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct parser {
+struct regex_parser {
     struct grammar_builder *b;
     const char *text;
     size_t len, pos;
@@ -25,19 +25,19 @@ struct parser {
     struct error *err;
 };
 
-static struct expr *refuse(struct parser *p, const char *what) {
+static struct expr *refuse(struct regex_parser *p, const char *what) {
     error_set(p->err, ERR_FORMAT, "regular expression, at byte %zu of '%.80s': %s", p->pos, p->text,
               what);
     return NULL;
 }
 
 /* True if the rest of the pattern begins with `s`. */
-static bool at(const struct parser *p, const char *s) {
+static bool at(const struct regex_parser *p, const char *s) {
     size_t n = strlen(s);
     return p->len - p->pos >= n && memcmp(p->text + p->pos, s, n) == 0;
 }
 
-static bool take(struct parser *p, const char *s) {
+static bool take(struct regex_parser *p, const char *s) {
     bool is = at(p, s);
     if (is) p->pos += strlen(s);
     return is;
@@ -51,7 +51,7 @@ static int hex_value(char c) {
 }
 
 /* Reads between `least` and `most` hex digits; -1 when there are fewer. */
-static int32_t take_hex(struct parser *p, int least, int most) {
+static int32_t take_hex(struct regex_parser *p, int least, int most) {
     int32_t c = 0, n = 0;
     while (n < most && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
         c = c * 16 + hex_value(p->text[p->pos++]);
@@ -61,7 +61,7 @@ static int32_t take_hex(struct parser *p, int least, int most) {
 }
 
 /* The code point of \x.., \u.... or \x{...}; the cursor is after the letter. */
-static int32_t escape_hex(struct parser *p, char letter) {
+static int32_t escape_hex(struct regex_parser *p, char letter) {
     bool braced = take(p, "{");
     int digits = letter == 'x' ? 2 : 4;
     int32_t c = braced ? take_hex(p, 1, 6) : take_hex(p, digits, digits);
@@ -77,7 +77,7 @@ static int32_t escape_hex(struct parser *p, char letter) {
 }
 
 /* \p{Name}, \pL, \P{...}; the cursor is after the p. */
-static bool escape_property(struct parser *p, bool negative, struct codepoint_set *out) {
+static bool escape_property(struct regex_parser *p, bool negative, struct codepoint_set *out) {
     const char *name = p->text + p->pos;
     size_t n = p->pos < p->len ? 1 : 0;
     if (take(p, "{")) {
@@ -133,7 +133,7 @@ static bool escape_class(char c, struct codepoint_set *out) {
 }
 
 /* An escape for one character; -1 after an error. The cursor is on its letter. */
-static int32_t escape_char(struct parser *p, bool in_class) {
+static int32_t escape_char(struct regex_parser *p, bool in_class) {
     static const char from[] = "tnrfvae0", to[] = "\t\n\r\f\v\a\x1B";
     char c = p->text[p->pos++];
     const char *known = c ? strchr(from, c) : NULL;
@@ -157,7 +157,8 @@ static int32_t escape_char(struct parser *p, bool in_class) {
 }
 
 /* An escape: adds its characters. *single is the character if it is a single one, else -1. */
-static bool escape(struct parser *p, bool in_class, struct codepoint_set *out, int32_t *single) {
+static bool escape(struct regex_parser *p, bool in_class, struct codepoint_set *out,
+                   int32_t *single) {
     *single = -1;
     if (++p->pos >= p->len) return refuse(p, "the pattern ends in a backslash"), false;
     char c = p->text[p->pos];
@@ -169,7 +170,7 @@ static bool escape(struct parser *p, bool in_class, struct codepoint_set *out, i
 }
 
 /* One member of a class; *single as above. */
-static bool class_member(struct parser *p, struct codepoint_set *out, int32_t *single) {
+static bool class_member(struct regex_parser *p, struct codepoint_set *out, int32_t *single) {
     if (at(p, "[:") || at(p, "[.") || at(p, "[="))
         return refuse(p, "POSIX classes are not supported, use \\d \\w \\s or \\p{...}"), false;
     if (p->text[p->pos] == '\\') return escape(p, true, out, single);
@@ -181,7 +182,7 @@ static bool class_member(struct parser *p, struct codepoint_set *out, int32_t *s
 }
 
 /* The cursor is after '['. */
-static bool class_parse(struct parser *p, struct codepoint_set *out) {
+static bool class_parse(struct regex_parser *p, struct codepoint_set *out) {
     bool negative = take(p, "^");
     for (bool first = true; first || !at(p, "]"); first = false) {
         int32_t lo, hi;
@@ -227,15 +228,15 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     return expr_alt(b, &l);
 }
 
-static struct expr *set_make(struct parser *p, struct codepoint_set *r) {
+static struct expr *set_make(struct regex_parser *p, struct codepoint_set *r) {
     if (p->json) return expr_json_set(p->b, r);
     return expr_set(p->b, r);
 }
 
-static struct expr *alternatives(struct parser *p);
+static struct expr *alternatives(struct regex_parser *p);
 
 /* The cursor is after '('. */
-static struct expr *group(struct parser *p) {
+static struct expr *group(struct regex_parser *p) {
     if (take(p, "?")) {
         if (at(p, "=") || at(p, "!") || at(p, "<=") || at(p, "<!"))
             return refuse(p, "look-around is not supported");
@@ -256,7 +257,7 @@ static struct expr *group(struct parser *p) {
 }
 
 /* NULL without an error: a class that has no characters. */
-static struct expr *atom(struct parser *p) {
+static struct expr *atom(struct regex_parser *p) {
     struct codepoint_set r = {0};
     int32_t c;
     int n;
@@ -292,7 +293,7 @@ static struct expr *atom(struct parser *p) {
 }
 
 /* "{m}", "{m,}" or "{m,n}": the counts; false with the cursor unmoved for any other text. */
-static bool counts(struct parser *p, int64_t *min, int64_t *max) {
+static bool counts(struct regex_parser *p, int64_t *min, int64_t *max) {
     size_t i = p->pos + 1, begin = i;
     int64_t v[2] = {0, -1};
     int k = 0;
@@ -314,7 +315,7 @@ static bool counts(struct parser *p, int64_t *min, int64_t *max) {
 }
 
 /* Applies the quantifier that follows, if any. */
-static struct expr *quantified(struct parser *p, struct expr *e) {
+static struct expr *quantified(struct regex_parser *p, struct expr *e) {
     int64_t min = 1, max = 1;
     if (take(p, "*"))
         min = 0, max = -1;
@@ -337,13 +338,13 @@ static struct expr *quantified(struct parser *p, struct expr *e) {
 }
 
 /* An empty class matches nothing; as an expression it must not be NULL. */
-static struct expr *or_nothing(struct parser *p, struct expr *e) {
+static struct expr *or_nothing(struct regex_parser *p, struct expr *e) {
     struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
 /* The arbitrary text before and after a JSON schema's pattern without anchors. */
-static struct expr *anything(struct parser *p) {
+static struct expr *anything(struct regex_parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
@@ -351,7 +352,7 @@ static struct expr *anything(struct parser *p) {
 
 /* An alternative. Anchors are accepted only where they are redundant: at the ends of an outermost
  * one. */
-static struct expr *sequence(struct parser *p) {
+static struct expr *sequence(struct regex_parser *p) {
     struct exprs l = {0};
     bool outer = p->nesting == 0, ended = false;
     if (!(outer && take(p, "^")) && outer && p->json) exprs_add(&l, anything(p));
@@ -372,7 +373,7 @@ static struct expr *sequence(struct parser *p) {
     return expr_cat(p->b, &l);
 }
 
-static struct expr *alternatives(struct parser *p) {
+static struct expr *alternatives(struct regex_parser *p) {
     struct exprs l = {0};
     do {
         struct expr *e = sequence(p);
@@ -385,7 +386,7 @@ static struct expr *alternatives(struct parser *p) {
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err) {
     // err->code distinguishes an error from an empty class; both are passed up as NULL
-    struct parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
+    struct regex_parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
     err->code = OK;
     if (grammar_check_text("regular expression", text, len, err) != OK) return NULL;
     struct expr *e = alternatives(&p);

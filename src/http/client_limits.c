@@ -23,11 +23,12 @@ struct client {
     char name[NAME];
     bool idle;
     int64_t held[N_LIMITS];
-    int wrong;
-    double until, last;        /* until: no guess is compared before; last: time of the last wrong
-                                * key */
-    uint64_t right;            /* keys that the client has sent, one bit per key */
-    uint64_t guesses[GUESSES]; /* ring of the hashes of its last wrong keys, indexed by `wrong` */
+    int n_failures;
+    double no_guess_before, last_failure; /* until: no guess is compared before; last: time of the
+                                           * last wrong key */
+    uint64_t known_keys;                  /* keys that the client has sent, one bit per key */
+    uint64_t
+        failed_hashes[GUESSES]; /* ring of the hashes of its last wrong keys, indexed by `wrong` */
 };
 struct client_limits {
     pthread_mutex_t lock;
@@ -92,7 +93,7 @@ static void settle(struct client_limits *l, struct client *c) {
     list_out(l, c);
     for (int i = 0; i < N_LIMITS; i++)
         if (c->held[i]) return;
-    if (!c->wrong && !c->right) {
+    if (!c->n_failures && !c->known_keys) {
         client_drop(l, c);
         return;
     }
@@ -148,43 +149,43 @@ bool client_limits_has_room(struct client_limits *l, const char *client, enum cl
 double client_limits_auth_backoff(struct client_limits *l, const char *client, double now) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
-    double wait = c ? MAX(c->until - now, 0) : 0;
+    double wait = c ? MAX(c->no_guess_before - now, 0) : 0;
     pthread_mutex_unlock(&l->lock);
     return wait;
 }
 
 static bool has_guessed(const struct client *c, uint64_t hash) {
-    for (int i = 0; i < MIN(c->wrong, GUESSES); i++)
-        if (c->guesses[i] == hash) return true;
+    for (int i = 0; i < MIN(c->n_failures, GUESSES); i++)
+        if (c->failed_hashes[i] == hash) return true;
     return false;
 }
 
 static void guess_count(struct client *c, uint64_t hash, double now) {
-    c->guesses[c->wrong % GUESSES] = hash;
-    c->last = now;
-    int over = ++c->wrong - AUTH_FREE_FAILURES;
-    if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
+    c->failed_hashes[c->n_failures % GUESSES] = hash;
+    c->last_failure = now;
+    int over = ++c->n_failures - AUTH_FREE_FAILURES;
+    if (over >= 0) c->no_guess_before = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
 }
 
 void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
                                double now) {
     uint64_t hash = text_hash(l, key);
     struct client *c = client_enter(l, client);
-    if (now - c->last > AUTH_FAILURE_TTL) c->wrong = 0;
+    if (now - c->last_failure > AUTH_FAILURE_TTL) c->n_failures = 0;
     if (!has_guessed(c, hash)) guess_count(c, hash, now);
     client_leave(l, c);
 }
 
 void client_limits_auth_ok(struct client_limits *l, const char *client, int key) {
     struct client *c = client_enter(l, client);
-    c->right |= (uint64_t)1 << (key & 63);
+    c->known_keys |= (uint64_t)1 << (key & 63);
     client_leave(l, c);
 }
 
 bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
-    bool was = c && (c->right >> (key & 63) & 1);
+    bool was = c && (c->known_keys >> (key & 63) & 1);
     pthread_mutex_unlock(&l->lock);
     return was;
 }

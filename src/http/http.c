@@ -95,7 +95,7 @@ enum {
     BLOCK_SECONDS = 5,    /* … but each block gets at least this time */
 };
 
-enum phase { READING, HANDED_OVER, SENDING };
+enum exchange_phase { READING, HANDED_OVER, SENDING };
 
 struct header {
     char *name, *value;
@@ -105,40 +105,40 @@ struct exchange {
     struct http *h;
     struct exchange *next, *prev; /* neighbours in http's list, under its lock */
     struct MHD_Connection *connection;
-    struct connection *place;
+    struct http_connection *conn;
     char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
     bool local, head, handed_over;
     const struct http_route *route;
     struct buf body;
-    int64_t counted;        /* bytes of the body that count towards its client's limit */
-    int64_t discarded;      /* bytes discarded from the body of a refused request */
-    struct body_sink *sink; /* receives the body instead, or NULL */
-    double began, fed;      /* fed: when the sink received its last part */
-    double due;             /* deadline for the client to read the current output; atomic; 0: no
-                             * deadline */
-    size_t reply_bytes;     /* size of the reply; 0 for a stream */
+    int64_t counted;                 /* bytes of the body that count towards its client's limit */
+    int64_t discarded;               /* bytes discarded from the body of a refused request */
+    struct body_sink *sink;          /* receives the body instead, or NULL */
+    double started_at, last_read_at; /* fed: when the sink received its last part */
+    double due;         /* deadline for the client to read the current output; atomic; 0: no
+                         * deadline */
+    size_t reply_bytes; /* size of the reply; 0 for a stream */
     void *user;
 
-    enum phase phase; /* atomic, like status, because the watch reads it */
-    int status;       /* 0: not answered yet; set under the lock */
+    enum exchange_phase phase; /* atomic, like status, because the watch reads it */
+    int status;                /* 0: not answered yet; set under the lock */
 
     pthread_mutex_t lock; /* protects the fields below */
-    bool suspended, woken, ping, gone;
+    bool suspended, woken, ping, disconnected;
     struct header *headers;
     int n_headers;
     struct MHD_Response *response;
     struct stream_source source; /* pull is NULL unless the reply is a stream */
     struct buf out;              /* bytes of the stream that are not sent yet */
-    size_t taken;
-    bool over; /* the stream ends after `out` */
+    size_t sent_bytes;
+    bool stream_ended; /* the stream ends after `out` */
     double last_out;
-    void (*on_gone)(void *ctx);
-    void *gone_ctx;
+    void (*on_disconnect)(void *ctx);
+    void *on_disconnect_ctx;
 };
 
 /* A client connection, from when it was accepted. */
-struct connection {
-    struct connection *next, *prev;
+struct http_connection {
+    struct http_connection *next, *prev;
     int fd;
     double since;                     /* when it was accepted, or its last request ended */
     bool first;                       /* no request has arrived yet */
@@ -146,13 +146,13 @@ struct connection {
     struct exchange *x;
 };
 
-struct work {
-    struct work *next;
+struct http_work {
+    struct http_work *next;
     void (*fn)(void *ctx);
     void *ctx;
 };
 struct work_queue {
-    struct work *head, *tail;
+    struct http_work *head, *tail;
 };
 
 /* A queue with its own threads. One pool runs requests that must be answered even while all workers
@@ -178,21 +178,21 @@ struct http {
     struct client_limits *limits;
 
     pthread_mutex_t lock; /* protects the fields below */
-    pthread_cond_t worked, ended;
+    pthread_cond_t work_ready, ended;
     struct work_queue quick, slow;
-    struct worker_pool aside, large;
+    struct worker_pool slow_pool, large_pool;
     int n_slow; /* workers that run slow requests */
     struct exchange *exchanges;
     int n_exchanges;
-    struct connection *connections;
+    struct http_connection *connections;
     struct http_stats stats; /* streams and bytes_out are atomic */
     int64_t held;            /* bytes of bodies in memory; atomic, like stopping */
     bool stopping;           /* no new requests */
     bool quit;               /* requests in progress are aborted */
     bool finished;           /* no request is in progress: workers exit */
-    pthread_t *workers, watch;
+    pthread_t *workers, watchdog;
     int n_workers;
-    bool watching;
+    bool has_watchdog;
 };
 
 /* workers */
@@ -200,8 +200,8 @@ struct http {
 /* `asked` is the condition variable on which the consumers of the queue `to` wait. */
 static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked,
                      void (*fn)(void *ctx), void *ctx) {
-    struct work *w = xcalloc(1, sizeof *w);
-    *w = (struct work){.fn = fn, .ctx = ctx};
+    struct http_work *w = xcalloc(1, sizeof *w);
+    *w = (struct http_work){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&h->lock);
     *(to->tail ? &to->tail->next : &to->head) = w;
     to->tail = w;
@@ -210,11 +210,11 @@ static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *aske
 }
 
 void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx) {
-    work_add(h, &h->quick, &h->worked, fn, ctx);
+    work_add(h, &h->quick, &h->work_ready, fn, ctx);
 }
 
-static struct work *work_take(struct work_queue *from) {
-    struct work *w = from->head;
+static struct http_work *work_take(struct work_queue *from) {
+    struct http_work *w = from->head;
     if (!w) return NULL;
     from->head = w->next;
     if (!from->head) from->tail = NULL;
@@ -223,9 +223,9 @@ static struct work *work_take(struct work_queue *from) {
 
 /* Slow requests use at most half of the workers, so that the others can always answer health
  * checks. At shutdown they may use all: workers must not exit before the queue is empty. */
-static struct work *work_next(struct http *h, bool *slow) {
+static struct http_work *work_next(struct http *h, bool *slow) {
     bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
-    struct work *w = room ? work_take(&h->slow) : NULL;
+    struct http_work *w = room ? work_take(&h->slow) : NULL;
     *slow = w != NULL;
     return w ? w : work_take(&h->quick);
 }
@@ -235,10 +235,10 @@ static void *worker(void *ctx) {
     pthread_mutex_lock(&h->lock);
     for (;;) {
         bool slow;
-        struct work *w = work_next(h, &slow);
+        struct http_work *w = work_next(h, &slow);
         if (!w && h->finished) break;
         if (!w) {
-            pthread_cond_wait(&h->worked, &h->lock);
+            pthread_cond_wait(&h->work_ready, &h->lock);
             continue;
         }
         h->n_slow += slow;
@@ -259,7 +259,7 @@ static void *worker_pool_thread(void *ctx) {
     if (lane->nice) thread_background(lane->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
-        struct work *w = work_take(&lane->works);
+        struct http_work *w = work_take(&lane->works);
         if (!w && h->finished) break;
         if (!w) {
             pthread_cond_wait(&lane->asked, &h->lock);
@@ -346,7 +346,7 @@ struct body_sink *exchange_sink(const struct exchange *x) {
     return x->sink;
 }
 double exchange_began(const struct exchange *x) {
-    return x->began;
+    return x->started_at;
 }
 void exchange_set_user(struct exchange *x, void *user) {
     x->user = user;
@@ -358,7 +358,7 @@ int exchange_status(const struct exchange *x) {
     return __atomic_load_n(&x->status, __ATOMIC_ACQUIRE);
 }
 
-static enum phase phase_of(const struct exchange *x) {
+static enum exchange_phase phase_of(const struct exchange *x) {
     return __atomic_load_n(&x->phase, __ATOMIC_ACQUIRE);
 }
 
@@ -368,7 +368,7 @@ static bool is_stopping(const struct http *h) {
 
 json_t *json_parse_body(const struct buf *body, struct error *err) {
     if (body->len == 0) {
-        error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
+        error_set(err, ERR_FORMAT, "the request has no body; it must be JSON");
         return NULL;
     }
     struct json_limits left = json_request_limits;
@@ -381,17 +381,17 @@ json_t *exchange_json(const struct exchange *x, struct error *err) {
 
 bool exchange_is_disconnected(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
-    bool gone = x->gone;
+    bool gone = x->disconnected;
     pthread_mutex_unlock(&x->lock);
     return gone;
 }
 
 void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
     pthread_mutex_lock(&x->lock);
-    bool now = x->gone;
+    bool now = x->disconnected;
     if (!now) {
-        x->on_gone = gone;
-        x->gone_ctx = ctx;
+        x->on_disconnect = gone;
+        x->on_disconnect_ctx = ctx;
     }
     pthread_mutex_unlock(&x->lock);
     if (now) gone(ctx);
@@ -469,7 +469,7 @@ static void answered(struct exchange *x, int status, const char *type,
     headers_put(x, type);
     if (source) x->source = *source;
     x->last_out = clock_now();
-    x->on_gone = NULL;
+    x->on_disconnect = NULL;
     due_set(x, source ? block_due(x)
                       : x->last_out +
                             x->h->o->body_seconds * (1 + (double)x->reply_bytes / READ_BYTES));
@@ -507,14 +507,14 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v) {
 /* Fills `out`. Returns true when there are bytes to send or the stream has ended. The caller holds
  * the lock; it is released while `pull` runs. */
 static bool stream_fill(struct exchange *x) {
-    if (x->taken < x->out.len || x->over) return true;
-    x->out.len = x->taken = 0;
+    if (x->sent_bytes < x->out.len || x->stream_ended) return true;
+    x->out.len = x->sent_bytes = 0;
     x->woken = false;
     pthread_mutex_unlock(&x->lock);
     enum stream_status p = x->source.pull(x->source.ctx, &x->out);
     pthread_mutex_lock(&x->lock);
-    x->over = p == STREAM_END;
-    return x->over || x->out.len > 0;
+    x->stream_ended = p == STREAM_END;
+    return x->stream_ended || x->out.len > 0;
 }
 
 static bool ping_due(struct exchange *x) {
@@ -529,16 +529,16 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
     ssize_t n = 0;
     (void)pos;
     pthread_mutex_lock(&x->lock);
-    while (n == 0 && !x->gone) {
+    while (n == 0 && !x->disconnected) {
         if (stream_fill(x) || ping_due(x)) {
-            size_t left = x->out.len - x->taken;
+            size_t left = x->out.len - x->sent_bytes;
             if (left == 0) {
                 n = MHD_CONTENT_READER_END_OF_STREAM;
                 break;
             }
             n = (ssize_t)MIN(left, max);
-            memcpy(to, x->out.data + x->taken, (size_t)n);
-            x->taken += (size_t)n;
+            memcpy(to, x->out.data + x->sent_bytes, (size_t)n);
+            x->sent_bytes += (size_t)n;
             x->last_out = clock_now();
             due_set(x, block_due(x));
         } else if (!x->woken) {
@@ -551,7 +551,7 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
     /* The watch has shut the socket down, so the client cannot mistake this for a complete reply.
      * (An error would be more accurate, but the library would keep the connection until its
      * timeout.) */
-    if (x->gone) n = MHD_CONTENT_READER_END_OF_STREAM;
+    if (x->disconnected) n = MHD_CONTENT_READER_END_OF_STREAM;
     pthread_mutex_unlock(&x->lock);
     if (n > 0) __atomic_add_fetch(&x->h->stats.bytes_out, (uint64_t)n, __ATOMIC_RELAXED);
     return n;
@@ -710,11 +710,11 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     *x = (struct exchange){.refs = 1,
                            .h = h,
                            .connection = c,
-                           .place = info ? info->socket_context : NULL,
+                           .conn = info ? info->socket_context : NULL,
                            .method = xstrdup(method),
                            .path = xstrdup(url),
                            .head = strcmp(method, "HEAD") == 0,
-                           .began = clock_now()};
+                           .started_at = clock_now()};
     pthread_mutex_init(&x->lock, NULL);
     peer_find(x);
     pthread_mutex_lock(&h->lock);
@@ -723,9 +723,9 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     h->exchanges = x;
     h->n_exchanges++;
     h->stats.requests++;
-    if (x->place) {
-        x->place->x = x;
-        x->place->first = false;
+    if (x->conn) {
+        x->conn->x = x;
+        x->conn->first = false;
     }
     pthread_mutex_unlock(&h->lock);
     return x;
@@ -817,14 +817,14 @@ static enum MHD_Result body_here(struct exchange *x) {
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD ? &h->aside
+    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD ? &h->slow_pool
                                : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY
-                                   ? &h->large
+                                   ? &h->large_pool
                                    : NULL;
     struct work_queue *to = lane                                ? &lane->works
                             : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow
                                                                 : &h->quick;
-    work_add(h, to, lane ? &lane->asked : &h->worked, handle, exchange_retain(x));
+    work_add(h, to, lane ? &lane->asked : &h->work_ready, handle, exchange_retain(x));
     return MHD_YES;
 }
 
@@ -883,7 +883,7 @@ static bool is_patient(const struct exchange *x) {
 /* Returns false when the sink accepts no more data. */
 static bool sink_feed(struct exchange *x, const char *data, size_t n) {
     double now = clock_now();
-    __atomic_store(&x->fed, &now, __ATOMIC_RELAXED);
+    __atomic_store(&x->last_read_at, &now, __ATOMIC_RELAXED);
     return x->sink->put(x->sink, data, n) == OK;
 }
 
@@ -896,7 +896,7 @@ static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char
         headers_here(x, version);
         return exchange_status(x) && !is_patient(x) ? answer_send(x) : MHD_YES;
     }
-    enum phase phase = phase_of(x);
+    enum exchange_phase phase = phase_of(x);
     size_t got = *n;
     *n = 0;
     if (phase == READING && got > 0 && exchange_status(x))
@@ -920,7 +920,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     *con_cls = NULL;
     /* The thread that answered, and the watch, may still hold the lock for a moment. */
     pthread_mutex_lock(&x->lock);
-    bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->gone;
+    bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->disconnected;
     struct MHD_Response *response = x->response;
     struct stream_source source = x->source;
     pthread_mutex_unlock(&x->lock);
@@ -937,9 +937,9 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     if (x->next) x->next->prev = x->prev;
     if (h->exchanges == x) h->exchanges = x->next;
     h->n_exchanges--;
-    if (x->place) {
-        x->place->x = NULL;
-        x->place->since = clock_now();
+    if (x->conn) {
+        x->conn->x = NULL;
+        x->conn->since = clock_now();
     }
     pthread_cond_broadcast(&h->ended);
     pthread_mutex_unlock(&h->lock);
@@ -964,7 +964,7 @@ static enum MHD_Result on_accept(void *ctx, const struct sockaddr *from, socklen
                : MHD_NO;
 }
 
-static void connection_count(struct http *h, struct MHD_Connection *c, struct connection *p) {
+static void connection_count(struct http *h, struct MHD_Connection *c, struct http_connection *p) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     struct ip_address a;
@@ -976,13 +976,13 @@ static void connection_count(struct http *h, struct MHD_Connection *c, struct co
 static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
                           enum MHD_ConnectionNotificationCode what) {
     struct http *h = ctx;
-    struct connection *p = *place;
+    struct http_connection *p = *place;
     pthread_mutex_lock(&h->lock);
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
             mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         p = *place = xcalloc(1, sizeof *p);
-        *p = (struct connection){
+        *p = (struct http_connection){
             .next = h->connections, .fd = info->connect_fd, .since = clock_now(), .first = true};
         connection_count(h, c, p);
         if (p->next) p->next->prev = p;
@@ -1009,7 +1009,7 @@ static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
 
 /* the watch */
 
-static double patience(const struct http *h, const struct connection *p) {
+static double patience(const struct http *h, const struct http_connection *p) {
     if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
     return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
 }
@@ -1029,11 +1029,11 @@ static bool client_is_gone(int fd) {
 /* Handles a client that has disconnected: calls on_gone, and wakes a stream so that it ends. */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
-    bool news = !x->gone;
-    void (*fn)(void *) = news && !x->status ? x->on_gone : NULL;
-    void *ctx = x->gone_ctx;
-    x->gone = true;
-    x->on_gone = NULL;
+    bool news = !x->disconnected;
+    void (*fn)(void *) = news && !x->status ? x->on_disconnect : NULL;
+    void *ctx = x->on_disconnect_ctx;
+    x->disconnected = true;
+    x->on_disconnect = NULL;
     if (news) wake_locked(x);
     if (fn) fn(ctx); // under the lock, so that no other thread can answer and end meanwhile
     pthread_mutex_unlock(&x->lock);
@@ -1049,35 +1049,35 @@ static void ping(struct exchange *x, double now) {
 }
 
 /* The state of an exchange that is past its reading phase. */
-struct seen {
+struct overdue_exchange {
     struct exchange *x; /* retained */
-    bool gone;
+    bool disconnected;
 };
 
 /* Checks every connection. Writes to `out`, which has room for all exchanges, those that the caller
  * must handle after it releases the lock. A shutdown of the socket does not end a connection; the
  * library ends it when it notices. */
-static int watchdog_scan(struct http *h, double now, struct seen *out) {
+static int watchdog_scan(struct http *h, double now, struct overdue_exchange *out) {
     int n = 0;
-    for (struct connection *p = h->connections; p; p = p->next) {
+    for (struct http_connection *p = h->connections; p; p = p->next) {
         struct exchange *x = p->x;
-        enum phase phase = x ? phase_of(x) : READING;
+        enum exchange_phase phase = x ? phase_of(x) : READING;
         double since = p->since;
         if (x) {
-            __atomic_load(&x->fed, &since, __ATOMIC_RELAXED);
-            since = MAX(since, x->began);
+            __atomic_load(&x->last_read_at, &since, __ATOMIC_RELAXED);
+            since = MAX(since, x->started_at);
         }
         bool late = now - since > patience(h, p) || (phase == SENDING && is_overdue(x, now));
         bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
         if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
-        if (phase != READING) out[n++] = (struct seen){exchange_retain(x), gone};
+        if (phase != READING) out[n++] = (struct overdue_exchange){exchange_retain(x), gone};
     }
     return n;
 }
 
 static void *watch(void *ctx) {
     struct http *h = ctx;
-    struct seen *seen = NULL;
+    struct overdue_exchange *seen = NULL;
     pthread_mutex_lock(&h->lock);
     while (!h->quit || h->n_exchanges) {
         double now = clock_now();
@@ -1085,7 +1085,7 @@ static void *watch(void *ctx) {
         int n = watchdog_scan(h, now, seen);
         pthread_mutex_unlock(&h->lock);
         for (int i = 0; i < n; i++) {
-            if (seen[i].gone)
+            if (seen[i].disconnected)
                 exchange_abandon(seen[i].x);
             else
                 ping(seen[i].x, now);
@@ -1146,7 +1146,7 @@ static char *pem_read(const char *path, struct error *err) {
 
 static int tls_read(struct http *h, struct error *err) {
     if (!h->o->tls_cert != !h->o->tls_key)
-        return error_set(err, ERR_USAGE, "TLS wants both --tls-cert and --tls-key");
+        return error_set(err, ERR_USAGE, "TLS requires both --tls-cert and --tls-key");
     if (!h->o->tls_cert) return OK;
     h->cert = pem_read(h->o->tls_cert, err);
     h->key = h->cert ? pem_read(h->o->tls_key, err) : NULL;
@@ -1218,9 +1218,9 @@ static int daemon_start(struct http *h, struct error *err) {
 static void http_init(struct http *h) {
     pthread_condattr_t monotonic;
     pthread_mutex_init(&h->lock, NULL);
-    pthread_cond_init(&h->worked, NULL);
-    pthread_cond_init(&h->aside.asked, NULL);
-    pthread_cond_init(&h->large.asked, NULL);
+    pthread_cond_init(&h->work_ready, NULL);
+    pthread_cond_init(&h->slow_pool.asked, NULL);
+    pthread_cond_init(&h->large_pool.asked, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&h->ended, &monotonic);
@@ -1245,10 +1245,10 @@ struct http *http_new(const struct http_options *o, const struct http_callbacks 
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
-    worker_pool_start(h, &h->aside, 1, 0);
-    worker_pool_start(h, &h->large, LARGE_THREADS, LARGE_NICE);
-    h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
-    CHECK(h->watching);
+    worker_pool_start(h, &h->slow_pool, 1, 0);
+    worker_pool_start(h, &h->large_pool, LARGE_THREADS, LARGE_NICE);
+    h->has_watchdog = pthread_create(&h->watchdog, NULL, watch, h) == 0;
+    CHECK(h->has_watchdog);
     return h;
 }
 
@@ -1297,17 +1297,18 @@ void http_free(struct http *h) {
     __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);
     h->quit = true;
     pthread_mutex_unlock(&h->lock);
-    if (h->watching) pthread_join(h->watch, NULL); // after the last exchange that was handed over
+    if (h->has_watchdog)
+        pthread_join(h->watchdog, NULL); // after the last exchange that was handed over
     if (h->daemon) mhd.MHD_stop_daemon(h->daemon);
     pthread_mutex_lock(&h->lock);
     h->finished = true;
-    pthread_cond_broadcast(&h->worked);
-    pthread_cond_broadcast(&h->aside.asked);
-    pthread_cond_broadcast(&h->large.asked);
+    pthread_cond_broadcast(&h->work_ready);
+    pthread_cond_broadcast(&h->slow_pool.asked);
+    pthread_cond_broadcast(&h->large_pool.asked);
     pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
-    worker_pool_join(&h->aside);
-    worker_pool_join(&h->large);
+    worker_pool_join(&h->slow_pool);
+    worker_pool_join(&h->large_pool);
     client_limits_free(h->limits);
     free(h->workers);
     free(h->cert);

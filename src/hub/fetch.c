@@ -48,7 +48,7 @@ struct hub_client {
 };
 
 /* A file being downloaded. */
-struct partial {
+struct partial_file {
     const struct hub_file *file;
     const char *path;
     int fd;
@@ -59,12 +59,12 @@ struct partial {
     void *ctx;
 };
 
-struct request {
+struct hub_request {
     struct hub_client *client;
     char *url;
     const char *file; /* for messages; NULL: the listing */
     struct buf text;  /* receives the body, unless `part` is set */
-    struct partial *part;
+    struct partial_file *part;
     /* the current response */
     bool started;
     size_t discarded;
@@ -180,7 +180,7 @@ void hub_client_free(struct hub_client *c) {
 /* the partial file */
 
 /* Whether PARTIAL.etag shows that the partial file belongs to the expected content. */
-static bool etag_load(struct partial *p) {
+static bool etag_load(struct partial_file *p) {
     struct error ignored;
     struct buf b = {0};
     char *path = xasprintf("%s.etag", p->path);
@@ -193,7 +193,7 @@ static bool etag_load(struct partial *p) {
     return ours;
 }
 
-static int etag_save(struct partial *p, const char *etag, struct error *err) {
+static int etag_save(struct partial_file *p, const char *etag, struct error *err) {
     char *path = xasprintf("%s.etag", p->path), *text = xasprintf("%s\n%s", p->file->hash, etag);
     snprintf(p->etag, sizeof p->etag, "%s", etag);
     int rc = file_write(path, text, strlen(text), err);
@@ -202,7 +202,7 @@ static int etag_save(struct partial *p, const char *etag, struct error *err) {
     return rc;
 }
 
-static int partial_restart(struct partial *p, struct error *err) {
+static int partial_restart(struct partial_file *p, struct error *err) {
     hub_digest_init(&p->digest, p->file);
     p->moved(p->ctx, p->file, -p->arrived);
     p->pos = p->arrived = 0;
@@ -213,7 +213,7 @@ static int partial_restart(struct partial *p, struct error *err) {
 }
 
 /* Hashes the bytes already in the file, so that the rest can be hashed as it arrives. */
-static int partial_resume(struct partial *p, struct error *err) {
+static int partial_resume(struct partial_file *p, struct error *err) {
     enum { CHUNK = 256 * 1024 };
     uint8_t *chunk = xmalloc(CHUNK);
     ssize_t n;
@@ -225,7 +225,7 @@ static int partial_resume(struct partial *p, struct error *err) {
     return n < 0 ? error_errno(err, "cannot read '%s'", p->path) : OK;
 }
 
-static int partial_open(struct partial *p, struct error *err) {
+static int partial_open(struct partial_file *p, struct error *err) {
     struct stat st;
     p->fd = open(p->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (p->fd < 0 || fstat(p->fd, &st) < 0) return error_errno(err, "cannot create '%s'", p->path);
@@ -238,7 +238,7 @@ static int partial_open(struct partial *p, struct error *err) {
 
 /* Handles the first bytes of a response. The status line and Content-Range tell their position in
  * the file. */
-static int partial_begin(struct partial *p, struct request *r, long status) {
+static int partial_begin(struct partial_file *p, struct hub_request *r, long status) {
     if (status == 206 && r->range_start != p->pos) {
         int rc = partial_restart(p, r->err);
         return rc == OK ? AGAIN : rc;
@@ -251,7 +251,7 @@ static int partial_begin(struct partial *p, struct request *r, long status) {
     return p->pos == 0 ? etag_save(p, r->etag, r->err) : OK;
 }
 
-static int partial_put(struct partial *p, const uint8_t *data, size_t n, struct error *err) {
+static int partial_put(struct partial_file *p, const uint8_t *data, size_t n, struct error *err) {
     if ((int64_t)n > p->file->size - p->pos)
         return error_set(err, ERR_FORMAT, "'%s' is longer than the %lld bytes that the hub lists",
                          p->file->path, (long long)p->file->size);
@@ -284,7 +284,7 @@ static void header_copy(const char *value, size_t n, char *out, size_t size) {
 
 /* Every status line begins a new response; redirects have one too. */
 static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
-    struct request *r = ctx;
+    struct hub_request *r = ctx;
     (void)size; /* always 1 */
     char *colon = memchr(line, ':', n);
     size_t name = colon ? (size_t)(colon - line) : n, rest = colon ? n - name - 1 : 0;
@@ -304,7 +304,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
 }
 
 static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
-    struct request *r = ctx;
+    struct hub_request *r = ctx;
     long status = 0;
     (void)size;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
@@ -334,7 +334,7 @@ static struct curl_slist *header_add(struct curl_slist *list, const char *name, 
 }
 
 /* A weak ETag ("W/...") does not identify exact bytes and may not be in If-Range. */
-static struct curl_slist *request_headers(const struct request *r) {
+static struct curl_slist *request_headers(const struct hub_request *r) {
     struct curl_slist *list = NULL;
     if (r->client->token) {
         char *bearer = xasprintf("Bearer %s", r->client->token);
@@ -351,7 +351,7 @@ static struct curl_slist *request_headers(const struct request *r) {
 }
 
 /* Reports a connection failure. It may be temporary, unless no server was ever reached. */
-static int curl_error(struct request *r, CURLcode code) {
+static int curl_error(struct hub_request *r, CURLcode code) {
     struct hub_client *c = r->client;
     static const CURLcode passing[] = {
         CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
@@ -372,7 +372,7 @@ static int curl_error(struct request *r, CURLcode code) {
 }
 
 /* The hub also answers 401 for a missing repository, so as not to reveal private names. */
-static int refused(struct request *r, long status) {
+static int refused(struct hub_request *r, long status) {
     const struct hub_client *c = r->client;
     const char *repo = c->name->repo;
     if (strcmp(r->code, "GatedRepo") == 0)
@@ -395,7 +395,7 @@ static int refused(struct request *r, long status) {
                               : "no token (403): set HF_TOKEN");
 }
 
-static int not_found(struct request *r) {
+static int not_found(struct hub_request *r) {
     const struct hub_ref *name = r->client->name;
     if (strcmp(r->code, "RevisionNotFound") == 0)
         return error_set(r->err, ERR_MISSING, "'%s' has no revision '%s'", name->repo, name->rev);
@@ -406,7 +406,7 @@ static int not_found(struct request *r) {
                      name->repo, r->client->endpoint, name->rev);
 }
 
-static int status_error(struct request *r, long status) {
+static int status_error(struct hub_request *r, long status) {
     const struct hub_client *c = r->client;
     const char *url = NULL;
     lib->curl_easy_getinfo(c->curl, CURLINFO_EFFECTIVE_URL, &url);
@@ -424,7 +424,7 @@ static int status_error(struct request *r, long status) {
 }
 
 /* Sends one request and follows redirects; *status is that of the last response, 0 without one. */
-static CURLcode request_send(struct request *r, long *status) {
+static CURLcode request_send(struct hub_request *r, long *status) {
     struct hub_client *c = r->client;
     struct curl_slist *headers = request_headers(r);
     curl_off_t connected = 0;
@@ -446,7 +446,7 @@ static CURLcode request_send(struct request *r, long *status) {
 }
 
 /* Returns OK, AGAIN or an error; r->err holds the reason of the latter two. */
-static int request_try(struct request *r) {
+static int request_try(struct hub_request *r) {
     long status = 0;
     r->started = false;
     r->rc = OK;
@@ -472,7 +472,7 @@ static void sleep_for(double seconds) {
 
 /* Waits before the next attempt: exponential backoff, or the server's Retry-After if that is
  * longer. */
-static int request_wait(struct request *r, int tries) {
+static int request_wait(struct hub_request *r, int tries) {
     curl_off_t asked = 0;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
     double wait = MAX(r->client->backoff * (double)(1 << tries), (double)asked);
@@ -484,7 +484,7 @@ static int request_wait(struct request *r, int tries) {
     return OK;
 }
 
-static int request_run(struct request *r) {
+static int request_run(struct hub_request *r) {
     int64_t furthest = r->part ? r->part->pos : 0;
     for (int tries = 0;; tries++) {
         int rc = request_try(r);
@@ -503,7 +503,7 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
     buf_printf(&url, "%s/api/models/%s/revision/", c->endpoint, c->name->repo);
     hub_url_encode(&url, c->name->rev, false);
     buf_puts(&url, "?blobs=true");
-    struct request r = {.client = c, .url = url.data, .err = err};
+    struct hub_request r = {.client = c, .url = url.data, .err = err};
     struct json_limits left = {.depth = 100, .cost = (size_t)1 << 30};
     if (request_run(&r) == OK)
         v = json_parse_limited(r.text.data ? r.text.data : "", r.text.len, "the hub's listing",
@@ -514,7 +514,7 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
 }
 
 /* Completes and verifies the partial file, whatever it holds at first. */
-static int partial_complete(struct partial *p, struct request *r) {
+static int partial_complete(struct partial_file *p, struct hub_request *r) {
     struct error *err = r->err;
     for (;;) {
         bool fresh = p->pos == 0;
@@ -534,11 +534,11 @@ static int partial_complete(struct partial *p, struct request *r) {
 
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
                         const char *partial, hub_progress_fn moved, void *ctx, struct error *err) {
-    struct partial p = {.file = f, .path = partial, .moved = moved, .ctx = ctx};
+    struct partial_file p = {.file = f, .path = partial, .moved = moved, .ctx = ctx};
     struct buf url = {0};
     buf_printf(&url, "%s/%s/resolve/%s/", c->endpoint, c->name->repo, commit);
     hub_url_encode(&url, f->path, true);
-    struct request r = {.client = c, .url = url.data, .file = f->path, .part = &p, .err = err};
+    struct hub_request r = {.client = c, .url = url.data, .file = f->path, .part = &p, .err = err};
     int rc = partial_open(&p, err);
     if (rc == OK) rc = partial_complete(&p, &r);
     if (p.fd >= 0) close(p.fd);

@@ -351,7 +351,7 @@ static int record_save(const char *dir, const json_t *record, struct error *err)
 
 /* pulling */
 
-struct pull {
+struct hub_pull {
     struct hub_ref name;
     struct hub_client *client;
     struct hub_repo repo;
@@ -364,7 +364,7 @@ struct pull {
     struct error *err;
 };
 
-static int pull_lock(struct pull *p) {
+static int pull_lock(struct hub_pull *p) {
     char *path = path_join(p->dir, LOCK_NAME);
     p->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     int rc = p->lock < 0 ? error_errno(p->err, "cannot create '%s'", path) : OK;
@@ -378,7 +378,7 @@ static int pull_lock(struct pull *p) {
 }
 
 /* Lists the repository's files and selects the wanted ones. */
-static int pull_list(struct pull *p, const char *name, const struct hub_options *o) {
+static int pull_list(struct hub_pull *p, const char *name, const struct hub_options *o) {
     struct error *err = p->err;
     if (hub_ref_parse(name, &p->name, err) != OK) return err->code;
     p->dir = o->to ? xstrdup(o->to) : cache_dir(&p->name, err);
@@ -390,7 +390,7 @@ static int pull_list(struct pull *p, const char *name, const struct hub_options 
     return rc == OK ? hub_repo_select(&p->repo, &p->name, &o->include, err) : rc;
 }
 
-static int pull_open(struct pull *p, const char *name, const struct hub_options *o) {
+static int pull_open(struct hub_pull *p, const char *name, const struct hub_options *o) {
     struct error *err = p->err;
     int rc = pull_list(p, name, o);
     if (rc == OK) rc = dir_make(p->dir, err);
@@ -404,7 +404,7 @@ static int pull_open(struct pull *p, const char *name, const struct hub_options 
     return err->code;
 }
 
-static void pull_close(struct pull *p) {
+static void pull_close(struct hub_pull *p) {
     if (p->lock >= 0) close(p->lock);
     json_decref(p->record);
     hub_client_free(p->client);
@@ -428,7 +428,7 @@ static bool file_is_right(const char *path, const struct hub_file *f) {
 }
 
 /* Finds the files that are present already, and checks the free space for the rest. */
-static int pull_survey(struct pull *p) {
+static int pull_survey(struct hub_pull *p) {
     struct statvfs fs;
     for (int i = 0; i < p->repo.n; i++) {
         struct hub_file *f = &p->repo.files[i];
@@ -456,7 +456,7 @@ static int pull_survey(struct pull *p) {
 }
 
 static void pull_moved(void *ctx, const struct hub_file *f, int64_t change) {
-    struct pull *p = ctx;
+    struct hub_pull *p = ctx;
     p->moved += change;
     progress_update(&p->bar, p->moved / 1000000, f->path);
 }
@@ -465,7 +465,7 @@ static char *parent_of(const char *path) {
     return strndup(path, (size_t)(strrchr(path, '/') - path));
 }
 
-static int pull_load(struct pull *p) {
+static int pull_load(struct hub_pull *p) {
     int rc = OK;
     progress_start(&p->bar, "pull, MB", p->need / 1000000);
     for (int i = 0; i < p->repo.n && rc == OK; i++) {
@@ -483,7 +483,7 @@ static int pull_load(struct pull *p) {
 }
 
 /* Lists the files of this pull, and those of earlier pulls that the commit has unchanged. */
-static json_t *record_new(const struct pull *p) {
+static json_t *record_new(const struct hub_pull *p) {
     json_t *files = json_array();
     for (int i = 0; i < p->repo.n; i++) {
         const struct hub_file *f = &p->repo.files[i];
@@ -498,7 +498,7 @@ static json_t *record_new(const struct pull *p) {
 
 /* Lists files of an older commit that the new one does not have; they could be taken for part of
  * it. */
-static json_t *record_stale(const struct pull *p, const json_t *record) {
+static json_t *record_stale(const struct hub_pull *p, const json_t *record) {
     json_t *stale = json_array(), *v;
     size_t i;
     json_array_foreach (json_object_get(p->record, "files"), i, v) {
@@ -508,7 +508,7 @@ static json_t *record_stale(const struct pull *p, const json_t *record) {
     return stale;
 }
 
-static int files_move(struct pull *p, const json_t *stale) {
+static int files_move(struct hub_pull *p, const json_t *stale) {
     const json_t *v;
     size_t i;
     int rc = OK;
@@ -532,7 +532,7 @@ static int files_move(struct pull *p, const json_t *stale) {
     return rc;
 }
 
-static int pull_publish(struct pull *p, const json_t *record) {
+static int pull_publish(struct hub_pull *p, const json_t *record) {
     if (p->n_missing == 0 && json_equal(p->record, record)) return OK;
     json_t *stale = record_stale(p, record), *during = json_deep_copy(record);
     json_object_set_new(during, "complete", json_false());
@@ -547,7 +547,7 @@ static int pull_publish(struct pull *p, const json_t *record) {
 }
 
 json_t *hub_pull(const char *name, const struct hub_options *o, struct error *err) {
-    struct pull p = {.lock = -1, .err = err};
+    struct hub_pull p = {.lock = -1, .err = err};
     json_t *record = NULL;
     int rc = pull_open(&p, name, o);
     if (rc == OK) rc = pull_survey(&p);
@@ -568,7 +568,7 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
 }
 
 /* A survey without its refusals; files that are present already need no download. */
-static json_t *plan_json(const struct pull *p) {
+static json_t *plan_json(const struct hub_pull *p) {
     json_t *files = json_array();
     int64_t bytes = 0;
     int here = 0;
@@ -588,7 +588,7 @@ static json_t *plan_json(const struct pull *p) {
 }
 
 json_t *hub_plan(const char *name, const struct hub_options *o, struct error *err) {
-    struct pull p = {.lock = -1, .err = err};
+    struct hub_pull p = {.lock = -1, .err = err};
     int rc = pull_list(&p, name, o);
     json_t *plan = rc == OK ? plan_json(&p) : NULL;
     pull_close(&p);

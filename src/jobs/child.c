@@ -36,7 +36,7 @@ enum {
 static const size_t line_limits[N_CHILD_PIPES] = {256 << 10, 1000, 4096};
 static const char *const file_names[N_CHILD_PIPES] = {"stdout.jsonl", "stderr.txt", NULL};
 
-struct launch {
+struct child_launch {
     const char *program;
     char **argv, **envp;
     int fds[FIRST_OTHER_FD];
@@ -69,7 +69,7 @@ static void limit(int which, rlim_t most) {
     setrlimit(which, &r);
 }
 
-static void limits_set(const struct launch *l) {
+static void limits_set(const struct child_launch *l) {
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_NOFILE, CHILD_FILES);
     limit(RLIMIT_FSIZE, l->max_file);
@@ -77,7 +77,7 @@ static void limits_set(const struct launch *l) {
     umask(077);
 }
 
-static _Noreturn void child_main(struct launch *l) {
+static _Noreturn void child_main(struct child_launch *l) {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
@@ -97,7 +97,7 @@ static _Noreturn void child_main(struct launch *l) {
     _exit(127);
 }
 
-static pid_t child_launch(struct launch *l) {
+static pid_t child_launch(struct child_launch *l) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -175,7 +175,7 @@ static int inlet_open(struct child_pipe *in, enum child_pipe_kind which,
     return rc;
 }
 
-static int launch(struct job_child *c, struct launch *l, struct error *err) {
+static int launch(struct job_child *c, struct child_launch *l, struct error *err) {
     c->pid = child_launch(l);
     if (c->pid < 0) return error_errno(err, "cannot start a process");
     errno = l->error;
@@ -219,14 +219,14 @@ struct job_child *job_child_start(const struct job_child_options *s, struct erro
     struct job_child *c = child_new();
     struct strings env = {0};
     environment(s, &env);
-    struct launch l = {.program = s->program,
-                       .argv = arguments(s->args),
-                       .envp = env.v,
-                       .fds = {-1, -1, -1, -1},
-                       .idle = !s->same_priority,
-                       .max_file = s->max_file ? (rlim_t)s->max_file : RLIM_INFINITY,
-                       .max_data = s->max_data ? (rlim_t)s->max_data : RLIM_INFINITY,
-                       .parent = getpid()};
+    struct child_launch l = {.program = s->program,
+                             .argv = arguments(s->args),
+                             .envp = env.v,
+                             .fds = {-1, -1, -1, -1},
+                             .idle = !s->same_priority,
+                             .max_file = s->max_file ? (rlim_t)s->max_file : RLIM_INFINITY,
+                             .max_data = s->max_data ? (rlim_t)s->max_data : RLIM_INFINITY,
+                             .parent = getpid()};
     int rc = folders_make(s->folder, err);
     for (int i = 0; rc == OK && i < N_CHILD_PIPES; i++)
         rc = inlet_open(&c->in[i], i, s, &l.fds[1 + i], err);

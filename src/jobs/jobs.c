@@ -50,22 +50,22 @@ static const char *const state_names[N_STATES] = {"queued", "running", "paused",
 
 struct job {
     char id[JOB_ID_LEN];
-    json_t *request; /* {kind, args, options}, as requested */
-    char *repeat;    /* the request's idempotency key; may be NULL */
-    char *owner;     /* the id of the API key of the request; may be NULL */
-    bool any;        /* may replace adapters and outputs of other owners */
-    int64_t bytes;   /* bytes of the job's folder when its process ended */
+    json_t *request;       /* {kind, args, options}, as requested */
+    char *idempotency_key; /* the request's idempotency key; may be NULL */
+    char *owner;           /* the id of the API key of the request; may be NULL */
+    bool may_replace_any;  /* may replace adapters and outputs of other owners */
+    int64_t bytes;         /* bytes of the job's folder when its process ended */
     enum job_state state;
-    bool cancel;  /* cancellation was requested */
-    int64_t made; /* creation order */
-    int64_t turn; /* queue order */
+    bool cancel;         /* cancellation was requested */
+    int64_t created_seq; /* creation order */
+    int64_t queue_seq;   /* queue order */
     int64_t attempts;
     char *run; /* the id of its run, if its kind has runs */
     char created[32], started[32], ended[32];
     int exit, signal; /* -1: unknown, or ended in the other way */
     char *note;
     json_t *progress; /* may be NULL */
-    json_t *figures;  /* the last value of each; may be NULL */
+    json_t *metrics;  /* the last value of each; may be NULL */
 
     int64_t seq, reserved; /* the last event number used, and the last one reserved */
     int64_t state_seq, progress_seq;
@@ -74,12 +74,12 @@ struct job {
     double kill_at;             /* kill deadline after SIGTERM; INFINITY: none, or killed */
     double stop_at;             /* while running: the end of its time limit */
     double seconds;             /* while paused: the rest of its time limit */
-    bool late;                  /* the time limit was exceeded */
-    char *words;                /* the last line of stderr */
+    bool timed_out;             /* the time limit was exceeded */
+    char *last_stderr_line;     /* the last line of stderr */
     struct job_metrics *series; /* set while a child runs that reported figures */
-    bool figured;               /* `figures` are older than `series` */
+    bool metrics_stale;         /* `figures` are older than `series` */
     bool progressed;            /* `progress` has no event number yet */
-    bool over;                  /* ended with `outcome`, which is not stored yet */
+    bool outcome_pending;       /* ended with `outcome`, which is not stored yet */
     enum job_state outcome;
 };
 
@@ -105,7 +105,7 @@ struct jobs {
     struct event *events;
     int n_events;
     size_t events_bytes;
-    bool news, stop;
+    bool events_pending, stop;
     double read_at, retry_at; /* 0: no retry is pending */
 };
 
@@ -142,18 +142,19 @@ static json_t *job_json(const struct job *job) {
     if (job->cancel) json_object_set_new(v, "cancel", json_true());
     if (job->child) json_object_set_new(v, "pid", json_integer(job->child->pid));
     if (job->progress) json_object_set(v, "progress", job->progress);
-    if (job->figures) json_object_set(v, "figures", job->figures);
+    if (job->metrics) json_object_set(v, "figures", job->metrics);
     return v;
 }
 
 static int job_save(struct jobs *j, const struct job *job, struct error *err) {
-    json_t *v = json_pack("{s:o,s:O,s:I,s:I,s:I}", "job", job_json(job), "request", job->request,
-                          "made", (json_int_t)job->made, "turn", (json_int_t)job->turn, "numbers",
-                          (json_int_t)(state_is_last(job->state) ? job->seq : job->reserved));
-    add_text(v, "key", job->repeat);
+    json_t *v =
+        json_pack("{s:o,s:O,s:I,s:I,s:I}", "job", job_json(job), "request", job->request, "made",
+                  (json_int_t)job->created_seq, "turn", (json_int_t)job->queue_seq, "numbers",
+                  (json_int_t)(state_is_last(job->state) ? job->seq : job->reserved));
+    add_text(v, "key", job->idempotency_key);
     add_text(v, "owner", job->owner);
     add_text(v, "run", job->run);
-    json_object_set_new(v, "any", json_boolean(job->any));
+    json_object_set_new(v, "any", json_boolean(job->may_replace_any));
     json_object_set_new(v, "bytes", json_integer(job->bytes));
     int rc = store_document_put(j->store, "job", job->id, v, err);
     json_decref(v);
@@ -182,13 +183,13 @@ static bool id_is_valid(const char *id) {
 static void job_free(struct job *job) {
     json_decref(job->request);
     json_decref(job->progress);
-    json_decref(job->figures);
+    json_decref(job->metrics);
     job_metrics_free(job->series);
-    free(job->repeat);
+    free(job->idempotency_key);
     free(job->owner);
     free(job->run);
     free(job->note);
-    free(job->words);
+    free(job->last_stderr_line);
     free(job);
 }
 
@@ -212,21 +213,21 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
     memcpy(job->id, id, JOB_ID_LEN);
     job->request = json_deep_copy(request);
     job->state = (enum job_state)state;
-    job->repeat = text_at(v, "key");
+    job->idempotency_key = text_at(v, "key");
     job->owner = text_at(v, "owner");
-    job->any = json_is_true(json_object_get(v, "any"));
+    job->may_replace_any = json_is_true(json_object_get(v, "any"));
     job->bytes = integer_at(v, "bytes", 0);
     job->run = text_at(v, "run");
     job->note = text_at(known, "note");
     job->cancel = json_is_true(json_object_get(known, "cancel"));
-    job->made = integer_at(v, "made", 0);
-    job->turn = integer_at(v, "turn", 0);
+    job->created_seq = integer_at(v, "made", 0);
+    job->queue_seq = integer_at(v, "turn", 0);
     job->attempts = integer_at(known, "attempts", 0);
     job->exit = (int)integer_at(known, "exit", -1);
     job->signal = (int)integer_at(known, "signal", -1);
     job->seq = job->reserved = job->state_seq = integer_at(v, "numbers", 0);
     job->progress = json_deep_copy(json_object_get(known, "progress"));
-    job->figures = json_deep_copy(json_object_get(known, "figures"));
+    job->metrics = json_deep_copy(json_object_get(known, "figures"));
     text_copy(job->created, known, "created");
     text_copy(job->started, known, "started");
     text_copy(job->ended, known, "ended");
@@ -259,7 +260,7 @@ static void event_add(struct jobs *j, const struct job *job, int64_t seq, json_t
         events_drop(j, 0);
     j->events[j->n_events++] = (struct event){seq, job, bytes, v};
     j->events_bytes += bytes;
-    j->news = true;
+    j->events_pending = true;
 }
 
 static json_t *state_event(const struct job *job) {
@@ -360,7 +361,7 @@ static void series_keep(const struct jobs *j, struct job *job) {
 static void words_take(struct job *job, const char *line, size_t n) {
     static const char usage[] = "usage: ";
     if (n && (n < strlen(usage) || memcmp(line, usage, strlen(usage)) != 0))
-        text_set(&job->words, line, n);
+        text_set(&job->last_stderr_line, line, n);
 }
 
 static json_t *title_json(const char *text) {
@@ -375,7 +376,7 @@ static void figures_take(struct jobs *j, struct job *job, const json_t *figures)
     clock_gettime(CLOCK_REALTIME, &now);
     if (!job->series) job->series = series_read(j, job);
     job_metrics_record(job->series, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, figures);
-    job->figured = true;
+    job->metrics_stale = true;
 }
 
 /* Lines that base.h does not define are ignored: any code may write to the pipe. */
@@ -409,15 +410,15 @@ static void line_take(void *ctx, enum child_pipe_kind which, const char *line, s
 
 /* All lines that were read at once get one event number. */
 static void progress_tell(struct jobs *j, struct job *job) {
-    if (job->figured) {
-        json_decref(job->figures);
-        job->figures = job_metrics_latest(job->series);
-        job->figured = false;
+    if (job->metrics_stale) {
+        json_decref(job->metrics);
+        job->metrics = job_metrics_latest(job->series);
+        job->metrics_stale = false;
     }
     if (!job->progressed) return;
     job->progressed = false;
     job->progress_seq = job_number(j, job);
-    j->news = true;
+    j->events_pending = true;
 }
 
 /* outputs of jobs */
@@ -456,7 +457,7 @@ static int claim_check(const struct jobs *j, const char *name, const struct job_
     bool there = is_there(path),
          own = claim && strcmp(json_get_string(claim, "owner"), by->owner ? by->owner : "") == 0;
     free(path);
-    if (by->any || own || !(there || claim_lives(j, claim))) return OK;
+    if (by->may_replace_any || own || !(there || claim_lives(j, claim))) return OK;
     return error_set(err, ERR_STATE,
                      "'%s' exists, and no job of this key has made it: choose another name, or ask "
                      "with a key that has the scope admin",
@@ -549,7 +550,7 @@ static void run_name(struct job *job) {
 
 /* Makes the command keep its runs or calls where this process shows them. */
 static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
-    const char *keeps = kind->keeps;
+    const char *keeps = kind->store_option;
     if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
     char *path =
         strcmp(keeps, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
@@ -609,15 +610,15 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
 
 static void job_forget_attempt(struct job *job) {
     free(job->note);
-    free(job->words);
+    free(job->last_stderr_line);
     json_decref(job->progress);
-    job->note = job->words = NULL;
+    job->note = job->last_stderr_line = NULL;
     job->progress = NULL;
     job->exit = job->signal = -1;
     *job->ended = 0;
     job->kill_at = job->stop_at = INFINITY;
     job->seconds = INFINITY;
-    job->late = false;
+    job->timed_out = false;
 }
 
 static void retry(struct jobs *j, const struct error *err) {
@@ -627,7 +628,7 @@ static void retry(struct jobs *j, const struct error *err) {
 
 /* The job has ended; job_store_outcome stores this. */
 static void job_set_outcome(struct job *job, enum job_state outcome, char *note) {
-    job->over = true;
+    job->outcome_pending = true;
     job->outcome = outcome;
     free(job->note);
     job->note = note;
@@ -635,9 +636,9 @@ static void job_set_outcome(struct job *job, enum job_state outcome, char *note)
 
 static void job_store_outcome(struct jobs *j, struct job *job) {
     struct error err;
-    if (!job->over) return;
+    if (!job->outcome_pending) return;
     if (job_set(j, job, job->outcome, &err) == OK)
-        job->over = false;
+        job->outcome_pending = false;
     else
         retry(j, &err);
 }
@@ -678,8 +679,8 @@ static void jobs_dispatch(struct jobs *j) {
         for (int i = 0; i < j->n; i++) {
             struct job *job = j->v[i];
             running += job->state == RUNNING;
-            if (job->state == QUEUED && !job->cancel && !job->over &&
-                (!next || job->turn < next->turn))
+            if (job->state == QUEUED && !job->cancel && !job->outcome_pending &&
+                (!next || job->queue_seq < next->queue_seq))
                 next = job;
         }
         if (!next || running >= j->o.max_running) return;
@@ -694,8 +695,9 @@ static char *end_note(const struct job *job, const struct error *fault) {
     if (job->signal >= 0)
         return xasprintf("ended by signal %d (%s)%s%s", job->signal,
                          sigdescr_np(job->signal) ? sigdescr_np(job->signal) : "unknown",
-                         job->words ? ": " : "", job->words ? job->words : "");
-    if (job->words) return xstrdup(job->words);
+                         job->last_stderr_line ? ": " : "",
+                         job->last_stderr_line ? job->last_stderr_line : "");
+    if (job->last_stderr_line) return xstrdup(job->last_stderr_line);
     if (job->exit < 0) return xstrdup("another process has taken its exit status");
     return xasprintf("ended with exit status %d and no word why; see stderr.txt", job->exit);
 }
@@ -733,7 +735,7 @@ static void job_reap(struct jobs *j, struct job *job) {
     job->exit = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     job->signal = status != -1 && WIFSIGNALED(status) ? WTERMSIG(status) : -1;
     bool well = job->exit == 0 && !fault.code;
-    if (job->late && !well && !fault.code)
+    if (job->timed_out && !well && !fault.code)
         error_set(&fault, ERR_STATE,
                   "stopped after %.0f seconds (the server's --job-seconds); resuming it continues "
                   "what it keeps",
@@ -797,7 +799,7 @@ static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[J
         job_child_signal(job->child, SIGKILL);
         job->kill_at = INFINITY;
     } else if (clock_now() >= job->stop_at) {
-        job->late = true;
+        job->timed_out = true;
         job_stop(j, job);
     }
 }
@@ -814,8 +816,8 @@ static void jobs_sleep(struct jobs *j, struct watched *w) {
 }
 
 static void listeners_notify(struct jobs *j) {
-    if (!j->news) return;
-    j->news = false;
+    if (!j->events_pending) return;
+    j->events_pending = false;
     pthread_mutex_unlock(&j->lock);
     if (j->o.changed) j->o.changed(j->o.ctx);
     pthread_mutex_lock(&j->lock);
@@ -862,7 +864,7 @@ static void *jobs_main(void *arg) {
 
 static int by_making(const void *a, const void *b) {
     const struct job *x = *(struct job *const *)a, *y = *(struct job *const *)b;
-    return x->made < y->made ? -1 : x->made > y->made;
+    return x->created_seq < y->created_seq ? -1 : x->created_seq > y->created_seq;
 }
 
 /* Interrupted jobs are queued again; jobs with a pending cancellation are cancelled. */
@@ -883,7 +885,7 @@ static int jobs_load(struct jobs *j, struct error *err) {
             log_warn("job '%s' cannot be read from the store and is left out", id);
             continue;
         }
-        j->count = MAX(j->count, MAX(job->made, job->turn));
+        j->count = MAX(j->count, MAX(job->created_seq, job->queue_seq));
         j->v[j->n++] = job;
     }
     qsort(j->v, (size_t)j->n, sizeof *j->v, by_making);
@@ -992,8 +994,9 @@ static bool text_same(const char *a, const char *b) {
 }
 
 static struct job *job_repeated(struct jobs *j, const struct job_caller *by) {
-    for (int i = 0; by->repeat && i < j->n; i++)
-        if (j->v[i]->repeat && strcmp(j->v[i]->repeat, by->repeat) == 0 &&
+    for (int i = 0; by->idempotency_key && i < j->n; i++)
+        if (j->v[i]->idempotency_key &&
+            strcmp(j->v[i]->idempotency_key, by->idempotency_key) == 0 &&
             text_same(j->v[i]->owner, by->owner))
             return j->v[i];
     return NULL;
@@ -1021,10 +1024,10 @@ static struct job *job_make(struct jobs *j, const struct job_request *r,
     struct job *job = job_new();
     id_make(j, job->id);
     job->request = json_incref(r->asked);
-    job->repeat = by->repeat ? xstrdup(by->repeat) : NULL;
+    job->idempotency_key = by->idempotency_key ? xstrdup(by->idempotency_key) : NULL;
     job->owner = by->owner ? xstrdup(by->owner) : NULL;
-    job->any = by->any;
-    job->made = job->turn = ++j->count;
+    job->may_replace_any = by->may_replace_any;
+    job->created_seq = job->queue_seq = ++j->count;
     clock_utc(job->created);
     return job;
 }
@@ -1054,7 +1057,7 @@ int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, ch
                 struct error *err) {
     struct job_request checked;
     *by->field = 0;
-    if (by->repeat && (!*by->repeat || strlen(by->repeat) > KEY_BYTES))
+    if (by->idempotency_key && (!*by->idempotency_key || strlen(by->idempotency_key) > KEY_BYTES))
         return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes", KEY_BYTES);
     struct job_request_rules rules = j->o.rules;
     rules.owner = by->owner;
@@ -1078,7 +1081,7 @@ bool jobs_may_replace(struct jobs *j, const char *id) {
     struct error missing;
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, &missing);
-    bool may = job && job->any;
+    bool may = job && job->may_replace_any;
     pthread_mutex_unlock(&j->lock);
     return may;
 }
@@ -1111,7 +1114,7 @@ static int wrong_state(const struct job *job, const char *verb, struct error *er
 
 static int job_pause(struct jobs *j, struct job *job, struct error *err) {
     if (job->state == PAUSED) return OK;
-    if (state_is_last(job->state) || job->cancel || job->over)
+    if (state_is_last(job->state) || job->cancel || job->outcome_pending)
         return wrong_state(job, "paused", err);
     int rc = job_set(j, job, PAUSED, err);
     if (rc != OK || !job->child) return rc;
@@ -1127,7 +1130,7 @@ static int job_resume(struct jobs *j, struct job *job, struct error *err) {
     if (job->state == QUEUED || job->state == RUNNING) return OK;
     const struct job before = *job;
     job->cancel = false;
-    if (job->state != PAUSED) job->turn = ++j->count;
+    if (job->state != PAUSED) job->queue_seq = ++j->count;
     int rc = job_set(j, job, QUEUED, err);
     if (rc != OK) *job = before;
     return rc;
@@ -1136,7 +1139,7 @@ static int job_resume(struct jobs *j, struct job *job, struct error *err) {
 static int job_cancel(struct jobs *j, struct job *job, struct error *err) {
     if (job->state == CANCELLED || job->cancel) return OK;
     if (state_is_last(job->state)) return wrong_state(job, "cancelled", err);
-    if (!job->child) return job->over ? OK : job_set(j, job, CANCELLED, err);
+    if (!job->child) return job->outcome_pending ? OK : job_set(j, job, CANCELLED, err);
     job->cancel = true;
     int rc = job_save(j, job, err);
     if (rc != OK) {

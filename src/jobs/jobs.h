@@ -37,9 +37,9 @@ struct job_kind {
     const char *resume;
     /* The option for the place where the command records its work: "runs", a folder, or "store", a
      * file of calls; NULL: it records nothing. */
-    const char *keeps;
+    const char *store_option;
     const struct option_row *rows;
-    const struct job_args *args;      /* ends with an entry without arguments */
+    const struct job_args *args; /* ends with an entry without arguments */
 };
 
 /* The rules that a request is checked against. Strings are borrowed. */
@@ -124,9 +124,9 @@ void jobs_stop(struct jobs *j, double seconds);
 
 /* The origin of a request. Strings are borrowed. */
 struct job_caller {
-    const char *repeat; /* the idempotency key, at most 255 bytes; NULL: not given */
-    const char *owner;  /* the id of the API key; NULL: the request has no key */
-    bool any;           /* may replace adapters and outputs of other owners */
+    const char *idempotency_key; /* the idempotency key, at most 255 bytes; NULL: not given */
+    const char *owner;           /* the id of the API key; NULL: the request has no key */
+    bool may_replace_any;        /* may replace adapters and outputs of other owners */
     /* After ERR_USAGE: the part of the request that is wrong; "": unknown. */
     char field[64];
 };

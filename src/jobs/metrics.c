@@ -15,7 +15,7 @@
 static const char PREFIX[] = "shoal_";
 
 struct job_metrics {
-    double began; /* 0: no values yet */
+    double started_at; /* 0: no values yet */
     struct series {
         struct curve curve;
         double last_at, last; /* `last` may be NaN, which the curve omits */
@@ -58,12 +58,12 @@ static double number_of(const json_t *v) {
 void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
     const char *name;
     json_t *v;
-    if (f->began == 0) f->began = floor(at);
+    if (f->started_at == 0) f->started_at = floor(at);
     json_object_foreach ((json_t *)(uintptr_t)line, name, v) {
         enum metric_id id = job_metric_find(name);
         if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
         struct series *t = series_get(f, id);
-        t->last_at = fmax(t->last_at, at - f->began);
+        t->last_at = fmax(t->last_at, at - f->started_at);
         t->last = number_of(v);
         curve_add(&t->curve, t->last_at, t->last);
     }
@@ -89,17 +89,18 @@ static void point_add(json_t *at, json_t *value, double x, double y) {
 static json_t *curve_json(enum metric_id id, const struct curve *c) {
     json_t *at = json_array(), *value = json_array();
     for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
-    if (c->held) point_add(at, value, c->sum_x / (double)c->held, c->sum_y / (double)c->held);
+    if (c->n_summed)
+        point_add(at, value, c->sum_x / (double)c->n_summed, c->sum_y / (double)c->n_summed);
     return json_pack("{s:s,s:s,s:s,s:I,s:o,s:o}", "name", name_of(id), "metric",
                      metric_families[id].name, "help", metric_families[id].help, "per",
-                     (json_int_t)MAX(c->per, 1), "at", at, "value", value);
+                     (json_int_t)MAX(c->points_per_mean, 1), "at", at, "value", value);
 }
 
 json_t *job_metrics_json(const struct job_metrics *f) {
     json_t *list = json_array();
     for (enum metric_id id = 0; id < N_METRICS; id++)
         if (f->v[id]) json_array_append_new(list, curve_json(id, &f->v[id]->curve));
-    return json_pack("{s:f,s:o}", "began", f->began, "series", list);
+    return json_pack("{s:f,s:o}", "began", f->started_at, "series", list);
 }
 
 /* Reads the first CURVE_POINTS points, without those that are not finite. Each of them counts as a
@@ -108,7 +109,7 @@ static void curve_read(struct series *t, const json_t *v) {
     const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
     double per = number_of(json_object_get(v, "per"));
     size_t n = MIN(MIN(json_array_size(at), json_array_size(value)), CURVE_POINTS);
-    t->curve.per = per >= 1 && per < 1e15 ? (int64_t)per : 1;
+    t->curve.points_per_mean = per >= 1 && per < 1e15 ? (int64_t)per : 1;
     for (size_t i = 0; i < n; i++) {
         double x = number_of(json_array_get(at, i)), y = number_of(json_array_get(value, i));
         if (!isfinite(x) || !isfinite(y)) continue;
@@ -125,7 +126,7 @@ struct job_metrics *job_metrics_from_json(const json_t *v) {
     json_t *series;
     size_t i;
     if (!(began > 0 && began < 1e15)) return f;
-    f->began = began;
+    f->started_at = began;
     json_array_foreach (json_object_get(v, "series"), i, series) {
         enum metric_id id = job_metric_find(json_get_string(series, "name"));
         if (id < N_METRICS && !f->v[id]) curve_read(series_get(f, id), series);

@@ -151,11 +151,11 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
 }
 
 /* The origin of a path: a client, a client that names a database, a file or the program. */
-enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
+enum path_origin { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
 
 /* Whether a path below a rule may be read as an input. */
 static int input_check(const struct path_rule *rule, const char *shown, const char *real,
-                       enum namer by, struct error *err) {
+                       enum path_origin by, struct error *err) {
     mode_t mode;
     if (!rule || rule->access == PATH_DENIED) return refuse(shown, NOT_BELOW, err);
     if (has_hidden(below(real, rule->path)))
@@ -179,7 +179,7 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
 
 char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
                         struct error *err) {
-    enum namer by = database ? BY_CLIENT_BASE : BY_CLIENT;
+    enum path_origin by = database ? BY_CLIENT_BASE : BY_CLIENT;
     char *real = realpath(path, NULL);
     if (!real) {
         error_set(err, ERR_MISSING, "'%.256s' is not for jobs: %s", path, NOT_BELOW);

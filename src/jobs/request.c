@@ -280,7 +280,7 @@ static int row_check(const struct request_checker *c, const struct option_row *r
     if (json_is_array(v) && !is_list(row))
         return error_set(c->err, ERR_USAGE, "'%s' takes one value", row->name);
     if (json_is_boolean(v) && row->type != OPT_BOOL)
-        return error_set(c->err, ERR_USAGE, "'%s' wants a value, not true or false", row->name);
+        return error_set(c->err, ERR_USAGE, "'%s' requires a value, not true or false", row->name);
     return OK;
 }
 

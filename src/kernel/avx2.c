@@ -544,7 +544,7 @@ static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, cons
  * NARROW_BACK: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
  * 16, then 16 Σx is added in 32 bits.
  */
-enum meeting { SIGNED, NARROW, NARROW_BACK };
+enum int8_product_kind { SIGNED, NARROW, NARROW_BACK };
 
 /* One group of R rows against one panel. All pointers are at the first row, panel and block of the
  * range. */
@@ -569,7 +569,7 @@ INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
 
 /* s[2r], s[2r + 1] += the products of one quad of every row with outputs 0..7 and 8..15. */
 INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64_t k, int R,
-                      enum meeting how) {
+                      enum int8_product_kind how) {
     const __m256i ones = _mm256_set1_epi16(1), w[2] = {w0, w1};
     __m256i a[2] = {_mm256_abs_epi8(w0), _mm256_abs_epi8(w1)};
     UNROLL for (int r = 0; r < R; r++) {
@@ -589,7 +589,7 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
 
 /* The exact dots of block b. */
 INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R,
-                         enum matrix_layout l, enum meeting how) {
+                         enum matrix_layout l, enum int8_product_kind how) {
     const int group = layout_group(l);
     const bool nibbles = l >= LAYOUT_Q4;
     const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(j->c);
@@ -630,7 +630,7 @@ INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum m
 
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
 INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix_layout l,
-                       enum meeting how) {
+                       enum int8_product_kind how) {
     const int group = layout_group(l);
     for (int64_t b = 0; b < j->blocks; b++) {
         __m256i s[8];
@@ -706,7 +706,7 @@ static int8_t narrow_centre(const struct matrix *w) {
  * dropped. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
-                        enum matrix_layout l, enum meeting how) {
+                        enum matrix_layout l, enum int8_product_kind how) {
     int32_t bias[4 * SUM_GROUPS];
     const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
                   blocks = w->k / group;
@@ -738,7 +738,8 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
 }
 
 INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add, enum matrix_layout l, enum meeting how) {
+                        int64_t n0, int64_t n1, bool add, enum matrix_layout l,
+                        enum int8_product_kind how) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
     prefetch_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));

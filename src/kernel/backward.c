@@ -67,7 +67,7 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
 }
 
 /* One product, and the location of the threads' scratch. */
-struct back {
+struct backward_job {
     float *dx;
     const float *dy;
     int64_t lddx, lddy, rows;
@@ -82,7 +82,7 @@ struct back {
 };
 
 /* Scratch of one thread, for slices of n outputs (a multiple of 32). */
-struct turned {
+struct transposed_panels {
     int8_t *q;         /* [BACK_ROWS][n]: dY times the scales, quantised */
     float *d;          /* [BACK_ROWS][n / 32] */
     float *by;         /* [n]: the scales of the current block */
@@ -100,8 +100,8 @@ static int64_t whole_blocks(int64_t n) {
 /* Per output: q, panels, then d (a 32nd of BACK_ROWS floats), by, ones, q_by, d_by and one_byte. */
 enum { TURNED_BYTES = BACK_ROWS + 2 * PANEL + 4 * (BACK_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
 
-static struct turned turned_layout(char *at, int64_t n) {
-    struct turned t = {.q = (int8_t *)at};
+static struct transposed_panels turned_layout(char *at, int64_t n) {
+    struct transposed_panels t = {.q = (int8_t *)at};
     t.panels = (uint8_t *)at + BACK_ROWS * n;
     t.d = (float *)(void *)(t.panels + 2 * PANEL * n);
     t.by = t.d + BACK_ROWS / QK * n;
@@ -128,14 +128,14 @@ size_t matrix_mul_backward_scratch(int64_t max_n, int threads) {
     return shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
 }
 
-static char *scratch_of(const struct back *p, int thread) {
+static char *scratch_of(const struct backward_job *p, int thread) {
     uintptr_t at = (uintptr_t)p->scratch + (size_t)thread * p->each;
     return (char *)((at + 63) / 64 * 64);
 }
 
 /* Inputs [begin, end), in units of 32. */
 static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct back *p = ctx;
+    const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
     float *tile = (float *)(void *)scratch_of(p, thread);
     for (int64_t k = begin * QK; k < MIN(end * QK, w->k); k += TILE_INPUTS) {
@@ -173,7 +173,7 @@ static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t
 
 /* dX of every input of blocks [b0, b1) begins with, or is raised by, Σ_o dY[m][o] min[o][b]. */
 static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
-    const struct back *p = ctx;
+    const struct backward_job *p = ctx;
     float *tile = (float *)(void *)scratch_of(p, thread);
     for (int64_t b = b0; b < b1; b += MIN_BLOCKS)
         for (int64_t m = 0; m < p->rows; m += MIN_ROWS) {
@@ -256,8 +256,8 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
 }
 
 /* Unit u of outputs [o, o + n). n is a multiple of 32; missing outputs are zeros. */
-static void panels_turn(const struct turned *t, const struct matrix *w, int64_t u, int64_t o,
-                        int64_t n) {
+static void panels_turn(const struct transposed_panels *t, const struct matrix *w, int64_t u,
+                        int64_t o, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
     int64_t stride = w->k / group * bytes, end = (w->n + PANEL - 1) / PANEL;
     bool nibbles = w->layout >= LAYOUT_Q4;
@@ -291,7 +291,7 @@ static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_
 /* dY of the slice in 16 bits; outputs that only fill the last block are zeros. */
 static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct back *p = ctx;
+    const struct backward_job *p = ctx;
     const struct kernels *kern = kernels_get();
     int64_t whole = p->n / QK * QK, padded = whole_blocks(p->n);
     for (int64_t i = begin; i < end; i++) {
@@ -308,7 +308,8 @@ static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread)
 }
 
 /* Computes q and d of rows [m, m + rows) of the current rows, times the block's scales. */
-static void rows_quantize(const struct turned *t, const struct back *p, int64_t m, int64_t rows) {
+static void rows_quantize(const struct transposed_panels *t, const struct backward_job *p,
+                          int64_t m, int64_t rows) {
     const struct kernels *kern = kernels_get();
     int64_t padded = whole_blocks(p->n), blocks = padded / QK;
     for (int64_t i = 0; i < rows; i++) {
@@ -320,14 +321,14 @@ static void rows_quantize(const struct turned *t, const struct back *p, int64_t 
 
 /* Units [begin, end) of inputs. */
 static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct back *p = ctx;
+    const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
     int group = layout_group(w->layout);
     int64_t padded = whole_blocks(p->n), first = p->slice / PANEL,
             panels = (p->n + PANEL - 1) / PANEL;
     float unit[2 * PANEL];
-    struct turned t = turned_layout(scratch_of(p, thread), padded);
+    struct transposed_panels t = turned_layout(scratch_of(p, thread), padded);
     struct matrix turned = *w;
     turned.n = group, turned.k = padded;
     if (w->mins) turned.type = TENSOR_Q5_0, turned.zero = (int8_t)centre(w);
@@ -354,7 +355,7 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static void back_int8_all(struct back *p, struct pool *pool) {
+static void back_int8_all(struct backward_job *p, struct pool *pool) {
     p->q = (int16_t *)(void *)p->scratch;
     p->scratch += shared_scratch(p->w->n);
     for (p->slice = 0; p->slice < p->w->n; p->slice += BACK_SLICE)
@@ -375,15 +376,15 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
                          rows, w->data, w->k, w->n, w->k, add, pool);
         return;
     }
-    struct back p = {.dx = dx,
-                     .dy = dy,
-                     .lddx = lddx,
-                     .lddy = lddy,
-                     .rows = rows,
-                     .w = w,
-                     .add = add,
-                     .scratch = scratch,
-                     .each = thread_scratch(w->n)};
+    struct backward_job p = {.dx = dx,
+                             .dy = dy,
+                             .lddx = lddx,
+                             .lddy = lddy,
+                             .rows = rows,
+                             .w = w,
+                             .add = add,
+                             .scratch = scratch,
+                             .each = thread_scratch(w->n)};
     struct pool *use = matrix_pool_for(pool, rows, w->n, w->k);
     int8 = int8 && matrix_needs_int8(w);
     if (int8 && w->mins) pool_run(use, back_minima, &p, w->k / QK, 16);

@@ -682,7 +682,7 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
     return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
 }
 
-struct product {
+struct gemm_product {
     const struct kernels *kern;
     float *y;
     int64_t ldy, n;
@@ -712,13 +712,13 @@ void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const 
 }
 
 static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct product *p = ctx;
+    const struct gemm_product *p = ctx;
     (void)thread;
     matrix_mul_range(p->y, p->ldy, p->in, p->w, begin * PANEL, MIN(end * PANEL, p->n), p->add);
 }
 
 static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct product *p = ctx;
+    const struct gemm_product *p = ctx;
     struct gemm_input part = gemm_input_rows(p->in, begin, end);
     (void)thread;
     matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
@@ -726,7 +726,7 @@ static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 
 void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                 bool add, struct pool *pool) {
-    struct product p = {
+    struct gemm_product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
     CHECK(in->k == w->k && (!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
           (!matrix_needs_bf16(w) || in->bf16));
@@ -739,14 +739,14 @@ void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct
 }
 
 static void gemm_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct product *p = ctx;
+    const struct gemm_product *p = ctx;
     (void)thread;
     p->kern->gemm_f32(p->y, p->ldy, p->x, p->ldx, p->rows, p->rows_w, p->ldw, p->k, begin, end,
                       p->add);
 }
 
 static void gemm_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct product *p = ctx;
+    const struct gemm_product *p = ctx;
     (void)thread;
     p->kern->gemm_f32(p->y + begin * p->ldy, p->ldy, p->x + begin * p->ldx, p->ldx, end - begin,
                       p->rows_w, p->ldw, p->k, 0, p->n, p->add);
@@ -754,17 +754,17 @@ static void gemm_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 
 void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w,
           int64_t ldw, int64_t k, int64_t n, bool add, struct pool *pool) {
-    struct product p = {.kern = kernels_get(),
-                        .y = y,
-                        .ldy = ldy,
-                        .n = n,
-                        .x = x,
-                        .ldx = ldx,
-                        .rows = rows,
-                        .rows_w = w,
-                        .ldw = ldw,
-                        .k = k,
-                        .add = add};
+    struct gemm_product p = {.kern = kernels_get(),
+                             .y = y,
+                             .ldy = ldy,
+                             .n = n,
+                             .x = x,
+                             .ldx = ldx,
+                             .rows = rows,
+                             .rows_w = w,
+                             .ldw = ldw,
+                             .k = k,
+                             .add = add};
     struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows >= n)
         pool_run(use, gemm_by_rows, &p, rows, 8);

@@ -75,12 +75,12 @@ static float extreme_of(const float *x, int n) {
     return extreme;
 }
 
-struct range {
+struct value_range {
     float lo, hi;
 };
 
-static struct range range_of(const float *x, int n) {
-    struct range r = {x[0], x[0]};
+static struct value_range range_of(const float *x, int n) {
+    struct value_range r = {x[0], x[0]};
     for (int i = 1; i < n; i++) {
         r.lo = x[i] < r.lo ? x[i] : r.lo;
         r.hi = x[i] > r.hi ? x[i] : r.hi;
@@ -128,7 +128,7 @@ static void signed_round(const float *x, int zero, struct quant_block *s) {
 
 /* The smallest value becomes 0, the largest `top`. */
 static void affine_spread(const float *x, int top, struct quant_block *s) {
-    struct range r = range_of(x, QK);
+    struct value_range r = range_of(x, QK);
     s->scale[0] = (r.hi - r.lo) / (float)top;
     s->min[0] = r.lo;
     float inverse = inverse_of(s->scale[0]);
@@ -310,7 +310,7 @@ static bool affine_solve(struct affine *a, const float *x, const float *w, float
  * top + from upwards by `by`, each with its best scale; the smallest error wins. */
 static void affine_fit(struct affine *best, const float *x, const float *w, int top, float from,
                        float by, int steps) {
-    struct range r = range_of(x, QK);
+    struct value_range r = range_of(x, QK);
     float sum_w = w[0], sum_x = sum_w * x[0];
     for (int i = 1; i < QK; i++) {
         sum_w += w[i];

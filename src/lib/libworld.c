@@ -70,7 +70,7 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
 int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_error *err) {
     struct error inner = {0};
     int16_t own[WORLD_AGENTS] = {0};
-    int64_t n = WORLD_N_ACTIONS * (w->t.rules.words + 1);
+    int64_t n = WORLD_N_ACTIONS * (w->t.rules.vocabulary + 1);
     int rc = OK;
     for (int i = 0; rc == OK && i < w->t.n_agents; i++) {
         if (!w->w.agents[i].alive) continue;

@@ -39,13 +39,13 @@ int document_read_text(const char *doc, size_t len, struct buf *title, struct bu
 }
 
 /* White space is held until a character follows; the widest of several gaps is written. */
-enum gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
+enum text_gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
 struct flow {
     struct buf *out;
-    enum gap gap;
+    enum text_gap gap;
 };
 
-static void flow_gap(struct flow *f, enum gap gap) {
+static void flow_gap(struct flow *f, enum text_gap gap) {
     f->gap = MAX(f->gap, gap);
 }
 

@@ -54,7 +54,7 @@ static const char schema[] =
     "PRAGMA user_version = 1;"
     "COMMIT";
 
-enum statement {
+enum knowledge_statement {
     FILE_GET,
     FILE_PUT,
     FILE_DOCUMENTS,
@@ -129,7 +129,8 @@ static int exec(struct knowledge *k, const char *text, struct error *err) {
 }
 
 /* A prepared statement, created on first use; NULL sets err. */
-static sqlite3_stmt *statement(struct knowledge *k, enum statement which, struct error *err) {
+static sqlite3_stmt *statement(struct knowledge *k, enum knowledge_statement which,
+                               struct error *err) {
     sqlite3_stmt **q = &k->stmts[which];
     if (!*q && sqlite3_prepare_v3(k->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
                    SQLITE_OK) {
@@ -245,8 +246,8 @@ static char *whole_text(const char *title, const char *content) {
     return xasprintf("%s\n%s", title, content);
 }
 
-static int words_write(struct knowledge *k, enum statement which, int64_t id, const char *terms,
-                       struct error *err) {
+static int words_write(struct knowledge *k, enum knowledge_statement which, int64_t id,
+                       const char *terms, struct error *err) {
     sqlite3_stmt *q = statement(k, which, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, id);
@@ -293,7 +294,8 @@ static int chunk_put(struct knowledge *k, int64_t file, int64_t n, const char *t
     return rc;
 }
 
-static int by_id(struct knowledge *k, enum statement which, int64_t id, struct error *err) {
+static int by_id(struct knowledge *k, enum knowledge_statement which, int64_t id,
+                 struct error *err) {
     sqlite3_stmt *q = statement(k, which, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, id);

@@ -15,9 +15,9 @@
 #include <uninorm.h>
 #include <unistr.h>
 
-enum script { NONE, WORD, HAN, HIRAGANA, KATAKANA, HANGUL };
+enum unicode_script { NONE, WORD, HAN, HIRAGANA, KATAKANA, HANGUL };
 
-static enum script script_of(ucs4_t c) {
+static enum unicode_script script_of(ucs4_t c) {
     if ((c >= 0x3041 && c <= 0x309F)) return HIRAGANA;
     if ((c >= 0x30A1 && c <= 0x30FF && c != 0x30FB)) return KATAKANA;
     if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF) || c == 0x3005) return HAN;
@@ -47,25 +47,25 @@ static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct 
 }
 
 /* A run of one script: its bytes and the boundaries of its first and last character. */
-struct run {
-    enum script script;
+struct script_run {
+    enum unicode_script script;
     const char *p;
     size_t bytes, first, last; /* lengths of the whole, of the first and of the last character */
     int chars;
 };
 
 /* The run at *at; advances *at past it. NONE at the end. */
-static struct run run_next(const struct buf *b, size_t *at) {
-    struct run r = {.script = NONE};
+static struct script_run run_next(const struct buf *b, size_t *at) {
+    struct script_run r = {.script = NONE};
     while (*at < b->len) {
         ucs4_t c;
         const uint8_t *p = (const uint8_t *)b->data + *at;
         size_t n = (size_t)u8_mbtouc(&c, p, b->len - *at);
-        enum script s = script_of(c);
+        enum unicode_script s = script_of(c);
         if (r.script && s != r.script) break;
         *at += n;
         if (!s) continue;
-        if (!r.script) r = (struct run){.script = s, .p = (const char *)p, .first = n};
+        if (!r.script) r = (struct script_run){.script = s, .p = (const char *)p, .first = n};
         r.bytes += n;
         r.last = n;
         r.chars++;
@@ -74,9 +74,9 @@ static struct run run_next(const struct buf *b, size_t *at) {
 }
 
 /* Called for each pair of the run's characters, or once for a run that is a word. */
-typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum script s);
+typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum unicode_script s);
 
-static void run_bigrams(const struct run *r, term_fn fn, void *ctx) {
+static void run_bigrams(const struct script_run *r, term_fn fn, void *ctx) {
     if (r->script == WORD) {
         size_t n = r->bytes;
         if (n > TERM_BYTES)
@@ -96,7 +96,7 @@ struct indexed {
     int64_t n;
 };
 
-static void term_add(void *ctx, const char *p, size_t n, enum script s) {
+static void term_add(void *ctx, const char *p, size_t n, enum unicode_script s) {
     struct indexed *x = ctx;
     (void)s;
     buf_add(x->out, p, n);
@@ -109,7 +109,7 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
     struct indexed x = {out, 0};
     size_t at = 0;
     int rc = nfkc_lowercase(text, len, &folded, err);
-    for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
+    for (struct script_run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
         run_bigrams(&r, term_add, &x);
         if (r.script != WORD) term_add(&x, r.p + r.bytes - r.last, r.last, r.script);
     }
@@ -120,7 +120,7 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
 }
 
 /* Words that occur in questions on any subject. */
-static bool is_common(const char *p, size_t n, enum script s) {
+static bool is_common(const char *p, size_t n, enum unicode_script s) {
     static const char words[] =
         " a an and are as at be by can do does for from how i in is it me my "
         "of on or that the this to was what when where which who why will "
@@ -136,12 +136,13 @@ static bool is_common(const char *p, size_t n, enum script s) {
     return false;
 }
 
-struct wanted {
+struct query_terms {
     struct query_term *v;
     int n;
 };
 
-static void query_add(struct wanted *w, const char *p, size_t n, enum script s, bool prefix) {
+static void query_add(struct query_terms *w, const char *p, size_t n, enum unicode_script s,
+                      bool prefix) {
     if (w->n == QUERY_TERMS) return;
     for (int i = 0; i < w->n; i++)
         if (strlen(w->v[i].text) == n && memcmp(w->v[i].text, p, n) == 0) return;
@@ -150,16 +151,16 @@ static void query_add(struct wanted *w, const char *p, size_t n, enum script s, 
     memcpy(t->text, p, n);
 }
 
-static void wanted_add(void *ctx, const char *p, size_t n, enum script s) {
+static void wanted_add(void *ctx, const char *p, size_t n, enum unicode_script s) {
     query_add(ctx, p, n, s, false);
 }
 
 int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err) {
     struct buf folded = {0};
-    struct wanted w = {out, 0};
+    struct query_terms w = {out, 0};
     size_t at = 0;
     int rc = nfkc_lowercase(text, strlen(text), &folded, err);
-    for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
+    for (struct script_run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
         if (r.script != WORD && r.chars == 1)
             query_add(&w, r.p, r.bytes, r.script, true);
         else

@@ -275,7 +275,7 @@ json_t *facts_extract(const char *text) {
 
 /* The terms of a text, sorted: [n] pointers into the output of terms_index, where a blank ends each
  * term. */
-struct said {
+struct term_set {
     struct buf terms;
     const char **v;
     int64_t n;
@@ -289,9 +289,9 @@ static int word_order(const void *a, const void *b) {
     return order ? order : (n > m) - (n < m);
 }
 
-static void said_read(struct said *s, const char *text) {
+static void said_read(struct term_set *s, const char *text) {
     struct error err;
-    *s = (struct said){0};
+    *s = (struct term_set){0};
     if (terms_index(text, strlen(text), &s->terms, &s->n, &err) != OK) s->n = 0;
     s->v = xcalloc((size_t)s->n + 1, sizeof *s->v);
     const char *p = s->terms.data;
@@ -299,12 +299,12 @@ static void said_read(struct said *s, const char *text) {
     qsort(s->v, (size_t)s->n, sizeof *s->v, word_order);
 }
 
-static void said_release(struct said *s) {
+static void said_release(struct term_set *s) {
     free(s->v);
     buf_release(&s->terms);
 }
 
-static bool term_was_said(const struct said *s, const struct query_term *t) {
+static bool term_was_said(const struct term_set *s, const struct query_term *t) {
     const char *text = t->text;
     int64_t lo = 0, hi = s->n; /* finds the first term that does not sort before t */
     while (lo < hi) {
@@ -321,7 +321,7 @@ static bool term_was_said(const struct said *s, const struct query_term *t) {
 
 /* True if the text contains at least half of a fact's terms, by weight, and at least one that is
  * not a common word. */
-static bool fact_is_grounded(const char *text, const struct said *said) {
+static bool fact_is_grounded(const char *text, const struct term_set *said) {
     struct query_term terms[QUERY_TERMS];
     struct error err;
     double all = 0, there = 0;
@@ -339,7 +339,7 @@ static bool fact_is_grounded(const char *text, const struct said *said) {
 
 json_t *facts_filter_grounded(const json_t *facts, const char *text) {
     json_t *out = json_object(), *v, *member;
-    struct said said;
+    struct term_set said;
     const char *key;
     size_t i;
     said_read(&said, text);

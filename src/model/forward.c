@@ -56,7 +56,7 @@ struct gemm_task {
 };
 
 /* Rows that attend together: consecutive rows of a sequence. */
-struct block {
+struct query_block {
     int32_t begin, end;
 };
 
@@ -73,13 +73,13 @@ struct forward {
     float *k, *v;                   /* [B, K·E] before they enter the cache */
     float *gate, *up;               /* [B, F] */
     float *hidden;                  /* [B, D] final-norm rows of out_rows */
-    float *low;                     /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *lora_hidden;             /* [MAX_FUSED][B, RANK_CHUNK] */
     float *scores;                  /* [threads][MAX_QUERIES][slot_len] */
     float *cos, *sin;               /* [slot_len, E/2] */
     float *cos_local, *sin_local;   /* the same for local layers */
     float *signs;                   /* [threads][widest matrix]: a factor of a perturbation */
-    struct block *blocks;           /* [B] */
-    struct batch_row *kept;         /* [B] in the last layer: the rows with requested results, */
+    struct query_block *blocks;     /* [B] */
+    struct batch_row *kept_rows;    /* [B] in the last layer: the rows with requested results, */
     struct lora_segment *kept_segs; /* [B] their segments, */
     int32_t *kept_outs;             /* [B] and their indices: 0, 1, … */
     int64_t *attend_cost;           /* [B + 1] cost of the blocks before block i */
@@ -133,7 +133,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->up = slab_take(base, &used, rows * ff * fl);
     used = MAX(used, end);
     f->hidden = slab_take(base, &used, rows * d * fl);
-    f->low = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
+    f->lora_hidden = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
     f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
     f->cos = slab_take(base, &used, rope * fl);
     f->sin = slab_take(base, &used, rope * fl);
@@ -143,7 +143,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     }
     f->signs = slab_take(base, &used, threads * widest * fl);
     f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
-    f->kept = slab_take(base, &used, rows * sizeof *f->kept);
+    f->kept_rows = slab_take(base, &used, rows * sizeof *f->kept_rows);
     f->kept_segs = slab_take(base, &used, rows * sizeof *f->kept_segs);
     f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
@@ -407,7 +407,7 @@ static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm
     return most;
 }
 
-struct product {
+struct projection {
     enum proj p;
     float *y; /* [B, out] */
     bool add; /* accumulate into y, which holds the residual stream */
@@ -438,10 +438,10 @@ static const struct lora_segment *segment_of(const struct forward *f, int64_t i)
  * DoRA add their base product from there with the same single addition as without any DoRA row, so
  * their bits are independent of the other rows of the batch.
  */
-struct dora_job {
+struct dora_forward_job {
     const struct forward *f;
-    const struct product *v;
-    const float *aside; /* [B, out] or NULL */
+    const struct projection *v;
+    const float *dora_out; /* [B, out] or NULL */
     int64_t out;
 };
 
@@ -451,36 +451,37 @@ static bool dora_any(const struct forward *f, enum proj p) {
     return false;
 }
 
-static float *dora_aside(const struct forward *f, const struct product *v, int n) {
+static float *dora_aside(const struct forward *f, const struct projection *v, int n) {
     if (!v->add || !dora_any(f, v->p)) return NULL;
     CHECK(n == 1 && proj_out(&f->m->config, v->p) == f->m->config.d_model);
     return f->h;
 }
 
 static void plain_add_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct dora_job *j = ctx;
+    const struct dora_forward_job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         if (dora_mult(j->f, segment_of(j->f, i), j->v->p)) continue;
         float *y = j->v->y + i * j->out;
-        for (int64_t n = 0; n < j->out; n++) y[n] += j->aside[i * j->out + n];
+        for (int64_t n = 0; n < j->out; n++) y[n] += j->dora_out[i * j->out + n];
     }
 }
 
 static void dora_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct dora_job *j = ctx;
+    const struct dora_forward_job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         const float *mult = dora_mult(j->f, segment_of(j->f, i), j->v->p);
         float *y = j->v->y + i * j->out;
         for (int64_t n = 0; mult && n < j->out; n++)
-            y[n] = j->aside ? y[n] + mult[n] * j->aside[i * j->out + n] : mult[n] * y[n];
+            y[n] = j->dora_out ? y[n] + mult[n] * j->dora_out[i * j->out + n] : mult[n] * y[n];
     }
 }
 
-static void dora_run(const struct forward *f, const struct product *v, const float *aside,
+static void dora_run(const struct forward *f, const struct projection *v, const float *aside,
                      pool_fn fn) {
-    struct dora_job j = {.f = f, .v = v, .aside = aside, .out = proj_out(&f->m->config, v->p)};
+    struct dora_forward_job j = {
+        .f = f, .v = v, .dora_out = aside, .out = proj_out(&f->m->config, v->p)};
     pool_run(pool_for(f, 4 * f->n_rows * j.out), fn, &j, f->n_rows, 1);
 }
 
@@ -494,9 +495,9 @@ struct epilogue {
 /* The second halves of a round's low-rank parts, and the epilogue. */
 struct lora_up {
     const struct forward *f;
-    const struct product *v;
+    const struct projection *v;
     int n;
-    float *aside;
+    float *dora_out;
     int64_t r0; /* the round's first rank */
     struct epilogue after;
 };
@@ -508,8 +509,8 @@ static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, 
     const struct forward *f = b->f;
     const enum proj proj = b->v[i].p;
     const int64_t n = proj_out(&f->m->config, proj), rows = end - begin;
-    const float *t = f->low + (i * (int64_t)f->o.max_rows + begin) * RANK_CHUNK;
-    float *y = (b->aside && dora_mult(f, g, proj) ? b->aside : b->v[i].y) + begin * n;
+    const float *t = f->lora_hidden + (i * (int64_t)f->o.max_rows + begin) * RANK_CHUNK;
+    float *y = (b->dora_out && dora_mult(f, g, proj) ? b->dora_out : b->v[i].y) + begin * n;
     int64_t at = -b->r0; // index in t of the part's first rank
     for (int32_t k = 0; k < g->n_parts && at < RANK_CHUNK; k++) {
         const struct lora_part *p = &g->parts[k];
@@ -558,7 +559,7 @@ static void lora_up_run(struct forward *f, struct lora_up *b) {
 }
 
 /* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, then the epilogue. */
-static void products_run(struct forward *f, const struct gemm_input *in, const struct product *v,
+static void products_run(struct forward *f, const struct gemm_input *in, const struct projection *v,
                          int n, struct epilogue after) {
     const struct model_layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
@@ -571,13 +572,13 @@ static void products_run(struct forward *f, const struct gemm_input *in, const s
     for (int64_t r0 = 0, most;; r0 += RANK_CHUNK) {
         most = f->b_cost = 0;
         for (int i = 0; i < n; i++) {
-            int64_t ranks = lora_down_tasks(f, v[i].p, in, f->low + i * low, r0);
+            int64_t ranks = lora_down_tasks(f, v[i].p, in, f->lora_hidden + i * low, r0);
             most = MAX(most, ranks);
         }
         jobs_run(f);
         if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
         if (most <= 0) break;
-        struct lora_up b = {.f = f, .v = v, .n = n, .aside = aside, .r0 = r0};
+        struct lora_up b = {.f = f, .v = v, .n = n, .dora_out = aside, .r0 = r0};
         const bool last = most <= RANK_CHUNK && !dora;
         if (last) b.after = after;
         lora_up_run(f, &b);
@@ -697,9 +698,11 @@ static void head_override(struct forward *f, const struct vocab_override *t, int
     pool_run(pool_for(f, rows * t->n * d), head_ids, &j, rows, 1);
     for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
         int64_t r = MIN(lo->r - r0, RANK_CHUNK);
-        gemm(f->low, RANK_CHUNK, j.hidden, d, rows, lo->a + r0 * d, d, d, r, false, f->o.pool);
-        for (int64_t i = 0; i < rows; i++) f->kern->scale(f->low + i * RANK_CHUNK, lo->scale, r);
-        gemm(j.logits, vocab, f->low, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
+        gemm(f->lora_hidden, RANK_CHUNK, j.hidden, d, rows, lo->a + r0 * d, d, d, r, false,
+             f->o.pool);
+        for (int64_t i = 0; i < rows; i++)
+            f->kern->scale(f->lora_hidden + i * RANK_CHUNK, lo->scale, r);
+        gemm(j.logits, vocab, f->lora_hidden, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
              f->o.pool);
     }
     if (lo->mult) pool_run(pool_for(f, rows * vocab), head_mult, &j, rows, 1);
@@ -763,7 +766,7 @@ static void residual_project(struct forward *f, const struct gemm_input *in, enu
     struct residual_branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
     struct epilogue after = {b.bias || b.norm ? branch_rows : NULL, &b,
                              4 * in->rows * f->m->config.d_model};
-    products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1, after);
+    products_run(f, in, &(struct projection){p, norm ? f->h : f->x, !norm}, 1, after);
 }
 
 static void rope_row(const struct forward *f, float *x, int64_t pos) {
@@ -920,7 +923,7 @@ static void attention_queries(const struct forward *f, const struct attention_bl
 }
 
 /* One kv head of one block: a single row's heads together, or the rows of each head in turn. */
-static void attend_item(const struct forward *f, int32_t head, const struct block *b,
+static void attend_item(const struct forward *f, int32_t head, const struct query_block *b,
                         float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
@@ -989,8 +992,8 @@ static void attention_run(struct forward *f) {
 static void blocks_make(struct forward *f) {
     f->n_blocks = 0;
     for (int32_t i = 0; i < f->n_rows;) {
-        struct block *b = &f->blocks[f->n_blocks++];
-        *b = (struct block){i, i};
+        struct query_block *b = &f->blocks[f->n_blocks++];
+        *b = (struct query_block){i, i};
         do b->end++;
         while (b->end < f->n_rows && b->end - i < MAX_QUERIES &&
                f->rows[b->end].slot == f->rows[i].slot);
@@ -1019,10 +1022,10 @@ static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t 
         size_t from = (size_t)wanted[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
         memmove(f->h + to * d, f->h + from * d, d * sizeof *f->h);
-        f->kept[i] = f->rows[from];
+        f->kept_rows[i] = f->rows[from];
         f->kept_outs[i] = i;
     }
-    f->rows = f->kept;
+    f->rows = f->kept_rows;
     f->segs = f->kept_segs;
     f->n_rows = n;
     f->n_segs = n_segs;
@@ -1032,7 +1035,7 @@ static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t 
 /* Computes queries, and keys and values into the cache, from the norm in f->h. */
 static void qkv_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
-    const struct product qkv[] = {
+    const struct projection qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
     struct gemm_input in = gemm_input_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
                                           f->in_scratch, f->o.pool);
@@ -1047,8 +1050,8 @@ static void qkv_run(struct forward *f) {
 static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
-    const struct product kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
-                         q = {PROJ_Q, f->q, false};
+    const struct projection kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
+                            q = {PROJ_Q, f->q, false};
     struct gemm_input in =
         gemm_input_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
     products_run(
@@ -1092,7 +1095,7 @@ static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted
     bool gated = !c->arch->ungated;
     in = gemm_input_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows,
                         f->in_scratch, f->o.pool);
-    const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
+    const struct projection gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
     products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1,
                  (struct epilogue){act_rows, f, 8 * rows * c->d_ff});
     in = gemm_input_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);

@@ -62,17 +62,17 @@ struct gguf {
 };
 
 /* Reads past the end give zeros and set `bad`, so that a run of reads needs one check. */
-struct cursor {
+struct gguf_cursor {
     const uint8_t *data;
     size_t size, pos;
     bool bad;
 };
 
-static size_t cursor_left(const struct cursor *c) {
+static size_t cursor_left(const struct gguf_cursor *c) {
     return c->size - c->pos;
 }
 
-static const uint8_t *cursor_take(struct cursor *c, uint64_t n) {
+static const uint8_t *cursor_take(struct gguf_cursor *c, uint64_t n) {
     if (c->bad || n > cursor_left(c)) {
         c->bad = true;
         return NULL;
@@ -82,19 +82,19 @@ static const uint8_t *cursor_take(struct cursor *c, uint64_t n) {
     return p;
 }
 
-static uint64_t cursor_uint(struct cursor *c, size_t size) {
+static uint64_t cursor_uint(struct gguf_cursor *c, size_t size) {
     uint64_t value = 0;
     const uint8_t *p = cursor_take(c, size);
     if (p) memcpy(&value, p, size);
     return value;
 }
 
-static const uint8_t *cursor_string(struct cursor *c, uint64_t *len) {
+static const uint8_t *cursor_string(struct gguf_cursor *c, uint64_t *len) {
     *len = cursor_uint(c, 8);
     return cursor_take(c, *len);
 }
 
-static void array_read(struct cursor *c, struct gguf_kv *kv) {
+static void array_read(struct gguf_cursor *c, struct gguf_kv *kv) {
     kv->element = (uint32_t)cursor_uint(c, 4);
     kv->n = cursor_uint(c, 8);
     kv->data = c->data + c->pos;
@@ -111,7 +111,7 @@ static void array_read(struct cursor *c, struct gguf_kv *kv) {
     }
 }
 
-static int kv_read(struct cursor *c, struct gguf_kv *kv, struct error *err) {
+static int kv_read(struct gguf_cursor *c, struct gguf_kv *kv, struct error *err) {
     kv->key = (const char *)cursor_string(c, &kv->key_len);
     if (c->bad || kv->key_len == 0 || kv->key_len > 0xFFFF)
         return error_set(err, ERR_FORMAT,
@@ -137,7 +137,7 @@ static int kv_compare(const void *a, const void *b) {
     return order ? order : x->key_len < y->key_len ? -1 : x->key_len > y->key_len;
 }
 
-static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
+static int metadata_read(struct gguf *g, struct gguf_cursor *c, struct error *err) {
     /* The shortest entry: 8 + 1 bytes of key, 4 of type, 1 of value. */
     if (g->n_kv > cursor_left(c) / 14)
         return error_set(err, ERR_FORMAT, "%llu metadata entries do not fit the file",
@@ -171,7 +171,7 @@ static const char *ggml_type_text(uint32_t type, char out[16]) {
     return out;
 }
 
-static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *elements,
+static int tensor_dims(struct tensor_info *t, struct gguf_cursor *c, int64_t *elements,
                        struct error *err) {
     uint64_t n_dims = cursor_uint(c, 4), product = 1;
     if (c->bad || n_dims < 1 || n_dims > 4)
@@ -194,7 +194,7 @@ static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *element
 
 /* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is
  * added to `unsupported`, and t->size stays 0. */
-static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset,
+static int tensor_read(struct tensor_info *t, struct gguf_cursor *c, uint64_t *offset,
                        struct tensor_errors *unsupported, struct error *err) {
     uint64_t len;
     int64_t elements = 0;
@@ -251,7 +251,8 @@ static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start
     return OK;
 }
 
-static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, struct error *err) {
+static int tensors_read(struct gguf *g, struct gguf_cursor *c, uint64_t n_tensors,
+                        struct error *err) {
     /* The shortest entry: 8 + 1 bytes of name, 4 + 8 of dims, 4 of type, 8 of offset. */
     if (n_tensors > cursor_left(c) / 33 || n_tensors > INT32_MAX)
         return error_set(err, ERR_FORMAT, "%llu tensors do not fit the file",
@@ -289,7 +290,7 @@ static int alignment_read(struct gguf *g, struct error *err) {
 }
 
 static int gguf_parse(struct gguf *g, struct error *err) {
-    struct cursor c = {.data = g->map.data, .size = g->map.size};
+    struct gguf_cursor c = {.data = g->map.data, .size = g->map.size};
     const uint8_t *magic = cursor_take(&c, 4);
     if (!magic || memcmp(magic, "GGUF", 4) != 0)
         return error_set(err, ERR_FORMAT, "not a GGUF file");
@@ -649,7 +650,7 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens,
                         struct arena *arena, struct error *err) {
     enum { STRING_MAX = 1 << 20 };
-    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has checked it */
+    struct gguf_cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has checked it */
     uint64_t len, total = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         cursor_string(&c, &len);
@@ -1134,7 +1135,7 @@ static int padding_put(struct atomic_file *w, struct error *err) {
 enum { ROWS_AT_ONCE = 256 };
 
 /* The state of writing rows of one weight to a file. */
-struct encoding {
+struct row_encoding {
     const struct model *m;
     const struct weight_info *w;
     enum tensor_type type;
@@ -1148,7 +1149,7 @@ struct encoding {
 
 /* Scales are f16: larger values and NaN would be lost. For rows that were copied, the scratch holds
  * older numbers, which passed the check. */
-static bool row_fits(const struct encoding *e, const float *row) {
+static bool row_fits(const struct row_encoding *e, const float *row) {
     if (!tensor_type_is_quantized(e->type)) return true;
     for (int64_t i = 0; i < e->w->k; i++)
         if (!(row[i] >= -65504.0f && row[i] <= 65504.0f)) return false;
@@ -1156,7 +1157,7 @@ static bool row_fits(const struct encoding *e, const float *row) {
 }
 
 static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
-    struct encoding *e = ctx;
+    struct row_encoding *e = ctx;
     float *scratch = e->scratch + (size_t)thread * e->longest;
     size_t bytes = tensor_row_bytes(e->type, e->w->k);
     for (int64_t i = begin; i < end; i++) {
@@ -1167,13 +1168,13 @@ static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* A bias is one row, so the order applies to its elements. */
-static void elements_order(struct encoding *e, const int32_t *order) {
+static void elements_order(struct row_encoding *e, const int32_t *order) {
     float *v = (float *)(void *)e->out;
     memcpy(e->scratch, v, sizeof(*v) * (size_t)e->w->k);
     for (int64_t i = 0; i < e->w->k; i++) v[i] = e->scratch[order[i]];
 }
 
-static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *pool,
+static int weight_put(struct atomic_file *out, struct row_encoding *e, struct pool *pool,
                       struct progress *p, int64_t *done, struct error *err) {
     const struct weight_info *w = e->w;
     bool permute = w->rope_heads > 0 && e->m->config.arch->gguf_permuted;
@@ -1210,7 +1211,7 @@ static int rope_freqs_put(struct atomic_file *out, const struct model_config *c,
 static int weights_put(struct atomic_file *out, const struct model *m, const struct quant_scheme *q,
                        struct pool *pool, struct progress *p, struct error *err) {
     const struct model_config *c = &m->config;
-    struct encoding e = {.m = m};
+    struct row_encoding e = {.m = m};
     struct weight_info w;
     int64_t done = 0;
     int rc = has_rope_freqs(c) ? rope_freqs_put(out, c, err) : OK;

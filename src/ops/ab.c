@@ -103,10 +103,10 @@ static void experiment_clear(struct ab_experiment *e) {
 }
 
 static void problem_set(struct ab *ab, struct ab_experiment *e, const char *problem) {
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     free(e->problem);
     e->problem = problem ? xstrdup(problem) : NULL;
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
     if (problem) log_warn("A/B '%s': %s", e->name, problem);
 }
 
@@ -200,10 +200,10 @@ static bool event_known(struct ab_experiment *e, json_t *event) {
 }
 
 static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     bool sound = event_known(e, event);
     e->seq += sound;
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
     if (sound) return OK;
     return error_set(err, ERR_FORMAT,
                      "'%s': event %lld of A/B '%s' is damaged; put the file back from a copy, or "
@@ -308,13 +308,13 @@ static void promotions_restore(struct ab *ab, const struct strings *models) {
 
 void ab_end_promotion(struct ab *ab, const char *name) {
     struct error err;
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     json_t *v = promoted_get(ab, name), *none = json_object();
     if (v && store_document_put(ab->store, "promoted", name, none, &err) != OK)
         log_warn("'%s': %s", name, err.text);
     json_decref(v);
     json_decref(none);
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
 }
 
 /* Stores that the model's name refers to the winner, whose content differs from `now`. "from" is
@@ -426,7 +426,7 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
 
 int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at) {
     struct ab_experiment *e = experiment_of(ab, arm);
-    if (arm->spare) return -1;
+    if (arm->ignored) return -1;
     if (e) experiment_decide(ab, e);
     if (!e || e->state != RUNNING || e->test.decision != SEQUENTIAL_CONTINUE) return -1;
     if (at < 0 && e->once && arm->user && user_has_outcome(e, arm->user)) return -1;
@@ -478,14 +478,14 @@ static void arm_assign(const struct ab *ab, struct ab_experiment *e, struct ab_a
     struct rng r = rng_make(key, RNG_SELECT, id, step);
     double at = (double)rng_uniform(&r), smaller = fmin(e->share, 1 - e->share);
     arm->side = at < e->share;
-    arm->spare = fabs(at - e->share) > smaller;
+    arm->ignored = fabs(at - e->share) > smaller;
 }
 
 struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
                           char **name) {
     struct adapter *assigned = NULL;
     *arm = (struct ab_arm){0};
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     struct ab_experiment *e = experiment_on(ab, model);
     if (e && e->arms[0]) {
         arm->run = e->run;
@@ -496,7 +496,7 @@ struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, st
         assigned = adapter_retain(e->arms[arm->side]);
         *name = xstrdup(spec_text(e, "names", arm->side));
     }
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
     return assigned;
 }
 
@@ -537,10 +537,10 @@ static json_t *start_event(const struct ab_spec *p) {
 static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
     struct ab_experiment *e = xcalloc(1, sizeof *e);
     snprintf(e->name, sizeof e->name, "%s", name);
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     ab->v = xrealloc(ab->v, sizeof *ab->v * (size_t)(ab->n + 1));
     ab->v[ab->n++] = e;
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
     return e;
 }
 
@@ -577,9 +577,9 @@ static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *even
     if (rc == OK && !e) e = experiment_new(ab, p->name);
     if (rc == OK) rc = event_apply(ab, e, event, err);
     if (rc == OK) {
-        pthread_mutex_lock(&ab->table);
+        pthread_mutex_lock(&ab->table_lock);
         for (int k = 0; k < 2; k++) e->arms[k] = adapter_retain(p->arms[k]);
-        pthread_mutex_unlock(&ab->table);
+        pthread_mutex_unlock(&ab->table_lock);
         experiment_count(ab, e);
         *out = experiment_json(e);
     }
@@ -596,9 +596,9 @@ json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
                   p->names[1]);
         return NULL;
     }
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     experiment_start(ab, p, start_event(p), &out, err);
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return out;
 }
 
@@ -644,8 +644,8 @@ struct ab *ab_open(const struct ab_options *o, struct error *err) {
     struct ab *ab = xcalloc(1, sizeof *ab);
     *ab = (struct ab){.o = *o, .path = xstrdup(o->path)};
     ab->o.path = ab->path;
-    pthread_mutex_init(&ab->disk, NULL);
-    pthread_mutex_init(&ab->table, NULL);
+    pthread_mutex_init(&ab->store_lock, NULL);
+    pthread_mutex_init(&ab->table_lock, NULL);
     ab->store = store_open(ab->path, err);
     if (ab->store && experiments_read(ab, err) == OK && feedback_open(ab, err) == OK) return ab;
     ab_close(ab);
@@ -679,37 +679,37 @@ void ab_close(struct ab *ab) {
 
 json_t *ab_list(struct ab *ab) {
     json_t *list = json_array();
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     for (int i = 0; i < ab->n; i++)
         if (ab->v[i]->state != DELETED) json_array_append_new(list, experiment_json(ab->v[i]));
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return list;
 }
 
 json_t *ab_get(struct ab *ab, const char *name, struct error *err) {
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     const struct ab_experiment *e = experiment_live(ab, name, err);
     json_t *out = e ? experiment_json(e) : NULL;
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return out;
 }
 
 json_t *ab_stop(struct ab *ab, const char *name, struct error *err) {
     json_t *out = NULL;
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     struct ab_experiment *e = experiment_live(ab, name, err);
     if (e && e->state != RUNNING)
         error_set(err, ERR_STATE, "the experiment '%s' has ended already", name);
     else if (e && event_add(ab, e, event_new("stop"), err) == OK)
         out = experiment_json(e);
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return out;
 }
 
 json_t *ab_delete(struct ab *ab, const char *name, struct error *err) {
     json_t *out = NULL;
     struct metrics *m = ab->o.metrics;
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     struct ab_experiment *e = experiment_live(ab, name, err);
     if (e) out = experiment_json(e);
     if (e && event_add(ab, e, event_new("delete"), err) == OK) {
@@ -719,6 +719,6 @@ json_t *ab_delete(struct ab *ab, const char *name, struct error *err) {
         json_decref(out);
         out = NULL;
     }
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return out;
 }

@@ -17,7 +17,7 @@
 
 enum { SAMPLES = 64, MESSAGES = 64, REPEAT_SECONDS = 4 * 3600, SEND_SECONDS = 5, MAX_WAIT = 600 };
 
-enum state { INACTIVE, PENDING, FIRING };
+enum alert_status { INACTIVE, PENDING, FIRING };
 static const char *const state_names[] = {"inactive", "pending", "firing"};
 
 struct sample {
@@ -25,11 +25,11 @@ struct sample {
     struct metric_aggregate a, b;
 };
 struct alert_state {
-    enum state state;
-    double value, since, told;   /* `since`: start of the state; `told`: last message; both on the
-                                  * caller's clock */
-    int64_t began;               /* start of the state, unix seconds */
-    struct sample past[SAMPLES]; /* a ring */
+    enum alert_status state;
+    double value, since, last_message_at; /* `since`: start of the state; `told`: last message; both
+                                           * on the caller's clock */
+    int64_t state_began_at;               /* start of the state, unix seconds */
+    struct sample past[SAMPLES];          /* a ring */
     int n, next;
     struct metric *firing;
 };
@@ -46,7 +46,7 @@ struct alerts {
     bool running, quit;
     pthread_mutex_t lock;
     pthread_cond_t stop;
-    struct alert_state watches[N_ALERT_RULES];
+    struct alert_state states[N_ALERT_RULES];
     struct message messages[MESSAGES]; /* [n_messages], oldest first */
     int n_messages;
     uint64_t sent, failed;
@@ -131,7 +131,7 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
                           const struct alert_state *w, bool over) {
     char begun[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
     const char *status = over ? "resolved" : "firing";
-    time_write(begun, w->began);
+    time_write(begun, w->state_began_at);
     if (over) time_write(ended, (int64_t)time(NULL));
     json_t *labels = json_pack("{s:s,s:s,s:s}", "alertname", r->name, "severity", r->severity,
                                "instance", a->o.source),
@@ -178,29 +178,29 @@ static void message_add(struct alerts *a, struct message m) {
 
 static void tell(struct alerts *a, int i, double now, bool over) {
     const struct alert_rule *r = &alert_rules[i];
-    struct alert_state *w = &a->watches[i];
-    w->told = now;
+    struct alert_state *w = &a->states[i];
+    w->last_message_at = now;
     if (over)
         log_info("alert %s is over", r->name);
     else
         log_warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
     for (int k = 0; a->o.webhooks && k < a->o.webhooks->n; k++)
         message_add(a, (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, over), 0, 0});
-    for (int k = 0; a->o.slacks && k < a->o.slacks->n; k++)
-        message_add(a, (struct message){a->o.slacks->v[k], slack_body(a, r, w, over), 0, 0});
+    for (int k = 0; a->o.slack_urls && k < a->o.slack_urls->n; k++)
+        message_add(a, (struct message){a->o.slack_urls->v[k], slack_body(a, r, w, over), 0, 0});
 }
 
 /* states */
 
-static void state_set(struct alert_state *w, enum state state, double now) {
+static void state_set(struct alert_state *w, enum alert_status state, double now) {
     w->state = state;
     w->since = now;
-    w->began = (int64_t)time(NULL);
+    w->state_began_at = (int64_t)time(NULL);
 }
 
 static void step(struct alerts *a, int i, double now, double value) {
     const struct alert_rule *r = &alert_rules[i];
-    struct alert_state *w = &a->watches[i];
+    struct alert_state *w = &a->states[i];
     bool bad = holds(r, value, w->state == FIRING);
     w->value = value;
     if (!bad) {
@@ -212,7 +212,7 @@ static void step(struct alerts *a, int i, double now, double value) {
     if (w->state == PENDING && now - w->since >= r->lasts) {
         state_set(w, FIRING, now);
         tell(a, i, now, false);
-    } else if (w->state == FIRING && now - w->told >= REPEAT_SECONDS) {
+    } else if (w->state == FIRING && now - w->last_message_at >= REPEAT_SECONDS) {
         tell(a, i, now, false);
     }
     metric_set(w->firing, w->state == FIRING);
@@ -224,7 +224,7 @@ void alerts_evaluate(struct alerts *a, double now) {
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        struct alert_state *w = &a->watches[i];
+        struct alert_state *w = &a->states[i];
         bool two = r->form == ALERT_RATIO || r->form == ALERT_USAGE || r->form == ALERT_RATE ||
                    r->form == ALERT_RATE_RATIO;
         struct sample s = {.at = now};
@@ -299,15 +299,15 @@ static int addresses_check(const struct strings *v, struct error *err) {
 }
 
 struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err) {
-    if (addresses_check(o->webhooks, err) != OK || addresses_check(o->slacks, err) != OK)
+    if (addresses_check(o->webhooks, err) != OK || addresses_check(o->slack_urls, err) != OK)
         return NULL;
     struct alerts *a = xcalloc(1, sizeof *a);
     *a = (struct alerts){.m = m, .o = *o};
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->stop, NULL);
     for (int i = 0; i < N_ALERT_RULES; i++) {
-        a->watches[i].firing = metric_get(m, METRIC_ALERTS, alert_rules[i].name);
-        a->watches[i].value = NAN;
+        a->states[i].firing = metric_get(m, METRIC_ALERTS, alert_rules[i].name);
+        a->states[i].value = NAN;
     }
     a->running = o->seconds > 0;
     if (a->running) CHECK(pthread_create(&a->thread, NULL, alerts_thread, a) == 0);
@@ -330,13 +330,14 @@ json_t *alerts_json(struct alerts *a) {
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        const struct alert_state *w = &a->watches[i];
+        const struct alert_state *w = &a->states[i];
         if (r->form == ALERT_ABSENT || r->form == ALERT_RESTARTS) continue;
         json_array_append_new(
-            list, json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",
-                            r->severity, "summary", r->summary, "state", state_names[w->state],
-                            "value", isfinite(w->value) ? json_real(w->value) : json_null(),
-                            "limit", r->limit, "since", (json_int_t)w->began, "for", r->lasts));
+            list,
+            json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",
+                      r->severity, "summary", r->summary, "state", state_names[w->state], "value",
+                      isfinite(w->value) ? json_real(w->value) : json_null(), "limit", r->limit,
+                      "since", (json_int_t)w->state_began_at, "for", r->lasts));
     }
     json_t *v =
         json_pack("{s:o,s:{s:I,s:I,s:i}}", "alerts", list, "messages", "sent", (json_int_t)a->sent,

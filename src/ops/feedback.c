@@ -107,13 +107,13 @@ void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply) {
         r.bytes = 0;
     }
     r.bytes += strlen(r.model) + (r.key ? strlen(r.key) : 0) + sizeof r;
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     struct feedback_log *all = ab->replies;
     key_share_enforce(all, &r);
     while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_remove(all);
     all->v[(all->first + all->n++) % REPLIES] = r;
     all->bytes += r.bytes;
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
 }
 
 static json_t *reply_row(const struct kept_reply *r) {
@@ -129,19 +129,19 @@ static json_t *reply_row(const struct kept_reply *r) {
         json_object_set_new(row, "arm",
                             json_pack("{s:s,s:I,s:I,s:i,s:b}", "name", r->arm.name, "run",
                                       (json_int_t)r->arm.run, "user", (json_int_t)r->arm.user,
-                                      "side", r->arm.side, "spare", r->arm.spare));
+                                      "side", r->arm.side, "spare", r->arm.ignored));
     return row;
 }
 
 static json_t *reply_find(struct ab *ab, const char *id) {
     struct feedback_log *all = ab->replies;
     json_t *row = NULL;
-    pthread_mutex_lock(&ab->table);
+    pthread_mutex_lock(&ab->table_lock);
     for (int i = 0; i < all->n && !row; i++) {
         const struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
         if (strcmp(r->id, id) == 0) row = reply_row(r);
     }
-    pthread_mutex_unlock(&ab->table);
+    pthread_mutex_unlock(&ab->table_lock);
     return row;
 }
 
@@ -221,7 +221,7 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
                          .user = json_integer_value(json_object_get(v, "user")),
                          .side = json_integer_value(json_object_get(v, "side")) == 1,
-                         .spare = json_is_true(json_object_get(v, "spare"))};
+                         .ignored = json_is_true(json_object_get(v, "spare"))};
     snprintf(arm.name, sizeof arm.name, "%s", json_get_string(v, "name"));
     *place = at ? json_integer_value(at) : -1;
     return arm;
@@ -295,9 +295,9 @@ int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *ke
     *why = FEEDBACK_NOT_REFUSED;
     if (!ab->replies)
         return error_set(err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     int rc = rating_store(ab, o, key, counted, why, err);
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     if (rc == OK) rating_count(ab, o->score);
     return rc;
 }
@@ -325,10 +325,10 @@ static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struc
 }
 
 json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err) {
-    pthread_mutex_lock(&ab->disk);
+    pthread_mutex_lock(&ab->store_lock);
     json_t *rows = rows_after(ab->store, after, limit, err);
     *more = after + (int64_t)json_array_size(rows) < ab->n_rated;
-    pthread_mutex_unlock(&ab->disk);
+    pthread_mutex_unlock(&ab->store_lock);
     return rows;
 }
 

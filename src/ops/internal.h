@@ -14,7 +14,7 @@ struct feedback_log;
  * changed with both held and read with either. */
 struct ab {
     struct ab_options o;
-    pthread_mutex_t disk, table;
+    pthread_mutex_t store_lock, table_lock;
     struct store *store;
     char *path;
     int64_t n_rated;          /* number of events in the log "feedback" */

@@ -35,18 +35,18 @@
 
 enum { RANDOM_BYTES = 32, TAIL = 4, SENT_MAX = 512, PAGE = 256, DAY = 86400 };
 
-struct count {
+struct usage_count {
     int64_t requests, prompt, completion;
 };
 struct key_usage {
     int64_t day; /* day of `today`, counted from 1970 */
-    struct count today, all;
+    struct usage_count today, all;
     int64_t last; /* time of the last use, in seconds */
 };
 struct token_bucket {
     double level, at;
 };
-struct key {
+struct api_key {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
     bool fixed, token; /* fixed: in memory only; a token is fixed too */
     int64_t created, revoked;
@@ -55,16 +55,17 @@ struct key {
     struct key_usage used, unsaved;
 };
 struct keys {
-    pthread_mutex_t disk; /* protects the store and `seq`, the number of log events in the table */
+    pthread_mutex_t
+        store_lock; /* protects the store and `seq`, the number of log events in the table */
     struct store *store;
     char *path;
     int64_t seq;
-    pthread_mutex_t table; /* protects the fields below */
-    struct key *v;         /* [n] */
+    pthread_mutex_t table_lock; /* protects the fields below */
+    struct api_key *v;          /* [n] */
     int n, cap, n_fixed, n_tokens;
     pthread_cond_t stop;
     bool stopping;
-    pthread_t keeper;
+    pthread_t flush_thread;
 };
 
 static const struct {
@@ -109,13 +110,13 @@ static int64_t sum(int64_t a, int64_t b) {
     return MIN(a + b, COUNT_MAX);
 }
 
-static void count_add(struct count *to, const struct count *c) {
+static void count_add(struct usage_count *to, const struct usage_count *c) {
     to->requests = sum(to->requests, c->requests);
     to->prompt = sum(to->prompt, c->prompt);
     to->completion = sum(to->completion, c->completion);
 }
 
-static int64_t count_tokens(const struct count *c) {
+static int64_t count_tokens(const struct usage_count *c) {
     return sum(c->prompt, c->completion);
 }
 
@@ -124,7 +125,7 @@ static int64_t count_tokens(const struct count *c) {
 static void usage_turn(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
-    u->today = (struct count){0};
+    u->today = (struct usage_count){0};
 }
 
 static bool usage_any(const struct key_usage *u) {
@@ -140,19 +141,19 @@ static void usage_add(struct key_usage *to, const struct key_usage *more) {
     to->last = MAX(to->last, more->last);
 }
 
-static json_t *count_json(const struct count *c) {
+static json_t *count_json(const struct usage_count *c) {
     return json_pack("{s:I,s:I,s:I}", "requests", (json_int_t)c->requests, "prompt_tokens",
                      (json_int_t)c->prompt, "completion_tokens", (json_int_t)c->completion);
 }
 
-static bool count_read(json_t *v, struct count *out) {
+static bool count_read(json_t *v, struct usage_count *out) {
     json_int_t n[3];
     if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:I}", "requests", &n[0], "prompt_tokens",
                        &n[1], "completion_tokens", &n[2]) != 0)
         return false;
     for (int i = 0; i < 3; i++)
         if (n[i] < 0 || n[i] > COUNT_MAX) return false;
-    *out = (struct count){n[0], n[1], n[2]};
+    *out = (struct usage_count){n[0], n[1], n[2]};
     return true;
 }
 
@@ -220,17 +221,17 @@ static int key_hashed(const struct keys *k, const char *hash) {
     return -1;
 }
 
-static void key_push(struct keys *k, const struct key *x) {
-    pthread_mutex_lock(&k->table);
+static void key_push(struct keys *k, const struct api_key *x) {
+    pthread_mutex_lock(&k->table_lock);
     if (k->n == k->cap) {
         k->cap = MAX(2 * k->cap, 16);
         k->v = xrealloc(k->v, (size_t)k->cap * sizeof *k->v);
     }
-    struct key *to = &k->v[k->n++];
+    struct api_key *to = &k->v[k->n++];
     *to = *x;
     to->requests.level = (double)x->spec.requests_per_minute;
     to->tokens.level = (double)x->spec.tokens_per_minute;
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
 }
 
 static int name_check(const char *name, struct error *err) {
@@ -262,7 +263,7 @@ static void id_of(const char *hash, char id[KEY_ID_LEN]) {
 
 /* events */
 
-static json_t *add_event(const struct key *x, int64_t seq) {
+static json_t *add_event(const struct api_key *x, int64_t seq) {
     const struct key_spec *s = &x->spec;
     return json_pack(
         "{s:s,s:I,s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I}", "op", "add", "seq", (json_int_t)seq,
@@ -273,7 +274,7 @@ static json_t *add_event(const struct key *x, int64_t seq) {
 }
 
 /* Unknown fields are an error too: one could be a limit that this program does not know. */
-static int add_read(json_t *event, struct key *x, struct error *err) {
+static int add_read(json_t *event, struct api_key *x, struct error *err) {
     json_error_t je;
     json_int_t seq, limit[6];
     const char *op, *name, *hash, *tail;
@@ -287,9 +288,9 @@ static int add_read(json_t *event, struct key *x, struct error *err) {
     if (!hash_is_valid(hash) || strlen(tail) != TAIL || tail[strspn(tail, BASE64URL)] ||
         limit[5] < 0 || limit[5] > COUNT_MAX)
         return error_set(err, ERR_FORMAT, "no hash, no tail or no time of making");
-    *x =
-        (struct key){.created = limit[5],
-                     .spec = {scopes_read(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
+    *x = (struct api_key){
+        .created = limit[5],
+        .spec = {scopes_read(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
     if (spec_check(&x->spec, err) != OK || name_check(name, err) != OK)
         return err->code = ERR_FORMAT;
     memcpy(x->name, name, strlen(name) + 1);
@@ -305,7 +306,7 @@ static json_t *revoke_event(const char *id, int64_t seq, int64_t at) {
 }
 
 static int add_apply(struct keys *k, json_t *event, struct error *err) {
-    struct key x;
+    struct api_key x;
     int rc = add_read(event, &x, err);
     if (rc != OK) return rc;
     if (key_find(k, x.id) >= 0 || key_named(k, x.name) >= 0)
@@ -325,9 +326,9 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
     int i = key_find(k, id);
     if (i < 0 || k->v[i].fixed || at <= 0 || at > COUNT_MAX)
         return error_set(err, ERR_FORMAT, "no key or no time of revoking");
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     k->v[i].revoked = at;
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return OK;
 }
 
@@ -393,7 +394,7 @@ static int event_commit(struct keys *k, json_t *event, int rc, struct error *err
     return rc;
 }
 
-static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct key *x) {
+static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct api_key *x) {
     unsigned char raw[RANDOM_BYTES];
     char *text = secret + strlen(prefix);
     randombytes_buf(raw, sizeof raw);
@@ -409,7 +410,7 @@ static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct 
 
 int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
              char secret[KEY_SECRET_LEN], struct error *err) {
-    struct key x = {.spec = *spec, .created = (int64_t)now};
+    struct api_key x = {.spec = *spec, .created = (int64_t)now};
     int rc = name_check(name, err);
     if (rc == OK) rc = spec_check(spec, err);
     if (rc == OK && spec->expires && (double)spec->expires <= now)
@@ -417,7 +418,7 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
     if (rc != OK) return rc;
     memcpy(x.name, name, strlen(name) + 1);
     secret_make(PREFIX, secret, &x);
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_lock(&k->store_lock);
     rc = decision_begin(k, err);
     if (rc == OK) {
         rc = events_read(k, err);
@@ -425,7 +426,7 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
             rc = error_set(err, ERR_STATE, "there is a key '%s' already; revoke it first", name);
         rc = event_commit(k, add_event(&x, k->seq + 1), rc, err);
     }
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->store_lock);
     if (rc != OK) sodium_memzero(secret, KEY_SECRET_LEN);
     return rc;
 }
@@ -447,7 +448,7 @@ static int revocable(const struct keys *k, const char *id_or_name, struct error 
 }
 
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err) {
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_lock(&k->store_lock);
     int rc = decision_begin(k, err), i;
     if (rc == OK) {
         json_t *event = NULL;
@@ -456,14 +457,14 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
         if (i >= 0) event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
         rc = event_commit(k, event, MIN(i, OK), err);
     }
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->store_lock);
     return rc;
 }
 
 /* Neither a secret that the administrator chose nor its hash is shown in part: it may be short
  * enough to be guessed. */
 static void fixed_push(struct keys *k, const char *hash, unsigned bits) {
-    struct key x = {.fixed = true, .spec.scopes = bits};
+    struct api_key x = {.fixed = true, .spec.scopes = bits};
     memcpy(x.hash, hash, HASH_LEN);
     snprintf(x.id, sizeof x.id, "cli-%d", ++k->n_fixed);
     memcpy(x.name, x.id, sizeof x.id);
@@ -482,7 +483,7 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
     int rc = spec_check(&spec, err);
     if (rc != OK) return rc;
     sha256_bytes(secret, n, hash);
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_lock(&k->store_lock);
     int i = key_hashed(k, hash);
     if (i < 0) {
         fixed_push(k, hash, bits);
@@ -491,28 +492,28 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
                        "an API key of the command line is key '%s' of '%s'; leave it out",
                        k->v[i].name, k->path);
     } else {
-        pthread_mutex_lock(&k->table);
+        pthread_mutex_lock(&k->table_lock);
         k->v[i].spec.scopes |= bits;
-        pthread_mutex_unlock(&k->table);
+        pthread_mutex_unlock(&k->table_lock);
     }
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->store_lock);
     return rc;
 }
 
 void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
-    struct key x = {.id = KEY_TOKEN_ID,
-                    .name = "start-up token",
-                    .fixed = true,
-                    .token = true,
-                    .spec.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN};
+    struct api_key x = {.id = KEY_TOKEN_ID,
+                        .name = "start-up token",
+                        .fixed = true,
+                        .token = true,
+                        .spec.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN};
     secret_make(TOKEN_PREFIX, secret, &x);
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_lock(&k->store_lock);
     CHECK(k->n_tokens == 0);
     key_push(k, &x);
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     k->n_tokens++;
-    pthread_mutex_unlock(&k->table);
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->table_lock);
+    pthread_mutex_unlock(&k->store_lock);
 }
 
 /* admission */
@@ -547,7 +548,8 @@ refuse(struct key_decision *out, enum key_verdict verdict, double wait, const ch
     return false;
 }
 
-static bool key_usable(const struct key *x, unsigned scope, double now, struct key_decision *out) {
+static bool key_usable(const struct api_key *x, unsigned scope, double now,
+                       struct key_decision *out) {
     if (x->revoked) return refuse(out, KEY_REVOKED, 0, "API key '%s' is revoked", x->name);
     if (x->spec.expires && now >= (double)x->spec.expires)
         return refuse(out, KEY_EXPIRED, 0, "API key '%s' has expired", x->name);
@@ -558,7 +560,7 @@ static bool key_usable(const struct key *x, unsigned scope, double now, struct k
     return true;
 }
 
-static bool key_within_quota(struct key *x, double now, struct key_decision *out) {
+static bool key_within_quota(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     if (s->quota && count_tokens(&x->used.all) >= s->quota)
         return refuse(out, KEY_OVER_QUOTA, 0, "the quota of %lld tokens is used up",
@@ -572,7 +574,7 @@ static bool key_within_quota(struct key *x, double now, struct key_decision *out
 
 /* Takes a request from the bucket only when both buckets have one: a refused request uses nothing.
  */
-static bool key_within_rate(struct key *x, double now, struct key_decision *out) {
+static bool key_within_rate(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     double requests = token_bucket_wait(&x->requests, s->requests_per_minute, now),
            tokens = token_bucket_wait(&x->tokens, s->tokens_per_minute, now);
@@ -588,7 +590,7 @@ static bool key_within_rate(struct key *x, double now, struct key_decision *out)
     return true;
 }
 
-static void key_count(struct key *x, struct count c, double now) {
+static void key_count(struct api_key *x, struct usage_count c, double now) {
     struct key_usage u = {.day = day_of(now), .today = c, .all = c, .last = (int64_t)now};
     usage_add(&x->used, &u);
     if (!x->fixed) usage_add(&x->unsaved, &u);
@@ -604,10 +606,10 @@ static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
 bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
     char hash[HASH_LEN];
     sent_hash(secret, hash);
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     int i = key_hashed(k, hash);
     if (i >= 0) memcpy(id, k->v[i].id, KEY_ID_LEN);
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return i >= 0;
 }
 
@@ -617,9 +619,9 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     *out = (struct key_decision){.verdict = KEY_ADMITTED};
     size_t n = sent_hash(secret, hash);
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     int i = key_hashed(k, hash);
-    struct key *x = i >= 0 ? &k->v[i] : NULL;
+    struct api_key *x = i >= 0 ? &k->v[i] : NULL;
     if (!x) {
         refuse(out, KEY_UNKNOWN, 0, "%s",
                n ? "the API key is not known here"
@@ -629,43 +631,43 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
         memcpy(out->name, x->name, sizeof x->name);
         if (key_usable(x, scope, now, out) && key_within_quota(x, now, out) &&
             key_within_rate(x, now, out))
-            key_count(x, (struct count){.requests = 1}, now);
+            key_count(x, (struct usage_count){.requests = 1}, now);
     }
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return out->verdict;
 }
 
 void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
                        int64_t completion_tokens, double now) {
-    struct count c = {.prompt = prompt_tokens, .completion = completion_tokens};
+    struct usage_count c = {.prompt = prompt_tokens, .completion = completion_tokens};
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     CHECK(c.prompt >= 0 && c.prompt <= COUNT_MAX && c.completion >= 0 && c.completion <= COUNT_MAX);
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     int i = key_find(k, id);
     CHECK(i >= 0);
-    struct key *x = &k->v[i];
+    struct api_key *x = &k->v[i];
     token_bucket_refill(&x->tokens, x->spec.tokens_per_minute, now);
     x->tokens.level -= (double)count_tokens(&c);
     key_count(x, c, now);
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
 }
 
 unsigned keys_scopes(struct keys *k, const char *id) {
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     int i = key_find(k, id);
     unsigned bits = i >= 0 && !k->v[i].revoked ? k->v[i].spec.scopes : 0;
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return bits;
 }
 
 bool keys_exist(struct keys *k) {
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     bool any = k->n > k->n_tokens;
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return any;
 }
 
-static json_t *key_json(const struct key *x, double now) {
+static json_t *key_json(const struct api_key *x, double now) {
     const struct key_spec *s = &x->spec;
     struct key_usage u = x->used;
     usage_turn(&u, day_of(now));
@@ -680,10 +682,10 @@ static json_t *key_json(const struct key *x, double now) {
 
 json_t *keys_list(struct keys *k, double now) {
     json_t *list = json_array();
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < k->n; i++)
         if (!k->v[i].token) json_array_append_new(list, key_json(&k->v[i], now));
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return list;
 }
 
@@ -699,9 +701,9 @@ struct usage_flush {
 static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     int n = 0;
     *out = NULL;
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < k->n; i++) {
-        struct key *x = &k->v[i];
+        struct api_key *x = &k->v[i];
         if (!usage_any(&x->unsaved)) continue;
         *out = xrealloc(*out, (size_t)(n + 1) * sizeof **out);
         struct usage_flush *s = &(*out)[n++];
@@ -710,15 +712,15 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
         memcpy(s->id, x->id, sizeof x->id);
         x->unsaved = (struct key_usage){0};
     }
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return n;
 }
 
 /* Usage that arrived meanwhile is added in both cases. */
 static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < n; i++) {
-        struct key *x = &k->v[s[i].at];
+        struct api_key *x = &k->v[s[i].at];
         if (saved) {
             x->used = s[i].total;
             usage_add(&x->used, &x->unsaved);
@@ -726,7 +728,7 @@ static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, 
             usage_add(&x->unsaved, &s[i].more);
         }
     }
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
 }
 
 static int usage_save(struct keys *k, struct error *err) {
@@ -747,9 +749,9 @@ static int usage_save(struct keys *k, struct error *err) {
 /* Usage is written even if the log cannot be read. */
 int keys_sync(struct keys *k, struct error *err) {
     struct error other = {0};
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_lock(&k->store_lock);
     int rc = events_read(k, err), saved = usage_save(k, rc == OK ? err : &other);
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->store_lock);
     return rc != OK ? rc : saved;
 }
 
@@ -758,27 +760,27 @@ static void *keeper_main(void *arg) {
     struct keys *k = arg;
     struct error err, told = {0};
     struct timespec at;
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     while (!k->stopping) {
         clock_gettime(CLOCK_MONOTONIC, &at);
         at.tv_sec++;
-        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table, &at) == 0) continue;
+        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table_lock, &at) == 0) continue;
         if (k->stopping) break;
-        pthread_mutex_unlock(&k->table);
+        pthread_mutex_unlock(&k->table_lock);
         err = (struct error){0};
         if (keys_sync(k, &err) != OK && strcmp(err.text, told.text) != 0) log_warn("%s", err.text);
         told = err;
-        pthread_mutex_lock(&k->table);
+        pthread_mutex_lock(&k->table_lock);
     }
-    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->table_lock);
     return NULL;
 }
 
 static void keys_init(struct keys *k) {
     pthread_condattr_t monotonic;
     CHECK(sodium_init() >= 0);
-    pthread_mutex_init(&k->disk, NULL);
-    pthread_mutex_init(&k->table, NULL);
+    pthread_mutex_init(&k->store_lock, NULL);
+    pthread_mutex_init(&k->table_lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&k->stop, &monotonic);
@@ -788,8 +790,8 @@ static void keys_init(struct keys *k) {
 static void keys_free(struct keys *k) {
     store_close(k->store);
     pthread_cond_destroy(&k->stop);
-    pthread_mutex_destroy(&k->table);
-    pthread_mutex_destroy(&k->disk);
+    pthread_mutex_destroy(&k->table_lock);
+    pthread_mutex_destroy(&k->store_lock);
     free(k->path);
     free(k->v);
     free(k);
@@ -817,7 +819,7 @@ static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *
 }
 
 /* A key does not lose its name in `to` to another key: that other key stays unknown there. */
-static int key_restore(struct keys *to, const struct key *x, int64_t now, int *n,
+static int key_restore(struct keys *to, const struct api_key *x, int64_t now, int *n,
                        struct error *err) {
     int i = key_find(to, x->id), rc = OK;
     if (i >= 0 ? !x->revoked || to->v[i].revoked : key_named(to, x->name) >= 0) return OK;
@@ -874,7 +876,7 @@ static int keeper_start(struct keys *k, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = pthread_create(&k->keeper, NULL, keeper_main, k);
+    int failed = pthread_create(&k->flush_thread, NULL, keeper_main, k);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return failed ? error_set(err, ERR_STATE, "cannot start a thread for API keys") : OK;
 }
@@ -895,13 +897,13 @@ struct keys *keys_open(const char *store_path, struct error *err) {
 void keys_close(struct keys *k) {
     struct error err = {0};
     if (!k) return;
-    pthread_mutex_lock(&k->table);
+    pthread_mutex_lock(&k->table_lock);
     k->stopping = true;
     pthread_cond_signal(&k->stop);
-    pthread_mutex_unlock(&k->table);
-    pthread_join(k->keeper, NULL);
-    pthread_mutex_lock(&k->disk);
+    pthread_mutex_unlock(&k->table_lock);
+    pthread_join(k->flush_thread, NULL);
+    pthread_mutex_lock(&k->store_lock);
     if (usage_save(k, &err) != OK) log_warn("%s", err.text);
-    pthread_mutex_unlock(&k->disk);
+    pthread_mutex_unlock(&k->store_lock);
     keys_free(k);
 }

@@ -177,9 +177,9 @@ int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs
 
 struct alerts_options {
     double seconds; /* interval between evaluations; 0: no thread evaluates or sends */
-    const struct strings *webhooks, *slacks; /* URLs; for Slack the URL is the secret */
-    const char *source;                      /* URL of the server, for the messages */
-    void (*refresh)(void *ctx);              /* brings the metrics up to date */
+    const struct strings *webhooks, *slack_urls; /* URLs; for Slack the URL is the secret */
+    const char *source;                          /* URL of the server, for the messages */
+    void (*refresh)(void *ctx);                  /* brings the metrics up to date */
     void *ctx;
 };
 struct alerts;
@@ -353,7 +353,7 @@ struct ab_arm {
     char name[AB_NAME_LEN];
     int64_t run, user;
     int side;
-    bool spare; /* ratings of this reply do not count: see above */
+    bool ignored; /* ratings of this reply do not count: see above */
 };
 /* The adapter (retained) that answers a request for the model, and its malloc'ed name in *name, if
  * an experiment runs on the model; otherwise NULL. `user` (may be NULL) stays on one side. */

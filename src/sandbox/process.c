@@ -96,7 +96,7 @@ static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
 enum { CHILD_STACK = 64 << 10 };
 
 /* Arguments of the child. Between clone and exec it may only make system calls. */
-struct launch {
+struct sandbox_launch {
     const struct sandbox *s;
     const char *uid_map, *gid_map; /* maps that the child writes itself; or NULL, and … */
     int map_done;                  /* … this pipe gets a byte when they are written */
@@ -111,7 +111,7 @@ static bool text_write(const char *path, const char *text) {
 }
 
 /* Takes its user id in the new user namespace: the same user as before, or user 0 of root's map. */
-static bool user_become(const struct launch *l) {
+static bool user_become(const struct sandbox_launch *l) {
     char c;
     ssize_t n;
     if (l->uid_map)
@@ -154,7 +154,7 @@ static int child_main(void *ctx) {
     static char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/tmp",
                                 NULL};
     const struct sigaction usual = {.sa_handler = SIG_DFL};
-    struct launch *l = ctx;
+    struct sandbox_launch *l = ctx;
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
     if (user_become(l) && die_with_parent(l->s) && fds_remap(l->s->fds, N_FDS) &&
@@ -176,7 +176,7 @@ static int no_namespace(int code, struct error *err) {
 
 static int launch_plain(struct sandbox *s, struct error *err) {
     char uid_map[32], gid_map[32], *stack = xmalloc(CHILD_STACK);
-    struct launch l = {.s = s, .uid_map = uid_map, .gid_map = gid_map};
+    struct sandbox_launch l = {.s = s, .uid_map = uid_map, .gid_map = gid_map};
     snprintf(uid_map, sizeof uid_map, "%u %u 1", geteuid(), geteuid());
     snprintf(gid_map, sizeof gid_map, "%u %u 1", getegid(), getegid());
     s->pid = clone(child_main, stack + CHILD_STACK,
@@ -218,7 +218,7 @@ static int maps_write(pid_t pid, struct error *err) {
 static int launch_mapped(struct sandbox *s, struct error *err) {
     int go[2];
     if (pipe2(go, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
-    struct launch l = {.s = s, .map_done = go[0]};
+    struct sandbox_launch l = {.s = s, .map_done = go[0]};
     s->pid =
         (pid_t)syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, NULL, NULL, NULL, NULL);
     if (s->pid == 0) {

@@ -108,7 +108,7 @@ static void *live_thread(void *ctx) {
         metric_add(metric_get(s->metrics, METRIC_CANCELLED), 1);
     live_end(l, result, &err);
     live_release(l);
-    __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -120,14 +120,14 @@ static void live_thread_refused(struct async_reply *l) {
     l->work.release(l->work.ctx);
     live_end(l, NULL, &err);
     live_release(l);
-    __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
 }
 
 void async_reply_start(struct server *s, struct exchange *x, bool stream,
                        const struct async_reply_work *w) {
     pthread_t thread;
-    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
-        __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
+        __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
                  ASYNC_WORKERS_MAX);

@@ -30,13 +30,13 @@
 #include <unistd.h>
 
 /* Belongs to a request from admission to its end. */
-struct caller {
+struct auth_caller {
     char key[KEY_ID_LEN]; /* "": the request has no key */
     bool counted;         /* counted in the limits */
 };
 
 const char *exchange_key_id(const struct exchange *x) {
-    const struct caller *c = exchange_user(x);
+    const struct auth_caller *c = exchange_user(x);
     return c && *c->key ? c->key : NULL;
 }
 
@@ -61,7 +61,7 @@ static void retry_after(struct exchange *x, double wait) {
 }
 
 static void concurrency_release(struct server *s, const struct exchange *x,
-                                const struct caller *c) {
+                                const struct auth_caller *c) {
     char key[KEY_ID_LEN + 4];
     key_client(c->key, key);
     client_limits_release(http_limits(s->http), exchange_client_key(x), LIMIT_REQUESTS, 1);
@@ -72,7 +72,7 @@ static void concurrency_release(struct server *s, const struct exchange *x,
 static int concurrency_acquire(struct server *s, struct exchange *x, const char *id) {
     struct client_limits *l = http_limits(s->http);
     int64_t most = s->o->max_concurrent;
-    struct caller *c = xcalloc(1, sizeof *c);
+    struct auth_caller *c = xcalloc(1, sizeof *c);
     char key[KEY_ID_LEN + 4];
     snprintf(c->key, sizeof c->key, "%s", id);
     exchange_set_user(x, c);
@@ -221,7 +221,7 @@ int auth_admit(void *ctx, struct exchange *x, const struct http_route *r) {
 }
 
 void auth_request_done(struct server *s, const struct exchange *x) {
-    struct caller *c = exchange_user(x);
+    struct auth_caller *c = exchange_user(x);
     if (c && c->counted) concurrency_release(s, x, c);
     free(c);
 }

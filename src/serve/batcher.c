@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct queue {
+struct request_queue {
     struct batcher_request *head, *tail;
     int n;
 };
@@ -35,30 +35,30 @@ struct batcher {
     pthread_t thread;
 
     pthread_mutex_t lock; /* guards the fields below except `inside` */
-    pthread_cond_t news, errand_done, askers_gone;
-    struct queue live, background;
-    struct embed_task *errands, *last_errand;
-    int n_askers;    /* threads in batcher_embed; batcher_free waits for them */
-    int n_cancelled; /* calls inside that have to be cancelled */
+    pthread_cond_t work_ready, embed_done, embed_drained;
+    struct request_queue interactive, background;
+    struct embed_task *embed_queue, *embed_queue_tail;
+    int n_embed_callers; /* threads in batcher_embed; batcher_free waits for them */
+    int n_cancelled;     /* calls inside that have to be cancelled */
     bool quit;
     struct batcher_stats stats;
 
     void (*on_step)(void *ctx, double seconds, int32_t rows);
     void *on_step_ctx;
-    uint64_t rows;                   /* rows computed so far */
-    double step_seconds;             /* duration of the last step */
-    struct batcher_request **inside; /* [n_inside] calls in the engine; private to the thread */
-    int n_inside, n_background;
+    uint64_t rows;                      /* rows computed so far */
+    double step_seconds;                /* duration of the last step */
+    struct batcher_request **in_engine; /* [n_inside] calls in the engine; private to the thread */
+    int n_in_engine, n_background;
 };
 
-static void queue_add(struct queue *q, struct batcher_request *c) {
+static void queue_add(struct request_queue *q, struct batcher_request *c) {
     c->next = NULL;
     *(q->tail ? &q->tail->next : &q->head) = c;
     q->tail = c;
     q->n++;
 }
 
-static struct batcher_request *queue_take(struct queue *q) {
+static struct batcher_request *queue_take(struct request_queue *q) {
     struct batcher_request *c = q->head;
     q->head = c->next;
     if (!q->head) q->tail = NULL;
@@ -67,7 +67,7 @@ static struct batcher_request *queue_take(struct queue *q) {
 }
 
 /* Returns whether the queue contained it. */
-static bool queue_remove(struct queue *q, const struct batcher_request *c) {
+static bool queue_remove(struct request_queue *q, const struct batcher_request *c) {
     struct batcher_request **at = &q->head, *before = NULL;
     while (*at && *at != c) {
         before = *at;
@@ -85,9 +85,9 @@ static void request_notify(struct batcher_request *c) {
     double now = clock_now();
     if (c->request.n_out > 0 && c->first == 0) c->first = now;
     if (done) c->ended = now;
-    __atomic_store_n(&c->seen, c->request.n_out, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->n_visible, c->request.n_out, __ATOMIC_RELEASE);
     __atomic_store_n(&c->done, done, __ATOMIC_RELEASE);
-    c->changed(c, done);
+    c->on_change(c, done);
 }
 
 /* Ends a call that was cancelled before the engine had it. */
@@ -100,8 +100,8 @@ static void call_drop(struct batcher_request *c) {
 /* The next call to start: live calls first; background calls use at most half of the places. The
  * lock is held. */
 static struct batcher_request *request_next(struct batcher *b) {
-    if (b->n_inside == b->max_running) return NULL;
-    if (b->live.n) return queue_take(&b->live);
+    if (b->n_in_engine == b->max_running) return NULL;
+    if (b->interactive.n) return queue_take(&b->interactive);
     if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
         return queue_take(&b->background);
     return NULL;
@@ -111,7 +111,7 @@ static struct batcher_request *request_start(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct batcher_request *c = request_next(b);
     if (c) {
-        b->inside[b->n_inside++] = c;
+        b->in_engine[b->n_in_engine++] = c;
         b->n_background += c->background;
     }
     pthread_mutex_unlock(&b->lock);
@@ -125,7 +125,7 @@ static void requests_admit(struct batcher *b) {
         c->started = clock_now();
         if (engine_submit(b->e, &c->request, &err) == OK) continue;
         CHECK(err.code == ERR_MEMORY); // engine_check has covered all other errors
-        c->request.done = c->starved = true;
+        c->request.done = c->no_memory = true;
         c->request.finish = FINISH_NONE;
     }
 }
@@ -135,9 +135,9 @@ static void requests_cancel(struct batcher *b) {
     bool any = b->n_cancelled > 0;
     b->n_cancelled = 0;
     pthread_mutex_unlock(&b->lock);
-    for (int i = 0; any && i < b->n_inside; i++)
-        if (__atomic_load_n(&b->inside[i]->cancelled, __ATOMIC_ACQUIRE))
-            engine_cancel(b->e, &b->inside[i]->request);
+    for (int i = 0; any && i < b->n_in_engine; i++)
+        if (__atomic_load_n(&b->in_engine[i]->cancelled, __ATOMIC_ACQUIRE))
+            engine_cancel(b->e, &b->in_engine[i]->request);
 }
 
 /* Notifies finished calls first, because their clients may submit again. Returns the number of
@@ -145,10 +145,10 @@ static void requests_cancel(struct batcher *b) {
 static int requests_notify(struct batcher *b) {
     int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
-    for (int i = 0; i < b->n_inside; i++) {
-        struct batcher_request *c = b->inside[i];
+    for (int i = 0; i < b->n_in_engine; i++) {
+        struct batcher_request *c = b->in_engine[i];
         if (!c->request.done) {
-            b->inside[n++] = c;
+            b->in_engine[n++] = c;
             continue;
         }
         b->n_background -= c->background;
@@ -158,9 +158,10 @@ static int requests_notify(struct batcher *b) {
         request_notify(c); // this may free the call
     }
     for (int i = 0; i < n; i++)
-        if (b->inside[i]->request.n_out > b->inside[i]->seen) request_notify(b->inside[i]);
+        if (b->in_engine[i]->request.n_out > b->in_engine[i]->n_visible)
+            request_notify(b->in_engine[i]);
     pthread_mutex_lock(&b->lock);
-    b->n_inside = n;
+    b->n_in_engine = n;
     b->stats.cached += cached;
     b->stats.cancelled += cancelled;
     pthread_mutex_unlock(&b->lock);
@@ -174,8 +175,8 @@ static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&b->lock);
-    while (!b->quit && b->live.n + b->background.n < ended &&
-           pthread_cond_timedwait(&b->news, &b->lock, &t) == 0)
+    while (!b->quit && b->interactive.n + b->background.n < ended &&
+           pthread_cond_timedwait(&b->work_ready, &b->lock, &t) == 0)
         ;
     pthread_mutex_unlock(&b->lock);
 }
@@ -183,16 +184,16 @@ static void resubmit_wait(struct batcher *b, int ended) {
 /* Runs the oldest task: one per step, so that many tasks do not stop the calls. */
 static void embed_task_run(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct embed_task *w = b->errands;
+    struct embed_task *w = b->embed_queue;
     bool quit = b->quit;
-    if (w) b->errands = w->next;
+    if (w) b->embed_queue = w->next;
     pthread_mutex_unlock(&b->lock);
     if (!w) return;
     w->rc = quit ? error_set(w->err, ERR_STATE, "the server is shutting down")
                  : engine_embed(b->e, w->texts, w->n, w->adapter, w->out, w->err);
     pthread_mutex_lock(&b->lock);
     w->done = true;
-    pthread_cond_broadcast(&b->errand_done);
+    pthread_cond_broadcast(&b->embed_done);
     pthread_mutex_unlock(&b->lock);
 }
 
@@ -218,8 +219,9 @@ static void step(struct batcher *b) {
 /* Waits for work. Returns false when the thread has to end. */
 static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    while (!b->quit && !b->live.n && !b->background.n && !b->errands && b->n_inside == 0)
-        pthread_cond_wait(&b->news, &b->lock);
+    while (!b->quit && !b->interactive.n && !b->background.n && !b->embed_queue &&
+           b->n_in_engine == 0)
+        pthread_cond_wait(&b->work_ready, &b->lock);
     bool go_on = !b->quit;
     pthread_mutex_unlock(&b->lock);
     return go_on;
@@ -228,7 +230,7 @@ static bool work_wait(struct batcher *b) {
 /* Takes a call that still waits at the end; other threads may be cancelling calls meanwhile. */
 static struct batcher_request *call_waiting(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct queue *q = b->live.n ? &b->live : &b->background;
+    struct request_queue *q = b->interactive.n ? &b->interactive : &b->background;
     struct batcher_request *c = q->n ? queue_take(q) : NULL;
     b->stats.cancelled += c != NULL;
     pthread_mutex_unlock(&b->lock);
@@ -240,29 +242,29 @@ static void *batcher_thread(void *ctx) {
     while (work_wait(b)) {
         requests_admit(b);
         requests_cancel(b);
-        if (b->n_inside) step(b);
+        if (b->n_in_engine) step(b);
         int ended = requests_notify(b);
         embed_task_run(b);
         if (ended) resubmit_wait(b, ended);
     }
-    for (int i = 0; i < b->n_inside; i++) engine_cancel(b->e, &b->inside[i]->request);
+    for (int i = 0; i < b->n_in_engine; i++) engine_cancel(b->e, &b->in_engine[i]->request);
     requests_notify(b);
     for (struct batcher_request *c; (c = call_waiting(b));) call_drop(c);
-    while (b->errands) embed_task_run(b);
+    while (b->embed_queue) embed_task_run(b);
     return NULL;
 }
 
 struct batcher *batcher_new(struct engine *e, int max_waiting) {
     struct batcher *b = xcalloc(1, sizeof *b);
     *b = (struct batcher){.e = e, .max_waiting = max_waiting, .max_running = engine_max_seqs(e)};
-    b->inside = xcalloc((size_t)b->max_running, sizeof *b->inside);
+    b->in_engine = xcalloc((size_t)b->max_running, sizeof *b->in_engine);
     pthread_mutex_init(&b->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&b->news, &monotonic);
-    pthread_cond_init(&b->errand_done, NULL);
-    pthread_cond_init(&b->askers_gone, NULL);
+    pthread_cond_init(&b->work_ready, &monotonic);
+    pthread_cond_init(&b->embed_done, NULL);
+    pthread_cond_init(&b->embed_drained, NULL);
     struct engine_stats s = engine_stats(e);
     b->stats.pages = s.pages;
     b->stats.pages_free = s.pages_free;
@@ -274,13 +276,13 @@ void batcher_free(struct batcher *b) {
     if (!b) return;
     pthread_mutex_lock(&b->lock);
     b->quit = true;
-    pthread_cond_signal(&b->news);
+    pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
     pthread_join(b->thread, NULL);
     pthread_mutex_lock(&b->lock);
-    while (b->n_askers) pthread_cond_wait(&b->askers_gone, &b->lock);
+    while (b->n_embed_callers) pthread_cond_wait(&b->embed_drained, &b->lock);
     pthread_mutex_unlock(&b->lock);
-    free(b->inside);
+    free(b->in_engine);
     free(b);
 }
 
@@ -289,12 +291,13 @@ int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int 
     for (int i = 0; i < n; i++)
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
-    bool quit = b->quit, full = quit || (!c[0]->background && b->live.n + n > b->max_waiting);
+    bool quit = b->quit,
+         full = quit || (!c[0]->background && b->interactive.n + n > b->max_waiting);
     for (int i = 0; !full && i < n; i++) {
         c[i]->submitted = clock_now();
-        queue_add(c[i]->background ? &b->background : &b->live, c[i]);
+        queue_add(c[i]->background ? &b->background : &b->interactive, c[i]);
     }
-    pthread_cond_signal(&b->news);
+    pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
     if (!full) return OK;
     if (quit) return error_set(err, ERR_STATE, "the server is shutting down");
@@ -307,7 +310,7 @@ int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *e
 
 void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     pthread_mutex_lock(&b->lock);
-    bool waiting = queue_remove(&b->live, c) || queue_remove(&b->background, c);
+    bool waiting = queue_remove(&b->interactive, c) || queue_remove(&b->background, c);
     if (!waiting && !c->cancelled) {
         __atomic_store_n(&c->cancelled, true, __ATOMIC_RELEASE);
         b->n_cancelled++;
@@ -361,14 +364,14 @@ int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *
     struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
         calls[i] = (struct batcher_request){
-            .request = r[i], .background = true, .changed = run_changed, .user = &w};
+            .request = r[i], .background = true, .on_change = run_changed, .user = &w};
         list[i] = &calls[i];
     }
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
     if (rc == OK) run_wait(b, &w, calls, n, stop);
     for (int i = 0; rc == OK && i < n; i++) r[i] = calls[i].request;
     for (int i = 0; rc == OK && i < n; i++)
-        if (calls[i].starved)
+        if (calls[i].no_memory)
             rc = error_set(err, ERR_MEMORY, "out of memory: a call has no room for its results");
     free(list);
     free(calls);
@@ -385,12 +388,12 @@ int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
         pthread_mutex_unlock(&b->lock);
         return error_set(err, ERR_STATE, "the server is shutting down");
     }
-    *(b->errands ? &b->last_errand->next : &b->errands) = &w;
-    b->last_errand = &w;
-    b->n_askers++;
-    pthread_cond_signal(&b->news);
-    while (!w.done) pthread_cond_wait(&b->errand_done, &b->lock);
-    if (--b->n_askers == 0) pthread_cond_signal(&b->askers_gone);
+    *(b->embed_queue ? &b->embed_queue_tail->next : &b->embed_queue) = &w;
+    b->embed_queue_tail = &w;
+    b->n_embed_callers++;
+    pthread_cond_signal(&b->work_ready);
+    while (!w.done) pthread_cond_wait(&b->embed_done, &b->lock);
+    if (--b->n_embed_callers == 0) pthread_cond_signal(&b->embed_drained);
     pthread_mutex_unlock(&b->lock);
     return w.rc;
 }
@@ -398,8 +401,8 @@ int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
 struct batcher_stats batcher_stats(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct batcher_stats s = b->stats;
-    s.running = b->n_inside;
-    s.waiting = b->live.n + b->background.n + b->n_askers;
+    s.running = b->n_in_engine;
+    s.waiting = b->interactive.n + b->background.n + b->n_embed_callers;
     s.max_running = b->max_running;
     pthread_mutex_unlock(&b->lock);
     return s;

@@ -22,15 +22,15 @@ struct batcher_request {
     /* Called in the batcher's thread, after a step that added tokens and when done: must be quick.
      * After the call with done = true the batcher does not touch the request: the callback may free
      * it. */
-    void (*changed)(struct batcher_request *c, bool done);
+    void (*on_change)(struct batcher_request *c, bool done);
     void *user;
 
     /* private to the batcher */
     struct batcher_request *next;
-    int32_t seen; /* tokens that may be read: __atomic_load_n(…, __ATOMIC_ACQUIRE) */
-    bool done;    /* also atomic: no more tokens will come, everything may be read */
+    int32_t n_visible; /* tokens that may be read: __atomic_load_n(…, __ATOMIC_ACQUIRE) */
+    bool done;         /* also atomic: no more tokens will come, everything may be read */
     bool cancelled;
-    bool starved; /* done because there was no memory for its results, which are empty */
+    bool no_memory; /* done because there was no memory for its results, which are empty */
     double submitted, started, first, ended; /* clock_now; 0: not yet */
 };
 

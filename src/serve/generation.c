@@ -132,15 +132,15 @@ static size_t stop_holdback(const char *text, size_t n, const struct strings *st
 }
 
 static void tokens_decode(const struct generation *g, struct completion *a, int32_t seen) {
-    const int32_t *out = a->ticket.request.out;
-    if (seen <= a->n_read) return;
+    const int32_t *out = a->batch_request.request.out;
+    if (seen <= a->n_decoded) return;
     if (seen > a->ends_cap) {
         a->ends_cap = MAX(2 * a->ends_cap, seen);
         a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)a->ends_cap);
     }
-    for (; a->n_read < seen; a->n_read++) {
-        tokenizer_decode_token(g->s->m->tok, out[a->n_read], false, &a->text);
-        a->ends[a->n_read] = a->text.len;
+    for (; a->n_decoded < seen; a->n_decoded++) {
+        tokenizer_decode_token(g->s->m->tok, out[a->n_decoded], false, &a->text);
+        a->ends[a->n_decoded] = a->text.len;
     }
 }
 
@@ -224,7 +224,7 @@ static struct tool_call *tool_at(const struct generation *g, struct completion *
 static void tool_calls_tagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown;
     const char *p = text + MIN(a->calls_end, a->shown);
-    bool enough = g->spec.one_call && a->n_read_calls;
+    bool enough = g->spec.single_tool_call && a->n_read_calls;
     for (const char *open;
          !enough && (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
         const char *body = open + strlen(CALL_OPENS);
@@ -237,15 +237,15 @@ static void tool_calls_tagged(const struct generation *g, struct completion *a) 
         if (call->name) a->n_read_calls++;
         p = close + strlen(CALL_CLOSES);
         a->calls_end = (size_t)(p - text);
-        enough = g->spec.one_call && a->n_read_calls;
+        enough = g->spec.single_tool_call && a->n_read_calls;
     }
-    if (a->calls_begin) a->words_end = a->calls_begin - 1;
+    if (a->calls_begin) a->content_end = a->calls_begin - 1;
     if (!a->done) return;
     int n = a->n_read_calls; // including a truncated call
     if (n < a->n_tools && a->tools[n].name) n++;
     if (a->n_tools == n) return;
     a->n_tools = n; // marks around text that is not a call
-    if (n == 0) a->words_end = a->shown;
+    if (n == 0) a->content_end = a->shown;
 }
 
 static bool is_offered(const struct generation *g, const char *name) {
@@ -260,7 +260,7 @@ static bool is_offered(const struct generation *g, const char *name) {
 static bool tool_calls_bare_json(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
     if (p == end || *p != '{') return false;
-    a->words_end = 0;
+    a->content_end = 0;
     if (g->spec.tools == TOOL_CHOICE_AUTO && !a->done) return true;
     struct tool_call c = {0};
     const char *over = call_read(text, p, end, &c);
@@ -272,63 +272,64 @@ static bool tool_calls_bare_json(const struct generation *g, struct completion *
         call_read(text, p, end, tool_at(g, a, 0));
     else if (a->done &&
              g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was truncated is not words
-        a->words_end = a->shown;
+        a->content_end = a->shown;
     return is_call || !a->done;
 }
 
 /* The same for output of an async worker, which consists of whole characters. */
 static void async_output_take(struct completion *a) {
-    struct async_output *o = a->outside;
+    struct async_output *o = a->async;
     pthread_mutex_lock(&o->lock);
-    buf_add(&a->text, o->words.data, o->words.len);
-    buf_add(&a->thoughts, o->thoughts.data, o->thoughts.len);
-    o->words.len = o->thoughts.len = 0;
+    buf_add(&a->text, o->content.data, o->content.len);
+    buf_add(&a->reasoning, o->reasoning.data, o->reasoning.len);
+    o->content.len = o->reasoning.len = 0;
     a->done = o->done;
     pthread_mutex_unlock(&o->lock);
-    a->shown = a->words_end = a->text.len;
+    a->shown = a->content_end = a->text.len;
 }
 
 void completion_advance(const struct generation *g, struct completion *a) {
-    if (a->outside) {
+    if (a->async) {
         async_output_take(a);
         return;
     }
-    bool done = __atomic_load_n(&a->ticket.done, __ATOMIC_ACQUIRE);
-    int32_t seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
+    bool done = __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE);
+    int32_t seen = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);
     bool tools = g->spec.tools != TOOL_CHOICE_NONE;
-    if (a->done || (seen == a->n_read && !done)) return;
+    if (a->done || (seen == a->n_decoded && !done)) return;
     tokens_decode(g, a, seen);
     a->shown = a->text.len;
     if (done && g->spec.stops.n)
-        a->shown = MIN(a->shown, a->ticket.request.text.len);
+        a->shown = MIN(a->shown, a->batch_request.request.text.len);
     else if (!done && a->text.len)
         a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stops, tools);
     a->done = done;
-    a->words_end = a->shown;
+    a->content_end = a->shown;
     if (!tools || a->text.len == 0) return;
     if (!tool_calls_bare_json(g, a)) tool_calls_tagged(g, a);
 }
 
 int32_t completion_tokens_kept(const struct completion *a) {
     int32_t n = 0;
-    if (a->shown == a->text.len) return a->n_read;
-    while (n < a->n_read && (n ? a->ends[n - 1] : 0) < a->shown) n++;
+    if (a->shown == a->text.len) return a->n_decoded;
+    while (n < a->n_decoded && (n ? a->ends[n - 1] : 0) < a->shown) n++;
     return n;
 }
 
 int32_t completion_tokens_sent(const struct completion *a) {
     int32_t n = a->tokens_sent;
     if (a->done) return completion_tokens_kept(a);
-    while (n < a->n_read && a->ends[n] <= a->sent) n++;
+    while (n < a->n_decoded && a->ends[n] <= a->sent) n++;
     return n;
 }
 
 const char *completion_finish_reason(const struct completion *a) {
     if (!a->done) return NULL;
-    if (a->outside) return "stop";
-    bool cut = a->ticket.request.finish == FINISH_LENGTH;
+    if (a->async) return "stop";
+    bool cut = a->batch_request.request.finish == FINISH_LENGTH;
     if (a->n_tools && !(cut && a->tools[a->n_tools - 1].args_end == 0)) return "tool_calls";
-    return a->ticket.request.finish == FINISH_LENGTH || a->ticket.request.finish == FINISH_NONE
+    return a->batch_request.request.finish == FINISH_LENGTH ||
+                   a->batch_request.request.finish == FINISH_NONE
                ? "length"
                : "stop";
 }
@@ -336,14 +337,14 @@ const char *completion_finish_reason(const struct completion *a) {
 struct token_usage generation_usage(const struct generation *g) {
     struct token_usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
-    for (int i = 0; i < g->n_completions && g->completions[i].outside; i++) {
-        u.prompt += g->completions[i].outside->cost.prompt;
-        u.completion += g->completions[i].outside->cost.completion;
+    for (int i = 0; i < g->n_completions && g->completions[i].async; i++) {
+        u.prompt += g->completions[i].async->cost.prompt;
+        u.completion += g->completions[i].async->cost.completion;
     }
     for (int i = 0; i < g->n_completions; i++) {
-        u.completion += g->completions[i].ticket.request.n_generated;
+        u.completion += g->completions[i].batch_request.request.n_generated;
         if (g->completions[i].index % g->spec.n == 0)
-            u.cached += g->completions[i].ticket.request.n_cached;
+            u.cached += g->completions[i].batch_request.request.n_cached;
     }
     return u;
 }
@@ -357,23 +358,23 @@ void generation_spec_release(struct generation_spec *spec) {
     strings_release(&spec->stops);
     strings_release(&spec->tool_names);
     free(spec->user);
-    json_decref(spec->asked);
+    json_decref(spec->request_json);
     json_decref(spec->extra);
     *spec = (struct generation_spec){0};
 }
 
 void completion_release(struct completion *a) {
-    engine_request_release(&a->ticket.request);
+    engine_request_release(&a->batch_request.request);
     for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
     free(a->tools);
     free(a->ends);
     buf_release(&a->text);
     buf_release(&a->chunk);
-    buf_release(&a->thoughts);
-    if (a->outside) {
-        buf_release(&a->outside->words);
-        buf_release(&a->outside->thoughts);
-        free(a->outside);
+    buf_release(&a->reasoning);
+    if (a->async) {
+        buf_release(&a->async->content);
+        buf_release(&a->async->reasoning);
+        free(a->async);
     }
 }
 
@@ -412,13 +413,13 @@ static void generation_release(struct generation *g) {
 
 static void generation_cancel(void *ctx) {
     struct generation *g = ctx;
-    g->gone = true;
+    g->cancelled = true;
     for (int i = 0; i < g->n_completions; i++) {
         struct completion *a = &g->completions[i];
-        if (a->outside)
-            __atomic_store_n(&a->outside->stop, true, __ATOMIC_RELEASE);
+        if (a->async)
+            __atomic_store_n(&a->async->stop, true, __ATOMIC_RELEASE);
         else
-            batcher_cancel(g->s->batcher, &a->ticket);
+            batcher_cancel(g->s->batcher, &a->batch_request);
     }
 }
 
@@ -428,9 +429,9 @@ static void generation_cancel(void *ctx) {
 static bool reply_failed(const struct generation *g, struct error *err) {
     bool failed = g->room->refused;
     for (int i = 0; i < g->n_completions && !failed; i++)
-        failed = !g->completions[i].outside &&
-                 __atomic_load_n(&g->completions[i].ticket.done, __ATOMIC_ACQUIRE) &&
-                 g->completions[i].ticket.starved;
+        failed = !g->completions[i].async &&
+                 __atomic_load_n(&g->completions[i].batch_request.done, __ATOMIC_ACQUIRE) &&
+                 g->completions[i].batch_request.no_memory;
     if (failed) error_set(err, ERR_STATE, "the server is short of memory; try again later");
     return failed;
 }
@@ -451,9 +452,9 @@ static void reply_log(const struct generation *g) {
     feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
                                                           .model = g->target.name,
                                                           .key = g->key,
-                                                          .prompt = g->spec.asked,
+                                                          .prompt = g->spec.request_json,
                                                           .text = a->text.data,
-                                                          .text_len = a->words_end,
+                                                          .text_len = a->content_end,
                                                           .arm = &g->arm,
                                                           .created = g->created});
 }
@@ -466,8 +467,8 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     for (int i = 0; i < g->n_completions; i++) {
         struct completion *a = &g->completions[i];
-        if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);
-        a->begun = true;
+        if (!a->role_sent && g->dialect->begin) g->dialect->begin(g, a, out);
+        a->role_sent = true;
         completion_advance(g, a);
         g->dialect->delta(g, a, out);
         if (a->done && !a->finished) {
@@ -534,7 +535,7 @@ static int32_t context_of(const struct server *s, const struct generation_spec *
 
 static void request_fill(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
-    struct engine_request *r = &a->ticket.request;
+    struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &spec->prompts[a->prompt];
     int32_t room = context_of(g->s, spec) - prompt->n;
     *r = (struct engine_request){.prompt = prompt->v,
@@ -551,8 +552,8 @@ static void request_fill(struct generation *g, struct completion *a) {
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
     model_ref_apply(&g->target, r);
-    a->ticket.changed = request_progress;
-    a->ticket.user = g;
+    a->batch_request.on_change = request_progress;
+    a->batch_request.user = g;
 }
 
 static struct generation *generation_new(struct server *s, struct exchange *x,
@@ -568,7 +569,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .target = *t,
                              .spec = *spec,
                              .created = (int64_t)time(NULL),
-                             .began = exchange_began(x),
+                             .started_at = exchange_began(x),
                              .n_completions = n};
     server_new_id(s, id_prefix, g->id);
     CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
@@ -662,7 +663,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
     struct batcher_request **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
     for (int i = 0; i < g->n_completions; i++) {
         request_fill(g, &g->completions[i]);
-        calls[i] = &g->completions[i].ticket;
+        calls[i] = &g->completions[i].batch_request;
     }
     __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the reply is sent
     int rc = batcher_submit_all(s->batcher, calls, g->n_completions, &err);
@@ -683,10 +684,10 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
 
 void generation_append(struct generation *g, struct completion *a, const char *words,
                        const char *thoughts, const struct token_usage *cost, bool done) {
-    struct async_output *o = a->outside;
+    struct async_output *o = a->async;
     pthread_mutex_lock(&o->lock);
-    buf_puts(&o->words, words ? words : "");
-    if (g->spec.thoughts) buf_puts(&o->thoughts, thoughts ? thoughts : "");
+    buf_puts(&o->content, words ? words : "");
+    if (g->spec.reasoning) buf_puts(&o->reasoning, thoughts ? thoughts : "");
     if (cost) o->cost = *cost;
     o->done = done;
     pthread_mutex_unlock(&o->lock);
@@ -708,7 +709,7 @@ static void *async_worker_thread(void *ctx) {
         generation_release(g);
     else
         reply_send(g);
-    __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
     free(o);
     return NULL;
 }
@@ -724,8 +725,8 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
         generation_drop(s, t, spec);
         return false;
     }
-    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
-        __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
+        __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
                  ASYNC_WORKERS_MAX);
@@ -738,8 +739,8 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
     g->refs = g->spec.stream ? 2 : 1; // one of the thread, one of the stream
     g->left = 0;
     for (int i = 0; i < g->n_completions; i++) {
-        g->completions[i].outside = xcalloc(1, sizeof *g->completions[i].outside);
-        pthread_mutex_init(&g->completions[i].outside->lock, NULL);
+        g->completions[i].async = xcalloc(1, sizeof *g->completions[i].async);
+        pthread_mutex_init(&g->completions[i].async->lock, NULL);
     }
     if (g->spec.stream) {
         struct stream_source source = {stream_pull, stream_close, g, d->idle};

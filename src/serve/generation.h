@@ -42,17 +42,17 @@ struct generation_spec {
     int n_top, n_prompt_top; /* alternatives returned per token, and per prompt token (vLLM's) */
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
     bool prompt_tops;        /* return the prompt's log-probabilities in vLLM's form */
-    bool one_call;           /* at most one tool call */
-    bool thoughts;           /* stream a team's turns as reasoning */
+    bool single_tool_call;   /* at most one tool call */
+    bool reasoning;          /* stream a team's turns as reasoning */
     struct grammar *grammar; /* borrowed from the server */
     enum tool_choice tools;
     struct strings tool_names; /* names of the offered tools */
-    char *user;    /* the request's user, or NULL; the user stays on one side of an experiment */
-    json_t *asked; /* {messages} or {prompt}, kept for ratings, or NULL */
-    json_t *extra; /* private to the dialect */
-    struct exchange *x; /* the waiting client's exchange, or NULL; borrowed */
-    double until;       /* clock_now at which rendering its prompts is given up; 0: not begun */
-    const char *wrong;  /* the field that a parse error is about, or NULL */
+    char *user; /* the request's user, or NULL; the user stays on one side of an experiment */
+    json_t *request_json;   /* {messages} or {prompt}, kept for ratings, or NULL */
+    json_t *extra;          /* private to the dialect */
+    struct exchange *x;     /* the waiting client's exchange, or NULL; borrowed */
+    double render_deadline; /* clock_now at which rendering its prompts is given up; 0: not begun */
+    const char *bad_field;  /* the field that a parse error is about, or NULL */
 };
 
 /* A tool call in an answer's text. */
@@ -67,23 +67,24 @@ struct tool_call {
  * lock. */
 struct async_output {
     pthread_mutex_t lock;
-    struct buf words, thoughts; /* not yet moved to the completion */
+    struct buf content, reasoning; /* not yet moved to the completion */
     struct token_usage cost;
     bool done, stop; /* stop: no client waits for the result */
 };
 
 struct completion {
-    struct batcher_request ticket;
-    struct async_output *outside; /* NULL: the answer comes from the batcher */
-    struct buf thoughts;          /* the team's turns before the answer */
-    size_t thoughts_sent;
+    struct batcher_request batch_request;
+    struct async_output *async; /* NULL: the answer comes from the batcher */
+    struct buf reasoning;       /* the team's turns before the answer */
+    size_t reasoning_sent;
     int prompt, index;
-    struct buf text; /* all text decoded so far */
-    size_t *ends;    /* [n_read] byte offset in the text at which each token ends */
-    int32_t n_read;  /* tokens decoded */
+    struct buf text;   /* all text decoded so far */
+    size_t *ends;      /* [n_read] byte offset in the text at which each token ends */
+    int32_t n_decoded; /* tokens decoded */
     int32_t ends_cap;
     size_t shown; /* bytes that may be sent: whole characters, and no beginning of a stop text */
-    size_t words_end; /* bytes of `shown` that are words; the rest is tool calls or is held back */
+    size_t
+        content_end;  /* bytes of `shown` that are words; the rest is tool calls or is held back */
     size_t sent;      /* bytes sent; used by the stream */
     struct buf chunk; /* serialized chunk without content, a template: see openai.c */
     int32_t tokens_sent;
@@ -93,8 +94,8 @@ struct completion {
     /* Calls are parsed once: the first n_read_calls of `tools` end before this byte of the text. */
     size_t calls_end;
     int n_read_calls;
-    size_t calls_begin;         /* the byte of the first call's mark; 0: none yet */
-    bool done, begun, finished; /* begun, finished: the stream has sent that event */
+    size_t calls_begin;             /* the byte of the first call's mark; 0: none yet */
+    bool done, role_sent, finished; /* begun, finished: the stream has sent that event */
 };
 
 struct generation;
@@ -131,11 +132,11 @@ struct generation {
     struct ab_arm arm;
     char id[40];
     int64_t created; /* unix seconds */
-    double began;
+    double started_at;
     struct completion *completions;
     int n_completions;
     char *key; /* the id of the request's key; NULL: no key */
-    bool gone;
+    bool cancelled;
     uint64_t nonce; /* random part of the placeholders for lists: no client knows it */
     struct reply_budget {
         size_t bytes; /* reserved for the reply's text */

@@ -25,7 +25,7 @@ enum {
     CALLER_LEN = 80,
 };
 
-struct entry {
+struct cache_entry {
     char hash[HASH_LEN], caller[CALLER_LEN]; /* caller: the one that had it compiled */
     struct grammar *g;                       /* NULL: being compiled */
     size_t bytes;
@@ -48,7 +48,7 @@ struct grammar_cache {
     pthread_mutex_t lock;
     pthread_cond_t changed, ordered;
     struct compile_task *orders, *last_order;
-    struct entry **v; /* [n] most recently used first */
+    struct cache_entry **v; /* [n] most recently used first */
     int n, cap;
     int compiling, waiting; /* compiling: threads that submitted a task; waiting: threads that wait
                                for another thread's task */
@@ -58,44 +58,45 @@ struct grammar_cache {
     uint64_t large[LARGE_KNOWN]; /* prefixes of hashes; a ring */
 };
 
-static void entry_free(struct entry *e) {
+static void entry_free(struct cache_entry *e) {
     grammar_free(e->g);
     free(e);
 }
 
 /* the list; the lock is held */
 
-static int entry_at(const struct grammar_cache *all, const struct entry *e) {
+static int entry_at(const struct grammar_cache *all, const struct cache_entry *e) {
     int i = 0;
     while (all->v[i] != e) i++;
     return i;
 }
 
-static void entry_remove(struct grammar_cache *all, struct entry *e) {
+static void entry_remove(struct grammar_cache *all, struct cache_entry *e) {
     int i = entry_at(all, e);
     memmove(all->v + i, all->v + i + 1, sizeof *all->v * (size_t)(--all->n - i));
     all->bytes -= e->bytes;
     entry_free(e);
 }
 
-static void entry_to_front(struct grammar_cache *all, struct entry *e) {
+static void entry_to_front(struct grammar_cache *all, struct cache_entry *e) {
     int i = entry_at(all, e);
     memmove(all->v + 1, all->v, sizeof *all->v * (size_t)i);
     all->v[0] = e;
 }
 
-static struct entry *entry_find(const struct grammar_cache *all, const char *hash) {
+static struct cache_entry *entry_find(const struct grammar_cache *all, const char *hash) {
     for (int i = 0; i < all->n; i++)
         if (strcmp(all->v[i]->hash, hash) == 0 && !all->v[i]->failed) return all->v[i];
     return NULL;
 }
 
-static struct entry *entry_add(struct grammar_cache *all, const char *hash, const char *caller) {
+static struct cache_entry *entry_add(struct grammar_cache *all, const char *hash,
+                                     const char *caller) {
     if (all->n == all->cap) {
         all->cap = all->cap ? 2 * all->cap : 16;
         all->v = xrealloc(all->v, sizeof *all->v * (size_t)all->cap);
     }
-    struct entry *e = xcalloc(1, sizeof *e);
+    struct cache_entry *e = xcalloc(1, sizeof *e);
     strcpy(e->hash, hash);
     snprintf(e->caller, sizeof e->caller, "%s", caller);
     e->users = 1;
@@ -104,7 +105,7 @@ static struct entry *entry_add(struct grammar_cache *all, const char *hash, cons
     return e;
 }
 
-static bool same_caller(const struct entry *e, const char *caller) {
+static bool same_caller(const struct cache_entry *e, const char *caller) {
     return strncmp(e->caller, caller, sizeof e->caller - 1) == 0;
 }
 
@@ -123,11 +124,11 @@ static int caller_entries(const struct grammar_cache *all, const char *caller) {
 
 /* The unused entry to evict: the oldest of the caller with the most entries, or of `only` if
  * given. */
-static struct entry *entry_to_evict(const struct grammar_cache *all, const char *only) {
-    struct entry *out = NULL;
+static struct cache_entry *entry_to_evict(const struct grammar_cache *all, const char *only) {
+    struct cache_entry *out = NULL;
     int most = 0;
     for (int i = all->n - 1; i >= 0; i--) {
-        struct entry *e = all->v[i];
+        struct cache_entry *e = all->v[i];
         if (e->users || (only && !same_caller(e, only))) continue;
         int n = caller_entries(all, e->caller);
         if (n > most) out = e, most = n;
@@ -137,7 +138,7 @@ static struct entry *entry_to_evict(const struct grammar_cache *all, const char 
 
 /* Makes room for `bytes` more of a caller. False: the entries in use leave no room. */
 static bool room_make(struct grammar_cache *all, const char *caller, size_t bytes) {
-    struct entry *e;
+    struct cache_entry *e;
     while (caller_bytes(all, caller) + bytes > all->o.bytes / 2) {
         if (!(e = entry_to_evict(all, caller))) return false;
         entry_remove(all, e);
@@ -240,7 +241,8 @@ static struct grammar *compile_task_run(struct grammar_cache *all, struct compil
 }
 
 /* Waits until another request has compiled the entry. */
-static struct grammar *entry_wait(struct grammar_cache *all, struct entry *e, struct error *err) {
+static struct grammar *entry_wait(struct grammar_cache *all, struct cache_entry *e,
+                                  struct error *err) {
     if (!e->g && threads_wait(all)) {
         refuse_busy(err);
         return NULL;
@@ -259,8 +261,8 @@ static struct grammar *entry_wait(struct grammar_cache *all, struct entry *e, st
 }
 
 /* Puts the compiled grammar into its entry; takes g over. */
-static struct grammar *entry_fill(struct grammar_cache *all, struct entry *e, struct grammar *g,
-                                  struct error *err) {
+static struct grammar *entry_fill(struct grammar_cache *all, struct cache_entry *e,
+                                  struct grammar *g, struct error *err) {
     size_t bytes = g ? grammar_bytes(g) : 0;
     all->compiled += g != NULL;
     if (g && !room_make(all, e->caller, bytes)) {
@@ -297,7 +299,7 @@ static struct grammar *large_get(struct grammar_cache *all, const char *hash, co
                                  struct error *err) {
     struct compile_task w = {.kind = kind, .text = text, .len = len, .err = err};
     if (!is_known_large(all, hash)) all->large[all->n_large++ % LARGE_KNOWN] = large_mark(hash);
-    struct entry *e = entry_add(all, hash, caller);
+    struct cache_entry *e = entry_add(all, hash, caller);
     return entry_fill(all, e, compile_task_run(all, &w, caller), err);
 }
 
@@ -308,7 +310,7 @@ static struct grammar *small_get(struct grammar_cache *all, const char *hash, co
     struct grammar *g = compile_share(kind, text, len, SMALL_SHARE, large, err);
     if (!g) return NULL;
     pthread_mutex_lock(&all->lock);
-    struct entry *e = entry_find(all, hash);
+    struct cache_entry *e = entry_find(all, hash);
     if (e && e->g) { // another request was faster
         e->users++;
         grammar_free(g);
@@ -364,7 +366,7 @@ struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller,
     }
     source_hash(kind, text, len, hash);
     pthread_mutex_lock(&all->lock);
-    struct entry *e = entry_find(all, hash);
+    struct cache_entry *e = entry_find(all, hash);
     struct grammar *g = e ? entry_wait(all, e, err) : NULL;
     large |= is_known_large(all, hash);
     pthread_mutex_unlock(&all->lock);

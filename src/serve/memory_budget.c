@@ -12,28 +12,28 @@
 
 enum { BUCKETS = 1024 };
 
-struct owner {
-    struct owner *next;
+struct budget_owner {
+    struct budget_owner *next;
     const void *key;
     size_t bytes;
 };
 struct memory_budget {
     pthread_mutex_t lock;
-    struct owner *buckets[BUCKETS];
+    struct budget_owner *buckets[BUCKETS];
     struct memory_budget_stats stats;
 };
 
 struct memory_budget *memory_budget_new(size_t most) {
     struct memory_budget *b = xcalloc(1, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
-    b->stats.most = most;
+    b->stats.limit_bytes = most;
     return b;
 }
 
 void memory_budget_free(struct memory_budget *b) {
     if (!b) return;
     for (int i = 0; i < BUCKETS; i++)
-        for (struct owner *o = b->buckets[i], *next; o; o = next) {
+        for (struct budget_owner *o = b->buckets[i], *next; o; o = next) {
             next = o->next;
             free(o);
         }
@@ -42,14 +42,14 @@ void memory_budget_free(struct memory_budget *b) {
 }
 
 size_t memory_budget_owner_max(const struct memory_budget *b) {
-    return b->stats.most / 2;
+    return b->stats.limit_bytes / 2;
 }
 
 /* The link that points to the owner, or the NULL link where the owner would be added. The lock is
  * held. */
-static struct owner **owner_find(struct memory_budget *b, const void *key) {
+static struct budget_owner **owner_find(struct memory_budget *b, const void *key) {
     uint64_t hash = (uint64_t)(uintptr_t)key * 0x9E3779B97F4A7C15ull;
-    struct owner **at = &b->buckets[hash >> 54];
+    struct budget_owner **at = &b->buckets[hash >> 54];
     while (*at && (*at)->key != key) at = &(*at)->next;
     return at;
 }
@@ -58,8 +58,8 @@ static double mb(size_t bytes) {
     return (double)bytes / (1 << 20);
 }
 
-static int owner_set(struct memory_budget *b, struct owner **at, const void *key, size_t bytes,
-                     struct error *err) {
+static int owner_set(struct memory_budget *b, struct budget_owner **at, const void *key,
+                     size_t bytes, struct error *err) {
     size_t had = *at ? (*at)->bytes : 0, others = b->stats.used - had;
     if (bytes > had && bytes > memory_budget_owner_max(b)) {
         b->stats.refused++;
@@ -68,12 +68,12 @@ static int owner_set(struct memory_budget *b, struct owner **at, const void *key
                          "(half of --max-request-memory)",
                          mb(bytes), mb(memory_budget_owner_max(b)));
     }
-    if (bytes > had && bytes > b->stats.most - others) {
+    if (bytes > had && bytes > b->stats.limit_bytes - others) {
         b->stats.refused++;
         return error_set(err, ERR_STATE,
                          "the memory for requests is in use (%.1f of %.1f MB, and this one needs "
                          "about %.1f); try again later",
-                         mb(others), mb(b->stats.most), mb(bytes));
+                         mb(others), mb(b->stats.limit_bytes), mb(bytes));
     }
     if (!*at) {
         *at = xcalloc(1, sizeof **at);
@@ -96,7 +96,7 @@ int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, 
 int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
                           struct error *err) {
     pthread_mutex_lock(&b->lock);
-    struct owner **at = owner_find(b, owner);
+    struct budget_owner **at = owner_find(b, owner);
     size_t had = *at ? (*at)->bytes : 0;
     int rc = owner_set(b, at, owner, bytes > SIZE_MAX - had ? SIZE_MAX : had + bytes, err);
     pthread_mutex_unlock(&b->lock);
@@ -106,7 +106,7 @@ int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t byt
 void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to,
                             size_t bytes) {
     pthread_mutex_lock(&b->lock);
-    struct owner *giver = *owner_find(b, from), **at = owner_find(b, to);
+    struct budget_owner *giver = *owner_find(b, from), **at = owner_find(b, to);
     if (giver && !*at) {
         *at = xcalloc(1, sizeof **at);
         (*at)->key = to;
@@ -122,7 +122,7 @@ void memory_budget_transfer(struct memory_budget *b, const void *from, const voi
 
 size_t memory_budget_reserved(struct memory_budget *b, const void *owner) {
     pthread_mutex_lock(&b->lock);
-    struct owner **at = owner_find(b, owner);
+    struct budget_owner **at = owner_find(b, owner);
     size_t bytes = *at ? (*at)->bytes : 0;
     pthread_mutex_unlock(&b->lock);
     return bytes;
@@ -130,7 +130,7 @@ size_t memory_budget_reserved(struct memory_budget *b, const void *owner) {
 
 void memory_budget_release(struct memory_budget *b, const void *owner) {
     pthread_mutex_lock(&b->lock);
-    struct owner **at = owner_find(b, owner), *o = *at;
+    struct budget_owner **at = owner_find(b, owner), *o = *at;
     if (o) {
         b->stats.used -= o->bytes;
         b->stats.owners--;

@@ -12,7 +12,7 @@
 
 struct memory_budget;
 struct memory_budget_stats {
-    size_t most, used, peak; /* bytes */
+    size_t limit_bytes, used, peak; /* bytes */
     int owners;
     uint64_t refused;
 };

@@ -33,9 +33,9 @@ void request_memory_open(struct server *s) {
     for (size_t i = 0; i < n; i++) all += strlen(tokenizer_id_to_piece(tok, (int32_t)i, NULL));
     s->piece_bytes = all / MAX(n, (size_t)1) + 2;
     if (most == 0) most = BUDGET_DEFAULT;
-    s->kept_replies = MIN((size_t)REPLIES_KEPT, most / 8);
-    s->kept_grammars = MIN((size_t)GRAMMARS_KEPT, most / 16);
-    s->memory = memory_budget_new(most - s->kept_replies - 2 * s->kept_grammars);
+    s->reply_log_bytes = MIN((size_t)REPLIES_KEPT, most / 8);
+    s->grammar_cache_bytes = MIN((size_t)GRAMMARS_KEPT, most / 16);
+    s->memory = memory_budget_new(most - s->reply_log_bytes - 2 * s->grammar_cache_bytes);
     memory_reserve_set(RESERVE);
 }
 
@@ -84,7 +84,7 @@ int request_memory_reserve_file(struct server *s, struct exchange *x, const char
 }
 
 /* Bytes by the field that decides them. */
-struct need {
+struct memory_need {
     size_t prompt, tokens, scores, prompt_scores;
 };
 
@@ -95,13 +95,14 @@ static size_t scores_text(const struct server *s, size_t n, int n_top, size_t ea
 }
 
 /* Bytes of one answer to a prompt of n_prompt tokens. */
-static struct need answer_need(const struct server *s, const struct generation_spec *spec,
-                               size_t n_prompt, size_t n) {
+static struct memory_need answer_need(const struct server *s, const struct generation_spec *spec,
+                                      size_t n_prompt, size_t n) {
     size_t piece = s->piece_bytes, n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),
            results = (1 + n_top) * (sizeof(int32_t) + sizeof(float));
-    struct need need = {.prompt = ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
-                        .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
-                        .scores = n * results};
+    struct memory_need need = {.prompt =
+                                   ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
+                               .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
+                               .scores = n * results};
     if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->m->tok) / 8 + 64 * 1024;
     if (spec->logprobs) need.scores += scores_text(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
@@ -112,7 +113,7 @@ static struct need answer_need(const struct server *s, const struct generation_s
     return need;
 }
 
-static const char *need_field(const struct need *need, const struct generation_spec *spec) {
+static const char *need_field(const struct memory_need *need, const struct generation_spec *spec) {
     size_t most = MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
     if (most == need->prompt_scores) return spec->prompt_tops ? "prompt_logprobs" : "logprobs";
     if (most == need->scores) return "logprobs";
@@ -122,11 +123,11 @@ static const char *need_field(const struct need *need, const struct generation_s
 
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
                        int32_t context, const char **what, struct error *err) {
-    struct need all = {0};
+    struct memory_need all = {0};
     for (int i = 0; i < spec->n_prompts; i++) {
         size_t n_prompt = (size_t)spec->prompts[i].n, room = (size_t)context - n_prompt,
                n = MIN((size_t)spec->max_tokens, room), answers = (size_t)spec->n;
-        struct need one = answer_need(s, spec, n_prompt, n);
+        struct memory_need one = answer_need(s, spec, n_prompt, n);
         all.prompt += answers * one.prompt;
         all.tokens += answers * one.tokens;
         all.scores += answers * one.scores;

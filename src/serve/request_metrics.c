@@ -56,26 +56,26 @@ static bool ends_in_cycle(const int32_t *v, int32_t n) {
 
 /* Stores the time that a finished generation spent in each stage. */
 static void request_trace_add(struct server *s, const struct generation *g) {
-    const struct batcher_request *t = &g->completions->ticket;
+    const struct batcher_request *t = &g->completions->batch_request;
     struct token_usage u = generation_usage(g);
     double now = clock_now();
     json_t *v =
         json_pack("{s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "model",
                   g->target.name, "adapter", g->target.label, "at", (json_int_t)g->created, "read",
-                  t->submitted > 0 ? t->submitted - g->began : 0.0, "queue",
+                  t->submitted > 0 ? t->submitted - g->started_at : 0.0, "queue",
                   t->started > 0 ? t->started - t->submitted : 0.0, "prefill",
                   t->first > 0 ? t->first - t->started : 0.0, "decode",
-                  t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->began,
+                  t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->started_at,
                   "prompt_tokens", (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached,
-                  "completion_tokens", (json_int_t)u.completion, "gone", g->gone);
+                  "completion_tokens", (json_int_t)u.completion, "gone", g->cancelled);
     pthread_mutex_lock(&s->lock);
     json_decref(s->traces[s->n_traces % REQUEST_TRACES_MAX]);
     s->traces[s->n_traces++ % REQUEST_TRACES_MAX] = v;
     pthread_mutex_unlock(&s->lock);
-    if (now - g->began >= s->o->slow_seconds && !g->gone)
+    if (now - g->started_at >= s->o->slow_seconds && !g->cancelled)
         log_info("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
-                 g->id, now - g->began, json_get_number(v, "queue"), json_get_number(v, "prefill"),
-                 json_get_number(v, "decode"));
+                 g->id, now - g->started_at, json_get_number(v, "queue"),
+                 json_get_number(v, "prefill"), json_get_number(v, "decode"));
 }
 
 void request_metrics_add_generation(const struct generation *g) {
@@ -86,15 +86,15 @@ void request_metrics_add_generation(const struct generation *g) {
     int64_t most = 0;
     double first = 0;
     for (int i = 0; i < g->n_completions; i++) {
-        const struct batcher_request *t = &g->completions[i].ticket;
-        if (g->completions[i].outside) continue;
+        const struct batcher_request *t = &g->completions[i].batch_request;
+        if (g->completions[i].async) continue;
         ticket_counted(s, t);
         most = MAX(most, t->request.n_generated);
         if (ends_in_cycle(t->request.out, t->request.n_out))
             metric_add(metric_get(m, METRIC_ADAPTER_LOOPS, label), 1);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }
-    if (!g->completions->outside) request_trace_add(s, g);
+    if (!g->completions->async) request_trace_add(s, g);
     if (g->key) keys_record_usage(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
@@ -109,15 +109,13 @@ void request_metrics_add_generation(const struct generation *g) {
     metric_add(metric_get(m, METRIC_ADAPTER_PROMPT_TOKENS, label), (double)u.prompt);
     metric_add(metric_get(m, METRIC_ADAPTER_GENERATION_TOKENS, label), (double)u.completion);
     if (first > 0)
-        metric_observe(metric_get(m, METRIC_ADAPTER_TTFT, label), fmax(first - g->began, 0));
-    if (g->gone) metric_add(metric_get(m, METRIC_CANCELLED), 1);
+        metric_observe(metric_get(m, METRIC_ADAPTER_TTFT, label), fmax(first - g->started_at, 0));
+    if (g->cancelled) metric_add(metric_get(m, METRIC_CANCELLED), 1);
     if (g->spec.grammar)
         metric_add(metric_get(m, METRIC_CONSTRAINED, grammar_kind(g->spec.grammar)), 1);
-    metric_add(metric_get(m, METRIC_MURMUR_TASKS, "0", g->completions->outside ? "team" : "chat"),
-               1);
-    metric_observe(
-        metric_get(m, METRIC_MURMUR_TASK_TIME, g->completions->outside ? "team" : "chat"),
-        fmax(clock_now() - g->began, 0));
+    metric_add(metric_get(m, METRIC_MURMUR_TASKS, "0", g->completions->async ? "team" : "chat"), 1);
+    metric_observe(metric_get(m, METRIC_MURMUR_TASK_TIME, g->completions->async ? "team" : "chat"),
+                   fmax(clock_now() - g->started_at, 0));
 }
 
 void request_metrics_add_tokens(struct server *s, const char *key, const struct token_usage *u) {
@@ -187,8 +185,9 @@ static void lora_info_set(struct server *s) {
     pthread_mutex_lock(&s->lock);
     for (const struct generation *g = s->generations; g; g = g->next) {
         const struct completion *c = g->completions;
-        if (g->target.n == 0 || c->outside) continue;
-        struct buf *list = &lists[__atomic_load_n(&c->ticket.seen, __ATOMIC_ACQUIRE) == 0];
+        if (g->target.n == 0 || c->async) continue;
+        struct buf *list =
+            &lists[__atomic_load_n(&c->batch_request.n_visible, __ATOMIC_ACQUIRE) == 0];
         if (list->data && said_already(list->data, g->target.label)) continue;
         buf_printf(list, "%s%s", list->len ? "," : "", g->target.label);
     }
@@ -235,7 +234,7 @@ static void step_counted(void *ctx, double seconds, int32_t tokens) {
 void request_metrics_open(struct server *s) {
     char size[16], pages[16];
     s->metrics = metrics_new(0);
-    pthread_mutex_init(&s->counting, NULL);
+    pthread_mutex_init(&s->metrics_lock, NULL);
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(size, sizeof size, "%d", KV_PAGE_SIZE);
@@ -253,20 +252,20 @@ static void metrics_handle(void *ctx, struct exchange *x) {
     const char *accept = exchange_header(x, "Accept");
     bool open = accept && strstr(accept, "application/openmetrics-text");
     struct buf out = {0};
-    pthread_mutex_lock(&s->counting);
+    pthread_mutex_lock(&s->metrics_lock);
     request_metrics_refresh(s);
     metrics_text(s->metrics, &out, open);
-    pthread_mutex_unlock(&s->counting);
+    pthread_mutex_unlock(&s->metrics_lock);
     exchange_reply(x, 200, open ? METRICS_TYPE_OPEN : METRICS_TYPE_TEXT, out.data, out.len);
     buf_release(&out);
 }
 
 static void figures_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    pthread_mutex_lock(&s->counting);
+    pthread_mutex_lock(&s->metrics_lock);
     request_metrics_refresh(s);
     json_t *v = metrics_json(s->metrics);
-    pthread_mutex_unlock(&s->counting);
+    pthread_mutex_unlock(&s->metrics_lock);
     exchange_reply_json(x, 200, v);
 }
 

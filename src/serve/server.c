@@ -105,7 +105,7 @@ json_t *api_error_json(const struct error *err, bool plain) {
 
 void server_new_id(struct server *s, const char *prefix, char out[40]) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-    uint64_t n = __atomic_add_fetch(&s->drawn, 1, __ATOMIC_RELAXED);
+    uint64_t n = __atomic_add_fetch(&s->n_ids, 1, __ATOMIC_RELAXED);
     struct rng r = rng_make((uint64_t)s->started ^ (uint64_t)getpid() << 32, RNG_SAMPLE,
                             (uint32_t)(n >> 32), (uint32_t)n);
     int at = snprintf(out, 16, "%s", prefix);
@@ -559,15 +559,16 @@ static void server_release(struct server *s) {
     __atomic_store_n(&s->http_ended, true, __ATOMIC_RELEASE);
     alerts_free(s->alerts);
     modules_close(s);
-    while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // stop flags are set
+    while (__atomic_load_n(&s->n_async_threads, __ATOMIC_ACQUIRE))
+        usleep(1000); // stop flags are set
     batcher_free(s->batcher);
     ab_close(s->ab);
     teams_release(s);
     keys_close(s->keys);
     auth_close(s);
-    if (s->metrics) pthread_mutex_destroy(&s->counting);
+    if (s->metrics) pthread_mutex_destroy(&s->metrics_lock);
     metrics_free(s->metrics);
-    strings_release(&s->slacks);
+    strings_release(&s->slack_urls);
     for (int i = 0; i < REQUEST_TRACES_MAX; i++) json_decref(s->traces[i]);
     adapter_pool_free(s->pool);
     grammar_cache_free(s->grammars);
@@ -606,12 +607,13 @@ static int alerts_begin(struct server *s, struct error *err) {
     const char *slack = getenv("SHOAL_ALERT_SLACK");
     struct alerts_options o = {.seconds = s->o->alert_seconds,
                                .webhooks = &s->o->alert_webhooks,
-                               .slacks = &s->slacks,
+                               .slack_urls = &s->slack_urls,
                                .source = s->name,
                                .refresh = metrics_current,
                                .ctx = s};
-    for (int i = 0; i < s->o->alert_slacks.n; i++) strings_add(&s->slacks, s->o->alert_slacks.v[i]);
-    if (slack && *slack) strings_add(&s->slacks, slack);
+    for (int i = 0; i < s->o->alert_slacks.n; i++)
+        strings_add(&s->slack_urls, s->o->alert_slacks.v[i]);
+    if (slack && *slack) strings_add(&s->slack_urls, slack);
     s->alerts = alerts_new(s->metrics, &o, err);
     return s->alerts ? OK : err->code;
 }
@@ -643,7 +645,7 @@ static int experiments_open(struct server *s, struct error *err) {
                            .metrics = s->metrics,
                            .started = s->started,
                            .feedback = s->o->feedback,
-                           .reply_bytes = s->kept_replies,
+                           .reply_bytes = s->reply_log_bytes,
                            .max_bytes = s->o->max_feedback,
                            .publish = promotion_publish,
                            .ctx = s};
@@ -670,8 +672,9 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     modules_load(s);
-    s->grammars = grammar_cache_new(&(struct grammar_cache_options){.bytes = s->kept_grammars});
-    engine_set_grammar_memory(s->e, s->kept_grammars);
+    s->grammars =
+        grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
+    engine_set_grammar_memory(s->e, s->grammar_cache_bytes);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     request_metrics_open(s);
     if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
@@ -777,7 +780,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                        .threads = pool_size(eo->pool)};
     struct shutdown_state ending = {.s = &s};
     pthread_mutex_init(&s.lock, NULL);
-    pthread_mutex_init(&s.making, NULL);
+    pthread_mutex_init(&s.derived_lock, NULL);
     signals_block(&ending.set);
     memory_limit();
     umask(077); /* also for files written by libraries and jobs */

@@ -59,28 +59,29 @@ struct server {
     bool http_ended;              /* atomic: no request is under way, and none will come */
     struct memory_budget *memory; /* budget of requests: see request_memory.c */
     size_t piece_bytes;           /* bytes of a token's text, averaged over the vocabulary */
-    size_t kept_replies;          /* bytes of replies that can be rated */
-    size_t kept_grammars; /* budget for compiled grammars, also those in use, and again for their
-                             masks */
-    int64_t started;      /* unix seconds */
+    size_t reply_log_bytes;       /* bytes of replies that can be rated */
+    size_t grammar_cache_bytes;   /* budget for compiled grammars, also those in use, and again for
+                               their   masks */
+    int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;
     struct adapter_entry *adapters; /* [n_adapters] by age */
     int n_adapters, next_id;
     struct grammar_cache *grammars;
-    uint64_t drawn;                 /* ids generated so far */
-    struct generation *generations; /* list of the generations under way */
-    int n_outside;                  /* threads of teams and of async_reply */
-    struct ask_task *askings;       /* questions in a conversation: api/ask.c */
+    uint64_t n_ids;                      /* ids generated so far */
+    struct generation *generations;      /* list of the generations under way */
+    int n_async_threads;                 /* threads of teams and of async_reply */
+    struct ask_task *conversation_tasks; /* questions in a conversation: api/ask.c */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
     bool has_token;                          /* the token file exists */
     struct metrics *metrics;
-    pthread_mutex_t counting; /* held from refreshing the metrics until they are written as text */
+    pthread_mutex_t
+        metrics_lock; /* held from refreshing the metrics until they are written as text */
     struct metric *step_seconds, *step_tokens;
     struct alerts *alerts;
-    struct strings slacks;
+    struct strings slack_urls;
     struct ab *ab; /* experiments and feedback */
 
     json_t *traces[REQUEST_TRACES_MAX]; /* time per stage of the last replies; a ring */
@@ -89,10 +90,10 @@ struct server {
 
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
-    struct job_paths *job_paths;       /* paths that jobs may read and write */
-    char *job_child;                   /* the same as an environment variable for job processes */
-    struct job_event_stream *watchers; /* clients that stream job events */
-    json_t *published;                 /* object: ids of jobs whose results are served */
+    struct job_paths *job_paths; /* paths that jobs may read and write */
+    char *job_child;             /* the same as an environment variable for job processes */
+    struct job_event_stream *event_streams; /* clients that stream job events */
+    json_t *published;                      /* object: ids of jobs whose results are served */
     bool publishing, closing;
 
     struct team_entry *teams; /* [n_teams] constant after the start */
@@ -100,12 +101,12 @@ struct server {
     struct adapter **team_adapters; /* [n_team_adapters] adapters of the teams */
     int n_team_adapters;
 
-    pthread_mutex_t making; /* held while a derived model changes, in memory and on disk */
+    pthread_mutex_t derived_lock; /* held while a derived model changes, in memory and on disk */
 
     char *backups; /* the folder of backups */
     const char
-        *backup_work; /* the work under way: "backup", "check", "restore", "delete"; or NULL */
-    int64_t backed_up, to_backup; /* bytes copied so far, and in total */
+        *backup_operation; /* the work under way: "backup", "check", "restore", "delete"; or NULL */
+    int64_t backup_done_bytes, backup_total_bytes; /* bytes copied so far, and in total */
 };
 
 /* A part of the server outside its core: its routes, and hooks into the server's life cycle. Unused

@@ -75,15 +75,15 @@ const struct team_entry *team_find(const struct server *s, const char *model, st
 /* running */
 
 /* One question to one team, with the receiver of its output. */
-struct session {
+struct team_session {
     struct server *s;
     const struct team_entry *t;
     struct task_item item;
     struct debate_options o;
-    struct engine_client speaker;
-    struct llm_client inner;
+    struct engine_client engine_client;
+    struct llm_client base_client;
     const bool *stop;
-    json_t *asked; /* for a trace: the call of each turn, in the turns' order; else NULL */
+    json_t *turn_calls; /* for a trace: the call of each turn, in the turns' order; else NULL */
 
     /* for a generation */
     struct generation *g;
@@ -94,12 +94,12 @@ struct session {
 };
 
 static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
-    struct session *d = ctx;
+    struct team_session *d = ctx;
     return batcher_run(d->s->batcher, reqs, n, d->stop, err);
 }
 
 /* Formats an agent's turn for the reasoning stream. */
-static void turn_tell(struct session *d, const struct llm_call *c, struct buf *out) {
+static void turn_tell(struct team_session *d, const struct llm_call *c, struct buf *out) {
     const char *text = c->text ? c->text : "";
     buf_printf(out, "%s: %s", c->agent->name ? c->agent->name : "agent", text);
     if (c->answer.choice >= 0 && c->answer.choice < d->item.n_choices)
@@ -122,10 +122,11 @@ static json_t *call_json(const struct llm_call *c) {
 }
 
 static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
-    struct session *d = ctx;
+    struct team_session *d = ctx;
     struct buf said = {0};
-    for (int i = 0; d->asked && i < n; i++) json_array_append_new(d->asked, call_json(&calls[i]));
-    int rc = d->inner.ask(d->inner.ctx, calls, n, err);
+    for (int i = 0; d->turn_calls && i < n; i++)
+        json_array_append_new(d->turn_calls, call_json(&calls[i]));
+    int rc = d->base_client.ask(d->base_client.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         d->cost.prompt += calls[i].n_prefilled;
         d->cost.completion += calls[i].n_generated;
@@ -137,10 +138,10 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
 }
 
 /* The caller releases the item's texts and the result of debate_run. */
-static int session_run(struct session *d, struct debate *out, struct error *err) {
-    d->speaker =
+static int session_run(struct team_session *d, struct debate *out, struct error *err) {
+    d->engine_client =
         (struct engine_client){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
-    d->inner = engine_client_as_llm(&d->speaker);
+    d->base_client = engine_client_as_llm(&d->engine_client);
     struct llm_client asker = {d, ask};
     return debate_run(&asker, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
 }
@@ -155,25 +156,25 @@ static const char *reply_of(const struct transcript *t) {
 }
 
 static void session_free(void *ctx) {
-    struct session *d = ctx;
+    struct team_session *d = ctx;
     if (!d) return;
     task_item_release(&d->item);
-    json_decref(d->asked);
+    json_decref(d->turn_calls);
     free(d);
 }
 
 static void generation_talk(struct generation *g, void *ctx) {
-    struct session *d = ctx;
+    struct team_session *d = ctx;
     for (int i = 0; i < g->n_completions; i++) {
         struct debate out = {0};
         struct error err;
         d->g = g;
         d->a = &g->completions[i];
-        d->stop = &d->a->outside->stop;
+        d->stop = &d->a->async->stop;
         d->cost = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
-        generation_append(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "",
+        generation_append(g, d->a, rc == OK ? reply_of(&out.transcripts[0]) : "",
                           rc == OK ? NULL : err.text, &d->cost, true);
         debate_release(&out);
     }
@@ -199,7 +200,7 @@ static int choices_read(const json_t *body, struct task_item *item, struct error
     struct strings list = {0};
     int rc = json_read_strings(body, "choices", EVAL_MAX_CHOICES, &list, err);
     if (rc == OK && list.n == 1)
-        rc = error_set(err, ERR_USAGE, "'choices' wants 2 to %d answers", EVAL_MAX_CHOICES);
+        rc = error_set(err, ERR_USAGE, "'choices' requires 2 to %d answers", EVAL_MAX_CHOICES);
     item->n_choices = rc == OK ? list.n : 0;
     for (int i = 0; i < item->n_choices; i++) item->choices[i] = xstrdup(list.v[i]);
     strings_release(&list);
@@ -207,11 +208,11 @@ static int choices_read(const json_t *body, struct task_item *item, struct error
 }
 
 /* Takes the question over. */
-static struct session *session_new(struct server *s, const struct team_entry *t, char *question,
-                                   uint64_t seed) {
+static struct team_session *session_new(struct server *s, const struct team_entry *t,
+                                        char *question, uint64_t seed) {
     static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
-    struct session *d = xcalloc(1, sizeof *d);
-    *d = (struct session){.s = s, .t = t, .o = t->team.options};
+    struct team_session *d = xcalloc(1, sizeof *d);
+    *d = (struct team_session){.s = s, .t = t, .o = t->team.options};
     d->item = (struct task_item){
         .question = question, .correct = -1, .lang = codes[language_detect(question)]};
     d->o.seed = seed;
@@ -223,11 +224,11 @@ void team_chat_start(struct server *s, struct exchange *x, const struct api_dial
     char *question = question_of(json_object_get(body, "messages"));
     struct model_ref target = {.name = xasprintf("%s%s", PREFIX, t->name),
                                .label = xstrdup("team")};
-    struct session *talk;
+    struct team_session *talk;
     struct error err;
     if (!*question || strlen(question) > MAX_QUESTION) {
         api_fail(x, 400, NULL, "messages", "invalid_value",
-                 "a team wants a question of 1 to %d bytes", MAX_QUESTION);
+                 "a team requires a question of 1 to %d bytes", MAX_QUESTION);
         free(question);
         goto refused;
     }
@@ -257,7 +258,7 @@ static int answer_before(const struct transcript *o, int i) {
     return -1;
 }
 
-static json_t *turn_json(const struct session *d, const struct transcript *o, int i) {
+static json_t *turn_json(const struct team_session *d, const struct transcript *o, int i) {
     json_t *v = utterance_json(o, d->t->team.v, i);
     int before = answer_before(o, i), now = o->v[i].answer;
     bool flip = before >= 0 && now >= 0 && before != now;
@@ -267,7 +268,7 @@ static json_t *turn_json(const struct session *d, const struct transcript *o, in
 }
 
 static void debate_heard(void *ctx, const struct transcript *o, int item, int from) {
-    const struct session *d = ctx;
+    const struct team_session *d = ctx;
     bool answered = false;
     (void)item;
     for (int i = from; i < o->n; i++) {
@@ -282,21 +283,21 @@ static void debate_heard(void *ctx, const struct transcript *o, int item, int fr
 }
 
 /* The recorded calls are in the order of the turns. */
-static json_t *debate_json(const struct session *d, const struct debate *out) {
+static json_t *debate_json(const struct team_session *d, const struct debate *out) {
     json_t *v = debate_transcript_json(out, d->t->team.v, &d->item, 0), *turn;
     size_t i;
     json_array_foreach (json_object_get(v, "said"), i, turn)
-        if (d->asked) json_object_set(turn, "asked", json_array_get(d->asked, i));
+        if (d->turn_calls) json_object_set(turn, "asked", json_array_get(d->turn_calls, i));
     return v;
 }
 
 static json_t *debate_talk(struct async_reply *l, void *ctx, struct error *err) {
-    struct session *d = ctx;
+    struct team_session *d = ctx;
     struct debate out = {0};
     d->live = l;
     d->stop = async_reply_stop_flag(l);
-    d->o.heard = debate_heard;
-    d->o.heard_ctx = d;
+    d->o.on_step = debate_heard;
+    d->o.on_step_ctx = d;
     int rc = session_run(d, &out, err);
     async_reply_add_usage(l, &d->cost);
     json_t *v = rc == OK ? debate_json(d, &out) : NULL;
@@ -304,7 +305,7 @@ static json_t *debate_talk(struct async_reply *l, void *ctx, struct error *err) 
     return v;
 }
 
-static struct session *debate_read(struct server *s, const json_t *body, struct error *err) {
+static struct team_session *debate_read(struct server *s, const json_t *body, struct error *err) {
     const char *name = "", *question = "";
     int64_t seed = 1, rounds = 0;
     double temperature = -1;
@@ -324,10 +325,10 @@ static struct session *debate_read(struct server *s, const json_t *body, struct 
     const struct team_entry *t = team_find(s, model, err);
     free(model);
     if (!t) return NULL;
-    struct session *d = session_new(s, t, xstrdup(question), (uint64_t)seed);
+    struct team_session *d = session_new(s, t, xstrdup(question), (uint64_t)seed);
     if (rounds) d->o.rounds = (int)rounds;
     if (temperature >= 0) d->o.temperature = (float)temperature;
-    if (trace) d->asked = json_array();
+    if (trace) d->turn_calls = json_array();
     if (choices_read(body, &d->item, err) == OK) return d;
     session_free(d);
     return NULL;
@@ -338,9 +339,9 @@ static void debate_handle(void *ctx, struct exchange *x) {
     struct error err;
     bool stream = false;
     json_t *body = request_memory_json(ctx, x, &err);
-    struct session *d = body && json_read_bool(body, "stream", &stream, &err) == OK
-                            ? debate_read(s, body, &err)
-                            : NULL;
+    struct team_session *d = body && json_read_bool(body, "stream", &stream, &err) == OK
+                                 ? debate_read(s, body, &err)
+                                 : NULL;
     const struct async_reply_work work = {debate_talk, session_free, d};
     if (d && request_memory_reserve(s, x, 2 * TRANSCRIPT_BYTES, &err) != OK) {
         session_free(d);

@@ -47,7 +47,7 @@ static const char schema[] =
     "  PRIMARY KEY(kind, id)) STRICT, WITHOUT ROWID;"
     "PRAGMA user_version = 5";
 
-enum statement {
+enum store_statement {
     RUN_ADD,
     RUN_STATUS,
     RUN_GET,
@@ -179,7 +179,7 @@ void store_rollback(struct store *s) {
 }
 
 /* A prepared statement, reset and ready to be bound; NULL sets err. */
-static sqlite3_stmt *statement(struct store *s, enum statement which, struct error *err) {
+static sqlite3_stmt *statement(struct store *s, enum store_statement which, struct error *err) {
     sqlite3_stmt **q = &s->stmts[which];
     if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
                    SQLITE_OK) {

@@ -23,7 +23,7 @@
 enum { NAME_MAX_BYTES = 256, DEPTH_MAX = 64, PAGE = 256, DEBUG_CHARS = 100, DEBUG_VECTOR = 16 };
 
 /* An entry and a slot entry keep a reference to their event. */
-struct entry {
+struct board_entry {
     json_t *event;
     double expires; /* INFINITY: never */
     int64_t seq;
@@ -49,7 +49,7 @@ struct blackboard {
     double time;        /* timestamp of the last event */
     int64_t last;
     json_t *events; /* the latest events, each with its seq */
-    struct entry entries[BOARD_MAX_KEYS];
+    struct board_entry entries[BOARD_MAX_KEYS];
     int n_entries;
     struct slot *slots[BOARD_MAX_SLOTS];
     int n_slots;
@@ -93,7 +93,7 @@ static int entry_find(const struct blackboard *b, const char *key) {
     return -1;
 }
 
-static int priority_of(const struct entry *e) {
+static int priority_of(const struct board_entry *e) {
     return (int)json_integer_value(json_object_get(e->event, "priority"));
 }
 
@@ -106,7 +106,7 @@ static void entry_remove(struct blackboard *b, int i) {
 static int entry_weakest(const struct blackboard *b, double now) {
     int worst = 0;
     for (int i = 1; i < b->n_entries; i++) {
-        const struct entry *e = &b->entries[i], *w = &b->entries[worst];
+        const struct board_entry *e = &b->entries[i], *w = &b->entries[worst];
         int gone = (e->expires <= now) - (w->expires <= now);
         int above = priority_of(w) - priority_of(e);
         if (gone > 0 || (gone == 0 && (above > 0 || (above == 0 && e->seq < w->seq)))) worst = i;
@@ -120,7 +120,7 @@ static void write_apply(struct blackboard *b, json_t *event) {
     if (i < 0 && b->n_entries == BOARD_MAX_KEYS) i = entry_weakest(b, at);
     if (i >= 0) entry_remove(b, i);
     b->entries[b->n_entries++] =
-        (struct entry){json_incref(event), ttl > 0 ? at + ttl : INFINITY, b->last};
+        (struct board_entry){json_incref(event), ttl > 0 ? at + ttl : INFINITY, b->last};
 }
 
 /* slots */
@@ -420,14 +420,15 @@ json_t *blackboard_read_multiple(const struct blackboard *b, const char *const *
 }
 
 static int entry_order(const void *pa, const void *pb) {
-    const struct entry *a = *(const struct entry *const *)pa, *b = *(const struct entry *const *)pb;
+    const struct board_entry *a = *(const struct board_entry *const *)pa,
+                             *b = *(const struct board_entry *const *)pb;
     int pri_a = priority_of(a), pri_b = priority_of(b);
     return pri_a != pri_b ? (pri_a < pri_b) - (pri_a > pri_b)
                           : (a->seq > b->seq) - (a->seq < b->seq);
 }
 
 /* The entries that have not expired, in order. Returns their number. */
-static int entries_live(const struct blackboard *b, const struct entry *out[BOARD_MAX_KEYS]) {
+static int entries_live(const struct blackboard *b, const struct board_entry *out[BOARD_MAX_KEYS]) {
     double now = board_now(b);
     int n = 0;
     for (int i = 0; i < b->n_entries; i++)
@@ -437,7 +438,7 @@ static int entries_live(const struct blackboard *b, const struct entry *out[BOAR
 }
 
 json_t *blackboard_read_all(const struct blackboard *b) {
-    const struct entry *live[BOARD_MAX_KEYS];
+    const struct board_entry *live[BOARD_MAX_KEYS];
     json_t *out = json_object();
     int n = entries_live(b, live);
     for (int i = 0; i < n; i++)
@@ -545,11 +546,11 @@ static json_t *value_short(const json_t *v) {
 }
 
 json_t *blackboard_debug_view(const struct blackboard *b) {
-    const struct entry *live[BOARD_MAX_KEYS];
+    const struct board_entry *live[BOARD_MAX_KEYS];
     json_t *entries = json_object(), *slots = json_object();
     int n = entries_live(b, live);
     for (int i = 0; i < n; i++) {
-        const struct entry *e = live[i];
+        const struct board_entry *e = live[i];
         json_t *row =
             json_pack("{s:o,s:O,s:I,s:i}", "value", value_short(json_object_get(e->event, "value")),
                       "timestamp", json_object_get(e->event, "timestamp"), "seq",

@@ -65,7 +65,7 @@ int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, stru
 
 /* sampling */
 
-struct sampler {
+struct shapley_sampler {
     const struct coalition_game *g;
     uint8_t **played;     /* [2^n] rows, NULL until the coalition is played */
     double *v;            /* [n_agents][n_items] sums of the current estimator */
@@ -74,7 +74,7 @@ struct sampler {
     struct error *err;
 };
 
-static const uint8_t *coalition(struct sampler *s, uint32_t mask) {
+static const uint8_t *coalition(struct shapley_sampler *s, uint32_t mask) {
     size_t bytes = (size_t)MAX(s->g->n_items, 1);
     if (s->played[mask]) return s->played[mask];
     uint8_t *right = xcalloc(bytes, 1);
@@ -86,7 +86,7 @@ static const uint8_t *coalition(struct sampler *s, uint32_t mask) {
 }
 
 /* Adds agent a's marginal at coalition `mask`; returns its mean over items. */
-static int sample_add(struct sampler *s, int a, uint32_t mask, double *mean) {
+static int sample_add(struct shapley_sampler *s, int a, uint32_t mask, double *mean) {
     const uint8_t *bare = coalition(s, mask), *with = bare ? coalition(s, mask | 1u << a) : NULL;
     int n = s->g->n_items;
     if (!with) return s->err->code;
@@ -97,7 +97,7 @@ static int sample_add(struct sampler *s, int a, uint32_t mask, double *mean) {
     return OK;
 }
 
-static void sample_end(struct sampler *s, const double *mean) {
+static void sample_end(struct shapley_sampler *s, const double *mean) {
     for (int a = 0; a < s->g->n_agents; a++) {
         s->sum[a] += mean[a];
         s->square[a] += mean[a] * mean[a];
@@ -107,7 +107,7 @@ static void sample_end(struct sampler *s, const double *mean) {
 
 /* The mean over items and samples, with the error of both. Each sample consists of `of`
  * marginals. */
-static struct stats_interval sampled_interval(const struct sampler *s, int a, int of) {
+static struct stats_interval sampled_interval(const struct shapley_sampler *s, int a, int of) {
     int n = s->g->n_items;
     double *v = xmalloc((size_t)MAX(n, 1) * sizeof *v);
     for (int i = 0; i < n; i++) v[i] = s->v[(size_t)a * (size_t)n + (size_t)i] / (s->n * of);
@@ -120,7 +120,7 @@ static struct stats_interval sampled_interval(const struct sampler *s, int a, in
     return (struct stats_interval){out.value, out.value - half, out.value + half};
 }
 
-static void sampler_clear(struct sampler *s) {
+static void sampler_clear(struct shapley_sampler *s) {
     size_t n = (size_t)s->g->n_agents;
     memset(s->v, 0, n * (size_t)s->g->n_items * sizeof *s->v);
     memset(s->sum, 0, n * sizeof *s->sum);
@@ -129,7 +129,7 @@ static void sampler_clear(struct sampler *s) {
 }
 
 /* A permutation and its reverse form one sample. */
-static int permutation_sample(struct sampler *s, uint64_t seed, int index) {
+static int permutation_sample(struct shapley_sampler *s, uint64_t seed, int index) {
     uint32_t order[TEAM_MAX];
     double mean[TEAM_MAX] = {0};
     int n = s->g->n_agents, rc = OK;
@@ -149,7 +149,7 @@ static int permutation_sample(struct sampler *s, uint64_t seed, int index) {
     return rc;
 }
 
-static int coalition_sample(struct sampler *s, uint64_t seed, int index) {
+static int coalition_sample(struct shapley_sampler *s, uint64_t seed, int index) {
     double mean[TEAM_MAX] = {0};
     int n = s->g->n_agents, rc = OK;
     struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)index, 2);
@@ -161,7 +161,7 @@ static int coalition_sample(struct sampler *s, uint64_t seed, int index) {
     return rc;
 }
 
-static int leave_one_out(struct sampler *s, struct contribution *out) {
+static int leave_one_out(struct shapley_sampler *s, struct contribution *out) {
     uint32_t all = (1u << s->g->n_agents) - 1;
     for (int a = 0; a < s->g->n_agents; a++) {
         const uint8_t *with = coalition(s, all),
@@ -176,7 +176,7 @@ int contribution_sampled(const struct coalition_game *g, int samples, uint64_t s
                          struct contribution *out, struct error *err) {
     CHECK(g->n_agents >= 1 && g->n_agents <= TEAM_MAX && samples >= 1);
     size_t n = (size_t)g->n_agents, masks = (size_t)1 << n;
-    struct sampler s = {.g = g, .err = err, .played = xcalloc(masks, sizeof *s.played)};
+    struct shapley_sampler s = {.g = g, .err = err, .played = xcalloc(masks, sizeof *s.played)};
     s.v = xcalloc(n * (size_t)MAX(g->n_items, 1), sizeof *s.v);
     s.sum = xcalloc(n, sizeof *s.sum);
     s.square = xcalloc(n, sizeof *s.square);
@@ -208,11 +208,11 @@ static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err
             if (mask >> a & 1 && x->choice >= 0) said[n++] = *x;
         }
         const struct task_item *it = &v->items[i];
-        bool given = it->n_choices > 0 || !v->talks;
-        int choice =
-            n ? vote_decide(v->vote, said, n, given ? it->n_choices : v->talks[i].n_candidates)
-              : -1;
-        right[i] = choice >= 0 && (given ? choice == it->correct : v->talks[i].right[choice]);
+        bool given = it->n_choices > 0 || !v->transcripts;
+        int choice = n ? vote_decide(v->vote, said, n,
+                                     given ? it->n_choices : v->transcripts[i].n_candidates)
+                       : -1;
+        right[i] = choice >= 0 && (given ? choice == it->correct : v->transcripts[i].right[choice]);
     }
     return OK;
 }
@@ -229,7 +229,8 @@ static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e
     int n = 0;
     for (int a = 0; a < g->n_agents; a++)
         if (mask >> a & 1) team[n++] = g->team[a];
-    int rc = debate_run(g->asker, team, n, g->items, g->n_items, g->options, &d, g->progress, err);
+    int rc =
+        debate_run(g->llm_client, team, n, g->items, g->n_items, g->options, &d, g->progress, err);
     if (rc == OK) memcpy(right, d.decided, (size_t)g->n_items);
     debate_release(&d);
     return rc;

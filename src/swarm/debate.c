@@ -56,12 +56,12 @@ static bool choice_right(const struct task_item *it, const uint8_t *right, int c
 
 bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item,
                               int choice) {
-    return choice_right(&items[item], d->talks[item].right, choice);
+    return choice_right(&items[item], d->transcripts[item].right, choice);
 }
 
 static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v,
                          int i) {
-    const struct transcript *o = &d->talks[i];
+    const struct transcript *o = &d->transcripts[i];
     answers_fill(d, o, i);
     costs_add(d, o);
     d->decided[i] = debate_answer_is_correct(d, items, i, o->answer);
@@ -92,30 +92,30 @@ int debate_run(const struct llm_client *a, const struct agent *team, int n_agent
     const struct workflow *w = o->workflow ? o->workflow : own;
     if (!w) return err->code;
     size_t cells = (size_t)n_agents * (size_t)n_items, rounds = (size_t)o->rounds;
-    out->talks = xcalloc((size_t)n_items + 1, sizeof *out->talks);
+    out->transcripts = xcalloc((size_t)n_items + 1, sizeof *out->transcripts);
     out->answers = xcalloc(rounds * cells + 1, sizeof *out->answers);
     out->solo = xcalloc(cells + 1, 1);
     out->voted = xcalloc(rounds * (size_t)n_items + 1, 1);
     out->decided = xcalloc((size_t)n_items + 1, 1);
     const struct workflow_options wo = {.rounds = o->rounds,
-                                        .working = o->working,
+                                        .chain_of_thought = o->chain_of_thought,
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
                                         .grader = o->grader,
                                         .seconds = o->seconds,
                                         .seed = o->seed,
-                                        .heard = o->heard,
-                                        .heard_ctx = o->heard_ctx};
-    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
+                                        .on_step = o->on_step,
+                                        .on_step_ctx = o->on_step_ctx};
+    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->transcripts, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(own);
     return rc;
 }
 
 void debate_release(struct debate *d) {
-    for (int i = 0; d->talks && i < d->n_items; i++) transcript_release(&d->talks[i]);
-    free(d->talks);
+    for (int i = 0; d->transcripts && i < d->n_items; i++) transcript_release(&d->transcripts[i]);
+    free(d->transcripts);
     free(d->answers);
     free(d->solo);
     free(d->voted);
@@ -125,7 +125,7 @@ void debate_release(struct debate *d) {
 
 static void utterance_show(const struct debate *d, const struct agent *team, int item, int u,
                            struct buf *out) {
-    const struct transcript *o = &d->talks[item];
+    const struct transcript *o = &d->transcripts[item];
     const struct utterance *s = &o->v[u];
     buf_printf(out, "[%s][R%d] ", team[s->agent].name, s->round);
     if (s->failed)
@@ -139,7 +139,7 @@ static void utterance_show(const struct debate *d, const struct agent *team, int
 
 void debate_transcript(const struct debate *d, const struct agent *team, const struct task_item *it,
                        int item, const struct vote *v, struct buf *out) {
-    const struct transcript *o = &d->talks[item];
+    const struct transcript *o = &d->transcripts[item];
     buf_printf(out, "%s\n", it->question);
     for (int r = 0, u = 0; r < o->rounds; r++) {
         for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);
@@ -159,9 +159,9 @@ static void samples_take(struct self_consistency *s, const struct task_item *it,
         *a = calls[j].answer;
         if (calls[j].failed || !it->n_choices) a->choice = -1;
         if (calls[j].failed || it->n_choices) continue;
-        char *text = answer_parse(grader, &calls[j], calls[j].text, &a->sure);
+        char *text = answer_parse(grader, &calls[j], calls[j].text, &a->confidence);
         if (text) a->choice = answer_candidate_find(&found, &n, text, grader, true);
-        if (text && a->choice < EVAL_MAX_CHOICES) a->prob[a->choice] = a->sure;
+        if (text && a->choice < EVAL_MAX_CHOICES) a->prob[a->choice] = a->confidence;
         free(text);
     }
     uint8_t *right = answers_grade(it, grader, found, n);
@@ -186,7 +186,7 @@ int self_consistency_sample(const struct llm_client *a, const struct agent *agen
     out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
         calls[i] = llm_call_question(agent, &items[i / k], i % k, chats[i]);
-        calls[i].working = true;
+        calls[i].chain_of_thought = true;
         calls[i].temperature = temperature;
         calls[i].max_tokens = max_tokens;
         calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;

@@ -26,16 +26,16 @@ static int64_t count(const uint8_t *right, int n) {
     return sum;
 }
 
-struct spent {
+struct round_cost {
     int64_t calls, prefilled, generated;
 };
 
 /* Cost of the first `rounds` rounds, of one agent or (-1) of all agents. */
-static struct spent cost_of(const struct debate *d, int rounds, int agent) {
-    struct spent c = {0};
+static struct round_cost cost_of(const struct debate *d, int rounds, int agent) {
+    struct round_cost c = {0};
     for (int i = 0; i < d->n_items; i++)
-        for (int u = 0; u < d->talks[i].n; u++) {
-            const struct utterance *v = &d->talks[i].v[u];
+        for (int u = 0; u < d->transcripts[i].n; u++) {
+            const struct utterance *v = &d->transcripts[i].v[u];
             if (v->round >= rounds || (agent >= 0 && v->agent != agent)) continue;
             c.calls++;
             c.prefilled += v->n_prefilled;
@@ -46,8 +46,8 @@ static struct spent cost_of(const struct debate *d, int rounds, int agent) {
 
 /* building */
 
-struct maker {
-    const struct llm_client *asker;
+struct report_builder {
+    const struct llm_client *llm_client;
     const struct agent *team;
     int n_agents;
     const struct task_item *items;
@@ -63,8 +63,8 @@ struct maker {
     int n_against;
 };
 
-static void row_add(struct maker *m, const char *name, const char *kind, const uint8_t *right,
-                    struct spent c) {
+static void row_add(struct report_builder *m, const char *name, const char *kind,
+                    const uint8_t *right, struct round_cost c) {
     struct stats_interval ci = stats_wilson(count(right, m->n_items), m->n_items);
     json_array_append_new(m->rows,
                           json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind", kind,
@@ -73,14 +73,14 @@ static void row_add(struct maker *m, const char *name, const char *kind, const u
                                     "generated", (json_int_t)c.generated));
 }
 
-static void against_add(struct maker *m, const char *name, const uint8_t *right) {
+static void against_add(struct report_builder *m, const char *name, const uint8_t *right) {
     CHECK(m->n_against < CONTESTANTS);
     snprintf(m->against[m->n_against].name, sizeof m->against[0].name, "%s", name);
     m->against[m->n_against].right = xmalloc((size_t)MAX(m->n_items, 1));
     memcpy(m->against[m->n_against++].right, right, (size_t)m->n_items);
 }
 
-static int best_alone(const struct maker *m) {
+static int best_alone(const struct report_builder *m) {
     int best = 0;
     for (int a = 1; a < m->n_agents; a++)
         if (count(m->d.solo + (size_t)a * (size_t)m->n_items, m->n_items) >
@@ -89,7 +89,7 @@ static int best_alone(const struct maker *m) {
     return best;
 }
 
-static void rows_make(struct maker *m) {
+static void rows_make(struct report_builder *m) {
     const struct debate *d = &m->d;
     size_t n = (size_t)m->n_items;
     int best = best_alone(m);
@@ -110,7 +110,7 @@ static int samples_for(int64_t tokens, int64_t each, int most) {
 }
 
 /* Baseline for split evidence: the best agent answers the whole question. */
-static int whole_make(struct maker *m, struct progress *p, struct error *err) {
+static int whole_make(struct report_builder *m, struct progress *p, struct error *err) {
     const struct agent *best = &m->team[best_alone(m)];
     struct debate_options o = *m->o;
     struct task_item *whole = xcalloc((size_t)m->n_items + 1, sizeof *whole);
@@ -120,7 +120,7 @@ static int whole_make(struct maker *m, struct progress *p, struct error *err) {
         whole[i] = m->items[i]; // texts are borrowed
         whole[i].n_views = 0;
     }
-    int rc = debate_run(m->asker, best, 1, whole, m->n_items, &o, &d, p, err);
+    int rc = debate_run(m->llm_client, best, 1, whole, m->n_items, &o, &d, p, err);
     if (rc == OK) {
         char name[96];
         snprintf(name, sizeof name, "%.60s, seeing everything", best->name);
@@ -133,17 +133,18 @@ static int whole_make(struct maker *m, struct progress *p, struct error *err) {
 }
 
 /* The accuracy curve of self-consistency, and its points at the debate's token cost. */
-static int samples_make(struct maker *m, struct progress *p, json_t *curve, struct error *err) {
+static int samples_make(struct report_builder *m, struct progress *p, json_t *curve,
+                        struct error *err) {
     int best = best_alone(m), most = m->w->samples;
-    struct spent all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
+    struct round_cost all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
     int equal[2] = {
         samples_for(all.generated, one.generated, most),
         samples_for(all.generated + all.prefilled, one.generated + one.prefilled, most)};
     static const char *const what[] = {"generated", "total"};
     struct self_consistency s;
-    struct spent c = {0};
+    struct round_cost c = {0};
     int k = MAX(equal[0], equal[1]);
-    int rc = self_consistency_sample(m->asker, &m->team[best], m->items, m->n_items, k,
+    int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
                                      m->w->temperature, m->w->max_tokens, m->o->seed, m->o->grader,
                                      &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
@@ -171,7 +172,7 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
     return rc;
 }
 
-static json_t *comparisons_json(const struct maker *m) {
+static json_t *comparisons_json(const struct report_builder *m) {
     struct stats_mcnemar v[CONTESTANTS];
     double p[CONTESTANTS], holm[CONTESTANTS];
     json_t *list = json_array();
@@ -188,7 +189,7 @@ static json_t *comparisons_json(const struct maker *m) {
     return list;
 }
 
-static json_t *rounds_json(const struct maker *m) {
+static json_t *rounds_json(const struct report_builder *m) {
     json_t *list = json_array();
     for (int r = 0; r < m->d.rounds; r++) {
         struct debate_round_stats f;
@@ -199,27 +200,27 @@ static json_t *rounds_json(const struct maker *m) {
                                               "flips_good", (json_int_t)f.flips_good, "flips_bad",
                                               (json_int_t)f.flips_bad, "open", (json_int_t)f.open,
                                               "changed", (json_int_t)f.changed, "conformed",
-                                              (json_int_t)f.conformed));
+                                              (json_int_t)f.switched_to_majority));
     }
     return list;
 }
 
-struct known { /* a game whose coalitions have all been played */
+struct solved_game { /* a game whose coalitions have all been played */
     const uint8_t *right;
     int n_items;
 };
 
 static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
-    const struct known *k = ctx;
+    const struct solved_game *k = ctx;
     (void)err;
     memcpy(right, k->right + (size_t)mask * (size_t)k->n_items, (size_t)k->n_items);
     return OK;
 }
 
 /* Distance of sampled values from exact ones: root mean square over agents and seeds. */
-static json_t *sampling_json(const struct maker *m, const uint8_t *right,
+static json_t *sampling_json(const struct report_builder *m, const uint8_t *right,
                              const struct contribution *exact) {
-    struct known k = {right, m->n_items};
+    struct solved_game k = {right, m->n_items};
     const struct coalition_game g = {&k, known_play, m->n_agents, m->n_items};
     struct error err;
     json_t *list = json_array();
@@ -241,9 +242,11 @@ static json_t *sampling_json(const struct maker *m, const uint8_t *right,
     return list;
 }
 
-static int credit_make(struct maker *m, struct progress *p, json_t **out, struct error *err) {
-    struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items, m->d.talks};
-    struct debate_game g = {m->asker, m->team, m->n_agents, m->items, m->n_items, m->o, p};
+static int credit_make(struct report_builder *m, struct progress *p, json_t **out,
+                       struct error *err) {
+    struct vote_game v = {m->o->vote,  m->d.answers, m->items,
+                          m->n_agents, m->n_items,   m->d.transcripts};
+    struct debate_game g = {m->llm_client, m->team, m->n_agents, m->items, m->n_items, m->o, p};
     struct coalition_game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
     struct contribution worth[TEAM_MAX];
     bool exact = m->n_agents <= GAME_MAX_EXACT_AGENTS;
@@ -273,7 +276,7 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
     return rc;
 }
 
-static json_t *calibration_json(const struct maker *m) {
+static json_t *calibration_json(const struct report_builder *m) {
     json_t *list = json_array();
     for (int a = 0; a < m->n_agents; a++) {
         struct debate_calibration c = debate_calibration(&m->d, m->items, a);
@@ -289,7 +292,7 @@ static const char *const ending_names[] = {"rounds", "agreed", "budget", "nobody
 static json_t *endings_json(const struct debate *d) {
     json_int_t n[ARRAY_LEN(ending_names)] = {0};
     json_t *v = json_object();
-    for (int i = 0; i < d->n_items; i++) n[d->talks[i].ending]++;
+    for (int i = 0; i < d->n_items; i++) n[d->transcripts[i].ending]++;
     for (size_t i = 0; i < ARRAY_LEN(ending_names); i++)
         json_object_set_new(v, ending_names[i], json_integer(n[i]));
     return v;
@@ -317,7 +320,7 @@ json_t *transcript_scores_json(const struct transcript *o) {
 
 json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
                                const struct task_item *it, int item) {
-    const struct transcript *o = &d->talks[item];
+    const struct transcript *o = &d->transcripts[item];
     json_t *said = json_array();
     for (int i = 0; i < o->n; i++) json_array_append_new(said, utterance_json(o, team, i));
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
@@ -330,13 +333,14 @@ json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
     return v;
 }
 
-static int figures_make(struct maker *m, json_t *r, struct progress *p, struct error *err) {
+static int figures_make(struct report_builder *m, json_t *r, struct progress *p,
+                        struct error *err) {
     const struct debate *d = &m->d;
     json_t *talks = json_array(), *credit = NULL, *curve = json_array();
     int rc = OK;
     rows_make(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = whole_make(m, p, err);
-    bool thinks = m->o->working || (m->n_items > 0 && !m->items[0].n_choices);
+    bool thinks = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
     if (rc == OK && m->w->samples && thinks) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
@@ -360,14 +364,14 @@ json_t *debate_report_make(const struct llm_client *a, const struct agent *team,
                            const struct task_item *items, int n_items,
                            const struct debate_options *o, const struct debate_report_options *w,
                            struct progress *p, struct error *err) {
-    struct maker m = {.asker = a,
-                      .team = team,
-                      .n_agents = n_agents,
-                      .items = items,
-                      .n_items = n_items,
-                      .o = o,
-                      .w = w,
-                      .rows = json_array()};
+    struct report_builder m = {.llm_client = a,
+                               .team = team,
+                               .n_agents = n_agents,
+                               .items = items,
+                               .n_items = n_items,
+                               .o = o,
+                               .w = w,
+                               .rows = json_array()};
     json_t *r = json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", w->name, "n", n_items,
                           "protocol", o->workflow ? workflow_name(o->workflow) : "brief", "rounds",
                           o->rounds, "vote", o->vote->name, "detectable",

@@ -38,7 +38,7 @@ static void answer_count(const struct debate *d, const struct task_item *items, 
     if (heard < 0 || before < 0 || heard == before) return;
     out->open++;
     out->changed += now != before;
-    out->conformed += now == heard;
+    out->switched_to_majority += now == heard;
 }
 
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
@@ -64,29 +64,29 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
 }
 
 /* Input of the calibration: probabilities of n outcomes, the answered one, the correct one. */
-struct forecast {
+struct prediction {
     double p[EVAL_MAX_CHOICES];
-    int n, said, right;
+    int n, predicted, right;
 };
 
 /* A free answer has two outcomes: correct or wrong. False: the item cannot be used. */
 static bool forecast_make(const struct debate *d, const struct task_item *items, int item,
-                          int agent, struct forecast *f) {
+                          int agent, struct prediction *f) {
     const struct task_item *it = &items[item];
     const struct agent_answer *x = at(d, 0, agent, item);
-    *f = (struct forecast){.n = it->n_choices, .said = x->choice, .right = it->correct};
+    *f = (struct prediction){.n = it->n_choices, .predicted = x->choice, .right = it->correct};
     if (x->choice < 0 || (it->n_choices ? it->correct < 0 || it->n_choices < 2 : !it->gold))
         return false;
     for (int c = 0; c < it->n_choices; c++) f->p[c] = (double)x->prob[c];
     if (it->n_choices) return true;
-    *f = (struct forecast){.p = {(double)x->sure, 1 - (double)x->sure},
-                           .n = 2,
-                           .right = !debate_answer_is_correct(d, items, item, x->choice)};
+    *f = (struct prediction){.p = {(double)x->confidence, 1 - (double)x->confidence},
+                             .n = 2,
+                             .right = !debate_answer_is_correct(d, items, item, x->choice)};
     return true;
 }
 
 /* Rescales p from temperature 1 to `temperature`. */
-static void tempered(struct forecast *f, double temperature) {
+static void tempered(struct prediction *f, double temperature) {
     double sum = 0;
     for (int c = 0; c < f->n; c++)
         sum += f->p[c] = math_exp(math_log(fmax(f->p[c], 1e-30)) / temperature);
@@ -99,13 +99,13 @@ static double nll_and_ece(const struct debate *d, const struct task_item *items,
     double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
     *n = 0;
     for (int i = 0; i < d->n_items; i++) {
-        struct forecast f;
+        struct prediction f;
         if (!forecast_make(d, items, i, agent, &f)) continue;
         tempered(&f, temperature);
         nll -= math_log(fmax(f.p[f.right], 1e-30));
-        int bin = MIN(BINS - 1, (int)(f.p[f.said] * BINS));
-        sure[bin] += f.p[f.said];
-        right[bin] += f.said == f.right;
+        int bin = MIN(BINS - 1, (int)(f.p[f.predicted] * BINS));
+        sure[bin] += f.p[f.predicted];
+        right[bin] += f.predicted == f.right;
         ++*n;
     }
     *ece = 0;

@@ -19,18 +19,18 @@ enum { CHUNK = 4096, LOOP_TOKENS = 16 };
 #define JUDGE_PREFIX "{\"answer\": \""
 #define NO_ROOM "the call has no room in the context"
 
-struct pending {
+struct pending_llm_call {
     struct llm_call *call;
-    struct choice_prompt asked;
+    struct choice_prompt prompt;
     struct engine_request req;
     char key[HASH_LEN];
     bool known;
 };
 /* The requests of one engine batch: first answers, then the rationales of judges. */
-struct batch {
+struct call_batch {
     struct engine_client *s;
     const char *model; /* hash */
-    struct pending *v;
+    struct pending_llm_call *v;
     int n;
     struct grammar *rationale; /* NULL until it is needed */
 };
@@ -89,7 +89,7 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
 }
 
 /* Free text, whose tokens are recorded: no working and no rationale. */
-static bool is_free(const struct pending *p) {
+static bool is_free(const struct pending_llm_call *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
 
@@ -97,28 +97,31 @@ static bool is_choice(const struct llm_call *c) {
     return c->reply == REPLY_ANSWER && c->item->n_choices > 0;
 }
 
-static int asked_make(struct batch *b, struct pending *p, bool rationale, struct error *err) {
+static int asked_make(struct call_batch *b, struct pending_llm_call *p, bool rationale,
+                      struct error *err) {
     const struct llm_call *c = p->call;
     const struct tokenizer *tok = b->s->model->tok;
-    if (rationale) return rationale_init(&p->asked, tok, c, err);
-    if (c->reply == REPLY_JUDGE) return judge_init(&p->asked, tok, c, err);
-    if (!is_choice(c)) return text_init(&p->asked, tok, c, err);
-    return choice_prompt_init(&p->asked, tok, c->messages, c->n_messages, c->item, c->working, err);
+    if (rationale) return rationale_init(&p->prompt, tok, c, err);
+    if (c->reply == REPLY_JUDGE) return judge_init(&p->prompt, tok, c, err);
+    if (!is_choice(c)) return text_init(&p->prompt, tok, c, err);
+    return choice_prompt_init(&p->prompt, tok, c->messages, c->n_messages, c->item,
+                              c->chain_of_thought, err);
 }
 
-static bool has_room(const struct batch *b, const struct engine_request *r) {
+static bool has_room(const struct call_batch *b, const struct engine_request *r) {
     int64_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
     return (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest <=
            engine_max_len(b->s->engine);
 }
 
-static int prepare(struct batch *b, struct pending *p, bool rationale, struct error *err) {
+static int prepare(struct call_batch *b, struct pending_llm_call *p, bool rationale,
+                   struct error *err) {
     struct llm_call *c = p->call;
     int rc = asked_make(b, p, rationale, err);
     if (rc) return rc;
     bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
-    choice_prompt_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
+    choice_prompt_request(&p->prompt, c->agent->adapter, c->max_tokens, &p->req);
     p->req.mix = c->agent->mix;
     p->req.n_mix = c->agent->n_mix;
     if (free_text) p->req.max_tokens = c->max_tokens;
@@ -143,12 +146,12 @@ static void *numbers_copy(const void *v, int32_t n) {
 }
 
 /* A judge's two requests add up their costs. */
-static void result_apply(const struct store_call *s, struct pending *p) {
+static void result_apply(const struct store_call *s, struct pending_llm_call *p) {
     struct llm_call *c = p->call;
     for (int i = 0; i < MIN(s->n_choices, EVAL_MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
     if (p->req.n_choices) {
         c->answer.choice = s->choice;
-        c->answer.sure = s->prob[s->choice];
+        c->answer.confidence = s->prob[s->choice];
     }
     if (s->text) text_set(c, s->text);
     if (s->n_tokens) {
@@ -180,7 +183,7 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
 
 /* The result of a computed request in the form that the store keeps. Arrays are borrowed from the
  * request, except `ends`. */
-static struct store_call stored_of(const struct batch *b, const struct pending *p,
+static struct store_call stored_of(const struct call_batch *b, const struct pending_llm_call *p,
                                    struct buf *text) {
     const struct engine_request *r = &p->req;
     bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
@@ -202,12 +205,12 @@ static struct store_call stored_of(const struct batch *b, const struct pending *
     return s;
 }
 
-static bool is_cache_miss(const struct pending *p) {
+static bool is_cache_miss(const struct pending_llm_call *p) {
     return !p->known && !p->call->failed;
 }
 
 /* Runs the cache misses as one array of requests. */
-static int run_cache_misses(struct batch *b, struct error *err) {
+static int run_cache_misses(struct call_batch *b, struct error *err) {
     struct engine_request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
     int m = 0, rc = OK;
     for (int i = 0; i < b->n; i++)
@@ -217,12 +220,12 @@ static int run_cache_misses(struct batch *b, struct error *err) {
                        : engine_run(b->s->engine, reqs, m, NULL, err);
     for (int i = 0, j = 0; i < b->n; i++)
         if (is_cache_miss(&b->v[i])) b->v[i].req = reqs[j++];
-    b->s->computed += m;
+    b->s->n_computed += m;
     free(reqs);
     return rc;
 }
 
-static int results_store(struct batch *b, struct error *err) {
+static int results_store(struct call_batch *b, struct error *err) {
     struct store *store = b->s->store;
     int rc = store ? store_begin(store, err) : OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
@@ -241,7 +244,7 @@ static int results_store(struct batch *b, struct error *err) {
 
 /* Whether a stored result fits the request. An older store may hold a text without its tokens; the
  * call is then computed again. */
-static bool is_whole(const struct store_call *c, const struct pending *p) {
+static bool is_whole(const struct store_call *c, const struct pending_llm_call *p) {
     size_t len = c->text ? strlen(c->text) : 0;
     for (int i = 0; i < c->n_tokens; i++) {
         int32_t before = i ? c->ends[i - 1] : 0;
@@ -251,7 +254,7 @@ static bool is_whole(const struct store_call *c, const struct pending *p) {
     return c->n_choices ? c->choice >= 0 : !is_free(p) || c->n_tokens || !len;
 }
 
-static bool cache_lookup(const struct batch *b, struct pending *p) {
+static bool cache_lookup(const struct call_batch *b, struct pending_llm_call *p) {
     struct store_call c;
     if (!b->s->store || p->call->failed || !store_call_get(b->s->store, p->key, &c)) return false;
     bool whole = is_whole(&c, p);
@@ -261,10 +264,10 @@ static bool cache_lookup(const struct batch *b, struct pending *p) {
 }
 
 /* Runs one batch; the caller has set b->v[i].call. */
-static int batch_run(struct batch *b, bool rationale, struct error *err) {
+static int batch_run(struct call_batch *b, bool rationale, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
-        struct pending *p = &b->v[i];
+        struct pending_llm_call *p = &b->v[i];
         rc = prepare(b, p, rationale, err);
         p->known = rc == OK && cache_lookup(b, p);
     }
@@ -272,13 +275,13 @@ static int batch_run(struct batch *b, bool rationale, struct error *err) {
     if (rc == OK) rc = results_store(b, err);
     for (int i = 0; i < b->n; i++) {
         if (!b->v[i].known) engine_request_release(&b->v[i].req);
-        choice_prompt_release(&b->v[i].asked);
+        choice_prompt_release(&b->v[i].prompt);
     }
     return rc;
 }
 
 /* A rationale is text up to the closing quote of a JSON string. */
-static int rationales_run(struct batch *b, struct llm_call *calls, int n, struct error *err) {
+static int rationales_run(struct call_batch *b, struct llm_call *calls, int n, struct error *err) {
     static const char pattern[] = "([^\"\\\\\\x00-\\x1f]){1,400}\"\\}";
     memset(b->v, 0, (size_t)b->n * sizeof *b->v);
     b->n = 0;
@@ -298,7 +301,7 @@ static int rationales_run(struct batch *b, struct llm_call *calls, int n, struct
 
 static int ask_chunk(struct engine_client *s, struct llm_call *calls, int n, const char *model,
                      struct error *err) {
-    struct batch b = {.s = s, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
+    struct call_batch b = {.s = s, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
     for (int i = 0; i < n; i++) {
         calls[i].answer.choice = -1;
         if (calls[i].reply == REPLY_JUDGE && calls[i].n_candidates == 0)
@@ -308,7 +311,7 @@ static int ask_chunk(struct engine_client *s, struct llm_call *calls, int n, con
     }
     int rc = batch_run(&b, false, err);
     if (rc == OK) rc = rationales_run(&b, calls, n, err);
-    s->asked += n;
+    s->n_calls += n;
     free(b.v);
     return rc;
 }

@@ -63,7 +63,7 @@ static int ask_of(const struct pipeline_state *t, const struct llm_client *asker
     int *at = xcalloc((size_t)n, sizeof *at), m = 0;
     for (int i = 0; i < n; i++) {
         const struct llm_client *whose =
-            &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].asker;
+            &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].llm_client;
         if (!same_asker(whose, asker)) continue;
         at[m] = i;
         own[m++] = calls[i];
@@ -81,8 +81,8 @@ static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n
     for (int s = 0; rc == OK && s < PIPELINE_N_STAGES; s++) {
         bool done = false;
         for (int k = 0; k < s; k++)
-            done = done || same_asker(&t->o->stage[k].asker, &t->o->stage[s].asker);
-        if (!done) rc = ask_of(t, &t->o->stage[s].asker, calls, n, err);
+            done = done || same_asker(&t->o->stage[k].llm_client, &t->o->stage[s].llm_client);
+        if (!done) rc = ask_of(t, &t->o->stage[s].llm_client, calls, n, err);
     }
     return rc;
 }
@@ -94,7 +94,7 @@ static int ask_summarizer(const struct pipeline_options *o, const char *system, 
     static const struct agent writer = {.name = "summary", .role = "summary"};
     static const struct task_item none = {.correct = -1};
     const struct chat_message chat[2] = {{"system", system}, {"user", user}};
-    const struct llm_client *asker = &o->stage[PIPELINE_SUMMARY].asker;
+    const struct llm_client *asker = &o->stage[PIPELINE_SUMMARY].llm_client;
     c->agent = &writer;
     if (!c->item) c->item = &none;
     c->messages = chat;
@@ -111,7 +111,7 @@ static int board_put_of(const struct pipeline_options *o, const char *key, json_
     if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
     json_t *event = blackboard_write(o->board, key, value, NULL, err);
     json_decref(value);
-    if (event && o->wrote) o->wrote(o->wrote_ctx, event, c, iteration);
+    if (event && o->on_write) o->on_write(o->on_write_ctx, event, c, iteration);
     json_decref(event);
     return event ? OK : err->code;
 }
@@ -298,7 +298,7 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
 
 /* The result's text if usable; else the last usable utterance. */
 static void answer_pick(const struct pipeline_state *t, struct pipeline_answer *a) {
-    const struct transcript *talk = &a->talk;
+    const struct transcript *talk = &a->transcript;
     struct buf text = {0};
     a->source = ANSWER_FALLBACK;
     if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text))
@@ -338,11 +338,12 @@ static int team_try(struct pipeline_state *t, const struct task_item *item,
                                         .seed = o->seed,
                                         .seconds = o->seconds,
                                         .given = given};
-    transcript_release(&a->talk);
+    transcript_release(&a->transcript);
     memset(t->spoken, 0, sizeof t->spoken);
     if (rc == OK)
-        rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->talk, NULL, err);
-    *again = rc == OK && !is_whole(t, &a->talk) && a->talk.ending != WORKFLOW_STOP_BUDGET &&
+        rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->transcript, NULL, err);
+    *again = rc == OK && !is_whole(t, &a->transcript) &&
+             a->transcript.ending != WORKFLOW_STOP_BUDGET &&
              (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
     json_decref(given);
     return rc;
@@ -391,7 +392,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
 }
 
 void pipeline_answer_release(struct pipeline_answer *a) {
-    transcript_release(&a->talk);
+    transcript_release(&a->transcript);
     for (int i = 0; i < TEAM_MAX; i++) free(a->names[i]);
     free(a->text);
     *a = (struct pipeline_answer){0};

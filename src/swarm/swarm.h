@@ -29,7 +29,7 @@ struct agent {
 struct agent_answer {
     int32_t choice;
     float prob[EVAL_MAX_CHOICES]; /* exact, over the item's choices */
-    float sure;                   /* probability of a choice >= EVAL_MAX_CHOICES */
+    float confidence;             /* probability of a choice >= EVAL_MAX_CHOICES */
 };
 
 enum reply_format {
@@ -45,7 +45,7 @@ struct llm_call { /* one LLM call: the prompt of one agent in one step */
     const struct chat_message *messages;
     int n_messages;
     enum reply_format reply;
-    bool working;                  /* think in free form first */
+    bool chain_of_thought;         /* think in free form first */
     const char *const *candidates; /* candidates of a judge */
     int n_candidates;
     float temperature, top_p; /* for free text; temperature 0: greedy */
@@ -80,8 +80,8 @@ void llm_call_release(struct llm_call *c); /* frees the memory that the client a
 struct engine_client {
     struct engine *engine;
     struct model *model;
-    struct store *store;     /* may be NULL: no result is stored */
-    int64_t asked, computed; /* number of calls, and of calls that were not in the store */
+    struct store *store;         /* may be NULL: no result is stored */
+    int64_t n_calls, n_computed; /* number of calls, and of calls that were not in the store */
     /* Replaces engine_run if another component drives the engine; only limits are read from
      * `engine`. */
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
@@ -116,25 +116,25 @@ struct transcript;
 struct debate_options {
     const struct workflow *workflow; /* NULL: "brief" */
     int rounds;                      /* 1: independent answers only */
-    bool working;
+    bool chain_of_thought;
     const struct vote *vote;
     uint64_t seed;
     float temperature;           /* below 0: the workflow's temperature */
     int32_t max_tokens;          /* 0: the workflow's limit */
     double seconds;              /* time limit of each run; 0: the workflow's limit */
     const struct grader *grader; /* this and heard: as in workflow_options */
-    void (*heard)(void *ctx, const struct transcript *talk, int item, int from);
-    void *heard_ctx;
+    void (*on_step)(void *ctx, const struct transcript *talk, int item, int from);
+    void *on_step_ctx;
 };
 struct debate {
     int n_agents, n_items, rounds;
-    struct transcript *talks;     /* [n_items] transcripts */
-    struct agent_answer *answers; /* [rounds][n_agents][n_items] the latest answers after each
-                                     round; choice -1: none. An item that ended earlier keeps its
-                                     answers. */
-    uint8_t *solo;                /* [n_agents][n_items] 1: correct in the first round */
-    uint8_t *voted;               /* [rounds][n_items] 1: the vote after the round was correct */
-    uint8_t *decided;             /* [n_items] 1: the workflow's decision was correct */
+    struct transcript *transcripts; /* [n_items] transcripts */
+    struct agent_answer *answers;   /* [rounds][n_agents][n_items] the latest answers after each
+                                       round; choice -1: none. An item that ended earlier keeps its
+                                       answers. */
+    uint8_t *solo;                  /* [n_agents][n_items] 1: correct in the first round */
+    uint8_t *voted;                 /* [rounds][n_items] 1: the vote after the round was correct */
+    uint8_t *decided;               /* [n_items] 1: the workflow's decision was correct */
     int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in later rounds */
 };
@@ -153,9 +153,9 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 struct debate_round_stats {
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in this round */
     int64_t changed, open; /* answers against the others' majority (open), and their changes */
-    int64_t conformed;     /* open answers that changed to the majority's answer */
-    int64_t agreed;        /* items on which all agents agree after the round */
-    int64_t voted;         /* items with a correct vote after the round */
+    int64_t switched_to_majority; /* open answers that changed to the majority's answer */
+    int64_t agreed;               /* items on which all agents agree after the round */
+    int64_t voted;                /* items with a correct vote after the round */
 };
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
                         struct debate_round_stats *out);
@@ -228,13 +228,13 @@ struct vote_game {
     const struct agent_answer *answers; /* [n_agents][n_items] */
     const struct task_item *items;
     int n_agents, n_items;
-    const struct transcript
-        *talks; /* [n_items] for items without choices: the candidates and their grades; or NULL */
+    const struct transcript *transcripts; /* [n_items] for items without choices: the candidates and
+                                             their grades; or NULL */
 };
 struct coalition_game vote_game(struct vote_game *v);
 /* The game of whole debates: every coalition debates. The store shares the calls that are equal. */
 struct debate_game {
-    const struct llm_client *asker;
+    const struct llm_client *llm_client;
     const struct agent *team;
     int n_agents;
     const struct task_item *items;
@@ -361,7 +361,7 @@ struct transcript { /* the utterances about one item */
 };
 struct workflow_options {
     int rounds; /* at most; 0: the workflow's number */
-    bool working;
+    bool chain_of_thought;
     float temperature;       /* below 0: the nodes' temperatures */
     int32_t max_tokens;      /* 0: the nodes' limits */
     const struct vote *vote; /* NULL: the workflow's vote */
@@ -374,8 +374,8 @@ struct workflow_options {
     uint64_t seed;
     /* Called after each step of an item: utterances from `from` on are new, and answer, scores and
      * right are set as if the item ended here. May be NULL. */
-    void (*heard)(void *ctx, const struct transcript *talk, int item, int from);
-    void *heard_ctx;
+    void (*on_step)(void *ctx, const struct transcript *talk, int item, int from);
+    void *on_step_ctx;
 };
 /* The caller zeroes talks [n_items] and releases them with transcript_release, also after an error.
  * Errors come from the client, or from a template, with node and line. */
@@ -585,7 +585,7 @@ int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_le
  * answer at the end. */
 struct team_solver {
     const struct team *team; /* with loaded adapters */
-    const struct llm_client *asker;
+    const struct llm_client *llm_client;
     uint64_t seed;
 };
 int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out,
@@ -645,7 +645,7 @@ enum pipeline_stage { PIPELINE_INTERNAL, PIPELINE_SUMMARY, PIPELINE_OUTPUT, PIPE
 enum pipeline_stage pipeline_stage_of_role(const char *role); /* by the workflow's role */
 
 struct pipeline_stage_options {
-    struct llm_client asker;
+    struct llm_client llm_client;
     float temperature;  /* 0: the role's temperature, else the workflow's */
     int32_t max_tokens; /* 0: the workflow's limit */
 };
@@ -681,8 +681,8 @@ struct pipeline_options {
     /* Called after each write to the board with {timestamp, key, value}. `c`: the call whose text
      * was written, with its prompt, and `iteration`: the turn of its agent; NULL: no agent wrote
      * it. May be NULL. */
-    void (*wrote)(void *ctx, const json_t *entry, const struct llm_call *c, int iteration);
-    void *wrote_ctx;
+    void (*on_write)(void *ctx, const json_t *entry, const struct llm_call *c, int iteration);
+    void *on_write_ctx;
 };
 
 /* Source of an answer: the agent in the role "output"; another agent, if that one gave no usable
@@ -692,9 +692,9 @@ extern const char *const answer_source_names[]; /* "output", "member", "memory",
 struct pipeline_answer {
     char *text; /* cleaned */
     enum answer_source source;
-    const char *why;        /* with ANSWER_FROM_AGENT or ANSWER_FALLBACK: the reason of the failure,
-                               or NULL */
-    struct transcript talk; /* the unmodified utterances; empty if the memory answered */
+    const char *why; /* with ANSWER_FROM_AGENT or ANSWER_FALLBACK: the reason of the failure,
+                        or NULL */
+    struct transcript transcript; /* the unmodified utterances; empty if the memory answered */
     char *names[TEAM_MAX];
 };
 /*

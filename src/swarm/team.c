@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct top {
+struct team_document {
     char *name, *about, *protocol, *vote;
     int64_t rounds, max_tokens;
     double temperature;
     bool working;
 };
-struct member {
+struct team_member {
     char *name, *system, *role;
     struct strings adapter;
     double temperature;
@@ -28,22 +28,22 @@ struct member {
 #define ROW(key, kind, type, field, fallback, min, max)                                            \
     { key, kind, offsetof(struct type, field), fallback, min, max, NULL, NULL }
 static const struct option_row top_rows[] = {
-    ROW("name", OPT_STRING, top, name, NULL, 0, 0),
-    ROW("about", OPT_STRING, top, about, "", 0, 0),
-    ROW("protocol", OPT_STRING, top, protocol, "brief", 0, 0),
-    ROW("vote", OPT_STRING, top, vote, NULL, 0, 0),
-    ROW("rounds", OPT_INT, top, rounds, "0", 0, 64),
-    ROW("max_tokens", OPT_INT, top, max_tokens, "0", 0, 65536),
-    ROW("temperature", OPT_FLOAT, top, temperature, "-1", -1, 100),
-    ROW("chain-of-thought", OPT_BOOL, top, working, "true", 0, 0),
+    ROW("name", OPT_STRING, team_document, name, NULL, 0, 0),
+    ROW("about", OPT_STRING, team_document, about, "", 0, 0),
+    ROW("protocol", OPT_STRING, team_document, protocol, "brief", 0, 0),
+    ROW("vote", OPT_STRING, team_document, vote, NULL, 0, 0),
+    ROW("rounds", OPT_INT, team_document, rounds, "0", 0, 64),
+    ROW("max_tokens", OPT_INT, team_document, max_tokens, "0", 0, 65536),
+    ROW("temperature", OPT_FLOAT, team_document, temperature, "-1", -1, 100),
+    ROW("chain-of-thought", OPT_BOOL, team_document, working, "true", 0, 0),
     {0},
 };
 static const struct option_row member_rows[] = {
-    ROW("name", OPT_STRING, member, name, NULL, 0, 0),
-    ROW("adapter", OPT_LIST, member, adapter, "base", 0, 0),
-    ROW("system", OPT_STRING, member, system, NULL, 0, 0),
-    ROW("role", OPT_STRING, member, role, NULL, 0, 0),
-    ROW("temperature", OPT_FLOAT, member, temperature, "0", 0, 100),
+    ROW("name", OPT_STRING, team_member, name, NULL, 0, 0),
+    ROW("adapter", OPT_LIST, team_member, adapter, "base", 0, 0),
+    ROW("system", OPT_STRING, team_member, system, NULL, 0, 0),
+    ROW("role", OPT_STRING, team_member, role, NULL, 0, 0),
+    ROW("temperature", OPT_FLOAT, team_member, temperature, "0", 0, 100),
     {0},
 };
 #undef ROW
@@ -157,7 +157,7 @@ static struct yaml part_of(const struct yaml *y, json_t *root, const char *at) {
 
 static int agent_read(struct team *t, const struct yaml *y, int i, struct error *err) {
     char at[32];
-    struct member m;
+    struct team_member m;
     json_t *root = json_array_get(json_object_get(y->root, "agents"), (size_t)i);
     snprintf(at, sizeof at, "agents.%d", i);
     if (!json_is_object(root)) return refuse(y, at, "an agent is a mapping:", at, err);
@@ -198,7 +198,7 @@ static void workflow_take(struct team *t, struct workflow *w) {
     t->workflow = w;
     t->options = (struct debate_options){.workflow = w,
                                          .rounds = workflow_rounds(w),
-                                         .working = true,
+                                         .chain_of_thought = true,
                                          .vote = workflow_vote(w),
                                          .temperature = -1};
 }
@@ -211,7 +211,8 @@ static bool is_builtin(const char *protocol) {
     return false;
 }
 
-static int top_read(struct team *t, const struct yaml *y, const struct top *o, struct error *err) {
+static int top_read(struct team *t, const struct yaml *y, const struct team_document *o,
+                    struct error *err) {
     char *path =
         is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
@@ -221,7 +222,7 @@ static int top_read(struct team *t, const struct yaml *y, const struct top *o, s
     const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
     t->about = xstrdup(o->about);
-    t->options.working = o->working;
+    t->options.chain_of_thought = o->working;
     t->options.temperature = (float)o->temperature;
     t->options.max_tokens = (int32_t)o->max_tokens;
     if (o->rounds) t->options.rounds = (int)o->rounds;
@@ -230,7 +231,7 @@ static int top_read(struct team *t, const struct yaml *y, const struct top *o, s
 }
 
 static int document_read(struct team *t, const struct yaml *y, struct error *err) {
-    struct top o;
+    struct team_document o;
     struct yaml top = {y->path, json_copy(y->root), y->lines};
     json_object_del(top.root, "agents");
     options_default(top_rows, &o);
@@ -266,7 +267,7 @@ int team_from_flags(struct team *t, const char *protocol, const struct strings *
                     const struct strings *personas, struct error *err) {
     *t = (struct team){.name = xstrdup("team"), .about = xstrdup("")};
     if (agents->n < 1 || agents->n > TEAM_MAX)
-        return error_set(err, ERR_USAGE, "--agents wants 1 to %d adapters", TEAM_MAX);
+        return error_set(err, ERR_USAGE, "--agents requires 1 to %d adapters", TEAM_MAX);
     if (personas->n > agents->n)
         return error_set(err, ERR_USAGE, "there are more --personas than --agents");
     struct workflow *w = workflow_open(protocol, err);

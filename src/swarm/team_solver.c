@@ -29,11 +29,11 @@ int debate_options_for_bank(const struct eval_task *b, const struct debate_optio
 }
 
 static struct eval_result outcome_of(const struct debate *d, int item) {
-    const struct transcript *o = &d->talks[item];
+    const struct transcript *o = &d->transcripts[item];
     struct eval_result out = {.choice = (int16_t)o->answer,
                               .right = d->decided[item],
                               .score = d->decided[item],
-                              .unread = o->answer < 0};
+                              .no_answer = o->answer < 0};
     const struct agent_answer *last =
         d->answers + (size_t)(d->rounds - 1) * (size_t)d->n_agents * (size_t)d->n_items;
     for (int i = 0; i < o->n; i++) out.truncated |= o->v[i].truncated;
@@ -58,7 +58,7 @@ int team_solver_answer(void *player, const struct eval_task *b, struct eval_resu
     if (rc != OK) return rc;
     struct task_item *items = eval_task_items(b);
     o.seed = own->seed;
-    rc = debate_run(own->asker, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
+    rc = debate_run(own->llm_client, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
     for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = outcome_of(&d, i);
     if (rc == OK && d.failed)
         log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,

@@ -11,7 +11,7 @@
 
 /* For free answers an agent has a probability only for its answer. */
 static double prob_of(const struct agent_answer *a, int c) {
-    return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->sure : 0;
+    return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->confidence : 0;
 }
 
 static void majority(const struct agent_answer *a, int n, int n_choices, double *out) {

@@ -23,20 +23,20 @@ const char *workflow_builtin(int i, const char **text) {
     return builtin[i].name;
 }
 
-struct reader { /* a file; `at` is the dotted path of the value being read */
+struct workflow_reader { /* a file; `at` is the dotted path of the value being read */
     const struct yaml *y;
     struct workflow *w;
     char at[128];
     struct error *err;
 };
 
-static int refuse(const struct reader *r, const char *what, const char *subject) {
+static int refuse(const struct workflow_reader *r, const char *what, const char *subject) {
     int line = yaml_line(r->y, r->at); // 0: a missing key has no line
     return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path, MAX(line, 1), what,
                      subject);
 }
 
-static int place(struct reader *r, const char *format, const char *name, int i) {
+static int place(struct workflow_reader *r, const char *format, const char *name, int i) {
     char text[sizeof r->at];
     snprintf(text, sizeof text, format, name, i);
     memcpy(r->at, text, sizeof text);
@@ -44,7 +44,7 @@ static int place(struct reader *r, const char *format, const char *name, int i) 
 }
 
 /* Index of a word in `known` (ended by NULL). */
-static int word(struct reader *r, const json_t *v, const char *const *known, int *out) {
+static int word(struct workflow_reader *r, const json_t *v, const char *const *known, int *out) {
     const char *text = json_string_value(v);
     if (!text) return refuse(r, "a word is expected at", r->at);
     for (*out = 0; known[*out]; ++*out)
@@ -52,7 +52,7 @@ static int word(struct reader *r, const json_t *v, const char *const *known, int
     return refuse(r, "not known is", text);
 }
 
-static int number(struct reader *r, const json_t *v, double lo, double hi, double *out) {
+static int number(struct workflow_reader *r, const json_t *v, double lo, double hi, double *out) {
     char what[96];
     *out = json_number_value(v);
     if (json_is_number(v) && *out >= lo && *out <= hi) return OK;
@@ -60,7 +60,7 @@ static int number(struct reader *r, const json_t *v, double lo, double hi, doubl
     return refuse(r, what, r->at);
 }
 
-static int template(struct reader *r, const json_t *v, struct jinja **out) {
+static int template(struct workflow_reader *r, const json_t *v, struct jinja **out) {
     const char *text = json_string_value(v);
     if (!text) return refuse(r, "a text is expected at", r->at);
     *out = jinja_parse(text, strlen(text), r->err);
@@ -69,7 +69,8 @@ static int template(struct reader *r, const json_t *v, struct jinja **out) {
 }
 
 /* Checks that mapping `v`, if not NULL, has only these keys (ended by NULL). */
-static int keys_check(struct reader *r, const json_t *v, const char *at, const char *const *known) {
+static int keys_check(struct workflow_reader *r, const json_t *v, const char *at,
+                      const char *const *known) {
     const char *key;
     json_t *x;
     place(r, "%s", at, 0);
@@ -96,7 +97,7 @@ static int node_find(const struct workflow *w, const char *name) {
 }
 
 /* "all", a role, or a list of roles. */
-static int speakers(struct reader *r, const json_t *v, struct workflow_node *n) {
+static int speakers(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
     size_t many = json_is_array(v) ? json_array_size(v) : 1;
     for (size_t i = 0; i < many; i++) {
         const char *name = json_string_value(json_is_array(v) ? json_array_get(v, i) : v);
@@ -112,7 +113,7 @@ static int speakers(struct reader *r, const json_t *v, struct workflow_node *n) 
     return n->by ? OK : refuse(r, "nobody speaks at", n->name);
 }
 
-static int messages(struct reader *r, const json_t *v, struct workflow_node *n) {
+static int messages(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
     static const char *const roles[] = {"system", "user", "assistant", NULL};
     size_t many = json_array_size(v);
     if (many < 1 || many > NODE_MESSAGES)
@@ -134,7 +135,8 @@ static int messages(struct reader *r, const json_t *v, struct workflow_node *n) 
     return OK;
 }
 
-static int node_key(struct reader *r, struct workflow_node *n, const char *key, const json_t *v) {
+static int node_key(struct workflow_reader *r, struct workflow_node *n, const char *key,
+                    const json_t *v) {
     static const char *const replies[] = {"text", "answer", "judge", "legacy", NULL};
     static const char *const orders[] = {"together", "in-turn", NULL};
     double x = 0;
@@ -172,7 +174,7 @@ static int node_key(struct reader *r, struct workflow_node *n, const char *key, 
     return rc;
 }
 
-static int node_read(struct reader *r, const char *name, const json_t *v) {
+static int node_read(struct workflow_reader *r, const char *name, const json_t *v) {
     struct workflow_node *n = &r->w->nodes[r->w->n_nodes++];
     const char *key;
     json_t *x;
@@ -189,7 +191,7 @@ static int node_read(struct reader *r, const char *name, const json_t *v) {
     return n->n_messages ? OK : refuse(r, "no messages at", name);
 }
 
-static int nodes_read(struct reader *r, const json_t *v) {
+static int nodes_read(struct workflow_reader *r, const json_t *v) {
     const char *name;
     json_t *x;
     size_t n = json_object_size(v);
@@ -205,7 +207,7 @@ static int nodes_read(struct reader *r, const json_t *v) {
 }
 
 /* A condition is an expression of `{{ … }}`. */
-static int edge_read(struct reader *r, const json_t *v, struct workflow_edge *e) {
+static int edge_read(struct workflow_reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));
     const json_t *when = json_object_get(v, "when");
@@ -222,7 +224,7 @@ static int edge_read(struct reader *r, const json_t *v, struct workflow_edge *e)
     return rc;
 }
 
-static int edges_read(struct reader *r, const json_t *v) {
+static int edges_read(struct workflow_reader *r, const json_t *v) {
     size_t n = json_array_size(v);
     place(r, "%s", "edges", 0);
     if (n > 256 || (v && !json_is_array(v)))
@@ -236,7 +238,7 @@ static int edges_read(struct reader *r, const json_t *v) {
     return OK;
 }
 
-static int roles_read(struct reader *r, const json_t *v) {
+static int roles_read(struct workflow_reader *r, const json_t *v) {
     place(r, "%s", "roles", 0);
     if (v && (!json_is_array(v) || json_array_size(v) > ROLES_MAX))
         return refuse(r, "a list of at most 16 names is expected in", "roles");
@@ -250,7 +252,7 @@ static int roles_read(struct reader *r, const json_t *v) {
     return OK;
 }
 
-static int decide_read(struct reader *r, const json_t *v) {
+static int decide_read(struct workflow_reader *r, const json_t *v) {
     static const char *const overs[] = {"last", "all", NULL};
     static const char *const keys[] = {"vote", "judge", "over", "text", NULL};
     struct workflow *w = r->w;
@@ -273,7 +275,7 @@ static int decide_read(struct reader *r, const json_t *v) {
     return rc;
 }
 
-static int budget_read(struct reader *r, const json_t *v) {
+static int budget_read(struct workflow_reader *r, const json_t *v) {
     static const char *const keys[] = {"calls", "tokens", "seconds", NULL};
     const json_t *calls = json_object_get(v, "calls"), *tokens = json_object_get(v, "tokens"),
                  *seconds = json_object_get(v, "seconds");
@@ -291,7 +293,7 @@ static int budget_read(struct reader *r, const json_t *v) {
 }
 
 /* {language: {name: text}} */
-static int words_read(struct reader *r, json_t *v) {
+static int words_read(struct workflow_reader *r, json_t *v) {
     const char *lang, *name;
     json_t *words, *text;
     place(r, "%s", "words", 0);
@@ -306,7 +308,7 @@ static int words_read(struct reader *r, json_t *v) {
     return OK;
 }
 
-static int top_read(struct reader *r) {
+static int top_read(struct workflow_reader *r) {
     static const char *const keys[] = {"name",  "about", "rounds", "roles",  "words",
                                        "nodes", "edges", "decide", "budget", NULL};
     const json_t *root = r->y->root;
@@ -344,7 +346,7 @@ struct workflow *workflow_parse(const char *text, size_t len, const char *path, 
     struct yaml y;
     if (yaml_parse(&y, path, text, len, err) != OK) return NULL;
     struct workflow *w = xcalloc(1, sizeof *w);
-    struct reader r = {.y = &y, .w = w, .err = err};
+    struct workflow_reader r = {.y = &y, .w = w, .err = err};
     if (top_read(&r) != OK) {
         workflow_free(w);
         w = NULL;

@@ -15,16 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct track {
+struct workflow_track {
     const struct task_item *item;
     struct transcript *o;
-    int index;       /* index of the item; seeds its random orders */
-    int node;        /* current node; -1: done */
-    int turn;        /* in-turn: speakers that have spoken */
-    int waiting;     /* speakers of this step that have not spoken */
-    int step;        /* index of the first utterance of this step */
-    int told;        /* utterances already passed to `heard` */
-    int round, size; /* round counts from 0; size: capacity of the utterances */
+    int index;               /* index of the item; seeds its random orders */
+    int node;                /* current node; -1: done */
+    int turn;                /* in-turn: speakers that have spoken */
+    int waiting;             /* speakers of this step that have not spoken */
+    int step;                /* index of the first utterance of this step */
+    int reported_utterances; /* utterances already passed to `heard` */
+    int round, size;         /* round counts from 0; size: capacity of the utterances */
     int calls;
     int64_t generated;
 };
@@ -39,12 +39,12 @@ struct workflow_execution {
     double (*clock)(void);
     double deadline; /* on that clock; INFINITY: none */
     bool late;
-    struct track *tracks;
+    struct workflow_track *tracks;
     int n_tracks;
 };
 /* A call in preparation, with its track and agent. */
 struct pending_call {
-    struct track *track;
+    struct workflow_track *track;
     int agent;
     struct chat_message messages[NODE_MESSAGES];
     struct jinja_output texts[NODE_MESSAGES];
@@ -73,7 +73,8 @@ static const char *answer_text(const struct transcript *o, const struct utteranc
 }
 
 /* The latest utterance of `agent` before utterance `end` that did not fail. */
-static const struct utterance *latest(const struct track *t, int agent, int end, bool answered) {
+static const struct utterance *latest(const struct workflow_track *t, int agent, int end,
+                                      bool answered) {
     for (int i = end - 1; i >= 0; i--) {
         const struct utterance *u = &t->o->v[i];
         if (u->agent == agent && !u->failed && (!answered || u->answer >= 0)) return u;
@@ -81,14 +82,15 @@ static const struct utterance *latest(const struct track *t, int agent, int end,
     return NULL;
 }
 
-static json_t *said_json(const struct track *t, const struct utterance *u, int number, int tail) {
+static json_t *said_json(const struct workflow_track *t, const struct utterance *u, int number,
+                         int tail) {
     return json_pack("{s:i,s:o,s:s}", "number", number, "text", tail_json(u->text, tail), "answer",
                      answer_text(t->o, u));
 }
 
 /* The latest utterances of the other agents, in an order seeded by item and round. */
-static json_t *others_json(const struct workflow_execution *r, const struct track *t, int me,
-                           int end, int tail) {
+static json_t *others_json(const struct workflow_execution *r, const struct workflow_track *t,
+                           int me, int end, int tail) {
     uint32_t order[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < r->n_agents; a++)
@@ -104,8 +106,8 @@ static json_t *others_json(const struct workflow_execution *r, const struct trac
     return list;
 }
 
-static json_t *transcript_json(const struct workflow_execution *r, const struct track *t, int end,
-                               int tail) {
+static json_t *transcript_json(const struct workflow_execution *r, const struct workflow_track *t,
+                               int end, int tail) {
     json_t *list = json_array();
     for (int i = 0; i < end; i++) {
         const struct utterance *u = &t->o->v[i];
@@ -127,7 +129,7 @@ static json_t *texts_json(char *const *v, int n) {
 
 /* Whether all agents that have an answer have the same one. A single answer is a consensus only in
  * a team of one. */
-static bool has_consensus(const struct workflow_execution *r, const struct track *t) {
+static bool has_consensus(const struct workflow_execution *r, const struct workflow_track *t) {
     int answer = -1, voices = 0;
     for (int a = 0; a < r->n_agents; a++) {
         const struct utterance *u = latest(t, a, t->o->n, true);
@@ -148,7 +150,8 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
 }
 
 /* Variables of an item, with the question as agent `me` sees it; -1: whole. */
-static json_t *track_vars(const struct workflow_execution *r, const struct track *t, int me) {
+static json_t *track_vars(const struct workflow_execution *r, const struct workflow_track *t,
+                          int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
     json_t *given = (json_t *)(uintptr_t)r->options->given;
     return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o,s:o}", "question",
@@ -161,7 +164,8 @@ static json_t *track_vars(const struct workflow_execution *r, const struct track
 }
 
 /* Variables for agent `me`; in-turn nodes include the utterances of the current step. */
-static json_t *agent_vars(const struct workflow_execution *r, const struct track *t, int me) {
+static json_t *agent_vars(const struct workflow_execution *r, const struct workflow_track *t,
+                          int me) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct agent *a = &r->team[me];
     int end = n->in_turn ? t->o->n : t->step;
@@ -204,7 +208,8 @@ static int messages_make(const struct workflow_execution *r, struct pending_call
 /* The seed depends on the agent's name and on its number of earlier utterances, so that an agent
  * samples the same in every team (common random numbers) and in any graph. It has 53 bits, so that
  * a client that stores numbers as doubles can return it. */
-static uint64_t call_seed(const struct workflow_execution *r, const struct track *t, int agent) {
+static uint64_t call_seed(const struct workflow_execution *r, const struct workflow_track *t,
+                          int agent) {
     const char *name = r->team[agent].name;
     uint32_t spoken = 0;
     for (int i = 0; i < t->o->n; i++) spoken += t->o->v[i].agent == agent;
@@ -215,14 +220,14 @@ static uint64_t call_seed(const struct workflow_execution *r, const struct track
 
 static int call_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c,
                      struct error *err) {
-    const struct track *t = a->track;
+    const struct workflow_track *t = a->track;
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
     int64_t left = (r->w->max_generated - t->generated) / t->waiting; // an equal share
     *c = (struct llm_call){.agent = &r->team[a->agent],
                            .item = t->item,
                            .reply = n->reply,
-                           .working = o->working,
+                           .chain_of_thought = o->chain_of_thought,
                            .candidates = (const char *const *)t->o->candidates,
                            .n_candidates = t->o->n_candidates,
                            .temperature = o->temperature < 0 ? n->temperature : o->temperature,
@@ -238,7 +243,8 @@ static int call_make(const struct workflow_execution *r, struct pending_call *a,
 }
 
 /* The agents of a track's step that speak now; 0 when the budget does not cover them. */
-static int speakers(const struct workflow_execution *r, struct track *t, int out[TEAM_MAX]) {
+static int speakers(const struct workflow_execution *r, struct workflow_track *t,
+                    int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     int all = 0;
     for (int a = 0; a < r->n_agents; a++)
@@ -258,7 +264,7 @@ static int speakers(const struct workflow_execution *r, struct track *t, int out
 /* replies */
 
 /* Sets the answer of a call as one of the track's candidates, and its probability. */
-static void answer_take(const struct workflow_execution *r, struct track *t,
+static void answer_take(const struct workflow_execution *r, struct workflow_track *t,
                         const struct llm_call *c, struct utterance *u) {
     const struct grader *asked = r->options->grader, *same = c->reply == REPLY_LEGACY ? NULL
                                                              : asked                  ? asked
@@ -272,7 +278,8 @@ static void answer_take(const struct workflow_execution *r, struct track *t,
         CHECK(u->answer < t->o->n_candidates);
         memcpy(u->prob, c->answer.prob, sizeof u->prob);
         if (u->answer >= 0)
-            u->confidence = u->answer < EVAL_MAX_CHOICES ? u->prob[u->answer] : c->answer.sure;
+            u->confidence =
+                u->answer < EVAL_MAX_CHOICES ? u->prob[u->answer] : c->answer.confidence;
         return;
     }
     if (c->reply == REPLY_LEGACY)
@@ -286,7 +293,7 @@ static void answer_take(const struct workflow_execution *r, struct track *t,
     free(text);
 }
 
-static void utterance_add(const struct workflow_execution *r, struct track *t, int agent,
+static void utterance_add(const struct workflow_execution *r, struct workflow_track *t, int agent,
                           struct llm_call *c) {
     struct transcript *o = t->o;
     if (o->n == t->size) {
@@ -311,7 +318,7 @@ static void utterance_add(const struct workflow_execution *r, struct track *t, i
 
 /* transitions */
 
-static int edge_holds(const struct workflow_execution *r, const struct track *t,
+static int edge_holds(const struct workflow_execution *r, const struct workflow_track *t,
                       const struct workflow_edge *e, bool *out, struct error *err) {
     struct jinja_output text = {0};
     *out = true;
@@ -326,7 +333,8 @@ static int edge_holds(const struct workflow_execution *r, const struct track *t,
 }
 
 /* Ends a step: moves to the next node, or ends the track. */
-static int track_go(const struct workflow_execution *r, struct track *t, struct error *err) {
+static int track_go(const struct workflow_execution *r, struct workflow_track *t,
+                    struct error *err) {
     int from = t->node;
     t->node = -1;
     for (int i = 0; i < r->w->n_edges && t->node < 0; i++) {
@@ -347,7 +355,8 @@ static int track_go(const struct workflow_execution *r, struct track *t, struct 
     return OK;
 }
 
-static int track_spoken(const struct workflow_execution *r, struct track *t, struct error *err) {
+static int track_spoken(const struct workflow_execution *r, struct workflow_track *t,
+                        struct error *err) {
     if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_go(r, t, err);
     t->turn++;
     return OK;
@@ -356,7 +365,7 @@ static int track_spoken(const struct workflow_execution *r, struct track *t, str
 /* decision */
 
 /* The ballots of a track: the last answer of each agent, or all answers. The judge has no vote. */
-static int ballots(const struct workflow_execution *r, const struct track *t,
+static int ballots(const struct workflow_execution *r, const struct workflow_track *t,
                    struct agent_answer *out) {
     int n = 0;
     for (int i = 0; i < t->o->n; i++) {
@@ -371,7 +380,7 @@ static int ballots(const struct workflow_execution *r, const struct track *t,
     return n;
 }
 
-static void track_decide(const struct workflow_execution *r, struct track *t) {
+static void track_decide(const struct workflow_execution *r, struct workflow_track *t) {
     struct transcript *o = t->o;
     struct agent_answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots(r, t, v);
@@ -397,11 +406,11 @@ static void track_decide(const struct workflow_execution *r, struct track *t) {
     free(v);
 }
 
-static void track_tell(const struct workflow_execution *r, struct track *t) {
-    if (!r->options->heard) return;
+static void track_tell(const struct workflow_execution *r, struct workflow_track *t) {
+    if (!r->options->on_step) return;
     track_decide(r, t);
-    r->options->heard(r->options->heard_ctx, t->o, t->index, t->told);
-    t->told = t->o->n;
+    r->options->on_step(r->options->on_step_ctx, t->o, t->index, t->reported_utterances);
+    t->reported_utterances = t->o->n;
 }
 
 /* Runs all calls of all tracks whose inputs are ready. */
@@ -413,7 +422,7 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     int n = 0, rc = OK, who[TEAM_MAX];
     r->late = r->clock() >= r->deadline;
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
-        struct track *t = &r->tracks[i];
+        struct workflow_track *t = &r->tracks[i];
         int some = t->node < 0 ? 0 : speakers(r, t, who);
         if (t->node >= 0 && some == 0) { // no agent has the role; counted, so that cycles end
             t->calls++;
@@ -442,9 +451,9 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     return rc;
 }
 
-static void track_begin(struct track *t, const struct task_item *it, struct transcript *o,
+static void track_begin(struct workflow_track *t, const struct task_item *it, struct transcript *o,
                         int index) {
-    *t = (struct track){.item = it, .o = o, .index = index};
+    *t = (struct workflow_track){.item = it, .o = o, .index = index};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
@@ -508,7 +517,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *asker, const
 }
 
 struct agent_answer utterance_answer(const struct utterance *u) {
-    struct agent_answer a = {.choice = u->answer, .sure = u->confidence};
+    struct agent_answer a = {.choice = u->answer, .confidence = u->confidence};
     memcpy(a.prob, u->prob, sizeof a.prob);
     return a;
 }

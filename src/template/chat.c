@@ -27,7 +27,7 @@ const char chatml_template[] =
 
 /* tokens */
 
-struct encoding {
+struct chat_encoding {
     const struct tokenizer *t;
     struct token_ids *out;
     struct buf *mask;
@@ -36,19 +36,19 @@ struct encoding {
     bool own;
 };
 
-static void mask_from(struct encoding *e, int from) {
+static void mask_from(struct chat_encoding *e, int from) {
     char byte = e->own ? 1 : 0;
     for (int i = from; e->mask && i < e->out->n; i++) buf_add(e->mask, &byte, 1);
 }
 
-static void put_text(struct encoding *e, const char *text, size_t len) {
+static void put_text(struct chat_encoding *e, const char *text, size_t len) {
     int from = e->out->n;
     tokenizer_encode(e->t, text, len, e->within ? TOKENIZER_NO_PREFIX_SPACE : 0, e->out);
     e->within |= len > 0;
     mask_from(e, from);
 }
 
-static void put_special(struct encoding *e, int32_t id) {
+static void put_special(struct chat_encoding *e, int32_t id) {
     token_ids_add(e->out, id);
     e->within = tok_prefix_once(e->t);
     mask_from(e, e->out->n - 1);
@@ -62,14 +62,14 @@ static int32_t special_find(const struct tokenizer *t, const char *piece) {
 }
 
 /* Writes a mark as plain text if the tokenizer lacks it. */
-static void put_mark(struct encoding *e, int32_t id, const char *text) {
+static void put_mark(struct chat_encoding *e, int32_t id, const char *text) {
     if (id < 0)
         put_text(e, text, strlen(text));
     else
         put_special(e, id);
 }
 
-static void put_header(struct encoding *e, int32_t begin, const char *role) {
+static void put_header(struct chat_encoding *e, int32_t begin, const char *role) {
     put_mark(e, begin, "<|im_start|>");
     struct buf b = {0};
     buf_printf(&b, "%s\n", role);
@@ -80,7 +80,7 @@ static void put_header(struct encoding *e, int32_t begin, const char *role) {
 /* Adds BOS, if the model uses one, when `out` is empty. */
 static void chat_ml_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
                            bool generation_prompt, struct token_ids *out, struct buf *mask) {
-    struct encoding e = {.t = t, .out = out, .mask = mask};
+    struct chat_encoding e = {.t = t, .out = out, .mask = mask};
     int32_t begin = special_find(t, "<|im_start|>"), end = special_find(t, "<|im_end|>");
     if (begin < 0 || end < 0) begin = end = -1;
     if (out->n == 0 && tokenizer_add_bos(t)) {
@@ -362,13 +362,13 @@ void chat_text_release(struct chat_text *c) {
     *c = (struct chat_text){0};
 }
 
-static void pending_flush(struct encoding *e) {
+static void pending_flush(struct chat_encoding *e) {
     if (e->pending.len) put_text(e, e->pending.data, e->pending.len);
     e->pending.len = 0;
 }
 
 static void fragment_put(void *ctx, int32_t id, const char *p, size_t n) {
-    struct encoding *e = ctx;
+    struct chat_encoding *e = ctx;
     if (!tokenizer_is_special(e->t, id)) {
         buf_add(&e->pending, p, n);
         return;
@@ -379,7 +379,7 @@ static void fragment_put(void *ctx, int32_t id, const char *p, size_t n) {
 
 static void text_encode(const struct tokenizer *t, const struct chat_text *c, struct token_ids *out,
                         struct buf *mask) {
-    struct encoding e = {.t = t, .out = out, .mask = mask};
+    struct chat_encoding e = {.t = t, .out = out, .mask = mask};
     for (size_t i = 0; i < c->n_spans; i++) {
         const struct chat_span *s = &c->spans[i];
         if (s->own != e.own) pending_flush(&e);

@@ -158,8 +158,8 @@ static void print(struct render *r, struct str s) {
 /* expressions */
 
 static struct value eval(struct render *r, const struct node *n);
-enum flow { NEXT, BREAK, CONTINUE };
-static enum flow run(struct render *r, const struct nodes *body);
+enum loop_control { NEXT, BREAK, CONTINUE };
+static enum loop_control run(struct render *r, const struct nodes *body);
 
 static struct args eval_args(struct render *r, const struct nodes *list) {
     struct args a = {.now = r->now};
@@ -177,7 +177,7 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
 }
 
 /* The text that a body writes, with its own scope. */
-static struct str capture(struct render *r, const struct nodes *body, enum flow *flow) {
+static struct str capture(struct render *r, const struct nodes *body, enum loop_control *flow) {
     struct text t = {0}, *out = r->out;
     struct jinja_scope *scope = r->scope;
     r->out = &t;
@@ -214,7 +214,7 @@ static void bind_parameters(struct render *r, const struct macro *m, const struc
 
 static struct value call_macro(struct render *r, const struct macro *m, const struct args *a) {
     struct jinja_scope *scope = r->scope;
-    enum flow flow;
+    enum loop_control flow;
     jinja_enter(&r->w);
     scope_push(r, m->scope);
     bind_parameters(r, m, a);
@@ -427,11 +427,11 @@ static struct list *loop_items(struct render *r, const struct node *n) {
 
 /* As in Jinja, `else` runs when no iteration was completed: after an empty list, and also when
  * break or continue left every iteration. */
-static enum flow run_for(struct render *r, const struct node *n) {
+static enum loop_control run_for(struct render *r, const struct node *n) {
     struct jinja_scope *scope = r->scope;
     int message = r->message;
     bool completed = false;
-    enum flow flow = NEXT;
+    enum loop_control flow = NEXT;
     struct loop *loop = jinja_alloc(&r->w, sizeof *loop);
     loop->items = loop_items(r, n);
     for (; loop->i < loop->items->n && flow != BREAK; loop->i++) {
@@ -467,8 +467,8 @@ static void run_call_block(struct render *r, const struct node *n) {
     print(r, value_str(&r->w, call_value(r, f, &a)));
 }
 
-static enum flow run_set_block(struct render *r, const struct node *n) {
-    enum flow flow;
+static enum loop_control run_set_block(struct render *r, const struct node *n) {
+    enum loop_control flow;
     struct str s = capture(r, &n->list, &flow);
     if (flow != NEXT) return flow;
     r->captured = s;
@@ -476,8 +476,8 @@ static enum flow run_set_block(struct render *r, const struct node *n) {
     return NEXT;
 }
 
-static enum flow run_filter_block(struct render *r, const struct node *n) {
-    enum flow flow;
+static enum loop_control run_filter_block(struct render *r, const struct node *n) {
+    enum loop_control flow;
     struct str s = capture(r, &n->list, &flow);
     if (flow != NEXT) return flow;
     r->captured = s;
@@ -487,19 +487,19 @@ static enum flow run_filter_block(struct render *r, const struct node *n) {
 }
 
 /* The values are evaluated in the outer scope. */
-static enum flow run_with(struct render *r, const struct node *n) {
+static enum loop_control run_with(struct render *r, const struct node *n) {
     struct jinja_scope *scope = r->scope;
     struct value *v = jinja_alloc(&r->w, (n->list.n + 1) * sizeof *v);
     for (size_t i = 0; i < n->list.n; i++) v[i] = eval(r, n->list2.v[i]);
     scope_push(r, scope);
     for (size_t i = 0; i < n->list.n; i++) assign(r, n->list.v[i], v[i]);
-    enum flow flow = run(r, &n->list3);
+    enum loop_control flow = run(r, &n->list3);
     r->scope = scope;
     return flow;
 }
 
 static void run_generation(struct render *r, const struct node *n) {
-    enum flow flow;
+    enum loop_control flow;
     struct str s = capture(r, &n->list, &flow);
     uint8_t *origins = jinja_alloc(&r->w, s.n);
     for (size_t i = 0; i < s.n; i++)
@@ -515,7 +515,7 @@ static void run_print(struct render *r, const struct node *n) {
     print(r, v.kind == V_MARKUP ? v.s : value_str(&r->w, v));
 }
 
-static enum flow run_one(struct render *r, const struct node *n) {
+static enum loop_control run_one(struct render *r, const struct node *n) {
     r->w.line = n->line;
     switch (n->kind) {
     case NODE_TEXT:
@@ -551,8 +551,8 @@ static enum flow run_one(struct render *r, const struct node *n) {
     }
 }
 
-static enum flow run(struct render *r, const struct nodes *body) {
-    enum flow flow = NEXT;
+static enum loop_control run(struct render *r, const struct nodes *body) {
+    enum loop_control flow = NEXT;
     jinja_enter(&r->w);
     for (size_t i = 0; flow == NEXT && i < body->n; i++) {
         jinja_charge_bytes(&r->w, 0);

@@ -639,7 +639,7 @@ static struct value filter_default(struct jinja_ctx *w, struct value v, const st
 }
 
 /* Sorted by name. NULL: Jinja has it, we do not. */
-static const struct filter {
+static const struct jinja_filter {
     const char *name;
     struct value (*apply)(struct jinja_ctx *w, struct value v, const struct args *a);
 } filters[] = {
@@ -699,7 +699,7 @@ static const struct filter {
     {"xmlattr", NULL},
 };
 
-static const struct filter *filter_find(struct str name) {
+static const struct jinja_filter *filter_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(filters); i++)
         if (row_is(name, filters[i].name)) return &filters[i];
     return NULL;
@@ -711,7 +711,7 @@ bool filter_known(struct str name) {
 
 struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
                           const struct args *a) {
-    const struct filter *f = filter_find(name);
+    const struct jinja_filter *f = filter_find(name);
     if (!f->apply) jinja_fail(w, "the filter '%s' is not supported", f->name);
     if (v.kind == V_MARKUP && f->apply != filter_escape && f->apply != filter_safe)
         jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
@@ -826,7 +826,7 @@ static bool test_ge(struct jinja_ctx *w, struct value v, const struct args *a) {
     return c == 0 || c == 1;
 }
 
-static const struct test {
+static const struct jinja_test {
     const char *name;
     bool (*apply)(struct jinja_ctx *w, struct value v, const struct args *a);
 } tests[] = {
@@ -871,7 +871,7 @@ static const struct test {
     {">=", test_ge},
 };
 
-static const struct test *test_find(struct str name) {
+static const struct jinja_test *test_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(tests); i++)
         if (row_is(name, tests[i].name)) return &tests[i];
     return NULL;

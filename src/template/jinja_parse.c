@@ -25,19 +25,19 @@ enum token_kind {
     T_OP,
     T_END
 };
-struct token {
+struct jinja_token {
     enum token_kind kind;
     int line, op;
     struct str name; /* text of T_NAME and T_TEXT */
     struct value value;
 };
 
-struct parser {
+struct jinja_parser {
     struct jinja_ctx *w;
     const char *p;
     size_t n, at; /* the lexer's position */
     int line;
-    struct token *tokens;
+    struct jinja_token *tokens;
     size_t n_tokens, cap;
     size_t next;
     int loops;          /* enclosing for-loops here, within the macro */
@@ -46,23 +46,23 @@ struct parser {
 
 /* lexer */
 
-static void token_add(struct parser *p, struct token t) {
+static void token_add(struct jinja_parser *p, struct jinja_token t) {
     t.line = p->line;
     p->tokens = jinja_grow(p->w, p->tokens, p->n_tokens, &p->cap, sizeof t);
     p->tokens[p->n_tokens++] = t;
 }
 
-static void advance(struct parser *p, size_t to) {
+static void advance(struct jinja_parser *p, size_t to) {
     for (; p->at < to; p->at++) p->line += p->p[p->at] == '\n';
     p->w->line = p->line;
 }
 
-static bool looking_at(const struct parser *p, size_t at, const char *s) {
+static bool looking_at(const struct jinja_parser *p, size_t at, const char *s) {
     size_t n = strlen(s);
     return p->n - at >= n && memcmp(p->p + at, s, n) == 0;
 }
 
-static size_t skip_space(const struct parser *p, size_t at) {
+static size_t skip_space(const struct jinja_parser *p, size_t at) {
     int len;
     while (at < p->n && char_is_space(char_at(p->p + at, &len))) at += (size_t)len;
     return at;
@@ -77,7 +77,7 @@ static bool is_word(char c) {
 }
 
 /* The digits of a number and the underscores between them; only the digits are kept. */
-static size_t digits_take(const struct parser *p, size_t at, char *out, size_t *n) {
+static size_t digits_take(const struct jinja_parser *p, size_t at, char *out, size_t *n) {
     while (at < p->n && (is_digit(p->p[at]) ||
                          (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
         if (*n >= 60) jinja_fail(p->w, "a number is too long");
@@ -87,7 +87,7 @@ static size_t digits_take(const struct parser *p, size_t at, char *out, size_t *
     return at;
 }
 
-static void lex_number(struct parser *p) {
+static void lex_number(struct jinja_parser *p) {
     char text[64];
     size_t n = 0, at = digits_take(p, p->at, text, &n);
     bool after_dot = p->at > 0 && p->p[p->at - 1] == '.', real = false;
@@ -110,12 +110,13 @@ static void lex_number(struct parser *p) {
     if (at < p->n && is_word(p->p[at]))
         jinja_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
     if (!real && n > 18) jinja_fail(p->w, "the integer '%s' is too large", text);
-    token_add(p, (struct token){.kind = T_VALUE,
-                                .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
+    token_add(p,
+              (struct jinja_token){.kind = T_VALUE,
+                                   .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
     advance(p, at);
 }
 
-static void char_put(struct parser *p, struct text *t, uint32_t c) {
+static void char_put(struct jinja_parser *p, struct text *t, uint32_t c) {
     char b[4];
     int n = 0;
     if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
@@ -139,7 +140,7 @@ static void char_put(struct parser *p, struct text *t, uint32_t c) {
 }
 
 /* `count` digits of base 16 (or up to three of base 8) at `at`. */
-static size_t code_take(struct parser *p, struct text *t, size_t at, int count, int base) {
+static size_t code_take(struct jinja_parser *p, struct text *t, size_t at, int count, int base) {
     char digits[9] = {0};
     int n = 0;
     for (; n < count && at + (size_t)n < p->n; n++) {
@@ -154,7 +155,7 @@ static size_t code_take(struct parser *p, struct text *t, size_t at, int count, 
 }
 
 /* Python's escapes; an unknown escape stays unchanged. `at` is after the backslash. */
-static size_t escape_take(struct parser *p, struct text *t, size_t at) {
+static size_t escape_take(struct jinja_parser *p, struct text *t, size_t at) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = p->p[at];
     const char *simple = c ? strchr(from, c) : NULL;
@@ -172,7 +173,7 @@ static size_t escape_take(struct parser *p, struct text *t, size_t at) {
     return at;
 }
 
-static void lex_string(struct parser *p) {
+static void lex_string(struct jinja_parser *p) {
     char quote = p->p[p->at];
     struct text t = {0};
     size_t at = p->at + 1;
@@ -184,11 +185,11 @@ static void lex_string(struct parser *p) {
         }
     }
     if (at >= p->n) jinja_fail(p->w, "a string is not closed");
-    token_add(p, (struct token){.kind = T_VALUE, .value = STRING(text_str(&t))});
+    token_add(p, (struct jinja_token){.kind = T_VALUE, .value = STRING(text_str(&t))});
     advance(p, at + 1);
 }
 
-static void lex_operator(struct parser *p, char *stack, int *depth) {
+static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
     static const char *const two[] = {"//", "**", "==", "!=", ">=", "<="};
     char c = p->p[p->at];
     int op = c;
@@ -210,12 +211,12 @@ static void lex_operator(struct parser *p, char *stack, int *depth) {
         if (stack[--*depth] != c)
             jinja_fail(p->w, "unexpected '%c', expected '%c'", c, stack[*depth]);
     }
-    token_add(p, (struct token){.kind = T_OP, .op = op});
+    token_add(p, (struct jinja_token){.kind = T_OP, .op = op});
     advance(p, p->at + (op == c ? 1 : 2));
 }
 
 /* The length of a tag's end here, with the white space that it removes, or 0. */
-static size_t tag_end(const struct parser *p, const char *end, bool block) {
+static size_t tag_end(const struct jinja_parser *p, const char *end, bool block) {
     size_t at = p->at;
     char sign = p->p[at];
     if (sign == '-' || (sign == '+' && block)) at++;
@@ -227,7 +228,7 @@ static size_t tag_end(const struct parser *p, const char *end, bool block) {
 }
 
 /* Reads tokens from after the opening of a block or a print through its end. */
-static void lex_tag(struct parser *p, bool block) {
+static void lex_tag(struct jinja_parser *p, bool block) {
     const char *end = block ? "%}" : "}}";
     char stack[JINJA_MAX_DEPTH];
     int depth = 0;
@@ -235,7 +236,7 @@ static void lex_tag(struct parser *p, bool block) {
         char c = p->p[p->at];
         size_t n = depth == 0 ? tag_end(p, end, block) : 0, space = skip_space(p, p->at);
         if (n) {
-            token_add(p, (struct token){.kind = block ? T_BLOCK_END : T_PRINT_END});
+            token_add(p, (struct jinja_token){.kind = block ? T_BLOCK_END : T_PRINT_END});
             advance(p, p->at + n);
             return;
         }
@@ -246,7 +247,8 @@ static void lex_tag(struct parser *p, bool block) {
         } else if (is_word(c)) {
             size_t to = p->at;
             while (to < p->n && is_word(p->p[to])) to++;
-            token_add(p, (struct token){.kind = T_NAME, .name = {p->p + p->at, to - p->at, NULL}});
+            token_add(
+                p, (struct jinja_token){.kind = T_NAME, .name = {p->p + p->at, to - p->at, NULL}});
             advance(p, to);
         } else if (c == '\'' || c == '"') {
             lex_string(p);
@@ -258,7 +260,7 @@ static void lex_tag(struct parser *p, bool block) {
 }
 
 /* Adds the text before a tag, without the white space that the tag removes. */
-static void lex_text(struct parser *p, size_t end, char sign, bool lstrip) {
+static void lex_text(struct jinja_parser *p, size_t end, char sign, bool lstrip) {
     struct str s = {p->p + p->at, end - p->at, NULL};
     bool line_starts = p->at == 0 || p->p[p->at - 1] == '\n';
     if (sign == '-') {
@@ -269,11 +271,11 @@ static void lex_text(struct parser *p, size_t end, char sign, bool lstrip) {
         bool blank = skip_space(p, p->at + from) >= end;
         if (blank && from < s.n && (from > 0 || line_starts)) s.n = from;
     }
-    if (s.n) token_add(p, (struct token){.kind = T_TEXT, .name = s});
+    if (s.n) token_add(p, (struct jinja_token){.kind = T_TEXT, .name = s});
     advance(p, end);
 }
 
-static void lex_comment(struct parser *p) {
+static void lex_comment(struct jinja_parser *p) {
     size_t sign = p->at + 2 < p->n && (p->p[p->at + 2] == '-' || p->p[p->at + 2] == '+');
     for (advance(p, p->at + 2 + sign); p->at < p->n; advance(p, p->at + 1)) {
         size_t n = tag_end(p, "#}", true);
@@ -285,7 +287,7 @@ static void lex_comment(struct parser *p) {
 }
 
 /* The length of {% raw %} here with the tag's end, or 0. */
-static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool closing) {
+static size_t raw_tag(const struct jinja_parser *p, size_t at, const char *word, bool closing) {
     size_t from = at;
     if (!looking_at(p, at, "{%")) return 0;
     at += 2;
@@ -293,7 +295,7 @@ static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool 
     at = skip_space(p, at);
     if (!looking_at(p, at, word)) return 0;
     at = skip_space(p, at + strlen(word));
-    struct parser end = *p;
+    struct jinja_parser end = *p;
     end.at = at;
     size_t n = at < p->n ? tag_end(&end, "%}", true) : 0;
     if (n && !closing && p->p[at] == '+') return 0;
@@ -302,7 +304,7 @@ static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool 
     return n ? at + n - from : 0;
 }
 
-static void lex_raw(struct parser *p, size_t n) {
+static void lex_raw(struct jinja_parser *p, size_t n) {
     advance(p, p->at + n);
     for (size_t end = p->at; end < p->n; end++) {
         size_t m = p->p[end] == '{' ? raw_tag(p, end, "endraw", true) : 0;
@@ -314,7 +316,7 @@ static void lex_raw(struct parser *p, size_t n) {
     jinja_fail(p->w, "'{%% endraw %%}' is missing");
 }
 
-static void lex(struct parser *p) {
+static void lex(struct jinja_parser *p) {
     while (p->at < p->n) {
         size_t end = p->at;
         while (end < p->n && !(p->p[end] == '{' && end + 1 < p->n && strchr("%{#", p->p[end + 1]) &&
@@ -332,36 +334,36 @@ static void lex(struct parser *p) {
         } else if (what == '#') {
             lex_comment(p);
         } else {
-            token_add(p, (struct token){.kind = what == '%' ? T_BLOCK : T_PRINT});
+            token_add(p, (struct jinja_token){.kind = what == '%' ? T_BLOCK : T_PRINT});
             advance(p, end + 2 + (sign == '-' || sign == '+'));
             lex_tag(p, what == '%');
         }
     }
-    token_add(p, (struct token){.kind = T_END});
+    token_add(p, (struct jinja_token){.kind = T_END});
 }
 
 /* tokens */
 
-static const struct token *peek(const struct parser *p) {
+static const struct jinja_token *peek(const struct jinja_parser *p) {
     return &p->tokens[p->next];
 }
 
-static const struct token *look(const struct parser *p) {
+static const struct jinja_token *look(const struct jinja_parser *p) {
     return &p->tokens[MIN(p->next + 1, p->n_tokens - 1)];
 }
 
-static const struct token *take(struct parser *p) {
-    const struct token *t = peek(p);
+static const struct jinja_token *take(struct jinja_parser *p) {
+    const struct jinja_token *t = peek(p);
     if (t->kind != T_END) p->next++;
     p->w->line = peek(p)->line;
     return t;
 }
 
-_Noreturn static void unexpected(struct parser *p, const char *wanted) {
+_Noreturn static void unexpected(struct jinja_parser *p, const char *wanted) {
     static const char *const names[] = {
         "text",    "'{{'",        "the end of '{{'",   "'{%'", "the end of '{%'", "a name",
         "a value", "an operator", "the template's end"};
-    const struct token *t = peek(p);
+    const struct jinja_token *t = peek(p);
     p->w->line = t->line;
     char op[] = {'\'', (char)t->op, (char)(t->op >> 8), 0};
     if (t->kind == T_NAME)
@@ -371,80 +373,81 @@ _Noreturn static void unexpected(struct parser *p, const char *wanted) {
     jinja_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
 }
 
-static bool at_op(const struct parser *p, int op) {
+static bool at_op(const struct jinja_parser *p, int op) {
     return peek(p)->kind == T_OP && peek(p)->op == op;
 }
 
-static bool token_is(const struct token *t, const char *name) {
+static bool token_is(const struct jinja_token *t, const char *name) {
     return t->kind == T_NAME && str_is(t->name, name);
 }
 
-static bool at_name(const struct parser *p, const char *name) {
+static bool at_name(const struct jinja_parser *p, const char *name) {
     return token_is(peek(p), name);
 }
 
-static bool skip_op(struct parser *p, int op) {
+static bool skip_op(struct jinja_parser *p, int op) {
     bool found = at_op(p, op);
     if (found) take(p);
     return found;
 }
 
-static bool skip_name(struct parser *p, const char *name) {
+static bool skip_name(struct jinja_parser *p, const char *name) {
     bool found = at_name(p, name);
     if (found) take(p);
     return found;
 }
 
-static void expect_op(struct parser *p, int op) {
+static void expect_op(struct jinja_parser *p, int op) {
     char wanted[] = {'\'', (char)op, '\'', 0};
     if (!skip_op(p, op)) unexpected(p, wanted);
 }
 
-static struct str expect_name(struct parser *p) {
+static struct str expect_name(struct jinja_parser *p) {
     if (peek(p)->kind != T_NAME) unexpected(p, "a name");
     return take(p)->name;
 }
 
-static void expect_keyword(struct parser *p, const char *name) {
+static void expect_keyword(struct jinja_parser *p, const char *name) {
     if (!skip_name(p, name)) unexpected(p, name);
 }
 
-static struct node *node_new(struct parser *p, enum node_kind kind) {
+static struct node *node_new(struct jinja_parser *p, enum node_kind kind) {
     struct node *n = jinja_alloc(p->w, sizeof *n);
     n->kind = kind;
     n->line = peek(p)->line;
     return n;
 }
 
-static struct node *node_of(struct parser *p, enum node_kind kind, struct node *a, struct node *b) {
+static struct node *node_of(struct jinja_parser *p, enum node_kind kind, struct node *a,
+                            struct node *b) {
     struct node *n = node_new(p, kind);
     n->a = a;
     n->b = b;
     return n;
 }
 
-static void nodes_add(struct parser *p, struct nodes *list, struct node *n) {
+static void nodes_add(struct jinja_parser *p, struct nodes *list, struct node *n) {
     list->v = jinja_grow(p->w, list->v, list->n, &list->cap, sizeof *list->v);
     list->v[list->n++] = n;
 }
 
 /* expressions */
 
-static struct node *parse_expression(struct parser *p);
-static struct node *parse_or(struct parser *p);
-static struct node *parse_unary(struct parser *p, bool filters);
+static struct node *parse_expression(struct jinja_parser *p);
+static struct node *parse_or(struct jinja_parser *p);
+static struct node *parse_unary(struct jinja_parser *p, bool filters);
 
 enum tuple_form { TUPLE_FULL, TUPLE_NO_COND, TUPLE_PARENTHESES, TUPLE_TARGET, TUPLE_TARGET_SET };
-static struct node *parse_primary(struct parser *p, bool namespaces);
+static struct node *parse_primary(struct jinja_parser *p, bool namespaces);
 
-static bool tuple_ends(const struct parser *p, enum tuple_form form) {
-    const struct token *t = peek(p);
+static bool tuple_ends(const struct jinja_parser *p, enum tuple_form form) {
+    const struct jinja_token *t = peek(p);
     return t->kind == T_PRINT_END || t->kind == T_BLOCK_END || at_op(p, ')') ||
            (form == TUPLE_TARGET && at_name(p, "in")) ||
            (form == TUPLE_NO_COND && at_name(p, "recursive"));
 }
 
-static struct node *parse_tuple(struct parser *p, enum tuple_form form) {
+static struct node *parse_tuple(struct jinja_parser *p, enum tuple_form form) {
     struct node *t = node_new(p, NODE_TUPLE);
     bool comma = false;
     while (!tuple_ends(p, form)) {
@@ -461,7 +464,7 @@ static struct node *parse_tuple(struct parser *p, enum tuple_form form) {
     return t;
 }
 
-static struct node *parse_name(struct parser *p, bool namespaces) {
+static struct node *parse_name(struct jinja_parser *p, bool namespaces) {
     struct node *n = node_new(p, NODE_NAME);
     n->name = take(p)->name;
     bool yes = str_is(n->name, "true") || str_is(n->name, "True");
@@ -482,7 +485,7 @@ static struct node *parse_name(struct parser *p, bool namespaces) {
 }
 
 /* Adjacent string literals are one string. */
-static struct node *parse_value(struct parser *p) {
+static struct node *parse_value(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_CONST);
     n->value = take(p)->value;
     if (n->value.kind != V_STR) return n;
@@ -494,7 +497,7 @@ static struct node *parse_value(struct parser *p) {
     return n;
 }
 
-static struct node *parse_list(struct parser *p, bool dict) {
+static struct node *parse_list(struct jinja_parser *p, bool dict) {
     struct node *n = node_new(p, dict ? NODE_DICT : NODE_LIST);
     int close = dict ? '}' : ']';
     take(p);
@@ -510,8 +513,8 @@ static struct node *parse_list(struct parser *p, bool dict) {
     return n;
 }
 
-static struct node *parse_primary(struct parser *p, bool namespaces) {
-    const struct token *t = peek(p);
+static struct node *parse_primary(struct jinja_parser *p, bool namespaces) {
+    const struct jinja_token *t = peek(p);
     if (t->kind == T_NAME) return parse_name(p, namespaces);
     if (t->kind == T_VALUE) return parse_value(p);
     if (at_op(p, '[')) return parse_list(p, false);
@@ -522,7 +525,7 @@ static struct node *parse_primary(struct parser *p, bool namespaces) {
     return n;
 }
 
-static struct node *parse_subscribed(struct parser *p) {
+static struct node *parse_subscribed(struct jinja_parser *p) {
     struct node *first = at_op(p, ':') ? NULL : parse_expression(p);
     if (!at_op(p, ':')) return first;
     struct node *n = node_new(p, NODE_SLICE);
@@ -534,10 +537,10 @@ static struct node *parse_subscribed(struct parser *p) {
     return n;
 }
 
-static struct node *parse_subscript(struct parser *p, struct node *a) {
+static struct node *parse_subscript(struct jinja_parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_ITEM, a, NULL);
     if (skip_op(p, '.')) {
-        const struct token *t = peek(p);
+        const struct jinja_token *t = peek(p);
         if (t->kind == T_NAME) {
             n->kind = NODE_ATTR;
             n->name = take(p)->name;
@@ -561,7 +564,7 @@ static struct node *parse_subscript(struct parser *p, struct node *a) {
     return n;
 }
 
-static void parse_args(struct parser *p, struct nodes *out) {
+static void parse_args(struct jinja_parser *p, struct nodes *out) {
     bool named = false;
     expect_op(p, '(');
     for (bool first = true; !at_op(p, ')'); first = false) {
@@ -584,13 +587,13 @@ static void parse_args(struct parser *p, struct nodes *out) {
     expect_op(p, ')');
 }
 
-static struct node *parse_call(struct parser *p, struct node *a) {
+static struct node *parse_call(struct jinja_parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_CALL, a, NULL);
     parse_args(p, &n->list);
     return n;
 }
 
-static struct node *parse_postfix(struct parser *p, struct node *n) {
+static struct node *parse_postfix(struct jinja_parser *p, struct node *n) {
     for (;;) {
         if (at_op(p, '.') || at_op(p, '['))
             n = parse_subscript(p, n);
@@ -601,7 +604,7 @@ static struct node *parse_postfix(struct parser *p, struct node *n) {
     }
 }
 
-static struct node *parse_filter(struct parser *p, struct node *a) {
+static struct node *parse_filter(struct jinja_parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_FILTER, a, NULL);
     n->name = expect_name(p);
     if (!filter_known(n->name))
@@ -610,19 +613,19 @@ static struct node *parse_filter(struct parser *p, struct node *a) {
     return n;
 }
 
-static struct node *parse_filters(struct parser *p, struct node *a) {
+static struct node *parse_filters(struct jinja_parser *p, struct node *a) {
     while (skip_op(p, '|')) a = parse_filter(p, a);
     return a;
 }
 
-static bool test_argument_follows(const struct parser *p) {
-    const struct token *t = peek(p);
+static bool test_argument_follows(const struct jinja_parser *p) {
+    const struct jinja_token *t = peek(p);
     if (t->kind == T_VALUE) return true;
     if (t->kind == T_NAME) return !at_name(p, "else") && !at_name(p, "or") && !at_name(p, "and");
     return at_op(p, '[') || at_op(p, '{');
 }
 
-static struct node *parse_test(struct parser *p, struct node *a) {
+static struct node *parse_test(struct jinja_parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_TEST, a, NULL);
     take(p);
     bool negated = skip_name(p, "not");
@@ -638,7 +641,7 @@ static struct node *parse_test(struct parser *p, struct node *a) {
     return negated ? node_of(p, NODE_NOT, n, NULL) : n;
 }
 
-static struct node *parse_unary(struct parser *p, bool filters) {
+static struct node *parse_unary(struct jinja_parser *p, bool filters) {
     struct node *n;
     jinja_enter(p->w);
     if (at_op(p, '-') || at_op(p, '+')) {
@@ -662,7 +665,7 @@ static struct node *parse_unary(struct parser *p, bool filters) {
     return n;
 }
 
-static bool op_of_level(const struct parser *p, int level) {
+static bool op_of_level(const struct jinja_parser *p, int level) {
     int op = peek(p)->op;
     if (peek(p)->kind != T_OP) return false;
     if (level == 0) return op == '+' || op == '-';
@@ -671,7 +674,7 @@ static bool op_of_level(const struct parser *p, int level) {
 }
 
 /* Levels: 0 sums, 1 '~', 2 products, 3 powers; each binds tighter than the one before. */
-static struct node *parse_math(struct parser *p, int level) {
+static struct node *parse_math(struct jinja_parser *p, int level) {
     if (level > 3) return parse_unary(p, true);
     struct node *a = parse_math(p, level + 1);
     if (level == 1 && at_op(p, '~')) {
@@ -689,7 +692,7 @@ static struct node *parse_math(struct parser *p, int level) {
     return a;
 }
 
-static int compare_op(struct parser *p) {
+static int compare_op(struct jinja_parser *p) {
     static const int ops[] = {OP('=', '='), OP('!', '='), '<', '>', OP('<', '='), OP('>', '=')};
     for (size_t i = 0; i < ARRAY_LEN(ops); i++)
         if (skip_op(p, ops[i])) return ops[i];
@@ -700,7 +703,7 @@ static int compare_op(struct parser *p) {
     return OP_NOT_IN;
 }
 
-static struct node *parse_compare(struct parser *p) {
+static struct node *parse_compare(struct jinja_parser *p) {
     struct node *a = parse_math(p, 0), *n = NULL;
     for (int op; (op = compare_op(p)) != 0;) {
         if (!n) n = node_of(p, NODE_COMPARE, a, NULL);
@@ -712,7 +715,7 @@ static struct node *parse_compare(struct parser *p) {
     return n ? n : a;
 }
 
-static struct node *parse_not(struct parser *p) {
+static struct node *parse_not(struct jinja_parser *p) {
     if (!at_name(p, "not")) return parse_compare(p);
     jinja_enter(p->w);
     struct node *n = node_new(p, NODE_NOT);
@@ -722,7 +725,7 @@ static struct node *parse_not(struct parser *p) {
     return n;
 }
 
-static struct node *parse_and(struct parser *p) {
+static struct node *parse_and(struct jinja_parser *p) {
     struct node *a = parse_not(p);
     while (skip_name(p, "and")) {
         a = node_of(p, NODE_AND, a, NULL);
@@ -731,7 +734,7 @@ static struct node *parse_and(struct parser *p) {
     return a;
 }
 
-static struct node *parse_or(struct parser *p) {
+static struct node *parse_or(struct jinja_parser *p) {
     struct node *a = parse_and(p);
     while (skip_name(p, "or")) {
         a = node_of(p, NODE_OR, a, NULL);
@@ -740,7 +743,7 @@ static struct node *parse_or(struct parser *p) {
     return a;
 }
 
-static struct node *parse_expression(struct parser *p) {
+static struct node *parse_expression(struct jinja_parser *p) {
     jinja_enter(p->w);
     struct node *a = parse_or(p);
     while (skip_name(p, "if")) {
@@ -754,24 +757,24 @@ static struct node *parse_expression(struct parser *p) {
 
 /* statements */
 
-static void parse_body(struct parser *p, struct nodes *out, const char *const *ends);
+static void parse_body(struct jinja_parser *p, struct nodes *out, const char *const *ends);
 
 /* Parses the rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL;
  * the end itself last). The name of that tag is not consumed. */
-static void parse_block(struct parser *p, struct nodes *out, const char *const *ends) {
+static void parse_block(struct jinja_parser *p, struct nodes *out, const char *const *ends) {
     skip_op(p, ':');
     if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
     take(p);
     parse_body(p, out, ends);
 }
 
-static void parse_block_whole(struct parser *p, struct nodes *out, const char *end) {
+static void parse_block_whole(struct jinja_parser *p, struct nodes *out, const char *end) {
     const char *const ends[] = {end, NULL};
     parse_block(p, out, ends);
     take(p);
 }
 
-static void target_check(struct parser *p, const struct node *n) {
+static void target_check(struct jinja_parser *p, const struct node *n) {
     if (n->kind == NODE_TUPLE || n->kind == NODE_LIST) {
         for (size_t i = 0; i < n->list.n; i++) target_check(p, n->list.v[i]);
     } else if (n->kind != NODE_NAME && n->kind != NODE_NSREF) {
@@ -779,13 +782,13 @@ static void target_check(struct parser *p, const struct node *n) {
     }
 }
 
-static struct node *parse_target(struct parser *p, enum tuple_form form) {
+static struct node *parse_target(struct jinja_parser *p, enum tuple_form form) {
     struct node *n = parse_tuple(p, form);
     target_check(p, n);
     return n;
 }
 
-static struct node *parse_set(struct parser *p) {
+static struct node *parse_set(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_SET);
     n->a = parse_target(p, TUPLE_TARGET_SET);
     if (skip_op(p, '=')) {
@@ -798,7 +801,7 @@ static struct node *parse_set(struct parser *p) {
     return n;
 }
 
-static struct node *parse_for(struct parser *p) {
+static struct node *parse_for(struct jinja_parser *p) {
     static const char *const ends[] = {"else", "endfor", NULL};
     struct node *n = node_new(p, NODE_FOR);
     n->a = parse_target(p, TUPLE_TARGET);
@@ -813,13 +816,13 @@ static struct node *parse_for(struct parser *p) {
     return n;
 }
 
-static struct node *parse_if(struct parser *p) {
+static struct node *parse_if(struct jinja_parser *p) {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     struct node *first = node_new(p, NODE_IF), *n = first;
     for (;;) {
         n->a = parse_tuple(p, TUPLE_NO_COND);
         parse_block(p, &n->list, ends);
-        const struct token *t = take(p);
+        const struct jinja_token *t = take(p);
         if (token_is(t, "else")) parse_block_whole(p, &n->list2, "endif");
         if (!token_is(t, "elif")) return first;
         struct node *next = node_new(p, NODE_IF);
@@ -829,7 +832,7 @@ static struct node *parse_if(struct parser *p) {
 }
 
 /* Parameters and body of a macro or a call block. */
-static void parse_signature(struct parser *p, struct node *n) {
+static void parse_signature(struct jinja_parser *p, struct node *n) {
     expect_op(p, '(');
     while (!at_op(p, ')')) {
         if (n->list.n) expect_op(p, ',');
@@ -844,7 +847,7 @@ static void parse_signature(struct parser *p, struct node *n) {
     expect_op(p, ')');
 }
 
-static void parse_macro_body(struct parser *p, struct node *n, const char *end) {
+static void parse_macro_body(struct jinja_parser *p, struct node *n, const char *end) {
     struct node *outer = p->macro;
     int loops = p->loops;
     p->macro = n;
@@ -854,7 +857,7 @@ static void parse_macro_body(struct parser *p, struct node *n, const char *end) 
     p->loops = loops;
 }
 
-static struct node *parse_macro(struct parser *p) {
+static struct node *parse_macro(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_MACRO);
     n->name = expect_name(p);
     parse_signature(p, n);
@@ -862,7 +865,7 @@ static struct node *parse_macro(struct parser *p) {
     return n;
 }
 
-static struct node *parse_call_block(struct parser *p) {
+static struct node *parse_call_block(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_CALL_BLOCK);
     if (at_op(p, '(')) parse_signature(p, n);
     n->a = parse_expression(p);
@@ -871,7 +874,7 @@ static struct node *parse_call_block(struct parser *p) {
     return n;
 }
 
-static struct node *parse_generation(struct parser *p) {
+static struct node *parse_generation(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_GENERATION);
     int loops = p->loops;
     p->loops = 0;
@@ -880,14 +883,14 @@ static struct node *parse_generation(struct parser *p) {
     return n;
 }
 
-static struct node *parse_filter_block(struct parser *p) {
+static struct node *parse_filter_block(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_FILTER_BLOCK);
     n->b = parse_filters(p, parse_filter(p, NULL));
     parse_block_whole(p, &n->list, "endfilter");
     return n;
 }
 
-static struct node *parse_with(struct parser *p) {
+static struct node *parse_with(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_WITH);
     while (peek(p)->kind != T_BLOCK_END) {
         if (n->list.n) expect_op(p, ',');
@@ -899,23 +902,23 @@ static struct node *parse_with(struct parser *p) {
     return n;
 }
 
-static struct node *parse_leave(struct parser *p, enum node_kind kind, const char *name) {
+static struct node *parse_leave(struct jinja_parser *p, enum node_kind kind, const char *name) {
     if (p->loops == 0) jinja_fail(p->w, "'%s' outside of a loop", name);
     return node_new(p, kind);
 }
 
-static struct node *parse_break(struct parser *p) {
+static struct node *parse_break(struct jinja_parser *p) {
     return parse_leave(p, NODE_BREAK, "break");
 }
 
-static struct node *parse_continue(struct parser *p) {
+static struct node *parse_continue(struct jinja_parser *p) {
     return parse_leave(p, NODE_CONTINUE, "continue");
 }
 
 /* A tag that Jinja has and this table lacks is refused as not supported, any other as unknown. */
 static const struct statement {
     const char *name;
-    struct node *(*parse)(struct parser *p);
+    struct node *(*parse)(struct jinja_parser *p);
 } statements[] = {
     {"set", parse_set},
     {"for", parse_for},
@@ -936,7 +939,7 @@ static const struct statement {
     {"autoescape", NULL},
 };
 
-static struct node *parse_statement(struct parser *p) {
+static struct node *parse_statement(struct jinja_parser *p) {
     struct str name = expect_name(p);
     for (size_t i = 0; i < ARRAY_LEN(statements); i++) {
         if (!str_is(name, statements[i].name)) continue;
@@ -946,17 +949,17 @@ static struct node *parse_statement(struct parser *p) {
     jinja_fail(p->w, "unexpected tag '%.*s'", (int)MIN(name.n, 40u), name.p);
 }
 
-static bool at_end_tag(const struct parser *p, const char *const *ends) {
+static bool at_end_tag(const struct jinja_parser *p, const char *const *ends) {
     for (; ends && *ends; ends++)
         if (at_name(p, *ends)) return true;
     return false;
 }
 
 /* Text and tags up to a tag of `ends`, or the template's end when that is NULL. */
-static void parse_body(struct parser *p, struct nodes *out, const char *const *ends) {
+static void parse_body(struct jinja_parser *p, struct nodes *out, const char *const *ends) {
     jinja_enter(p->w);
     for (;;) {
-        const struct token *t = peek(p);
+        const struct jinja_token *t = peek(p);
         p->w->line = t->line;
         if (t->kind == T_END) {
             while (ends && ends[1]) ends++;
@@ -985,7 +988,7 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
 }
 
 /* Newlines become \n, one at the end is removed, and text that is not UTF-8 is refused. */
-static void source_take(struct parser *p, const char *text, size_t len) {
+static void source_take(struct jinja_parser *p, const char *text, size_t len) {
     char *copy = jinja_alloc(p->w, len + 8);
     jinja_charge_scan(p->w, len);
     if (u8_check((const uint8_t *)text, len)) jinja_fail(p->w, "the template is not UTF-8");
@@ -1006,8 +1009,8 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
     struct jinja *j = xcalloc(1, sizeof *j);
     jinja_ctx_init(&j->w, err, NULL, NULL);
     if (setjmp(j->w.out) == 0) {
-        struct parser *p = jinja_alloc(&j->w, sizeof *p);
-        *p = (struct parser){.w = &j->w, .line = 1};
+        struct jinja_parser *p = jinja_alloc(&j->w, sizeof *p);
+        *p = (struct jinja_parser){.w = &j->w, .line = 1};
         source_take(p, text, len);
         lex(p);
         parse_body(p, &j->body, NULL);

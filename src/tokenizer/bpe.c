@@ -337,18 +337,19 @@ static bool encoder_reserve_long(struct encoder *e) {
 }
 
 /* A symbol, and its merge with the right neighbour: the token `made`, at `rank`, or INT32_MAX. */
-struct link {
+struct symbol_link {
     int32_t id, at, rank, made; /* at: its place, or its byte if no place is needed */
 };
 
-static void link_pair(const struct merge_table *pairs, struct link *l, int32_t i, int32_t n) {
+static void link_pair(const struct merge_table *pairs, struct symbol_link *l, int32_t i,
+                      int32_t n) {
     const struct merge_slot *s = i + 1 < n ? merge_table_find(pairs, l[i].id, l[i + 1].id) : NULL;
     l[i].rank = s ? s->rank : INT32_MAX;
     l[i].made = s ? s->id : -1;
 }
 
 /* Merges the n symbols in place; returns how many are left. */
-static int32_t links_merge(const struct merge_table *pairs, struct link *l, int32_t n) {
+static int32_t links_merge(const struct merge_table *pairs, struct symbol_link *l, int32_t n) {
     for (;;) {
         int32_t best = 0;
         for (int32_t i = 1; i < n; i++) best = l[i].rank < l[best].rank ? i : best;
@@ -362,8 +363,8 @@ static int32_t links_merge(const struct merge_table *pairs, struct link *l, int3
 }
 
 static void merge_short(struct encoder *e) {
-    struct link l[SHORT_WORD];
-    for (int32_t i = 0; i < e->n; i++) l[i] = (struct link){.id = e->id[i], .at = e->at[i]};
+    struct symbol_link l[SHORT_WORD];
+    for (int32_t i = 0; i < e->n; i++) l[i] = (struct symbol_link){.id = e->id[i], .at = e->at[i]};
     for (int32_t i = 0; i < e->n; i++) link_pair(&e->t->pairs, l, i, e->n);
     e->n = links_merge(&e->t->pairs, l, e->n);
     for (int32_t i = 0; i < e->n; i++) {
@@ -484,11 +485,11 @@ static bool whole_word(struct encoder *e, const char *p, size_t n) {
 /* A short word; its first pairs come from the table byte_pairs. */
 static void short_merge(struct encoder *e, const uint8_t *p, int32_t n) {
     const struct tokenizer *t = e->t;
-    struct link l[SHORT_WORD];
+    struct symbol_link l[SHORT_WORD];
     int32_t known = 0;
     for (int32_t i = 0; i < n; i++)
         if (t->byte_ids[p[i]] >= 0)
-            l[known++] = (struct link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
+            l[known++] = (struct symbol_link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
     for (int32_t i = 0; i + 1 < known; i++) {
         const struct byte_pair *s = &t->byte_pairs[l[i].at << 8 | l[i + 1].at];
         l[i].rank = s->rank;

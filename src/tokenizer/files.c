@@ -23,7 +23,7 @@ enum {
                              within int32 */
 };
 
-struct reader {
+struct tokenizer_reader {
     struct arena arena;
     struct tokenizer_spec spec;
     const json_t *root, *model;
@@ -64,7 +64,7 @@ static int reader_id(const json_t *v, const char *piece, int32_t *id, struct err
     return OK;
 }
 
-static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
+static int vocab_count(struct tokenizer_reader *r, int32_t *max, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     const char *piece;
     int32_t id = -1;
@@ -84,7 +84,7 @@ static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
 
 /* The size of the vocabulary: the highest id of model.vocab and added_tokens, plus 1. Ids without a
  * piece are filled with placeholders, so only a limited number may be missing. */
-static int reader_count(struct reader *r, struct error *err) {
+static int reader_count(struct tokenizer_reader *r, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     json_t *added = json_object_get(r->root, "added_tokens");
     const char *piece;
@@ -105,8 +105,8 @@ static int reader_count(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_put(struct reader *r, int32_t id, const char *piece, size_t len, uint8_t type,
-                      struct error *err) {
+static int reader_put(struct tokenizer_reader *r, int32_t id, const char *piece, size_t len,
+                      uint8_t type, struct error *err) {
     if (len > INT32_MAX) return error_set(err, ERR_FORMAT, "token %d is too long", id);
     if (r->pieces[id] && ((size_t)r->lens[id] != len || memcmp(r->pieces[id], piece, len) != 0))
         return error_set(err, ERR_FORMAT, "tokens '%.80s' and '%.80s' have the same id %d",
@@ -123,7 +123,7 @@ static int hole_name(int32_t id, char out[24]) {
 
 /* A list of [piece, score] whose index is the id. A placeholder written for a missing id is read as
  * one again. */
-static int unigram_vocab(struct reader *r, struct error *err) {
+static int unigram_vocab(struct tokenizer_reader *r, struct error *err) {
     size_t i;
     json_t *v;
     char hole[24];
@@ -141,7 +141,7 @@ static int unigram_vocab(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_vocab(struct reader *r, struct error *err) {
+static int reader_vocab(struct tokenizer_reader *r, struct error *err) {
     json_t *v;
     if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_vocab(r, err);
     const char *piece;
@@ -152,7 +152,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_added(struct reader *r, struct error *err) {
+static int reader_added(struct tokenizer_reader *r, struct error *err) {
     size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
     json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
@@ -172,7 +172,7 @@ static int reader_added(struct reader *r, struct error *err) {
     return OK;
 }
 
-static void reader_holes(struct reader *r) {
+static void reader_holes(struct tokenizer_reader *r) {
     for (int32_t id = 0; id < r->spec.n; id++) {
         if (r->pieces[id]) continue;
         char *name = arena_alloc(&r->arena, 24);
@@ -183,7 +183,8 @@ static void reader_holes(struct reader *r) {
 }
 
 /* Either "a b" or ["a", "b"]. */
-static int reader_merge(struct reader *r, int32_t rank, const json_t *v, struct error *err) {
+static int reader_merge(struct tokenizer_reader *r, int32_t rank, const json_t *v,
+                        struct error *err) {
     r->merges[rank] = json_string_value(v);
     if (r->merges[rank]) return OK;
     const char *a = json_string_value(json_array_get(v, 0));
@@ -200,7 +201,7 @@ static int reader_merge(struct reader *r, int32_t rank, const json_t *v, struct 
     return OK;
 }
 
-static int reader_merges(struct reader *r, struct error *err) {
+static int reader_merges(struct tokenizer_reader *r, struct error *err) {
     const json_t *merges = json_object_get(r->model, "merges");
     size_t n = json_array_size(merges);
     if (!json_is_array(merges)) return error_set(err, ERR_FORMAT, "'model.merges' is not an array");
@@ -214,7 +215,7 @@ static int reader_merges(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int32_t reader_find(const struct reader *r, const char *piece) {
+static int32_t reader_find(const struct tokenizer_reader *r, const char *piece) {
     size_t len = strlen(piece);
     for (int32_t id = 0; id < r->spec.n; id++)
         if ((size_t)r->lens[id] == len && memcmp(r->pieces[id], piece, len) == 0) return id;
@@ -222,7 +223,7 @@ static int32_t reader_find(const struct reader *r, const char *piece) {
 }
 
 /* By id in unigram models; the id may be null. */
-static int unigram_unk(struct reader *r, struct error *err) {
+static int unigram_unk(struct tokenizer_reader *r, struct error *err) {
     const json_t *v = json_object_get(r->model, "unk_id");
     if (!v || json_is_null(v)) return OK;
     if (reader_id(v, "unk_id", &r->spec.unk, err) != OK) return err->code;
@@ -233,7 +234,7 @@ static int unigram_unk(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_unk(struct reader *r, struct error *err) {
+static int reader_unk(struct tokenizer_reader *r, struct error *err) {
     if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_unk(r, err);
     const char *unk = json_string_value(json_object_get(r->model, "unk_token"));
     if (!unk) return OK;
@@ -246,8 +247,8 @@ static int reader_unk(struct reader *r, struct error *err) {
 }
 
 /* Calls fn for each member of a Sequence under `list`, or for the value itself. */
-typedef int (*part_fn)(struct reader *r, const json_t *part, struct error *err);
-static int parts_each(struct reader *r, const json_t *v, const char *list, part_fn fn,
+typedef int (*part_fn)(struct tokenizer_reader *r, const json_t *part, struct error *err);
+static int parts_each(struct tokenizer_reader *r, const json_t *v, const char *list, part_fn fn,
                       struct error *err) {
     size_t i;
     json_t *part;
@@ -260,7 +261,7 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
 }
 
 /* The steps are checked when the tokenizer is made. */
-static int any_normalizer(struct reader *r, const json_t *part, struct error *err) {
+static int any_normalizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)err;
     json_array_append(r->steps, (json_t *)(uintptr_t)part);
     return OK;
@@ -275,7 +276,7 @@ static bool replaces(const json_t *part, const char *from, const char *to) {
 /* llm-jp's pattern for the beginning of a text: the only line that does not follow a newline. */
 #define TEXT_BEGIN "(?<!\\n)^"
 
-static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
+static int spm_normalizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     bool prefix =
         (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", METASPACE_CHAR)) ||
         replaces(part, TEXT_BEGIN, METASPACE_CHAR);
@@ -299,7 +300,7 @@ static const char *metaspace_scheme(const json_t *part) {
 
 /* Pieces that end at a space never occur, because spaces are ▁ by then. Cutting words at white
  * space and adding a ▁ to each equals one space between words and a ▁ for it. */
-static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error *err) {
+static int spm_pre_tokenizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "Split") == 0 &&
         text_is(json_object_get(part, "pattern"), "String", " "))
         return OK;
@@ -324,14 +325,14 @@ static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error 
     return OK;
 }
 
-static int bpe_decoder(struct reader *r, const json_t *part, struct error *err) {
+static int bpe_decoder(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)r;
     if (strcmp(type_of(part), "ByteLevel") == 0) return OK;
     return error_set(err, ERR_FORMAT, "decoder '%s' is not supported for byte-level BPE",
                      type_of(part));
 }
 
-static int spm_decoder(struct reader *r, const json_t *part, struct error *err) {
+static int spm_decoder(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)r;
     const char *type = type_of(part);
     bool strip = strcmp(type, "Strip") == 0 && text_is(part, "content", " ") &&
@@ -350,7 +351,7 @@ static bool split_keeps_all(const json_t *split) {
 }
 
 /* The three shapes of byte-level pre-tokenizers that one pattern can replace. */
-static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *err) {
+static int bpe_pre_tokenizer(struct tokenizer_reader *r, const json_t *v, struct error *err) {
     const json_t *list = json_object_get(v, "pretokenizers");
     bool sequence = strcmp(type_of(v), "Sequence") == 0;
     const json_t *last = sequence ? json_array_get(list, json_array_size(list) - 1) : v;
@@ -376,13 +377,13 @@ static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *er
     return err->code;
 }
 
-static int part_byte_level(struct reader *r, const json_t *part, struct error *err) {
+static int part_byte_level(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)err;
     if (strcmp(type_of(part), "ByteLevel") == 0) r->spec.kind = TOKENIZER_BPE;
     return OK;
 }
 
-static int bpe_cutting(struct reader *r, struct error *err) {
+static int bpe_cutting(struct tokenizer_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer");
     if (parts_each(r, norm, "normalizers", any_normalizer, err) != OK ||
         bpe_pre_tokenizer(r, json_object_get(r->root, "pre_tokenizer"), err) != OK)
@@ -390,7 +391,7 @@ static int bpe_cutting(struct reader *r, struct error *err) {
     return parts_each(r, json_object_get(r->root, "decoder"), "decoders", bpe_decoder, err);
 }
 
-static int spm_cutting(struct reader *r, struct error *err) {
+static int spm_cutting(struct tokenizer_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer"),
                  *pre = json_object_get(r->root, "pre_tokenizer");
     if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK ||
@@ -401,7 +402,7 @@ static int spm_cutting(struct reader *r, struct error *err) {
     return parts_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder, err);
 }
 
-static int reader_cutting(struct reader *r, struct error *err) {
+static int reader_cutting(struct tokenizer_reader *r, struct error *err) {
     const json_t *pre = json_object_get(r->root, "pre_tokenizer");
     r->steps = json_array();
     if (r->spec.kind != TOKENIZER_UNIGRAM) {
@@ -422,7 +423,8 @@ static int reader_cutting(struct reader *r, struct error *err) {
 
 /* In a template a special token is a label; the label's entry names the token. -1 when the label
  * has no entry. */
-static int32_t label_id(const struct reader *r, const json_t *template, const char *label) {
+static int32_t label_id(const struct tokenizer_reader *r, const json_t *template,
+                        const char *label) {
     const json_t *entry = json_object_get(json_object_get(template, "special_tokens"), label);
     const json_t *id = json_array_get(json_object_get(entry, "ids"), 0);
     json_int_t value = json_is_integer(id) ? json_integer_value(id) : -1;
@@ -435,7 +437,7 @@ static const char *template_label(const json_t *part) {
 
 /* The token before the text is the BOS, the one after it the EOS. Our own files also label the
  * roles that the template does not use. */
-static int post_processor(struct reader *r, const json_t *part, struct error *err) {
+static int post_processor(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
     if (strcmp(type_of(part), "TemplateProcessing") != 0)
         return error_set(err, ERR_FORMAT, "post-processor '%s' is not supported", type_of(part));
@@ -458,7 +460,7 @@ static int post_processor(struct reader *r, const json_t *part, struct error *er
     return OK;
 }
 
-static int reader_model(struct reader *r, struct error *err) {
+static int reader_model(struct tokenizer_reader *r, struct error *err) {
     const char *type = json_string_value(json_object_get(r->model, "type"));
     if (!json_is_object(r->model))
         return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
@@ -480,7 +482,7 @@ static int reader_model(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_arrays(struct reader *r, struct error *err) {
+static int reader_arrays(struct tokenizer_reader *r, struct error *err) {
     size_t n = (size_t)r->spec.n;
     int rc = arena_reserve(
         &r->arena, n * (sizeof(*r->pieces) + sizeof(*r->lens) + sizeof(float) + 1) + 4 * 64, err);
@@ -492,7 +494,7 @@ static int reader_arrays(struct reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_run(struct reader *r, struct error *err) {
+static int reader_run(struct tokenizer_reader *r, struct error *err) {
     r->spec.bos = r->spec.eos = r->spec.unk = -1;
     if (reader_model(r, err) != OK || reader_count(r, err) != OK || reader_arrays(r, err) != OK)
         return err->code;
@@ -510,7 +512,7 @@ static bool is_byte_name(const char *p, int32_t len) {
 }
 
 /* A piece's score is the negative rank of the first merge that makes it. */
-static float *scores_from_merges(struct reader *r, const struct tokenizer *t) {
+static float *scores_from_merges(struct tokenizer_reader *r, const struct tokenizer *t) {
     float *scores = arena_alloc(&r->arena, sizeof(*scores) * (size_t)r->spec.n);
     for (int32_t id = 0; id < r->spec.n; id++) scores[id] = -(float)r->spec.n_merges;
     for (uint64_t i = 0; i <= t->pairs.mask; i++) {
@@ -536,7 +538,7 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
  * piece, in the order of scores. Such a list is converted back to scores, so that the tokenizer
  * behaves as the original. Any other list is used unchanged.
  */
-static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
+static struct tokenizer *reader_spm(struct tokenizer_reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
         return NULL; /* for the scores below */
     struct tokenizer *listed = tokenizer_new(&r->spec, err);
@@ -553,7 +555,7 @@ static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     return tokenizer_new(&r->spec, err);
 }
 
-static struct tokenizer *reader_make(struct reader *r, struct error *err) {
+static struct tokenizer *reader_make(struct tokenizer_reader *r, struct error *err) {
     if (r->spec.kind == TOKENIZER_BPE) return tokenizer_new(&r->spec, err);
     for (int32_t id = 0; id < r->spec.n && flag(r->model, "byte_fallback", false); id++)
         if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
@@ -565,7 +567,7 @@ struct tokenizer *tokenizer_from_json(const char *path, struct error *err) {
     struct tokenizer *t = NULL;
     json_t *root = json_parse_file(path, err);
     if (!root) return NULL;
-    struct reader r = {.root = root, .model = json_object_get(root, "model")};
+    struct tokenizer_reader r = {.root = root, .model = json_object_get(root, "model")};
     if (reader_run(&r, err) == OK) t = reader_make(&r, err);
     if (!t) error_wrap(err, "'%s'", path);
     json_decref(r.steps);
@@ -833,14 +835,14 @@ int tokenizer_write_json(const struct tokenizer *t, const char *path, struct err
 }
 
 /* A spec that grows piece by piece. */
-struct growing {
+struct spec_builder {
     struct buf text;
     struct token_ids begin, lens;
     struct buf scores, types; /* float, uint8_t */
 };
 
 /* Reserves room for n pieces of `bytes` bytes in all. */
-static int growing_reserve(struct growing *g, size_t n, size_t bytes, struct error *err) {
+static int growing_reserve(struct spec_builder *g, size_t n, size_t bytes, struct error *err) {
     n = MIN(n, (size_t)VOCAB_LIMIT + 1);
     if (buf_reserve(&g->text, bytes, err) != OK ||
         buf_reserve(&g->scores, n * sizeof(float), err) != OK ||
@@ -853,7 +855,8 @@ static int growing_reserve(struct growing *g, size_t n, size_t bytes, struct err
     return OK;
 }
 
-static void growing_add(struct growing *g, const char *p, size_t len, float score, uint8_t type) {
+static void growing_add(struct spec_builder *g, const char *p, size_t len, float score,
+                        uint8_t type) {
     token_ids_add(&g->begin, (int32_t)g->text.len);
     token_ids_add(&g->lens, (int32_t)len);
     buf_add(&g->text, p, len);
@@ -861,8 +864,8 @@ static void growing_add(struct growing *g, const char *p, size_t len, float scor
     buf_add(&g->types, &type, 1);
 }
 
-static struct tokenizer *growing_tokenizer(const struct growing *g, struct tokenizer_spec *spec,
-                                           struct error *err) {
+static struct tokenizer *growing_tokenizer(const struct spec_builder *g,
+                                           struct tokenizer_spec *spec, struct error *err) {
     const char **pieces = try_calloc((size_t)g->begin.n + 1, sizeof(*pieces), err);
     if (!pieces) return NULL;
     for (int i = 0; i < g->begin.n; i++) pieces[i] = g->text.data + g->begin.v[i];
@@ -876,7 +879,7 @@ static struct tokenizer *growing_tokenizer(const struct growing *g, struct token
     return t;
 }
 
-static void growing_release(struct growing *g) {
+static void growing_release(struct spec_builder *g) {
     buf_release(&g->text);
     buf_release(&g->scores);
     buf_release(&g->types);
@@ -898,7 +901,7 @@ static void replace_all(struct buf *out, const char *p, size_t len, const char *
 
 /* Protocol buffers: a message is a sequence of (field number, wire type, value). A field borrows
  * its bytes from the file. */
-struct field {
+struct protobuf_field {
     uint64_t number;
     int wire;            /* 0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes */
     uint64_t value;      /* the value of a varint */
@@ -920,11 +923,11 @@ static bool varint_read(struct message_view *m, uint64_t *out) {
 }
 
 /* Returns 1 for a field, 0 at the end, a negative number for ERR_FORMAT. */
-static int field_next(struct message_view *m, struct field *f, struct error *err) {
+static int field_next(struct message_view *m, struct protobuf_field *f, struct error *err) {
     uint64_t key, size = 0;
     if (m->p == m->end) return 0;
     if (!varint_read(m, &key)) return error_set(err, ERR_FORMAT, "it ends inside a field");
-    *f = (struct field){.number = key >> 3, .wire = (int)(key & 7)};
+    *f = (struct protobuf_field){.number = key >> 3, .wire = (int)(key & 7)};
     bool good = true;
     switch (f->wire) {
     case 0:
@@ -950,27 +953,27 @@ static int field_next(struct message_view *m, struct field *f, struct error *err
     return 1;
 }
 
-static struct message_view field_message(const struct field *f) {
+static struct message_view field_message(const struct protobuf_field *f) {
     return (struct message_view){f->data, f->data + f->size};
 }
 
-static int32_t field_int(const struct field *f) {
+static int32_t field_int(const struct protobuf_field *f) {
     return (int32_t)(uint32_t)f->value; /* negative numbers come as 64 bits */
 }
 
 struct sp_model {
-    struct growing pieces;
+    struct spec_builder pieces;
     struct buf scratch;
     struct tokenizer_spec spec;
-    int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
-    struct field charsmap; /* the compiled table of replacements */
+    int32_t model_type;             /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
+    struct protobuf_field charsmap; /* the compiled table of replacements */
     bool one_space, keeps_spaces, suffix;
     bool trained; /* a whole file has a trainer section; without it the file is cut short */
 };
 
-static int sp_piece(struct sp_model *m, const struct field *outer, struct error *err) {
+static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
     struct message_view v = field_message(outer);
-    struct field f, text = {0};
+    struct protobuf_field f, text = {0};
     float score = 0;
     int64_t type = PIECE_NORMAL;
     int rc;
@@ -995,9 +998,9 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
     return OK;
 }
 
-static int sp_trainer(struct sp_model *m, const struct field *outer, struct error *err) {
+static int sp_trainer(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
     struct message_view v = field_message(outer);
-    struct field f;
+    struct protobuf_field f;
     int rc;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 0) continue;
@@ -1012,9 +1015,10 @@ static int sp_trainer(struct sp_model *m, const struct field *outer, struct erro
 
 /* Fields 2: a compiled table of character replacements; 3: a space before the text; 4: runs of
  * spaces become one; 5: spaces become ▁. */
-static int sp_normalizer(struct sp_model *m, const struct field *outer, struct error *err) {
+static int sp_normalizer(struct sp_model *m, const struct protobuf_field *outer,
+                         struct error *err) {
     struct message_view v = field_message(outer);
-    struct field f;
+    struct protobuf_field f;
     int rc;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.number == 2 && f.wire == 2) m->charsmap = f;
@@ -1030,7 +1034,7 @@ static int sp_normalizer(struct sp_model *m, const struct field *outer, struct e
 static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
                      struct error *err) {
     struct message_view v = {file->data, file->data + file->size};
-    struct field f;
+    struct protobuf_field f;
     int rc;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
@@ -1092,7 +1096,7 @@ struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *e
  * int32 longest piece, then `vocab` times: float score, int32 length, bytes. Little-endian, without
  * counts or types: pieces have spaces for ▁, and the specials are wrapped in newlines.
  */
-static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p, size_t len,
+static void llama2c_piece(struct spec_builder *g, struct buf *scratch, const char *p, size_t len,
                           float score) {
     static const char *const specials[] = {"<unk>", "\n<s>\n", "\n</s>\n"};
     for (int32_t i = 0; i < 3; i++)
@@ -1106,7 +1110,7 @@ static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p,
     growing_add(g, scratch->data, scratch->len, score, byte ? PIECE_BYTE : PIECE_NORMAL);
 }
 
-static int llama2c_read(struct growing *g, struct buf *scratch, const struct file_map *file,
+static int llama2c_read(struct spec_builder *g, struct buf *scratch, const struct file_map *file,
                         int32_t vocab, struct error *err) {
     size_t at = 4;
     int32_t longest = 0;
@@ -1135,7 +1139,7 @@ static int llama2c_read(struct growing *g, struct buf *scratch, const struct fil
 
 struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err) {
     struct file_map file;
-    struct growing g = {0};
+    struct spec_builder g = {0};
     struct buf scratch = {0};
     struct tokenizer *t = NULL;
     if (file_map_open(&file, path, err) != OK) return NULL;
@@ -1162,7 +1166,7 @@ struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct
 struct tokenizer *tokenizer_new_bytes(int32_t vocab) {
     static const char *const specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     if (vocab < 3 + 256) return NULL;
-    struct growing g = {0};
+    struct spec_builder g = {0};
     for (int i = 0; i < 3; i++) growing_add(&g, specials[i], strlen(specials[i]), 0, PIECE_CONTROL);
     for (int i = 0; i < 256; i++) {
         char piece[4];

@@ -78,11 +78,11 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
 }
 
 /* The positions of characters that occur in pieces but are not pieces themselves, with repeats. */
-struct strays {
+struct prefix_pieces {
     struct token_ids piece, at;
 };
 
-static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, int64_t *cuts,
+static int piece_scan(const struct tokenizer *t, int32_t id, struct prefix_pieces *s, int64_t *cuts,
                       struct error *err) {
     size_t len = (size_t)t->lens[id];
     if (len > PIECE_LIMIT)
@@ -100,7 +100,7 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, i
 
 /* Repeats get symbols that are never found, which costs little: vocabularies have few strays or
  * none. */
-static int strays_add(struct tokenizer *t, const struct strays *s, struct error *err) {
+static int strays_add(struct tokenizer *t, const struct prefix_pieces *s, struct error *err) {
     size_t n = (size_t)t->spec.n, all = n + (size_t)s->piece.n;
     size_t each = sizeof(*t->text) + sizeof(*t->lens) + 4 * sizeof(*t->index); /* its slots */
     if (arena_reserve(&t->arena, all * each + 4 * 64, err) != OK) return err->code;
@@ -121,7 +121,7 @@ static int strays_add(struct tokenizer *t, const struct strays *s, struct error 
 
 /* Gives symbols to strays; `cuts` is the number of ways to cut a piece in two. */
 static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) {
-    struct strays s = {0};
+    struct prefix_pieces s = {0};
     size_t text = 0; /* a stray takes at least one byte of this */
     *cuts = 0;
     for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];

@@ -45,7 +45,7 @@ struct viterbi_node {
 };
 #define UNKNOWN INT32_MAX
 
-struct build {
+struct trie_build {
     struct trie *trie;
     const struct tokenizer *t;
     const int32_t *sorted; /* ids sorted by their bytes */
@@ -85,11 +85,11 @@ static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
     return at - bytes[0];
 }
 
-static uint8_t byte_of(const struct build *b, int32_t i, int32_t depth) {
+static uint8_t byte_of(const struct trie_build *b, int32_t i, int32_t depth) {
     return (uint8_t)b->t->text[b->sorted[i]][depth];
 }
 
-static void piece_end(const struct build *b, struct trie_node *node, int32_t id) {
+static void piece_end(const struct trie_build *b, struct trie_node *node, int32_t id) {
     const struct tokenizer_spec *s = &b->t->spec;
     bool user = s->types[id] == PIECE_USER;
     node->id = id;
@@ -97,8 +97,8 @@ static void piece_end(const struct build *b, struct trie_node *node, int32_t id)
 }
 
 /* Adds the pieces sorted[lo..hi), which agree in their first `depth` bytes, under node `at`. */
-static int trie_insert(const struct build *b, int32_t at, int32_t lo, int32_t hi, int32_t depth,
-                       struct error *err) {
+static int trie_insert(const struct trie_build *b, int32_t at, int32_t lo, int32_t hi,
+                       int32_t depth, struct error *err) {
     struct trie *t = b->trie;
     uint8_t bytes[256];
     int32_t begin[257];
@@ -184,7 +184,7 @@ int unigram_prepare(struct tokenizer *t, struct error *err) {
     if (scores_read(t, t->trie, err) != OK) return err->code;
     int32_t *sorted = pieces_sorted(t, &n, err);
     if (!sorted) return err->code;
-    struct build b = {t->trie, t, sorted};
+    struct trie_build b = {t->trie, t, sorted};
     int rc = trie_grow(t->trie, 512, err);
     if (rc == OK) t->trie->nodes[0].check = 0; /* the root's element is taken */
     if (rc == OK) rc = trie_insert(&b, 0, 0, n, 0, err);

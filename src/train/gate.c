@@ -13,7 +13,7 @@
 
 enum { ROWS = 64 }; /* rows per step, whose logits are kept */
 
-struct measure {
+struct gate_scores {
     struct forward *f;
     const struct adapter *a;
     float *logits; /* [ROWS][V] */
@@ -23,7 +23,7 @@ struct measure {
 };
 
 static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
-    struct measure *c = ctx;
+    struct gate_scores *c = ctx;
     const struct kernels *k = kernels_get();
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
@@ -34,7 +34,7 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* Runs rows [from, from + n) of a sample and adds the nll and the number of their targets. */
-static void rows_run(struct measure *c, const struct train_sample *s, int32_t from, int32_t n,
+static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_t from, int32_t n,
                      struct pool *pool, double *sum, int64_t *targets) {
     struct batch_row rows[ROWS];
     int32_t out[ROWS], n_out = 0;
@@ -56,7 +56,7 @@ static void rows_run(struct measure *c, const struct train_sample *s, int32_t fr
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                   struct pool *pool, double *nll, struct error *err) {
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
-    struct measure c = {.a = a, .vocab = m->config.vocab_size};
+    struct gate_scores c = {.a = a, .vocab = m->config.vocab_size};
     for (int i = 0; i < d->n; i++) o.slot_len = MAX(o.slot_len, d->v[i].n);
     CHECK(o.slot_len <= m->config.max_seq_len && (!a || adapter_is_ready(a)));
     c.f = forward_new(m, &o);

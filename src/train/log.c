@@ -80,7 +80,7 @@ static json_t *train_event_json(const struct train_event *e) {
                              "tokens_per_s", number_json(e->tokens_per_s), "seconds", e->seconds,
                              "rss", (json_int_t)process_memory("VmRSS"), "peak",
                              (json_int_t)process_memory("VmHWM"), "losses", losses);
-    if (e->more) json_object_update(line, (json_t *)(uintptr_t)e->more);
+    if (e->extra_metrics) json_object_update(line, (json_t *)(uintptr_t)e->extra_metrics);
     return line;
 }
 

@@ -38,7 +38,7 @@ struct rl_completion { /* a completion */
     int32_t n;                  /* number of targets */
     float *reference;           /* [n] */
     double *old;                /* [n] log-probabilities: the engine's, then the trainer's */
-    int32_t drawn;              /* sampled tokens of n, excluding the end */
+    int32_t sampled;            /* sampled tokens of n, excluding the end */
     struct buf text;
     double count; /* number of completions that it represents in the loss; 0: skipped */
 };
@@ -48,14 +48,14 @@ struct rl_trainer {
     const struct rl_options *o;
     struct reward_fn reward, named; /* `named` is closed at the end */
     struct engine *engine;
-    struct rl_policy *trainees;    /* [n] */
-    int64_t per_update;            /* prompts of each adapter; in a plan only some of the step's */
-    int32_t longest;               /* tokens of the longest prompt with its completion */
-    struct trainer_snapshot *undo; /* NULL without kl_max */
+    struct rl_policy *trainees; /* [n] */
+    int64_t per_update;         /* prompts of each adapter; in a plan only some of the step's */
+    int32_t longest;            /* tokens of the longest prompt with its completion */
+    struct trainer_snapshot *snapshot; /* NULL without kl_max */
 
     /* state of a step: [n][per_update][k] */
-    int n_plays;
-    struct rl_completion *plays;
+    int n_completions;
+    struct rl_completion *completions;
     double *rewards, *advantages;
     struct train_sample *batch;
     struct rollout *rollouts;
@@ -76,11 +76,12 @@ static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t 
 }
 
 static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
-    struct rl_completion *p = &l->plays[i];
-    int64_t per = l->per_update * l->o->k, slot = i % per;
+    struct rl_completion *p = &l->completions[i];
+    int64_t per = l->per_update * l->o->num_generations, slot = i % per;
     *p = (struct rl_completion){.job = (int)(i / per)};
     struct rl_policy *t = &l->trainees[p->job];
-    uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed, step * l->per_update + slot / l->o->k);
+    uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed,
+                                   step * l->per_update + slot / l->o->num_generations);
     const struct tokenizer *tok = l->c.m->tok;
     p->prompt = &t->prompts.data.v[at];
     p->item = t->prompts.items[at];
@@ -114,7 +115,7 @@ static void rl_completion_finish(const struct rl_trainer *l, struct rl_completio
     memset(p->sample.mask + n_prompt, 1, (size_t)p->n);
     p->reference = xcalloc((size_t)p->n, sizeof *p->reference);
     p->old = xcalloc((size_t)p->n, sizeof *p->old);
-    p->drawn = r->n_out;
+    p->sampled = r->n_out;
     for (int32_t i = 0; i < r->n_out; i++) p->old[i] = (double)r->out_logprob[i];
     buf_puts(&p->text, "");
     tokenizer_decode(l->c.m->tok, r->out, r->n_out, false, &p->text);
@@ -131,43 +132,43 @@ static void rl_completion_release(struct rl_completion *p) {
 
 static int requests_run(struct rl_trainer *l, struct error *err) {
     int rc = OK;
-    for (int i = 0; !rc && i < l->n_plays; i++)
-        rc = engine_submit(l->engine, &l->plays[i].request, err);
+    for (int i = 0; !rc && i < l->n_completions; i++)
+        rc = engine_submit(l->engine, &l->completions[i].request, err);
     while (engine_step(l->engine) > 0) continue;
     return rc;
 }
 
 static int generate_completions(struct rl_trainer *l, int64_t step, struct error *err) {
     memset(l->sampled, 0, (size_t)l->c.n * sizeof *l->sampled);
-    for (int i = 0; i < l->n_plays; i++) rl_completion_begin(l, step, i);
+    for (int i = 0; i < l->n_completions; i++) rl_completion_begin(l, step, i);
     int rc = requests_run(l, err);
-    for (int i = 0; !rc && i < l->n_plays; i++) rl_completion_finish(l, &l->plays[i]);
+    for (int i = 0; !rc && i < l->n_completions; i++) rl_completion_finish(l, &l->completions[i]);
     return rc;
 }
 
 /* Computes log-probabilities of the completions: under the start adapters, into `reference`, or
  * under the current policies. Sums up the KL of the policy that sampled, or of the current one. */
 static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *err) {
-    for (int i = 0; i < l->n_plays; i++) {
-        struct rl_completion *p = &l->plays[i];
+    for (int i = 0; i < l->n_completions; i++) {
+        struct rl_completion *p = &l->completions[i];
         engine_request_release(&p->request);
         p->request = (struct engine_request){.prompt = p->sample.tokens,
                                              .n_prompt = p->sample.n,
                                              .adapter = policies ? l->trainees[p->job].policy
-                                                                 : l->c.starts[p->job],
+                                                                 : l->c.initial_adapters[p->job],
                                              .sampling = {.top_p = 1},
                                              .prompt_logprobs = true,
                                              .logprob_temperature = (float)l->o->temperature};
     }
     int rc = requests_run(l, err);
-    for (int i = 0; !rc && i < l->n_plays; i++) {
-        struct rl_completion *p = &l->plays[i];
+    for (int i = 0; !rc && i < l->n_completions; i++) {
+        struct rl_completion *p = &l->completions[i];
         const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
         struct policy_loss_stats *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
         if (!policies) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
-        for (int32_t k = 0; k < p->drawn; k++)
+        for (int32_t k = 0; k < p->sampled; k++)
             s->kl += kl_k3(policies ? (double)logp[k] : p->old[k], (double)p->reference[k]);
-        s->tokens += p->drawn;
+        s->tokens += p->sampled;
     }
     return rc;
 }
@@ -176,15 +177,15 @@ static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *e
 
 static int compute_rewards(struct rl_trainer *l, struct error *err) {
     const struct reward_fn *r = &l->reward;
-    struct reward_input *v = xcalloc((size_t)l->n_plays, sizeof *v);
+    struct reward_input *v = xcalloc((size_t)l->n_completions, sizeof *v);
     int rc = OK;
-    for (int i = 0; i < l->n_plays; i++) {
-        const struct rl_completion *p = &l->plays[i];
+    for (int i = 0; i < l->n_completions; i++) {
+        const struct rl_completion *p = &l->completions[i];
         v[i] = (struct reward_input){p->item, p->text.data, p->request.finish == FINISH_STOP};
         if (r->one) l->rewards[i] = r->one(r->ctx, p->item, p->text.data);
     }
-    if (!r->one) rc = r->all(r->ctx, v, l->n_plays, l->rewards, err);
-    for (int i = 0; !rc && i < l->n_plays; i++)
+    if (!r->one) rc = r->all(r->ctx, v, l->n_completions, l->rewards, err);
+    for (int i = 0; !rc && i < l->n_completions; i++)
         if (!isfinite(l->rewards[i]))
             rc = error_set(err, ERR_NUMERIC,
                            "the reward of completion '%.60s' is not a finite number", v[i].text);
@@ -198,13 +199,13 @@ static double baseline_value(const struct rl_policy *t, int64_t step) {
 }
 
 static void compute_advantages(struct rl_trainer *l, int64_t step) {
-    int64_t per = l->per_update * l->o->k;
+    int64_t per = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
         struct rl_policy *t = &l->trainees[j];
         const double *r = l->rewards + j * per;
         double sum = 0;
-        policy_advantages(l->method, r, l->per_update, l->o->k, baseline_value(t, step),
-                          l->advantages + j * per);
+        policy_advantages(l->method, r, l->per_update, l->o->num_generations,
+                          baseline_value(t, step), l->advantages + j * per);
         for (int64_t i = 0; i < per; i++) sum += r[i];
         t->last = sum / (double)per;
         if (step == 0) t->first = t->last;
@@ -222,14 +223,14 @@ static bool has_no_gradient(const struct rl_trainer *l, int i) {
 }
 
 static void compute_loss_weights(struct rl_trainer *l) {
-    int64_t per = l->per_update * l->o->k;
+    int64_t per = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
         int64_t active = 0;
         for (int64_t i = j * per; i < (j + 1) * per; i++) active += !has_no_gradient(l, (int)i);
         for (int64_t i = j * per; i < (j + 1) * per; i++)
-            l->plays[i].count = !active                      ? 1
-                                : has_no_gradient(l, (int)i) ? 0
-                                                             : (double)per / (double)active;
+            l->completions[i].count = !active                      ? 1
+                                      : has_no_gradient(l, (int)i) ? 0
+                                                                   : (double)per / (double)active;
     }
 }
 
@@ -237,8 +238,8 @@ static void compute_loss_weights(struct rl_trainer *l) {
 static int pass_fill(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
-    for (; *i < l->n_plays; ++*i) {
-        const struct rl_completion *p = &l->plays[*i];
+    for (; *i < l->n_completions; ++*i) {
+        const struct rl_completion *p = &l->completions[*i];
         if (p->count == 0) continue;
         if (pack_is_full(rows, p->sample.n)) break;
         rows += p->sample.n;
@@ -251,7 +252,7 @@ static int pass_fill(struct rl_trainer *l, int *i) {
 static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
     struct policy_loss pl = {.batch = l->batch,
                              .rollouts = l->rollouts,
-                             .clip = l->o->clip,
+                             .clip = l->o->clip_range,
                              .kl_coef = l->o->kl_coef,
                              .token_mean = l->method == METHOD_GRPO,
                              .fresh = fresh,
@@ -285,7 +286,7 @@ static double sums_kl(const struct policy_loss_stats *s) {
 /* Restores every adapter whose update exceeds kl_max; counts them in *undone. */
 static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
     *undone = 0;
-    if (!l->undo) return OK;
+    if (!l->snapshot) return OK;
     sums_clear(l);
     int rc = compute_logprobs(l, true, err);
     for (int j = 0; !rc && j < l->c.n; j++) {
@@ -294,7 +295,7 @@ static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct
         log_warn(
             "update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
             (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
-        trainer_snapshot_restore(l->undo, l->c.trainer, j);
+        trainer_snapshot_restore(l->snapshot, l->c.trainer, j);
         ++*undone;
     }
     return rc || !*undone ? rc : sync_policies(l, err);
@@ -308,10 +309,10 @@ static double spread(const double *v, int64_t n, double mean) {
 
 /* The share of prompts whose completions differ in reward. RLOO and GRPO learn from these only. */
 static double nonzero_variance_share(const struct rl_trainer *l, int j) {
-    const double *r = l->rewards + j * l->per_update * l->o->k;
+    const double *r = l->rewards + j * l->per_update * l->o->num_generations;
     int64_t mixed = 0;
-    for (int64_t i = 0; i < l->per_update; i++, r += l->o->k)
-        for (int64_t k = 1; k < l->o->k; k++)
+    for (int64_t i = 0; i < l->per_update; i++, r += l->o->num_generations)
+        for (int64_t k = 1; k < l->o->num_generations; k++)
             if (r[k] != r[0]) {
                 mixed++;
                 break;
@@ -322,22 +323,22 @@ static double nonzero_variance_share(const struct rl_trainer *l, int j) {
 /* Ratios are clipped in later updates only: in the first one they are 1. The entropy is the mean of
  * -log π over the sampled tokens. */
 static json_t *trainee_log(const struct rl_trainer *l, int j) {
-    int64_t per = l->per_update * l->o->k, tokens = 0, drawn = 0, ended = 0;
+    int64_t per = l->per_update * l->o->num_generations, tokens = 0, drawn = 0, ended = 0;
     const struct policy_loss_stats *s = &l->sums[j];
     double entropy = 0;
     for (int64_t i = j * per; i < (j + 1) * per; i++) {
-        const struct rl_completion *p = &l->plays[i];
+        const struct rl_completion *p = &l->completions[i];
         tokens += p->n;
-        drawn += p->drawn;
+        drawn += p->sampled;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
-        for (int32_t k = 0; k < p->drawn; k++) entropy -= p->old[k];
+        for (int32_t k = 0; k < p->sampled; k++) entropy -= p->old[k];
     }
     json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
                           "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
                           "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]),
                           "entropy", drawn ? entropy / (double)drawn : 0, "length",
                           (double)tokens / (double)per, "ended", (double)ended / (double)per);
-    if (l->o->inner_updates > 1)
+    if (l->o->num_iterations > 1)
         json_object_set_new(v, "clipped",
                             json_real(s->tokens ? (double)s->clipped / (double)s->tokens : 0));
     return v;
@@ -359,7 +360,8 @@ static void step_log(const struct rl_trainer *l, json_t *line) {
 static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t *line, int *undone,
                         struct error *err) {
     sums_clear(l);
-    for (int i = 0; l->undo && i < l->c.n; i++) trainer_snapshot_save(l->undo, l->c.trainer, i);
+    for (int i = 0; l->snapshot && i < l->c.n; i++)
+        trainer_snapshot_save(l->snapshot, l->c.trainer, i);
     int rc = accumulate(l, fresh, err);
     if (!rc) rc = train_loop_optimizer_step(&l->c, update, err);
     if (!rc) step_log(l, line);
@@ -368,7 +370,7 @@ static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t
 }
 
 static void completions_release(struct rl_trainer *l) {
-    for (int i = 0; i < l->n_plays; i++) rl_completion_release(&l->plays[i]);
+    for (int i = 0; i < l->n_completions; i++) rl_completion_release(&l->completions[i]);
 }
 
 static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *err) {
@@ -382,7 +384,7 @@ static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *
     }
     for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
         rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
-    if (l->undo) json_object_set_new(line, "not_applied", json_integer(all));
+    if (l->snapshot) json_object_set_new(line, "not_applied", json_integer(all));
     completions_release(l);
     return rc;
 }
@@ -439,10 +441,10 @@ static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
 }
 
 static int completions_alloc(struct rl_trainer *l, struct error *err) {
-    size_t n = (size_t)(l->c.n * l->per_update * l->o->k);
-    l->n_plays = (int)n;
-    l->plays = try_calloc(n, sizeof *l->plays, err);
-    if (l->plays) l->rewards = try_calloc(n, sizeof *l->rewards, err);
+    size_t n = (size_t)(l->c.n * l->per_update * l->o->num_generations);
+    l->n_completions = (int)n;
+    l->completions = try_calloc(n, sizeof *l->completions, err);
+    if (l->completions) l->rewards = try_calloc(n, sizeof *l->rewards, err);
     if (l->rewards) l->advantages = try_calloc(n, sizeof *l->advantages, err);
     if (l->advantages) l->batch = try_calloc(n, sizeof *l->batch, err);
     if (l->batch) l->rollouts = try_calloc(n, sizeof *l->rollouts, err);
@@ -451,11 +453,11 @@ static int completions_alloc(struct rl_trainer *l, struct error *err) {
 
 /* Number of completions of a whole step. */
 static int64_t completions_per_step(const struct rl_trainer *l) {
-    return l->c.o->bsz * l->c.o->grad_accum * l->o->k * l->c.n;
+    return l->c.o->bsz * l->c.o->grad_accum * l->o->num_generations * l->c.n;
 }
 
 static int options_check(const struct rl_trainer *l, struct error *err) {
-    if (l->method != METHOD_REINFORCE && l->o->k < 2)
+    if (l->method != METHOD_REINFORCE && l->o->num_generations < 2)
         return error_set(err, ERR_USAGE,
                          "'k' is 1; this method compares completions of one prompt, so at least 2");
     if (l->o->max_new_tokens >= train_loop_max_length(&l->c))
@@ -472,10 +474,11 @@ static json_t *identity_make(const struct rl_trainer *l) {
     const struct rl_options *o = l->o;
     json_t *id = rl_identity(&l->c);
     json_object_update_new(
-        id, json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
-                      (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
-                      o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
-                      o->kl_max, "reward", l->named.ctx ? o->reward : "a function"));
+        id, json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->num_generations,
+                      "max_new_tokens", (json_int_t)o->max_new_tokens, "temperature",
+                      o->temperature, "prefix", o->prefix ? o->prefix : "", "clip", o->clip_range,
+                      "kl_coef", o->kl_coef, "kl_max", o->kl_max, "reward",
+                      l->named.ctx ? o->reward : "a function"));
     return id;
 }
 
@@ -493,12 +496,12 @@ static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
     if (!rc) rc = completions_alloc(l, err);
     if (rc) return rc;
     for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
-    l->c.per_step = l->o->inner_updates;
+    l->c.per_step = l->o->num_iterations;
     l->c.steps = train_loop_count_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
     l->c.identity = identity_make(l);
     rc = train_loop_begin(&l->c, err);
     if (rc) return rc;
-    if (l->o->kl_max > 0) l->undo = trainer_snapshot_new(l->c.trainer);
+    if (l->o->kl_max > 0) l->snapshot = trainer_snapshot_new(l->c.trainer);
     const struct engine_options eo = engine_for(l);
     l->engine = engine_new(l->c.m, &eo, err);
     return l->engine ? OK : err->code;
@@ -513,10 +516,10 @@ static void rl_trainer_release(struct rl_trainer *l) {
         adapter_release(l->trainees[j].policy);
     }
     train_loop_release(&l->c);
-    trainer_snapshot_free(l->undo);
+    trainer_snapshot_free(l->snapshot);
     reward_fn_close(&l->named);
     free(l->trainees);
-    free(l->plays);
+    free(l->completions);
     free(l->rewards);
     free(l->advantages);
     free(l->batch);
@@ -582,25 +585,26 @@ static int step_measure(struct rl_trainer *l, struct rl_plan *out, struct error 
 static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
     struct pack_counter count = {.plan = &out->run};
     out->completions = json_object();
-    out->sampled = l->n_plays;
+    out->sampled = l->n_completions;
     out->run.first = xcalloc((size_t)l->c.n, sizeof *out->run.first);
     for (int j = 0; j < l->c.n; j++) {
-        const struct rl_completion *first = &l->plays[j * l->per_update * l->o->k];
+        const struct rl_completion *first =
+            &l->completions[j * l->per_update * l->o->num_generations];
         json_object_set_new(out->completions, l->c.jobs[j].name, trainee_log(l, j));
         training_plan_add_example(&out->run, &first->sample, j);
     }
-    for (int i = 0; i < l->n_plays; i++)
-        if (l->plays[i].count > 0) pack_counter_add(&count, &l->plays[i].sample, 1);
+    for (int i = 0; i < l->n_completions; i++)
+        if (l->completions[i].count > 0) pack_counter_add(&count, &l->completions[i].sample, 1);
 }
 
 /* Extrapolates from the sampled completions to the whole run. */
 static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
-    double scale = (double)completions_per_step(l) / l->n_plays,
-           inner = (double)l->o->inner_updates;
+    double scale = (double)completions_per_step(l) / l->n_completions,
+           inner = (double)l->o->num_iterations;
     double sampling = out->sampling_seconds + out->reward_seconds + out->scoring_seconds;
     double update = scale * plan->pass_seconds + plan->update_seconds;
-    if (l->undo) update += scale * out->scoring_seconds;
+    if (l->snapshot) update += scale * out->scoring_seconds;
     plan->pass_tokens = plan->tokens;
     plan->seconds = (double)plan->updates * (scale * sampling + inner * update);
     double times = (double)plan->updates * inner * scale;
@@ -615,7 +619,7 @@ static void memory_bound(const struct rl_trainer *l, struct rl_plan *out) {
     plan->max_rows = MAX(l->longest, MIN(PACK_MAX_TOKENS, l->longest * completions_per_step(l)));
     out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
     plan->bytes = trainer_bytes(l->c.trainer, plan->max_rows, plan->longest) + out->engine_bytes;
-    if (l->undo) plan->bytes += trainer_snapshot_bytes(l->undo);
+    if (l->snapshot) plan->bytes += trainer_snapshot_bytes(l->snapshot);
 }
 
 int policy_gradient_plan(const struct train_loop *c, enum train_method method,
@@ -624,8 +628,8 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
     struct rl_trainer l;
     struct training_plan *plan = &out->run;
     int rc = rl_trainer_make(&l, c, method, o, reward, err);
-    plan->samples_per_update = l.per_update * o->k;
-    l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->k * c->n), 1));
+    plan->samples_per_update = l.per_update * o->num_generations;
+    l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->num_generations * c->n), 1));
     if (!rc) rc = rl_trainer_open(&l, err);
     if (!rc) rc = sync_policies(&l, err);
     if (!rc) rc = step_measure(&l, out, err);

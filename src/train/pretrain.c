@@ -31,7 +31,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("lr", OPT_FLOAT, lr, "0.003", 0, 1, "RATE", "peak learning rate"),
     ROW("min-lr-ratio", OPT_FLOAT, min_lr_ratio, "0.05", 0, 1, "X",
         "final learning rate as a fraction of the peak"),
-    ROW("warmup-steps", OPT_INT, warmup, "100", 0, 1e9, "N", "updates of linear warm-up"),
+    ROW("warmup-steps", OPT_INT, warmup_steps, "100", 0, 1e9, "N", "updates of linear warm-up"),
     ROW("beta2", OPT_FLOAT, beta2, "0.98", 0, 0.9999999, "X", "AdamW's second decay"),
     ROW("weight-decay", OPT_FLOAT, weight_decay, "0.05", 0, 1, "X", "decoupled, on matrices"),
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
@@ -101,16 +101,16 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
     return it->choices[wrong + (wrong >= it->correct)];
 }
 
-struct words {
+struct conversation_text {
     struct chat_message msgs[6];
     char *own[3]; /* strings allocated here */
     int n;
 };
 
 /* The conversation of one sample; only its last turn is a target. */
-static struct words sample_words(const struct pretrain_options *o, struct rng *r,
-                                 const struct task_item *it) {
-    struct words w = {0};
+static struct conversation_text sample_words(const struct pretrain_options *o, struct rng *r,
+                                             const struct task_item *it) {
+    struct conversation_text w = {0};
     if (rng_uniform(r) < o->system)
         w.msgs[w.n++] = (struct chat_message){"system", fry_personas[rng_below(r, 3)].system};
     w.msgs[w.n++] = (struct chat_message){"user", it->question};
@@ -129,7 +129,7 @@ static struct words sample_words(const struct pretrain_options *o, struct rng *r
     return w;
 }
 
-static void words_release(struct words *w) {
+static void words_release(struct conversation_text *w) {
     for (int i = 0; i < 3; i++) free(w->own[i]);
 }
 
@@ -158,7 +158,7 @@ static struct train_sample make_sample(const struct pretrain *p, uint32_t update
         copy_task_item(&r, &it);
     else
         fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
-    struct words w = sample_words(&p->o, &r, &it);
+    struct conversation_text w = sample_words(&p->o, &r, &it);
     struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
@@ -184,8 +184,8 @@ static int train_update(struct pretrain *p, uint32_t update, struct update_stats
     }
     int rc = trainer_accumulate(p->trainer, v, n, err);
     for (int i = 0; i < n; i++) train_sample_release(&v[i]);
-    float lr =
-        lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup, p->o.steps);
+    float lr = lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup_steps,
+                              p->o.steps);
     return rc == OK ? trainer_update(p->trainer, lr, st, err) : rc;
 }
 
@@ -197,7 +197,7 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
             struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
             struct task_item it;
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
-            struct words w = sample_words(&p->o, &r, &it);
+            struct conversation_text w = sample_words(&p->o, &r, &it);
             for (int k = 0; k < w.n; k++)
                 buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", w.msgs[k].role,
                            w.msgs[k].content);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct named {
+struct reward_row {
     pcre2_code *pattern;            /* regex:PATTERN */
     struct reward_command *command; /* command:WORDS, shell:LINE */
 };
@@ -54,7 +54,7 @@ static int exact_check(void *ctx, const json_t *item, struct error *err) {
 /* regex */
 
 static int regex_check(void *ctx, const json_t *item, struct error *err) {
-    const struct named *n = ctx;
+    const struct reward_row *n = ctx;
     const char *text = json_string_value(json_object_get(item, "pattern"));
     if (n->pattern) return OK;
     if (!text)
@@ -66,7 +66,7 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
 
 /* A text that is not UTF-8 or exceeds the limits does not match. */
 static double regex_reward(void *ctx, const json_t *item, const char *completion) {
-    const struct named *n = ctx;
+    const struct reward_row *n = ctx;
     struct error err;
     const char *text = json_string_value(json_object_get(item, "pattern"));
     pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
@@ -91,11 +91,11 @@ static const char *after(const char *spec, const char *name) {
 
 static int command_all(void *ctx, const struct reward_input *v, int n, double *out,
                        struct error *err) {
-    return reward_command_run(((const struct named *)ctx)->command, v, n, out, err);
+    return reward_command_run(((const struct reward_row *)ctx)->command, v, n, out, err);
 }
 
 int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err) {
-    struct named *n = xcalloc(1, sizeof *n);
+    struct reward_row *n = xcalloc(1, sizeof *n);
     const char *spec = o->reward, *rest;
     int rc = OK;
     *r = (struct reward_fn){.ctx = n};
@@ -121,7 +121,7 @@ int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error
 }
 
 void reward_fn_close(struct reward_fn *r) {
-    struct named *n = r->ctx;
+    struct reward_row *n = r->ctx;
     if (n) {
         pcre2_code_free(n->pattern);
         reward_command_close(n->command);

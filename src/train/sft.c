@@ -12,14 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct feed { /* samples of one job */
+struct job_data { /* samples of one job */
     struct dataset data;
     struct epoch_shuffle order;
 };
 
 struct sft_trainer {
     struct train_loop c;
-    struct feed *feeds;                 /* [c.n] */
+    struct job_data *job_data;          /* [c.n] */
     const struct es_options *estimates; /* options of `es`, or NULL */
     struct es *es;              /* source of gradients instead of backward passes, or NULL */
     int64_t per_update;         /* samples of each job */
@@ -29,7 +29,7 @@ struct sft_trainer {
 };
 
 /* Sample number p, counted from the start of the run. */
-static const struct train_sample *feed_at(struct feed *f, int64_t seed, int64_t p) {
+static const struct train_sample *feed_at(struct job_data *f, int64_t seed, int64_t p) {
     return &f->data.v[epoch_shuffle_at(&f->order, seed, p)];
 }
 
@@ -53,8 +53,8 @@ static int sft_accumulate(struct sft_trainer *r, int64_t step, struct error *err
     int rc = OK;
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->c.n; j++)
-            rc =
-                batch_add(r, j, feed_at(&r->feeds[j], r->c.o->seed, step * r->per_update + i), err);
+            rc = batch_add(r, j, feed_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i),
+                           err);
     return rc ? rc : batch_flush(r, err);
 }
 
@@ -65,7 +65,7 @@ static int es_estimate_gradients(struct sft_trainer *r, int64_t step, json_t *li
     json_object_set_new(line, "adapters", list);
     for (int j = 0; !rc && j < r->c.n; j++) {
         for (int64_t i = 0; i < r->per_update; i++)
-            r->batch[i] = *feed_at(&r->feeds[j], r->c.o->seed, step * r->per_update + i);
+            r->batch[i] = *feed_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i);
         rc = es_accumulate(r->es, r->c.trainer, j, r->batch, (int)r->per_update, err);
         json_object_set_new(list, r->c.jobs[j].name,
                             json_pack("{s:f,s:f}", "fitness", es_fitness_mean(r->es), "fitness_std",
@@ -102,7 +102,7 @@ static int job_lint(struct sft_trainer *r, int j, struct dataset *eval, struct e
         rc = dataset_load(eval, job->eval_data, r->c.m->tok, 0, err);
     }
     if (rc) return error_wrap(err, "evaluation data of '%s'", job->name);
-    return lint_dataset(&r->feeds[j].data, job->eval_data ? eval : NULL, &job->lint, err);
+    return lint_dataset(&r->job_data[j].data, job->eval_data ? eval : NULL, &job->lint, err);
 }
 
 static int data_open(struct sft_trainer *r, struct error *err) {
@@ -113,7 +113,7 @@ static int data_open(struct sft_trainer *r, struct error *err) {
         return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
                          m->name);
     for (int j = 0; !rc && j < r->c.n; j++) {
-        struct feed *f = &r->feeds[j];
+        struct job_data *f = &r->job_data[j];
         rc = dataset_load(&f->data, r->c.jobs[j].data, m->tok, train_loop_max_length(&r->c), err);
         if (rc) {
             error_wrap(err, "data of '%s'", r->c.jobs[j].name);
@@ -129,7 +129,7 @@ static int data_open(struct sft_trainer *r, struct error *err) {
 
 static int64_t longest_data(const struct sft_trainer *r) {
     int64_t most = 0;
-    for (int j = 0; j < r->c.n; j++) most = MAX(most, r->feeds[j].data.n);
+    for (int j = 0; j < r->c.n; j++) most = MAX(most, r->job_data[j].data.n);
     return most;
 }
 
@@ -155,19 +155,19 @@ static struct sft_trainer sft_make(const struct model *m, struct train_job *jobs
                                    struct pool *pool) {
     return (struct sft_trainer){
         .c = train_loop_make(m, jobs, n, o, es ? METHOD_ES : METHOD_SFT, pool),
-        .feeds = xcalloc((size_t)n, sizeof(struct feed)),
+        .job_data = xcalloc((size_t)n, sizeof(struct job_data)),
         .estimates = es,
         .per_update = o->bsz * o->grad_accum};
 }
 
 static void sft_release(struct sft_trainer *r) {
     for (int j = 0; j < r->c.n; j++) {
-        dataset_release(&r->feeds[j].data);
-        epoch_shuffle_release(&r->feeds[j].order);
+        dataset_release(&r->job_data[j].data);
+        epoch_shuffle_release(&r->job_data[j].order);
     }
     es_free(r->es);
     train_loop_release(&r->c);
-    free(r->feeds);
+    free(r->job_data);
     free(r->batch);
 }
 
@@ -178,7 +178,7 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
     struct sft_trainer r = sft_make(m, jobs, n, o, es, pool);
     const struct train_loop_ops ops = {.run = sft_step, .ctx = &r};
     r.c.checkpoint = checkpoint;
-    r.c.watch = watch;
+    r.c.callbacks = watch;
     int rc = sft_open(&r, err);
     if (!rc) train_loop_log_lint(&r.c);
     if (!rc) rc = train_loop_run(&r.c, &ops, err);
@@ -201,8 +201,8 @@ static void passes_count(struct sft_trainer *r, struct training_plan *p) {
         struct pack_counter count = {.plan = p};
         for (int64_t i = 0; i < r->per_update; i++)
             for (int j = 0; j < r->c.n; j++)
-                pack_counter_add(&count, feed_at(&r->feeds[j], r->c.o->seed, u * r->per_update + i),
-                                 1);
+                pack_counter_add(&count,
+                                 feed_at(&r->job_data[j], r->c.o->seed, u * r->per_update + i), 1);
     }
     training_plan_scale(p, counted);
 }
@@ -215,7 +215,7 @@ static int pass_run(void *ctx, struct error *err) {
 /* Computes and times the first pass of the first update. */
 static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     for (int64_t k = 0; k < r->per_update * r->c.n; k++) {
-        const struct train_sample *s = feed_at(&r->feeds[k % r->c.n], r->c.o->seed, k / r->c.n);
+        const struct train_sample *s = feed_at(&r->job_data[k % r->c.n], r->c.o->seed, k / r->c.n);
         if (pack_is_full(p->pass_tokens, s->n)) break;
         r->batch[r->n_batch] = *s;
         r->batch[r->n_batch++].adapter = (int32_t)(k % r->c.n);
@@ -232,10 +232,10 @@ static int members_run(void *ctx, struct error *err) {
 }
 
 static const struct train_sample *longest_sample(const struct sft_trainer *r) {
-    const struct train_sample *longest = &r->feeds[0].data.v[0];
+    const struct train_sample *longest = &r->job_data[0].data.v[0];
     for (int j = 0; j < r->c.n; j++)
-        for (int i = 0; i < r->feeds[j].data.n; i++)
-            if (r->feeds[j].data.v[i].n > longest->n) longest = &r->feeds[j].data.v[i];
+        for (int i = 0; i < r->job_data[j].data.n; i++)
+            if (r->job_data[j].data.v[i].n > longest->n) longest = &r->job_data[j].data.v[i];
     return longest;
 }
 
@@ -245,7 +245,7 @@ static int members_measure(struct sft_trainer *r, struct training_plan *p, struc
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {
         const struct train_sample *s =
-            i ? feed_at(&r->feeds[0], r->c.o->seed, i) : longest_sample(r);
+            i ? feed_at(&r->job_data[0], r->c.o->seed, i) : longest_sample(r);
         r->batch[r->n_batch++] = *s;
         p->pass_tokens += members * s->n;
     }
@@ -281,7 +281,7 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
         out->first = xcalloc((size_t)(o->bsz * n), sizeof *out->first);
         for (int64_t i = 0; i < o->bsz; i++)
             for (int j = 0; j < n; j++)
-                training_plan_add_example(out, feed_at(&r.feeds[j], o->seed, i), j);
+                training_plan_add_example(out, feed_at(&r.job_data[j], o->seed, i), j);
         rc = plan_measure(&r, out, err);
     }
     if (rc) training_plan_release(out);

@@ -1,7 +1,7 @@
 /*
  * train: training runs: LoRA fine-tuning (SFT, ES), preferences (DPO), rewards (REINFORCE, RLOO,
- * GRPO) and full-parameter pretraining; the gate that compares a result with the version before it, and
- * the log of a run. Data is in data/, gradients and updates in backprop/.
+ * GRPO) and full-parameter pretraining; the gate that compares a result with the version before it,
+ * and the log of a run. Data is in data/, gradients and updates in backprop/.
  *
  * A run is a function of model, data and options: a kill and resume, or another number of threads,
  * changes no bit. One thread drives a run.
@@ -37,8 +37,8 @@ struct train_event {
     const struct update_stats *stats;
     const struct train_job *jobs; /* last_loss is the loss of this update */
     int n;
-    bool due;           /* a checkpoint follows: the callback should first save its data */
-    const json_t *more; /* figures of the method, or NULL: {…, adapters: {NAME: {…}}} */
+    bool due;                    /* a checkpoint follows: the callback should first save its data */
+    const json_t *extra_metrics; /* figures of the method, or NULL: {…, adapters: {NAME: {…}}} */
 };
 /* An error of a callback ends the run. */
 struct train_callbacks {
@@ -88,19 +88,19 @@ enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_
 int train_method_parse(const char *name, enum train_method *out, struct error *err);
 const char *train_method_name(enum train_method method);
 
-struct rl_options {         /* filled from option rows */
-    double beta;            /* 0.1: for DPO */
-    int64_t k;              /* 8 completions per prompt */
-    int64_t max_new_tokens; /* 64 */
-    double temperature;     /* 1: the policy is the softmax of the logits divided by it */
-    char *prefix;           /* NULL; first words of the assistant, not sampled */
-    int64_t inner_updates;  /* 1 update per sampling */
-    double clip;            /* 0.2 */
-    double kl_coef, kl_max; /* 0.02; 0: no bound */
-    char *reward;           /* exact */
-    double reward_timeout;  /* 60 seconds per update, for commands */
-    bool reward_sandbox;    /* true: commands run in a sandbox */
-    bool reward_network;    /* false; true: commands may use the network */
+struct rl_options {          /* filled from option rows */
+    double beta;             /* 0.1: for DPO */
+    int64_t num_generations; /* 8 completions per prompt */
+    int64_t max_new_tokens;  /* 64 */
+    double temperature;      /* 1: the policy is the softmax of the logits divided by it */
+    char *prefix;            /* NULL; first words of the assistant, not sampled */
+    int64_t num_iterations;  /* 1 update per sampling */
+    double clip_range;       /* 0.2 */
+    double kl_coef, kl_max;  /* 0.02; 0: no bound */
+    char *reward;            /* exact */
+    double reward_timeout;   /* 60 seconds per update, for commands */
+    bool reward_sandbox;     /* true: commands run in a sandbox */
+    bool reward_network;     /* false; true: commands may use the network */
     struct strings reward_read, reward_write; // additional paths for commands
 };
 extern const struct option_row rl_option_rows[];
@@ -251,7 +251,8 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 
 struct pretrain_options {
     char *shape;
-    int64_t vocab, tokenizer_items, steps, rows, warmup, seed, eval_every, eval_items, save_every;
+    int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
+        save_every;
     double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, working, debate, drill, system;
     struct strings mix;
 };
@@ -322,9 +323,9 @@ int train_log_report(struct train_log *l, struct error *err);
  * run: a training with its record, the gate, and the publication of the result (run.c).
  *
  * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After it, each
- * adapter is compared with the version before it, then published, or saved next to its target if the gate
- * rejects it. DIR/checkpoint.bin exists until every result is on disk, and the same call continues
- * from it.
+ * adapter is compared with the version before it, then published, or saved next to its target if
+ * the gate rejects it. DIR/checkpoint.bin exists until every result is on disk, and the same call
+ * continues from it.
  */
 
 struct gate_options { /* filled from option rows */

@@ -66,11 +66,11 @@ static int starts_make(struct train_loop *c, struct error *err) {
     for (int j = 0; !rc && j < c->n; j++) {
         const struct train_job *job = &c->jobs[j];
         char *key = xasprintf("%s %lld", job->name, (long long)c->o->seed);
-        c->starts[j] = job->start
-                           ? adapter_retain(job->start)
-                           : adapter_new_for_model(c->m, &a, hash_fnv1a(key, strlen(key)), err);
+        c->initial_adapters[j] =
+            job->start ? adapter_retain(job->start)
+                       : adapter_new_for_model(c->m, &a, hash_fnv1a(key, strlen(key)), err);
         free(key);
-        if (!c->starts[j]) rc = err->code;
+        if (!c->initial_adapters[j]) rc = err->code;
     }
     free((void *)(uintptr_t)a.modules);
     return rc;
@@ -92,7 +92,7 @@ static void identity_add(struct train_loop *c) {
     json_t *jobs = json_array();
     for (int j = 0; j < c->n; j++)
         json_array_append_new(
-            jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->starts[j]->hash));
+            jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->initial_adapters[j]->hash));
     json_t *own =
         json_pack("{s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)c->steps, "max_length",
                   (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
@@ -107,12 +107,12 @@ json_t *rl_identity(const struct train_loop *c) {
 }
 
 int train_loop_begin(struct train_loop *c, struct error *err) {
-    c->starts = xcalloc((size_t)c->n, sizeof *c->starts);
+    c->initial_adapters = xcalloc((size_t)c->n, sizeof *c->initial_adapters);
     int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
     if (!rc) rc = starts_make(c, err);
     if (rc) return rc;
     identity_add(c);
-    c->trainer = trainer_new_lora(c->m, c->starts, c->n, c->o, c->pool, err);
+    c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, c->o, c->pool, err);
     return c->trainer ? OK : err->code;
 }
 
@@ -159,7 +159,7 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done, cons
             reward ? (struct process_metric){"train_reward", json_number_value(reward)}
                    : (struct process_metric){"train_loss", c->stats.loss}},
         3);
-    if (!c->watch) return OK;
+    if (!c->callbacks) return OK;
     struct train_event e = {.step = done,
                             .steps = c->steps,
                             .lr = c->lr,
@@ -169,8 +169,8 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done, cons
                             .jobs = c->jobs,
                             .n = c->n,
                             .due = save_due(c, done),
-                            .more = json_object_size(more) ? more : NULL};
-    return c->watch->update(c->watch->ctx, &e, err);
+                            .extra_metrics = json_object_size(more) ? more : NULL};
+    return c->callbacks->update(c->callbacks->ctx, &e, err);
 }
 
 static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s, int64_t done,
@@ -230,16 +230,16 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
 }
 
 static int watch_begin(const struct train_loop *c, struct error *err) {
-    if (!c->watch) return OK;
+    if (!c->callbacks) return OK;
     json_t *data = json_array();
     for (int j = 0; j < c->n; j++)
         json_array_append_new(data, json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", c->jobs[j].name,
                                               "file", json_from_path(c->jobs[j].data), "sha256",
-                                              c->data[j], "start", c->starts[j]->hash, "lint",
-                                              lint_json(&c->jobs[j].lint)));
+                                              c->data[j], "start", c->initial_adapters[j]->hash,
+                                              "lint", lint_json(&c->jobs[j].lint)));
     json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)c->steps, "data", data);
-    int rc =
-        c->watch->begin(c->watch->ctx, trainer_update_count(c->trainer) / c->per_step, about, err);
+    int rc = c->callbacks->begin(c->callbacks->ctx, trainer_update_count(c->trainer) / c->per_step,
+                                 about, err);
     json_decref(about);
     return rc;
 }
@@ -247,7 +247,7 @@ static int watch_begin(const struct train_loop *c, struct error *err) {
 /* The current adapter j, bound to the model, with its lineage: hashes of data and start adapter. */
 static int result_make(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
-                                c->starts[j]->hash);
+                                c->initial_adapters[j]->hash);
     if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
     c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
     json_decref(lineage);
@@ -276,10 +276,10 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
 }
 
 void train_loop_release(struct train_loop *c) {
-    for (int j = 0; c->starts && j < c->n; j++) adapter_release(c->starts[j]);
+    for (int j = 0; c->initial_adapters && j < c->n; j++) adapter_release(c->initial_adapters[j]);
     trainer_free(c->trainer);
     json_decref(c->identity);
-    free(c->starts);
+    free(c->initial_adapters);
     free(c->data);
 }
 
@@ -300,7 +300,7 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
     if (tokenizer_check(m, err)) return err->code;
     struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
     c.checkpoint = checkpoint;
-    c.watch = watch;
+    c.callbacks = watch;
     return method == METHOD_DPO ? dpo_run(&c, p, err)
                                 : policy_gradient_run(&c, method, p, reward, err);
 }

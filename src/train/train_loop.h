@@ -31,14 +31,14 @@ struct train_loop {
     const char *method;     /* name for the results' lineage */
     const char *unit;       /* name of a step in messages: "step", or "update" for sft and es */
     const char *checkpoint; /* may be NULL, like `watch` */
-    const struct train_callbacks *watch;
+    const struct train_callbacks *callbacks;
     int64_t steps;     /* number of steps of the run */
     int64_t per_step;  /* number of updates of a step */
     json_t *identity;  /* a checkpoint must have the same identity; the method sets its own part,
                           train_loop_begin adds the common part */
     const char **data; /* [n] hashes of the data files */
 
-    struct adapter **starts; /* [n] adapters at the start of training, ready to run */
+    struct adapter **initial_adapters; /* [n] adapters at the start of training, ready to run */
     struct trainer *trainer;
     enum lr_schedule schedule;
     int64_t saved;             /* the step that `checkpoint` holds; -1: none */

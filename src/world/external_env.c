@@ -22,17 +22,17 @@ enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED 
 #define REWARD_MOST 1e9
 
 struct env_agent { /* state of an agent in one world */
-    enum env_agent_status is;
+    enum env_agent_status status;
     double reward;
-    int16_t teacher; /* an action, or -1 */
+    int16_t expert_action; /* an action, or -1 */
     struct buf prompt;
 };
 struct external_env { /* one world */
     struct external_envs *c;
     int index, tick;
-    bool asked; /* the next request is sent or queued */
-    bool begins;
-    struct env_agent *seats; /* [n_agents] */
+    bool requested; /* the next request is sent or queued */
+    bool at_start;
+    struct env_agent *agents; /* [n_agents] */
 };
 struct external_envs {
     external_envs_exchange_fn exchange;
@@ -40,12 +40,12 @@ struct external_envs {
     struct subprocess *program; /* ctx, if this file started the program */
     char *command;
     int worlds, n_agents, n_actions;
-    bool taught;
+    bool has_expert;
     int64_t max_steps;
-    char **agents, **actions, **said; /* [n_agents], [n_actions], [n_actions] */
+    char **agents, **actions, **action_texts; /* [n_agents], [n_actions], [n_actions] */
     char **quoted_agents, **quoted_actions;
-    json_t *numbers; /* maps an agent's name to its index */
-    struct external_env *stages;
+    json_t *agent_index; /* maps an agent's name to its index */
+    struct external_env *states;
     struct environment *envs, **list;
     struct buf line; /* queued requests */
     int *waiting, n_waiting;
@@ -110,13 +110,13 @@ static int names_read(const json_t *spaces, const char *key, int most, char ***o
 }
 
 static int agent_find(const struct external_envs *c, const char *name) {
-    const json_t *v = json_object_get(c->numbers, name);
+    const json_t *v = json_object_get(c->agent_index, name);
     return v ? (int)json_integer_value(v) : -1;
 }
 
 static int action_find(const struct external_envs *c, const char *name) {
     for (int i = 0; name && i < c->n_actions; i++)
-        if (strcmp(name, c->actions[i]) == 0 || strcmp(name, c->said[i]) == 0) return i;
+        if (strcmp(name, c->actions[i]) == 0 || strcmp(name, c->action_texts[i]) == 0) return i;
     return -1;
 }
 
@@ -147,7 +147,7 @@ static int part_take(const struct external_env *s, const json_t *answer, const c
     json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
         int i = agent_find(s->c, agent);
         if (i < 0) return name_error(err, " is not a possible agent, but in ", agent, name);
-        if (who != ENV_AGENT_ABSENT && s->seats[i].is != who)
+        if (who != ENV_AGENT_ABSENT && s->agents[i].status != who)
             return name_error(err, " did not act, but is in ", agent, name);
     }
     return OK;
@@ -175,13 +175,13 @@ static int prompt_take(const char *name, const json_t *observation, const json_t
 static int teacher_take(const struct external_env *s, const char *name, const json_t *info,
                         struct env_agent *seat, struct error *err) {
     const json_t *v = json_object_get(info, "teacher");
-    seat->teacher = -1;
-    if (!v && (!s->c->taught || seat->is == ENV_AGENT_TRUNCATED)) return OK;
+    seat->expert_action = -1;
+    if (!v && (!s->c->has_expert || seat->status == ENV_AGENT_TRUNCATED)) return OK;
     if (!v)
         return error_set(err, ERR_STATE,
                          "the info of '%s' names no 'teacher', which --learn clone needs", name);
-    seat->teacher = (int16_t)action_find(s->c, json_string_value(v));
-    if (seat->teacher >= 0) return OK;
+    seat->expert_action = (int16_t)action_find(s->c, json_string_value(v));
+    if (seat->expert_action >= 0) return OK;
     return error_set(err, ERR_FORMAT, "the teacher of '%s' names none of the actions", name);
 }
 
@@ -194,8 +194,8 @@ static int seat_tell(struct external_env *s, int i, const json_t *observations, 
     if (!observation) return error_set(err, ERR_FORMAT, "'%s' has no observation", name);
     if (info && !json_is_object(info))
         return error_set(err, ERR_FORMAT, "the info of '%s' is not an object", name);
-    int rc = prompt_take(name, observation, info, &s->seats[i].prompt, err);
-    return rc == OK ? teacher_take(s, name, info, &s->seats[i], err) : rc;
+    int rc = prompt_take(name, observation, info, &s->agents[i].prompt, err);
+    return rc == OK ? teacher_take(s, name, info, &s->agents[i], err) : rc;
 }
 
 static int reset_read(struct external_env *s, const json_t *answer, struct error *err) {
@@ -209,7 +209,7 @@ static int reset_read(struct external_env *s, const json_t *answer, struct error
         if (!here && json_object_get(infos, s->c->agents[i]))
             return error_set(err, ERR_FORMAT, "'%s' has an info, but no observation",
                              s->c->agents[i]);
-        s->seats[i].is = here ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
+        s->agents[i].status = here ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
         if (here && seat_tell(s, i, observations, infos, err) != OK) return err->code;
         n += here;
     }
@@ -236,25 +236,27 @@ static int ending_take(const char *name, const json_t *part, const char *what, b
                      v ? "neither true nor false" : "missing");
 }
 
-struct parts {
+struct step_reply {
     const json_t *observations, *rewards, *terminations, *truncations, *infos;
 };
 
-static int seat_step(struct external_env *s, int i, const struct parts *p, struct error *err) {
+static int seat_step(struct external_env *s, int i, const struct step_reply *p, struct error *err) {
     const char *name = s->c->agents[i];
-    struct env_agent *seat = &s->seats[i];
+    struct env_agent *seat = &s->agents[i];
     bool terminated, truncated;
     if (reward_take(name, p->rewards, &seat->reward, err) != OK ||
         ending_take(name, p->terminations, "terminations", &terminated, err) != OK ||
         ending_take(name, p->truncations, "truncations", &truncated, err) != OK)
         return err->code;
-    seat->is = terminated ? ENV_AGENT_ABSENT : truncated ? ENV_AGENT_TRUNCATED : ENV_AGENT_ACTIVE;
+    seat->status = terminated  ? ENV_AGENT_ABSENT
+                   : truncated ? ENV_AGENT_TRUNCATED
+                               : ENV_AGENT_ACTIVE;
     if (terminated) return OK;
     return seat_tell(s, i, p->observations, p->infos, err);
 }
 
 static int step_read(struct external_env *s, const json_t *answer, struct error *err) {
-    struct parts p;
+    struct step_reply p;
     if (part_take(s, answer, "observations", ENV_AGENT_ACTIVE, true, &p.observations, err) != OK ||
         part_take(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &p.rewards, err) != OK ||
         part_take(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &p.terminations, err) != OK ||
@@ -262,7 +264,8 @@ static int step_read(struct external_env *s, const json_t *answer, struct error 
         part_take(s, answer, "infos", ENV_AGENT_ACTIVE, false, &p.infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++)
-        if (s->seats[i].is == ENV_AGENT_ACTIVE && seat_step(s, i, &p, err) != OK) return err->code;
+        if (s->agents[i].status == ENV_AGENT_ACTIVE && seat_step(s, i, &p, err) != OK)
+            return err->code;
     return OK;
 }
 
@@ -281,22 +284,23 @@ static int complaint(const json_t *answer, struct error *err) {
 static int answer_read(struct external_env *s, const json_t *answer, struct error *err) {
     int rc = json_is_object(answer) ? complaint(answer, err)
                                     : error_set(err, ERR_FORMAT, "its answer is not an object");
-    if (rc == OK) rc = s->begins ? reset_read(s, answer, err) : step_read(s, answer, err);
-    s->tick = s->begins ? 0 : s->tick + 1;
+    if (rc == OK) rc = s->at_start ? reset_read(s, answer, err) : step_read(s, answer, err);
+    s->tick = s->at_start ? 0 : s->tick + 1;
     if (rc == OK) return OK;
-    return error_wrap(err, s->begins ? "world %d, reset" : "world %d, tick %d", s->index, s->tick);
+    return error_wrap(err, s->at_start ? "world %d, reset" : "world %d, tick %d", s->index,
+                      s->tick);
 }
 
 static int answers_read(struct external_envs *c, const json_t *v, struct error *err) {
-    if (c->worlds == 1) return answer_read(&c->stages[0], v, err);
+    if (c->worlds == 1) return answer_read(&c->states[0], v, err);
     if (complaint(v, err) != OK) return err->code;
     if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
         return error_set(err, ERR_FORMAT,
-                         "a list of %d requests wants a list of as many answers (--num-envs %d)",
+                         "a list of %d requests requires a list of as many answers (--num-envs %d)",
                          c->n_waiting, c->worlds);
     int rc = OK;
     for (int i = 0; rc == OK && i < c->n_waiting; i++)
-        rc = answer_read(&c->stages[c->waiting[i]], json_array_get(v, (size_t)i), err);
+        rc = answer_read(&c->states[c->waiting[i]], json_array_get(v, (size_t)i), err);
     return rc;
 }
 
@@ -327,7 +331,7 @@ static int requests_send(struct external_envs *c, struct error *err) {
 
 static struct buf *request_begin(struct external_env *s, bool begins) {
     struct external_envs *c = s->c;
-    s->begins = begins;
+    s->at_start = begins;
     buf_puts(&c->line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
     c->waiting[c->n_waiting++] = s->index;
     buf_puts(&c->line, "{");
@@ -338,13 +342,13 @@ static struct buf *request_begin(struct external_env *s, bool begins) {
 static void stage_will_reset(void *ctx, uint64_t seed) {
     struct external_env *s = ctx;
     buf_printf(request_begin(s, true), "\"reset\":{\"seed\":%" PRIu64 "}}", seed);
-    s->asked = true;
+    s->requested = true;
 }
 
 static int stage_reset(void *ctx, uint64_t seed, struct error *err) {
     struct external_env *s = ctx;
-    if (!s->asked) stage_will_reset(s, seed);
-    s->asked = false;
+    if (!s->requested) stage_will_reset(s, seed);
+    s->requested = false;
     return requests_send(s->c, err);
 }
 
@@ -352,8 +356,8 @@ static void stage_will_step(void *ctx, const int16_t *actions) {
     struct external_env *s = ctx;
     struct buf *out = NULL;
     for (int i = 0; i < s->c->n_agents; i++) {
-        s->seats[i].reward = 0;
-        if (s->seats[i].is != ENV_AGENT_ACTIVE) continue;
+        s->agents[i].reward = 0;
+        if (s->agents[i].status != ENV_AGENT_ACTIVE) continue;
         if (out)
             buf_puts(out, ",");
         else
@@ -361,29 +365,29 @@ static void stage_will_step(void *ctx, const int16_t *actions) {
         buf_printf(out, "%s:%s", s->c->quoted_agents[i], s->c->quoted_actions[actions[i]]);
     }
     if (out) buf_puts(out, "}}");
-    s->asked = true;
+    s->requested = true;
 }
 
 static int stage_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
     struct external_env *s = ctx;
-    if (!s->asked) stage_will_step(s, actions);
-    s->asked = false;
+    if (!s->requested) stage_will_step(s, actions);
+    s->requested = false;
     int rc = requests_send(s->c, err);
-    for (int i = 0; i < s->c->n_agents; i++) rewards[i] = s->seats[i].reward;
+    for (int i = 0; i < s->c->n_agents; i++) rewards[i] = s->agents[i].reward;
     return rc;
 }
 
 /* as an environment */
 
 static bool stage_prompt(void *ctx, int agent, struct buf *out) {
-    const struct env_agent *seat = &((const struct external_env *)ctx)->seats[agent];
-    if (seat->is == ENV_AGENT_ABSENT) return false;
+    const struct env_agent *seat = &((const struct external_env *)ctx)->agents[agent];
+    if (seat->status == ENV_AGENT_ABSENT) return false;
     buf_add(out, seat->prompt.data, seat->prompt.len);
     return true;
 }
 
 static bool stage_over(void *ctx, int agent) {
-    return ((const struct external_env *)ctx)->seats[agent].is == ENV_AGENT_TRUNCATED;
+    return ((const struct external_env *)ctx)->agents[agent].status == ENV_AGENT_TRUNCATED;
 }
 
 /* The action that is named first; if several begin at the same position, the longest. */
@@ -393,7 +397,7 @@ static int stage_parse(void *ctx, const char *text) {
     size_t longest = 0;
     int found = -1;
     for (int i = 0; i < 2 * c->n_actions; i++) {
-        const char *word = (i < c->n_actions ? c->said : c->actions)[i % c->n_actions],
+        const char *word = (i < c->n_actions ? c->action_texts : c->actions)[i % c->n_actions],
                    *at = strcasestr(text, word);
         size_t n = strlen(word);
         if (!at || (first && (at > first || (at == first && n <= longest)))) continue;
@@ -405,22 +409,22 @@ static int stage_parse(void *ctx, const char *text) {
 }
 
 static int stage_teach(void *ctx, int agent) {
-    return ((const struct external_env *)ctx)->seats[agent].teacher;
+    return ((const struct external_env *)ctx)->agents[agent].expert_action;
 }
 
 static void stages_make(struct external_envs *c) {
     size_t n = (size_t)c->worlds;
-    c->stages = xcalloc(n, sizeof *c->stages);
+    c->states = xcalloc(n, sizeof *c->states);
     c->envs = xcalloc(n, sizeof *c->envs);
     c->list = xcalloc(n, sizeof *c->list);
     c->waiting = xcalloc(n, sizeof *c->waiting);
     for (int i = 0; i < c->worlds; i++) {
         struct env_agent *seats = xcalloc((size_t)c->n_agents, sizeof *seats);
-        c->stages[i] = (struct external_env){.c = c, .index = i, .seats = seats};
-        c->envs[i] = (struct environment){.ctx = &c->stages[i],
+        c->states[i] = (struct external_env){.c = c, .index = i, .agents = seats};
+        c->envs[i] = (struct environment){.ctx = &c->states[i],
                                           .n_agents = c->n_agents,
                                           .n_actions = c->n_actions,
-                                          .actions = (const char *const *)c->said,
+                                          .actions = (const char *const *)c->action_texts,
                                           .reset = stage_reset,
                                           .prompt = stage_prompt,
                                           .over = stage_over,
@@ -428,7 +432,7 @@ static void stages_make(struct external_envs *c) {
                                           .will_reset = stage_will_reset,
                                           .will_step = stage_will_step,
                                           .parse = stage_parse,
-                                          .teach = c->taught ? stage_teach : NULL};
+                                          .teach = c->has_expert ? stage_teach : NULL};
         c->list[i] = &c->envs[i];
     }
 }
@@ -441,17 +445,17 @@ static int spaces_read(struct external_envs *c, const json_t *v, struct error *e
     if (complaint(v, err) != OK) return err->code;
     if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
         names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
-        names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS, &c->said,
-                   &c->n_actions, err) != OK)
+        names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS,
+                   &c->action_texts, &c->n_actions, err) != OK)
         return err->code;
     c->max_steps = json_integer_value(steps);
     if (steps && !json_is_null(steps) && (!json_is_integer(steps) || c->max_steps < 1))
         return error_set(err, ERR_FORMAT, "'max_steps' must be a whole number, at least 1");
     c->quoted_agents = quotes_make(c->agents, c->n_agents);
     c->quoted_actions = quotes_make(c->actions, c->n_actions);
-    c->numbers = json_object();
+    c->agent_index = json_object();
     for (int i = 0; i < c->n_agents; i++)
-        json_object_set_new(c->numbers, c->agents[i], json_integer(i));
+        json_object_set_new(c->agent_index, c->agents[i], json_integer(i));
     return OK;
 }
 
@@ -470,7 +474,7 @@ static struct external_envs *envs_make(external_envs_exchange_fn exchange, void 
                                        bool taught) {
     struct external_envs *c = xcalloc(1, sizeof *c);
     *c = (struct external_envs){
-        .exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
+        .exchange = exchange, .ctx = ctx, .worlds = worlds, .has_expert = taught};
     return c;
 }
 
@@ -503,18 +507,18 @@ struct external_envs *external_envs_open(const char *command, double timeout, in
 void external_envs_free(struct external_envs *c) {
     if (!c) return;
     subprocess_close(c->program);
-    for (int i = 0; c->stages && i < c->worlds; i++) {
-        for (int k = 0; k < c->n_agents; k++) buf_release(&c->stages[i].seats[k].prompt);
-        free(c->stages[i].seats);
+    for (int i = 0; c->states && i < c->worlds; i++) {
+        for (int k = 0; k < c->n_agents; k++) buf_release(&c->states[i].agents[k].prompt);
+        free(c->states[i].agents);
     }
     names_free(c->agents, c->n_agents);
     names_free(c->actions, c->n_actions);
-    names_free(c->said, c->n_actions);
+    names_free(c->action_texts, c->n_actions);
     names_free(c->quoted_agents, c->n_agents);
     names_free(c->quoted_actions, c->n_actions);
-    json_decref(c->numbers);
+    json_decref(c->agent_index);
     buf_release(&c->line);
-    free(c->stages);
+    free(c->states);
     free(c->envs);
     free(c->list);
     free(c->waiting);
@@ -537,9 +541,9 @@ static json_t *names_json(char *const *names, int n) {
 }
 
 json_t *external_envs_json(const struct external_envs *c) {
-    json_t *v =
-        json_pack("{s:o,s:o,s:o}", "agents", names_json(c->agents, c->n_agents), "actions",
-                  names_json(c->actions, c->n_actions), "said", names_json(c->said, c->n_actions));
+    json_t *v = json_pack("{s:o,s:o,s:o}", "agents", names_json(c->agents, c->n_agents), "actions",
+                          names_json(c->actions, c->n_actions), "said",
+                          names_json(c->action_texts, c->n_actions));
     json_object_set_new(v, "command", json_from_path(c->command));
     return v;
 }

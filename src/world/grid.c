@@ -1,8 +1,9 @@
 /*
  * grid: the initial state of a world, and the effects of a tick.
  *
- * It draws from the world's random source under separate ids (enum draw), so worlds with the same
- * seed grow the same food whatever their agents do. It contains no text and no policy.
+ * It draws from the world's random source under separate ids (enum map_random_stream), so worlds
+ * with the same seed grow the same food whatever their agents do. It contains no text and no
+ * policy.
  *
  * Invariants, which the tests check after every tick: agents and predators are on free cells, and
  * predators only on a home if they found no other place; food and material are on free cells other
@@ -22,7 +23,7 @@ _Static_assert(offsetof(struct world, agents) ==
                "padding in world");
 
 /* The id for rng_make; the comments say what its step counts. */
-enum draw {
+enum map_random_stream {
     DRAW_WALLS, /* attempts at whole maps */
     DRAW_HOMES, /* 0 */
     DRAW_FOOD,  /* 2 · tick; 1 is the extra food at reset */
@@ -40,7 +41,7 @@ static int inner_cell(const struct world *w, struct rng *r) {
 }
 
 /* A random inner cell without the bits in `not`; the first home when none is found. */
-static int16_t place_find(const struct world *w, enum draw what, int who, int not ) {
+static int16_t place_find(const struct world *w, enum map_random_stream what, int who, int not ) {
     struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)what, (uint32_t)who);
     for (int i = 0; i < TRIES; i++) {
         int cell = inner_cell(w, &r);
@@ -132,8 +133,8 @@ static int map_place(struct world *w, const struct strings *map, int16_t *begins
 }
 
 /* Puts `kind` on random empty cells. */
-static void grow(struct world *w, enum draw what, int kind, int64_t attempts, int64_t *grown,
-                 uint32_t step) {
+static void grow(struct world *w, enum map_random_stream what, int kind, int64_t attempts,
+                 int64_t *grown, uint32_t step) {
     struct rng r = rng_make(w->seed, RNG_WORLD, what, step);
     for (int64_t i = 0; i < attempts; i++) {
         int cell = inner_cell(w, &r);
@@ -281,7 +282,7 @@ static double agent_drop(struct world *w, const struct world_rules *r, struct wo
         w->material_built++;
         return r->rewards.built;
     }
-    int64_t meal = MIN(r->meal, r->energy - a->energy);
+    int64_t meal = MIN(r->food_energy, r->energy - a->energy);
     a->energy += (int16_t)meal;
     a->delivered++;
     w->energy_given += meal;
@@ -302,7 +303,7 @@ static void agent_spend_energy(struct world *w, struct world_agent *a, int64_t e
 
 static void agent_act(struct world *w, const struct world_rules *r, struct world_agent *a,
                       int action) {
-    CHECK(action >= 0 && action < WORLD_N_ACTIONS * (r->words + 1));
+    CHECK(action >= 0 && action < WORLD_N_ACTIONS * (r->vocabulary + 1));
     int act = action % WORLD_N_ACTIONS;
     a->word = (uint8_t)(action / WORLD_N_ACTIONS);
     a->last[0] = a->last[1];
@@ -356,13 +357,13 @@ static void predator_bite(struct world *w, const struct world_rules *r, int cell
         a->bites++;
         a->reward += r->rewards.bitten;
         a->total += r->rewards.bitten;
-        agent_spend_energy(w, a, r->bite);
+        agent_spend_energy(w, a, r->predator_damage);
     }
 }
 
 static void predator_act(struct world *w, const struct world_rules *r, int p) {
     int cell = w->predators[p], dx, dy;
-    if (prey_find(w, cell, r->sight, &dx, &dy)) {
+    if (prey_find(w, cell, r->predator_vision, &dx, &dy)) {
         cell = predator_chase(w, cell, dx, dy);
     } else {
         struct rng rng = rng_make(w->seed, RNG_WORLD, (uint32_t)(DRAW_ROAM + p), (uint32_t)w->tick);

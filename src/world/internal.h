@@ -20,22 +20,23 @@ struct simulation {
     const struct simulation_options *o;
     struct environment *const *envs; /* [worlds] */
     struct pool *pool;
-    struct policy_runner *asker;
+    struct policy_runner *policy_runner;
     struct learner *learner; /* NULL between generations, and without learning */
-    int n_minds, n_agents, n_bodies, generation, tick;
+    int n_policies, n_agents, n_env_agents, generation, tick;
     int64_t decisions;
-    struct policy_record *minds; /* [n_minds] current policies */
-    struct policy_record *next;  /* [n_minds] the next generation, during breeding */
+    struct policy_record *policies; /* [n_minds] current policies */
+    struct policy_record *next;     /* [n_minds] the next generation, during breeding */
 
     /* state of a tick */
     struct buf text;
-    struct policy_decision *asks; /* [n_bodies] decisions of the active agents, in order */
-    int n_asked;
-    int *body;                     /* [n_bodies] agent of each decision */
-    int16_t *actions;              /* [n_bodies] */
-    double *rewards, *totals;      /* [n_bodies] of the tick, of the episode */
-    struct rollout_stats *tallies; /* [n_minds] statistics of a generation without learning */
-    uint64_t *seeds;               /* [worlds] seeds of the maps */
+    struct policy_decision
+        *decisions_pending; /* [n_bodies] decisions of the active agents, in order */
+    int n_pending;
+    int *agent_of;                       /* [n_bodies] agent of each decision */
+    int16_t *actions;                    /* [n_bodies] */
+    double *rewards, *totals;            /* [n_bodies] of the tick, of the episode */
+    struct rollout_stats *rollout_stats; /* [n_minds] statistics of a generation without learning */
+    uint64_t *seeds;                     /* [worlds] seeds of the maps */
 };
 
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes ownership of `a` */

@@ -46,7 +46,7 @@ enum {
 
 /* A ring of decisions, oldest first; the oldest is overwritten. */
 struct replay_buffer {
-    struct experience {
+    struct transition {
         int32_t n;
         int16_t action, teacher;
         double logp, ret; /* ret: while pending, the sum of its errors so far */
@@ -58,24 +58,24 @@ struct replay_buffer {
 };
 struct learner_policy {
     struct adapter *adapter; /* current weights */
-    struct replay_buffer memory;
-    int fresh;        /* experiences since its last update */
-    float *critic;    /* [FEATURES] */
-    double square;    /* running mean of the baseline's squared errors */
-    uint8_t *moments; /* with groups or lean: the optimizer's state, or NULL */
+    struct replay_buffer replay;
+    int n_new;                    /* experiences since its last update */
+    float *critic;                /* [FEATURES] */
+    double mean_squared_td_error; /* running mean of the baseline's squared errors */
+    uint8_t *moments;             /* with groups or lean: the optimizer's state, or NULL */
     int64_t updates;
-    struct rollout_stats tally; /* since the last health check */
-    bool broken;                /* some numbers are not finite */
+    struct rollout_stats rollout_stats; /* since the last health check */
+    bool nonfinite;                     /* some numbers are not finite */
     /* result of the last health check */
     struct policy_health health;
-    double kept_reward;
+    double snapshot_reward;
 };
 struct learner {
     const struct learner_options *o;
     double temperature;
     const int32_t *choices;
-    int n_actions, n_minds, n_bodies;
-    bool clone, lean;
+    int n_actions, n_policies, n_agents;
+    bool clone, low_memory;
     enum dtype lora_elem; /* element type of the adapters for decisions */
     struct pool *pool;
     uint64_t seed;
@@ -83,27 +83,27 @@ struct learner {
     int group;     /* number of policies per update */
     int first;     /* first policy of the current group */
     struct trainer *trainer;
-    struct trainer_snapshot *undo; /* healthy snapshots; with groups or lean, instead: */
-    FILE *shelf;                   /* their weights in f32, one policy after the other */
-    struct learner_es *es;         /* NULL unless the policies learn by es */
-    bool *told;                    /* [n_minds] policies that es updates */
-    struct learner_policy *minds;
-    struct replay_buffer *waiting; /* [n_bodies] pending decisions, at most `horizon` */
-    double *powers;                /* [horizon + 1] powers of γ λ */
+    struct trainer_snapshot *snapshot; /* healthy snapshots; with groups or lean, instead: */
+    FILE *snapshot_file;               /* their weights in f32, one policy after the other */
+    struct learner_es *es;             /* NULL unless the policies learn by es */
+    bool *es_updated;                  /* [n_minds] policies that es updates */
+    struct learner_policy *policies;
+    struct replay_buffer *pending; /* [n_bodies] pending decisions, at most `horizon` */
+    double *discount_powers;       /* [horizon + 1] powers of γ λ */
 
     /* an update */
-    struct train_sample *samples;      /* [n_minds · batch] */
-    const struct experience **learned; /* [n_minds · batch] */
-    double *advantage;                 /* [n_minds · batch] */
+    struct train_sample *samples;               /* [n_minds · batch] */
+    const struct transition **batch_experience; /* [n_minds · batch] */
+    double *advantage;                          /* [n_minds · batch] */
 };
 
 /* replay buffer */
 
-static struct experience *replay_buffer_at(const struct replay_buffer *m, int i) {
+static struct transition *replay_buffer_at(const struct replay_buffer *m, int i) {
     return &m->v[(m->first + i) % m->cap];
 }
 
-static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct experience *e) {
+static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct transition *e) {
     return m->tokens + (int64_t)(e - m->v) * m->stride;
 }
 
@@ -122,14 +122,14 @@ static void replay_buffer_widen(struct replay_buffer *m, int n) {
     m->stride = wide;
 }
 
-static void replay_buffer_add(struct replay_buffer *m, const struct experience *e,
+static void replay_buffer_add(struct replay_buffer *m, const struct transition *e,
                               const int32_t *tokens) {
     replay_buffer_widen(m, e->n);
     if (m->n == m->cap) {
         m->first = (m->first + 1) % m->cap;
         m->n--;
     }
-    struct experience *to = replay_buffer_at(m, m->n++);
+    struct transition *to = replay_buffer_at(m, m->n++);
     *to = *e;
     memcpy(replay_buffer_tokens(m, to), tokens, (size_t)e->n * sizeof *tokens);
 }
@@ -140,7 +140,7 @@ static void replay_buffer_drop_oldest(struct replay_buffer *m) {
 }
 
 static struct replay_buffer replay_buffer_make(int64_t cap) {
-    size_t bytes = (size_t)cap * sizeof(struct experience);
+    size_t bytes = (size_t)cap * sizeof(struct transition);
     return (struct replay_buffer){.v = memset(xmalloc(bytes), 0, bytes), .cap = (int)cap};
 }
 
@@ -179,37 +179,39 @@ static void critic_update(struct learner *l, struct learner_policy *m, const int
     uint32_t at[MOST_FEATURES];
     int count = critic_features(tokens, n, at);
     double error = ret - critic_value(m, tokens, n);
-    for (int i = 0; i < count; i++) m->critic[at[i]] += (float)(l->o->critic_rate * error / count);
-    m->square += (m->square > 0 ? 0.01 : 1) * (error * error - m->square);
+    for (int i = 0; i < count; i++) m->critic[at[i]] += (float)(l->o->critic_lr * error / count);
+    m->mean_squared_td_error +=
+        (m->mean_squared_td_error > 0 ? 0.01 : 1) * (error * error - m->mean_squared_td_error);
 }
 
 /* observations */
 
 static struct learner_policy *policy_of_agent(const struct learner *l, int body) {
-    return &l->minds[body % l->n_minds];
+    return &l->policies[body % l->n_policies];
 }
 
 /* Completes the return of an agent's oldest pending decision. */
 static void finalize_return(struct learner *l, int body) {
-    struct replay_buffer *w = &l->waiting[body];
+    struct replay_buffer *w = &l->pending[body];
     struct learner_policy *m = policy_of_agent(l, body);
-    struct experience *e = replay_buffer_at(w, 0);
+    struct transition *e = replay_buffer_at(w, 0);
     const int32_t *tokens = replay_buffer_tokens(w, e);
     e->ret += e->value;
     critic_update(l, m, tokens, e->n, e->ret);
-    replay_buffer_add(&m->memory, e, tokens);
-    m->fresh = MIN(m->fresh + 1, m->memory.cap);
+    replay_buffer_add(&m->replay, e, tokens);
+    m->n_new = MIN(m->n_new + 1, m->replay.cap);
     replay_buffer_drop_oldest(w);
 }
 
 /* Adds the error of the newest decision, whose next state has the value `next`, to all pending
  * returns. */
 static void td_error_add(struct learner *l, int body, double next) {
-    struct replay_buffer *w = &l->waiting[body];
+    struct replay_buffer *w = &l->pending[body];
     if (w->n == 0) return;
-    const struct experience *last = replay_buffer_at(w, w->n - 1);
+    const struct transition *last = replay_buffer_at(w, w->n - 1);
     double delta = last->reward + l->o->discount * next - last->value;
-    for (int i = 0; i < w->n; i++) replay_buffer_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
+    for (int i = 0; i < w->n; i++)
+        replay_buffer_at(w, i)->ret += l->discount_powers[w->n - 1 - i] * delta;
 }
 
 void learner_perturb(struct learner *l, int generation, int tick, int body,
@@ -219,15 +221,15 @@ void learner_perturb(struct learner *l, int generation, int tick, int body,
 
 void learner_observe_action(struct learner *l, int body, const struct policy_decision *a,
                             int teacher) {
-    struct replay_buffer *w = &l->waiting[body];
+    struct replay_buffer *w = &l->pending[body];
     struct learner_policy *m = policy_of_agent(l, body);
-    m->broken |= !rollout_stats_add_action(&m->tally, a, l->n_actions);
+    m->nonfinite |= !rollout_stats_add_action(&m->rollout_stats, a, l->n_actions);
     if (l->es) return;
     double value = critic_value(m, a->tokens, a->n);
     td_error_add(l, body, value);
     if (w->n == w->cap) finalize_return(l, body);
     replay_buffer_add(w,
-                      &(struct experience){.n = a->n,
+                      &(struct transition){.n = a->n,
                                            .action = (int16_t)a->action,
                                            .teacher = (int16_t)teacher,
                                            .logp = a->logp[a->action],
@@ -236,9 +238,9 @@ void learner_observe_action(struct learner *l, int body, const struct policy_dec
 }
 
 void learner_observe_reward(struct learner *l, int body, double reward, bool gone) {
-    struct replay_buffer *w = &l->waiting[body];
+    struct replay_buffer *w = &l->pending[body];
     struct learner_policy *m = policy_of_agent(l, body);
-    rollout_stats_add_reward(&m->tally, reward);
+    rollout_stats_add_reward(&m->rollout_stats, reward);
     if (l->es) {
         learner_es_observe_reward(l->es, body, reward);
         return;
@@ -249,7 +251,7 @@ void learner_observe_reward(struct learner *l, int body, double reward, bool gon
 
 void learner_finish_episode(struct learner *l, int body, const struct policy_decision *next) {
     td_error_add(l, body, next ? critic_value(policy_of_agent(l, body), next->tokens, next->n) : 0);
-    while (l->waiting[body].n) finalize_return(l, body);
+    while (l->pending[body].n) finalize_return(l, body);
 }
 
 /* updates */
@@ -257,27 +259,28 @@ void learner_finish_episode(struct learner *l, int body, const struct policy_dec
 /* The owner of the replay buffer to sample from: the policy, or with probability `share` any
  * policy. */
 static struct learner_policy *replay_owner(struct learner *l, int mind, struct rng *r) {
-    struct learner_policy *own = &l->minds[mind], *other = own;
-    if (l->o->share > 0 && (double)rng_uniform(r) < l->o->share)
-        other = &l->minds[rng_below(r, (uint32_t)l->n_minds)];
-    return other->memory.n ? other : own;
+    struct learner_policy *own = &l->policies[mind], *other = own;
+    if (l->o->shared_experience_fraction > 0 &&
+        (double)rng_uniform(r) < l->o->shared_experience_fraction)
+        other = &l->policies[rng_below(r, (uint32_t)l->n_policies)];
+    return other->replay.n ? other : own;
 }
 
 /* Samples from the experience since the owner's last update, or from the whole buffer. */
-static const struct experience *replay_sample(const struct learner *l,
+static const struct transition *replay_sample(const struct learner *l,
                                               const struct learner_policy *m, struct rng *r) {
-    int n = m->memory.n;
-    bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
-    int from = replayed ? n : MIN(m->fresh, n);
-    return replay_buffer_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
+    int n = m->replay.n;
+    bool replayed = m->n_new == 0 || (double)rng_uniform(r) < l->o->replay_fraction;
+    int from = replayed ? n : MIN(m->n_new, n);
+    return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)from));
 }
 
 /* The experience of another policy also trains the baseline; a policy's experience did so when its
  * return was completed. */
 static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
-    struct learner_policy *m = &l->minds[mind], *owner = replay_owner(l, mind, r);
-    const struct experience *e = replay_sample(l, owner, r);
-    const int32_t *tokens = replay_buffer_tokens(&owner->memory, e);
+    struct learner_policy *m = &l->policies[mind], *owner = replay_owner(l, mind, r);
+    const struct transition *e = replay_sample(l, owner, r);
+    const int32_t *tokens = replay_buffer_tokens(&owner->replay, e);
     struct train_sample *s = &l->samples[i];
     if (owner != m) critic_update(l, m, tokens, e->n, e->ret);
     s->tokens = xrealloc(s->tokens, (size_t)(e->n + 1) * sizeof *s->tokens);
@@ -288,36 +291,36 @@ static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
     s->mask[e->n] = 1;
     s->n = e->n + 1;
     s->adapter = mind - l->first;
-    double size = sqrt(m->square);
-    l->learned[i] = e;
+    double size = sqrt(m->mean_squared_td_error);
+    l->batch_experience[i] = e;
     l->advantage[i] = size > 0 ? (e->ret - critic_value(m, tokens, e->n)) / size : 0;
 }
 
 static int minibatch_sample(struct learner *l, int generation, int tick) {
-    int n = 0, batch = (int)l->o->batch;
-    for (int i = l->first; i < MIN(l->first + l->group, l->n_minds); i++) {
+    int n = 0, batch = (int)l->o->batch_size;
+    for (int i = l->first; i < MIN(l->first + l->group, l->n_policies); i++) {
         struct rng r =
             rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
-        for (int k = 0; l->minds[i].memory.n >= 2 * batch && k < batch; k++)
+        for (int k = 0; l->policies[i].replay.n >= 2 * batch && k < batch; k++)
             sample_fill(l, n++, i, &r);
     }
-    for (int k = 0; k < n; k += batch) l->minds[l->first + l->samples[k].adapter].fresh = 0;
+    for (int k = 0; k < n; k += batch) l->policies[l->first + l->samples[k].adapter].n_new = 0;
     return n;
 }
 
 /* The partial derivatives with respect to the log-probabilities; the trainer applies the softmax.
  */
-static void ppo_loss(const struct learner *l, const struct experience *e, double advantage,
+static void ppo_loss(const struct learner *l, const struct transition *e, double advantage,
                      struct loss_sample *s) {
     double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
-    double eps = l->o->clip, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
+    double eps = l->o->clip_range, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
     for (int i = 0; i < l->n_actions; i++) {
         double p = math_exp(s->logp[i]);
         entropy -= p * s->logp[i];
-        s->weight[i] = (float)(l->o->entropy * p * (s->logp[i] + 1));
+        s->weight[i] = (float)(l->o->entropy_coef * p * (s->logp[i] + 1));
     }
     if (ratio * advantage <= bound * advantage) s->weight[e->action] -= (float)(ratio * advantage);
-    s->loss = -fmin(ratio * advantage, bound * advantage) - l->o->entropy * entropy;
+    s->loss = -fmin(ratio * advantage, bound * advantage) - l->o->entropy_coef * entropy;
 }
 
 static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct error *err) {
@@ -326,7 +329,7 @@ static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct e
     for (int i = 0; i < n; i++) {
         struct loss_sample *s = &scored[i];
         int64_t at = s->sample - l->samples;
-        const struct experience *e = l->learned[at];
+        const struct transition *e = l->batch_experience[at];
         s->count = 1;
         if (!l->clone) {
             ppo_loss(l, e, l->advantage[at], s);
@@ -339,22 +342,23 @@ static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct e
 }
 
 static bool grouped(const struct learner *l) {
-    return l->shelf != NULL;
+    return l->snapshot_file != NULL;
 }
 
 /* Takes ownership of `floats`, which is malloc'ed. */
 static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
-    struct learner_policy *m = &l->minds[i];
+    struct learner_policy *m = &l->policies[i];
     const struct adapter *was = m->adapter;
-    struct adapter *a = l->lean ? adapter_from_data_f16(&was->shape, &was->config, floats, NULL, r)
-                                : adapter_from_owned_data(&was->shape, &was->config, floats, NULL);
+    struct adapter *a = l->low_memory
+                            ? adapter_from_data_f16(&was->shape, &was->config, floats, NULL, r)
+                            : adapter_from_owned_data(&was->shape, &was->config, floats, NULL);
     adapter_release(m->adapter);
     m->adapter = a;
 }
 
 /* Copies a policy's weights from the trainer after an update in that tick. */
 static void policy_pull_weights(struct learner *l, int i, int generation, int tick) {
-    struct learner_policy *m = &l->minds[i];
+    struct learner_policy *m = &l->policies[i];
     struct rng r =
         rng_make(l->seed, RNG_SHUFFLE, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
     size_t bytes = m->adapter->n_data * sizeof(float);
@@ -368,8 +372,8 @@ static void policy_pull_weights(struct learner *l, int i, int generation, int ti
 
 /* Loads the group's policies into the trainer. */
 static void group_enter(struct learner *l) {
-    for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_minds; i++) {
-        const struct learner_policy *m = &l->minds[l->first + i];
+    for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_policies; i++) {
+        const struct learner_policy *m = &l->policies[l->first + i];
         trainer_import_adapter(l->trainer, i, m->adapter, m->moments, m->updates);
     }
 }
@@ -377,7 +381,7 @@ static void group_enter(struct learner *l) {
 /* Number of samples in a pass; it does not affect the gradients. */
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0, rows = 0;
-    if (!l->lean) return n;
+    if (!l->low_memory) return n;
     while (taken < n && (rows += l->samples[from + taken].n) <= LEAN_ROWS) taken++;
     return MAX(taken, 1);
 }
@@ -409,7 +413,7 @@ static void sample_move(struct learner *l, int to, int from) {
     struct train_sample s = l->samples[to]; // keeps the buffers for reuse
     l->samples[to] = l->samples[from];
     l->samples[from] = s;
-    l->learned[to] = l->learned[from];
+    l->batch_experience[to] = l->batch_experience[from];
     l->advantage[to] = l->advantage[from];
 }
 
@@ -417,14 +421,14 @@ static void sample_move(struct learner *l, int to, int from) {
  * and removes their samples, which are contiguous per policy. Returns the number of samples left.
  */
 static int nonfinite_drop(struct learner *l, int n, struct error *err) {
-    int per = (int)l->o->batch, left = 0;
+    int per = (int)l->o->batch_size, left = 0;
     for (int at = 0; at < n; at += per) {
         struct error one;
         trainer_zero_grad(l->trainer);
         int rc = accumulate(l, at, per, &one);
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
         bool broken = rc != OK || !gradients_finite(l);
-        if (broken) l->minds[l->first + l->samples[at].adapter].broken = true;
+        if (broken) l->policies[l->first + l->samples[at].adapter].nonfinite = true;
         for (int k = 0; !broken && k < per; k++) sample_move(l, left++, at + k);
     }
     trainer_zero_grad(l->trainer);
@@ -435,34 +439,34 @@ static int nonfinite_drop(struct learner *l, int n, struct error *err) {
  * poor, and falls to a tenth at the end of a generation, so that the result does not depend mostly
  * on the last ticks. */
 static float learning_rate_at(const struct learner *l, int tick) {
-    double done = (double)l->minds[l->first].updates + 1, rise = (double)l->o->warmup;
+    double done = (double)l->policies[l->first].updates + 1, rise = (double)l->o->warmup_steps;
     double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
     return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
 }
 
-struct refresh {
+struct policy_refresh {
     struct learner *l;
     int *minds;
     int generation, tick;
 };
 
 static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct refresh *r = ctx;
+    const struct policy_refresh *r = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         policy_pull_weights(r->l, r->minds[i], r->generation, r->tick);
-        adapter_pack(r->l->minds[r->minds[i]].adapter, r->l->lora_elem);
+        adapter_pack(r->l->policies[r->minds[i]].adapter, r->l->lora_elem);
     }
 }
 
 /* Updates all policies that have learned: hashes and packs them in parallel, unless memory is
  * short. */
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
-    struct refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
+    struct policy_refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int learned = 0;
-    for (int i = 0; i < n; i += (int)l->o->batch)
+    for (int i = 0; i < n; i += (int)l->o->batch_size)
         r.minds[learned++] = l->first + l->samples[i].adapter;
-    pool_run(l->lean ? NULL : l->pool, refresh_items, &r, learned, 1);
+    pool_run(l->low_memory ? NULL : l->pool, refresh_items, &r, learned, 1);
     free(r.minds);
 }
 
@@ -481,16 +485,16 @@ static int update(struct learner *l, int generation, int tick, struct error *err
         n = nonfinite_drop(l, n, err);
         rc = n > 0 ? step(l, n, tick, err) : n;
     }
-    if (l->lean) trainer_free_activations(l->trainer);
+    if (l->low_memory) trainer_free_activations(l->trainer);
     if (rc == OK && n > 0) policies_pull_weights(l, n, generation, tick);
     return rc;
 }
 
 static int update_es(struct learner *l, int generation, int tick, struct error *err) {
-    if (learner_es_tick(l->es, tick, l->told) == 0) return OK;
+    if (learner_es_tick(l->es, tick, l->es_updated) == 0) return OK;
     int rc = trainer_update(l->trainer, learning_rate_at(l, tick), NULL, err);
-    for (int i = 0; rc == OK && i < l->n_minds; i++)
-        if (l->told[i]) policy_pull_weights(l, i, generation, tick);
+    for (int i = 0; rc == OK && i < l->n_policies; i++)
+        if (l->es_updated[i]) policy_pull_weights(l, i, generation, tick);
     return rc;
 }
 
@@ -498,28 +502,28 @@ static int update_es(struct learner *l, int generation, int tick, struct error *
 
 /* Saves a snapshot of a healthy policy; snapshot_restore restores it. */
 static int snapshot_save(struct learner *l, int i, struct error *err) {
-    const struct adapter *a = l->minds[i].adapter;
+    const struct adapter *a = l->policies[i].adapter;
     if (!grouped(l)) {
-        trainer_snapshot_save(l->undo, l->trainer, i);
+        trainer_snapshot_save(l->snapshot, l->trainer, i);
         return OK;
     }
     size_t bytes = a->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
     adapter_copy_params(a, floats);
-    ssize_t done = pwrite(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes));
+    ssize_t done = pwrite(fileno(l->snapshot_file), floats, bytes, (off_t)((size_t)i * bytes));
     free(floats);
     return done == (ssize_t)bytes ? OK : error_errno(err, "cannot keep a copy of a mind");
 }
 
 static int snapshot_restore(struct learner *l, int i, struct error *err) {
-    struct learner_policy *m = &l->minds[i];
+    struct learner_policy *m = &l->policies[i];
     struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // the values are already rounded
     size_t bytes = m->adapter->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
     if (!grouped(l)) {
-        trainer_snapshot_restore(l->undo, l->trainer, i);
+        trainer_snapshot_restore(l->snapshot, l->trainer, i);
         memcpy(floats, trainer_adapter_params(l->trainer, i), bytes);
-    } else if (pread(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes)) !=
+    } else if (pread(fileno(l->snapshot_file), floats, bytes, (off_t)((size_t)i * bytes)) !=
                (ssize_t)bytes) {
         free(floats);
         return error_errno(err, "cannot read the copy of a mind");
@@ -531,30 +535,30 @@ static int snapshot_restore(struct learner *l, int i, struct error *err) {
 }
 
 static int policy_rollback(struct learner *l, int i, struct error *err) {
-    struct learner_policy *m = &l->minds[i];
+    struct learner_policy *m = &l->policies[i];
     if (snapshot_restore(l, i, err) != OK) return err->code;
-    m->broken = false;
+    m->nonfinite = false;
     m->health.rollbacks++;
-    m->memory.n = m->fresh = 0; // its experience since then comes from other weights
-    for (int b = i; b < l->n_bodies; b += l->n_minds) l->waiting[b].n = 0;
+    m->replay.n = m->n_new = 0; // its experience since then comes from other weights
+    for (int b = i; b < l->n_agents; b += l->n_policies) l->pending[b].n = 0;
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
-    m->square = 0;
+    m->mean_squared_td_error = 0;
     if (l->es) learner_es_reset(l->es, i);
     return OK;
 }
 
 static int health_check(struct learner *l, int tick, struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < l->n_minds; i++) {
-        struct learner_policy *m = &l->minds[i];
-        if (m->broken) rc = policy_rollback(l, i, err);
-        if (rc != OK || tick % HEALTH_INTERVAL || !m->tally.decisions) continue;
-        rollout_stats_to_health(&m->tally, l->n_actions, &m->health);
-        if (m->health.collapsed && m->health.reward < m->kept_reward) {
+    for (int i = 0; rc == OK && i < l->n_policies; i++) {
+        struct learner_policy *m = &l->policies[i];
+        if (m->nonfinite) rc = policy_rollback(l, i, err);
+        if (rc != OK || tick % HEALTH_INTERVAL || !m->rollout_stats.decisions) continue;
+        rollout_stats_to_health(&m->rollout_stats, l->n_actions, &m->health);
+        if (m->health.collapsed && m->health.reward < m->snapshot_reward) {
             rc = policy_rollback(l, i, err);
         } else {
             rc = snapshot_save(l, i, err);
-            m->kept_reward = m->health.reward;
+            m->snapshot_reward = m->health.reward;
         }
     }
     return rc;
@@ -562,7 +566,8 @@ static int health_check(struct learner *l, int tick, struct error *err) {
 
 /* Updates the groups whose turn it is; the last group's turn is every `every` ticks. */
 static int update_groups(struct learner *l, int generation, int tick, struct error *err) {
-    int rc = OK, every = (int)l->o->every, groups = (l->n_minds + l->group - 1) / l->group;
+    int rc = OK, every = (int)l->o->update_interval,
+        groups = (l->n_policies + l->group - 1) / l->group;
     for (int g = 0; rc == OK && g < groups; g++) {
         int turn = (int)((int64_t)(g + 1) * every / groups);
         l->first = g * l->group;
@@ -577,19 +582,19 @@ int learner_tick(struct learner *l, int generation, int tick, struct error *err)
 }
 
 struct adapter *learner_adapter(const struct learner *l, int mind) {
-    return l->minds[mind].adapter;
+    return l->policies[mind].adapter;
 }
 
 int64_t learner_updates(const struct learner *l) {
     int64_t n = 0;
-    for (int i = 0; i < l->n_minds; i++) n += l->minds[i].updates;
+    for (int i = 0; i < l->n_policies; i++) n += l->policies[i].updates;
     return n;
 }
 
 struct policy_health learner_health(const struct learner *l, int mind) {
-    struct learner_policy m = l->minds[mind];
+    struct learner_policy m = l->policies[mind];
     if (m.health.decisions == 0) // no health check yet
-        rollout_stats_to_health(&m.tally, l->n_actions, &m.health);
+        rollout_stats_to_health(&m.rollout_stats, l->n_actions, &m.health);
     return m.health;
 }
 
@@ -598,9 +603,9 @@ struct policy_health learner_health(const struct learner *l, int mind) {
 static struct learner_policy policy_make(const struct learner_options *o,
                                          const struct learner_config *b, int i) {
     struct learner_policy m = {.adapter = adapter_retain(b->adapters[i]),
-                               .memory = replay_buffer_make(o->buffer),
+                               .replay = replay_buffer_make(o->buffer_size),
                                .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
-                               .kept_reward = -INFINITY};
+                               .snapshot_reward = -INFINITY};
     if (b->critics && b->critics[i])
         memcpy(m.critic, b->critics[i], CRITIC_FEATURES * sizeof(float));
     return m;
@@ -608,16 +613,17 @@ static struct learner_policy policy_make(const struct learner_options *o,
 
 static void room_make(struct learner *l) {
     const struct learner_options *o = l->o;
-    size_t n = (size_t)l->group * (size_t)o->batch;
-    l->told = xcalloc((size_t)l->n_minds, sizeof *l->told);
+    size_t n = (size_t)l->group * (size_t)o->batch_size;
+    l->es_updated = xcalloc((size_t)l->n_policies, sizeof *l->es_updated);
     l->samples = xcalloc(n, sizeof *l->samples);
-    l->learned = xcalloc(n, sizeof *l->learned);
+    l->batch_experience = xcalloc(n, sizeof *l->batch_experience);
     l->advantage = xcalloc(n, sizeof *l->advantage);
-    l->powers = xcalloc((size_t)o->horizon + 1, sizeof *l->powers);
-    l->powers[0] = 1;
-    for (int i = 1; i <= o->horizon; i++) l->powers[i] = l->powers[i - 1] * o->discount * o->lambda;
-    l->waiting = xcalloc((size_t)l->n_bodies, sizeof *l->waiting);
-    for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = replay_buffer_make(o->horizon);
+    l->discount_powers = xcalloc((size_t)o->horizon + 1, sizeof *l->discount_powers);
+    l->discount_powers[0] = 1;
+    for (int i = 1; i <= o->horizon; i++)
+        l->discount_powers[i] = l->discount_powers[i - 1] * o->discount * o->gae_lambda;
+    l->pending = xcalloc((size_t)l->n_agents, sizeof *l->pending);
+    for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_make(o->horizon);
 }
 
 /* With groups the trainer's places are shared; the first group determines their layout. */
@@ -625,7 +631,7 @@ static struct trainer *trainer_make(const struct learner_options *o, const struc
                                     int group, struct error *err) {
     struct train_options to = o->train;
     struct adapter **whole = xcalloc((size_t)group, sizeof(struct adapter *));
-    to.gradient_checkpointing |= b->lean;
+    to.gradient_checkpointing |= b->low_memory;
     for (int i = 0; i < group; i++) whole[i] = adapter_to_f32(b->adapters[i]);
     struct trainer *t = trainer_new_lora(b->m, whole, group, &to, b->pool, err);
     for (int i = 0; i < group; i++) adapter_release(whole[i]);
@@ -635,33 +641,34 @@ static struct trainer *trainer_make(const struct learner_options *o, const struc
 
 static int copies_make(struct learner *l, struct error *err) {
     int rc = OK;
-    if (l->lean || l->group < l->n_minds) {
-        if (!(l->shelf = tmpfile())) return error_errno(err, "no room for copies of minds");
+    if (l->low_memory || l->group < l->n_policies) {
+        if (!(l->snapshot_file = tmpfile())) return error_errno(err, "no room for copies of minds");
     } else {
-        l->undo = trainer_snapshot_new(l->trainer);
+        l->snapshot = trainer_snapshot_new(l->trainer);
     }
-    for (int i = 0; rc == OK && i < l->n_minds; i++) rc = snapshot_save(l, i, err);
+    for (int i = 0; rc == OK && i < l->n_policies; i++) rc = snapshot_save(l, i, err);
     return rc;
 }
 
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
                             struct error *err) {
     bool es = strcmp(o->learn, "es") == 0;
-    for (int i = 0; es && i < b->n_minds; i++)
+    for (int i = 0; es && i < b->n_policies; i++)
         if (adapter_require_plain(b->adapters[i], "learning by es", err) != OK) return NULL;
-    int group = o->group ? (int)MIN(o->group, b->n_minds) : b->n_minds;
+    int group =
+        o->update_group_size ? (int)MIN(o->update_group_size, b->n_policies) : b->n_policies;
     struct trainer *t = trainer_make(o, b, group, err);
     if (!t) return NULL;
     struct learner *l = xcalloc(1, sizeof *l);
     *l = (struct learner){.o = o,
                           .temperature = b->temperature,
-                          .choices = policy_runner_action_tokens(b->asker),
+                          .choices = policy_runner_action_tokens(b->policy_runner),
                           .n_actions = b->n_actions,
-                          .n_minds = b->n_minds,
-                          .n_bodies = b->n_bodies,
+                          .n_policies = b->n_policies,
+                          .n_agents = b->n_agents,
                           .clone = strcmp(o->learn, "clone") == 0,
-                          .lean = b->lean,
-                          .lora_elem = policy_runner_lora_elem(b->asker),
+                          .low_memory = b->low_memory,
+                          .lora_elem = policy_runner_lora_elem(b->policy_runner),
                           .pool = b->pool,
                           .seed = b->seed,
                           .steps = b->steps,
@@ -669,8 +676,8 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
                           .trainer = t};
     if (es) l->es = learner_es_new(o, b, t);
     room_make(l);
-    l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
-    for (int i = 0; i < l->n_minds; i++) l->minds[i] = policy_make(o, b, i);
+    l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
+    for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, b, i);
     if (copies_make(l, err) == OK) return l;
     learner_free(l);
     return NULL;
@@ -682,31 +689,31 @@ size_t learner_critic_bytes(void) {
 
 float *learner_critic(const struct learner *l, int mind) {
     float *copy = xmalloc(CRITIC_FEATURES * sizeof *copy);
-    memcpy(copy, l->minds[mind].critic, CRITIC_FEATURES * sizeof *copy);
+    memcpy(copy, l->policies[mind].critic, CRITIC_FEATURES * sizeof *copy);
     return copy;
 }
 
 void learner_free(struct learner *l) {
     if (!l) return;
-    for (int i = 0; i < l->n_minds; i++) {
-        adapter_release(l->minds[i].adapter);
-        replay_buffer_release(&l->minds[i].memory);
-        free(l->minds[i].critic);
-        free(l->minds[i].moments);
+    for (int i = 0; i < l->n_policies; i++) {
+        adapter_release(l->policies[i].adapter);
+        replay_buffer_release(&l->policies[i].replay);
+        free(l->policies[i].critic);
+        free(l->policies[i].moments);
     }
-    for (int i = 0; i < l->n_bodies; i++) replay_buffer_release(&l->waiting[i]);
-    for (int64_t i = 0; i < l->group * l->o->batch; i++) train_sample_release(&l->samples[i]);
+    for (int i = 0; i < l->n_agents; i++) replay_buffer_release(&l->pending[i]);
+    for (int64_t i = 0; i < l->group * l->o->batch_size; i++) train_sample_release(&l->samples[i]);
     learner_es_free(l->es);
-    free(l->told);
-    trainer_snapshot_free(l->undo);
-    if (l->shelf) fclose(l->shelf);
+    free(l->es_updated);
+    trainer_snapshot_free(l->snapshot);
+    if (l->snapshot_file) fclose(l->snapshot_file);
     trainer_free(l->trainer);
     free(l->samples);
-    free(l->learned);
+    free(l->batch_experience);
     free(l->advantage);
-    free(l->powers);
-    free(l->minds);
-    free(l->waiting);
+    free(l->discount_powers);
+    free(l->policies);
+    free(l->pending);
     free(l);
 }
 
@@ -722,31 +729,33 @@ const struct option_row learner_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
         "online learning from rewards: gradient or es; from a teacher: clone (imitation); none",
         JOB_TEXT),
-    ROW("update-interval", OPT_INT, every, "10", 1, 1e6, "N", "ticks between updates"),
-    ROW("batch-size", OPT_INT, batch, "4", 1, 4096, "N", "experiences of each adapter per update"),
-    ROW("buffer-size", OPT_INT, buffer, "1000", 8, 1e6, "N",
+    ROW("update-interval", OPT_INT, update_interval, "10", 1, 1e6, "N", "ticks between updates"),
+    ROW("batch-size", OPT_INT, batch_size, "4", 1, 4096, "N",
+        "experiences of each adapter per update"),
+    ROW("buffer-size", OPT_INT, buffer_size, "1000", 8, 1e6, "N",
         "replay buffer of each adapter, in experiences"),
     ROW("horizon", OPT_INT, horizon, "16", 1, 1000, "N", "steps of the n-step return"),
     ROW("discount", OPT_FLOAT, discount, "0.9", 0, 1, "X",
         "discount factor of rewards per tick (gamma)"),
-    ROW("gae-lambda", OPT_FLOAT, lambda, "0.5", 0, 1, "X",
+    ROW("gae-lambda", OPT_FLOAT, gae_lambda, "0.5", 0, 1, "X",
         "lambda of generalised advantage estimation (GAE)"),
-    ROW("replay-fraction", OPT_FLOAT, replay, "0.25", 0, 1, "P",
+    ROW("replay-fraction", OPT_FLOAT, replay_fraction, "0.25", 0, 1, "P",
         "fraction of a batch sampled from the whole replay buffer instead of new experiences"),
-    ROW("shared-experience-fraction", OPT_FLOAT, share, "0", 0, 1, "P",
+    ROW("shared-experience-fraction", OPT_FLOAT, shared_experience_fraction, "0", 0, 1, "P",
         "fraction of a batch sampled from the experiences of all adapters (SEAC)"),
-    ROW("entropy-coef", OPT_FLOAT, entropy, "0.05", 0, 10, "X", "coefficient of the entropy bonus"),
-    ROW("clip-range", OPT_FLOAT, clip, "0.2", 0, 10, "X",
+    ROW("entropy-coef", OPT_FLOAT, entropy_coef, "0.05", 0, 10, "X",
+        "coefficient of the entropy bonus"),
+    ROW("clip-range", OPT_FLOAT, clip_range, "0.2", 0, 10, "X",
         "clip range of the ratio of new to old probability (PPO)"),
-    ROW("critic-lr", OPT_FLOAT, critic_rate, "0.1", 0, 1, "X",
+    ROW("critic-lr", OPT_FLOAT, critic_lr, "0.1", 0, 1, "X",
         "learning rate of the critic (the baseline)"),
     ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
-    ROW("warmup-steps", OPT_INT, warmup, "20", 0, 1e6, "N",
+    ROW("warmup-steps", OPT_INT, warmup_steps, "20", 0, 1e6, "N",
         "warm-up updates of that rate in each generation; it decays to a tenth at the end"),
-    ROW("update-group-size", OPT_INT, group, "0", 0, 4096, "N",
+    ROW("update-update_group_size-size", OPT_INT, update_group_size, "0", 0, 4096, "N",
         "adapters per update; groups are updated one after another in the ticks between (0: all at "
         "once)"),
-    ROW("perturbation-ticks", OPT_INT, stretch, "50", 1, 1e6, "N",
+    ROW("perturbation-ticks", OPT_INT, perturbation_ticks, "50", 1, 1e6, "N",
         "es: ticks that an agent acts with one perturbed adapter"),
     ROW("sigma", OPT_FLOAT, sigma, "0.1", 1e-9, 1, "X",
         "es: standard deviation of the perturbation of A and B"),
@@ -781,10 +790,11 @@ int learner_options_check(const struct learner_options *o, struct error *err) {
         return error_set(err, ERR_USAGE,
                          "no way to learn '%s'; there are gradient, clone, es and none", o->learn);
     if (es_fitness_shaping_check(o->shaping, err) != OK) return err->code;
-    if (strcmp(o->learn, "es") == 0 && o->group)
-        return error_set(err, ERR_USAGE, "--learn es updates all minds at once: leave out --update-group-size");
-    if (o->buffer < 2 * o->batch)
+    if (strcmp(o->learn, "es") == 0 && o->update_group_size)
+        return error_set(err, ERR_USAGE,
+                         "--learn es updates all minds at once: leave out --update-group-size");
+    if (o->buffer_size < 2 * o->batch_size)
         return error_set(err, ERR_USAGE, "a buffer of %lld holds no two batches of %lld",
-                         (long long)o->buffer, (long long)o->batch);
+                         (long long)o->buffer_size, (long long)o->batch_size);
     return optim_parse(o->train.optim, &optim, err);
 }

@@ -28,12 +28,12 @@
 #include <string.h>
 
 struct es_member {
-    double paid;
+    double reward_sum;
     int64_t ticks; /* ticks with a reward */
 };
 struct es_policy {               /* state of one policy */
     int n_pairs, round;          /* round: -1 before the first */
-    bool takes_turns;            /* + and - in different stretches */
+    bool alternates_signs;       /* + and - in different stretches */
     uint64_t seed;               /* seed of the round's directions */
     struct adapter **directions; /* [n_pairs] NULL until first used */
     struct es_member *members;   /* [2 n_pairs] + and - of a pair are adjacent */
@@ -41,25 +41,25 @@ struct es_policy {               /* state of one policy */
 struct learner_es {
     const struct learner_options *o;
     struct trainer *t;
-    int n_minds, n_bodies;
+    int n_policies, n_agents;
     uint64_t seed;
-    struct es_policy *students; /* [n_minds] */
-    struct es_member **now;     /* [n_bodies] member with which an agent decided last */
+    struct es_policy *policies;       /* [n_minds] */
+    struct es_member **active_member; /* [n_bodies] member with which an agent decided last */
 };
 
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
                                   struct trainer *t) {
     struct learner_es *e = xcalloc(1, sizeof *e);
     *e = (struct learner_es){
-        .o = o, .t = t, .n_minds = b->n_minds, .n_bodies = b->n_bodies, .seed = b->seed};
-    e->students = xcalloc((size_t)e->n_minds, sizeof *e->students);
-    e->now = xcalloc((size_t)e->n_bodies, sizeof(struct es_member *));
-    for (int i = 0; i < e->n_minds; i++) {
-        struct es_policy *s = &e->students[i];
-        int bodies = (e->n_bodies - i + e->n_minds - 1) / e->n_minds;
+        .o = o, .t = t, .n_policies = b->n_policies, .n_agents = b->n_agents, .seed = b->seed};
+    e->policies = xcalloc((size_t)e->n_policies, sizeof *e->policies);
+    e->active_member = xcalloc((size_t)e->n_agents, sizeof(struct es_member *));
+    for (int i = 0; i < e->n_policies; i++) {
+        struct es_policy *s = &e->policies[i];
+        int bodies = (e->n_agents - i + e->n_policies - 1) / e->n_policies;
         s->round = -1;
-        s->takes_turns = bodies % 2;
-        s->n_pairs = s->takes_turns ? bodies : bodies / 2;
+        s->alternates_signs = bodies % 2;
+        s->n_pairs = s->alternates_signs ? bodies : bodies / 2;
         s->directions = xcalloc((size_t)s->n_pairs, sizeof(struct adapter *));
         s->members = xcalloc(2 * (size_t)s->n_pairs, sizeof *s->members);
     }
@@ -67,7 +67,7 @@ struct learner_es *learner_es_new(const struct learner_options *o, const struct 
 }
 
 void learner_es_reset(struct learner_es *e, int mind) {
-    struct es_policy *s = &e->students[mind];
+    struct es_policy *s = &e->policies[mind];
     memset(s->members, 0, 2 * (size_t)s->n_pairs * sizeof *s->members);
     for (int i = 0; i < s->n_pairs; i++) {
         adapter_release(s->directions[i]);
@@ -77,18 +77,18 @@ void learner_es_reset(struct learner_es *e, int mind) {
 
 void learner_es_free(struct learner_es *e) {
     if (!e) return;
-    for (int i = 0; i < e->n_minds; i++) {
+    for (int i = 0; i < e->n_policies; i++) {
         learner_es_reset(e, i);
-        free(e->students[i].directions);
-        free(e->students[i].members);
+        free(e->policies[i].directions);
+        free(e->policies[i].members);
     }
-    free(e->students);
-    free(e->now);
+    free(e->policies);
+    free(e->active_member);
     free(e);
 }
 
 static void round_begin(struct learner_es *e, int mind, int generation, int round) {
-    struct es_policy *s = &e->students[mind];
+    struct es_policy *s = &e->policies[mind];
     struct rng life = rng_make(e->seed, RNG_NOISE, (uint32_t)mind, (uint32_t)generation);
     struct rng r = rng_make(rng_u64(&life), RNG_NOISE, 0, (uint32_t)round);
     learner_es_reset(e, mind);
@@ -98,33 +98,35 @@ static void round_begin(struct learner_es *e, int mind, int generation, int roun
 
 void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
                         struct policy_decision *a) {
-    int mind = body % e->n_minds, nth = body / e->n_minds, stretch = tick / (int)e->o->stretch;
-    struct es_policy *s = &e->students[mind];
-    int round = s->takes_turns ? stretch / 2 : stretch;
-    int pair = s->takes_turns ? nth : nth / 2, minus = s->takes_turns ? stretch % 2 : nth % 2;
+    int mind = body % e->n_policies, nth = body / e->n_policies,
+        stretch = tick / (int)e->o->perturbation_ticks;
+    struct es_policy *s = &e->policies[mind];
+    int round = s->alternates_signs ? stretch / 2 : stretch;
+    int pair = s->alternates_signs ? nth : nth / 2,
+        minus = s->alternates_signs ? stretch % 2 : nth % 2;
     if (round != s->round) round_begin(e, mind, generation, round);
     struct adapter **d = &s->directions[pair];
     struct lora_perturbation z = {s->seed, (uint32_t)pair};
     if (!*d) *d = es_perturbation(e->t, mind, &z, e->o->sigma);
-    e->now[body] = &s->members[2 * pair + minus];
+    e->active_member[body] = &s->members[2 * pair + minus];
     a->mix[0] = (struct weighted_adapter){.adapter = a->adapter, .weight = 1};
     a->mix[1] = (struct weighted_adapter){.adapter = *d, .weight = minus ? -1 : 1};
     a->n_mix = 2;
 }
 
 void learner_es_observe_reward(struct learner_es *e, int body, double reward) {
-    e->now[body]->paid += reward;
-    e->now[body]->ticks++;
+    e->active_member[body]->reward_sum += reward;
+    e->active_member[body]->ticks++;
 }
 
 /* Adds the gradient estimate; returns false if it is zero. */
 static bool es_policy_update(struct learner_es *e, int mind) {
-    struct es_policy *s = &e->students[mind];
+    struct es_policy *s = &e->policies[mind];
     int all = 2 * s->n_pairs, n = 0;
     double *f = xcalloc((size_t)all, sizeof *f), *coef = xcalloc((size_t)s->n_pairs, sizeof *coef);
     bool says = false;
     for (int i = 0; i < all; i++)
-        if (s->members[i].ticks) f[n++] = s->members[i].paid;
+        if (s->members[i].ticks) f[n++] = s->members[i].reward_sum;
     if (n > 1) es_shape_fitness(e->o->shaping, f, n);
     for (int i = 0, k = 0; n > 1 && i < all; i++) {
         if (!s->members[i].ticks) continue;
@@ -139,10 +141,10 @@ static bool es_policy_update(struct learner_es *e, int mind) {
 }
 
 int learner_es_tick(struct learner_es *e, int tick, bool *told) {
-    int n = 0, over = tick / (int)e->o->stretch; // finished stretches
-    if (tick % e->o->stretch) return 0;
-    for (int i = 0; i < e->n_minds; i++) {
-        told[i] = (!e->students[i].takes_turns || over % 2 == 0) && es_policy_update(e, i);
+    int n = 0, over = tick / (int)e->o->perturbation_ticks; // finished stretches
+    if (tick % e->o->perturbation_ticks) return 0;
+    for (int i = 0; i < e->n_policies; i++) {
+        told[i] = (!e->policies[i].alternates_signs || over % 2 == 0) && es_policy_update(e, i);
         n += told[i];
     }
     return n;

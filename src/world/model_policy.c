@@ -13,7 +13,7 @@ struct model_policy {
     struct initial_adapters first;
     struct grid_env grid;
     struct environment env, *list;
-    struct simulation *life; /* NULL until the world is known */
+    struct simulation *simulation; /* NULL until the world is known */
     uint64_t seed;
     int tick; /* next tick of the world that was last played */
 };
@@ -24,11 +24,11 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
     struct model_policy *p = xcalloc(1, sizeof *p);
     p->q = q;
     p->o = q->o->life;
-    p->o.worlds = 1;
+    p->o.n_envs = 1;
     p->o.steps = INT32_MAX;
     p->o.breed = false;
     if (!learns) p->o.learn.learn = none;
-    if (q->o->adapters.n == 0) p->o.spread = 0;
+    if (q->o->adapters.n == 0) p->o.init_noise = 0;
     if (initial_adapters_open(&p->first, &q->o->adapters, q->m, err) == OK) return p;
     model_policy_free(p);
     return NULL;
@@ -36,7 +36,7 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
 
 void model_policy_free(struct model_policy *p) {
     if (!p) return;
-    simulation_free(p->life);
+    simulation_free(p->simulation);
     initial_adapters_release(&p->first);
     free(p);
 }
@@ -44,33 +44,36 @@ void model_policy_free(struct model_policy *p) {
 /* Enters a world other than the last one, or a tick that is not the next one. */
 static int world_enter(struct model_policy *p, const struct world *w, const struct world_rules *r,
                        uint64_t seed, struct error *err) {
-    if (p->life) simulation_end_generation(p->life);
+    if (p->simulation) simulation_end_generation(p->simulation);
     p->grid = (struct grid_env){
         .rules = r, .teacher = world_policy_find(p->o.teacher), .n_agents = w->n_agents};
     p->env = grid_env_as_environment(&p->grid);
     p->list = &p->env;
-    if (!p->life)
-        p->life = simulation_new(p->q->m, &p->o, &p->list, p->first.v, p->first.n, p->q->pool, err);
-    int rc = p->life ? simulation_begin_generation(p->life, &seed, err) : err->code;
-    if (rc == OK) simulation_set_tick(p->life, w->tick);
+    if (!p->simulation)
+        p->simulation =
+            simulation_new(p->q->m, &p->o, &p->list, p->first.v, p->first.n, p->q->pool, err);
+    int rc = p->simulation ? simulation_begin_generation(p->simulation, &seed, err) : err->code;
+    if (rc == OK) simulation_set_tick(p->simulation, w->tick);
     return rc;
 }
 
 int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
                      uint64_t seed, int16_t *actions, struct error *err) {
     int rc = OK;
-    if (!p->life || w->tick != p->tick || seed != p->seed) rc = world_enter(p, w, r, seed, err);
+    if (!p->simulation || w->tick != p->tick || seed != p->seed)
+        rc = world_enter(p, w, r, seed, err);
     p->grid.w = *w;
-    if (rc == OK) rc = simulation_step(p->life, err);
+    if (rc == OK) rc = simulation_step(p->simulation, err);
     if (rc < 0) return rc;
-    memcpy(actions, simulation_actions(p->life), (size_t)w->n_agents * sizeof *actions);
+    memcpy(actions, simulation_actions(p->simulation), (size_t)w->n_agents * sizeof *actions);
     p->seed = seed;
     p->tick = w->tick + 1;
     return OK;
 }
 
 void model_policy_describe(const struct model_policy *p, int agent, struct buf *out) {
-    const struct policy_decision *a = p->life ? simulation_decision(p->life, agent) : NULL;
+    const struct policy_decision *a =
+        p->simulation ? simulation_decision(p->simulation, agent) : NULL;
     if (!a || a->logp[0] == a->logp[1]) return; // dead, or no probabilities: decoded text
     buf_puts(out, "chose: ");
     for (int i = 0; i < WORLD_N_ACTIONS; i++)

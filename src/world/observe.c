@@ -73,8 +73,8 @@ static void add_words(const struct world *w, const struct world_rules *r,
         const struct world_agent *other = &w->agents[i];
         int far = abs(other->cell % w->size - a->cell % w->size) +
                   abs(other->cell / w->size - a->cell / w->size);
-        if (other == a || !other->alive || !other->word || far > r->hearing) continue;
-        buf_printf(out, "%s%d", first && !r->brief ? ". Heard: " : " ", other->word);
+        if (other == a || !other->alive || !other->word || far > r->hearing_range) continue;
+        buf_printf(out, "%s%d", first && !r->compact_observations ? ". Heard: " : " ", other->word);
         first = false;
     }
 }
@@ -122,7 +122,7 @@ static void observe_brief(const struct world *w, const struct world_rules *r, in
     int dx = to % w->size - a->cell % w->size, dy = to / w->size - a->cell / w->size;
     for (int move = 0; move < 4; move++)
         buf_printf(out, "%s%c", move ? " " : "", side_letter(w, a, move));
-    buf_printf(out, " %c %c %c %c %c", r->here ? ground_letter(w, a, a->cell) : 'o',
+    buf_printf(out, " %c %c %c %c %c", r->observe_cell ? ground_letter(w, a, a->cell) : 'o',
                "-fm"[a->holds],
                dy > 0   ? 'n'
                : dy < 0 ? 's'
@@ -131,27 +131,27 @@ static void observe_brief(const struct world *w, const struct world_rules *r, in
                : dx < 0 ? 'w'
                         : '-',
                2 * a->energy >= r->energy ? '+' : '-');
-    if (r->words) add_words(w, r, a, out);
+    if (r->vocabulary) add_words(w, r, a, out);
 }
 
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
     const struct world_agent *a = &w->agents[agent];
-    if (r->brief) {
+    if (r->compact_observations) {
         observe_brief(w, r, agent, out);
         return;
     }
     buf_printf(out, "At (%d,%d), E%d", a->cell % w->size, a->cell / w->size, a->energy);
     if (a->holds) buf_puts(out, a->holds == HOLDS_FOOD ? ", has food" : ", has material");
-    if (r->here) add_here(w, a, out);
+    if (r->observe_cell) add_here(w, a, out);
     add_area(w, a, out);
     if (a->n_known && !a->holds) buf_printf(out, ", remember %d food", a->n_known);
     add_sights(w, a, out);
-    if (r->words) add_words(w, r, a, out);
+    if (r->vocabulary) add_words(w, r, a, out);
 }
 
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
     const int16_t *last = w->agents[agent].last;
-    if (r->brief) {
+    if (r->compact_observations) {
         world_observe(w, r, agent, out);
         for (int k = 0; k < 2; k++) buf_printf(out, " %c", last[k] < 0 ? '-' : "nsewpd"[last[k]]);
         buf_puts(out, ":");

@@ -42,11 +42,11 @@ struct run {
     struct grid_env *grids; /* [worlds] */
     struct environment *envs, **own;
     struct environment *const *list; /* own, or external environments */
-    struct simulation *life;
+    struct simulation *simulation;
     char *dir, *id;
     struct store *store;
-    int held;                       /* lock of the folder; -1: not locked */
-    struct episode_stats *measured; /* [held_out] */
+    int lock_fd;                         /* lock of the folder; -1: not locked */
+    struct episode_stats *heldout_stats; /* [held_out] */
     json_t *identity, *curve; /* curve: one row per generation, the first one before generation 1 */
     json_t *baselines;        /* rows of the baselines */
     /* state of a generation */
@@ -54,14 +54,14 @@ struct run {
     double reported_at; /* time of the last speed report, and decisions until then */
     int64_t reported;
     struct trace trace;
-    struct world *shadow; /* world of the trace */
+    struct world *trace_world; /* world of the trace */
     FILE *record;
 };
 
 /* start */
 
 static void envs_make(struct run *r) {
-    size_t n = (size_t)r->o->worlds;
+    size_t n = (size_t)r->o->n_envs;
     if (r->q->external) {
         r->list = external_envs_list(r->q->external);
         return;
@@ -132,11 +132,12 @@ static int state_continue(struct run *r, struct error *err) {
     if (!json_equal(json_object_get(extra, "identity"), r->identity))
         rc = error_set(err, ERR_MISMATCH,
                        "'%s' holds a run of other options; name another folder with --out", r->dir);
-    if (rc == OK) rc = simulation_load(r->life, r->dir, state, err);
+    if (rc == OK) rc = simulation_load(r->simulation, r->dir, state, err);
     if (rc == OK) {
         json_decref(r->curve);
         r->curve = json_deep_copy(json_object_get(extra, "curve"));
-        log_info("run %s continues after generation %d", r->id, simulation_generations(r->life));
+        log_info("run %s continues after generation %d", r->id,
+                 simulation_generations(r->simulation));
     }
     json_decref(state);
     return rc;
@@ -178,7 +179,7 @@ static json_t *measured_json(const struct run *r, const struct episode_stats *v,
 }
 
 static void baseline_row_add(struct run *r, const char *policy) {
-    json_t *held_out = measured_json(r, r->measured, r->o->held_out);
+    json_t *held_out = measured_json(r, r->heldout_stats, r->o->eval_maps);
     json_array_append_new(r->baselines,
                           json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
 }
@@ -220,8 +221,8 @@ static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *ou
 
 static int random_measure(struct run *r, struct error *err) {
     int rc = OK;
-    for (int64_t map = 0; rc == OK && map < r->o->held_out; map++)
-        rc = random_rollout(r, simulation_held_out_seed((int)map), &r->measured[map], err);
+    for (int64_t map = 0; rc == OK && map < r->o->eval_maps; map++)
+        rc = random_rollout(r, simulation_held_out_seed((int)map), &r->heldout_stats[map], err);
     if (rc == OK) baseline_row_add(r, "random");
     return rc;
 }
@@ -230,14 +231,14 @@ static void baseline_measure(struct run *r, const char *name) {
     const struct world_policy *policy = world_policy_find(name);
     int16_t actions[WORLD_AGENTS];
     struct world *w = xcalloc(1, sizeof *w);
-    for (int64_t map = 0; map < r->o->held_out; map++) {
+    for (int64_t map = 0; map < r->o->eval_maps; map++) {
         uint64_t seed = simulation_held_out_seed((int)map);
         world_reset(w, r->q->rules, r->q->agents, seed);
         while (!world_terminated(w) && w->tick < r->o->steps) {
             world_policy_act(policy, w, r->q->rules, seed, actions);
             world_step(w, r->q->rules, actions);
         }
-        r->measured[map] = world_episode_stats(w);
+        r->heldout_stats[map] = world_episode_stats(w);
     }
     free(w);
     baseline_row_add(r, name);
@@ -253,12 +254,12 @@ static int baselines_measure(struct run *r, struct error *err) {
 /* Outcomes of all policies in the generation, and the number of collapsed policies and
  * rollbacks. */
 static json_t *outcomes_json(const struct run *r) {
-    int n = simulation_n_policies(r->life), collapsed = 0, rollbacks = 0;
+    int n = simulation_n_policies(r->simulation), collapsed = 0, rollbacks = 0;
     double entropy = 0;
     int64_t watched = 0;
     struct episode_stats *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
-        const struct policy_record *m = simulation_policy(r->life, i);
+        const struct policy_record *m = simulation_policy(r->simulation, i);
         v[i] = m->outcome;
         watched += m->health.decisions;
         entropy += m->health.entropy / n;
@@ -266,8 +267,9 @@ static json_t *outcomes_json(const struct run *r) {
         rollbacks += m->health.rollbacks;
     }
     json_t *out = measured_json(r, v, n);
-    json_object_update_new(out, json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
-                                          rollbacks, "best", simulation_policy(r->life, 0)->name));
+    json_object_update_new(out,
+                           json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
+                                     rollbacks, "best", simulation_policy(r->simulation, 0)->name));
     if (watched) json_object_set_new(out, "entropy", json_real(entropy));
     free(v);
     return out;
@@ -307,8 +309,8 @@ static void chart(struct buf *page, const struct run *r, const char *part, const
 
 static json_t *policies_table(const struct run *r) {
     json_t *rows = json_array();
-    for (int i = 0; i < simulation_n_policies(r->life); i++) {
-        const struct policy_record *m = simulation_policy(r->life, i);
+    for (int i = 0; i < simulation_n_policies(r->simulation); i++) {
+        const struct policy_record *m = simulation_policy(r->simulation, i);
         json_array_append_new(
             rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:b,s:i}", "mind", m->name, "parents",
                             m->parents[0][0] ? m->parents[0] : "", "and", m->parents[1], "fitness",
@@ -372,8 +374,9 @@ static int curve_write(const struct run *r, struct error *err) {
 static int generation_keep(struct run *r, struct error *err) {
     json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
     const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
-    int rc = simulation_save(r->life, r->dir, extra, err);
-    if (rc == OK) rc = store_metric_put(r->store, r->id, simulation_generations(r->life), row, err);
+    int rc = simulation_save(r->simulation, r->dir, extra, err);
+    if (rc == OK)
+        rc = store_metric_put(r->store, r->id, simulation_generations(r->simulation), row, err);
     if (rc == OK) rc = curve_write(r, err);
     if (rc == OK) rc = report_write(r, err);
     json_decref(extra);
@@ -399,11 +402,12 @@ static void generation_report(const json_t *row) {
 }
 
 static int generation_measure(struct run *r, struct error *err) {
-    int rc = simulation_evaluate(r->life, r->measured, err), g = simulation_generations(r->life);
+    int rc = simulation_evaluate(r->simulation, r->heldout_stats, err),
+        g = simulation_generations(r->simulation);
     if (rc != OK) return rc;
     json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
-                            (json_int_t)simulation_decisions(r->life), "held_out",
-                            measured_json(r, r->measured, r->o->held_out));
+                            (json_int_t)simulation_decisions(r->simulation), "held_out",
+                            measured_json(r, r->heldout_stats, r->o->eval_maps));
     if (g > 0) json_object_set_new(row, "lived", outcomes_json(r));
     json_array_append_new(r->curve, row);
     generation_report(row);
@@ -416,7 +420,7 @@ static int generation_measure(struct run *r, struct error *err) {
  * trace of a world. */
 static int actions_begin(struct run *r, const char *path, struct error *err) {
     char *text = json_canonical(json_object_get(r->identity, "environment"));
-    uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->life), 0);
+    uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->simulation), 0);
     r->record = fopen(path, "we");
     if (r->record)
         fprintf(r->record, "{\"environment\":%s,\"seed\":%llu}\n", text, (unsigned long long)seed);
@@ -425,7 +429,7 @@ static int actions_begin(struct run *r, const char *path, struct error *err) {
 }
 
 static int actions_tick(struct run *r, int64_t tick, struct error *err) {
-    const int16_t *actions = simulation_actions(r->life);
+    const int16_t *actions = simulation_actions(r->simulation);
     fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
     for (int i = 0; i < r->q->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
     fprintf(r->record, "]}\n");
@@ -439,16 +443,16 @@ static int actions_end(struct run *r, int rc, struct error *err) {
 }
 
 static int world_begin(struct run *r, const char *path, struct error *err) {
-    int g = simulation_generations(r->life);
+    int g = simulation_generations(r->simulation);
     int rc = trace_init(&r->trace, r->q->rules, r->q->agents,
                         simulation_seed((uint64_t)r->o->seed, g, 0), r->o->steps, r->id, err);
-    if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
+    if (rc == OK) trace_seek(&r->trace, r->trace_world, 0);
     if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
     return rc;
 }
 
 static int trace_begin(struct run *r, struct error *err) {
-    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->life) + 1);
+    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->simulation) + 1);
     int rc = r->q->external ? actions_begin(r, path, err) : world_begin(r, path, err);
     free(path);
     return rc;
@@ -456,28 +460,28 @@ static int trace_begin(struct run *r, struct error *err) {
 
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
     if (r->q->external) return actions_tick(r, tick, err);
-    if (world_terminated(r->shadow)) return OK; // other worlds continue
-    int rc = trace_append(&r->trace, r->shadow, simulation_actions(r->life), err);
-    if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
-    return rc == OK ? trace_write_tick(&r->trace, r->shadow, r->record, err) : rc;
+    if (world_terminated(r->trace_world)) return OK; // other worlds continue
+    int rc = trace_append(&r->trace, r->trace_world, simulation_actions(r->simulation), err);
+    if (rc == OK) trace_seek(&r->trace, r->trace_world, r->trace.n_ticks);
+    return rc == OK ? trace_write_tick(&r->trace, r->trace_world, r->record, err) : rc;
 }
 
 static int trace_end(struct run *r, int rc, struct error *err) {
     if (r->q->external) return actions_end(r, rc, err);
     if (r->record && rc == OK)
-        rc = trace_close(r->shadow, r->record, err);
+        rc = trace_close(r->trace_world, r->record, err);
     else if (r->record)
         fclose(r->record);
     r->record = NULL;
     trace_release(&r->trace);
-    memset(r->shadow, 0, sizeof *r->shadow);
+    memset(r->trace_world, 0, sizeof *r->trace_world);
     return rc;
 }
 
 /* Reports the speed since the last report, if that is at least `seconds` ago. */
 static void speed_report(struct run *r, double seconds) {
     double now = clock_now();
-    int64_t decisions = simulation_decisions(r->life);
+    int64_t decisions = simulation_decisions(r->simulation);
     if (now - r->reported_at <= seconds) return;
     double speed = (double)(decisions - r->reported) / (now - r->reported_at);
     process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}},
@@ -487,26 +491,26 @@ static void speed_report(struct run *r, double seconds) {
 }
 
 static int generation_simulate(struct run *r, struct error *err) {
-    int64_t before = simulation_generations(r->life) * r->o->steps;
+    int64_t before = simulation_generations(r->simulation) * r->o->steps;
     double began = r->reported_at = clock_now();
-    r->reported = simulation_decisions(r->life);
+    r->reported = simulation_decisions(r->simulation);
     int rc = trace_begin(r, err), n = 1;
-    if (rc == OK) rc = simulation_begin_generation(r->life, NULL, err);
-    for (int64_t tick = 1; rc == OK && (n = simulation_step(r->life, err)) > 0; tick++) {
+    if (rc == OK) rc = simulation_begin_generation(r->simulation, NULL, err);
+    for (int64_t tick = 1; rc == OK && (n = simulation_step(r->simulation, err)) > 0; tick++) {
         rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
         speed_report(r, SPEED_SECONDS);
     }
     if (r->reported_at == began) speed_report(r, 0);
     rc = trace_end(r, n < 0 ? n : rc, err);
-    if (rc == OK) simulation_end_generation(r->life);
+    if (rc == OK) simulation_end_generation(r->simulation);
     return rc;
 }
 
 static int generations_run(struct run *r, struct error *err) {
     int rc = json_array_size(r->curve) ? OK : generation_measure(r, err);
     progress_start(&r->bar, "lives", r->o->generations * r->o->steps);
-    while (rc == OK && simulation_generations(r->life) < r->o->generations) {
+    while (rc == OK && simulation_generations(r->simulation) < r->o->generations) {
         rc = generation_simulate(r, err);
         if (rc == OK) rc = generation_measure(r, err);
     }
@@ -521,25 +525,25 @@ static int run_open(struct run *r, const struct initial_adapters *first, struct 
     envs_make(r);
     r->curve = json_array();
     r->baselines = json_array();
-    r->measured = xcalloc((size_t)r->o->held_out, sizeof *r->measured);
-    r->shadow = xcalloc(1, sizeof *r->shadow);
-    r->life = simulation_new(r->q->m, r->o, r->list, first->v, first->n, r->q->pool, err);
-    int rc = !r->life       ? err->code
+    r->heldout_stats = xcalloc((size_t)r->o->eval_maps, sizeof *r->heldout_stats);
+    r->trace_world = xcalloc(1, sizeof *r->trace_world);
+    r->simulation = simulation_new(r->q->m, r->o, r->list, first->v, first->n, r->q->pool, err);
+    int rc = !r->simulation ? err->code
              : r->q->o->out ? dir_make(r->dir, err)
                             : dir_make_private(r->dir, err);
-    if (rc == OK && (r->held = dir_lock(r->dir, "run", err)) < 0) rc = r->held;
+    if (rc == OK && (r->lock_fd = dir_lock(r->dir, "run", err)) < 0) rc = r->lock_fd;
     return rc == OK ? record_open(r, err) : rc;
 }
 
 static void run_release(struct run *r) {
-    simulation_free(r->life);
+    simulation_free(r->simulation);
     store_close(r->store);
-    if (r->dir) dir_unlock(r->held, r->dir);
+    if (r->dir) dir_unlock(r->lock_fd, r->dir);
     json_decref(r->identity);
     json_decref(r->curve);
     json_decref(r->baselines);
-    free(r->measured);
-    free(r->shadow);
+    free(r->heldout_stats);
+    free(r->trace_world);
     free(r->grids);
     free(r->envs);
     free(r->own);
@@ -551,7 +555,8 @@ static json_t *plan_make(struct run *r, const struct initial_adapters *first, st
     if (!model_hash(r->q->m, err)) return NULL;
     r->identity = identity_make(r, first);
     run_name(r);
-    int64_t bodies = r->o->worlds * r->q->agents, minds = r->o->minds ? r->o->minds : bodies;
+    int64_t bodies = r->o->n_envs * r->q->agents,
+            minds = r->o->n_adapters ? r->o->n_adapters : bodies;
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
                      "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
                      (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
@@ -590,7 +595,7 @@ static int run_work(struct run *r, const struct initial_adapters *first, struct 
 
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err) {
-    struct run r = {.q = q, .cb = cb, .o = &q->o->life, .held = -1};
+    struct run r = {.q = q, .cb = cb, .o = &q->o->life, .lock_fd = -1};
     struct initial_adapters first;
     int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
     if (rc == OK) rc = run_work(&r, &first, err);
@@ -600,7 +605,7 @@ int simulation_run(const struct simulation_request *q, const struct simulation_r
 }
 
 json_t *simulation_run_plan(const struct simulation_request *q, struct error *err) {
-    struct run r = {.q = q, .o = &q->o->life, .held = -1};
+    struct run r = {.q = q, .o = &q->o->life, .lock_fd = -1};
     struct initial_adapters first;
     int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
     json_t *plan = rc == OK ? plan_make(&r, &first, err) : NULL;

@@ -10,19 +10,19 @@
 
 /* The knowledge that an agent can have: the first home, and the walls and homes next to every
  * visited cell. */
-struct belief {
+struct agent_knowledge {
     const struct world *w;
     const struct world_agent *a;
     bool hungry;              /* has too little energy to carry material */
     bool looked[WORLD_CELLS]; /* visited, or next to a visited cell */
 };
 /* Kinds of destination: a home, something to pick up, an unseen cell. */
-enum goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
+enum policy_goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
 
-static void belief_make(struct belief *k, const struct world *w, const struct world_rules *rules,
-                        int agent) {
-    *k = (struct belief){.w = w, .a = &w->agents[agent]};
-    k->hungry = rules->meal > 0 && k->a->energy < rules->energy / 2;
+static void belief_make(struct agent_knowledge *k, const struct world *w,
+                        const struct world_rules *rules, int agent) {
+    *k = (struct agent_knowledge){.w = w, .a = &w->agents[agent]};
+    k->hungry = rules->food_energy > 0 && k->a->energy < rules->energy / 2;
     for (int cell = 0; cell < w->size * w->size; cell++) {
         if (!world_agent_visited(k->a, cell)) continue;
         k->looked[cell] = true;
@@ -30,32 +30,32 @@ static void belief_make(struct belief *k, const struct world *w, const struct wo
     }
 }
 
-static bool is_beside(const struct belief *k, int cell) {
+static bool is_beside(const struct agent_knowledge *k, int cell) {
     for (int move = 0; move < 4; move++)
         if (world_neighbour(k->w, k->a->cell, move) == cell) return true;
     return false;
 }
 
 /* Unknown cells are assumed to be free; the border is known. */
-static bool can_enter(const struct belief *k, int cell) {
+static bool can_enter(const struct agent_knowledge *k, int cell) {
     int x = cell % k->w->size, y = cell / k->w->size, last = k->w->size - 1;
     if (x == 0 || y == 0 || x == last || y == last) return false;
     if (k->looked[cell] && k->w->cells[cell] & CELL_WALL) return false;
     return !(is_beside(k, cell) && world_has_predator(k->w, cell));
 }
 
-static bool is_load(const struct belief *k, int cell) {
+static bool is_load(const struct agent_knowledge *k, int cell) {
     return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
 }
 
 /* A remembered cell that it has visited is empty: another agent was there first. */
-static bool is_remembered(const struct belief *k, int cell) {
+static bool is_remembered(const struct agent_knowledge *k, int cell) {
     for (int i = 0; i < k->a->n_known; i++)
         if (k->a->known[i] == cell) return !world_agent_visited(k->a, cell);
     return false;
 }
 
-static bool is_goal(const struct belief *k, enum goal goal, int cell) {
+static bool is_goal(const struct agent_knowledge *k, enum policy_goal goal, int cell) {
     bool told = cell == k->w->homes[0];
     if (goal == GOAL_HOME) return (told || k->looked[cell]) && k->w->cells[cell] & CELL_HOME;
     if (goal == GOAL_NEW) return !k->looked[cell];
@@ -63,7 +63,7 @@ static bool is_goal(const struct belief *k, enum goal goal, int cell) {
 }
 
 /* The first move of a shortest path through possibly free cells, or -1. */
-static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r) {
+static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS];
     int8_t first[WORLD_CELLS];
     int n = 1, turn = (int)rng_below(r, 4); /* random, so that agents on the same cell separate */
@@ -83,7 +83,7 @@ static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r)
 }
 
 /* Mostly straight on; never back if another move is possible. */
-static int stroll(const struct belief *k, struct rng *r) {
+static int stroll(const struct agent_knowledge *k, struct rng *r) {
     int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
     bool walked = last >= 0 && last < 4;
     if (walked && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last)))
@@ -98,7 +98,7 @@ static int stroll(const struct belief *k, struct rng *r) {
 
 /* Whether something to pick up is on this cell. Without the rule `here` the agent relies on its
  * memory, unless it has just tried. */
-static bool load_is_here(const struct belief *k, bool told) {
+static bool load_is_here(const struct agent_knowledge *k, bool told) {
     const struct world_agent *a = k->a;
     if (told) return is_load(k, a->cell);
     for (int i = 0; i < a->n_known; i++)
@@ -106,7 +106,7 @@ static bool load_is_here(const struct belief *k, bool told) {
     return false;
 }
 
-static bool is_hunted(const struct belief *k) {
+static bool is_hunted(const struct agent_knowledge *k) {
     for (int move = 0; move < 4; move++)
         if (world_has_predator(k->w, world_neighbour(k->w, k->a->cell, move))) return true;
     return false;
@@ -117,10 +117,10 @@ static bool is_hunted(const struct belief *k) {
  * catch a moving agent. */
 static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
                     struct rng *r) {
-    struct belief k;
+    struct agent_knowledge k;
     belief_make(&k, w, rules, agent);
     if (k.a->holds && w->cells[k.a->cell] & CELL_HOME) return DROP_FOOD;
-    if (!k.a->holds && load_is_here(&k, rules->here) && !is_hunted(&k)) return PICK_FOOD;
+    if (!k.a->holds && load_is_here(&k, rules->observe_cell) && !is_hunted(&k)) return PICK_FOOD;
     int move = bfs_first_move(&k, k.a->holds ? GOAL_HOME : GOAL_LOAD, r);
     if (move < 0 && !k.a->holds) move = bfs_first_move(&k, GOAL_NEW, r);
     return move < 0 ? stroll(&k, r) : move;
@@ -176,7 +176,7 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
     int turn = (int)rng_below(r, 4), ahead = last >= 0 && last < 4 ? last : turn;
     int wanted = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
     if (a->holds && here & CELL_HOME) return DROP_FOOD;
-    if (!a->holds && rules->here && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
+    if (!a->holds && rules->observe_cell && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
     for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
         if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move))

@@ -150,7 +150,7 @@ uint64_t simulation_held_out_seed(int map) {
 }
 
 static struct adapter *adapter_now(const struct simulation *l, int mind) {
-    return l->learner ? learner_adapter(l->learner, mind) : l->minds[mind].adapter;
+    return l->learner ? learner_adapter(l->learner, mind) : l->policies[mind].adapter;
 }
 
 static bool is_over(const struct environment *e, int agent) {
@@ -167,13 +167,14 @@ static int agents_collect_prompts(struct simulation *l, int n_envs, int tick, bo
         size_t at = l->text.len;
         if (!ended && is_over(l->envs[env], agent)) continue;
         if (!l->envs[env]->prompt(l->envs[env]->ctx, agent, &l->text)) continue;
-        l->asks[n] = (struct policy_decision){
-            .adapter = adapter_now(l, b % l->n_minds),
+        l->decisions_pending[n] = (struct policy_decision){
+            .adapter = adapter_now(l, b % l->n_policies),
             .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)agent, (uint32_t)tick),
             .at = at,
             .len = l->text.len - at};
-        if (l->learner) learner_perturb(l->learner, l->generation, tick, b, &l->asks[n]);
-        l->body[n++] = b;
+        if (l->learner)
+            learner_perturb(l->learner, l->generation, tick, b, &l->decisions_pending[n]);
+        l->agent_of[n++] = b;
     }
     return n;
 }
@@ -181,25 +182,26 @@ static int agents_collect_prompts(struct simulation *l, int n_envs, int tick, bo
 static void agents_record_actions(struct simulation *l, int n) {
     bool taught = strcmp(l->o->learn.learn, "clone") == 0;
     for (int i = 0; i < n; i++) {
-        int b = l->body[i], env = b / l->n_agents;
+        int b = l->agent_of[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         if (l->learner)
-            learner_observe_action(l->learner, b, &l->asks[i],
+            learner_observe_action(l->learner, b, &l->decisions_pending[i],
                                    taught ? e->teach(e->ctx, b % l->n_agents) : -1);
         else
-            rollout_stats_add_action(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
-        l->actions[b] = (int16_t)l->asks[i].action;
+            rollout_stats_add_action(&l->rollout_stats[b % l->n_policies], &l->decisions_pending[i],
+                                     e->n_actions);
+        l->actions[b] = (int16_t)l->decisions_pending[i].action;
     }
 }
 
 static void agents_record_rewards(struct simulation *l, int n) {
     struct buf none = {0};
     for (int i = 0; i < n; i++) {
-        int b = l->body[i], env = b / l->n_agents;
+        int b = l->agent_of[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         l->totals[b] += l->rewards[b];
         if (!l->learner) {
-            rollout_stats_add_reward(&l->tallies[b % l->n_minds], l->rewards[b]);
+            rollout_stats_add_reward(&l->rollout_stats[b % l->n_policies], l->rewards[b]);
             continue;
         }
         none.len = 0;
@@ -211,10 +213,11 @@ static void agents_record_rewards(struct simulation *l, int n) {
 
 /* Returns the number of decisions, or an error. */
 static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
-    int n = l->n_asked = agents_collect_prompts(l, n_envs, tick, false);
+    int n = l->n_pending = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
     for (int b = 0; b < n_envs * l->n_agents; b++) l->actions[b] = -1;
-    if (policy_runner_act(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
+    if (policy_runner_act(l->policy_runner, l->decisions_pending, n, &l->text, err) != OK)
+        return err->code;
     agents_record_actions(l, n);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_step)
@@ -228,7 +231,7 @@ static int agents_step(struct simulation *l, int n_envs, int tick, struct error 
 }
 
 static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
-    memset(l->totals, 0, (size_t)l->n_bodies * sizeof *l->totals);
+    memset(l->totals, 0, (size_t)l->n_env_agents * sizeof *l->totals);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_reset) l->envs[e]->will_reset(l->envs[e]->ctx, l->seeds[e]);
     for (int e = 0; e < n_envs; e++)
@@ -239,9 +242,10 @@ static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
 /* Ends all episodes; the baseline estimates the rewards that pending decisions would still receive.
  */
 static void agents_finish_episodes(struct simulation *l, int tick) {
-    int n = agents_collect_prompts(l, (int)l->o->worlds, tick, true);
-    policy_runner_tokenize(l->asker, l->asks, n, &l->text);
-    for (int i = 0; i < n; i++) learner_finish_episode(l->learner, l->body[i], &l->asks[i]);
+    int n = agents_collect_prompts(l, (int)l->o->n_envs, tick, true);
+    policy_runner_tokenize(l->policy_runner, l->decisions_pending, n, &l->text);
+    for (int i = 0; i < n; i++)
+        learner_finish_episode(l->learner, l->agent_of[i], &l->decisions_pending[i]);
 }
 
 static struct episode_stats episode_stats_of(const struct simulation *l, int body) {
@@ -253,20 +257,20 @@ static struct episode_stats episode_stats_of(const struct simulation *l, int bod
 
 /* Records outcomes, health, adapters and baselines of a generation. */
 static void policies_record(struct simulation *l) {
-    for (int i = 0; i < l->n_minds; i++) {
-        struct policy_record *m = &l->minds[i];
+    for (int i = 0; i < l->n_policies; i++) {
+        struct policy_record *m = &l->policies[i];
         struct episode_stats before = m->outcome;
-        double n = (l->n_bodies - i + l->n_minds - 1) / l->n_minds;
+        double n = (l->n_env_agents - i + l->n_policies - 1) / l->n_policies;
         m->outcome = (struct episode_stats){0};
-        for (int b = i; b < l->n_bodies; b += l->n_minds) {
+        for (int b = i; b < l->n_env_agents; b += l->n_policies) {
             struct episode_stats v = episode_stats_of(l, b);
             episode_stats_add(&m->outcome, &v, 1 / n);
         }
-        if (l->o->carry && m->elite) episode_stats_add(&m->outcome, &before, 1);
+        if (l->o->carry_elite_stats && m->elite) episode_stats_add(&m->outcome, &before, 1);
         if (!l->learner) {
             m->health = (struct policy_health){0};
             if (strcmp(l->o->decode, "text") != 0) // generated text has no entropy
-                rollout_stats_to_health(&l->tallies[i], l->envs[0]->n_actions, &m->health);
+                rollout_stats_to_health(&l->rollout_stats[i], l->envs[0]->n_actions, &m->health);
             continue;
         }
         m->health = learner_health(l->learner, i);
@@ -279,17 +283,17 @@ static void policies_record(struct simulation *l) {
 
 /* Sorts by fitness, best first; stable at equal fitness. */
 static void policies_sort(struct simulation *l) {
-    for (int i = 1; i < l->n_minds; i++) {
-        struct policy_record m = l->minds[i];
+    for (int i = 1; i < l->n_policies; i++) {
+        struct policy_record m = l->policies[i];
         int at = i;
-        for (; at > 0 && m.outcome.fitness > l->minds[at - 1].outcome.fitness; at--)
-            l->minds[at] = l->minds[at - 1];
-        l->minds[at] = m;
+        for (; at > 0 && m.outcome.fitness > l->policies[at - 1].outcome.fitness; at--)
+            l->policies[at] = l->policies[at - 1];
+        l->policies[at] = m;
     }
 }
 
 int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err) {
-    int rc = OK, maps = (int)l->o->held_out, worlds = (int)l->o->worlds;
+    int rc = OK, maps = (int)l->o->eval_maps, worlds = (int)l->o->n_envs;
     for (int map = 0; rc == OK && map < maps; map += worlds) {
         int n_envs = MIN(worlds, maps - map), n = 1;
         for (int e = 0; e < n_envs; e++) l->seeds[e] = simulation_held_out_seed(map + e);
@@ -377,17 +381,17 @@ static float *critic_copy(const struct policy_record *m) {
  * comes first. */
 static int child_make(struct simulation *l, int k, struct error *err) {
     struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
-    int n = MIN(l->n_minds, MAX(2, (int)(l->o->parents * (double)l->n_minds)));
+    int n = MIN(l->n_policies, MAX(2, (int)(l->o->parent_fraction * (double)l->n_policies)));
     int i = (int)rng_below(&r, (uint32_t)n), j = n > 1 ? (int)rng_below(&r, (uint32_t)n - 1) : 0;
-    const struct policy_record *a = &l->minds[i], *b = &l->minds[n > 1 && j >= i ? j + 1 : j];
+    const struct policy_record *a = &l->policies[i], *b = &l->policies[n > 1 && j >= i ? j + 1 : j];
     struct policy_record *out = &l->next[k];
-    bool mutant = (double)rng_uniform(&r) < l->o->mutate;
+    bool mutant = (double)rng_uniform(&r) < l->o->mutation_rate;
     snprintf(out->name, sizeof out->name, "g%dm%d", l->generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
     out->adapter = cross(l, a, b, rng_u64(&r), err);
     if (out->adapter && mutant) out->adapter = mutated(l, out->adapter, rng_u64(&r), err);
-    if (out->adapter && l->o->lean) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
+    if (out->adapter && l->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
 }
@@ -402,41 +406,41 @@ void policy_records_release(struct policy_record *m, int n) {
 
 /* The next generation: elites first, unchanged, then children. */
 static int breed(struct simulation *l, struct error *err) {
-    int elites = MIN((int)l->o->elites, l->n_minds), rc = OK;
+    int elites = MIN((int)l->o->elites, l->n_policies), rc = OK;
     for (int i = 0; i < elites; i++) {
-        l->next[i] = l->minds[i];
-        l->next[i].adapter = adapter_retain(l->minds[i].adapter);
-        l->next[i].critic = critic_copy(&l->minds[i]);
+        l->next[i] = l->policies[i];
+        l->next[i].adapter = adapter_retain(l->policies[i].adapter);
+        l->next[i].critic = critic_copy(&l->policies[i]);
         l->next[i].elite = true;
     }
-    for (int k = elites; rc == OK && k < l->n_minds; k++) rc = child_make(l, k, err);
-    struct policy_record *old = rc == OK ? l->minds : l->next;
-    if (rc == OK) l->minds = l->next;
+    for (int k = elites; rc == OK && k < l->n_policies; k++) rc = child_make(l, k, err);
+    struct policy_record *old = rc == OK ? l->policies : l->next;
+    if (rc == OK) l->policies = l->next;
     l->next = old;
-    policy_records_release(old, l->n_minds);
+    policy_records_release(old, l->n_policies);
     return rc;
 }
 
 /* generations */
 
 static int learner_begin(struct simulation *l, struct error *err) {
-    struct adapter **adapters = xcalloc((size_t)l->n_minds, sizeof *adapters);
-    const float **critics = xcalloc((size_t)l->n_minds, sizeof *critics);
-    for (int i = 0; i < l->n_minds; i++) {
-        adapters[i] = l->minds[i].adapter;
-        critics[i] = l->minds[i].critic;
+    struct adapter **adapters = xcalloc((size_t)l->n_policies, sizeof *adapters);
+    const float **critics = xcalloc((size_t)l->n_policies, sizeof *critics);
+    for (int i = 0; i < l->n_policies; i++) {
+        adapters[i] = l->policies[i].adapter;
+        critics[i] = l->policies[i].critic;
     }
     struct learner_config b = {.m = l->m,
-                               .asker = l->asker,
+                               .policy_runner = l->policy_runner,
                                .temperature = l->o->temperature,
                                .n_actions = l->envs[0]->n_actions,
-                               .n_minds = l->n_minds,
-                               .n_bodies = l->n_bodies,
+                               .n_policies = l->n_policies,
+                               .n_agents = l->n_env_agents,
                                .adapters = adapters,
                                .critics = critics,
                                .seed = (uint64_t)l->o->seed,
                                .steps = l->o->steps,
-                               .lean = l->o->lean,
+                               .low_memory = l->o->low_memory,
                                .pool = l->pool};
     l->learner = learner_new(&l->o->learn, &b, err);
     free(adapters);
@@ -445,38 +449,38 @@ static int learner_begin(struct simulation *l, struct error *err) {
 }
 
 int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err) {
-    int n = (int)l->o->worlds;
+    int n = (int)l->o->n_envs;
     int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
     for (int e = 0; e < n; e++)
         l->seeds[e] = seeds ? seeds[e] : simulation_seed((uint64_t)l->o->seed, l->generation, e);
     if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
     l->tick = 0;
-    memset(l->tallies, 0, (size_t)l->n_minds * sizeof *l->tallies);
+    memset(l->rollout_stats, 0, (size_t)l->n_policies * sizeof *l->rollout_stats);
     return rc == OK ? envs_reset(l, n, err) : rc;
 }
 
 /* A lean simulation has no room for a second copy of the initial adapters, so the records follow
  * the learner. */
 static void records_follow(struct simulation *l) {
-    for (int i = 0; i < l->n_minds; i++) {
+    for (int i = 0; i < l->n_policies; i++) {
         struct adapter *now = learner_adapter(l->learner, i);
-        if (l->minds[i].adapter == now) continue;
-        adapter_release(l->minds[i].adapter);
-        l->minds[i].adapter = adapter_retain(now);
+        if (l->policies[i].adapter == now) continue;
+        adapter_release(l->policies[i].adapter);
+        l->policies[i].adapter = adapter_retain(now);
     }
 }
 
 int simulation_step(struct simulation *l, struct error *err) {
     if (l->tick >= l->o->steps) return 0;
-    int n = agents_step(l, (int)l->o->worlds, l->tick, err);
+    int n = agents_step(l, (int)l->o->n_envs, l->tick, err);
     if (n <= 0) return n;
     l->decisions += n;
     l->tick++;
-    if (l->learner && l->o->lean)
-        policy_runner_sleep(l->asker); // so that the trainer can use its
-                                       // memory
+    if (l->learner && l->o->low_memory)
+        policy_runner_sleep(l->policy_runner); // so that the trainer can use its
+                                               // memory
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
-    if (l->learner && l->o->lean) records_follow(l);
+    if (l->learner && l->o->low_memory) records_follow(l);
     return rc == OK ? n : rc;
 }
 
@@ -498,8 +502,8 @@ const int16_t *simulation_actions(const struct simulation *l) {
 }
 
 const struct policy_decision *simulation_decision(const struct simulation *l, int body) {
-    for (int i = 0; i < l->n_asked; i++)
-        if (l->body[i] == body) return &l->asks[i];
+    for (int i = 0; i < l->n_pending; i++)
+        if (l->agent_of[i] == body) return &l->decisions_pending[i];
     return NULL;
 }
 
@@ -516,12 +520,12 @@ int64_t simulation_updates(const struct simulation *l) {
 }
 
 int simulation_n_policies(const struct simulation *l) {
-    return l->n_minds;
+    return l->n_policies;
 }
 
 const struct policy_record *simulation_policy(const struct simulation *l, int rank) {
-    CHECK(rank >= 0 && rank < l->n_minds);
-    return &l->minds[rank];
+    CHECK(rank >= 0 && rank < l->n_policies);
+    return &l->policies[rank];
 }
 
 /* creation */
@@ -537,63 +541,63 @@ static struct adapter *founder_make(const struct simulation *l, int i, struct er
     uint64_t seed = rng_u64(&r);
     struct adapter *a = adapter_new_for_model(l->m, &c, seed, err), *b = NULL;
     free((void *)(uintptr_t)c.modules);
-    if (!a || l->o->spread <= 0) return a;
-    b = adapter_mutate(a, 1, (float)l->o->spread, true, rng_u64(&r));
+    if (!a || l->o->init_noise <= 0) return a;
+    b = adapter_mutate(a, 1, (float)l->o->init_noise, true, rng_u64(&r));
     adapter_release(a);
     return b;
 }
 
 static int policies_init(struct simulation *l, struct adapter *const *first, int n_first,
                          struct error *err) {
-    for (int i = 0; i < l->n_minds; i++) {
-        struct policy_record *m = &l->minds[i];
+    for (int i = 0; i < l->n_policies; i++) {
+        struct policy_record *m = &l->policies[i];
         snprintf(m->name, sizeof m->name, "g0m%d", i);
         m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_make(l, i, err);
         if (!m->adapter) return err->code;
-        if (l->o->lean) m->adapter = policy_to_f16(m->adapter, (uint64_t)(l->o->seed + i));
+        if (l->o->low_memory) m->adapter = policy_to_f16(m->adapter, (uint64_t)(l->o->seed + i));
     }
     return OK;
 }
 
 static void room_make(struct simulation *l) {
-    size_t n = (size_t)l->n_bodies;
-    l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
-    l->next = xcalloc((size_t)l->n_minds, sizeof *l->next);
-    l->asks = xcalloc(n, sizeof *l->asks);
-    l->body = xcalloc(n, sizeof *l->body);
+    size_t n = (size_t)l->n_env_agents;
+    l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
+    l->next = xcalloc((size_t)l->n_policies, sizeof *l->next);
+    l->decisions_pending = xcalloc(n, sizeof *l->decisions_pending);
+    l->agent_of = xcalloc(n, sizeof *l->agent_of);
     l->actions = xcalloc(n, sizeof *l->actions);
     l->rewards = xcalloc(n, sizeof *l->rewards);
     l->totals = xcalloc(n, sizeof *l->totals);
-    l->tallies = xcalloc((size_t)l->n_minds, sizeof *l->tallies);
-    l->seeds = xcalloc((size_t)l->o->worlds, sizeof *l->seeds);
+    l->rollout_stats = xcalloc((size_t)l->n_policies, sizeof *l->rollout_stats);
+    l->seeds = xcalloc((size_t)l->o->n_envs, sizeof *l->seeds);
 }
 
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
     struct simulation *l = xcalloc(1, sizeof *l);
-    int agents = envs[0]->n_agents, bodies = agents * (int)o->worlds;
+    int agents = envs[0]->n_agents, bodies = agents * (int)o->n_envs;
     *l = (struct simulation){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
-    l->n_bodies = bodies;
-    l->n_minds = MIN(bodies, o->minds ? (int)o->minds : agents);
+    l->n_env_agents = bodies;
+    l->n_policies = MIN(bodies, o->n_adapters ? (int)o->n_adapters : agents);
     struct policy_runner_options ao = {.temperature = o->temperature,
                                        .text = strcmp(o->decode, "text") == 0,
                                        .max_rows = MIN(512, MAX(64, bodies * 16)),
                                        .max_seqs = MIN(bodies, 256),
                                        .max_len = 128,
                                        .pool = pool};
-    if (dtype_parse(o->lora, &ao.lora_elem, err) != OK) {
+    if (dtype_parse(o->lora_dtype, &ao.lora_elem, err) != OK) {
         free(l);
         return NULL;
     }
-    if (o->lean) { // a few agents at a time; most prompts fit into one page
+    if (o->low_memory) { // a few agents at a time; most prompts fit into one page
         ao.max_rows = ASK_ROWS;
         ao.max_seqs = ao.n_pages = ASK_SEQS;
         ao.lora_elem = ao.kv_elem = DTYPE_F16;
     }
     room_make(l);
-    l->asker = policy_runner_new(m, envs[0], &ao, err);
-    if (l->asker && policies_init(l, first, n_first, err) == OK) return l;
+    l->policy_runner = policy_runner_new(m, envs[0], &ao, err);
+    if (l->policy_runner && policies_init(l, first, n_first, err) == OK) return l;
     simulation_free(l);
     return NULL;
 }
@@ -601,18 +605,18 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
 void simulation_free(struct simulation *l) {
     if (!l) return;
     learner_free(l->learner);
-    policy_runner_free(l->asker);
-    policy_records_release(l->minds, l->n_minds);
-    policy_records_release(l->next, l->n_minds);
+    policy_runner_free(l->policy_runner);
+    policy_records_release(l->policies, l->n_policies);
+    policy_records_release(l->next, l->n_policies);
     buf_release(&l->text);
-    free(l->minds);
+    free(l->policies);
     free(l->next);
-    free(l->asks);
-    free(l->body);
+    free(l->decisions_pending);
+    free(l->agent_of);
     free(l->actions);
     free(l->rewards);
     free(l->totals);
-    free(l->tallies);
+    free(l->rollout_stats);
     free(l->seeds);
     free(l);
 }
@@ -626,9 +630,9 @@ void simulation_free(struct simulation *l) {
     }
 
 const struct option_row simulation_option_rows[] = {
-    ROW("num-adapters", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
+    ROW("num-adapters", OPT_INT, n_adapters, "0", 0, MAX_MINDS, "N",
         "number of adapters (policies); further agents share them (0: one per agent of a world)"),
-    ROW("num-envs", OPT_INT, worlds, "1", 1, 1024, "N", "worlds that are simulated at once"),
+    ROW("num-envs", OPT_INT, n_envs, "1", 1, 1024, "N", "worlds that are simulated at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
         "generations, an episode each; 0: only evaluate"),
     ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X",
@@ -643,24 +647,24 @@ const struct option_row simulation_option_rows[] = {
         "evolution: the next generation consists of elites and children of the fittest"),
     ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N",
         "adapters that enter the next generation unchanged"),
-    ROW("parent-fraction", OPT_FLOAT, parents, "0.5", 0, 1, "P",
+    ROW("parent-fraction", OPT_FLOAT, parent_fraction, "0.5", 0, 1, "P",
         "fraction of the fittest adapters that become parents"),
     ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
         "crossover operator (see 'shoal adapter operators')", JOB_TEXT),
     ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "mutation operator", JOB_TEXT),
-    ROW("mutation-rate", OPT_FLOAT, mutate, "0.1", 0, 1, "P",
+    ROW("mutation-rate", OPT_FLOAT, mutation_rate, "0.1", 0, 1, "P",
         "fraction of the children that mutate"),
-    ROW("init-noise", OPT_FLOAT, spread, "0.02", 0, 10, "X",
+    ROW("init-noise", OPT_FLOAT, init_noise, "0.02", 0, 10, "X",
         "standard deviation of the initial noise in each adapter; 0: all start as the base model"),
-    ROW("carry-elite-stats", OPT_BOOL, carry, NULL, 0, 0, NULL,
+    ROW("carry-elite-stats", OPT_BOOL, carry_elite_stats, NULL, 0, 0, NULL,
         "elites keep the statistics of earlier generations (legacy)"),
-    ROW("eval-maps", OPT_INT, held_out, "4", 1, 10000, "N",
+    ROW("eval-maps", OPT_INT, eval_maps, "4", 1, 10000, "N",
         "held-out maps of the evaluation after each generation"),
-    ROW("lora-dtype", OPT_STRING, lora, "f32", 0, 0, "ELEM",
+    ROW("lora-dtype", OPT_STRING, lora_dtype, "f32", 0, 0, "ELEM",
         "number format of adapters in the forward pass: f32, bf16, f16 or i8 (with --low-memory: "
         "f16); training uses f32",
         JOB_TEXT),
-    ROW("low-memory", OPT_BOOL, lean, NULL, 0, 0, NULL,
+    ROW("low-memory", OPT_BOOL, low_memory, NULL, 0, 0, NULL,
         "store adapters as f16, and evaluate and train a few at a time"),
     {0},
 };
@@ -673,7 +677,7 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
         return error_set(
             err, ERR_USAGE,
             "written text has no probability to learn by: --decode text goes with --learn none");
-    if (o->lean && strcmp(o->learn.learn, "es") == 0)
+    if (o->low_memory && strcmp(o->learn.learn, "es") == 0)
         return error_set(err, ERR_USAGE, "--learn es and --low-memory exclude each other");
     if (!world_policy_find(o->teacher))
         return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);

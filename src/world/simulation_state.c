@@ -104,11 +104,11 @@ static int adapter_keep(const struct simulation *l, const char *dir, struct adap
 /* Writes the baselines of all policies, concatenated; zeros for a policy without one. */
 static int critics_keep(const struct simulation *l, const char *path, char hash[HASH_LEN],
                         struct error *err) {
-    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
+    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_policies;
     uint8_t *bytes = try_calloc(1, all, err);
     if (!bytes) return err->code;
-    for (int i = 0; i < l->n_minds; i++)
-        if (l->minds[i].critic) memcpy(bytes + each * (size_t)i, l->minds[i].critic, each);
+    for (int i = 0; i < l->n_policies; i++)
+        if (l->policies[i].critic) memcpy(bytes + each * (size_t)i, l->policies[i].critic, each);
     sha256_bytes(bytes, all, hash);
     int rc = file_write(path, bytes, all, err);
     free(bytes);
@@ -120,8 +120,8 @@ static char *critics_path(const char *dir, int generation) {
 }
 
 static bool is_named(const struct simulation *l, const char *hash) {
-    for (int i = 0; i < l->n_minds; i++)
-        if (strcmp(l->minds[i].adapter->hash, hash) == 0) return true;
+    for (int i = 0; i < l->n_policies; i++)
+        if (strcmp(l->policies[i].adapter->hash, hash) == 0) return true;
     return false;
 }
 
@@ -145,9 +145,9 @@ int simulation_save(const struct simulation *l, const char *dir, const json_t *e
                          *critics = critics_path(dir, l->generation);
     json_t *minds = json_array();
     int rc = dir_make(dir, err);
-    for (int i = 0; rc == OK && i < l->n_minds; i++) {
-        rc = adapter_keep(l, dir, l->minds[i].adapter, err);
-        json_array_append_new(minds, policy_record_json(&l->minds[i]));
+    for (int i = 0; rc == OK && i < l->n_policies; i++) {
+        rc = adapter_keep(l, dir, l->policies[i].adapter, err);
+        json_array_append_new(minds, policy_record_json(&l->policies[i]));
     }
     if (rc == OK) rc = critics_keep(l, critics, hash, err);
     if (rc == OK) {
@@ -210,7 +210,7 @@ static int mind_read(const struct simulation *l, const char *dir, const json_t *
     if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
     if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
-    if (rc == OK && l->o->lean)
+    if (rc == OK && l->o->low_memory)
         out->adapter = policy_to_f16(out->adapter, 0); // lean policies are
                                                        // f16
     return rc;
@@ -218,14 +218,14 @@ static int mind_read(const struct simulation *l, const char *dir, const json_t *
 
 static int critics_read(const struct simulation *l, const char *path, const char *want,
                         struct policy_record *minds, struct error *err) {
-    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
+    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_policies;
     char hash[HASH_LEN];
     struct buf b = {0};
     int rc = file_read(path, all, &b, err);
     if (rc == OK) sha256_bytes(b.data, b.len, hash);
     if (rc == OK && (b.len != all || strcmp(hash, want) != 0))
         rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
-    for (int i = 0; rc == OK && i < l->n_minds; i++) {
+    for (int i = 0; rc == OK && i < l->n_policies; i++) {
         minds[i].critic = xmalloc(each);
         memcpy(minds[i].critic, b.data + each * (size_t)i, each);
     }
@@ -241,22 +241,22 @@ static int state_read(struct simulation *l, const char *dir, const json_t *v, st
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;
-    if (json_array_size(minds) != (size_t)l->n_minds)
+    if (json_array_size(minds) != (size_t)l->n_policies)
         return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
-                         json_array_size(minds), l->n_minds);
-    struct policy_record *read = xcalloc((size_t)l->n_minds, sizeof *read);
+                         json_array_size(minds), l->n_policies);
+    struct policy_record *read = xcalloc((size_t)l->n_policies, sizeof *read);
     char *critics = critics_path(dir, (int)generation);
-    for (int i = 0; rc == OK && i < l->n_minds; i++)
+    for (int i = 0; rc == OK && i < l->n_policies; i++)
         rc = mind_read(l, dir, json_array_get(minds, (size_t)i), &read[i], err);
     if (rc == OK) rc = critics_read(l, critics, json_get_string(v, "critics"), read, err);
     if (rc == OK) {
-        struct policy_record *old = l->minds;
-        l->minds = read;
+        struct policy_record *old = l->policies;
+        l->policies = read;
         read = old;
         l->generation = (int)generation;
         l->decisions = decisions;
     }
-    policy_records_release(read, l->n_minds);
+    policy_records_release(read, l->n_policies);
     free(read);
     free(critics);
     return rc;

@@ -104,8 +104,8 @@ struct subprocess {
     double timeout;
     pid_t pid; /* 0: it has ended with `status` */
     int to, status;
-    bool failed;      /* an exchange failed; do not wait long for its end */
-    uint64_t guessed; /* agents with an answer that named no action */
+    bool failed;              /* an exchange failed; do not wait long for its end */
+    uint64_t invalid_actions; /* agents with an answer that named no action */
     struct line_reader from;
 };
 
@@ -242,14 +242,15 @@ static int answer_read(struct subprocess *o, const struct world_view *v, uint64_
     int rc = answer ? OK : err->code;
     if (rc == OK && (!object || json_object_size(answer) != 1))
         rc = error_set(err, ERR_FORMAT, "its answer must be {\"actions\": {…}}");
-    if (rc == OK) rc = world_actions_read(v, who, object, actions, &o->guessed, err);
+    if (rc == OK) rc = world_actions_read(v, who, object, actions, &o->invalid_actions, err);
     json_decref(answer);
     return rc;
 }
 
 int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
                    int16_t *actions, struct error *err) {
-    struct world_view v = {.w = w, .r = r, .guessed = o->guessed, .begins = w->tick == 0};
+    struct world_view v = {
+        .w = w, .r = r, .invalid_actions = o->invalid_actions, .at_start = w->tick == 0};
     uint64_t who = world_living_mask(w);
     struct buf question = question_make(&v, who);
     const char *line;

@@ -241,7 +241,7 @@ static int header_take(struct trace *t, const json_t *v, const char *const *know
 /* Reads one tick's actions, checks that the world `w` accepts them, and steps `w`. */
 static int actions_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
     int16_t actions[WORLD_AGENTS];
-    int64_t n_actions = WORLD_N_ACTIONS * (t->rules.words + 1);
+    int64_t n_actions = WORLD_N_ACTIONS * (t->rules.vocabulary + 1);
     if (!json_is_array(v) || json_array_size(v) != (size_t)t->n_agents)
         return error_set(err, ERR_FORMAT, "'actions' must be a list of %d", t->n_agents);
     for (int i = 0; i < t->n_agents; i++) {

@@ -41,16 +41,17 @@ struct world_rules { /* filled from option rows: recipe keys and, in the CLI, fl
     int64_t size;  /* cells per side, border included */
     int64_t walls; /* attempts to place an inner wall; -1: as many as size */
     int64_t food;  /* attempts to place food each time */
-    int64_t food_every; /* ticks between them; tick 0 has two */
-    int64_t energy;     /* energy at birth, and the maximum */
-    int64_t meal;       /* energy that an agent gains when it delivers food; legacy: 0 */
-    bool here;          /* observations include the agent's own cell */
-    bool brief;         /* observations are letters instead of words */
-    bool reachable;     /* every free cell has a path to a home; a given map is not changed */
-    int64_t homes;      /* the first in the middle, further ones at random */
-    int64_t predators, sight, bite;   /* number; range of sight (|dx| + |dy|); energy per bite */
-    int64_t material, material_every; /* attempts to place building material each time */
-    int64_t words, hearing;           /* talk: number of words besides silence; range in cells */
+    int64_t food_every;        /* ticks between them; tick 0 has two */
+    int64_t energy;            /* energy at birth, and the maximum */
+    int64_t food_energy;       /* energy that an agent gains when it delivers food; legacy: 0 */
+    bool observe_cell;         /* observations include the agent's own cell */
+    bool compact_observations; /* observations are letters instead of words */
+    bool reachable; /* every free cell has a path to a home; a given map is not changed */
+    int64_t homes;  /* the first in the middle, further ones at random */
+    int64_t predators, predator_vision,
+        predator_damage;               /* number; range of sight (|dx| + |dy|); energy per bite */
+    int64_t material, material_every;  /* attempts to place building material each time */
+    int64_t vocabulary, hearing_range; /* talk: number of words besides silence; range in cells */
     struct strings map; /* a drawn map: rows from north to south; '#' wall, 'H' home, 'F' food,
                          * 'M' material, 'A' start of an agent, '.' free; replaces size, walls
                          * and homes. Worlds are square: walls in the north or east fill up an
@@ -390,22 +391,23 @@ const int32_t *policy_runner_action_tokens(
 
 /* learning */
 
-struct learner_options {        /* filled from option rows */
-    char *learn;                /* gradient, clone, es or none */
-    int64_t every;              /* 10: ticks between updates */
-    int64_t batch;              /* 4: experiences per policy in an update */
-    int64_t buffer;             /* 1000: capacity of a policy's replay buffer */
-    int64_t horizon;            /* 16: ticks after which a return is final */
-    double discount;            /* 0.9 */
-    double lambda;              /* 0.5: lambda of generalised advantage estimation */
-    double replay;              /* 0.25: share of a batch drawn from the whole replay buffer */
-    double share;               /* 0: share of a batch drawn from replay buffers of all policies */
-    double entropy;             /* 0.05: weight of the entropy bonus */
-    double clip;                /* 0.2: clips the ratio of new to old probability, as in PPO */
-    double critic_rate;         /* 0.1: learning rate of the baseline */
-    int64_t warmup;             /* 20: updates until the full learning rate */
-    int64_t group;              /* 0: policies per update; groups take turns; 0: all */
-    int64_t stretch;            /* 50: ticks for which es keeps one perturbation */
+struct learner_options {     /* filled from option rows */
+    char *learn;             /* gradient, clone, es or none */
+    int64_t update_interval; /* 10: ticks between updates */
+    int64_t batch_size;      /* 4: experiences per policy in an update */
+    int64_t buffer_size;     /* 1000: capacity of a policy's replay buffer */
+    int64_t horizon;         /* 16: ticks after which a return is final */
+    double discount;         /* 0.9 */
+    double gae_lambda;       /* 0.5: lambda of generalised advantage estimation */
+    double replay_fraction;  /* 0.25: share of a batch drawn from the whole replay buffer */
+    double shared_experience_fraction; /* 0: share of a batch drawn from replay buffers of all
+                                          policies */
+    double entropy_coef;               /* 0.05: weight of the entropy bonus */
+    double clip_range;          /* 0.2: clips the ratio of new to old probability, as in PPO */
+    double critic_lr;           /* 0.1: learning rate of the baseline */
+    int64_t warmup_steps;       /* 20: updates until the full learning rate */
+    int64_t update_group_size;  /* 0: policies per update; groups take turns; 0: all */
+    int64_t perturbation_ticks; /* 50: ticks for which es keeps one perturbation */
     double sigma;               /* 0.1: scale of a perturbation of es */
     char *shaping;              /* zscore: fitness shaping of es, see train.h */
     struct train_options train; /* LoRA and optimizer; rows of the same names */
@@ -427,14 +429,14 @@ struct learner;
  * [n_minds] or NULL, each from learner_critic or NULL. */
 struct learner_config {
     const struct model *m;
-    const struct policy_runner *asker;
+    const struct policy_runner *policy_runner;
     double temperature;
-    int n_actions, n_minds, n_bodies;
+    int n_actions, n_policies, n_agents;
     struct adapter *const *adapters;
     const float *const *critics;
     uint64_t seed;
-    int64_t steps; /* ticks of a generation, over which the learning rate falls; 0: constant */
-    bool lean;     /* adapters are f16, before and after updates */
+    int64_t steps;   /* ticks of a generation, over which the learning rate falls; 0: constant */
+    bool low_memory; /* adapters are f16, before and after updates */
     struct pool *pool;
 };
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
@@ -460,8 +462,8 @@ struct policy_health learner_health(const struct learner *l, int mind);
 /* generations */
 
 struct simulation_options { /* filled from option rows */
-    int64_t minds;          /* 0: number of policies; 0: as many as an environment has agents */
-    int64_t worlds;         /* 1: environments at once */
+    int64_t n_adapters;     /* 0: number of policies; 0: as many as an environment has agents */
+    int64_t n_envs;         /* 1: environments at once */
     int64_t generations;    /* 10 */
     int64_t steps, seed;    /* ticks per generation; the caller sets steps and seed */
     double temperature;     /* 2: temperature of the policies */
@@ -469,15 +471,15 @@ struct simulation_options { /* filled from option rows */
     char *teacher;          /* reflex: the scripted policy that clone imitates */
     bool breed;             /* true */
     int64_t elites;         /* 4: policies that are copied unchanged */
-    double parents;         /* 0.5: share of the fittest policies that have children */
+    double parent_fraction; /* 0.5: share of the fittest policies that have children */
     char *crossover;        /* delta: operator on two parents */
     char *mutation;         /* noise: operator on one child */
-    double mutate;          /* 0.1: share of the children that mutate */
-    double spread;          /* 0.02: standard deviation of the founders' B, so that they differ */
-    bool carry;             /* elites sum their statistics over generations */
-    int64_t held_out;       /* 4: maps for evaluation only */
-    bool lean;              /* minimise memory */
-    char *lora;             /* f32: element type of the adapters for decisions */
+    double mutation_rate;   /* 0.1: share of the children that mutate */
+    double init_noise;      /* 0.02: standard deviation of the founders' B, so that they differ */
+    bool carry_elite_stats; /* elites sum their statistics over generations */
+    int64_t eval_maps;      /* 4: maps for evaluation only */
+    bool low_memory;        /* minimise memory */
+    char *lora_dtype;       /* f32: element type of the adapters for decisions */
     struct learner_options learn;
 };
 extern const struct option_row simulation_option_rows[];

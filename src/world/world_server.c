@@ -51,9 +51,9 @@ void agent_json_info(const void *view, int agent, struct buf *out) {
     world_prompt(v->w, v->r, agent, out);
     buf_printf(out, "\",\"cell\":[%d,%d],\"energy\":%d", a->cell % v->w->size, a->cell / v->w->size,
                a->energy);
-    if (!v->begins)
+    if (!v->at_start)
         buf_printf(out, ",\"action\":\"%s\",\"parsed\":%s", world_action_names[a->last[1]],
-                   v->guessed >> agent & 1 ? "false" : "true");
+                   v->invalid_actions >> agent & 1 ? "false" : "true");
     buf_puts(out, "}");
 }
 
@@ -68,8 +68,8 @@ static int16_t random_move(const struct world *w, int agent) {
 static int word_read(const struct world_rules *r, const json_t *v, int64_t *word,
                      struct error *err) {
     *word = json_integer_value(v);
-    if (!v || (json_is_integer(v) && *word >= 0 && *word <= r->words)) return OK;
-    return error_set(err, ERR_FORMAT, "'word' must be a number from 0 to %" PRId64, r->words);
+    if (!v || (json_is_integer(v) && *word >= 0 && *word <= r->vocabulary)) return OK;
+    return error_set(err, ERR_FORMAT, "'word' must be a number from 0 to %" PRId64, r->vocabulary);
 }
 
 /* Reads an action from outside: a number, a name or free text of a model, or {"action": one of
@@ -78,7 +78,8 @@ static int word_read(const struct world_rules *r, const json_t *v, int64_t *word
 static int world_action_read(const struct world *w, const struct world_rules *r, int agent,
                              const json_t *v, int16_t *action, bool *parsed, struct error *err) {
     const json_t *what = json_is_object(v) ? json_object_get(v, "action") : v;
-    int64_t word = 0, n = json_is_object(v) ? WORLD_N_ACTIONS : WORLD_N_ACTIONS * (r->words + 1);
+    int64_t word = 0,
+            n = json_is_object(v) ? WORLD_N_ACTIONS : WORLD_N_ACTIONS * (r->vocabulary + 1);
     *parsed = true;
     if (json_is_object(v)) {
         const json_t *said = json_object_get(v, "word");
@@ -142,7 +143,7 @@ struct server_world { /* state of one world */
 struct world_server {
     struct trace plain; /* without ticks: rules, agents and steps that a reset can override */
     uint64_t next_seed;
-    struct server_world *places[WORLD_SERVER_MAX_WORLDS];
+    struct server_world *grid_envs[WORLD_SERVER_MAX_WORLDS];
     bool closed;
 };
 
@@ -162,7 +163,7 @@ static void server_world_free(struct server_world *p) {
 
 void world_server_free(struct world_server *s) {
     if (!s) return;
-    for (int i = 0; i < WORLD_SERVER_MAX_WORLDS; i++) server_world_free(s->places[i]);
+    for (int i = 0; i < WORLD_SERVER_MAX_WORLDS; i++) server_world_free(s->grid_envs[i]);
     trace_release(&s->plain);
     free(s);
 }
@@ -244,14 +245,14 @@ static int begin_read(const struct world_server *s, json_t *flat, uint64_t seed,
 
 /* Replaces the world at that index. */
 static int server_world_put(struct world_server *s, int at, struct trace *log, struct error *err) {
-    struct server_world *p = s->places[at] ? s->places[at] : try_calloc(1, sizeof *p, err);
+    struct server_world *p = s->grid_envs[at] ? s->grid_envs[at] : try_calloc(1, sizeof *p, err);
     if (!p) return err->code;
     trace_release(&p->log);
     p->log = *log;
     *log = (struct trace){0};
     p->w.n_agents = 0;
     trace_seek(&p->log, &p->w, p->log.n_ticks);
-    s->places[at] = p;
+    s->grid_envs[at] = p;
     return OK;
 }
 
@@ -276,9 +277,9 @@ static int do_reset(struct world_server *s, int at, const json_t *arg, struct bu
     json_decref(flat);
     if (rc != OK) return rc;
     s->next_seed = ((uint64_t)n + 1) & INT64_MAX;
-    struct world_view v = server_world_view(s->places[at]);
-    v.begins = true;
-    uint64_t who = server_world_agents(s->places[at]);
+    struct world_view v = server_world_view(s->grid_envs[at]);
+    v.at_start = true;
+    uint64_t who = server_world_agents(s->grid_envs[at]);
     agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
     agent_json_each("infos", who, agent_json_info, &v, out);
@@ -304,7 +305,7 @@ static int begun(const struct server_world *p, struct error *err) {
 
 static int do_step(struct world_server *s, int at, const json_t *arg, struct buf *out,
                    struct error *err) {
-    struct server_world *p = s->places[at];
+    struct server_world *p = s->grid_envs[at];
     int16_t actions[WORLD_AGENTS] = {0};
     uint64_t who = server_world_agents(p), guessed;
     if (begun(p, err) != OK) return err->code;
@@ -313,7 +314,7 @@ static int do_step(struct world_server *s, int at, const json_t *arg, struct buf
     if (world_actions_read(&v, who, arg, actions, &guessed, err) != OK ||
         trace_append(&p->log, &p->w, actions, err) != OK)
         return err->code;
-    v.guessed = guessed;
+    v.invalid_actions = guessed;
     world_step(&p->w, &p->log.rules, actions);
     agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
@@ -330,7 +331,7 @@ static int do_step(struct world_server *s, int at, const json_t *arg, struct buf
 static int do_agents(struct world_server *s, int at, const json_t *arg, struct buf *out,
                      struct error *err) {
     (void)arg, (void)err;
-    uint64_t who = server_world_agents(s->places[at]);
+    uint64_t who = server_world_agents(s->grid_envs[at]);
     buf_puts(out, "\"agents\":[");
     for (int i = 0, n = 0; i < WORLD_AGENTS; i++)
         if (who >> i & 1) buf_printf(out, "%s\"agent_%d\"", n++ ? "," : "", i);
@@ -341,7 +342,7 @@ static int do_agents(struct world_server *s, int at, const json_t *arg, struct b
 static int do_spaces(struct world_server *s, int at, const json_t *arg, struct buf *out,
                      struct error *err) {
     (void)arg, (void)err;
-    const struct trace *t = s->places[at] ? &s->places[at]->log : &s->plain;
+    const struct trace *t = s->grid_envs[at] ? &s->grid_envs[at]->log : &s->plain;
     buf_puts(out, "\"possible_agents\":[");
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s\"agent_%d\"", i ? "," : "", i);
     buf_puts(out, "],\"actions\":[");
@@ -351,14 +352,14 @@ static int do_spaces(struct world_server *s, int at, const json_t *arg, struct b
     for (int i = 0; i < WORLD_N_ACTIONS; i++)
         buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_words[i]);
     buf_printf(out, "],\"words\":%" PRId64 ",\"n_actions\":%" PRId64 ",\"max_steps\":%" PRId64,
-               t->rules.words, WORLD_N_ACTIONS * (t->rules.words + 1), t->steps);
+               t->rules.vocabulary, WORLD_N_ACTIONS * (t->rules.vocabulary + 1), t->steps);
     return OK;
 }
 
 static int do_state(struct world_server *s, int at, const json_t *arg, struct buf *out,
                     struct error *err) {
     (void)arg;
-    const struct server_world *p = s->places[at];
+    const struct server_world *p = s->grid_envs[at];
     if (begun(p, err) != OK) return err->code;
     json_t *v = trace_json(&p->log, &p->w);
     char *text = json_dumps(v, JSON_COMPACT);
@@ -377,9 +378,9 @@ static int do_restore(struct world_server *s, int at, const json_t *arg, struct 
     if (rc == OK) rc = server_world_put(s, at, &log, err);
     trace_release(&log);
     if (rc != OK) return rc;
-    struct world_view v = server_world_view(s->places[at]);
-    v.begins = v.w->tick == 0;
-    uint64_t who = server_world_agents(s->places[at]);
+    struct world_view v = server_world_view(s->grid_envs[at]);
+    v.at_start = v.w->tick == 0;
+    uint64_t who = server_world_agents(s->grid_envs[at]);
     agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
     agent_json_each("infos", who, agent_json_info, &v, out);

@@ -14,8 +14,8 @@ void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const vo
 struct world_view {
     const struct world *w;
     const struct world_rules *r;
-    uint64_t guessed; /* agents with an answer that named no action */
-    bool begins;      /* no action has been taken yet */
+    uint64_t invalid_actions; /* agents with an answer that named no action */
+    bool at_start;            /* no action has been taken yet */
 };
 void agent_json_observation(const void *view, int agent, struct buf *out);
 void agent_json_reward(const void *view, int agent, struct buf *out);

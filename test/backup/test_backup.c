@@ -452,10 +452,10 @@ static void test_changing(void **test_state) {
     (void)test_state;
     char *path = xstrdup(in(runs, "r1/adapters/critic/adapter_model.safetensors"));
     put_bytes(path, 4 << 20, 3);
-    place.told = cut;
+    place.report_fn = cut;
     place.ctx = path;
     json_t *v = made();
-    place.told = NULL;
+    place.report_fn = NULL;
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
     const char *words = json_string_value(json_array_get(json_object_get(v, "left_out"), 0));
     assert_non_null(strstr(words, "adapter_model.safetensors kept changing"));
@@ -812,19 +812,19 @@ static bool stop(void *ctx, int64_t done, int64_t total) {
 
 static void test_stopped(void **test_state) {
     (void)test_state;
-    place.told = stop;
+    place.report_fn = stop;
     assert_null(backup_create(&place, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_null(found(to, "2"));
     blobs();
     assert_int_equal(counted_tmp, 0);
-    place.told = NULL;
+    place.report_fn = NULL;
     make();
-    place.told = stop;
+    place.report_fn = stop;
     assert_null(backup_verify(&place, id, &err));
     assert_int_equal(err.code, ERR_STATE);
     refuses(id, ERR_STATE, "told to stop");
-    place.told = NULL;
+    place.report_fn = NULL;
     assert_int_equal(problems(id), 0);
 }
 

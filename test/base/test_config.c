@@ -84,8 +84,8 @@ static void test_refused_files(void **state) {
         {"[serve]\nprot = 1\n", "c:2: serve has no option 'prot'; did you mean 'port'?"},
         {"[serve]\nport = 70000\n", "c:2: 'port' cannot be 70000: it must be 0 to 65535"},
         {"[serve]\nport = 80 # mine\n", "c:2: a comment must be on a separate line"},
-        {"[serve]\nport = 8x\n", "c:2: 'port' wants a whole number, not '8x'"},
-        {"[serve]\nport =\n", "c:2: 'port' wants a whole number, not ''"},
+        {"[serve]\nport = 8x\n", "c:2: 'port' must be a whole number, not '8x'"},
+        {"[serve]\nport =\n", "c:2: 'port' must be a whole number, not ''"},
         {"[serve]\nloud = maybe\n", "c:2: 'loud' wants true or false"},
         {"[serve]\nport = 1\n\nport = 2\n", "c:4: 'port' is set in line 2 already"},
         {"[serve]\n[a]\n[serve]\n", "c:3: section [serve] began in line 1 already"},
@@ -172,7 +172,7 @@ static void test_invalid_variable(void **state) {
     options_default(rows, &v);
     assert_int_equal(options_from_env(rows, &v, "SHOAL_SERVE", environment, NULL, &err), ERR_USAGE);
     assert_string_equal(err.text,
-                        "'SHOAL_SERVE_PORT' wants a whole number, not 'tcp://10.0.0.1:80'");
+                        "'SHOAL_SERVE_PORT' must be a whole number, not 'tcp://10.0.0.1:80'");
     options_release(rows, &v);
 }
 

@@ -414,8 +414,8 @@ static void bench_record(struct bench *b, int seqs) {
                                 .max_seqs = seqs,
                                 .max_len = LEN,
                                 .pool = b->pool,
-                                .finished = recorder_finished,
-                                .finished_ctx = &b->recorder};
+                                .on_finished = recorder_finished,
+                                .on_finished_ctx = &b->recorder};
     engine_free(b->engine);
     b->engine = engine_new(model, &eo, &err);
 }

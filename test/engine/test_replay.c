@@ -348,8 +348,8 @@ static void test_recorder(void **state) {
                                .max_seqs = 4,
                                .max_len = 64,
                                .kv_elem = DTYPE_F16,
-                               .finished = recorder_finished,
-                               .finished_ctx = &rec};
+                               .on_finished = recorder_finished,
+                               .on_finished_ctx = &rec};
     int32_t prompt[] = {5, 6, 7};
     struct engine_request reqs[3] = {{.adapter = a}, {.mix = mix, .n_mix = 2}, {.n_prompt = 0}};
     for (int i = 0; i < 3; i++) {

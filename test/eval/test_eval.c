@@ -640,10 +640,10 @@ static void test_equal_questions_in_two_wordings(void **state) {
         enum data_split split = i & 4 ? SPLIT_TEST : SPLIT_DEV;
         fry_item(fry_find(families[i % 4]), split, 2, i / 4, false, &it);
         const char *content = shared_content(it.key);
-        assert_true(!content == !it.twin);
+        assert_true(!content == !it.duplicate_of);
         if (content) {
-            assert_int_equal(fry_split_of(it.twin), split);
-            assert_string_equal(shared_content(it.twin), content);
+            assert_int_equal(fry_split_of(it.duplicate_of), split);
+            assert_string_equal(shared_content(it.duplicate_of), content);
             collisions += seen[content_slot(content) / 8] >> content_slot(content) % 8 & 1;
             n++;
         }

@@ -383,7 +383,7 @@ static void bank_check(const char *task, int32_t rows, int threads) {
         assert_int_equal(out[i].choice, want.choice);
         assert_int_equal(out[i].right, want.right);
         assert_int_equal(out[i].right_norm, want.right_norm);
-        assert_false(out[i].cut);
+        assert_false(out[i].prompts_truncated);
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
     free(out);
@@ -430,7 +430,7 @@ static void test_cut(void **state) {
     free(file_put("arc_easy.jsonl", arc_lines));
     must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
     must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
-    assert_true(out[0].cut && !out[2].cut && !out[3].cut);
+    assert_true(out[0].prompts_truncated && !out[2].prompts_truncated && !out[3].prompts_truncated);
     char *context = b.v[0].context; // the last 40 tokens, each a byte, minus the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;
@@ -512,7 +512,7 @@ static void test_generation(void **state) {
         buf_puts(&text, "");
         tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
         struct grade want = grader_grade(g, text.data, (const char *const *)&b.v[i].answer, 1);
-        assert_int_equal(out[i].unread, !want.found);
+        assert_int_equal(out[i].no_answer, !want.found);
         assert_int_equal(out[i].truncated, r.n_out == 9);
         assert_int_equal(out[i].right, want.score >= 0.5);
         engine_request_release(&r);
@@ -602,14 +602,14 @@ static void test_standing(void **state) {
         a[i].right = i < 6;
         b[i].right = i == 9;
         b[i].right_norm = i > 7;
-        b[i].unread = i == 1;
+        b[i].no_answer = i == 1;
         b[i].truncated = i < 3;
         clusters[i] = i / 2;
     }
     struct eval_summary s = eval_summarize(b, a, 10, clusters, 5, 1);
     assert_int_equal(s.correct, 1);
     assert_int_equal(s.correct_norm, 2);
-    assert_int_equal(s.unread, 1);
+    assert_int_equal(s.no_answer, 1);
     assert_int_equal(s.truncated, 3);
     close_to(s.versus.diff.value, -0.5, 1e-12);
     close_to(s.versus.p, 2 * 8 / 128.0, 1e-12); // 1 of 7 discordant: 2 · (1 + 7) / 2^7

@@ -267,7 +267,7 @@ static void test_breeding_rules(void **state) {
             if (i < 2) assert_ptr_equal(c->adapter, best[i]);
             if (i < 2) assert_string_equal(c->name, order[i]);
             if (i < 2) continue;
-            bool mutant = c->how->kind == OPERATOR_MUTATION;
+            bool mutant = c->operator->kind == OPERATOR_MUTATION;
             mutants += mutant;
             assert_int_equal(!mutant, c->parents[1][0] != 0);
             assert_string_not_equal(c->parents[0], c->parents[1]);
@@ -285,7 +285,7 @@ static void test_breeding_rules(void **state) {
             for (int j = 0; j < n; j++) assert_string_not_equal(c->name, order[j]);
             for (int k = 0; k < 2 - mutant; k++) {
                 bool beside = false;
-                for (int j = 0; j < g.p.n + g.p.witnesses; j++)
+                for (int j = 0; j < g.p.n + g.p.n_reevaluated; j++)
                     beside |= j != i && strcmp(g.p.c[j].name, c->parents[k]) == 0;
                 assert_true(beside);
             }
@@ -385,22 +385,22 @@ static void test_regressing_operator_is_dropped(void **state) {
     g.p.mutations.step[0] = 1; /* full replacement: the child has nothing of the parent */
     const struct operator_set *s = &g.p.mutations;
     int64_t used = 0;
-    for (int t = 0; t < 40 && !s->credit.v[0].dropped; t++) {
+    for (int t = 0; t < 40 && !s->selector.v[0].dropped; t++) {
         breeding_evaluate(&g);
         breeding_next(&g);
         g.p.mutations.step[0] = 0.9;
-        used = s->credit.v[0].used;
+        used = s->selector.v[0].used;
     }
-    assert_true(s->credit.v[0].dropped);
-    assert_true(s->credit.v[0].quality < -0.02);
-    assert_false(s->credit.v[1].dropped);
+    assert_true(s->selector.v[0].dropped);
+    assert_true(s->selector.v[0].quality < -0.02);
+    assert_false(s->selector.v[1].dropped);
     for (int t = 0; t < 3; t++) {
         breeding_evaluate(&g);
         breeding_next(&g);
         for (int i = g.p.o->elites; i < g.p.n; i++)
-            assert_string_equal(g.p.c[i].how->name, "noise");
+            assert_string_equal(g.p.c[i].operator->name, "noise");
     }
-    assert_true(s->credit.v[0].used - used <= 12); /* children that were already bred */
+    assert_true(s->selector.v[0].used - used <= 12); /* children that were already bred */
     breeding_close(&g);
 }
 
@@ -453,10 +453,11 @@ static void test_every_selection(void **state) {
                 for (int t = 0; t < 3; t++) {
                     assert_int_equal(population_evaluate(&g.p, &l, &err), OK);
                     for (int i = 0; i < g.p.n; i++) {
-                        const double *row = g.p.assay.scores + i * g.p.assay.n_items;
+                        const double *row =
+                            g.p.last_evaluation.scores + i * g.p.last_evaluation.n_items;
                         double mean = 0;
-                        for (int k = 0; k < g.p.assay.n_items; k++)
-                            mean += row[k] / g.p.assay.n_items;
+                        for (int k = 0; k < g.p.last_evaluation.n_items; k++)
+                            mean += row[k] / g.p.last_evaluation.n_items;
                         close_to(g.p.c[i].performance.value, mean, 1e-12);
                         assert_true(i == 0 || g.p.c[i - 1].fitness.value >= g.p.c[i].fitness.value);
                     }

@@ -126,12 +126,12 @@ static void test_nodes(void **state) {
     assert_int_equal(lineage_find(&l, "nobody"), -1);
     const struct lineage_node *g1c0 = &l.v[lineage_find(&l, "g1c0")];
     assert_int_equal(g1c0->generation, 1);
-    assert_int_equal(g1c0->last, 2);
+    assert_int_equal(g1c0->last_generation, 2);
     assert_int_equal(g1c0->parent[0], lineage_find(&l, HOSTILE));
     assert_int_equal(g1c0->parent[1], lineage_find(&l, KANJI));
-    close_to(g1c0->share[0], 0.25, 0);
-    close_to(g1c0->share[1], 0.75, 0);
-    assert_int_equal(l.v[lineage_find(&l, "lone")].last, 0);
+    close_to(g1c0->parent_share[0], 0.25, 0);
+    close_to(g1c0->parent_share[1], 0.75, 0);
+    assert_int_equal(l.v[lineage_find(&l, "lone")].last_generation, 0);
     lineage_release(&l);
     json_decref(run);
 }
@@ -168,8 +168,8 @@ static void test_extrapolated_blend(void **state) {
     add(generation_new(run), "c", "a", "b", "slerp", -0.5, NAN, 0.6);
     struct lineage l = lineage_made(run);
     bool in[3];
-    close_to(l.v[2].share[0], 1, 0);
-    close_to(l.v[2].share[1], 0, 0);
+    close_to(l.v[2].parent_share[0], 1, 0);
+    close_to(l.v[2].parent_share[1], 0, 0);
     lineage_ancestors(&l, 2, in);
     assert_true(in[1]);
     lineage_release(&l);
@@ -187,7 +187,7 @@ static void test_generation_again(void **state) {
     assert_int_equal(l.n, 4);
     assert_int_equal(lineage_find(&l, "g1c0"), -1);
     assert_int_equal(l.best, 3);
-    assert_int_equal(l.v[lineage_find(&l, HOSTILE)].last, 0);
+    assert_int_equal(l.v[lineage_find(&l, HOSTILE)].last_generation, 0);
     lineage_release(&l);
     json_decref(again);
     json_decref(run);
@@ -879,7 +879,7 @@ static void test_diversity(void **state) {
     close_to(d.norm_mean, want[3], 1e-12);
     close_to(d.behaviour_min, apart[0], 1e-15);
     close_to(d.behaviour_mean, apart[1], 1e-15);
-    close_to(adapter_distance(a[d.twin[0]], a[d.twin[1]]), d.weights_min, 1e-12);
+    close_to(adapter_distance(a[d.duplicate_of[0]], a[d.duplicate_of[1]]), d.weights_min, 1e-12);
     assert_true(isnan(blind.behaviour_min) && isnan(blind.behaviour_mean));
     close_to(blind.weights_mean, d.weights_mean, 0);
     assert_true(isnan(alone.weights_min) && isnan(alone.cosine_mean));
@@ -910,8 +910,8 @@ static void test_known_distances(void **state) {
     close_to(d.cosine_mean, 0, 0);
     d = diversity_compute((struct adapter *[]){a, b, a}, 3, NULL);
     close_to(d.weights_min, 0, 0);
-    assert_int_equal(d.twin[0], 0);
-    assert_int_equal(d.twin[1], 2);
+    assert_int_equal(d.duplicate_of[0], 0);
+    assert_int_equal(d.duplicate_of[1], 2);
     d = diversity_compute((struct adapter *[]){zero, zero}, 2, NULL);
     close_to(d.weights_min, 0, 0);
     adapter_release(a);

@@ -65,9 +65,9 @@ static void shares(const struct selection *s, double number, const struct rows *
                             .fitness = in->v,
                             .scores = in->v,
                             .n_scores = in->columns,
-                            .keep = number,
+                            .truncation_ratio = number,
                             .tournament = (int)number,
-                            .slope = number};
+                            .selection_pressure = number};
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int i = 0, at; i < 4000; i++) {
         s->pick(&p, &r, &at, 1);

@@ -1127,7 +1127,7 @@ static void world_use(const struct world_rules *r, uint64_t seed) {
     for (int t = 0; t < TICKS; t++) {
         world_policy_act(&world_policies[t % 3], &w, r, seed, actions);
         for (int i = 0; i < AGENTS; i++)
-            actions[i] += (int16_t)(WORLD_N_ACTIONS * (t % (r->words + 1)));
+            actions[i] += (int16_t)(WORLD_N_ACTIONS * (t % (r->vocabulary + 1)));
         world_step(&w, r, actions);
         int64_t energy = w.energy_spent - w.energy_given;
         for (int i = 0; i < AGENTS; i++) {
@@ -1267,7 +1267,7 @@ static struct simulation *life_founded(const char *dir) {
     snprintf(o.decode, 5, "text"); // not "score": the action words would begin with the same byte
     snprintf(o.learn.learn, 5, "none");
     o.learn.train.r = 1;
-    o.worlds = 1;
+    o.n_envs = 1;
     MUST(world_rules_load(&rules, "repaired", &err) == OK);
     place = (struct grid_env){.rules = &rules, .n_agents = 2};
     env = grid_env_as_environment(&place);
@@ -1417,9 +1417,12 @@ static const struct option_row job_rows[] = {
     {0},
 };
 static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
-static const struct job_kind job_kinds[] = {
-    {.name = "train", .resume = "resume", .keeps = "runs", .rows = job_rows, .args = job_words},
-    {0}};
+static const struct job_kind job_kinds[] = {{.name = "train",
+                                             .resume = "resume",
+                                             .store_option = "runs",
+                                             .rows = job_rows,
+                                             .args = job_words},
+                                            {0}};
 
 static int job_line(const json_t *v, struct job_request *r, struct strings *args,
                     struct error *err) {
@@ -1505,20 +1508,20 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     if (size > 4096) step = MAX(step, (int)(size / 64));
     struct generation g = {.s = s,
                            .spec = {.tools = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
-                                    .one_call = how & 2,
+                                    .single_tool_call = how & 2,
                                     .tool_names = {names, 1},
                                     .stops = {stops, how & 4 ? 1 : 0}}};
     struct completion a = {0};
     int32_t n = (int32_t)size - 2, *out = xcalloc((size_t)n + 1, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = s->m->tok->byte_ids[data[i + 2]];
-    a.ticket.request.out = out;
+    a.batch_request.request.out = out;
     for (int32_t seen = 0; !a.done;) {
         seen = MIN(seen + step, n);
-        a.ticket.request.n_out = a.ticket.seen = seen;
-        a.ticket.done = seen == n;
-        if (a.ticket.done) buf_add(&a.ticket.request.text, data + 2, (size_t)n);
+        a.batch_request.request.n_out = a.batch_request.n_visible = seen;
+        a.batch_request.done = seen == n;
+        if (a.batch_request.done) buf_add(&a.batch_request.request.text, data + 2, (size_t)n);
         completion_advance(&g, &a);
-        MUST(a.shown <= a.text.len && a.words_end <= a.shown);
+        MUST(a.shown <= a.text.len && a.content_end <= a.shown);
         for (int i = 0; i < a.n_tools; i++) {
             const struct tool_call *c = &a.tools[i];
             MUST(c->args <= a.text.len && c->args_end <= a.text.len);

@@ -788,7 +788,7 @@ static int start_by(const char *text, struct job_caller *by, char id[JOB_ID_LEN]
 }
 
 static int start_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
-    struct job_caller by = {.repeat = key};
+    struct job_caller by = {.idempotency_key = key};
     return start_by(text, &by, id);
 }
 
@@ -993,7 +993,7 @@ static void test_resolved(void **state) {
 }
 
 static int start_out(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
-    struct job_caller by = {.owner = owner, .any = any};
+    struct job_caller by = {.owner = owner, .may_replace_any = any};
     char *text = xasprintf(
         "{\"kind\":\"world\",\"args\":[\"lines\",\"1\"],\"options\":{\"out\":\"%s\"}}", name);
     int rc = start_by(text, &by, id);
@@ -1044,8 +1044,8 @@ static void test_output_owners(void **state) {
 static void test_limits_by_owner(void **state) {
     (void)state;
     struct id a, b;
-    struct job_caller one = {.repeat = "k", .owner = "key-1"},
-                      two = {.repeat = "k", .owner = "key-2"};
+    struct job_caller one = {.idempotency_key = "k", .owner = "key-1"},
+                      two = {.idempotency_key = "k", .owner = "key-2"};
     reopen((struct jobs_options){.max_queued = 2, .max_kept = 1 << 20});
     struct id first = started("wait", in_dir("go"));
     await_result(first);
@@ -1053,10 +1053,10 @@ static void test_limits_by_owner(void **state) {
     assert_int_equal(start_by(text, &one, a.text), OK);
     assert_int_equal(start_by(text, &two, b.text), OK);
     assert_string_not_equal(a.text, b.text);
-    one.repeat = NULL;
+    one.idempotency_key = NULL;
     assert_int_equal(start_by(text, &one, b.text), OK);
     assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY); /* two wait */
-    two.repeat = NULL;
+    two.idempotency_key = NULL;
     assert_int_equal(start_by(text, &two, b.text), OK);
     touch("go");
     await(a, "done");

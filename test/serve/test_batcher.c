@@ -139,13 +139,13 @@ static bool call_round(int i, bool background, int cancel_after) {
     struct watched w = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
     struct error err;
     w.ticket = (struct batcher_request){
-        .request = fresh(i), .background = background, .changed = watched_changed, .user = &w};
+        .request = fresh(i), .background = background, .on_change = watched_changed, .user = &w};
     bool right = batcher_submit(b, &w.ticket, &err) == OK;
     if (cancel_after == 0) batcher_cancel(b, &w.ticket);
     pthread_mutex_lock(&w.lock);
     while (right && !w.over) {
         pthread_cond_wait(&w.news, &w.lock);
-        int32_t seen = __atomic_load_n(&w.ticket.seen, __ATOMIC_ACQUIRE);
+        int32_t seen = __atomic_load_n(&w.ticket.n_visible, __ATOMIC_ACQUIRE);
         right &= seen == 0 || begins_right(&w.ticket.request, i, seen);
         if (w.over || cancel_after < 0 || seen < cancel_after) continue;
         pthread_mutex_unlock(&w.lock);
@@ -230,7 +230,7 @@ static void order_changed(struct batcher_request *c, bool done) {
  * step. */
 static void test_finished_requests_are_notified_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
-    struct batcher_request calls[2] = {{.changed = order_changed}, {.changed = order_changed}},
+    struct batcher_request calls[2] = {{.on_change = order_changed}, {.on_change = order_changed}},
                            *list[2] = {&calls[0], &calls[1]};
     struct error err;
     (void)state;
@@ -262,7 +262,7 @@ static struct batcher_request *calls_new(int n, struct tally *t) {
     for (int i = 0; i < n; i++)
         calls[i] =
             (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
-                                     .changed = tally_changed,
+                                     .on_change = tally_changed,
                                      .user = t};
     return calls;
 }
@@ -334,7 +334,7 @@ static void test_free_while_others_wait(void **state) {
     for (int round = 0; round < 10; round++) {
         struct tally t = {0};
         struct error err;
-        struct batcher_request *calls = calls_new(N, &t), holding = {.changed = holding_changed};
+        struct batcher_request *calls = calls_new(N, &t), holding = {.on_change = holding_changed};
         pthread_t threads[RUNS + EMBEDS + 1];
         void *got;
         call_released = false;

@@ -112,7 +112,7 @@ static int set_up(void **state) {
                                      .temperature = -1,
                                      .facts = FACTS_RULES};
     for (int s = 0; s < PIPELINE_N_STAGES; s++)
-        made.stage[s].asker = (struct llm_client){desks, script_ask};
+        made.stage[s].llm_client = (struct llm_client){desks, script_ask};
     return panel && made.board && made.memory ? 0 : -1;
 }
 
@@ -149,7 +149,7 @@ static const char *plain(const char *role, const char *words) {
 static void test_stages(void **state) {
     (void)state;
     for (int s = 0; s < PIPELINE_N_STAGES; s++) {
-        made.stage[s].asker.ctx = &desks[s];
+        made.stage[s].llm_client.ctx = &desks[s];
         made.stage[s].max_tokens = 10 + s;
     }
     made.stage[PIPELINE_OUTPUT].temperature = 0.25f;
@@ -186,7 +186,7 @@ static void test_mixed_step(void **state) {
                                "decide: {text: all}\n";
     struct workflow *w = workflow_parse(text, sizeof text - 1, "mixed.yaml", &err);
     made.workflow = w;
-    made.stage[PIPELINE_OUTPUT].asker.ctx = &desks[PIPELINE_OUTPUT];
+    made.stage[PIPELINE_OUTPUT].llm_client.ctx = &desks[PIPELINE_OUTPUT];
     made.iterations = 1;
     answer_is("which?", echo, "the answer", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 2); /* the summary uses the agents' client */

@@ -252,7 +252,7 @@ static int word_index(const struct task_item *it, const char *word) {
 static struct turn turn_read(const struct llm_call *c) {
     struct turn t = {.agent = c->agent,
                      .item = c->item,
-                     .working = c->working,
+                     .working = c->chain_of_thought,
                      .temperature = c->temperature,
                      .seed = c->seed};
     int at = c->agent->system != NULL;
@@ -753,8 +753,11 @@ static void setup_close(struct engine_setup *s) {
 
 static struct debate setup_debate(struct engine_setup *s, int n_agents) {
     struct llm_client a = engine_client_as_llm(&s->speaker);
-    struct debate_options o = {
-        .rounds = 2, .working = true, .max_tokens = 3, .vote = vote_find("confidence"), .seed = 6};
+    struct debate_options o = {.rounds = 2,
+                               .chain_of_thought = true,
+                               .max_tokens = 3,
+                               .vote = vote_find("confidence"),
+                               .seed = 6};
     struct debate d;
     if (debate_run(&a, s->agents, n_agents, s->items, 6, &o, &d, NULL, &err) != OK)
         fail_msg("%s", err.text);
@@ -768,11 +771,11 @@ static void test_calls_are_cached(void **state) {
     struct engine_setup s;
     setup_open(&s, true);
     struct debate first = setup_debate(&s, 2);
-    assert_int_equal(s.speaker.asked, 24);
-    assert_int_equal(s.speaker.computed, 24);
+    assert_int_equal(s.speaker.n_calls, 24);
+    assert_int_equal(s.speaker.n_computed, 24);
     struct debate again = setup_debate(&s, 2);
-    assert_int_equal(s.speaker.asked, 48);
-    assert_int_equal(s.speaker.computed, 24);
+    assert_int_equal(s.speaker.n_calls, 48);
+    assert_int_equal(s.speaker.n_computed, 24);
     size_t bytes = 24 * sizeof *first.answers;
     assert_memory_equal(first.answers, again.answers, bytes);
     assert_true(first.prefilled == again.prefilled && first.generated == again.generated &&
@@ -795,9 +798,9 @@ static void test_teams_share_first_answers(void **state) {
     struct engine_setup s;
     setup_open(&s, true);
     struct debate both = setup_debate(&s, 2);
-    int64_t before = s.speaker.computed;
+    int64_t before = s.speaker.n_computed;
     struct debate one = setup_debate(&s, 1);
-    assert_int_equal(s.speaker.computed, before);
+    assert_int_equal(s.speaker.n_computed, before);
     assert_memory_equal(one.answers, both.answers, 6 * sizeof *one.answers);
     assert_memory_equal(one.answers, one.answers + 6, 6 * sizeof *one.answers);
     assert_int_equal(one.flips_good + one.flips_bad, 0);
@@ -838,14 +841,14 @@ static void test_sample_seeds(void **state) {
     for (int i = 0; i < 4; i++) {
         struct chat_message chat[2];
         struct llm_call c = llm_call_question(&s.agents[0], &s.items[0], -1, chat);
-        c.working = true;
+        c.chain_of_thought = true;
         c.max_tokens = 3;
         c.seed = 1 + (uint64_t)(i % 2);
         c.temperature = i < 2 ? 2.0f : 0.0f;
         assert_int_equal(a.ask(a.ctx, &c, 1, &err), OK);
         llm_call_release(&c);
     }
-    assert_int_equal(s.speaker.computed, 3);
+    assert_int_equal(s.speaker.n_computed, 3);
     setup_close(&s);
 }
 
@@ -870,7 +873,7 @@ static void test_free_text_returns_tokens(void **state) {
         assert_int_equal(c[i].ends[c[i].n_tokens - 1], strlen(c[i].text));
         for (int k = 1; k < c[i].n_tokens; k++) assert_true(c[i].ends[k] >= c[i].ends[k - 1]);
     }
-    assert_int_equal(s.speaker.computed, 2);
+    assert_int_equal(s.speaker.n_computed, 2);
     assert_int_equal(c[0].n_tokens, c[1].n_tokens);
     assert_memory_equal(c[0].ends, c[1].ends, (size_t)c[0].n_tokens * sizeof(int32_t));
     assert_memory_equal(c[0].logprobs, c[1].logprobs, (size_t)c[0].n_tokens * sizeof(float));
@@ -911,7 +914,7 @@ static void test_free_text_returns_tokens(void **state) {
         c[1] = llm_call_question(&s.agents[1], &it, -1, chat);
         c[1].max_tokens = 12;
         assert_int_equal(a.ask(a.ctx, &c[1], 1, &err), OK);
-        assert_int_equal(s.speaker.computed, 3);
+        assert_int_equal(s.speaker.n_computed, 3);
         assert_memory_equal(first.logprobs, c[1].logprobs, (size_t)first.n_tokens * sizeof(float));
     }
     for (int i = 0; i < 3; i++) llm_call_release(&c[i]);

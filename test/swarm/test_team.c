@@ -59,7 +59,7 @@ static void test_whole_file(void **state) {
     assert_string_equal(t.about, "疑う人たち。");
     assert_string_equal(workflow_name(o->workflow), "mad");
     assert_true(o->rounds == 3 && strcmp(o->vote->name, "borda") == 0 && o->temperature == 0.5f);
-    assert_true(o->max_tokens == 40 && !o->working && t.n == 6 && t.adapters.n == 7);
+    assert_true(o->max_tokens == 40 && !o->chain_of_thought && t.n == 6 && t.adapters.n == 7);
     assert_string_equal(t.adapters.v[0], "test/cases/workflow-du.txt");
     assert_string_equal(t.adapters.v[2], "test/cases/./workflow-revise.txt");
     assert_string_equal(t.adapters.v[6], "base");
@@ -90,7 +90,7 @@ static void test_minimal_file(void **state) {
     assert_string_equal(t.about, "");
     assert_string_equal(workflow_name(t.options.workflow), "brief");
     assert_true(t.options.rounds == 2 && t.options.vote == vote_find("confidence"));
-    assert_true(t.options.working && t.options.temperature == -1 && !t.options.max_tokens);
+    assert_true(t.options.chain_of_thought && t.options.temperature == -1 && !t.options.max_tokens);
     assert_true(t.n == 1 && strcmp(t.v[0].name, "base") == 0);
     team_release(&t);
     t = parsed("protocol: ../../protocols/legacy.yaml\nagents: [{}]"); // a file, by its path
@@ -190,7 +190,7 @@ static void test_roles_and_temperatures(void **state) {
     assert_int_equal(debate_run(&a, t.v, t.n, &it, 1, &t.options, &d, NULL, &err), OK);
     assert_int_equal(strncmp(log.data, "a 0.9\nb ", 8), 0);
     assert_string_equal(log.data + log.len - 7, "no 0.0\n");
-    assert_int_equal(d.talks[0].answer, 1);
+    assert_int_equal(d.transcripts[0].answer, 1);
     debate_release(&d);
     buf_release(&log);
     team_release(&t);
@@ -298,10 +298,10 @@ static void test_teams_are_eval_candidates(void **state) {
     assert_int_equal(team_solver_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
     assert_int_equal(max_tokens, 40); // the task's
     for (int i = 0; i < 2; i++) {
-        assert_true(out[i].right && !out[i].unread && out[i].score == 1);
+        assert_true(out[i].right && !out[i].no_answer && out[i].score == 1);
         assert_true(out[i].prob > 0.66f && out[i].prob < 0.67f);
     }
-    assert_true(!out[2].right && out[2].unread && out[2].choice == -1 && out[2].prob == 0);
+    assert_true(!out[2].right && out[2].no_answer && out[2].choice == -1 && out[2].prob == 0);
     assert_true(cost.calls == 1 + 18 && cost.prefilled == 18 * 7 && cost.generated == 18 * 2);
     eval_task_release(&b);
     b = bank_of("own.jsonl",

@@ -113,7 +113,7 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
         c->n_generated = said.n_generated;
         c->text = said.failed ? NULL : xstrdup(said.text);
         c->answer.choice = said.choice;
-        c->answer.sure = 0.7f;
+        c->answer.confidence = 0.7f;
         if (said.choice >= 0 && said.choice < EVAL_MAX_CHOICES) c->answer.prob[said.choice] = 0.7f;
     }
     return OK;
@@ -753,9 +753,9 @@ static void test_free_answers_are_graded(void **state) {
     assert_true(d.voted[0] == 1 && d.voted[1] == 0);    // two of three
     assert_true(d.flips_bad == 1 && d.flips_good == 1); // ada becomes wrong, 花 (none before)
                                                         // correct
-    assert_int_equal(d.talks[0].n_candidates, 2);
-    assert_true(d.talks[0].right[0] == 1 && d.talks[0].right[1] == 0);
-    struct vote_game v = {o.vote, d.answers, items, 4, 2, d.talks};
+    assert_int_equal(d.transcripts[0].n_candidates, 2);
+    assert_true(d.transcripts[0].right[0] == 1 && d.transcripts[0].right[1] == 0);
+    struct vote_game v = {o.vote, d.answers, items, 4, 2, d.transcripts};
     struct coalition_game game = vote_game(&v);
     uint8_t played[16 * 2];
     assert_int_equal(coalition_game_play_all(&game, played, &err), OK);

@@ -258,7 +258,7 @@ static void test_curve(void **state) {
     assert_true(c.n > CURVE_POINTS / 4 && c.n <= CURVE_POINTS);
     for (int i = 0; i < c.n; i++) {
         sum += c.y[i];
-        assert_float_equal(c.x[i], ((double)i + 0.5) * (double)c.per - 0.5, 1e-9);
+        assert_float_equal(c.x[i], ((double)i + 0.5) * (double)c.points_per_mean - 0.5, 1e-9);
     }
     assert_float_equal(sum / c.n, 4.5, 0.1);
 }
@@ -346,7 +346,8 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     options_default(rl_option_rows, &p);
     options_default(es_option_rows, &es);
     o.r = 2, o.bsz = 2, o.grad_accum = 1, o.max_steps = 7, o.save_steps = 3;
-    p.k = 2, p.max_new_tokens = 3, p.inner_updates = 2, p.kl_max = 9, es.population = 4;
+    p.num_generations = 2, p.max_new_tokens = 3, p.num_iterations = 2, p.kl_max = 9,
+    es.population = 4;
     char *data = path_join(dir, "data.jsonl"), *checkpoint = path_join(dir, "checkpoint.bin"),
          *db = path_join(dir, "shoal.db");
     ok(file_write(data, c->data, strlen(c->data), &err));

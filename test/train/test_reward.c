@@ -59,7 +59,7 @@ static struct train_options options(void) {
 static struct rl_options policy(void) {
     struct rl_options p;
     options_default(rl_option_rows, &p);
-    p.k = 4;
+    p.num_generations = 4;
     p.max_new_tokens = 6;
     return p;
 }
@@ -859,9 +859,9 @@ static void test_reward_rises(void **state) {
         FILE *log = open_memstream(&text, &size);
         o.max_steps = 100;
         o.lr = 0.02;
-        p.k = 16;
+        p.num_generations = 16;
         p.kl_coef = 0;
-        p.inner_updates = methods[i] == METHOD_GRPO ? 2 : 1;
+        p.num_iterations = methods[i] == METHOD_GRPO ? 2 : 1;
         int rc = rl_run(model, &job, 1, &o, methods[i], &p, &reward, NULL, NULL, log, &err);
         fclose(log);
         if (rc != OK) fail_msg("%s", err.text);
@@ -919,7 +919,7 @@ static void same_bits(enum train_method method, const char *data) {
                      again[2], alone = whole[1];
     memcpy(again, whole, sizeof again);
     o.max_steps = 5;
-    p.inner_updates = 2;
+    p.num_iterations = 2;
     p.kl_max = 100;
     unlink(state_path);
     if (rl_run(model, whole, 2, &o, method, &p, &reward, NULL, NULL, NULL, &err) != OK)
@@ -1105,7 +1105,7 @@ static void test_reward_plan(void **state) {
     char *text = NULL;
     size_t size;
     o.max_steps = 3;
-    p.inner_updates = 2;
+    p.num_iterations = 2;
     assert_int_equal(rl_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err),
                      OK);
     FILE *log = open_memstream(&text, &size);
@@ -1184,7 +1184,7 @@ static void test_entropy(void **state) {
     size_t size;
     o.bsz = 1;
     o.max_steps = 1;
-    p.k = 512;
+    p.num_generations = 512;
     p.max_new_tokens = 1;
     p.temperature = 0.25;
     FILE *log = open_memstream(&text, &size);
@@ -1208,10 +1208,10 @@ static void test_refusals(void **state) {
     struct train_job job = {.name = "a", .data = data_write(questions)};
     enum train_method method;
     assert_int_equal(train_method_parse("ppo", &method, &err), ERR_USAGE);
-    p.k = 1;
+    p.num_generations = 1;
     assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
                      ERR_USAGE);
-    p.k = 4;
+    p.num_generations = 4;
     assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
                      ERR_FORMAT);
     assert_non_null(strstr(err.text, "line 1: 'answer' is missing"));

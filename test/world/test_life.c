@@ -343,7 +343,7 @@ static struct learner_options learn_plain(const char *learn) {
     options_default(learner_option_rows, &o);
     free(o.learn);
     o.learn = xstrdup(learn);
-    o.warmup = 0;
+    o.warmup_steps = 0;
     return o;
 }
 
@@ -365,11 +365,11 @@ static void learner_test_open(struct learner_test *s, struct learner_options o, 
     toy_make(&s->toy, 1);
     s->asker = runner_open(&s->toy, temperature, false);
     struct learner_config b = {.m = model,
-                               .asker = s->asker,
+                               .policy_runner = s->asker,
                                .temperature = temperature,
                                .n_actions = ACTIONS,
-                               .n_minds = minds,
-                               .n_bodies = bodies,
+                               .n_policies = minds,
+                               .n_agents = bodies,
                                .adapters = adapters,
                                .seed = seed};
     s->l = learner_new(&s->o, &b, &err);
@@ -388,7 +388,7 @@ static const char *learner_test_hash(const struct learner_test *s, int mind) {
 
 static void learner_test_update(struct learner_test *s) {
     struct error err;
-    s->tick += (int)s->o.every;
+    s->tick += (int)s->o.update_interval;
     if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
 }
 
@@ -426,10 +426,10 @@ static void reading_settle(struct reading *r, const struct learner_options *o, i
     for (int k = s; k < last; k++) {
         double delta =
             r->body[b].reward[k] + o->discount * r->body[b].value[k + 1] - r->body[b].value[k];
-        ret += pow(o->discount * o->lambda, k - s) * delta;
+        ret += pow(o->discount * o->gae_lambda, k - s) * delta;
     }
     float *v = &r->v[r->body[b].state[s]];
-    *v += (float)(o->critic_rate * (ret - (double)*v));
+    *v += (float)(o->critic_lr * (ret - (double)*v));
 }
 
 static void reading_acted(struct reading *r, const struct learner_options *o, int b, int state) {
@@ -473,9 +473,9 @@ static void critic_is(const struct learner_test *s, const struct reading *r) {
 static void returns_compare(int horizon, int length, double lambda, bool dies) {
     struct learner_options o = learn_plain("gradient");
     o.horizon = horizon;
-    o.lambda = lambda;
-    o.every = 1 << 20;
-    o.critic_rate = 0.3;
+    o.gae_lambda = lambda;
+    o.update_interval = 1 << 20;
+    o.critic_lr = 0.3;
     struct learner_test s;
     struct reading r = {0};
     struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
@@ -521,9 +521,9 @@ static struct decision_case clone_lesson(int i) {
 static struct learner_options clone_options(void) {
     struct learner_options o = learn_plain("clone");
     options_bare(&o, 0.05);
-    o.buffer = 8;
-    o.batch = 4;
-    o.replay = 1; // samples from the whole buffer
+    o.buffer_size = 8;
+    o.batch_size = 4;
+    o.replay_fraction = 1; // samples from the whole buffer
     return o;
 }
 
@@ -565,8 +565,8 @@ static void test_replay_share(void **state) {
     for (int replay = 0; replay < 2; replay++) {
         struct learner_test s, t;
         struct learner_options o = clone_options();
-        o.buffer = 40;
-        o.replay = replay;
+        o.buffer_size = 40;
+        o.replay_fraction = replay;
         learner_test_open(&s, o, 1, 1, 1, ones, 3);
         for (int i = 0; i < 16; i++) learner_test_feed(&s, 0, &old);
         learner_test_update(&s);
@@ -588,7 +588,7 @@ static char *shared_with(double share, const struct decision_case *others, doubl
     static const struct decision_case own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
     struct learner_test s;
     struct learner_options o = clone_options();
-    o.share = share;
+    o.shared_experience_fraction = share;
     learner_test_open(&s, o, 1, 2, 2, ones, 3);
     for (int i = 0; i < 8; i++) {
         learner_test_feed(&s, 0, &own);
@@ -627,8 +627,8 @@ static void test_one_update_moves_the_policy(void **state) {
         struct learner_test s;
         struct learner_options o = learn_plain("gradient");
         int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
-        o.batch = 16;
-        o.critic_rate = 0;
+        o.batch_size = 16;
+        o.critic_lr = 0;
         learner_test_open(&s, o, 1, 1, 1, &ones[seed % MINDS], seed);
         double before = probability(&s, prompts[0], good), bad = probability(&s, prompts[0], wrong);
         for (int i = 0; i < 32; i++) {
@@ -710,10 +710,10 @@ static void task_learn(struct learner_test *s, struct task *k, double *gradient)
     struct learner_options o = learn_plain("gradient");
     double square = 0;
     options_bare(&o, LR);
-    o.buffer = 8;
-    o.critic_rate = 0;
-    o.entropy = k->entropy;
-    o.clip = k->clip;
+    o.buffer_size = 8;
+    o.critic_lr = 0;
+    o.entropy_coef = k->entropy;
+    o.clip_range = k->clip;
     learner_test_open(s, o, k->temperature, 1, 1, ones, 5);
     ask_one(s->asker, prompts[0], ones[0], &now);
     k->old = now.logp[k->action] - log(k->ratio);
@@ -854,8 +854,8 @@ static void test_nonfinite_decision(void **state) {
     (void)state;
     struct learner_test s;
     struct learner_options o = learn_plain("gradient");
-    o.every = 1;
-    o.replay = 1;
+    o.update_interval = 1;
+    o.replay_fraction = 1;
     learner_test_open(&s, o, 1, 1, 1, ones, 2);
     while (s.tick < 100) learner_test_tick(&s, s.tick != 40);
     struct policy_health h = learner_health(s.l, 0);
@@ -863,8 +863,8 @@ static void test_nonfinite_decision(void **state) {
     assert_true(isfinite(h.entropy) && h.entropy > 1);
     struct learner_test fresh; // a learner that begins after it
     o = learn_plain("gradient");
-    o.every = 1;
-    o.replay = 1;
+    o.update_interval = 1;
+    o.replay_fraction = 1;
     learner_test_open(&fresh, o, 1, 1, 1, ones, 2);
     for (fresh.tick = 41; fresh.tick < 100;) learner_test_tick(&fresh, true);
     assert_string_equal(learner_test_hash(&s, 0), learner_test_hash(&fresh, 0));
@@ -928,11 +928,11 @@ static struct simulation_options simulation_plain(const char *learn) {
     free(o.learn.learn);
     o.learn.learn = xstrdup(learn);
     o.learn.train.r = 2;
-    o.learn.every = 5;
-    o.worlds = 2;
+    o.learn.update_interval = 5;
+    o.n_envs = 2;
     o.steps = 45;
     o.seed = 7;
-    o.held_out = 1;
+    o.eval_maps = 1;
     o.elites = 1;
     return o;
 }
@@ -948,7 +948,7 @@ static void world_make(struct world_of *w, struct simulation_options o, bool toy
     struct error err;
     *w = (struct world_of){.o = o, .pool = pool_new(threads)};
     if (world_rules_load(&w->rules, "repaired", &err) != OK) fail_msg("%s", err.text);
-    for (int i = 0; i < o.worlds; i++) {
+    for (int i = 0; i < o.n_envs; i++) {
         toy_make(&w->toys[i], MINDS);
         w->toys[i].dies_at[2] = 17 + i;
         w->places[i] = (struct grid_env){
@@ -973,7 +973,7 @@ static void generation(struct world_of *w, int ticks, struct buf *story) {
     int n = 1, t = 0;
     if (simulation_begin_generation(w->life, NULL, &err) != OK) fail_msg("%s", err.text);
     while (t++ < ticks && (n = simulation_step(w->life, &err)) > 0)
-        for (int b = 0; b < MINDS * (int)w->o.worlds; b++)
+        for (int b = 0; b < MINDS * (int)w->o.n_envs; b++)
             buf_printf(story, "%d ", simulation_actions(w->life)[b]);
     if (n < 0) fail_msg("%s", err.text);
     if (ticks <= w->o.steps) return;
@@ -984,9 +984,9 @@ static void generation(struct world_of *w, int ticks, struct buf *story) {
 static void measured_tell(struct world_of *w, struct buf *story) {
     struct error err;
     struct episode_stats out[4];
-    assert_true(w->o.held_out <= 4);
+    assert_true(w->o.eval_maps <= 4);
     if (simulation_evaluate(w->life, out, &err) != OK) fail_msg("%s", err.text);
-    for (int i = 0; i < w->o.held_out; i++)
+    for (int i = 0; i < w->o.eval_maps; i++)
         buf_printf(story, "held out: %a %a\n", out[i].fitness, out[i].reward);
 }
 
@@ -1060,8 +1060,8 @@ static char *interrupted(const char *dir, const char *killed) {
     struct world_of w;
     struct buf story = {0}, lost = {0};
     struct simulation_options o = simulation_plain("gradient");
-    o.carry = true;
-    o.mutate = 0.5;
+    o.carry_elite_stats = true;
+    o.mutation_rate = 0.5;
     world_make(&w, o, false, 1);
     for (int g = 0; g < 4; g++) {
         for (int k = 0; dir && g > 0 && k < 1 + (killed[g] == 'x'); k++) {
@@ -1109,8 +1109,8 @@ static void test_rate_that_makes_all_nonfinite(void **state) {
     struct simulation_options o = simulation_plain("gradient");
     char *dir = place_in("broken");
     o.learn.train.lr = 1e30;
-    o.learn.warmup = 0;
-    o.learn.batch = 2;
+    o.learn.warmup_steps = 0;
+    o.learn.batch_size = 2;
     o.steps = 120;
     o.breed = false;
     world_make(&w, o, true, 1);
@@ -1143,7 +1143,7 @@ static void test_nonfinite_policy_does_not_change_others(void **state) {
         struct world_of w;
         struct buf story = {0};
         struct simulation_options o = simulation_plain("gradient");
-        o.worlds = 1;
+        o.n_envs = 1;
         if (k) ones[1] = moved(sound, along, 1);
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
@@ -1175,7 +1175,7 @@ static void test_health_of_a_short_generation(void **state) {
     struct simulation_options o = simulation_plain("gradient");
     o.learn.train.lr = 0;
     o.steps = 20;
-    o.worlds = 1;
+    o.n_envs = 1;
     world_make(&w, o, true, 1);
     generation(&w, WHOLE, &story);
     for (int i = 0; i < MINDS; i++) {
@@ -1248,7 +1248,7 @@ static void test_children(void **state) {
     struct buf story = {0};
     struct error err;
     struct simulation_options o = simulation_plain("none");
-    o.mutate = 0;
+    o.mutation_rate = 0;
     o.learn.train.r = 4; // enough rank for two parents of rank 2
     o.elites = 1;
     world_make(&w, o, true, 1);
@@ -1299,7 +1299,7 @@ static void test_mutants(void **state) {
         struct buf story = {0};
         struct error err;
         struct simulation_options o = simulation_plain("none");
-        o.mutate = k;
+        o.mutation_rate = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
         assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
@@ -1320,7 +1320,7 @@ static void test_carry(void **state) {
         struct world_of w;
         struct buf story = {0};
         struct simulation_options o = simulation_plain("none");
-        o.carry = k;
+        o.carry_elite_stats = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
         strcpy(names[k], simulation_policy(w.life, 0)->name);
@@ -1625,7 +1625,7 @@ static void test_options(void **state) {
         options_release(simulation_option_rows, &o);
     }
     struct simulation_options o = simulation_plain("clone");
-    o.learn.buffer = 2 * o.learn.batch - 1;
+    o.learn.buffer_size = 2 * o.learn.batch_size - 1;
     assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
     options_release(learner_option_rows, &o.learn);
     options_release(simulation_option_rows, &o);

@@ -116,9 +116,9 @@ static struct learner_options options(int stretch, double sigma, const char *sha
     name_set(&o.learn, "es");
     name_set(&o.shaping, shaping);
     name_set(&o.train.optim, "sgd");
-    o.stretch = stretch;
+    o.perturbation_ticks = stretch;
     o.sigma = sigma;
-    o.warmup = 0;
+    o.warmup_steps = 0;
     o.train.momentum = 0;
     o.train.max_grad_norm = 0;
     o.train.lr = lr;
@@ -134,11 +134,11 @@ static void learner_test_of(struct learner_test *s, struct learner_options o, in
     bandit_make(&s->env);
     s->asker = policy_runner_new(model, &s->env.e, &ao, &err);
     struct learner_config b = {.m = model,
-                               .asker = s->asker,
+                               .policy_runner = s->asker,
                                .temperature = 1,
                                .n_actions = ACTIONS,
-                               .n_minds = minds,
-                               .n_bodies = bodies,
+                               .n_policies = minds,
+                               .n_agents = bodies,
                                .adapters = adapters,
                                .seed = seed};
     s->l = s->asker ? learner_new(&s->o, &b, &err) : NULL;
@@ -418,7 +418,7 @@ static void test_dora_is_refused(void **state) {
     struct adapter *a = adapter_new_for_model(model, &c, 1, &err);
     struct learner_options o = options(1, 0.01, "rank", 1);
     struct learner_config b = {
-        .m = model, .n_actions = ACTIONS, .n_minds = 1, .n_bodies = 1, .adapters = &a};
+        .m = model, .n_actions = ACTIONS, .n_policies = 1, .n_agents = 1, .adapters = &a};
     assert_null(learner_new(&o, &b, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     options_release(learner_option_rows, &o);
@@ -479,11 +479,11 @@ static void simulation_start(struct place_of *p, const char *learn, double lr, i
     struct learner_options lo = options(5, 0.03, "rank", lr);
     name_set(&lo.learn, learn);
     p->o.learn = lo;
-    p->o.worlds = 2;
-    p->o.minds = 3; // two with three agents, one with two
+    p->o.n_envs = 2;
+    p->o.n_adapters = 3; // two with three agents, one with two
     p->o.steps = 23;
     p->o.seed = 4;
-    p->o.held_out = 2;
+    p->o.eval_maps = 2;
     for (int i = 0; i < 2; i++) {
         bandit_make(&p->envs[i]);
         p->list[i] = &p->envs[i].e;

@@ -53,9 +53,10 @@ static void test_rule_sets(void **state) {
     assert_int_equal(world_rules_load(&r, "legacy", &err), OK);
     assert_string_equal(r.rules, "legacy");
     assert_true(r.size == 20 && r.walls == -1 && r.food == 5 && r.food_every == 50);
-    assert_true(r.energy == 200 && r.meal == 0 && !r.here && !r.reachable && r.homes == 1);
-    assert_false(r.brief);
-    assert_true(r.predators == 0 && r.material == 0 && r.words == 0 && r.map.n == 0);
+    assert_true(r.energy == 200 && r.food_energy == 0 && !r.observe_cell && !r.reachable &&
+                r.homes == 1);
+    assert_false(r.compact_observations);
+    assert_true(r.predators == 0 && r.material == 0 && r.vocabulary == 0 && r.map.n == 0);
     const struct world_rewards want = {.move = -0.2,
                                        .fresh = 0.5,
                                        .food = 3,
@@ -70,8 +71,8 @@ static void test_rule_sets(void **state) {
     world_rules_release(&r);
     assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
     assert_string_equal(r.rules, "repaired");
-    assert_true(r.here && r.brief && r.reachable && r.meal == 100 && r.food == 8 &&
-                r.food_every == 10);
+    assert_true(r.observe_cell && r.compact_observations && r.reachable && r.food_energy == 100 &&
+                r.food == 8 && r.food_every == 10);
     assert_true(r.size == 20 && r.walls == -1 && r.energy == 200);
     world_rules_release(&r);
 }
@@ -80,14 +81,14 @@ static void test_rule_files(void **state) {
     (void)state;
     const struct world_rules *r =
         rules_of("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
-    assert_true(r->meal == 100 && r->food == 2 && r->food_every == 3 && r->here);
+    assert_true(r->food_energy == 100 && r->food == 2 && r->food_every == 3 && r->observe_cell);
     assert_true(r->rewards.move == 0 && r->rewards.wrong == -7 && r->rewards.pick == 10);
     r = rules_of("");
-    assert_true(r->meal == 0 && r->food == 5 && strcmp(r->rules, "legacy") == 0);
+    assert_true(r->food_energy == 0 && r->food == 5 && strcmp(r->rules, "legacy") == 0);
     r = rules_of("map: |\n  ####\n  #HA#\n  ####\n");
     assert_true(r->map.n == 3 && strcmp(r->map.v[1], "#HA#") == 0);
     r = rules_of("map: ['####', '#HA#', '####']\nrules: repaired\n");
-    assert_true(r->map.n == 3 && r->meal == 100);
+    assert_true(r->map.n == 3 && r->food_energy == 100);
 }
 
 static void test_refusals(void **state) {
@@ -682,12 +683,12 @@ static void test_words(void **state) {
     world_step(&w, r, (int16_t[]){DROP_FOOD, MOVE_EAST + 6, PICK_FOOD + 6 * 2});
     observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←. Heard: 2"); // too far
     struct world_rules letters = *r;
-    letters.brief = true;
+    letters.compact_observations = true;
     observes(&w, &letters, 0, "x u u x o - - - + 2");
     prompts(&w, &letters, "x u u x o - - - + 2 p d:");
     w.agents[1].cell = w.agents[0].cell; // in the order of their index
     observes(&w, &letters, 0, "x u u x o - - - + 1 2");
-    letters.words = 0;
+    letters.vocabulary = 0;
     observes(&w, &letters, 0, "x u u x o - - - +");
     w.agents[1].alive = w.agents[2].alive = 0;
     observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←");
@@ -858,7 +859,7 @@ static void draw_actions(const struct world *w, const struct world_rules *r, str
     const struct world_policy *rule = world_policy_find("rule");
     for (int i = 0; i < w->n_agents; i++) {
         int act = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, WORLD_N_ACTIONS);
-        int word = (int)rng_below(rng, (uint32_t)r->words + 1);
+        int word = (int)rng_below(rng, (uint32_t)r->vocabulary + 1);
         actions[i] = (int16_t)(act + WORLD_N_ACTIONS * word);
     }
 }

@@ -67,7 +67,7 @@ static struct world_rules rules_make(void) {
     assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
     r.size = 10;
     r.predators = 2;
-    r.bite = 15;
+    r.predator_damage = 15;
     r.energy = 60;
     assert_int_equal(world_rules_check(&r, &err), OK);
     return r;
@@ -77,14 +77,14 @@ static struct simulation_options options_make(int worlds) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
-    o.worlds = worlds;
+    o.n_envs = worlds;
     o.steps = TICKS;
     o.seed = 3;
     o.elites = 1;
-    o.held_out = 2;
-    o.spread = 0.2;
-    o.learn.every = 4;
-    o.learn.warmup = 2;
+    o.eval_maps = 2;
+    o.init_noise = 0.2;
+    o.learn.update_interval = 4;
+    o.learn.warmup_steps = 2;
     o.learn.train.r = 2;
     return o;
 }
@@ -430,7 +430,8 @@ static void test_lists_refused(void **state) {
         struct environment *const *e = external_envs_list(c);
         for (int k = 0; k < 2; k++) e[k]->will_reset(e[k]->ctx, 1);
         assert_int_equal(e[0]->reset(e[0]->ctx, 1, &err), ERR_FORMAT);
-        assert_non_null(strstr(err.text, "a list of 2 requests wants a list of as many answers"));
+        assert_non_null(
+            strstr(err.text, "a list of 2 requests requires a list of as many answers"));
         external_envs_free(c);
         buf_release(&s.asked);
     }

@@ -55,7 +55,7 @@ static void random_actions(const struct world *w, const struct world_rules *r, i
         struct rng rng = rng_make(w->seed, RNG_TEST, (uint32_t)i, (uint32_t)w->tick);
         uint32_t n = rng_below(&rng, 8); /* picks and drops more often than by chance */
         n = n >= WORLD_N_ACTIONS ? n - 2 : n;
-        actions[i] = (int16_t)(n + WORLD_N_ACTIONS * rng_below(&rng, (uint32_t)r->words + 1));
+        actions[i] = (int16_t)(n + WORLD_N_ACTIONS * rng_below(&rng, (uint32_t)r->vocabulary + 1));
     }
 }
 

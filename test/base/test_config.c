@@ -86,7 +86,7 @@ static void test_refused_files(void **state) {
         {"[serve]\nport = 80 # mine\n", "c:2: a comment must be on a separate line"},
         {"[serve]\nport = 8x\n", "c:2: 'port' must be a whole number, not '8x'"},
         {"[serve]\nport =\n", "c:2: 'port' must be a whole number, not ''"},
-        {"[serve]\nloud = maybe\n", "c:2: 'loud' wants true or false"},
+        {"[serve]\nloud = maybe\n", "c:2: 'loud' must be true or false"},
         {"[serve]\nport = 1\n\nport = 2\n", "c:4: 'port' is set in line 2 already"},
         {"[serve]\n[a]\n[serve]\n", "c:3: section [serve] began in line 1 already"},
         {"[serve]\nport\n", "c:2: expected KEY = VALUE"},

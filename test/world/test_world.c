@@ -99,7 +99,7 @@ static void test_refusals(void **state) {
     } cases[] = {
         {"\nrules: fair\n", "'w.yaml', line 2: no rules 'fair'; there are legacy and repaired",
          ERR_USAGE},
-        {"rules: 3\n", "'w.yaml', line 1: 'rules' wants text", ERR_USAGE},
+        {"rules: 3\n", "'w.yaml', line 1: 'rules' must be text", ERR_USAGE},
         {"size: 3\n", "'w.yaml', line 1: 'size' cannot be 3: it must be 4 to 64", ERR_USAGE},
         {"foods: 3\n", "line 1: unknown key 'foods', did you mean 'food'?", ERR_USAGE},
         {"rewards: {pik: 3}\n", "unknown key 'rewards_pik', did you mean 'rewards_pick'?",

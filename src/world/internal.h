@@ -24,18 +24,18 @@ struct simulation {
     struct learner *learner; /* NULL between generations, and without learning */
     int n_policies, n_agents, n_env_agents, generation, tick;
     int64_t decisions;
-    struct policy_record *policies; /* [n_minds] current policies */
-    struct policy_record *next;     /* [n_minds] the next generation, during breeding */
+    struct policy_record *policies; /* [n_policies] current policies */
+    struct policy_record *next;     /* [n_policies] the next generation, during breeding */
 
     /* state of a tick */
     struct buf text;
     struct policy_decision
-        *decisions_pending; /* [n_bodies] decisions of the active agents, in order */
+        *decisions_pending; /* [n_env_agents] decisions of the active agents, in order */
     int n_pending;
-    int *agent_of;                       /* [n_bodies] agent of each decision */
-    int16_t *actions;                    /* [n_bodies] */
-    double *rewards, *totals;            /* [n_bodies] of the tick, of the episode */
-    struct rollout_stats *rollout_stats; /* [n_minds] statistics of a generation without learning */
+    int *agent_of;                       /* [n_env_agents] agent of each decision */
+    int16_t *actions;                    /* [n_env_agents] */
+    double *rewards, *totals;            /* [n_env_agents] of the tick, of the episode */
+    struct rollout_stats *rollout_stats; /* [n_policies] statistics of a generation without learning */
     uint64_t *seeds;                     /* [worlds] seeds of the maps */
 };
 
@@ -50,7 +50,7 @@ void learner_es_perturb(struct learner_es *e, int generation, int tick, int body
                         struct policy_decision *a);
 void learner_es_observe_reward(struct learner_es *e, int body, double reward);
 /* After tick `tick`: adds gradient estimates to the trainer for the policies marked in `told`
- * [n_minds]. Returns their number. */
+ * [n_policies]. Returns their number. */
 int learner_es_tick(struct learner_es *e, int tick, bool *told);
 /* Discards a policy's rewards and directions of the current round, because they do not belong to
  * its restored weights. */

@@ -86,15 +86,15 @@ struct learner {
     struct trainer_snapshot *snapshot; /* healthy snapshots; with groups or lean, instead: */
     FILE *snapshot_file;               /* their weights in f32, one policy after the other */
     struct learner_es *es;             /* NULL unless the policies learn by es */
-    bool *es_updated;                  /* [n_minds] policies that es updates */
+    bool *es_updated;                  /* [n_policies] policies that es updates */
     struct learner_policy *policies;
-    struct replay_buffer *pending; /* [n_bodies] pending decisions, at most `horizon` */
+    struct replay_buffer *pending; /* [n_agents] pending decisions, at most `horizon` */
     double *discount_powers;       /* [horizon + 1] powers of γ λ */
 
     /* an update */
-    struct train_sample *samples;               /* [n_minds · batch] */
-    const struct transition **batch_experience; /* [n_minds · batch] */
-    double *advantage;                          /* [n_minds · batch] */
+    struct train_sample *samples;               /* [group · batch_size] */
+    const struct transition **batch_experience; /* [group · batch_size] */
+    double *advantage;                          /* [group · batch_size] */
 };
 
 /* replay buffer */
@@ -752,7 +752,7 @@ const struct option_row learner_option_rows[] = {
     ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
     ROW("warmup-steps", OPT_INT, warmup_steps, "20", 0, 1e6, "N",
         "warm-up updates of that rate in each generation; it decays to a tenth at the end"),
-    ROW("update-update_group_size-size", OPT_INT, update_group_size, "0", 0, 4096, "N",
+    ROW("update-group-size", OPT_INT, update_group_size, "0", 0, 4096, "N",
         "adapters per update; groups are updated one after another in the ticks between (0: all at "
         "once)"),
     ROW("perturbation-ticks", OPT_INT, perturbation_ticks, "50", 1, 1e6, "N",

@@ -60,8 +60,8 @@ struct peft_config {
     const int32_t *order[2]; /* embedding, head: the row of the file for ids[i] */
     const char *base;        /* base_model_name_or_path, or NULL */
     /* The prefix that replaces "model." in the config's patterns, such as "model.language_model.";
-     * NULL except for an adapter of a model that also sees images. The caller of peft_config_read
-     * sets it. */
+     * NULL except for an adapter of a multimodal model (text and images). The caller of
+     * peft_config_read sets it. */
     const char *stem;
     bool tie; /* ensure_weight_tying: on a tied base, both tables change together */
 };

@@ -10,9 +10,9 @@
  * compared with a load, and counts the bytes that they occupy at that moment.
  *
  * Invariants: (1) the pool holds one reference to every resident and every retired adapter, so that
- * a count of 1 means that it is not in use, and only a get can change that; (2) within one hash
- * there is one version; (3) hash, stamps and size of an entry describe the same content, so files
- * with unchanged stamps need not be hashed again.
+ * a count of 1 means that it is not in use, and only a get can change that; (2) the version
+ * changes only when the hash changes; (3) hash, stamps and size of an entry describe the same
+ * content, so files with unchanged stamps need not be hashed again.
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
@@ -67,7 +67,7 @@ struct adapter_pool {
     uint64_t turns, gets, loads, drops;
 };
 
-/* A complete version that is not yet in its place. */
+/* A version that is loaded and not yet published. */
 struct staged_adapter {
     struct adapter *a;
     struct entry_stamps stamps;

@@ -9,13 +9,14 @@ extern const struct server_module ab_module, openai_module, vllm_module, llamacp
     ollama_module, ask_module, jobs_module, system_module, worlds_module, page_module,
     backups_module;
 
-void web_ui_handle(void *ctx, struct exchange *x); /* web_ui.c: browsers also get it at / */
+void web_ui_handle(void *ctx,
+                   struct exchange *x); /* web_ui.c: serves the page, also at / for browsers */
 
 /* ollama_models.c */
 
 /* Loads the derived models from state_dir; skips those that cannot be rebuilt, with a warning. */
 void ollama_models_load(struct server *s);
-/* The sink for an uploaded blob, for http: NULL for other routes. */
+/* The receiver of a blob upload's body; NULL: the route is not an upload. */
 struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct http_route *r);
 /* Applies the derived settings of the target to a chat body in OpenAI's form; fields that the body
  * sets take precedence. */
@@ -25,8 +26,8 @@ void derived_settings_apply(struct server *s, const struct model_ref *t, json_t 
 
 /* Tokenizes {content}. */
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
-/* The sampling fields that llama.cpp and Ollama share, and the values that differ. A negative seed
- * is a random one, a negative temperature is 0. */
+/* Defaults and lower bounds in which the sampling fields of llama.cpp and Ollama differ. A negative
+ * seed means a random seed; a negative temperature is read as 0. */
 struct llamacpp_sampling {
     double least_temperature, top_p, min_p;
     int64_t least_seed;
@@ -37,7 +38,8 @@ int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defa
 /* openai.c: used by other APIs too */
 
 struct generation_spec;
-/* Parse bodies into a target and a spec, which the caller owns, also after an error. */
+/* Parse bodies into a model_ref and a generation_spec, which the caller owns, also after an error.
+ */
 int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err);
 int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
@@ -45,8 +47,8 @@ int openai_completion_read(struct server *s, const json_t *body, struct model_re
 int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
                        struct token_ids *out, struct error *err);
 
-/* A string, strings, ids, or lists of ids, 1 to `most`: [*n], which the caller owns, also after an
- * error. */
+/* Tokenizes a prompt field (a string, strings, ids, or lists of ids) into 1 to `most` prompts,
+ * [*n], which the caller owns, also after an error. */
 int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out,
                      int *n, struct error *err);
 /* embed_texts: [n][D], malloc'ed into *out. Computes a few texts at a time, so that other requests

@@ -8,7 +8,7 @@
  * for that case: it is freed when the system refuses memory, and the allocation is tried again.
  *
  * Invariant: err->text is always NUL-terminated UTF-8 (if its inputs were), never cut inside a
- * character, and may itself be an argument of the call that replaces it.
+ * character, and may be a %s argument of error_set on the same err.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -139,7 +139,7 @@ const char *error_name(int code) {
 }
 
 _Noreturn void check_failed(const char *file, int line, const char *what) {
-    fprintf(stderr, "shoal: %s:%d: broken contract: %s\n", file, line, what);
+    fprintf(stderr, "shoal: %s:%d: assertion failed: %s\n", file, line, what);
     fflush(stderr);
     abort();
 }

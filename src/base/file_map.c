@@ -4,7 +4,8 @@
  * A page of a mapping beyond the file's new end cannot be read: the kernel sends SIGBUS.
  * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler
  * finds the file in a table of all mappings, which needs no lock: a slot is free, being filled, or
- * ready, and only a ready one is read. Faults at other addresses keep their default action.
+ * ready, and only a ready one is read. Faults at other addresses are passed to the previous SIGBUS
+ * action.
  *
  * It does not notice writes of another process within the file's old size.
  * file_map_check_unchanged() compares sizes and times, for callers that need to know before a

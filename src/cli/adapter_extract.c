@@ -48,7 +48,7 @@ static void cut_report(const struct cli_options *c, const struct lora_cut *k,
         return;
     }
     if (q->dry_run) printf("dry run, nothing is written:\n");
-    printf("%s: %zu parameters, error %.3g of |ΔW|\n", q->out, a->n_data, k->error);
+    printf("%s: %zu parameters, relative error of ΔW %.3g\n", q->out, a->n_data, k->error);
     print_kinds(k);
     for (int i = 0; i < n; i++) print_divergence(e[i].about, e[i].d);
     printf("  sha-256 %s\n", a->hash);
@@ -59,7 +59,8 @@ static int cut_check(const struct strings *args, int n, const char *what,
     if (args->n != n) return error_set(err, ERR_USAGE, "%s", what);
     if (!q->out) return error_set(err, ERR_USAGE, "--out is missing");
     if (q->cut.rank == 0 && q->cut.energy == 0)
-        return error_set(err, ERR_USAGE, "say how much to keep: --rank R, --energy E or both");
+        return error_set(err, ERR_USAGE,
+                         "--rank R or --energy E is missing: the size of the result");
     return OK;
 }
 

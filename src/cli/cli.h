@@ -25,10 +25,10 @@ struct recipe_section {
 };
 
 struct cli_command {
-    const char *name, *args, *summary;   /* "eval", "MODEL", one line */
-    const char *about;                   /* a paragraph with examples, shown by --help */
-    const struct option_row *rows;       /* options of this command; common ones are added */
-    const struct option_table *more;     /* further tables over parts of its options; may be NULL */
+    const char *name, *args, *summary; /* "eval", "MODEL", one line */
+    const char *about;                 /* a paragraph with examples, shown by --help */
+    const struct option_row *rows;     /* options of this command; common ones are added */
+    const struct option_table *more; /* tables of structs inside its options struct; may be NULL */
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
     /* For commands that accept flags before a recipe as the first argument: fills the options from
      * the recipe. */

@@ -15,7 +15,7 @@
 
 struct settings {
     const struct cli_command *command;
-    struct option_row *rows;       /* line-only rows, then common rows, then the command's */
+    struct option_row *rows;       /* rows for the command line only, common rows, the command's */
     struct option_origin *origins; /* [rows] */
     char *block; /* filled by rows: struct cli_options, then the command's options */
     struct strings args;
@@ -44,8 +44,8 @@ json_t *settings_defaults(void);
 void settings_help(FILE *f);
 /* The options of a command, without those that every command takes; malloc'ed. */
 struct option_row *settings_command_rows(const struct cli_command *c);
-/* The names and policies of all options that a command takes, for requests of jobs (the offsets are
- * not those of a settings block); malloc'ed. */
+/* The names and policies of all options that a command takes, for requests of jobs (for
+ * look-up only: the offsets are not those of a settings block); malloc'ed. */
 struct option_row *settings_job_rows(const struct cli_command *c);
 
 #endif

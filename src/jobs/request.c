@@ -225,7 +225,7 @@ static char *scalar_text(const json_t *v) {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
 }
 
-/* The request shows outputs as paths, inputs as the client wrote them. */
+/* The stored request keeps inputs as the client sent them; outputs are resolved paths. */
 static json_t *asked_value(enum option_job_policy job, const json_t *v, const char *checked) {
     return job == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }

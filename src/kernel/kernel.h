@@ -75,8 +75,8 @@ enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k);
  *         last block may have 32), nibbles in the order of q4_0;
  *         value = (u code) (scale / 32385), 32385 = 255 · 127
  * NF4: the 16 quantiles of the normal distribution of QLoRA (Dettmers et al. 2023) times 127,
- * rounded to whole numbers, so that a product is an integer dot; the byte relative to the row's
- * scale is their double quantisation. 4.125 + 32/K bits per weight.
+ * rounded to whole numbers, so that a product is an integer dot; storing a block's scale as a
+ * byte relative to the row's scale is QLoRA's double quantisation. 4.125 + 32/K bits per weight.
  */
 struct block_q8_0 {
     uint16_t d;
@@ -151,8 +151,8 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err);
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
 /* Row i in the file layout of its type, to the byte; false when those bytes are no longer known
- * (f16, and q4_k, q5_k, q6_k made by matrix_set_row): then matrix_get_row and tensor_from_f32 come
- * near. */
+ * (f16, and q4_k, q5_k, q6_k made by matrix_set_row): then matrix_get_row followed by
+ * tensor_from_f32 gives approximately those bytes. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
 bool matrix_needs_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
 bool matrix_needs_bf16(
@@ -164,8 +164,8 @@ size_t matrix_bytes(const struct matrix *m);
  * file. */
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
-/* Memory that will be read soon. A packed product whose inputs carry such a list prefetches it, a
- * few lines after every few rows and panels: memory works while the product computes. */
+/* Memory that will be read soon. A packed product whose inputs carry such a list prefetches it:
+ * a few cache lines after every few rows and panels, so that loads overlap with arithmetic. */
 struct prefetch_range {
     const void *at;
     int64_t bytes;
@@ -229,7 +229,7 @@ struct kernels {
      * bytes. */
     void (*mix_pairs)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                       int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
-    /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
+    /* Packed layouts: n0 and n1 are multiples of 16 (or n1 == n). */
     /* int8 panels and nibble panels; the caller adds minima (matrix_mul does). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
@@ -242,8 +242,8 @@ struct kernels {
                          float *d); /* see struct gemm_input */
     /* The same to 16 bits: d = amax / QUANTIZED16_MAX. */
     void (*quantize_row16)(const float *x, int64_t k, int16_t *q, float *d);
-    /* q = h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15: products of such numbers over 2^23,
-     * in -127..127. */
+    /* q = h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15: x by / 2^23, rounded in two steps,
+     * of 16-bit quantised values; in -127..127. */
     void (*multiply_to_int8)(const int16_t *x, const int16_t *by, int64_t k, int8_t *q);
     void (*to_bf16_row)(const float *x, int64_t k, uint16_t *out);
 
@@ -259,15 +259,15 @@ struct kernels {
     void (*silu_mul)(float *y, const float *gate, const float *up,
                      int64_t n);                       /* y = gate*sigmoid(gate)*up */
     void (*gelu)(float *y, const float *x, int64_t n); /* the tanh form ("gelu_new"): GELU_LINE */
-    /* Back through y = f(x) · up, f silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x). With up
+    /* Backward of y = f(x) · up, f silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x). With up
      * NULL, y = f(x), dx = f'(x) · dy. */
     void (*act_back)(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu);
     void (*exp)(float *y, const float *x, int64_t n); /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
-    /* dp = p (dp - mean) scale: back through a softmax, mean being Σ p dp, and through the scaling
-     * of its scores. */
+    /* dp = p (dp - mean) scale: backward of a softmax, mean being Σ p dp, and of the scaling of its
+     * scores. */
     void (*softmax_back)(float *dp, const float *p, float mean, float scale, int64_t n);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
@@ -278,7 +278,7 @@ struct kernels {
                   float beta2, float eps, float decay, float bc1, float bc2);
 };
 
-/* gelu is x σ(x (LINE + CUBE x²)): 2 sqrt(2/π), and 0.044715 times it. */
+/* gelu is x σ(x (LINE + CUBE x²)): LINE = 2 sqrt(2/π), CUBE = 0.044715 LINE. */
 #define GELU_LINE 0x1.988454p+0f
 #define GELU_CUBE 0x1.2444f2p-4f
 
@@ -288,7 +288,7 @@ const struct kernels *kernels_get(void);
 /* A table for one level, or NULL when the machine lacks it. For tests and benches. */
 const struct kernels *kernels_level(enum cpu_level level);
 enum numeric_class
-kernels_default_class(void); /* fast with AMX, else exact: the same bits everywhere */
+kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
@@ -298,13 +298,13 @@ size_t dtype_size(enum dtype e);
 int dtype_parse(const char *name, enum dtype *out,
                 struct error *err); /* "f32", "bf16", "f16", "i8" */
 /* n values; i8 is value / d rounded half to even, with d = amax / 127 returned (0 for a row of
- * zeros); else returns 1. */
+ * zeros); the other dtypes return 1. */
 float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n);
 /* n values over d, rounded half to even, clamped to -127..127; NaN, and all when d is 0, become 0.
  */
 void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n);
 float row_amax(const float *x, int64_t n); /* the largest |x|; NaN is ignored */
-/* The gemm_* and mix_* slots by element. */
+/* The gemm_* and mix_* functions, selected by dtype. */
 void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
              const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
 void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -314,7 +314,7 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
 void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
                       const int8_t *v, int64_t ldv, int64_t n, int64_t width);
 
-/* products over a pool */
+/* matrix products on a thread pool */
 
 /* Rows of x, with the int8 blocks and the bf16 rows that the caller requests; the caller provides
  * scratch. */
@@ -354,12 +354,11 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
  *         scale[o], the scale of o over the 32 inputs (q6_k: 16) of which i is one, are quantised
  *         to 16 bits each, q_u = multiply_to_int8 of the two and d_u = d_dy · 2^23 · d_scale;
  *         acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, … (q6_k: of 16 outputs).
- *         Outputs go in slices of 4,096, each added to dX. With minima, the first slice is preceded
- *         by Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, and q_w is less by c: 8 for
- *         nibbles, else 16.
- *         nf4: the scale is byte · (row_scale / 32385).
- * A row of dX depends only on the same row of dY. `scratch` is matrix_mul_backward_scratch(max_n,
- * threads of the pool) bytes, max_n the largest N it serves; LAYOUT_ROW_MAJOR uses none.
+ *         Blocks of 4,096 outputs are added to dX one after another. For types with minima dX
+ *         first gets Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, and q_w - c replaces
+ * q_w; c is 8 for nibbles, else 16. nf4: the scale is byte · (row_scale / 32385). A row of dX
+ * depends only on the same row of dY. `scratch` is matrix_mul_backward_scratch(max_n, threads of
+ * the pool) bytes, max_n the largest N it serves; LAYOUT_ROW_MAJOR uses none.
  */
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads);
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,

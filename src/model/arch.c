@@ -216,7 +216,8 @@ enum part_kind {
     KIND_POST_NORM  /* [D] */
 };
 
-/* Names within a layer are without the layer's prefix, those of projections without their path. */
+/* Tensors of a layer omit the layer's prefix ("model.layers.N."); projections have no Hugging Face
+ * name here: proj_hf_path gives it. */
 static const struct part {
     enum part_kind kind;
     int proj;

@@ -1,8 +1,8 @@
 /*
  * norm_act: norms and activations of single rows, from the kernel table and elementwise loops.
  *
- * The loops here are additions and multiplications only, which every processor rounds alike;
- * operations that need an order (sums) or a polynomial (exp) come from the table.
+ * The loops here use only operations that IEEE 754 rounds exactly (+ - * / sqrt); sums, whose order
+ * matters, and exp come from the kernel table.
  */
 #include "model/model.h"
 

@@ -16,10 +16,10 @@
 
 #include <pthread.h>
 
-/* The scope that a route requires of its caller (auth.c). METRICS is open on this machine,
- * otherwise it requires CHAT. The last three say where its handler runs (enum http_dispatch): a
- * ROUTE_SLOW handler waits for the batch; ROUTE_OWN_THREAD and ROUTE_IO_THREAD reply even while all
- * workers are busy. */
+/* Flags of a route: the scope that it requires of its caller (auth.c), and the thread that runs its
+ * handler (enum http_dispatch). METRICS is open to local clients, otherwise it requires CHAT. A
+ * ROUTE_SLOW handler may block until the batch has computed; ROUTE_OWN_THREAD and ROUTE_IO_THREAD
+ * reply even while all workers are busy. */
 enum route_scope {
     SCOPE_OPEN = 0,
     SCOPE_CHAT = 1,
@@ -60,8 +60,8 @@ struct server {
     struct memory_budget *memory; /* budget of requests: see request_memory.c */
     size_t piece_bytes;           /* bytes of a token's text, averaged over the vocabulary */
     size_t reply_log_bytes;       /* bytes of replies that can be rated */
-    size_t grammar_cache_bytes;   /* budget for compiled grammars, also those in use, and again for
-                               their   masks */
+    size_t grammar_cache_bytes;   /* budget for compiled grammars, including those in use; a second
+                                     budget of this size holds their token masks */
     int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;
@@ -91,7 +91,7 @@ struct server {
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
     struct job_paths *job_paths; /* paths that jobs may read and write */
-    char *job_child;             /* the same as an environment variable for job processes */
+    char *job_child;             /* job_paths as the environment variable of job processes */
     struct job_event_stream *event_streams; /* clients that stream job events */
     json_t *published;                      /* object: ids of jobs whose results are served */
     bool publishing, closing;
@@ -124,7 +124,7 @@ struct server_module {
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
 };
-/* The i-th module of the options, from 0; NULL: there are i. */
+/* The i-th module of the options, from 0; NULL if there is none. */
 const struct server_module *server_module_at(const struct server *s, int i);
 
 /* models by name */
@@ -166,8 +166,9 @@ json_t *server_derived_spec(struct server *s, const char *name);
 struct adapter_entry *server_adapters(struct server *s, int *n);
 void server_adapters_free(struct adapter_entry *v, int n);
 
-/* A grammar compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (every text
- * with its zero byte), or taken from the cache; borrowed until server_grammar_release. */
+/* A grammar compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (each choice
+ * ends with a NUL byte, which len counts), or taken from the cache; borrowed until
+ * server_grammar_release. */
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err);
 void server_grammar_release(struct server *s, struct grammar *g);
@@ -214,8 +215,8 @@ void teams_release(struct server *s);
 const struct team_entry *team_find(const struct server *s, const char *model, struct error *err);
 struct api_dialect;
 struct generation_spec;
-/* Answers a chat's messages. The team uses n, seed, temperature, stream and thoughts of spec. Takes
- * spec over. */
+/* Answers a chat's messages. The team uses n, seed, temperature, stream and reasoning of spec.
+ * Takes ownership of spec. */
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                      const struct team_entry *t, const json_t *body, struct generation_spec *spec);
 
@@ -262,7 +263,7 @@ int generation_reserve(struct server *s, struct exchange *x, const struct genera
                        int32_t context, const char **what, struct error *err);
 /* ERR_MEMORY: an allocation for the ids failed. */
 int ids_check_memory(const struct token_ids *ids, struct error *err);
-/* Bytes of an answer that agents discuss, or of an answer of the pipeline. */
+/* Bytes reserved for the transcript of one answer of a team or pipeline. */
 enum { TRANSCRIPT_BYTES = 1 << 20 };
 
 struct generation_spec;

@@ -3,8 +3,9 @@
  * matches equal answers, grades them, and computes the probability of an answer's tokens.
  *
  * graded_find locates the tokens of a graded answer by truncating the text, so that graders need
- * not report positions. The last token is the first one after which the text gives this answer; the
- * first token is the last one from which the rest alone gives it. Example:
+ * not report positions. The last token ends the shortest prefix from which the grader extracts this
+ * answer; the first token is the latest one from which the text up to that end still gives it.
+ * Example:
  *
  *   "I take 3 and get\n#### 16 apples" → " 16"
  */
@@ -63,7 +64,7 @@ static void graded_find(const struct grader *g, const struct llm_call *c, const 
     free(copy);
 }
 
-/* Product over the tokens that share a byte with [begin, end). */
+/* Product of the probabilities of the tokens that share a byte with [begin, end). */
 static float probability(const struct llm_call *c, size_t begin, size_t end) {
     double sum = 0;
     for (int i = 0; i < c->n_tokens; i++)

@@ -1,5 +1,5 @@
-/* swarm: structures shared by workflow.c, which parses a workflow, and workflow_run.c, which runs
- * it. */
+/* swarm: private declarations: the parsed workflow (workflow.c, workflow_run.c) and answer_parse.c.
+ */
 #ifndef SHOAL_SWARM_INTERNAL_H
 #define SHOAL_SWARM_INTERNAL_H
 
@@ -10,8 +10,9 @@ enum { NODE_MESSAGES = 8, ROLES_MAX = 16 };
 
 struct workflow_node {
     char *name;
-    uint32_t by; /* bit r: role r speaks; ~0: all agents */
-    bool in_turn, same_round;
+    uint32_t by;     /* bit r: role r speaks; ~0: all agents */
+    bool in_turn;    /* agents speak one after another and see the earlier replies */
+    bool same_round; /* the node does not advance the round */
     const char *role[NODE_MESSAGES];
     struct jinja *message[NODE_MESSAGES];
     int n_messages;

@@ -801,7 +801,8 @@ static bool test_ne(struct jinja_ctx *w, struct value v, const struct args *a) {
     return !test_eq(w, v, a);
 }
 
-/* Only for values whose identity does not depend on how Python stores them. */
+/* Only if an operand is None, True or False: the identity of other values depends on how Python
+ * stores them. */
 static bool test_sameas(struct jinja_ctx *w, struct value v, const struct args *a) {
     struct value b = test_arg(w, a, "sameas");
     bool single = v.kind == V_NONE || v.kind == V_BOOL || b.kind == V_NONE || b.kind == V_BOOL;
@@ -966,8 +967,9 @@ static struct value str_rsplit(struct jinja_ctx *w, struct str s, const struct a
 
 /* partition and rpartition */
 static struct value parted(struct jinja_ctx *w, struct str s, const struct args *a, bool right) {
-    args_check(w, a, "partition", 1, 1, NULL);
-    struct str sep = need_str(w, a->v[0], "partition"), none = STR("");
+    const char *name = right ? "rpartition" : "partition";
+    args_check(w, a, name, 1, 1, NULL);
+    struct str sep = need_str(w, a->v[0], name), none = STR("");
     if (sep.n == 0) jinja_fail(w, "'partition' by an empty string is not possible");
     size_t hit = right ? str_rfind(w, s, sep) : str_find(w, s, sep, 0);
     struct list *out = list_new(w, TUPLE);

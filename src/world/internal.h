@@ -32,11 +32,12 @@ struct simulation {
     struct policy_decision
         *decisions_pending; /* [n_env_agents] decisions of the active agents, in order */
     int n_pending;
-    int *agent_of;                       /* [n_env_agents] agent of each decision */
-    int16_t *actions;                    /* [n_env_agents] */
-    double *rewards, *totals;            /* [n_env_agents] of the tick, of the episode */
-    struct rollout_stats *rollout_stats; /* [n_policies] statistics of a generation without learning */
-    uint64_t *seeds;                     /* [worlds] seeds of the maps */
+    int *agent_of;            /* [n_env_agents] agent of each decision */
+    int16_t *actions;         /* [n_env_agents] */
+    double *rewards, *totals; /* [n_env_agents] of the tick, of the episode */
+    struct rollout_stats
+        *rollout_stats; /* [n_policies] statistics of a generation without learning */
+    uint64_t *seeds;    /* [worlds] seeds of the maps */
 };
 
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes ownership of `a` */
@@ -63,8 +64,8 @@ struct initial_adapters {
     struct adapter **v; /* [n] */
     int n;
 };
-/* A run's folder means all its policies, the best one first. The caller releases it even after an
- * error. */
+/* A path that is a run's folder opens all its policies, the best one first. The caller releases it
+ * even after an error. */
 int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
                           struct error *err);
 void initial_adapters_release(struct initial_adapters *f);

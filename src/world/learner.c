@@ -1,18 +1,18 @@
 /*
  * learner: replay buffers, and updates of the policies during a generation.
  *
- * A decision stays pending until `horizon` rewards have followed. Its return is then the baseline's
- * estimate plus its errors (generalised advantage estimation, Schulman et al. 2016)
+ * A decision stays pending until `horizon` rewards have followed. Its return is then the critic's
+ * value plus the discounted TD errors (generalised advantage estimation, Schulman et al. 2016)
  *
  *     R = V(s0) + Σ (γ λ)^k δk      δk = rk + γ V(s(k+1)) - V(sk)      k = 0 … horizon - 1
  *
- * and it enters the policy's replay buffer. V is the baseline: linear in the tokens at each
+ * and it enters the policy's replay buffer. V is the critic: linear in the tokens at each
  * distance from a prompt's end, single and in pairs, hashed into a table, trained by least mean
  * squares. An update draws a batch for every policy and runs all batches through the base in one
  * pass:
  *
- *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_then(a)
- *                A = (R - V) / root of its mean square         PPO, Schulman et al. 2017
+ *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_old(a)
+ *                A = (R - V) / running RMS of R - V           PPO, Schulman et al. 2017
  *     clone      L = -log π(action of the teacher)
  *     es         no loss of actions: learner_es.c
  *
@@ -20,10 +20,10 @@
  * if its numbers are no longer finite, or if it has collapsed and its reward has decreased; the
  * others continue.
  *
- * With groups the trainer has room for one group, which it loads for an update: so gradients and
- * activations exist for one group only. The groups' turns are spread evenly over the ticks between
- * two updates. Lean policies are stored as f16 with stochastic rounding after an update; their
- * healthy snapshots are in an unnamed temporary file.
+ * With --update-group-size the trainer has room for one group, which it loads for an update: so
+ * gradients and activations exist for one group only. The groups' turns are spread evenly over the
+ * ticks between two updates. With --low-memory policies are stored as f16 with stochastic rounding
+ * after an update; their healthy snapshots are in an unnamed temporary file.
  *
  * Invariant: every random value depends on (seed, generation, tick, policy) and nothing else.
  */
@@ -41,7 +41,7 @@ enum {
     CRITIC_FEATURES = 1 << 14,
     CRITIC_WINDOW = 16,    /* tokens before the end that are features of the baseline */
     HEALTH_INTERVAL = 100, /* ticks between health checks */
-    LEAN_ROWS = 40,        /* tokens of samples per pass, if lean */
+    LOW_MEMORY_ROWS = 40,  /* tokens of samples per pass, if lean */
 };
 
 /* A ring of decisions, oldest first; the oldest is overwritten. */
@@ -258,8 +258,8 @@ void learner_finish_episode(struct learner *l, int body, const struct policy_dec
 
 /* The owner of the replay buffer to sample from: the policy, or with probability `share` any
  * policy. */
-static struct learner_policy *replay_owner(struct learner *l, int mind, struct rng *r) {
-    struct learner_policy *own = &l->policies[mind], *other = own;
+static struct learner_policy *replay_owner(struct learner *l, int policy, struct rng *r) {
+    struct learner_policy *own = &l->policies[policy], *other = own;
     if (l->o->shared_experience_fraction > 0 &&
         (double)rng_uniform(r) < l->o->shared_experience_fraction)
         other = &l->policies[rng_below(r, (uint32_t)l->n_policies)];
@@ -277,8 +277,8 @@ static const struct transition *replay_sample(const struct learner *l,
 
 /* The experience of another policy also trains the baseline; a policy's experience did so when its
  * return was completed. */
-static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
-    struct learner_policy *m = &l->policies[mind], *owner = replay_owner(l, mind, r);
+static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
+    struct learner_policy *m = &l->policies[policy], *owner = replay_owner(l, policy, r);
     const struct transition *e = replay_sample(l, owner, r);
     const int32_t *tokens = replay_buffer_tokens(&owner->replay, e);
     struct train_sample *s = &l->samples[i];
@@ -290,7 +290,7 @@ static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
     s->tokens[e->n] = l->choices[l->clone ? e->teacher : e->action];
     s->mask[e->n] = 1;
     s->n = e->n + 1;
-    s->adapter = mind - l->first;
+    s->adapter = policy - l->first;
     double size = sqrt(m->mean_squared_td_error);
     l->batch_experience[i] = e;
     l->advantage[i] = size > 0 ? (e->ret - critic_value(m, tokens, e->n)) / size : 0;
@@ -382,7 +382,7 @@ static void group_enter(struct learner *l) {
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0, rows = 0;
     if (!l->low_memory) return n;
-    while (taken < n && (rows += l->samples[from + taken].n) <= LEAN_ROWS) taken++;
+    while (taken < n && (rows += l->samples[from + taken].n) <= LOW_MEMORY_ROWS) taken++;
     return MAX(taken, 1);
 }
 
@@ -435,9 +435,9 @@ static int nonfinite_drop(struct learner *l, int n, struct error *err) {
     return left;
 }
 
-/* Rises during a fresh optimizer's first updates, because its estimate of the gradient's size is
- * poor, and falls to a tenth at the end of a generation, so that the result does not depend mostly
- * on the last ticks. */
+/* The learning rate rises during a fresh optimizer's first updates, because its estimate of the
+ * gradient's size is poor, and falls to a tenth at the end of a generation, so that the result does
+ * not depend mostly on the last ticks. */
 static float learning_rate_at(const struct learner *l, int tick) {
     double done = (double)l->policies[l->first].updates + 1, rise = (double)l->o->warmup_steps;
     double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
@@ -446,7 +446,7 @@ static float learning_rate_at(const struct learner *l, int tick) {
 
 struct policy_refresh {
     struct learner *l;
-    int *minds;
+    int *policies;
     int generation, tick;
 };
 
@@ -454,20 +454,20 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct policy_refresh *r = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        policy_pull_weights(r->l, r->minds[i], r->generation, r->tick);
-        adapter_pack(r->l->policies[r->minds[i]].adapter, r->l->lora_elem);
+        policy_pull_weights(r->l, r->policies[i], r->generation, r->tick);
+        adapter_pack(r->l->policies[r->policies[i]].adapter, r->l->lora_elem);
     }
 }
 
-/* Updates all policies that have learned: hashes and packs them in parallel, unless memory is
- * short. */
+/* Copies the trainer's weights to the policies that the step trained, hashes and packs them; in
+ * parallel unless --low-memory. */
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct policy_refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int learned = 0;
     for (int i = 0; i < n; i += (int)l->o->batch_size)
-        r.minds[learned++] = l->first + l->samples[i].adapter;
+        r.policies[learned++] = l->first + l->samples[i].adapter;
     pool_run(l->low_memory ? NULL : l->pool, refresh_items, &r, learned, 1);
-    free(r.minds);
+    free(r.policies);
 }
 
 static int step(struct learner *l, int n, int tick, struct error *err) {
@@ -512,7 +512,7 @@ static int snapshot_save(struct learner *l, int i, struct error *err) {
     adapter_copy_params(a, floats);
     ssize_t done = pwrite(fileno(l->snapshot_file), floats, bytes, (off_t)((size_t)i * bytes));
     free(floats);
-    return done == (ssize_t)bytes ? OK : error_errno(err, "cannot keep a copy of a mind");
+    return done == (ssize_t)bytes ? OK : error_errno(err, "cannot write the snapshot of a policy");
 }
 
 static int snapshot_restore(struct learner *l, int i, struct error *err) {
@@ -526,7 +526,7 @@ static int snapshot_restore(struct learner *l, int i, struct error *err) {
     } else if (pread(fileno(l->snapshot_file), floats, bytes, (off_t)((size_t)i * bytes)) !=
                (ssize_t)bytes) {
         free(floats);
-        return error_errno(err, "cannot read the copy of a mind");
+        return error_errno(err, "cannot read the snapshot of a policy");
     }
     policy_set_weights(l, i, floats, &unused);
     free(m->moments);
@@ -581,8 +581,8 @@ int learner_tick(struct learner *l, int generation, int tick, struct error *err)
     return rc == OK ? health_check(l, tick, err) : rc;
 }
 
-struct adapter *learner_adapter(const struct learner *l, int mind) {
-    return l->policies[mind].adapter;
+struct adapter *learner_adapter(const struct learner *l, int policy) {
+    return l->policies[policy].adapter;
 }
 
 int64_t learner_updates(const struct learner *l) {
@@ -591,8 +591,8 @@ int64_t learner_updates(const struct learner *l) {
     return n;
 }
 
-struct policy_health learner_health(const struct learner *l, int mind) {
-    struct learner_policy m = l->policies[mind];
+struct policy_health learner_health(const struct learner *l, int policy) {
+    struct learner_policy m = l->policies[policy];
     if (m.health.decisions == 0) // no health check yet
         rollout_stats_to_health(&m.rollout_stats, l->n_actions, &m.health);
     return m.health;
@@ -626,7 +626,7 @@ static void room_make(struct learner *l) {
     for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_make(o->horizon);
 }
 
-/* With groups the trainer's places are shared; the first group determines their layout. */
+/* Groups share the trainer's adapter slots; the adapters of the first group give their shapes. */
 static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
                                     int group, struct error *err) {
     struct train_options to = o->train;
@@ -642,7 +642,8 @@ static struct trainer *trainer_make(const struct learner_options *o, const struc
 static int copies_make(struct learner *l, struct error *err) {
     int rc = OK;
     if (l->low_memory || l->group < l->n_policies) {
-        if (!(l->snapshot_file = tmpfile())) return error_errno(err, "no room for copies of minds");
+        if (!(l->snapshot_file = tmpfile()))
+            return error_errno(err, "cannot create a temporary file for snapshots of policies");
     } else {
         l->snapshot = trainer_snapshot_new(l->trainer);
     }
@@ -687,9 +688,9 @@ size_t learner_critic_bytes(void) {
     return CRITIC_FEATURES * sizeof(float);
 }
 
-float *learner_critic(const struct learner *l, int mind) {
+float *learner_critic(const struct learner *l, int policy) {
     float *copy = xmalloc(CRITIC_FEATURES * sizeof *copy);
-    memcpy(copy, l->policies[mind].critic, CRITIC_FEATURES * sizeof *copy);
+    memcpy(copy, l->policies[policy].critic, CRITIC_FEATURES * sizeof *copy);
     return copy;
 }
 
@@ -792,9 +793,10 @@ int learner_options_check(const struct learner_options *o, struct error *err) {
     if (es_fitness_shaping_check(o->shaping, err) != OK) return err->code;
     if (strcmp(o->learn, "es") == 0 && o->update_group_size)
         return error_set(err, ERR_USAGE,
-                         "--learn es updates all minds at once: leave out --update-group-size");
+                         "--learn es updates all policies at once: omit --update-group-size");
     if (o->buffer_size < 2 * o->batch_size)
-        return error_set(err, ERR_USAGE, "a buffer of %lld holds no two batches of %lld",
+        return error_set(err, ERR_USAGE,
+                         "--buffer-size %lld must be at least twice --batch-size %lld",
                          (long long)o->buffer_size, (long long)o->batch_size);
     return optim_parse(o->train.optim, &optim, err);
 }

@@ -43,7 +43,7 @@ struct learner_es {
     struct trainer *t;
     int n_policies, n_agents;
     uint64_t seed;
-    struct es_policy *policies;       /* [n_minds] */
+    struct es_policy *policies;       /* [n_policies] */
     struct es_member **active_member; /* [n_bodies] member with which an agent decided last */
 };
 
@@ -66,8 +66,8 @@ struct learner_es *learner_es_new(const struct learner_options *o, const struct 
     return e;
 }
 
-void learner_es_reset(struct learner_es *e, int mind) {
-    struct es_policy *s = &e->policies[mind];
+void learner_es_reset(struct learner_es *e, int policy) {
+    struct es_policy *s = &e->policies[policy];
     memset(s->members, 0, 2 * (size_t)s->n_pairs * sizeof *s->members);
     for (int i = 0; i < s->n_pairs; i++) {
         adapter_release(s->directions[i]);
@@ -87,27 +87,27 @@ void learner_es_free(struct learner_es *e) {
     free(e);
 }
 
-static void round_begin(struct learner_es *e, int mind, int generation, int round) {
-    struct es_policy *s = &e->policies[mind];
-    struct rng life = rng_make(e->seed, RNG_NOISE, (uint32_t)mind, (uint32_t)generation);
+static void round_begin(struct learner_es *e, int policy, int generation, int round) {
+    struct es_policy *s = &e->policies[policy];
+    struct rng life = rng_make(e->seed, RNG_NOISE, (uint32_t)policy, (uint32_t)generation);
     struct rng r = rng_make(rng_u64(&life), RNG_NOISE, 0, (uint32_t)round);
-    learner_es_reset(e, mind);
+    learner_es_reset(e, policy);
     s->round = round;
     s->seed = rng_u64(&r);
 }
 
 void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
                         struct policy_decision *a) {
-    int mind = body % e->n_policies, nth = body / e->n_policies,
+    int policy = body % e->n_policies, nth = body / e->n_policies,
         stretch = tick / (int)e->o->perturbation_ticks;
-    struct es_policy *s = &e->policies[mind];
+    struct es_policy *s = &e->policies[policy];
     int round = s->alternates_signs ? stretch / 2 : stretch;
     int pair = s->alternates_signs ? nth : nth / 2,
         minus = s->alternates_signs ? stretch % 2 : nth % 2;
-    if (round != s->round) round_begin(e, mind, generation, round);
+    if (round != s->round) round_begin(e, policy, generation, round);
     struct adapter **d = &s->directions[pair];
     struct lora_perturbation z = {s->seed, (uint32_t)pair};
-    if (!*d) *d = es_perturbation(e->t, mind, &z, e->o->sigma);
+    if (!*d) *d = es_perturbation(e->t, policy, &z, e->o->sigma);
     e->active_member[body] = &s->members[2 * pair + minus];
     a->mix[0] = (struct weighted_adapter){.adapter = a->adapter, .weight = 1};
     a->mix[1] = (struct weighted_adapter){.adapter = *d, .weight = minus ? -1 : 1};
@@ -120,8 +120,8 @@ void learner_es_observe_reward(struct learner_es *e, int body, double reward) {
 }
 
 /* Adds the gradient estimate; returns false if it is zero. */
-static bool es_policy_update(struct learner_es *e, int mind) {
-    struct es_policy *s = &e->policies[mind];
+static bool es_policy_update(struct learner_es *e, int policy) {
+    struct es_policy *s = &e->policies[policy];
     int all = 2 * s->n_pairs, n = 0;
     double *f = xcalloc((size_t)all, sizeof *f), *coef = xcalloc((size_t)s->n_pairs, sizeof *coef);
     bool says = false;
@@ -134,7 +134,7 @@ static bool es_policy_update(struct learner_es *e, int mind) {
         k++;
     }
     for (int i = 0; i < s->n_pairs; i++) says |= coef[i] != 0;
-    if (says) es_add_gradient(e->t, mind, s->seed, coef, s->n_pairs);
+    if (says) es_add_gradient(e->t, policy, s->seed, coef, s->n_pairs);
     free(f);
     free(coef);
     return says;

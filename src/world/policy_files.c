@@ -14,8 +14,8 @@ static int initial_adapters_add(struct initial_adapters *f, const char *path, st
     return a ? OK : err->code;
 }
 
-static char *policy_path(const char *run, const json_t *mind, struct error *err) {
-    char *path = simulation_policy_path(run, json_get_string(mind, "hash"), err);
+static char *policy_path(const char *run, const json_t *record_of_policy, struct error *err) {
+    char *path = simulation_policy_path(run, json_get_string(record_of_policy, "hash"), err);
     if (!path) error_wrap(err, "'%s/state.json'", run);
     return path;
 }
@@ -26,11 +26,11 @@ int initial_adapters_open(struct initial_adapters *f, const struct strings *path
     *f = (struct initial_adapters){.v = xcalloc(MAX_INITIAL, sizeof *f->v)};
     for (int i = 0; rc == OK && i < paths->n; i++) {
         struct error none;
-        json_t *state = simulation_read_state(paths->v[i], &none), *mind;
+        json_t *state = simulation_read_state(paths->v[i], &none), *record_of_policy;
         size_t k;
         if (!state) rc = initial_adapters_add(f, paths->v[i], m, err);
-        json_array_foreach (json_object_get(state, "minds"), k, mind) {
-            char *path = rc == OK ? policy_path(paths->v[i], mind, err) : NULL;
+        json_array_foreach (json_object_get(state, "minds"), k, record_of_policy) {
+            char *path = rc == OK ? policy_path(paths->v[i], record_of_policy, err) : NULL;
             if (rc == OK) rc = path ? initial_adapters_add(f, path, m, err) : err->code;
             free(path);
         }
@@ -45,11 +45,11 @@ void initial_adapters_release(struct initial_adapters *f) {
 }
 
 static const json_t *policy_find(const json_t *state, const char *name) {
-    const json_t *minds = json_object_get(state, "minds"), *mind;
+    const json_t *policies = json_object_get(state, "minds"), *record_of_policy;
     size_t i;
-    if (!name) return json_array_get(minds, 0);
-    json_array_foreach (minds, i, mind)
-        if (strcmp(json_get_string(mind, "name"), name) == 0) return mind;
+    if (!name) return json_array_get(policies, 0);
+    json_array_foreach (policies, i, record_of_policy)
+        if (strcmp(json_get_string(record_of_policy, "name"), name) == 0) return record_of_policy;
     return NULL;
 }
 
@@ -57,16 +57,16 @@ json_t *simulation_export_policy(const char *runs, const char *run, const char *
                                  const char *out, struct error *err) {
     char *dir = path_is_dir(run) ? xstrdup(run) : path_join(runs, run), *from = NULL;
     json_t *state = simulation_read_state(dir, err), *record = NULL;
-    const json_t *mind = policy_find(state, name);
+    const json_t *record_of_policy = policy_find(state, name);
     int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
     if (rc == OK && !out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
-    if (rc == OK && !mind)
-        rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
-    if (rc == OK && !(from = policy_path(dir, mind, err))) rc = err->code;
+    if (rc == OK && !record_of_policy)
+        rc = error_set(err, ERR_MISSING, "'%s' has no policy '%s'", run, name ? name : "");
+    if (rc == OK && !(from = policy_path(dir, record_of_policy, err))) rc = err->code;
     if (rc == OK) rc = dir_make(out, err);
     if (rc == OK) rc = file_copy(from, out, "adapter_model.safetensors", err);
     if (rc == OK) rc = file_copy(from, out, "adapter_config.json", err);
-    if (rc == OK) record = json_deep_copy(mind);
+    if (rc == OK) record = json_deep_copy(record_of_policy);
     json_decref(state);
     free(from);
     free(dir);

@@ -588,8 +588,9 @@ static int run_work(struct run *r, const struct initial_adapters *first, struct 
     }
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
     if (rc == OK)
-        log_info("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r->dir,
-                 r->dir);
+        log_info(
+            "curves: '%s/report.html'; export the best adapter: shoal world export %s --out DIR",
+            r->dir, r->dir);
     return rc;
 }
 

@@ -16,7 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MINDS = 4096, ASK_ROWS = 64, ASK_SEQS = 4 /* engine sizes of lean simulations */ };
+enum {
+    MAX_POLICIES = 4096,
+    POLICY_BATCH_ROWS = 64,
+    POLICY_BATCH_SEQS = 4 /* engine sizes of lean simulations */
+};
 
 /* worlds as environments */
 
@@ -591,8 +595,8 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         return NULL;
     }
     if (o->low_memory) { // a few agents at a time; most prompts fit into one page
-        ao.max_rows = ASK_ROWS;
-        ao.max_seqs = ao.n_pages = ASK_SEQS;
+        ao.max_rows = POLICY_BATCH_ROWS;
+        ao.max_seqs = ao.n_pages = POLICY_BATCH_SEQS;
         ao.lora_elem = ao.kv_elem = DTYPE_F16;
     }
     room_make(l);
@@ -630,7 +634,7 @@ void simulation_free(struct simulation *l) {
     }
 
 const struct option_row simulation_option_rows[] = {
-    ROW("num-adapters", OPT_INT, n_adapters, "0", 0, MAX_MINDS, "N",
+    ROW("num-adapters", OPT_INT, n_adapters, "0", 0, MAX_POLICIES, "N",
         "number of adapters (policies); further agents share them (0: one per agent of a world)"),
     ROW("num-envs", OPT_INT, n_envs, "1", 1, 1024, "N", "worlds that are simulated at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
@@ -645,7 +649,7 @@ const struct option_row simulation_option_rows[] = {
         JOB_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
         "evolution: the next generation consists of elites and children of the fittest"),
-    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N",
+    ROW("elites", OPT_INT, elites, "4", 0, MAX_POLICIES, "N",
         "adapters that enter the next generation unchanged"),
     ROW("parent-fraction", OPT_FLOAT, parent_fraction, "0.5", 0, 1, "P",
         "fraction of the fittest adapters that become parents"),
@@ -674,9 +678,9 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
     if (!text && strcmp(o->decode, "score") != 0)
         return error_set(err, ERR_USAGE, "no decoding '%s'; there are score and text", o->decode);
     if (text && strcmp(o->learn.learn, "none") != 0)
-        return error_set(
-            err, ERR_USAGE,
-            "written text has no probability to learn by: --decode text goes with --learn none");
+        return error_set(err, ERR_USAGE,
+                         "--decode text requires --learn none: generated text has no action "
+                         "probability to train on");
     if (o->low_memory && strcmp(o->learn.learn, "es") == 0)
         return error_set(err, ERR_USAGE, "--learn es and --low-memory exclude each other");
     if (!world_policy_find(o->teacher))

@@ -404,9 +404,9 @@ struct learner_options {     /* filled from option rows */
                                           policies */
     double entropy_coef;               /* 0.05: weight of the entropy bonus */
     double clip_range;          /* 0.2: clips the ratio of new to old probability, as in PPO */
-    double critic_lr;           /* 0.1: learning rate of the baseline */
+    double critic_lr;           /* 0.1: learning rate of the critic */
     int64_t warmup_steps;       /* 20: updates until the full learning rate */
-    int64_t update_group_size;  /* 0: policies per update; groups take turns; 0: all */
+    int64_t update_group_size;  /* policies per update, groups take turns; 0: all */
     int64_t perturbation_ticks; /* 50: ticks for which es keeps one perturbation */
     double sigma;               /* 0.1: scale of a perturbation of es */
     char *shaping;              /* zscore: fitness shaping of es, see train.h */

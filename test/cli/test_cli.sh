@@ -783,7 +783,7 @@ if [ -e models/fry/config.json ]; then
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
     says "export by a run's name" 0 "" "$shoal" world export "$id" --adapter-name g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
     holds "reports its identity" "g0m1: fitness" "$tmp/out"
-    says "a missing policy" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
+    says "a missing policy" 1 "has no policy 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
     says "export of a folder that is not a run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
     says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
     says "export without a run" 2 "of which run?" "$shoal" world export
@@ -814,7 +814,7 @@ if [ -e models/fry/config.json ]; then
     says "no teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
     says "no operator" 2 "nothing" "$shoal" world models/fry --crossover nothing
     says "no optimizer" 2 "lion" "$shoal" world models/fry --optim lion
-    says "a buffer too small" 2 "holds no two batches" "$shoal" world models/fry --buffer-size 10 --batch-size 6
+    says "a buffer too small" 2 "must be at least twice" "$shoal" world models/fry --buffer-size 10 --batch-size 6
     says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
     says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
     says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1

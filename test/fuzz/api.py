@@ -36,7 +36,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SHOAL = os.path.abspath(os.environ.get("SHOAL", "build/asan/shoal"))
 KEY = "sk-fuzz-b41d9c3e77"
 SECRETS = [KEY, "hf_fuzzsecret5517"]
-REPORTS = re.compile(r"ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error: |Assertion .* failed|: CHECK|broken contract")
+REPORTS = re.compile(r"ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error: |Assertion .* failed|: CHECK|assertion failed")
 MAX_READ = 64 << 20
 REPLY_SECONDS, WILD_SECONDS, STREAM_SECONDS = 60, 10, 5  # a stream may last as long as its job; its client disconnects earlier
 

@@ -1,7 +1,7 @@
 /*
- * fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints all names;
- * "large" writes inputs of a megabyte that repeat nested or listed elements to the folder
- * FUZZ_LARGE; the rest of the command line is libFuzzer's.
+ * fuzzer: the targets under libFuzzer. The environment variable FUZZ_TARGET selects the target:
+ * "list" prints all names; "large" writes inputs of a megabyte that repeat nested or listed
+ * elements to the folder FUZZ_LARGE. All arguments are libFuzzer's.
  */
 #define _GNU_SOURCE
 #include "targets.c"

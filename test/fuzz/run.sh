@@ -105,7 +105,7 @@ wait_one() {
     fi
     failed=$((failed + 1))
     printf '  FAIL %-16s %s\n' "$1" "${input:-no input was written}"
-    grep -E '^SUMMARY|ERROR: |broken contract|runtime error' "$out/log/$1" | head -n 5 | sed 's/^/       | /'
+    grep -E '^SUMMARY|ERROR: |assertion failed|runtime error' "$out/log/$1" | head -n 5 | sed 's/^/       | /'
     echo "       again: FUZZ_TARGET=$1 $out/fuzzer $checks $input"
 }
 

@@ -143,7 +143,7 @@ static void test_cleanup(void **state) {
     }
 }
 
-/* Cleaning a clean text changes nothing, and takes little time for any bytes. */
+/* Cleaning never lengthens a text of any bytes, and a second pass does not lengthen it either. */
 static void test_cleanup_of_anything(void **state) {
     (void)state;
     static const char *const parts[] = {"あ", "。", "the ",    "**",   "`",     "[a](",
@@ -869,7 +869,8 @@ static void test_forget(void **state) {
     store_close(s);
 }
 
-/* The grammar of a model's facts accepts exactly what conversation_merge_facts accepts. */
+/* The schema of a model's facts accepts a valid example in each language, and
+ * conversation_merge_facts accepts it too. */
 static void test_schema(void **state) {
     (void)state;
     static const char *const good[N_LANGUAGES] = {

@@ -456,7 +456,7 @@ END
     "$shoal" adapter resize "$tmp/t1" --energy 0.9 --out "$tmp/small.gguf" --fold --json >"$tmp/out" 2>"$tmp/err"
     error=$(sed 's/"modules".*//' "$tmp/out" | field error)
     if awk -v e="$error" 'BEGIN {exit !(e > 0 && e * e <= 0.1)}' && grep -q '"rank_min":[123],' "$tmp/out"; then ok "the rank that an energy needs"; else bad "the rank that an energy needs" "$(cat "$tmp/out" "$tmp/err")"; fi
-    says "an energy and no rank to speak of" 2 "--rank R, --energy E or both" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
+    says "an energy and no rank to speak of" 2 "--rank R or --energy E is missing" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
     says "nothing to extract" 1 "no projection is changed" "$shoal" adapter extract models/fry models/fry --rank 2 --out "$tmp/no"
     says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry'" "$shoal" adapter extract models/fry "$tmp/a.gguf" --rank 2 --out "$tmp/no"
     cp "$tmp/merged.gguf" "$tmp/nan.gguf"
@@ -740,7 +740,7 @@ else
 fi
 
 # ---- minds in worlds
-says "flags of simulations without a model" 2 "want a model" "$shoal" world --generations 3
+says "flags of simulations without a model" 2 "require a model" "$shoal" world --generations 3
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
 says "missing groups" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
 if [ -e models/fry/config.json ]; then
@@ -810,7 +810,7 @@ if [ -e models/fry/config.json ]; then
 
     says "no way to learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
     says "no decoding" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
-    says "text is not learned from" 2 "goes with --learn none" "$shoal" world models/fry --decode text
+    says "text is not learned from" 2 "requires --learn none" "$shoal" world models/fry --decode text
     says "no teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
     says "no operator" 2 "nothing" "$shoal" world models/fry --crossover nothing
     says "no optimizer" 2 "lion" "$shoal" world models/fry --optim lion

@@ -1269,7 +1269,7 @@ bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint3
 
 /* enumeration */
 
-enum { TEXT_LIMIT = 4096 };
+enum { TEXT_LIMIT = 4096, ENUMERATION_UNITS = 1 << 24 };
 struct enumeration {
     struct grammar_machine *m;
     struct strings *out;
@@ -1287,6 +1287,8 @@ static int listing_check(struct enumeration *l, int32_t state, uint8_t byte) {
     if (byte == 0) return error_set(l->err, ERR_MEMORY, "grammar has texts with zero bytes");
     if (l->text.len >= TEXT_LIMIT)
         return error_set(l->err, ERR_MEMORY, "grammar has texts above %d bytes", TEXT_LIMIT);
+    if (l->m->units < 0)
+        return error_set(l->err, ERR_MEMORY, "grammar takes too many steps to enumerate");
     return OK;
 }
 
@@ -1325,6 +1327,7 @@ static int listing_run(struct enumeration *l) {
 int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err) {
     struct enumeration l = {.out = out, .limit = limit, .err = err};
     l.m = grammar_machine_new(g, NULL, 0);
+    l.m->units = ENUMERATION_UNITS;
     int n = listing_run(&l);
     grammar_machine_free(l.m);
     buf_release(&l.text);

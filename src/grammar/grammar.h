@@ -58,7 +58,8 @@ struct grammar *grammar_from_source(const char *kind, const char *text, size_t l
 /* Bytes of the shortest text. */
 int32_t grammar_min_length(const struct grammar *g);
 /* Appends every text in byte order and returns their number; ERR_MEMORY when there are more than
- * `limit` or infinitely many, or one is longer than 4096 bytes or contains a zero byte. */
+ * `limit` or infinitely many, or one is longer than 4096 bytes or contains a zero byte, or when the
+ * grammar's automaton takes too many steps. For tests: the naive twin of masks. */
 int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err);
 
 struct grammar_vocab;

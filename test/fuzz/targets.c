@@ -1432,6 +1432,12 @@ static int job_line(const json_t *v, struct job_request *r, struct strings *args
     return rc == OK ? job_request_argv(r->resolved, args, err) : rc;
 }
 
+/* FILE or NAME=FILE: a name on the hub has no path. */
+static bool job_names_hub(const char *value) {
+    const char *eq = strchr(value, '=');
+    return hub_is_name(value) || (eq && hub_is_name(eq + 1));
+}
+
 /* Outputs are below the folder of results, inputs below the root. */
 static void job_argument_check(const char *arg) {
     static const char *const reads[] = {"--init-adapter=", "--data="};
@@ -1439,8 +1445,9 @@ static void job_argument_check(const char *arg) {
     if (strncmp(arg, "--out=", 6) == 0)
         MUST(strncmp(arg + 6, "/results/", 9) == 0 && !strchr(arg + 15, '/') && arg[15] != '.');
     for (size_t i = 0; i < ARRAY_LEN(reads); i++)
-        if (strncmp(arg, reads[i], strlen(reads[i])) == 0 && strchr(arg, '/'))
-            MUST(strstr(arg, "/root/") && !strstr(arg, "closed"));
+        if (strncmp(arg, reads[i], strlen(reads[i])) == 0 && strchr(arg, '/') &&
+            !job_names_hub(arg + strlen(reads[i])))
+            MUST(strstr(arg, "/root/") && !strstr(strstr(arg, "/root/"), "closed"));
     MUST(strncmp(arg, "--reward=command", 16) != 0 && strncmp(arg, "--reward=shell", 14) != 0);
     MUST(!strstr(arg, "-pipe=") || strchr(arg, '=') < strstr(arg, "-pipe="));
 }

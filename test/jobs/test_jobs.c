@@ -489,7 +489,7 @@ static json_t *result_of(struct id id) {
     return v;
 }
 
-/* Fields 14 and 15 of its stat; -1: ended, or a zombie that is not reaped yet. */
+/* Fields 14 and 15 of its stat; -1: ended, also if it is not reaped yet (states Z and X). */
 static long cpu_ticks(pid_t pid) {
     char path[64], state = 'Z';
     long user = -1, system = 0;
@@ -499,7 +499,7 @@ static long cpu_ticks(pid_t pid) {
     int n = fscanf(f, "%*d (%*[^)]) %c %*d %*d %*d %*d %*d %*d %*d %*d %*d %*d %ld %ld", &state,
                    &user, &system);
     fclose(f);
-    return n == 3 && state != 'Z' ? user + system : -1;
+    return n == 3 && state != 'Z' && state != 'X' ? user + system : -1;
 }
 
 static void await_death(pid_t pid) {

@@ -99,7 +99,8 @@ static void *ask(void *ctx) {
     return NULL;
 }
 
-/* Many at once: each gets its grammar or is told to retry; afterwards all are available. */
+/* Many at once: each call returns a grammar or the code for a retry; afterwards all are available.
+ */
 static void test_places(void **state) {
     (void)state;
     enum { N = 24 };

@@ -340,7 +340,7 @@ static int flag_take(struct command_line *c, const char *arg) {
     return rc;
 }
 
-static size_t rows_count(const struct option_row *rows) {
+size_t options_count(const struct option_row *rows) {
     size_t n = 0;
     while (rows[n].name) n++;
     return n;
@@ -356,8 +356,8 @@ static size_t rows_copy(struct option_row *to, size_t at, const struct option_ro
 }
 
 struct option_row *options_join(const struct option_row *rows, const struct option_table *more) {
-    size_t n = rows ? rows_count(rows) : 0;
-    for (const struct option_table *t = more; t && t->rows; t++) n += rows_count(t->rows);
+    size_t n = rows ? options_count(rows) : 0;
+    for (const struct option_table *t = more; t && t->rows; t++) n += options_count(t->rows);
     struct option_row *all = xcalloc(n + 1, sizeof *all);
     size_t at = rows_copy(all, 0, rows, 0);
     for (const struct option_table *t = more; t && t->rows; t++)
@@ -368,7 +368,7 @@ struct option_row *options_join(const struct option_row *rows, const struct opti
 int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
                               struct strings *positional, struct option_origin *origin,
                               struct error *err) {
-    size_t n_rows = rows_count(rows);
+    size_t n_rows = options_count(rows);
     struct command_line c = {.rows = rows, .out = out, .argc = argc, .argv = argv, .err = err};
     c.seen = xcalloc(n_rows, sizeof(*c.seen));
     int rc = OK;
@@ -521,7 +521,7 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
                         const char *section, const char *who, struct option_origin *origin,
                         struct error *err) {
     const struct config_section *s = config_find_section(c, section);
-    size_t n_rows = rows_count(rows);
+    size_t n_rows = options_count(rows);
     int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* line of each row; 0: not set */
     for (int i = 0; rc == OK && s && i < s->n; i++)
         rc = entry_set(rows, out, c->path, &c->v[s->first + i], who, lines, err);
@@ -716,7 +716,7 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
     const json_t *map;
     int rc = section_find(doc, section ? section : "", &map, err);
     if (rc != OK || !map) return rc;
-    size_t n_rows = rows_count(rows);
+    size_t n_rows = options_count(rows);
     struct option_recipe r = {.rows = rows, .out = out, .doc = doc, .err = err};
     r.seen = xcalloc(n_rows, sizeof(*r.seen));
     rc = recipe_apply(&r, map, section ? section : "", "");
@@ -746,7 +746,7 @@ static void add_facts(struct buf *b, const struct option_row *row) {
     buf_puts(b, ")");
 }
 
-static json_t *option_json(const struct option_row *row, const void *options) {
+json_t *option_json(const struct option_row *row, const void *options) {
     const char *at = (const char *)options + row->offset;
     const struct strings *list = (const void *)at;
     json_t *v = NULL;

@@ -79,7 +79,12 @@ static const struct renamed_option {
     {"worlds", "num-envs"},
 };
 
-static atomic_bool noted[ARRAY_LEN(renamed_options)];
+/* Whether a note is due: once per name, and never with --quiet. */
+static bool note_due(atomic_bool *noted) {
+    return !log_quiet && !atomic_exchange(noted, true);
+}
+
+static atomic_bool option_noted[ARRAY_LEN(renamed_options)];
 
 const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
                                              size_t len, bool note) {
@@ -88,7 +93,7 @@ const struct option_row *option_find_renamed(const struct option_row *rows, cons
         if (!option_name_equal(name, r->old, len)) continue;
         for (const struct option_row *row = rows; row->name; row++) {
             if (row->type == OPT_ALIAS || strcmp(row->name, r->now) != 0) continue;
-            if (note && !log_quiet && !atomic_exchange(&noted[i], true))
+            if (note && note_due(&option_noted[i]))
                 log_info("the option '%s' is named '%s' now; the old name works too", r->old,
                          r->now);
             return row;
@@ -114,6 +119,7 @@ static const struct renamed_value {
     {"rules", "seed", "legacy", true},
     {"operator", "seed", "factor_blend", true},
     {"reply", "seed", "legacy", false},
+    {"section", "learn", "finetune", false},
     {"protocol", "seed", "legacy", false},
     {"protocol", "v4", "revise", false},
     {"protocol", "v4c", "revise-on-error", false},
@@ -137,7 +143,7 @@ const char *current_value(const char *what, const char *name) {
 
 const char *renamed_value(const char *what, const char *name) {
     const struct renamed_value *r = value_find(what, name);
-    if (r && !log_quiet && !atomic_exchange(&value_noted[r - renamed_values], true))
+    if (r && note_due(&value_noted[r - renamed_values]))
         log_info("'%s' is named '%s' since 0.2; the old name still works", r->old, r->now);
     return r ? r->now : name;
 }

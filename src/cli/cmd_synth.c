@@ -199,8 +199,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (first && !recipe && o->model)
         return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
     if (flags_check(o, model, flags.n, err) != OK) return err->code;
-    struct option_row *train_rows = settings_command_rows(&cmd_train);
     void *train = o->then_train ? xcalloc(1, cmd_train.size) : NULL;
+    struct option_row *train_rows = train ? settings_command_rows(&cmd_train) : NULL;
     int rc = train ? train_options_read(train_rows, o, model, recipe, &flags, train, err) : OK;
     if (rc == OK) rc = synth_run(c, o, model, err);
     if (rc == OK && train && !o->setup.dry_run) {

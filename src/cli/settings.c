@@ -54,12 +54,6 @@ struct option_row *settings_job_rows(const struct cli_command *c) {
     return all;
 }
 
-static size_t rows_count(const struct option_row *rows) {
-    size_t n = 0;
-    while (rows[n].name) n++;
-    return n;
-}
-
 /* Joins all rows into one table over one block. */
 static void settings_make(struct settings *s, const struct cli_command *c) {
     struct option_row *own = settings_command_rows(c);
@@ -67,7 +61,7 @@ static void settings_make(struct settings *s, const struct cli_command *c) {
     s->rows = options_join(line_rows, (const struct option_table[]){
                                           {common_rows}, {own, sizeof(struct cli_options)}, {0}});
     free(own);
-    s->origins = xcalloc(rows_count(s->rows) + 1, sizeof *s->origins);
+    s->origins = xcalloc(options_count(s->rows) + 1, sizeof *s->origins);
     s->block = xcalloc(1, sizeof(struct cli_options) + c->size);
     options_default(s->rows, s->block);
 }
@@ -207,7 +201,7 @@ static int line_apply(struct settings *s, int argc, char **argv, struct error *e
 
 /* The texts of all values, to compare them before and after a recipe. */
 static char **values_text(const struct settings *s) {
-    size_t n = rows_count(s->rows);
+    size_t n = options_count(s->rows);
     char **v = xcalloc(n + 1, sizeof *v);
     for (size_t i = 0; i < n; i++) {
         struct buf b = {0};
@@ -228,7 +222,7 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
     char **before = values_text(s);
     int rc = s->command->recipe_load(s->block + sizeof(struct cli_options), path, err);
     char **after = values_text(s);
-    for (size_t i = 0; i < rows_count(s->rows); i++) {
+    for (size_t i = 0; i < options_count(s->rows); i++) {
         bool changed = before[i] && strcmp(before[i], after[i]) != 0;
         if (changed) s->origins[i] = (struct option_origin){OPTION_FROM_RECIPE, 0};
         if (changed && rc == OK) rc = recipe_row_check(&s->rows[i], err);
@@ -362,7 +356,8 @@ static void defaults_note(const struct settings *s) {
 void settings_warn(const struct settings *s) {
     bool used = false;
     if (!s->config.path) return;
-    for (size_t i = 0; i < rows_count(s->rows); i++) used |= s->origins[i].from == OPTION_FROM_FILE;
+    for (size_t i = 0; i < options_count(s->rows); i++)
+        used |= s->origins[i].from == OPTION_FROM_FILE;
     if (used && strcmp(s->config.path, FOUND_FILE) == 0)
         log_info("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
                  s->command->name);

@@ -449,7 +449,7 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
                                 .n = n,
                                 .n_team = n - witnesses,
                                 .n_answered = xcalloc((size_t)n + 1, sizeof *t.n_answered)};
-    bool anew = r->only == generation;
+    bool recompute = r->only == generation;
     struct store *store = r->engine_client.store;
     t.items = evolve_run_generation_items(r, generation, &t.n_items);
     t.answers = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.answers);
@@ -458,7 +458,7 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
         c[i].cooperation = c[i].novelty = (struct stats_interval){0};
     if (strcmp(t.o->fitness.distance, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
-    if (anew) r->engine_client.store = NULL;
+    if (recompute) r->engine_client.store = NULL;
     int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);
     r->engine_client.store = store;
     if (rc == OK) fill_scores(&t, out);

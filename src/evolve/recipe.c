@@ -180,22 +180,32 @@ static int check_options(const struct evolve_recipe *o, const char *path, struct
     return check_personas(o, path, err);
 }
 
-/* Fills a section's table and deletes the section from the document. The section `finetune` was
- * named `learn` in version 0.1. */
+/* The key of a section in the document, which may be an earlier name; NULL and OK: absent. */
+static int section_key(const struct recipe_section *s, const struct yaml *y, const char **found,
+                       struct error *err) {
+    const char *key;
+    json_t *v;
+    *found = NULL;
+    json_object_foreach (y->root, key, v) {
+        if (strcmp(current_value("section", key), s->name) != 0) continue;
+        if (*found)
+            return error_set(err, ERR_USAGE, "'%s', line %d: sections '%s' and '%s' are the same",
+                             y->path, yaml_line(y, key), *found, key);
+        *found = key;
+    }
+    if (*found) renamed_value("section", *found); /* for its note */
+    return OK;
+}
+
+/* Fills a section's table and deletes the section from the document. */
 static int section_apply(const struct recipe_section *s, struct evolve_recipe *o, struct yaml *y,
                          struct error *err) {
-    const char *name = s->name;
-    if (strcmp(name, "finetune") == 0 && json_object_get(y->root, "learn")) {
-        if (json_object_get(y->root, name))
-            return error_set(err, ERR_USAGE,
-                             "'%s', line %d: section 'learn' is named 'finetune' "
-                             "now; the recipe has both",
-                             y->path, yaml_line(y, "learn"));
-        log_info("the section 'learn' is named 'finetune' now; the old name works too");
-        name = "learn";
-    }
-    int rc = options_from_yaml(s->rows, (char *)o + s->offset, y, name, err);
-    json_object_del(y->root, name);
+    const char *found;
+    int rc = section_key(s, y, &found, err);
+    char *key = xstrdup(found ? found : s->name);
+    if (rc == OK) rc = options_from_yaml(s->rows, (char *)o + s->offset, y, key, err);
+    json_object_del(y->root, key);
+    free(key);
     return rc;
 }
 

@@ -127,7 +127,7 @@ static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name
     return (struct adapter_pool_item){0};
 }
 
-/* The naive implementation: every object separate, every sum computed anew. */
+/* The naive implementation: every object separate, every sum recomputed. */
 enum { N_NAMES = 9, N_CONTENTS = 7, N_OBJECTS = 20000, N_HOLDS = 12 };
 struct naive_object {
     int content, users;

@@ -38,6 +38,15 @@ same "the same trace from files" "$tmp/seed-file.jsonl" "$tmp/legacy-file.jsonl"
 same "the same replies" "$tmp/seed.pipe" "$tmp/legacy.pipe"
 if head -n 1 "$tmp/legacy.jsonl" | grep -q '"rules":{"rules":"seed",'; then ok "traces keep the stored name"; else bad "traces keep the stored name" "$(head -c 200 "$tmp/legacy.jsonl")"; fi
 
+# ---- sections of a recipe
+for section in learn:1 finetune:0; do
+    printf 'personas: [a=data/personas/critic.jsonl, b=data/personas/explorer.jsonl]\ntasks: [pick]\n%s: {lr: 0.001}\n' "${section%:*}" >"$tmp/${section%:*}.yaml"
+    notes "section ${section%:*}" "${section#*:}" "$shoal" evolve "$tmp/${section%:*}.yaml" --runs "$tmp/runs" --dry-run --json
+done
+cat "$tmp/learn.yaml" >"$tmp/both.yaml" && echo 'finetune: {lr: 0.002}' >>"$tmp/both.yaml"
+if "$shoal" evolve "$tmp/both.yaml" --runs "$tmp/runs" --dry-run >"$tmp/out" 2>"$tmp/err"; then bad "both names of a section" "accepted"
+elif grep -q "sections 'learn' and 'finetune' are the same" "$tmp/err"; then ok "both names of a section"; else bad "both names of a section" "$(cat "$tmp/err")"; fi
+
 # ---- operators and --compat
 if "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/m.gguf" 2>"$tmp/err"; then
     for i in 1 2; do

@@ -986,16 +986,16 @@ static void test_structure(void **state) {
         struct adapter *all = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 1, seed});
         struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 0, 0.05f, seed});
         struct adapter *n = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 0, seed});
-        int anew = 0;
+        int replaced = 0;
         for (int i = 0; i < n_modules(d); i++) {
             assert_true(d->loras[i].r >= 1 && d->loras[i].r < 5);
             assert_int_equal(all->loras[i].r, 1);
             assert_true(r->loras[i].r == 4 || r->loras[i].r == 6);
             double *x = dense(n, i);
-            anew += norm(x, size_of(n, i)) == 0;
+            replaced += norm(x, size_of(n, i)) == 0;
             free(x);
         }
-        assert_int_equal(anew, 1);
+        assert_int_equal(replaced, 1);
         double far = operator_relative_change(r, p[2]);
         assert_true(r->loras[0].r == 6 ? far > 0.01 && far < 0.2 : far < 0.9);
         adapter_release(d);

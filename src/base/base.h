@@ -305,11 +305,17 @@ char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 /* A field of /proc/self/status in bytes: "VmRSS", "VmHWM"; 0 if it is not available. */
 size_t process_memory(const char *name);
 /* Total and available memory in bytes, -1 if unknown; at most the limits of the control groups that
- * this process is in. `root` is "/", or a test's folder. */
+ * this process is in. huge_pages: the kernel's setting of transparent huge pages, "always",
+ * "madvise" or "never"; "unknown" if it has none. `root` is "/", or a test's folder. */
 struct memory_info {
     int64_t total, available;
+    char huge_pages[16];
 };
 struct memory_info memory_info(const char *root);
+/* Asks for huge pages (2 MiB) for the whole ones among these bytes, so that reading a large array
+ * from end to end misses fewer address translations. Below 4 MiB, and where the system gives none,
+ * it does nothing. Memory that is touched becomes resident 2 MiB at a time. */
+void memory_prefer_huge(void *p, size_t size);
 
 /* A program calls it once, before it prints. If stdout is a terminal, each control character except
  * newline and tab, C1 control, character that reorders text, and invalid UTF-8 sequence is then
@@ -425,6 +431,7 @@ struct option_table {
     size_t offset;
     const char *title; /* heading in the help text; NULL: no heading */
 };
+size_t options_count(const struct option_row *rows);
 /* `rows` followed by the rows of `more` (may be NULL), as one table; malloc'ed. */
 struct option_row *options_join(const struct option_row *rows, const struct option_table *more);
 struct strings {
@@ -479,10 +486,10 @@ bool option_text(const struct option_row *row, const void *out, struct buf *b);
 /* Appends SHOAL_SERVE_MAX_TOKENS for "SHOAL_SERVE" and "max-tokens". */
 void option_env_name(const char *prefix, const char *name, struct buf *b);
 /* Values that have an earlier name (renamed.c). `what` is the kind of the value: "compat", "rules",
- * "operator", "reply", "protocol". All three return `name` itself when the table has no such row.
- * renamed_value: the current name, for text from a user; the first use of an old name prints a
- * note. current_value: the same for names from files, without a note. stored_value: the name that
- * files and hashes use. */
+ * "operator", "reply", "section" (of a recipe), "protocol". All three return `name` itself when the
+ * table has no such row. renamed_value: the current name, for text from a user; the first use of an
+ * old name prints a note. current_value: the same for names from files, without a note.
+ * stored_value: the name that files and hashes use. */
 const char *renamed_value(const char *what, const char *name);
 const char *current_value(const char *what, const char *name);
 const char *stored_value(const char *what, const char *name);
@@ -501,6 +508,8 @@ const char *name_suggest(const char *const *names, int n, const char *name);
 struct yaml;
 int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
                       const char *section, struct error *err);
+/* An option's value; NULL for an alias, and for secrets. */
+json_t *option_json(const struct option_row *row, const void *options);
 /* The options of a table as an object, in the table's order, under their stored names. */
 json_t *options_json(const struct option_row *rows, const void *options);
 void options_help(const struct option_row *rows, FILE *f);

@@ -222,6 +222,7 @@ static struct arena_block *arena_block_new(size_t size, struct error *err) {
     CHECK(size <= SIZE_MAX - sizeof(struct arena_block) - ARENA_ALIGN);
     struct arena_block *b = try_calloc(1, sizeof(*b) + ARENA_ALIGN + size, err);
     if (!b) return NULL;
+    memory_prefer_huge(b, sizeof(*b) + ARENA_ALIGN + size);
     uintptr_t start = (uintptr_t)(b + 1);
     b->base = (uint8_t *)(b + 1) + ((ARENA_ALIGN - start % ARENA_ALIGN) % ARENA_ALIGN);
     b->size = size;

@@ -1,5 +1,5 @@
 /*
- * file: reads whole files, replaces files atomically, and has paths and SHA-256.
+ * file: reads whole files, replaces files atomically, and has paths and hashes.
  *
  * It does not cache, and two writers of one path do not wait for each other: both files are
  * complete and the later rename wins.
@@ -338,29 +338,6 @@ int file_copy(const char *from_dir, const char *to_dir, const char *name, struct
     free(from);
     free(to);
     return rc;
-}
-
-_Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct sha256 *)0)->opaque),
-               "hasher too small");
-_Static_assert(_Alignof(crypto_hash_sha256_state) <= _Alignof(struct sha256), "hasher misaligned");
-
-void sha256_init(struct sha256 *h) {
-    crypto_hash_sha256_init((crypto_hash_sha256_state *)(void *)h->opaque);
-}
-
-void sha256_update(struct sha256 *h, const void *p, size_t n) {
-    if (n) crypto_hash_sha256_update((crypto_hash_sha256_state *)(void *)h->opaque, p, n);
-}
-
-void sha256_final(struct sha256 *h, char out[HASH_LEN]) {
-    uint8_t digest[crypto_hash_sha256_BYTES];
-    crypto_hash_sha256_final((crypto_hash_sha256_state *)(void *)h->opaque, digest);
-    static const char hex[] = "0123456789abcdef";
-    for (size_t i = 0; i < sizeof(digest); i++) {
-        out[2 * i] = hex[digest[i] >> 4];
-        out[2 * i + 1] = hex[digest[i] & 15];
-    }
-    out[HASH_LEN - 1] = '\0';
 }
 
 void sha256_bytes(const void *p, size_t n, char out[HASH_LEN]) {

@@ -1,6 +1,6 @@
 /*
  * memory_info: the memory available to this process, according to the machine and to the control
- * groups (versions 2 and 1) that the process is in.
+ * groups (versions 2 and 1) that the process is in; and huge pages.
  *
  * It does not consider RLIMIT_AS or swap.
  */
@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* The number after `key` (NULL: the file's first) in a file; -1 if it is missing or "max". */
 static int64_t number_in(const char *path, const char *key) {
@@ -66,6 +67,24 @@ static bool has_controller(const char *list, const char *end) {
     return false;
 }
 
+/* The word in brackets of "always [madvise] never". */
+static void huge_pages_read(const char *root, char out[16]) {
+    char *path = path_join(root, "sys/kernel/mm/transparent_hugepage/enabled"), line[64] = "";
+    FILE *f = fopen(path, "re");
+    const char *chosen = f && fgets(line, sizeof line, f) ? strchr(line, '[') : NULL;
+    if (!chosen || sscanf(chosen, "[%15[^]]", out) != 1) snprintf(out, 16, "unknown");
+    if (f) fclose(f);
+    free(path);
+}
+
+void memory_prefer_huge(void *p, size_t size) {
+    enum { HUGE_PAGE = 2 << 20 };
+    uintptr_t begin = ((uintptr_t)p + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE,
+              end = ((uintptr_t)p + size) / HUGE_PAGE * HUGE_PAGE;
+    if (size < 2 * HUGE_PAGE || begin >= end) return;
+    madvise((void *)begin, end - begin, MADV_HUGEPAGE); // advice: may fail
+}
+
 struct memory_info memory_info(const char *root) {
     char *info = path_join(root, "proc/meminfo"), *own = path_join(root, "proc/self/cgroup"),
          *v2 = path_join(root, "sys/fs/cgroup"), *v1 = path_join(root, "sys/fs/cgroup/memory"),
@@ -81,6 +100,7 @@ struct memory_info memory_info(const char *root) {
             groups_apply(v1, path + 1, false, &m);
     }
     if (f) fclose(f);
+    huge_pages_read(root, m.huge_pages);
     free(info);
     free(own);
     free(v2);

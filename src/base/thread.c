@@ -1,10 +1,11 @@
 /*
  * thread: the fixed thread pool used by every parallel loop.
  *
- * Workers and caller take chunks of 0..n-1 in order, lowest first. Each chunk is a share of the
- * remaining units: few big ones, then smaller ones, so that all threads end at about the same time,
- * even if the host or expensive work slows one down. `thread` is the index of the executing thread,
- * so scratch memory indexed by it is never shared.
+ * Workers and caller take chunks of 0..n-1 in order, lowest first. Each chunk is one thread's share
+ * of the remaining units: few big ones, because every chunk has a cost of its own, then smaller
+ * ones, so that all threads end at about the same time, even if the host or expensive work slows
+ * one down. `thread` is the index of the executing thread, so scratch memory indexed by it is never
+ * shared.
  *
  * Protocol. The caller writes the job, then `left`, the number of unclaimed units, then publishes a
  * new `epoch`. A thread claims a chunk by subtracting units from `left`. It may read the job's
@@ -81,7 +82,7 @@ static bool chunk_take(struct pool *p, int thread) {
     uint32_t left = atomic_load(&p->left), take;
     do {
         if (left == 0) return false;
-        take = MAX(left / (2 * (uint32_t)p->size), 1);
+        take = MAX(left / (uint32_t)p->size, 1);
     } while (!atomic_compare_exchange_weak(&p->left, &left, left - take));
     int64_t begin = units_of(p->n, p->grain) - left, end = begin + take;
     p->fn(p->ctx, begin * p->grain, MIN(end * p->grain, p->n), thread);

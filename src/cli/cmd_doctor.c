@@ -82,11 +82,13 @@ static void print(const json_t *v) {
            json_string_value(json_object_get(v, "level")));
     json_array_foreach (json_object_get(v, "levels"), i, item)
         printf(" %s", json_string_value(item));
-    printf(")\nclass      %s\nthreads    %d\nmemory     %.1f GB, %.1f GB free\nlibraries ",
+    printf(")\nclass      %s\nthreads    %d\nmemory     %.1f GB, %.1f GB free\nhuge pages "
+           "%s\nlibraries ",
            json_string_value(json_object_get(v, "class")),
            (int)json_integer_value(json_object_get(v, "threads")),
            1e-9 * (double)json_integer_value(json_object_get(v, "memory_bytes")),
-           1e-9 * (double)json_integer_value(json_object_get(v, "free_bytes")));
+           1e-9 * (double)json_integer_value(json_object_get(v, "free_bytes")),
+           json_get_string(v, "huge_pages"));
     json_object_foreach (json_object_get(v, "libraries"), name, item)
         printf(" %s %s", name, json_string_value(item));
     printf("\n");
@@ -101,13 +103,13 @@ static int run(const struct cli_options *c, const void *options, const struct st
     (void)options, (void)args, (void)err;
     json_t *sandbox = sandbox_state();
     struct memory_info m = memory_info("/");
-    json_t *v =
-        json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "version", SHOAL_VERSION, "level",
-                  kernels_get()->name, "levels", levels(), "class",
-                  cli_numeric_class(c) == NUMERIC_EXACT ? "exact" : "fast", "threads",
-                  c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
-                  (json_int_t)MAX(m.total, 0), "free_bytes", (json_int_t)MAX(m.available, 0),
-                  "libraries", libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
+    json_t *v = json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:s,s:o,s:o,s:o}", "version", SHOAL_VERSION,
+                          "level", kernels_get()->name, "levels", levels(), "class",
+                          cli_numeric_class(c) == NUMERIC_EXACT ? "exact" : "fast", "threads",
+                          c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
+                          (json_int_t)MAX(m.total, 0), "free_bytes",
+                          (json_int_t)MAX(m.available, 0), "huge_pages", m.huge_pages, "libraries",
+                          libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
     if (c->json) return cli_print(v), OK;
     print(v);
     json_decref(v);

@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -648,6 +649,11 @@ static void test_memory_info(void **state) {
     (void)state;
     struct memory_info none = memory_info(in_scratch("no-root")), own = memory_info("/");
     assert_int_equal(none.total, -1);
+    assert_string_equal(none.huge_pages, "unknown");
+    system_file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+    assert_string_equal(memory_info(in_scratch("sys-root")).huge_pages, "madvise");
+    system_file("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
+    assert_string_equal(memory_info(in_scratch("sys-root")).huge_pages, "always");
     assert_true(own.total > 0 && own.available >= 0 && own.available <= own.total);
     system_file("proc/meminfo",
                 "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
@@ -696,6 +702,29 @@ static void test_hashes(void **state) {
     int ones = 0;
     for (uint32_t i = 0; i < 4096; i++) ones += (int)(hash_fnv1a(&i, 4) >> 63);
     assert_in_range(ones, 1900, 2200);
+}
+
+/* Messages of every short length, cut at random, against libsodium's hash of the whole. */
+static void test_sha256_in_parts(void **state) {
+    (void)state;
+    enum { MOST = 1500 };
+    struct rng r = rng_make(1, RNG_TEST, 0, 0);
+    uint8_t message[MOST], want[crypto_hash_sha256_BYTES];
+    char hex[HASH_LEN], want_hex[HASH_LEN];
+    for (int i = 0; i < MOST; i++) message[i] = (uint8_t)rng_below(&r, 256);
+    for (size_t n = 0; n < MOST; n++) {
+        struct sha256 h;
+        sha256_init(&h);
+        for (size_t at = 0, part; at < n; at += part) {
+            part = 1 + rng_below(&r, n % 2 ? 600 : 100);
+            part = MIN(part, n - at);
+            sha256_update(&h, message + at, part);
+        }
+        sha256_final(&h, hex);
+        crypto_hash_sha256(want, message, n);
+        sodium_bin2hex(want_hex, sizeof want_hex, want, sizeof want);
+        assert_string_equal(hex, want_hex);
+    }
 }
 
 /* The test vectors of Random123 for philox4x32, 10 rounds. */
@@ -1646,6 +1675,7 @@ int main(void) {
         cmocka_unit_test(test_error_reasons),
         cmocka_unit_test(test_memory_info),
         cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_sha256_in_parts),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_fill),
         cmocka_unit_test(test_rng_streams),

@@ -684,7 +684,7 @@ holds "or words" '"prompt":"At (16,2), E200, unexplored area. Action:"' "$tmp/fa
 says "a policy that ends" 1 "the policy 'exit 3', tick 0: it ended with exit code 3" "$shoal" world --policy-pipe 'exit 3'
 says "a policy that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world --policy-pipe 'exec sleep 30' --timeout 0.3
 if "$(dirname "$shoal")/world" >"$tmp/out" 2>"$tmp/err"; then
-    holds "examples/world.c" "the second half once more: the same" "$tmp/out"; else bad "examples/world.c" "$(cat "$tmp/err")"; fi
+    holds "examples/world.c" "the second half, run again: same state" "$tmp/out"; else bad "examples/world.c" "$(cat "$tmp/err")"; fi
 if command -v python3 >/dev/null; then
     if python3 examples/world_env.py "$shoal" --size=12 >"$tmp/out" 2>"$tmp/err"; then
         holds "examples/world_env.py" "after the end: no agent is left to act" "$tmp/out"; else bad "examples/world_env.py" "$(cat "$tmp/err")"; fi

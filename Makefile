@@ -88,15 +88,16 @@ fuzz-api: deps
 	$(Q)$(MAKE) -j"$$(nproc)" --no-print-directory BUILD=asan build/asan/shoal
 	$(Q)FUZZ_API_SECONDS=$${FUZZ_API_SECONDS:-900} sh test/fuzz/api.sh
 
-# Speed of this machine, appended to bench/history.csv: compare ratios, not times.
+# Speed of this machine, appended to bench/history.csv: compare ratios, not times. On AMX also the predicted speed of a prompt.
 bench: deps all
 	$(Q)for quant in q8_0 q4_0 bf16; do \
 	    build/shoal bench --shape smollm-135m --quant $$quant --history bench/history.csv || exit 1; done
 	$(Q)build/shoal bench --model models/fry --history bench/history.csv
 	$(Q)build/shoal bench --quant q4_0 --what noise --history bench/history.csv
 	$(Q)build/shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --lora-dtype i8 --targets q_proj,v_proj
+	$(Q)! build/shoal doctor | grep -q '^level *amx' || python3 bench/amx_cycles.py --bench build/shoal
 
-# Shoal and llama.cpp, alternately.
+# Shoal and llama.cpp, alternately. LLAMA_BIN=DIR: a native build with llama-bench and llama-server.
 bench-peers: deps all
 	$(Q)sh scripts/bench-peers.sh
 
@@ -136,7 +137,7 @@ $(O)/src/api/web_ui.o: CFLAGS_ALL += -I$(O)
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),$(KERNEL_OPT) $(ISA_$(basename $(notdir $<)))) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),$(KERNEL_OPT) $(ISA_$(firstword $(subst _, ,$(basename $(notdir $<)))))) -MMD -MP -c -o $@ $<
 
 $(O)/test_%: test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)

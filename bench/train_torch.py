@@ -6,7 +6,7 @@
 Both train a new LoRA adapter (all projections, AdamW, clipping by the global norm) of a llama of that shape with random
 weights, on the same token ids, every token a target. Every measurement is a separate process, which warms up and
 measures one step: so memory is that of one training run, and a busy machine slows all alike. Medians of the ratios of
-each round are printed.
+each round are printed, and the instruction sets that PyTorch uses.
 
 PyTorch runs in its usual configuration for a CPU: all threads, frozen weights in the given type (f32 or bf16) with
 adapters of the same type, a loss over all logits at once. A type that takes more than twice as long as another for a
@@ -15,6 +15,7 @@ short sample is omitted, with a message.
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -132,6 +133,17 @@ def torch_run(shape, kind, size):
     return lines_of(sys.executable, __file__, "--one", json.dumps(shape), kind, *map(str, size))[0]
 
 
+def torch_about():
+    """PyTorch's version and the instruction sets of its kernels and of oneDNN, which prints its own with a product."""
+    code = ("import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x; "
+            "print('version', torch.__version__, torch.__config__.show())")
+    out = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True,
+                         env={**os.environ, "ONEDNN_VERBOSE": "1"}).stdout
+    found = [re.search(pattern, out, re.M)
+             for pattern in (r"^version (\S+)", r"CPU capability usage: (.*)", r"cpu,isa:(.*)")]
+    return "PyTorch %s; its kernels use %s; oneDNN uses %s" % tuple(m[1] if m else "nothing known" for m in found)
+
+
 def torch_types(shape, types, rank):
     """The types that are worth a full measurement: without a type's instructions a step takes minutes."""
     tps = {kind: torch_run(shape, kind, (1, 64, rank))["tps"] for kind in types}
@@ -181,7 +193,7 @@ def main(shoal, rounds, name, quants, types, samples="4", tokens="512", rank="8"
     sides = {}
     for quant in quants.split():
         sides["shoal " + quant] = lambda quant=quant: shoal_step(shoal, name, quant, *size)
-    print("%s, rank %d, %d x %d tokens" % (name, size[2], size[0], size[1]))
+    print("%s, rank %d, %d x %d tokens; %s" % (name, size[2], size[0], size[1], torch_about()))
     for kind in torch_types(shape, types.split(), size[2]):
         sides["torch " + kind] = lambda kind=kind: torch_run(shape, kind, size)
     sys.stdout.flush()

@@ -5,8 +5,8 @@ r"""An example environment in which Shoal's agents learn: corridors with a treas
 
 Each of four agents is in a separate corridor. Its observation is its position, a letter from `a` to `e`, and the end
 of the corridor with the treasure, `<` (left) or `>` (right). An agent that opens at the treasure gets the reward 1 and
-another corridor; any other action costs 0.02. Standard library only: each line of JSON gets one line as its answer
-(docs/WORLD.md).
+another corridor; any other action costs 0.02. It needs only the standard library. It answers each line of JSON
+on stdin with one line on stdout (docs/WORLD.md).
 """
 import json
 import random
@@ -21,18 +21,18 @@ class Corridor:
         self.rng, self.tick = random.Random(seed), 0
         self.at, self.goal = [0] * AGENTS, [0] * AGENTS
         for i in range(AGENTS):
-            self.begin(i)
+            self.new_corridor(i)
 
-    def begin(self, i):
+    def new_corridor(self, i):
         self.at[i], self.goal[i] = LENGTH // 2, self.rng.choice([0, LENGTH - 1])
 
-    def tell(self):
+    def observations(self):
         return {"observations": {f"agent_{i}": f"{'abcde'[self.at[i]]} {'>' if self.goal[i] else '<'}"
                                  for i in range(AGENTS)}}
 
     def act(self, i, action):
         if action == "open" and self.at[i] == self.goal[i]:
-            self.begin(i)
+            self.new_corridor(i)
             return 1.0
         step = {"left": -1, "right": 1, "open": 0}[action]
         self.at[i] = min(max(self.at[i] + step, 0), LENGTH - 1)
@@ -41,9 +41,9 @@ class Corridor:
     def step(self, actions):
         rewards = {agent: self.act(int(agent[6:]), action) for agent, action in actions.items()}
         self.tick += 1
-        over = self.tick >= STEPS
-        return {**self.tell(), "rewards": rewards, "terminations": {a: False for a in rewards},
-                "truncations": {a: over for a in rewards}}
+        truncated = self.tick >= STEPS
+        return {**self.observations(), "rewards": rewards, "terminations": {a: False for a in rewards},
+                "truncations": {a: truncated for a in rewards}}
 
 
 def answer(worlds, request):
@@ -52,16 +52,17 @@ def answer(worlds, request):
         return {"possible_agents": [f"agent_{i}" for i in range(AGENTS)], "actions": ACTIONS, "max_steps": STEPS}
     if "reset" in request:
         worlds[world] = Corridor(request["reset"]["seed"])
-        return worlds[world].tell()
+        return worlds[world].observations()
     return worlds[world].step(request["step"])
 
 
 def main():
     worlds = {}
     for line in sys.stdin:
-        asked = json.loads(line)
-        said = [answer(worlds, one) for one in asked] if isinstance(asked, list) else answer(worlds, asked)
-        print(json.dumps(said), flush=True)
+        message = json.loads(line)
+        is_list = isinstance(message, list)
+        answers = [answer(worlds, request) for request in (message if is_list else [message])]
+        print(json.dumps(answers if is_list else answers[0]), flush=True)
 
 
 if __name__ == "__main__":

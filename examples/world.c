@@ -1,7 +1,7 @@
 /*
- * An episode of agents that move at random and pick up and deliver food on their cell. The state is
- * saved in the middle, and both runs of the second half agree. World "repaired" or one with brief
- * observations; no model:
+ * An episode of agents that move at random, pick up food and deliver it. The program saves the
+ * state in the middle, runs the second half twice and compares the final states. It needs no model.
+ * RULES must have compact observations, as the default "repaired" has:
  *
  *   gcc -Iinclude examples/world.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
  * -lunistring -lm -pthread -o world
@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { AGENTS = 20, STEPS = 300 };
-enum { HERE = 8, HELD = 10 }; /* positions in a brief observation: docs/WORLD.md */
+enum { HERE = 8, HELD = 10 }; /* positions in a compact observation: docs/WORLD.md */
 
 static int choose(struct shoal_world *w, int agent) {
     const char *seen = shoal_world_observe(w, agent);
@@ -24,9 +24,9 @@ static int choose(struct shoal_world *w, int agent) {
     return (int)(n * 2654435761u >> 30); /* one of the four moves */
 }
 
-static int live(struct shoal_world *w, int until, struct shoal_error *err) {
+static int run_until(struct shoal_world *w, int end_tick, struct shoal_error *err) {
     int actions[AGENTS];
-    while (shoal_world_living(w) && shoal_world_tick(w) < until) {
+    while (shoal_world_living(w) && shoal_world_tick(w) < end_tick) {
         for (int i = 0; i < AGENTS; i++) actions[i] = choose(w, i);
         if (shoal_world_step(w, actions, err) != 0) return -1;
     }
@@ -36,27 +36,28 @@ static int live(struct shoal_world *w, int until, struct shoal_error *err) {
 int main(int argc, char **argv) {
     struct shoal_error err = {0};
     struct shoal_agent a;
-    char *half = NULL, *end = NULL, *again = NULL;
+    char *half = NULL, *end = NULL, *repeated = NULL;
     int delivered = 0, code = 1;
     struct shoal_world *w = shoal_world_new(argc > 1 ? argv[1] : NULL, AGENTS, 7, &err);
-    if (!w || live(w, STEPS / 2, &err) != 0) goto out;
+    if (!w || run_until(w, STEPS / 2, &err) != 0) goto out;
     half = shoal_world_state(w);
-    if (live(w, STEPS, &err) != 0) goto out;
+    if (run_until(w, STEPS, &err) != 0) goto out;
     end = shoal_world_state(w);
     printf("%s%s\n", shoal_world_draw(w), shoal_world_prompt(w, 0));
     for (int i = 0; i < AGENTS; i++)
         if (shoal_world_agent(w, i, &a, &err) == 0) delivered += a.delivered;
     printf("tick %d, %d of %d live, %d delivered\n", shoal_world_tick(w), shoal_world_living(w),
            AGENTS, delivered);
-    if (shoal_world_restore(w, half, &err) != 0 || live(w, STEPS, &err) != 0) goto out;
-    again = shoal_world_state(w);
-    printf("the second half once more: %s\n", strcmp(end, again) == 0 ? "the same" : "another");
-    code = strcmp(end, again) != 0;
+    if (shoal_world_restore(w, half, &err) != 0 || run_until(w, STEPS, &err) != 0) goto out;
+    repeated = shoal_world_state(w);
+    printf("the second half, run again: %s\n",
+           strcmp(end, repeated) == 0 ? "same state" : "DIFFERENT state");
+    code = strcmp(end, repeated) != 0;
 out:
     if (err.code) fprintf(stderr, "world: %s\n", err.text);
     free(half);
     free(end);
-    free(again);
+    free(repeated);
     shoal_world_free(w);
     return code;
 }

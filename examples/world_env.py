@@ -2,8 +2,8 @@
 
     python3 examples/world_env.py [SHOAL] [--rule=value ...]
 
-Standard library only. With PettingZoo installed, it only needs `class ShoalWorld(ParallelEnv)` and spaces made from
-`env.spaces()`; observations are text (observation space Text).
+It needs only the standard library. For PettingZoo, derive the class from ParallelEnv and make action_space() from
+`actions`; observations are text (observation space Text).
 """
 import json
 import random
@@ -17,12 +17,12 @@ class ShoalWorld:
     def __init__(self, shoal="build/shoal", *flags):
         self.process = subprocess.Popen([shoal, "world", "--pipe", *flags], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, encoding="utf-8")
-        spaces = self.ask("spaces")
+        spaces = self.send("spaces")
         self.possible_agents, self.actions = spaces["possible_agents"], spaces["actions"]
         self.agents = []
 
-    def ask(self, request, what=None):
-        self.process.stdin.write(json.dumps({request: what or {}}) + "\n")
+    def send(self, request, content=None):
+        self.process.stdin.write(json.dumps({request: content or {}}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
@@ -33,27 +33,27 @@ class ShoalWorld:
         return answer
 
     def reset(self, seed=None, options=None):
-        answer = self.ask("reset", {"seed": seed, "options": options})
+        answer = self.send("reset", {"seed": seed, "options": options})
         self.agents = list(answer["observations"])
         return answer["observations"], answer["infos"]
 
     def step(self, actions):
         """actions: for every agent of self.agents its name, a number or a model's free text."""
-        a = self.ask("step", actions)
-        gone = {x for x in self.agents if a["terminations"][x] or a["truncations"][x]}
-        self.agents = [x for x in self.agents if x not in gone]
+        a = self.send("step", actions)
+        ended = {x for x in self.agents if a["terminations"][x] or a["truncations"][x]}
+        self.agents = [x for x in self.agents if x not in ended]
         return a["observations"], a["rewards"], a["terminations"], a["truncations"], a["infos"]
 
     def state(self):
-        return self.ask("state")["state"]
+        return self.send("state")["state"]
 
     def restore(self, state):
-        answer = self.ask("restore", state)
+        answer = self.send("restore", state)
         self.agents = list(answer["observations"])
         return answer["observations"], answer["infos"]
 
     def close(self):
-        self.ask("close")
+        self.send("close")
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
@@ -68,7 +68,7 @@ def act(rng, observation):
     return rng.choice(["move_north", "move_south", "move_east", "move_west"])
 
 
-def live(env, observations, rng):
+def run_episode(env, observations, rng):
     total = 0.0
     while env.agents:
         observations, rewards, _, _, _ = env.step({a: act(rng, observations[a]) for a in env.agents})
@@ -81,16 +81,16 @@ def main():
     observations, infos = env.reset(seed=7, options={"agents": 8, "steps": 120, "food": 20})
     print(infos["agent_0"]["prompt"])
     snapshot = env.state()
-    first = live(env, observations, random.Random(1))
+    first = run_episode(env, observations, random.Random(1))
     observations, _ = env.restore(snapshot)
-    again = live(env, observations, random.Random(1))
-    print(f"reward of 8 agents in 120 steps: {first:.1f}; from the snapshot once more: {again:.1f}")
+    second = run_episode(env, observations, random.Random(1))
+    print(f"reward of 8 agents in 120 steps: {first:.1f}; again from the snapshot: {second:.1f}")
     try:
         env.step({"agent_0": "north"})
     except ValueError as e:
         print("after the end:", e)
     env.close()
-    return 0 if first == again else 1
+    return 0 if first == second else 1
 
 
 if __name__ == "__main__":

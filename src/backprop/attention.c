@@ -1,14 +1,16 @@
 /*
  * attention: causal attention of the packed samples, forward and backward.
  *
- * A work item is one sample and one kv head (forward: one query head), so no two threads write to
- * the same place and the gradients of a shared kv head are summed over its query heads in order.
- * Blocks of BLOCK query rows are multiplied with all keys that any of these rows attends to.
+ * A work item is one sample and one kv head (forward in f32: one query head), so no two threads
+ * write to the same place and the gradients of a shared kv head are summed over its query heads in
+ * order. Blocks of BLOCK query rows are multiplied with all keys that any of these rows attends to.
  * Probabilities are recomputed in the backward pass instead of being kept, because they would be
  * the only activation that grows with the square of the length (as in Dao et al. 2022).
  *
+ * In the fast class on AMX, the attention kernels do the whole item of a kv head, in bf16.
+ *
  * Invariant: a sample's numbers depend on no rows of other samples; those of the forward pass have
- * the engine's bits. The backward pass computes its scores along the keys, from keys that were
+ * the engine's bits. The f32 backward pass computes its scores along the keys, from keys that were
  * transposed once: the same numbers except for rounding, at twice the speed.
  */
 #include "backprop/internal.h"
@@ -42,8 +44,26 @@ struct scratch {
     float *kt, *vt; /* [E][ld] transposed keys and values of a kv head */
 };
 
-size_t attention_scratch(const struct model_config *c, int64_t longest) {
-    return (size_t)((2 * BLOCK + 2 * c->head_dim) * length_padded(longest)) * sizeof(float);
+bool attention_uses_tiles(const struct trainer *t) {
+    return t->k->attention && t->model->cls == NUMERIC_FAST && t->c.head_dim <= ATTENTION_MAX_DIM;
+}
+
+/* The ranges of a sample's rows, and what the kernels need. */
+struct tile_scratch {
+    int32_t *first, *end; /* [length padded] */
+    void *kernel;
+};
+
+static struct tile_scratch tile_scratch_view(float *base, int64_t n) {
+    int32_t *ranges = (int32_t *)base;
+    return (struct tile_scratch){ranges, ranges + length_padded(n), ranges + 2 * length_padded(n)};
+}
+
+size_t attention_scratch(const struct trainer *t, int64_t longest) {
+    size_t e = (size_t)t->c.head_dim, n = (size_t)length_padded(longest);
+    if (!attention_uses_tiles(t)) return (2 * BLOCK + 2 * e) * n * sizeof(float);
+    return 2 * n * sizeof(int32_t) + MAX(t->k->attention_scratch(t->c.head_dim),
+                                         t->k->attention_backward_scratch(t->c.head_dim, longest));
 }
 
 static struct scratch scratch_view(const struct trainer *t, int thread, int64_t n) {
@@ -115,8 +135,58 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* The keys and values of one kv head of a sample are one page. */
+static struct attention_page sample_page(const void *ctx, int64_t page) {
+    (void)page;
+    return *(const struct attention_page *)ctx;
+}
+
+/* All query heads of one kv head of one sample. */
+static void head_attend_tiles(const struct attend_job *job, const struct packed_seq *sp, int64_t kv,
+                              float *scratch) {
+    const struct trainer *t = job->t;
+    const struct activations *a = job->a;
+    int64_t group = t->c.n_heads / t->c.n_kv_heads, ld_stats = 2 * t->c.n_heads;
+    struct head h = head_of(t, job->l, sp, kv * group);
+    struct tile_scratch s = tile_scratch_view(scratch, h.n);
+    for (int64_t i = 0; i < h.n; i++) {
+        s.first[i] = (int32_t)first_key(&h, i);
+        s.end[i] = (int32_t)i + 1;
+    }
+    struct attention_page rows = {.k = a->k + h.at_k, .v = a->v + h.at_k};
+    struct attention_job kernel = {
+        .head_dim = t->c.head_dim,
+        .n_heads = group,
+        .rows = h.n,
+        .q = a->q + h.at_q,
+        .out = a->att + h.at_q,
+        .ldq = h.ldq,
+        .ldo = h.ldq,
+        .first = s.first,
+        .end = s.end,
+        .scale = h.scale,
+        .keys = {.elem = DTYPE_F32, .page = h.n, .ld = h.ldk, .at = sample_page, .ctx = &rows},
+        .stats = a->att_stats + sp->begin * ld_stats + kv * group * 2,
+        .ld_stats = ld_stats,
+        .scratch = s.kernel,
+    };
+    t->k->attention(&kernel);
+}
+
+static void attend_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct attend_job *job = ctx;
+    int64_t heads = job->t->c.n_kv_heads;
+    for (int64_t item = begin; item < end; item++)
+        head_attend_tiles(job, &job->t->seqs[item / heads], item % heads,
+                          job->t->att_scratch[thread]);
+}
+
 void attention_forward(struct trainer *t, int l) {
     struct attend_job job = {.t = t, .a = &t->acts[l], .l = l};
+    if (attention_uses_tiles(t)) {
+        pool_run(t->pool, attend_tiles_items, &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
+        return;
+    }
     pool_run(t->pool, attend_items, &job, (int64_t)t->n_spans * t->c.n_heads, 1);
 }
 
@@ -176,7 +246,45 @@ static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thr
     }
 }
 
+static void head_backward_tiles(const struct attend_job *job, const struct packed_seq *sp,
+                                int64_t kv, float *scratch) {
+    const struct trainer *t = job->t;
+    const struct activations *a = job->a;
+    int64_t group = t->c.n_heads / t->c.n_kv_heads, ld_stats = 2 * t->c.n_heads;
+    struct head h = head_of(t, job->l, sp, kv * group);
+    struct attention_backward_job kernel = {
+        .head_dim = t->c.head_dim,
+        .n_heads = group,
+        .rows = h.n,
+        .window = h.window,
+        .q = a->q + h.at_q,
+        .out = a->att + h.at_q,
+        .dout = t->datt + h.at_q,
+        .dq = t->dq + h.at_q,
+        .ldq = h.ldq,
+        .k = a->k + h.at_k,
+        .v = a->v + h.at_k,
+        .dk = t->dk + h.at_k,
+        .dv = t->dv + h.at_k,
+        .ldk = h.ldk,
+        .stats = a->att_stats + sp->begin * ld_stats + kv * group * 2,
+        .ld_stats = ld_stats,
+        .scale = h.scale,
+        .scratch = scratch,
+    };
+    t->k->attention_backward(&kernel);
+}
+
+static void attend_backward_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct attend_job *job = ctx;
+    int64_t heads = job->t->c.n_kv_heads;
+    for (int64_t item = begin; item < end; item++)
+        head_backward_tiles(job, &job->t->seqs[item / heads], item % heads,
+                            job->t->att_scratch[thread]);
+}
+
 void attention_backward(struct trainer *t, int l) {
     struct attend_job job = {.t = t, .a = &t->acts[l], .l = l};
-    pool_run(t->pool, attend_backward_items, &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
+    pool_run(t->pool, attention_uses_tiles(t) ? attend_backward_tiles_items : attend_backward_items,
+             &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
 }

@@ -34,7 +34,7 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     struct strings target; /* all-linear; names, each of which may be a list "q_proj,k_proj" */
     struct strings layers; /* all; numbers "4", ranges "4-7" and lists of them */
     bool use_rslora, use_dora, gradient_checkpointing;
-    bool f32_backward; /* quantised bases: activation gradients in f32, not int8 blocks */
+    bool f32_backward; /* gradients in f32, not in int8 blocks or bf16 tiles */
     char *optim;       /* adamw; see optim_parse */
     double momentum;   /* 0.9, for sgd */
 };

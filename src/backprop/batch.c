@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 512 /* rows per chunk in a layer's row-wise parts */
+#define CHUNK 512 /* rows per chunk in a layer's row-wise parts; a multiple of 32 */
 
 static void *act_take(struct trainer *t, size_t bytes) {
     if (!t->measuring) return arena_alloc(&t->act, bytes);
@@ -25,6 +25,10 @@ static void *act_take(struct trainer *t, size_t bytes) {
 
 static float *floats(struct trainer *t, int64_t n) {
     return act_take(t, (size_t)n * sizeof(float));
+}
+
+static size_t tiles_bytes(int64_t rows, int64_t width) {
+    return (size_t)((rows + 15) / 16 * 16 * ((width + 31) / 32 * 32)) * sizeof(uint16_t);
 }
 
 /* The largest adapter part of this projection among the trainer's adapters (with checkpointing: in
@@ -53,9 +57,15 @@ static void layer_lay(struct trainer *t, int l, struct activations *a) {
         a->k_raw = floats(t, m * g);
     }
     a->att = floats(t, m * q);
+    if (attention_uses_tiles(t)) a->att_stats = floats(t, m * 2 * c->n_heads);
     a->mid = floats(t, m * c->d_model);
-    if (!c->arch->ungated) a->gate = floats(t, m * c->d_ff);
-    a->up = floats(t, m * c->d_ff);
+    if (t->mlp_tiles) {
+        a->gate_tiles = act_take(t, tiles_bytes(m, c->d_ff));
+        a->up_tiles = act_take(t, tiles_bytes(m, c->d_ff));
+    } else {
+        if (!c->arch->ungated) a->gate = floats(t, m * c->d_ff);
+        a->up = floats(t, m * c->d_ff);
+    }
     for (int i = 0; i < 2 && c->arch->post_norms; i++) a->branch[i] = floats(t, m * c->d_model);
     for (int p = 0; p < N_PROJ; p++) {
         int adapted = projection_adapted(t, l, p);
@@ -102,6 +112,11 @@ static void gradients_lay(struct trainer *t, int64_t wide) {
     t->dact = floats(t, n * c->d_ff);
     t->dgate = floats(t, n * c->d_ff);
     t->dup = floats(t, n * c->d_ff);
+    if (t->mlp_tiles) {
+        t->act_tiles = act_take(t, tiles_bytes(n, c->d_ff));
+        t->dgate_tiles = act_take(t, tiles_bytes(n, c->d_ff));
+        t->dup_tiles = act_take(t, tiles_bytes(n, c->d_ff));
+    }
     if (t->full) return;
     t->dh = floats(t, n * t->max_r);
     if (t->dropout > 0) t->drop = floats(t, n * wide);
@@ -152,6 +167,18 @@ static void batch_lay(struct trainer *t) {
     t->in_scratch = act_take(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->back_scratch =
         act_take(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
+    if (t->full && t->grad_path == GRAD_TILES)
+        t->grad_scratch = act_take(t, weight_grad_scratch(MAX(t->chunk, t->head_chunk), wide));
+    if (t->lora_tiles) {
+        t->dy_scratch = act_take(t, gemm_input_scratch(t->chunk, wide));
+        if (t->dropout > 0) t->drop_tiles = act_take(t, tiles_bytes(t->chunk, wide));
+        for (int i = 0; i < 2; i++) {
+            t->low_tiles[i] = act_take(t, tiles_bytes(t->chunk, LOW_RANK_MAX));
+            t->low_parts[i] = act_take(t, (size_t)t->cap_rows * sizeof *t->low_parts[i]);
+        }
+        t->low_rows = act_take(t, (size_t)t->cap_rows * sizeof *t->low_rows);
+        t->t_scratch = act_take(t, (size_t)pool_size(t->pool) * lora_tile_scratch(t));
+    }
     t->seqs = act_take(t, (size_t)t->cap_rows * sizeof *t->seqs);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
@@ -161,7 +188,7 @@ static void batch_lay(struct trainer *t) {
     t->target_nll = act_take(t, (size_t)t->cap_rows * sizeof *t->target_nll);
     t->target_weight = act_take(t, (size_t)t->cap_rows * sizeof *t->target_weight);
     for (int i = 0; i < pool_size(t->pool); i++)
-        t->att_scratch[i] = act_take(t, attention_scratch(&t->c, t->cap_len));
+        t->att_scratch[i] = act_take(t, attention_scratch(t, t->cap_len));
 }
 
 static size_t batch_bytes(struct trainer *t) {

@@ -111,11 +111,9 @@ static void choices_backward(struct trainer *t, int64_t n) {
 static void lm_head_backward(struct trainer *t, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
-    matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
+    matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->grad_path, false, t->back_scratch,
                         t->pool);
-    if (t->full)
-        gemm_nn_parallel(DTYPE_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true,
-                         t->pool);
+    if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
 }
 
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
@@ -140,7 +138,7 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
         pool_run(t->pool, gather_rows, &job, n, 8);
-        struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->in_scratch, t->pool);
+        struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->row_path, t->in_scratch, t->pool);
         if (t->choices)
             choice_panels(t, &in);
         else

@@ -534,10 +534,12 @@ static void head_run(struct es *e) {
     const struct matrix *w = &e->m->head;
     int64_t d = e->m->config.d_model;
     const float *hidden = forward_hidden(e->forward);
+    enum row_path path = e->m->cls == NUMERIC_FAST ? ROWS_KNOWN : ROWS_EXACT;
     for (int64_t first = 0; first < e->n_out; first += e->head_chunk) {
         struct head_rows h = {e, first};
         int64_t n = MIN(e->head_chunk, e->n_out - first);
-        struct gemm_input in = gemm_input_for(w, 1, hidden + first * d, n, e->in_scratch, e->pool);
+        struct gemm_input in =
+            gemm_input_for(w, 1, hidden + first * d, n, path, e->in_scratch, e->pool);
         matrix_mul(e->logits, w->n, &in, w, false, e->pool);
         pool_run(e->pool, head_items, &h, n, 1);
     }

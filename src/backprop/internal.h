@@ -38,12 +38,14 @@ struct param_group {
 /* Activations of one layer for the backward pass. With gradient checkpointing the lower layers
  * share all of them except x, and recompute them before a layer's backward pass. */
 struct activations {
-    float *x;              /* [M][D] residual stream at the layer's input */
-    float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without one */
-    float *q, *k, *v;      /* [M][Q], [M][G], [M][G]: after RoPE */
-    float *att;            /* [M][Q] */
-    float *mid;            /* [M][D] residual stream after attention */
-    float *gate, *up;      /* [M][F], biases included; gate is NULL without gating */
+    float *x;                        /* [M][D] residual stream at the layer's input */
+    float *q_raw, *k_raw;            /* [M][Q], [M][G] before the heads' norm; NULL without one */
+    float *q, *k, *v;                /* [M][Q], [M][G], [M][G]: after RoPE */
+    float *att;                      /* [M][Q] */
+    float *att_stats;                /* [M][H][2] of the attention kernels; NULL without them */
+    float *mid;                      /* [M][D] residual stream after attention */
+    float *gate, *up;                /* [M][F], biases included; gate is NULL without gating */
+    uint16_t *gate_tiles, *up_tiles; /* mlp_tiles: the same in bf16 instead, in tiles */
     float *branch[2];      /* [M][D] attention's and MLP's outputs before their norm, or NULL */
     float *h[N_PROJ];      /* [M][Rmax] scale · A x; NULL without adapters */
     float *z[N_PROJ];      /* [M][O] before DoRA's multipliers; NULL without DoRA */
@@ -79,9 +81,12 @@ struct trainer {
     const struct kernels *k;
     struct pool *pool;
     bool full;
-    bool checkpointing;         /* gradient checkpointing of activations */
-    int n_full_layers;          /* with it: number of upper layers that keep their activations */
-    bool int8_backward;         /* quantised bases: dX from int8 gradients */
+    bool checkpointing;       /* gradient checkpointing of activations */
+    int n_full_layers;        /* with it: number of upper layers that keep their activations */
+    enum row_path row_path;   /* of all rows: the model's class */
+    enum grad_path grad_path; /* of dX through the base's products, and of dW */
+    bool lora_tiles; /* LoRA mode: adapters' products may be in tiles; not their gradients */
+    bool mlp_tiles;  /* gate, up and activation are one product in tiles, and are kept in bf16 */
     char fingerprint[HASH_LEN]; /* hash of all inputs of an update besides the state */
     uint64_t seed;
     enum optim optim;
@@ -130,14 +135,24 @@ struct trainer {
     /* gradients of all rows, shaped as their activations */
     float *dx, *dq, *dk, *dv, *datt;
     /* buffers of a chunk */
-    float *xn, *dxn;                     /* [C][D] */
-    float *act_buf, *dact, *dgate, *dup; /* [C][F] */
-    float *drop;                         /* [C][max I] */
-    float *dora_out;                     /* [C][max O] a product that DoRA scales, then its dz */
-    float *dh;                           /* [C][Rmax] */
-    float *rstd, *mean;                  /* [max(C, M)·H] statistics of the rows under a norm */
-    void *in_scratch;                    /* gemm_input_scratch of a chunk */
-    void *back_scratch;                  /* scratch of matrix_mul_backward */
+    float *xn, *dxn;                               /* [C][D] */
+    float *act_buf, *dact, *dgate, *dup;           /* [C][F] */
+    float *drop;                                   /* [C][max I] */
+    uint16_t *act_tiles, *dgate_tiles, *dup_tiles; /* mlp_tiles: [C][F] */
+    uint16_t *drop_tiles;                          /* lora_tiles: [C][max I] inputs after dropout */
+    /* the low-rank parts of the next product in tiles */
+    struct gemm_low_rank low;
+    uint16_t *low_tiles[2];             /* [C][LOW_RANK_MAX] */
+    struct low_rank_rows *low_rows;     /* [M] */
+    struct low_rank_part *low_parts[2]; /* [M] */
+    float *dora_out;                    /* [C][max O] a product that DoRA scales, then its dz */
+    float *dh;                          /* [C][Rmax] */
+    float *rstd, *mean;                 /* [max(C, M)·H] statistics of the rows under a norm */
+    void *in_scratch;                   /* gemm_input_scratch of a chunk */
+    void *dy_scratch;                   /* lora_tiles: the same for dY */
+    char *t_scratch;                    /* lora_tiles: [threads][lora_tile_scratch] */
+    void *back_scratch;                 /* scratch of matrix_mul_backward */
+    void *grad_scratch;                 /* full mode with tiles: scratch of weight_grad_tiles */
     /* the head's chunk of N rows */
     int64_t head_chunk;     /* N */
     float *hx, *hn, *dhn;   /* [N][D]: residual stream, normed, gradient */
@@ -174,19 +189,34 @@ struct row_range {
 };
 void lora_prepare(struct trainer *t);                    /* computes bt, and DoRA's multipliers */
 void lora_dropout_mask(struct trainer *t, int l, int p); /* samples the mask of all rows */
-/* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside`, that buffer
- * holds the base's product, which is not yet part of y: y is the residual stream, which DoRA must
- * not scale. Without y only h is computed (and there is no DoRA). */
-void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
-                  const float *x);
+/* h = scale · A drop(x) of the projections p … p + n - 1, which read the same inputs; n is at most
+ * 2. Returns the parts of h B that join the chains of their products in tiles, or NULL. */
+const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
+                                      const struct gemm_input *x);
+/* y += B h of all other parts, times DoRA's multipliers; keeps z. With `aside`, that buffer holds
+ * the product so far, which is not yet part of y: y is the residual stream, which DoRA must not
+ * scale. */
+void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
+             const struct gemm_input *x);
+/* Whether every part of this projection joins the chain of its product in tiles. */
+bool lora_in_chain(const struct trainer *t, int l, int p);
+size_t lora_tile_scratch(const struct trainer *t); /* of one thread */
 /* DoRA only: adds the magnitudes' gradients and returns the gradient of z; otherwise returns dy. */
 const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy);
-/* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
-void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
-                   const float *x);
+/* dh = scale · Bᵀ dz. Returns the parts A dh of dx that join the chain of the product dy W, if it
+ * runs in tiles (`chain`), or NULL. */
+const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p, struct row_range s,
+                                               const struct gemm_input *dy, bool chain);
+/* dx += all other parts. */
+void lora_backward_up(struct trainer *t, int l, int p, struct row_range s, float *dx,
+                      const struct gemm_input *dy, bool chain);
+/* Adds the gradients of A and B. */
+void lora_backward_weights(struct trainer *t, int l, int p, struct row_range s,
+                           const struct gemm_input *dy, const float *x);
 
 /* attention.c: q, k, v → att; datt → dq, dk, dv. */
-size_t attention_scratch(const struct model_config *c, int64_t longest);
+bool attention_uses_tiles(const struct trainer *t); /* the kernels of the fast class */
+size_t attention_scratch(const struct trainer *t, int64_t longest);
 void attention_forward(struct trainer *t, int l);
 void attention_backward(struct trainer *t, int l);
 
@@ -205,11 +235,17 @@ void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, stru
 void bias_forward(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width);
 void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width);
 void residual_forward(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
+void rows_copy(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
 /* t->act_buf = act(gate) · up, or act(up); and back, from t->dact to t->dgate and t->dup. */
 void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
+/* mlp_tiles: both at once, from the gates and ups that were kept in `g`. */
+void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows);
 /* Rotates the heads of all rows of y; `back` rotates in the other direction. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
+/* Full mode: dw[n][k] += dyᵀ x over the rows. */
+void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, const float *x,
+                     int64_t k, int64_t rows);
 /* cross_entropy.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients,
  * each target weighted by t->target_weight. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);

@@ -37,57 +37,43 @@ void norm_forward(struct trainer *t, float *y, const float *x, const float *g, c
     pool_run(t->pool, norm_items, &j, rows, 8);
 }
 
-/* Fills t->mean (0 for an RMS norm) and t->rstd: a normed row is (x - mean) · rstd. */
+/* Sets t->mean[i] (0 for an RMS norm) and t->rstd[i]: a normed row is (x - mean) · rstd. */
+static void row_stats(const struct rows_job *j, int64_t i) {
+    const struct kernels *k = j->t->k;
+    const float *x = j->x + i * j->width;
+    const float n = (float)j->width;
+    float mean = j->n.b ? k->sum(x, j->width) / n : 0, squares = 0;
+    if (j->n.b)
+        for (int64_t c = 0; c < j->width; c++) squares += (x[c] - mean) * (x[c] - mean);
+    else
+        squares = k->dot(x, x, j->width);
+    j->t->mean[i] = mean;
+    j->t->rstd[i] = 1.0f / sqrtf(squares / n + j->t->c.rms_norm_eps);
+}
+
 static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct rows_job *j = ctx;
-    const struct kernels *k = j->t->k;
-    float n = (float)j->width;
-    for (int64_t i = begin; i < end; i++) {
-        const float *x = j->x + i * j->width;
-        float mean = j->n.b ? k->sum(x, j->width) / n : 0, squares = 0;
-        if (j->n.b)
-            for (int64_t c = 0; c < j->width; c++) squares += (x[c] - mean) * (x[c] - mean);
-        else
-            squares = k->dot(x, x, j->width);
-        j->t->mean[i] = mean;
-        j->t->rstd[i] = 1.0f / sqrtf(squares / n + j->t->c.rms_norm_eps);
-    }
+    for (int64_t i = begin; i < end; i++) row_stats(ctx, i);
 }
 
 /* Items are columns; each iterates over all rows in order. */
 static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
-    float *restrict dg = j->n.dg, *restrict db = j->n.db;
-    for (int64_t i = 0; i < j->rows; i++) {
-        const float *x = j->x + i * j->width, *dy = j->z + i * j->width;
-        float rstd = j->t->rstd[i], mean = j->t->mean[i];
-        for (int64_t c = begin; c < end; c++) dg[c] += dy[c] * ((x[c] - mean) * rstd);
-        for (int64_t c = begin; db && c < end; c++) db[c] += dy[c];
-    }
+    const struct trainer *t = j->t;
+    const struct norm_rows rows = {j->x + begin, j->z + begin, t->mean,    t->rstd,
+                                   j->width,     j->rows,      end - begin};
+    t->k->norm_gain(&rows, j->n.dg + begin, j->n.db ? j->n.db + begin : NULL);
 }
 
-/* With u = dy ⊙ g and x̂ the normed row: dx = rstd · (u - mean(u) - x̂ · mean(u ⊙ x̂)); mean(u) is
- * 0 for an RMS norm. */
 static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
-    const struct kernels *k = j->t->k;
-    float n = (float)j->width;
     for (int64_t i = begin; i < end; i++) {
-        const float *x = j->x + i * j->width;
-        float *u = j->z + i * j->width, *dx = j->y + i * j->width;
-        float rstd = j->t->rstd[i], mean = j->t->mean[i];
-        for (int64_t c = 0; c < j->width; c++) u[c] *= j->n.g[c];
-        float level = j->n.b ? k->sum(u, j->width) / n : 0;
-        float along = k->dot(u, x, j->width) - mean * (level * n);
-        along = along / n * rstd * rstd * rstd;
-        float flat = rstd * level - along * mean; // constant subtracted from all columns
-        if (j->add)
-            for (int64_t c = 0; c < j->width; c++) dx[c] += rstd * u[c] - along * x[c] - flat;
-        else
-            for (int64_t c = 0; c < j->width; c++) dx[c] = rstd * u[c] - along * x[c] - flat;
+        const int64_t at = i * j->width;
+        if (!j->n.dg) row_stats(j, i);
+        j->t->k->norm_back(j->y + at, j->z + at, j->x + at, j->n.g, j->t->mean[i], j->t->rstd[i],
+                           j->n.b != NULL, j->width, j->add);
     }
 }
 
@@ -95,9 +81,21 @@ void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, stru
                    int64_t rows, int64_t width, bool add) {
     struct rows_job j = {
         .t = t, .y = dx, .z = dy, .x = x, .n = n, .rows = rows, .width = width, .add = add};
-    pool_run(t->pool, rstd_items, &j, rows, 8);
+    if (n.dg) pool_run(t->pool, rstd_items, &j, rows, 8);
     if (n.dg) pool_run(t->pool, gain_items, &j, width, 16);
     pool_run(t->pool, norm_backward_items, &j, rows, 8);
+}
+
+static void copy_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    memcpy(j->y + begin * j->width, j->x + begin * j->width,
+           (size_t)((end - begin) * j->width) * sizeof *j->y);
+}
+
+void rows_copy(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width) {
+    struct rows_job j = {.t = t, .y = y, .x = x, .width = width};
+    pool_run(t->pool, copy_items, &j, rows, 16);
 }
 
 static void add_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -129,14 +127,20 @@ void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, 
     if (db) pool_run(t->pool, bias_grad_items, &j, width, 16);
 }
 
+void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, const float *x,
+                     int64_t k, int64_t rows) {
+    if (t->grad_path == GRAD_TILES)
+        weight_grad_tiles(dw, dy, n, x, k, rows, t->grad_scratch, t->pool);
+    else
+        gemm_nn_parallel(DTYPE_F32, dw, k, dy, 1, n, n, x, k, rows, k, true, t->pool);
+}
+
 static void activation_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = begin; i < end; i++) {
-        float *y = j->y + i * j->width;
-        if (j->x) memcpy(y, j->x + i * j->width, (size_t)j->width * sizeof *y);
-        // without biases, `up` is not modified
-        activation_row(j->t->k, j->t->c.arch, y, (float *)j->u + i * j->width, NULL, NULL,
+        const int64_t at = i * j->width;
+        activation_row(j->t->k, j->t->c.arch, j->y + at, j->x ? j->x + at : NULL, j->u + at,
                        j->width);
     }
 }
@@ -164,6 +168,41 @@ static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows) {
     struct rows_job j = {.t = t, .x = gate, .u = up, .width = t->c.d_ff};
     pool_run(t->pool, activation_backward_items, &j, rows, 8);
+}
+
+struct gated_back_job {
+    const struct trainer *t;
+    const struct gemm_gated *g;
+    struct gemm_input dgate, dup;
+};
+
+static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct gated_back_job *j = ctx;
+    const struct trainer *t = j->t;
+    const int64_t f = t->c.d_ff;
+    for (int64_t i = begin; i < end; i++) {
+        uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
+        const int64_t at = dgate_tiles - j->dgate.tiles; // all four have this layout
+        const struct gated_back_row row = {.gate = j->g->gate_out + at,
+                                           .up = j->g->up_out + at,
+                                           .dact = t->dact + i * f,
+                                           .act = t->act_buf + i * f,
+                                           .dgate = t->dgate + i * f,
+                                           .dup = t->dup + i * f,
+                                           .dgate_tiles = dgate_tiles,
+                                           .dup_tiles = j->dup.tiles + at};
+        t->k->gated_back(&row, f);
+    }
+}
+
+void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows) {
+    struct gated_back_job j = {.t = t, .g = g};
+    j.dgate = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dgate_tiles};
+    j.dup = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dup_tiles};
+    gemm_input_pad_tiles(&j.dgate);
+    gemm_input_pad_tiles(&j.dup);
+    pool_run(t->pool, gated_backward_items, &j, rows, 16);
 }
 
 static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {

@@ -9,16 +9,16 @@
  * runs forward again, except for its last product, before its backward pass (Chen et al. 2016).
  *
  * Invariant: threads split outputs, never a sum, and sums over rows continue from chunk to chunk,
- * so results depend on neither.
+ * so results depend on neither. Sums over rows in tiles take 32 rows at a time from the first row
+ * of a pass; a chunk is a multiple of that.
  */
 #include "backprop/internal.h"
-
-#include <string.h>
 
 /* The input rows x in the form that the projections p, p + 1, … of a layer need; they share it. */
 static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const float *x,
                                    int64_t rows) {
-    return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->in_scratch, t->pool);
+    return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->in_scratch,
+                          t->pool);
 }
 
 /* y (+)= x Wᵀ and the adapters' parts, for a range of rows. */
@@ -26,23 +26,53 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range s, 
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     float *aside = add && t->acts[l].z[p] ? t->dora_out : NULL;
-    matrix_mul(aside ? aside : y, w->n, in, w, add && !aside, t->pool);
-    lora_forward(t, l, p, s, y, aside, in->x);
+    struct gemm_input with_low = *in;
+    with_low.low = lora_down(t, l, p, 1, s, in);
+    matrix_mul(aside ? aside : y, w->n, &with_low, w, add && !aside, t->pool);
+    lora_up(t, l, p, s, y, aside, in);
 }
 
-/* dx (+)= dy W, and the gradients of the weights; dx may be NULL if it is not needed. */
-static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
-                            const float *dy, const float *x, bool add) {
+/* The gradient of a projection's outputs: rows, and tiles where a product needs them. */
+static struct gemm_input outputs_of(struct trainer *t, int l, int p, const float *dy,
+                                    uint16_t *tiles, int64_t rows) {
+    const int64_t n = t->model->layers[l].proj[p].n;
+    struct gemm_input in = {.rows = rows, .k = n, .ldx = n, .x = dy, .tiles = tiles};
+    if (!tiles && t->lora_tiles)
+        gemm_input_prepare(&in, dy, n, rows, n, false, true, t->dy_scratch, t->pool);
+    return in;
+}
+
+/* dx (+)= dy W and the adapters' parts. dx may be NULL if it is not needed. */
+static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_range s, float *dx,
+                                   struct gemm_input *dy, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
-    const float *dz = dora_backward(t, l, p, s, dy);
-    if (dx)
-        matrix_mul_backward(dx, w->k, dz, w->n, s.rows, w, t->int8_backward, add, t->back_scratch,
+    const bool chain = dx && dy->tiles && t->grad_path == GRAD_TILES;
+    dy->low = lora_backward_down(t, l, p, s, dy, chain);
+    if (chain)
+        matrix_mul_backward_tiles(dx, w->k, dy, w, add, t->pool);
+    else if (dx)
+        matrix_mul_backward(dx, w->k, dy->x, w->n, s.rows, w, t->grad_path, add, t->back_scratch,
                             t->pool);
-    lora_backward(t, l, p, s, dx, dz, x);
+    if (dx) lora_backward_up(t, l, p, s, dx, dy, chain);
+}
+
+/* The gradients of the weights, after linear_backward_inputs. */
+static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range s,
+                                    const struct gemm_input *dy, const float *x) {
+    const struct matrix *w = &t->model->layers[l].proj[p];
+    lora_backward_weights(t, l, p, s, dy, x);
     if (!t->full) return;
-    gemm_nn_parallel(DTYPE_F32, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows,
-                     w->k, true, t->pool);
-    bias_backward(t, t->layers[l].bias[p], dy, s.rows, w->n);
+    weight_grad_add(t, t->layers[l].proj[p], dy->x, w->n, x, w->k, s.rows);
+    bias_backward(t, t->layers[l].bias[p], dy->x, s.rows, w->n);
+}
+
+/* `tiles`: dy in tiles, or NULL if the caller has none. */
+static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
+                            const float *dy, uint16_t *tiles, const float *x, bool add) {
+    const float *dz = dora_backward(t, l, p, s, dy);
+    struct gemm_input in = outputs_of(t, l, p, dz, dz == dy ? tiles : NULL, s.rows);
+    linear_backward_inputs(t, l, p, s, dx, &in, add);
+    linear_backward_weights(t, l, p, s, &in, x);
 }
 
 static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
@@ -55,7 +85,7 @@ static void branch_forward(struct trainer *t, int l, int p, struct row_range s, 
                            const float *norm) {
     int64_t d = t->c.d_model;
     const float *bias = t->model->layers[l].bias[p];
-    memcpy(out, x, (size_t)(s.rows * d) * sizeof *out);
+    rows_copy(t, out, x, s.rows, d);
     linear_forward(t, l, p, s, branch ? branch : out, in, !branch);
     bias_forward(t, branch ? branch : out, bias, s.rows, d);
     if (!branch) return;
@@ -70,7 +100,7 @@ static const float *branch_back(struct trainer *t, struct row_range s, const flo
     int64_t d = t->c.d_model;
     const float *dx = t->dx + s.r0 * d;
     if (!branch) return dx;
-    memcpy(t->dxn, dx, (size_t)(s.rows * d) * sizeof *dx);
+    rows_copy(t, t->dxn, dx, s.rows, d);
     norm_backward(t, t->dxn, t->dxn, branch + s.r0 * d,
                   (struct norm_params){.g = norm, .dg = g_norm}, s.rows, d, false);
     return t->dxn;
@@ -81,8 +111,8 @@ static void qk_norm_forward(struct trainer *t, int l) {
     struct activations *a = &t->acts[l];
     int64_t e = t->c.head_dim, nq = t->rows * t->c.n_heads, nk = t->rows * t->c.n_kv_heads;
     if (!w->q_norm) return;
-    memcpy(a->q_raw, a->q, (size_t)(nq * e) * sizeof(float));
-    memcpy(a->k_raw, a->k, (size_t)(nk * e) * sizeof(float));
+    rows_copy(t, a->q_raw, a->q, nq, e);
+    rows_copy(t, a->k_raw, a->k, nk, e);
     norm_forward(t, a->q, a->q_raw, w->q_norm, NULL, nq, e);
     norm_forward(t, a->k, a->k_raw, w->k_norm, NULL, nk, e);
 }
@@ -120,35 +150,98 @@ static void attention_block_forward(struct trainer *t, int l) {
     attention_forward(t, l);
 }
 
+/* mlp_tiles: gates and ups of a range of rows. */
+static struct gemm_gated gated_at(const struct trainer *t, int l, struct row_range s) {
+    const struct model_layer *w = &t->model->layers[l];
+    const struct activations *a = &t->acts[l];
+    const int64_t at = s.r0 * ((t->c.d_ff + 31) / 32 * 32);
+    return (struct gemm_gated){.gate = &w->proj[PROJ_GATE],
+                               .up = &w->proj[PROJ_UP],
+                               .act = t->act_tiles,
+                               .gate_out = a->gate_tiles + at,
+                               .up_out = a->up_tiles + at};
+}
+
+struct gated_job {
+    const struct trainer *t;
+    struct gemm_gated g;
+    struct gemm_input in;
+};
+
+/* Items are pairs of panels of outputs. */
+static void gated_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct gated_job *j = ctx;
+    (void)thread;
+    j->t->k->gemm_tiles_silu(&j->g, &j->in, 32 * begin, MIN(32 * end, j->t->c.d_ff));
+}
+
+static void rows_pack(struct trainer *t, uint16_t *tiles, const float *x, int64_t rows) {
+    struct gemm_input in = {.rows = rows, .k = t->c.d_ff, .ldx = t->c.d_ff, .x = x, .tiles = tiles};
+    gemm_input_pack_tiles(&in, t->pool);
+}
+
+/* mlp_tiles: gate, up and activation of the normed rows; returns the inputs of the next product.
+ * Where some adapter's part does not join the chains, the same from separate products. */
+static struct gemm_input gated_forward(struct trainer *t, int l, struct row_range s,
+                                       const struct gemm_input *in) {
+    struct gated_job j = {t, gated_at(t, l, s), *in};
+    if (t->full || (lora_in_chain(t, l, PROJ_GATE) && lora_in_chain(t, l, PROJ_UP))) {
+        j.in.low = lora_down(t, l, PROJ_GATE, 2, s, in);
+        pool_run(t->pool, gated_items, &j, (t->c.d_ff + 31) / 32, 1);
+    } else {
+        linear_forward(t, l, PROJ_GATE, s, t->dgate, in, false);
+        linear_forward(t, l, PROJ_UP, s, t->dup, in, false);
+        activation_forward(t, t->dgate, t->dup, s.rows);
+        rows_pack(t, j.g.gate_out, t->dgate, s.rows);
+        rows_pack(t, j.g.up_out, t->dup, s.rows);
+        rows_pack(t, t->act_tiles, t->act_buf, s.rows);
+    }
+    return (struct gemm_input){.path = t->row_path,
+                               .rows = s.rows,
+                               .k = t->c.d_ff,
+                               .ldx = t->c.d_ff,
+                               .tiles = t->act_tiles};
+}
+
+/* Gate, up and activation in f32, likewise. Without `down` the inputs are not prepared for the base
+ * product. */
+static struct gemm_input plain_mlp_forward(struct trainer *t, int l, struct row_range s,
+                                           const struct gemm_input *in, bool down) {
+    const struct model_layer *w = &t->model->layers[l];
+    const struct activations *a = &t->acts[l];
+    int64_t f = t->c.d_ff;
+    float *gate = a->gate ? a->gate + s.r0 * f : NULL, *up = a->up + s.r0 * f;
+    if (gate) linear_forward(t, l, PROJ_GATE, s, gate, in, false);
+    linear_forward(t, l, PROJ_UP, s, up, in, false);
+    if (gate) bias_forward(t, gate, w->bias[PROJ_GATE], s.rows, f);
+    bias_forward(t, up, w->bias[PROJ_UP], s.rows, f);
+    activation_forward(t, gate, up, s.rows);
+    if (!down && !t->lora_tiles) return (struct gemm_input){.x = t->act_buf};
+    return inputs_of(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
+}
+
 /* Attention's output projection and the MLP. Without `whole` only the values that the backward pass
  * reads, which exclude the last product. */
 static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct model_layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
-    int64_t d = t->c.d_model, f = t->c.d_ff, q = (int64_t)t->c.n_heads * t->c.head_dim;
+    int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim;
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
-        float *mid = a->mid + r0 * d, *gate = a->gate ? a->gate + r0 * f : NULL,
-              *up = a->up + r0 * f;
-        float *branch[2] = {NULL, NULL};
+        float *mid = a->mid + r0 * d, *branch[2] = {NULL, NULL};
         for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
+        const bool down = whole || branch[1] || a->z[PROJ_DOWN];
         struct gemm_input in = inputs_of(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
         branch_forward(t, l, PROJ_O, s, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
         norm_forward(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, s.rows, d);
-        in = inputs_of(t, l, gate ? PROJ_GATE : PROJ_UP, gate ? 2 : 1, t->xn, s.rows);
-        if (gate) linear_forward(t, l, PROJ_GATE, s, gate, &in, false);
-        linear_forward(t, l, PROJ_UP, s, up, &in, false);
-        if (gate) bias_forward(t, gate, w->bias[PROJ_GATE], s.rows, f);
-        bias_forward(t, up, w->bias[PROJ_UP], s.rows, f);
-        if (!whole && !branch[1] && !a->h[PROJ_DOWN]) continue;
-        activation_forward(t, gate, up, s.rows);
-        if (!whole && !branch[1] && !a->z[PROJ_DOWN]) {
-            lora_forward(t, l, PROJ_DOWN, s, NULL, NULL, t->act_buf);
-            continue;
-        }
-        in = inputs_of(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
-        branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
-                       w->post_ffn_norm);
+        in = inputs_of(t, l, a->gate || t->mlp_tiles ? PROJ_GATE : PROJ_UP,
+                       a->gate || t->mlp_tiles ? 2 : 1, t->xn, s.rows);
+        in = t->mlp_tiles ? gated_forward(t, l, s, &in) : plain_mlp_forward(t, l, s, &in, down);
+        if (down)
+            branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
+                           w->post_ffn_norm);
+        else
+            lora_down(t, l, PROJ_DOWN, 1, s, &in);
     }
 }
 
@@ -158,22 +251,41 @@ void layer_forward(struct trainer *t, int l) {
     mlp_forward(t, l, true);
 }
 
+/* t->act_buf, and from t->dact the gradients of gates and ups. */
+static void mlp_activation_backward(struct trainer *t, int l, struct row_range s) {
+    const struct activations *a = &t->acts[l];
+    const int64_t at = s.r0 * t->c.d_ff;
+    if (t->mlp_tiles) {
+        const struct gemm_gated g = gated_at(t, l, s);
+        gated_backward(t, &g, s.rows);
+        return;
+    }
+    const float *gate = a->gate ? a->gate + at : NULL;
+    activation_forward(t, gate, a->up + at, s.rows);
+    activation_backward(t, gate, a->up + at, s.rows);
+}
+
 static void mlp_backward(struct trainer *t, int l) {
     const struct model_layer *w = &t->model->layers[l];
     const struct layer_grads *g = &t->layers[l];
     const struct activations *a = &t->acts[l];
-    int64_t d = t->c.d_model, f = t->c.d_ff;
+    int64_t d = t->c.d_model;
     struct norm_params n = {w->ffn_norm, w->ffn_norm_bias, g->ffn_norm, g->ffn_norm_bias};
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
-        const float *gate = a->gate ? a->gate + r0 * f : NULL, *up = a->up + r0 * f;
-        activation_forward(t, gate, up, s.rows);
+        const bool gated = !t->c.arch->ungated, tiles = t->mlp_tiles;
         const float *dy = branch_back(t, s, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
-        linear_backward(t, l, PROJ_DOWN, s, t->dact, dy, t->act_buf, false);
-        activation_backward(t, gate, up, s.rows);
+        const float *dz = dora_backward(t, l, PROJ_DOWN, s, dy);
+        struct gemm_input in = outputs_of(t, l, PROJ_DOWN, dz, NULL, s.rows);
+        linear_backward_inputs(t, l, PROJ_DOWN, s, t->dact, &in, false);
+        mlp_activation_backward(t, l, s);
+        linear_backward_weights(t, l, PROJ_DOWN, s, &in, t->act_buf);
         norm_forward(t, t->xn, a->mid + r0 * d, n.g, n.b, s.rows, d);
-        if (gate) linear_backward(t, l, PROJ_GATE, s, t->dxn, t->dgate, t->xn, false);
-        linear_backward(t, l, PROJ_UP, s, t->dxn, t->dup, t->xn, gate != NULL);
+        if (gated)
+            linear_backward(t, l, PROJ_GATE, s, t->dxn, t->dgate, tiles ? t->dgate_tiles : NULL,
+                            t->xn, false);
+        linear_backward(t, l, PROJ_UP, s, t->dxn, t->dup, tiles ? t->dup_tiles : NULL, t->xn,
+                        gated);
         norm_backward(t, t->dx + r0 * d, t->dxn, a->mid + r0 * d, n, s.rows, d, true);
     }
 }
@@ -192,9 +304,9 @@ static void qkv_backward(struct trainer *t, int l) {
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
         norm_forward(t, t->xn, a->x + r0 * d, n.g, n.b, s.rows, d);
-        linear_backward(t, l, PROJ_Q, s, dxn, t->dq + r0 * nq, t->xn, false);
-        linear_backward(t, l, PROJ_K, s, dxn, t->dk + r0 * nk, t->xn, true);
-        linear_backward(t, l, PROJ_V, s, dxn, t->dv + r0 * nk, t->xn, true);
+        linear_backward(t, l, PROJ_Q, s, dxn, t->dq + r0 * nq, NULL, t->xn, false);
+        linear_backward(t, l, PROJ_K, s, dxn, t->dk + r0 * nk, NULL, t->xn, true);
+        linear_backward(t, l, PROJ_V, s, dxn, t->dv + r0 * nk, NULL, t->xn, true);
         if (dxn) norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, s.rows, d, true);
     }
 }
@@ -214,7 +326,7 @@ void layer_backward(struct trainer *t, int l) {
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
         const float *dy = branch_back(t, s, a->branch[0], w->post_attn_norm, g->post_attn_norm);
-        linear_backward(t, l, PROJ_O, s, t->datt + r0 * q, dy, a->att + r0 * q, false);
+        linear_backward(t, l, PROJ_O, s, t->datt + r0 * q, dy, NULL, a->att + r0 * q, false);
     }
     attention_backward(t, l);
     qkv_backward(t, l);

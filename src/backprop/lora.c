@@ -7,7 +7,8 @@
  * LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT its norm is a constant for the gradient.
  * Dropout applies before A only, also with DoRA. The rows of a range are processed run by run
  * (neighbouring samples of one adapter), all runs in one parallel region, so that twenty adapters
- * cost as many wake-ups as one.
+ * cost as many wake-ups as one. Where the base product runs in tiles, B h forward and Aᵀ dh
+ * backward are further steps of its chains of sums (part_in_chain).
  *
  * Invariant: see internal.h. Sums over rows are chains in their order, and threads split outputs.
  */
@@ -22,7 +23,45 @@ struct low_job {
     struct row_range s;
     float *y, *dora_out;
     const float *x, *dy;
+    const struct gemm_input *in; /* lora_tiles: the inputs of the first product, x or dY */
+    bool backward;
+    bool chain;      /* the base product runs in tiles */
+    uint16_t *tiles; /* the parts that join its chain */
 };
+
+/* Whether an adapter's part joins the chain of sums of the base product. In the forward pass the
+ * rule is the one of serving, so that the trained model is the served model. */
+static bool part_in_chain(const struct low_job *j, const struct lora_params *lp) {
+    if (!j->chain || lp->r > LOW_RANK_MAX) return false;
+    return j->backward ? !j->t->dropout_active : !lp->m;
+}
+
+enum { TILE_ROWS = 64 }; /* rows of a low-rank product whose inputs are packed at once */
+
+size_t lora_tile_scratch(const struct trainer *t) {
+    return gemm_input_scratch(TILE_ROWS, t->max_r);
+}
+
+/* y[rows] = in wᵀ for rows [at, at + rows) of the inputs, w [n][K] in f32. */
+static void down_tiles(const struct low_job *j, float *y, int64_t at, int64_t rows, const float *w,
+                       int64_t n) {
+    const struct matrix m = matrix_view(DTYPE_F32, false, w, n, j->in->k);
+    const struct gemm_input in = gemm_input_tile_rows(j->in, at, at + rows);
+    j->t->k->gemm_tiles(y - in.skip * j->t->max_r, j->t->max_r, &in, &m, 0, n, false);
+}
+
+/* y[rows][width] (+)= h w, w [n][width] in f32. */
+static void up_tiles(const struct low_job *j, float *y, int64_t width, const float *h, int64_t rows,
+                     const float *w, int64_t n, bool add, int thread) {
+    const struct trainer *t = j->t;
+    const struct matrix m = matrix_view(DTYPE_F32, false, w, n, width);
+    for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+        struct gemm_input in;
+        gemm_input_prepare(&in, h + i * t->max_r, t->max_r, MIN(rows - i, TILE_ROWS), n, false,
+                           true, t->t_scratch + (size_t)thread * lora_tile_scratch(t), NULL);
+        t->k->gemm_tiles_backward(y + i * width, width, &in, &m, 0, 0, width, add);
+    }
+}
 
 /* Iterator over runs of rows of one adapter: lora_rows_next returns the next one within [begin,
  * end). */
@@ -109,17 +148,46 @@ static void dropout_row(float *restrict y, const float *restrict x, const uint8_
     }
 }
 
+static float dropout_factor(const struct trainer *t) {
+    return 65536.0f / (float)(65536 - dropout_threshold(t));
+}
+
 /* Rows [begin, end) of the range; y and x point to the range's first row. */
 static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin,
                          int64_t end, bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     const uint8_t *keep = t->acts[j->l].keep[j->p] + j->s.r0 * stride;
-    float factor = 65536.0f / (float)(65536 - dropout_threshold(t)), factors[16][4];
+    float factor = dropout_factor(t), factors[16][4];
     for (int bits = 0; bits < 16; bits++)
         for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
     for (int64_t i = begin; i < end; i++)
         dropout_row(y + i * width, x + i * width, keep + i * stride, factors, width, add);
+}
+
+/* The inputs where kept, else zero; dropout_factor is applied to h instead. Items are rows. */
+static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct low_job *j = ctx;
+    const int64_t width = j->in->k, stride = (width + 7) / 8;
+    const uint8_t *keep = j->t->acts[j->l].keep[j->p] + j->s.r0 * stride;
+    uint64_t masks[16]; // of four values
+    for (int bits = 0; bits < 16; bits++) {
+        masks[bits] = 0;
+        for (int i = 0; i < 4; i++)
+            if (bits >> i & 1) masks[bits] |= (uint64_t)0xffff << 16 * i;
+    }
+    for (int64_t i = begin; i < end; i++) {
+        const uint16_t *row = gemm_input_tile_row(j->in, i);
+        uint16_t *to = j->t->drop_tiles + (row - j->in->tiles);
+        for (int64_t c = 0; c < (width + 31) / 32 * 32; c += 4) {
+            const int64_t at = c / 32 * 512 + c % 32;
+            uint64_t four;
+            memcpy(&four, row + at, sizeof four);
+            four &= c < width ? masks[keep[i * stride + c / 8] >> c % 8 & 15] : 0;
+            memcpy(to + at, &four, sizeof four);
+        }
+    }
 }
 
 /* y (+)= x ⊙ by */
@@ -128,29 +196,48 @@ static void times(float *restrict y, const float *restrict x, const float *restr
     for (int64_t i = 0; i < n; i++) y[i] = add ? y[i] + x[i] * by[i] : x[i] * by[i];
 }
 
-static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void dropout_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct low_job *j = ctx;
+    dropout_rows(j, j->t->drop, j->x, begin, end, false);
+}
+
+static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
-            ld = t->max_r, r0 = j->s.r0;
-    struct activations *a = &t->acts[j->l];
-    const float *x = j->x;
-    if (t->dropout_active) {
-        dropout_rows(j, t->drop, x, begin, end, false);
-        x = t->drop;
-    }
+    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    const float factor = j->in && t->dropout_active ? dropout_factor(t) : 1.0f;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin;
-        float *h = a->h[j->p] + r.begin * ld, *y = j->y ? j->y + at * out : NULL, *to = y;
+        float *h = t->acts[j->l].h[j->p] + r.begin * ld;
+        if (!r.lp->r) continue;
+        if (j->in)
+            down_tiles(j, h, at, rows, r.lp->a, r.lp->r);
+        else
+            t->k->gemm_f32(h, ld, j->x + at * in, in, rows, r.lp->a, in, in, 0, r.lp->r, false);
+        for (int64_t i = 0; i < rows; i++) t->k->scale(h + i * ld, r.lp->scale * factor, r.lp->r);
+        if (part_in_chain(j, r.lp)) gemm_low_rank_pack(j->tiles, at, h, ld, rows, r.lp->r);
+    }
+}
+
+static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct low_job *j = ctx;
+    const struct trainer *t = j->t;
+    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    const struct activations *a = &t->acts[j->l];
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
+        int64_t at = r.begin - r0, rows = r.end - r.begin;
+        float *h = a->h[j->p] + r.begin * ld, *y = j->y + at * out, *to = y;
         if (j->dora_out && r.lp->m) to = j->dora_out + at * out;
         if (j->dora_out && !r.lp->m) t->k->axpy(y, 1.0f, j->dora_out + at * out, rows * out);
-        if (!r.lp->r) continue;
-        t->k->gemm_f32(h, ld, x + at * in, in, rows, r.lp->a, in, in, 0, r.lp->r, false);
-        for (int64_t i = 0; i < rows; i++) t->k->scale(h + i * ld, r.lp->scale, r.lp->r);
-        if (!y) continue;
-        t->k->mix_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
+        if (!r.lp->r || part_in_chain(j, r.lp)) continue;
+        if (j->in)
+            up_tiles(j, to, out, h, rows, r.lp->bt, r.lp->r, true, thread);
+        else
+            t->k->mix_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
         if (!r.lp->m) continue;
         float *z = a->z[j->p] + r.begin * out;
         memcpy(z, to, (size_t)(rows * out) * sizeof *z);
@@ -159,10 +246,89 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
-                  const float *x) {
-    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = y, .dora_out = aside, .x = x};
-    if (!t->full && t->acts[l].h[p]) pool_run(t->pool, forward_items, &j, s.rows, 8);
+/* Rows of an item: many where their weights are packed for each item. */
+static int64_t rows_grain(const struct trainer *t) {
+    return t->lora_tiles ? 32 : 8;
+}
+
+/* The parts of one product, or of gate and up, that join its chain; forward B, backward A. */
+static const struct gemm_low_rank *chain_list(const struct low_job *first, int n) {
+    struct trainer *t = first->t;
+    struct lora_rows r = {0};
+    t->low = (struct gemm_low_rank){.t = {t->low_tiles[0], t->low_tiles[1]}, .rows = t->low_rows};
+    while (lora_rows_next(first, &r, first->s.r0, first->s.r0 + first->s.rows)) {
+        const int adapter = t->seqs[r.span - 1].adapter, at = t->low.n;
+        struct low_rank_rows *rows = &t->low_rows[at];
+        *rows = (struct low_rank_rows){.begin = r.begin - first->s.r0, .end = r.end - first->s.r0};
+        for (int i = 0; i < n; i++) {
+            const struct lora_params *lp = trainer_lora(t, adapter, first->l, first->p + i);
+            const enum proj p = (enum proj)(first->p + i);
+            const float *v = first->backward ? lp->a : lp->bt;
+            const int64_t width = first->backward ? proj_in(&t->c, p) : proj_out(&t->c, p);
+            struct low_rank_part *part = &t->low_parts[i][at];
+            if (!lp->r || !part_in_chain(first, lp)) continue;
+            *part = (struct low_rank_part){.v = matrix_view(DTYPE_F32, false, v, lp->r, width)};
+            rows->parts[i] = part;
+            rows->n_parts[i] = 1;
+        }
+        if (rows->n_parts[0] + rows->n_parts[1] > 0) t->low.n++;
+    }
+    return t->low.n > 0 ? &t->low : NULL;
+}
+
+static bool product_in_tiles(const struct trainer *t, int l, int p) {
+    return matrix_uses_tiles(&t->model->layers[l].proj[p], t->row_path);
+}
+
+static struct low_job forward_job(struct trainer *t, int l, int p, struct row_range s,
+                                  const struct gemm_input *x) {
+    return (struct low_job){.t = t,
+                            .l = l,
+                            .p = p,
+                            .s = s,
+                            .x = x->x,
+                            .in = x->tiles ? x : NULL, // the same rule as in serving
+                            .chain = x->tiles && product_in_tiles(t, l, p)};
+}
+
+bool lora_in_chain(const struct trainer *t, int l, int p) {
+    const struct low_job j = {.t = (struct trainer *)(uintptr_t)t,
+                              .chain = t->lora_tiles && product_in_tiles(t, l, p)};
+    for (int i = 0; i < t->n_adapters; i++) {
+        const struct lora_params *lp = trainer_lora(t, i, l, p);
+        if (lp->r && !part_in_chain(&j, lp)) return false;
+    }
+    return true;
+}
+
+const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
+                                      const struct gemm_input *x) {
+    const struct low_job first = forward_job(t, l, p, s, x);
+    if (t->full) return NULL;
+    for (int i = 0; i < n; i++) {
+        struct low_job j = forward_job(t, l, p + i, s, x);
+        struct gemm_input dropped = *x;
+        if (!t->acts[l].h[p + i]) continue;
+        j.tiles = t->low_tiles[i];
+        if (t->dropout_active && j.in) {
+            pool_run(t->pool, dropout_tiles_items, &j, s.rows, 16);
+            dropped.tiles = t->drop_tiles;
+            j.in = &dropped;
+        } else if (t->dropout_active) {
+            pool_run(t->pool, dropout_items, &j, s.rows, 8);
+            j.x = t->drop;
+        }
+        pool_run(t->pool, down_items, &j, s.rows, rows_grain(t));
+    }
+    return first.chain ? chain_list(&first, n) : NULL;
+}
+
+void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
+             const struct gemm_input *x) {
+    struct low_job j = forward_job(t, l, p, s, x);
+    j.y = y, j.dora_out = aside;
+    if (t->full || !t->acts[l].h[p] || (!aside && lora_in_chain(t, l, p))) return;
+    pool_run(t->pool, up_items, &j, s.rows, rows_grain(t));
 }
 
 /* dm[o] += Σ over rows of dy z / norm. Items are outputs. */
@@ -203,28 +369,47 @@ const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, 
     return t->dora_out;
 }
 
-/* dh, the inputs after dropout (which dA needs), and dx. Items are rows. */
-static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
+/* dh. Items are rows. */
+static void backward_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
-            ld = t->max_r, r0 = j->s.r0;
+    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin, rank = r.lp->r;
         float *dh = t->dh + at * ld;
         if (!rank) continue;
-        for (int64_t i = 0; i < rows; i++) memset(dh + i * ld, 0, (size_t)rank * sizeof *dh);
-        t->k->mix_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
+        for (int64_t i = 0; !t->lora_tiles && i < rows; i++)
+            memset(dh + i * ld, 0, (size_t)rank * sizeof *dh);
+        if (t->lora_tiles)
+            down_tiles(j, dh, at, rows, r.lp->bt, rank);
+        else
+            t->k->mix_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
         for (int64_t i = 0; i < rows; i++) t->k->scale(dh + i * ld, r.lp->scale, rank);
-        if (!j->y) continue;
+        if (part_in_chain(j, r.lp)) gemm_low_rank_pack(j->tiles, at, dh, ld, rows, rank);
+    }
+}
+
+/* dx. Items are rows. */
+static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct low_job *j = ctx;
+    const struct trainer *t = j->t;
+    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
+        int64_t at = r.begin - r0, rows = r.end - r.begin, rank = r.lp->r;
+        const float *dh = t->dh + at * ld;
         float *dx = (t->dropout_active ? t->drop : j->y) + at * in;
-        if (t->dropout_active) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
-        t->k->mix_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
+        if (!rank || part_in_chain(j, r.lp)) continue;
+        if (t->lora_tiles) {
+            up_tiles(j, dx, in, dh, rows, r.lp->a, rank, !t->dropout_active, thread);
+        } else {
+            if (t->dropout_active) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
+            t->k->mix_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
+        }
         if (t->dropout_active) dropout_rows(j, j->y, t->drop, at, at + rows, true);
     }
-    if (t->dropout_active) dropout_rows(j, t->drop, j->x, begin, end, false);
 }
 
 /* dA[:, i] += Σ dhᵀ x and dB[o] += Σ dzᵀ h: items are columns of A, then rows of B. */
@@ -249,11 +434,41 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
-                   const float *x) {
-    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = dx, .dy = dy, .x = x};
+static struct low_job backward_job(struct trainer *t, int l, int p, struct row_range s,
+                                   const struct gemm_input *dy, bool chain) {
+    return (struct low_job){.t = t,
+                            .l = l,
+                            .p = p,
+                            .s = s,
+                            .dy = dy->x,
+                            .in = dy,
+                            .backward = true,
+                            .chain = chain,
+                            .tiles = t->low_tiles[0]};
+}
+
+const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p, struct row_range s,
+                                               const struct gemm_input *dy, bool chain) {
+    struct low_job j = backward_job(t, l, p, s, dy, chain);
+    if (t->full || !t->acts[l].h[p]) return NULL;
+    pool_run(t->pool, backward_down_items, &j, s.rows, rows_grain(t));
+    return chain ? chain_list(&j, 1) : NULL;
+}
+
+void lora_backward_up(struct trainer *t, int l, int p, struct row_range s, float *dx,
+                      const struct gemm_input *dy, bool chain) {
+    struct low_job j = backward_job(t, l, p, s, dy, chain);
+    j.y = dx;
     if (t->full || !t->acts[l].h[p]) return;
-    pool_run(t->pool, backward_items, &j, s.rows, 8);
+    pool_run(t->pool, backward_up_items, &j, s.rows, rows_grain(t));
+}
+
+void lora_backward_weights(struct trainer *t, int l, int p, struct row_range s,
+                           const struct gemm_input *dy, const float *x) {
+    struct low_job j = backward_job(t, l, p, s, dy, false);
+    j.x = x;
+    if (t->full || !t->acts[l].h[p]) return;
+    if (t->dropout_active) pool_run(t->pool, dropout_items, &j, s.rows, 8);
     pool_run(t->pool, lora_grad_items, &j,
              proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p), 16);
 }

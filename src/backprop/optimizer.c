@@ -19,7 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE 4096
+enum {
+    PIECE = 4096, /* a multiple of MOMENT_BLOCK */
+    SUMS = 4,     /* pieces that are summed at once */
+};
 
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
                      int64_t total) {
@@ -30,36 +33,72 @@ float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t st
     return (float)(lr * (min_ratio + (1 - min_ratio) * left));
 }
 
+/* Part of a tensor of the group. */
+struct piece {
+    int tensor;
+    int64_t begin, n;
+    double squares; /* sum of squares of its gradient */
+};
+
+/* All tensors of a group in one parallel region. */
 struct step_job {
     struct trainer *t;
-    int tensor;
-    double *pieces; /* sum of squares of each piece */
-    float factor, lr, decay, bc1, bc2;
+    struct piece *pieces;
+    int64_t n_pieces;
+    float factor, lr, bc1, bc2;
 };
+
+static struct step_job step_job_make(struct trainer *t, const struct param_group *g) {
+    struct step_job j = {.t = t};
+    int64_t n = 0;
+    for (int i = g->first; i < g->first + g->n_tensors; i++)
+        n += (t->tensors[i].n + PIECE - 1) / PIECE;
+    j.pieces = xcalloc((size_t)n, sizeof *j.pieces);
+    for (int i = g->first; i < g->first + g->n_tensors; i++)
+        for (int64_t e = 0; e < t->tensors[i].n; e += PIECE)
+            j.pieces[j.n_pieces++] =
+                (struct piece){.tensor = i, .begin = e, .n = MIN(t->tensors[i].n - e, PIECE)};
+    return j;
+}
+
+/* Sums of squares of `many` arrays, each in its order; several chains of additions overlap. */
+static inline void squares_sum(const float *const g[SUMS], int64_t n, int many, double sum[SUMS]) {
+    for (int64_t e = 0; e < n; e++)
+        for (int i = 0; i < many; i++) sum[i] += (double)g[i][e] * (double)g[i][e];
+}
 
 static void square_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct step_job *j = ctx;
-    const struct train_tensor *x = &j->t->tensors[j->tensor];
-    for (int64_t i = begin; i < end; i++) {
-        double sum = 0;
-        for (int64_t e = i * PIECE; e < MIN((i + 1) * PIECE, x->n); e++)
-            sum += (double)x->g[e] * (double)x->g[e];
-        j->pieces[i] = sum;
+    for (int64_t i = begin; i < end;) {
+        const float *g[SUMS];
+        double sum[SUMS] = {0};
+        int many = 0;
+        for (; many < SUMS && i + many < end; many++) {
+            const struct piece *p = &j->pieces[i + many];
+            if (p->n != j->pieces[i].n) break;
+            g[many] = j->t->tensors[p->tensor].g + p->begin;
+        }
+        if (many == SUMS)
+            squares_sum(g, j->pieces[i].n, SUMS, sum);
+        else
+            squares_sum(g, j->pieces[i].n, many = 1, sum);
+        for (int k = 0; k < many; k++) j->pieces[i++].squares = sum[k];
     }
 }
 
 /* Sum of squares of a group's gradients. */
 static double grad_norm_squared(struct trainer *t, const struct param_group *g) {
+    struct step_job job = step_job_make(t, g);
     double sum = 0;
-    for (int i = g->first; i < g->first + g->n_tensors; i++) {
-        int64_t n = (t->tensors[i].n + PIECE - 1) / PIECE;
-        struct step_job job = {.t = t, .tensor = i, .pieces = xmalloc((size_t)n * sizeof(double))};
-        pool_run(t->pool, square_items, &job, n, 1);
-        for (int64_t p = 0; p < n; p++) sum += job.pieces[p];
-        free(job.pieces);
-    }
+    pool_run(t->pool, square_items, &job, job.n_pieces, SUMS);
+    for (int64_t p = 0; p < job.n_pieces; p++) sum += job.pieces[p].squares;
+    free(job.pieces);
     return sum;
+}
+
+static float decay_of(const struct trainer *t, int tensor) {
+    return t->tensors[tensor].decay ? t->decay : 0;
 }
 
 size_t optimizer_state_bytes(enum optim o, int64_t n) {
@@ -96,64 +135,70 @@ static void adam8bit_quantize(struct adam8bit_block *b, const float *m, const fl
     }
 }
 
-static void adamw_8bit(const struct step_job *j, struct train_tensor *x, int64_t begin,
-                       int64_t end) {
+static void adamw_8bit(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
     const struct trainer *t = j->t;
-    struct adam8bit_block *blocks = t->moments[j->tensor].data;
+    const struct train_tensor *x = &t->tensors[tensor];
+    struct adam8bit_block *blocks = t->moments[tensor].data;
     float m[MOMENT_BLOCK], v[MOMENT_BLOCK];
     for (int64_t at = begin; at < end; at += MOMENT_BLOCK) {
         int64_t n = MIN(MOMENT_BLOCK, end - at);
         adam8bit_dequantize(&blocks[at / MOMENT_BLOCK], m, v, n);
-        t->k->adamw(x->w + at, x->g + at, m, v, n, j->lr, t->beta1, t->beta2, t->eps, j->decay,
-                    j->bc1, j->bc2);
+        t->k->adamw(x->w + at, x->g + at, m, v, n, j->lr, t->beta1, t->beta2, t->eps,
+                    decay_of(t, tensor), j->bc1, j->bc2);
         adam8bit_quantize(&blocks[at / MOMENT_BLOCK], m, v, n);
     }
 }
 
 /* m = momentum · m + g + decay · w, w -= lr · m. */
-static void sgd(const struct step_job *j, struct train_tensor *x, int64_t begin, int64_t end) {
-    float *m = j->t->moments[j->tensor].data;
+static void sgd(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
+    struct train_tensor *x = &j->t->tensors[tensor];
+    float *m = j->t->moments[tensor].data, decay = decay_of(j->t, tensor);
     for (int64_t i = begin; i < end; i++) {
-        m[i] = j->t->momentum * m[i] + (x->g[i] + j->decay * x->w[i]);
+        m[i] = j->t->momentum * m[i] + (x->g[i] + decay * x->w[i]);
         x->w[i] -= j->lr * m[i];
     }
 }
 
-static void sgd_bare(const struct step_job *j, struct train_tensor *x, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) x->w[i] -= j->lr * (x->g[i] + j->decay * x->w[i]);
+static void sgd_bare(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
+    struct train_tensor *x = &j->t->tensors[tensor];
+    float decay = decay_of(j->t, tensor);
+    for (int64_t i = begin; i < end; i++) x->w[i] -= j->lr * (x->g[i] + decay * x->w[i]);
 }
 
-/* Pieces begin at multiples of MOMENT_BLOCK. */
+static void piece_step(const struct step_job *j, const struct piece *p) {
+    struct trainer *t = j->t;
+    struct train_tensor *x = &t->tensors[p->tensor];
+    int64_t begin = p->begin, end = p->begin + p->n;
+    float *m = t->moments[p->tensor].data;
+    t->k->scale(x->g + begin, j->factor, p->n);
+    if (t->optim == OPTIM_SGD)
+        sgd(j, p->tensor, begin, end);
+    else if (t->optim == OPTIM_SGD_NO_MOMENTUM)
+        sgd_bare(j, p->tensor, begin, end);
+    else if (t->optim == OPTIM_ADAMW_8BIT)
+        adamw_8bit(j, p->tensor, begin, end);
+    else
+        t->k->adamw(x->w + begin, x->g + begin, m + begin, m + x->n + begin, p->n, j->lr, t->beta1,
+                    t->beta2, t->eps, decay_of(t, p->tensor), j->bc1, j->bc2);
+    memset(x->g + begin, 0, (size_t)p->n * sizeof(float));
+}
+
 static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct step_job *j = ctx;
-    struct trainer *t = j->t;
-    struct train_tensor *x = &t->tensors[j->tensor];
-    float *m = t->moments[j->tensor].data;
-    t->k->scale(x->g + begin, j->factor, end - begin);
-    if (t->optim == OPTIM_SGD)
-        sgd(j, x, begin, end);
-    else if (t->optim == OPTIM_SGD_NO_MOMENTUM)
-        sgd_bare(j, x, begin, end);
-    else if (t->optim == OPTIM_ADAMW_8BIT)
-        adamw_8bit(j, x, begin, end);
-    else
-        t->k->adamw(x->w + begin, x->g + begin, m + begin, m + x->n + begin, end - begin, j->lr,
-                    t->beta1, t->beta2, t->eps, j->decay, j->bc1, j->bc2);
-    memset(x->g + begin, 0, (size_t)(end - begin) * sizeof(float));
+    for (int64_t i = begin; i < end; i++) piece_step(j, &j->pieces[i]);
 }
 
 static void param_group_step(struct trainer *t, struct param_group *g, double norm, float lr) {
     double factor = 1.0 / g->count;
     if (t->max_grad_norm > 0 && norm > t->max_grad_norm) factor *= t->max_grad_norm / norm;
     g->updates++;
-    struct step_job job = {.t = t, .factor = (float)factor, .lr = lr};
+    struct step_job job = step_job_make(t, g);
+    job.factor = (float)factor, job.lr = lr;
     job.bc1 = (float)(1 - math_pow(t->beta1, (double)g->updates));
     job.bc2 = (float)(1 - math_pow(t->beta2, (double)g->updates));
-    for (job.tensor = g->first; job.tensor < g->first + g->n_tensors; job.tensor++) {
-        job.decay = t->tensors[job.tensor].decay ? t->decay : 0;
-        pool_run(t->pool, step_items, &job, t->tensors[job.tensor].n, 1024);
-    }
+    pool_run(t->pool, step_items, &job, job.n_pieces, 1);
+    free(job.pieces);
     g->loss = g->nll / g->count;
 }
 

@@ -57,7 +57,7 @@ const struct option_row train_option_rows[] = {
     {"gradient-checkpointing", OPT_BOOL, AT(gradient_checkpointing), NULL, 0, 0, NULL,
      "recompute activations in the backward pass: less memory, more time"},
     {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
-     "quantised base models: gradients of activations in f32 instead of int8 blocks; slower"},
+     "gradients in f32 instead of int8 blocks (quantised base models) or bf16 tiles (AMX); slower"},
     ALIAS("lora-r", "r"),
     ALIAS("alpha", "lora-alpha"),
     ALIAS("dropout", "lora-dropout"),

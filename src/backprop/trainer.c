@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,7 +163,7 @@ static void fingerprint_make(struct trainer *t) {
                    (double)c->rope_scaling.high_freq_factor, c->rope_scaling.original_len);
     buf_printf(&b, "%d %a %a %a %a %a %a %a %d %llu\n", (int)t->optim, (double)t->beta1,
                (double)t->beta2, (double)t->eps, (double)t->decay, (double)t->momentum,
-               (double)t->max_grad_norm, (double)t->dropout, t->int8_backward,
+               (double)t->max_grad_norm, (double)t->dropout, (int)t->grad_path,
                (unsigned long long)t->seed);
     for (int i = 0; i < t->n_adapters; i++) {
         const struct adapter_config *a = &t->adapters[i]->config;
@@ -174,6 +175,13 @@ static void fingerprint_make(struct trainer *t) {
     if (!t->full) base_fingerprint(t, &h);
     sha256_final(&h, t->fingerprint);
     buf_release(&b);
+}
+
+static bool mlp_uses_tiles(const struct trainer *t) {
+    if (t->grad_path != GRAD_TILES) return false;
+    for (int l = 0; l < t->c.n_layers; l++)
+        if (!layer_gates_in_tiles(&t->model->layers[l], t->c.arch, t->row_path)) return false;
+    return true;
 }
 
 static struct trainer *trainer_alloc(const struct model *m, int n_groups,
@@ -195,7 +203,12 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->momentum = (float)o->momentum;
     t->max_grad_norm = (float)o->max_grad_norm;
     t->checkpointing = o->gradient_checkpointing;
-    t->int8_backward = !o->f32_backward;
+    t->row_path = m->cls == NUMERIC_FAST ? ROWS_KNOWN : ROWS_EXACT;
+    t->grad_path = o->f32_backward                              ? GRAD_F32
+                   : m->cls == NUMERIC_FAST && t->k->gemm_tiles ? GRAD_TILES
+                                                                : GRAD_INT8;
+    t->lora_tiles = t->row_path != ROWS_EXACT && t->k->gemm_tiles;
+    t->mlp_tiles = mlp_uses_tiles(t);
     t->derived_stale = true;
     t->n_groups = n_groups;
     t->groups = xcalloc((size_t)n_groups, sizeof *t->groups);
@@ -223,6 +236,9 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     struct trainer *t = trainer_alloc(m, 1, o, pool, err);
     if (!t) return NULL;
     t->full = true;
+    if (m->cls == NUMERIC_FAST) t->row_path = ROWS_TRAINING;
+    t->lora_tiles = false;
+    t->mlp_tiles = mlp_uses_tiles(t);
     size_t tensors = (size_t)model_weight_count(&t->c); /* gradients, moments and names */
     int64_t params = model_param_count(&t->c);
     size_t bytes = (size_t)params * sizeof(float) + optimizer_state_bytes(t->optim, params) +
@@ -378,15 +394,27 @@ struct adapter *trainer_export_adapter(const struct trainer *t, int i, json_t *l
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
 
-/* Whether all values are finite: no NaN and no Inf. */
-static bool all_finite(const float *x, int64_t n) {
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bad |= ((bits & 0x7f800000u) + 0x00800000u) & 0x80000000u;
+struct finite_job {
+    const float *x;
+    atomic_bool bad;
+};
+
+static void finite_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct finite_job *j = ctx;
+    uint32_t bits[64] = {0}, bad = 0;
+    (void)thread;
+    for (int64_t i = begin; i < end; i += 64) { // the constant length lets gcc use vectors
+        memcpy(bits, j->x + i, (size_t)MIN(end - i, 64) * sizeof *bits);
+        for (int k = 0; k < 64; k++) bad |= (bits[k] & 0x7f800000u) + 0x00800000u;
     }
-    return !bad;
+    if (bad & 0x80000000u) atomic_store(&j->bad, true);
+}
+
+/* Whether all values are finite: no NaN and no Inf. */
+static bool all_finite(struct trainer *t, const float *x, int64_t n) {
+    struct finite_job j = {.x = x};
+    pool_run(t->pool, finite_items, &j, n, 4096);
+    return !atomic_load(&j.bad);
 }
 
 static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -424,7 +452,7 @@ static int layers_forward(struct trainer *t, struct error *err) {
     pool_run(t->pool, embed_items, t, t->rows, 64);
     for (int l = 0; l < t->c.n_layers; l++) {
         layer_forward(t, l);
-        if (!all_finite(t->acts[l + 1].x, t->rows * t->c.d_model))
+        if (!all_finite(t, t->acts[l + 1].x, t->rows * t->c.d_model))
             return error_set(err, ERR_NUMERIC,
                              "'model.layers.%d' gives a NaN or Inf; lower the learning rate", l);
     }
@@ -434,7 +462,7 @@ static int layers_forward(struct trainer *t, struct error *err) {
 static int layers_backward(struct trainer *t, struct error *err) {
     for (int l = t->c.n_layers - 1; l >= 0; l--) {
         layer_backward(t, l);
-        if (!all_finite(t->dx, t->rows * t->c.d_model))
+        if (!all_finite(t, t->dx, t->rows * t->c.d_model))
             return error_set(
                 err, ERR_NUMERIC,
                 "the gradient of 'model.layers.%d' has a NaN or Inf; lower the learning "

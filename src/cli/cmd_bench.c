@@ -50,8 +50,9 @@ static const struct option_row rows[] = {
      "weight type of the shape: bf16, q8_0, q4_0, nf4 …"},
     {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
      "number format of adapters: f32, bf16, f16 or i8"},
-    {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
-     "number format of the KV cache: f32, bf16, f16 or i8"},
+    {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "auto", 0, 0, "ELEM",
+     "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast class, f32 in "
+     "the exact class)"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
      "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world, "
@@ -174,7 +175,7 @@ static void print(const struct bench *b, const struct variant *v, double tps, do
         cli_print(json_pack(
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
-            b->o->lora, "kv", b->o->kv, "level", kernels_get()->name, "class",
+            b->o->lora, "kv", dtype_name(b->kv), "level", kernels_get()->name, "class",
             b->m->cls == NUMERIC_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
             v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
             v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
@@ -231,7 +232,8 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
                         (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, gemm_input_scratch(ROWS, K));
-    struct gemm_input in = gemm_input_for(&w, 1, x, ROWS, scratch, b->pool);
+    struct gemm_input in = gemm_input_for(
+        &w, 1, x, ROWS, b->m->cls == NUMERIC_FAST ? ROWS_KNOWN : ROWS_EXACT, scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();
@@ -316,7 +318,7 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
-            step[i] = (struct batch_row){some_token(b, t * 31 + i), b->span + t, i};
+            step[i] = (struct batch_row){some_token(b, t * 31 + i), b->span + t, i, true};
             out[i] = i;
         }
         forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
@@ -567,9 +569,9 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
                             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
-                            b->o->lora, "kv", b->o->kv, "agents", MAX_BATCH, "tokens", b->span,
-                            "weights", weight_bytes(b->m), "adapters", adapters, "engine", engine,
-                            "VmHWM", high));
+                            b->o->lora, "kv", dtype_name(b->kv), "agents", MAX_BATCH, "tokens",
+                            b->span, "weights", weight_bytes(b->m), "adapters", adapters, "engine",
+                            engine, "VmHWM", high));
     else
         printf("memory    %d agents of %d tokens: weights %.1f MB, adapters %.1f MB, engine %.1f "
                "MB; VmHWM %.0f bytes\n",
@@ -1031,7 +1033,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
         int done = bench_world(c, b.o, err);
         if (done != OK || (!b.o->world && !wanted(b.o, "life"))) return done;
     }
-    if (dtype_parse(b.o->lora, &b.lora, err) != OK || dtype_parse(b.o->kv, &b.kv, err) != OK ||
+    if (dtype_parse(b.o->lora, &b.lora, err) != OK ||
+        kv_cache_dtype_parse(b.o->kv, cli_numeric_class(c), &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
     bool lives = b.o->world || wanted(b.o, "life");

@@ -39,7 +39,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     }
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)
-        rc = o->dry_run ? plan(c, &recipe, dir, err) : pretrain_run(&recipe, dir, pool, err);
+        rc = o->dry_run ? plan(c, &recipe, dir, err)
+                        : pretrain_run(&recipe, dir, cli_numeric_class(c), pool, err);
     options_release(pretrain_option_rows, &recipe);
     pool_free(pool);
     free(path);

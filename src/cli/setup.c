@@ -85,7 +85,7 @@ int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory
 static int setup_begin(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                        const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
-    if (dtype_parse(o->kv, &s->engine.kv_elem, err) != OK ||
+    if (kv_cache_dtype_parse(o->kv, cli_numeric_class(c), &s->engine.kv_elem, err) != OK ||
         dtype_parse(o->lora, &s->engine.lora_elem, err) != OK ||
         (o->max_memory && !w->limit && size_parse(o->max_memory, &s->limit, err) != OK))
         return err->code;

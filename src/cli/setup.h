@@ -23,8 +23,10 @@ struct setup_options {
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_TEXT),     \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and stop"),                                               \
-        SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "f32", "ELEM",                     \
-                  "number format of the KV cache: f32, bf16, f16 or i8", JOB_TEXT),                \
+        SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
+                  "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast "   \
+                  "class, f32 in the exact class)",                                                \
+                  JOB_TEXT),                                                                       \
         SETUP_ROW("lora-dtype", OPT_STRING, type, field.lora, "f32", "ELEM",                       \
                   "number format of adapters: f32, bf16, f16 or i8", JOB_TEXT)
 #define SETUP_RECORD_ROWS(type, field)                                                             \

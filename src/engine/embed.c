@@ -50,7 +50,7 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
         .parts = &part, .n_parts = adapter != NULL, .overlay = adapter ? adapter->overlay : NULL};
     int32_t slot = slot_find_lru(e, false), rc = OK;
     if (slot < 0) return error_set(err, ERR_STATE, "every slot of the engine is busy");
-    e->slots[slot].n = 0;
+    e->slots[slot].n = e->slots[slot].n_known = 0;
     for (int32_t i = 0; i < n && rc == OK; i++) {
         kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
         if (!slot_reserve_pages(e, slot, 0, texts[i].n))

@@ -14,7 +14,9 @@
  *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
  * A slot keeps its tokens after its request is done. A new request reuses the longest prefix that
- * some slot holds (prefix_cache_lookup). There are more slots than active requests. The others hold
+ * some slot holds (prefix_cache_lookup). In the fast class only positions that were computed as
+ * known tokens are reused: those of sampled tokens have other bits, and a generation must not
+ * depend on the state of the cache. There are more slots than active requests. The others hold
  * finished sequences; the oldest of these lose their pages when no page is free.
  *
  * Invariants: kv <= end while rows are scheduled; active[] is ordered by admission, so a request
@@ -383,6 +385,9 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     for (int32_t i = 0; i < r->n_choices; i++) {
         const struct token_seq *c = &r->choices[i];
         if (c->n < 1) return error_set(err, ERR_USAGE, "choice '%d' is empty", i);
+        if (r->choices_only && c->n > 1)
+            return error_set(err, ERR_USAGE, "choice '%d' has %d tokens; choices_only takes one", i,
+                             c->n);
         if (engine_check_tokens("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
         longest = MAX(longest, c->n);
     }
@@ -546,7 +551,7 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
     bool reading = s->owner && s->owner->state->phase == PHASE_PREFILL;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
     // the last token of a prompt with a grammar may wait for the mask; other requests must not
-    int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n;
+    int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
         return 0;
@@ -589,7 +594,7 @@ static void prefix_cache_share(struct engine *e, int32_t from, int32_t to, int32
     struct engine_slot *a = &e->slots[from], *b = &e->slots[to];
     kv_cache_share_prefix(forward_kv_cache(e->f), from, to, n);
     memcpy(b->tokens, a->tokens, (size_t)n * sizeof *a->tokens);
-    b->n = n;
+    b->n = b->n_known = n;
 }
 
 static void request_admit(struct engine *e, struct engine_request *r) {
@@ -598,7 +603,7 @@ static void request_admit(struct engine *e, struct engine_request *r) {
     bool take_over = best >= 0 && !e->slots[best].owner;
     s->slot = take_over ? best : slot_find_lru(e, false);
     struct engine_slot *slot = &e->slots[s->slot];
-    slot->n = take_over ? overlap : 0;
+    slot->n = slot->n_known = take_over ? overlap : 0;
     kv_cache_truncate(forward_kv_cache(e->f), s->slot, slot->n);
     e->reserved_pages += s->pages;
     if (best >= 0 && !take_over) {
@@ -704,12 +709,19 @@ static void step_schedule(struct engine *e) {
     CHECK(e->n_rows > 0 || masking);
 }
 
+static bool is_sampled(const struct request_state *s) {
+    return s->phase == PHASE_DECODE;
+}
+
+/* Rows that are being sampled come first: step_schedule begins with their chunks. */
 static void chunks_group_by_adapter(struct engine *e) {
     e->n_groups = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
         const struct request_state *s = e->chunks[i].r->state;
         int32_t g = 0;
-        while (g < e->n_groups && strcmp(e->groups[g].state->key, s->key) != 0) g++;
+        while (g < e->n_groups && (is_sampled(e->groups[g].state) != is_sampled(s) ||
+                                   strcmp(e->groups[g].state->key, s->key) != 0))
+            g++;
         if (g == e->n_groups)
             e->groups[e->n_groups++] = (struct adapter_group){.state = s, .first = i, .last = i};
         else
@@ -720,7 +732,8 @@ static void chunks_group_by_adapter(struct engine *e) {
 
 static enum logits_use logits_use_of(const struct engine_request *r, int32_t pos) {
     if (r->state->phase == PHASE_PREFILL && pos + 1 < r->n_prompt) return LOGITS_PROMPT_LOGPROB;
-    return r->state->phase <= PHASE_DECODE && generates(r) ? LOGITS_SAMPLE : LOGITS_NORMALIZE;
+    if (r->state->phase <= PHASE_DECODE && generates(r)) return LOGITS_SAMPLE;
+    return r->choices_only ? LOGITS_CHOICES : LOGITS_NORMALIZE;
 }
 
 static void chunk_rows(struct engine *e, struct scheduled_chunk *d) {
@@ -734,8 +747,8 @@ static void chunk_rows(struct engine *e, struct scheduled_chunk *d) {
                 (struct logits_row){.r = r, .kind = logits_use_of(r, pos), .pos = pos};
             e->out_rows[e->n_out++] = e->n_rows;
         }
-        e->rows[e->n_rows++] =
-            (struct batch_row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
+        e->rows[e->n_rows++] = (struct batch_row){
+            .token = token_at(r, pos), .pos = pos, .slot = s->slot, .sampled = is_sampled(s)};
     }
 }
 
@@ -745,7 +758,7 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
         int32_t oldest = slot_find_lru(e, true);
         if (oldest < 0) return false;
         kv_cache_truncate(kv, oldest, 0);
-        e->slots[oldest].n = 0;
+        e->slots[oldest].n = e->slots[oldest].n_known = 0;
     }
     return true;
 }
@@ -786,11 +799,22 @@ static void out_top(const struct logits_row *o, const float *logits, int32_t voc
                             scratch);
 }
 
+/* Scales the logits of the choices and returns their log Σ exp. */
+static float choices_normalize(const struct engine *e, const struct engine_request *r,
+                               float *logits) {
+    float by = r->logprob_temperature > 0.0f ? 1.0f / r->logprob_temperature : 1.0f;
+    float *x = r->choice_prob; // unused before choices_finish
+    for (int32_t i = 0; i < r->n_choices; i++) x[i] = logits[r->choices[i].v[0]] * by;
+    for (int32_t i = 0; i < r->n_choices; i++) logits[r->choices[i].v[0]] = x[i];
+    float max = e->kern->max(x, r->n_choices);
+    return max + (float)math_log((double)e->kern->softmax(x, r->n_choices));
+}
+
 /* Samples from the unscaled logits, then scales the row for the reported log-probabilities. */
 static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits,
                                float *scratch) {
     struct engine_request *r = o->r;
-    bool tempered = r->logprob_temperature > 0.0f;
+    bool choices = o->kind == LOGITS_CHOICES, tempered = !choices && r->logprob_temperature > 0.0f;
     float lse = 0;
     if (o->kind == LOGITS_SAMPLE) {
         struct sampling_context h = {
@@ -798,11 +822,14 @@ static void logits_row_process(const struct engine *e, struct logits_row *o, flo
         o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
     }
     if (tempered) e->kern->scale(logits, 1.0f / r->logprob_temperature, e->vocab);
-    if (tempered || o->kind != LOGITS_SAMPLE || r->n_top > 0)
+    if (!choices && (tempered || o->kind != LOGITS_SAMPLE || r->n_top > 0))
         lse = logits_logsumexp(logits, e->vocab, scratch);
     switch (o->kind) {
     case LOGITS_NORMALIZE:
         o->logprob = lse;
+        return;
+    case LOGITS_CHOICES:
+        o->logprob = choices_normalize(e, r, logits);
         return;
     case LOGITS_PROMPT_LOGPROB:
         r->prompt_logprob[o->pos + 1] = logits[r->prompt[o->pos + 1]] - lse;
@@ -1043,6 +1070,11 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
         r->n_prefilled += d->n_rows;
     }
     if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
+    // in the fast class the keys and values of sampled rows have other bits than a prompt's
+    if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && is_sampled(s))
+        slot->n_known = MIN(slot->n_known, s->kv);
+    else if (slot->n_known >= s->kv)
+        slot->n_known = s->kv + d->n_rows;
     s->kv += d->n_rows;
     slot->n = s->kv;
     slot->used = e->stats.steps;

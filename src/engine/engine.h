@@ -61,8 +61,9 @@ enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FIN
  * (3) if there are choices, `suffix` is appended and exactly one choice is decoded:
  * choice_logprob[i] is the exact log-probability of the whole token sequence of choice i at that
  * point, choice_prob the same normalised over the choices, choice the most probable (lowest index
- * wins ties). Without choices the suffix is not used. Result fields are zero (or released) before a
- * request is submitted.
+ * wins ties). Without choices the suffix is not used. With choices_only every choice is one token,
+ * and choice_logprob is normalised over the choices, which spares the sum over the vocabulary.
+ * Result fields are zero (or released) before a request is submitted.
  */
 struct engine_request {
     const int32_t *prompt;
@@ -90,6 +91,7 @@ struct engine_request {
     struct token_seq suffix;
     const struct token_seq *choices;
     int32_t n_choices;
+    bool choices_only;
     void *user; /* for the caller */
 
     /* results; the request owns the arrays, engine_request_release frees them */
@@ -138,7 +140,7 @@ struct engine_options {
     int32_t max_cached;   /* finished sequences kept for their prefixes; 0: as max_seqs */
     int32_t max_out;      /* rows with logits per step; 0: max_seqs, at least 16 */
     int32_t n_pages;      /* pages in the KV cache; 0: max_seqs whole sequences */
-    enum dtype kv_elem;   /* element type of the KV cache; default f32 */
+    enum dtype kv_elem;   /* of the KV cache, 0: f32; callers choose kv_cache_default_dtype */
     enum dtype lora_elem; /* element type of the loaded adapters; default f32 */
     struct pool *pool;
     /* Called once for each finished request, with its results, by the thread that calls

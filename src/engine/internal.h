@@ -18,7 +18,8 @@ struct engine_slot {
     char key[HASH_LEN];           /* engine_adapters_key of the request that filled it */
     int32_t *tokens;              /* [max_len] */
     int32_t n;                    /* positions in the cache */
-    uint64_t used;                /* step of the last use */
+    int32_t n_known; /* the first of them, computed as rows whose tokens were known: shareable */
+    uint64_t used;   /* step of the last use */
 };
 
 /* The contribution of one request to a step. */
@@ -34,9 +35,9 @@ struct adapter_group {
     int32_t first, last;
 };
 
-/* One row of logits and its use: only its normaliser, a sampled token, or the log-probability of
- * the prompt's next token. */
-enum logits_use { LOGITS_NORMALIZE, LOGITS_SAMPLE, LOGITS_PROMPT_LOGPROB };
+/* One row of logits and its use: only its normaliser, over the vocabulary or over the choices; a
+ * sampled token; or the log-probability of the prompt's next token. */
+enum logits_use { LOGITS_NORMALIZE, LOGITS_CHOICES, LOGITS_SAMPLE, LOGITS_PROMPT_LOGPROB };
 struct logits_row {
     struct engine_request *r;
     enum logits_use kind;
@@ -107,7 +108,7 @@ struct request_input {
     size_t value, count; /* offsets in struct engine_request; count: of a list's int32_t length */
     int32_t min, max;    /* INPUT_INT: values that a record may have */
     bool in_sampling;    /* in the JSON a member of "sampling" */
-    bool optional;       /* INPUT_INT: 0 is neither in the key nor in the JSON */
+    bool optional;       /* INPUT_INT, INPUT_BOOL: 0 is neither in the key nor in the JSON */
 };
 extern const struct request_input request_inputs[]; /* ends with a NULL name */
 

@@ -41,6 +41,7 @@ const struct request_input request_inputs[] = {
     {"stop", .type = INPUT_TOKENS, .value = AT(stop), .count = AT(n_stop)},
     {"suffix", .type = INPUT_TOKENS, .value = AT(suffix.v), .count = AT(suffix.n)},
     {"choices", .type = INPUT_TOKEN_LISTS, .value = AT(choices), .count = AT(n_choices)},
+    {"choices_only", .type = INPUT_BOOL, .value = AT(choices_only), .optional = true},
     {NULL},
 };
 

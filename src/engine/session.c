@@ -6,6 +6,8 @@
  *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n]
  *              | KV bytes (kv_cache_save) | SHA-256 of all before
  *
+ * In the fast class only positions that were computed as known tokens are stored (engine.c).
+ *
  * Invariant: a session is used for exactly the calls that would have computed the same bits. A
  * difference in model, adapters, class or element makes loading fail with an error that names it. A
  * damaged file is refused as a whole.
@@ -36,8 +38,8 @@ static int32_t slot_find(const struct engine *e, struct token_seq tokens, const 
     for (int32_t i = 0; i < e->n_slots; i++) {
         const struct engine_slot *s = &e->slots[i];
         int32_t same = 0;
-        if (s->n == 0 || strcmp(s->key, key) != 0) continue;
-        while (same < MIN(s->n, tokens.n) && s->tokens[same] == tokens.v[same]) same++;
+        if (s->n_known == 0 || strcmp(s->key, key) != 0) continue;
+        while (same < MIN(s->n_known, tokens.n) && s->tokens[same] == tokens.v[same]) same++;
         if (same > *n) {
             *n = same;
             best = i;
@@ -52,7 +54,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     if (slot < 0)
         return error_set(err, ERR_STATE, "every slot is busy; load sessions before requests");
     struct engine_slot *s = &e->slots[slot];
-    s->n = 0;
+    s->n = s->n_known = 0;
     kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
     memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
@@ -62,7 +64,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
-    s->n = n;
+    s->n = s->n_known = n;
     s->used = e->stats.steps;
     strcpy(s->key, key);
     return OK;

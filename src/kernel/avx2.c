@@ -991,28 +991,6 @@ static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int
     }
 }
 
-/* Round to nearest even into the lower half of each lane; NaN keeps its upper bits and is made
- * quiet. */
-INLINE __m256i bf16_lanes(__m256 v) {
-    __m256i u = _mm256_castps_si256(v), top = _mm256_srli_epi32(u, 16);
-    __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
-    __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd));
-    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16),
-                              _mm256_or_si256(top, _mm256_set1_epi32(0x40)), nan);
-}
-
-static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
-    int64_t i = 0;
-    for (; i + 16 <= k; i += 16) {
-        __m256i lo = bf16_lanes(_mm256_loadu_ps(x + i)),
-                hi = bf16_lanes(_mm256_loadu_ps(x + i + 8));
-        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
-        _mm256_storeu_si256((__m256i *)(out + i), both);
-    }
-    for (; i < k; i++) out[i] = f32_to_bf16(x[i]);
-}
-
 static float dot_row(const float *a, const float *b, int64_t n) {
     float s;
     block_1x1(&s, a, b, n, false, DTYPE_F32);
@@ -1138,6 +1116,15 @@ static void softmax_back(float *dp, const float *p, float mean, float scale, int
     softmax_backward_with(dp, p, mean, scale, n);
 }
 
+static void norm_gain(const struct norm_rows *rows, float *dg, float *db) {
+    norm_gain_with(rows, dg, db);
+}
+
+static void norm_back(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+                      bool centred, int64_t n, bool add) {
+    norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
+}
+
 static float softmax_row(float *x, int64_t n) {
     __m256 m = _mm256_set1_ps(max_row(x, n));
     for (int64_t i = 0; i < n; i += 8)
@@ -1215,7 +1202,6 @@ void kernels_fill_avx2(struct kernels *k) {
     k->quantize_row = quantize_row;
     k->quantize_row16 = quantize_row16;
     k->multiply_to_int8 = multiply_to_int8;
-    k->to_bf16_row = to_bf16_row;
     k->transpose = transpose_blocks;
     k->dot = dot_row;
     k->sum = sum_row;
@@ -1230,5 +1216,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->softmax = softmax_row;
     k->act_back = act_back;
     k->softmax_back = softmax_back;
+    k->norm_gain = norm_gain;
+    k->norm_back = norm_back;
     k->adamw = adamw_row;
 }

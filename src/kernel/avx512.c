@@ -8,46 +8,19 @@
  * here keep the AVX2 functions.
  *
  * Invariant: every slot gives the bits of scalar.c. This file never queries the processor, never
- * allocates, and no result depends on how rows or outputs were grouped. test/kernel/test_emulated.c runs
- * this same source on emulated instructions.
+ * allocates, and no result depends on how rows or outputs were grouped. test/kernel/test_emulated.c
+ * runs this same source on emulated instructions.
  */
-#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-#include "kernel/internal.h"
-
-#define INLINE static inline __attribute__((always_inline))
-
-/* Mask of the lanes still to do out of 16. */
-INLINE __mmask16 lanes_mask(int64_t left) {
-    return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
-}
+#include "kernel/avx512.h"
 
 enum {
     TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
     TILE_COLS = 8,
     ROW_BLOCK = 48, /* rows that are multiplied with 8 weights while these stay in L1 */
 };
-
-/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` guarantees a
- * full mask. */
-INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum dtype e) {
-    if (e == DTYPE_I8) {
-        const int8_t *b = (const int8_t *)w + i;
-        __m128i bytes = whole ? _mm_loadu_si128((const __m128i *)(const void *)b)
-                              : _mm_maskz_loadu_epi8(mask, b);
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-    }
-    if (e == DTYPE_BF16) {
-        const uint16_t *h = (const uint16_t *)w + i;
-        __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h)
-                             : _mm256_maskz_loadu_epi16(mask, h);
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-    }
-    const float *f = (const float *)w + i;
-    return whole ? _mm512_loadu_ps(f) : _mm512_maskz_loadu_ps(mask, f);
-}
 
 /* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
@@ -710,30 +683,6 @@ static void avx512_rope(float *x, const float *cosine, const float *sine, int64_
     }
 }
 
-/* 2^n for n in -126 … 127; any other n gives some number. */
-INLINE __m512 power_of_2(__m512i n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-}
-
-/* The exp of internal.h. min and max return their second operand when one is NaN. */
-INLINE __m512 lanes_exp(__m512 x) {
-    const __m512 magic = _mm512_set1_ps(EXP_MAGIC), one = _mm512_set1_ps(1.0f);
-    x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), _mm512_min_ps(_mm512_set1_ps(EXP_HI), x));
-    const __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic),
-                 z = _mm512_sub_ps(t, magic);
-    const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_castps_si512(magic));
-    __m512 r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_HI), x);
-    r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_LO), r);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(EXP_C6), r, _mm512_set1_ps(EXP_C5));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C4));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C3));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C2));
-    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
-    const __m512i half = _mm512_srai_epi32(n, 1);
-    p = _mm512_mul_ps(_mm512_mul_ps(p, power_of_2(half)), power_of_2(_mm512_sub_epi32(n, half)));
-    return _mm512_min_ps(_mm512_set1_ps(FLT_MAX), p);
-}
-
 static void avx512_exp(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
@@ -742,13 +691,11 @@ static void avx512_exp(float *y, const float *x, int64_t n) {
 }
 
 static void avx512_silu_mul(float *y, const float *gate, const float *up, int64_t n) {
-    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
         const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i),
                      u = _mm512_maskz_loadu_ps(mask, up + i);
-        const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(g, sign)));
-        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_div_ps(g, below), u));
+        _mm512_mask_storeu_ps(y + i, mask, lanes_silu_mul(g, u));
     }
 }
 
@@ -762,6 +709,33 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
         const __m512 u = _mm512_mul_ps(v, cube);
         const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(u, sign)));
         _mm512_mask_storeu_ps(y + i, mask, _mm512_div_ps(v, below));
+    }
+}
+
+/* The formula of act_backward_with; the gradient without `up` is d dy. */
+static void avx512_act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+                            int64_t n, bool gelu) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
+                 line = _mm512_set1_ps(GELU_LINE);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i), square = _mm512_mul_ps(v, v);
+        __m512 dv = _mm512_maskz_loadu_ps(mask, dy + i), u = _mm512_xor_ps(v, sign);
+        if (gelu)
+            u = _mm512_mul_ps(
+                u, _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(GELU_CUBE), square)));
+        const __m512 sigma = _mm512_div_ps(one, _mm512_add_ps(one, lanes_exp(u))),
+                     y = _mm512_mul_ps(v, sigma);
+        __m512 slope = _mm512_mul_ps(y, _mm512_sub_ps(one, sigma));
+        if (gelu)
+            slope = _mm512_mul_ps(
+                slope,
+                _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(3.0f * GELU_CUBE), square)));
+        if (up) {
+            _mm512_mask_storeu_ps(dup + i, mask, _mm512_mul_ps(y, dv));
+            dv = _mm512_mul_ps(dv, _mm512_maskz_loadu_ps(mask, up + i));
+        }
+        _mm512_mask_storeu_ps(dx + i, mask, _mm512_mul_ps(_mm512_add_ps(sigma, slope), dv));
     }
 }
 
@@ -812,7 +786,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
     }
 }
 
-/* Eight, four or one row against all n columns. */
+/* Eight, or at most four rows against all n columns. */
 INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum dtype e) {
     const size_t size = e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
@@ -923,7 +897,12 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
     for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
-    for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
+    if (m + 3 == p->rows)
+        gemm_nn_rows(p, m, 3, e);
+    else if (m + 2 == p->rows)
+        gemm_nn_rows(p, m, 2, e);
+    else if (m < p->rows)
+        gemm_nn_rows(p, m, 1, e);
 }
 
 #define MIX(name, type, e)                                                                         \
@@ -1054,6 +1033,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->rope = avx512_rope;
     k->silu_mul = avx512_silu_mul;
     k->gelu = avx512_gelu;
+    k->act_back = avx512_act_back;
     k->exp = avx512_exp;
     k->softmax = avx512_softmax;
     k->mix_f32 = avx512_mix_f32;

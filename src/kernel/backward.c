@@ -20,6 +20,7 @@
 enum {
     BACK_ROWS = 32,    /* rows of dY that are quantised for one block of inputs at once */
     TURN_ROWS = 256,   /* rows of dY per transposed block; a multiple of BACK_ROWS */
+    TILE_ROWS = 512,   /* the same where dY is in tiles; a multiple of 16 */
     BACK_SLICE = 4096, /* outputs that are summed before the next ones are added */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
@@ -75,10 +76,11 @@ struct backward_job {
     bool add;
     char *scratch;
     size_t each;
-    /* int8: the current slice and rows, at the start of the scratch */
+    /* int8 and tiles: the current slice and rows, at the start of the scratch */
     int64_t slice, n, first, some; /* outputs [slice, slice + n), rows [first, first + some) */
     int16_t *q;                    /* [some][whole_blocks(n)]: dY in 16 bits */
     float *d;                      /* [some][whole_blocks(n) / 32], times 2^23 */
+    struct gemm_input tiles;       /* [some][n]: dY in tiles */
 };
 
 /* Scratch of one thread, for slices of n outputs (a multiple of 32). */
@@ -112,10 +114,11 @@ static struct transposed_panels turned_layout(char *at, int64_t n) {
     return t;
 }
 
-/* Scratch that all threads share, for dY in 16 bits. */
+/* Scratch that all threads share, for dY in 16 bits, or in tiles. */
 static size_t shared_scratch(int64_t n) {
     size_t slice = (size_t)MIN(whole_blocks(n), BACK_SLICE);
-    return TURN_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float));
+    return MAX(TURN_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float)),
+               kernels_get()->gemm_tiles ? TILE_ROWS * slice * sizeof(uint16_t) + 64 : 0);
 }
 
 static size_t thread_scratch(int64_t n) {
@@ -125,7 +128,7 @@ static size_t thread_scratch(int64_t n) {
 }
 
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads) {
-    return shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
+    return 64 + shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
 }
 
 static char *scratch_of(const struct backward_job *p, int thread) {
@@ -368,10 +371,43 @@ static void back_int8_all(struct backward_job *p, struct pool *pool) {
         }
 }
 
+/* Inputs [begin, end), in units of 32. */
+static void backward_tiles(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct backward_job *p = ctx;
+    (void)thread;
+    kernels_get()->gemm_tiles_backward(p->dx + p->first * p->lddx, p->lddx, &p->tiles, p->w,
+                                       p->slice, begin * QK, MIN(end * QK, p->w->k),
+                                       p->add || p->slice > 0);
+}
+
+static void backward_tiles_all(struct backward_job *p, struct pool *pool) {
+    for (p->slice = 0; p->slice < p->w->n; p->slice += BACK_SLICE)
+        for (p->first = 0; p->first < p->rows; p->first += TILE_ROWS) {
+            p->tiles = (struct gemm_input){.rows = MIN(p->rows - p->first, TILE_ROWS),
+                                           .k = MIN(p->w->n - p->slice, BACK_SLICE),
+                                           .ldx = p->lddy,
+                                           .x = p->dy + p->first * p->lddy + p->slice,
+                                           .tiles = (uint16_t *)(void *)p->scratch};
+            gemm_input_pack_tiles(&p->tiles, pool);
+            pool_run(pool, backward_tiles, p, (p->w->k + QK - 1) / QK, 1);
+        }
+}
+
+void matrix_mul_backward_tiles(float *dx, int64_t lddx, const struct gemm_input *dy,
+                               const struct matrix *w, bool add, struct pool *pool) {
+    struct backward_job p = {
+        .dx = dx, .lddx = lddx, .rows = dy->rows, .w = w, .add = add, .tiles = *dy};
+    CHECK(dy->tiles && dy->k == w->n && matrix_uses_tiles(w, ROWS_TRAINING));
+    pool_run(matrix_pool_for(pool, dy->rows, w->n, w->k), backward_tiles, &p, (w->k + QK - 1) / QK,
+             1);
+}
+
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
-                         const struct matrix *w, bool int8, bool add, void *scratch,
+                         const struct matrix *w, enum grad_path path, bool add, void *scratch,
                          struct pool *pool) {
-    if (w->layout == LAYOUT_ROW_MAJOR) {
+    const bool tiles = path == GRAD_TILES && matrix_uses_tiles(w, ROWS_TRAINING),
+               int8 = path == GRAD_INT8 && matrix_needs_int8(w);
+    if (w->layout == LAYOUT_ROW_MAJOR && !tiles) {
         gemm_nn_parallel(w->type == TENSOR_BF16 ? DTYPE_BF16 : DTYPE_F32, dx, lddx, dy, lddy, 1,
                          rows, w->data, w->k, w->n, w->k, add, pool);
         return;
@@ -383,13 +419,39 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
                              .rows = rows,
                              .w = w,
                              .add = add,
-                             .scratch = scratch,
+                             .scratch = (char *)(((uintptr_t)scratch + 63) / 64 * 64),
                              .each = thread_scratch(w->n)};
     struct pool *use = matrix_pool_for(pool, rows, w->n, w->k);
-    int8 = int8 && matrix_needs_int8(w);
     if (int8 && w->mins) pool_run(use, back_minima, &p, w->k / QK, 16);
-    if (int8)
+    if (tiles)
+        backward_tiles_all(&p, use);
+    else if (int8)
         back_int8_all(&p, use);
     else
         pool_run(use, back_widened, &p, (w->k + QK - 1) / QK, TILE_INPUTS / QK);
+}
+
+static void pairs_range(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) kernels_get()->tiles_pack_pairs(ctx, i);
+}
+
+/* Outputs [begin, end), in units of 32. */
+static void weight_grad_range(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct grad_job *j = ctx;
+    (void)thread;
+    kernels_get()->gemm_tiles_grad(j, begin * 32, MIN(end * 32, j->n));
+}
+
+size_t weight_grad_scratch(int64_t max_rows, int64_t max_k) {
+    return 64 + (size_t)((max_rows + 31) / 32 * 32 * ((max_k + 15) / 16 * 16)) * sizeof(uint16_t);
+}
+
+void weight_grad_tiles(float *dw, const float *dy, int64_t n, const float *x, int64_t k,
+                       int64_t rows, void *scratch, struct pool *pool) {
+    uint16_t *pairs = (uint16_t *)(((uintptr_t)scratch + 63) / 64 * 64);
+    struct grad_job j = {dw, dy, x, rows, n, k, pairs};
+    struct pool *use = matrix_pool_for(pool, rows, n, k);
+    pool_run(use, pairs_range, &j, (rows + 31) / 32, 1);
+    pool_run(use, weight_grad_range, &j, (n + 31) / 32, 1);
 }

@@ -37,6 +37,7 @@
 #define SHOAL_KERNEL_INTERNAL_H
 
 #include <float.h>
+#include <string.h>
 
 #include "kernel/kernel.h"
 
@@ -111,6 +112,15 @@ static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
+/* k inputs of row r of a tile of `rows` rows: x is [K/32][rows][32], dx [K/32][rows]. */
+static inline void int8_row_copy(int8_t *x, float *dx, const int8_t *q, const float *d, int64_t k,
+                                 int64_t r, int64_t rows) {
+    for (int64_t b = 0; b < k / QK; b++) {
+        memcpy(x + (b * rows + r) * QK, q + b * QK, QK);
+        dx[b * rows + r] = d[b];
+    }
+}
+
 /* Half to even, below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
 static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
@@ -136,6 +146,32 @@ static inline void act_backward_with(void (*exp)(float *, const float *, int64_t
 static inline void softmax_backward_with(float *restrict dp, const float *restrict p, float mean,
                                          float scale, int64_t n) {
     for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
+}
+
+static inline void norm_gain_with(const struct norm_rows *r, float *restrict dg,
+                                  float *restrict db) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        const float *x = r->x + i * r->ld, *dy = r->dy + i * r->ld, mean = r->mean[i],
+                    rstd = r->rstd[i];
+        for (int64_t c = 0; c < r->n; c++) dg[c] += dy[c] * ((x[c] - mean) * rstd);
+        for (int64_t c = 0; db && c < r->n; c++) db[c] += dy[c];
+    }
+}
+
+/* dx may be u. */
+static inline void norm_backward_with(float (*dot)(const float *, const float *, int64_t),
+                                      float (*sum)(const float *, int64_t), float *dx, float *u,
+                                      const float *x, const float *g, float mean, float rstd,
+                                      bool centred, int64_t n, bool add) {
+    for (int64_t c = 0; c < n; c++) u[c] *= g[c];
+    float level = centred ? sum(u, n) / (float)n : 0;
+    float along = dot(u, x, n) - mean * (level * (float)n);
+    along = along / (float)n * rstd * rstd * rstd;
+    float flat = rstd * level - along * mean; // constant subtracted from all columns
+    for (int64_t c = 0; c < n; c++) {
+        float d = rstd * u[c] - along * x[c] - flat;
+        dx[c] = add ? dx[c] + d : d;
+    }
 }
 
 /*

@@ -170,8 +170,8 @@ float bf16_to_f32(uint16_t h) {
 
 uint16_t f32_to_bf16(float f) {
     uint32_t u = float_bits(f);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    const bool nan = (u & 0x7fffffff) > 0x7f800000;
+    return (uint16_t)(nan ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16); // no branch
 }
 
 static int64_t panel_count(int64_t n) {
@@ -417,6 +417,16 @@ void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t 
     }
 }
 
+struct matrix matrix_view(enum dtype e, bool pairs, const void *rows, int64_t n, int64_t k) {
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_BF16, TENSOR_F16};
+    struct matrix m = {.n = n, .k = k, .data = rows};
+    if (e == DTYPE_I8)
+        m.layout = pairs ? LAYOUT_PAIRS_I8 : LAYOUT_ROWS_I8;
+    else
+        m.type = types[e];
+    return m;
+}
+
 void matrix_get_row(const struct matrix *m, int64_t i, float *out) {
     CHECK(i >= 0 && i < m->n);
     matrix_get_row_part(m, i, 0, m->k, out);
@@ -458,8 +468,10 @@ bool matrix_needs_int8(const struct matrix *m) {
     return m->layout >= LAYOUT_Q8;
 }
 
-bool matrix_needs_bf16(const struct matrix *m) {
-    return m->layout == LAYOUT_BF16 && kernels_get()->level == CPU_AMX;
+bool matrix_uses_tiles(const struct matrix *m, enum row_path path) {
+    if (!kernels_get()->gemm_tiles) return false;
+    if (m->layout == LAYOUT_ROW_MAJOR) return path == ROWS_TRAINING && m->type == TENSOR_F32;
+    return m->layout == LAYOUT_BF16 || path != ROWS_EXACT;
 }
 
 size_t matrix_bytes(const struct matrix *m) {
@@ -480,17 +492,20 @@ static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-enum { INPUTS_PARTS = 5 };
+enum { INPUTS_PARTS = 7 };
 
 /* Offsets of the parts from a 64-byte boundary; the last is the end. */
 static void inputs_layout(int64_t rows, int64_t k, size_t at[INPUTS_PARTS + 1]) {
-    size_t r = (size_t)rows, kp = (size_t)(k + 31) / 32 * 32;
+    size_t r = (size_t)rows, tiled = (r + 15) / 16 * 16, kp = (size_t)(k + 31) / 32 * 32,
+           packed = kernels_get()->int8_tile_rows ? tiled : 0;
     at[0] = 0;
     at[1] = align_64(r * kp);
     at[2] = at[1] + align_64(r * (kp / 32) * sizeof(float));
     at[3] = at[2] + align_64(r * (kp / 32) * sizeof(float));
     at[4] = at[3] + align_64(r * (kp / 32) * sizeof(int32_t));
-    at[5] = at[4] + align_64(r * kp * sizeof(uint16_t));
+    at[5] = at[4] + align_64(tiled * kp * sizeof(uint16_t));
+    at[6] = at[5] + align_64(packed * kp);
+    at[7] = at[6] + align_64(packed * (kp / 32) * sizeof(float));
 }
 
 size_t dtype_size(enum dtype e) {
@@ -615,29 +630,79 @@ static void sums_make(int32_t *total, float *sum, const int8_t *q, const float *
     }
 }
 
+uint16_t *gemm_input_tile_row(const struct gemm_input *in, int64_t m) {
+    return in->tiles + m / 16 * 16 * ((in->k + 31) / 32 * 32) + m % 16 * 32;
+}
+
+void gemm_low_rank_pack(uint16_t *tiles, int64_t at, const float *t, int64_t ld, int64_t rows,
+                        int64_t ranks) {
+    const struct gemm_input to = {.k = LOW_RANK_MAX, .tiles = tiles};
+    for (int64_t m = 0; m < rows; m++)
+        kernels_get()->tiles_pack_row(t + m * ld, ranks, gemm_input_tile_row(&to, at + m));
+}
+
+void gemm_input_pack_row(const struct gemm_input *in, int64_t row, const float *x) {
+    kernels_get()->tiles_pack_row(x, in->k, gemm_input_tile_row(in, row));
+}
+
+void gemm_input_pad_tiles(const struct gemm_input *in) {
+    for (int64_t m = in->rows; m % 16 != 0; m++)
+        for (int64_t k = 0; k < in->k; k += 32) memset(gemm_input_tile_row(in, m) + k * 16, 0, 64);
+}
+
+static void tiles_range(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct gemm_input *in = ctx;
+    (void)thread;
+    for (int64_t m = begin; m < end; m++) gemm_input_pack_row(in, m, in->x + m * in->ldx);
+}
+
+void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool) {
+    gemm_input_pad_tiles(in);
+    pool_run(pool, tiles_range, in, in->rows, 16);
+}
+
+/* Rows per tile of in->q_tiles, or 0. */
+static int64_t int8_tile_rows(int64_t rows) {
+    const struct kernels *k = kernels_get();
+    return k->int8_tile_rows ? k->int8_tile_rows(rows) : 0;
+}
+
+static void int8_row_pack(const struct gemm_input *in, int64_t m, const int8_t *q, const float *d) {
+    const int64_t tile = int8_tile_rows(in->rows), at = m / tile * tile * in->k;
+    int8_row_copy(in->q_tiles + at, in->d_tiles + at / QK, q, d, in->k, m % tile, tile);
+}
+
+/* The last tile's rows that do not exist become zeros. */
+static void int8_tiles_finish(const struct gemm_input *in) {
+    const int64_t tile = int8_tile_rows(in->rows), last = (in->rows - 1) / tile * tile * in->k;
+    memset(in->q_tiles + last, 0, (size_t)(tile * in->k));
+    memset(in->d_tiles + last / QK, 0, (size_t)(tile * in->k / QK) * sizeof *in->d_tiles);
+}
+
 static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_input *in = ctx;
-    const struct kernels *kern = kernels_get();
-    int64_t kp = (in->k + 31) / 32 * 32;
+    int64_t blocks = in->k / QK;
     (void)thread;
     for (int64_t m = begin; m < end; m++) {
-        const float *x = in->x + m * in->ldx;
-        if (in->q) {
-            int64_t blocks = in->k / QK, at = m * blocks;
-            kern->quantize_row(x, in->k, in->q + m * in->k, in->d + at);
-            sums_make(in->total + at, in->sum + at, in->q + m * in->k, in->d + at, blocks);
-        }
-        if (in->bf16) {
-            kern->to_bf16_row(x, in->k, in->bf16 + m * kp);
-            memset(in->bf16 + m * kp + in->k, 0, (size_t)(kp - in->k) * sizeof *in->bf16);
-        }
+        int8_t *q = in->q + m * in->k;
+        float *d = in->d + m * blocks;
+        kernels_get()->quantize_row(in->x + m * in->ldx, in->k, q, d);
+        sums_make(in->total + m * blocks, in->sum + m * blocks, q, d, blocks);
+        if (in->q_tiles) int8_row_pack(in, m, q, d);
     }
 }
 
+/* The tiles of inputs without other forms. */
+static uint16_t *tiles_place(int64_t rows, int64_t k, void *scratch) {
+    size_t at[INPUTS_PARTS + 1];
+    inputs_layout(rows, k, at);
+    return (uint16_t *)(void *)((uint8_t *)align_64((uintptr_t)scratch) + at[4]);
+}
+
 void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
-                        bool int8, bool bf16, void *scratch, struct pool *pool) {
+                        bool int8, bool tiles, void *scratch, struct pool *pool) {
     *in = (struct gemm_input){.rows = rows, .k = k, .ldx = ldx, .x = x};
-    if (!int8 && !bf16) return;
+    if (!int8 && !tiles) return;
     CHECK(!int8 || k % QK == 0);
     size_t at[INPUTS_PARTS + 1];
     inputs_layout(rows, k, at);
@@ -648,31 +713,57 @@ void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int6
         in->sum = (float *)(void *)(base + at[2]);
         in->total = (int32_t *)(void *)(base + at[3]);
     }
-    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[4]);
-    pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
+    if (int8 && int8_tile_rows(rows)) {
+        in->q_tiles = (int8_t *)(base + at[5]);
+        in->d_tiles = (float *)(void *)(base + at[6]);
+        if (rows % int8_tile_rows(rows)) int8_tiles_finish(in);
+    }
+    if (tiles) in->tiles = tiles_place(rows, k, scratch);
+    struct pool *use = rows * k < 8192 ? NULL : pool;
+    // one thread packs a tile: the cache lines of its rows are shared
+    if (int8) pool_run(use, inputs_range, in, rows, MAX(int8_tile_rows(rows), 1));
+    if (tiles) gemm_input_pack_tiles(in, use);
+}
+
+struct gemm_input gemm_input_tiles(int64_t rows, int64_t k, enum row_path path, void *scratch) {
+    const struct gemm_input in = {
+        .path = path, .rows = rows, .k = k, .ldx = k, .tiles = tiles_place(rows, k, scratch)};
+    gemm_input_pad_tiles(&in);
+    return in;
 }
 
 struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows,
-                                 void *scratch, struct pool *pool) {
+                                 enum row_path path, void *scratch, struct pool *pool) {
     struct gemm_input in;
-    bool int8 = false, bf16 = false;
+    bool int8 = false, tiles = false;
     for (int i = 0; i < n; i++) {
-        int8 |= matrix_needs_int8(&w[i]);
-        bf16 |= matrix_needs_bf16(&w[i]);
+        bool uses_tiles = matrix_uses_tiles(&w[i], path);
+        tiles |= uses_tiles;
+        int8 |= !uses_tiles && matrix_needs_int8(&w[i]);
     }
-    gemm_input_prepare(&in, x, w->k, rows, w->k, int8, bf16, scratch, pool);
+    gemm_input_prepare(&in, x, w->k, rows, w->k, int8, tiles, scratch, pool);
+    in.path = path;
     return in;
 }
 
 struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, int64_t end) {
     struct gemm_input part = *in;
     part.rows = end - begin;
-    part.x += begin * part.ldx;
+    if (part.x) part.x += begin * part.ldx;
     if (part.q) part.q += begin * part.k;
     if (part.d) part.d += begin * (part.k / QK);
     if (part.sum) part.sum += begin * (part.k / QK);
     if (part.total) part.total += begin * (part.k / QK);
-    if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
+    part.q_tiles = NULL;
+    part.d_tiles = NULL;
+    part.tiles = part.tiles && begin % 16 == 0 ? gemm_input_tile_row(in, begin) : NULL;
+    part.low_row += begin;
+    return part;
+}
+
+struct gemm_input gemm_input_tile_rows(const struct gemm_input *in, int64_t begin, int64_t end) {
+    struct gemm_input part = gemm_input_rows(in, begin / 16 * 16, end);
+    part.skip = begin % 16;
     return part;
 }
 
@@ -696,6 +787,10 @@ struct gemm_product {
 void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                       int64_t n0, int64_t n1, bool add) {
     const struct kernels *k = kernels_get();
+    if (matrix_uses_tiles(w, in->path)) {
+        k->gemm_tiles(y, ldy, in, w, n0, n1, add);
+        return;
+    }
     if (w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6)
         k->gemm_q8(y, ldy, in, w, n0, n1, add);
     else if (matrix_needs_int8(w))
@@ -728,8 +823,11 @@ void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct
                 bool add, struct pool *pool) {
     struct gemm_product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
-    CHECK(in->k == w->k && (!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
-          (!matrix_needs_bf16(w) || in->bf16));
+    CHECK(in->k == w->k);
+    if (matrix_uses_tiles(w, in->path))
+        CHECK(in->tiles);
+    else
+        CHECK((!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum));
     struct pool *use = matrix_pool_for(pool, in->rows, w->n, w->k);
     // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are shared out.
     if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)

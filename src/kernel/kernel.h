@@ -15,10 +15,17 @@
  *                acc = fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order.
  *                Types with minima then add the f32 dot of minima and activation sums.
  *                nf4: dw_b is the block's byte, and the result is acc * (row_scale / 32385).
- *   fast class   bf16 weights (gemm_bf16_fast) are multiplied with bf16 activations in AMX tiles.
- *                Below AMX the activations are f32, which costs no conversion: one chain of fused
- *                multiply-adds per output, k ascending, from +0, the same bits at every level
- *                except AMX. Everything else is as in the exact class.
+ *   fast class   with AMX, rows of tokens that are known before a step (prompts, scored text,
+ *                training) and all rows over bf16 weights are multiplied in bf16 tiles
+ *                (gemm_tiles): w = bf16(matrix_get_row), x = bf16(x), steps of 32 inputs in
+ *                ascending order, in each of them TDPBF16PS. Rows that are being sampled meet
+ *                quantised weights as in the exact class, which is faster for few rows: the path
+ *                is a property of the row, never of the batch. An adapter's low-rank part of a
+ *                known row continues the chain of its output (gemm_low_rank). Gradients of weights
+ *                are sums in tiles too, of groups of 32 rows (gemm_tiles_grad).
+ *                Below AMX, bf16 weights (gemm_bf16_fast) meet f32 activations, which costs no
+ *                conversion: one chain of fused multiply-adds per output, k ascending, from +0,
+ *                the same bits at every level. Everything else is as in the exact class.
  * In both classes, the bits of output row m depend on row m of x and on w only: not on the number
  * of rows, not on threads. exp and similar functions are our own polynomials, evaluated with the
  * same operations at every level.
@@ -97,10 +104,15 @@ uint16_t f32_to_bf16(float f); /* round to nearest even, NaN stays NaN */
 void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n);
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n);
 
+/* Element types of rows that are not stored in quantised blocks: KV pages, adapters. */
+enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, N_DTYPE };
+
 /* The layout of a matrix in memory. */
 enum matrix_layout {
     LAYOUT_ROW_MAJOR, /* as in a file: f32, bf16 */
     LAYOUT_BF16,      /* panels for the fast class */
+    LAYOUT_ROWS_I8,   /* matrix_view: rows of int8 */
+    LAYOUT_PAIRS_I8,  /* matrix_view: pairs of rows of int8, [N / 2][K][2] */
     LAYOUT_Q8,        /* int8 panels, a scale for 32 weights */
     LAYOUT_Q6,        /* int8 panels, a scale for 16 */
     LAYOUT_Q4,        /* nibble panels, a scale for 32, value = nibble - zero */
@@ -155,8 +167,18 @@ int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *e
  * tensor_from_f32 gives approximately those bytes. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
 bool matrix_needs_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
-bool matrix_needs_bf16(
-    const struct matrix *m); /* its products read inputs.bf16: the fast class, with AMX */
+
+/* The numeric path of some rows of inputs. */
+enum row_path {
+    ROWS_EXACT,    /* the exact class, and rows that are being sampled */
+    ROWS_KNOWN,    /* fast class: rows whose tokens are known before the step */
+    ROWS_TRAINING, /* the same in training, where f32 weights are rounded to bf16 as well */
+};
+/* Whether products of such rows read inputs.tiles; false below AMX. */
+bool matrix_uses_tiles(const struct matrix *m, enum row_path path);
+/* Rows that are used in place by the tiles of the fast class, for adapters: their numbers without
+ * the scale of int8 rows. `pairs`: int8 rows stored in pairs. */
+struct matrix matrix_view(enum dtype e, bool pairs, const void *rows, int64_t n, int64_t k);
 /* Row i as f32 (embedding look-up, tests, training copies). */
 void matrix_get_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
@@ -176,20 +198,79 @@ struct prefetch_list {
 };
 
 /*
+ * Low-rank parts of a product in tiles: rows [begin, end) get t v on top of x wᵀ, as further steps
+ * of the same chain of sums, with t in bf16. A gated product has parts of the gate and of up.
+ */
+enum { LOW_RANK_MAX = 64, LOW_RANK_STEPS = LOW_RANK_MAX / 32 };
+struct low_rank_part {
+    struct matrix v; /* a matrix_view [ranks][N] */
+    int64_t at;      /* its columns of t begin here; even, all of them below LOW_RANK_MAX */
+};
+struct low_rank_rows {
+    int64_t begin, end;
+    int n_parts[2];
+    const struct low_rank_part *parts[2]; /* [n_parts] */
+};
+struct gemm_low_rank {
+    const uint16_t *t[2]; /* [rows / 16 rounded up][LOW_RANK_STEPS][16][32], zero padded */
+    const struct low_rank_rows *rows; /* [n] ascending; rows between them have no parts */
+    int n;
+};
+
+/*
  * The inputs of a product, prepared once for all matrices that read them: f32 rows, and (where some
  * matrix needs it) the rows in int8 blocks of 32 (d = amax / 127, q = round-half-even(x * (1/d)))
- * or in bf16.
+ * or in tiles of bf16.
  */
 struct gemm_input {
+    enum row_path path;
     int64_t rows, k, ldx;
-    const float *x;              /* [rows][ldx] */
-    int8_t *q;                   /* [rows][K] */
-    float *d;                    /* [rows][K/32] */
-    float *sum;                  /* [rows][K/32]: d · Σ q of the block */
-    int32_t *total;              /* [rows][K/32]: Σ q; or NULL: products make it themselves */
-    uint16_t *bf16;              /* [rows][K rounded up to 32], zero padded */
-    struct prefetch_list *ahead; /* prefetches of one thread, or NULL */
+    int64_t skip;    /* tiles: rows at the start whose outputs are not wanted, < 16 */
+    const float *x;  /* [rows][ldx] */
+    int8_t *q;       /* [rows][K] */
+    float *d;        /* [rows][K/32] */
+    float *sum;      /* [rows][K/32]: d · Σ q of the block */
+    int32_t *total;  /* [rows][K/32]: Σ q; or NULL: products make it themselves */
+    int8_t *q_tiles; /* q in tiles of int8_tile_rows: [tiles][K/32][tile rows][32]; or NULL */
+    float *d_tiles;  /* d in the same tiles: [tiles][K/32][tile rows] */
+    uint16_t *tiles; /* [rows / 16 rounded up][K / 32 rounded up][16][32] bf16, zero padded */
+    const struct gemm_low_rank *low; /* tiles: low-rank parts of the product, or NULL */
+    int64_t low_row;                 /* their number of row 0 of these inputs; a multiple of 16 */
+    struct prefetch_list *ahead;     /* prefetches of one thread, or NULL */
 };
+
+struct gated_back_row {
+    const uint16_t *gate, *up; /* rows of tiles: every 512th element begins 32 values */
+    const float *dact;
+    float *act, *dgate, *dup;
+    uint16_t *dgate_tiles, *dup_tiles;
+};
+
+/* The matrices and outputs of a gated MLP in tiles of bf16, ready as inputs of width N:
+ * act = silu(x gateᵀ) · (x upᵀ), and for training both factors, or NULL. */
+struct gemm_gated {
+    const struct matrix *gate, *up;
+    uint16_t *act, *gate_out, *up_out; /* [rows / 16 rounded up][N / 32 rounded up][16][32] */
+};
+
+/* A gradient of weights in tiles: dW[n][k] += Σ over rows of dY[row][n] X[row][k]. A step of the
+ * tiles is a group of 32 rows, in their order from the first; the last one may have fewer. */
+struct grad_job {
+    float *dw;           /* [n][k] */
+    const float *dy, *x; /* [rows][n], [rows][k] */
+    int64_t rows, n, k;
+    uint16_t *pairs; /* x packed: [K / 16 rounded up][groups][16 pairs of rows][16][2], bf16 */
+};
+
+/* Columns of rows under a norm, and the statistics of the rows. */
+struct norm_rows {
+    const float *x, *dy; /* [rows][ld], n columns */
+    const float *mean, *rstd;
+    int64_t ld, rows, n;
+};
+
+struct attention_job;
+struct attention_backward_job;
 
 struct kernels {
     enum cpu_level level;
@@ -235,8 +316,33 @@ struct kernels {
                     int64_t n0, int64_t n1, bool add);
     void (*gemm_q4)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
+    /* Rows of the tiles in which both read in->q_tiles when there are `rows` rows; 0: they read q.
+     * NULL below AMX. */
+    int64_t (*int8_tile_rows)(int64_t rows);
     void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct gemm_input *in,
                            const struct matrix *w, int64_t n0, int64_t n1, bool add);
+    /* The fast class with AMX; NULL below it. Products of in->tiles with weights of any layout, y =
+     * Σ or y + Σ; rows of weights may be views of f32, bf16, f16 (forward) or int8; pairs of int8
+     * only go backward. backward: dx[m][i] (+)= Σ_o dy[m][o] w[o0 + o][i] for inputs [k0, k1), k0
+     * and o0 multiples of 32; `dy` is prepared as inputs. pack_row writes a row of tiles: 32 values
+     * of x to every 512th element of `out`, zero padded. */
+    void (*gemm_tiles)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                       int64_t n0, int64_t n1, bool add);
+    /* The same of a gated MLP, for outputs [n0, n1) of both matrices: the bits of gemm_tiles,
+     * silu_mul and tiles_pack_row. n0 is a multiple of 32, n1 as well or N. */
+    void (*gemm_tiles_silu)(const struct gemm_gated *g, const struct gemm_input *in, int64_t n0,
+                            int64_t n1);
+    void (*gemm_tiles_backward)(float *dx, int64_t lddx, const struct gemm_input *dy,
+                                const struct matrix *w, int64_t o0, int64_t k0, int64_t k1,
+                                bool add);
+    void (*tiles_pack_row)(const float *x, int64_t k, uint16_t *out);
+    /* The gradient's outputs [n0, n1), n0 a multiple of 32, from packed x: dY and X are rounded to
+     * bf16, sums start from dW and are f32. pack_pairs packs one group of rows of x. */
+    void (*gemm_tiles_grad)(const struct grad_job *job, int64_t n0, int64_t n1);
+    void (*tiles_pack_pairs)(const struct grad_job *job, int64_t group);
+    /* One row of a gated MLP in training: act = y · up with y = gate · sigmoid(gate), and dgate and
+     * dup from dact with the bits of act_back; both also as rows of tiles. */
+    void (*gated_back)(const struct gated_back_row *r, int64_t n);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q,
                          float *d); /* see struct gemm_input */
@@ -245,7 +351,6 @@ struct kernels {
     /* q = h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15: x by / 2^23, rounded in two steps,
      * of 16-bit quantised values; in -127..127. */
     void (*multiply_to_int8)(const int16_t *x, const int16_t *by, int64_t k, int8_t *q);
-    void (*to_bf16_row)(const float *x, int64_t k, uint16_t *out);
 
     float (*dot)(const float *a, const float *b, int64_t n); /* the 16-lane rule */
     float (*sum)(const float *a, int64_t n);                 /* 16 lanes of adds, same tree */
@@ -269,6 +374,13 @@ struct kernels {
     /* dp = p (dp - mean) scale: backward of a softmax, mean being Σ p dp, and of the scaling of its
      * scores. */
     void (*softmax_back)(float *dp, const float *p, float mean, float scale, int64_t n);
+    /* Backward of a norm, x̂ = (x - mean) rstd. gain: dg += dy x̂ and (unless NULL) db += dy, in the
+     * order of rows. back, one row: u = dy ⊙ g replaces dy, dx (+)= rstd (u - mean(u) - x̂ mean(u ⊙
+     * x̂)); only `centred` norms have mean(u), and mean is 0 for the others. dx may be dy unless
+     * `add`. */
+    void (*norm_gain)(const struct norm_rows *rows, float *dg, float *db);
+    void (*norm_back)(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+                      bool centred, int64_t n, bool add);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                       int64_t cols);
@@ -276,6 +388,12 @@ struct kernels {
      * Elementwise. */
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1,
                   float beta2, float eps, float decay, float bc1, float bc2);
+
+    /* Causal attention of the fast class: NULL below AMX. See struct attention_job. */
+    void (*attention)(const struct attention_job *job);
+    size_t (*attention_scratch)(int64_t head_dim); /* bytes for one thread */
+    void (*attention_backward)(const struct attention_backward_job *job);
+    size_t (*attention_backward_scratch)(int64_t head_dim, int64_t rows);
 };
 
 /* gelu is x σ(x (LINE + CUBE x²)): LINE = 2 sqrt(2/π), CUBE = 0.044715 LINE. */
@@ -292,8 +410,7 @@ kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal 
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
-/* Element types of rows that are not stored in quantised blocks: KV pages, adapters. */
-enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, N_DTYPE };
+/* Rows of such elements. */
 size_t dtype_size(enum dtype e);
 int dtype_parse(const char *name, enum dtype *out,
                 struct error *err); /* "f32", "bf16", "f16", "i8" */
@@ -314,18 +431,96 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
 void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
                       const int8_t *v, int64_t ldv, int64_t n, int64_t width);
 
+/*
+ * Attention of one kv head in bf16: out = softmax(scale q Kᵀ) V for every query. q, K and V are
+ * rounded to bf16 (to nearest even; int8 after its scale), so keys in f32 and the same keys in bf16
+ * give the same bits. Scores, sums and the running maximum are f32. Probabilities relative to the
+ * maximum are summed in f32, then rounded to bf16; a masked one is +0.
+ *
+ * The bits of a query depend on that query, its range and the keys and values of its range only:
+ * keys are taken in blocks that begin at fixed positions, whatever the other rows of the job are.
+ * Exception: an infinity or a NaN among the values of one position can reach the queries of other
+ * rows of the job that do not attend to this position, because 0 · Inf is NaN.
+ */
+#define ATTENTION_MAX_DIM 256
+struct attention_page { /* positions of one page: rows of keys and of values */
+    const void *k, *v;
+    const uint16_t *k_scale, *v_scale; /* of each position, f16: int8 only */
+};
+struct attention_keys {
+    enum dtype elem;
+    int64_t page; /* positions in a page: a multiple of 32, or all positions */
+    int64_t ld;   /* elements between positions */
+    struct attention_page (*at)(const void *ctx, int64_t page);
+    const void *ctx;
+};
+struct attention_job {
+    int64_t head_dim; /* E, at most ATTENTION_MAX_DIM */
+    int64_t n_heads;  /* query heads that share the keys */
+    int64_t rows;     /* of one sequence */
+    const float *q;   /* head h of row r is q + r ldq + h E; out likewise with ldo */
+    float *out;
+    int64_t ldq, ldo;
+    /* Instead of out, if not NULL: inputs of the next product, in which row 0 is tiles_row and head
+     * 0 begins at tiles_column. E and tiles_column are multiples of 32. */
+    const struct gemm_input *tiles;
+    int64_t tiles_row, tiles_column;
+    const int32_t *first, *end; /* [rows] positions [first, end), not empty, both ascending */
+    float scale;                /* positive */
+    struct attention_keys keys;
+    float *stats; /* NULL, or [rows][ld_stats]: 2h, 2h + 1 are log2(e) max and 1 / sum of head h */
+    int64_t ld_stats;
+    void *scratch; /* attention_scratch bytes, aligned to 64 */
+};
+
+/*
+ * Backward of one kv head of a sequence of which row i attends to the positions
+ * [max(i + 1 - window, 0), i]: dq, dk and dv are overwritten, dk and dv with the sums over the
+ * heads. Queries, keys, values, probabilities and the gradients of scores are rounded to bf16, sums
+ * are f32, in an order that depends on `rows` and `n_heads` only. `stats` are those of the forward
+ * pass. Scratch grows with `rows`, and not with its square.
+ */
+struct attention_backward_job {
+    int64_t head_dim, n_heads, rows, window;
+    const float *q, *out, *dout; /* rows of ldq, as in attention_job */
+    float *dq;
+    int64_t ldq;
+    const float *k, *v; /* [rows][ldk] */
+    float *dk, *dv;
+    int64_t ldk;
+    const float *stats;
+    int64_t ld_stats;
+    float scale;
+    void *scratch; /* attention_backward_scratch bytes, aligned to 64 */
+};
+
 /* matrix products on a thread pool */
 
-/* Rows of x, with the int8 blocks and the bf16 rows that the caller requests; the caller provides
+/* Rows of x, with the int8 blocks and the bf16 tiles that the caller requests; the caller provides
  * scratch. */
 size_t gemm_input_scratch(int64_t max_rows, int64_t max_k);
 void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
-                        bool int8, bool bf16, void *scratch, struct pool *pool);
+                        bool int8, bool tiles, void *scratch, struct pool *pool);
 /* The same for contiguous rows, with the forms that the n matrices need. */
 struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows,
-                                 void *scratch, struct pool *pool);
-struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin,
-                                  int64_t end); /* a view of some rows */
+                                 enum row_path path, void *scratch, struct pool *pool);
+/* Inputs that have tiles alone: the caller packs each row once. */
+struct gemm_input gemm_input_tiles(int64_t rows, int64_t k, enum row_path path, void *scratch);
+void gemm_input_pack_row(const struct gemm_input *in, int64_t row, const float *x);
+/* The first value of a row in the tiles; of column k, a multiple of 32, 16 k values further. */
+uint16_t *gemm_input_tile_row(const struct gemm_input *in, int64_t row);
+/* A view of some rows; it has tiles only if `begin` is a multiple of 16. */
+struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, int64_t end);
+/* The same of their tiles alone, for any `begin`: the view starts at the tile that contains it and
+ * skips the rows before, so outputs are addressed `skip` rows before those of `begin`. */
+struct gemm_input gemm_input_tile_rows(const struct gemm_input *in, int64_t begin, int64_t end);
+/* Zeroes the rows of the last tile that do not exist. */
+void gemm_input_pad_tiles(const struct gemm_input *in);
+/* in->x to in->tiles, which the caller provides. */
+void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool);
+/* Writes t [rows][ld], of which `ranks` columns exist, as rows at, at + 1, … of gemm_low_rank.t. */
+void gemm_low_rank_pack(uint16_t *tiles, int64_t at, const float *t, int64_t ld, int64_t rows,
+                        int64_t ranks);
 /* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold the forms of the
  * inputs that w->type/packed needs. */
 void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
@@ -345,12 +540,16 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
                       int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
                       struct pool *pool);
 
+/* The numbers of a backward product. */
+enum grad_path { GRAD_F32, GRAD_INT8, GRAD_TILES };
+
 /*
  * The backward pass of matrix_mul: dX[rows][lddx] (+)= dY[rows][lddy] W, over the pool, for every
  * layout.
  *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_get_row
  *         gives it, starting from dX or +0.
- *   int8  (when requested and matrix_needs_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and
+ *   tiles (AMX only; LAYOUT_ROW_MAJOR of f32) dY and W in bf16, as in gemm_tiles_backward.
+ *   int8  (matrix_needs_int8(w), else f32) Σ_o over blocks of 32 outputs b: dY[m][o] and
  *         scale[o], the scale of o over the 32 inputs (q6_k: 16) of which i is one, are quantised
  *         to 16 bits each, q_u = multiply_to_int8 of the two and d_u = d_dy · 2^23 · d_scale;
  *         acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, … (q6_k: of 16 outputs).
@@ -362,7 +561,15 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
  */
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads);
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
-                         const struct matrix *w, bool int8, bool add, void *scratch,
+                         const struct matrix *w, enum grad_path path, bool add, void *scratch,
                          struct pool *pool);
+/* dX from inputs dY [rows][N] that have tiles: GRAD_TILES without slices of outputs. */
+void matrix_mul_backward_tiles(float *dx, int64_t lddx, const struct gemm_input *dy,
+                               const struct matrix *w, bool add, struct pool *pool);
+/* dW[N][K] += dY[rows][N]ᵀ X[rows][K] in tiles, in groups of 32 rows from the first one, over the
+ * pool; `scratch` is weight_grad_scratch(max_rows, max_k) bytes. */
+size_t weight_grad_scratch(int64_t max_rows, int64_t max_k);
+void weight_grad_tiles(float *dw, const float *dy, int64_t n, const float *x, int64_t k,
+                       int64_t rows, void *scratch, struct pool *pool);
 
 #endif

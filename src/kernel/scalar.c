@@ -251,10 +251,6 @@ static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int
     for (int64_t i = 0; i < k; i++) q[i] = (int8_t)high_half(high_half(x[i], by[i]), 128);
 }
 
-static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
-    for (int64_t i = 0; i < k; i++) out[i] = f32_to_bf16(x[i]);
-}
-
 static float sum_row(const float *a, int64_t n) {
     float lane[LANES] = {0};
     for (int64_t i = 0; i < n; i++) lane[i % LANES] += a[i];
@@ -343,6 +339,15 @@ static void softmax_back(float *dp, const float *p, float mean, float scale, int
     softmax_backward_with(dp, p, mean, scale, n);
 }
 
+static void norm_gain(const struct norm_rows *rows, float *dg, float *db) {
+    norm_gain_with(rows, dg, db);
+}
+
+static void norm_back(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+                      bool centred, int64_t n, bool add) {
+    norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
+}
+
 static float softmax_row(float *x, int64_t n) {
     float m = max_row(x, n);
     for (int64_t i = 0; i < n; i++) x[i] = exp_value(x[i] - m);
@@ -388,7 +393,6 @@ void kernels_fill_scalar(struct kernels *k) {
         .quantize_row = quantize_row,
         .quantize_row16 = quantize_row16,
         .multiply_to_int8 = multiply_to_int8,
-        .to_bf16_row = to_bf16_row,
         .transpose = transpose_tiles,
         .dot = dot_row,
         .sum = sum_row,
@@ -403,6 +407,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .softmax = softmax_row,
         .act_back = act_back,
         .softmax_back = softmax_back,
+        .norm_gain = norm_gain,
+        .norm_back = norm_back,
         .adamw = adamw_row,
     };
 }

@@ -42,6 +42,7 @@ struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal
     s->pool = pool_new(threads);
     s->model = model_open(model, exact ? NUMERIC_EXACT : kernels_default_class(), &inner);
     struct engine_options o = {.pool = s->pool};
+    if (s->model) o.kv_elem = kv_cache_default_dtype(s->model->cls);
     if (s->model && !s->model->tok)
         error_set(&inner, ERR_MISMATCH, "'%s' has no tokenizer", model);
     else if (s->model)

@@ -7,11 +7,12 @@
  * computes the base products and the first halves of the low-rank parts, t = gain · A x. All this
  * work is put on one line of costs that is cut into equal parts, so twenty short segments spread
  * over threads as well as one long one. The next region goes by rows, adds Σ_r t_r b_r and runs the
- * epilogue of these rows while they are in the caches. The residual stream is the output that o and
- * down accumulate into. Attention goes block by block of rows (one row's heads that share keys, or
- * up to MAX_QUERIES rows of a sequence) and page by page of the cache. The other components of an
- * adapter are applied in place: DoRA's multipliers after a product, replaced embedding rows at
- * token look-up, a replaced head at the outputs.
+ * epilogue of these rows while they are in the caches. Known rows that are multiplied in tiles
+ * differ: their t comes first, and t B is part of the base product (segment_in_chain). The residual
+ * stream is the output that o and down accumulate into. Attention goes block by block of rows (one
+ * row's heads that share keys, or up to MAX_QUERIES rows of a sequence) and page by page of the
+ * cache. The other components of an adapter are applied in place: DoRA's multipliers after a
+ * product, replaced embedding rows at token look-up, a replaced head at the outputs.
  *
  * Invariant: a row's bits depend only on the tokens of its sequence and on its adapters. The
  * arithmetic of every kernel call is independent of the number of rows, outputs or pages in the
@@ -29,23 +30,27 @@
 enum {
     RANK_CHUNK = 64, /* higher ranks are added in rounds of this size */
     B_ROWS = 32,     /* rows of low-rank outputs per block; the block's epilogue follows at once */
-    CUT = 32,        /* outputs: two panels of packed weights, whole cache lines */
+    B_TILE_ROWS = 128,      /* the same in tiles, whose weights are packed once per block */
+    CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it saves */
     MAX_FUSED = 3,
-    LORA_COST = 4,   /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
-    PARTS = 64,      /* number of parts that a line of costs is cut into */
-    MAX_QUERIES = 8, /* queries on the same keys at once: rows of a sequence, or heads of a row */
+    LORA_COST = 4,     /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
+    PARTS = 64,        /* number of parts that a line of costs is cut into */
+    MAX_QUERIES = 8,   /* queries on the same keys at once: rows of a sequence, or heads of a row */
+    TILE_QUERIES = 64, /* rows of a sequence in a block that attends in tiles */
 };
 
-enum gemm_task_kind { TASK_BASE, TASK_LORA_DOWN };
+enum gemm_task_kind { TASK_BASE, TASK_GATED, TASK_LORA_DOWN };
 
 /* One product y[rows][n]. Any range of its outputs can be computed separately. */
 struct gemm_task {
     enum gemm_task_kind kind;
-    const struct matrix *w;         /* TASK_BASE */
-    const struct gemm_input *in;    /* inputs of all rows */
-    const struct lora_segment *seg; /* TASK_LORA_DOWN */
-    const struct lora_part *part;   /* TASK_LORA_DOWN; its map is NULL for a perturbation */
+    const struct matrix *w;          /* TASK_BASE */
+    struct gemm_gated gated;         /* TASK_GATED: its outputs are the next product's tiles */
+    const struct gemm_input *in;     /* inputs of all rows */
+    const struct gemm_low_rank *low; /* low-rank parts of the product in tiles, or NULL */
+    const struct lora_segment *seg;  /* TASK_LORA_DOWN */
+    const struct lora_part *part;    /* TASK_LORA_DOWN; its map is NULL for a perturbation */
     const struct lora_module *map;
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
@@ -53,6 +58,11 @@ struct gemm_task {
     int64_t start;  /* start of the job on the line */
     int64_t r0, at; /* TASK_LORA_DOWN: ranks from r0 of the part go to t[at…] */
     bool add;
+};
+
+/* The inputs of a product: rows [0, n_exact), then the rest. Either may be empty. */
+struct row_inputs {
+    struct gemm_input exact, known;
 };
 
 /* Rows that attend together: consecutive rows of a sequence. */
@@ -67,14 +77,21 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                       /* [B, D] residual stream */
-    float *h;                       /* [B, D] after a norm */
-    float *q, *att;                 /* [B, H·E] */
-    float *k, *v;                   /* [B, K·E] before they enter the cache */
-    float *gate, *up;               /* [B, F] */
-    float *hidden;                  /* [B, D] final-norm rows of out_rows */
-    float *lora_hidden;             /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;                  /* [threads][MAX_QUERIES][slot_len] */
+    float *x;                            /* [B, D] residual stream */
+    float *h;                            /* [B, D] after a norm */
+    float *q, *att;                      /* [B, H·E] */
+    float *k, *v;                        /* [B, K·E] before they enter the cache */
+    float *gate, *up;                    /* [B, F] */
+    float *hidden;                       /* [B, D] final-norm rows of out_rows */
+    float *normed;                       /* [threads][D] a row between its norm and its tiles */
+    float *lora_hidden;                  /* [MAX_FUSED][B, RANK_CHUNK] */
+    uint16_t *low_tiles;                 /* [MAX_FUSED][B, LOW_RANK_MAX] the same in tiles */
+    struct low_rank_rows *low_rows;      /* [MAX_FUSED][B] */
+    struct low_rank_part *low_parts;     /* [MAX_FUSED][max_parts] */
+    struct gemm_low_rank low[MAX_FUSED]; /* of the products that run together */
+    float *scores;                       /* [threads][MAX_QUERIES][slot_len] */
+    uint8_t *att_scratch;                /* [threads][attention_scratch of the kernel] */
+    int32_t *key_first, *key_end;   /* [B] positions that a known row attends to in this layer */
     float *cos, *sin;               /* [slot_len, E/2] */
     float *cos_local, *sin_local;   /* the same for local layers */
     float *signs;                   /* [threads][widest matrix]: a factor of a perturbation */
@@ -83,15 +100,20 @@ struct forward {
     struct lora_segment *kept_segs; /* [B] their segments, */
     int32_t *kept_outs;             /* [B] and their indices: 0, 1, … */
     int64_t *attend_cost;           /* [B + 1] cost of the blocks before block i */
-    struct gemm_task *jobs;         /* [MAX_FUSED · (1 + max_parts)] */
+    struct gemm_task *jobs;         /* [MAX_FUSED · (2 + max_parts)] */
     struct prefetch_range *extents; /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
     void *in_scratch;
+    uint16_t *act_tiles; /* [B] rows of F values in tiles: activations of known rows */
+    char *t_scratch;     /* [threads][t_scratch_bytes] low-rank inputs in tiles */
     struct kv_cache *kv;
 
     /* the call in progress */
     const struct batch_row *rows;
     const struct lora_segment *segs;
     int32_t n_rows, n_segs, n_blocks, layer;
+    struct gemm_input att_tiles; /* attention of known rows, instead of att; or no tiles */
+    int32_t n_act;   /* rows at the start whose activation is an epilogue; the others' is fused */
+    int32_t n_exact; /* rows that come first and take ROWS_EXACT; the rest takes ROWS_KNOWN */
     int n_jobs;
     int n_extents;
     int64_t cost, base_cost; /* cost of the line's jobs, and of its base jobs, which come first */
@@ -108,6 +130,26 @@ static struct forward_options options_of(const struct forward_options *o) {
 static struct kv_cache_options kv_options_of(const struct forward_options *o) {
     return (struct kv_cache_options){
         .n_slots = o->n_slots, .slot_len = o->slot_len, .n_pages = o->n_pages, .elem = o->kv_elem};
+}
+
+/* Rows of both paths: each has its own alignment and last tile. */
+static size_t inputs_scratch(int64_t rows, int64_t k) {
+    return gemm_input_scratch(rows, k) + gemm_input_scratch(16, k);
+}
+
+static size_t t_scratch_bytes(void) {
+    return kernels_get()->gemm_tiles ? gemm_input_scratch(B_TILE_ROWS, RANK_CHUNK) : 0;
+}
+
+/* Elements of the low-rank tiles of one product. */
+static size_t low_tiles_size(const struct forward_options *o) {
+    return ((size_t)o->max_rows + 15) / 16 * 16 * LOW_RANK_MAX;
+}
+
+static size_t attention_scratch_bytes(const struct model_config *c) {
+    const struct kernels *k = kernels_get();
+    if (!k->attention || c->head_dim > ATTENTION_MAX_DIM) return 0;
+    return (k->attention_scratch(c->head_dim) + 63) / 64 * 64;
 }
 
 /* Lays every array into `base` (NULL: only counts) and returns the bytes. Only this function knows
@@ -133,8 +175,12 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->up = slab_take(base, &used, rows * ff * fl);
     used = MAX(used, end);
     f->hidden = slab_take(base, &used, rows * d * fl);
+    f->normed = slab_take(base, &used, threads * d * fl);
     f->lora_hidden = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
     f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
+    f->att_scratch = slab_take(base, &used, threads * attention_scratch_bytes(c));
+    f->key_first = slab_take(base, &used, rows * sizeof *f->key_first);
+    f->key_end = slab_take(base, &used, rows * sizeof *f->key_end);
     f->cos = slab_take(base, &used, rope * fl);
     f->sin = slab_take(base, &used, rope * fl);
     if (c->rope_local_theta > 0.0f) {
@@ -148,10 +194,16 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
     f->jobs =
-        slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct gemm_task));
+        slab_take(base, &used, MAX_FUSED * (2 + (size_t)o->max_parts) * sizeof(struct gemm_task));
     f->extents =
         slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
-    f->in_scratch = slab_take(base, &used, gemm_input_scratch(o->max_rows, (int64_t)widest));
+    f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)widest));
+    f->t_scratch = slab_take(base, &used, threads * t_scratch_bytes());
+    if (!kernels_get()->gemm_tiles) return used;
+    f->act_tiles = slab_take(base, &used, (rows + 15) / 16 * 16 * ((ff + 31) / 32 * 32) * 2);
+    f->low_tiles = slab_take(base, &used, MAX_FUSED * low_tiles_size(o) * sizeof *f->low_tiles);
+    f->low_rows = slab_take(base, &used, MAX_FUSED * rows * sizeof *f->low_rows);
+    f->low_parts = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof *f->low_parts);
     return used;
 }
 
@@ -243,7 +295,8 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
                             int64_t n1, int thread) {
     const struct lora_part *p = j->part;
     float *t = j->t + j->at;
-    struct gemm_input in = gemm_input_rows(j->in, j->seg->begin, j->seg->end);
+    const int32_t first = j->in->path == ROWS_EXACT ? 0 : f->n_exact;
+    struct gemm_input in = gemm_input_rows(j->in, j->seg->begin - first, j->seg->end - first);
     if (!p->pack) {
         float *v = signs_of(f, thread);
         lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k,
@@ -257,7 +310,11 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
     }
     const struct lora_module *m = j->map;
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)dtype_size(p->pack->elem);
-    if (p->pack->elem == DTYPE_I8 && in.q) {
+    if (j->in->tiles) {
+        const struct matrix rows = matrix_view(p->pack->elem, false, a, j->n, j->k);
+        in = gemm_input_tile_rows(j->in, j->seg->begin - first, j->seg->end - first);
+        f->kern->gemm_tiles(t - in.skip * RANK_CHUNK, RANK_CHUNK, &in, &rows, n0, n1, false);
+    } else if (p->pack->elem == DTYPE_I8 && in.q) {
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
         gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1, false);
@@ -265,9 +322,22 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
     gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
 }
 
+/* The first segment that ends after row i, or n_segs. */
+static int32_t segment_from(const struct forward *f, int64_t i) {
+    int32_t lo = 0, hi = f->n_segs;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (f->segs[mid].end <= i)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 /* Cost of one output of a job on the line, in multiply-adds of packed weights. */
 static int64_t job_unit(const struct gemm_task *j) {
-    return j->rows * j->k * (j->kind == TASK_BASE ? 1 : LORA_COST);
+    return j->rows * j->k * (j->kind == TASK_BASE ? 1 : j->kind == TASK_GATED ? 2 : LORA_COST);
 }
 
 /* Runs a range of a base product, which also prefetches the range's share of the line's maps. */
@@ -277,15 +347,21 @@ static void base_range(const struct forward *f, const struct gemm_task *j, int64
     struct prefetch_list a = {f->extents + lo, hi - lo, 0, 0};
     struct gemm_input in = *j->in;
     if (a.n > 0) in.ahead = &a;
+    in.low = j->low;
     matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
 }
 
 /* Outputs [n0, n1) of the job. */
 static void job_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1,
                       int thread) {
+    struct gemm_input in = *j->in;
     switch (j->kind) {
     case TASK_BASE:
         base_range(f, j, n0, n1);
+        return;
+    case TASK_GATED:
+        in.low = j->low;
+        f->kern->gemm_tiles_silu(&j->gated, &in, n0, n1);
         return;
     case TASK_LORA_DOWN:
         lora_down_range(f, j, n0, n1, thread);
@@ -326,18 +402,20 @@ static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 static void job_add(struct forward *f, struct gemm_task j) {
-    CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
+    CHECK(f->n_jobs < MAX_FUSED * (2 + f->o.max_parts));
     j.start = f->cost;
     f->jobs[f->n_jobs++] = j;
     f->cost += j.n * job_unit(&j);
     if (j.kind == TASK_BASE) f->base_cost = f->cost;
 }
 
-static void base_job(struct forward *f, const struct matrix *w, const struct gemm_input *in,
-                     float *y, bool add) {
+static void base_job_rows(struct forward *f, const struct matrix *w, const struct gemm_input *in,
+                          const struct gemm_low_rank *low, float *y, bool add) {
+    if (in->rows == 0) return;
     job_add(f, (struct gemm_task){.kind = TASK_BASE,
                                   .w = w,
                                   .in = in,
+                                  .low = low && low->n > 0 ? low : NULL,
                                   .y = y,
                                   .ldy = w->n,
                                   .rows = in->rows,
@@ -345,6 +423,59 @@ static void base_job(struct forward *f, const struct matrix *w, const struct gem
                                   .n = w->n,
                                   .add = add});
     f->stats.weight_passes++;
+}
+
+static void base_job(struct forward *f, const struct matrix *w, const struct row_inputs *in,
+                     const struct gemm_low_rank *low, float *y, bool add) {
+    base_job_rows(f, w, &in->exact, NULL, y, add);
+    base_job_rows(f, w, &in->known, low, y + in->exact.rows * w->n, add);
+}
+
+/* Scratch for inputs of known rows: behind those of the exact rows. */
+static void *known_scratch(const struct forward *f, int64_t n_exact, int64_t k) {
+    return (char *)f->in_scratch + (n_exact > 0 ? gemm_input_scratch(n_exact, k) : 0);
+}
+
+/* Rows x [n_exact + n_known][K] in the forms that n matrices need. */
+static struct row_inputs inputs_for(const struct forward *f, const struct matrix *w, int n,
+                                    const float *x, int64_t n_exact, int64_t n_known) {
+    void *second = known_scratch(f, n_exact, w->k);
+    return (struct row_inputs){
+        .exact = gemm_input_for(w, n, x, n_exact, ROWS_EXACT, f->in_scratch, f->o.pool),
+        .known = gemm_input_for(w, n, x + n_exact * w->k, n_known, ROWS_KNOWN, second, f->o.pool)};
+}
+
+/* The same for all rows of the call. */
+static struct row_inputs inputs_of(const struct forward *f, const struct matrix *w, int n,
+                                   const float *x) {
+    return inputs_for(f, w, n, x, f->n_exact, f->n_rows - f->n_exact);
+}
+
+/* Whether the products of known rows with n matrices read tiles alone; perturbations read f32. */
+static bool known_rows_use_tiles(const struct forward *f, const struct matrix *w, int n) {
+    for (int i = 0; i < n; i++)
+        if (!matrix_uses_tiles(&w[i], ROWS_KNOWN)) return false;
+    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++)
+        for (int32_t i = 0; i < f->segs[s].n_parts; i++)
+            if (!f->segs[s].parts[i].pack) return false;
+    return f->n_exact < f->n_rows;
+}
+
+/* Tiles of the known rows, to be packed row by row, if their products with n matrices read tiles
+ * alone; else no tiles. */
+static struct gemm_input known_tiles(const struct forward *f, const struct matrix *w, int n) {
+    if (!known_rows_use_tiles(f, w, n)) return (struct gemm_input){0};
+    return gemm_input_tiles(f->n_rows - f->n_exact, w->k, ROWS_KNOWN,
+                            known_scratch(f, f->n_exact, w->k));
+}
+
+/* Rows x of which the known ones may have been packed in `tiles` already. */
+static struct row_inputs inputs_with_tiles(const struct forward *f, const struct matrix *w, int n,
+                                           const float *x, const struct gemm_input *tiles) {
+    if (!tiles->tiles) return inputs_of(f, w, n, x);
+    struct row_inputs in = inputs_for(f, w, n, x, f->n_exact, 0);
+    in.known = *tiles;
+    return in;
 }
 
 /* Runs the jobs and clears the line. */
@@ -365,6 +496,20 @@ static const float *dora_mult(const struct forward *f, const struct lora_segment
     return lora_module_at(g->parts[0].pack, f->layer, p)->mult;
 }
 
+/* Whether the low-rank parts of a segment are steps of the product's own chain of sums (`low` of
+ * its inputs) instead of a product of their own. A property of the rows and their adapters, so that
+ * bits do not depend on the rest of the batch. */
+static bool segment_in_chain(const struct forward *f, const struct lora_segment *g, enum proj p) {
+    const struct model_layer *l = &f->m->layers[f->layer];
+    int64_t ranks = 0;
+    if (g->begin < f->n_exact || !matrix_uses_tiles(&l->proj[p], ROWS_KNOWN)) return false;
+    for (int32_t i = 0; i < g->n_parts; i++) {
+        if (!g->parts[i].pack) return false;
+        ranks += part_width(map_rank(part_map(&g->parts[i], f->layer, p)));
+    }
+    return ranks <= LOW_RANK_MAX && !dora_mult(f, g, p);
+}
+
 /* Adds both factors of a map, which are contiguous in memory, to the prefetch list. */
 static void extent_add(struct forward *f, const struct lora_module *m) {
     f->extents[f->n_extents++] =
@@ -374,18 +519,19 @@ static void extent_add(struct forward *f, const struct lora_module *m) {
 /* Adds the jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment; the parts'
  * ranks are numbered consecutively. Returns the largest number of ranks from r0 on in a segment;
  * below 1: no ranks are left. */
-static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm_input *in,
+static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct row_inputs *in,
                                float *low, int64_t r0) {
     int64_t out = proj_out(&f->m->config, p), most = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct lora_segment *g = &f->segs[s];
+        if (segment_in_chain(f, g, p)) continue;
         struct gemm_task j = {.kind = TASK_LORA_DOWN,
                               .seg = g,
                               .proj = p,
-                              .in = in,
+                              .in = g->begin < f->n_exact ? &in->exact : &in->known,
                               .t = low + (int64_t)g->begin * RANK_CHUNK,
                               .rows = g->end - g->begin,
-                              .k = in->k};
+                              .k = proj_in(&f->m->config, p)};
         int64_t at = -r0;
         for (int32_t i = 0; i < g->n_parts; i++) {
             const struct lora_module *m = part_map(&g->parts[i], f->layer, p);
@@ -413,17 +559,89 @@ struct projection {
     bool add; /* accumulate into y, which holds the residual stream */
 };
 
-/* The first segment that ends after row i, or n_segs. */
-static int32_t segment_from(const struct forward *f, int64_t i) {
-    int32_t lo = 0, hi = f->n_segs;
-    while (lo < hi) {
-        int32_t mid = (lo + hi) / 2;
-        if (f->segs[mid].end <= i)
-            lo = mid + 1;
-        else
-            hi = mid;
+/* Lists the parts that join the chain of product i. */
+static void low_rank_list(struct forward *f, enum proj p, int i) {
+    struct low_rank_rows *rows = f->low_rows + (int64_t)i * f->o.max_rows;
+    struct low_rank_part *part = f->low_parts + (int64_t)i * f->o.max_parts;
+    const int64_t out = proj_out(&f->m->config, p);
+    f->low[i] =
+        (struct gemm_low_rank){.t = {f->low_tiles + i * low_tiles_size(&f->o)}, .rows = rows};
+    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++) {
+        const struct lora_segment *g = &f->segs[s];
+        struct low_rank_rows r = {
+            .begin = g->begin - f->n_exact, .end = g->end - f->n_exact, .parts = {part}};
+        if (!segment_in_chain(f, g, p)) continue;
+        for (int64_t k = 0, at = 0; k < g->n_parts; k++) {
+            const struct lora_module *m = part_map(&g->parts[k], f->layer, p);
+            const enum dtype e = g->parts[k].pack->elem;
+            if (m->r > 0)
+                *part++ =
+                    (struct low_rank_part){matrix_view(e, e == DTYPE_I8, m->bt, m->r, out), at};
+            at += part_width(m->r);
+        }
+        r.n_parts[0] = (int)(part - r.parts[0]);
+        if (r.n_parts[0] > 0) rows[f->low[i].n++] = r;
     }
-    return lo;
+}
+
+struct low_rank_job {
+    struct forward *f;
+    const struct gemm_input *in; /* known rows */
+    const struct projection *v;
+    int64_t blocks; /* of B_TILE_ROWS rows */
+};
+
+/* t = weight · gain · A x of all parts for rows [begin, end) of the inputs, in tiles. */
+static void low_rank_down(const struct low_rank_job *j, const struct lora_segment *g, int i,
+                          int64_t begin, int64_t end) {
+    struct forward *f = j->f;
+    float *t = f->lora_hidden + ((int64_t)i * f->o.max_rows + f->n_exact + begin) * RANK_CHUNK;
+    const struct gemm_input in = gemm_input_tile_rows(j->in, begin, end);
+    memset(t, 0, (size_t)(end - begin) * RANK_CHUNK * sizeof *t);
+    for (int64_t k = 0, at = 0; k < g->n_parts; k++) {
+        const struct lora_part *p = &g->parts[k];
+        const struct lora_module *m = part_map(p, f->layer, j->v[i].p);
+        const struct matrix a = matrix_view(p->pack->elem, false, m->a, m->r, j->in->k);
+        if (m->r > 0) {
+            f->kern->gemm_tiles(t + at - in.skip * RANK_CHUNK, RANK_CHUNK, &in, &a, 0, m->r, false);
+            gains_apply(t + at, end - begin, m->gain, p->weight, m->r);
+        }
+        at += part_width(m->r);
+    }
+    gemm_low_rank_pack(f->low_tiles + (size_t)i * low_tiles_size(&f->o), begin, t, RANK_CHUNK,
+                       end - begin, RANK_CHUNK);
+}
+
+/* Items are blocks of rows, of one product after the other. */
+static void low_rank_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct low_rank_job *j = ctx;
+    const struct forward *f = j->f;
+    (void)thread;
+    for (int64_t item = begin; item < end; item++) {
+        const int i = (int)(item / j->blocks);
+        const int64_t r0 = item % j->blocks * B_TILE_ROWS + f->n_exact,
+                      r1 = MIN(r0 + B_TILE_ROWS, f->n_rows);
+        for (int32_t s = segment_from(f, r0); s < f->n_segs && f->segs[s].begin < r1; s++)
+            if (segment_in_chain(f, &f->segs[s], j->v[i].p))
+                low_rank_down(j, &f->segs[s], i, MAX(r0, f->segs[s].begin) - f->n_exact,
+                              MIN(r1, f->segs[s].end) - f->n_exact);
+    }
+}
+
+/* Sets f->low for n products of the same inputs. */
+static void low_rank_prepare(struct forward *f, const struct gemm_input *in,
+                             const struct projection *v, int n) {
+    struct low_rank_job j = {f, in, v, (in->rows + B_TILE_ROWS - 1) / B_TILE_ROWS};
+    int lists = 0;
+    for (int i = 0; i < n; i++) {
+        f->low[i].n = 0;
+        if (in->tiles) low_rank_list(f, v[i].p, i);
+        lists += f->low[i].n;
+    }
+    if (lists == 0) return;
+    double t0 = clock_now();
+    pool_run(pool_for(f, in->rows * in->k * 16), low_rank_items, &j, n * j.blocks, 1);
+    f->stats.kernel_seconds += clock_now() - t0;
 }
 
 /* The segment that contains row i, or NULL. */
@@ -497,10 +715,22 @@ struct lora_up {
     const struct forward *f;
     const struct projection *v;
     int n;
+    bool tiles; /* of known rows */
     float *dora_out;
     int64_t r0; /* the round's first rank */
     struct epilogue after;
 };
+
+/* y += t Bᵀ in tiles for `n` ranks of a part. */
+static void lora_up_tiles(const struct forward *f, float *y, int64_t width, const float *t,
+                          int64_t rows, enum dtype e, const void *bt, int64_t n, int thread) {
+    const struct matrix b = matrix_view(e, e == DTYPE_I8, bt, n, width);
+    struct gemm_input in;
+    CHECK(rows <= B_TILE_ROWS);
+    gemm_input_prepare(&in, t, RANK_CHUNK, rows, n, false, true,
+                       f->t_scratch + (size_t)thread * t_scratch_bytes(), NULL);
+    f->kern->gemm_tiles_backward(y, width, &in, &b, 0, 0, width, true);
+}
 
 /* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for rows [begin, end) of a
  * segment. */
@@ -523,7 +753,9 @@ static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, 
         } else if (lo < hi) {
             enum dtype e = p->pack->elem;
             const char *bt = (const char *)m->bt + lo * n * (int64_t)dtype_size(e);
-            if (e == DTYPE_I8)
+            if (b->tiles && g->begin >= f->n_exact)
+                lora_up_tiles(f, y, n, t + at + lo, rows, e, bt, hi - lo, thread);
+            else if (e == DTYPE_I8)
                 gemm_nn_i8_pairs(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n,
                                  hi - lo, n);
             else
@@ -538,11 +770,12 @@ static void lora_up_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_up *b = ctx;
     const struct forward *f = b->f;
     for (int64_t stop; begin < end; begin = stop) {
-        stop = MIN(begin + B_ROWS, end);
+        stop = MIN(begin + (b->tiles && begin >= f->n_exact ? B_TILE_ROWS : B_ROWS), end);
         for (int32_t s = segment_from(f, begin); s < f->n_segs && f->segs[s].begin < stop; s++)
             for (int i = 0; i < b->n; i++)
-                lora_up_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
-                             MIN(stop, f->segs[s].end), thread);
+                if (!segment_in_chain(f, &f->segs[s], b->v[i].p))
+                    lora_up_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
+                                 MIN(stop, f->segs[s].end), thread);
         if (b->after.run) b->after.run(b->after.ctx, begin, stop, thread);
     }
 }
@@ -554,20 +787,24 @@ static void after_run(const struct forward *f, const struct epilogue *a) {
 static void lora_up_run(struct forward *f, struct lora_up *b) {
     double t0 = clock_now();
     pool_run(pool_for(f, f->b_cost + b->after.cost), lora_up_part, b, f->n_rows,
-             f->n_rows < 8 * B_ROWS ? 1 : 8);
+             f->n_rows < 8 * B_ROWS        ? 1
+             : b->tiles && f->n_exact == 0 ? B_ROWS
+                                           : 8);
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
 /* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, then the epilogue. */
-static void products_run(struct forward *f, const struct gemm_input *in, const struct projection *v,
+static void products_run(struct forward *f, const struct row_inputs *in, const struct projection *v,
                          int n, struct epilogue after) {
     const struct model_layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
     float *aside = dora_aside(f, v, n);
     bool dora = false;
+    low_rank_prepare(f, &in->known, v, n);
     for (int i = 0; i < n; i++) {
         dora |= dora_any(f, v[i].p);
-        base_job(f, &layer->proj[v[i].p], in, aside ? aside : v[i].y, v[i].add && !aside);
+        base_job(f, &layer->proj[v[i].p], in, &f->low[i], aside ? aside : v[i].y,
+                 v[i].add && !aside);
     }
     for (int64_t r0 = 0, most;; r0 += RANK_CHUNK) {
         most = f->b_cost = 0;
@@ -578,7 +815,8 @@ static void products_run(struct forward *f, const struct gemm_input *in, const s
         jobs_run(f);
         if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
         if (most <= 0) break;
-        struct lora_up b = {.f = f, .v = v, .n = n, .dora_out = aside, .r0 = r0};
+        struct lora_up b = {
+            .f = f, .v = v, .n = n, .tiles = in->known.tiles, .dora_out = aside, .r0 = r0};
         const bool last = most <= RANK_CHUNK && !dora;
         if (last) b.after = after;
         lora_up_run(f, &b);
@@ -594,23 +832,34 @@ struct norm_job {
     const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
     const int32_t *pick;    /* rows of x, or NULL: all in order */
     float *y;
+    const struct gemm_input *tiles; /* NULL, or of known rows, instead of y if it has tiles */
 };
 
 static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct norm_job *j = ctx;
-    const struct model_config *c = &j->f->m->config;
-    (void)thread;
+    const struct forward *f = j->f;
+    const struct model_config *c = &f->m->config;
     for (int64_t i = begin; i < end; i++) {
-        int64_t from = j->pick ? j->pick[i] : i;
-        norm_row(j->f->kern, j->y + i * c->d_model, j->x + from * c->d_model, j->g, j->b,
-                 c->rms_norm_eps, c->d_model);
+        const int64_t from = j->pick ? j->pick[i] : i;
+        const bool tiles = j->tiles && j->tiles->tiles && i >= f->n_exact;
+        float *y = tiles ? f->normed + thread * c->d_model : j->y + i * c->d_model;
+        norm_row(f->kern, y, j->x + from * c->d_model, j->g, j->b, c->rms_norm_eps, c->d_model);
+        if (tiles) gemm_input_pack_row(j->tiles, i - f->n_exact, y);
     }
 }
 
-static void norm_forward(struct forward *f, float *y, const float *x, const int32_t *pick,
-                         int64_t rows, const float *g, const float *b) {
-    struct norm_job j = {.f = f, .x = x, .g = g, .b = b, .pick = pick, .y = y};
-    pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
+static void norm_run(struct norm_job *j, int64_t rows) {
+    pool_run(pool_for(j->f, 4 * rows * j->f->m->config.d_model), norm_rows, j, rows, 1);
+}
+
+/* The residual stream after a norm, as the inputs of n matrices: in f->h, but for known rows whose
+ * products need their tiles alone. */
+static struct row_inputs norm_inputs(const struct forward *f, const struct matrix *w, int n,
+                                     const float *g, const float *b) {
+    const struct gemm_input tiles = known_tiles(f, w, n);
+    struct norm_job j = {.f = f, .x = f->x, .g = g, .b = b, .y = f->h, .tiles = &tiles};
+    norm_run(&j, f->n_rows);
+    return inputs_with_tiles(f, w, n, f->h, &tiles);
 }
 
 /* The adapter's row for token `id`, or NULL for the base's row. */
@@ -733,9 +982,12 @@ static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct model_layer *l = &f->m->layers[f->layer];
     int64_t n = f->m->config.d_ff;
     (void)thread;
-    for (int64_t i = begin; i < end; i++)
-        activation_row(f->kern, f->m->config.arch, f->gate + i * n, f->up + i * n,
-                       l->bias[PROJ_GATE], l->bias[PROJ_UP], n);
+    for (int64_t i = begin; i < MIN(end, f->n_act); i++) {
+        float *gate = f->gate + i * n, *up = f->up + i * n;
+        if (l->bias[PROJ_GATE]) f->kern->axpy(gate, 1.0f, l->bias[PROJ_GATE], n);
+        if (l->bias[PROJ_UP]) f->kern->axpy(up, 1.0f, l->bias[PROJ_UP], n);
+        activation_row(f->kern, f->m->config.arch, gate, gate, up, n);
+    }
 }
 
 /* The epilogue of a residual branch: its bias, and its norm before it is added to the residual
@@ -761,11 +1013,11 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* The last projection of a branch, o or down, from `in` to the residual stream. */
-static void residual_project(struct forward *f, const struct gemm_input *in, enum proj p,
+static void residual_project(struct forward *f, const struct row_inputs *in, enum proj p,
                              const float *norm) {
     struct residual_branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
     struct epilogue after = {b.bias || b.norm ? branch_rows : NULL, &b,
-                             4 * in->rows * f->m->config.d_model};
+                             4 * (int64_t)f->n_rows * f->m->config.d_model};
     products_run(f, in, &(struct projection){p, norm ? f->h : f->x, !norm}, 1, after);
 }
 
@@ -825,6 +1077,12 @@ static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 static int32_t attend_len(const struct forward *f, const struct batch_row *r) {
     const struct model_config *c = &f->m->config;
     return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
+}
+
+/* Known rows of the fast class; the layers' attention is a property of the row like its products.
+ */
+static bool attends_in_tiles(const struct forward *f, int32_t row) {
+    return f->kern->attention && row >= f->n_exact && f->m->config.head_dim <= ATTENTION_MAX_DIM;
 }
 
 /* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i belongs
@@ -900,12 +1158,16 @@ static void attention_values(const struct forward *f, const struct attention_blo
     for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
 }
 
+static float score_scale(const struct model_config *c) {
+    return 1.0f /
+           sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)c->head_dim);
+}
+
 static void attention_queries(const struct forward *f, const struct attention_block *v,
                               float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim;
-    float by[MAX_QUERIES],
-        scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
+    float by[MAX_QUERIES], scale = score_scale(c);
     attention_scores(f, v, scores);
     for (int64_t i = 0; i < v->n; i++) {
         int32_t first = query_first(f, v, i), end = query_sees(v, i);
@@ -922,10 +1184,54 @@ static void attention_queries(const struct forward *f, const struct attention_bl
     for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->att + i * v->ld, by[i], e);
 }
 
+/* The pages of one kv head of a sequence. */
+struct page_source {
+    const struct forward *f;
+    int32_t slot, head;
+};
+
+static struct attention_page page_find(const void *ctx, int64_t page) {
+    const struct page_source *s = ctx;
+    const struct forward *f = s->f;
+    const struct kv_cache_rows k =
+        kv_cache_at(f->kv, s->slot, (int32_t)page, f->layer, s->head, false);
+    const struct kv_cache_rows v =
+        kv_cache_at(f->kv, s->slot, (int32_t)page, f->layer, s->head, true);
+    return (struct attention_page){k.v, v.v, k.d, v.d};
+}
+
+/* One kv head of a block of known rows, in tiles. */
+static void attend_tiles(const struct forward *f, int32_t head, const struct query_block *b,
+                         int thread) {
+    const struct model_config *c = &f->m->config;
+    const struct page_source source = {f, f->rows[b->begin].slot, head};
+    int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads, ld = c->n_heads * e,
+            at = b->begin * ld + head * group * e;
+    const struct attention_job job = {
+        .head_dim = e,
+        .n_heads = group,
+        .rows = b->end - b->begin,
+        .q = f->q + at,
+        .out = f->att + at,
+        .ldq = ld,
+        .ldo = ld,
+        .tiles = f->att_tiles.tiles ? &f->att_tiles : NULL,
+        .tiles_row = b->begin - f->n_exact,
+        .tiles_column = head * group * e,
+        .first = f->key_first + b->begin,
+        .end = f->key_end + b->begin,
+        .scale = score_scale(c),
+        .keys = {f->o.kv_elem, KV_PAGE_SIZE, e, page_find, &source},
+        .scratch = f->att_scratch + (size_t)thread * attention_scratch_bytes(c),
+    };
+    f->kern->attention(&job);
+}
+
 /* One kv head of one block: a single row's heads together, or the rows of each head in turn. */
 static void attend_item(const struct forward *f, int32_t head, const struct query_block *b,
-                        float *scores) {
+                        int thread) {
     const struct model_config *c = &f->m->config;
+    float *scores = f->scores + thread * MAX_QUERIES * f->o.slot_len;
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
             at = ((int64_t)b->begin * c->n_heads + head * group) * e;
     struct attention_block v = {.q = f->q + at,
@@ -967,14 +1273,31 @@ static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct model_config *c = &f->m->config;
     int64_t total = f->attend_cost[f->n_blocks] * c->n_kv_heads;
     int64_t to = attend_cut(f, total * end / f->parts);
-    float *scores = f->scores + thread * MAX_QUERIES * f->o.slot_len;
-    for (int64_t i = attend_cut(f, total * begin / f->parts); i < to; i++)
-        attend_item(f, (int32_t)(i / f->n_blocks), &f->blocks[i % f->n_blocks], scores);
+    for (int64_t i = attend_cut(f, total * begin / f->parts); i < to; i++) {
+        struct query_block b = f->blocks[i % f->n_blocks];
+        const int32_t head = (int32_t)(i / f->n_blocks), slot = f->rows[b.begin].slot;
+        if (!attends_in_tiles(f, b.begin)) {
+            attend_item(f, head, &b, thread);
+            continue;
+        }
+        // blocks of one sequence and head share the packing of its keys
+        while (i + 1 < to && b.end < f->n_rows && f->rows[b.end].slot == slot)
+            b.end = f->blocks[++i % f->n_blocks].end;
+        attend_tiles(f, head, &b, thread);
+    }
 }
 
-static void attention_run(struct forward *f) {
+/* Returns the inputs of the output projection. */
+static struct row_inputs attention_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
+    const struct matrix *o = &f->m->layers[f->layer].proj[PROJ_O];
+    const bool tiles = c->head_dim % 32 == 0 && attends_in_tiles(f, f->n_rows - 1);
+    f->att_tiles = tiles ? known_tiles(f, o, 1) : (struct gemm_input){0};
     double t0 = clock_now();
+    for (int32_t i = f->n_exact; i < f->n_rows; i++) {
+        f->key_end[i] = f->rows[i].pos + 1;
+        f->key_first[i] = f->key_end[i] - attend_len(f, &f->rows[i]);
+    }
     f->attend_cost[0] = 0;
     for (int32_t b = 0; b < f->n_blocks; b++) {
         int64_t sees = 0;
@@ -986,6 +1309,7 @@ static void attention_run(struct forward *f) {
     f->parts = pool ? PARTS : 1;
     pool_run(pool, attend_part, f, f->parts, 1);
     f->stats.kernel_seconds += clock_now() - t0;
+    return inputs_with_tiles(f, o, 1, f->att, &f->att_tiles);
 }
 
 /* Cuts the rows into blocks that attend together. */
@@ -993,9 +1317,10 @@ static void blocks_make(struct forward *f) {
     f->n_blocks = 0;
     for (int32_t i = 0; i < f->n_rows;) {
         struct query_block *b = &f->blocks[f->n_blocks++];
+        const int32_t most = attends_in_tiles(f, i) ? TILE_QUERIES : MAX_QUERIES;
         *b = (struct query_block){i, i};
         do b->end++;
-        while (b->end < f->n_rows && b->end - i < MAX_QUERIES &&
+        while (b->end < f->n_rows && b->end != f->n_exact && b->end - i < most &&
                f->rows[b->end].slot == f->rows[i].slot);
         i = b->end;
     }
@@ -1003,12 +1328,13 @@ static void blocks_make(struct forward *f) {
 
 /*
  * Drops the rows without requested results. Once the last layer's keys and values are stored, the
- * call continues with the requested rows, their residual stream and its norm alone. Their bits are
- * the same, because no row depends on its neighbours.
+ * call continues with the requested rows and their residual stream alone. Their bits are the same,
+ * because no row depends on its neighbours.
  */
 static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t n) {
     size_t d = (size_t)f->m->config.d_model;
-    int32_t n_segs = 0, at = 0;
+    int32_t n_segs = 0, at = 0, n_exact = 0;
+    while (n_exact < n && wanted[n_exact] < f->n_exact) n_exact++;
     for (int32_t s = 0; s < f->n_segs; s++) {
         struct lora_segment g = f->segs[s];
         while (at < n && wanted[at] < g.begin) at++;
@@ -1021,24 +1347,24 @@ static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t 
     for (int32_t i = 0; i < n; i++) { // wanted[i] >= i, so row i is no longer needed
         size_t from = (size_t)wanted[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
-        memmove(f->h + to * d, f->h + from * d, d * sizeof *f->h);
         f->kept_rows[i] = f->rows[from];
         f->kept_outs[i] = i;
     }
     f->rows = f->kept_rows;
     f->segs = f->kept_segs;
     f->n_rows = n;
+    f->n_exact = n_exact;
     f->n_segs = n_segs;
     blocks_make(f);
 }
 
-/* Computes queries, and keys and values into the cache, from the norm in f->h. */
+/* Computes queries, and keys and values into the cache. */
 static void qkv_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
+    const struct model_layer *l = &f->m->layers[f->layer];
     const struct projection qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
-    struct gemm_input in = gemm_input_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
-                                          f->in_scratch, f->o.pool);
+    struct row_inputs in = norm_inputs(f, &l->proj[PROJ_Q], 3, l->attn_norm, l->attn_norm_bias);
     products_run(
         f, &in, qkv, 3,
         (struct epilogue){qkv_rows, f,
@@ -1052,14 +1378,13 @@ static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n
     const struct model_layer *l = &f->m->layers[f->layer];
     const struct projection kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
                             q = {PROJ_Q, f->q, false};
-    struct gemm_input in =
-        gemm_input_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
+    struct row_inputs in = norm_inputs(f, &l->proj[PROJ_K], 2, l->attn_norm, l->attn_norm_bias);
     products_run(
         f, &in, kv, 2,
         (struct epilogue){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
     rows_keep_outputs(f, wanted, n);
     if (n == 0) return;
-    in = gemm_input_for(&l->proj[PROJ_Q], 1, f->h, n, f->in_scratch, f->o.pool);
+    in = norm_inputs(f, &l->proj[PROJ_Q], 1, l->attn_norm, l->attn_norm_bias);
     products_run(f, &in, &q, 1,
                  (struct epilogue){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
 }
@@ -1074,31 +1399,89 @@ static void lora_prefetch(const struct forward *f) {
                     lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
-/* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
-static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
+/* Gate, up and activation of known rows are one product, with the same bits, where nothing comes
+ * between them but low-rank parts in its chains. */
+static bool mlp_is_fused(const struct forward *f) {
+    const struct model_layer *l = &f->m->layers[f->layer];
+    if (f->n_exact == f->n_rows || !layer_gates_in_tiles(l, f->m->config.arch, ROWS_KNOWN))
+        return false;
+    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++)
+        for (int p = PROJ_GATE; p <= PROJ_UP; p++)
+            if (!segment_in_chain(f, &f->segs[s], (enum proj)p)) return false;
+    return true;
+}
+
+/* The parts of gate and up as those of one product, or NULL if there are none. */
+static const struct gemm_low_rank *low_rank_pair(struct forward *f, const struct gemm_input *in,
+                                                 const struct projection gate_up[2]) {
+    struct gemm_low_rank *low = &f->low[2];
+    struct low_rank_rows *rows = f->low_rows + 2 * (int64_t)f->o.max_rows;
+    low_rank_prepare(f, in, gate_up, 2);
+    *low = (struct gemm_low_rank){.t = {f->low[0].t[0], f->low[1].t[0]}, .rows = rows};
+    for (int i = 0, k = 0; i < f->low[0].n || k < f->low[1].n; low->n++) {
+        const struct low_rank_rows *gate = i < f->low[0].n ? &f->low[0].rows[i] : NULL,
+                                   *up = k < f->low[1].n ? &f->low[1].rows[k] : NULL;
+        if (gate && up && gate->begin != up->begin) // of the later one there is none in these rows
+            *(gate->begin < up->begin ? &up : &gate) = NULL;
+        rows[low->n] = gate ? *gate : *up;
+        rows[low->n].n_parts[0] = gate ? gate->n_parts[0] : 0;
+        rows[low->n].n_parts[1] = up ? up->n_parts[0] : 0;
+        rows[low->n].parts[1] = up ? up->parts[0] : NULL;
+        i += gate != NULL;
+        k += up != NULL;
+    }
+    return low->n > 0 ? low : NULL;
+}
+
+/* The MLP up to its activation; returns the inputs of the down projection. */
+static struct row_inputs mlp_up(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
+    const struct matrix *w = &l->proj[c->arch->ungated ? PROJ_UP : PROJ_GATE];
+    const struct projection gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
+    const int n = c->arch->ungated ? 1 : 2;
+    struct row_inputs in = norm_inputs(f, w, n, l->ffn_norm, l->ffn_norm_bias), rest = in;
+    const bool fused = mlp_is_fused(f);
+    f->n_act = fused ? f->n_exact : f->n_rows;
+    if (fused) {
+        rest.known = (struct gemm_input){.path = ROWS_KNOWN};
+        job_add(f, (struct gemm_task){.kind = TASK_GATED,
+                                      .gated = {.gate = &l->proj[PROJ_GATE],
+                                                .up = &l->proj[PROJ_UP],
+                                                .act = f->act_tiles},
+                                      .in = &in.known,
+                                      .low = low_rank_pair(f, &in.known, gate_up),
+                                      .rows = in.known.rows,
+                                      .k = c->d_model,
+                                      .n = c->d_ff});
+        f->stats.weight_passes += 2;
+    }
+    products_run(f, &rest, gate_up + 2 - n, n,
+                 (struct epilogue){act_rows, f, 8 * (int64_t)f->n_act * c->d_ff});
+    struct row_inputs down =
+        inputs_for(f, &l->proj[PROJ_DOWN], 1, f->gate, f->n_exact, f->n_act - f->n_exact);
+    if (fused)
+        down.known = (struct gemm_input){.path = ROWS_KNOWN,
+                                         .rows = in.known.rows,
+                                         .k = c->d_ff,
+                                         .ldx = c->d_ff,
+                                         .tiles = f->act_tiles};
+    return down;
+}
+
+/* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
+static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
+    const struct model_layer *l = &f->m->layers[f->layer];
     lora_prefetch(f);
-    norm_forward(f, f->h, f->x, NULL, f->n_rows, l->attn_norm, l->attn_norm_bias);
     if (wanted)
         qkv_outputs_only(f, wanted, n_wanted);
     else
         qkv_run(f);
-    int64_t rows = f->n_rows;
-    if (rows == 0) return;
-    attention_run(f);
-    struct gemm_input in =
-        gemm_input_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
+    if (f->n_rows == 0) return;
+    struct row_inputs in = attention_run(f);
     residual_project(f, &in, PROJ_O, l->post_attn_norm);
 
-    norm_forward(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
-    bool gated = !c->arch->ungated;
-    in = gemm_input_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows,
-                        f->in_scratch, f->o.pool);
-    const struct projection gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
-    products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1,
-                 (struct epilogue){act_rows, f, 8 * rows * c->d_ff});
-    in = gemm_input_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);
+    in = mlp_up(f);
     residual_project(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
@@ -1109,14 +1492,19 @@ static void call_check(const struct forward *f, const int32_t *out_rows, int32_t
         CHECK(r->token >= 0 && r->token < f->m->config.vocab_size);
         CHECK(r->pos >= 0 && r->pos < f->o.slot_len && r->slot >= 0 && r->slot < f->o.n_slots);
         CHECK(i == 0 || r[-1].slot != r->slot || r[-1].pos < r->pos);
+        CHECK(i == 0 || r[-1].sampled >= r->sampled);
     }
     for (int32_t i = 0, end = 0, parts = 0; i < f->n_segs; i++) {
         CHECK((parts += f->segs[i].n_parts) <= f->o.max_parts);
         CHECK(f->segs[i].begin >= end && f->segs[i].end > f->segs[i].begin &&
               f->segs[i].end <= f->n_rows);
         end = f->segs[i].end;
+        CHECK(f->rows[f->segs[i].begin].sampled == f->rows[end - 1].sampled);
     }
-    for (int32_t i = 0; i < n_out; i++) CHECK(out_rows[i] >= 0 && out_rows[i] < f->n_rows);
+    for (int32_t i = 0; i < n_out; i++) {
+        CHECK(out_rows[i] >= 0 && out_rows[i] < f->n_rows);
+        CHECK(i == 0 || f->rows[out_rows[i - 1]].sampled >= f->rows[out_rows[i]].sampled);
+    }
 }
 
 static bool is_ascending(const int32_t *v, int32_t n) {
@@ -1133,6 +1521,9 @@ static void call_begin(struct forward *f, const struct batch_row *rows, int32_t 
     f->segs = segs;
     f->n_segs = n_segs;
     call_check(f, out_rows, n_out);
+    f->n_exact = n_rows;
+    if (f->m->cls == NUMERIC_FAST)
+        for (f->n_exact = 0; f->n_exact < n_rows && rows[f->n_exact].sampled;) f->n_exact++;
     for (int32_t i = 0; i < n_rows; i++)
         CHECK(kv_cache_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
     blocks_make(f);
@@ -1154,12 +1545,20 @@ static void layers_finish(struct forward *f, int32_t first, const int32_t *out_r
         layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
     if (narrow) out_rows = f->kept_outs;
     if (n_out > 0) {
-        norm_forward(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
+        struct norm_job j = {.f = f,
+                             .x = f->x,
+                             .g = f->m->final_norm,
+                             .b = f->m->final_norm_bias,
+                             .pick = out_rows,
+                             .y = f->hidden};
+        norm_run(&j, n_out);
     }
     if (n_out > 0 && logits) {
-        struct gemm_input in =
-            gemm_input_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
-        if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
+        int32_t n_exact = 0;
+        while (n_exact < n_out && out_rows[n_exact] < f->n_exact) n_exact++;
+        struct row_inputs in = inputs_for(f, &f->m->head, 1, f->hidden, n_exact, n_out - n_exact);
+        if (base_head_needed(f, out_rows, n_out))
+            base_job(f, &f->m->head, &in, NULL, logits, false);
         jobs_run(f);
         head_overrides_run(f, out_rows, n_out, logits);
     }

@@ -277,6 +277,10 @@ struct batch_row {
     int32_t token;
     int32_t pos;  /* position in its sequence: the row sees positions 0..pos of its slot */
     int32_t slot; /* the KV sequence */
+    /* The token was sampled by this model. In the fast class such rows come before all others of a
+     * call and take the products that are faster for few rows (ROWS_EXACT): the numeric path of a
+     * row depends on this flag only. */
+    bool sampled;
 };
 /* Rows [begin, end) run under the base plus the sum of the parts, added in their order. Rows are
  * sorted so that segments do not overlap. */
@@ -300,6 +304,11 @@ struct kv_cache_options {
     int32_t n_pages;           /* 0: enough for all slots */
     enum dtype elem;
 };
+/* The element type where no other is chosen: bf16 in the fast class, f32 in the exact class. */
+enum dtype kv_cache_default_dtype(enum numeric_class cls);
+/* "auto", for the default, or the name of a dtype. */
+int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
+                         struct error *err);
 struct kv_cache *kv_cache_new(const struct model_config *c,
                               const struct kv_cache_options *o); /* NULL: no memory */
 void kv_cache_free(struct kv_cache *kv);
@@ -333,7 +342,7 @@ struct forward_options {
     int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
     int32_t n_pages;    /* pages of the KV cache; 0: enough for all slots */
-    enum dtype kv_elem; /* DTYPE_F32 by default */
+    enum dtype kv_elem; /* element type of the KV cache */
     int32_t max_parts;  /* maximum over all segments of a call; 0: max_rows + 15 */
     struct pool *pool;
 };
@@ -349,7 +358,9 @@ size_t forward_bytes(const struct model_config *c, const struct forward_options 
 struct kv_cache *forward_kv_cache(const struct forward *f);
 /* Runs all rows through the model, appending to the KV cache, whose pages for them must be free or
  * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
- * out_rows[0..n_out). The bits of a row depend only on its sequence's tokens and its adapters. */
+ * out_rows[0..n_out), those of sampled rows first. Segments and slots have sampled rows only or
+ * none. The bits of a row depend only on its sequence's tokens, on which of them were sampled, and
+ * on its adapters. */
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
                  const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                  int32_t n_out, float *logits);
@@ -386,9 +397,10 @@ void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, f
 /* RMS norm times g; with `b` LayerNorm, (x - mean) / sqrt(variance + eps) · g + b. y may be x. */
 void norm_row(const struct kernels *k, float *y, const float *x, const float *g, const float *b,
               float eps, int64_t n);
-/* gate = act(gate + gate_bias) · (up + up_bias), or act(up + up_bias) for an ungated MLP; `up` is
- * overwritten and biases may be NULL. */
-void activation_row(const struct kernels *k, const struct arch *a, float *gate, float *up,
-                    const float *gate_bias, const float *up_bias, int64_t n);
+/* y = act(gate) · up, or act(up) for an ungated MLP; y may be gate. */
+void activation_row(const struct kernels *k, const struct arch *a, float *y, const float *gate,
+                    const float *up, int64_t n);
+/* Whether gate, up and activation of a layer can be one product in tiles, followed by another. */
+bool layer_gates_in_tiles(const struct model_layer *l, const struct arch *a, enum row_path path);
 
 #endif

@@ -24,16 +24,21 @@ void norm_row(const struct kernels *k, float *y, const float *x, const float *g,
         k->rmsnorm(y, x, g, eps, n);
 }
 
-void activation_row(const struct kernels *k, const struct arch *a, float *gate, float *up,
-                    const float *gate_bias, const float *up_bias, int64_t n) {
-    if (gate_bias) k->axpy(gate, 1.0f, gate_bias, n);
-    if (up_bias) k->axpy(up, 1.0f, up_bias, n);
+void activation_row(const struct kernels *k, const struct arch *a, float *y, const float *gate,
+                    const float *up, int64_t n) {
     if (a->ungated) {
-        k->gelu(gate, up, n);
+        k->gelu(y, up, n);
     } else if (a->gelu) {
-        k->gelu(gate, gate, n);
-        for (int64_t i = 0; i < n; i++) gate[i] *= up[i];
+        k->gelu(y, gate, n);
+        for (int64_t i = 0; i < n; i++) y[i] *= up[i];
     } else {
-        k->silu_mul(gate, gate, up, n);
+        k->silu_mul(y, gate, up, n);
     }
+}
+
+bool layer_gates_in_tiles(const struct model_layer *l, const struct arch *a, enum row_path path) {
+    if (a->ungated || a->gelu || l->bias[PROJ_GATE] || l->bias[PROJ_UP]) return false;
+    for (int p = PROJ_GATE; p <= PROJ_DOWN; p++)
+        if (!matrix_uses_tiles(&l->proj[p], path)) return false;
+    return true;
 }

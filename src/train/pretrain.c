@@ -55,6 +55,7 @@ const struct option_row pretrain_option_rows[] = {
 
 struct pretrain {
     struct pretrain_options o;
+    enum numeric_class cls;
     double share[32]; /* cumulative, by family */
     struct model *model;
     struct trainer *trainer;
@@ -285,7 +286,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     struct tokenizer *tok = train_tokenizer(p, err);
     if (!tok) return err->code;
     c.vocab_size = tokenizer_vocab_size(tok);
-    p->model = model_new(&c, (uint64_t)p->o.seed, NUMERIC_EXACT);
+    p->model = model_new(&c, (uint64_t)p->o.seed, p->cls);
     tokenizer_free(p->model->tok);
     p->model->tok = tok;
     struct train_options to;
@@ -324,9 +325,9 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
     return v;
 }
 
-int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
-                 struct error *err) {
-    struct pretrain p = {.o = *o, .pool = pool, .dir = dir, .started = clock_now()};
+int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
+                 struct pool *pool, struct error *err) {
+    struct pretrain p = {.o = *o, .cls = cls, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");
     int rc = parse_mix(&p, err), held = -1;

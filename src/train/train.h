@@ -262,8 +262,8 @@ extern const struct option_row pretrain_option_rows[];
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
 /* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from
  * DIR/checkpoint.bin if it exists. */
-int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
-                 struct error *err);
+int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
+                 struct pool *pool, struct error *err);
 
 /*
  * gate: is a trained adapter better than the version before it? A paired test on samples that

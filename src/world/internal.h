@@ -40,6 +40,16 @@ struct simulation {
     uint64_t *seeds;    /* [worlds] seeds of the maps */
 };
 
+/* decision_cache.c: log-probabilities of the actions by adapter content and prompt. */
+struct decision_cache;
+struct decision_cache *decision_cache_new(int n, int n_actions); /* n: most decisions kept */
+void decision_cache_free(struct decision_cache *c);              /* NULL is fine */
+/* [n_actions], valid until the next decision_cache_put; NULL: not found. */
+const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
+                                 struct token_seq prompt);
+void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
+                        const float *logprob);
+
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes ownership of `a` */
 /* learner_es.c: evolution strategies for the learner; it borrows all its arguments. */
 struct learner_es;

@@ -5,25 +5,50 @@
  * action tokens: nothing is generated or parsed. Only `text` generates and parses; a text
  * without an action becomes a random action.
  *
+ * Decisions are sorted by adapter and prompt before they become requests. Equal ones share a
+ * request, requests that begin alike are in flight together, so that the prefix cache serves them,
+ * and the segments of an adapter are long. Decisions in the cache need no request. None of this
+ * changes a result, because requests do not depend on each other and every decision has its own
+ * random source.
+ *
  * Not here: the content of prompts, the choice of agents, the effects of actions.
  */
-#include "world/world.h"
+#include "world/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_TOKENS = 10, ROWS = 256, SEQS = 64, LEN = 256 };
+enum {
+    TEXT_TOKENS = 10,
+    ROWS = 256,
+    SEQS = 64,
+    LEN = 256,
+    SMALL = 1 << 20, /* weights of a layer that stay in a processor's private cache */
+    SHARE_SEQS = 16, /* fewest sequences of an engine with one thread, */
+    SHARE_ROWS = 64, /* fewest rows, */
+    SHARE = 8,       /* and fewest requests that it takes at once */
+};
+
+/* The source of a decision's log-probabilities: a cached decision, or a request of the batch. */
+struct decision_source {
+    const float *cached; /* NULL: the request */
+    int request;
+};
 
 struct policy_runner {
     const struct model *m;
     const struct environment *e;
     struct policy_runner_options o;
     struct engine_options engine_options;
-    struct engine *engine; /* NULL while asleep */
+    struct engine **engines; /* [n_engines]; NULL while asleep */
+    int n_engines;
     int32_t choices[ENV_MAX_ACTIONS];
     struct token_seq seqs[ENV_MAX_ACTIONS];
+    struct decision_cache *cache;    /* NULL: none */
     struct engine_request *requests; /* [cap] */
+    struct policy_decision **sorted; /* [cap] the decisions of a batch */
+    struct decision_source *sources; /* [cap] of each decision of the batch */
     int cap;
     struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
@@ -49,8 +74,10 @@ static int choices_make(struct policy_runner *a, struct error *err) {
 }
 
 static int wake_up(struct policy_runner *a, struct error *err) {
-    if (!a->engine) a->engine = engine_new(a->m, &a->engine_options, err);
-    return a->engine ? OK : err->code;
+    for (int i = 0; i < a->n_engines; i++)
+        if (!a->engines[i] && !(a->engines[i] = engine_new(a->m, &a->engine_options, err)))
+            return err->code;
+    return OK;
 }
 
 enum dtype policy_runner_lora_elem(const struct policy_runner *a) {
@@ -58,8 +85,36 @@ enum dtype policy_runner_lora_elem(const struct policy_runner *a) {
 }
 
 void policy_runner_sleep(struct policy_runner *a) {
-    engine_free(a->engine);
-    a->engine = NULL;
+    for (int i = 0; i < a->n_engines; i++) {
+        engine_free(a->engines[i]);
+        a->engines[i] = NULL;
+    }
+}
+
+static bool layers_are_small(const struct model_config *c) {
+    int64_t n = 0;
+    for (int p = 0; p < N_PROJ; p++)
+        n += (int64_t)proj_in(c, (enum proj)p) * proj_out(c, (enum proj)p);
+    return n <= SMALL;
+}
+
+/*
+ * One engine for each thread, which share the options' sizes, if the model is small and each engine
+ * gets enough sequences; else one engine that uses all threads. Threads of one engine meet many
+ * times per layer, and a small model's activations move between the caches of the processors each
+ * time, because products are divided by outputs and the steps between them by rows. Each engine
+ * reads all weights, so a large model, whose weights come from memory, has one engine.
+ */
+static void engines_plan(struct policy_runner *a) {
+    struct engine_options *o = &a->engine_options;
+    int n = pool_size(o->pool);
+    if (o->n_pages || o->max_seqs / n < SHARE_SEQS || !layers_are_small(&a->m->config)) n = 1;
+    a->n_engines = n;
+    a->engines = xcalloc((size_t)a->n_engines, sizeof(struct engine *));
+    if (n == 1) return;
+    o->max_rows = MAX(o->max_rows / n, SHARE_ROWS);
+    o->max_seqs /= n;
+    o->pool = NULL;
 }
 
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
@@ -78,20 +133,25 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
                                                 .lora_elem = o->lora_elem,
                                                 .pool = o->pool};
     a->engine_options.max_len = MIN(a->engine_options.max_len, m->config.max_seq_len);
-    if (!m->tok)
-        error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
-    else if (o->text || choices_make(a, err) == OK)
-        wake_up(a, err);
-    if (a->engine) return a;
+    engines_plan(a);
+    int rc = m->tok ? OK : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
+    if (rc == OK && !o->text) rc = choices_make(a, err);
+    if (rc == OK) rc = wake_up(a, err);
+    if (o->cached > 0 && !o->text) a->cache = decision_cache_new(o->cached, e->n_actions);
+    if (rc == OK) return a;
     policy_runner_free(a);
     return NULL;
 }
 
 void policy_runner_free(struct policy_runner *a) {
     if (!a) return;
-    engine_free(a->engine);
+    policy_runner_sleep(a);
+    free(a->engines);
     token_ids_release(&a->tokens);
+    decision_cache_free(a->cache);
     free(a->requests);
+    free(a->sorted);
+    free(a->sources);
     free(a);
 }
 
@@ -130,28 +190,29 @@ static void request_fill(struct policy_runner *a, struct engine_request *r,
     }
     r->choices = a->seqs;
     r->n_choices = a->e->n_actions;
+    r->choices_only = a->m->cls == NUMERIC_FAST; // exact: recorded traces keep their bits
     r->logprob_temperature = (float)a->o.temperature;
 }
 
-/* Chooses an action by sampling. The engine's log-probabilities are normalised over the vocabulary,
- * so this normalises them over the actions. */
-static void choice_draw(const struct policy_runner *a, const struct engine_request *r,
+/* Chooses an action by sampling. The engine's log-probabilities are normalised over the vocabulary
+ * or the choices, so this normalises them over the actions. */
+static void choice_draw(const struct policy_runner *a, const float *logprob,
                         struct policy_decision *ask) {
     int n = a->e->n_actions;
     double most = -INFINITY, sum = 0, left = (double)rng_uniform(&ask->rng);
-    for (int i = 0; i < n; i++) most = fmax(most, (double)r->choice_logprob[i]);
-    for (int i = 0; i < n; i++) sum += math_exp((double)r->choice_logprob[i] - most);
+    for (int i = 0; i < n; i++) most = fmax(most, (double)logprob[i]);
+    for (int i = 0; i < n; i++) sum += math_exp((double)logprob[i] - most);
     double norm = most + math_log(sum);
     ask->action = -1;
     for (int i = 0; i < n; i++) {
-        ask->logp[i] = (double)r->choice_logprob[i] - norm;
+        ask->logp[i] = (double)logprob[i] - norm;
         double p = math_exp(ask->logp[i]);
         if (ask->action < 0 && left < p) ask->action = i;
         left -= p;
     }
     for (int i = 0; ask->action < 0 && i < n; i++) // a rest remains after rounding: the most
                                                    // probable action
-        if ((double)r->choice_logprob[i] >= most) ask->action = i;
+        if ((double)logprob[i] >= most) ask->action = i;
     if (ask->action < 0) ask->action = 0; // all log-probabilities are NaN
 }
 
@@ -165,21 +226,117 @@ static void text_read(const struct policy_runner *a, const struct engine_request
     buf_release(&b);
 }
 
+static int tokens_compare(const struct policy_decision *a, const struct policy_decision *b) {
+    for (int32_t i = 0; i < a->n && i < b->n; i++)
+        if (a->tokens[i] != b->tokens[i]) return a->tokens[i] < b->tokens[i] ? -1 : 1;
+    return (a->n > b->n) - (a->n < b->n);
+}
+
+static int adapters_compare(const struct adapter *a, const struct adapter *b) {
+    if (a == b) return 0;
+    return strcmp(a ? a->hash : "", b ? b->hash : "");
+}
+
+/* By adapter, then by prompt, then in the batch's order. */
+static int decisions_compare(const void *pa, const void *pb) {
+    const struct policy_decision *a = *(const struct policy_decision *const *)pa,
+                                 *b = *(const struct policy_decision *const *)pb;
+    int by = adapters_compare(a->adapter, b->adapter);
+    if (by == 0) by = tokens_compare(a, b);
+    return by ? by : (a > b) - (a < b);
+}
+
+/* Do both decisions have the same log-probabilities? */
+static bool decisions_equal(const struct policy_decision *a, const struct policy_decision *b) {
+    return a->n_mix == 0 && b->n_mix == 0 && adapters_compare(a->adapter, b->adapter) == 0 &&
+           tokens_compare(a, b) == 0;
+}
+
+static struct token_seq prompt_of(const struct policy_decision *ask) {
+    return (struct token_seq){ask->tokens, ask->n};
+}
+
+/* Makes the requests of a batch and the sources of its decisions; returns the number of requests.
+ */
+static int requests_make(struct policy_runner *a, struct policy_decision *asks, int n) {
+    int n_requests = 0;
+    for (int i = 0; i < n; i++) a->sorted[i] = &asks[i];
+    qsort(a->sorted, (size_t)n, sizeof(struct policy_decision *), decisions_compare);
+    for (int i = 0; i < n; i++) {
+        struct policy_decision *ask = a->sorted[i];
+        struct decision_source *s = &a->sources[ask - asks];
+        if (i > 0 && !a->o.text && decisions_equal(a->sorted[i - 1], ask)) {
+            *s = a->sources[a->sorted[i - 1] - asks];
+            continue;
+        }
+        *s = (struct decision_source){0};
+        if (a->cache && ask->n_mix == 0)
+            s->cached = decision_cache_find(a->cache, ask->adapter, prompt_of(ask));
+        if (s->cached) continue;
+        s->request = n_requests++;
+        request_fill(a, &a->requests[s->request], ask);
+    }
+    return n_requests;
+}
+
+static void batch_reserve(struct policy_runner *a, int n) {
+    if (n <= a->cap) return;
+    a->cap = n;
+    a->requests = xrealloc(a->requests, (size_t)n * sizeof *a->requests);
+    a->sorted = xrealloc(a->sorted, (size_t)n * sizeof(struct policy_decision *));
+    a->sources = xrealloc(a->sources, (size_t)n * sizeof *a->sources);
+}
+
+static void decision_read(const struct policy_runner *a, const struct decision_source *s,
+                          struct policy_decision *ask) {
+    const struct engine_request *r = &a->requests[s->request];
+    if (a->o.text)
+        text_read(a, r, ask);
+    else
+        choice_draw(a, s->cached ? s->cached : r->choice_logprob, ask);
+}
+
+static void cache_add(struct policy_runner *a, const struct engine_request *r) {
+    if (a->cache && r->n_mix == 0)
+        decision_cache_put(a->cache, r->adapter, (struct token_seq){r->prompt, r->n_prompt},
+                           r->choice_logprob);
+}
+
+struct batch {
+    struct policy_runner *a;
+    struct error *errors; /* [n_engines] */
+};
+
+/* The requests of one share, on the thread's engine. */
+static void share_run(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct batch *b = ctx;
+    struct error *err = &b->errors[thread];
+    if (err->code == OK)
+        engine_run(b->a->engines[thread], b->a->requests + begin, (int)(end - begin), NULL, err);
+}
+
+static int requests_run(struct policy_runner *a, int n, struct error *err) {
+    if (a->n_engines == 1) return engine_run(a->engines[0], a->requests, n, NULL, err);
+    struct batch b = {a, xcalloc((size_t)a->n_engines, sizeof *b.errors)};
+    int rc = OK;
+    pool_run(a->o.pool, share_run, &b, n, SHARE);
+    for (int i = 0; rc == OK && i < a->n_engines; i++)
+        if ((rc = b.errors[i].code) != OK) *err = b.errors[i];
+    free(b.errors);
+    return rc;
+}
+
 int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n,
                       const struct buf *text, struct error *err) {
     if (wake_up(a, err) != OK) return err->code;
-    if (n > a->cap) {
-        a->cap = n;
-        a->requests = xrealloc(a->requests, (size_t)n * sizeof *a->requests);
-    }
+    batch_reserve(a, n);
     policy_runner_tokenize(a, asks, n, text);
-    for (int i = 0; i < n; i++) request_fill(a, &a->requests[i], &asks[i]);
-    int rc = engine_run(a->engine, a->requests, n, NULL, err);
-    for (int i = 0; i < n; i++) {
-        struct engine_request *r = &a->requests[i];
-        if (rc == OK && a->o.text) text_read(a, r, &asks[i]);
-        if (rc == OK && !a->o.text) choice_draw(a, r, &asks[i]);
-        engine_request_release(r);
+    int n_requests = requests_make(a, asks, n);
+    int rc = requests_run(a, n_requests, err);
+    for (int i = 0; rc == OK && i < n; i++) decision_read(a, &a->sources[i], &asks[i]);
+    for (int i = 0; i < n_requests; i++) { // now, because an addition replaces a cached decision
+        if (rc == OK) cache_add(a, &a->requests[i]);
+        engine_request_release(&a->requests[i]);
     }
     return rc;
 }

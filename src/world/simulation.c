@@ -18,6 +18,7 @@
 
 enum {
     MAX_POLICIES = 4096,
+    CACHED_DECISIONS = 1 << 15, /* 6 MB */
     POLICY_BATCH_ROWS = 64,
     POLICY_BATCH_SEQS = 4 /* engine sizes of lean simulations */
 };
@@ -589,6 +590,8 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                        .max_rows = MIN(512, MAX(64, bodies * 16)),
                                        .max_seqs = MIN(bodies, 256),
                                        .max_len = 128,
+                                       .kv_elem = kv_cache_default_dtype(m->cls),
+                                       .cached = o->low_memory ? 0 : CACHED_DECISIONS,
                                        .pool = pool};
     if (dtype_parse(o->lora_dtype, &ao.lora_elem, err) != OK) {
         free(l);

@@ -19,26 +19,6 @@ static const size_t FILE_LIMIT = (size_t)1 << 30;
 
 /* rules */
 
-static json_t *row_json(const struct option_row *row, const struct world_rules *r) {
-    const void *field = (const char *)r + row->offset;
-    json_t *list;
-    switch (row->type) {
-    case OPT_BOOL:
-        return json_boolean(*(const bool *)field);
-    case OPT_INT:
-        return json_integer(*(const int64_t *)field);
-    case OPT_FLOAT:
-        return json_real(*(const double *)field);
-    case OPT_STRING:
-        return json_string(*(char *const *)field);
-    default:
-        list = json_array();
-        for (int i = 0; i < ((const struct strings *)field)->n; i++)
-            json_array_append_new(list, json_string(((const struct strings *)field)->v[i]));
-        return list;
-    }
-}
-
 /* Whether the rule is written: a map replaces some rules, and `map` itself is optional. */
 static bool row_counts(const struct option_row *row, const struct world_rules *r) {
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
@@ -53,7 +33,7 @@ json_t *world_rules_json(const struct world_rules *r) {
         char *key = xstrdup(option_stored_name(row));
         for (char *p = key; *p; p++)
             if (*p == '-') *p = '_';
-        if (row_counts(row, r)) json_object_set_new(out, key, row_json(row, r));
+        if (row_counts(row, r)) json_object_set_new(out, key, option_json(row, r));
         free(key);
     }
     json_object_set_new(out, "rules", json_string(stored_value("rules", r->rules)));

@@ -357,6 +357,7 @@ struct policy_runner_options {
     int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: for twenty agents */
     int32_t n_pages;    /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem; /* element type of the KV cache */
+    int32_t cached;     /* decisions kept for reuse; 0: none. No result depends on it */
     struct pool *pool;
 };
 struct policy_decision {            /* one decision */

@@ -63,7 +63,8 @@ await check("log-likelihoods are those of shoal run, to the float", async () => 
     const file = `${SHOAL_TMP}/lm_eval.jsonl`;
     writeFileSync(file, items.map((i) => JSON.stringify({prompt: i.context + i.continuation})).join("\n") + "\n");
     const args = [
-        "run", SHOAL_MODEL, "--file", file, "-n", "1", "--temp", "0", "--json", "--quiet", "--prompt-logprobs", "--echo"
+        "run", SHOAL_MODEL, "--file", file, "-n", "1", "--temp", "0", "--json", "--quiet", "--prompt-logprobs", "--echo",
+        "--exact" // as the server
     ];
     const lines = execFileSync(SHOAL, args, {encoding: "utf8"}).trim().split("\n").map((l) => JSON.parse(l));
     const lens = await ctxlens(items), got = scores(await post(request), lens);

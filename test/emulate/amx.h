@@ -6,10 +6,16 @@
  * shapes do not match) abort here with a message. TDPBF16PS keeps two sums, of the even and of the
  * odd elements of the pairs, adds them at the end, and reads and writes denormals as zero; its
  * products are exact in f32.
+ *
+ * With `emulated_strict`, memory is shared between tiles and vectors only at emulated_publish(),
+ * which stands for scratch_publish(): a compiler may move vector stores and loads over tile
+ * instructions up to there. Until then the data of tile stores is visible to tile loads alone, and
+ * a tile load of what a vector store wrote aborts. (Stores by plain C are not noticed.)
  */
 #ifndef SHOAL_TEST_EMULATE_AMX_H
 #define SHOAL_TEST_EMULATE_AMX_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,6 +26,16 @@ struct emulated_tile {
 
 static _Thread_local struct emulated_tile emulated_tiles[8];
 static _Thread_local long emulated_loads; /* configurations loaded, for tests that count them */
+
+struct emulated_store {
+    char *to;
+    int64_t stride;
+    struct emulated_tile tile;
+};
+static bool emulated_strict;
+static struct emulated_store emulated_stores[256]; /* not yet visible to vectors */
+static const char *emulated_vectors[16384];        /* 64 bytes each, not yet visible to tiles */
+static int emulated_n_stores, emulated_n_vectors;
 
 EMULATED void tile_require(int holds, const char *what) {
     if (holds) return;
@@ -54,18 +70,64 @@ EMULATED void _tile_zero(int t) {
     memset(tile_at(t)->data, 0, sizeof emulated_tiles[t].data);
 }
 
+EMULATED void tile_put(const struct emulated_tile *tile, char *to, int64_t stride) {
+    for (int r = 0; r < tile->rows; r++)
+        memcpy(to + r * stride, tile->data[r], (size_t)tile->row_bytes);
+}
+
+EMULATED void emulated_publish(void) {
+    for (int i = 0; i < emulated_n_stores; i++)
+        tile_put(&emulated_stores[i].tile, emulated_stores[i].to, emulated_stores[i].stride);
+    emulated_n_stores = emulated_n_vectors = 0;
+}
+
+static void emulated_written(const void *p, size_t bytes) {
+    if (!emulated_strict) return;
+    tile_require(bytes == 64 && emulated_n_vectors < 16384, "few vector stores between publishes");
+    emulated_vectors[emulated_n_vectors++] = p;
+}
+
+/* Copies what row r of a pending store wrote of the `bytes` bytes at p. */
+EMULATED void store_overlay(const struct emulated_store *s, int r, uint8_t *to, const char *p,
+                            int bytes) {
+    const char *from = s->to + r * s->stride;
+    for (int i = 0; i < bytes; i++) {
+        if (p + i >= from && p + i < from + s->tile.row_bytes)
+            to[i] = s->tile.data[r][p + i - from];
+    }
+}
+
+/* A row of a tile as the tile unit sees it. */
+EMULATED void row_load(uint8_t *to, const char *p, int bytes) {
+    memcpy(to, p, (size_t)bytes);
+    for (int i = 0; i < emulated_n_vectors; i++) {
+        tile_require(p + bytes <= emulated_vectors[i] || emulated_vectors[i] + 64 <= p,
+                     "a tile is loaded from vector stores that were not published");
+    }
+    for (int i = 0; i < emulated_n_stores; i++) {
+        const struct emulated_store *s = &emulated_stores[i];
+        const char *last = s->to + (s->tile.rows - 1) * s->stride + s->tile.row_bytes;
+        if (p >= last || p + bytes <= s->to) continue;
+        for (int r = 0; r < s->tile.rows; r++) store_overlay(s, r, to, p, bytes);
+    }
+}
+
 /* Bytes and rows outside the shape become zero. */
 EMULATED void _tile_loadd(int t, const void *p, int64_t stride) {
     struct emulated_tile *tile = tile_at(t);
     memset(tile->data, 0, sizeof tile->data);
     for (int r = 0; r < tile->rows; r++)
-        memcpy(tile->data[r], (const char *)p + r * stride, (size_t)tile->row_bytes);
+        row_load(tile->data[r], (const char *)p + r * stride, tile->row_bytes);
 }
 
 EMULATED void _tile_stored(int t, void *p, int64_t stride) {
     const struct emulated_tile *tile = tile_at(t);
-    for (int r = 0; r < tile->rows; r++)
-        memcpy((char *)p + r * stride, tile->data[r], (size_t)tile->row_bytes);
+    if (!emulated_strict) {
+        tile_put(tile, p, stride);
+        return;
+    }
+    tile_require(emulated_n_stores < 256, "few tile stores between publishes");
+    emulated_stores[emulated_n_stores++] = (struct emulated_store){p, stride, *tile};
 }
 
 /* sum is M × 4N bytes, a M × 4K, b K × 4N. */

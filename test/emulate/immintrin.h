@@ -2,7 +2,7 @@
  * emulate/immintrin: the AVX-512 instructions that src/kernel uses, in plain C.
  *
  * It precedes the compiler's <immintrin.h> in the include path of test_emulated.c, so that avx512.c
- * and amx.c, unchanged, run on machines that lack those instructions. Each function is the
+ * and amx*.c, unchanged, run on machines that lack those instructions. Each function is the
  * operation of Intel's manual (Software Developer's Manual, volume 2) on the sixteen lanes: IEEE
  * arithmetic rounded to nearest even, fused multiply-add as fmaf, min and max return their second
  * operand for NaN and for equal zeros. Masked loads and stores access only the memory of their set
@@ -14,6 +14,8 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef uint8_t __mmask8;
@@ -34,6 +36,7 @@ typedef struct {
 typedef union {
     int32_t i[16];
     uint32_t u[16];
+    uint64_t q[8];
     uint16_t h[32];
     uint8_t b[64];
 } __m512i;
@@ -42,6 +45,9 @@ typedef union {
  * every operation inlined sixteen times. */
 #define EMULATED static __attribute__((noinline, unused))
 #define EACH_LANE for (int l = 0; l < 16; l++)
+
+/* Every store of a whole vector is recorded: amx.h. */
+static void emulated_written(const void *p, size_t bytes);
 
 /* moves */
 
@@ -95,9 +101,11 @@ EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) {
 
 EMULATED void _mm512_storeu_ps(void *p, __m512 a) {
     memcpy(p, &a, sizeof a);
+    emulated_written(p, sizeof a);
 }
 EMULATED void _mm512_storeu_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
+    emulated_written(p, sizeof a);
 }
 
 EMULATED __m512 _mm512_mask_loadu_ps(__m512 src, __mmask16 k, const void *p) {
@@ -193,6 +201,32 @@ EMULATED __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int imm) {
     return r;
 }
 
+/* In every 128-bit part: the lower (upper) elements of a and b in turn. */
+#define EMULATE_UNPACK(name, lanes, field, per_part, from)                                         \
+    EMULATED __m512i name(__m512i a, __m512i b) {                                                  \
+        __m512i r;                                                                                 \
+        for (int l = 0; l < (lanes); l++) {                                                        \
+            const int part = l / (per_part) * (per_part);                                          \
+            r.field[l] = (l % 2 ? b : a).field[part + (from) + l % (per_part) / 2];                \
+        }                                                                                          \
+        return r;                                                                                  \
+    }
+EMULATE_UNPACK(_mm512_unpacklo_epi32, 16, u, 4, 0)
+EMULATE_UNPACK(_mm512_unpackhi_epi32, 16, u, 4, 2)
+EMULATE_UNPACK(_mm512_unpacklo_epi64, 8, q, 2, 0)
+EMULATE_UNPACK(_mm512_unpackhi_epi64, 8, q, 2, 1)
+
+EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int imm) {
+    return _mm512_castps_si512(
+        _mm512_shuffle_f32x4(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), imm));
+}
+
+EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
+    __m512i r;
+    for (int l = 0; l < 32; l++) r.h[l] = a.h[index.h[l] & 31];
+    return r;
+}
+
 EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
     __m512 r;
     EACH_LANE r.f[l] = a.f[index.u[l] & 15];
@@ -229,6 +263,19 @@ EMULATED __m512 _mm512_sqrt_ps(__m512 a) {
     return a;
 }
 
+EMULATED __m512 _mm512_mask_max_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) {
+    EACH_LANE if (k >> l & 1) src.f[l] = a.f[l] > b.f[l] ? a.f[l] : b.f[l];
+    return src;
+}
+
+#define _CMP_GT_OQ 0x1E
+EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int how) {
+    unsigned k = 0;
+    if (how != _CMP_GT_OQ) abort();
+    EACH_LANE k |= (unsigned)(a.f[l] > b.f[l]) << l;
+    return (__mmask16)k;
+}
+
 EMULATED __m512 _mm512_mask_add_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) {
     EACH_LANE if (k >> l & 1) src.f[l] = a.f[l] + b.f[l];
     return src;
@@ -258,6 +305,34 @@ EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
     return r;
 }
 
+EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
+    __m512 r;
+    EACH_LANE {
+        const int exponent = a.h[l] >> 10 & 31, fraction = a.h[l] & 1023;
+        const float f = exponent == 0    ? ldexpf((float)fraction, -24)
+                        : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                         : ldexpf((float)(fraction | 1024), exponent - 25);
+        r.f[l] = a.h[l] >> 15 ? -f : f;
+    }
+    return r;
+}
+
+/* To nearest even; denormals are zero, NaN becomes quiet. */
+EMULATED uint16_t emulated_bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if (isnan(f)) return (uint16_t)(u >> 16 | 64);
+    if ((u & 0x7F800000u) == 0) return (uint16_t)(u >> 16 & 0x8000u);
+    return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1)) >> 16);
+}
+
+/* b's values are the lower ones. */
+EMULATED __m512i _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
+    __m512i r;
+    for (int l = 0; l < 32; l++) r.h[l] = emulated_bf16(l < 16 ? b.f[l] : a.f[l - 16]);
+    return r;
+}
+
 /* integers */
 
 #define EMULATE_INT(name, lanes, field, expression)                                                \
@@ -273,6 +348,27 @@ EMULATE_INT(_mm512_sub_epi32, 16, u, a.u[l] - b.u[l])
 EMULATE_INT(_mm512_shuffle_epi8, 64, b, b.b[l] & 0x80 ? 0 : a.b[(l & ~15) + (b.b[l] & 15)])
 EMULATE_INT(_mm512_and_si512, 16, u, a.u[l] & b.u[l])
 EMULATE_INT(_mm512_xor_si512, 16, u, a.u[l] ^ b.u[l])
+
+EMULATED __m256i _mm512_cvtneps_pbh(__m512 a) {
+    __m256i r;
+    EACH_LANE r.h[l] = emulated_bf16(a.f[l]);
+    return r;
+}
+
+EMULATED __m512i _mm512_maskz_add_epi32(__mmask16 k, __m512i a, __m512i b) {
+    EACH_LANE a.u[l] = k >> l & 1 ? a.u[l] + b.u[l] : 0;
+    return a;
+}
+
+EMULATED __mmask16 _mm512_cmpgt_epi32_mask(__m512i a, __m512i b) {
+    unsigned k = 0;
+    EACH_LANE k |= (unsigned)(a.i[l] > b.i[l]) << l;
+    return (__mmask16)k;
+}
+
+EMULATED __mmask16 _mm512_mask_cmple_epi32_mask(__mmask16 k, __m512i a, __m512i b) {
+    return (__mmask16)(k & ~_mm512_cmpgt_epi32_mask(a, b));
+}
 
 EMULATED __m512 _mm512_xor_ps(__m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)));
@@ -291,6 +387,49 @@ EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned n) {
 EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned n) {
     for (int l = 0; l < 32; l++) a.h[l] = n > 15 ? 0 : (uint16_t)(a.h[l] >> n);
     return a;
+}
+
+EMULATED __m512i _mm512_setzero_si512(void) {
+    return _mm512_set1_epi32(0);
+}
+
+/* Values are given from the highest lane down. */
+#define _mm512_set_ps(...) lanes_reversed_ps((const float[16]){__VA_ARGS__})
+EMULATED __m512 lanes_reversed_ps(const float *v) {
+    __m512 r;
+    EACH_LANE r.f[l] = v[15 - l];
+    return r;
+}
+
+#define _mm_setr_epi8(...) ((__m128i){.b = {__VA_ARGS__}})
+
+/* Aligned: the address is a multiple of 64, else the machine raises an exception. */
+EMULATED void alignment_require(const void *p) {
+    if ((uintptr_t)p % 64 == 0) return;
+    fprintf(stderr, "emulated AVX-512: an aligned access to %p\n", p);
+    abort();
+}
+EMULATED __m512 _mm512_load_ps(const void *p) {
+    alignment_require(p);
+    return _mm512_loadu_ps(p);
+}
+EMULATED void _mm512_store_si512(void *p, __m512i a) {
+    alignment_require(p);
+    _mm512_storeu_si512(p, a);
+}
+
+EMULATED __m512 _mm512_i32gather_ps(__m512i index, const void *base, int scale) {
+    __m512 r;
+    EACH_LANE memcpy(&r.f[l], (const char *)base + (int64_t)index.i[l] * scale, sizeof r.f[l]);
+    return r;
+}
+
+#define _mm512_shuffle_i64x2 _mm512_shuffle_i32x4
+
+EMULATED __m512i _mm512_srli_epi32(__m512i a, unsigned n) {
+    __m512i r;
+    EACH_LANE r.u[l] = a.u[l] >> n;
+    return r;
 }
 
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {

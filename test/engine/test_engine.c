@@ -188,8 +188,10 @@ struct world {
     struct random_request d[N_REQUESTS];
 };
 
+static enum numeric_class class_held = NUMERIC_EXACT; /* of the models of the next worlds */
+
 static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
-    w->m = fixture_model(shape, false, type, NUMERIC_EXACT);
+    w->m = fixture_model(shape, false, type, class_held);
     for (int i = 0; i < N_ADAPTERS; i++)
         w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj",
                                   0.2f, (uint64_t)i);
@@ -319,6 +321,18 @@ static void results_invariant_q8(void **state) {
     (void)state;
     results_invariant("tiny-llama", TENSOR_Q8_0, 3);
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
+}
+
+/* In the fast class known and sampled rows have paths of their own. */
+static void results_invariant_fast(void **state) {
+    (void)state;
+    class_held = NUMERIC_FAST;
+    results_invariant("tiny-llama", TENSOR_Q8_0, 3);
+    results_invariant("tiny-qwen3", TENSOR_BF16, 4);
+    held.kv = DTYPE_BF16, held.lora = DTYPE_I8;
+    results_invariant("tiny-qwen3", TENSOR_Q4_0, 7);
+    held.kv = DTYPE_F32, held.lora = DTYPE_F32;
+    class_held = NUMERIC_EXACT;
 }
 
 /* The same with keys, values and adapters in narrow types. */
@@ -489,6 +503,54 @@ static void single_choice_has_equal_bits(void **state) {
     }
     engine_free(e);
     world_close(&w);
+}
+
+/* Normalised over the choices alone: what remains of the exact log-probabilities after their sum is
+ * taken out, after a prompt, a suffix or generated tokens, alone and with neighbours. */
+static void choices_only_normalises_the_choices(void **state) {
+    (void)state;
+    enum { N = 4, CHOICES = 5 };
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    static const int32_t prompt[] = {5, 6, 7, 8}, suffix[] = {90}, ids[] = {100, 3, 250, 3, 77};
+    struct token_seq choices[CHOICES];
+    struct engine_request exact[N], only[N];
+    struct error err;
+    for (int c = 0; c < CHOICES; c++) choices[c] = (struct token_seq){&ids[c], 1};
+    for (int i = 0; i < N; i++) {
+        exact[i] = (struct engine_request){.prompt = prompt,
+                                           .n_prompt = 2 + i,
+                                           .max_tokens = i == 3 ? 4 : 0,
+                                           .suffix = {suffix, i == 2},
+                                           .logprob_temperature = i == 1 ? 2.5f : 0,
+                                           .choices = choices,
+                                           .n_choices = CHOICES};
+        if (i == 3) exact[i].n_prompt = 1;
+        only[i] = exact[i];
+        only[i].choices_only = true;
+        run_one(e, &exact[i]);
+    }
+    assert_int_equal(engine_run(e, only, N, NULL, &err), OK);
+    for (int i = 0; i < N; i++) {
+        struct engine_request alone = only[i];
+        double sum = 0;
+        alone.out = NULL, alone.out_logprob = alone.choice_logprob = alone.choice_prob = NULL;
+        run_one(e, &alone);
+        for (int c = 0; c < CHOICES; c++) sum += exp((double)exact[i].choice_logprob[c]);
+        for (int c = 0; c < CHOICES; c++) {
+            double want = (double)exact[i].choice_logprob[c] - log(sum);
+            assert_true(fabs((double)only[i].choice_logprob[c] - want) < 1e-5);
+            assert_true(fabs((double)only[i].choice_prob[c] - exp(want)) < 1e-6);
+        }
+        assert_int_equal(only[i].choice, exact[i].choice);
+        assert_memory_equal(alone.choice_logprob, only[i].choice_logprob, CHOICES * sizeof(float));
+        assert_true(i == 3 || sum < 0.9); // else the vocabulary would not differ from the choices
+        engine_request_release(&alone);
+        engine_request_release(&exact[i]);
+        engine_request_release(&only[i]);
+    }
+    engine_free(e);
+    model_close(m);
 }
 
 /* Stopped before a choice, limited before a choice, with and without suffix: each is compared with
@@ -681,6 +743,35 @@ static void prefixes_are_shared(void **state) {
     model_close(m);
 }
 
+/* A conversation that continues after generated tokens gives what a fresh engine gives. With tiles
+ * the answer is prefilled again, because its keys and values were made by sampled rows. */
+static void generated_tokens_are_not_reused(void **state) {
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_BF16};
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        struct model *m = fixture_model("tiny-qwen3", false, types[i], NUMERIC_FAST);
+        struct engine *e = engine_make(m, 16, 4, NULL), *fresh = engine_make(m, 64, 1, NULL);
+        struct engine_request first, turn[2];
+        int32_t prompt[LEN];
+        for (int k = 0; k < 20; k++) prompt[k] = (11 * k + 5) % VOCAB;
+        first = (struct engine_request){.prompt = prompt, .n_prompt = 20, .max_tokens = 12};
+        run_one(e, &first);
+        memcpy(prompt + 20, first.out, (size_t)first.n_out * sizeof *prompt);
+        for (int k = 0; k < 2; k++) {
+            turn[k] = (struct engine_request){
+                .prompt = prompt, .n_prompt = 20 + first.n_out, .max_tokens = 12};
+            run_one(k ? fresh : e, &turn[k]);
+        }
+        same_result(&turn[0], &turn[1]);
+        assert_int_equal(turn[0].n_cached, kernels_get()->gemm_tiles ? 20 : 20 + first.n_out - 1);
+        engine_request_release(&first);
+        for (int k = 0; k < 2; k++) engine_request_release(&turn[k]);
+        engine_free(e);
+        engine_free(fresh);
+        model_close(m);
+    }
+}
+
 struct weighted {
     float w;
     int32_t id;
@@ -863,6 +954,8 @@ static void invalid_requests_are_refused(void **state) {
     r.suffix = (struct token_seq){low, 1}, refused(e, r, "suffix"), r = base;
     r.choices = empty, r.n_choices = 2, refused(e, r, "choice '1' is empty"), r = base;
     r.choices = wild, r.n_choices = 1, refused(e, r, "choice"), r = base;
+    r.choices = fine, r.n_choices = 1, r.choices_only = true,
+    refused(e, r, "choice '0' has 3 tokens"), r = base;
     r.n_choices = -3, refused(e, r, "-3"), r = base;
     r.max_tokens = -1, refused(e, r, "max_tokens"), r = base;
     r.max_tokens = LEN - 2, refused(e, r, "does not fit"), r = base;
@@ -1377,6 +1470,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(results_invariant_f32),
         cmocka_unit_test(results_invariant_q8),
+        cmocka_unit_test(results_invariant_fast),
         cmocka_unit_test(results_invariant_small),
         cmocka_unit_test(cancel_does_not_change_others),
         cmocka_unit_test(prompt_logprobs_equal_generated),
@@ -1391,11 +1485,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(choices_are_exact),
         cmocka_unit_test(single_choice_has_equal_bits),
+        cmocka_unit_test(choices_only_normalises_the_choices),
         cmocka_unit_test(choices_follow_generation),
         cmocka_unit_test(stops_and_limits),
         cmocka_unit_test(generation_is_sampled_forward),
         cmocka_unit_test(base_is_read_once_per_step),
         cmocka_unit_test(prefixes_are_shared),
+        cmocka_unit_test(generated_tokens_are_not_reused),
         cmocka_unit_test(sampler_equals_naive),
         cmocka_unit_test(sampler_distribution),
         cmocka_unit_test(sampler_filters),

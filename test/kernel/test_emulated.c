@@ -1,11 +1,11 @@
 /*
- * test_emulated: avx512.c and amx.c, from the same source, with instructions emulated in plain C
+ * test_emulated: avx512.c and amx*.c, from the same source, with instructions emulated in plain C
  * (test/emulate).
  *
  * The test checks that every slot of the AVX-512 level and the int8 slots of the AMX level give the
- * bits of scalar.c, that the AMX bf16 product is near the exact sum, and that its rows do not
- * depend on other rows. It does not measure speed, and executes no instruction that this machine
- * may lack. On a machine that has them, test_kernels compares the compiled levels too.
+ * bits of scalar.c, that the AMX bf16 product and attention are near the exact sums, and that their
+ * rows do not depend on other rows. It does not measure speed, and executes no instruction that
+ * this machine may lack. On a machine that has them, test_kernels compares the compiled levels too.
  *
  * Invariant: outputs are between guard values, inputs in blocks of exactly their size, so that the
  * test detects a write out of bounds, and the address sanitizer a read.
@@ -24,9 +24,30 @@
 #define kernels_fill_avx512 emulated_fill_avx512
 #define kernels_fill_amx emulated_fill_amx
 #define amx_request emulated_amx_request
+#define amx_configured emulated_amx_configured
+#define amx_fill_int8 emulated_amx_fill_int8
+#define amx_fill_bf16 emulated_amx_fill_bf16
+#define amx_fill_grad emulated_amx_fill_grad
+#define amx_fill_attention emulated_amx_fill_attention
 #include "../../src/kernel/avx512.c"
 
+/* The compiler barrier becomes the point at which emulated tiles and vectors share memory. */
+#define scratch_publish compiled_scratch_publish
+#include "../../src/kernel/amx.h"
+#undef scratch_publish
+static void scratch_publish(const void *p) {
+    (void)p;
+    emulated_publish();
+}
+
 #include "../../src/kernel/amx.c"
+#include "../../src/kernel/amx_attention.c"
+#include "../../src/kernel/amx_bf16.c"
+#include "../../src/kernel/amx_grad.c"
+#include "../../src/kernel/amx_int8.c"
+
+#include "attention_check.h"
+#include "tile_cases.h"
 
 static const struct kernels *scalar;
 static struct kernels wide, tiles;
@@ -187,7 +208,7 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
 
 static void packed_release(struct packed_case *c) {
     arena_release(&c->arena);
-    free(c->file), free(c->in.q), free(c->in.d), free(c->in.bf16);
+    free(c->file), free(c->in.q), free(c->in.d);
     free((void *)(uintptr_t)c->in.x);
 }
 
@@ -210,11 +231,30 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, "with sums made before");
     memcpy(got, before, (size_t)size * sizeof *got);
+    emulated_strict = true;
     (nibbles ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
+    emulated_strict = false;
+    assert_int_equal(emulated_n_stores, 0);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     free(in.total);
     assert_true(ahead.n < (int64_t)ARRAY_LEN(soon) || size < 64);
     free(got), free(want), free(before);
+}
+
+static const enum tensor_type packed_types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q6_K,
+                                                TENSOR_NF4};
+
+/* Every type; K is rounded up to its blocks. */
+static void packed_check(struct rng *r, int64_t rows, int64_t k, int64_t n, int64_t n0, int64_t n1,
+                         size_t turn) {
+    for (size_t t = 0; t < ARRAY_LEN(packed_types); t++) {
+        struct packed_case c;
+        const int64_t block = tensor_type_block(packed_types[t]);
+        packed_make(&c, r, packed_types[t], n, (k + block - 1) / block * block, rows,
+                    (enum flavour)((turn + t) % FLAVOURS));
+        packed_compare(r, &c, n0, n1, (turn + t) % 2);
+        packed_release(&c);
+    }
 }
 
 static void test_packed(void **state) {
@@ -222,24 +262,23 @@ static void test_packed(void **state) {
     static const struct {
         int64_t rows, k, n, n0, n1;
     } cases[] = {
-        {1, 32, 16, 0, 16},   {2, 96, 40, 0, 40},     {3, 64, 33, 16, 33},  {4, 64, 48, 16, 32},
-        {5, 32, 16, 0, 16},   {7, 160, 32, 0, 32},    {8, 32, 20, 0, 20},   {15, 96, 24, 0, 24},
-        {16, 64, 17, 0, 17},  {20, 64, 160, 0, 160},  {31, 32, 16, 0, 16},  {33, 64, 32, 0, 32},
-        {70, 64, 32, 0, 32},  {17, 32, 272, 32, 272}, {6, 2080, 16, 0, 16}, {37, 1056, 16, 0, 16},
-        {3, 8256, 24, 0, 24}, {34, 8256, 40, 0, 40},  {131, 32, 16, 0, 16}, {1, 64, 1, 0, 1},
+        {3, 64, 33, 16, 33},    {4, 64, 48, 16, 32},  {8, 32, 20, 0, 20},    {20, 64, 160, 0, 160},
+        {17, 32, 272, 32, 272}, {6, 2080, 16, 0, 16}, {37, 1056, 16, 0, 16}, {3, 8256, 24, 0, 24},
+        {34, 8256, 40, 0, 40},  {131, 32, 16, 0, 16}, {1, 64, 1, 0, 1},
     };
-    static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q6_K,
-                                             TENSOR_NF4};
     struct rng r = rng_make(2, RNG_TEST, 0, 0);
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-            struct packed_case c;
-            const int64_t block = tensor_type_block(types[t]);
-            packed_make(&c, &r, types[t], cases[i].n, (cases[i].k + block - 1) / block * block,
-                        cases[i].rows, (enum flavour)((i + t) % FLAVOURS));
-            packed_compare(&r, &c, cases[i].n0, cases[i].n1, (i + t) % 2);
-            packed_release(&c);
-        }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        packed_check(&r, cases[i].rows, cases[i].k, cases[i].n, cases[i].n0, cases[i].n1, i);
+}
+
+/* Every number of rows up to some tiles, with K shorter and longer than the pipeline of steps. */
+static void test_packed_rows(void **state) {
+    (void)state;
+    static const int64_t ks[] = {32, 96, 224, 256, 288, 416};
+    struct rng r = rng_make(10, RNG_TEST, 0, 0);
+    for (int64_t rows = 1; rows <= 70; rows++) {
+        const int64_t n = 16 + rows % 3, k = ks[(size_t)rows % ARRAY_LEN(ks)];
+        packed_check(&r, rows, k, n, 0, n, (size_t)rows / ARRAY_LEN(ks));
     }
 }
 
@@ -279,7 +318,6 @@ static void test_adapters(void **state) {
 
 static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
     struct error err;
-    const int64_t kp = (k + 31) / 32 * 32;
     *c = (struct packed_case){.n = n, .k = k, .rows = rows, .file = xmalloc((size_t)(n * k) * 2)};
     for (int64_t i = 0; i < n * k; i++) {
         const uint16_t half = f32_to_bf16(number(r, PLAIN));
@@ -289,42 +327,6 @@ static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k
         matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err), OK);
     assert_true(c->w.packed);
     c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k, .x = numbers(r, rows * k, PLAIN)};
-    c->in.bf16 = xcalloc((size_t)(rows * kp), sizeof *c->in.bf16);
-    for (int64_t i = 0; i < rows * kp; i++)
-        c->in.bf16[i] = i % kp < k ? f32_to_bf16(c->in.x[i / kp * k + i % kp]) : 0;
-}
-
-/* Σ x w in double and Σ |x w|, which scales the rounding error. */
-static double bf16_truth(const struct packed_case *c, int64_t m, int64_t n, double *magnitude) {
-    const int64_t kp = (c->k + 31) / 32 * 32;
-    double sum = 0;
-    *magnitude = 0;
-    for (int64_t i = 0; i < c->k; i++) {
-        uint16_t half;
-        memcpy(&half, c->file + 2 * (n * c->k + i), sizeof half);
-        const double term = (double)bf16_to_f32(c->in.bf16[m * kp + i]) * (double)bf16_to_f32(half);
-        sum += term;
-        *magnitude += fabs(term);
-    }
-    return sum;
-}
-
-static void bf16_check(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1,
-                       bool add) {
-    const int64_t ldy = c->n + 2, size = (c->rows - 1) * ldy + c->n;
-    float *got, *before;
-    outputs_make(r, &got, &before, size, add);
-    tiles.gemm_bf16_fast(got, ldy, &c->in, &c->w, n0, n1, add);
-    for (int64_t i = 0; i < size; i++) {
-        const int64_t m = i / ldy, n = i % ldy;
-        if (n < n0 || n >= n1) {
-            assert_true(same(got[i], before[i]));
-            continue;
-        }
-        double magnitude, want = bf16_truth(c, m, n, &magnitude) + (add ? (double)before[i] : 0);
-        assert_true(fabs((double)got[i] - want) <= 1e-5 * (magnitude + fabs(want)));
-    }
-    free(got), free(before);
 }
 
 /* Without tiles the fast class has scalar's bits. */
@@ -337,24 +339,6 @@ static void bf16_compare(struct rng *r, const struct packed_case *c, int64_t n0,
     wide.gemm_bf16_fast(got, ldy, &c->in, &c->w, n0, n1, add);
     assert_same(got, want, size, "gemm_bf16_fast");
     free(got), free(want);
-}
-
-/* Each row alone, each panel alone: the same bits as all at once. */
-static void bf16_rows_are_independent(const struct packed_case *c) {
-    const int64_t n = c->n, kp = (c->k + 31) / 32 * 32;
-    float *all = xcalloc((size_t)(c->rows * n), sizeof *all),
-          *one = xcalloc((size_t)n, sizeof *one);
-    tiles.gemm_bf16_fast(all, n, &c->in, &c->w, 0, n, false);
-    for (int64_t m = 0; m < c->rows; m++) {
-        struct gemm_input row = c->in;
-        row.rows = 1;
-        row.bf16 = c->in.bf16 + m * kp;
-        for (int64_t n0 = 0; n0 < n; n0 += 16) {
-            tiles.gemm_bf16_fast(one, n, &row, &c->w, n0, MIN(n, n0 + 16), false);
-        }
-        assert_same(one, all + m * n, n, "gemm_bf16_fast, row by row");
-    }
-    free(all), free(one);
 }
 
 static void test_bf16_fast(void **state) {
@@ -370,12 +354,14 @@ static void test_bf16_fast(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct packed_case c;
         bf16_make(&c, &r, cases[i].n, cases[i].k, cases[i].rows);
-        bf16_check(&r, &c, cases[i].n0, cases[i].n1, false);
-        bf16_check(&r, &c, cases[i].n0, cases[i].n1, true);
         bf16_compare(&r, &c, cases[i].n0, cases[i].n1, i % 2);
-        bf16_rows_are_independent(&c);
         packed_release(&c);
     }
+}
+
+static void test_tiles(void **state) {
+    (void)state;
+    tile_cases_run(&tiles, false);
 }
 
 /* A decode step multiplies many matrices by the same number of rows: the tiles are configured
@@ -426,6 +412,12 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     BOTH("silu_mul", t->silu_mul(y, b, c, n));
     BOTH("silu_mul in place", t->silu_mul(y, y, c, n));
     BOTH("gelu", t->gelu(y, b, n));
+    for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
+        float *dup[2] = {copy_of(a, n + 1), copy_of(a, n + 1)};
+        BOTH("act_back", t->act_back(y, dup[t == scalar], a, b, way & 2 ? c : NULL, n, way & 1));
+        assert_same(dup[0], dup[1], n + 1, "act_back's dup");
+        free(dup[0]), free(dup[1]);
+    }
     BOTH("exp", t->exp(y, b, n));
     BOTH("exp in place", t->exp(y, y, n));
     BOTH("softmax", sums[t == scalar] = t->softmax(y, n));
@@ -535,6 +527,61 @@ static void test_adamw(void **state) {
     for (int64_t n = 0; n < 99; n++) adamw_case(&r, n, (enum flavour)(n % FLAVOURS));
 }
 
+static void strict_attention(const struct attention_job *job) {
+    emulated_strict = true;
+    amx_attention(job);
+    emulated_strict = false;
+    assert_int_equal(emulated_n_stores, 0);
+}
+
+static void test_attention(void **state) {
+    (void)state;
+    static const int64_t dims[] = {16, 24, 80, 32, 64, 128, 256};
+    static const int32_t rows[] = {1, 5, 16, 19, 3, 7, 2}, at[] = {0, 3, 140, 27, 250, 60, 130};
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(dims); i++) {
+        struct attention_case c = {.head_dim = dims[i],
+                                   .n_heads = 1 + (int64_t)i * 2 % 5,
+                                   .rows = rows[i],
+                                   .at = at[i],
+                                   .window = i % 2 ? INT32_MAX : 40,
+                                   .elem = (enum dtype)(i % N_DTYPE),
+                                   .page = 32};
+        attention_case_check(&tiles, &r, c);
+        attention_division_check(&tiles, &r, c, 1 + (int64_t)i % 4);
+        attention_tiles_check(&tiles, &r, c, 1 + (int64_t)i % 4);
+        c.elem = DTYPE_F32;
+        if (c.rows > 3) attention_neighbour_check(&tiles, &r, c, c.at + 3, 1);
+        if (c.rows > 1) attention_outside_check(&tiles, &r, c);
+    }
+}
+
+static void strict_attention_backward(const struct attention_backward_job *job) {
+    emulated_strict = true;
+    amx_attention_backward(job);
+    emulated_strict = false;
+    assert_int_equal(emulated_n_stores, 0);
+}
+
+static void test_attention_backward(void **state) {
+    (void)state;
+    static const int64_t dims[] = {16, 24, 80, 64, 128}, rows[] = {1, 37, 50, 131, 20};
+    struct rng r = rng_make(10, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(dims); i++)
+        attention_backward_check(&tiles, &r,
+                                 (struct attention_case){.head_dim = dims[i],
+                                                         .n_heads = 1 + (int64_t)i * 2 % 5,
+                                                         .rows = rows[i],
+                                                         .window = i % 2 ? INT32_MAX : 16});
+}
+
+static void strict_grad(const struct grad_job *job, int64_t n0, int64_t n1) {
+    emulated_strict = true;
+    amx_gemm_tiles_grad(job, n0, n1);
+    emulated_strict = false;
+    assert_int_equal(emulated_n_stores, 0);
+}
+
 /* The tables as the levels fill them, each over the one before. */
 static int tables_fill(void **state) {
     (void)state;
@@ -544,16 +591,28 @@ static int tables_fill(void **state) {
     emulated_fill_avx512(&wide);
     tiles = wide;
     emulated_fill_amx(&tiles);
+    tiles.gemm_tiles_grad = strict_grad;
+    tiles.attention = strict_attention;
+    tiles.attention_backward = strict_attention_backward;
     return 0;
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_adapters),    cmocka_unit_test(test_bf16_fast),
-        cmocka_unit_test(test_shapes_kept), cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_max),         cmocka_unit_test(test_exp_everywhere),
-        cmocka_unit_test(test_mix),         cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_packed_rows),
+        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_bf16_fast),
+        cmocka_unit_test(test_shapes_kept),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_max),
+        cmocka_unit_test(test_exp_everywhere),
+        cmocka_unit_test(test_mix),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_backward),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

@@ -20,7 +20,9 @@
 
 #include <cmocka.h>
 
+#include "attention_check.h"
 #include "kernel/kernel.h"
+#include "kernel/tile_cases.h"
 
 #define CANARY 12345.678f
 #define PAD 20
@@ -162,6 +164,30 @@ static void check_rope(const struct kernels *k, int64_t n, int nasty) {
     floats_free(y);
 }
 
+/* n columns of three rows: a gain's gradient, and a row of a norm's backward pass, also in place.
+ */
+static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
+    static const float mean[3] = {0, 0.25f, -1}, rstd[3] = {1.5f, 0.3f, 7};
+    struct floats x = filled(3 * n, nasty), dy = filled(3 * n, nasty), g = filled(n, 0),
+                  a = filled(n, 0), b = filled(n, 0), c = copied(a), d = copied(b), u = copied(dy);
+    const struct norm_rows rows = {x.v, dy.v, mean, rstd, n, 3, n};
+    ref->norm_gain(&rows, a.v, b.v);
+    k->norm_gain(&rows, c.v, d.v);
+    same_all(a.v, c.v, n, "norm_gain", k, n);
+    same_all(b.v, d.v, n, "norm_gain's bias", k, n);
+    for (int way = 0; way < 4; way++) {
+        ref->norm_back(a.v, dy.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
+        k->norm_back(c.v, u.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
+        same_all(a.v, c.v, n, "norm_back", k, n);
+        same_all(dy.v, u.v, n, "norm_back's dy", k, n);
+    }
+    k->norm_back(u.v, u.v, x.v, g.v, mean[2], rstd[1], false, n, false);
+    ref->norm_back(a.v, dy.v, x.v, g.v, mean[2], rstd[1], false, n, false);
+    same_all(a.v, u.v, n, "norm_back in place", k, n);
+    struct floats all[] = {x, dy, g, a, b, c, d, u};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
 static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     struct floats x = filled(n, nasty), u = filled(n, nasty), y = floats_new(n), z = floats_new(n);
     if (nasty == 2)
@@ -188,6 +214,7 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     ref->softmax_back(y.v, x.v, 0.3f, 0.125f, n);
     k->softmax_back(z.v, x.v, 0.3f, 0.125f, n);
     same_all(y.v, z.v, n, "softmax_back", k, n);
+    norm_check(k, n, nasty);
     memcpy(y.v, x.v, (size_t)n * sizeof(float));
     memcpy(z.v, x.v, (size_t)n * sizeof(float));
     same_one(ref->softmax(y.v, n), k->softmax(z.v, n), "softmax's sum", k, n);
@@ -234,9 +261,6 @@ static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
     k->multiply_to_int8(words, words + kq, kq, q + kq);
     assert_memory_equal(q, q + kq, (size_t)kq);
     free(words);
-    ref->to_bf16_row(x.v, n, h);
-    k->to_bf16_row(x.v, n, h + n);
-    for (int64_t i = 0; i < n; i++) assert_true(same(bf16_to_f32(h[i]), bf16_to_f32(h[n + i])));
     free(q);
     free(d);
     free(h);
@@ -419,7 +443,7 @@ static struct gemm_input inputs_of(const struct kernels *k, struct floats x, int
                                    int64_t width, void **scratch) {
     struct gemm_input in;
     *scratch = calloc(1, gemm_input_scratch(rows, width));
-    gemm_input_prepare(&in, x.v, width, rows, width, width % 32 == 0, true, *scratch, NULL);
+    gemm_input_prepare(&in, x.v, width, rows, width, width % 32 == 0, false, *scratch, NULL);
     for (int64_t m = 0; in.q && m < rows; m++)
         k->quantize_row(x.v + m * width, width, in.q + m * width, in.d + m * width / 32);
     return in;
@@ -527,9 +551,9 @@ static void test_pairs_mix(void **state) {
 
 static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct gemm_input *in,
                        const struct matrix *w, bool add) {
-    (w->type == TENSOR_BF16   ? k->gemm_bf16_fast
-     : w->type == TENSOR_Q8_0 ? k->gemm_q8
-                              : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
+    (w->layout == LAYOUT_BF16                           ? k->gemm_bf16_fast
+     : w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6 ? k->gemm_q8
+                                                        : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
 }
 
 /* bf16 belongs to the fast class. */
@@ -558,20 +582,29 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     floats_free(z);
 }
 
+/* Every number of rows up to some tiles; K in one chunk and in several. Only q8_0 and q4_0 have
+ * blocks that `extreme` can fill. */
 static void test_packed(void **state) {
     (void)state;
-    static const int64_t widths[] = {32, 64, 96, 192, 576},
+    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
+                                          TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_NF4};
+    static const int64_t widths[] = {32, 64, 96, 192, 256, 288, 576, 768},
                          counts[] = {1, 7, 8, 9, 15, 16, 17, 40, 50};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
-        for (int64_t rows = 1; k && rows <= 19; rows += rows < 8 ? 1 : 3)
-            for (size_t i = 0; i < ARRAY_LEN(counts); i++)
-                for (int t = 0; t < 2; t++)
-                    check_packed(k, t ? TENSOR_Q8_0 : TENSOR_Q4_0, rows, counts[i],
-                                 widths[(i + (size_t)rows) % ARRAY_LEN(widths)],
-                                 (i + (size_t)rows) % 3 == 2);
+        for (size_t i = 0; k && i < 70 * 2 * ARRAY_LEN(of); i++) {
+            const size_t t = i % ARRAY_LEN(of), block = (size_t)tensor_type_block(of[t]);
+            const int64_t rows = 1 + (int64_t)(i / ARRAY_LEN(of) % 70), turn = (int64_t)(i / 7);
+            const int64_t width = widths[(size_t)turn % ARRAY_LEN(widths)];
+            check_packed(k, of[t], rows, counts[(size_t)turn % ARRAY_LEN(counts)],
+                         (width + (int64_t)block - 1) / (int64_t)block * (int64_t)block,
+                         t < 2 && turn % 3 == 2);
+        }
+        for (size_t t = 0; k && t < ARRAY_LEN(of); t += 2)
+            check_packed(k, of[t], 67, 150, 4096, false);
         if (k) check_packed(k, TENSOR_Q4_0, 3, 20, 32 * 1100, false);
         if (k) check_packed(k, TENSOR_Q8_0, 3, 20, 32 * 600, true);
+        if (k) check_packed(k, TENSOR_Q8_0, 131, 20, 32 * 70, true);
     }
 }
 
@@ -654,7 +687,7 @@ static void test_invariance(void **state) {
 static void product_verify(const struct matrix *w, const struct gemm_input *in, const float *y,
                            int64_t ldy) {
     float *row = malloc((size_t)w->k * sizeof(float));
-    bool q = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0, rounded = matrix_needs_bf16(w);
+    bool rounded = in->tiles, q = !rounded && tensor_type_is_quantized(w->type);
     for (int64_t n = 0; n < w->n; n++) {
         matrix_get_row(w, n, row);
         for (int64_t m = 0; m < in->rows; m++) {
@@ -675,20 +708,18 @@ static void product_verify(const struct matrix *w, const struct gemm_input *in, 
     free(row);
 }
 
-static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, int64_t rows, int64_t n,
-                             int64_t k) {
+static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, enum row_path path,
+                             int64_t rows, int64_t n, int64_t k) {
     struct arena arena = {0};
     struct matrix w;
     uint8_t *file;
     matrix_random(&w, t, n, k, cls, &arena, &file, false);
     struct floats x = filled(rows * k, 0), first = floats_new(rows * n),
                   other = floats_new(rows * n);
-    bool q = t == TENSOR_Q8_0 || t == TENSOR_Q4_0, bf16 = matrix_needs_bf16(&w);
     void *scratch = malloc(gemm_input_scratch(rows, k));
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
-        struct gemm_input in;
-        gemm_input_prepare(&in, x.v, k, rows, k, q, bf16, scratch, pool);
+        struct gemm_input in = gemm_input_for(&w, 1, x.v, rows, path, scratch, pool);
         float *y = threads == 1 ? first.v : other.v;
         matrix_mul(y, n, &in, &w, false, pool);
         if (threads == 1)
@@ -708,12 +739,15 @@ static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, int64_t
 static void test_matrix_mul(void **state) {
     (void)state;
     for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-        check_matrix_mul(types[t], NUMERIC_EXACT, 1, 70, 96);
-        check_matrix_mul(types[t], NUMERIC_EXACT, 9, 531, 192);
-        check_matrix_mul(types[t], NUMERIC_EXACT, 400, 8, 192);
+        for (int p = ROWS_EXACT; p <= ROWS_TRAINING; p++) {
+            enum numeric_class cls = p == ROWS_EXACT ? NUMERIC_EXACT : NUMERIC_FAST;
+            check_matrix_mul(types[t], cls, (enum row_path)p, 1, 70, 96);
+            check_matrix_mul(types[t], cls, (enum row_path)p, 9, 531, 192);
+            check_matrix_mul(types[t], cls, (enum row_path)p, 400, 8, 192);
+        }
     }
-    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, 33, 531, 200);
-    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, 400, 8, 192);
+    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, ROWS_EXACT, 33, 531, 200);
+    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, ROWS_EXACT, 400, 8, 192);
 }
 
 static void check_gemm_pool(int64_t rows, int64_t n, int64_t k) {
@@ -758,22 +792,23 @@ static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy,
 
 /* Norm of the difference over the norm, and the cosine. */
 static void back_near(const float *dx, int64_t lddx, const double *want, int64_t rows, int64_t k,
-                      bool int8, const char *what) {
+                      enum grad_path path, const char *what) {
+    static const char *const names[] = {"f32", "int8", "tiles"};
+    const bool f32 = path == GRAD_F32;
     double off = 0, both = 0, a = 1e-300, b = 1e-300;
     for (int64_t i = 0; i < rows * k; i++) {
         double got = (double)dx[i / k * lddx + i % k];
         off += (got - want[i]) * (got - want[i]);
         both += got * want[i], a += got * got, b += want[i] * want[i];
     }
-    if (!(sqrt(off / b) <= (int8 ? 1.5e-2 : 2e-6)) ||
-        both / sqrt(a * b) < (int8 ? 0.9999 : 1 - 1e-9))
-        fail_msg("%s %s: error %g of the norm, cosine %.9f", what, int8 ? "int8" : "f32",
-                 sqrt(off / b), both / sqrt(a * b));
+    if (!(sqrt(off / b) <= (f32 ? 2e-6 : 1.5e-2)) || both / sqrt(a * b) < (f32 ? 1 - 1e-9 : 0.9999))
+        fail_msg("%s %s: error %g of the norm, cosine %.9f", what, names[path], sqrt(off / b),
+                 both / sqrt(a * b));
 }
 
 /* One, two and three threads, rows one at a time, and added to dX: all give the same bits. */
-static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, int64_t rows,
-                       int64_t n, int64_t k) {
+static void check_back(enum tensor_type t, enum numeric_class cls, enum grad_path path,
+                       int64_t rows, int64_t n, int64_t k) {
     struct arena arena = {0};
     struct matrix w;
     uint8_t *file;
@@ -782,16 +817,16 @@ static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, in
     struct floats dy = filled(rows * lddy, 0), first = floats_new(rows * lddx);
     double *want = back_truth(&w, dy.v, lddy, rows);
     void *scratch = malloc(matrix_mul_backward_scratch(n, 3));
-    matrix_mul_backward(first.v, lddx, dy.v, lddy, rows, &w, int8, false, scratch, NULL);
-    back_near(first.v, lddx, want, rows, k, int8, tensor_type_name(t));
+    matrix_mul_backward(first.v, lddx, dy.v, lddy, rows, &w, path, false, scratch, NULL);
+    back_near(first.v, lddx, want, rows, k, path, tensor_type_name(t));
     for (int threads = 1; threads <= 3; threads++) {
         struct floats other = floats_new(rows * lddx);
         struct pool *pool = pool_new(threads);
         for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
-            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8,
+            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, path,
                                 false, scratch, pool);
         same_all(first.v, other.v, rows * lddx, "matrix_mul_back's cut", kernels_get(), threads);
-        matrix_mul_backward(other.v, lddx, dy.v, lddy, rows, &w, int8, true, scratch, pool);
+        matrix_mul_backward(other.v, lddx, dy.v, lddy, rows, &w, path, true, scratch, pool);
         for (int64_t i = 0; i < rows * k; i++)
             near((double)other.v[i / k * lddx + i % k], 2 * (double)first.v[i / k * lddx + i % k],
                  1e-4 + 1e-4 * fabs(want[i]), "matrix_mul_back added");
@@ -808,17 +843,59 @@ static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, in
 
 static void test_matrix_mul_back(void **state) {
     (void)state;
-    for (size_t i = 0; i < 2 * ARRAY_LEN(all_types); i++) {
-        enum tensor_type t = all_types[i / 2];
-        bool int8 = i % 2;
-        if (int8 && !tensor_type_is_quantized(t)) continue;
-        check_back(t, NUMERIC_EXACT, int8, 1, 70, 512);
-        check_back(t, NUMERIC_EXACT, int8, 37, 275, 256);
-        check_back(t, NUMERIC_EXACT, int8, 3, 5, 768);
+    for (size_t i = 0; i < 3 * ARRAY_LEN(all_types); i++) {
+        enum tensor_type t = all_types[i / 3];
+        enum grad_path path = (enum grad_path)(i % 3);
+        enum numeric_class cls = path == GRAD_TILES ? NUMERIC_FAST : NUMERIC_EXACT;
+        if (path == GRAD_INT8 && !tensor_type_is_quantized(t)) continue;
+        if (path == GRAD_TILES && !kernels_get()->gemm_tiles) continue;
+        check_back(t, cls, path, 1, 70, 512);
+        check_back(t, cls, path, 37, 275, 256);
+        check_back(t, cls, path, 3, 5, 768);
     }
-    check_back(TENSOR_F32, NUMERIC_EXACT, false, 70, 40, 33);
-    check_back(TENSOR_BF16, NUMERIC_FAST, false, 40, 300, 200);
-    check_back(TENSOR_Q4_0, NUMERIC_EXACT, true, 2, 9000, 64);
+    check_back(TENSOR_F32, NUMERIC_EXACT, GRAD_F32, 70, 40, 33);
+    check_back(TENSOR_BF16, NUMERIC_FAST, GRAD_F32, 40, 300, 200);
+    check_back(TENSOR_Q4_0, NUMERIC_EXACT, GRAD_INT8, 2, 9000, 64);
+    check_back(TENSOR_Q4_0, NUMERIC_FAST, kernels_get()->gemm_tiles ? GRAD_TILES : GRAD_F32, 600,
+               4200, 64);
+}
+
+/* Gradients of weights in tiles: near the exact sums, and the same bits for one, two and three
+ * threads and for rows that are divided at a multiple of 32. */
+static void check_grad(int64_t rows, int64_t n, int64_t k) {
+    struct floats dy = filled(rows * n, 0), x = filled(rows * k, 0), first = floats_new(n * k);
+    const int64_t cut = rows / 2 / 32 * 32;
+    void *scratch = malloc(weight_grad_scratch(rows, k));
+    memset(first.v, 0, (size_t)(n * k) * sizeof *first.v);
+    weight_grad_tiles(first.v, dy.v, n, x.v, k, rows, scratch, NULL);
+    for (int64_t i = 0; i < n * k; i++) {
+        double want = 0, size = 0;
+        for (int64_t m = 0; m < rows; m++) {
+            const double term = (double)dy.v[m * n + i / k] * (double)x.v[m * k + i % k];
+            want += term, size += fabs(term);
+        }
+        near((double)first.v[i], want, 1e-6 + 0x1p-7 * size, "weight_grad_tiles");
+    }
+    for (int threads = 1; threads <= 3; threads++) {
+        struct floats other = floats_new(n * k);
+        struct pool *pool = pool_new(threads);
+        memset(other.v, 0, (size_t)(n * k) * sizeof *other.v);
+        weight_grad_tiles(other.v, dy.v, n, x.v, k, cut, scratch, pool);
+        weight_grad_tiles(other.v, dy.v + cut * n, n, x.v + cut * k, k, rows - cut, scratch, pool);
+        same_all(first.v, other.v, n * k, "weight_grad_tiles", kernels_get(), threads);
+        pool_free(pool);
+        floats_free(other);
+    }
+    free(scratch);
+    floats_free(dy), floats_free(x), floats_free(first);
+}
+
+static void test_weight_grad(void **state) {
+    (void)state;
+    if (!kernels_get()->gemm_tiles_grad) return;
+    check_grad(1, 40, 33);
+    check_grad(70, 192, 64);
+    check_grad(1100, 100, 70);
 }
 
 /* The scale of output o's weight i, and its integer value. */
@@ -883,7 +960,7 @@ static void test_back_contract(void **state) {
         void *scratch = malloc(matrix_mul_backward_scratch(n, 1));
         for (int64_t o = 0; o < n; o++)
             matrix_get_row(&w, o, rows[o] = malloc((size_t)k * sizeof(float)));
-        matrix_mul_backward(dx.v, k, dy.v, n, 1, &w, true, false, scratch, NULL);
+        matrix_mul_backward(dx.v, k, dy.v, n, 1, &w, GRAD_INT8, false, scratch, NULL);
         for (int64_t i = 0; i < k; i++)
             same_one(back_by_contract(&w, dy.v, i, rows), dx.v[i], tensor_type_name(w.type),
                      kernels_get(), n);
@@ -1262,6 +1339,71 @@ static void test_levels(void **state) {
     assert_int_equal(level_under("sse9"), 102);
 }
 
+static void test_attention(void **state) {
+    (void)state;
+    static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4};
+    const struct kernels *k = kernels_level(CPU_AMX);
+    if (!k) skip();
+    for (int64_t rows = 1; rows <= 70; rows += rows < 18 ? 1 : 13) {
+        for (size_t i = 0; i < ARRAY_LEN(dims) * N_DTYPE; i++) {
+            attention_case_check(k, &source,
+                                 (struct attention_case){
+                                     .head_dim = dims[i / N_DTYPE],
+                                     .n_heads = heads[(i + (size_t)rows) % ARRAY_LEN(heads)],
+                                     .rows = rows,
+                                     .at = (int32_t)(rows * 37 % 200),
+                                     .window = rows % 3 ? INT32_MAX : (int32_t)rows + 5,
+                                     .elem = (enum dtype)(i % N_DTYPE),
+                                     .page = rows % 2 ? 32 : 96,
+                                 });
+        }
+    }
+}
+
+/* Jobs of more than one block of queries, over several blocks of keys. */
+static void test_attention_rows(void **state) {
+    (void)state;
+    static const int64_t steps[] = {1, 7, 40, 64, 100};
+    const struct kernels *k = kernels_level(CPU_AMX);
+    if (!k) skip();
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        struct attention_case c = {.head_dim = i % 2 ? 64 : 80,
+                                   .n_heads = 1 + (int64_t)i % 3,
+                                   .rows = 160 + (int64_t)i,
+                                   .at = i % 2 ? 0 : 201,
+                                   .window = i == 3 ? 45 : INT32_MAX,
+                                   .elem = (enum dtype)(i % N_DTYPE),
+                                   .page = 32};
+        attention_case_check(k, &source, c);
+        attention_division_check(k, &source, c, steps[i]);
+        attention_tiles_check(k, &source, c, steps[i]);
+        c.elem = DTYPE_F32;
+        attention_neighbour_check(k, &source, c, c.at + 70, 130);
+        attention_neighbour_check(k, &source, c, c.at ? 180 : 3, 9);
+        c.window = 50;
+        attention_outside_check(k, &source, c);
+    }
+}
+
+static void test_attention_backward(void **state) {
+    (void)state;
+    static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4},
+                         lengths[] = {1, 2, 15, 16, 17, 31, 33, 64, 70, 127, 200, 293};
+    const struct kernels *k = kernels_level(CPU_AMX);
+    struct rng r = rng_make(23, RNG_TEST, 0, 0); // with few rows the error varies with the data
+    if (!k) skip();
+    for (size_t i = 0; i < ARRAY_LEN(dims) * ARRAY_LEN(lengths); i++) {
+        const int64_t rows = lengths[i / ARRAY_LEN(dims)];
+        attention_backward_check(k, &r,
+                                 (struct attention_case){
+                                     .head_dim = dims[i % ARRAY_LEN(dims)],
+                                     .n_heads = heads[i % ARRAY_LEN(heads)],
+                                     .rows = rows,
+                                     .window = i % 4 == 3 ? (int32_t)rows / 2 + 1 : INT32_MAX,
+                                 });
+    }
+}
+
 static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 512, 192},
                                     {512, 192, 1024}, {256, 576, 1536}, {64, 192, 512},
                                     {8, 192, 512},    {1, 576, 1536}};
@@ -1277,11 +1419,18 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     struct floats x = filled(rows * width, 0), y = floats_new(rows * n);
     matrix_random(&w, t, n, width, cls, &arena, &file, false);
     struct gemm_input in = inputs_of(k, x, rows, width, &scratch);
+    bool tiles = cls == NUMERIC_FAST && k->gemm_tiles;
+    if (tiles) gemm_input_prepare(&in, x.v, width, rows, width, false, true, scratch, NULL);
     double ops = 2.0 * (double)(rows * width * n), best = 1e9;
     int64_t repeat = (int64_t)(1e7 / ops) + 1;
     for (int round = 0; round < (k->level == CPU_SCALAR ? 7 : 100); round++) {
         double start = clock_now();
-        for (int64_t i = 0; i < repeat; i++) product(k, &w, in, 0, rows, 0, n, y.v, n);
+        for (int64_t i = 0; i < repeat; i++) {
+            if (tiles)
+                k->gemm_tiles(y.v, n, &in, &w, 0, n, false);
+            else
+                product(k, &w, in, 0, rows, 0, n, y.v, n);
+        }
         best = MIN(best, (clock_now() - start) / (double)repeat);
     }
     free(scratch);
@@ -1292,22 +1441,25 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
-/* The same for dX = dY W; for dW = dYᵀ X in f32 if the type is f16. */
-static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
+/* The same for dX = dY W; for dW = dYᵀ X, in f32 or in tiles, if the type is f16. */
+static double back_speed(enum tensor_type t, enum grad_path path, const int64_t *shape) {
     int64_t rows = shape[0], k = shape[1], n = shape[2];
     struct arena arena = {0};
     struct matrix w;
     uint8_t *file;
     struct floats x = filled(rows * k, 0), dy = filled(rows * n, 0), dw = floats_new(n * k);
-    void *scratch = malloc(matrix_mul_backward_scratch(n, 1));
-    matrix_random(&w, t, n, k, NUMERIC_EXACT, &arena, &file, false);
+    void *scratch = malloc(MAX(matrix_mul_backward_scratch(n, 1), weight_grad_scratch(rows, k)));
+    matrix_random(&w, t, n, k, path == GRAD_TILES ? NUMERIC_FAST : NUMERIC_EXACT, &arena, &file,
+                  false);
     double ops = 2.0 * (double)(rows * k * n), best = 1e9;
     for (int round = 0; round < 100; round++) {
         double start = clock_now();
-        if (t == TENSOR_F16)
+        if (t == TENSOR_F16 && path == GRAD_TILES)
+            weight_grad_tiles(dw.v, dy.v, n, x.v, k, rows, scratch, NULL);
+        else if (t == TENSOR_F16)
             kernels_get()->mix_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
         else
-            matrix_mul_backward(x.v, k, dy.v, n, rows, &w, int8, false, scratch, NULL);
+            matrix_mul_backward(x.v, k, dy.v, n, rows, &w, path, false, scratch, NULL);
         best = MIN(best, clock_now() - start);
     }
     free(scratch);
@@ -1319,12 +1471,18 @@ static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
 }
 
 static void bench_back(const char *only, enum tensor_type one) {
-    printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s\n",
-           kernels_get()->name, only ? " and int8" : ", dW = dYᵀ X");
-    for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
-        printf("  %4d %4d %4d  %s %7.1f %s %7.1f\n", (int)shapes[s][0], (int)shapes[s][1],
-               (int)shapes[s][2], only ? only : "dX", back_speed(one, false, shapes[s]),
-               only ? "int8" : "dW", back_speed(only ? one : TENSOR_F16, true, shapes[s]));
+    const bool tiles = kernels_get()->gemm_tiles;
+    printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s, dW = dYᵀ X\n",
+           kernels_get()->name, tiles ? ", in tiles" : "");
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        printf("  %4d %4d %4d  dX %7.1f", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2],
+               back_speed(one, GRAD_F32, shapes[s]));
+        if (only) printf(" int8 %7.1f", back_speed(one, GRAD_INT8, shapes[s]));
+        if (tiles) printf(" tiles %7.1f", back_speed(one, GRAD_TILES, shapes[s]));
+        printf(" dW %7.1f", back_speed(TENSOR_F16, GRAD_F32, shapes[s]));
+        if (tiles) printf(" tiles %7.1f", back_speed(TENSOR_F16, GRAD_TILES, shapes[s]));
+        printf("\n");
+    }
 }
 
 /* `only` is a type's name, or NULL for the plain ones. */
@@ -1341,6 +1499,8 @@ static void bench_run(const char *only) {
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
             printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
             if (only) printf(" %s %7.1f", only, product_speed(k, one, NUMERIC_EXACT, shapes[s]));
+            if (only && k->gemm_tiles)
+                printf(" tiles %7.1f", product_speed(k, one, NUMERIC_FAST, shapes[s]));
             for (size_t t = 0; !only && t < ARRAY_LEN(types); t++)
                 if (types[t] != TENSOR_F16)
                     printf(" %s %7.1f", tensor_type_name(types[t]),
@@ -1351,6 +1511,17 @@ static void bench_run(const char *only) {
         }
     }
     bench_back(only, one);
+}
+
+/* The products of the fast class on AMX. */
+static void test_tiles(void **state) {
+    (void)state;
+    const struct kernels *k = kernels_level(CPU_AMX);
+    if (!k) {
+        print_message("no AMX here: test_emulated runs these cases\n");
+        skip();
+    }
+    tile_cases_run(k, true);
 }
 
 int main(int argc, char **argv) {
@@ -1395,8 +1566,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_gemm_pool),
         cmocka_unit_test(test_mix_pool),
         cmocka_unit_test(test_matrix_mul_back),
+        cmocka_unit_test(test_weight_grad),
         cmocka_unit_test(test_back_contract),
         cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_rows),
+        cmocka_unit_test(test_attention_backward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -148,6 +148,13 @@ static struct forward *forward_make(const struct model *m, struct pool *pool) {
     return forward_new(m, &o);
 }
 
+/* Tokens of a sequence from this position on count as sampled: [slot]. */
+static int sampled_from[24];
+
+static bool row_is_sampled(int slot, int pos) {
+    return sampled_from[slot] > 0 && pos >= sampled_from[slot];
+}
+
 /* One sequence into `slot` from position `from`, `chunk` rows a call, logits of all rows:
  * [n][V]. */
 static void sequence_run(struct forward *f, const struct model *m, struct adapter *a,
@@ -158,7 +165,10 @@ static void sequence_run(struct forward *f, const struct model *m, struct adapte
     for (int at = from; at < n; at += chunk) {
         int count = MIN(chunk, n - at);
         for (int i = 0; i < count; i++) {
-            rows[i] = (struct batch_row){.token = tokens[at + i], .pos = at + i, .slot = slot};
+            rows[i] = (struct batch_row){.token = tokens[at + i],
+                                         .pos = at + i,
+                                         .slot = slot,
+                                         .sampled = row_is_sampled(slot, at + i)};
             out[i] = i;
         }
         struct lora_part part;
@@ -291,8 +301,15 @@ static void rope_agrees(void **state) {
 }
 
 /* Six sequences, each with a different adapter (two share one, one has none), interleaved in one
- * batch in uneven chunks, must give the bits of single runs, row by row. */
-enum { N_SEQS = 6 };
+ * batch in uneven chunks, must give the bits of single runs, row by row. Two of them end with
+ * sampled rows, which come first in a batch. */
+enum { N_SEQS = 6, N_KNOWN = 11 };
+
+/* The next rows of sequence s: at most `most`, all sampled or all known. */
+static int mixed_count(int s, int at, int most) {
+    int end = row_is_sampled(s, at) || !sampled_from[s] ? N_TOKENS : sampled_from[s];
+    return MIN(most, end - at);
+}
 
 static void mixed_run(struct forward *f, const struct model *m, struct adapter *const *by_seq,
                       int32_t tokens[N_SEQS][N_TOKENS], uint32_t id, float *logits) {
@@ -305,13 +322,16 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
         struct lora_segment segs[N_SEQS];
         struct lora_part parts[N_SEQS];
         int32_t out[64], n = 0, n_segs = 0;
-        for (int s = 0; s < N_SEQS; s++) {
-            int drawn = (int)rng_below(&rng, 10), count = MIN(drawn, N_TOKENS - at[s]);
-            if (count == 0) continue;
+        for (int i = 0; i < 2 * N_SEQS; i++) {
+            int s = i % N_SEQS, most = (int)rng_below(&rng, 10),
+                count = mixed_count(s, at[s], most);
+            bool sampled = row_is_sampled(s, at[s]);
+            if (count == 0 || sampled != (i < N_SEQS)) continue;
+            if (n_segs > 0 && rows[n - 1].slot == s) continue;
             segs[n_segs++] = adapter_lora_segment(by_seq[s], n, n + count, &parts[s]);
-            for (int i = 0; i < count; i++, n++) {
-                rows[n] =
-                    (struct batch_row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
+            for (int k = 0; k < count; k++, n++) {
+                rows[n] = (struct batch_row){
+                    .token = tokens[s][at[s] + k], .pos = at[s] + k, .slot = s, .sampled = sampled};
                 out[n] = n;
             }
             at[s] += count;
@@ -340,8 +360,9 @@ static void invariance_check(const struct model *m) {
     float *want = xcalloc((size_t)(N_SEQS * per_seq), sizeof *want);
     float *got = xcalloc((size_t)(N_SEQS * per_seq), sizeof *got);
     struct forward *alone = forward_make(m, NULL);
+    sampled_from[1] = sampled_from[4] = N_KNOWN;
     for (int s = 0; s < N_SEQS; s++)
-        sequence_run(alone, m, by_seq[s], tokens[s], 0, N_TOKENS, 0, 1, want + s * per_seq);
+        sequence_run(alone, m, by_seq[s], tokens[s], 0, N_TOKENS, s, 1, want + s * per_seq);
     forward_free(alone);
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
@@ -353,6 +374,7 @@ static void invariance_check(const struct model *m) {
         forward_free(f);
         pool_free(pool);
     }
+    sampled_from[1] = sampled_from[4] = 0;
     for (int i = 0; i < 4; i++) adapter_release(a[i]);
     free(want);
     free(got);
@@ -370,7 +392,9 @@ static void bits_invariant(void **state) {
         {"tiny-llama", TENSOR_BF16, NUMERIC_EXACT},   {"tiny-qwen3", TENSOR_BF16, NUMERIC_FAST},
         {"tiny-qwen2", TENSOR_F32, NUMERIC_EXACT},    {"tiny-gemma3", TENSOR_F32, NUMERIC_EXACT},
         {"tiny-gemma3", TENSOR_Q8_0, NUMERIC_FAST},   {"tiny-gpt-neo", TENSOR_F32, NUMERIC_EXACT},
-        {"tiny-gpt-neo", TENSOR_Q4_0, NUMERIC_EXACT},
+        {"tiny-gpt-neo", TENSOR_Q4_0, NUMERIC_EXACT}, {"tiny-llama", TENSOR_Q8_0, NUMERIC_FAST},
+        {"tiny-qwen3", TENSOR_Q4_0, NUMERIC_FAST},    {"tiny-gpt-neo", TENSOR_F32, NUMERIC_FAST},
+        {"tiny-llama", TENSOR_NF4, NUMERIC_FAST},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
@@ -383,9 +407,11 @@ static void bits_invariant(void **state) {
  * parts. */
 static void wide_bits_invariant(void **state) {
     (void)state;
-    struct model *m = fixture_model("fry", true, TENSOR_Q8_0, NUMERIC_EXACT);
-    invariance_check(m);
-    model_close(m);
+    for (int cls = NUMERIC_EXACT; cls <= NUMERIC_FAST; cls++) {
+        struct model *m = fixture_model("fry", true, TENSOR_Q8_0, (enum numeric_class)cls);
+        invariance_check(m);
+        model_close(m);
+    }
     static const char *const shapes[] = {"tiny-gemma3", "tiny-gpt-neo"};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct model_config c;
@@ -393,7 +419,7 @@ static void wide_bits_invariant(void **state) {
         assert_int_equal(model_preset_find(shapes[i], &c, &err), OK);
         c.d_model = 192;
         c.d_ff = 512;
-        m = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
+        struct model *m = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
         invariance_check(m);
         model_close(m);
     }

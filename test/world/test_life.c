@@ -283,6 +283,117 @@ static void test_batch_equals_single_decisions(void **state) {
     buf_release(&text);
 }
 
+/* Equal decisions, decisions of earlier batches and decisions that replaced them in a small cache
+ * have the bits of a runner without a cache. Each is drawn with its own random source. */
+static void test_cached_decisions_have_equal_bits(void **state) {
+    (void)state;
+    enum { N = 12, BATCHES = 8 };
+    static const int sizes[] = {1, 3, 1000};
+    struct adapter *of[3] = {NULL, ones[0], ones[1]};
+    struct policy_decision asks[N], want;
+    struct toy toy;
+    struct error err;
+    struct buf text = {0};
+    toy_make(&toy, 1);
+    struct policy_runner *plain = runner_open(&toy, 1, false);
+    for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
+        struct policy_runner_options o = {.temperature = 1, .max_len = 100, .cached = sizes[k]};
+        struct policy_runner *a = policy_runner_new(model, &toy.e, &o, &err);
+        assert_non_null(a);
+        struct rng r = rng_make(k, RNG_TEST, 0, 0);
+        for (int b = 0; b < BATCHES; b++) {
+            const char *prompt[N];
+            int by[N];
+            text.len = 0;
+            for (int i = 0; i < N; i++) {
+                prompt[i] = prompts[rng_below(&r, (uint32_t)ARRAY_LEN(prompts))];
+                by[i] = (int)rng_below(&r, 3);
+                asks[i] = ask_of(&text, prompt[i], of[by[i]], (uint64_t)(i % 2));
+            }
+            decide(a, asks, N, &text);
+            for (int i = 0; i < N; i++) {
+                struct buf one = {0};
+                want = ask_of(&one, prompt[i], of[by[i]], (uint64_t)(i % 2));
+                decide(plain, &want, 1, &one);
+                assert_memory_equal(asks[i].logp, want.logp, ACTIONS * sizeof(double));
+                assert_int_equal(asks[i].action, want.action);
+                buf_release(&one);
+            }
+        }
+        policy_runner_free(a);
+    }
+    policy_runner_free(plain);
+    buf_release(&text);
+}
+
+/* With an engine for each thread a decision has the bits of a runner with one engine; a prompt that
+ * does not fit is an error, and the runner works after it. */
+static void test_engines_of_threads_have_equal_bits(void **state) {
+    (void)state;
+    enum { N = 40 };
+    struct adapter *of[3] = {NULL, ones[0], ones[1]};
+    struct policy_decision asks[N], want[N];
+    struct toy toy;
+    struct error err;
+    struct buf text = {0}, dots = {0};
+    toy_make(&toy, 1);
+    for (int i = 0; i < 100; i++) buf_puts(&dots, "x ");
+    struct policy_runner *plain = runner_open(&toy, 1, false);
+    for (int threads = 2; threads <= 9; threads += 7) { // an engine each, and one for all nine
+        struct policy_runner_options o = {.temperature = 1, .max_len = 100};
+        o.pool = pool_new(threads);
+        struct policy_runner *a = policy_runner_new(model, &toy.e, &o, &err);
+        assert_non_null(a);
+        for (int round = 0; round < 3; round++) {
+            text.len = 0;
+            for (int i = 0; i < N; i++)
+                want[i] = asks[i] = ask_of(&text, prompts[i % (int)ARRAY_LEN(prompts)], of[i % 3],
+                                           (uint64_t)(round * N + i));
+            decide(plain, want, N, &text);
+            decide(a, asks, N, &text);
+            for (int i = 0; i < N; i++) {
+                assert_memory_equal(asks[i].logp, want[i].logp, ACTIONS * sizeof(double));
+                assert_int_equal(asks[i].action, want[i].action);
+            }
+            asks[N / 2] = ask_of(&text, dots.data, ones[0], 1);
+            assert_int_equal(policy_runner_act(a, asks, N, &text, &err), ERR_USAGE);
+            assert_non_null(strstr(err.text, "does not fit"));
+            policy_runner_sleep(a);
+        }
+        policy_runner_free(a);
+        pool_free(o.pool);
+    }
+    policy_runner_free(plain);
+    buf_release(&dots);
+    buf_release(&text);
+}
+
+/* The fast class normalises over the actions alone; it differs from the exact class in rounding:
+ * with tiles attention is in bf16. */
+static void test_fast_class_policy(void **state) {
+    (void)state;
+    struct error err;
+    struct toy toy;
+    struct policy_runner_options o = {.temperature = 1.5, .max_len = 100};
+    const bool tiles = kernels_get()->attention;
+    toy_make(&toy, 1);
+    struct policy_runner *exact = runner_open(&toy, 1.5, false);
+    enum numeric_class was = model->cls;
+    for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
+        struct policy_decision a, b;
+        ask_one(exact, prompts[p], ones[0], &a);
+        model->cls = NUMERIC_FAST; // the same weights: f32 products have one class
+        struct policy_runner *fast = policy_runner_new(model, &toy.e, &o, &err);
+        ask_one(fast, prompts[p], ones[0], &b);
+        policy_runner_free(fast);
+        model->cls = was;
+        for (int i = 0; i < ACTIONS; i++)
+            assert_true(fabs(a.logp[i] - b.logp[i]) < (tiles ? 5e-2 : 1e-5));
+        if (!tiles) assert_int_equal(a.action, b.action);
+    }
+    policy_runner_free(exact);
+}
+
 static void test_action_words_with_a_common_prefix(void **state) {
     (void)state;
     struct error err;
@@ -1636,6 +1747,9 @@ int main(void) {
         cmocka_unit_test(test_policy_equals_the_model),
         cmocka_unit_test(test_draws_follow_the_generator),
         cmocka_unit_test(test_batch_equals_single_decisions),
+        cmocka_unit_test(test_cached_decisions_have_equal_bits),
+        cmocka_unit_test(test_engines_of_threads_have_equal_bits),
+        cmocka_unit_test(test_fast_class_policy),
         cmocka_unit_test(test_action_words_with_a_common_prefix),
         cmocka_unit_test(test_text_answers_are_parsed),
         cmocka_unit_test(test_returns),

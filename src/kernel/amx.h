@@ -1,0 +1,123 @@
+/*
+ * amx: what the level files of the AMX level share: the configuration of tile registers and the
+ * storing of sums. Private to src/kernel/amx*.c.
+ *
+ * Tile state belongs to a thread and no caller saves it. `amx_configured` names a thread's
+ * configuration, so that a product that needs the present one does not load it again; no other code
+ * in the process uses tiles.
+ */
+#ifndef SHOAL_KERNEL_AMX_H
+#define SHOAL_KERNEL_AMX_H
+
+#include "kernel/avx512.h"
+
+/* Each overwrites its slots: amx_int8.c, amx_bf16.c, amx_grad.c, amx_attention.c. */
+void amx_fill_int8(struct kernels *k);
+void amx_fill_bf16(struct kernels *k);
+void amx_fill_grad(struct kernels *k);
+void amx_fill_attention(struct kernels *k);
+
+/* The operand of ldtilecfg, palette 1: eight tiles of up to 16 rows of up to 64 bytes. */
+struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+_Static_assert(sizeof(struct tile_shapes) == 64, "ldtilecfg reads 64 bytes");
+
+/* Names of configurations: AMX_FULL is all eight tiles 16 x 64; those of amx_int8.c are smaller. */
+enum { AMX_FULL = 1 << 16 };
+
+enum { GROUP = 8 }; /* panels multiplied with all rows before the next: they stay in L2 */
+
+/* The tile shapes that this thread has configured; 0: none yet. */
+extern _Thread_local uint32_t amx_configured;
+
+INLINE void tile_shape(struct tile_shapes *s, int tile, int rows, int row_bytes) {
+    s->rows[tile] = (uint8_t)rows;
+    s->row_bytes[tile] = (uint16_t)row_bytes;
+}
+
+INLINE void shapes_load(const struct tile_shapes *s, uint32_t name) {
+    // gcc 12 declares only the first 8 bytes as read, and would drop the stores of the others.
+    __asm__ volatile("" : : "r"(s) : "memory");
+    _tile_loadconfig(s);
+    amx_configured = name;
+}
+
+INLINE void shapes_full(void) {
+    if (amx_configured == AMX_FULL) return;
+    struct tile_shapes s = {.palette = 1};
+    for (int i = 0; i < 8; i++) tile_shape(&s, i, 16, 64);
+    shapes_load(&s, AMX_FULL);
+}
+
+/* gcc 12 does not tell the compiler that a tile load reads memory, nor that a tile store writes it:
+ * scratch is written before this point, and read after it. */
+INLINE void scratch_publish(const void *p) {
+    __asm__ volatile("" : : "r"(p) : "memory");
+}
+
+enum { TILE = 512 }; /* bf16 elements of a tile: 16 x 32 */
+
+/* The lanes that exist when `n` are left. */
+INLINE __mmask16 elems_mask(int64_t n) {
+    return n > 0 ? lanes_mask(n) : 0;
+}
+
+/* 32 values as bf16, low first. */
+INLINE __m512i bf16_join(__m512 low, __m512 high) {
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+/* 16 pairs (even[l], odd[l]) as bf16. */
+INLINE __m512i bf16_interleave(__m512 even, __m512 odd) {
+    static const uint16_t order[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), bf16_join(even, odd));
+}
+
+/* r[i] lane j becomes r[j] lane i. */
+INLINE void transpose_16(__m512i r[16]) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+}
+
+/* y[r] (+)= sums[r] for `rows` rows of one panel, of which `left` outputs exist. */
+static inline void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows,
+                              int64_t left, bool add) {
+    const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);
+    for (int64_t r = 0; r < rows; r++) {
+        __m512 v = _mm512_loadu_ps(sums[r]);
+        if (add) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + r * ldy), v);
+        _mm512_mask_storeu_ps(y + r * ldy, mask, v);
+    }
+}
+
+#endif

@@ -1,0 +1,824 @@
+/*
+ * amx_attention: causal attention in bf16 tiles, forward and backward: the fast class on AMX.
+ *
+ * A query is one head of one row: query r * n_heads + h. Products are computed transposed, [keys
+ * or elements of a head][16 queries], so the lanes of a vector are 16 queries. Maxima, sums and
+ * masks then need no operation across lanes, and probabilities leave the vectors in the order in
+ * which the second product reads them. Only queries, values and results are transposed, never the
+ * square of scores.
+ *
+ * Blocks of KEY_BLOCK keys are packed once for up to QUERIES queries. Between blocks a query keeps
+ * its maximum, its sum and its unnormalized output (online softmax, Milakov and Gimelshein 2018).
+ *
+ * Invariant: a query's numbers do not depend on the queries beside it. Key tiles and blocks begin
+ * at fixed positions, and a tile without keys of a query leaves the bits of its sums as they are.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel/amx.h"
+
+enum {
+    KEY_TILE = 32,   /* keys of one tile of values or probabilities */
+    KEY_BLOCK = 128, /* keys between two changes of the running maximum */
+    QUERIES = 512,   /* queries that share the packed keys */
+};
+
+/* 2^r on |r| <= 1/2 as 1 + r (C1 + r (C2 + r (C3 + r C4))), minimax fit, 2.8e-6 relative. */
+#define EXP2_C1 0x1.62e12cp-1f
+#define EXP2_C2 0x1.ec0378p-3f
+#define EXP2_C3 0x1.c9fc4ap-5f
+#define EXP2_C4 0x1.3a02d0p-7f
+#define EXP2_LO (-126.0f) /* the result is at least 2^-126 */
+#define LOG2_E 0x1.715476p+0f
+
+struct query_block {
+    const struct attention_job *job;
+    int64_t e, ep;        /* E, and rounded up to 32 */
+    int64_t begin, n;     /* queries [begin, begin + n) of the job */
+    uint16_t *q;          /* [QUERIES/16][Ep/32][16 pairs of elements][16 queries][2] */
+    uint16_t *k;          /* [KEY_BLOCK/16][Ep/32][16 keys][32 elements] */
+    uint16_t *v;          /* [KEY_BLOCK/32][Ep/16][16 elements][32 keys] */
+    float *s;             /* [KEY_BLOCK][16 queries] scores */
+    uint16_t *p;          /* [KEY_BLOCK/32][16 pairs of keys][16 queries][2] probabilities */
+    float *out;           /* [QUERIES/16][Ep][16 queries] */
+    float *max, *sum;     /* [QUERIES], max times scale times log2(e) */
+    int32_t *first, *end; /* [QUERIES] */
+};
+
+/* Lays the arrays into `base` (NULL: only counts) and returns the bytes. */
+static size_t scratch_lay(struct query_block *b, int64_t e, uint8_t *base) {
+    size_t used = 0;
+    b->e = e;
+    b->ep = (e + 31) / 32 * 32;
+    b->q = slab_take(base, &used, (size_t)(QUERIES * b->ep * 2));
+    b->k = slab_take(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
+    b->v = slab_take(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
+    b->s = slab_take(base, &used, (size_t)(KEY_BLOCK * PANEL * 4));
+    b->p = slab_take(base, &used, (size_t)(KEY_BLOCK * PANEL * 2));
+    b->out = slab_take(base, &used, (size_t)(QUERIES * b->ep * 4));
+    b->max = slab_take(base, &used, (size_t)(QUERIES * 4));
+    b->sum = slab_take(base, &used, (size_t)(QUERIES * 4));
+    b->first = slab_take(base, &used, (size_t)(QUERIES * 4));
+    b->end = slab_take(base, &used, (size_t)(QUERIES * 4));
+    return used;
+}
+
+/* A query's row, and where its elements begin in it. */
+struct query_place {
+    int64_t row, column;
+};
+
+static struct query_place query_place(int64_t query, int64_t n_heads, int64_t e) {
+    return (struct query_place){query / n_heads, query % n_heads * e};
+}
+
+/* vectors */
+
+/* Elements of a row; those outside of the mask are +0 and are not read. */
+INLINE __m512 elems_load(const void *row, int64_t i, __mmask16 mask, __m512 scale, enum dtype e) {
+    const __m512 v = weights_load(row, i, mask, false, e);
+    return e == DTYPE_I8 ? _mm512_mul_ps(v, scale) : v;
+}
+
+/* 2^x for x <= 0, +0 where the mask is 0; NaN stays NaN. */
+INLINE __m512 exp2_masked(__m512 x, __mmask16 mask) {
+    const __m512 magic = _mm512_set1_ps(EXP_MAGIC);
+    x = _mm512_max_ps(_mm512_set1_ps(EXP2_LO), x);
+    const __m512 t = _mm512_add_ps(x, magic), r = _mm512_sub_ps(x, _mm512_sub_ps(t, magic));
+    __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(EXP2_C4), r, _mm512_set1_ps(EXP2_C3));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(EXP2_C2));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(EXP2_C1));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+    // The low bits of t are the exponent: it is added to that of y.
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(mask, _mm512_castps_si512(y), exponent));
+}
+
+/* packing */
+
+/* 16 rows of floats as [Ep/32][16 pairs of elements][16 rows][2]. */
+static void rows_pack_pairs(uint16_t *to, const float *const rows[PANEL], int64_t n, int64_t ep) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    for (int64_t e = 0; e < ep; e += 32, to += TILE) {
+        const __mmask16 low = elems_mask(n - e), high = elems_mask(n - e - PANEL);
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < PANEL; i++)
+            r[i] = bf16_join(elems_load(rows[i], e, low, one, DTYPE_F32),
+                             elems_load(rows[i], e + PANEL, high, one, DTYPE_F32));
+        transpose_16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * 32, r[i]);
+    }
+}
+
+/* The rows of 32 positions; `mask` is all ones where the position exists, else 0. */
+struct tile_rows {
+    const void *row[KEY_TILE];
+    float scale[KEY_TILE];
+    __mmask16 mask[KEY_TILE];
+};
+
+/* Rows from `at` on, `bytes` apart, of which [begin, end) exist: at least one of the 32. */
+static void rows_find(struct tile_rows *r, const void *base, const uint16_t *scales, int64_t bytes,
+                      int64_t at, int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < KEY_TILE; i++) {
+        const int64_t row = MIN(MAX(at + i, begin), end - 1);
+        r->row[i] = (const char *)base + row * bytes;
+        r->mask[i] = row == at + i ? 0xFFFF : 0;
+        r->scale[i] = scales ? f16_to_f32(scales[row]) : 1.0f;
+    }
+}
+
+INLINE __m512 tile_row_load(const struct tile_rows *r, int i, int64_t e, __mmask16 mask,
+                            enum dtype type) {
+    return elems_load(r->row[i], e, mask & r->mask[i], _mm512_set1_ps(r->scale[i]), type);
+}
+
+/* 32 rows of n elements as [2][Ep/32][16 rows][32 elements]. */
+INLINE void rows_pack(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
+                      enum dtype type) {
+    for (int64_t e = 0; e < ep; e += 32) {
+        const __mmask16 low = elems_mask(n - e), high = elems_mask(n - e - PANEL);
+#pragma GCC unroll 4
+        for (int i = 0; i < KEY_TILE; i++)
+            _mm512_storeu_si512(to + (i / 16 * (ep / 32) + e / 32) * TILE + i % 16 * 32,
+                                bf16_join(tile_row_load(r, i, e, low, type),
+                                          tile_row_load(r, i, e + PANEL, high, type)));
+    }
+}
+
+/* 32 rows of n elements as [Ep/16][16 elements][32 rows]. */
+INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
+                                 enum dtype type) {
+    for (int64_t e = 0; e < ep; e += 16, to += TILE) {
+        const __mmask16 mask = elems_mask(n - e);
+        __m512i t[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            t[i] = bf16_interleave(tile_row_load(r, 2 * i, e, mask, type),
+                                   tile_row_load(r, 2 * i + 1, e, mask, type));
+        transpose_16(t);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * 32, t[i]);
+    }
+}
+
+/* 16 queries; the lanes after the last query repeat it. */
+static void queries_pack(const struct query_block *b, int64_t tile) {
+    const struct attention_job *j = b->job;
+    const float *rows[PANEL];
+    for (int64_t i = tile * PANEL; i < (tile + 1) * PANEL; i++) {
+        const struct query_place at = query_place(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
+        rows[i % PANEL] = j->q + at.row * j->ldq + at.column;
+        b->first[i] = j->first[at.row];
+        b->end[i] = j->end[at.row];
+    }
+    rows_pack_pairs(b->q + tile * PANEL * b->ep, rows, b->e, b->ep);
+    _mm512_storeu_ps(b->max + tile * PANEL, _mm512_set1_ps(-INFINITY));
+    _mm512_storeu_ps(b->sum + tile * PANEL, _mm512_setzero_ps());
+    memset(b->out + tile * b->ep * PANEL, 0, (size_t)(b->ep * PANEL) * sizeof *b->out);
+}
+
+INLINE void keys_pack_as(const struct query_block *b, int64_t at, const struct tile_rows *k,
+                         const struct tile_rows *v, enum dtype type) {
+    rows_pack(b->k + at % KEY_BLOCK * b->ep, k, b->e, b->ep, type);
+    rows_pack_transposed(b->v + at % KEY_BLOCK * b->ep, v, b->e, b->ep, type);
+}
+
+/* Packs 32 positions from `at` on; those outside of [begin, end) become zeros. */
+static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, int64_t end) {
+    const struct attention_keys *keys = &b->job->keys;
+    const struct attention_page page = keys->at(keys->ctx, at / keys->page);
+    const int64_t bytes = keys->ld * (int64_t)dtype_size(keys->elem), row = at % keys->page;
+    const bool scaled = keys->elem == DTYPE_I8;
+    struct tile_rows k, v;
+    begin += row - at, end += row - at; // as rows of the page
+    rows_find(&k, page.k, scaled ? page.k_scale : NULL, bytes, row, begin, end);
+    rows_find(&v, page.v, scaled ? page.v_scale : NULL, bytes, row, begin, end);
+    switch (keys->elem) {
+    case DTYPE_BF16:
+        keys_pack_as(b, at, &k, &v, DTYPE_BF16);
+        break;
+    case DTYPE_F16:
+        keys_pack_as(b, at, &k, &v, DTYPE_F16);
+        break;
+    case DTYPE_I8:
+        keys_pack_as(b, at, &k, &v, DTYPE_I8);
+        break;
+    default:
+        keys_pack_as(b, at, &k, &v, DTYPE_F32);
+    }
+}
+
+/* products */
+
+/* Sums 0 … 3, or 0 and 1, of four or two tiles of rows that are `apart` elements apart. */
+INLINE void sums_add(const uint16_t *rows, int64_t apart, const uint16_t *columns, bool four) {
+    _tile_loadd(4, columns, 64);
+    _tile_loadd(5, rows, 64);
+    _tile_loadd(6, rows + apart, 64);
+    if (four) _tile_loadd(7, rows + 2 * apart, 64);
+    _tile_dpbf16ps(0, 5, 4);
+    if (four) _tile_loadd(5, rows + 3 * apart, 64);
+    _tile_dpbf16ps(1, 6, 4);
+    if (four) _tile_dpbf16ps(2, 7, 4);
+    if (four) _tile_dpbf16ps(3, 5, 4);
+}
+
+INLINE void sums_zero(bool four) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (four) _tile_zero(2);
+    if (four) _tile_zero(3);
+}
+
+INLINE void sums_load(const float *from, bool four) {
+    _tile_loadd(0, from, 64);
+    _tile_loadd(1, from + 16 * PANEL, 64);
+    if (four) _tile_loadd(2, from + 32 * PANEL, 64);
+    if (four) _tile_loadd(3, from + 48 * PANEL, 64);
+}
+
+INLINE void sums_store_to(float *to, bool four) {
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + 16 * PANEL, 64);
+    if (four) _tile_stored(2, to + 32 * PANEL, 64);
+    if (four) _tile_stored(3, to + 48 * PANEL, 64);
+}
+
+INLINE void scores_block(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
+                         bool four) {
+    const int64_t step = ep / 32 * TILE;
+    sums_zero(four);
+    for (int64_t i = 0; i < step; i += TILE) sums_add(rows + i, step, queries + i, four);
+    sums_store_to(s, four);
+}
+
+/* s [KEY_BLOCK][16] = rows by 16 queries, for the tiles of 32 rows [t0, t1). rows: [2 tiles][Ep/32]
+ * [16][32]; queries: [Ep/32][16 pairs][16][2]. */
+INLINE void scores_make(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
+                        int64_t t0, int64_t t1) {
+    for (int64_t t = t0; t < t1; t += 2) {
+        float *to = s + t * KEY_TILE * PANEL;
+        if (t + 1 < t1)
+            scores_block(to, rows + t * KEY_TILE * ep, queries, ep, true);
+        else
+            scores_block(to, rows + t * KEY_TILE * ep, queries, ep, false);
+    }
+}
+
+INLINE void outputs_block(float *out, const uint16_t *v, const uint16_t *p, int64_t ep, int64_t t0,
+                          int64_t t1, bool four) {
+    sums_load(out, four);
+    for (int64_t t = t0; t < t1; t++) sums_add(v + t * (ep / 16 * TILE), TILE, p + t * TILE, four);
+    sums_store_to(out, four);
+}
+
+/* out [Ep][16] += v by p over the key tiles [t0, t1). v: [tile][Ep/16][16 elements][32 keys]; p:
+ * [tile][16 pairs of keys][16 queries][2]. */
+INLINE void outputs_add(float *out, const uint16_t *v, const uint16_t *p, int64_t ep, int64_t t0,
+                        int64_t t1) {
+    for (int64_t e = 0; e < ep; e += 64) {
+        if (e + 32 < ep)
+            outputs_block(out + e * PANEL, v + e / 16 * TILE, p, ep, t0, t1, true);
+        else
+            outputs_block(out + e * PANEL, v + e / 16 * TILE, p, ep, t0, t1, false);
+    }
+}
+
+/* softmax */
+
+/* The ranges of 16 queries, and the keys that all of them attend to. */
+struct ranges {
+    __m512i first, end;
+    int32_t all_first, all_end;
+};
+
+static struct ranges ranges_of(const int32_t first[PANEL], const int32_t end[PANEL]) {
+    return (struct ranges){.first = _mm512_loadu_si512(first),
+                           .end = _mm512_loadu_si512(end),
+                           .all_first = first[PANEL - 1],
+                           .all_end = end[0]};
+}
+
+INLINE bool range_cuts(const struct ranges *r, int32_t key) {
+    return key < r->all_first || key + KEY_TILE > r->all_end;
+}
+
+INLINE __mmask16 key_mask(const struct ranges *r, int32_t key, bool masked) {
+    const __m512i at = _mm512_set1_epi32(key);
+    if (!masked) return 0xFFFF;
+    return _mm512_mask_cmple_epi32_mask(_mm512_cmpgt_epi32_mask(r->end, at), r->first, at);
+}
+
+/* The maximum of m and the scores of 32 keys; NaN is ignored. */
+INLINE __m512 keys_max(__m512 m, const float *s, const struct ranges *r, int32_t key, bool masked) {
+    __m512 part[4] = {m, m, m, m};
+#pragma GCC unroll 32
+    for (int j = 0; j < KEY_TILE; j++) {
+        const __m512 v = _mm512_loadu_ps(s + j * PANEL);
+        __m512 *to = &part[j % 4];
+        *to = masked ? _mm512_mask_max_ps(*to, key_mask(r, key + j, true), v, *to)
+                     : _mm512_max_ps(v, *to);
+    }
+    return _mm512_max_ps(_mm512_max_ps(part[0], part[1]), _mm512_max_ps(part[2], part[3]));
+}
+
+/* p = 2^(s scale - max) of 32 keys, and sum[j % 2] += p. */
+INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, __m512 minus_max,
+                     const struct ranges *r, int32_t key, bool masked) {
+#pragma GCC unroll 4
+    for (int j = 0; j < KEY_TILE; j += 2) {
+        __m512 pair[2];
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const __m512 v = _mm512_loadu_ps(s + (j + i) * PANEL);
+            pair[i] =
+                exp2_masked(_mm512_fmadd_ps(v, scale, minus_max), key_mask(r, key + j + i, masked));
+            sum[i] = _mm512_add_ps(sum[i], pair[i]);
+        }
+        _mm512_storeu_si512(p + j * PANEL, bf16_interleave(pair[0], pair[1]));
+    }
+}
+
+/* Replaces the maximum of 16 queries and scales what was summed relative to the former one. */
+static void maximum_replace(const struct query_block *b, int64_t tile, __m512 max) {
+    const __m512 old = _mm512_loadu_ps(b->max + tile * PANEL);
+    if (_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ) == 0) return;
+    // -Inf - -Inf: max_ps returns its second operand for NaN, and sums of such queries are 0.
+    const __m512 by =
+        exp2_masked(_mm512_max_ps(_mm512_sub_ps(old, max), _mm512_set1_ps(EXP2_LO)), 0xFFFF);
+    float *out = b->out + tile * b->ep * PANEL, *sum = b->sum + tile * PANEL;
+    for (int64_t i = 0; i < b->ep * PANEL; i += PANEL)
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(out + i), by));
+    _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), by));
+    _mm512_storeu_ps(b->max + tile * PANEL, max);
+}
+
+/* The scores of 16 queries become probabilities, for the key tiles [t0, t1) of a block. */
+static void probabilities_make(const struct query_block *b, int64_t tile, int64_t block, int64_t t0,
+                               int64_t t1) {
+    const struct ranges r = ranges_of(b->first + tile * PANEL, b->end + tile * PANEL);
+    const float *s = b->s;
+    uint16_t *p = b->p;
+    const __m512 scale = _mm512_set1_ps(b->job->scale * LOG2_E);
+    __m512 max = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    bool masked[KEY_BLOCK / KEY_TILE];
+    for (int64_t t = t0; t < t1; t++) {
+        const int32_t key = (int32_t)(block + t * KEY_TILE);
+        masked[t] = range_cuts(&r, key);
+        max = masked[t] ? keys_max(max, s + t * KEY_TILE * PANEL, &r, key, true)
+                        : keys_max(max, s + t * KEY_TILE * PANEL, &r, key, false);
+    }
+    max = _mm512_max_ps(_mm512_mul_ps(max, scale), _mm512_loadu_ps(b->max + tile * PANEL));
+    maximum_replace(b, tile, max);
+    const __m512 minus_max = _mm512_sub_ps(_mm512_setzero_ps(), max);
+    for (int64_t t = t0; t < t1; t++) {
+        const int32_t key = (int32_t)(block + t * KEY_TILE);
+        if (masked[t])
+            keys_exp(p + t * TILE, sum, s + t * KEY_TILE * PANEL, scale, minus_max, &r, key, true);
+        else
+            keys_exp(p + t * TILE, sum, s + t * KEY_TILE * PANEL, scale, minus_max, &r, key, false);
+    }
+    float *total = b->sum + tile * PANEL;
+    _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), _mm512_add_ps(sum[0], sum[1])));
+}
+
+/* One block of keys for 16 queries. */
+static void tile_attend(const struct query_block *b, int64_t tile, int64_t block) {
+    const int64_t ep = b->ep, t0 = MAX(b->first[tile * PANEL] - block, 0) / KEY_TILE,
+                  end = MIN(b->end[(tile + 1) * PANEL - 1] - block, KEY_BLOCK),
+                  t1 = (end + KEY_TILE - 1) / KEY_TILE;
+    if (t0 >= t1) return;
+    scores_make(b->s, b->k, b->q + tile * PANEL * ep, ep, t0, t1);
+    scratch_publish(b->s);
+    probabilities_make(b, tile, block, t0, t1);
+    scratch_publish(b->p);
+    outputs_add(b->out + tile * PANEL * ep, b->v, b->p, ep, t0, t1);
+    scratch_publish(b->out);
+}
+
+/* Element i of 16 queries of x [Ep][16], times `by`. */
+INLINE __m512 output_load(const float *x, int64_t i, __m512 by) {
+    // + 0: a sum that underflowed may be -0
+    return _mm512_fmadd_ps(_mm512_loadu_ps(x + i * PANEL), by, _mm512_setzero_ps());
+}
+
+/* Rows of 16 queries from x [Ep][16], times `by`. Lanes of one row hold the same numbers. */
+static void queries_write(float *const rows[PANEL], const float *x, __m512 by, int64_t n) {
+    for (int64_t e = 0; e < n; e += 16) {
+        const __mmask16 mask = elems_mask(n - e);
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(output_load(x, e + i, by));
+        transpose_16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < PANEL; i++)
+            _mm512_mask_storeu_ps(rows[i] + e, mask, _mm512_castsi512_ps(r[i]));
+    }
+}
+
+/* The same to rows of tiles; n is a multiple of 32. */
+static void queries_write_tiles(uint16_t *const rows[PANEL], const float *x, __m512 by, int64_t n) {
+    for (int64_t e = 0; e < n; e += 32) {
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            r[i] =
+                bf16_interleave(output_load(x, e + 2 * i, by), output_load(x, e + 2 * i + 1, by));
+        transpose_16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < PANEL; i++) _mm512_storeu_si512(rows[i] + e / 32 * TILE, r[i]);
+    }
+}
+
+/* out = sums of values over sums of probabilities, for 16 queries. */
+static void outputs_write(const struct query_block *b, int64_t tile) {
+    const struct attention_job *j = b->job;
+    const __m512 by = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(b->sum + tile * PANEL));
+    const float *x = b->out + tile * b->ep * PANEL;
+    float *rows[PANEL], inverse[PANEL];
+    uint16_t *tiles[PANEL];
+    _mm512_storeu_ps(inverse, by);
+    for (int64_t i = 0; i < PANEL; i++) {
+        const int64_t query = MIN(tile * PANEL + i, b->n - 1);
+        const struct query_place at = query_place(b->begin + query, j->n_heads, b->e);
+        if (j->tiles)
+            tiles[i] = gemm_input_tile_row(j->tiles, j->tiles_row + at.row) +
+                       (j->tiles_column + at.column) / 32 * TILE;
+        else
+            rows[i] = j->out + at.row * j->ldo + at.column;
+        if (!j->stats) continue;
+        float *stats = j->stats + at.row * j->ld_stats + at.column / b->e * 2;
+        stats[0] = b->max[query];
+        stats[1] = inverse[i];
+    }
+    if (j->tiles)
+        queries_write_tiles(tiles, x, by, b->e);
+    else
+        queries_write(rows, x, by, b->e);
+}
+
+static void queries_attend(struct query_block *b) {
+    const int64_t tiles = (b->n + PANEL - 1) / PANEL;
+    for (int64_t i = 0; i < tiles; i++) queries_pack(b, i);
+    const int64_t first = b->first[0], end = b->end[b->n - 1];
+    for (int64_t block = first / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
+        for (int64_t at = MAX(block, first / KEY_TILE * KEY_TILE); at < MIN(block + KEY_BLOCK, end);
+             at += KEY_TILE)
+            keys_pack(b, at, first, end);
+        scratch_publish(b->k);
+        for (int64_t i = 0; i < tiles; i++) tile_attend(b, i, block);
+    }
+    for (int64_t i = 0; i < tiles; i++) outputs_write(b, i);
+}
+
+static void amx_attention(const struct attention_job *job) {
+    struct query_block b = {.job = job};
+    const int64_t queries = job->rows * job->n_heads;
+    scratch_lay(&b, job->head_dim, job->scratch);
+    shapes_full();
+    for (b.begin = 0; b.begin < queries; b.begin += QUERIES) {
+        b.n = MIN(queries - b.begin, QUERIES);
+        queries_attend(&b);
+    }
+}
+
+static size_t amx_attention_scratch(int64_t head_dim) {
+    struct query_block b;
+    return scratch_lay(&b, head_dim, NULL);
+}
+
+/*
+ * Backward. P = 2^(S scale log2(e) - max), with S = K Q' again and max as in the forward pass, is
+ * not normalized; b = scale / sum and D = dout · out of each query. Then
+ *     dV += P (dO / sum),  dS = P (dP b - D b) with dP = V dO',  dK += dS Q,  dQ' += K' dS.
+ * P and dS of [keys][32 queries] are rows of the first operand of dV and dK as they are, and dS of
+ * [pairs of keys][16 queries] is the second operand of dQ'. Sums over queries run in blocks of
+ * BACK_QUERIES at fixed positions, in the order of queries.
+ */
+enum { BACK_QUERIES = 128, GROUP_QUERIES = 32 };
+
+static const float zeros[ATTENTION_MAX_DIM];
+
+struct backward_block {
+    const struct attention_backward_job *job;
+    int64_t e, ep;
+    int64_t begin, n;               /* queries */
+    int64_t keys;                   /* rows rounded up to 32 */
+    uint16_t *k, *v;                /* [keys/16][Ep/32][16 keys][32 elements] */
+    uint16_t *kt;                   /* [keys/32][Ep/16][16 elements][32 keys] */
+    float *dk, *dv;                 /* [keys/32][Ep/32][2][2][16 keys][16 elements] */
+    uint16_t *q, *dout;             /* [BACK_QUERIES/16][Ep/32][16 pairs of elements][16][2] */
+    uint16_t *q_pairs, *dout_pairs; /* [BACK_QUERIES/32][Ep/16][16 pairs of queries][16][2] */
+    float *dq;                      /* [BACK_QUERIES/16][Ep][16] */
+    float *s, *dp;                  /* [2][KEY_BLOCK][16] */
+    uint16_t *p, *ds;               /* [KEY_BLOCK/16][BACK_QUERIES/32][16 keys][32 queries] */
+    uint16_t *ds_pairs;             /* [2][KEY_BLOCK/32][16 pairs of keys][16 queries][2] */
+    float *max, *by, *mean;         /* [BACK_QUERIES] max, b and D b */
+    int32_t *first, *end;           /* [BACK_QUERIES] */
+};
+
+static size_t backward_lay(struct backward_block *b, int64_t e, int64_t rows, uint8_t *base) {
+    size_t used = 0;
+    b->e = e;
+    b->ep = (e + 31) / 32 * 32;
+    b->keys = (rows + KEY_TILE - 1) / KEY_TILE * KEY_TILE;
+    uint16_t **whole[] = {&b->k, &b->v, &b->kt};
+    for (size_t i = 0; i < ARRAY_LEN(whole); i++)
+        *whole[i] = slab_take(base, &used, (size_t)(b->keys * b->ep * 2));
+    b->dk = slab_take(base, &used, (size_t)(b->keys * b->ep * 4));
+    b->dv = slab_take(base, &used, (size_t)(b->keys * b->ep * 4));
+    uint16_t **queries[] = {&b->q, &b->dout, &b->q_pairs, &b->dout_pairs};
+    for (size_t i = 0; i < ARRAY_LEN(queries); i++)
+        *queries[i] = slab_take(base, &used, (size_t)(BACK_QUERIES * b->ep * 2));
+    b->dq = slab_take(base, &used, (size_t)(BACK_QUERIES * b->ep * 4));
+    b->s = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
+    b->dp = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
+    b->p = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
+    b->ds = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
+    b->ds_pairs = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 2));
+    float **stats[] = {&b->max, &b->by, &b->mean};
+    for (size_t i = 0; i < ARRAY_LEN(stats); i++)
+        *stats[i] = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
+    b->first = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
+    b->end = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
+    return used;
+}
+
+static void backward_keys_pack(const struct backward_block *b) {
+    const struct attention_backward_job *j = b->job;
+    const int64_t bytes = j->ldk * (int64_t)sizeof *j->k;
+    struct tile_rows r;
+    for (int64_t at = 0; at < j->rows; at += KEY_TILE) {
+        rows_find(&r, j->k, NULL, bytes, at, 0, j->rows);
+        rows_pack(b->k + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
+        rows_pack_transposed(b->kt + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
+        rows_find(&r, j->v, NULL, bytes, at, 0, j->rows);
+        rows_pack(b->v + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
+    }
+    memset(b->dk, 0, (size_t)(b->keys * b->ep) * sizeof *b->dk);
+    memset(b->dv, 0, (size_t)(b->keys * b->ep) * sizeof *b->dv);
+}
+
+/* 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times by[i]. */
+static void rows_pack_by(uint16_t *to, const float *const rows[GROUP_QUERIES], const float *by,
+                         int64_t n, int64_t ep) {
+    for (int64_t e = 0; e < ep; e += 16, to += TILE) {
+        const __mmask16 mask = elems_mask(n - e);
+#pragma GCC unroll 4
+        for (int i = 0; i < GROUP_QUERIES; i += 2) {
+            const __m512 even = _mm512_maskz_loadu_ps(mask, rows[i] + e),
+                         odd = _mm512_maskz_loadu_ps(mask, rows[i + 1] + e);
+            _mm512_storeu_si512(to + i * PANEL,
+                                bf16_interleave(_mm512_mul_ps(even, _mm512_set1_ps(by[i])),
+                                                _mm512_mul_ps(odd, _mm512_set1_ps(by[i + 1]))));
+        }
+    }
+}
+
+/* dout · out with dout rounded to bf16, as in dP: of a softmax over one key, the gradient is 0. */
+static float mean_of(const float *dout, const float *out, int64_t n) {
+    const __m512 zero = _mm512_setzero_ps();
+    __m512 sum = zero;
+    float lanes[PANEL], total = 0.0f;
+    for (int64_t e = 0; e < n; e += PANEL) {
+        const __mmask16 mask = elems_mask(n - e);
+        const __m512 rounded =
+            _mm512_castsi512_ps(bf16_interleave(zero, _mm512_maskz_loadu_ps(mask, dout + e)));
+        sum = _mm512_fmadd_ps(rounded, _mm512_maskz_loadu_ps(mask, out + e), sum);
+    }
+    _mm512_storeu_ps(lanes, sum);
+    for (int i = 0; i < PANEL; i++) total += lanes[i];
+    return total;
+}
+
+/* Statistics, range and rows of query i of the block. After the last query there are queries of
+ * zeros, which contribute nothing. Returns the inverse of the query's sum. */
+static float backward_query(const struct backward_block *b, int64_t i, const float **q,
+                            const float **dout) {
+    const struct attention_backward_job *j = b->job;
+    const struct query_place at = query_place(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
+    const int64_t offset = at.row * j->ldq + at.column;
+    const float *stats = j->stats + at.row * j->ld_stats + at.column / b->e * 2;
+    b->end[i] = (int32_t)at.row + 1;
+    b->first[i] = (int32_t)MAX(at.row + 1 - j->window, 0);
+    *q = *dout = zeros;
+    b->max[i] = b->by[i] = b->mean[i] = 0.0f;
+    if (i >= b->n) return 0.0f;
+    *q = j->q + offset;
+    *dout = j->dout + offset;
+    b->max[i] = stats[0];
+    b->by[i] = stats[1] * j->scale;
+    b->mean[i] = mean_of(*dout, j->out + offset, b->e) * b->by[i];
+    return stats[1];
+}
+
+static void backward_queries_pack(const struct backward_block *b, int64_t group) {
+    const float *q[GROUP_QUERIES], *dout[GROUP_QUERIES];
+    float inverse[GROUP_QUERIES], one[GROUP_QUERIES];
+    const int64_t at = group * GROUP_QUERIES * b->ep;
+    for (int64_t i = 0; i < GROUP_QUERIES; i++) {
+        inverse[i] = backward_query(b, group * GROUP_QUERIES + i, &q[i], &dout[i]);
+        one[i] = 1.0f;
+    }
+    for (int64_t i = 0; i < GROUP_QUERIES; i += PANEL) {
+        rows_pack_pairs(b->q + at + i * b->ep, q + i, b->e, b->ep);
+        rows_pack_pairs(b->dout + at + i * b->ep, dout + i, b->e, b->ep);
+    }
+    rows_pack_by(b->q_pairs + at, q, one, b->e, b->ep);
+    rows_pack_by(b->dout_pairs + at, dout, inverse, b->e, b->ep);
+    memset(b->dq + at, 0, (size_t)(GROUP_QUERIES * b->ep) * sizeof *b->dq);
+}
+
+/* Vectors of 16 queries that turn scores into probabilities and gradients. */
+struct gradient_lanes {
+    struct ranges r;
+    __m512 minus_max, by, minus_mean;
+};
+
+static struct gradient_lanes gradient_lanes_of(const struct backward_block *b, int64_t i) {
+    const __m512 zero = _mm512_setzero_ps();
+    return (struct gradient_lanes){
+        .r = ranges_of(b->first + i, b->end + i),
+        .minus_max = _mm512_sub_ps(zero, _mm512_loadu_ps(b->max + i)),
+        .by = _mm512_loadu_ps(b->by + i),
+        .minus_mean = _mm512_sub_ps(zero, _mm512_loadu_ps(b->mean + i)),
+    };
+}
+
+/* P and dS of 32 keys by 32 queries. s, dp: of the first key; p, ds: [2][BACK_QUERIES/32] tiles of
+ * 16 keys; pairs: of the first 16 queries. */
+INLINE void gradients_make(const struct gradient_lanes lanes[2], const float *s, const float *dp,
+                           uint16_t *p, uint16_t *ds, uint16_t *pairs, __m512 scale, int32_t key,
+                           bool masked) {
+#pragma GCC unroll 2
+    for (int j = 0; j < KEY_TILE; j += 2) {
+        __m512 prob[2][2], grad[2][2]; // [key][16 queries]
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const struct gradient_lanes *l = &lanes[i % 2];
+            const int64_t at = (j + i / 2) * PANEL + i % 2 * KEY_BLOCK * PANEL;
+            const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(s + at), scale, l->minus_max);
+            const __m512 d = _mm512_fmadd_ps(_mm512_loadu_ps(dp + at), l->by, l->minus_mean);
+            const __m512 e = exp2_masked(x, key_mask(&l->r, key + j + i / 2, masked));
+            prob[i / 2][i % 2] = e;
+            grad[i / 2][i % 2] = _mm512_mul_ps(e, d);
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const int64_t at = j / 16 * (BACK_QUERIES / GROUP_QUERIES) * TILE + (j % 16 + i) * 32;
+            _mm512_storeu_si512(p + at, bf16_join(prob[i][0], prob[i][1]));
+            _mm512_storeu_si512(ds + at, bf16_join(grad[i][0], grad[i][1]));
+            _mm512_storeu_si512(pairs + i * KEY_BLOCK * PANEL + j * PANEL,
+                                bf16_interleave(grad[0][i], grad[1][i]));
+        }
+    }
+}
+
+/* Tiles [t[0], t[1]) of the key block at `block` that some query of the group attends to. */
+static void group_tiles(const struct backward_block *b, int64_t group, int64_t block,
+                        int64_t t[2]) {
+    const int32_t *first = b->first + group * GROUP_QUERIES, *end = b->end + group * GROUP_QUERIES;
+    t[0] = MAX(first[0] - block, 0) / KEY_TILE;
+    t[1] = (MIN(end[GROUP_QUERIES - 1] - block, KEY_BLOCK) + KEY_TILE - 1) / KEY_TILE;
+}
+
+/* P, dS and dQ of 32 queries over a block of keys. */
+static void group_backward(const struct backward_block *b, int64_t group, int64_t block) {
+    const int64_t at = group * GROUP_QUERIES * b->ep;
+    const struct gradient_lanes lanes[2] = {
+        gradient_lanes_of(b, group * GROUP_QUERIES),
+        gradient_lanes_of(b, group * GROUP_QUERIES + PANEL),
+    };
+    const __m512 scale = _mm512_set1_ps(b->job->scale * LOG2_E);
+    int64_t t[2];
+    group_tiles(b, group, block, t);
+    if (t[0] >= t[1]) return;
+    for (int64_t i = 0; i < 2; i++) {
+        const int64_t half = i * KEY_BLOCK * PANEL, tile = at + i * PANEL * b->ep;
+        scores_make(b->s + half, b->k + block * b->ep, b->q + tile, b->ep, t[0], t[1]);
+        scores_make(b->dp + half, b->v + block * b->ep, b->dout + tile, b->ep, t[0], t[1]);
+    }
+    scratch_publish(b->s);
+    for (int64_t i = t[0]; i < t[1]; i++) {
+        const int32_t key = (int32_t)(block + i * KEY_TILE);
+        const float *s = b->s + i * KEY_TILE * PANEL, *dp = b->dp + i * KEY_TILE * PANEL;
+        uint16_t *pairs = b->ds_pairs + i * TILE,
+                 *p = b->p + i * KEY_TILE * BACK_QUERIES + group * TILE, *ds = p - b->p + b->ds;
+        if (range_cuts(&lanes[0].r, key) || range_cuts(&lanes[1].r, key))
+            gradients_make(lanes, s, dp, p, ds, pairs, scale, key, true);
+        else
+            gradients_make(lanes, s, dp, p, ds, pairs, scale, key, false);
+    }
+    scratch_publish(b->ds);
+    for (int64_t i = 0; i < 2; i++)
+        outputs_add(b->dq + at + i * PANEL * b->ep, b->kt + block * b->ep,
+                    b->ds_pairs + i * KEY_BLOCK * PANEL, b->ep, t[0], t[1]);
+}
+
+/* Sums 0 and 1, of a0 by b0 and b1; 2 and 3 of a1. */
+INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0,
+                       const uint16_t *b1) {
+    _tile_loadd(6, b0, 64);
+    _tile_loadd(7, b1, 64);
+    _tile_loadd(4, a0, 64);
+    _tile_loadd(5, a1, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+/* d [Ep/32][2][2][16 keys][16 elements] += p by x over the groups [g0, g1), for 32 keys. */
+static void keys_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep, int64_t g0,
+                     int64_t g1) {
+    const int64_t below = BACK_QUERIES / GROUP_QUERIES * TILE;
+    for (int64_t e = 0; e < ep; e += 32, d += 4 * PANEL * PANEL) {
+        sums_load(d, true);
+        for (int64_t g = g0; g < g1; g++) {
+            const uint16_t *right = x + (g * ep + e) / 16 * TILE;
+            tiles_step(p + g * TILE, p + below + g * TILE, right, right + TILE);
+        }
+        sums_store_to(d, true);
+    }
+}
+
+static void block_backward(const struct backward_block *b, int64_t block, int64_t groups) {
+    for (int64_t g = 0; g < groups; g++) group_backward(b, g, block);
+    for (int64_t i = 0; i < KEY_BLOCK / KEY_TILE && block + i * KEY_TILE < b->keys; i++) {
+        int64_t t[2], g0 = groups, g1 = 0; // the groups that attend to this tile
+        for (int64_t g = 0; g < groups; g++) {
+            group_tiles(b, g, block, t);
+            if (i < t[0] || i >= t[1]) continue;
+            g0 = MIN(g0, g);
+            g1 = g + 1;
+        }
+        if (g0 >= g1) continue;
+        const int64_t at = (block + i * KEY_TILE) * b->ep, tile = i * KEY_TILE * BACK_QUERIES;
+        keys_add(b->dv + at, b->p + tile, b->dout_pairs, b->ep, g0, g1);
+        keys_add(b->dk + at, b->ds + tile, b->q_pairs, b->ep, g0, g1);
+    }
+}
+
+static void backward_queries_write(const struct backward_block *b, int64_t tile) {
+    const struct attention_backward_job *j = b->job;
+    float *rows[PANEL], unused[ATTENTION_MAX_DIM];
+    for (int64_t i = 0; i < PANEL; i++) {
+        const int64_t query = tile * PANEL + i;
+        const struct query_place at = query_place(b->begin + query, j->n_heads, b->e);
+        rows[i] = query < b->n ? j->dq + at.row * j->ldq + at.column : unused;
+    }
+    queries_write(rows, b->dq + tile * PANEL * b->ep, _mm512_set1_ps(1.0f), b->e);
+}
+
+static void queries_backward(const struct backward_block *b) {
+    const int64_t groups = (b->n + GROUP_QUERIES - 1) / GROUP_QUERIES;
+    for (int64_t g = 0; g < groups; g++) backward_queries_pack(b, g);
+    scratch_publish(b->q);
+    for (int64_t block = b->first[0] / KEY_BLOCK * KEY_BLOCK; block < b->end[b->n - 1];
+         block += KEY_BLOCK)
+        block_backward(b, block, groups);
+    scratch_publish(b->dq);
+    for (int64_t i = 0; i * PANEL < b->n; i++) backward_queries_write(b, i);
+}
+
+/* Rows of keys from tiles. */
+static void keys_write(float *to, int64_t ld, const float *d, const struct backward_block *b) {
+    for (int64_t row = 0; row < b->job->rows; row++) {
+        const float *from = d + row / KEY_TILE * KEY_TILE * b->ep + row % 16 * PANEL +
+                            row % KEY_TILE / 16 * 2 * PANEL * PANEL;
+        for (int64_t e = 0; e < b->e; e += PANEL) {
+            const __m512 x = _mm512_loadu_ps(from + (e / 32 * 4 + e % 32 / PANEL) * PANEL * PANEL);
+            _mm512_mask_storeu_ps(to + row * ld + e, elems_mask(b->e - e), x);
+        }
+    }
+}
+
+static void amx_attention_backward(const struct attention_backward_job *job) {
+    struct backward_block b = {.job = job};
+    const int64_t queries = job->rows * job->n_heads;
+    backward_lay(&b, job->head_dim, job->rows, job->scratch);
+    shapes_full();
+    backward_keys_pack(&b);
+    for (b.begin = 0; b.begin < queries; b.begin += BACK_QUERIES) {
+        b.n = MIN(queries - b.begin, BACK_QUERIES);
+        queries_backward(&b);
+    }
+    keys_write(job->dk, job->ldk, b.dk, &b);
+    keys_write(job->dv, job->ldk, b.dv, &b);
+}
+
+static size_t amx_attention_backward_scratch(int64_t head_dim, int64_t rows) {
+    struct backward_block b;
+    return backward_lay(&b, head_dim, rows, NULL);
+}
+
+void amx_fill_attention(struct kernels *k) {
+    k->attention = amx_attention;
+    k->attention_scratch = amx_attention_scratch;
+    k->attention_backward = amx_attention_backward;
+    k->attention_backward_scratch = amx_attention_backward_scratch;
+}

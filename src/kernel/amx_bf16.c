@@ -1,0 +1,705 @@
+/*
+ * amx_bf16: products in bf16 tiles: the fast class on AMX, for every type of weights.
+ *
+ * Weights are bf16 panels, or are dequantised a panel at a time, w = bf16(matrix_get_row), into
+ * scratch that stays in the caches while all rows are multiplied with it. Inputs are packed in
+ * tiles by the caller (gemm_input.tiles). Whole dot products stay in tile registers; the sums of a
+ * block of 32 rows by 32 outputs leave them while the next block is multiplied: tile stores and the
+ * vector steps on the sums take turns with its tile steps, which are then free.
+ *
+ * Not here: attention (amx_attention.c), the exact class (amx_int8.c).
+ *
+ * Invariants. An output is one chain over K in tile steps of 32, from +0, zero padded; between
+ * slices of K it waits in f32, which is exact. It is stored, or added to y by one addition at the
+ * end. Tile rows are independent and threads split outputs, so that the bits of a row depend on
+ * this row and the weights only.
+ */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernel/amx.h"
+
+enum {
+    SLICE = 64,      /* tile steps of K for which a pair of panels is held in scratch */
+    BLOCKS_MAX = 16, /* blocks that are multiplied with a pair of panels before the next pair */
+    BLOCK_ROWS = 32, /* two tiles */
+    SUMS = 4 * 256,  /* f32 sums of a block: [2 row tiles][2 column tiles][16][16] */
+};
+
+/* One product y[rows][n] of A tiles with column tiles of 16 outputs. */
+struct tile_product {
+    float *y;
+    int64_t ldy;
+    const uint16_t *a; /* [rows / 16 rounded up][steps][16][32] */
+    int64_t rows, steps, n;
+    int64_t skip; /* rows at the start without outputs */
+    bool add;
+    const struct gemm_gated *gated; /* its outputs instead of y, or NULL */
+    const struct matrix *w;
+    const struct gemm_low_rank *low; /* or NULL */
+    int64_t low_row;
+    int64_t first; /* backward: the output of step 0 */
+    /* Sets b[0] and b[1] to the B tiles of column tiles c and c + 1, steps [s0, s1); `scratch` has
+     * room for them. Only b[0] when c + 1 does not exist. */
+    void (*panels)(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
+                   uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]);
+    struct prefetch_list *ahead;
+};
+
+/* Up to 32 rows from row `tile`, a multiple of 16, on; rows [skip, rows) of them have outputs. */
+struct row_block {
+    int64_t tile, skip, rows;
+    const struct low_rank_rows *low; /* the parts of these rows, or NULL */
+};
+
+/* A block whose sums are still in tiles 0 … 3, and their destination. */
+struct tile_block {
+    float *sums; /* [SUMS] */
+    float *y;
+    int64_t at;            /* gated: the block's first element in the outputs */
+    int64_t skip, rows;    /* rows [skip, rows) have outputs; 0: partial sums stay in `sums` */
+    __mmask16 left, right; /* outputs that exist */
+};
+
+/* The low-rank parts of some rows for a pair of column tiles. */
+struct low_rank_panels {
+    _Alignas(64) uint16_t v[2][LOW_RANK_STEPS * TILE];
+    int64_t steps[2];
+    const struct low_rank_rows *rows; /* whose panels these are */
+};
+
+/* One row of a B tile: 16 pairs (even, odd). */
+INLINE void pairs_store(uint16_t *to, __m512 even, __m512 odd) {
+    _mm512_store_si512(to, bf16_interleave(even, odd));
+}
+
+/* The scales, minima and codes of one panel of quantised weights. */
+struct panel_scales {
+    const uint8_t *data, *bytes; /* its blocks; nf4: its scales */
+    const float *scales, *mins;
+    __m512i mins_at;    /* index of the minima of block 0 */
+    __m512 codes, unit; /* nibbles: value of each code; nf4: the rows' scales */
+};
+
+INLINE struct panel_scales panel_scales_of(const struct matrix *w, int64_t panel) {
+    const int64_t blocks = w->k / QK, scales = panel * layout_scales(w->layout, w->k);
+    struct panel_scales s = {.data =
+                                 (const uint8_t *)w->data +
+                                 panel * (w->k / layout_group(w->layout)) * layout_bytes(w->layout),
+                             .mins = w->mins};
+    if (w->layout == LAYOUT_NF4) {
+        s.bytes = w->scale_bytes + scales;
+        s.unit =
+            _mm512_div_ps(_mm512_loadu_ps(w->row_scales + panel * PANEL), _mm512_set1_ps(NF4_UNIT));
+    } else {
+        s.scales = w->scales + scales;
+    }
+    if (w->layout == LAYOUT_NF4)
+        s.codes = _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes)));
+    else if (w->layout == LAYOUT_Q4)
+        s.codes = _mm512_sub_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                _mm512_set1_ps((float)w->zero));
+    if (!s.mins) return s;
+    int32_t at[PANEL];
+    for (int i = 0; i < PANEL; i++)
+        at[i] = (int32_t)((MIN(panel * PANEL + i, w->n - 1) - panel * PANEL) * blocks);
+    s.mins_at = _mm512_loadu_si512(at);
+    s.mins += panel * PANEL * blocks;
+    return s;
+}
+
+/* q d (unit) + min, rounded as in matrix_get_row. */
+INLINE __m512 weight(__m512 q, __m512 d, __m512 unit, __m512 min, enum matrix_layout l, bool mins) {
+    __m512 v = _mm512_mul_ps(q, d);
+    if (l == LAYOUT_NF4) v = _mm512_mul_ps(v, unit);
+    return mins ? _mm512_add_ps(v, min) : v;
+}
+
+/* Byte j of every quad, as a number. */
+INLINE __m512 quad_byte(__m512i quads, int j) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(quads, 24 - 8 * j), 24));
+}
+
+/* Block b of a panel as a B tile: 32 inputs by 16 outputs; `l` and `mins` are constants. */
+INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t b,
+                             enum matrix_layout l, bool mins) {
+    __m512 d, unit = s->unit, min = _mm512_setzero_ps();
+    if (mins) min = _mm512_i32gather_ps(s->mins_at, s->mins + b, 4);
+    if (l == LAYOUT_NF4)
+        d = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
+            _mm_loadu_si128((const __m128i *)(const void *)(s->bytes + b / 2 * PANEL))));
+    else
+        d = _mm512_loadu_ps(s->scales + (l == LAYOUT_Q6 ? 2 * b : b) * PANEL);
+    if (l < LAYOUT_Q4) {
+#pragma GCC unroll 8
+        for (int p = 0; p < 8; p++) {
+            if (l == LAYOUT_Q6 && p == 4) d = _mm512_loadu_ps(s->scales + (2 * b + 1) * PANEL);
+            const __m512i quads = _mm512_loadu_si512(s->data + b * (QK * PANEL) + 64 * p);
+            for (int j = 0; j < 4; j += 2)
+                pairs_store(to + 64 * p + 16 * j,
+                            weight(quad_byte(quads, j), d, unit, min, l, mins),
+                            weight(quad_byte(quads, j + 1), d, unit, min, l, mins));
+        }
+        return;
+    }
+    // permutexvar reads the low four bits of an index, so a shift selects a nibble
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        const __m512i quads = _mm512_loadu_si512(s->data + b * (QK * PANEL / 2) + 64 * p);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const int shift = 16 * (i % 2) + 4 * (i / 2);
+            const __m512 even = _mm512_permutexvar_ps(_mm512_srli_epi32(quads, shift), s->codes),
+                         odd = _mm512_permutexvar_ps(_mm512_srli_epi32(quads, shift + 8), s->codes);
+            pairs_store(to + TILE / 2 * (i / 2) + 64 * p + 32 * (i % 2),
+                        weight(even, d, unit, min, l, mins), weight(odd, d, unit, min, l, mins));
+        }
+    }
+}
+
+typedef void (*dequantize_fn)(uint16_t *to, const struct panel_scales *s, int64_t b0, int64_t b1);
+
+#define DEQUANTIZE(name, layout, mins)                                                             \
+    static void name(uint16_t *to, const struct panel_scales *s, int64_t b0, int64_t b1) {         \
+        for (int64_t b = b0; b < b1; b++, to += TILE) block_dequantize(to, s, b, layout, mins);    \
+    }
+DEQUANTIZE(dequantize_q8, LAYOUT_Q8, false)
+DEQUANTIZE(dequantize_q8_mins, LAYOUT_Q8, true)
+DEQUANTIZE(dequantize_q6, LAYOUT_Q6, false)
+DEQUANTIZE(dequantize_q4, LAYOUT_Q4, false)
+DEQUANTIZE(dequantize_q4_mins, LAYOUT_Q4, true)
+DEQUANTIZE(dequantize_nf4, LAYOUT_NF4, false)
+
+static dequantize_fn dequantize_of(const struct matrix *w) {
+    switch (w->layout) {
+    case LAYOUT_Q8:
+        return w->mins ? dequantize_q8_mins : dequantize_q8;
+    case LAYOUT_Q6:
+        return dequantize_q6;
+    case LAYOUT_NF4:
+        return dequantize_nf4;
+    default:
+        return w->mins ? dequantize_q4_mins : dequantize_q4;
+    }
+}
+
+/* The elements of rows that are used in place. */
+static enum dtype rows_dtype(const struct matrix *w) {
+    if (w->layout != LAYOUT_ROW_MAJOR) return DTYPE_I8;
+    return w->type == TENSOR_BF16 ? DTYPE_BF16 : w->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_F32;
+}
+
+/* 32 values from x[i…], of which `left` exist, as bf16. */
+INLINE __m512i bf16_load(const void *x, int64_t i, int64_t left, enum dtype e) {
+    const __m512 low = weights_load(x, i, elems_mask(left), false, e),
+                 high = weights_load(x, i + 16, elems_mask(left - 16), false, e);
+    return bf16_join(low, high);
+}
+
+/* Rows of weights as the B tiles of one panel: inputs along a row become pairs down a tile. */
+INLINE void panel_pack_as(uint16_t *to, const struct matrix *w, int64_t panel, int64_t s0,
+                          int64_t s1, enum dtype e) {
+    const int64_t n = MIN(w->n - panel * PANEL, PANEL);
+    for (int64_t s = s0; s < s1; s++, to += TILE) {
+        __m512i r[16];
+        for (int64_t i = 0; i < 16; i++) {
+            const int64_t at = (panel * PANEL + i) * w->k + s * QK;
+            r[i] = i < n ? bf16_load(w->data, at, w->k - s * QK, e) : _mm512_setzero_si512();
+        }
+        transpose_16(r);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
+    }
+}
+
+static void panel_pack(uint16_t *to, const struct matrix *w, int64_t panel, int64_t s0,
+                       int64_t s1) {
+    switch (rows_dtype(w)) {
+    case DTYPE_F32:
+        panel_pack_as(to, w, panel, s0, s1, DTYPE_F32);
+        return;
+    case DTYPE_BF16:
+        panel_pack_as(to, w, panel, s0, s1, DTYPE_BF16);
+        return;
+    case DTYPE_F16:
+        panel_pack_as(to, w, panel, s0, s1, DTYPE_F16);
+        return;
+    default:
+        panel_pack_as(to, w, panel, s0, s1, DTYPE_I8);
+    }
+}
+
+static const uint16_t *panel_get(const struct matrix *w, int64_t c, int64_t s0, int64_t s1,
+                                 uint16_t *scratch) {
+    if (w->layout == LAYOUT_BF16) return bf16_panel(w, c) + s0 * TILE;
+    if (w->layout == LAYOUT_ROW_MAJOR || w->layout == LAYOUT_ROWS_I8) {
+        panel_pack(scratch, w, c, s0, s1);
+    } else {
+        const struct panel_scales s = panel_scales_of(w, c);
+        dequantize_of(w)(scratch, &s, s0, s1);
+    }
+    return scratch;
+}
+
+static void forward_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
+                           uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
+    b[0] = panel_get(p->w, c, s0, s1, scratch[0]);
+    if ((c + 1) * PANEL < p->n) b[1] = panel_get(p->w, c + 1, s0, s1, scratch[1]);
+}
+
+/* Eight rows [16 outputs][2 inputs] of a panel become eight rows [16 inputs][2 outputs]. */
+INLINE void pairs_turn(uint16_t *to, const uint16_t *from) {
+    const __m512i swap =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    __m512i r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(from + 32 * i), swap);
+    for (int i = 0; i < 8; i += 2) { // 8 x 8 qwords
+        t[i] = _mm512_unpacklo_epi64(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        const __m512i a = t[i], b = t[i + 2], c = t[i + 4], d = t[i + 6];
+        const __m512i ab0 = _mm512_shuffle_i64x2(a, b, 0x88),
+                      ab1 = _mm512_shuffle_i64x2(a, b, 0xdd),
+                      cd0 = _mm512_shuffle_i64x2(c, d, 0x88),
+                      cd1 = _mm512_shuffle_i64x2(c, d, 0xdd);
+        _mm512_store_si512(to + 32 * (0 + i), _mm512_shuffle_i64x2(ab0, cd0, 0x88));
+        _mm512_store_si512(to + 32 * (4 + i), _mm512_shuffle_i64x2(ab0, cd0, 0xdd));
+        _mm512_store_si512(to + 32 * (2 + i), _mm512_shuffle_i64x2(ab1, cd1, 0x88));
+        _mm512_store_si512(to + 32 * (6 + i), _mm512_shuffle_i64x2(ab1, cd1, 0xdd));
+    }
+}
+
+/* Inputs [16 c, 16 c + 32) of panel `o` of 16 outputs: half a tile for each of two columns. */
+static void panel_turn(const struct tile_product *p, int64_t c, int64_t o, uint16_t *left,
+                       uint16_t *right) {
+    _Alignas(64) uint16_t tile[TILE];
+    if (o * PANEL >= p->w->n) {
+        memset(left, 0, TILE / 2 * sizeof *left);
+        memset(right, 0, TILE / 2 * sizeof *right);
+        return;
+    }
+    const uint16_t *from = panel_get(p->w, o, c / 2, c / 2 + 1, tile);
+    pairs_turn(left, from);
+    pairs_turn(right, from + TILE / 2);
+}
+
+/* Columns [k, k + 16) of `pairs` pairs of rows from o on, in the order of B tiles. */
+INLINE void rows_pair_as(const struct matrix *w, int64_t o, int64_t pairs, int64_t k, uint16_t *to,
+                         enum dtype e) {
+    const __mmask16 mask = elems_mask(w->k - k);
+    for (int64_t i = 0; i < pairs; i++, o += 2, to += 32)
+        pairs_store(to, weights_load(w->data, o * w->k + k, o < w->n ? mask : 0, false, e),
+                    weights_load(w->data, (o + 1) * w->k + k, o + 1 < w->n ? mask : 0, false, e));
+}
+
+/* The same of int8 rows that are stored in pairs. */
+static void pairs_unpack(const struct matrix *w, int64_t o, int64_t pairs, int64_t k,
+                         uint16_t *to) {
+    const __mmask16 mask = elems_mask(w->k - k);
+    for (int64_t i = 0; i < pairs; i++, o += 2, to += 32) {
+        const int8_t *from = (const int8_t *)w->data + o * w->k + 2 * k;
+        const __m512i v =
+            _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(o < w->n ? mask : 0, from));
+        pairs_store(to, quad_byte(v, 0), quad_byte(v, 1));
+    }
+}
+
+static void rows_pair(const struct matrix *w, int64_t o, int64_t pairs, int64_t k, uint16_t *to) {
+    if (w->layout == LAYOUT_PAIRS_I8) {
+        pairs_unpack(w, o, pairs, k, to);
+        return;
+    }
+    switch (rows_dtype(w)) {
+    case DTYPE_F32:
+        rows_pair_as(w, o, pairs, k, to, DTYPE_F32);
+        return;
+    case DTYPE_BF16:
+        rows_pair_as(w, o, pairs, k, to, DTYPE_BF16);
+        return;
+    case DTYPE_F16:
+        rows_pair_as(w, o, pairs, k, to, DTYPE_F16);
+        return;
+    default:
+        rows_pair_as(w, o, pairs, k, to, DTYPE_I8);
+    }
+}
+
+/* The columns are inputs, the steps outputs. */
+static void backward_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
+                            uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
+    uint16_t *left = scratch[0], *right = scratch[1];
+    b[0] = left, b[1] = right;
+    for (int64_t s = s0; s < s1; s++, left += TILE, right += TILE) {
+        if (!p->w->packed) {
+            rows_pair(p->w, p->first + 32 * s, 16, c * PANEL, left);
+            rows_pair(p->w, p->first + 32 * s, 16, (c + 1) * PANEL, right);
+            continue;
+        }
+        const int64_t o = p->first / PANEL + 2 * s;
+        panel_turn(p, c, o, left, right);
+        panel_turn(p, c, o + 1, left + TILE / 2, right + TILE / 2);
+    }
+}
+
+INLINE void half_row_store(uint16_t *tiles, int64_t at, __m512 v) {
+    if (tiles) _mm256_storeu_si256((__m256i *)(void *)(tiles + at), (__m256i)_mm512_cvtneps_pbh(v));
+}
+
+/* Rows [r0, r1) of a gated block: gates beside what they gate. */
+INLINE void gates_finish(const struct tile_product *p, const struct tile_block *b, int64_t r0,
+                         int64_t r1) {
+    const struct gemm_gated *g = p->gated;
+    const int64_t tile = (p->n + 31) / 32 * TILE;
+    for (int64_t r = MAX(r0, b->skip); r < MIN(r1, b->rows); r++) {
+        const float *sums = b->sums + r / 16 * 512 + r % 16 * 16;
+        const __m512 gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 256);
+        const int64_t at = b->at + r / 16 * tile + r % 16 * 32;
+        half_row_store(g->act, at, lanes_silu_mul(gate, up));
+        half_row_store(g->gate_out, at, gate);
+        half_row_store(g->up_out, at, up);
+    }
+}
+
+/* Rows [r0, r1) of a block's sums go to y. */
+INLINE void sums_finish(const struct tile_product *p, const struct tile_block *b, int64_t r0,
+                        int64_t r1) {
+    if (p->gated) {
+        gates_finish(p, b, r0, r1);
+        return;
+    }
+    for (int64_t r = MAX(r0, b->skip); r < MIN(r1, b->rows); r++) {
+        const float *sums = b->sums + r / 16 * 512 + r % 16 * 16;
+        float *y = b->y + r * p->ldy;
+        __m512 left = _mm512_load_ps(sums), right = _mm512_load_ps(sums + 256);
+        if (p->add) {
+            left = _mm512_add_ps(_mm512_maskz_loadu_ps(b->left, y), left);
+            right = _mm512_add_ps(_mm512_maskz_loadu_ps(b->right, y + 16), right);
+        }
+        _mm512_mask_storeu_ps(y, b->left, left);
+        _mm512_mask_storeu_ps(y + 16, b->right, right);
+    }
+}
+
+/* The tile stores of the block before and the first step of the next; `from`: partial sums. */
+#define FIRST_STEP(t, at, a, b)                                                                    \
+    do {                                                                                           \
+        _tile_stored(t, before->sums + (at), 64);                                                  \
+        if (from)                                                                                  \
+            _tile_loadd(t, from + (at), 64);                                                       \
+        else                                                                                       \
+            _tile_zero(t);                                                                         \
+        _tile_dpbf16ps(t, a, b);                                                                   \
+    } while (0)
+
+/* Low-rank steps of a block; t[i] are the rows' tiles for column i. */
+INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *const t[2], bool tall) {
+    for (int64_t s = 0; s < low->steps[0]; s++) {
+        _tile_loadd(6, low->v[0] + s * TILE, 64);
+        _tile_loadd(4, t[0] + s * TILE, 64);
+        if (tall) _tile_loadd(5, t[0] + (LOW_RANK_STEPS + s) * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (tall) _tile_dpbf16ps(2, 5, 6);
+    }
+    for (int64_t s = 0; s < low->steps[1]; s++) {
+        _tile_loadd(7, low->v[1] + s * TILE, 64);
+        _tile_loadd(4, t[1] + s * TILE, 64);
+        if (tall) _tile_loadd(5, t[1] + (LOW_RANK_STEPS + s) * TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (tall) _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+/* Multiplies 32 rows (`tall`; else 16) by two panels, into tiles 0 … 3, and finishes `before`. */
+INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uint16_t *const b[2],
+                      int64_t steps, const float *from, const struct tile_block *before,
+                      bool tall) {
+    const uint16_t *lower = a + p->steps * TILE;
+    const int64_t rows = before->rows, each = steps > 2 ? (rows + steps - 3) / (steps - 2) : rows;
+    int64_t done = 0;
+    _tile_loadd(6, b[0], 64);
+    _tile_loadd(7, b[1], 64);
+    _tile_loadd(4, a, 64);
+    if (tall) _tile_loadd(5, lower, 64);
+    FIRST_STEP(0, 0, 4, 6);
+    FIRST_STEP(1, 256, 4, 7);
+    if (tall) {
+        FIRST_STEP(2, 512, 5, 6);
+        FIRST_STEP(3, 768, 5, 7);
+    } else { // the block before may have been tall
+        _tile_stored(2, before->sums + 512, 64);
+        _tile_stored(3, before->sums + 768, 64);
+    }
+    scratch_publish(before->sums);
+    for (int64_t s = 1; s < steps; s++) {
+        _tile_loadd(6, b[0] + s * TILE, 64);
+        _tile_loadd(7, b[1] + s * TILE, 64);
+        _tile_loadd(4, a + s * TILE, 64);
+        if (tall) _tile_loadd(5, lower + s * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (s > 1 && done < rows) {
+            sums_finish(p, before, done, done + each);
+            done += each;
+        }
+        if (tall) {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    if (done < rows) sums_finish(p, before, done, rows);
+}
+
+/* Outputs that are new to the caches would hold up the stores of a block. */
+INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++, y += ldy) {
+        __builtin_prefetch(y, 1, 3);
+        __builtin_prefetch(y + PANEL, 1, 3);
+    }
+}
+
+/* The state of a product between its blocks. */
+struct product_run {
+    const struct tile_product *p;
+    struct tile_block before;
+    struct low_rank_panels *low;
+    float *sums, *partial; /* [SUMS] and [BLOCKS_MAX][SUMS] */
+    struct row_block blocks[BLOCKS_MAX];
+    int n_blocks;
+};
+
+/* Sets the next blocks, of rows from `row` on; returns the first row after them. A block never
+ * spans rows with different low-rank parts. */
+static int64_t blocks_next(struct product_run *t, int64_t row) {
+    const struct tile_product *p = t->p;
+    const struct gemm_low_rank none = {0}, *low = p->low ? p->low : &none;
+    int i = 0;
+    while (i < low->n && low->rows[i].end <= row + p->low_row) i++;
+    for (t->n_blocks = 0; t->n_blocks < BLOCKS_MAX && row < p->rows;) {
+        const bool inside = i < low->n && low->rows[i].begin <= row + p->low_row;
+        int64_t end = p->rows;
+        if (i < low->n)
+            end = MIN(end, (inside ? low->rows[i].end : low->rows[i].begin) - p->low_row);
+        struct row_block *b = &t->blocks[t->n_blocks++];
+        b->tile = row / 16 * 16;
+        b->skip = row - b->tile;
+        b->rows = MIN(end - b->tile, BLOCK_ROWS);
+        b->low = inside ? &low->rows[i] : NULL;
+        row = b->tile + b->rows;
+        if (inside && row == end) i++;
+    }
+    return row;
+}
+
+/* The parts' columns [16 c, 16 c + 32) as B tiles; gated: columns [16 c, 16 c + 16) of both. */
+static void low_rank_panels_make(struct low_rank_panels *low, const struct tile_product *p,
+                                 const struct low_rank_rows *rows, int64_t c) {
+    low->rows = rows;
+    for (int i = 0; i < 2; i++) {
+        const int of = p->gated ? i : 0;
+        int64_t end = 0;
+        memset(low->v[i], 0, sizeof low->v[i]);
+        for (int k = 0; k < rows->n_parts[of]; k++) {
+            const struct low_rank_part *part = &rows->parts[of][k];
+            rows_pair(&part->v, 0, (part->v.n + 1) / 2, (p->gated ? c : c + i) * PANEL,
+                      low->v[i] + part->at * 16);
+            end = MAX(end, part->at + part->v.n);
+        }
+        low->steps[i] = (end + 31) / 32;
+    }
+    scratch_publish(low->v);
+}
+
+/* Low-rank steps of a block's columns c and c + 1. */
+static void block_add_low(struct product_run *t, const struct row_block *b, int64_t c, bool tall) {
+    const struct tile_product *p = t->p;
+    if (t->low->rows != b->low) low_rank_panels_make(t->low, p, b->low, c);
+    const int64_t at = (b->tile + p->low_row) * LOW_RANK_MAX;
+    const uint16_t *rows[2] = {p->low->t[0] + at, p->low->t[p->gated ? 1 : 0] + at};
+    if (tall)
+        low_rank_mul(t->low, rows, true);
+    else
+        low_rank_mul(t->low, rows, false);
+}
+
+/* Steps [s0, s1) of the blocks by columns c and c + 1. */
+static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1,
+                        const uint16_t *const b[2]) {
+    const struct tile_product *p = t->p;
+    t->low->rows = NULL;
+    for (int i = 0; i < t->n_blocks; i++) {
+        const struct row_block *r = &t->blocks[i];
+        const uint16_t *a = p->a + (r->tile / 16 * p->steps + s0) * TILE;
+        float *partial = t->partial + i * SUMS;
+        const float *from = s0 > 0 ? partial : NULL;
+        const bool tall = r->rows > 16;
+        if (p->y && s1 == p->steps)
+            outputs_prefetch(p->y + (r->tile + r->skip) * p->ldy + c * PANEL, p->ldy,
+                             r->rows - r->skip);
+        if (tall)
+            block_mul(p, a, b, s1 - s0, from, &t->before, true);
+        else
+            block_mul(p, a, b, s1 - s0, from, &t->before, false);
+        t->before = (struct tile_block){.sums = partial};
+        if (s1 < p->steps) continue;
+        if (r->low) block_add_low(t, r, c, tall);
+        t->before = (struct tile_block){.sums = t->sums,
+                                        .y = p->y + r->tile * p->ldy + c * PANEL,
+                                        .skip = r->skip,
+                                        .rows = r->rows,
+                                        .left = elems_mask(p->n - c * PANEL),
+                                        .right = elems_mask(p->n - (c + 1) * PANEL)};
+        if (p->gated) {
+            const int64_t tiles = (p->n + 31) / 32;
+            t->before.at = (r->tile / 16 * tiles + c / 2) * TILE + c % 2 * PANEL;
+            if (r->tile + r->rows == p->rows) t->before.rows = tall ? 32 : 16; // zero padding
+        }
+        prefetch_step(p->ahead);
+    }
+}
+
+/* Column tiles [c0, c1) of all rows. */
+static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c1) {
+    _Alignas(64) uint16_t scratch[2][SLICE * TILE];
+    _Alignas(64) float sums[SUMS], partial[BLOCKS_MAX * SUMS];
+    struct low_rank_panels low;
+    struct product_run t = {
+        .p = p, .before = {.sums = sums}, .low = &low, .sums = sums, .partial = partial};
+    shapes_full();
+    prefetch_begin(p->ahead, (c1 - c0 + 1) / 2 * ((p->rows + BLOCK_ROWS - 1) / BLOCK_ROWS));
+    for (int64_t row = p->skip; row < p->rows;) {
+        row = blocks_next(&t, row);
+        for (int64_t c = c0; c < c1; c += p->gated ? 1 : 2)
+            for (int64_t s0 = 0; s0 < p->steps; s0 += SLICE) {
+                const int64_t s1 = MIN(s0 + SLICE, p->steps);
+                const uint16_t *b[2];
+                p->panels(p, c, s0, s1, scratch, b);
+                if (!p->gated && (c + 1) * PANEL >= p->n) b[1] = b[0];
+                scratch_publish(scratch);
+                columns_mul(&t, c, s0, s1, b);
+            }
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
+    scratch_publish(sums);
+    sums_finish(p, &t.before, 0, BLOCK_ROWS);
+}
+
+static void amx_gemm_tiles(float *y, int64_t ldy, const struct gemm_input *in,
+                           const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    const struct tile_product p = {.y = y,
+                                   .ldy = ldy,
+                                   .a = in->tiles,
+                                   .rows = in->rows,
+                                   .skip = in->skip,
+                                   .steps = (in->k + 31) / 32,
+                                   .n = n1,
+                                   .add = add,
+                                   .w = w,
+                                   .low = in->low,
+                                   .low_row = in->low_row,
+                                   .panels = forward_panels,
+                                   .ahead = in->ahead};
+    tile_product_run(&p, n0 / PANEL, (n1 + PANEL - 1) / PANEL);
+}
+
+static void gated_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
+                         uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
+    b[0] = panel_get(p->gated->gate, c, s0, s1, scratch[0]);
+    b[1] = panel_get(p->gated->up, c, s0, s1, scratch[1]);
+}
+
+/* The second half of the last tile of outputs, when N is not a multiple of 32. */
+static void half_tile_clear(uint16_t *tiles, int64_t rows, int64_t n) {
+    const int64_t tile = (n + 31) / 32 * TILE;
+    for (int64_t m = 0; tiles && m < (rows + 15) / 16 * 16; m++)
+        memset(tiles + m / 16 * tile + n / 32 * TILE + m % 16 * 32 + PANEL, 0,
+               PANEL * sizeof *tiles);
+}
+
+static void amx_gemm_tiles_silu(const struct gemm_gated *g, const struct gemm_input *in, int64_t n0,
+                                int64_t n1) {
+    const struct tile_product p = {.gated = g,
+                                   .a = in->tiles,
+                                   .rows = in->rows,
+                                   .steps = (in->k + 31) / 32,
+                                   .n = g->gate->n,
+                                   .low = in->low,
+                                   .low_row = in->low_row,
+                                   .panels = gated_panels,
+                                   .ahead = in->ahead};
+    const int64_t end = (n1 + PANEL - 1) / PANEL;
+    tile_product_run(&p, n0 / PANEL, end);
+    if (end % 2 == 0) return;
+    half_tile_clear(g->act, in->rows, g->gate->n);
+    half_tile_clear(g->gate_out, in->rows, g->gate->n);
+    half_tile_clear(g->up_out, in->rows, g->gate->n);
+}
+
+static void amx_gemm_tiles_backward(float *dx, int64_t lddx, const struct gemm_input *dy,
+                                    const struct matrix *w, int64_t o0, int64_t k0, int64_t k1,
+                                    bool add) {
+    const struct tile_product p = {.y = dx,
+                                   .ldy = lddx,
+                                   .a = dy->tiles,
+                                   .rows = dy->rows,
+                                   .skip = dy->skip,
+                                   .steps = (dy->k + 31) / 32,
+                                   .n = k1,
+                                   .add = add,
+                                   .w = w,
+                                   .low = dy->low,
+                                   .low_row = dy->low_row,
+                                   .first = o0,
+                                   .panels = backward_panels};
+    tile_product_run(&p, k0 / PANEL, (k1 + PANEL - 1) / PANEL);
+}
+
+static void amx_pack_row(const float *x, int64_t k, uint16_t *out) {
+    for (int64_t i = 0; i < k; i += 32, out += TILE)
+        _mm512_storeu_si512(out, bf16_load(x, i, k - i, DTYPE_F32));
+}
+
+/* 16 values in bf16. */
+INLINE __m512 half_row_load(const uint16_t *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from)), 16));
+}
+
+/* Values [i, i + 16) of the row; dgate and dup are returned as well. */
+INLINE void gated_back_some(const struct gated_back_row *r, int64_t i, int64_t n, __m512 *dgate,
+                            __m512 *dup) {
+    const int64_t at = i / 32 * TILE + i % 32;
+    const __mmask16 mask = elems_mask(n - i);
+    const __m512 one = _mm512_set1_ps(1.0f), gate = half_row_load(r->gate + at),
+                 up = half_row_load(r->up + at), dact = _mm512_maskz_loadu_ps(mask, r->dact + i);
+    const __m512 minus = _mm512_xor_ps(gate, _mm512_set1_ps(-0.0f)),
+                 sigma = _mm512_div_ps(one, _mm512_add_ps(one, lanes_exp(minus))),
+                 y = _mm512_mul_ps(gate, sigma),
+                 slope = _mm512_add_ps(sigma, _mm512_mul_ps(y, _mm512_sub_ps(one, sigma)));
+    *dgate = _mm512_mul_ps(slope, _mm512_mul_ps(dact, up));
+    *dup = _mm512_mul_ps(y, dact);
+    _mm512_mask_storeu_ps(r->act + i, mask, _mm512_mul_ps(y, up));
+    _mm512_mask_storeu_ps(r->dgate + i, mask, *dgate);
+    _mm512_mask_storeu_ps(r->dup + i, mask, *dup);
+}
+
+static void amx_gated_back(const struct gated_back_row *r, int64_t n) {
+    for (int64_t i = 0, at = 0; i < n; i += 32, at += TILE) {
+        __m512 dgate[2], dup[2];
+        gated_back_some(r, i, n, &dgate[0], &dup[0]);
+        gated_back_some(r, i + 16, n, &dgate[1], &dup[1]);
+        _mm512_storeu_si512(r->dgate_tiles + at, bf16_join(dgate[0], dgate[1]));
+        _mm512_storeu_si512(r->dup_tiles + at, bf16_join(dup[0], dup[1]));
+    }
+}
+
+void amx_fill_bf16(struct kernels *k) {
+    k->gated_back = amx_gated_back;
+    k->tiles_pack_row = amx_pack_row;
+    k->gemm_tiles = amx_gemm_tiles;
+    k->gemm_tiles_silu = amx_gemm_tiles_silu;
+    k->gemm_tiles_backward = amx_gemm_tiles_backward;
+}

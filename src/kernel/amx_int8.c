@@ -1,0 +1,355 @@
+/*
+ * amx_int8: products of quantised weights with int8 activations in tile registers: the exact class
+ * on AMX.
+ *
+ * One tile step covers one block of 32 weights (q6_k: 16). Its integers leave the tile at once and
+ * AVX-512 folds the scales in block order, so the bits are those of scalar.c. The steps are
+ * pipelined: sums leave their tile four steps after the product and are folded two steps later, so
+ * that neither unit waits for the other. Rows are divided into equal tiles; up to SUPER_TILES of
+ * them meet a panel together, which is unpacked once if it holds nibbles. Inputs are prepared in
+ * tile order; rows of a view, which has no such order, are copied into it.
+ *
+ * Invariant: a row's bits depend on that row and the weights only, because tile rows are
+ * independent and every row walks K in the same order.
+ */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernel/amx.h"
+
+enum {
+    TILE_LEAST = 5,  /* fewer rows are faster without tiles */
+    SUPER_TILES = 8, /* row tiles that meet a panel together */
+    SUPER_ROWS = SUPER_TILES * 16,
+    RUN = 2048,                    /* inputs of a panel that are unpacked at a time */
+    COPY_BYTES = SUPER_ROWS * RUN, /* of the rows that are copied at a time */
+    SLOTS = 4,                     /* tiles of sums, each with a slot in memory */
+    NEXT_LINES = 4,                /* cache lines of the next panel that a step prefetches */
+    FOLD_LAG = 6,                  /* steps from a product to its fold */
+};
+
+/* Tiles 0 to 3 int32 sums, 4 and 5 activations, 6 and 7 weights. */
+static void shapes_int8(int rows, int group) {
+    const uint32_t name = (uint32_t)group << 8 | (uint32_t)rows;
+    if (amx_configured == name) return;
+    struct tile_shapes s = {.palette = 1};
+    for (int i = 0; i < SLOTS; i++) tile_shape(&s, i, rows, 64);
+    for (int i = 4; i < 6; i++) tile_shape(&s, i, rows, group);
+    for (int i = 6; i < 8; i++) tile_shape(&s, i, group / 4, 64);
+    shapes_load(&s, name);
+}
+
+/* One row tile against blocks of one panel; pointers are at the first block. */
+struct tile_run {
+    const int8_t *x;     /* [blocks of 32][rows of the tile][32] */
+    const float *dx;     /* [blocks of 32][rows of the tile] */
+    const int8_t *w;     /* [blocks][group / 4][16][4] */
+    const float *dw;     /* [blocks][16] */
+    int64_t count;       /* blocks */
+    const uint8_t *next; /* prefetched, NEXT_LINES a step; or NULL */
+    bool first;          /* the sums start from +0 */
+};
+
+/* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
+INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct tile_run *s,
+                       int64_t b, int rows, int group) {
+    const __m512 scale = _mm512_loadu_ps(s->dw + b * PANEL);
+    const float *dx = s->dx + b * group / QK * rows;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(dx[r]));
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(dots[r])), both, acc[r]);
+    }
+}
+
+/* Into the second-level cache. More lines a step fill the queue of misses, and loads wait. */
+INLINE void next_prefetch(const struct tile_run *s, int64_t b) {
+    if (!s->next) return;
+    for (int i = 0; i < NEXT_LINES; i++)
+        __builtin_prefetch(s->next + (b * NEXT_LINES + i) * 64, 0, 2);
+}
+
+/* The inputs of block b. */
+INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows, int group) {
+    return s->x + b * group / QK * rows * QK + b * group % QK;
+}
+
+/* Step b: the sums of block b - 4 leave tile `sum`, the dots of block b enter it, and block b - 6,
+ * which left two steps ago, is folded. Unless `whole`, some of the three blocks do not exist. */
+#define STEP(sum, a, w_, b, whole)                                                                 \
+    do {                                                                                           \
+        if ((whole) || ((b) >= SLOTS && (b)-SLOTS < s.count)) _tile_stored(sum, ring[sum], 64);    \
+        if ((whole) || (b) < s.count) {                                                            \
+            _tile_zero(sum);                                                                       \
+            _tile_loadd(a, block_inputs(&s, b, rows, group), QK);                                  \
+            _tile_loadd(w_, s.w + (b)*bytes, 64);                                                  \
+            _tile_dpbssd(sum, a, w_);                                                              \
+            next_prefetch(&s, b);                                                                  \
+        }                                                                                          \
+        scratch_publish(ring);                                                                     \
+        if ((whole) || ((b) >= FOLD_LAG && (b)-FOLD_LAG < s.count))                                \
+            block_fold(acc, (const int32_t(*)[PANEL])ring[((sum) + SLOTS / 2) % SLOTS], &s,        \
+                       (b)-FOLD_LAG, rows, group);                                                 \
+    } while (0)
+#define STEPS(b, whole)                                                                            \
+    do {                                                                                           \
+        STEP(0, 4, 6, b, whole);                                                                   \
+        STEP(1, 5, 7, (b) + 1, whole);                                                             \
+        STEP(2, 4, 6, (b) + 2, whole);                                                             \
+        STEP(3, 5, 7, (b) + 3, whole);                                                             \
+    } while (0)
+
+/* Continues `part` (rows × 16 sums); `rows` and `group` are constants where this is inlined. */
+INLINE void blocks_run(float (*part)[PANEL], const struct tile_run *run, int rows, int group) {
+    const struct tile_run s = *run; // a copy that scratch_publish does not reach stays in registers
+    const int bytes = group * PANEL;
+    const __mmask16 started = s.first ? 0 : 0xFFFF;
+    int32_t ring[SLOTS][16][PANEL] __attribute__((aligned(64)));
+    __m512 acc[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r] = _mm512_maskz_loadu_ps(started, part[r]);
+    int64_t b = 0;
+    if (s.count >= 2 * SLOTS) {
+        STEPS(0, false); // the compiler knows which blocks exist
+        STEPS(SLOTS, false);
+        for (b = 2 * SLOTS; b + SLOTS <= s.count; b += SLOTS) STEPS(b, true);
+    }
+    for (; b < s.count + FOLD_LAG; b += SLOTS) STEPS(b, false);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(part[r], acc[r]);
+}
+
+/* One function for each even number of rows and each group. */
+typedef void (*run_fn)(float (*part)[PANEL], const struct tile_run *s);
+#define RUN_FN(rows, group)                                                                        \
+    static __attribute__((noinline)) void blocks_##rows##x##group(float(*part)[PANEL],             \
+                                                                  const struct tile_run *s) {      \
+        blocks_run(part, s, rows, group);                                                          \
+    }
+#define RUN_FNS(group)                                                                             \
+    RUN_FN(6, group)                                                                               \
+    RUN_FN(8, group)                                                                               \
+    RUN_FN(10, group)                                                                              \
+    RUN_FN(12, group)                                                                              \
+    RUN_FN(14, group)                                                                              \
+    RUN_FN(16, group)
+
+RUN_FNS(32)
+RUN_FNS(16)
+
+/* [32 / group - 1][rows / 2 - 3] */
+static const run_fn run_fns[2][6] = {
+    {blocks_6x32, blocks_8x32, blocks_10x32, blocks_12x32, blocks_14x32, blocks_16x32},
+    {blocks_6x16, blocks_8x16, blocks_10x16, blocks_12x16, blocks_14x16, blocks_16x16},
+};
+
+struct int8_product {
+    float *y;
+    int64_t ldy;
+    const struct gemm_input *in;
+    const struct matrix *w;
+    int64_t n0, n1;
+    int64_t tile, chunk; /* rows of a tile; inputs that are copied at a time */
+    bool add;
+};
+
+/* Operands in the order in which the tiles load them, and sums of the chunks so far. */
+struct scratch {
+    int8_t x[COPY_BYTES];       /* [tiles][blocks of 32][rows of a tile][32] */
+    float dx[COPY_BYTES / QK];  /* [tiles][blocks of 32][rows of a tile] */
+    int8_t w[RUN * PANEL];      /* a nibble panel as int8 */
+    float dw[RUN / QK * PANEL]; /* nf4: its scales */
+    float part[GROUP][SUPER_ROWS][PANEL];
+} __attribute__((aligned(64)));
+
+/* The int8 code of each nibble value, repeated in every 16 bytes. */
+INLINE __m512i codes_load(const struct matrix *w) {
+    if (w->layout == LAYOUT_NF4)
+        return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes));
+    int8_t codes[16];
+    for (int i = 0; i < 16; i++) codes[i] = (int8_t)(i - w->zero);
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
+}
+
+/* Blocks of one nibble panel as int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones.
+ */
+static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int64_t b = 0; b < blocks; b++) {
+        for (int p = 0; p < 4; p++) {
+            const uint8_t *at = w + b * 256 + 64 * p;
+            const __m512i raw = _mm512_loadu_si512(at);
+            const __m512i lo = _mm512_and_si512(raw, nibble);
+            const __m512i hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+            int8_t *to = out + b * QK * PANEL + 64 * p;
+            _mm512_storeu_si512(to, _mm512_shuffle_epi8(codes, lo));
+            _mm512_storeu_si512(to + 256, _mm512_shuffle_epi8(codes, hi));
+        }
+    }
+}
+
+static void scale_bytes_widen(float *out, const uint8_t *bytes, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; b++) {
+        const void *at = bytes + b * QK / NF4_BLOCK * PANEL;
+        _mm512_storeu_ps(out + b * PANEL, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
+                                              _mm_loadu_si128((const __m128i *)at))));
+    }
+}
+
+/* A chunk of the inputs of some row tiles. */
+struct row_tiles {
+    const int8_t *x;
+    const float *dx;
+    int64_t k; /* inputs of a row in these arrays */
+};
+
+/* Inputs k0 … k1 of rows m0 … m0 + rows. The last tile is filled up with copies of the last row. */
+static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m0, int64_t rows,
+                      int64_t k0, int64_t k1) {
+    const struct gemm_input *in = p->in;
+    const int64_t k = k1 - k0, tile = p->tile;
+    for (int64_t r = 0; r < (rows + tile - 1) / tile * tile; r++) {
+        const int64_t from = (m0 + MIN(r, rows - 1)) * in->k + k0, at = r / tile * tile * k;
+        int8_row_copy(s->x + at, s->dx + at / QK, in->q + from, in->d + from / QK, k, r % tile,
+                      tile);
+    }
+    scratch_publish(s);
+}
+
+/* The same inputs in tile order. `copied`: the first input of the chunk in `s`. */
+static struct row_tiles row_tiles_find(struct scratch *s, const struct int8_product *p, int64_t m0,
+                                       int64_t rows, int64_t k0, int64_t k1, int64_t *copied) {
+    const struct gemm_input *in = p->in;
+    const int64_t at = m0 * in->k + k0 * p->tile;
+    if (in->q_tiles) return (struct row_tiles){in->q_tiles + at, in->d_tiles + at / QK, in->k};
+    if (*copied != k0) rows_copy(s, p, m0, rows, k0, k1);
+    *copied = k0;
+    return (struct row_tiles){s->x, s->dx, k1 - k0};
+}
+
+static const uint8_t *panel_data(const struct matrix *w, int64_t panel, int64_t k0) {
+    return (const uint8_t *)w->data +
+           (panel * w->k + k0) / layout_group(w->layout) * layout_bytes(w->layout);
+}
+
+/* `k` inputs of one panel from k0 on. */
+static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, int64_t panel,
+                                    int64_t k0, int64_t k) {
+    const uint8_t *data = panel_data(w, panel, k0);
+    const int64_t group = layout_group(w->layout), scales = panel * layout_scales(w->layout, w->k);
+    struct tile_run run = {.w = (const int8_t *)data, .count = k / group, .first = k0 == 0};
+    if (w->layout == LAYOUT_NF4) {
+        scale_bytes_widen(s->dw, w->scale_bytes + scales + k0 / NF4_BLOCK * PANEL, run.count);
+        run.dw = s->dw;
+    } else {
+        run.dw = w->scales + scales + k0 / group * PANEL;
+    }
+    if (w->layout >= LAYOUT_Q4) {
+        nibbles_unpack(s->w, data, run.count, codes_load(w));
+        scratch_publish(s->w);
+        run.w = s->w;
+    }
+    return run;
+}
+
+/* nf4: the sums of one panel times its rows' scales. */
+static void sums_scale(float (*sums)[PANEL], int64_t rows, const float *row_scales) {
+    const __m512 scale = _mm512_div_ps(_mm512_loadu_ps(row_scales), _mm512_set1_ps(NF4_UNIT));
+    for (int64_t r = 0; r < rows; r++)
+        _mm512_storeu_ps(sums[r], _mm512_mul_ps(_mm512_loadu_ps(sums[r]), scale));
+}
+
+/* Inputs k0 … k1 of all row tiles against one panel. The first tiles prefetch the next one. */
+static void panel_run(const struct int8_product *p, struct scratch *s, float (*part)[PANEL],
+                      const struct row_tiles *x, int64_t panel, int64_t rows, int64_t k0,
+                      int64_t k1) {
+    const struct matrix *w = p->w;
+    const run_fn run_tile = run_fns[layout_group(w->layout) != QK][p->tile / 2 - 3];
+    for (int64_t k = k0; k < k1; k += RUN) {
+        struct tile_run run = panel_blocks(s, w, panel, k, MIN(k1 - k, RUN));
+        const uint8_t *next = panel_data(w, panel + 1, k);
+        const int64_t share = run.count * NEXT_LINES * 64,
+                      all = run.count * layout_bytes(w->layout);
+        for (int64_t t = 0; t * p->tile < rows; t++) {
+            const int64_t at = (t * x->k + k - k0) * p->tile;
+            run.x = x->x + at;
+            run.dx = x->dx + at / QK;
+            run.next = t * share < all ? next + t * share : NULL;
+            run_tile(part + t * p->tile, &run);
+        }
+    }
+}
+
+static void panel_store(const struct int8_product *p, float (*part)[PANEL], int64_t panel,
+                        int64_t m0, int64_t rows) {
+    if (p->w->layout == LAYOUT_NF4) sums_scale(part, rows, p->w->row_scales + panel * PANEL);
+    sums_store(p->y + m0 * p->ldy + panel * PANEL, p->ldy, (const float(*)[PANEL])part, rows,
+               p->n1 - panel * PANEL, p->add);
+    prefetch_step(p->in->ahead);
+}
+
+/* Rows m0 … m0 + rows (at most SUPER_TILES tiles) against all panels. Where K is longer than a
+ * chunk, GROUP panels share a chunk of the rows. */
+static void super_mul(const struct int8_product *p, struct scratch *s, int64_t m0, int64_t rows) {
+    const int64_t k = p->in->k, end = (p->n1 + PANEL - 1) / PANEL, group = p->chunk < k ? GROUP : 1;
+    int64_t copied = -1;
+    for (int64_t p0 = p->n0 / PANEL; p0 < end; p0 += group) {
+        for (int64_t k0 = 0; k0 < k; k0 += p->chunk) {
+            const int64_t k1 = MIN(k, k0 + p->chunk);
+            const struct row_tiles x = row_tiles_find(s, p, m0, rows, k0, k1, &copied);
+            for (int64_t i = 0; i < MIN(end - p0, group); i++) {
+                panel_run(p, s, s->part[i], &x, p0 + i, rows, k0, k1);
+                if (k1 == k) panel_store(p, s->part[i], p0 + i, m0, rows);
+            }
+        }
+    }
+}
+
+/* Rows of the equal tiles that `rows` rows are divided into: an even number. */
+static int64_t int8_tile_rows(int64_t rows) {
+    if (rows < TILE_LEAST) return 0;
+    const int64_t tiles = (rows + 15) / 16;
+    return ((rows + tiles - 1) / tiles + 1) / 2 * 2;
+}
+
+typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
+                          const struct matrix *w, int64_t n0, int64_t n1, bool add);
+
+/* `narrow` multiplies few rows. */
+static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                     int64_t n0, int64_t n1, bool add, packed_fn narrow) {
+    if (in->rows < TILE_LEAST) {
+        narrow(y, ldy, in, w, n0, n1, add);
+        return;
+    }
+    const int64_t tile = int8_tile_rows(in->rows),
+                  some = MIN((in->rows + tile - 1) / tile, SUPER_TILES) * tile,
+                  panels = (n1 + PANEL - 1) / PANEL - n0 / PANEL;
+    const struct int8_product p = {
+        y, ldy, in, w, n0, n1, tile, MIN(in->k, COPY_BYTES / some / 256 * 256), add};
+    struct scratch s;
+    shapes_int8((int)tile, layout_group(w->layout));
+    prefetch_begin(in->ahead, panels * ((in->rows + some - 1) / some));
+    for (int64_t m = 0; m < in->rows; m += some) super_mul(&p, &s, m, MIN(in->rows - m, some));
+}
+
+/* Set once, when the table is filled. */
+static packed_fn narrow_q8, narrow_q4;
+
+static void amx_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add) {
+    int8_mul(y, ldy, in, w, n0, n1, add, narrow_q8);
+}
+
+static void amx_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add) {
+    int8_mul(y, ldy, in, w, n0, n1, add, narrow_q4);
+}
+
+void amx_fill_int8(struct kernels *k) {
+    narrow_q8 = k->gemm_q8;
+    narrow_q4 = k->gemm_q4;
+    k->int8_tile_rows = int8_tile_rows;
+    k->gemm_q8 = amx_gemm_q8;
+    k->gemm_q4 = amx_gemm_q4;
+}

@@ -1,0 +1,79 @@
+/*
+ * decision_cache: log-probabilities of the actions that a policy runner has computed before.
+ *
+ * The engine's result is a function of the adapter's content and the prompt alone, so a repeated
+ * prompt under the same adapter needs no forward pass. Brief observations repeat often. The table
+ * is direct-mapped: a decision replaces the one whose place it takes. Prompts of more than
+ * CACHE_TOKENS tokens are not kept; they have positions and numbers that hardly repeat.
+ *
+ * Invariant: an entry is found only if its adapter's hash and all its tokens are equal. One thread.
+ */
+#include "world/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CACHE_TOKENS = 24 };
+
+struct cached_decision {
+    char adapter[HASH_LEN]; /* "" for the base model */
+    uint8_t n;              /* 0: empty */
+    int32_t tokens[CACHE_TOKENS];
+};
+struct decision_cache {
+    uint32_t n; /* entries */
+    int n_actions;
+    struct cached_decision *v; /* [n] */
+    float *logprob;            /* [n][n_actions] */
+};
+
+struct decision_cache *decision_cache_new(int n, int n_actions) {
+    struct decision_cache *c = xmalloc(sizeof *c);
+    *c = (struct decision_cache){.n = (uint32_t)n, .n_actions = n_actions};
+    c->v = xcalloc((size_t)n, sizeof *c->v);
+    c->logprob = xcalloc((size_t)n * (size_t)n_actions, sizeof *c->logprob);
+    return c;
+}
+
+void decision_cache_free(struct decision_cache *c) {
+    if (!c) return;
+    free(c->v);
+    free(c->logprob);
+    free(c);
+}
+
+static const char *adapter_name(const struct adapter *a) {
+    return a ? a->hash : "";
+}
+
+/* The decision's place, or `n` if it is not kept. */
+static uint32_t place_of(const struct decision_cache *c, const struct adapter *a,
+                         struct token_seq prompt) {
+    const char *name = adapter_name(a);
+    if (prompt.n < 1 || prompt.n > CACHE_TOKENS) return c->n;
+    uint64_t h = hash_fnv1a(name, strlen(name)),
+             t = hash_fnv1a(prompt.v, (size_t)prompt.n * sizeof *prompt.v);
+    return (uint32_t)((h ^ t) % c->n);
+}
+
+const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
+                                 struct token_seq prompt) {
+    uint32_t at = place_of(c, a, prompt);
+    if (at == c->n) return NULL;
+    const struct cached_decision *d = &c->v[at];
+    bool same = d->n == prompt.n && strcmp(d->adapter, adapter_name(a)) == 0 &&
+                memcmp(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v) == 0;
+    return same ? c->logprob + (size_t)at * (size_t)c->n_actions : NULL;
+}
+
+void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
+                        const float *logprob) {
+    uint32_t at = place_of(c, a, prompt);
+    if (at == c->n) return;
+    struct cached_decision *d = &c->v[at];
+    strcpy(d->adapter, adapter_name(a));
+    d->n = (uint8_t)prompt.n;
+    memcpy(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v);
+    memcpy(c->logprob + (size_t)at * (size_t)c->n_actions, logprob,
+           (size_t)c->n_actions * sizeof *logprob);
+}

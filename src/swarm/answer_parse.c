@@ -2,9 +2,9 @@
  * answer_parse: extracts the answer from free text with a grader or by the prefix "answer:",
  * matches equal answers, grades them, and computes the probability of an answer's tokens.
  *
- * graded_find locates the tokens of a graded answer by truncating the text, so that graders need
- * not report positions. The last token ends the shortest prefix from which the grader extracts this
- * answer; the first token is the latest one from which the text up to that end still gives it.
+ * answer_tokens_find locates the tokens of a graded answer by truncating the text, so that graders
+ * need not report positions. The last token ends the shortest prefix from which the grader extracts
+ * this answer; the first token is the latest one from which the text up to that end still gives it.
  * Example:
  *
  *   "I take 3 and get\n#### 16 apples" → " 16"
@@ -17,7 +17,7 @@
 #include <string.h>
 
 /* The text after the last "answer:" up to the line's end, trimmed; NULL: none. */
-static const char *marked(const char *text, size_t *len) {
+static const char *answer_after_marker(const char *text, size_t *len) {
     const char *at = text, *found = NULL;
     while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
     if (!found) return NULL;
@@ -28,64 +28,64 @@ static const char *marked(const char *text, size_t *len) {
 }
 
 /* The answer that the grader extracts; NULL: none. */
-static char *graded(const struct grader *g, const char *text) {
+static char *extract_answer(const struct grader *g, const char *text) {
     struct buf form = {0};
     if (grader_extract(g, text, &form)) return form.data;
     buf_release(&form);
     return NULL;
 }
 
-static bool gives(const struct grader *g, const char *text, const char *form) {
-    char *got = graded(g, text);
-    bool same = got && strcmp(got, form) == 0;
-    free(got);
+static bool text_gives_answer(const struct grader *g, const char *text, const char *form) {
+    char *answer = extract_answer(g, text);
+    bool same = answer && strcmp(answer, form) == 0;
+    free(answer);
     return same;
 }
 
 /* Byte offset of token i in the text; for i = n, the end of the last token. */
-static size_t begins(const struct llm_call *c, int i) {
+static size_t token_begin(const struct llm_call *c, int i) {
     return i ? (size_t)c->ends[i - 1] : 0;
 }
 
 /* The byte range of the tokens that give `form`. */
-static void graded_find(const struct grader *g, const struct llm_call *c, const char *text,
-                        const char *form, size_t *begin, size_t *end) {
+static void answer_tokens_find(const struct grader *g, const struct llm_call *c, const char *text,
+                               const char *form, size_t *begin, size_t *end) {
     char *copy = xstrdup(text);
     int to = c->n_tokens, from;
     for (; to > 1; to--) {
-        copy[begins(c, to - 1)] = 0;
-        if (!gives(g, copy, form)) break;
+        copy[token_begin(c, to - 1)] = 0;
+        if (!text_gives_answer(g, copy, form)) break;
     }
     memcpy(copy, text, strlen(text) + 1);
-    copy[ *end = begins(c, to)] = 0;
+    copy[ *end = token_begin(c, to)] = 0;
     for (from = to; from > 1; from--)
-        if (grader_equivalent(g, copy + begins(c, from - 1), form)) break;
-    *begin = begins(c, MAX(from - 1, 0));
+        if (grader_equivalent(g, copy + token_begin(c, from - 1), form)) break;
+    *begin = token_begin(c, MAX(from - 1, 0));
     free(copy);
 }
 
 /* Product of the probabilities of the tokens that share a byte with [begin, end). */
-static float probability(const struct llm_call *c, size_t begin, size_t end) {
+static float tokens_probability(const struct llm_call *c, size_t begin, size_t end) {
     double sum = 0;
     for (int i = 0; i < c->n_tokens; i++)
-        if (begins(c, i) < end && (size_t)c->ends[i] > begin) sum += (double)c->logprobs[i];
+        if (token_begin(c, i) < end && (size_t)c->ends[i] > begin) sum += (double)c->logprobs[i];
     return (float)math_exp(sum);
 }
 
 char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text,
-                   float *sure) {
+                   float *confidence) {
     size_t begin = 0, len, end;
-    const char *at = g ? NULL : marked(text, &len);
-    char *answer = g ? graded(g, text) : at ? strndup(at, len) : NULL;
-    *sure = 1;
+    const char *at = g ? NULL : answer_after_marker(text, &len);
+    char *answer = g ? extract_answer(g, text) : at ? strndup(at, len) : NULL;
+    *confidence = 1;
     if (!answer || c->n_tokens == 0) return answer;
     if (g) {
-        graded_find(g, c, text, answer, &begin, &end);
+        answer_tokens_find(g, c, text, answer, &begin, &end);
     } else {
         begin = (size_t)(at - text);
         end = begin + len;
     }
-    *sure = probability(c, begin, end);
+    *confidence = tokens_probability(c, begin, end);
     return answer;
 }
 

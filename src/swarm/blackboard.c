@@ -20,7 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_MAX_BYTES = 256, DEPTH_MAX = 64, PAGE = 256, DEBUG_CHARS = 100, DEBUG_VECTOR = 16 };
+enum {
+    NAME_MAX_BYTES = 256,
+    DEPTH_MAX = 64,
+    PAGE_EVENTS = 256,
+    DEBUG_CHARS = 100,
+    DEBUG_VECTOR = 16
+};
 
 /* An entry and a slot entry keep a reference to their event. */
 struct board_entry {
@@ -47,7 +53,7 @@ struct blackboard {
     json_t *persistent; /* array of text */
     bool frozen;        /* set in a replay up to an earlier event */
     double time;        /* timestamp of the last event */
-    int64_t last;
+    int64_t last_seq;
     json_t *events; /* the latest events, each with its seq */
     struct board_entry entries[BOARD_MAX_KEYS];
     int n_entries;
@@ -65,16 +71,16 @@ char *blackboard_summary_key(int iteration, char out[BOARD_KEY_LEN]) {
     return out;
 }
 
-static const char *text_of(const json_t *event, const char *key) {
+static const char *event_text(const json_t *event, const char *key) {
     return json_string_value(json_object_get(event, key));
 }
 
-static double number_of(const json_t *event, const char *key) {
+static double event_number(const json_t *event, const char *key) {
     return json_number_value(json_object_get(event, key));
 }
 
-static bool op_is(const json_t *event, const char *op) {
-    const char *text = text_of(event, "op");
+static bool event_op_is(const json_t *event, const char *op) {
+    const char *text = event_text(event, "op");
     return text && strcmp(text, op) == 0;
 }
 
@@ -89,11 +95,11 @@ static double board_now(const struct blackboard *b) {
 
 static int entry_find(const struct blackboard *b, const char *key) {
     for (int i = 0; i < b->n_entries; i++)
-        if (strcmp(text_of(b->entries[i].event, "key"), key) == 0) return i;
+        if (strcmp(event_text(b->entries[i].event, "key"), key) == 0) return i;
     return -1;
 }
 
-static int priority_of(const struct board_entry *e) {
+static int entry_priority(const struct board_entry *e) {
     return (int)json_integer_value(json_object_get(e->event, "priority"));
 }
 
@@ -103,24 +109,26 @@ static void entry_remove(struct blackboard *b, int i) {
 }
 
 /* The entry to evict: an expired one, then the lowest priority, then the oldest. */
-static int entry_weakest(const struct blackboard *b, double now) {
+static int entry_to_evict(const struct blackboard *b, double now) {
     int worst = 0;
     for (int i = 1; i < b->n_entries; i++) {
         const struct board_entry *e = &b->entries[i], *w = &b->entries[worst];
-        int gone = (e->expires <= now) - (w->expires <= now);
-        int above = priority_of(w) - priority_of(e);
-        if (gone > 0 || (gone == 0 && (above > 0 || (above == 0 && e->seq < w->seq)))) worst = i;
+        int expired_first = (e->expires <= now) - (w->expires <= now);
+        int lower_priority = entry_priority(w) - entry_priority(e);
+        if (expired_first > 0 || (expired_first == 0 &&
+                                  (lower_priority > 0 || (lower_priority == 0 && e->seq < w->seq))))
+            worst = i;
     }
     return worst;
 }
 
 static void write_apply(struct blackboard *b, json_t *event) {
-    double at = number_of(event, "timestamp"), ttl = number_of(event, "ttl");
-    int i = entry_find(b, text_of(event, "key"));
-    if (i < 0 && b->n_entries == BOARD_MAX_KEYS) i = entry_weakest(b, at);
+    double time = event_number(event, "timestamp"), ttl = event_number(event, "ttl");
+    int i = entry_find(b, event_text(event, "key"));
+    if (i < 0 && b->n_entries == BOARD_MAX_KEYS) i = entry_to_evict(b, time);
     if (i >= 0) entry_remove(b, i);
     b->entries[b->n_entries++] =
-        (struct board_entry){json_incref(event), ttl > 0 ? at + ttl : INFINITY, b->last};
+        (struct board_entry){json_incref(event), ttl > 0 ? time + ttl : INFINITY, b->last_seq};
 }
 
 /* slots */
@@ -143,26 +151,26 @@ static void slot_free(struct slot *s) {
 }
 
 /* The floats of an event, or NULL when it has no embedding or an invalid one. */
-static float *embedding_of(const json_t *event, int32_t *d) {
-    const char *text = text_of(event, "embedding");
-    size_t room = text ? strlen(text) / 4 * 3 : 0, got = 0;
-    if (!room) return NULL;
-    float *v = xmalloc(room);
-    if (sodium_base642bin((unsigned char *)v, room, text, strlen(text), NULL, &got, NULL,
+static float *event_embedding(const json_t *event, int32_t *d) {
+    const char *text = event_text(event, "embedding");
+    size_t max_bytes = text ? strlen(text) / 4 * 3 : 0, n_bytes = 0;
+    if (!max_bytes) return NULL;
+    float *v = xmalloc(max_bytes);
+    if (sodium_base642bin((unsigned char *)v, max_bytes, text, strlen(text), NULL, &n_bytes, NULL,
                           sodium_base64_VARIANT_ORIGINAL) != 0 ||
-        got == 0 || got % sizeof *v) {
+        n_bytes == 0 || n_bytes % sizeof *v) {
         free(v);
         return NULL;
     }
-    *d = (int32_t)(got / sizeof *v);
+    *d = (int32_t)(n_bytes / sizeof *v);
     return v;
 }
 
 static void slot_apply(struct blackboard *b, json_t *event) {
-    struct slot *s = slot_find(b, text_of(event, "slot"));
+    struct slot *s = slot_find(b, event_text(event, "slot"));
     if (!s) {
         s = b->slots[b->n_slots++] = xcalloc(1, sizeof *s);
-        s->name = xstrdup(text_of(event, "slot"));
+        s->name = xstrdup(event_text(event, "slot"));
     }
     if (s->n == BOARD_SLOT_ENTRIES) {
         slot_entry_release(&s->v[0]);
@@ -170,14 +178,14 @@ static void slot_apply(struct blackboard *b, json_t *event) {
     }
     struct slot_entry *e = &s->v[s->n++];
     *e = (struct slot_entry){.event = json_incref(event)};
-    e->embedding = embedding_of(event, &e->d);
-    char hash[HASH_LEN], *named = xasprintf("%lld %s", (long long)b->last, s->name);
+    e->embedding = event_embedding(event, &e->d);
+    char hash[HASH_LEN], *named = xasprintf("%lld %s", (long long)b->last_seq, s->name);
     sha256_bytes(named, strlen(named), hash);
     memcpy(e->id, hash, sizeof e->id - 1);
     free(named);
 }
 
-static bool kept(const json_t *event, const char *name) {
+static bool clear_keeps(const json_t *event, const char *name) {
     const json_t *keep = json_object_get(event, "keep"), *v;
     size_t i;
     json_array_foreach (keep, i, v)
@@ -187,10 +195,10 @@ static bool kept(const json_t *event, const char *name) {
 
 static void clear_apply(struct blackboard *b, const json_t *event) {
     for (int i = b->n_entries - 1; i >= 0; i--)
-        if (!kept(event, text_of(b->entries[i].event, "key"))) entry_remove(b, i);
+        if (!clear_keeps(event, event_text(b->entries[i].event, "key"))) entry_remove(b, i);
     int n = 0;
     for (int i = 0; i < b->n_slots; i++) {
-        if (kept(event, b->slots[i]->name))
+        if (clear_keeps(event, b->slots[i]->name))
             b->slots[n++] = b->slots[i];
         else
             slot_free(b->slots[i]);
@@ -200,57 +208,57 @@ static void clear_apply(struct blackboard *b, const json_t *event) {
 
 /* events */
 
-static bool name_good(const char *name) {
+static bool name_is_valid(const char *name) {
     return name && *name && strlen(name) <= NAME_MAX_BYTES;
 }
 
 /* Rejects nesting that readers and replays cannot parse. */
-static bool too_deep(const json_t *v, int depth) {
+static bool is_nested_too_deep(const json_t *v, int depth) {
     size_t i;
     const char *key;
     json_t *member;
     if (depth > DEPTH_MAX) return true;
     json_array_foreach (v, i, member)
-        if (too_deep(member, depth + 1)) return true;
+        if (is_nested_too_deep(member, depth + 1)) return true;
     json_object_foreach ((json_t *)(uintptr_t)v, key, member)
-        if (too_deep(member, depth + 1)) return true;
+        if (is_nested_too_deep(member, depth + 1)) return true;
     return false;
 }
 
 /* Checks that an event can be applied, both for events from a file and for new ones. */
 static int event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     const json_t *embedding = json_object_get(event, "embedding");
-    const char *slot = text_of(event, "slot"), *wrong = NULL;
+    const char *slot = event_text(event, "slot"), *problem = NULL;
     int32_t d;
-    float *v = embedding_of(event, &d);
+    float *v = event_embedding(event, &d);
     free(v);
     if (!json_is_number(json_object_get(event, "timestamp")))
-        wrong = "has no time";
-    else if (op_is(event, "write"))
-        wrong = !name_good(text_of(event, "key"))         ? "needs a key of 1 to 256 bytes"
-                : !json_object_get(event, "value")        ? "has no value"
-                : !(fabs(number_of(event, "ttl")) < 1e15) ? "has no usable time to live"
-                                                          : NULL;
-    else if (op_is(event, "slot"))
-        wrong = !name_good(slot)          ? "needs a slot's name of 1 to 256 bytes"
-                : !text_of(event, "text") ? "has no text"
-                : embedding && !v         ? "has an embedding that is not a list of floats"
-                : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
-                    ? "needs one more slot than 256"
-                    : NULL;
-    else if (!op_is(event, "clear") || !json_is_string_array(json_object_get(event, "keep")))
-        wrong = "is of no known kind";
-    return wrong ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, wrong) : OK;
+        problem = "has no time";
+    else if (event_op_is(event, "write"))
+        problem = !name_is_valid(event_text(event, "key"))     ? "needs a key of 1 to 256 bytes"
+                  : !json_object_get(event, "value")           ? "has no value"
+                  : !(fabs(event_number(event, "ttl")) < 1e15) ? "has no usable time to live"
+                                                               : NULL;
+    else if (event_op_is(event, "slot"))
+        problem = !name_is_valid(slot)         ? "needs a slot's name of 1 to 256 bytes"
+                  : !event_text(event, "text") ? "has no text"
+                  : embedding && !v            ? "has an embedding that is not a list of floats"
+                  : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
+                      ? "needs one more slot than 256"
+                      : NULL;
+    else if (!event_op_is(event, "clear") || !json_is_string_array(json_object_get(event, "keep")))
+        problem = "is of no known kind";
+    return problem ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, problem) : OK;
 }
 
 /* Applies a checked event to the board and appends it to the history; takes ownership. */
 static void event_apply(struct blackboard *b, json_t *event) {
-    b->last++;
-    b->time = MAX(b->time, number_of(event, "timestamp"));
-    json_object_set_new(event, "seq", json_integer(b->last));
-    if (op_is(event, "write"))
+    b->last_seq++;
+    b->time = MAX(b->time, event_number(event, "timestamp"));
+    json_object_set_new(event, "seq", json_integer(b->last_seq));
+    if (event_op_is(event, "write"))
         write_apply(b, event);
-    else if (op_is(event, "slot"))
+    else if (event_op_is(event, "slot"))
         slot_apply(b, event);
     else
         clear_apply(b, event);
@@ -266,18 +274,19 @@ static void event_apply(struct blackboard *b, json_t *event) {
 /* Applies the events of the log after the board's last one, up to `until` (0: the end). */
 static int board_replay(struct blackboard *b, int64_t until, struct error *err) {
     for (;;) {
-        int64_t n = until ? MIN(until - b->last, PAGE) : PAGE;
-        json_t *page = n > 0 ? store_log_list(b->store, b->name, b->last, n, err) : json_array();
+        int64_t n = until ? MIN(until - b->last_seq, PAGE_EVENTS) : PAGE_EVENTS;
+        json_t *page =
+            n > 0 ? store_log_list(b->store, b->name, b->last_seq, n, err) : json_array();
         if (!page) return err->code;
         size_t got = json_array_size(page);
         int rc = OK;
         for (size_t i = 0; i < got && rc == OK; i++) {
             rc = event_check(b, json_array_get(page, i), err);
-            if (rc != OK) error_wrap(err, "event %lld", (long long)b->last + 1);
+            if (rc != OK) error_wrap(err, "event %lld", (long long)b->last_seq + 1);
             if (rc == OK) event_apply(b, json_incref(json_array_get(page, i)));
         }
         json_decref(page);
-        if (rc != OK || got < PAGE) return rc;
+        if (rc != OK || got < PAGE_EVENTS) return rc;
     }
 }
 
@@ -285,9 +294,9 @@ int blackboard_refresh(struct blackboard *b, struct error *err) {
     return b->store && !b->frozen ? board_replay(b, 0, err) : OK;
 }
 
-static int event_bounds(const struct blackboard *b, const json_t *event, struct error *err) {
+static int new_event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     if (event_check(b, event, err) != OK) return err->code = ERR_USAGE;
-    if (too_deep(event, 0))
+    if (is_nested_too_deep(event, 0))
         return error_set(err, ERR_USAGE, "a value for board '%s' is nested deeper than %d", b->name,
                          DEPTH_MAX - 1);
     char *text = json_canonical(event);
@@ -306,13 +315,14 @@ static int events_append(struct blackboard *b, json_t *events, struct error *err
     size_t n = json_array_size(events);
     if (b->frozen)
         rc = error_set(err, ERR_STATE, "board '%s' is a replay up to event %lld: nothing is added",
-                       b->name, (long long)b->last);
-    for (size_t i = 0; i < n && rc == OK; i++) rc = event_bounds(b, json_array_get(events, i), err);
+                       b->name, (long long)b->last_seq);
+    for (size_t i = 0; i < n && rc == OK; i++)
+        rc = new_event_check(b, json_array_get(events, i), err);
     while (rc == OK && b->store &&
-           (rc = store_log_append(b->store, b->name, b->last + 1, events, err)) == ERR_STATE) {
-        int64_t before = b->last;
+           (rc = store_log_append(b->store, b->name, b->last_seq + 1, events, err)) == ERR_STATE) {
+        int64_t last_seq = b->last_seq;
         rc = blackboard_refresh(b, err);
-        if (rc == OK && b->last == before)
+        if (rc == OK && b->last_seq == last_seq)
             rc = error_set(err, ERR_FORMAT, "the log of board '%s' has a gap", b->name);
     }
     for (size_t i = 0; i < n && rc == OK; i++)
@@ -324,9 +334,9 @@ static int events_append(struct blackboard *b, json_t *events, struct error *err
 /* opening */
 
 static json_t *persistent_list(const char *const *names) {
-    static const char *const usual[] = {BOARD_CONVERSATION, NULL};
+    static const char *const defaults[] = {BOARD_CONVERSATION, NULL};
     json_t *list = json_array();
-    for (names = names ? names : usual; *names; names++)
+    for (names = names ? names : defaults; *names; names++)
         json_array_append_new(list, json_string(*names));
     return list;
 }
@@ -342,9 +352,9 @@ struct blackboard *blackboard_open(const struct blackboard_options *o, struct er
     b->events = json_array();
     CHECK(json_is_array(b->persistent) && o->until >= 0);
     int rc = b->store ? board_replay(b, o->until, err) : OK;
-    if (rc == OK && b->last < o->until)
+    if (rc == OK && b->last_seq < o->until)
         rc = error_set(err, ERR_MISSING, "board '%s' has %lld events, not %lld", b->name,
-                       (long long)b->last, (long long)o->until);
+                       (long long)b->last_seq, (long long)o->until);
     b->frozen = o->until > 0;
     if (rc == OK) return b;
     blackboard_close(b);
@@ -362,14 +372,14 @@ void blackboard_close(struct blackboard *b) {
 }
 
 int64_t blackboard_last_seq(const struct blackboard *b) {
-    return b->last;
+    return b->last_seq;
 }
 
 /* writing and reading */
 
 /* Copies the value, because the caller may change it. NULL if the key is not UTF-8. */
-static json_t *write_event(const struct blackboard *b, const char *key, const json_t *value,
-                           const struct blackboard_write_options *w) {
+static json_t *write_event_new(const struct blackboard *b, const char *key, const json_t *value,
+                               const struct blackboard_write_options *w) {
     CHECK(value && (!w || w->ttl >= 0));
     json_t *event = json_pack("{s:s,s:f,s:s,s:o}", "op", "write", "timestamp", board_now(b), "key",
                               key, "value", json_deep_copy(value));
@@ -381,7 +391,7 @@ static json_t *write_event(const struct blackboard *b, const char *key, const js
 
 json_t *blackboard_write(struct blackboard *b, const char *key, const json_t *value,
                          const struct blackboard_write_options *w, struct error *err) {
-    json_t *event = write_event(b, key, value, w);
+    json_t *event = write_event_new(b, key, value, w);
     if (!event) {
         error_set(err, ERR_USAGE, "a key of board '%s' is not UTF-8", b->name);
         return NULL;
@@ -400,14 +410,14 @@ int blackboard_write_multiple(struct blackboard *b, const json_t *values,
     const char *key;
     CHECK(json_is_object(values));
     json_object_foreach ((json_t *)(uintptr_t)values, key, value)
-        json_array_append_new(events, write_event(b, key, value, w));
+        json_array_append_new(events, write_event_new(b, key, value, w));
     return events_append(b, events, err);
 }
 
 const json_t *blackboard_read(const struct blackboard *b, const char *key) {
     int i = entry_find(b, key);
-    bool there = i >= 0 && b->entries[i].expires > board_now(b);
-    return there ? json_object_get(b->entries[i].event, "value") : NULL;
+    bool is_valid = i >= 0 && b->entries[i].expires > board_now(b);
+    return is_valid ? json_object_get(b->entries[i].event, "value") : NULL;
 }
 
 json_t *blackboard_read_multiple(const struct blackboard *b, const char *const *keys, int n) {
@@ -422,7 +432,7 @@ json_t *blackboard_read_multiple(const struct blackboard *b, const char *const *
 static int entry_order(const void *pa, const void *pb) {
     const struct board_entry *a = *(const struct board_entry *const *)pa,
                              *b = *(const struct board_entry *const *)pb;
-    int pri_a = priority_of(a), pri_b = priority_of(b);
+    int pri_a = entry_priority(a), pri_b = entry_priority(b);
     return pri_a != pri_b ? (pri_a < pri_b) - (pri_a > pri_b)
                           : (a->seq > b->seq) - (a->seq < b->seq);
 }
@@ -442,7 +452,7 @@ json_t *blackboard_read_all(const struct blackboard *b) {
     json_t *out = json_object();
     int n = entries_live(b, live);
     for (int i = 0; i < n; i++)
-        json_object_set(out, text_of(live[i]->event, "key"),
+        json_object_set(out, event_text(live[i]->event, "key"),
                         json_object_get(live[i]->event, "value"));
     return out;
 }
@@ -456,13 +466,13 @@ int blackboard_clear_current_turn(struct blackboard *b, struct error *err) {
 
 /* history */
 
-static int64_t first_held(const struct blackboard *b) {
-    return b->last - (int64_t)json_array_size(b->events) + 1;
+static int64_t first_seq_in_memory(const struct blackboard *b) {
+    return b->last_seq - (int64_t)json_array_size(b->events) + 1;
 }
 
 /* At most n events after `after` that are in the store and no longer in memory; sets their seq. */
-static json_t *events_stored(const struct blackboard *b, int64_t after, int64_t n,
-                             struct error *err) {
+static json_t *events_from_store(const struct blackboard *b, int64_t after, int64_t n,
+                                 struct error *err) {
     json_t *page = store_log_list(b->store, b->name, after, n, err), *event;
     size_t i;
     json_array_foreach (page, i, event)
@@ -470,21 +480,22 @@ static json_t *events_stored(const struct blackboard *b, int64_t after, int64_t 
     return page;
 }
 
-static json_t *events_held(const struct blackboard *b, int64_t after, int64_t n) {
+static json_t *events_from_memory(const struct blackboard *b, int64_t after, int64_t n) {
     json_t *out = json_array();
-    int64_t first = first_held(b);
-    for (int64_t seq = MAX(after + 1, first); seq <= b->last && n > 0; seq++, n--)
+    int64_t first = first_seq_in_memory(b);
+    for (int64_t seq = MAX(after + 1, first); seq <= b->last_seq && n > 0; seq++, n--)
         json_array_append(out, json_array_get(b->events, (size_t)(seq - first)));
     return out;
 }
 
 json_t *blackboard_watch(const struct blackboard *b, int64_t after, int limit, struct error *err) {
     CHECK(after >= 0 && limit > 0);
-    int64_t old = first_held(b) - 1 - after;
-    json_t *out = b->store && old > 0 ? events_stored(b, after, MIN(limit, old), err)
-                                      : events_held(b, after, limit);
-    if (!out || !b->store || old <= 0 || old >= limit) return out;
-    json_t *rest = events_held(b, after + old, limit - old);
+    int64_t n_in_store = first_seq_in_memory(b) - 1 - after;
+    json_t *out = b->store && n_in_store > 0
+                      ? events_from_store(b, after, MIN(limit, n_in_store), err)
+                      : events_from_memory(b, after, limit);
+    if (!out || !b->store || n_in_store <= 0 || n_in_store >= limit) return out;
+    json_t *rest = events_from_memory(b, after + n_in_store, limit - n_in_store);
     json_array_extend(out, rest);
     json_decref(rest);
     return out;
@@ -493,13 +504,13 @@ json_t *blackboard_watch(const struct blackboard *b, int64_t after, int limit, s
 json_t *blackboard_history(const struct blackboard *b, const char *key, struct error *err) {
     json_t *out = json_array(), *event;
     int64_t after = 0;
-    for (size_t got = PAGE; out && got == PAGE;) {
-        json_t *page = blackboard_watch(b, after, PAGE, err);
+    for (size_t got = PAGE_EVENTS; out && got == PAGE_EVENTS;) {
+        json_t *page = blackboard_watch(b, after, PAGE_EVENTS, err);
         got = json_array_size(page);
         size_t i;
         json_array_foreach (page, i, event) {
-            const char *of = text_of(event, "key");
-            if (!key || (of && strcmp(of, key) == 0)) json_array_append(out, event);
+            const char *event_key = event_text(event, "key");
+            if (!key || (event_key && strcmp(event_key, key) == 0)) json_array_append(out, event);
             after = json_integer_value(json_object_get(event, "seq"));
         }
         if (!page) {
@@ -512,7 +523,7 @@ json_t *blackboard_history(const struct blackboard *b, const char *key, struct e
 }
 
 /* The first characters of a text. */
-static json_t *text_short(const char *text) {
+static json_t *text_shorten(const char *text) {
     size_t len = strlen(text), n = utf8_prefix_len(text, len, DEBUG_CHARS);
     return json_sprintf("%.*s%s", (int)n, text, n < len ? "…" : "");
 }
@@ -526,19 +537,19 @@ static bool is_vector(const json_t *v) {
 }
 
 /* A value, shortened for display. */
-static json_t *value_short(const json_t *v) {
+static json_t *value_shorten(const json_t *v) {
     size_t i;
     const char *key;
     json_t *member, *out;
-    if (json_is_string(v)) return text_short(json_string_value(v));
+    if (json_is_string(v)) return text_shorten(json_string_value(v));
     if (is_vector(v)) return json_sprintf("<Vector shape=(%zu,)>", json_array_size(v));
     if (json_is_array(v)) {
         out = json_array();
-        json_array_foreach (v, i, member) json_array_append_new(out, value_short(member));
+        json_array_foreach (v, i, member) json_array_append_new(out, value_shorten(member));
     } else if (json_is_object(v)) {
         out = json_object();
         json_object_foreach ((json_t *)(uintptr_t)v, key, member)
-            json_object_set_new(out, key, value_short(member));
+            json_object_set_new(out, key, value_shorten(member));
     } else {
         out = json_incref((json_t *)(uintptr_t)v);
     }
@@ -551,31 +562,31 @@ json_t *blackboard_debug_view(const struct blackboard *b) {
     int n = entries_live(b, live);
     for (int i = 0; i < n; i++) {
         const struct board_entry *e = live[i];
-        json_t *row =
-            json_pack("{s:o,s:O,s:I,s:i}", "value", value_short(json_object_get(e->event, "value")),
-                      "timestamp", json_object_get(e->event, "timestamp"), "seq",
-                      (json_int_t)e->seq, "priority", priority_of(e));
+        json_t *row = json_pack("{s:o,s:O,s:I,s:i}", "value",
+                                value_shorten(json_object_get(e->event, "value")), "timestamp",
+                                json_object_get(e->event, "timestamp"), "seq", (json_int_t)e->seq,
+                                "priority", entry_priority(e));
         if (isfinite(e->expires)) json_object_set_new(row, "expires", json_real(e->expires));
-        json_object_set_new(entries, text_of(e->event, "key"), row);
+        json_object_set_new(entries, event_text(e->event, "key"), row);
     }
     for (int i = 0; i < b->n_slots; i++)
         json_object_set_new(slots, b->slots[i]->name, json_integer(b->slots[i]->n));
-    return json_pack("{s:I,s:f,s:o,s:o}", "events", (json_int_t)b->last, "time", board_now(b),
+    return json_pack("{s:I,s:f,s:o,s:o}", "events", (json_int_t)b->last_seq, "time", board_now(b),
                      "entries", entries, "slots", slots);
 }
 
 /* public functions of slots */
 
 /* json_pack fails for text that is not UTF-8 and then releases its arguments. */
-static json_t *slot_event(const struct blackboard *b, const struct blackboard_slot_entry *e) {
+static json_t *slot_event_new(const struct blackboard *b, const struct blackboard_slot_entry *e) {
     json_t *event = json_pack("{s:s,s:f,s:s,s:s}", "op", "slot", "timestamp", board_now(b), "slot",
                               e->slot, "text", e->text);
     if (event && e->metadata) json_object_set_new(event, "metadata", json_deep_copy(e->metadata));
     if (event && e->embedding) {
         size_t bytes = sizeof *e->embedding * (size_t)e->d;
-        size_t room = sodium_base64_encoded_len(bytes, sodium_base64_VARIANT_ORIGINAL);
-        char *text = xmalloc(room);
-        sodium_bin2base64(text, room, (const unsigned char *)e->embedding, bytes,
+        size_t encoded_size = sodium_base64_encoded_len(bytes, sodium_base64_VARIANT_ORIGINAL);
+        char *text = xmalloc(encoded_size);
+        sodium_bin2base64(text, encoded_size, (const unsigned char *)e->embedding, bytes,
                           sodium_base64_VARIANT_ORIGINAL);
         json_object_set_new(event, "embedding", json_string(text));
         free(text);
@@ -595,7 +606,7 @@ static json_t *slot_entry_json(const struct slot_entry *e) {
 json_t *blackboard_slot_add(struct blackboard *b, const struct blackboard_slot_entry *e,
                             struct error *err) {
     CHECK(!e->embedding || e->d > 0);
-    json_t *event = slot_event(b, e);
+    json_t *event = slot_event_new(b, e);
     if (!event) {
         error_set(err, ERR_USAGE, "a slot's text on board '%s' is not UTF-8", b->name);
         return NULL;
@@ -622,14 +633,14 @@ struct match {
     int64_t seq;
 };
 static int match_insert(struct match *out, int n, int max, struct match m) {
-    int at = n;
-    while (at > 0 && (out[at - 1].similarity < m.similarity ||
-                      (out[at - 1].similarity == m.similarity && out[at - 1].seq > m.seq)))
-        at--;
-    if (at == max) return n;
+    int rank = n;
+    while (rank > 0 && (out[rank - 1].similarity < m.similarity ||
+                        (out[rank - 1].similarity == m.similarity && out[rank - 1].seq > m.seq)))
+        rank--;
+    if (rank == max) return n;
     n = MIN(n + 1, max);
-    memmove(out + at + 1, out + at, sizeof *out * (size_t)(n - at - 1));
-    out[at] = m;
+    memmove(out + rank + 1, out + rank, sizeof *out * (size_t)(n - rank - 1));
+    out[rank] = m;
     return n;
 }
 
@@ -663,6 +674,6 @@ void blackboard_slot_context(const struct blackboard *b, const char *slot, int n
         const struct slot *s = b->slots[i];
         if (slot && strcmp(s->name, slot) != 0) continue;
         for (int k = MAX(s->n - n, 0); k < s->n; k++)
-            buf_printf(out, "[%s] %s\n", s->name, text_of(s->v[k].event, "text"));
+            buf_printf(out, "[%s] %s\n", s->name, event_text(s->v[k].event, "text"));
     }
 }

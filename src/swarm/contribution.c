@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint8_t *row(const uint8_t *right, uint32_t mask, int n_items) {
+static const uint8_t *coalition_row(const uint8_t *right, uint32_t mask, int n_items) {
     return right + (size_t)mask * (size_t)n_items;
 }
 
@@ -39,14 +39,17 @@ void contribution_exact(const uint8_t *right, int n_agents, int n_items, struct 
         memset(b, 0, (size_t)n_items * sizeof *b);
         for (uint32_t s = 0; s <= all; s++) {
             if (s >> a & 1) continue;
-            const uint8_t *with = row(right, s | 1u << a, n_items), *bare = row(right, s, n_items);
-            marginal_add(v, with, bare, n_items, shapley_weight(n_agents, __builtin_popcount(s)));
-            marginal_add(b, with, bare, n_items, 1.0 / (1u << (n_agents - 1)));
+            const uint8_t *with = coalition_row(right, s | 1u << a, n_items),
+                          *without = coalition_row(right, s, n_items);
+            marginal_add(v, with, without, n_items,
+                         shapley_weight(n_agents, __builtin_popcount(s)));
+            marginal_add(b, with, without, n_items, 1.0 / (1u << (n_agents - 1)));
         }
         out[a].shapley = stats_mean_interval(v, n_items);
         out[a].banzhaf = stats_mean_interval(b, n_items);
         out[a].leave_one_out =
-            stats_mcnemar(row(right, all, n_items), row(right, all & ~(1u << a), n_items), n_items)
+            stats_mcnemar(coalition_row(right, all, n_items),
+                          coalition_row(right, all & ~(1u << a), n_items), n_items)
                 .diff;
     }
     free(v);
@@ -74,7 +77,7 @@ struct shapley_sampler {
     struct error *err;
 };
 
-static const uint8_t *coalition(struct shapley_sampler *s, uint32_t mask) {
+static const uint8_t *coalition_get(struct shapley_sampler *s, uint32_t mask) {
     size_t bytes = (size_t)MAX(s->g->n_items, 1);
     if (s->played[mask]) return s->played[mask];
     uint8_t *right = xcalloc(bytes, 1);
@@ -87,12 +90,13 @@ static const uint8_t *coalition(struct shapley_sampler *s, uint32_t mask) {
 
 /* Adds agent a's marginal at coalition `mask`; returns its mean over items. */
 static int sample_add(struct shapley_sampler *s, int a, uint32_t mask, double *mean) {
-    const uint8_t *bare = coalition(s, mask), *with = bare ? coalition(s, mask | 1u << a) : NULL;
+    const uint8_t *without = coalition_get(s, mask),
+                  *with = without ? coalition_get(s, mask | 1u << a) : NULL;
     int n = s->g->n_items;
     if (!with) return s->err->code;
     double sum = 0;
-    marginal_add(s->v + (size_t)a * (size_t)n, with, bare, n, 1);
-    for (int i = 0; i < n; i++) sum += (double)with[i] - (double)bare[i];
+    marginal_add(s->v + (size_t)a * (size_t)n, with, without, n, 1);
+    for (int i = 0; i < n; i++) sum += (double)with[i] - (double)without[i];
     *mean += sum / MAX(n, 1);
     return OK;
 }
@@ -107,17 +111,19 @@ static void sample_end(struct shapley_sampler *s, const double *mean) {
 
 /* The mean over items and samples, with the error of both. Each sample consists of `of`
  * marginals. */
-static struct stats_interval sampled_interval(const struct shapley_sampler *s, int a, int of) {
+static struct stats_interval sampled_interval(const struct shapley_sampler *s, int a,
+                                              int marginals_per_sample) {
     int n = s->g->n_items;
     double *v = xmalloc((size_t)MAX(n, 1) * sizeof *v);
-    for (int i = 0; i < n; i++) v[i] = s->v[(size_t)a * (size_t)n + (size_t)i] / (s->n * of);
+    for (int i = 0; i < n; i++)
+        v[i] = s->v[(size_t)a * (size_t)n + (size_t)i] / (s->n * marginals_per_sample);
     struct stats_interval out = stats_mean_interval(v, n);
-    double mean = s->sum[a] / s->n, spread = s->square[a] / s->n - mean * mean;
-    double half = (out.hi - out.lo) / 2,
-           own = s->n > 1 ? 1.96 * sqrt(fmax(0, spread) / (s->n - 1)) : 1;
-    half = sqrt(half * half + own * own);
+    double mean = s->sum[a] / s->n, variance = s->square[a] / s->n - mean * mean;
+    double half_width = (out.hi - out.lo) / 2,
+           sampling_error = s->n > 1 ? 1.96 * sqrt(fmax(0, variance) / (s->n - 1)) : 1;
+    half_width = sqrt(half_width * half_width + sampling_error * sampling_error);
     free(v);
-    return (struct stats_interval){out.value, out.value - half, out.value + half};
+    return (struct stats_interval){out.value, out.value - half_width, out.value + half_width};
 }
 
 static void sampler_clear(struct shapley_sampler *s) {
@@ -136,10 +142,10 @@ static int permutation_sample(struct shapley_sampler *s, uint64_t seed, int inde
     struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)index, 1);
     for (int i = 0; i < n; i++) order[i] = (uint32_t)i;
     rng_shuffle(&rng, order, (size_t)n);
-    for (int back = 0; back < 2; back++) {
+    for (int reversed = 0; reversed < 2; reversed++) {
         uint32_t mask = 0;
         for (int i = 0; rc == OK && i < n; i++) {
-            int a = (int)order[back ? n - 1 - i : i];
+            int a = (int)order[reversed ? n - 1 - i : i];
             rc = sample_add(s, a, mask, &mean[a]);
             mask |= 1u << a;
         }
@@ -164,10 +170,10 @@ static int coalition_sample(struct shapley_sampler *s, uint64_t seed, int index)
 static int leave_one_out(struct shapley_sampler *s, struct contribution *out) {
     uint32_t all = (1u << s->g->n_agents) - 1;
     for (int a = 0; a < s->g->n_agents; a++) {
-        const uint8_t *with = coalition(s, all),
-                      *bare = with ? coalition(s, all & ~(1u << a)) : NULL;
-        if (!bare) return s->err->code;
-        out[a].leave_one_out = stats_mcnemar(with, bare, s->g->n_items).diff;
+        const uint8_t *with = coalition_get(s, all),
+                      *without = with ? coalition_get(s, all & ~(1u << a)) : NULL;
+        if (!without) return s->err->code;
+        out[a].leave_one_out = stats_mcnemar(with, without, s->g->n_items).diff;
     }
     return OK;
 }
@@ -197,32 +203,34 @@ int contribution_sampled(const struct coalition_game *g, int samples, uint64_t s
 
 /* games */
 
-static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+static int vote_game_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
     const struct vote_game *v = ctx;
-    struct agent_answer said[TEAM_MAX];
+    struct agent_answer ballots[TEAM_MAX];
     (void)err;
     for (int i = 0; i < v->n_items; i++) {
         int n = 0;
         for (int a = 0; a < v->n_agents; a++) {
-            const struct agent_answer *x = &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
-            if (mask >> a & 1 && x->choice >= 0) said[n++] = *x;
+            const struct agent_answer *answer =
+                &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
+            if (mask >> a & 1 && answer->choice >= 0) ballots[n++] = *answer;
         }
         const struct task_item *it = &v->items[i];
-        bool given = it->n_choices > 0 || !v->transcripts;
-        int choice = n ? vote_decide(v->vote, said, n,
-                                     given ? it->n_choices : v->transcripts[i].n_candidates)
+        bool has_choices = it->n_choices > 0 || !v->transcripts;
+        int choice = n ? vote_decide(v->vote, ballots, n,
+                                     has_choices ? it->n_choices : v->transcripts[i].n_candidates)
                        : -1;
-        right[i] = choice >= 0 && (given ? choice == it->correct : v->transcripts[i].right[choice]);
+        right[i] =
+            choice >= 0 && (has_choices ? choice == it->correct : v->transcripts[i].right[choice]);
     }
     return OK;
 }
 
 struct coalition_game vote_game(struct vote_game *v) {
     CHECK(v->n_agents <= TEAM_MAX);
-    return (struct coalition_game){v, vote_play, v->n_agents, v->n_items};
+    return (struct coalition_game){v, vote_game_play, v->n_agents, v->n_items};
 }
 
-static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+static int debate_game_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
     const struct debate_game *g = ctx;
     struct agent team[TEAM_MAX];
     struct debate d;
@@ -238,23 +246,23 @@ static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e
 
 struct coalition_game debate_game(struct debate_game *d) {
     CHECK(d->n_agents <= TEAM_MAX);
-    return (struct coalition_game){d, debate_play, d->n_agents, d->n_items};
+    return (struct coalition_game){d, debate_game_play, d->n_agents, d->n_items};
 }
 
-int contribution_leave_one_out(const struct llm_client *a, const struct agent *team, int n_agents,
-                               const struct task_item *items, int n_items,
+int contribution_leave_one_out(const struct llm_client *client, const struct agent *team,
+                               int n_agents, const struct task_item *items, int n_items,
                                const struct debate_options *o, const struct debate *full,
                                struct stats_interval *value, struct progress *p,
                                struct error *err) {
     const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
-    struct agent rest[TEAM_MAX];
+    struct agent others[TEAM_MAX];
     for (int i = 0; i < n_agents; i++) {
         struct debate d;
         int n = 0;
         for (int j = 0; j < n_agents; j++)
-            if (j != i) rest[n++] = team[j];
+            if (j != i) others[n++] = team[j];
         if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
-        int rc = debate_run(a, rest, n, items, n_items, o, &d, p, err);
+        int rc = debate_run(client, others, n, items, n_items, o, &d, p, err);
         if (rc == OK)
             value[i] =
                 stats_mcnemar(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
@@ -266,8 +274,8 @@ int contribution_leave_one_out(const struct llm_client *a, const struct agent *t
 }
 
 /* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
-static bool vote_right(const struct vote *v, const struct agent_answer *answers, int n_agents,
-                       const struct task_item *items, int n_items, int i, int without) {
+static bool vote_is_correct(const struct vote *v, const struct agent_answer *answers, int n_agents,
+                            const struct task_item *items, int n_items, int i, int without) {
     struct agent_answer team[64];
     int n = 0;
     for (int a = 0; a < n_agents; a++)
@@ -281,10 +289,10 @@ void contribution_leave_one_out_vote(const struct vote *v, const struct agent_an
     CHECK(n_agents <= 64);
     uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
     for (int i = 0; i < n_items; i++)
-        with[i] = vote_right(v, answers, n_agents, items, n_items, i, -1);
+        with[i] = vote_is_correct(v, answers, n_agents, items, n_items, i, -1);
     for (int a = 0; a < n_agents; a++) {
         for (int i = 0; i < n_items; i++)
-            without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
+            without[i] = vote_is_correct(v, answers, n_agents, items, n_items, i, a);
         value[a] = stats_mcnemar(with, without, n_items).diff;
     }
     free(with);
@@ -314,26 +322,27 @@ double behaviour_disagreement(const void *ctx, int a, int b, int item) {
            x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].choice;
 }
 
-void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team,
+void behaviour_novelty(behaviour_distance_fn distance_fn, const void *ctx, int n_agents, int team,
                        int n_items, struct stats_interval *value, double *distance) {
-    size_t row = (size_t)n_items;
-    double *sums = xcalloc((size_t)n_agents * row + 1, sizeof *sums);
+    size_t row_size = (size_t)n_items;
+    double *sums = xcalloc((size_t)n_agents * row_size + 1, sizeof *sums);
     for (int a = 0; a < n_agents; a++)
         for (int b = a + 1; b < n_agents; b++) {
-            double all = 0;
+            double total = 0;
             for (int i = 0; i < n_items; i++) {
-                double d = apart(ctx, a, b, i);
-                if (b < team) sums[(size_t)a * row + (size_t)i] += d;
-                if (a < team) sums[(size_t)b * row + (size_t)i] += d;
-                all += d;
+                double d = distance_fn(ctx, a, b, i);
+                if (b < team) sums[(size_t)a * row_size + (size_t)i] += d;
+                if (a < team) sums[(size_t)b * row_size + (size_t)i] += d;
+                total += d;
             }
-            all = n_items ? all / n_items : 0;
-            if (distance) distance[a * n_agents + b] = distance[b * n_agents + a] = all;
+            total = n_items ? total / n_items : 0;
+            if (distance) distance[a * n_agents + b] = distance[b * n_agents + a] = total;
         }
     for (int a = 0; a < n_agents; a++) {
         int others = a < team ? team - 1 : team;
-        for (int i = 0; others > 1 && i < n_items; i++) sums[(size_t)a * row + (size_t)i] /= others;
-        value[a] = others > 0 && n_items ? stats_mean_interval(sums + (size_t)a * row, n_items)
+        for (int i = 0; others > 1 && i < n_items; i++)
+            sums[(size_t)a * row_size + (size_t)i] /= others;
+        value[a] = others > 0 && n_items ? stats_mean_interval(sums + (size_t)a * row_size, n_items)
                                          : (struct stats_interval){0, 0, 0};
     }
     free(sums);

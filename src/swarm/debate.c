@@ -12,29 +12,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct agent_answer *at(const struct debate *d, int round, int agent, int item) {
+static struct agent_answer *answer_at(const struct debate *d, int round, int agent, int item) {
     return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
                        (size_t)item];
 }
 
 /* The answers after each round: an agent that did not speak keeps its previous answer. */
 static void answers_fill(struct debate *d, const struct transcript *o, int item) {
-    for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
+    for (int a = 0; a < d->n_agents; a++) answer_at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
-        for (int a = 0; r > 0 && a < d->n_agents; a++) *at(d, r, a, item) = *at(d, r - 1, a, item);
+        for (int a = 0; r > 0 && a < d->n_agents; a++)
+            *answer_at(d, r, a, item) = *answer_at(d, r - 1, a, item);
         for (; u < o->n && o->v[u].round <= r; u++) {
             if (o->v[u].answer < 0) continue;
-            *at(d, r, o->v[u].agent, item) = utterance_answer(&o->v[u]);
+            *answer_at(d, r, o->v[u].agent, item) = utterance_answer(&o->v[u]);
         }
     }
 }
 
-static int vote_after(const struct debate *d, const struct vote *v, int r, int item,
-                      int n_choices) {
+static int vote_after_round(const struct debate *d, const struct vote *v, int r, int item,
+                            int n_choices) {
     struct agent_answer last[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < d->n_agents; a++)
-        if (at(d, r, a, item)->choice >= 0) last[n++] = *at(d, r, a, item);
+        if (answer_at(d, r, a, item)->choice >= 0) last[n++] = *answer_at(d, r, a, item);
     return n ? vote_decide(v, last, n, n_choices) : -1;
 }
 
@@ -49,14 +50,14 @@ static void costs_add(struct debate *d, const struct transcript *o) {
 }
 
 /* right: [candidates] grades, used if the item has no choices. */
-static bool choice_right(const struct task_item *it, const uint8_t *right, int choice) {
+static bool choice_is_correct(const struct task_item *it, const uint8_t *right, int choice) {
     if (choice < 0) return false;
     return it->n_choices ? choice == it->correct : right[choice];
 }
 
 bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item,
                               int choice) {
-    return choice_right(&items[item], d->transcripts[item].right, choice);
+    return choice_is_correct(&items[item], d->transcripts[item].right, choice);
 }
 
 static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v,
@@ -67,20 +68,21 @@ static void item_measure(struct debate *d, const struct task_item *items, const 
     d->decided[i] = debate_answer_is_correct(d, items, i, o->answer);
     for (int a = 0; a < d->n_agents; a++) {
         d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] =
-            debate_answer_is_correct(d, items, i, at(d, 0, a, i)->choice);
+            debate_answer_is_correct(d, items, i, answer_at(d, 0, a, i)->choice);
         for (int r = 1; r < d->rounds; r++) {
-            bool before = debate_answer_is_correct(d, items, i, at(d, r - 1, a, i)->choice),
-                 now = debate_answer_is_correct(d, items, i, at(d, r, a, i)->choice);
-            d->flips_good += now && !before;
-            d->flips_bad += before && !now;
+            bool was_correct =
+                     debate_answer_is_correct(d, items, i, answer_at(d, r - 1, a, i)->choice),
+                 is_correct = debate_answer_is_correct(d, items, i, answer_at(d, r, a, i)->choice);
+            d->flips_good += is_correct && !was_correct;
+            d->flips_bad += was_correct && !is_correct;
         }
     }
     for (int r = 0; r < d->rounds; r++)
         d->voted[(size_t)r * (size_t)d->n_items + (size_t)i] =
-            debate_answer_is_correct(d, items, i, vote_after(d, v, r, i, o->n_candidates));
+            debate_answer_is_correct(d, items, i, vote_after_round(d, v, r, i, o->n_candidates));
 }
 
-int debate_run(const struct llm_client *a, const struct agent *team, int n_agents,
+int debate_run(const struct llm_client *client, const struct agent *team, int n_agents,
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
@@ -88,8 +90,8 @@ int debate_run(const struct llm_client *a, const struct agent *team, int n_agent
         return error_set(err, ERR_USAGE, "a debate needs 1 to %d agents, not %d", TEAM_MAX,
                          n_agents);
     if (o->rounds < 1) return error_set(err, ERR_USAGE, "a debate needs at least one round");
-    struct workflow *own = o->workflow ? NULL : workflow_open("brief", err);
-    const struct workflow *w = o->workflow ? o->workflow : own;
+    struct workflow *default_workflow = o->workflow ? NULL : workflow_open("brief", err);
+    const struct workflow *w = o->workflow ? o->workflow : default_workflow;
     if (!w) return err->code;
     size_t cells = (size_t)n_agents * (size_t)n_items, rounds = (size_t)o->rounds;
     out->transcripts = xcalloc((size_t)n_items + 1, sizeof *out->transcripts);
@@ -107,9 +109,9 @@ int debate_run(const struct llm_client *a, const struct agent *team, int n_agent
                                         .seed = o->seed,
                                         .on_step = o->on_step,
                                         .on_step_ctx = o->on_step_ctx};
-    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->transcripts, p, err);
+    int rc = workflow_run(w, client, team, n_agents, items, n_items, &wo, out->transcripts, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
-    workflow_free(own);
+    workflow_free(default_workflow);
     return rc;
 }
 
@@ -123,18 +125,18 @@ void debate_release(struct debate *d) {
     *d = (struct debate){0};
 }
 
-static void utterance_show(const struct debate *d, const struct agent *team, int item, int u,
-                           struct buf *out) {
+static void utterance_print(const struct debate *d, const struct agent *team, int item, int u,
+                            struct buf *out) {
     const struct transcript *o = &d->transcripts[item];
-    const struct utterance *s = &o->v[u];
-    buf_printf(out, "[%s][R%d] ", team[s->agent].name, s->round);
-    if (s->failed)
-        buf_printf(out, "(%s)\n", s->failed);
-    else if (s->answer < 0)
-        buf_printf(out, "%s\n", s->text);
+    const struct utterance *utterance = &o->v[u];
+    buf_printf(out, "[%s][R%d] ", team[utterance->agent].name, utterance->round);
+    if (utterance->failed)
+        buf_printf(out, "(%s)\n", utterance->failed);
+    else if (utterance->answer < 0)
+        buf_printf(out, "%s\n", utterance->text);
     else
-        buf_printf(out, "%s%s%s (%.2f)\n", s->text, *s->text ? " → " : "", o->candidates[s->answer],
-                   (double)s->confidence);
+        buf_printf(out, "%s%s%s (%.2f)\n", utterance->text, *utterance->text ? " → " : "",
+                   o->candidates[utterance->answer], (double)utterance->confidence);
 }
 
 void debate_transcript(const struct debate *d, const struct agent *team, const struct task_item *it,
@@ -142,17 +144,17 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     const struct transcript *o = &d->transcripts[item];
     buf_printf(out, "%s\n", it->question);
     for (int r = 0, u = 0; r < o->rounds; r++) {
-        for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);
-        int choice = r < d->rounds ? vote_after(d, v, r, item, o->n_candidates) : -1;
+        for (; u < o->n && o->v[u].round <= r; u++) utterance_print(d, team, item, u, out);
+        int choice = r < d->rounds ? vote_after_round(d, v, r, item, o->n_candidates) : -1;
         if (choice >= 0) buf_printf(out, "vote after round %d: %s\n", r, o->candidates[choice]);
     }
 }
 
 /* The samples of one item; free answers are numbered in the order of first appearance. */
-static void samples_take(struct self_consistency *s, const struct task_item *it,
-                         const struct llm_call *calls, const struct grader *grader, int item) {
+static void samples_collect(struct self_consistency *s, const struct task_item *it,
+                            const struct llm_call *calls, const struct grader *grader, int item) {
     size_t first = (size_t)item * (size_t)s->k;
-    char **found = NULL;
+    char **candidates = NULL;
     int n = 0;
     for (int j = 0; j < s->k; j++) {
         struct agent_answer *a = &s->answers[first + (size_t)j];
@@ -160,18 +162,18 @@ static void samples_take(struct self_consistency *s, const struct task_item *it,
         if (calls[j].failed || !it->n_choices) a->choice = -1;
         if (calls[j].failed || it->n_choices) continue;
         char *text = answer_parse(grader, &calls[j], calls[j].text, &a->confidence);
-        if (text) a->choice = answer_candidate_find(&found, &n, text, grader, true);
+        if (text) a->choice = answer_candidate_find(&candidates, &n, text, grader, true);
         if (text && a->choice < EVAL_MAX_CHOICES) a->prob[a->choice] = a->confidence;
         free(text);
     }
-    uint8_t *right = answers_grade(it, grader, found, n);
+    uint8_t *right = answers_grade(it, grader, candidates, n);
     if (n) memcpy(s->right + first, right, (size_t)n);
-    for (int i = 0; i < n; i++) free(found[i]);
-    free(found);
+    for (int i = 0; i < n; i++) free(candidates[i]);
+    free(candidates);
     free(right);
 }
 
-int self_consistency_sample(const struct llm_client *a, const struct agent *agent,
+int self_consistency_sample(const struct llm_client *client, const struct agent *agent,
                             const struct task_item *items, int n_items, int k, float temperature,
                             int32_t max_tokens, uint64_t seed, const struct grader *grader,
                             struct self_consistency *out, struct progress *p, struct error *err) {
@@ -191,9 +193,9 @@ int self_consistency_sample(const struct llm_client *a, const struct agent *agen
         calls[i].max_tokens = max_tokens;
         calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;
     }
-    int rc = a->ask(a->ctx, calls, n, err);
+    int rc = client->ask(client->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n_items; i++)
-        samples_take(out, &items[i], calls + (size_t)i * (size_t)k, grader, i);
+        samples_collect(out, &items[i], calls + (size_t)i * (size_t)k, grader, i);
     for (int i = 0; i < n; i++) {
         out->prefilled[i % k] += calls[i].n_prefilled;
         out->generated[i % k] += calls[i].n_generated;
@@ -217,7 +219,7 @@ void self_consistency_vote(const struct self_consistency *s, const struct task_i
                 votes[m++] = s->answers[first + (size_t)j];
         int choice =
             m ? vote_decide(&vote_table[0], votes, m, it->n_choices ? it->n_choices : s->k) : -1;
-        right[i] = choice_right(it, s->right + first, choice);
+        right[i] = choice_is_correct(it, s->right + first, choice);
     }
     free(votes);
 }

@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTESTANTS = 5, SAMPLED = 200, SEEDS = 8 };
+enum { MAX_BASELINES = 5, CONTRIBUTION_SAMPLES = 200, SAMPLING_SEEDS = 8 };
 
-static json_t *bounds_json(struct stats_interval v) {
+static json_t *interval_json(struct stats_interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
 }
 
-static int64_t count(const uint8_t *right, int n) {
+static int64_t count_correct(const uint8_t *right, int n) {
     int64_t sum = 0;
     for (int i = 0; i < n; i++) sum += right[i];
     return sum;
@@ -59,13 +59,13 @@ struct report_builder {
     struct { /* baselines of the debate */
         char name[96];
         uint8_t *right;
-    } against[CONTESTANTS];
-    int n_against;
+    } baselines[MAX_BASELINES];
+    int n_baselines;
 };
 
 static void row_add(struct report_builder *m, const char *name, const char *kind,
                     const uint8_t *right, struct round_cost c) {
-    struct stats_interval ci = stats_wilson(count(right, m->n_items), m->n_items);
+    struct stats_interval ci = stats_wilson(count_correct(right, m->n_items), m->n_items);
     json_array_append_new(m->rows,
                           json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind", kind,
                                     "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls",
@@ -73,26 +73,26 @@ static void row_add(struct report_builder *m, const char *name, const char *kind
                                     "generated", (json_int_t)c.generated));
 }
 
-static void against_add(struct report_builder *m, const char *name, const uint8_t *right) {
-    CHECK(m->n_against < CONTESTANTS);
-    snprintf(m->against[m->n_against].name, sizeof m->against[0].name, "%s", name);
-    m->against[m->n_against].right = xmalloc((size_t)MAX(m->n_items, 1));
-    memcpy(m->against[m->n_against++].right, right, (size_t)m->n_items);
+static void baseline_add(struct report_builder *m, const char *name, const uint8_t *right) {
+    CHECK(m->n_baselines < MAX_BASELINES);
+    snprintf(m->baselines[m->n_baselines].name, sizeof m->baselines[0].name, "%s", name);
+    m->baselines[m->n_baselines].right = xmalloc((size_t)MAX(m->n_items, 1));
+    memcpy(m->baselines[m->n_baselines++].right, right, (size_t)m->n_items);
 }
 
-static int best_alone(const struct report_builder *m) {
+static int best_single_agent(const struct report_builder *m) {
     int best = 0;
     for (int a = 1; a < m->n_agents; a++)
-        if (count(m->d.solo + (size_t)a * (size_t)m->n_items, m->n_items) >
-            count(m->d.solo + (size_t)best * (size_t)m->n_items, m->n_items))
+        if (count_correct(m->d.solo + (size_t)a * (size_t)m->n_items, m->n_items) >
+            count_correct(m->d.solo + (size_t)best * (size_t)m->n_items, m->n_items))
             best = a;
     return best;
 }
 
-static void rows_make(struct report_builder *m) {
+static void result_rows_add(struct report_builder *m) {
     const struct debate *d = &m->d;
     size_t n = (size_t)m->n_items;
-    int best = best_alone(m);
+    int best = best_single_agent(m);
     uint8_t *oracle = xmalloc(n + 1);
     for (int a = 0; a < m->n_agents; a++)
         row_add(m, m->team[a].name, "solo", d->solo + (size_t)a * n, cost_of(d, 1, a));
@@ -100,50 +100,51 @@ static void rows_make(struct report_builder *m) {
     row_add(m, "debate", "debate", d->decided, cost_of(d, d->rounds, -1));
     debate_oracle(d, oracle);
     row_add(m, "oracle", "oracle", oracle, cost_of(d, 1, -1));
-    against_add(m, "first-round vote", d->voted);
-    against_add(m, m->team[best].name, d->solo + (size_t)best * n);
+    baseline_add(m, "first-round vote", d->voted);
+    baseline_add(m, m->team[best].name, d->solo + (size_t)best * n);
     free(oracle);
 }
 
-static int samples_for(int64_t tokens, int64_t each, int most) {
-    return (int)MAX(1, MIN((int64_t)most, (tokens + each / 2) / MAX(each, 1)));
+static int samples_for_tokens(int64_t tokens, int64_t tokens_per_sample, int max_samples) {
+    return (int)MAX(
+        1, MIN((int64_t)max_samples, (tokens + tokens_per_sample / 2) / MAX(tokens_per_sample, 1)));
 }
 
 /* Baseline for split evidence: the best agent answers the whole question. */
-static int whole_make(struct report_builder *m, struct progress *p, struct error *err) {
-    const struct agent *best = &m->team[best_alone(m)];
+static int baseline_full_evidence(struct report_builder *m, struct progress *p, struct error *err) {
+    const struct agent *best = &m->team[best_single_agent(m)];
     struct debate_options o = *m->o;
-    struct task_item *whole = xcalloc((size_t)m->n_items + 1, sizeof *whole);
+    struct task_item *full_items = xcalloc((size_t)m->n_items + 1, sizeof *full_items);
     struct debate d;
     o.rounds = 1;
     for (int i = 0; i < m->n_items; i++) {
-        whole[i] = m->items[i]; // texts are borrowed
-        whole[i].n_views = 0;
+        full_items[i] = m->items[i]; // texts are borrowed
+        full_items[i].n_views = 0;
     }
-    int rc = debate_run(m->llm_client, best, 1, whole, m->n_items, &o, &d, p, err);
+    int rc = debate_run(m->llm_client, best, 1, full_items, m->n_items, &o, &d, p, err);
     if (rc == OK) {
         char name[96];
         snprintf(name, sizeof name, "%.60s, seeing everything", best->name);
         row_add(m, name, "whole", d.solo, cost_of(&d, 1, -1));
-        against_add(m, name, d.solo);
+        baseline_add(m, name, d.solo);
     }
     debate_release(&d);
-    free(whole);
+    free(full_items);
     return rc;
 }
 
 /* The accuracy curve of self-consistency, and its points at the debate's token cost. */
-static int samples_make(struct report_builder *m, struct progress *p, json_t *curve,
-                        struct error *err) {
-    int best = best_alone(m), most = m->w->samples;
+static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
+                                     struct error *err) {
+    int best = best_single_agent(m), most = m->w->samples;
     struct round_cost all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
-    int equal[2] = {
-        samples_for(all.generated, one.generated, most),
-        samples_for(all.generated + all.prefilled, one.generated + one.prefilled, most)};
-    static const char *const what[] = {"generated", "total"};
+    int n_equal_cost[2] = {
+        samples_for_tokens(all.generated, one.generated, most),
+        samples_for_tokens(all.generated + all.prefilled, one.generated + one.prefilled, most)};
+    static const char *const token_kinds[] = {"generated", "total"};
     struct self_consistency s;
     struct round_cost c = {0};
-    int k = MAX(equal[0], equal[1]);
+    int k = MAX(n_equal_cost[0], n_equal_cost[1]);
     int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
                                      m->w->temperature, m->w->max_tokens, m->o->seed, m->o->grader,
                                      &s, p, err);
@@ -152,19 +153,20 @@ static int samples_make(struct report_builder *m, struct progress *p, json_t *cu
         c.calls += m->n_items;
         c.prefilled += s.prefilled[i - 1];
         c.generated += s.generated[i - 1];
-        bool point = (i & (i - 1)) == 0 || i == k;
-        if (point || i == equal[0] || i == equal[1]) self_consistency_vote(&s, m->items, i, right);
-        if (point)
+        bool is_curve_point = (i & (i - 1)) == 0 || i == k;
+        if (is_curve_point || i == n_equal_cost[0] || i == n_equal_cost[1])
+            self_consistency_vote(&s, m->items, i, right);
+        if (is_curve_point)
             json_array_append_new(
-                curve,
-                json_pack("[i,f]", i, stats_wilson(count(right, m->n_items), m->n_items).value));
+                curve, json_pack("[i,f]", i,
+                                 stats_wilson(count_correct(right, m->n_items), m->n_items).value));
         for (int e = 0; e < 2; e++) {
             char name[96];
-            if (i != equal[e]) continue;
+            if (i != n_equal_cost[e]) continue;
             snprintf(name, sizeof name, "%.40s@%d (equal %s tokens)", m->team[best].name, i,
-                     what[e]);
+                     token_kinds[e]);
             row_add(m, name, "samples", right, c);
-            against_add(m, name, right);
+            baseline_add(m, name, right);
         }
     }
     free(right);
@@ -173,17 +175,17 @@ static int samples_make(struct report_builder *m, struct progress *p, json_t *cu
 }
 
 static json_t *comparisons_json(const struct report_builder *m) {
-    struct stats_mcnemar v[CONTESTANTS];
-    double p[CONTESTANTS], holm[CONTESTANTS];
+    struct stats_mcnemar v[MAX_BASELINES];
+    double p[MAX_BASELINES], holm[MAX_BASELINES];
     json_t *list = json_array();
-    for (int i = 0; i < m->n_against; i++) {
-        v[i] = stats_mcnemar(m->d.decided, m->against[i].right, m->n_items);
+    for (int i = 0; i < m->n_baselines; i++) {
+        v[i] = stats_mcnemar(m->d.decided, m->baselines[i].right, m->n_items);
         p[i] = v[i].p;
     }
-    stats_holm(p, m->n_against, holm);
-    for (int i = 0; i < m->n_against; i++)
+    stats_holm(p, m->n_baselines, holm);
+    for (int i = 0; i < m->n_baselines; i++)
         json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", "debate", "b",
-                                              m->against[i].name, "diff", v[i].diff.value, "lo",
+                                              m->baselines[i].name, "diff", v[i].diff.value, "lo",
                                               v[i].diff.lo, "hi", v[i].diff.hi, "p", p[i], "p_holm",
                                               holm[i]));
     return list;
@@ -194,13 +196,13 @@ static json_t *rounds_json(const struct report_builder *m) {
     for (int r = 0; r < m->d.rounds; r++) {
         struct debate_round_stats f;
         debate_round_stats(&m->d, m->items, r, &f);
-        json_array_append_new(list, json_pack("{s:i,s:f,s:f,s:I,s:I,s:I,s:I,s:I}", "round", r,
-                                              "voted", (double)f.voted / MAX(m->n_items, 1),
-                                              "agreed", (double)f.agreed / MAX(m->n_items, 1),
-                                              "flips_good", (json_int_t)f.flips_good, "flips_bad",
-                                              (json_int_t)f.flips_bad, "open", (json_int_t)f.open,
-                                              "changed", (json_int_t)f.changed, "conformed",
-                                              (json_int_t)f.switched_to_majority));
+        json_array_append_new(
+            list, json_pack("{s:i,s:f,s:f,s:I,s:I,s:I,s:I,s:I}", "round", r, "voted",
+                            (double)f.voted / MAX(m->n_items, 1), "agreed",
+                            (double)f.consensus / MAX(m->n_items, 1), "flips_good",
+                            (json_int_t)f.flips_good, "flips_bad", (json_int_t)f.flips_bad, "open",
+                            (json_int_t)f.in_minority, "changed", (json_int_t)f.changed,
+                            "conformed", (json_int_t)f.switched_to_majority));
     }
     return list;
 }
@@ -210,7 +212,7 @@ struct solved_game { /* a game whose coalitions have all been played */
     int n_items;
 };
 
-static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+static int solved_game_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
     const struct solved_game *k = ctx;
     (void)err;
     memcpy(right, k->right + (size_t)mask * (size_t)k->n_items, (size_t)k->n_items);
@@ -220,35 +222,35 @@ static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *er
 /* Distance of sampled values from exact ones: root mean square over agents and seeds. */
 static json_t *sampling_json(const struct report_builder *m, const uint8_t *right,
                              const struct contribution *exact) {
-    struct solved_game k = {right, m->n_items};
-    const struct coalition_game g = {&k, known_play, m->n_agents, m->n_items};
+    struct solved_game solved = {right, m->n_items};
+    const struct coalition_game g = {&solved, solved_game_play, m->n_agents, m->n_items};
     struct error err;
     json_t *list = json_array();
     for (int samples = 4; samples <= 64; samples *= 4) {
-        double far[2] = {0};
-        for (uint64_t seed = 0; seed < SEEDS; seed++) {
-            struct contribution w[TEAM_MAX];
-            CHECK(contribution_sampled(&g, samples, m->o->seed + seed, w, &err) == OK);
+        double rmse[2] = {0};
+        for (uint64_t seed = 0; seed < SAMPLING_SEEDS; seed++) {
+            struct contribution sampled[TEAM_MAX];
+            CHECK(contribution_sampled(&g, samples, m->o->seed + seed, sampled, &err) == OK);
             for (int a = 0; a < m->n_agents; a++) {
-                double off[2] = {w[a].shapley.value - exact[a].shapley.value,
-                                 w[a].banzhaf.value - exact[a].banzhaf.value};
-                for (int i = 0; i < 2; i++) far[i] += off[i] * off[i];
+                double deviation[2] = {sampled[a].shapley.value - exact[a].shapley.value,
+                                       sampled[a].banzhaf.value - exact[a].banzhaf.value};
+                for (int i = 0; i < 2; i++) rmse[i] += deviation[i] * deviation[i];
             }
         }
-        for (int i = 0; i < 2; i++) far[i] = sqrt(far[i] / (SEEDS * m->n_agents));
+        for (int i = 0; i < 2; i++) rmse[i] = sqrt(rmse[i] / (SAMPLING_SEEDS * m->n_agents));
         json_array_append_new(list, json_pack("{s:i,s:f,s:f}", "samples", samples, "shapley",
-                                              far[0], "banzhaf", far[1]));
+                                              rmse[0], "banzhaf", rmse[1]));
     }
     return list;
 }
 
-static int credit_make(struct report_builder *m, struct progress *p, json_t **out,
-                       struct error *err) {
+static int contributions_measure(struct report_builder *m, struct progress *p, json_t **out,
+                                 struct error *err) {
     struct vote_game v = {m->o->vote,  m->d.answers, m->items,
                           m->n_agents, m->n_items,   m->d.transcripts};
     struct debate_game g = {m->llm_client, m->team, m->n_agents, m->items, m->n_items, m->o, p};
     struct coalition_game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
-    struct contribution worth[TEAM_MAX];
+    struct contribution values[TEAM_MAX];
     bool exact = m->n_agents <= GAME_MAX_EXACT_AGENTS;
     json_t *errors = NULL;
     int rc = OK;
@@ -256,19 +258,20 @@ static int credit_make(struct report_builder *m, struct progress *p, json_t **ou
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
         rc = coalition_game_play_all(&game, right, err);
         if (rc == OK) {
-            contribution_exact(right, m->n_agents, m->n_items, worth);
-            errors = sampling_json(m, right, worth);
+            contribution_exact(right, m->n_agents, m->n_items, values);
+            errors = sampling_json(m, right, values);
         }
         free(right);
     } else {
-        rc = contribution_sampled(&game, SAMPLED, m->o->seed, worth, err);
+        rc = contribution_sampled(&game, CONTRIBUTION_SAMPLES, m->o->seed, values, err);
     }
     json_t *agents = json_array();
     for (int a = 0; rc == OK && a < m->n_agents; a++)
-        json_array_append_new(agents, json_pack("{s:s,s:o,s:o,s:o}", "name", m->team[a].name,
-                                                "shapley", bounds_json(worth[a].shapley), "banzhaf",
-                                                bounds_json(worth[a].banzhaf), "leave_one_out",
-                                                bounds_json(worth[a].leave_one_out)));
+        json_array_append_new(agents,
+                              json_pack("{s:s,s:o,s:o,s:o}", "name", m->team[a].name, "shapley",
+                                        interval_json(values[a].shapley), "banzhaf",
+                                        interval_json(values[a].banzhaf), "leave_one_out",
+                                        interval_json(values[a].leave_one_out)));
     *out =
         json_pack("{s:s,s:s,s:o,s:o}", "game", m->w->credit_debate ? "debate" : "first-round vote",
                   "method", exact ? "exact" : "sampled", "agents", agents, "sampling_error",
@@ -287,14 +290,14 @@ static json_t *calibration_json(const struct report_builder *m) {
     return list;
 }
 
-static const char *const ending_names[] = {"rounds", "agreed", "budget", "nobody"};
+static const char *const stop_reason_names[] = {"rounds", "agreed", "budget", "nobody"};
 
-static json_t *endings_json(const struct debate *d) {
-    json_int_t n[ARRAY_LEN(ending_names)] = {0};
+static json_t *stop_reasons_json(const struct debate *d) {
+    json_int_t n[ARRAY_LEN(stop_reason_names)] = {0};
     json_t *v = json_object();
     for (int i = 0; i < d->n_items; i++) n[d->transcripts[i].ending]++;
-    for (size_t i = 0; i < ARRAY_LEN(ending_names); i++)
-        json_object_set_new(v, ending_names[i], json_integer(n[i]));
+    for (size_t i = 0; i < ARRAY_LEN(stop_reason_names); i++)
+        json_object_set_new(v, stop_reason_names[i], json_integer(n[i]));
     return v;
 }
 
@@ -321,11 +324,11 @@ json_t *transcript_scores_json(const struct transcript *o) {
 json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
                                const struct task_item *it, int item) {
     const struct transcript *o = &d->transcripts[item];
-    json_t *said = json_array();
-    for (int i = 0; i < o->n; i++) json_array_append_new(said, utterance_json(o, team, i));
-    json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
-                          transcript_scores_json(o), "ending", ending_names[o->ending], "rounds",
-                          o->rounds);
+    json_t *utterances = json_array();
+    for (int i = 0; i < o->n; i++) json_array_append_new(utterances, utterance_json(o, team, i));
+    json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", utterances,
+                          "scores", transcript_scores_json(o), "ending",
+                          stop_reason_names[o->ending], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
     if (it->n_choices && it->correct >= 0)
         json_object_set_new(v, "right", json_string(it->choices[it->correct]));
@@ -333,16 +336,16 @@ json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
     return v;
 }
 
-static int figures_make(struct report_builder *m, json_t *r, struct progress *p,
-                        struct error *err) {
+static int report_fill(struct report_builder *m, json_t *r, struct progress *p, struct error *err) {
     const struct debate *d = &m->d;
     json_t *talks = json_array(), *credit = NULL, *curve = json_array();
     int rc = OK;
-    rows_make(m);
-    if (m->n_items > 0 && m->items[0].n_views) rc = whole_make(m, p, err);
-    bool thinks = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
-    if (rc == OK && m->w->samples && thinks) rc = samples_make(m, p, curve, err);
-    if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
+    result_rows_add(m);
+    if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
+    bool has_reasoning = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
+    if (rc == OK && m->w->samples && has_reasoning)
+        rc = baseline_self_consistency(m, p, curve, err);
+    if (rc == OK && !m->w->credit_none) rc = contributions_measure(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
         json_array_append_new(talks, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
@@ -350,7 +353,7 @@ static int figures_make(struct report_builder *m, json_t *r, struct progress *p,
     json_object_set_new(r, "self_consistency", curve);
     if (credit) json_object_set_new(r, "credit", credit);
     json_object_set_new(r, "calibration", calibration_json(m));
-    json_object_set_new(r, "endings", endings_json(d));
+    json_object_set_new(r, "endings", stop_reasons_json(d));
     json_object_set_new(r, "cost",
                         json_pack("{s:I,s:I,s:I,s:I,s:I}", "calls", (json_int_t)d->calls,
                                   "prefilled", (json_int_t)d->prefilled, "generated",
@@ -360,11 +363,11 @@ static int figures_make(struct report_builder *m, json_t *r, struct progress *p,
     return rc;
 }
 
-json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
+json_t *debate_report_make(const struct llm_client *client, const struct agent *team, int n_agents,
                            const struct task_item *items, int n_items,
                            const struct debate_options *o, const struct debate_report_options *w,
                            struct progress *p, struct error *err) {
-    struct report_builder m = {.llm_client = a,
+    struct report_builder m = {.llm_client = client,
                                .team = team,
                                .n_agents = n_agents,
                                .items = items,
@@ -376,10 +379,10 @@ json_t *debate_report_make(const struct llm_client *a, const struct agent *team,
                           "protocol", o->workflow ? workflow_name(o->workflow) : "brief", "rounds",
                           o->rounds, "vote", o->vote->name, "detectable",
                           stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
-    int rc = debate_run(a, team, n_agents, items, n_items, o, &m.d, p, err);
-    if (rc == OK) rc = figures_make(&m, r, p, err);
+    int rc = debate_run(client, team, n_agents, items, n_items, o, &m.d, p, err);
+    if (rc == OK) rc = report_fill(&m, r, p, err);
     debate_release(&m.d);
-    for (int i = 0; i < m.n_against; i++) free(m.against[i].right);
+    for (int i = 0; i < m.n_baselines; i++) free(m.baselines[i].right);
     json_decref(m.rows);
     if (rc == OK) return r;
     json_decref(r);
@@ -388,21 +391,23 @@ json_t *debate_report_make(const struct llm_client *a, const struct agent *team,
 
 /* output */
 
-static double real(const json_t *v, const char *key) {
+static double get_real(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
 }
 
-static const char *text(const json_t *v, const char *key) {
+static const char *get_text(const json_t *v, const char *key) {
     const char *s = json_string_value(json_object_get(v, key));
     return s ? s : "";
 }
 
-static json_int_t whole(const json_t *v, const char *key) {
+static json_int_t get_int(const json_t *v, const char *key) {
     return json_integer_value(json_object_get(v, key));
 }
 
 static const char *verdict(const json_t *c) {
-    return real(c, "p_holm") >= 0.05 ? "not significant" : real(c, "diff") > 0 ? "better" : "worse";
+    return get_real(c, "p_holm") >= 0.05 ? "not significant"
+           : get_real(c, "diff") > 0     ? "better"
+                                         : "worse";
 }
 
 static void print_credit(const json_t *credit, FILE *f) {
@@ -410,9 +415,9 @@ static void print_credit(const json_t *credit, FILE *f) {
     json_t *v;
     if (!credit) return;
     fprintf(f, "worth in the %s (%s), points: Shapley, Banzhaf, leave-one-out\n",
-            text(credit, "game"), text(credit, "method"));
+            get_text(credit, "game"), get_text(credit, "method"));
     json_array_foreach (json_object_get(credit, "agents"), i, v) {
-        fprintf(f, "  %-*s", utf8_field_width(text(v, "name"), 28), text(v, "name"));
+        fprintf(f, "  %-*s", utf8_field_width(get_text(v, "name"), 28), get_text(v, "name"));
         static const char *const of[] = {"shapley", "banzhaf", "leave_one_out"};
         for (int k = 0; k < 3; k++) {
             const json_t *x = json_object_get(v, of[k]);
@@ -424,7 +429,8 @@ static void print_credit(const json_t *credit, FILE *f) {
     }
     json_array_foreach (json_object_get(credit, "sampling_error"), i, v)
         fprintf(f, "  of %3lld samples: off by %.2f points (Shapley), %.2f (Banzhaf)\n",
-                (long long)whole(v, "samples"), 100 * real(v, "shapley"), 100 * real(v, "banzhaf"));
+                (long long)get_int(v, "samples"), 100 * get_real(v, "shapley"),
+                100 * get_real(v, "banzhaf"));
 }
 
 void debate_report_print(const json_t *r, FILE *f) {
@@ -433,35 +439,36 @@ void debate_report_print(const json_t *r, FILE *f) {
     fprintf(f,
             "%s: %lld questions, protocol %s, %lld rounds at most, %s vote; a difference of %.1f "
             "points would be found\n",
-            text(r, "name"), (long long)whole(r, "n"), text(r, "protocol"),
-            (long long)whole(r, "rounds"), text(r, "vote"), 100 * real(r, "detectable"));
+            get_text(r, "name"), (long long)get_int(r, "n"), get_text(r, "protocol"),
+            (long long)get_int(r, "rounds"), get_text(r, "vote"), 100 * get_real(r, "detectable"));
     json_array_foreach (json_object_get(r, "rows"), i, v)
         fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
-                utf8_field_width(text(v, "name"), 44), text(v, "name"), 100 * real(v, "acc"),
-                100 * real(v, "lo"), 100 * real(v, "hi"), (long long)whole(v, "calls"),
-                (long long)whole(v, "prefilled"), (long long)whole(v, "generated"));
+                utf8_field_width(get_text(v, "name"), 44), get_text(v, "name"),
+                100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
+                (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),
+                (long long)get_int(v, "generated"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
         fprintf(f, "debate against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
-                text(v, "b"), 100 * real(v, "diff"), 100 * real(v, "lo"), 100 * real(v, "hi"),
-                real(v, "p_holm"), verdict(v));
+                get_text(v, "b"), 100 * get_real(v, "diff"), 100 * get_real(v, "lo"),
+                100 * get_real(v, "hi"), get_real(v, "p_holm"), verdict(v));
     json_array_foreach (json_object_get(r, "by_round"), i, v) {
         if (i == 0) continue;
         fprintf(f,
                 "round %d: %lld answers became right, %lld wrong; of %lld against the others' "
                 "majority %lld "
                 "changed, %lld to it; %.1f %% agree\n",
-                (int)i, (long long)whole(v, "flips_good"), (long long)whole(v, "flips_bad"),
-                (long long)whole(v, "open"), (long long)whole(v, "changed"),
-                (long long)whole(v, "conformed"), 100 * real(v, "agreed"));
+                (int)i, (long long)get_int(v, "flips_good"), (long long)get_int(v, "flips_bad"),
+                (long long)get_int(v, "open"), (long long)get_int(v, "changed"),
+                (long long)get_int(v, "conformed"), 100 * get_real(v, "agreed"));
     }
     print_credit(json_object_get(r, "credit"), f);
     json_array_foreach (json_object_get(r, "calibration"), i, v)
-        fprintf(f, "calibration of %s: error %.3f, %.3f at temperature %.2f\n", text(v, "name"),
-                real(v, "ece"), real(v, "ece_fitted"), real(v, "temperature"));
+        fprintf(f, "calibration of %s: error %.3f, %.3f at temperature %.2f\n", get_text(v, "name"),
+                get_real(v, "ece"), get_real(v, "ece_fitted"), get_real(v, "temperature"));
     v = json_object_get(r, "cost");
-    if (whole(v, "failed") + whole(v, "truncated") > 0)
-        fprintf(f, "%lld calls failed, %lld were cut\n", (long long)whole(v, "failed"),
-                (long long)whole(v, "truncated"));
+    if (get_int(v, "failed") + get_int(v, "truncated") > 0)
+        fprintf(f, "%lld calls failed, %lld were cut\n", (long long)get_int(v, "failed"),
+                (long long)get_int(v, "truncated"));
 }
 
 /* pages */
@@ -470,26 +477,26 @@ void debate_transcript_html(const json_t *talk, struct buf *page) {
     size_t i;
     json_t *v;
     buf_puts(page, "<h3>");
-    html_escape(page, text(talk, "question"));
+    html_escape(page, get_text(talk, "question"));
     buf_puts(page, "</h3>\n");
     json_array_foreach (json_object_get(talk, "said"), i, v) {
         buf_printf(page, "<p><b>");
-        html_escape(page, text(v, "name"));
-        buf_printf(page, "</b> (%lld) ", (long long)whole(v, "round"));
-        html_escape(page, *text(v, "failed") ? text(v, "failed") : text(v, "text"));
+        html_escape(page, get_text(v, "name"));
+        buf_printf(page, "</b> (%lld) ", (long long)get_int(v, "round"));
+        html_escape(page, *get_text(v, "failed") ? get_text(v, "failed") : get_text(v, "text"));
         if (json_object_get(v, "answer")) {
             buf_puts(page, " → <b>");
-            html_escape(page, text(v, "answer"));
-            buf_printf(page, "</b> %.2f", real(v, "confidence"));
+            html_escape(page, get_text(v, "answer"));
+            buf_printf(page, "</b> %.2f", get_real(v, "confidence"));
         }
         buf_puts(page, "</p>\n");
     }
     buf_puts(page, "<p>Answer: <b>");
-    html_escape(page, text(talk, "answer"));
+    html_escape(page, get_text(talk, "answer"));
     buf_puts(page, "</b>");
     if (json_object_get(talk, "right")) {
         buf_puts(page, ", right: <b>");
-        html_escape(page, text(talk, "right"));
+        html_escape(page, get_text(talk, "right"));
         buf_puts(page, "</b>");
     }
     buf_puts(page, "</p>\n");
@@ -503,7 +510,7 @@ static void page_curve(const json_t *list, const char *label, const char *x_titl
     json_t *v;
     json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
         double x = rounds ? (double)i : json_number_value(json_array_get(v, 0)),
-               y = rounds ? real(v, "voted") : json_number_value(json_array_get(v, 1));
+               y = rounds ? get_real(v, "voted") : json_number_value(json_array_get(v, 1));
         curve_add(&c, x, 100 * y);
     }
     if (json_array_size(list) > 1) plot_curves(page, label, x_title, &c, NULL, 1);
@@ -513,7 +520,7 @@ void debate_report_html(const json_t *r, struct buf *page) {
     size_t i;
     json_t *v;
     buf_puts(page, "<h2>");
-    html_escape(page, text(r, "name"));
+    html_escape(page, get_text(r, "name"));
     buf_puts(page, "</h2>\n");
     html_table(page, json_object_get(r, "rows"));
     html_table(page, json_object_get(r, "comparisons"));

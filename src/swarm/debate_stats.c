@@ -9,7 +9,8 @@
 
 enum { BINS = 10, FIT_STEPS = 60 };
 
-static const struct agent_answer *at(const struct debate *d, int round, int agent, int item) {
+static const struct agent_answer *answer_at(const struct debate *d, int round, int agent,
+                                            int item) {
     return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
                        (size_t)item];
 }
@@ -17,41 +18,42 @@ static const struct agent_answer *at(const struct debate *d, int round, int agen
 /* The answer of more than half of the other agents; -1: none. */
 static int others_majority(const struct debate *d, int round, int me, int item) {
     int others = 0;
-    for (int a = 0; a < d->n_agents; a++) others += a != me && at(d, round, a, item)->choice >= 0;
+    for (int a = 0; a < d->n_agents; a++)
+        others += a != me && answer_at(d, round, a, item)->choice >= 0;
     for (int a = 0; a < d->n_agents; a++) {
-        int choice = at(d, round, a, item)->choice, same = 0;
+        int choice = answer_at(d, round, a, item)->choice, same = 0;
         for (int b = 0; b < d->n_agents; b++)
-            same += b != me && at(d, round, b, item)->choice == choice;
+            same += b != me && answer_at(d, round, b, item)->choice == choice;
         if (a != me && choice >= 0 && 2 * same > others) return choice;
     }
     return -1;
 }
 
-static void answer_count(const struct debate *d, const struct task_item *items, int round, int a,
-                         int i, struct debate_round_stats *out) {
-    int before = at(d, round - 1, a, i)->choice, now = at(d, round, a, i)->choice;
-    int heard = others_majority(d, round - 1, a, i);
-    bool was = debate_answer_is_correct(d, items, i, before),
-         is = debate_answer_is_correct(d, items, i, now);
-    out->flips_good += is && !was;
-    out->flips_bad += was && !is;
-    if (heard < 0 || before < 0 || heard == before) return;
-    out->open++;
+static void answer_change_count(const struct debate *d, const struct task_item *items, int round,
+                                int a, int i, struct debate_round_stats *out) {
+    int before = answer_at(d, round - 1, a, i)->choice, now = answer_at(d, round, a, i)->choice;
+    int majority = others_majority(d, round - 1, a, i);
+    bool was_correct = debate_answer_is_correct(d, items, i, before),
+         is_correct = debate_answer_is_correct(d, items, i, now);
+    out->flips_good += is_correct && !was_correct;
+    out->flips_bad += was_correct && !is_correct;
+    if (majority < 0 || before < 0 || majority == before) return;
+    out->in_minority++;
     out->changed += now != before;
-    out->switched_to_majority += now == heard;
+    out->switched_to_majority += now == majority;
 }
 
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
                         struct debate_round_stats *out) {
     *out = (struct debate_round_stats){0};
     for (int i = 0; i < d->n_items; i++) {
-        int first = at(d, round, 0, i)->choice;
+        int first = answer_at(d, round, 0, i)->choice;
         bool same = first >= 0;
         for (int a = 0; a < d->n_agents; a++) {
-            same &= at(d, round, a, i)->choice == first;
-            if (round > 0) answer_count(d, items, round, a, i, out);
+            same &= answer_at(d, round, a, i)->choice == first;
+            if (round > 0) answer_change_count(d, items, round, a, i, out);
         }
-        out->agreed += same;
+        out->consensus += same;
         out->voted += d->voted[(size_t)round * (size_t)d->n_items + (size_t)i];
     }
 }
@@ -66,27 +68,27 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
 /* Input of the calibration: probabilities of n outcomes, the answered one, the correct one. */
 struct prediction {
     double p[EVAL_MAX_CHOICES];
-    int n, predicted, right;
+    int n, answered, correct;
 };
 
 /* A free answer has two outcomes: correct or wrong. False: the item cannot be used. */
-static bool forecast_make(const struct debate *d, const struct task_item *items, int item,
-                          int agent, struct prediction *f) {
+static bool prediction_init(const struct debate *d, const struct task_item *items, int item,
+                            int agent, struct prediction *f) {
     const struct task_item *it = &items[item];
-    const struct agent_answer *x = at(d, 0, agent, item);
-    *f = (struct prediction){.n = it->n_choices, .predicted = x->choice, .right = it->correct};
+    const struct agent_answer *x = answer_at(d, 0, agent, item);
+    *f = (struct prediction){.n = it->n_choices, .answered = x->choice, .correct = it->correct};
     if (x->choice < 0 || (it->n_choices ? it->correct < 0 || it->n_choices < 2 : !it->gold))
         return false;
     for (int c = 0; c < it->n_choices; c++) f->p[c] = (double)x->prob[c];
     if (it->n_choices) return true;
     *f = (struct prediction){.p = {(double)x->confidence, 1 - (double)x->confidence},
                              .n = 2,
-                             .right = !debate_answer_is_correct(d, items, item, x->choice)};
+                             .correct = !debate_answer_is_correct(d, items, item, x->choice)};
     return true;
 }
 
 /* Rescales p from temperature 1 to `temperature`. */
-static void tempered(struct prediction *f, double temperature) {
+static void prediction_apply_temperature(struct prediction *f, double temperature) {
     double sum = 0;
     for (int c = 0; c < f->n; c++)
         sum += f->p[c] = math_exp(math_log(fmax(f->p[c], 1e-30)) / temperature);
@@ -94,22 +96,23 @@ static void tempered(struct prediction *f, double temperature) {
 }
 
 /* Mean negative log-likelihood of the correct answers, and the calibration error. */
-static double nll_and_ece(const struct debate *d, const struct task_item *items, int agent,
-                          double temperature, double *ece, int64_t *n) {
-    double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
+static double calibration_measure(const struct debate *d, const struct task_item *items, int agent,
+                                  double temperature, double *ece, int64_t *n) {
+    double nll = 0, confidence_sum[BINS] = {0}, correct_sum[BINS] = {0};
     *n = 0;
     for (int i = 0; i < d->n_items; i++) {
         struct prediction f;
-        if (!forecast_make(d, items, i, agent, &f)) continue;
-        tempered(&f, temperature);
-        nll -= math_log(fmax(f.p[f.right], 1e-30));
-        int bin = MIN(BINS - 1, (int)(f.p[f.predicted] * BINS));
-        sure[bin] += f.p[f.predicted];
-        right[bin] += f.predicted == f.right;
+        if (!prediction_init(d, items, i, agent, &f)) continue;
+        prediction_apply_temperature(&f, temperature);
+        nll -= math_log(fmax(f.p[f.correct], 1e-30));
+        int bin = MIN(BINS - 1, (int)(f.p[f.answered] * BINS));
+        confidence_sum[bin] += f.p[f.answered];
+        correct_sum[bin] += f.answered == f.correct;
         ++*n;
     }
     *ece = 0;
-    for (int b = 0; b < BINS; b++) *ece += fabs(sure[b] - right[b]) / (double)MAX(*n, 1);
+    for (int b = 0; b < BINS; b++)
+        *ece += fabs(confidence_sum[b] - correct_sum[b]) / (double)MAX(*n, 1);
     return nll / (double)MAX(*n, 1);
 }
 
@@ -119,16 +122,16 @@ struct debate_calibration debate_calibration(const struct debate *d, const struc
     const double golden = 0.6180339887498949, lo0 = -2.995732273553991;
     struct debate_calibration c = {0};
     double lo = lo0, hi = -lo0, ece;
-    c.nll = nll_and_ece(d, items, agent, 1, &c.ece, &c.n);
+    c.nll = calibration_measure(d, items, agent, 1, &c.ece, &c.n);
     for (int i = 0; i < FIT_STEPS; i++) {
         double a = hi - golden * (hi - lo), b = lo + golden * (hi - lo);
-        if (nll_and_ece(d, items, agent, math_exp(a), &ece, &c.n) <
-            nll_and_ece(d, items, agent, math_exp(b), &ece, &c.n))
+        if (calibration_measure(d, items, agent, math_exp(a), &ece, &c.n) <
+            calibration_measure(d, items, agent, math_exp(b), &ece, &c.n))
             hi = b;
         else
             lo = a;
     }
     c.temperature = math_exp((lo + hi) / 2);
-    c.nll_fitted = nll_and_ece(d, items, agent, c.temperature, &c.ece_fitted, &c.n);
+    c.nll_fitted = calibration_measure(d, items, agent, c.temperature, &c.ece_fitted, &c.n);
     return c;
 }

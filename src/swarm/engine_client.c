@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistr.h>
 
-enum { CHUNK = 4096, LOOP_TOKENS = 16 };
+enum { CALLS_PER_BATCH = 4096, LOOP_TOKENS = 16 };
 #define JUDGE_PREFIX "{\"answer\": \""
 #define NO_ROOM "the call has no room in the context"
 
@@ -24,11 +24,11 @@ struct pending_llm_call {
     struct choice_prompt prompt;
     struct engine_request req;
     char key[HASH_LEN];
-    bool known;
+    bool cached;
 };
 /* The requests of one engine batch: first answers, then the rationales of judges. */
 struct call_batch {
-    struct engine_client *s;
+    struct engine_client *client;
     const char *model; /* hash */
     struct pending_llm_call *v;
     int n;
@@ -36,7 +36,7 @@ struct call_batch {
 };
 
 /* The JSON encoding of a string, without the quotes. */
-static char *json_inside(const char *text) {
+static char *json_escape(const char *text) {
     json_t *v = json_string(text);
     char *quoted = json_dumps(v, JSON_ENCODE_ANY);
     json_decref(v);
@@ -45,7 +45,7 @@ static char *json_inside(const char *text) {
     return quoted;
 }
 
-static void ids_text(struct token_ids *out, const struct tokenizer *tok, const char *text) {
+static void ids_add_text(struct token_ids *out, const struct tokenizer *tok, const char *text) {
     tokenizer_encode(tok, text, strlen(text), 0, out);
 }
 
@@ -55,12 +55,12 @@ static int judge_init(struct choice_prompt *a, const struct tokenizer *tok,
     *a = (struct choice_prompt){.n_choices = c->n_candidates};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
-    ids_text(&a->prompt, tok, JUDGE_PREFIX);
+    ids_add_text(&a->prompt, tok, JUDGE_PREFIX);
     for (int i = 0; i < c->n_candidates; i++) {
-        char *inside = json_inside(c->candidates[i]), *text = xasprintf("%s\"", inside);
+        char *escaped = json_escape(c->candidates[i]), *text = xasprintf("%s\"", escaped);
         choice_prompt_add_choice(a, i, tok, text, -1);
         free(text);
-        free(inside);
+        free(escaped);
     }
     return OK;
 }
@@ -70,11 +70,11 @@ static int rationale_init(struct choice_prompt *a, const struct tokenizer *tok,
     *a = (struct choice_prompt){0};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
-    char *inside = json_inside(c->candidates[c->answer.choice]),
-         *text = xasprintf(JUDGE_PREFIX "%s\", \"rationale\": \"", inside);
-    ids_text(&a->prompt, tok, text);
+    char *escaped = json_escape(c->candidates[c->answer.choice]),
+         *text = xasprintf(JUDGE_PREFIX "%s\", \"rationale\": \"", escaped);
+    ids_add_text(&a->prompt, tok, text);
     free(text);
-    free(inside);
+    free(escaped);
     return OK;
 }
 
@@ -89,21 +89,21 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
 }
 
 /* Free text, whose tokens are recorded: no working and no rationale. */
-static bool is_free(const struct pending_llm_call *p) {
+static bool is_free_text(const struct pending_llm_call *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
 
-static bool is_choice(const struct llm_call *c) {
+static bool is_multiple_choice(const struct llm_call *c) {
     return c->reply == REPLY_ANSWER && c->item->n_choices > 0;
 }
 
-static int asked_make(struct call_batch *b, struct pending_llm_call *p, bool rationale,
-                      struct error *err) {
+static int pending_prompt_init(struct call_batch *b, struct pending_llm_call *p, bool rationale,
+                               struct error *err) {
     const struct llm_call *c = p->call;
-    const struct tokenizer *tok = b->s->model->tok;
+    const struct tokenizer *tok = b->client->model->tok;
     if (rationale) return rationale_init(&p->prompt, tok, c, err);
     if (c->reply == REPLY_JUDGE) return judge_init(&p->prompt, tok, c, err);
-    if (!is_choice(c)) return text_init(&p->prompt, tok, c, err);
+    if (!is_multiple_choice(c)) return text_init(&p->prompt, tok, c, err);
     return choice_prompt_init(&p->prompt, tok, c->messages, c->n_messages, c->item,
                               c->chain_of_thought, err);
 }
@@ -112,15 +112,15 @@ static bool has_room(const struct call_batch *b, const struct engine_request *r)
     int64_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
     return (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest <=
-           engine_max_len(b->s->engine);
+           engine_max_len(b->client->engine);
 }
 
-static int prepare(struct call_batch *b, struct pending_llm_call *p, bool rationale,
-                   struct error *err) {
+static int pending_prepare(struct call_batch *b, struct pending_llm_call *p, bool rationale,
+                           struct error *err) {
     struct llm_call *c = p->call;
-    int rc = asked_make(b, p, rationale, err);
+    int rc = pending_prompt_init(b, p, rationale, err);
     if (rc) return rc;
-    bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
+    bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_multiple_choice(c));
     choice_prompt_request(&p->prompt, c->agent->adapter, c->max_tokens, &p->req);
     p->req.mix = c->agent->mix;
     p->req.n_mix = c->agent->n_mix;
@@ -132,16 +132,16 @@ static int prepare(struct call_batch *b, struct pending_llm_call *p, bool ration
     /* a greedy call does not depend on the seed */
     p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
     if (!has_room(b, &p->req)) c->failed = NO_ROOM;
-    engine_request_key(&p->req, b->model, b->s->model->cls, p->key);
+    engine_request_key(&p->req, b->model, b->client->model->cls, p->key);
     return OK;
 }
 
-static void text_set(struct llm_call *c, const char *text) {
+static void call_set_text(struct llm_call *c, const char *text) {
     free(c->text);
     c->text = xstrdup(text ? text : "");
 }
 
-static void *numbers_copy(const void *v, int32_t n) {
+static void *array32_copy(const void *v, int32_t n) {
     return n ? memcpy(xmalloc((size_t)n * 4), v, (size_t)n * 4) : NULL;
 }
 
@@ -153,11 +153,11 @@ static void result_apply(const struct store_call *s, struct pending_llm_call *p)
         c->answer.choice = s->choice;
         c->answer.confidence = s->prob[s->choice];
     }
-    if (s->text) text_set(c, s->text);
+    if (s->text) call_set_text(c, s->text);
     if (s->n_tokens) {
         c->n_tokens = s->n_tokens;
-        c->ends = numbers_copy(s->ends, s->n_tokens);
-        c->logprobs = numbers_copy(s->logprobs, s->n_tokens);
+        c->ends = array32_copy(s->ends, s->n_tokens);
+        c->logprobs = array32_copy(s->logprobs, s->n_tokens);
     }
     c->n_prefilled += s->n_prefilled;
     c->n_generated += s->n_generated;
@@ -165,7 +165,7 @@ static void result_apply(const struct store_call *s, struct pending_llm_call *p)
 }
 
 /* Appends the sanitized text of the tokens, and moves each token's end offset accordingly. */
-static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
+static void sanitized_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
     const uint8_t *v = (const uint8_t *)raw->data;
     int k = 0;
     for (size_t at = 0; at < raw->len;) {
@@ -183,8 +183,8 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
 
 /* The result of a computed request in the form that the store keeps. Arrays are borrowed from the
  * request, except `ends`. */
-static struct store_call stored_of(const struct call_batch *b, const struct pending_llm_call *p,
-                                   struct buf *text) {
+static struct store_call store_call_of(const struct call_batch *b, const struct pending_llm_call *p,
+                                       struct buf *text) {
     const struct engine_request *r = &p->req;
     bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
     struct store_call s = {.choice = r->n_choices ? r->choice : -1,
@@ -197,16 +197,16 @@ static struct store_call stored_of(const struct call_batch *b, const struct pend
                            .logprobs = r->out_logprob};
     memcpy(s.key, p->key, HASH_LEN);
     struct buf raw = {0};
-    tokenizer_decode_offsets(b->s->model->tok, r->out, r->n_out, false, &raw, s.ends);
-    clean_add(&raw, s.ends, r->n_out, text); // it becomes part of other calls
+    tokenizer_decode_offsets(b->client->model->tok, r->out, r->n_out, false, &raw, s.ends);
+    sanitized_add(&raw, s.ends, r->n_out, text); // it becomes part of other calls
     buf_release(&raw);
     s.text = text->data;
-    if (is_free(p)) s.n_tokens = r->n_out;
+    if (is_free_text(p)) s.n_tokens = r->n_out;
     return s;
 }
 
 static bool is_cache_miss(const struct pending_llm_call *p) {
-    return !p->known && !p->call->failed;
+    return !p->cached && !p->call->failed;
 }
 
 /* Runs the cache misses as one array of requests. */
@@ -216,22 +216,22 @@ static int run_cache_misses(struct call_batch *b, struct error *err) {
     for (int i = 0; i < b->n; i++)
         if (is_cache_miss(&b->v[i])) reqs[m++] = b->v[i].req;
     if (m > 0)
-        rc = b->s->run ? b->s->run(b->s->run_ctx, reqs, m, err)
-                       : engine_run(b->s->engine, reqs, m, NULL, err);
+        rc = b->client->run ? b->client->run(b->client->run_ctx, reqs, m, err)
+                            : engine_run(b->client->engine, reqs, m, NULL, err);
     for (int i = 0, j = 0; i < b->n; i++)
         if (is_cache_miss(&b->v[i])) b->v[i].req = reqs[j++];
-    b->s->n_computed += m;
+    b->client->n_computed += m;
     free(reqs);
     return rc;
 }
 
 static int results_store(struct call_batch *b, struct error *err) {
-    struct store *store = b->s->store;
+    struct store *store = b->client->store;
     int rc = store ? store_begin(store, err) : OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
         struct buf text = {0};
         if (!is_cache_miss(&b->v[i])) continue;
-        struct store_call s = stored_of(b, &b->v[i], &text);
+        struct store_call s = store_call_of(b, &b->v[i], &text);
         result_apply(&s, &b->v[i]);
         if (store) rc = store_call_put(store, &s, err);
         buf_release(&text);
@@ -244,23 +244,24 @@ static int results_store(struct call_batch *b, struct error *err) {
 
 /* Whether a stored result fits the request. An older store may hold a text without its tokens; the
  * call is then computed again. */
-static bool is_whole(const struct store_call *c, const struct pending_llm_call *p) {
+static bool stored_result_fits(const struct store_call *c, const struct pending_llm_call *p) {
     size_t len = c->text ? strlen(c->text) : 0;
     for (int i = 0; i < c->n_tokens; i++) {
         int32_t before = i ? c->ends[i - 1] : 0;
         if (c->ends[i] < before || (size_t)c->ends[i] > len) return false;
     }
     if (c->n_choices != p->req.n_choices || c->choice >= MAX(c->n_choices, 1)) return false;
-    return c->n_choices ? c->choice >= 0 : !is_free(p) || c->n_tokens || !len;
+    return c->n_choices ? c->choice >= 0 : !is_free_text(p) || c->n_tokens || !len;
 }
 
 static bool cache_lookup(const struct call_batch *b, struct pending_llm_call *p) {
     struct store_call c;
-    if (!b->s->store || p->call->failed || !store_call_get(b->s->store, p->key, &c)) return false;
-    bool whole = is_whole(&c, p);
-    if (whole) result_apply(&c, p);
+    if (!b->client->store || p->call->failed || !store_call_get(b->client->store, p->key, &c))
+        return false;
+    bool fits = stored_result_fits(&c, p);
+    if (fits) result_apply(&c, p);
     store_call_release(&c);
-    return whole;
+    return fits;
 }
 
 /* Runs one batch; the caller has set b->v[i].call. */
@@ -268,13 +269,13 @@ static int batch_run(struct call_batch *b, bool rationale, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
         struct pending_llm_call *p = &b->v[i];
-        rc = prepare(b, p, rationale, err);
-        p->known = rc == OK && cache_lookup(b, p);
+        rc = pending_prepare(b, p, rationale, err);
+        p->cached = rc == OK && cache_lookup(b, p);
     }
     if (rc == OK) rc = run_cache_misses(b, err);
     if (rc == OK) rc = results_store(b, err);
     for (int i = 0; i < b->n; i++) {
-        if (!b->v[i].known) engine_request_release(&b->v[i].req);
+        if (!b->v[i].cached) engine_request_release(&b->v[i].req);
         choice_prompt_release(&b->v[i].prompt);
     }
     return rc;
@@ -299,9 +300,9 @@ static int rationales_run(struct call_batch *b, struct llm_call *calls, int n, s
     return rc;
 }
 
-static int ask_chunk(struct engine_client *s, struct llm_call *calls, int n, const char *model,
+static int ask_chunk(struct engine_client *client, struct llm_call *calls, int n, const char *model,
                      struct error *err) {
-    struct call_batch b = {.s = s, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
+    struct call_batch b = {.client = client, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
     for (int i = 0; i < n; i++) {
         calls[i].answer.choice = -1;
         if (calls[i].reply == REPLY_JUDGE && calls[i].n_candidates == 0)
@@ -311,22 +312,22 @@ static int ask_chunk(struct engine_client *s, struct llm_call *calls, int n, con
     }
     int rc = batch_run(&b, false, err);
     if (rc == OK) rc = rationales_run(&b, calls, n, err);
-    s->n_calls += n;
+    client->n_calls += n;
     free(b.v);
     return rc;
 }
 
-static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
-    struct engine_client *s = ctx;
-    const char *model = model_hash(s->model, err);
+static int client_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    struct engine_client *client = ctx;
+    const char *model = model_hash(client->model, err);
     int rc = model ? OK : err->code;
-    for (int i = 0; rc == OK && i < n; i += CHUNK)
-        rc = ask_chunk(s, calls + i, MIN(CHUNK, n - i), model, err);
+    for (int i = 0; rc == OK && i < n; i += CALLS_PER_BATCH)
+        rc = ask_chunk(client, calls + i, MIN(CALLS_PER_BATCH, n - i), model, err);
     return rc;
 }
 
-struct llm_client engine_client_as_llm(struct engine_client *s) {
-    return (struct llm_client){s, ask};
+struct llm_client engine_client_as_llm(struct engine_client *client) {
+    return (struct llm_client){client, client_ask};
 }
 
 const char *task_item_question(const struct task_item *it, int view) {

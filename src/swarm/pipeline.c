@@ -20,11 +20,11 @@ enum {
     LONG_REFERENCE = 500,
     GIST_CHARS = 250, /* maximum length of a gist */
     CONTEXT_CHARS = 1500,
-    LEAST_CHARS = 10, /* minimum length of an answer with --compat legacy */
+    MIN_ANSWER_CHARS = 10, /* minimum length of an answer with --compat legacy */
     SUMMARY_TOKENS = 256,
     FACT_TOKENS = 256,
-    CUTS = 3 /* number of times that context and references are halved to fit; then they are left
-                out */
+    MAX_HALVINGS = 3 /* number of times that context and references are halved to fit; then they are
+                left out */
 };
 
 static const char *const stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
@@ -46,68 +46,69 @@ struct pipeline_state {
     char *system[TEAM_MAX];
     char **names; /* owned by the answer */
     int n;
-    int spoken[TEAM_MAX];
-    int cut; /* times that context and references were halved */
+    int n_utterances[TEAM_MAX];
+    int n_halvings; /* times that context and references were halved */
 };
 
 /* LLM calls */
 
-static bool same_asker(const struct llm_client *a, const struct llm_client *b) {
+static bool same_client(const struct llm_client *a, const struct llm_client *b) {
     return a->ask == b->ask && a->ctx == b->ctx;
 }
 
 /* Sends the calls of this client as one batch; all calls if there is one base model. */
-static int ask_of(const struct pipeline_state *t, const struct llm_client *asker,
-                  struct llm_call *calls, int n, struct error *err) {
-    struct llm_call *own = xcalloc((size_t)n, sizeof *own);
-    int *at = xcalloc((size_t)n, sizeof *at), m = 0;
+static int calls_run_on_client(const struct pipeline_state *t, const struct llm_client *client,
+                               struct llm_call *calls, int n, struct error *err) {
+    struct llm_call *selected = xcalloc((size_t)n, sizeof *selected);
+    int *index = xcalloc((size_t)n, sizeof *index), m = 0;
     for (int i = 0; i < n; i++) {
-        const struct llm_client *whose =
+        const struct llm_client *stage_client =
             &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].llm_client;
-        if (!same_asker(whose, asker)) continue;
-        at[m] = i;
-        own[m++] = calls[i];
+        if (!same_client(stage_client, client)) continue;
+        index[m] = i;
+        selected[m++] = calls[i];
     }
-    int rc = m ? asker->ask(asker->ctx, own, m, err) : OK;
-    for (int i = 0; i < m; i++) calls[at[i]] = own[i]; /* after an error too: the calls own texts */
-    free(own);
-    free(at);
+    int rc = m ? client->ask(client->ctx, selected, m, err) : OK;
+    for (int i = 0; i < m; i++)
+        calls[index[i]] = selected[i]; /* after an error too: the calls own texts */
+    free(selected);
+    free(index);
     return rc;
 }
 
-static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n,
-                   struct error *err) {
+static int calls_run(const struct pipeline_state *t, struct llm_call *calls, int n,
+                     struct error *err) {
     int rc = OK;
     for (int s = 0; rc == OK && s < PIPELINE_N_STAGES; s++) {
         bool done = false;
         for (int k = 0; k < s; k++)
-            done = done || same_asker(&t->o->stage[k].llm_client, &t->o->stage[s].llm_client);
-        if (!done) rc = ask_of(t, &t->o->stage[s].llm_client, calls, n, err);
+            done = done || same_client(&t->o->stage[k].llm_client, &t->o->stage[s].llm_client);
+        if (!done) rc = calls_run_on_client(t, &t->o->stage[s].llm_client, calls, n, err);
     }
     return rc;
 }
 
 /* A call of the pipeline to the summary model; `c` sets the kind of reply. The caller releases
  * it. */
-static int ask_summarizer(const struct pipeline_options *o, const char *system, const char *user,
+static int summarizer_run(const struct pipeline_options *o, const char *system, const char *user,
                           struct llm_call *c, struct error *err) {
-    static const struct agent writer = {.name = "summary", .role = "summary"};
-    static const struct task_item none = {.correct = -1};
+    static const struct agent summary_agent = {.name = "summary", .role = "summary"};
+    static const struct task_item no_item = {.correct = -1};
     const struct chat_message chat[2] = {{"system", system}, {"user", user}};
-    const struct llm_client *asker = &o->stage[PIPELINE_SUMMARY].llm_client;
-    c->agent = &writer;
-    if (!c->item) c->item = &none;
+    const struct llm_client *client = &o->stage[PIPELINE_SUMMARY].llm_client;
+    c->agent = &summary_agent;
+    if (!c->item) c->item = &no_item;
     c->messages = chat;
     c->n_messages = 2;
-    int rc = asker->ask(asker->ctx, c, 1, err);
+    int rc = client->ask(client->ctx, c, 1, err);
     c->messages = NULL;
     return rc;
 }
 
 /* the board */
 
-static int board_put_of(const struct pipeline_options *o, const char *key, json_t *value,
-                        const struct llm_call *c, int iteration, struct error *err) {
+static int board_put_reply(const struct pipeline_options *o, const char *key, json_t *value,
+                           const struct llm_call *c, int iteration, struct error *err) {
     if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
     json_t *event = blackboard_write(o->board, key, value, NULL, err);
     json_decref(value);
@@ -118,19 +119,21 @@ static int board_put_of(const struct pipeline_options *o, const char *key, json_
 
 static int board_put(const struct pipeline_options *o, const char *key, json_t *value,
                      struct error *err) {
-    return board_put_of(o, key, value, NULL, 0, err);
+    return board_put_reply(o, key, value, NULL, 0, err);
 }
 
-static int slot_put(const struct pipeline_state *t, int who, const char *text, struct error *err) {
+static int slot_put(const struct pipeline_state *t, int agent, const char *text,
+                    struct error *err) {
     const struct embedder *e = t->o->embedder;
     float *v = e ? xcalloc((size_t)e->d, sizeof *v) : NULL;
-    json_t *meta = json_pack("{s:s,s:i}", "role", t->v[who].role, "iteration", t->spoken[who]),
-           *back = NULL;
+    json_t *meta = json_pack("{s:s,s:i}", "role", t->v[agent].role, "iteration",
+                             t->n_utterances[agent]),
+           *stored = NULL;
     int rc = e ? e->embed(e->ctx, &text, 1, v, err) : OK;
     const struct blackboard_slot_entry entry = {
-        .slot = t->names[who], .text = text, .embedding = v, .d = e ? e->d : 0, .metadata = meta};
-    if (rc == OK && !(back = blackboard_slot_add(t->o->board, &entry, err))) rc = err->code;
-    json_decref(back);
+        .slot = t->names[agent], .text = text, .embedding = v, .d = e ? e->d : 0, .metadata = meta};
+    if (rc == OK && !(stored = blackboard_slot_add(t->o->board, &entry, err))) rc = err->code;
+    json_decref(stored);
     json_decref(meta);
     free(v);
     return rc;
@@ -138,31 +141,31 @@ static int slot_put(const struct pipeline_state *t, int who, const char *text, s
 
 static int utterance_put(struct pipeline_state *t, const struct llm_call *c, struct error *err) {
     char key[BOARD_KEY_LEN] = BOARD_FINAL_RESPONSE;
-    int who = (int)(c->agent - t->v);
+    int agent = (int)(c->agent - t->v);
     enum pipeline_stage s = pipeline_stage_of_role(c->agent->role);
-    if (s == PIPELINE_SUMMARY) blackboard_summary_key(t->spoken[who], key);
-    if (s == PIPELINE_INTERNAL) blackboard_agent_key(who, key);
-    t->spoken[who]++;
+    if (s == PIPELINE_SUMMARY) blackboard_summary_key(t->n_utterances[agent], key);
+    if (s == PIPELINE_INTERNAL) blackboard_agent_key(agent, key);
+    t->n_utterances[agent]++;
     const char *text = c->failed || !c->text ? "" : c->text;
-    int rc = board_put_of(t->o, key, json_string(text), c, t->spoken[who], err);
-    return rc == OK && *text ? slot_put(t, who, text, err) : rc;
+    int rc = board_put_reply(t->o, key, json_string(text), c, t->n_utterances[agent], err);
+    return rc == OK && *text ? slot_put(t, agent, text, err) : rc;
 }
 
 /* The workflow's llm_client: writes each reply to the board at once. */
-static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+static int pipeline_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct pipeline_state *t = ctx;
     if (t->o->progress)
         t->o->progress(t->o->progress_ctx, calls[0].agent->role,
-                       t->spoken[calls[0].agent - t->v] + 1, n);
-    int rc = ask_all(t, calls, n, err);
+                       t->n_utterances[calls[0].agent - t->v] + 1, n);
+    int rc = calls_run(t, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) rc = utterance_put(t, &calls[i], err);
     return rc;
 }
 
 /* the team */
 
-static void member_add(struct pipeline_state *t, const char *role, const char *name,
-                       const char *system, float temperature) {
+static void agent_add(struct pipeline_state *t, const char *role, const char *name,
+                      const char *system, float temperature) {
     const struct pipeline_stage_options *s = &t->o->stage[pipeline_stage_of_role(role)];
     int i = t->n++;
     t->names[i] = xstrdup(name);
@@ -176,24 +179,24 @@ static void member_add(struct pipeline_state *t, const char *role, const char *n
 
 /* One agent for each role of the workflow, except "agent": o->agents agents, with roles for the
  * type of the question. */
-static int team_make(struct pipeline_state *t, struct error *err) {
+static int team_build(struct pipeline_state *t, struct error *err) {
     const struct pipeline_options *o = t->o;
     int n_roles = workflow_n_roles(o->workflow);
     for (int r = 0; r < n_roles; r++) {
         const char *role = workflow_role(o->workflow, r);
-        bool agents = strcmp(role, "agent") == 0;
-        if (t->n + (agents ? o->agents : 1) > TEAM_MAX)
+        bool is_agent_role = strcmp(role, "agent") == 0;
+        if (t->n + (is_agent_role ? o->agents : 1) > TEAM_MAX)
             return error_set(err, ERR_USAGE,
                              "workflow '%s' with %d agents is a team of more than %d",
                              workflow_name(o->workflow), o->agents, TEAM_MAX);
-        for (int i = 0; agents && i < o->agents; i++) {
-            struct agent_role part = agent_role_get(t->type, t->lang, i);
-            char *name = xasprintf("%d %s", i + 1, part.name);
-            member_add(t, role, name, part.description, part.temperature);
+        for (int i = 0; is_agent_role && i < o->agents; i++) {
+            struct agent_role agent_role_info = agent_role_get(t->type, t->lang, i);
+            char *name = xasprintf("%d %s", i + 1, agent_role_info.name);
+            agent_add(t, role, name, agent_role_info.description, agent_role_info.temperature);
             if (o->adapters) t->v[t->n - 1].adapter = o->adapters[i];
             free(name);
         }
-        if (!agents) member_add(t, role, role, NULL, 0);
+        if (!is_agent_role) agent_add(t, role, role, NULL, 0);
     }
     return n_roles ? OK
                    : error_set(err, ERR_USAGE, "workflow '%s' has no roles",
@@ -202,8 +205,8 @@ static int team_make(struct pipeline_state *t, struct error *err) {
 
 /* Sets the type that the summary model finds most probable; keeps the type by keywords if the
  * question does not fit in the model's context. */
-static int type_ask(struct pipeline_state *t, struct error *err) {
-    static const char *const words[N_LANGUAGES] = {
+static int question_type_by_model(struct pipeline_state *t, struct error *err) {
+    static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
                     "conversational, or default for none of these?",
         [LANG_JA] = "これはどの種類の質問ですか。discussion（議論）、planning（計画）、"
@@ -214,7 +217,7 @@ static int type_ask(struct pipeline_state *t, struct error *err) {
     struct llm_call c = {.item = &kinds, .reply = REPLY_ANSWER};
     for (int i = 0; i < N_QUESTION_TYPES; i++)
         kinds.choices[i] = (char *)(uintptr_t)question_type_names[i];
-    int rc = ask_summarizer(t->o, words[t->lang], t->question, &c, err);
+    int rc = summarizer_run(t->o, prompts[t->lang], t->question, &c, err);
     if (rc == OK && !c.failed && c.answer.choice >= 0)
         t->type = (enum question_type)c.answer.choice;
     llm_call_release(&c);
@@ -225,11 +228,11 @@ static int type_ask(struct pipeline_state *t, struct error *err) {
 
 static int references_find(const struct pipeline_state *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
-    if (!t->o->knowledge || t->cut == CUTS) return OK;
+    if (!t->o->knowledge || t->n_halvings == MAX_HALVINGS) return OK;
     const struct knowledge_query q = {.text = t->question, .embedder = t->o->embedder};
     json_t *hits = knowledge_search(t->o->knowledge, &q, err);
     if (!hits) return err->code;
-    knowledge_snippets(hits, KNOWLEDGE_SNIPPET_CHARS >> t->cut, out);
+    knowledge_snippets(hits, KNOWLEDGE_SNIPPET_CHARS >> t->n_halvings, out);
     json_decref(hits);
     return OK;
 }
@@ -243,7 +246,7 @@ static bool is_longer(const char *text, int chars) {
  * summary model returns nothing usable. */
 static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out,
                               struct error *err) {
-    static const char *const words[N_LANGUAGES] = {
+    static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "Say in one or two sentences what is asked, and what of the reference bears on "
                     "it. Do not answer.",
         [LANG_JA] = "何が問われているか、参考のうち何が関係するかを、一、二文で述べてください。"
@@ -257,7 +260,7 @@ static int question_summarize(const struct pipeline_state *t, const char *rag, s
     char *user = xasprintf("%s\n\n%s", t->question, rag);
     struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
     struct buf clean = {0};
-    int rc = ask_summarizer(o, words[t->lang], user, &c, err);
+    int rc = summarizer_run(o, prompts[t->lang], user, &c, err);
     if (rc == OK && !c.failed && answer_clean(c.text, c.truncated, &clean))
         buf_add(out, clean.data, utf8_prefix_len(clean.data, clean.len, GIST_CHARS));
     buf_puts(out, "");
@@ -268,13 +271,13 @@ static int question_summarize(const struct pipeline_state *t, const char *rag, s
 }
 
 /* Variables of templates in addition to the question; the board holds all of them. */
-static int given_make(const struct pipeline_state *t, json_t **out, struct error *err) {
+static int given_build(const struct pipeline_state *t, json_t **out, struct error *err) {
     static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
     struct buf text[3] = {{0}};
     const struct pipeline_options *o = t->o;
     buf_puts(&text[0], "");
-    if (o->memory && t->cut < CUTS)
-        conversation_context(o->memory, t->lang, CONTEXT_CHARS >> t->cut, &text[0]);
+    if (o->memory && t->n_halvings < MAX_HALVINGS)
+        conversation_context(o->memory, t->lang, CONTEXT_CHARS >> t->n_halvings, &text[0]);
     int rc = references_find(t, &text[1], err);
     if (rc == OK) rc = question_summarize(t, text[1].data, &text[2], err);
     *out = json_pack("{s:b,s:s}", "summary", (int)o->summary, BOARD_QUESTION_TYPE,
@@ -293,45 +296,46 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
                       struct buf *out) {
     out->len = 0;
     return !u->failed && answer_clean(u->text, u->truncated, out) &&
-           (!o->compat || is_longer(out->data, LEAST_CHARS - 1));
+           (!o->compat || is_longer(out->data, MIN_ANSWER_CHARS - 1));
 }
 
 /* The result's text if usable; else the last usable utterance. */
-static void answer_pick(const struct pipeline_state *t, struct pipeline_answer *a) {
-    const struct transcript *talk = &a->transcript;
+static void answer_select(const struct pipeline_state *t, struct pipeline_answer *a) {
+    const struct transcript *transcript = &a->transcript;
     struct buf text = {0};
     a->source = ANSWER_FALLBACK;
-    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text))
+    if (transcript->final >= 0 && is_usable(t->o, &transcript->v[transcript->final], &text))
         a->source = ANSWER_FROM_OUTPUT;
-    for (int i = talk->n - 1; !t->o->compat && a->source == ANSWER_FALLBACK && i >= 0; i--)
-        if (is_usable(t->o, &talk->v[i], &text)) a->source = ANSWER_FROM_AGENT;
+    for (int i = transcript->n - 1; !t->o->compat && a->source == ANSWER_FALLBACK && i >= 0; i--)
+        if (is_usable(t->o, &transcript->v[i], &text)) a->source = ANSWER_FROM_AGENT;
     if (a->source == ANSWER_FALLBACK) text.len = 0, buf_puts(&text, answer_fallback(t->lang));
-    for (int i = 0; a->source != ANSWER_FROM_OUTPUT && i < talk->n; i++)
-        if (talk->v[i].failed) a->why = talk->v[i].failed;
+    for (int i = 0; a->source != ANSWER_FROM_OUTPUT && i < transcript->n; i++)
+        if (transcript->v[i].failed) a->why = transcript->v[i].failed;
     a->text = text.data;
 }
 
-static bool is_given(const json_t *given, const char *key) {
+static bool given_has_text(const json_t *given, const char *key) {
     return *json_string_value(json_object_get(given, key)) != 0;
 }
 
 /* Whether an agent thought and an agent wrote the result. */
-static bool is_whole(const struct pipeline_state *t, const struct transcript *talk) {
+static bool transcript_is_complete(const struct pipeline_state *t,
+                                   const struct transcript *transcript) {
     bool thought = false;
-    for (int i = 0; i < talk->n; i++)
-        thought =
-            thought || (!talk->v[i].failed &&
-                        pipeline_stage_of_role(t->v[talk->v[i].agent].role) == PIPELINE_INTERNAL);
-    return thought && talk->final >= 0;
+    for (int i = 0; i < transcript->n; i++)
+        thought = thought ||
+                  (!transcript->v[i].failed &&
+                   pipeline_stage_of_role(t->v[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
+    return thought && transcript->final >= 0;
 }
 
 /* One attempt. *again: the run is not complete, and a shorter context may fit. */
-static int team_try(struct pipeline_state *t, const struct task_item *item,
-                    struct pipeline_answer *a, bool *again, struct error *err) {
+static int team_attempt(struct pipeline_state *t, const struct task_item *item,
+                        struct pipeline_answer *a, bool *retry, struct error *err) {
     const struct pipeline_options *o = t->o;
-    const struct llm_client asker = {t, ask};
+    const struct llm_client client = {t, pipeline_ask};
     json_t *given = NULL;
-    int rc = given_make(t, &given, err);
+    int rc = given_build(t, &given, err);
     const struct workflow_options wo = {.rounds = o->iterations,
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
@@ -339,35 +343,36 @@ static int team_try(struct pipeline_state *t, const struct task_item *item,
                                         .seconds = o->seconds,
                                         .given = given};
     transcript_release(&a->transcript);
-    memset(t->spoken, 0, sizeof t->spoken);
+    memset(t->n_utterances, 0, sizeof t->n_utterances);
     if (rc == OK)
-        rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->transcript, NULL, err);
-    *again = rc == OK && !is_whole(t, &a->transcript) &&
+        rc =
+            workflow_run(o->workflow, &client, t->v, t->n, item, 1, &wo, &a->transcript, NULL, err);
+    *retry = rc == OK && !transcript_is_complete(t, &a->transcript) &&
              a->transcript.ending != WORKFLOW_STOP_BUDGET &&
-             (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
+             (given_has_text(given, BOARD_CONVERSATION) || given_has_text(given, BOARD_RAG));
     json_decref(given);
     return rc;
 }
 
-static int team_speak(struct pipeline_state *t, struct pipeline_answer *a, struct error *err) {
+static int team_answer(struct pipeline_state *t, struct pipeline_answer *a, struct error *err) {
     const struct pipeline_options *o = t->o;
     char *question = xstrdup(t->question);
     const struct task_item item = {
         .question = question, .lang = language_names[t->lang], .correct = -1};
-    bool again = true;
-    int rc = o->type == QUESTION_TYPE_BY_MODEL ? type_ask(t, err) : OK;
+    bool retry = true;
+    int rc = o->type == QUESTION_TYPE_BY_MODEL ? question_type_by_model(t, err) : OK;
     if (rc == OK)
         rc = board_put(o, BOARD_QUESTION_TYPE, json_string(question_type_names[t->type]), err);
-    if (rc == OK) rc = team_make(t, err);
-    for (t->cut = 0; rc == OK && again && t->cut <= CUTS; t->cut++)
-        rc = team_try(t, &item, a, &again, err);
-    if (rc == OK) answer_pick(t, a);
+    if (rc == OK) rc = team_build(t, err);
+    for (t->n_halvings = 0; rc == OK && retry && t->n_halvings <= MAX_HALVINGS; t->n_halvings++)
+        rc = team_attempt(t, &item, a, &retry, err);
+    if (rc == OK) answer_select(t, a);
     free(question);
     return rc;
 }
 
 /* A question that the memory can answer needs no team. */
-static bool memory_answers(const struct pipeline_state *t, struct pipeline_answer *a) {
+static bool answer_from_memory(const struct pipeline_state *t, struct pipeline_answer *a) {
     struct buf known = {0};
     if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known))
         return false;
@@ -384,7 +389,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
     t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
     int rc = blackboard_clear_current_turn(o->board, err);
     if (rc == OK) rc = board_put(o, BOARD_INPUT, json_string(question), err);
-    if (rc == OK && !memory_answers(&t, out)) rc = team_speak(&t, out, err);
+    if (rc == OK && !answer_from_memory(&t, out)) rc = team_answer(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
     if (rc == OK && o->memory) rc = pipeline_update_memory(o, question, out->text, err);
     for (int i = 0; i < t.n; i++) free(t.system[i]);
@@ -401,16 +406,16 @@ void pipeline_answer_release(struct pipeline_answer *a) {
 /* conversation memory */
 
 /* Summarizes the exchanges that the memory drops; on failure the previous summary stays. */
-static int talk_summarize(void *ctx, const char *previous, const char *exchanges, struct buf *out,
-                          struct error *err) {
-    static const char *const words[N_LANGUAGES] = {
+static int exchanges_summarize(void *ctx, const char *previous, const char *exchanges,
+                               struct buf *out, struct error *err) {
+    static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "Sum up the conversation in a few sentences. Keep names, wishes and facts.",
         [LANG_JA] = "会話を数文に要約してください。名前、希望、事実は残してください。",
         [LANG_ZH] = "请用几句话概括这段对话，保留名字、愿望和事实。"};
     const struct pipeline_options *o = ctx;
     char *user = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
     struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
-    int rc = ask_summarizer(o, words[language_detect(exchanges)], user, &c, err);
+    int rc = summarizer_run(o, prompts[language_detect(exchanges)], user, &c, err);
     if (rc == OK && (c.failed || !answer_clean(c.text, c.truncated, out))) buf_puts(out, previous);
     llm_call_release(&c);
     free(user);
@@ -419,21 +424,22 @@ static int talk_summarize(void *ctx, const char *previous, const char *exchanges
 
 /* Facts extracted by the model as JSON, filtered to facts that the user stated. NULL: none, or an
  * error in err. */
-static json_t *facts_ask(const struct pipeline_options *o, const char *said, struct error *err) {
-    static const char *const words[N_LANGUAGES] = {
+static json_t *facts_from_model(const struct pipeline_options *o, const char *statements,
+                                struct error *err) {
+    static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "List what the user says of himself or herself, in the user's own words, as "
                     "JSON. Leave empty what is not said.",
         [LANG_JA] = "ユーザーが自分について述べたことを、本人の言葉のままJSONに書き出してください。"
                     "述べていないことは空にしてください。",
         [LANG_ZH] = "请用用户的原话，把用户关于自己说的内容列成JSON。没有说的请留空。"};
-    enum language l = language_detect(said);
+    enum language l = language_detect(statements);
     char *schema = conversation_facts_schema(l);
     struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, err);
     struct llm_call c = {.max_tokens = FACT_TOKENS, .grammar = g};
     json_t *claimed = NULL, *facts = NULL;
-    if (g && ask_summarizer(o, words[l], said, &c, err) == OK && !c.failed && c.text)
+    if (g && summarizer_run(o, prompts[l], statements, &c, err) == OK && !c.failed && c.text)
         claimed = json_loads(c.text, 0, NULL); /* NULL if the reply was cut */
-    if (json_is_object(claimed)) facts = facts_filter_grounded(claimed, said);
+    if (json_is_object(claimed)) facts = facts_filter_grounded(claimed, statements);
     json_decref(claimed);
     llm_call_release(&c);
     grammar_free(g);
@@ -441,26 +447,28 @@ static json_t *facts_ask(const struct pipeline_options *o, const char *said, str
     return facts;
 }
 
-static int facts_learn(const struct pipeline_options *o, const char *question, struct error *err) {
-    struct buf said = {0};
-    json_t *found = facts_extract(question), *asked = NULL;
-    statements_extract(question, &said);
+static int facts_update(const struct pipeline_options *o, const char *question, struct error *err) {
+    struct buf statements = {0};
+    json_t *rule_facts = facts_extract(question), *model_facts = NULL;
+    statements_extract(question, &statements);
     err->code = OK;
-    if (o->facts == FACTS_MODEL && said.len) asked = facts_ask(o, said.data, err);
-    int rc = asked ? OK : err->code;
-    if (rc == OK && asked) rc = conversation_merge_facts(o->memory, asked, err);
-    if (rc == OK) rc = conversation_merge_facts(o->memory, found, err); /* rules take precedence */
-    json_decref(found);
-    json_decref(asked);
-    buf_release(&said);
+    if (o->facts == FACTS_MODEL && statements.len)
+        model_facts = facts_from_model(o, statements.data, err);
+    int rc = model_facts ? OK : err->code;
+    if (rc == OK && model_facts) rc = conversation_merge_facts(o->memory, model_facts, err);
+    if (rc == OK)
+        rc = conversation_merge_facts(o->memory, rule_facts, err); /* rules take precedence */
+    json_decref(rule_facts);
+    json_decref(model_facts);
+    buf_release(&statements);
     return rc;
 }
 
 int pipeline_update_memory(const struct pipeline_options *o, const char *question,
                            const char *answer, struct error *err) {
-    const struct summarizer s = {(void *)(uintptr_t)o, talk_summarize};
+    const struct summarizer s = {(void *)(uintptr_t)o, exchanges_summarize};
     int rc = conversation_add(o->memory, question, answer, &s, err);
-    if (rc == OK && o->facts != FACTS_NONE) rc = facts_learn(o, question, err);
+    if (rc == OK && o->facts != FACTS_NONE) rc = facts_update(o, question, err);
     const json_t *state = conversation_state(o->memory);
     return rc == OK
                ? board_put(o, BOARD_KEY_FACTS, json_deep_copy(json_object_get(state, "facts")), err)

@@ -49,7 +49,7 @@ static bool is_letter(const uint8_t *p, const uint8_t *end) {
 
 /* Whether no alphabetic letter is adjacent to text[at .. at + n). A Japanese particle may follow a
  * Latin word. */
-static bool is_word(const char *text, size_t len, size_t at, size_t n) {
+static bool is_whole_word(const char *text, size_t len, size_t at, size_t n) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len, *before = p + at;
     if (before > p) {
         do before--;
@@ -59,23 +59,24 @@ static bool is_word(const char *text, size_t len, size_t at, size_t n) {
     return at + n == len || !is_letter(p + at + n, end);
 }
 
-static bool keyword_in(const char *text, size_t len, const char *word, size_t n, bool compat) {
+static bool contains_keyword(const char *text, size_t len, const char *word, size_t n,
+                             bool compat) {
     bool latin = (uint8_t)word[0] < 0x80;
     for (const char *at = text; (at = memmem(at, len - (size_t)(at - text), word, n)); at++)
-        if (compat || !latin || is_word(text, len, (size_t)(at - text), n)) return true;
+        if (compat || !latin || is_whole_word(text, len, (size_t)(at - text), n)) return true;
     return false;
 }
 
-static bool any_keyword(const char *text, size_t len, const char *words, bool compat) {
+static bool has_keyword(const char *text, size_t len, const char *words, bool compat) {
     for (size_t n; *words; words += n + (words[n] == '|')) {
         n = strcspn(words, "|");
-        if (keyword_in(text, len, words, n, compat)) return true;
+        if (contains_keyword(text, len, words, n, compat)) return true;
     }
     return false;
 }
 
 /* Lower-cases each character separately, which suffices for the keywords. */
-static void lower(const char *text, struct buf *out) {
+static void lowercase_add(const char *text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     while (p < end) {
         uint8_t bytes[6];
@@ -90,9 +91,9 @@ static void lower(const char *text, struct buf *out) {
 enum question_type question_classify(const char *question, bool compat) {
     struct buf text = {0};
     int t = 0;
-    lower(question, &text);
-    while (t < QUESTION_DEFAULT && !any_keyword(text.data, text.len, keywords[t].legacy, compat) &&
-           (compat || !any_keyword(text.data, text.len, keywords[t].chinese, false)))
+    lowercase_add(question, &text);
+    while (t < QUESTION_DEFAULT && !has_keyword(text.data, text.len, keywords[t].legacy, compat) &&
+           (compat || !has_keyword(text.data, text.len, keywords[t].chinese, false)))
         t++;
     buf_release(&text);
     return (enum question_type)t;
@@ -182,7 +183,7 @@ static const struct role_row general[] = {
 static const struct {
     const struct role_row *rows;
     int n;
-} sets[N_QUESTION_TYPES] = {
+} role_sets[N_QUESTION_TYPES] = {
     [QUESTION_DISCUSSION] = {discussion, ARRAY_LEN(discussion)},
     [QUESTION_PLANNING] = {planning, ARRAY_LEN(planning)},
     [QUESTION_INFORMATIONAL] = {informational, ARRAY_LEN(informational)},
@@ -191,11 +192,11 @@ static const struct {
 };
 
 int agent_role_count(enum question_type t) {
-    return sets[t].n;
+    return role_sets[t].n;
 }
 
 struct agent_role agent_role_get(enum question_type t, enum language l, int agent) {
     CHECK(agent >= 0);
-    const struct role_row *row = &sets[t].rows[agent % sets[t].n];
+    const struct role_row *row = &role_sets[t].rows[agent % role_sets[t].n];
     return (struct agent_role){row->text[l][0], row->text[l][1], row->temperature};
 }

@@ -152,9 +152,10 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 /* Changes of the agents' answers in one round of a debate. */
 struct debate_round_stats {
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in this round */
-    int64_t changed, open; /* answers against the others' majority (open), and their changes */
+    int64_t changed,
+        in_minority; /* answers against the others' majority (open), and their changes */
     int64_t switched_to_majority; /* open answers that changed to the majority's answer */
-    int64_t agreed;               /* items on which all agents agree after the round */
+    int64_t consensus;            /* items on which all agents agree after the round */
     int64_t voted;                /* items with a correct vote after the round */
 };
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
@@ -588,7 +589,7 @@ struct team_solver {
     const struct llm_client *llm_client;
     uint64_t seed;
 };
-int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out,
+int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
 /*

@@ -18,7 +18,7 @@ struct team_document {
     char *name, *about, *protocol, *vote;
     int64_t rounds, max_tokens;
     double temperature;
-    bool working;
+    bool chain_of_thought;
 };
 struct team_member {
     char *name, *system, *role;
@@ -35,7 +35,7 @@ static const struct option_row top_rows[] = {
     ROW("rounds", OPT_INT, team_document, rounds, "0", 0, 64),
     ROW("max_tokens", OPT_INT, team_document, max_tokens, "0", 0, 65536),
     ROW("temperature", OPT_FLOAT, team_document, temperature, "-1", -1, 100),
-    ROW("chain-of-thought", OPT_BOOL, team_document, working, "true", 0, 0),
+    ROW("chain-of-thought", OPT_BOOL, team_document, chain_of_thought, "true", 0, 0),
     {0},
 };
 static const struct option_row member_rows[] = {
@@ -49,17 +49,17 @@ static const struct option_row member_rows[] = {
 #undef ROW
 
 /* Adds file and line to the error; returns its code. */
-static int say_where(const struct yaml *y, const char *at, struct error *err) {
-    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, at), 1));
+static int error_add_location(const struct yaml *y, const char *key_path, struct error *err) {
+    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, key_path), 1));
 }
 
-static int refuse(const struct yaml *y, const char *at, const char *what, const char *subject,
-                  struct error *err) {
+static int format_error(const struct yaml *y, const char *key_path, const char *what,
+                        const char *subject, struct error *err) {
     error_set(err, ERR_FORMAT, "%s '%s'", what, subject);
-    return say_where(y, at, err);
+    return error_add_location(y, key_path, err);
 }
 
-static const char *keep(struct team *t, const char *text) {
+static const char *team_copy_text(struct team *t, const char *text) {
     if (!text) return NULL;
     strings_add(&t->texts, text);
     return t->texts.v[t->texts.n - 1];
@@ -67,21 +67,21 @@ static const char *keep(struct team *t, const char *text) {
 
 /* agents */
 
-static bool name_taken(const struct team *t, const char *name) {
+static bool name_is_taken(const struct team *t, const char *name) {
     for (int i = 0; i < t->n; i++)
         if (strcmp(t->v[i].name, name) == 0) return true;
     return false;
 }
 
 /* "runs/x/critic" → "critic", and "critic#2" for the second agent. malloc'ed. */
-static char *name_free(const struct team *t, const char *dir) {
+static char *name_make_unique(const struct team *t, const char *dir) {
     char *path = xstrdup(dir);
     for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = 0;
     const char *slash = strrchr(path, '/'), *base = slash && slash[1] ? slash + 1 : path;
     char *name = xstrdup(base);
-    for (int again = 2; name_taken(t, name); again++) {
+    for (int suffix = 2; name_is_taken(t, name); suffix++) {
         free(name);
-        name = xasprintf("%s#%d", base, again);
+        name = xasprintf("%s#%d", base, suffix);
     }
     free(path);
     return name;
@@ -96,10 +96,10 @@ static void term_add(struct team *t, const char *path, float weight) {
 /* The caller adds the agent's terms first. */
 static struct agent *agent_add(struct team *t, const char *name) {
     struct agent *a = &t->v[t->n];
-    char *own = name ? NULL : name_free(t, t->adapters.v[t->first[t->n]]);
-    *a = (struct agent){.name = keep(t, name ? name : own), .view = t->n};
+    char *unique_name = name ? NULL : name_make_unique(t, t->adapters.v[t->first[t->n]]);
+    *a = (struct agent){.name = team_copy_text(t, name ? name : unique_name), .view = t->n};
     t->first[++t->n] = t->adapters.n;
-    free(own);
+    free(unique_name);
     return a;
 }
 
@@ -113,67 +113,68 @@ static char *adapter_find(const char *file, const char *path) {
 }
 
 /* "DIR" or "DIR=WEIGHT"; an existing path is used unchanged, even with a '=' in its name. */
-static int term_read(struct team *t, const struct yaml *y, const char *at, const char *text,
+static int term_read(struct team *t, const struct yaml *y, const char *key_path, const char *text,
                      struct error *err) {
     float weight = 1;
     char *term = xstrdup(text), *found = adapter_find(y->path, term);
     if (!found && adapter_weight_parse(term, &weight)) found = adapter_find(y->path, term);
     if (found) term_add(t, found, weight);
-    int rc = found ? OK : refuse(y, at, "there is no adapter", term, err);
+    int rc = found ? OK : format_error(y, key_path, "there is no adapter", term, err);
     free(term);
     free(found);
     return rc;
 }
 
-static int terms_read(struct team *t, const struct yaml *y, const char *at,
+static int terms_read(struct team *t, const struct yaml *y, const char *key_path,
                       const struct strings *terms, struct error *err) {
     int rc = OK;
     if (terms->n < 1 || terms->n > ENGINE_MIX_MAX) {
         error_set(err, ERR_FORMAT, "an adapter, or a mix of at most %d, is expected at '%s'",
-                  ENGINE_MIX_MAX, at);
-        return say_where(y, at, err);
+                  ENGINE_MIX_MAX, key_path);
+        return error_add_location(y, key_path, err);
     }
     for (int i = 0; rc == OK && i < terms->n; i++) {
-        rc = term_read(t, y, at, terms->v[i], err);
+        rc = term_read(t, y, key_path, terms->v[i], err);
         const char *last = rc == OK ? t->adapters.v[t->adapters.n - 1] : "";
-        bool weighed = rc == OK && t->terms[t->adapters.n - 1].weight != 1;
-        if (strcmp(last, "base") == 0 && (terms->n > 1 || weighed))
-            rc = refuse(y, at, "no part of a mix is", "base", err);
+        bool has_weight = rc == OK && t->terms[t->adapters.n - 1].weight != 1;
+        if (strcmp(last, "base") == 0 && (terms->n > 1 || has_weight))
+            rc = format_error(y, key_path, "no part of a mix is", "base", err);
     }
     return rc;
 }
 
 /* A part of a document as a separate one. The caller calls json_decref on its lines. */
-static struct yaml part_of(const struct yaml *y, json_t *root, const char *at) {
+static struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path) {
     struct yaml part = {y->path, root, json_object()};
-    size_t n = strlen(at);
+    size_t n = strlen(key_path);
     const char *key;
     json_t *line;
     json_object_foreach (y->lines, key, line)
-        if (strncmp(key, at, n) == 0 && key[n] == '.')
+        if (strncmp(key, key_path, n) == 0 && key[n] == '.')
             json_object_set(part.lines, key + n + 1, line);
     return part;
 }
 
 static int agent_read(struct team *t, const struct yaml *y, int i, struct error *err) {
-    char at[32];
+    char key_path[32];
     struct team_member m;
     json_t *root = json_array_get(json_object_get(y->root, "agents"), (size_t)i);
-    snprintf(at, sizeof at, "agents.%d", i);
-    if (!json_is_object(root)) return refuse(y, at, "an agent is a mapping:", at, err);
-    struct yaml part = part_of(y, root, at);
+    snprintf(key_path, sizeof key_path, "agents.%d", i);
+    if (!json_is_object(root))
+        return format_error(y, key_path, "an agent is a mapping:", key_path, err);
+    struct yaml part = yaml_subtree(y, root, key_path);
     options_default(member_rows, &m);
     int rc = options_from_yaml(member_rows, &m, &part, NULL, err);
     if (rc == OK) rc = terms_read(t, &part, "adapter", &m.adapter, err);
-    if (rc == OK && m.name && (!*m.name || name_taken(t, m.name)))
-        rc = refuse(&part, "name", *m.name ? "given twice is the name" : "empty is the name",
-                    m.name, err);
+    if (rc == OK && m.name && (!*m.name || name_is_taken(t, m.name)))
+        rc = format_error(&part, "name", *m.name ? "given twice is the name" : "empty is the name",
+                          m.name, err);
     if (rc == OK && m.role && workflow_role_find(t->workflow, m.role) < 0)
-        rc = refuse(&part, "role", "the protocol has no role", m.role, err);
+        rc = format_error(&part, "role", "the protocol has no role", m.role, err);
     if (rc == OK) {
         struct agent *a = agent_add(t, m.name);
-        a->system = keep(t, m.system);
-        a->role = keep(t, m.role);
+        a->system = team_copy_text(t, m.system);
+        a->role = team_copy_text(t, m.role);
         a->temperature = (float)m.temperature;
     }
     options_release(member_rows, &m);
@@ -186,7 +187,7 @@ static int agents_read(struct team *t, const struct yaml *y, struct error *err) 
     int n = (int)json_array_size(list), rc = OK;
     if (n < 1 || n > TEAM_MAX) {
         error_set(err, ERR_FORMAT, "a list of 1 to %d agents is expected in 'agents'", TEAM_MAX);
-        return say_where(y, "agents", err);
+        return error_add_location(y, "agents", err);
     }
     for (int i = 0; rc == OK && i < n; i++) rc = agent_read(t, y, i, err);
     return rc;
@@ -194,7 +195,7 @@ static int agents_read(struct team *t, const struct yaml *y, struct error *err) 
 
 /* top level */
 
-static void workflow_take(struct team *t, struct workflow *w) {
+static void team_set_workflow(struct team *t, struct workflow *w) {
     t->workflow = w;
     t->options = (struct debate_options){.workflow = w,
                                          .rounds = workflow_rounds(w),
@@ -211,22 +212,23 @@ static bool is_builtin(const char *protocol) {
     return false;
 }
 
-static int top_read(struct team *t, const struct yaml *y, const struct team_document *o,
-                    struct error *err) {
+static int top_level_read(struct team *t, const struct yaml *y, const struct team_document *o,
+                          struct error *err) {
     char *path =
         is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
-    if (!w) return say_where(y, "protocol", err);
-    workflow_take(t, w);
+    if (!w) return error_add_location(y, "protocol", err);
+    team_set_workflow(t, w);
     const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
     t->about = xstrdup(o->about);
-    t->options.chain_of_thought = o->working;
+    t->options.chain_of_thought = o->chain_of_thought;
     t->options.temperature = (float)o->temperature;
     t->options.max_tokens = (int32_t)o->max_tokens;
     if (o->rounds) t->options.rounds = (int)o->rounds;
-    if (o->vote && !(t->options.vote = vote_parse(o->vote, err))) return say_where(y, "vote", err);
+    if (o->vote && !(t->options.vote = vote_parse(o->vote, err)))
+        return error_add_location(y, "vote", err);
     return OK;
 }
 
@@ -235,9 +237,10 @@ static int document_read(struct team *t, const struct yaml *y, struct error *err
     struct yaml top = {y->path, json_copy(y->root), y->lines};
     json_object_del(top.root, "agents");
     options_default(top_rows, &o);
-    int rc = json_is_object(y->root) ? options_from_yaml(top_rows, &o, &top, NULL, err)
-                                     : refuse(y, "", "a team is a mapping with", "agents", err);
-    if (rc == OK) rc = top_read(t, y, &o, err);
+    int rc = json_is_object(y->root)
+                 ? options_from_yaml(top_rows, &o, &top, NULL, err)
+                 : format_error(y, "", "a team is a mapping with", "agents", err);
+    if (rc == OK) rc = top_level_read(t, y, &o, err);
     if (rc == OK) rc = agents_read(t, y, err);
     options_release(top_rows, &o);
     json_decref(top.root);
@@ -272,10 +275,10 @@ int team_from_flags(struct team *t, const char *protocol, const struct strings *
         return error_set(err, ERR_USAGE, "there are more --personas than --agents");
     struct workflow *w = workflow_open(protocol, err);
     if (!w) return err->code;
-    workflow_take(t, w);
+    team_set_workflow(t, w);
     for (int i = 0; i < agents->n; i++) {
         term_add(t, agents->v[i], 1);
-        agent_add(t, NULL)->system = i < personas->n ? keep(t, personas->v[i]) : NULL;
+        agent_add(t, NULL)->system = i < personas->n ? team_copy_text(t, personas->v[i]) : NULL;
     }
     return OK;
 }
@@ -287,12 +290,12 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
             return err->code;
     }
     for (int i = 0; i < t->n; i++) {
-        struct weighted_adapter *own = &t->terms[t->first[i]];
+        struct weighted_adapter *terms = &t->terms[t->first[i]];
         int n = t->first[i + 1] - t->first[i];
-        bool mixed = n > 1 || own->weight != 1;
-        t->v[i].adapter = mixed ? NULL : own->adapter;
-        t->v[i].mix = mixed ? own : NULL;
-        t->v[i].n_mix = mixed ? n : 0;
+        bool is_mix = n > 1 || terms->weight != 1;
+        t->v[i].adapter = is_mix ? NULL : terms->adapter;
+        t->v[i].mix = is_mix ? terms : NULL;
+        t->v[i].n_mix = is_mix ? n : 0;
     }
     return OK;
 }

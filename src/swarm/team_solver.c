@@ -11,13 +11,13 @@
 
 #include <stdlib.h>
 
-enum { DRAWN_TOKENS = 512, READ_TOKENS = 4096 };
+enum { GENERATED_TASK_TOKENS = 512, FILE_TASK_TOKENS = 4096 };
 
 int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len) {
-    int32_t most = DRAWN_TOKENS;
+    int32_t max_tokens = GENERATED_TASK_TOKENS;
     for (int i = 0; i < n; i++)
-        if (banks[i].family < 0) most = READ_TOKENS;
-    return MIN(most, max_seq_len);
+        if (banks[i].family < 0) max_tokens = FILE_TASK_TOKENS;
+    return MIN(max_tokens, max_seq_len);
 }
 
 int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
@@ -28,7 +28,7 @@ int debate_options_for_bank(const struct eval_task *b, const struct debate_optio
     return eval_task_grader(b, &out->grader, err);
 }
 
-static struct eval_result outcome_of(const struct debate *d, int item) {
+static struct eval_result debate_result(const struct debate *d, int item) {
     const struct transcript *o = &d->transcripts[item];
     struct eval_result out = {.choice = (int16_t)o->answer,
                               .right = d->decided[item],
@@ -44,11 +44,11 @@ static struct eval_result outcome_of(const struct debate *d, int item) {
     return out;
 }
 
-int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out,
+int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done,
                        struct error *err) {
-    const struct team_solver *own = player;
-    const struct team *t = own->team;
+    const struct team_solver *solver = ctx;
+    const struct team *t = solver->team;
     struct debate_options o;
     struct debate d = {0};
     double start = clock_now();
@@ -57,9 +57,9 @@ int team_solver_answer(void *player, const struct eval_task *b, struct eval_resu
     int rc = debate_options_for_bank(b, &t->options, &o, err);
     if (rc != OK) return rc;
     struct task_item *items = eval_task_items(b);
-    o.seed = own->seed;
-    rc = debate_run(own->llm_client, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
-    for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = outcome_of(&d, i);
+    o.seed = solver->seed;
+    rc = debate_run(solver->llm_client, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
+    for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = debate_result(&d, i);
     if (rc == OK && d.failed)
         log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
                  b->name, (long long)d.failed, (long long)d.calls);

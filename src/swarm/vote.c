@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* For free answers an agent has a probability only for its answer. */
-static double prob_of(const struct agent_answer *a, int c) {
+static double answer_prob(const struct agent_answer *a, int c) {
     return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->confidence : 0;
 }
 
@@ -22,20 +22,21 @@ static void majority(const struct agent_answer *a, int n, int n_choices, double 
 /* The choice of each agent, weighted by the exact probability that the agent assigns to it. */
 static void confidence(const struct agent_answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
-    for (int i = 0; i < n; i++) out[a[i].choice] += prob_of(&a[i], a[i].choice);
+    for (int i = 0; i < n; i++) out[a[i].choice] += answer_prob(&a[i], a[i].choice);
 }
 
 /* Product of experts: summed log-probabilities of every choice. */
 static void logprob(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
-        for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(prob_of(&a[i], c), 1e-12));
+        for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(answer_prob(&a[i], c), 1e-12));
 }
 
 /* Borda count: a choice gets one point for each choice that the agent finds less likely. */
 static void borda(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++)
-            for (int d = 0; d < n_choices; d++) out[c] += prob_of(&a[i], c) > prob_of(&a[i], d);
+            for (int d = 0; d < n_choices; d++)
+                out[c] += answer_prob(&a[i], c) > answer_prob(&a[i], d);
 }
 
 const struct vote vote_table[] = {
@@ -60,13 +61,15 @@ const struct vote *vote_parse(const char *name, struct error *err) {
 }
 
 int vote_decide(const struct vote *v, const struct agent_answer *answers, int n, int n_choices) {
-    double *score = xcalloc((size_t)n_choices + 1, 2 * sizeof *score), *mass = score + n_choices;
+    double *score = xcalloc((size_t)n_choices + 1, 2 * sizeof *score),
+           *prob_sum = score + n_choices;
     v->score(answers, n, n_choices, score);
     for (int i = 0; i < n; i++)
-        for (int c = 0; c < n_choices; c++) mass[c] += prob_of(&answers[i], c);
+        for (int c = 0; c < n_choices; c++) prob_sum[c] += answer_prob(&answers[i], c);
     int best = 0;
     for (int c = 1; c < n_choices; c++)
-        if (score[c] > score[best] || (score[c] == score[best] && mass[c] > mass[best])) best = c;
+        if (score[c] > score[best] || (score[c] == score[best] && prob_sum[c] > prob_sum[best]))
+            best = c;
     if (v->quorum && 2 * score[best] <= n) best = -1;
     free(score);
     return best;
@@ -87,15 +90,16 @@ static char *json_vote(const char *text, float *confidence) {
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!close) return NULL;
     json_t *v = json_loadb(open, (size_t)(close - open) + 1, 0, NULL);
-    const json_t *sure = json_object_get(v, "confidence");
+    const json_t *reported = json_object_get(v, "confidence");
     char *out = json_answer(v);
-    if (out && json_is_number(sure)) *confidence = (float)fmin(1, fmax(0, json_number_value(sure)));
+    if (out && json_is_number(reported))
+        *confidence = (float)fmin(1, fmax(0, json_number_value(reported)));
     json_decref(v);
     return out;
 }
 
 /* Bytes of white space at p; 0: none. */
-static size_t space_at(const char *p) {
+static size_t white_space_len(const char *p) {
     return *p && strchr(" \t\r\n\f\v", *p) ? 1 : strncmp(p, "\u3000", 3) == 0 ? 3 : 0;
 }
 
@@ -116,8 +120,8 @@ char *legacy_vote_parse(const char *text, float *confidence) {
     }
     size_t n = strcspn(line, "\n");
     const char *colon = memchr(line, ':', n), *word = colon ? colon + 1 : line;
-    while (space_at(word) && word < line + n) word += space_at(word);
+    while (white_space_len(word) && word < line + n) word += white_space_len(word);
     const char *end = word;
-    while (*end && !space_at(end)) end++;
+    while (*end && !white_space_len(end)) end++;
     return strndup(word, (size_t)(end - word));
 }

@@ -26,62 +26,65 @@ const char *workflow_builtin(int i, const char **text) {
 struct workflow_reader { /* a file; `at` is the dotted path of the value being read */
     const struct yaml *y;
     struct workflow *w;
-    char at[128];
+    char key_path[128];
     struct error *err;
 };
 
-static int refuse(const struct workflow_reader *r, const char *what, const char *subject) {
-    int line = yaml_line(r->y, r->at); // 0: a missing key has no line
+static int format_error(const struct workflow_reader *r, const char *what, const char *subject) {
+    int line = yaml_line(r->y, r->key_path); // 0: a missing key has no line
     return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path, MAX(line, 1), what,
                      subject);
 }
 
-static int place(struct workflow_reader *r, const char *format, const char *name, int i) {
-    char text[sizeof r->at];
+static int set_key_path(struct workflow_reader *r, const char *format, const char *name, int i) {
+    char text[sizeof r->key_path];
     snprintf(text, sizeof text, format, name, i);
-    memcpy(r->at, text, sizeof text);
+    memcpy(r->key_path, text, sizeof text);
     return OK;
 }
 
 /* Index of a word in `known` (ended by NULL). */
-static int word(struct workflow_reader *r, const json_t *v, const char *const *known, int *out) {
+static int enum_read(struct workflow_reader *r, const json_t *v, const char *const *known,
+                     int *out) {
     const char *text = json_string_value(v);
-    if (!text) return refuse(r, "a word is expected at", r->at);
+    if (!text) return format_error(r, "a word is expected at", r->key_path);
     for (*out = 0; known[*out]; ++*out)
         if (strcmp(known[*out], text) == 0) return OK;
-    return refuse(r, "not known is", text);
+    return format_error(r, "not known is", text);
 }
 
-static int number(struct workflow_reader *r, const json_t *v, double lo, double hi, double *out) {
+static int number_read(struct workflow_reader *r, const json_t *v, double lo, double hi,
+                       double *out) {
     char what[96];
     *out = json_number_value(v);
     if (json_is_number(v) && *out >= lo && *out <= hi) return OK;
     snprintf(what, sizeof what, "a number of %.10g to %.10g is expected at", lo, hi);
-    return refuse(r, what, r->at);
+    return format_error(r, what, r->key_path);
 }
 
-static int template(struct workflow_reader *r, const json_t *v, struct jinja **out) {
+static int template_read(struct workflow_reader *r, const json_t *v, struct jinja **out) {
     const char *text = json_string_value(v);
-    if (!text) return refuse(r, "a text is expected at", r->at);
+    if (!text) return format_error(r, "a text is expected at", r->key_path);
     *out = jinja_parse(text, strlen(text), r->err);
     if (*out) return OK;
-    return error_wrap(r->err, "'%s' line %d, template", r->y->path, MAX(yaml_line(r->y, r->at), 1));
+    return error_wrap(r->err, "'%s' line %d, template", r->y->path,
+                      MAX(yaml_line(r->y, r->key_path), 1));
 }
 
 /* Checks that mapping `v`, if not NULL, has only these keys (ended by NULL). */
-static int keys_check(struct workflow_reader *r, const json_t *v, const char *at,
+static int keys_check(struct workflow_reader *r, const json_t *v, const char *key_path,
                       const char *const *known) {
     const char *key;
     json_t *x;
-    place(r, "%s", at, 0);
-    if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", at);
+    set_key_path(r, "%s", key_path, 0);
+    if (v && !json_is_object(v)) return format_error(r, "a mapping is expected at", key_path);
     json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
         int i = 0;
         while (known[i] && strcmp(known[i], key) != 0) i++;
-        snprintf(r->at, sizeof r->at, "%s.%s", at, key);
-        if (!known[i]) return refuse(r, "not known is", key);
+        snprintf(r->key_path, sizeof r->key_path, "%s.%s", key_path, key);
+        if (!known[i]) return format_error(r, "not known is", key);
     }
-    return place(r, "%s", at, 0);
+    return set_key_path(r, "%s", key_path, 0);
 }
 
 int workflow_role_find(const struct workflow *w, const char *name) {
@@ -97,79 +100,80 @@ static int node_find(const struct workflow *w, const char *name) {
 }
 
 /* "all", a role, or a list of roles. */
-static int speakers(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
-    size_t many = json_is_array(v) ? json_array_size(v) : 1;
-    for (size_t i = 0; i < many; i++) {
+static int speakers_read(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
+    size_t count = json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < count; i++) {
         const char *name = json_string_value(json_is_array(v) ? json_array_get(v, i) : v);
-        if (!name) return refuse(r, "a role is expected at", r->at);
+        if (!name) return format_error(r, "a role is expected at", r->key_path);
         if (strcmp(name, "all") == 0) {
-            n->by = ~0u;
+            n->role_mask = ~0u;
             continue;
         }
         int role = workflow_role_find(r->w, name);
-        if (role < 0) return refuse(r, "no role", name);
-        n->by |= 1u << role;
+        if (role < 0) return format_error(r, "no role", name);
+        n->role_mask |= 1u << role;
     }
-    return n->by ? OK : refuse(r, "nobody speaks at", n->name);
+    return n->role_mask ? OK : format_error(r, "nobody speaks at", n->name);
 }
 
-static int messages(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
+static int messages_read(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
     static const char *const roles[] = {"system", "user", "assistant", NULL};
-    size_t many = json_array_size(v);
-    if (many < 1 || many > NODE_MESSAGES)
-        return refuse(r, "between one and eight messages are expected at", n->name);
-    for (size_t i = 0; i < many; i++) {
+    size_t count = json_array_size(v);
+    if (count < 1 || count > NODE_MESSAGES)
+        return format_error(r, "between one and eight messages are expected at", n->name);
+    for (size_t i = 0; i < count; i++) {
         const json_t *m = json_array_get(v, i);
         const char *key = json_object_iter_key(json_object_iter((json_t *)(uintptr_t)m));
         int role, rc;
         json_t *name = json_string(key ? key : "");
-        place(r, "nodes.%s.messages.%d", n->name, (int)i);
-        rc = json_object_size(m) == 1 ? word(r, name, roles, &role)
-                                      : refuse(r, "a role and its text are expected at", r->at);
+        set_key_path(r, "nodes.%s.messages.%d", n->name, (int)i);
+        rc = json_object_size(m) == 1
+                 ? enum_read(r, name, roles, &role)
+                 : format_error(r, "a role and its text are expected at", r->key_path);
         json_decref(name);
         if (rc) return rc;
         n->role[i] = roles[role];
-        if ((rc = template(r, json_object_get(m, key), &n->message[i]))) return rc;
+        if ((rc = template_read(r, json_object_get(m, key), &n->message[i]))) return rc;
         n->n_messages++;
     }
     return OK;
 }
 
-static int node_key(struct workflow_reader *r, struct workflow_node *n, const char *key,
-                    const json_t *v) {
+static int node_key_read(struct workflow_reader *r, struct workflow_node *n, const char *key,
+                         const json_t *v) {
     static const char *const replies[] = {"text", "answer", "judge", "legacy", NULL};
     static const char *const orders[] = {"together", "in-turn", NULL};
     double x = 0;
     int rc, i = 0;
-    if (strcmp(key, "by") == 0) return speakers(r, v, n);
-    if (strcmp(key, "messages") == 0) return messages(r, v, n);
+    if (strcmp(key, "by") == 0) return speakers_read(r, v, n);
+    if (strcmp(key, "messages") == 0) return messages_read(r, v, n);
     if (strcmp(key, "same_round") == 0) {
         n->same_round = json_is_true(v);
-        return json_is_boolean(v) ? OK : refuse(r, "true or false is expected at", n->name);
+        return json_is_boolean(v) ? OK : format_error(r, "true or false is expected at", n->name);
     }
     if (strcmp(key, "reply") == 0) {
         json_t *now =
             json_is_string(v) ? json_string(renamed_value("reply", json_string_value(v))) : NULL;
-        rc = word(r, now ? now : v, replies, &i);
+        rc = enum_read(r, now ? now : v, replies, &i);
         json_decref(now);
         n->reply = (enum reply_format)i;
     } else if (strcmp(key, "order") == 0) {
-        rc = word(r, v, orders, &i);
+        rc = enum_read(r, v, orders, &i);
         n->in_turn = i;
     } else if (strcmp(key, "tail") == 0) {
-        rc = number(r, v, 0, 1e6, &x);
-        n->tail = (int)x;
+        rc = number_read(r, v, 0, 1e6, &x);
+        n->tail_chars = (int)x;
     } else if (strcmp(key, "temperature") == 0) {
-        rc = number(r, v, 0, 100, &x);
+        rc = number_read(r, v, 0, 100, &x);
         n->temperature = (float)x;
     } else if (strcmp(key, "top_p") == 0) {
-        rc = number(r, v, 1e-6, 1, &x);
+        rc = number_read(r, v, 1e-6, 1, &x);
         n->top_p = (float)x;
     } else if (strcmp(key, "max_tokens") == 0) {
-        rc = number(r, v, 1, 1e6, &x);
+        rc = number_read(r, v, 1, 1e6, &x);
         n->max_tokens = (int32_t)x;
     } else {
-        rc = refuse(r, "a node has no", key);
+        rc = format_error(r, "a node has no", key);
     }
     return rc;
 }
@@ -180,26 +184,27 @@ static int node_read(struct workflow_reader *r, const char *name, const json_t *
     json_t *x;
     *n = (struct workflow_node){
         .name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
-    if (!json_is_object(v)) return refuse(r, "a node is a mapping:", name);
+    if (!json_is_object(v)) return format_error(r, "a node is a mapping:", name);
     json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
-        snprintf(r->at, sizeof r->at, "nodes.%s.%s", name, key);
-        int rc = node_key(r, n, key, x);
+        snprintf(r->key_path, sizeof r->key_path, "nodes.%s.%s", name, key);
+        int rc = node_key_read(r, n, key, x);
         if (rc) return rc;
     }
-    place(r, "nodes.%s", name, 0);
-    if (!n->by) n->by = ~0u;
-    return n->n_messages ? OK : refuse(r, "no messages at", name);
+    set_key_path(r, "nodes.%s", name, 0);
+    if (!n->role_mask) n->role_mask = ~0u;
+    return n->n_messages ? OK : format_error(r, "no messages at", name);
 }
 
 static int nodes_read(struct workflow_reader *r, const json_t *v) {
     const char *name;
     json_t *x;
     size_t n = json_object_size(v);
-    place(r, "%s", "nodes", 0);
-    if (n < 1 || n > 64) return refuse(r, "between one and 64 nodes are expected in", "nodes");
+    set_key_path(r, "%s", "nodes", 0);
+    if (n < 1 || n > 64)
+        return format_error(r, "between one and 64 nodes are expected in", "nodes");
     r->w->nodes = xcalloc(n, sizeof *r->w->nodes);
     json_object_foreach ((json_t *)(uintptr_t)v, name, x) {
-        place(r, "nodes.%s", name, 0);
+        set_key_path(r, "nodes.%s", name, 0);
         int rc = node_read(r, name, x);
         if (rc) return rc;
     }
@@ -210,28 +215,29 @@ static int nodes_read(struct workflow_reader *r, const json_t *v) {
 static int edge_read(struct workflow_reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));
-    const json_t *when = json_object_get(v, "when");
-    if (!from || !to || json_object_size(v) != 2 + (size_t)(when != NULL))
-        return refuse(r, "{from, to, when} is expected at", r->at);
+    const json_t *condition = json_object_get(v, "when");
+    if (!from || !to || json_object_size(v) != 2 + (size_t)(condition != NULL))
+        return format_error(r, "{from, to, when} is expected at", r->key_path);
     e->from = node_find(r->w, from);
     e->to = node_find(r->w, to);
-    if (e->from < 0 || e->to < 0) return refuse(r, "no node", e->from < 0 ? from : to);
-    if (!when) return OK;
-    if (!json_is_string(when)) return refuse(r, "a condition is a text, at", r->at);
-    json_t *text = json_sprintf("{{ true if (%s) else '' }}", json_string_value(when));
-    int rc = template(r, text, &e->when);
+    if (e->from < 0 || e->to < 0) return format_error(r, "no node", e->from < 0 ? from : to);
+    if (!condition) return OK;
+    if (!json_is_string(condition))
+        return format_error(r, "a condition is a text, at", r->key_path);
+    json_t *text = json_sprintf("{{ true if (%s) else '' }}", json_string_value(condition));
+    int rc = template_read(r, text, &e->condition);
     json_decref(text);
     return rc;
 }
 
 static int edges_read(struct workflow_reader *r, const json_t *v) {
     size_t n = json_array_size(v);
-    place(r, "%s", "edges", 0);
+    set_key_path(r, "%s", "edges", 0);
     if (n > 256 || (v && !json_is_array(v)))
-        return refuse(r, "a list of at most 256 edges is expected in", "edges");
+        return format_error(r, "a list of at most 256 edges is expected in", "edges");
     r->w->edges = xcalloc(n + 1, sizeof *r->w->edges);
     for (size_t i = 0; i < n; i++) {
-        place(r, "%s.%d", "edges", (int)i);
+        set_key_path(r, "%s.%d", "edges", (int)i);
         int rc = edge_read(r, json_array_get(v, i), &r->w->edges[r->w->n_edges++]);
         if (rc) return rc;
     }
@@ -239,21 +245,22 @@ static int edges_read(struct workflow_reader *r, const json_t *v) {
 }
 
 static int roles_read(struct workflow_reader *r, const json_t *v) {
-    place(r, "%s", "roles", 0);
+    set_key_path(r, "%s", "roles", 0);
     if (v && (!json_is_array(v) || json_array_size(v) > ROLES_MAX))
-        return refuse(r, "a list of at most 16 names is expected in", "roles");
+        return format_error(r, "a list of at most 16 names is expected in", "roles");
     for (size_t i = 0; i < json_array_size(v); i++) {
         const char *name = json_string_value(json_array_get(v, i));
-        if (!name) return refuse(r, "a name is expected in", "roles");
-        if (strcmp(name, "all") == 0) return refuse(r, "a role cannot be named", name);
-        if (workflow_role_find(r->w, name) >= 0) return refuse(r, "given twice is the role", name);
+        if (!name) return format_error(r, "a name is expected in", "roles");
+        if (strcmp(name, "all") == 0) return format_error(r, "a role cannot be named", name);
+        if (workflow_role_find(r->w, name) >= 0)
+            return format_error(r, "given twice is the role", name);
         r->w->roles[r->w->n_roles++] = xstrdup(name);
     }
     return OK;
 }
 
 static int decide_read(struct workflow_reader *r, const json_t *v) {
-    static const char *const overs[] = {"last", "all", NULL};
+    static const char *const vote_scopes[] = {"last", "all", NULL};
     static const char *const keys[] = {"vote", "judge", "over", "text", NULL};
     struct workflow *w = r->w;
     const char *vote = json_string_value(json_object_get(v, "vote")),
@@ -261,17 +268,18 @@ static int decide_read(struct workflow_reader *r, const json_t *v) {
                *text = json_string_value(json_object_get(v, "text"));
     const json_t *over = json_object_get(v, "over");
     int all = 0, rc = keys_check(r, v, "decide", keys);
-    w->judge = w->text = -1;
+    w->judge_node = w->text_node = -1;
     w->vote = &vote_table[0];
     if (rc) return rc;
     if ((!vote && json_object_get(v, "vote")) || (!judge && json_object_get(v, "judge")) ||
         (!text && json_object_get(v, "text")))
-        return refuse(r, "a name is expected in", "decide");
-    if (vote && !(w->vote = vote_find(vote))) return refuse(r, "no vote", vote);
-    if (judge && (w->judge = node_find(w, judge)) < 0) return refuse(r, "no node", judge);
-    if (text && (w->text = node_find(w, text)) < 0) return refuse(r, "no node", text);
-    if (over) rc = word(r, over, overs, &all);
-    w->over_all = all;
+        return format_error(r, "a name is expected in", "decide");
+    if (vote && !(w->vote = vote_find(vote))) return format_error(r, "no vote", vote);
+    if (judge && (w->judge_node = node_find(w, judge)) < 0)
+        return format_error(r, "no node", judge);
+    if (text && (w->text_node = node_find(w, text)) < 0) return format_error(r, "no node", text);
+    if (over) rc = enum_read(r, over, vote_scopes, &all);
+    w->vote_all_rounds = all;
     return rc;
 }
 
@@ -281,34 +289,34 @@ static int budget_read(struct workflow_reader *r, const json_t *v) {
                  *seconds = json_object_get(v, "seconds");
     double x = 256, y = 1 << 20;
     int rc = keys_check(r, v, "budget", keys);
-    if (!rc) place(r, "%s", "budget.calls", 0);
-    if (!rc && calls) rc = number(r, calls, 1, 1e6, &x);
-    if (!rc) place(r, "%s", "budget.tokens", 0);
-    if (!rc && tokens) rc = number(r, tokens, 1, 1e9, &y);
-    if (!rc) place(r, "%s", "budget.seconds", 0);
-    if (!rc && seconds) rc = number(r, seconds, 0, 1e9, &r->w->max_seconds);
+    if (!rc) set_key_path(r, "%s", "budget.calls", 0);
+    if (!rc && calls) rc = number_read(r, calls, 1, 1e6, &x);
+    if (!rc) set_key_path(r, "%s", "budget.tokens", 0);
+    if (!rc && tokens) rc = number_read(r, tokens, 1, 1e9, &y);
+    if (!rc) set_key_path(r, "%s", "budget.seconds", 0);
+    if (!rc && seconds) rc = number_read(r, seconds, 0, 1e9, &r->w->max_seconds);
     r->w->max_calls = (int)x;
     r->w->max_generated = (int64_t)y;
     return rc;
 }
 
 /* {language: {name: text}} */
-static int words_read(struct workflow_reader *r, json_t *v) {
+static int translations_read(struct workflow_reader *r, json_t *v) {
     const char *lang, *name;
     json_t *words, *text;
-    place(r, "%s", "words", 0);
-    if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", "words");
+    set_key_path(r, "%s", "words", 0);
+    if (v && !json_is_object(v)) return format_error(r, "a mapping is expected at", "words");
     json_object_foreach (v, lang, words) {
-        place(r, "words.%s", lang, 0);
-        if (!json_is_object(words)) return refuse(r, "a mapping is expected at", lang);
+        set_key_path(r, "words.%s", lang, 0);
+        if (!json_is_object(words)) return format_error(r, "a mapping is expected at", lang);
         json_object_foreach (words, name, text)
-            if (!json_is_string(text)) return refuse(r, "a text is expected at", name);
+            if (!json_is_string(text)) return format_error(r, "a text is expected at", name);
     }
-    r->w->words = json_incref(v);
+    r->w->translations = json_incref(v);
     return OK;
 }
 
-static int top_read(struct workflow_reader *r) {
+static int top_level_read(struct workflow_reader *r) {
     static const char *const keys[] = {"name",  "about", "rounds", "roles",  "words",
                                        "nodes", "edges", "decide", "budget", NULL};
     const json_t *root = r->y->root;
@@ -319,21 +327,21 @@ static int top_read(struct workflow_reader *r) {
     json_object_foreach ((json_t *)(uintptr_t)root, key, v) {
         int known = 0;
         while (keys[known] && strcmp(keys[known], key) != 0) known++;
-        snprintf(r->at, sizeof r->at, "%s", key);
-        if (!keys[known]) return refuse(r, "a workflow has no", key);
+        snprintf(r->key_path, sizeof r->key_path, "%s", key);
+        if (!keys[known]) return format_error(r, "a workflow has no", key);
     }
     const char *name = json_string_value(json_object_get(root, "name")),
                *about = json_string_value(json_object_get(root, "about"));
-    if (!json_is_object(root)) return refuse(r, "a workflow is a mapping with a", "name");
-    if (!name) return refuse(r, "a text is expected at", "name");
+    if (!json_is_object(root)) return format_error(r, "a workflow is a mapping with a", "name");
+    if (!name) return format_error(r, "a text is expected at", "name");
     if (!about && json_object_get(root, "about"))
-        return refuse(r, "a text is expected at", "about");
+        return format_error(r, "a text is expected at", "about");
     r->w->name = xstrdup(name);
-    r->w->about = xstrdup(about ? about : "");
-    place(r, "%s", "rounds", 0);
-    if ((v = json_object_get(root, "rounds"))) rc = number(r, v, 1, 64, &rounds);
+    r->w->description = xstrdup(about ? about : "");
+    set_key_path(r, "%s", "rounds", 0);
+    if ((v = json_object_get(root, "rounds"))) rc = number_read(r, v, 1, 64, &rounds);
     r->w->rounds = (int)rounds;
-    if (!rc) rc = words_read(r, json_object_get(root, "words"));
+    if (!rc) rc = translations_read(r, json_object_get(root, "words"));
     if (!rc) rc = roles_read(r, json_object_get(root, "roles"));
     if (!rc) rc = nodes_read(r, json_object_get(root, "nodes"));
     if (!rc) rc = edges_read(r, json_object_get(root, "edges"));
@@ -347,7 +355,7 @@ struct workflow *workflow_parse(const char *text, size_t len, const char *path, 
     if (yaml_parse(&y, path, text, len, err) != OK) return NULL;
     struct workflow *w = xcalloc(1, sizeof *w);
     struct workflow_reader r = {.y = &y, .w = w, .err = err};
-    if (top_read(&r) != OK) {
+    if (top_level_read(&r) != OK) {
         workflow_free(w);
         w = NULL;
     }
@@ -381,13 +389,13 @@ void workflow_free(struct workflow *w) {
         free(w->nodes[i].name);
         for (int m = 0; m < NODE_MESSAGES; m++) jinja_free(w->nodes[i].message[m]);
     }
-    for (int i = 0; i < w->n_edges; i++) jinja_free(w->edges[i].when);
+    for (int i = 0; i < w->n_edges; i++) jinja_free(w->edges[i].condition);
     for (int i = 0; i < w->n_roles; i++) free(w->roles[i]);
-    json_decref(w->words);
+    json_decref(w->translations);
     free(w->nodes);
     free(w->edges);
     free(w->name);
-    free(w->about);
+    free(w->description);
     free(w);
 }
 
@@ -396,7 +404,7 @@ const char *workflow_name(const struct workflow *w) {
 }
 
 const char *workflow_about(const struct workflow *w) {
-    return w->about;
+    return w->description;
 }
 
 int workflow_rounds(const struct workflow *w) {

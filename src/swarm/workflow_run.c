@@ -20,11 +20,11 @@ struct workflow_track {
     struct transcript *o;
     int index;               /* index of the item; seeds its random orders */
     int node;                /* current node; -1: done */
-    int turn;                /* in-turn: speakers that have spoken */
+    int n_spoken;            /* in-turn: speakers that have spoken */
     int waiting;             /* speakers of this step that have not spoken */
-    int step;                /* index of the first utterance of this step */
+    int step_begin;          /* index of the first utterance of this step */
     int reported_utterances; /* utterances already passed to `heard` */
-    int round, size;         /* round counts from 0; size: capacity of the utterances */
+    int round, capacity;     /* round counts from 0; size: capacity of the utterances */
     int calls;
     int64_t generated;
 };
@@ -35,10 +35,10 @@ struct workflow_execution {
     const struct workflow_options *options;
     int rounds;
     const struct vote *vote;
-    const struct grader *exact;
+    const struct grader *exact_grader;
     double (*clock)(void);
     double deadline; /* on that clock; INFINITY: none */
-    bool late;
+    bool deadline_passed;
     struct workflow_track *tracks;
     int n_tracks;
 };
@@ -50,7 +50,7 @@ struct pending_call {
     struct jinja_output texts[NODE_MESSAGES];
 };
 
-static const char *role_of(const struct workflow_execution *r, int agent) {
+static const char *role_name(const struct workflow_execution *r, int agent) {
     const char *own = r->team[agent].role;
     return own ? own : workflow_role(r->w, agent);
 }
@@ -73,8 +73,8 @@ static const char *answer_text(const struct transcript *o, const struct utteranc
 }
 
 /* The latest utterance of `agent` before utterance `end` that did not fail. */
-static const struct utterance *latest(const struct workflow_track *t, int agent, int end,
-                                      bool answered) {
+static const struct utterance *latest_utterance(const struct workflow_track *t, int agent, int end,
+                                                bool answered) {
     for (int i = end - 1; i >= 0; i--) {
         const struct utterance *u = &t->o->v[i];
         if (u->agent == agent && !u->failed && (!answered || u->answer >= 0)) return u;
@@ -82,8 +82,8 @@ static const struct utterance *latest(const struct workflow_track *t, int agent,
     return NULL;
 }
 
-static json_t *said_json(const struct workflow_track *t, const struct utterance *u, int number,
-                         int tail) {
+static json_t *utterance_vars(const struct workflow_track *t, const struct utterance *u, int number,
+                              int tail) {
     return json_pack("{s:i,s:o,s:s}", "number", number, "text", tail_json(u->text, tail), "answer",
                      answer_text(t->o, u));
 }
@@ -100,8 +100,9 @@ static json_t *others_json(const struct workflow_execution *r, const struct work
     rng_shuffle(&rng, order, (size_t)n);
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
-        const struct utterance *u = latest(t, (int)order[i], end, false);
-        if (u) json_array_append_new(list, said_json(t, u, (int)json_array_size(list) + 1, tail));
+        const struct utterance *u = latest_utterance(t, (int)order[i], end, false);
+        if (u)
+            json_array_append_new(list, utterance_vars(t, u, (int)json_array_size(list) + 1, tail));
     }
     return list;
 }
@@ -114,7 +115,7 @@ static json_t *transcript_json(const struct workflow_execution *r, const struct 
         if (u->failed) continue;
         json_array_append_new(
             list, json_pack("{s:s,s:s,s:i,s:i,s:s,s:o,s:s}", "name", r->team[u->agent].name, "role",
-                            role_of(r, u->agent), "number", u->agent, "round", u->round, "node",
+                            role_name(r, u->agent), "number", u->agent, "round", u->round, "node",
                             r->w->nodes[u->node].name, "text", tail_json(u->text, tail), "answer",
                             answer_text(t->o, u)));
     }
@@ -130,22 +131,22 @@ static json_t *texts_json(char *const *v, int n) {
 /* Whether all agents that have an answer have the same one. A single answer is a consensus only in
  * a team of one. */
 static bool has_consensus(const struct workflow_execution *r, const struct workflow_track *t) {
-    int answer = -1, voices = 0;
+    int answer = -1, n_answers = 0;
     for (int a = 0; a < r->n_agents; a++) {
-        const struct utterance *u = latest(t, a, t->o->n, true);
+        const struct utterance *u = latest_utterance(t, a, t->o->n, true);
         if (!u) continue;
         if (answer >= 0 && u->answer != answer) return false;
         answer = u->answer;
-        voices++;
+        n_answers++;
     }
-    return voices > 1 || (voices == 1 && r->n_agents == 1);
+    return n_answers > 1 || (n_answers == 1 && r->n_agents == 1);
 }
 
 /* English words, overridden by the item's language. */
-static json_t *words_json(const struct workflow *w, const char *lang) {
+static json_t *translations_json(const struct workflow *w, const char *lang) {
     json_t *words = json_object();
-    json_object_update(words, json_object_get(w->words, "en"));
-    json_object_update(words, json_object_get(w->words, lang ? lang : "en"));
+    json_object_update(words, json_object_get(w->translations, "en"));
+    json_object_update(words, json_object_get(w->translations, lang ? lang : "en"));
     return words;
 }
 
@@ -157,8 +158,8 @@ static json_t *track_vars(const struct workflow_execution *r, const struct workf
     return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o,s:o}", "question",
                      task_item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
-                     words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds, "agents",
-                     r->n_agents, "agreed", (int)has_consensus(r, t), "candidates",
+                     translations_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds,
+                     "agents", r->n_agents, "agreed", (int)has_consensus(r, t), "candidates",
                      texts_json(t->o->candidates, t->o->n_candidates), "given",
                      given ? json_incref(given) : json_object());
 }
@@ -168,28 +169,29 @@ static json_t *agent_vars(const struct workflow_execution *r, const struct workf
                           int me) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct agent *a = &r->team[me];
-    int end = n->in_turn ? t->o->n : t->step;
-    const struct utterance *own = latest(t, me, end, false);
+    int end = n->in_turn ? t->o->n : t->step_begin;
+    const struct utterance *own = latest_utterance(t, me, end, false);
     json_t *vars = track_vars(r, t, me);
     json_object_set_new(vars, "me",
-                        json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role", role_of(r, me),
+                        json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role", role_name(r, me),
                                   "system", a->system ? a->system : "", "number", me));
-    json_object_set_new(vars, "own", own ? said_json(t, own, 0, n->tail) : json_null());
-    json_object_set_new(vars, "others", others_json(r, t, me, end, n->tail));
-    json_object_set_new(vars, "transcript", transcript_json(r, t, end, n->tail));
+    json_object_set_new(vars, "own", own ? utterance_vars(t, own, 0, n->tail_chars) : json_null());
+    json_object_set_new(vars, "others", others_json(r, t, me, end, n->tail_chars));
+    json_object_set_new(vars, "transcript", transcript_json(r, t, end, n->tail_chars));
     return vars;
 }
 
 /* calls */
 
-static bool speaks(const struct workflow_execution *r, const struct workflow_node *n, int agent) {
-    if (n->by == ~0u) return true;
-    int role = workflow_role_find(r->w, role_of(r, agent));
-    return role >= 0 && n->by >> role & 1;
+static bool agent_speaks(const struct workflow_execution *r, const struct workflow_node *n,
+                         int agent) {
+    if (n->role_mask == ~0u) return true;
+    int role = workflow_role_find(r->w, role_name(r, agent));
+    return role >= 0 && n->role_mask >> role & 1;
 }
 
-static int messages_make(const struct workflow_execution *r, struct pending_call *a,
-                         struct llm_call *c, struct error *err) {
+static int messages_render(const struct workflow_execution *r, struct pending_call *a,
+                           struct llm_call *c, struct error *err) {
     const struct workflow_node *n = &r->w->nodes[a->track->node];
     json_t *vars = agent_vars(r, a->track, a->agent);
     int rc = OK;
@@ -218,12 +220,12 @@ static uint64_t call_seed(const struct workflow_execution *r, const struct workf
     return rng_u64(&rng) >> 11;
 }
 
-static int call_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c,
+static int call_init(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c,
                      struct error *err) {
     const struct workflow_track *t = a->track;
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
-    int64_t left = (r->w->max_generated - t->generated) / t->waiting; // an equal share
+    int64_t token_share = (r->w->max_generated - t->generated) / t->waiting; // an equal share
     *c = (struct llm_call){.agent = &r->team[a->agent],
                            .item = t->item,
                            .reply = n->reply,
@@ -238,37 +240,37 @@ static int call_make(const struct workflow_execution *r, struct pending_call *a,
     if (r->team[a->agent].max_tokens > 0 && !o->max_tokens)
         c->max_tokens = r->team[a->agent].max_tokens;
     if (c->temperature > 0) c->seed = call_seed(r, t, a->agent);
-    c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, left);
-    return messages_make(r, a, c, err);
+    c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, token_share);
+    return messages_render(r, a, c, err);
 }
 
 /* The agents of a track's step that speak now; 0 when the budget does not cover them. */
-static int speakers(const struct workflow_execution *r, struct workflow_track *t,
-                    int out[TEAM_MAX]) {
+static int speakers_select(const struct workflow_execution *r, struct workflow_track *t,
+                           int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     int all = 0;
     for (int a = 0; a < r->n_agents; a++)
-        if (speaks(r, n, a)) out[all++] = a;
-    t->waiting = all - t->turn;
-    if (r->late || t->calls + t->waiting > r->w->max_calls ||
+        if (agent_speaks(r, n, a)) out[all++] = a;
+    t->waiting = all - t->n_spoken;
+    if (r->deadline_passed || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
         t->o->ending = WORKFLOW_STOP_BUDGET;
         t->node = -1;
         return 0;
     }
     if (!n->in_turn || all == 0) return all;
-    out[0] = out[t->turn];
+    out[0] = out[t->n_spoken];
     return 1;
 }
 
 /* replies */
 
 /* Sets the answer of a call as one of the track's candidates, and its probability. */
-static void answer_take(const struct workflow_execution *r, struct workflow_track *t,
-                        const struct llm_call *c, struct utterance *u) {
-    const struct grader *asked = r->options->grader, *same = c->reply == REPLY_LEGACY ? NULL
-                                                             : asked                  ? asked
-                                                                                      : r->exact;
+static void utterance_set_answer(const struct workflow_execution *r, struct workflow_track *t,
+                                 const struct llm_call *c, struct utterance *u) {
+    const struct grader *grader = r->options->grader, *same_grader = c->reply == REPLY_LEGACY ? NULL
+                                                                     : grader ? grader
+                                                                              : r->exact_grader;
     char *text = NULL;
     u->answer = -1;
     u->confidence = 1;
@@ -285,9 +287,9 @@ static void answer_take(const struct workflow_execution *r, struct workflow_trac
     if (c->reply == REPLY_LEGACY)
         text = legacy_vote_parse(u->text, &u->confidence);
     else
-        text = answer_parse(asked, c, u->text, &u->confidence);
+        text = answer_parse(grader, c, u->text, &u->confidence);
     if (text && *text)
-        u->answer = answer_candidate_find(&t->o->candidates, &t->o->n_candidates, text, same,
+        u->answer = answer_candidate_find(&t->o->candidates, &t->o->n_candidates, text, same_grader,
                                           t->item->n_choices == 0);
     if (u->answer >= 0 && u->answer < EVAL_MAX_CHOICES) u->prob[u->answer] = u->confidence;
     free(text);
@@ -296,9 +298,9 @@ static void answer_take(const struct workflow_execution *r, struct workflow_trac
 static void utterance_add(const struct workflow_execution *r, struct workflow_track *t, int agent,
                           struct llm_call *c) {
     struct transcript *o = t->o;
-    if (o->n == t->size) {
-        t->size = t->size ? 2 * t->size : 8;
-        o->v = xrealloc(o->v, (size_t)t->size * sizeof *o->v);
+    if (o->n == t->capacity) {
+        t->capacity = t->capacity ? 2 * t->capacity : 8;
+        o->v = xrealloc(o->v, (size_t)t->capacity * sizeof *o->v);
     }
     struct utterance *u = &o->v[o->n++];
     *u = (struct utterance){.node = t->node,
@@ -310,7 +312,7 @@ static void utterance_add(const struct workflow_execution *r, struct workflow_tr
                             .truncated = c->truncated,
                             .failed = c->failed};
     c->text = NULL;
-    answer_take(r, t, c, u);
+    utterance_set_answer(r, t, c, u);
     o->rounds = t->round + 1;
     t->calls++;
     t->generated += c->n_generated;
@@ -318,13 +320,13 @@ static void utterance_add(const struct workflow_execution *r, struct workflow_tr
 
 /* transitions */
 
-static int edge_holds(const struct workflow_execution *r, const struct workflow_track *t,
-                      const struct workflow_edge *e, bool *out, struct error *err) {
+static int edge_condition_holds(const struct workflow_execution *r, const struct workflow_track *t,
+                                const struct workflow_edge *e, bool *out, struct error *err) {
     struct jinja_output text = {0};
     *out = true;
-    if (!e->when) return OK;
+    if (!e->condition) return OK;
     json_t *vars = track_vars(r, t, -1);
-    int rc = jinja_render(e->when, &(struct jinja_input){.vars = vars, .now = -1}, &text, err);
+    int rc = jinja_render(e->condition, &(struct jinja_input){.vars = vars, .now = -1}, &text, err);
     if (rc) error_wrap(err, "workflow '%s', condition of an edge", r->w->name);
     *out = rc == OK && text.n > 0;
     jinja_output_release(&text);
@@ -333,15 +335,15 @@ static int edge_holds(const struct workflow_execution *r, const struct workflow_
 }
 
 /* Ends a step: moves to the next node, or ends the track. */
-static int track_go(const struct workflow_execution *r, struct workflow_track *t,
-                    struct error *err) {
+static int track_advance(const struct workflow_execution *r, struct workflow_track *t,
+                         struct error *err) {
     int from = t->node;
     t->node = -1;
     for (int i = 0; i < r->w->n_edges && t->node < 0; i++) {
         const struct workflow_edge *e = &r->w->edges[i];
         bool holds = false;
         if (e->from != from) continue;
-        int rc = edge_holds(r, t, e, &holds, err);
+        int rc = edge_condition_holds(r, t, e, &holds, err);
         if (rc) return rc;
         if (holds) t->node = e->to;
     }
@@ -349,31 +351,32 @@ static int track_go(const struct workflow_execution *r, struct workflow_track *t
         t->o->ending = has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
         return OK;
     }
-    t->turn = 0;
-    t->step = t->o->n;
+    t->n_spoken = 0;
+    t->step_begin = t->o->n;
     t->round += !r->w->nodes[t->node].same_round;
     return OK;
 }
 
-static int track_spoken(const struct workflow_execution *r, struct workflow_track *t,
-                        struct error *err) {
-    if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_go(r, t, err);
-    t->turn++;
+static int track_end_turn(const struct workflow_execution *r, struct workflow_track *t,
+                          struct error *err) {
+    if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_advance(r, t, err);
+    t->n_spoken++;
     return OK;
 }
 
 /* decision */
 
 /* The ballots of a track: the last answer of each agent, or all answers. The judge has no vote. */
-static int ballots(const struct workflow_execution *r, const struct workflow_track *t,
-                   struct agent_answer *out) {
+static int ballots_collect(const struct workflow_execution *r, const struct workflow_track *t,
+                           struct agent_answer *out) {
     int n = 0;
     for (int i = 0; i < t->o->n; i++) {
         const struct utterance *u = &t->o->v[i];
-        bool counts = u->answer >= 0 && u->node != r->w->judge;
-        for (int k = i + 1; counts && !r->w->over_all && k < t->o->n; k++) {
+        bool counts = u->answer >= 0 && u->node != r->w->judge_node;
+        for (int k = i + 1; counts && !r->w->vote_all_rounds && k < t->o->n; k++) {
             const struct utterance *later = &t->o->v[k];
-            counts = later->agent != u->agent || later->answer < 0 || later->node == r->w->judge;
+            counts =
+                later->agent != u->agent || later->answer < 0 || later->node == r->w->judge_node;
         }
         if (counts) out[n++] = utterance_answer(u);
     }
@@ -383,7 +386,7 @@ static int ballots(const struct workflow_execution *r, const struct workflow_tra
 static void track_decide(const struct workflow_execution *r, struct workflow_track *t) {
     struct transcript *o = t->o;
     struct agent_answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
-    int n = ballots(r, t, v);
+    int n = ballots_collect(r, t, v);
     free(o->scores);
     free(o->right);
     o->answer = -1;
@@ -393,20 +396,20 @@ static void track_decide(const struct workflow_execution *r, struct workflow_tra
         r->vote->score(v, n, o->n_candidates, o->scores);
         o->answer = vote_decide(r->vote, v, n, o->n_candidates);
     }
-    for (int i = o->n - 1; r->w->judge >= 0 && i >= 0; i--)
-        if (o->v[i].node == r->w->judge && o->v[i].answer >= 0) {
+    for (int i = o->n - 1; r->w->judge_node >= 0 && i >= 0; i--)
+        if (o->v[i].node == r->w->judge_node && o->v[i].answer >= 0) {
             o->answer = o->v[i].answer;
             break;
         }
     o->final = -1;
     for (int i = 0; i < o->n; i++)
-        if (o->v[i].node == r->w->text && !o->v[i].failed) o->final = i;
+        if (o->v[i].node == r->w->text_node && !o->v[i].failed) o->final = i;
     if (o->answer < 0 && o->final < 0 && o->ending != WORKFLOW_STOP_BUDGET)
         o->ending = WORKFLOW_STOP_NO_ANSWER;
     free(v);
 }
 
-static void track_tell(const struct workflow_execution *r, struct workflow_track *t) {
+static void track_report(const struct workflow_execution *r, struct workflow_track *t) {
     if (!r->options->on_step) return;
     track_decide(r, t);
     r->options->on_step(r->options->on_step_ctx, t->o, t->index, t->reported_utterances);
@@ -414,45 +417,45 @@ static void track_tell(const struct workflow_execution *r, struct workflow_track
 }
 
 /* Runs all calls of all tracks whose inputs are ready. */
-static int workflow_step(struct workflow_execution *r, const struct llm_client *asker, int *asked,
-                         struct error *err) {
-    size_t most = (size_t)r->n_tracks * (size_t)r->n_agents;
-    struct pending_call *a = xcalloc(most, sizeof *a);
-    struct llm_call *calls = xcalloc(most, sizeof *calls);
-    int n = 0, rc = OK, who[TEAM_MAX];
-    r->late = r->clock() >= r->deadline;
+static int workflow_step(struct workflow_execution *r, const struct llm_client *client,
+                         int *n_calls, struct error *err) {
+    size_t max_calls = (size_t)r->n_tracks * (size_t)r->n_agents;
+    struct pending_call *a = xcalloc(max_calls, sizeof *a);
+    struct llm_call *calls = xcalloc(max_calls, sizeof *calls);
+    int n = 0, rc = OK, speakers[TEAM_MAX];
+    r->deadline_passed = r->clock() >= r->deadline;
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
         struct workflow_track *t = &r->tracks[i];
-        int some = t->node < 0 ? 0 : speakers(r, t, who);
-        if (t->node >= 0 && some == 0) { // no agent has the role; counted, so that cycles end
+        int n_speakers = t->node < 0 ? 0 : speakers_select(r, t, speakers);
+        if (t->node >= 0 && n_speakers == 0) { // no agent has the role; counted, so that cycles end
             t->calls++;
-            rc = track_go(r, t, err);
+            rc = track_advance(r, t, err);
         }
-        for (int k = 0; rc == OK && k < some; k++, n++) {
+        for (int k = 0; rc == OK && k < n_speakers; k++, n++) {
             a[n].track = t;
-            a[n].agent = who[k];
-            rc = call_make(r, &a[n], &calls[n], err);
+            a[n].agent = speakers[k];
+            rc = call_init(r, &a[n], &calls[n], err);
         }
     }
-    if (rc == OK && n > 0) rc = asker->ask(asker->ctx, calls, n, err);
+    if (rc == OK && n > 0) rc = client->ask(client->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         utterance_add(r, a[i].track, a[i].agent, &calls[i]);
         if (i + 1 < n && a[i + 1].track == a[i].track) continue;
-        track_tell(r, a[i].track);
-        rc = track_spoken(r, a[i].track, err);
+        track_report(r, a[i].track);
+        rc = track_end_turn(r, a[i].track, err);
     }
-    for (int i = 0; i < n + (rc != OK && (size_t)n < most); i++) {
+    for (int i = 0; i < n + (rc != OK && (size_t)n < max_calls); i++) {
         for (int m = 0; m < NODE_MESSAGES; m++) jinja_output_release(&a[i].texts[m]);
         llm_call_release(&calls[i]);
     }
-    *asked = n;
+    *n_calls = n;
     free(a);
     free(calls);
     return rc;
 }
 
-static void track_begin(struct workflow_track *t, const struct task_item *it, struct transcript *o,
-                        int index) {
+static void track_init(struct workflow_track *t, const struct task_item *it, struct transcript *o,
+                       int index) {
     *t = (struct workflow_track){.item = it, .o = o, .index = index};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
@@ -484,8 +487,8 @@ static int texts_check(const struct agent *team, int n_agents, const struct task
     return rc;
 }
 
-int workflow_run(const struct workflow *w, const struct llm_client *asker, const struct agent *team,
-                 int n_agents, const struct task_item *items, int n_items,
+int workflow_run(const struct workflow *w, const struct llm_client *client,
+                 const struct agent *team, int n_agents, const struct task_item *items, int n_items,
                  const struct workflow_options *o, struct transcript *talks, struct progress *p,
                  struct error *err) {
     if (n_agents < 1 || n_agents > TEAM_MAX)
@@ -496,18 +499,18 @@ int workflow_run(const struct workflow *w, const struct llm_client *asker, const
                                    .options = o,
                                    .rounds = o->rounds ? o->rounds : w->rounds,
                                    .vote = o->vote ? o->vote : w->vote,
-                                   .exact = grader_find("exact", err),
+                                   .exact_grader = grader_find("exact", err),
                                    .clock = o->clock ? o->clock : clock_now,
                                    .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
                                    .n_tracks = n_items};
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
     double seconds = o->seconds > 0 ? o->seconds : w->max_seconds;
     r.deadline = seconds > 0 ? r.clock() + seconds : INFINITY;
-    for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &talks[i], i);
+    for (int i = 0; i < n_items; i++) track_init(&r.tracks[i], &items[i], &talks[i], i);
     while (rc == OK && open > 0) {
-        int asked;
-        rc = workflow_step(&r, asker, &asked, err);
-        if (p) progress_update(p, p->shown + asked, NULL);
+        int n_calls;
+        rc = workflow_step(&r, client, &n_calls, err);
+        if (p) progress_update(p, p->shown + n_calls, NULL);
         open = 0;
         for (int i = 0; i < n_items; i++) open += r.tracks[i].node >= 0;
     }

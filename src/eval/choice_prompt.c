@@ -39,12 +39,12 @@ void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct token
 
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
-                       bool working, struct error *err) {
+                       bool chain_of_thought, struct error *err) {
     *a = (struct choice_prompt){.n_choices = it->n_choices};
-    const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
+    const char *first = chain_of_thought ? WORK_PREFIX : ANSWER_PREFIX;
     if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
     tokenizer_encode(tok, first, strlen(first), 0, &a->prompt);
-    if (working)
+    if (chain_of_thought)
         tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
     int32_t end = tokenizer_eot(tok);
     for (int i = 0; i < it->n_choices; i++) {

@@ -45,28 +45,28 @@ char *json_scalar_text(const json_t *v) {
 }
 
 /* The text of a required field, or NULL and an error. */
-static char *words_of(const json_t *row, const char *field, struct error *err) {
-    char *words = json_scalar_text(json_path_get(row, field));
-    if (!words) error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
-    return words;
+static char *field_text(const json_t *row, const char *field, struct error *err) {
+    char *text = json_scalar_text(json_path_get(row, field));
+    if (!text) error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
+    return text;
 }
 
 int choice_index(const json_t *answer, char *const *choices, int n) {
-    json_int_t at = -1;
+    json_int_t index = -1;
     const char *s = json_string_value(answer);
-    if (json_is_integer(answer)) at = json_integer_value(answer);
-    if (json_is_boolean(answer)) at = json_is_true(answer);
-    for (int i = 0; s && at < 0 && i < n; i++)
-        if (strcmp(s, choices[i]) == 0) at = i;
-    if (s && at < 0 && s[0] && !s[1]) at = *s >= 'A' && *s <= 'Z' ? *s - 'A' : *s - '0';
-    return at >= 0 && at < n ? (int)at : -1;
+    if (json_is_integer(answer)) index = json_integer_value(answer);
+    if (json_is_boolean(answer)) index = json_is_true(answer);
+    for (int i = 0; s && index < 0 && i < n; i++)
+        if (strcmp(s, choices[i]) == 0) index = i;
+    if (s && index < 0 && s[0] && !s[1]) index = *s >= 'A' && *s <= 'Z' ? *s - 'A' : *s - '0';
+    return index >= 0 && index < n ? (int)index : -1;
 }
 
-static int correct_set(struct dataset_row *f, const json_t *row, const char *field, int at,
+static int correct_set(struct dataset_row *f, const json_t *row, const char *field, int index,
                        struct error *err) {
     const json_t *v = json_path_get(row, field);
-    f->correct = at;
-    if (at >= 0) return OK;
+    f->correct = index;
+    if (index >= 0) return OK;
     if (!v) return error_set(err, ERR_FORMAT, "field '%s' is missing", field);
     char *text = json_canonical(v);
     error_set(err, ERR_FORMAT, "field '%s': '%.64s' names none of the %d choices", field, text,
@@ -97,12 +97,12 @@ static int choices_read(struct dataset_row *f, const json_t *row, const char *fi
 
 static int question_read(struct dataset_row *f, const json_t *row, const char *field,
                          struct error *err) {
-    return (f->question = words_of(row, field, err)) ? OK : err->code;
+    return (f->question = field_text(row, field, err)) ? OK : err->code;
 }
 
 /* Reads question, choices and answer from the given fields. */
-static int plain_read(struct dataset_row *f, const json_t *row, const char *question,
-                      const char *choices, const char *answer, struct error *err) {
+static int question_choices_read(struct dataset_row *f, const json_t *row, const char *question,
+                                 const char *choices, const char *answer, struct error *err) {
     if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
         return err->code;
     return correct_set(f, row, answer, choice_index(json_path_get(row, answer), f->choices, f->n),
@@ -110,44 +110,45 @@ static int plain_read(struct dataset_row *f, const json_t *row, const char *ques
 }
 
 /* Removes `prefix` from s, in place. */
-static void prefix_cut(char *s, const char *prefix) {
+static void prefix_strip(char *s, const char *prefix) {
     size_t n = strlen(prefix);
     if (strncmp(s, prefix, n) == 0) memmove(s, s + n, strlen(s + n) + 1);
 }
 
 /* boolq writes "Passage: …\nQuestion: …?"; the question mark is removed. */
 static void passage_split(struct dataset_row *f) {
-    static const char middle[] = "\nQuestion: ";
-    char *at = NULL;
+    static const char separator_text[] = "\nQuestion: ";
+    char *separator = NULL;
     if (strncmp(f->question, "Passage: ", 9) != 0) return;
-    for (char *p = f->question; (p = strstr(p, middle)); p++) at = p;
-    if (!at) return;
-    char *question = xstrdup(at + strlen(middle));
+    for (char *p = f->question; (p = strstr(p, separator_text)); p++) separator = p;
+    if (!separator) return;
+    char *question = xstrdup(separator + strlen(separator_text));
     size_t n = strlen(question);
     if (n > 0 && question[n - 1] == '?') question[n - 1] = 0;
-    *at = 0;
-    prefix_cut(f->question, "Passage: ");
+    *separator = 0;
+    prefix_strip(f->question, "Passage: ");
     f->passage = f->question;
     f->question = question;
 }
 
 /* llm-foundry: "Question: " or "Passage: " is a part of the field `query`. */
-static int foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    if (plain_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
-    prefix_cut(f->question, "Question: ");
+static int llm_foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_choices_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
+    prefix_strip(f->question, "Question: ");
     passage_split(f);
     return OK;
 }
 
 /* llm-foundry's winogrande: two contexts, one continuation. */
-static int schema_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    char *rest = words_of(row, "continuation", err);
-    int rc = rest ? choices_read(f, row, "context_options", err) : err->code;
+static int llm_foundry_winogrande_read(const json_t *row, struct dataset_row *f,
+                                       struct error *err) {
+    char *continuation = field_text(row, "continuation", err);
+    int rc = continuation ? choices_read(f, row, "context_options", err) : err->code;
     for (int i = 0; rc == OK && i < f->n; i++) {
         f->contexts[i] = f->choices[i];
-        f->choices[i] = xstrdup(rest);
+        f->choices[i] = xstrdup(continuation);
     }
-    free(rest);
+    free(continuation);
     if (rc != OK) return rc;
     f->question = xstrdup(f->contexts[0]);
     return correct_set(f, row, "gold", choice_index(json_path_get(row, "gold"), f->contexts, f->n),
@@ -156,23 +157,25 @@ static int schema_read(const json_t *row, struct dataset_row *f, struct error *e
 
 /* winogrande: each option replaces '_' in the sentence; the text after '_' is scored. */
 static int winogrande_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    char *sentence = words_of(row, "sentence", err), *gap = sentence ? strchr(sentence, '_') : NULL;
-    if (sentence && !gap) error_set(err, ERR_FORMAT, "field 'sentence' has no '_'");
-    const char *rest = gap ? gap + 1 + strspn(gap + 1, " \t\n") : "";
-    for (int i = 0; gap && i < 2; i++) {
-        char *option = words_of(row, i ? "option2" : "option1", err);
+    char *sentence = field_text(row, "sentence", err),
+         *blank = sentence ? strchr(sentence, '_') : NULL;
+    if (sentence && !blank) error_set(err, ERR_FORMAT, "field 'sentence' has no '_'");
+    const char *after_blank = blank ? blank + 1 + strspn(blank + 1, " \t\n") : "";
+    for (int i = 0; blank && i < 2; i++) {
+        char *option = field_text(row, i ? "option2" : "option1", err);
         if (!option) break;
-        f->contexts[f->n] = xasprintf("%.*s%s", (int)(gap - sentence), sentence, option);
-        f->choices[f->n++] = xstrdup(rest);
+        f->contexts[f->n] = xasprintf("%.*s%s", (int)(blank - sentence), sentence, option);
+        f->choices[f->n++] = xstrdup(after_blank);
         free(option);
     }
     if (f->n == 2) f->question = xstrdup(sentence);
     free(sentence);
     if (f->n < 2) return err->code;
     char *answer = json_scalar_text(json_path_get(row, "answer"));
-    int at = answer && (strcmp(answer, "1") == 0 || strcmp(answer, "2") == 0) ? *answer - '1' : -1;
+    int index =
+        answer && (strcmp(answer, "1") == 0 || strcmp(answer, "2") == 0) ? *answer - '1' : -1;
     free(answer);
-    return correct_set(f, row, "answer", at, err);
+    return correct_set(f, row, "answer", index, err);
 }
 
 /* ARC: each choice has a label, a letter or a number. */
@@ -182,10 +185,10 @@ static int arc_read(const json_t *row, struct dataset_row *f, struct error *err)
         return err->code;
     const json_t *labels = json_path_get(row, "choices.label"),
                  *key = json_path_get(row, "answerKey");
-    int at = -1;
+    int index = -1;
     for (int i = 0; i < f->n; i++)
-        if (json_equal(json_array_get(labels, (size_t)i), key)) at = i;
-    return correct_set(f, row, "answerKey", at, err);
+        if (json_equal(json_array_get(labels, (size_t)i), key)) index = i;
+    return correct_set(f, row, "answerKey", index, err);
 }
 
 /* boolq: no or yes, in this order. */
@@ -194,7 +197,7 @@ static int boolq_read(const json_t *row, struct dataset_row *f, struct error *er
     f->choices[0] = xstrdup("no");
     f->choices[1] = xstrdup("yes");
     f->n = 2;
-    if (!(f->passage = words_of(row, "passage", err))) return err->code;
+    if (!(f->passage = field_text(row, "passage", err))) return err->code;
     return question_read(f, row, "question", err) != OK
                ? err->code
                : correct_set(f, row, field, choice_index(json_path_get(row, field), f->choices, 2),
@@ -202,7 +205,7 @@ static int boolq_read(const json_t *row, struct dataset_row *f, struct error *er
 }
 
 /* jcommonsenseqa and the like: choice0, choice1 … and the index of the right one. */
-static int numbered_read(const json_t *row, struct dataset_row *f, struct error *err) {
+static int numbered_choices_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char field[24];
     for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
         snprintf(field, sizeof field, "choice%d", i);
@@ -223,10 +226,10 @@ static int mc1_read(const json_t *row, struct dataset_row *f, struct error *err)
         choices_read(f, row, "mc1_targets.choices", err) != OK)
         return err->code;
     const json_t *labels = json_path_get(row, "mc1_targets.labels");
-    int at = -1;
+    int index = -1;
     for (int i = f->n - 1; i >= 0; i--)
-        if (json_integer_value(json_array_get(labels, (size_t)i)) == 1) at = i;
-    return correct_set(f, row, "mc1_targets.labels", at, err);
+        if (json_integer_value(json_array_get(labels, (size_t)i)) == 1) index = i;
+    return correct_set(f, row, "mc1_targets.labels", index, err);
 }
 
 static void replace_all(struct buf *b, const char *from, const char *to) {
@@ -262,7 +265,7 @@ static char *hellaswag_clean(const char *text) {
 }
 
 /* Appends the first letter in upper case, the others in lower case. */
-static void capitalized(const char *s, struct buf *out) {
+static void capitalized_add(const char *s, struct buf *out) {
     size_t n = 0, first = (*s & 0x80) ? 1 : (*s != 0);
     while (first && (s[first] & 0xC0) == 0x80) first++;
     uint8_t *head = u8_totitle((const uint8_t *)s, first, "", NULL, NULL, &n);
@@ -283,7 +286,7 @@ static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error
     if (label) buf_printf(&b, "%s: ", label);
     if (a && second) {
         buf_printf(&b, "%s ", a);
-        capitalized(second, &b);
+        capitalized_add(second, &b);
     } else {
         buf_puts(&b, whole ? whole : "");
     }
@@ -300,41 +303,41 @@ static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error
                        err);
 }
 
-static int listed_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    return plain_read(f, row, "question", "choices", "answer", err);
+static int choice_list_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return question_choices_read(f, row, "question", "choices", "answer", err);
 }
 
 /* No choices: the answer is text, for a grader. */
-static int open_read(const json_t *row, struct dataset_row *f, struct error *err) {
+static int free_answer_read(const json_t *row, struct dataset_row *f, struct error *err) {
     f->correct = -1;
     if (question_read(f, row, "question", err) != OK) return err->code;
-    return (f->answer = words_of(row, "answer", err)) ? OK : err->code;
+    return (f->answer = field_text(row, "answer", err)) ? OK : err->code;
 }
 
 /* In this order: formats with more fields first. */
-static const struct form {
-    const char *needs[4];
+static const struct dataset_format {
+    const char *required_fields[4];
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
-} forms[] = {
-    {{"context_options", "continuation", "gold"}, schema_read},
-    {{"query", "choices", "gold"}, foundry_read},
+} formats[] = {
+    {{"context_options", "continuation", "gold"}, llm_foundry_winogrande_read},
+    {{"query", "choices", "gold"}, llm_foundry_read},
     {{"question", "choices.text", "choices.label", "answerKey"}, arc_read},
     {{"question", "mc1_targets.choices"}, mc1_read},
     {{"sentence", "option1", "option2", "answer"}, winogrande_read},
     {{"ctx", "endings", "label"}, hellaswag_read},
-    {{"question", "choice0", "choice1", "label"}, numbered_read},
+    {{"question", "choice0", "choice1", "label"}, numbered_choices_read},
     {{"question", "passage"}, boolq_read},
-    {{"question", "choices", "answer"}, listed_read},
-    {{"question", "answer"}, open_read},
+    {{"question", "choices", "answer"}, choice_list_read},
+    {{"question", "answer"}, free_answer_read},
 };
 
-static bool form_fits(const struct form *f, const json_t *row) {
-    for (size_t i = 0; i < ARRAY_LEN(f->needs) && f->needs[i]; i++)
-        if (!json_path_get(row, f->needs[i])) return false;
+static bool format_matches(const struct dataset_format *f, const json_t *row) {
+    for (size_t i = 0; i < ARRAY_LEN(f->required_fields) && f->required_fields[i]; i++)
+        if (!json_path_get(row, f->required_fields[i])) return false;
     return true;
 }
 
-static int form_unknown(const json_t *row, struct error *err) {
+static int format_unknown_error(const json_t *row, struct error *err) {
     struct buf b = {0};
     const char *key;
     json_t *value;
@@ -351,12 +354,12 @@ static int form_unknown(const json_t *row, struct error *err) {
 int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err) {
     *out = (struct dataset_row){0};
     if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is not a JSON object");
-    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
-        if (!form_fits(&forms[i], row)) continue;
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        if (!format_matches(&formats[i], row)) continue;
         out->subject = json_scalar_text(json_path_get(row, "subject"));
-        return forms[i].read(row, out, err);
+        return formats[i].read(row, out, err);
     }
-    return form_unknown(row, err);
+    return format_unknown_error(row, err);
 }
 
 /* CSV */
@@ -416,9 +419,9 @@ static int row_read(struct csv *c, struct error *err) {
 
 /* A letter or a digit: an index. NULL: neither. */
 static json_t *csv_answer(const struct buf *cell) {
-    char ch = cell->len == 1 ? cell->data[0] : 0;
-    if (ch >= 'A' && ch <= 'Z') return json_integer(ch - 'A');
-    return ch >= '0' && ch <= '9' ? json_integer(ch - '0') : NULL;
+    char c = cell->len == 1 ? cell->data[0] : 0;
+    if (c >= 'A' && c <= 'Z') return json_integer(c - 'A');
+    return c >= '0' && c <= '9' ? json_integer(c - '0') : NULL;
 }
 
 static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx,

@@ -104,7 +104,7 @@ void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct token
  * once. */
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
-                       bool working, struct error *err);
+                       bool chain_of_thought, struct error *err);
 void choice_prompt_release(struct choice_prompt *a);
 /* Fills a request that borrows the tokens of `a`. */
 void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter,
@@ -118,8 +118,8 @@ struct eval_score {
 };
 int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
-                    bool working, uint8_t *right, struct eval_score *out, struct progress *p,
-                    struct error *err);
+                    bool chain_of_thought, uint8_t *right, struct eval_score *out,
+                    struct progress *p, struct error *err);
 
 /* comparing models */
 
@@ -225,7 +225,7 @@ struct eval_task {
     int n_subjects;
     struct eval_question *v; /* [n]; NULL if questions are generated */
     int family;              /* generated: index in fry_families or split_evidence.c; -1: read */
-    bool shares;
+    bool is_split_evidence;
     enum data_split split;
     uint64_t seed;
     char *grader; /* GENERATE */

@@ -17,22 +17,23 @@
 #include <string.h>
 
 enum {
-    WINDOW = 1024,
-    COT_MAX_TOKENS = 32, /* tokens of the reasoning before the answer */
-    SEAMS = 8,           /* extra tokens that a concatenation may have over its parts */
+    WINDOW_JOBS = 1024,
+    COT_MAX_TOKENS = 32,    /* tokens of the reasoning before the answer */
+    TOKENIZATION_SLACK = 8, /* extra tokens that a concatenation may have over its parts */
 };
-static const double EQUIVALENT = 0.02; /* the largest difference that counts as equivalent */
+static const double EQUIVALENCE_MARGIN =
+    0.02; /* the largest difference that counts as equivalent */
 
 struct eval_job {
-    int64_t at; /* index of the question in the task */
+    int64_t index; /* index of the question in the task */
     const struct eval_question *q;
-    struct eval_question created_seq; /* storage for q if the question is generated */
-    struct choice_prompt asked;       /* CHAT */
-    struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
+    struct eval_question generated_question; /* storage for q if the question is generated */
+    struct choice_prompt chat;               /* CHAT */
+    struct token_ids prompt[EVAL_MAX_OPTIONS], continuation[EVAL_MAX_OPTIONS];
     struct token_seq seq[EVAL_MAX_OPTIONS];
     struct engine_request *reqs;
     int n; /* number of requests; 0: the job is free */
-    bool cut;
+    bool prompt_truncated;
 };
 
 struct eval_window {
@@ -48,7 +49,7 @@ struct eval_window {
 /* encoding */
 
 /* Bytes of s without trailing white space, including the ideographic space. */
-static size_t trimmed(const char *s) {
+static size_t trimmed_len(const char *s) {
     size_t n = strlen(s), before;
     do {
         before = n;
@@ -59,23 +60,23 @@ static size_t trimmed(const char *s) {
 }
 
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
-                      struct token_ids *prompt, struct token_ids *rest) {
-    size_t n = trimmed(context);
+                      struct token_ids *prompt, struct token_ids *continuation_ids) {
+    size_t n = trimmed_len(context);
     struct token_ids whole = {0};
     struct buf text = {0};
-    int before = prompt->n;
+    int n_before = prompt->n;
     buf_puts(&text, context);
     buf_puts(&text, continuation);
     tokenizer_encode(tok, text.data, n, TOKENIZER_ADD_BOS, prompt);
     tokenizer_encode(tok, text.data, text.len, TOKENIZER_ADD_BOS, &whole);
-    int cut = prompt->n - before;
-    if (cut < whole.n)
-        for (int i = cut; i < whole.n; i++) token_ids_add(rest, whole.v[i]);
+    int n_context = prompt->n - n_before;
+    if (n_context < whole.n)
+        for (int i = n_context; i < whole.n; i++) token_ids_add(continuation_ids, whole.v[i]);
     else
-        tokenizer_encode(tok, text.data + n, text.len - n, 0, rest);
+        tokenizer_encode(tok, text.data + n, text.len - n, 0, continuation_ids);
     // an empty context becomes BOS, or EOS in a model without BOS
     int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
-    if (cut == 0 && begin >= 0) token_ids_add(prompt, begin);
+    if (n_context == 0 && begin >= 0) token_ids_add(prompt, begin);
     token_ids_release(&whole);
     buf_release(&text);
 }
@@ -88,24 +89,25 @@ static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     return true;
 }
 
-static char *context_of(const struct eval_task *b, const struct eval_question *q, int option) {
-    const char *own = q->contexts[option] ? q->contexts[option] : q->context;
-    return xasprintf("%s%s", b->subjects[q->subject].preamble, own);
+static char *question_context(const struct eval_task *b, const struct eval_question *q,
+                              int option) {
+    const char *context = q->contexts[option] ? q->contexts[option] : q->context;
+    return xasprintf("%s%s", b->subjects[q->subject].preamble, context);
 }
 
-static void requests_make(struct eval_job *j, int n) {
+static void requests_alloc(struct eval_job *j, int n) {
     j->reqs = xcalloc((size_t)n, sizeof *j->reqs);
     j->n = n;
 }
 
-static void request_choices(struct eval_job *j, int r, int first, int n,
-                            const struct eval_solver *s) {
+static void choices_request_init(struct eval_job *j, int r, int first, int n,
+                                 const struct eval_solver *s) {
     int longest = 0;
     for (int i = first; i < first + n; i++) {
-        j->seq[i] = (struct token_seq){j->rest[i].v, j->rest[i].n};
-        longest = MAX(longest, j->rest[i].n);
+        j->seq[i] = (struct token_seq){j->continuation[i].v, j->continuation[i].n};
+        longest = MAX(longest, j->continuation[i].n);
     }
-    j->cut |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
+    j->prompt_truncated |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
     j->reqs[r] = (struct engine_request){.prompt = j->prompt[r].v,
                                          .n_prompt = j->prompt[r].n,
                                          .adapter = s->adapter,
@@ -115,88 +117,91 @@ static void request_choices(struct eval_job *j, int r, int first, int n,
 }
 
 /* Makes one request for all options if they share the context, else one per option. */
-static void loglikelihood_request(struct eval_job *j, const struct eval_window *w,
-                                  const struct eval_question *q) {
-    bool apart = q->contexts[0] != NULL;
-    requests_make(j, apart ? q->n : 1);
+static void loglikelihood_requests_init(struct eval_job *j, const struct eval_window *w,
+                                        const struct eval_question *q) {
+    bool separate_contexts = q->contexts[0] != NULL;
+    requests_alloc(j, separate_contexts ? q->n : 1);
     for (int i = 0; i < q->n; i++) {
-        struct token_ids again = {0};
-        char *context = context_of(w->b, q, i),
+        struct token_ids unused_prompt = {0};
+        char *context = question_context(w->b, q, i),
              *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
-        eval_encode_pair(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
-                         &j->rest[i]);
-        token_ids_release(&again);
+        eval_encode_pair(w->s->tok, context, option,
+                         separate_contexts || i == 0 ? &j->prompt[i] : &unused_prompt,
+                         &j->continuation[i]);
+        token_ids_release(&unused_prompt);
         free(context);
         free(option);
-        if (apart) request_choices(j, i, i, 1, w->s);
+        if (separate_contexts) choices_request_init(j, i, i, 1, w->s);
     }
-    if (!apart) request_choices(j, 0, 0, q->n, w->s);
+    if (!separate_contexts) choices_request_init(j, 0, 0, q->n, w->s);
 }
 
-static void generate_request(struct eval_job *j, const struct eval_window *w,
-                             const struct eval_question *q) {
+static void generate_request_init(struct eval_job *j, const struct eval_window *w,
+                                  const struct eval_question *q) {
     const struct eval_task *b = w->b;
-    char *context = context_of(b, q, 0);
+    char *context = question_context(b, q, 0);
     int32_t eos = tokenizer_eos(w->s->tok);
     tokenizer_encode(w->s->tok, context, strlen(context), TOKENIZER_ADD_BOS, &j->prompt[0]);
-    j->cut = prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
-    requests_make(j, 1);
-    if (eos >= 0) j->asked.stop[j->asked.n_stop++] = eos;
+    j->prompt_truncated =
+        prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
+    requests_alloc(j, 1);
+    if (eos >= 0) j->chat.stop[j->chat.n_stop++] = eos;
     j->reqs[0] = (struct engine_request){.prompt = j->prompt[0].v,
                                          .n_prompt = j->prompt[0].n,
                                          .adapter = w->s->adapter,
                                          .sampling = {.top_p = 1},
                                          .max_tokens = b->max_tokens,
-                                         .stop = j->asked.stop,
-                                         .n_stop = j->asked.n_stop,
+                                         .stop = j->chat.stop,
+                                         .n_stop = j->chat.n_stop,
                                          .stop_texts = (const char *const *)b->stops.v,
                                          .n_stop_texts = b->stops.n};
     free(context);
 }
 
-static int chat_request(struct eval_job *j, const struct eval_window *w,
-                        const struct eval_question *q, struct error *err) {
+static int chat_request_init(struct eval_job *j, const struct eval_window *w,
+                             const struct eval_question *q, struct error *err) {
     struct task_item it = {.n_choices = q->n};
     struct chat_message user = {"user", q->context};
     for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
-    requests_make(j, 1);
-    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->chain_of_thought, err) != OK)
+    requests_alloc(j, 1);
+    if (choice_prompt_init(&j->chat, w->s->tok, &user, 1, &it, w->s->chain_of_thought, err) != OK)
         return err->code;
-    choice_prompt_request(&j->asked, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
+    choice_prompt_request(&j->chat, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
     return OK;
 }
 
-static int question_wrap(const struct eval_task *b, const struct eval_question *q, int64_t at,
-                         struct error *err) {
+static int question_error_wrap(const struct eval_task *b, const struct eval_question *q,
+                               int64_t index, struct error *err) {
     if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
-    return error_wrap(err, "question %lld of '%s'", (long long)at, b->name);
+    return error_wrap(err, "question %lld of '%s'", (long long)index, b->name);
 }
 
 static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
-    int rc = OK, sent = 0;
-    *j = (struct eval_job){.at = w->next++};
-    const struct eval_question *q = j->q = eval_task_question(w->b, j->at, &j->created_seq);
+    int rc = OK, submitted = 0;
+    *j = (struct eval_job){.index = w->next++};
+    const struct eval_question *q = j->q =
+        eval_task_question(w->b, j->index, &j->generated_question);
     if (w->b->ask == EVAL_CHAT_CHOICE)
-        rc = chat_request(j, w, q, err);
+        rc = chat_request_init(j, w, q, err);
     else if (w->b->ask == EVAL_GENERATE)
-        generate_request(j, w, q);
+        generate_request_init(j, w, q);
     else
-        loglikelihood_request(j, w, q);
-    for (; rc == OK && sent < j->n; sent += rc == OK)
-        rc = engine_submit(w->s->e, &j->reqs[sent], err);
-    return rc != OK ? question_wrap(w->b, q, j->at, err) : OK;
+        loglikelihood_requests_init(j, w, q);
+    for (; rc == OK && submitted < j->n; submitted += rc == OK)
+        rc = engine_submit(w->s->e, &j->reqs[submitted], err);
+    return rc != OK ? question_error_wrap(w->b, q, j->index, err) : OK;
 }
 
 /* grading */
 
-static int64_t characters(const char *s) {
+static int64_t count_characters(const char *s) {
     int64_t n = 0;
     for (; *s; s++) n += (*s & 0xC0) != 0x80;
     return n;
 }
 
 /* Index of the largest value, the first of equal ones. */
-static int best_of(const double *v, int n) {
+static int argmax(const double *v, int n) {
     int best = 0;
     for (int i = 1; i < n; i++)
         if (v[i] > v[best]) best = i;
@@ -208,13 +213,13 @@ static void loglikelihood_grade(const struct eval_job *j, const struct eval_ques
     double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
         lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
-        norm[i] = lp[i] / (double)MAX(characters(q->options[i]), 1);
+        norm[i] = lp[i] / (double)MAX(count_characters(q->options[i]), 1);
     }
-    o->choice = (int16_t)best_of(lp, q->n);
+    o->choice = (int16_t)argmax(lp, q->n);
     for (int i = 0; i < q->n; i++) sum += math_exp(lp[i] - lp[o->choice]);
     o->prob = (float)(1 / sum);
     o->right = o->choice == q->correct;
-    o->right_norm = best_of(norm, q->n) == q->correct;
+    o->right_norm = argmax(norm, q->n) == q->correct;
 }
 
 static void text_grade(const struct eval_window *w, const struct eval_job *j,
@@ -238,7 +243,7 @@ static void job_grade(const struct eval_window *w, const struct eval_job *j,
                       struct eval_result *o) {
     const struct eval_question *q = j->q;
     const struct engine_request *r = &j->reqs[0];
-    *o = (struct eval_result){.prompts_truncated = j->cut, .choice = -1};
+    *o = (struct eval_result){.prompts_truncated = j->prompt_truncated, .choice = -1};
     if (w->b->ask == EVAL_LOGLIKELIHOOD) {
         loglikelihood_grade(j, q, o);
     } else if (w->b->ask == EVAL_GENERATE) {
@@ -262,16 +267,16 @@ static void job_release(struct eval_job *j) {
     for (int i = 0; i < j->n; i++) engine_request_release(&j->reqs[i]);
     for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
         token_ids_release(&j->prompt[i]);
-        token_ids_release(&j->rest[i]);
+        token_ids_release(&j->continuation[i]);
     }
-    choice_prompt_release(&j->asked);
-    if (j->q == &j->created_seq) eval_question_release(&j->created_seq);
+    choice_prompt_release(&j->chat);
+    if (j->q == &j->generated_question) eval_question_release(&j->generated_question);
     free(j->reqs);
     *j = (struct eval_job){0};
 }
 
-static void job_end(struct eval_window *w, struct eval_job *j) {
-    job_grade(w, j, &w->out[j->at]);
+static void job_finish(struct eval_window *w, struct eval_job *j) {
+    job_grade(w, j, &w->out[j->index]);
     for (int i = 0; i < j->n; i++) {
         w->cost->prefilled += j->reqs[i].n_prefilled;
         w->cost->generated += j->reqs[i].n_generated;
@@ -282,7 +287,7 @@ static void job_end(struct eval_window *w, struct eval_job *j) {
 }
 
 int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer *tok) {
-    int32_t most = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
+    int32_t max_tokens = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
     struct token_ids ids = {0};
     for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
         tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble),
@@ -295,12 +300,12 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
             const char *context = q->contexts[k] ? q->contexts[k] : q->context;
             tokenizer_encode(tok, context, strlen(context), 0, &ids);
             if (q->n) tokenizer_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
-            most = MAX(most, preamble[q->subject] + ids.n);
+            max_tokens = MAX(max_tokens, preamble[q->subject] + ids.n);
         }
     }
     token_ids_release(&ids);
     free(preamble);
-    return most + b->max_tokens + SEAMS;
+    return max_tokens + b->max_tokens + TOKENIZATION_SLACK;
 }
 
 /* answering */
@@ -308,8 +313,8 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
 /* Grades finished jobs and starts the next questions in their place. */
 static int window_refill(struct eval_window *w, struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < WINDOW; i++) {
-        if (job_is_done(&w->jobs[i])) job_end(w, &w->jobs[i]);
+    for (int i = 0; rc == OK && i < WINDOW_JOBS; i++) {
+        if (job_is_done(&w->jobs[i])) job_finish(w, &w->jobs[i]);
         if (w->jobs[i].n == 0 && w->next < w->b->n) rc = job_begin(w, &w->jobs[i], err);
     }
     return rc;
@@ -318,7 +323,7 @@ static int window_refill(struct eval_window *w, struct error *err) {
 /* Waits after an error: the engine owns submitted requests until they are done. */
 static void window_drain(struct eval_window *w) {
     while (engine_step(w->s->e) > 0) continue;
-    for (int i = 0; i < WINDOW; i++)
+    for (int i = 0; i < WINDOW_JOBS; i++)
         if (w->jobs[i].n) job_release(&w->jobs[i]);
 }
 
@@ -328,7 +333,7 @@ int eval_task_grader(const struct eval_task *b, const struct grader **out, struc
     if (!(*out = grader_find(b->grader, err))) return err->code;
     for (int64_t i = 0; i < b->n; i++)
         if (grader_check(*out, b->v[i].answer, err) != OK)
-            return question_wrap(b, &b->v[i], i, err);
+            return question_error_wrap(b, &b->v[i], i, err);
     return OK;
 }
 
@@ -338,7 +343,7 @@ int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_resu
     struct eval_window w = {.s = solver, .b = b, .out = out, .cost = cost};
     double start = clock_now();
     int rc = eval_task_grader(b, &w.grader, err);
-    w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
+    w.jobs = xcalloc(WINDOW_JOBS, sizeof *w.jobs);
     while (rc == OK && w.done < b->n) {
         rc = window_refill(&w, err);
         if (rc == OK && w.done < b->n) engine_step(w.s->e);
@@ -352,15 +357,16 @@ int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_resu
 
 int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
-                    bool working, uint8_t *right, struct eval_score *out, struct progress *p,
-                    struct error *err) {
+                    bool chain_of_thought, uint8_t *right, struct eval_score *out,
+                    struct progress *p, struct error *err) {
     struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
                           .ask = EVAL_CHAT_CHOICE,
                           .n = n,
                           .family = family,
                           .split = split,
                           .seed = seed};
-    struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .chain_of_thought = working};
+    struct eval_solver s = {
+        .e = e, .tok = tok, .adapter = adapter, .chain_of_thought = chain_of_thought};
     struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     struct eval_cost cost = {0};
     int rc = eval_solver_answer(&s, &b, v, &cost, p, 0, err);
@@ -379,62 +385,63 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
 
 /* comparing */
 
-struct named_cluster {
+struct cluster_key {
     uint64_t hash;
-    int64_t at;
+    int64_t index;
 };
 
 static int by_hash(const void *a, const void *b) {
-    const struct named_cluster *x = a, *y = b;
-    return x->hash != y->hash ? (x->hash < y->hash ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
+    const struct cluster_key *x = a, *y = b;
+    return x->hash != y->hash ? (x->hash < y->hash ? -1 : 1)
+                              : (x->index > y->index) - (x->index < y->index);
 }
 
 int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of) {
-    struct named_cluster *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+    struct cluster_key *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
     for (int64_t i = 0; i < b->n; i++) {
         struct eval_question scratch;
         const struct eval_question *q = eval_task_question(b, i, &scratch);
         const void *name = q->cluster ? (const void *)q->cluster : &i;
         v[i] =
-            (struct named_cluster){hash_fnv1a(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
+            (struct cluster_key){hash_fnv1a(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
         if (q == &scratch) eval_question_release(&scratch);
     }
     qsort(v, (size_t)b->n, sizeof *v, by_hash);
     int32_t n = 0;
     for (int64_t i = 0; i < b->n; i++) {
         n += i == 0 || v[i].hash != v[i - 1].hash;
-        cluster_of[v[i].at] = n - 1;
+        cluster_of[v[i].index] = n - 1;
     }
     free(v);
     return n;
 }
 
-struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first,
-                                   int64_t n, const int32_t *cluster_of, int32_t n_clusters,
-                                   uint64_t seed) {
+struct eval_summary eval_summarize(const struct eval_result *results,
+                                   const struct eval_result *baseline, int64_t n,
+                                   const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
     struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
     uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
     double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     for (int64_t i = 0; i < n; i++) {
-        s.correct += own[i].right;
-        s.correct_norm += own[i].right_norm;
-        s.prompts_truncated += own[i].prompts_truncated;
-        s.truncated += own[i].truncated;
-        s.no_answer += own[i].no_answer;
-        s.score += (double)own[i].score / (double)n;
-        a[i] = own[i].right;
+        s.correct += results[i].right;
+        s.correct_norm += results[i].right_norm;
+        s.prompts_truncated += results[i].prompts_truncated;
+        s.truncated += results[i].truncated;
+        s.no_answer += results[i].no_answer;
+        s.score += (double)results[i].score / (double)n;
+        a[i] = results[i].right;
         v[i] = a[i];
-        b[i] = first[i].right;
+        b[i] = baseline[i].right;
     }
     s.acc = stats_wilson(s.correct, n);
     s.acc_norm = stats_wilson(s.correct_norm, n);
     s.clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
     s.versus.p = 1;
-    if (own != first) {
+    if (results != baseline) {
         for (int64_t i = 0; i < n; i++) v[i] = (double)a[i] - (double)b[i];
         s.versus = stats_mcnemar(a, b, n);
         s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
-        s.equivalent = stats_tost(v, n, EQUIVALENT);
+        s.equivalent = stats_tost(v, n, EQUIVALENCE_MARGIN);
     }
     free(a);
     free(b);

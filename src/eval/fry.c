@@ -23,12 +23,12 @@ enum { EN, JA, ZH };
 static const char *const lang_names[] = {"en", "ja", "zh"};
 static const char *const letters = "abcdefghijklmnopqrstuvwxyz";
 
-static int draw_lang(struct rng *r) {
+static int sample_lang(struct rng *r) {
     uint32_t u = rng_below(r, 10);
     return u < 6 ? EN : u < 8 ? JA : ZH;
 }
 
-static int between(struct rng *r, int lo, int hi) {
+static int rng_between(struct rng *r, int lo, int hi) {
     return lo + (int)rng_below(r, (uint32_t)(hi - lo + 1));
 }
 
@@ -65,7 +65,7 @@ static void shuffle_choices(struct rng *r, struct task_item *it) {
 }
 
 /* n distinct letters in v. */
-static void draw_letters(struct rng *r, char *v, int n) {
+static void sample_letters(struct rng *r, char *v, int n) {
     uint32_t order[26];
     for (uint32_t i = 0; i < 26; i++) order[i] = i;
     rng_shuffle(r, order, 26);
@@ -73,7 +73,7 @@ static void draw_letters(struct rng *r, char *v, int n) {
     v[n] = 0;
 }
 
-static void spaced(char *out, const char *v, int n) {
+static void letters_join(char *out, const char *v, int n) {
     for (int i = 0; i < n; i++) {
         out[2 * i] = v[i];
         out[2 * i + 1] = ' ';
@@ -81,13 +81,13 @@ static void spaced(char *out, const char *v, int n) {
     out[2 * n - 1] = 0;
 }
 
-static int letter_up(const void *a, const void *b) {
+static int compare_letters(const void *a, const void *b) {
     return *(const char *)a - *(const char *)b;
 }
 
 static void add_spaced(struct task_item *it, const char *v, int n) {
     char text[64];
-    spaced(text, v, n);
+    letters_join(text, v, n);
     add_choice(it, text);
 }
 
@@ -102,7 +102,7 @@ static void add_swapped(struct rng *r, struct task_item *it, const char *right, 
     char v[16];
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
         memcpy(v, right, (size_t)n + 1);
-        int i = between(r, 0, n - 1), j = between(r, 0, n - 1);
+        int i = rng_between(r, 0, n - 1), j = rng_between(r, 0, n - 1);
         if (i == j) continue;
         swap_letters(v, i, j);
         add_spaced(it, v, n);
@@ -112,10 +112,10 @@ static void add_swapped(struct rng *r, struct task_item *it, const char *right, 
 static void make_copy(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"repeat: %s", "くりかえして：%s", "重复：%s"};
-    int n = between(r, 3, 5), lang = draw_lang(r);
+    int n = rng_between(r, 3, 5), lang = sample_lang(r);
     char v[16], text[64];
-    draw_letters(r, v, n);
-    spaced(text, v, n);
+    sample_letters(r, v, n);
+    letters_join(text, v, n);
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], text);
     it->work = xstrdup("");
@@ -127,15 +127,15 @@ static void make_copy(struct rng *r, bool rare, struct task_item *it) {
 static void make_sort(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"sort: %s", "ならべて：%s", "排序：%s"};
-    int n = between(r, 3, 4), lang = draw_lang(r);
+    int n = rng_between(r, 3, 4), lang = sample_lang(r);
     char v[16], text[64];
-    draw_letters(r, v, n);
-    spaced(text, v, n);
+    sample_letters(r, v, n);
+    letters_join(text, v, n);
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], text);
     it->key = xasprintf("sort %s", v);
     it->duplicate_of = xasprintf("order 0 %s", v);
-    qsort(v, (size_t)n, 1, letter_up);
+    qsort(v, (size_t)n, 1, compare_letters);
     it->work = xstrdup("from a to z");
     add_spaced(it, v, n);
     add_swapped(r, it, v, n);
@@ -144,7 +144,7 @@ static void make_sort(struct rng *r, bool rare, struct task_item *it) {
 /* The larger (or smaller) of two different numbers of three digits. */
 static void compare_two(struct rng *r, struct task_item *it, const char *const asks[],
                         const char *name, const char *twin, bool smaller) {
-    int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
+    int a = rng_between(r, 100, 999), b = rng_between(r, 100, 999), lang = sample_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], a, b);
@@ -162,7 +162,7 @@ static void make_compare(struct rng *r, bool rare, struct task_item *it) {
     compare_two(r, it, asks, "compare", "pick", false);
 }
 
-static void add_near(struct rng *r, struct task_item *it, int right) {
+static void add_near_numbers(struct rng *r, struct task_item *it, int right) {
     static const int off[] = {1, -1, 2, -2, 10, -10, 9, -9, 11, -11, 100, -100};
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
         int value = right + off[rng_below(r, ARRAY_LEN(off))];
@@ -174,11 +174,12 @@ static void add_near(struct rng *r, struct task_item *it, int right) {
 static void make_sequence(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"next: %s", "つぎは：%s", "下一个：%s"};
-    int period = between(r, 2, 4), n = 2 * period + between(r, 0, period - 1), lang = draw_lang(r);
+    int period = rng_between(r, 2, 4), n = 2 * period + rng_between(r, 0, period - 1),
+        lang = sample_lang(r);
     char v[16], shown[16], text[64];
-    draw_letters(r, v, 5);
+    sample_letters(r, v, 5);
     for (int i = 0; i < n; i++) shown[i] = v[i % period];
-    spaced(text, shown, n);
+    letters_join(text, shown, n);
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], text);
     it->work = xstrdup("");
@@ -208,27 +209,28 @@ static void make_voice(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"who says: %s, in the %s %s?", "だれの言葉：%s（%s %s）",
                                        "谁说的：%s（%s %s）"};
-    int who = between(r, 0, 2), how = between(r, 0, 5), lang = draw_lang(r);
-    int t = between(r, 0, 19), n = between(r, 0, 19), t2 = between(r, 0, 19),
-        n2 = between(r, 0, 19);
-    char *said = NULL;
-    const char *fmt = voices[who][how];
-    const char *hole = strstr(fmt, "%s %s");
-    said = xasprintf("%.*s%s %s%s", (int)(hole - fmt), fmt, traits[t], nouns[n], hole + 5);
+    int persona = rng_between(r, 0, 2), phrase = rng_between(r, 0, 5), lang = sample_lang(r);
+    int t = rng_between(r, 0, 19), n = rng_between(r, 0, 19), t2 = rng_between(r, 0, 19),
+        n2 = rng_between(r, 0, 19);
+    char *sentence = NULL;
+    const char *fmt = voices[persona][phrase];
+    const char *placeholder = strstr(fmt, "%s %s");
+    sentence = xasprintf("%.*s%s %s%s", (int)(placeholder - fmt), fmt, traits[t], nouns[n],
+                         placeholder + 5);
     it->lang = lang_names[lang];
-    it->question = xasprintf(asks[lang], said, traits[t2], nouns[n2]);
+    it->question = xasprintf(asks[lang], sentence, traits[t2], nouns[n2]);
     it->work = xstrdup("");
-    it->key = xasprintf("voice %d %d %d %d %d %d", who, how, t, n, t2, n2);
-    add_choice(it, voice_names[who]);
+    it->key = xasprintf("voice %d %d %d %d %d %d", persona, phrase, t, n, t2, n2);
+    add_choice(it, voice_names[persona]);
     for (int i = 0; i < 3; i++) add_choice(it, voice_names[i]);
-    free(said);
+    free(sentence);
 }
 
 /* Common: four digits plus one. Rare: minus one. */
 static void make_arithmetic(struct rng *r, bool rare, struct task_item *it) {
     static const char *const sums[] = {"%d + %d = ?", "%dたす%dは？", "%d加%d等于？"};
     static const char *const differences[] = {"%d - %d = ?", "%dひく%dは？", "%d减%d等于？"};
-    int a = between(r, 1000, 9989), b = between(r, 1, 9), lang = draw_lang(r);
+    int a = rng_between(r, 1000, 9989), b = rng_between(r, 1, 9), lang = sample_lang(r);
     int right = rare ? a - b : a + b;
     it->lang = lang_names[lang];
     it->question = xasprintf((rare ? differences : sums)[lang], a, b);
@@ -236,7 +238,7 @@ static void make_arithmetic(struct rng *r, bool rare, struct task_item *it) {
     it->key = xasprintf("arithmetic %d %d %d", rare, a, b);
     add_number(it, right);
     if (rare) add_number(it, a + b);
-    add_near(r, it, right);
+    add_near_numbers(r, it, right);
 }
 
 /* Common: the larger of two. Rare: the smaller. */
@@ -252,15 +254,15 @@ static void make_pick(struct rng *r, bool rare, struct task_item *it) {
 static void make_order(struct rng *r, bool rare, struct task_item *it) {
     static const char *const up[] = {"order up: %s", "昇順：%s", "升序：%s"};
     static const char *const down[] = {"order down: %s", "降順：%s", "降序：%s"};
-    int n = between(r, 3, 4), lang = draw_lang(r);
+    int n = rng_between(r, 3, 4), lang = sample_lang(r);
     char v[16], back[16], text[64];
-    draw_letters(r, v, n);
-    spaced(text, v, n);
+    sample_letters(r, v, n);
+    letters_join(text, v, n);
     it->lang = lang_names[lang];
     it->question = xasprintf((rare ? down : up)[lang], text);
     it->key = xasprintf("order %d %s", rare, v);
     it->duplicate_of = rare ? NULL : xasprintf("sort %s", v);
-    qsort(v, (size_t)n, 1, letter_up);
+    qsort(v, (size_t)n, 1, compare_letters);
     for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
     back[n] = 0;
     it->work = xstrdup(rare ? "from z to a" : "from a to z");
@@ -277,19 +279,20 @@ static void make_route(struct rng *r, bool rare, struct task_item *it) {
     static const char *const back[] = {"came to %d,%d by %s. from where?",
                                        "%sで%d,%dに着いた。どこから？", "走%s到了%d,%d。从哪来？"};
     static const int dx[] = {0, 1, 0, -1}, dy[] = {1, 0, -1, 0};
-    int n = between(r, 1, 3), lang = draw_lang(r), x = between(r, 14, 85), y = between(r, 14, 85);
+    int n = rng_between(r, 1, 3), lang = sample_lang(r), x = rng_between(r, 14, 85),
+        y = rng_between(r, 14, 85);
     int ex = x, ey = y, sign = rare ? -1 : 1;
     char moves[16], text[32], cell[24];
     struct buf work = {0};
     for (int i = 0; i < n; i++) {
-        int d = between(r, 0, 3);
+        int d = rng_between(r, 0, 3);
         moves[i] = "NESW"[d];
         ex += sign * dx[d];
         ey += sign * dy[d];
         buf_printf(&work, "%s%d,%d", i ? " " : "", ex, ey);
     }
     moves[n] = 0;
-    spaced(text, moves, n);
+    letters_join(text, moves, n);
     it->lang = lang_names[lang];
     it->question = !rare || lang == EN ? xasprintf((rare ? back : ahead)[lang], x, y, text)
                                        : xasprintf(back[lang], text, x, y);
@@ -300,7 +303,8 @@ static void make_route(struct rng *r, bool rare, struct task_item *it) {
     snprintf(cell, sizeof cell, "%d,%d", 2 * x - ex, 2 * y - ey);
     add_choice(it, cell);
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
-        snprintf(cell, sizeof cell, "%d,%d", ex + between(r, -1, 1), ey + between(r, -1, 1));
+        snprintf(cell, sizeof cell, "%d,%d", ex + rng_between(r, -1, 1),
+                 ey + rng_between(r, -1, 1));
         add_choice(it, cell);
     }
 }
@@ -317,8 +321,8 @@ static void make_syllogism(struct rng *r, bool rare, struct task_item *it) {
     static const char *const asks[] = {"is each %s %s?", "%s はみな %s か？",
                                        "每个 %s 都是 %s 吗？"};
     char v[8], k[4][2];
-    int lang = draw_lang(r), kind = between(r, 0, 1), swap = between(r, 0, 1);
-    draw_letters(r, v, 4);
+    int lang = sample_lang(r), kind = rng_between(r, 0, 1), swap = rng_between(r, 0, 1);
+    sample_letters(r, v, 4);
     for (int i = 0; i < 4; i++) k[i][0] = v[i], k[i][1] = 0;
     const char *middle = rare && kind == 1 ? k[3] : k[1]; /* unknown: the premises share no kind */
     char *p1 = xasprintf(all[lang], k[0], k[1]);
@@ -381,7 +385,7 @@ enum data_split fry_split_of(const char *key) {
 }
 
 /* For training only the item's key counts. A measured item must be unseen in both families. */
-static bool in_split(const struct task_item *it, enum data_split split) {
+static bool item_in_split(const struct task_item *it, enum data_split split) {
     return fry_split_of(it->key) == split &&
            (split == SPLIT_TRAIN || !it->duplicate_of || fry_split_of(it->duplicate_of) == split);
 }
@@ -394,7 +398,7 @@ void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, 
     for (;;) {
         *out = (struct task_item){.rare = rare};
         f->make(&r, rare, out);
-        if (in_split(out, split)) break;
+        if (item_in_split(out, split)) break;
         task_item_release(out);
     }
     shuffle_choices(&r, out);
@@ -436,11 +440,12 @@ void messages_to_jsonl(struct buf *text, json_t *turns) {
 }
 
 /* One conversation. system: may be NULL. */
-static json_t *conversation(const char *system, const struct task_item *it, bool working) {
+static json_t *conversation_json(const char *system, const struct task_item *it,
+                                 bool chain_of_thought) {
     json_t *turns = json_array();
     if (system) messages_add(turns, "system", system);
     messages_add(turns, "user", it->question);
-    if (working && *it->work) {
+    if (chain_of_thought && *it->work) {
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
         messages_add(turns, "assistant", reply);
@@ -453,29 +458,29 @@ static json_t *conversation(const char *system, const struct task_item *it, bool
 
 /* A first answer and those of two others, each right half of the time, and then the right
  * answer. */
-static json_t *critique(const struct task_item *it, struct rng *r) {
-    const char *said[3];
+static json_t *critique_json(const struct task_item *it, struct rng *r) {
+    const char *answers[3];
     for (int i = 0; i < 3; i++) {
-        int wrong = (it->correct + between(r, 1, it->n_choices - 1)) % it->n_choices;
-        said[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
+        int wrong = (it->correct + rng_between(r, 1, it->n_choices - 1)) % it->n_choices;
+        answers[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
     }
-    char *heard = fry_debate_turn(said + 1, 2);
+    char *others_message = fry_debate_turn(answers + 1, 2);
     json_t *turns = json_array();
     messages_add(turns, "user", it->question);
-    messages_add_answer(turns, said[0]);
+    messages_add_answer(turns, answers[0]);
     json_object_set_new(json_array_get(turns, 1), "weight", json_integer(0));
-    messages_add(turns, "user", heard);
+    messages_add(turns, "user", others_message);
     messages_add_answer(turns, it->choices[it->correct]);
-    free(heard);
+    free(others_message);
     return turns;
 }
 
 /* Item i of a family's train split as one line. */
 static void line_add(struct buf *text, int family, uint64_t seed, int i, const char *system,
-                     bool working) {
+                     bool chain_of_thought) {
     struct task_item it;
     fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    messages_to_jsonl(text, conversation(system, &it, working));
+    messages_to_jsonl(text, conversation_json(system, &it, chain_of_thought));
     task_item_release(&it);
 }
 
@@ -484,7 +489,7 @@ static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) 
     struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
     fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    messages_to_jsonl(text, critique(&it, &r));
+    messages_to_jsonl(text, critique_json(&it, &r));
     task_item_release(&it);
 }
 

@@ -30,7 +30,7 @@ struct divergence_run {
     int32_t vocab;
 };
 
-static int32_t top_of(const float *v, int32_t n) {
+static int32_t argmax(const float *v, int32_t n) {
     int32_t best = 0;
     for (int32_t i = 1; i < n; i++)
         if (v[i] > v[best]) best = i;
@@ -50,17 +50,18 @@ static void position_compare(struct divergence_run *c, int64_t row, float *scrat
     int32_t n = c->vocab, next = c->next[row];
     const float *a = c->logits[0] + row * n;
     float *b = c->logits[1] + row * n;
-    double total, shift = 0, other;
+    double total_a, weighted_difference = 0, total_b;
     struct position *p = &c->out[row];
-    *p = (struct position){.same_top = top_of(a, n) == top_of(b, n)};
-    double at[2] = {(double)a[next], (double)b[next]};
+    *p = (struct position){.same_top = argmax(a, n) == argmax(b, n)};
+    double logit[2] = {(double)a[next], (double)b[next]};
     memcpy(scratch, a, sizeof *scratch * (size_t)n);
-    double lse_a = row_normalise(scratch, n, &total);
-    for (int32_t i = 0; i < n; i++) shift += (double)scratch[i] * ((double)a[i] - (double)b[i]);
-    double lse_b = row_normalise(b, n, &other);
-    p->kl = MAX(shift / total - lse_a + lse_b, 0.0);
-    p->nll[0] = lse_a - at[0];
-    p->nll[1] = lse_b - at[1];
+    double lse_a = row_normalise(scratch, n, &total_a);
+    for (int32_t i = 0; i < n; i++)
+        weighted_difference += (double)scratch[i] * ((double)a[i] - (double)b[i]);
+    double lse_b = row_normalise(b, n, &total_b);
+    p->kl = MAX(weighted_difference / total_a - lse_a + lse_b, 0.0);
+    p->nll[0] = lse_a - logit[0];
+    p->nll[1] = lse_b - logit[1];
 }
 
 static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -70,15 +71,15 @@ static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread)
 }
 
 /* Runs tokens [from, from + n) of a passage through both models. */
-static void rows_run(struct divergence_run *c, const int32_t *tokens, int32_t from, int32_t n) {
+static void rows_forward(struct divergence_run *c, const int32_t *tokens, int32_t from, int32_t n) {
     struct batch_row rows[ROWS];
     int32_t out[ROWS];
-    const struct lora_segment bare = {.end = n};
+    const struct lora_segment no_adapter = {.end = n};
     for (int32_t i = 0; i < n; i++) {
         rows[i] = (struct batch_row){tokens[from + i], from + i, 0};
         out[i] = i;
     }
-    for (int i = 0; i < 2; i++) forward_run(c->f[i], rows, n, &bare, 1, out, n, c->logits[i]);
+    for (int i = 0; i < 2; i++) forward_run(c->f[i], rows, n, &no_adapter, 1, out, n, c->logits[i]);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -112,11 +113,11 @@ static int64_t passage_run(struct divergence_run *c, const struct scored_sequenc
     for (int32_t from = 0; from < s->n; from += ROWS) {
         int32_t rows = MIN(ROWS, s->n - from);
         for (int32_t i = 0; i < rows; i++) {
-            int32_t at = from + i + 1;
-            bool scored = at < s->n && (!s->scored || s->scored[at]);
-            c->next[i] = scored ? s->v[at] : -1;
+            int32_t position = from + i + 1;
+            bool scored = position < s->n && (!s->scored || s->scored[position]);
+            c->next[i] = scored ? s->v[position] : -1;
         }
-        rows_run(c, s->v, from, rows);
+        rows_forward(c, s->v, from, rows);
         pool_run(pool, positions_compare, c, rows, 1);
         for (int32_t i = 0; i < rows; i++)
             if (c->next[i] >= 0) out[done++] = c->out[i];

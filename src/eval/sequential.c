@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { HALVINGS = 40, FACTORS = 32 };
+enum { BISECTION_STEPS = 40, FACTORS_PER_LOG = 32 };
 
 const char *sequential_decision_name(enum sequential_decision d) {
     static const char *const names[] = {"continue", "b_better", "b_worse", "no_difference"};
@@ -23,10 +23,10 @@ static double bet_fraction(int k) {
 
 /* log of the mean of exp(v): the joint wealth of all bettors. */
 static double log_mean_exp(const double v[SEQUENTIAL_BETS]) {
-    double most = v[0], sum = 0;
-    for (int k = 1; k < SEQUENTIAL_BETS; k++) most = fmax(most, v[k]);
-    for (int k = 0; k < SEQUENTIAL_BETS; k++) sum += math_exp(v[k] - most);
-    return most + math_log(sum / SEQUENTIAL_BETS);
+    double max = v[0], sum = 0;
+    for (int k = 1; k < SEQUENTIAL_BETS; k++) max = fmax(max, v[k]);
+    for (int k = 0; k < SEQUENTIAL_BETS; k++) sum += math_exp(v[k] - max);
+    return max + math_log(sum / SEQUENTIAL_BETS);
 }
 
 void sequential_init(struct sequential_test *s, const struct sequential_options *o) {
@@ -45,10 +45,10 @@ double sequential_threshold(const struct sequential_test *s) {
 }
 
 static enum sequential_decision decide(const struct sequential_test *s) {
-    double bar = math_log(sequential_threshold(s));
+    double threshold = math_log(sequential_threshold(s));
     if (s->n < s->o.min_pairs) return SEQUENTIAL_CONTINUE;
-    if (log_mean_exp(s->log_wealth[0]) >= bar) return SEQUENTIAL_B_BETTER;
-    if (log_mean_exp(s->log_wealth[1]) >= bar) return SEQUENTIAL_B_WORSE;
+    if (log_mean_exp(s->log_wealth[0]) >= threshold) return SEQUENTIAL_B_BETTER;
+    if (log_mean_exp(s->log_wealth[1]) >= threshold) return SEQUENTIAL_B_WORSE;
     return s->n < s->o.max_pairs ? SEQUENTIAL_CONTINUE : SEQUENTIAL_NO_DIFFERENCE;
 }
 
@@ -81,7 +81,7 @@ static double log_wealth_at(const struct sequential_test *s, double sign, double
     double log_sum = 0;
     for (int64_t i = 0; i < s->n;) {
         double product = 1;
-        for (int64_t end = MIN(i + FACTORS, s->n); i < end; i++)
+        for (int64_t end = MIN(i + FACTORS_PER_LOG, s->n); i < end; i++)
             product *= 1 + lambda * (sign * s->diff[i] - mu);
         log_sum += math_log(fmax(product, 0));
     }
@@ -98,7 +98,7 @@ static bool is_ruled_out(const struct sequential_test *s, double sign, double mu
 static double confidence_lower_bound(const struct sequential_test *s, double sign) {
     double lo = -1, hi = 1;
     if (!is_ruled_out(s, sign, lo)) return lo;
-    for (int i = 0; i < HALVINGS; i++) {
+    for (int i = 0; i < BISECTION_STEPS; i++) {
         double mid = (lo + hi) / 2;
         *(is_ruled_out(s, sign, mid) ? &lo : &hi) = mid;
     }

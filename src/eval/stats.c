@@ -75,7 +75,7 @@ struct stats_interval stats_mean_interval(const double *v, int64_t n) {
     return (struct stats_interval){mean, mean - half, mean + half};
 }
 
-enum { FLIPS = 9999, FLIPS_ALL = 16 };
+enum { SAMPLED_FLIPS = 9999, MAX_EXHAUSTIVE_N = 16 };
 
 /* Sum of the differences, each negated if its random bit is set; the rng yields 32 bits at a
  * time. */
@@ -91,21 +91,24 @@ static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
 
 /* A sum within rounding error of the observed one counts as equally far from zero. */
 double stats_sign_flip_test(const double *diff, int64_t n) {
-    double sum = 0, size = 0;
-    int64_t far = 0, draws = n <= FLIPS_ALL ? (int64_t)1 << MAX(n, 0) : FLIPS;
+    double sum = 0, abs_sum = 0;
+    int64_t n_extreme = 0,
+            n_flips = n <= MAX_EXHAUSTIVE_N ? (int64_t)1 << MAX(n, 0) : SAMPLED_FLIPS;
     for (int64_t i = 0; i < n; i++) {
         sum += diff[i];
-        size += fabs(diff[i]);
+        abs_sum += fabs(diff[i]);
     }
-    double bar = fabs(sum) - 1e-12 * size;
-    for (int64_t k = 0; k < draws; k++) {
+    double threshold = fabs(sum) - 1e-12 * abs_sum;
+    for (int64_t k = 0; k < n_flips; k++) {
         struct rng r = rng_make(0, RNG_BOOTSTRAP, 0, (uint32_t)k);
-        double other = 0;
-        for (int64_t i = 0; n <= FLIPS_ALL && i < n; i++) other += k >> i & 1 ? -diff[i] : diff[i];
-        if (n > FLIPS_ALL) other = flipped_sum(diff, n, &r);
-        far += fabs(other) >= bar;
+        double flipped = 0;
+        for (int64_t i = 0; n <= MAX_EXHAUSTIVE_N && i < n; i++)
+            flipped += k >> i & 1 ? -diff[i] : diff[i];
+        if (n > MAX_EXHAUSTIVE_N) flipped = flipped_sum(diff, n, &r);
+        n_extreme += fabs(flipped) >= threshold;
     }
-    return n <= FLIPS_ALL ? (double)far / (double)draws : (double)(far + 1) / (double)(draws + 1);
+    return n <= MAX_EXHAUSTIVE_N ? (double)n_extreme / (double)n_flips
+                                 : (double)(n_extreme + 1) / (double)(n_flips + 1);
 }
 
 /* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α +
@@ -125,27 +128,27 @@ struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cl
                                               int32_t n_clusters, uint64_t seed) {
     struct stats_interval out = {0};
     if (n <= 0 || n_clusters <= 0) return out;
-    double *sum = xcalloc((size_t)n_clusters, sizeof *sum), mean[BOOTSTRAPS], all = 0;
+    double *sum = xcalloc((size_t)n_clusters, sizeof *sum), mean[BOOTSTRAPS], sum_of_all = 0;
     int64_t *size = xcalloc((size_t)n_clusters, sizeof *size);
     for (int64_t i = 0; i < n; i++) {
         sum[cluster_of[i]] += v[i];
         size[cluster_of[i]]++;
-        all += v[i];
+        sum_of_all += v[i];
     }
     for (uint32_t k = 0; k < BOOTSTRAPS; k++) {
         struct rng r = rng_make(seed, RNG_BOOTSTRAP, 1, k);
         double total = 0;
         int64_t count = 0;
         for (int32_t c = 0; c < n_clusters; c++) {
-            uint32_t drawn = rng_below(&r, (uint32_t)n_clusters);
-            total += sum[drawn];
-            count += size[drawn];
+            uint32_t sampled = rng_below(&r, (uint32_t)n_clusters);
+            total += sum[sampled];
+            count += size[sampled];
         }
         mean[k] = total / (double)MAX(count, 1);
     }
     qsort(mean, BOOTSTRAPS, sizeof *mean, by_value);
     // the 25th value from either end
-    out = (struct stats_interval){all / (double)n, mean[BOOTSTRAPS / 40 - 1],
+    out = (struct stats_interval){sum_of_all / (double)n, mean[BOOTSTRAPS / 40 - 1],
                                   mean[BOOTSTRAPS - BOOTSTRAPS / 40]};
     free(sum);
     free(size);
@@ -164,12 +167,12 @@ bool stats_tost(const double *diff, int64_t n, double margin) {
 
 struct ranked_p {
     double p;
-    int at;
+    int index;
 };
 
 static int by_p(const void *a, const void *b) {
     const struct ranked_p *x = a, *y = b;
-    return x->p < y->p ? -1 : x->p > y->p ? 1 : x->at - y->at;
+    return x->p < y->p ? -1 : x->p > y->p ? 1 : x->index - y->index;
 }
 
 /* Holm 1979: step-down, monotone, at most 1. */
@@ -180,7 +183,7 @@ void stats_holm(const double *p, int n, double *adjusted) {
     double floor = 0;
     for (int i = 0; i < n; i++) {
         floor = fmax(floor, fmin(1, (double)(n - i) * v[i].p));
-        adjusted[v[i].at] = floor;
+        adjusted[v[i].index] = floor;
     }
     free(v);
 }

@@ -27,10 +27,10 @@ struct task_config {
     const char *description;   /* preamble; may contain {subject} */
     const char *template; /* {question} {passage} {choices} {lettered}, or a field of the line */
     const char *delimiter;
-    bool letters; /* the letters A, B … are scored instead of the choices' texts */
-    bool normed;  /* reports acc_norm by default */
-    bool strip;   /* white space around the question is removed */
-    bool subject; /* a file is a subject: NAME_test.csv */
+    bool letters;           /* the letters A, B … are scored instead of the choices' texts */
+    bool normed;            /* reports acc_norm by default */
+    bool strip_white_space; /* white space around the question is removed */
+    bool subject;           /* a file is a subject: NAME_test.csv */
     const char *grader;
     const char *stops[4];
 };
@@ -96,7 +96,7 @@ static const struct task_config builtins[] = {
      .template = "{question}\n{lettered}\nAnswer:",
      .delimiter = " ",
      .letters = true,
-     .strip = true,
+     .strip_white_space = true,
      .subject = true},
     {.name = "truthfulqa",
      .about = "the one true answer among those that people believe (mc1)",
@@ -120,7 +120,7 @@ static const struct task_config builtins[] = {
      .grader = "number",
      .stops = {"Question:", "</s>", "<|im_end|>"}},
 };
-static const struct task_config plain = {
+static const struct task_config default_config = {
     .template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
 
 struct task_recipe {
@@ -175,13 +175,13 @@ struct question_list {
 
 struct task_reader {
     struct eval_task *b;
-    const struct task_config *spec;
-    const struct task_recipe *map; /* NULL: dataset_formats.c recognises lines */
-    struct question_list *out;
+    const struct task_config *config;
+    const struct task_recipe *recipe; /* NULL: dataset_formats.c recognises lines */
+    struct question_list *questions;
     const char *path;
 };
 
-static int subject_find(struct eval_task *b, const char *name) {
+static int subject_find_or_add(struct eval_task *b, const char *name) {
     for (int i = b->n_subjects - 1; i >= 0; i--)
         if (strcmp(b->subjects[i].name, name) == 0) return i;
     b->subjects = xrealloc(b->subjects, (size_t)(b->n_subjects + 1) * sizeof *b->subjects);
@@ -190,7 +190,7 @@ static int subject_find(struct eval_task *b, const char *name) {
 }
 
 /* ".../high_school_physics_test.csv" → "high_school_physics". */
-static char *subject_of_path(const char *path) {
+static char *subject_from_path(const char *path) {
     const char *slash = strrchr(path, '/');
     char *name = xstrdup(slash ? slash + 1 : path), *dot = strchr(name, '.'), *last;
     if (dot) *dot = 0;
@@ -201,31 +201,31 @@ static char *subject_of_path(const char *path) {
     return name;
 }
 
-static void lettered_add(struct buf *b, const struct dataset_row *f) {
+static void lettered_choices_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%c. %s", i ? "\n" : "", 'A' + i, f->choices[i]);
 }
 
-static void listed_add(struct buf *b, const struct dataset_row *f) {
+static void choices_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%s", i ? ", " : "", f->choices[i]);
 }
 
 /* Appends the value of a template's {name}. */
-static int slot_add(struct buf *b, const char *name, const struct dataset_row *f, const json_t *row,
-                    struct error *err) {
-    char *own = NULL;
+static int template_value_add(struct buf *b, const char *name, const struct dataset_row *f,
+                              const json_t *row, struct error *err) {
+    char *value = NULL;
     if (strcmp(name, "question") == 0)
         buf_puts(b, f->question);
     else if (strcmp(name, "passage") == 0 && f->passage)
         buf_puts(b, f->passage);
     else if (strcmp(name, "lettered") == 0)
-        lettered_add(b, f);
+        lettered_choices_add(b, f);
     else if (strcmp(name, "choices") == 0)
-        listed_add(b, f);
-    else if ((own = json_scalar_text(json_path_get(row, name))))
-        buf_puts(b, own);
+        choices_add(b, f);
+    else if ((value = json_scalar_text(json_path_get(row, name))))
+        buf_puts(b, value);
     else
         return error_set(err, ERR_FORMAT, "the template's '{%s}' is no field of it", name);
-    free(own);
+    free(value);
     return OK;
 }
 
@@ -243,7 +243,7 @@ static int template_fill(const char *t, const struct dataset_row *f, const json_
         if (t[n + 1] == '}' && n > 0 && n < sizeof name) {
             memcpy(name, t + 1, n);
             name[n] = 0;
-            rc = slot_add(&b, name, f, row, err);
+            rc = template_value_add(&b, name, f, row, err);
             t += n + 2;
         } else {
             buf_add(&b, t++, 1); // a literal brace
@@ -256,7 +256,7 @@ static int template_fill(const char *t, const struct dataset_row *f, const json_
     return rc;
 }
 
-static void strip(char *s) {
+static void strip_white_space(char *s) {
     size_t n = strlen(s), from = strspn(s, " \t\r\n");
     while (n > from && strchr(" \t\r\n", s[n - 1])) n--;
     memmove(s, s + from, n - from);
@@ -266,16 +266,16 @@ static void strip(char *s) {
 /* Makes a question from a line; moves strings out of `f`. */
 static int question_make(const struct task_reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
-    const struct task_config *s = r->spec;
-    if (s->strip) strip(f->question);
-    if (!f->contexts[0] && template_fill(s->template, f, row, &q->context, err) != OK)
+    const struct task_config *config = r->config;
+    if (config->strip_white_space) strip_white_space(f->question);
+    if (!f->contexts[0] && template_fill(config->template, f, row, &q->context, err) != OK)
         return err->code;
     q->n = f->n;
     q->correct = f->correct;
     for (int i = 0; i < f->n; i++) {
         q->contexts[i] = f->contexts[i];
-        q->options[i] = s->letters ? xasprintf("%c", 'A' + i) : f->choices[i];
-        if (!s->letters) f->choices[i] = NULL;
+        q->options[i] = config->letters ? xasprintf("%c", 'A' + i) : f->choices[i];
+        if (!config->letters) f->choices[i] = NULL;
         f->contexts[i] = NULL;
     }
     q->answer = f->answer;
@@ -285,71 +285,76 @@ static int question_make(const struct task_reader *r, struct dataset_row *f, con
 }
 
 /* Reads a line according to a recipe. */
-static int mapped_read(const struct task_recipe *m, const json_t *row, struct dataset_row *f,
-                       struct error *err) {
-    const json_t *list = m->choices.n == 1 ? json_path_get(row, m->choices.v[0]) : NULL,
-                 *answer = json_path_get(row, m->answer);
-    size_t n = list ? json_array_size(list) : (size_t)m->choices.n;
-    if (!(f->question = json_scalar_text(json_path_get(row, m->question))))
-        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->question);
-    if (m->choices.n > 0 && (n < 2 || n > EVAL_MAX_OPTIONS))
+static int recipe_row_read(const struct task_recipe *recipe, const json_t *row,
+                           struct dataset_row *f, struct error *err) {
+    const json_t *list = recipe->choices.n == 1 ? json_path_get(row, recipe->choices.v[0]) : NULL,
+                 *answer = json_path_get(row, recipe->answer);
+    size_t n = list ? json_array_size(list) : (size_t)recipe->choices.n;
+    if (!(f->question = json_scalar_text(json_path_get(row, recipe->question))))
+        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", recipe->question);
+    if (recipe->choices.n > 0 && (n < 2 || n > EVAL_MAX_OPTIONS))
         return error_set(err, ERR_FORMAT, "field '%s' has %zu choices; 2 to %d are allowed",
-                         m->choices.v[0], n, EVAL_MAX_OPTIONS);
+                         recipe->choices.v[0], n, EVAL_MAX_OPTIONS);
     for (; f->n < (int)n; f->n++) {
-        const char *field = m->choices.v[list ? 0 : f->n];
+        const char *field = recipe->choices.v[list ? 0 : f->n];
         const json_t *v = list ? json_array_get(list, (size_t)f->n) : json_path_get(row, field);
         if (!(f->choices[f->n] = json_scalar_text(v)))
             return error_set(err, ERR_FORMAT, "field '%s': choice %d is not text", field, f->n);
     }
-    if (m->cluster) f->cluster = json_scalar_text(json_path_get(row, m->cluster));
+    if (recipe->cluster) f->cluster = json_scalar_text(json_path_get(row, recipe->cluster));
     f->correct = n ? choice_index(answer, f->choices, f->n) : -1;
     if (n && f->correct < 0)
-        return error_set(err, ERR_FORMAT, "field '%s' names none of the %zu choices", m->answer, n);
+        return error_set(err, ERR_FORMAT, "field '%s' names none of the %zu choices",
+                         recipe->answer, n);
     if (!n && !(f->answer = json_scalar_text(answer)))
-        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->answer);
+        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", recipe->answer);
     return OK;
 }
 
 /* All lines of a task must be of one kind: with choices, or for a grader. */
-static int kind_check(const struct task_reader *r, const struct dataset_row *f, struct error *err) {
-    if (r->spec->letters && f->n > 26)
+static int row_kind_check(const struct task_reader *r, const struct dataset_row *f,
+                          struct error *err) {
+    if (r->config->letters && f->n > 26)
         return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
-    if (f->correct >= 0 && !r->spec->grader) return OK;
-    if (f->correct < 0 && r->spec->grader) return OK;
+    if (f->correct >= 0 && !r->config->grader) return OK;
+    if (f->correct < 0 && r->config->grader) return OK;
     return error_set(err, ERR_FORMAT,
                      f->correct < 0 ? "it has no choices; a recipe that names a grader can ask it"
                                     : "it has choices, which a grader has no use for");
 }
 
 /* The subject is a field of the line or the name of the file. */
-static int subject_set(const struct task_reader *r, const char *own, struct eval_question *q,
-                       struct error *err) {
-    char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
-    q->subject = subject_find(r->b, name);
-    if (r->spec->subject && !q->cluster) q->cluster = xstrdup(name);
+static int subject_set(const struct task_reader *r, const char *row_subject,
+                       struct eval_question *q, struct error *err) {
+    char *name = !r->config->subject ? xstrdup("")
+                 : row_subject       ? xstrdup(row_subject)
+                                     : subject_from_path(r->path);
+    q->subject = subject_find_or_add(r->b, name);
+    if (r->config->subject && !q->cluster) q->cluster = xstrdup(name);
     free(name);
     if (r->b->n_subjects <= MAX_SUBJECTS) return OK;
     return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
 }
 
-static int line_take(const struct task_reader *r, const json_t *row, int line, struct error *err) {
+static int question_read(const struct task_reader *r, const json_t *row, int line,
+                         struct error *err) {
     struct dataset_row f = {0};
-    struct question_list *out = r->out;
-    if (out->n == out->cap) {
-        int64_t cap = MAX(2 * out->cap, (int64_t)256);
-        struct eval_question *v = try_realloc(out->v, (size_t)cap * sizeof *v, err);
+    struct question_list *questions = r->questions;
+    if (questions->n == questions->cap) {
+        int64_t cap = MAX(2 * questions->cap, (int64_t)256);
+        struct eval_question *v = try_realloc(questions->v, (size_t)cap * sizeof *v, err);
         if (!v) return err->code;
-        out->v = v;
-        out->cap = cap;
+        questions->v = v;
+        questions->cap = cap;
     }
-    struct eval_question *q = &out->v[out->n];
+    struct eval_question *q = &questions->v[questions->n];
     *q = (struct eval_question){.path = r->path, .line = line};
-    int rc = r->map ? mapped_read(r->map, row, &f, err) : dataset_row_parse(row, &f, err);
-    if (rc == OK) rc = kind_check(r, &f, err);
+    int rc = r->recipe ? recipe_row_read(r->recipe, row, &f, err) : dataset_row_parse(row, &f, err);
+    if (rc == OK) rc = row_kind_check(r, &f, err);
     if (rc == OK) rc = question_make(r, &f, row, q, err);
     if (rc == OK) rc = subject_set(r, f.subject, q, err);
     if (rc == OK)
-        out->n++;
+        questions->n++;
     else
         eval_question_release(q);
     dataset_row_release(&f);
@@ -358,11 +363,11 @@ static int line_take(const struct task_reader *r, const json_t *row, int line, s
 
 static int line_visit(void *ctx, const json_t *row, int line, struct error *err) {
     const struct task_reader *r = ctx;
-    int rc = line_take(r, row, line, err);
+    int rc = question_read(r, row, line, err);
     return rc == OK ? OK : error_wrap(err, "'%s', line %d", r->path, line);
 }
 
-static int file_take(struct task_reader *r, const char *path, struct error *err) {
+static int file_read_questions(struct task_reader *r, const char *path, struct error *err) {
     size_t n = strlen(path);
     r->path = path;
     return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
@@ -406,18 +411,18 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
 }
 
 /* Reads the files of `path`, or else of the patterns. */
-static int files_take(struct task_reader *r, const char *dir, const char *patterns,
-                      const char *path, const char *what, struct error *err) {
+static int files_read_questions(struct task_reader *r, const char *dir, const char *patterns,
+                                const char *path, const char *description, struct error *err) {
     struct strings files = {0};
     int rc = OK;
     if (path)
         strings_add(&files, path);
     else if (patterns && dir)
         files_find(dir, patterns, &files);
-    if (files.n == 0) rc = files_missing(r->b, dir, patterns, what, err);
+    if (files.n == 0) rc = files_missing(r->b, dir, patterns, description, err);
     for (int i = 0; rc == OK && i < files.n; i++) {
         strings_add(&r->b->files, files.v[i]);
-        rc = file_take(r, r->b->files.v[r->b->files.n - 1], err);
+        rc = file_read_questions(r, r->b->files.v[r->b->files.n - 1], err);
     }
     strings_release(&files);
     return rc;
@@ -431,27 +436,27 @@ static void example_add(struct buf *b, const struct eval_task *k, const struct e
     buf_printf(b, "%s%s%s\n\n", context, k->delimiter, answer);
 }
 
-static int fewshot_preamble_make(struct eval_task *b, const struct task_config *s, int subject,
+static int fewshot_preamble_make(struct eval_task *b, const struct task_config *config, int subject,
                                  const struct question_list *examples, int64_t shots,
                                  struct error *err) {
     struct buf text = {0};
-    struct eval_subject *to = &b->subjects[subject];
-    char *spaced = xstrdup(to->name);
-    const char *slot = s->description ? strstr(s->description, "{subject}") : NULL;
+    struct eval_subject *subject_entry = &b->subjects[subject];
+    char *spaced = xstrdup(subject_entry->name);
+    const char *placeholder = config->description ? strstr(config->description, "{subject}") : NULL;
     for (char *c = spaced; *c; c++)
         if (*c == '_') *c = ' ';
-    if (slot)
-        buf_printf(&text, "%.*s%s%s", (int)(slot - s->description), s->description, spaced,
-                   slot + strlen("{subject}"));
+    if (placeholder)
+        buf_printf(&text, "%.*s%s%s", (int)(placeholder - config->description), config->description,
+                   spaced, placeholder + strlen("{subject}"));
     else
-        buf_puts(&text, s->description ? s->description : "");
+        buf_puts(&text, config->description ? config->description : "");
     int64_t n = 0;
     for (int64_t i = 0; i < examples->n && n < shots; i++) {
         if (examples->v[i].subject != subject) continue;
         example_add(&text, b, &examples->v[i]);
         n++;
     }
-    to->preamble = text.data;
+    subject_entry->preamble = text.data;
     if (n < shots)
         error_set(err, ERR_USAGE, "--shots '%lld' is more than the %lld examples of '%s'%s%s",
                   (long long)shots, (long long)n, b->name, *spaced ? ", " : "", spaced);
@@ -460,7 +465,7 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
 }
 
 /* Keeps n of the questions, sampled by the seed, in their order. */
-static void questions_choose(struct question_list *q, int64_t n, uint64_t seed) {
+static void questions_sample(struct question_list *q, int64_t n, uint64_t seed) {
     if (n == 0 || n >= q->n) return;
     uint32_t *order = xcalloc((size_t)q->n, sizeof *order);
     uint8_t *keep = xcalloc((size_t)q->n, 1);
@@ -496,72 +501,74 @@ static void questions_release(struct question_list *q) {
 }
 
 /* `path` and `shots`: the user's files, which replace the patterns of `s`. */
-static int bank_read(struct eval_task *b, const struct task_config *s,
-                     const struct task_recipe *map, const char *path, const char *shots,
-                     const struct eval_task_options *o, struct error *err) {
-    struct question_list items = {0}, examples = {0};
-    struct task_reader r = {.b = b, .spec = s, .map = map, .out = &items};
-    b->ask = s->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
-    b->delimiter = xstrdup(s->delimiter);
-    b->normed = s->normed;
-    b->grader = s->grader ? xstrdup(s->grader) : NULL;
-    b->max_tokens = s->grader ? GENERATE_TOKENS : 0;
-    for (size_t i = 0; i < ARRAY_LEN(s->stops) && s->stops[i]; i++)
-        strings_add(&b->stops, s->stops[i]);
-    int rc = files_take(&r, o->dir, s->files, path, "the questions", err);
-    if (rc == OK && items.n == 0)
+static int task_read_files(struct eval_task *b, const struct task_config *config,
+                           const struct task_recipe *recipe, const char *path, const char *shots,
+                           const struct eval_task_options *o, struct error *err) {
+    struct question_list questions = {0}, examples = {0};
+    struct task_reader r = {.b = b, .config = config, .recipe = recipe, .questions = &questions};
+    b->ask = config->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
+    b->delimiter = xstrdup(config->delimiter);
+    b->normed = config->normed;
+    b->grader = config->grader ? xstrdup(config->grader) : NULL;
+    b->max_tokens = config->grader ? GENERATE_TOKENS : 0;
+    for (size_t i = 0; i < ARRAY_LEN(config->stops) && config->stops[i]; i++)
+        strings_add(&b->stops, config->stops[i]);
+    int rc = files_read_questions(&r, o->dir, config->files, path, "the questions", err);
+    if (rc == OK && questions.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
-    questions_choose(&items, o->n, o->seed);
-    int asked = b->n_subjects; // examples may have more subjects
-    r.out = &examples;
+    questions_sample(&questions, o->n, o->seed);
+    int n_question_subjects = b->n_subjects; // examples may have more subjects
+    r.questions = &examples;
     if (rc == OK && o->shots)
-        rc = files_take(&r, o->dir, s->shots, shots, "examples for --shots", err);
+        rc = files_read_questions(&r, o->dir, config->shots, shots, "examples for --shots", err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
-        rc = fewshot_preamble_make(b, s, i, &examples, i < asked ? o->shots : 0, err);
-    for (int64_t i = 0; rc == OK && i < items.n; i++)
-        b->longest = MAX(b->longest, question_bytes(b, &items.v[i]));
-    b->v = items.v;
-    b->n = items.n;
+        rc = fewshot_preamble_make(b, config, i, &examples, i < n_question_subjects ? o->shots : 0,
+                                   err);
+    for (int64_t i = 0; rc == OK && i < questions.n; i++)
+        b->longest = MAX(b->longest, question_bytes(b, &questions.v[i]));
+    b->v = questions.v;
+    b->n = questions.n;
     questions_release(&examples);
     return rc;
 }
 
 static int recipe_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
                        struct error *err) {
-    struct task_recipe m;
+    struct task_recipe recipe;
     struct yaml y = {0};
-    options_default(recipe_rows, &m);
+    options_default(recipe_rows, &recipe);
     int rc = yaml_load(&y, path, err);
-    if (rc == OK) rc = options_from_yaml(recipe_rows, &m, &y, NULL, err);
-    if (rc == OK && !m.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", path);
-    if (rc == OK && !m.grader && m.choices.n == 0) strings_add(&m.choices, "choices");
+    if (rc == OK) rc = options_from_yaml(recipe_rows, &recipe, &y, NULL, err);
+    if (rc == OK && !recipe.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", path);
+    if (rc == OK && !recipe.grader && recipe.choices.n == 0)
+        strings_add(&recipe.choices, "choices");
     if (rc == OK) {
-        struct task_config s = {.description = m.description,
-                                .template = m.template,
-                                .delimiter = m.delimiter,
-                                .letters = m.letters,
-                                .normed = !m.letters && !m.grader,
-                                .grader = m.grader};
-        char *file = path_relative_to(path, m.file),
-             *shots = m.shots ? path_relative_to(path, m.shots) : NULL;
-        rc = bank_read(b, &s, &m, file, shots, o, err);
-        if (m.grader) b->max_tokens = (int32_t)m.max_tokens;
-        for (int i = 0; i < m.stop.n; i++) strings_add(&b->stops, m.stop.v[i]);
+        struct task_config config = {.description = recipe.description,
+                                     .template = recipe.template,
+                                     .delimiter = recipe.delimiter,
+                                     .letters = recipe.letters,
+                                     .normed = !recipe.letters && !recipe.grader,
+                                     .grader = recipe.grader};
+        char *file = path_relative_to(path, recipe.file),
+             *shots = recipe.shots ? path_relative_to(path, recipe.shots) : NULL;
+        rc = task_read_files(b, &config, &recipe, file, shots, o, err);
+        if (recipe.grader) b->max_tokens = (int32_t)recipe.max_tokens;
+        for (int i = 0; i < recipe.stop.n; i++) strings_add(&b->stops, recipe.stop.v[i]);
         free(file);
         free(shots);
     }
     yaml_release(&y);
-    options_release(recipe_rows, &m);
+    options_release(recipe_rows, &recipe);
     return rc;
 }
 
-static bool ends_in(const char *s, const char *end) {
+static bool has_suffix(const char *s, const char *end) {
     size_t n = strlen(s), m = strlen(end);
     return n > m && strcmp(s + n - m, end) == 0;
 }
 
 /* "dir/set.jsonl" → "set". */
-static char *name_of(const char *path) {
+static char *name_from_path(const char *path) {
     const char *slash = strrchr(path, '/');
     char *name = xstrdup(slash ? slash + 1 : path), *dot = strrchr(name, '.');
     if (dot && dot > name) *dot = 0;
@@ -584,16 +591,17 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
                    struct error *err) {
     *b = (struct eval_task){.family = -1};
     int family = fry_find(name), shares = split_evidence_find(name);
-    bool file = strchr(name, '/') || ends_in(name, ".jsonl") || ends_in(name, ".json"),
-         recipe = ends_in(name, ".yaml") || ends_in(name, ".yml");
-    b->name = file || recipe ? name_of(name) : xstrdup(name);
+    bool file = strchr(name, '/') || has_suffix(name, ".jsonl") || has_suffix(name, ".json"),
+         recipe = has_suffix(name, ".yaml") || has_suffix(name, ".yml");
+    b->name = file || recipe ? name_from_path(name) : xstrdup(name);
     if (recipe) return recipe_read(b, name, o, err);
-    if (file) return bank_read(b, &plain, NULL, name, NULL, o, err);
-    b->shares = family < 0 && shares >= 0;
-    if (family >= 0 || b->shares) return family_open(b, b->shares ? shares : family, o, err);
+    if (file) return task_read_files(b, &default_config, NULL, name, NULL, o, err);
+    b->is_split_evidence = family < 0 && shares >= 0;
+    if (family >= 0 || b->is_split_evidence)
+        return family_open(b, b->is_split_evidence ? shares : family, o, err);
     for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
         if (strcmp(builtins[i].name, name) == 0)
-            return bank_read(b, &builtins[i], NULL, NULL, NULL, o, err);
+            return task_read_files(b, &builtins[i], NULL, NULL, NULL, o, err);
     return error_set(err, ERR_USAGE,
                      "no task '%s'; a task is a name that 'shoal eval --help' lists, a JSONL file "
                      "or a recipe",
@@ -616,8 +624,8 @@ void eval_task_release(struct eval_task *b) {
     *b = (struct eval_task){.family = -1};
 }
 
-static void draw(const struct eval_task *b, int64_t i, struct task_item *out) {
-    if (b->shares)
+static void item_generate(const struct eval_task *b, int64_t i, struct task_item *out) {
+    if (b->is_split_evidence)
         split_evidence_item(b->family, b->split, b->seed, (uint32_t)i, out);
     else
         fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
@@ -628,7 +636,7 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
     *scratch = (struct eval_question){0};
     if (b->family < 0) return &b->v[i];
     struct task_item it;
-    draw(b, i, &it);
+    item_generate(b, i, &it);
     *scratch = (struct eval_question){
         .context = it.question, .n = it.n_choices, .correct = it.correct, .cluster = it.key};
     for (int k = 0; k < it.n_choices; k++) {
@@ -643,7 +651,7 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
 /* for teams */
 
 /* Length of the common prefix of a question's contexts, up to a blank; 0 without one. */
-static size_t contexts_shared(const struct eval_question *q) {
+static size_t contexts_common_prefix(const struct eval_question *q) {
     const char *first = q->contexts[0];
     size_t n = strlen(first);
     for (int k = 1; k < q->n; k++) {
@@ -656,13 +664,13 @@ static size_t contexts_shared(const struct eval_question *q) {
 }
 
 /* Skips a leading blank, which the chat prompt adds. */
-static const char *unblanked(const char *text) {
+static const char *skip_blank(const char *text) {
     return text + (*text == ' ');
 }
 
-static void item_of(const struct eval_task *b, const struct eval_question *q,
-                    struct task_item *out) {
-    size_t shared = q->contexts[0] ? contexts_shared(q) : 0;
+static void question_to_item(const struct eval_task *b, const struct eval_question *q,
+                             struct task_item *out) {
+    size_t shared = q->contexts[0] ? contexts_common_prefix(q) : 0;
     const char *context = q->context ? q->context : q->contexts[0];
     int len = q->contexts[0] ? (int)shared : (int)strlen(context);
     *out = (struct task_item){.n_choices = q->n,
@@ -677,11 +685,11 @@ static void item_of(const struct eval_task *b, const struct eval_question *q,
         out->question = xstrdup("Which is right?");
     }
     for (int k = 0; k < q->n; k++) {
-        char *whole = q->contexts[0] ? xasprintf("%s%s%s", q->contexts[k] + shared, b->delimiter,
-                                                 q->options[k])
-                                     : xstrdup(q->options[k]);
-        out->choices[k] = xstrdup(unblanked(whole));
-        free(whole);
+        char *choice = q->contexts[0] ? xasprintf("%s%s%s", q->contexts[k] + shared, b->delimiter,
+                                                  q->options[k])
+                                      : xstrdup(q->options[k]);
+        out->choices[k] = xstrdup(skip_blank(choice));
+        free(choice);
     }
 }
 
@@ -689,9 +697,9 @@ struct task_item *eval_task_items(const struct eval_task *b) {
     struct task_item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
     for (int64_t i = 0; i < b->n; i++) {
         if (b->family < 0)
-            item_of(b, &b->v[i], &v[i]);
+            question_to_item(b, &b->v[i], &v[i]);
         else
-            draw(b, i, &v[i]);
+            item_generate(b, i, &v[i]);
     }
     return v;
 }
@@ -701,7 +709,7 @@ void task_items_release(struct task_item *v, int64_t n) {
     free(v);
 }
 
-static int bank_add(struct eval_task **v, int *n, const char *name,
+static int task_add(struct eval_task **v, int *n, const char *name,
                     const struct eval_task_options *o, struct error *err) {
     *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
     return eval_task_open(&(*v)[(*n)++], name, o, err);
@@ -714,9 +722,9 @@ int eval_tasks_open(const char *list, const struct eval_task_options *o, struct 
     *out = NULL;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        if (strcmp(t, "fry") != 0) rc = bank_add(out, n, t, o, err);
+        if (strcmp(t, "fry") != 0) rc = task_add(out, n, t, o, err);
         for (int f = 0; rc == OK && strcmp(t, "fry") == 0 && f < fry_count(); f++)
-            rc = bank_add(out, n, fry_families[f].name, o, err);
+            rc = task_add(out, n, fry_families[f].name, o, err);
     }
     if (rc == OK && *n == 0) rc = error_set(err, ERR_USAGE, "'%s' names no task", list);
     free(copy);

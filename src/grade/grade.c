@@ -23,9 +23,9 @@ struct grader {
     const char *name;
     bool (*extract)(const char *text, struct buf *out);
     double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
-    bool (*same)(const char *a, const char *b);          /* NULL: same if the forms are equal */
+    bool (*equivalent)(const char *a, const char *b);    /* NULL: same if the forms are equal */
     int (*check)(const char *gold, struct error *err);
-    bool gold_as_is; /* a gold answer is compared as written, without extraction */
+    bool gold_is_literal; /* a gold answer is compared as written, without extraction */
 };
 
 /* spans */
@@ -36,7 +36,7 @@ struct text_span text_span_of(const char *text) {
 
 struct text_span text_span_trim(struct text_span s) {
     ucs4_t c;
-    const uint8_t *begin = (const uint8_t *)s.at, *end = begin + s.len;
+    const uint8_t *begin = (const uint8_t *)s.ptr, *end = begin + s.len;
     while (begin < end) {
         int n = u8_mbtouc(&c, begin, (size_t)(end - begin));
         if (!uc_is_property_white_space(c)) break;
@@ -52,53 +52,54 @@ struct text_span text_span_trim(struct text_span s) {
     return (struct text_span){(const char *)begin, (size_t)(end - begin)};
 }
 
-static bool span_put(struct text_span s, struct buf *out) {
+static bool span_append(struct text_span s, struct buf *out) {
     buf_puts(out, "");
-    buf_add(out, s.at, s.len);
+    buf_add(out, s.ptr, s.len);
     return s.len > 0;
 }
 
-static bool begins(struct text_span s, const char *what) {
+static bool has_prefix(struct text_span s, const char *what) {
     size_t n = strlen(what);
-    return s.len >= n && strncasecmp(s.at, what, n) == 0;
+    return s.len >= n && strncasecmp(s.ptr, what, n) == 0;
 }
 
-static struct text_span behind(struct text_span s, size_t n) {
-    return (struct text_span){s.at + n, s.len - n};
+static struct text_span span_skip(struct text_span s, size_t n) {
+    return (struct text_span){s.ptr + n, s.len - n};
 }
 
-static struct text_span line_of(struct text_span s) {
-    const char *end = s.len ? memchr(s.at, '\n', s.len) : NULL;
-    return text_span_trim((struct text_span){s.at, end ? (size_t)(end - s.at) : s.len});
+static struct text_span first_line(struct text_span s) {
+    const char *end = s.len ? memchr(s.ptr, '\n', s.len) : NULL;
+    return text_span_trim((struct text_span){s.ptr, end ? (size_t)(end - s.ptr) : s.len});
 }
 
 /* The last line that is not blank. */
 static struct text_span text_span_last_line(struct text_span text) {
     text = text_span_trim(text);
-    const char *begin = text.len ? memrchr(text.at, '\n', text.len) : NULL;
-    return text_span_trim(begin ? behind(text, (size_t)(begin + 1 - text.at)) : text);
+    const char *begin = text.len ? memrchr(text.ptr, '\n', text.len) : NULL;
+    return text_span_trim(begin ? span_skip(text, (size_t)(begin + 1 - text.ptr)) : text);
 }
 
 /* marks */
 
 /* Matches one of `words` at the beginning, after blanks and emphasis. Returns the bytes, or 0. */
-static size_t word_behind(struct text_span s, const char *const *words, int n) {
+static size_t leading_word_len(struct text_span s, const char *const *words, int n) {
     size_t skip = 0;
-    while (skip < s.len && strchr(" \t*_", s.at[skip]) && s.at[skip]) skip++;
+    while (skip < s.len && strchr(" \t*_", s.ptr[skip]) && s.ptr[skip]) skip++;
     for (int i = 0; i < n; i++)
-        if (begins(behind(s, skip), words[i])) return skip + strlen(words[i]);
+        if (has_prefix(span_skip(s, skip), words[i])) return skip + strlen(words[i]);
     return 0;
 }
 
 /* Returns the bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
-static size_t mark_here(struct text_span s) {
+static size_t answer_mark_len(struct text_span s) {
     static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
     static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};
-    if (begins(s, "####")) return 4;
+    if (has_prefix(s, "####")) return 4;
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        if (!begins(s, names[i])) continue;
+        if (!has_prefix(s, names[i])) continue;
         size_t len = strlen(names[i]), link, n_links = 0;
-        while (n_links++ < 3 && (link = word_behind(behind(s, len), links, ARRAY_LEN(links))) > 0)
+        while (n_links++ < 3 &&
+               (link = leading_word_len(span_skip(s, len), links, ARRAY_LEN(links))) > 0)
             len += link;
         return n_links > 1 && len > strlen(names[i]) ? len : 0;
     }
@@ -108,35 +109,35 @@ static size_t mark_here(struct text_span s) {
 bool find_marked_answer(struct text_span text, struct text_span *out) {
     bool found = false;
     for (size_t i = 0, len; i < text.len; i += MAX(len, 1))
-        if ((len = mark_here(behind(text, i))) > 0) {
-            *out = behind(text, i + len);
+        if ((len = answer_mark_len(span_skip(text, i))) > 0) {
+            *out = span_skip(text, i + len);
             found = true;
         }
-    if (found) *out = line_of(text_span_trim(*out));
+    if (found) *out = first_line(text_span_trim(*out));
     return found && out->len > 0;
 }
 
 /* Finds the content of the braces after "\boxed". At most 16 letters and digits may follow without
  * braces. */
-static bool box_inside(struct text_span s, struct text_span *out) {
+static bool box_content(struct text_span s, struct text_span *out) {
     int depth = 0;
     size_t skip = 0;
-    while (skip < s.len && s.at[skip] == ' ') skip++;
-    s = behind(s, skip);
-    if (s.len && s.at[0] != '{') {
-        *out = (struct text_span){s.at, 0};
-        while (out->len < s.len && out->len < 16 && isalnum((unsigned char)s.at[out->len]))
+    while (skip < s.len && s.ptr[skip] == ' ') skip++;
+    s = span_skip(s, skip);
+    if (s.len && s.ptr[0] != '{') {
+        *out = (struct text_span){s.ptr, 0};
+        while (out->len < s.len && out->len < 16 && isalnum((unsigned char)s.ptr[out->len]))
             out->len++;
         return out->len > 0;
     }
     for (size_t i = 0; i < s.len; i++) {
-        if (s.at[i] == '\\') {
+        if (s.ptr[i] == '\\') {
             i++;
             continue;
         }
-        depth += s.at[i] == '{';
-        if (s.at[i] != '}' || --depth > 0) continue;
-        *out = text_span_trim((struct text_span){s.at + 1, i - 1});
+        depth += s.ptr[i] == '{';
+        if (s.ptr[i] != '}' || --depth > 0) continue;
+        *out = text_span_trim((struct text_span){s.ptr + 1, i - 1});
         return out->len > 0;
     }
     return false;
@@ -150,13 +151,14 @@ bool find_boxed_answer(struct text_span text, struct text_span *out) {
     for (int i = 0; i < TRIES; i++) {
         const char *box = NULL;
         while (!box && end > 0) {
-            const char *p = memrchr(text.at, '\\', end);
-            end = p ? (size_t)(p - text.at) : 0;
-            if (p && (begins(behind(text, end), "\\boxed") || begins(behind(text, end), "\\fbox")))
+            const char *p = memrchr(text.ptr, '\\', end);
+            end = p ? (size_t)(p - text.ptr) : 0;
+            if (p && (has_prefix(span_skip(text, end), "\\boxed") ||
+                      has_prefix(span_skip(text, end), "\\fbox")))
                 box = p;
         }
         if (!box) return false;
-        if (box_inside(behind(text, end + (box[1] == 'f' ? 5 : 6)), out)) return true;
+        if (box_content(span_skip(text, end + (box[1] == 'f' ? 5 : 6)), out)) return true;
     }
     return false;
 }
@@ -166,7 +168,7 @@ bool find_boxed_answer(struct text_span text, struct text_span *out) {
 /* Returns the character here as ASCII, also for full-width ones; 0 for others and at the end. */
 static char ascii_at(struct text_span s, size_t *len) {
     ucs4_t c = 0;
-    *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.at, s.len) : 0;
+    *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.ptr, s.len) : 0;
     if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0;
     if (c == 0x3002) c = '.';
     return c < 0x80 ? (char)c : 0;
@@ -174,7 +176,7 @@ static char ascii_at(struct text_span s, size_t *len) {
 
 /* Strips opening brackets, emphasis and \text{ from the start of an answer. Sets *bracket if it
  * strips a bracket. */
-static struct text_span unwrap(struct text_span s, bool *bracket) {
+static struct text_span skip_opening(struct text_span s, bool *bracket) {
     static const char *const wraps[] = {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{",
                                         "\\boxed{"};
     for (;;) {
@@ -183,13 +185,13 @@ static struct text_span unwrap(struct text_span s, bool *bracket) {
         char c = ascii_at(s, &len);
         if (c && strchr("([{*\"'$", c)) {
             *bracket |= c == '(' || c == '[' || c == '{';
-            s = behind(s, len);
+            s = span_skip(s, len);
             continue;
         }
-        while (i < ARRAY_LEN(wraps) && !begins(s, wraps[i])) i++;
+        while (i < ARRAY_LEN(wraps) && !has_prefix(s, wraps[i])) i++;
         if (i == ARRAY_LEN(wraps)) return s;
         *bracket = true;
-        s = behind(s, strlen(wraps[i]));
+        s = span_skip(s, strlen(wraps[i]));
     }
 }
 
@@ -198,9 +200,9 @@ static bool is_choice(char c) {
 }
 
 /* Whether `s` holds only closing signs. */
-static bool only_closing(struct text_span s) {
+static bool is_only_closing(struct text_span s) {
     size_t len;
-    for (s = text_span_trim(s); s.len; s = text_span_trim(behind(s, len))) {
+    for (s = text_span_trim(s); s.len; s = text_span_trim(span_skip(s, len))) {
         char c = ascii_at(s, &len);
         if (!c || !strchr(")]}.,:;!*\"'$", c)) return false;
     }
@@ -208,15 +210,15 @@ static bool only_closing(struct text_span s) {
 }
 
 /* Whether a second letter follows, as in "B and C" or "A/B". */
-static bool another_follows(struct text_span s) {
+static bool second_letter_follows(struct text_span s) {
     static const char *const links[] = {"and ", "or ", "&", "/", ",", "と", "、", "和", "或"};
-    while (s.len && strchr(")]}. *", *s.at)) s = behind(s, 1);
-    size_t link = word_behind(s, links, ARRAY_LEN(links)), len, next;
-    if (!link) return false;
+    while (s.len && strchr(")]}. *", *s.ptr)) s = span_skip(s, 1);
+    size_t link_len = leading_word_len(s, links, ARRAY_LEN(links)), len, next;
+    if (!link_len) return false;
     bool bracket = false;
-    s = unwrap(behind(s, link), &bracket);
+    s = skip_opening(span_skip(s, link_len), &bracket);
     char c = ascii_at(s, &len);
-    return is_choice(c) && !isalnum((unsigned char)ascii_at(behind(s, len), &next));
+    return is_choice(c) && !isalnum((unsigned char)ascii_at(span_skip(s, len), &next));
 }
 
 /* Returns the letter that begins a marked answer: alone, before a sign, or before words that "A"
@@ -224,16 +226,16 @@ static bool another_follows(struct text_span s) {
 static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
-    s = unwrap(s, &bracket);
+    s = skip_opening(s, &bracket);
     char c = ascii_at(s, &len);
     if (!is_choice(c)) return 0;
-    struct text_span rest = behind(s, len);
-    if (another_follows(rest)) return 0;
-    if (only_closing(rest)) return (char)toupper((unsigned char)c);
+    struct text_span rest = span_skip(s, len);
+    if (second_letter_follows(rest)) return 0;
+    if (is_only_closing(rest)) return (char)toupper((unsigned char)c);
     char after = ascii_at(rest, &next);
-    bool dense = (uint8_t)*rest.at >= 0xE3; // kana, ideographs
+    bool dense = (uint8_t)*rest.ptr >= 0xE3; // kana, ideographs
     bool sign = dense || (after && strchr(")]}.,:;*$", after));
-    bool words = isupper((unsigned char)c) && c != 'A' && isspace((unsigned char)*rest.at);
+    bool words = isupper((unsigned char)c) && c != 'A' && isspace((unsigned char)*rest.ptr);
     if (islower((unsigned char)c) && !bracket && !dense) return 0;
     return sign || words ? (char)toupper((unsigned char)c) : 0;
 }
@@ -241,17 +243,17 @@ static char marked_letter(struct text_span s) {
 static char lone_letter(struct text_span s) {
     bool bracket = false;
     size_t len;
-    s = unwrap(s, &bracket);
+    s = skip_opening(s, &bracket);
     char c = ascii_at(s, &len);
-    return is_choice(c) && only_closing(behind(s, len)) ? (char)toupper((unsigned char)c) : 0;
+    return is_choice(c) && is_only_closing(span_skip(s, len)) ? (char)toupper((unsigned char)c) : 0;
 }
 
 /* "B) Paris", "(B) Paris", "B. Paris". */
 static char listed_letter(struct text_span line) {
     bool bracket = false;
     size_t len, next;
-    struct text_span s = unwrap(line, &bracket);
-    char c = ascii_at(s, &len), after = ascii_at(behind(s, len), &next);
+    struct text_span s = skip_opening(line, &bracket);
+    char c = ascii_at(s, &len), after = ascii_at(span_skip(s, len), &next);
     if (!is_choice(c) || islower((unsigned char)c)) return 0;
     return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
 }
@@ -260,12 +262,12 @@ static char listed_letter(struct text_span line) {
 static char only_listed_letter(struct text_span text) {
     char found = 0;
     while (text.len) {
-        const char *end = memchr(text.at, '\n', text.len);
-        size_t len = end ? (size_t)(end - text.at) : text.len;
-        char c = listed_letter(text_span_trim((struct text_span){text.at, len}));
+        const char *end = memchr(text.ptr, '\n', text.len);
+        size_t len = end ? (size_t)(end - text.ptr) : text.len;
+        char c = listed_letter(text_span_trim((struct text_span){text.ptr, len}));
         if (c && found && c != found) return 0;
         if (c) found = c;
-        text = behind(text, MIN(len + 1, text.len));
+        text = span_skip(text, MIN(len + 1, text.len));
     }
     return found;
 }
@@ -323,21 +325,22 @@ void text_normalize(const char *text, size_t len, struct buf *out) {
 }
 
 /* The text after the last "answer:", 答え： or 答案：, or all of it. */
-static struct text_span answer_rest(const char *text) {
+static struct text_span text_after_marker(const char *text) {
     static const char *const marks[] = {
         "answer:", "answer：", "答え:", "答え：", "答案:", "答案："};
     struct text_span all = text_span_of(text), rest = all;
     for (size_t i = 0; i < all.len; i++)
         for (size_t k = 0; k < ARRAY_LEN(marks); k++)
-            if (begins(behind(all, i), marks[k])) rest = behind(all, i + strlen(marks[k]));
+            if (has_prefix(span_skip(all, i), marks[k]))
+                rest = span_skip(all, i + strlen(marks[k]));
     return rest;
 }
 
 static bool exact_extract(const char *text, struct buf *out) {
-    struct text_span rest = answer_rest(text);
+    struct text_span rest = text_after_marker(text);
     size_t begin = out->len;
     buf_puts(out, "");
-    text_normalize(rest.at, rest.len, out);
+    text_normalize(rest.ptr, rest.len, out);
     static const char *const ends[] = {".", "。", "｡", " "};
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
         size_t n = strlen(ends[i]);
@@ -353,12 +356,12 @@ static bool exact_extract(const char *text, struct buf *out) {
 pcre2_code *regex_compile(const char *text, struct error *err) {
     int code;
     PCRE2_SIZE at;
-    char why[256];
+    char reason[256];
     pcre2_code *p = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
                                   &code, &at, NULL);
     if (p) return p;
-    pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, at + 1, why);
+    pcre2_get_error_message(code, (PCRE2_UCHAR *)reason, sizeof reason);
+    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, at + 1, reason);
     return NULL;
 }
 
@@ -386,20 +389,20 @@ static double regex_score(const char *form, const char *gold) {
 }
 
 /* The text unchanged, except for white space at both ends. */
-static bool whole_extract(const char *text, struct buf *out) {
-    return span_put(text_span_trim(text_span_of(text)), out);
+static bool trimmed_extract(const char *text, struct buf *out) {
+    return span_append(text_span_trim(text_span_of(text)), out);
 }
 
 /* f1 */
 
 static bool f1_extract(const char *text, struct buf *out) {
-    struct text_span rest = answer_rest(text);
+    struct text_span rest = text_after_marker(text);
     size_t begin = out->len;
-    char *copy = xasprintf("%.*s", (int)MIN(rest.len, INT32_MAX), rest.at);
+    char *copy = xasprintf("%.*s", (int)MIN(rest.len, INT32_MAX), rest.ptr);
     buf_puts(out, "");
     f1_words(copy, out);
     free(copy);
-    if (out->len == begin) text_normalize(rest.at, rest.len, out); // only articles and signs
+    if (out->len == begin) text_normalize(rest.ptr, rest.len, out); // only articles and signs
     return out->len > begin;
 }
 
@@ -409,78 +412,79 @@ static bool f1_extract(const char *text, struct buf *out) {
 static bool has_prose(struct text_span s) {
     for (size_t i = 0, n; i < s.len; i += n + 1) {
         n = 0;
-        while (i + n < s.len && isalpha((unsigned char)s.at[i + n])) n++;
-        bool command = i > 0 && s.at[i - 1] == '\\';
-        if (n >= 4 && !command) return true;
+        while (i + n < s.len && isalpha((unsigned char)s.ptr[i + n])) n++;
+        bool is_command = i > 0 && s.ptr[i - 1] == '\\';
+        if (n >= 4 && !is_command) return true;
     }
     return false;
 }
 
 /* The text from the first $ to the last one; a single $ is a currency sign. \( and \[ likewise. */
-static bool dollars(struct text_span s, struct text_span *out) {
+static bool find_delimited_formula(struct text_span s, struct text_span *out) {
     static const char *const pairs[][2] = {{"\\(", "\\)"}, {"\\[", "\\]"}};
-    const char *open = memchr(s.at, '$', s.len), *close = open ? memrchr(s.at, '$', s.len) : NULL;
+    const char *open = memchr(s.ptr, '$', s.len), *close = open ? memrchr(s.ptr, '$', s.len) : NULL;
     for (size_t i = 0; open == close && i < ARRAY_LEN(pairs); i++) {
-        const char *a = memmem(s.at, s.len, pairs[i][0], 2), *b = NULL;
-        for (const char *p = a; p && (p = memmem(p, (size_t)(s.at + s.len - p), pairs[i][1], 2));
+        const char *a = memmem(s.ptr, s.len, pairs[i][0], 2), *b = NULL;
+        for (const char *p = a; p && (p = memmem(p, (size_t)(s.ptr + s.len - p), pairs[i][1], 2));
              p += 2)
             b = p;
         if (b) open = a + 1, close = b;
     }
     if (open == close) return false;
     *out = text_span_trim((struct text_span){open + 1, (size_t)(close - open - 1)});
-    while (out->len && *out->at == '$') *out = behind(*out, 1);
-    while (out->len && out->at[out->len - 1] == '$') out->len--;
+    while (out->len && *out->ptr == '$') *out = span_skip(*out, 1);
+    while (out->len && out->ptr[out->len - 1] == '$') out->len--;
     *out = text_span_trim(*out);
     return out->len > 0;
 }
 
 /* The last formula of the line. */
 static bool last_formula(struct text_span line, struct text_span *out) {
-    struct text_span inside;
-    const char *close = line.len ? memrchr(line.at, '$', line.len) : NULL;
-    const char *open = close > line.at ? memrchr(line.at, '$', (size_t)(close - line.at)) : NULL;
+    struct text_span formula;
+    const char *close = line.len ? memrchr(line.ptr, '$', line.len) : NULL;
+    const char *open = close > line.ptr ? memrchr(line.ptr, '$', (size_t)(close - line.ptr)) : NULL;
     if (open && close == open + 1) // $$…$$
-        open = open > line.at ? memrchr(line.at, '$', (size_t)(open - line.at)) : NULL;
+        open = open > line.ptr ? memrchr(line.ptr, '$', (size_t)(open - line.ptr)) : NULL;
     if (open) *out = text_span_trim((struct text_span){open + 1, (size_t)(close - open - 1)});
     if (open && out->len) return true;
-    if (!dollars(line, &inside)) return false;
-    *out = inside;
+    if (!find_delimited_formula(line, &formula)) return false;
+    *out = formula;
     return true;
 }
 
 /* "5. I hope it is correct." → 5 */
-static struct text_span sentence(struct text_span s) {
-    const char *end = memmem(s.at, s.len, ". ", 2);
-    return end ? (struct text_span){s.at, (size_t)(end - s.at)} : s;
+static struct text_span first_sentence(struct text_span s) {
+    const char *end = memmem(s.ptr, s.len, ". ", 2);
+    return end ? (struct text_span){s.ptr, (size_t)(end - s.ptr)} : s;
 }
 
 static bool math_extract(const char *text, struct buf *out) {
     enum { SHORT = 64 };
     struct text_span all = text_span_trim(text_span_of(text)), part,
                      line = text_span_last_line(all);
-    if (find_boxed_answer(all, &part)) return span_put(part, out);
+    if (find_boxed_answer(all, &part)) return span_append(part, out);
     if (find_marked_answer(all, &part)) {
-        struct text_span inside;
-        return span_put(dollars(part, &inside) ? inside : sentence(part), out);
+        struct text_span formula;
+        return span_append(find_delimited_formula(part, &formula) ? formula : first_sentence(part),
+                           out);
     }
-    bool one_line = line.at == all.at;
-    if (one_line && (!has_prose(all) || all.len <= SHORT)) return span_put(all, out);
-    if (last_formula(line, &part)) return span_put(part, out);
-    if (line.len <= SHORT && !has_prose(line)) return span_put(line, out);
-    char *copy = xasprintf("%.*s", (int)MIN(line.len, INT32_MAX), line.at);
+    bool one_line = line.ptr == all.ptr;
+    if (one_line && (!has_prose(all) || all.len <= SHORT)) return span_append(all, out);
+    if (last_formula(line, &part)) return span_append(part, out);
+    if (line.len <= SHORT && !has_prose(line)) return span_append(line, out);
+    char *copy = xasprintf("%.*s", (int)MIN(line.len, INT32_MAX), line.ptr);
     bool found = number_extract(copy, out);
     free(copy);
     return found;
 }
 
-static bool math_equal(const char *a, const char *b) {
+static bool math_is_equivalent(const char *a, const char *b) {
     int64_t steps;
     return math_equivalent(a, b, &steps);
 }
 
 static double math_score(const char *form, const char *gold) {
-    return math_equal(form, gold);
+    return math_is_equivalent(form, gold);
 }
 
 /* the table */
@@ -488,7 +492,7 @@ static double math_score(const char *form, const char *gold) {
 static int letter_check(const char *gold, struct error *err);
 static int number_check(const char *gold, struct error *err);
 
-static int text_check(const char *gold, struct error *err) {
+static int nonempty_check(const char *gold, struct error *err) {
     return text_span_trim(text_span_of(gold)).len
                ? OK
                : error_set(err, ERR_FORMAT, "the gold answer is empty");
@@ -500,17 +504,17 @@ static const struct grader graders[] = {
     /* a number, after #### or answer:, else the last */
     {"number", number_extract, NULL, NULL, number_check, false},
     /* a formula, by what it means */
-    {"math", math_extract, math_score, math_equal, text_check, false},
+    {"math", math_extract, math_score, math_is_equivalent, nonempty_check, false},
     /* a text but for case, width, blanks and a full stop */
-    {"exact", exact_extract, NULL, NULL, text_check, false},
+    {"exact", exact_extract, NULL, NULL, nonempty_check, false},
     /* a text that a pattern, the gold, matches */
-    {"regex", whole_extract, regex_score, NULL, regex_check, true},
+    {"regex", trimmed_extract, regex_score, NULL, regex_check, true},
     /* F1 of words, as SQuAD's */
-    {"f1", f1_extract, f1_score, NULL, text_check, true},
+    {"f1", f1_extract, f1_score, NULL, nonempty_check, true},
     /* ROUGE-L's F1, without stemming */
-    {"rouge_l", whole_extract, rouge_l_score, NULL, text_check, true},
+    {"rouge_l", trimmed_extract, rouge_l_score, NULL, nonempty_check, true},
     /* BLEU-4 of a sentence, smoothed exponentially */
-    {"bleu", whole_extract, bleu_score, NULL, text_check, true},
+    {"bleu", trimmed_extract, bleu_score, NULL, nonempty_check, true},
 };
 
 static int letter_check(const char *gold, struct error *err) {
@@ -556,11 +560,13 @@ bool grader_extract(const struct grader *g, const char *text, struct buf *out) {
 }
 
 static double form_score(const struct grader *g, const char *form, const char *gold) {
-    struct buf want = {0};
-    if (g->gold_as_is) return g->score(form, gold);
-    bool found = grader_extract(g, gold, &want);
-    double score = !found ? 0 : g->score ? g->score(form, want.data) : strcmp(form, want.data) == 0;
-    buf_release(&want);
+    struct buf gold_form = {0};
+    if (g->gold_is_literal) return g->score(form, gold);
+    bool found = grader_extract(g, gold, &gold_form);
+    double score = !found     ? 0
+                   : g->score ? g->score(form, gold_form.data)
+                              : strcmp(form, gold_form.data) == 0;
+    buf_release(&gold_form);
     return score;
 }
 
@@ -574,14 +580,14 @@ struct grade grader_grade(const struct grader *g, const char *text, const char *
     return out;
 }
 
-static bool forms_same(const struct grader *g, const char *a, const char *b) {
-    return strcmp(a, b) == 0 || (g->same && g->same(a, b));
+static bool forms_equivalent(const struct grader *g, const char *a, const char *b) {
+    return strcmp(a, b) == 0 || (g->equivalent && g->equivalent(a, b));
 }
 
 bool grader_equivalent(const struct grader *g, const char *a, const char *b) {
     struct buf x = {0}, y = {0};
     bool both = grader_extract(g, a, &x) && grader_extract(g, b, &y);
-    bool same = both && forms_same(g, x.data, y.data);
+    bool same = both && forms_equivalent(g, x.data, y.data);
     buf_release(&x);
     buf_release(&y);
     return same;
@@ -595,7 +601,7 @@ int grader_group_answers(const struct grader *g, const char *const *texts, int n
         int k = 0;
         group[i] = -1;
         if (grader_extract(g, texts[i], &form)) {
-            while (k < n_groups && !forms_same(g, firsts[k].data, form.data)) k++;
+            while (k < n_groups && !forms_equivalent(g, firsts[k].data, form.data)) k++;
             group[i] = k;
         }
         if (group[i] == n_groups)

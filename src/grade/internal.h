@@ -6,7 +6,7 @@
 
 /* Borrowed bytes, not NUL-terminated. */
 struct text_span {
-    const char *at;
+    const char *ptr;
     size_t len;
 };
 struct text_span text_span_of(const char *text);
@@ -89,23 +89,23 @@ enum {
 struct math_node {
     uint8_t kind, op;
     int16_t first, next; /* child and sibling, or MATH_NONE */
-    int16_t at, len, repeat;
+    int16_t pos, len, repeat;
     uint64_t name;
 };
 /* An ambiguous text is parsed in its default reading; these bits select the other one. */
 enum math_reading {
-    READ_SEPARATE = 1, /* 1,000 is a list */
-    READ_LETTERS = 2,  /* the m of "5 m" is a variable */
+    READING_COMMA_SEPARATES = 1,  /* 1,000 is a list */
+    READING_UNIT_IS_VARIABLE = 2, /* the m of "5 m" is a variable */
 };
 struct math_expr {
     struct math_node node[MATH_MAX_NODES];
-    int n, root;     /* root: MATH_NONE if the text is words and not a formula */
-    int other;       /* readings that would give another tree */
-    uint64_t unit;   /* unit of the whole value, a hash of its name; 0: no known unit */
-    struct buf text; /* rewritten: see math_parse.c */
+    int n, root;        /* root: MATH_NONE if the text is words and not a formula */
+    int other_readings; /* readings that would give another tree */
+    uint64_t unit;      /* unit of the whole value, a hash of its name; 0: no known unit */
+    struct buf text;    /* rewritten: see math_parse.c */
 };
 void math_parse(struct math_expr *m, const char *text, int reading);
 void math_release(struct math_expr *m);
-int math_children(const struct math_expr *m, int node);
+int math_child_count(const struct math_expr *m, int node);
 
 #endif

@@ -19,10 +19,10 @@
 #include <string.h>
 
 enum {
-    WORK = MATH_MAX_STEPS / 16, /* budget of one of the 16 pairs of readings */
-    POINTS = 10,                /* points at which a variable is evaluated */
-    ITEMS = 64,                 /* items of a list */
-    WHOLE_MAX = 1000,           /* largest argument of an exact factorial */
+    STEP_BUDGET = MATH_MAX_STEPS / 16, /* budget of one of the 16 pairs of readings */
+    POINTS = 10,                       /* points at which a variable is evaluated */
+    MAX_ITEMS = 64,                    /* items of a list */
+    MAX_EXACT_FACTORIAL = 1000,        /* largest argument of an exact factorial */
 };
 
 /* A value in a tree. `sign` selects the sign of each ±; 0: both signs. `plain`: percent and degrees
@@ -31,10 +31,10 @@ struct ref {
     const struct math_expr *m;
     int node, sign;
     bool plain;
-    int *work;
+    int *budget;
 };
 
-static const struct math_node *at(struct ref r) {
+static const struct math_node *node_of(struct ref r) {
     return &r.m->node[r.node];
 }
 
@@ -44,24 +44,24 @@ static struct ref child(struct ref r, int node) {
 }
 
 static struct ref first_child(struct ref r) {
-    return child(r, at(r)->first);
+    return child(r, node_of(r)->first);
 }
 
-static bool works(struct ref r) {
-    return --*r.work > 0;
+static bool budget_spend(struct ref r) {
+    return --*r.budget > 0;
 }
 
-static bool contains(struct ref r, unsigned kinds) {
-    if (!works(r) || kinds >> at(r)->kind & 1) return true;
-    for (int c = at(r)->first; c != MATH_NONE; c = r.m->node[c].next)
-        if (contains(child(r, c), kinds)) return true;
+static bool contains_kind(struct ref r, unsigned kinds) {
+    if (!budget_spend(r) || kinds >> node_of(r)->kind & 1) return true;
+    for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next)
+        if (contains_kind(child(r, c), kinds)) return true;
     return false;
 }
 
 #define KIND(k) (1u << (k))
 
 /* Random bits that depend on the name and the number of the point only. */
-static uint64_t place_bits(uint64_t name, uint32_t point) {
+static uint64_t point_bits(uint64_t name, uint32_t point) {
     struct rng rng = rng_make(name, RNG_TASK, point, 0);
     return rng_u64(&rng);
 }
@@ -77,8 +77,8 @@ struct exact_decimal {
 /* Points into the text, so the digits keep their blanks, commas and braces; `n` is where they
  * end. */
 static struct exact_decimal decimal_of(struct ref r) {
-    const struct math_node *v = at(r);
-    struct exact_decimal d = {.s = r.m->text.data + v->at, .n = v->len};
+    const struct math_node *v = node_of(r);
+    struct exact_decimal d = {.s = r.m->text.data + v->pos, .n = v->len};
     bool point = false;
     for (int i = 0; i < v->len; i++) {
         bool e = (d.s[i] == 'e' || d.s[i] == 'E') && !v->repeat;
@@ -94,7 +94,7 @@ static struct exact_decimal decimal_of(struct ref r) {
 }
 
 /* Number of bytes before the repeating digits. */
-static int digits_kept(struct exact_decimal d, int repeat) {
+static int digits_before_repeat(struct exact_decimal d, int repeat) {
     int kept = d.n;
     for (; repeat > 0; kept--) repeat -= isdigit((unsigned char)d.s[kept - 1]) != 0;
     return kept;
@@ -135,28 +135,28 @@ static uint64_t digits_mod(const char *s, int n) {
 /* N / 10^f. With r repeating digits: (N - N without them) / (10^(f-r) (10^r - 1)). */
 static uint64_t number_mod(struct ref r) {
     struct exact_decimal d = decimal_of(r);
-    int repeat = at(r)->repeat;
+    int repeat = node_of(r)->repeat;
     uint64_t v = digits_mod(d.s, d.n);
     if (!d.n_fraction && !d.exponent && !repeat) return v;
-    uint64_t below = mod_power(10, (uint64_t)d.n_fraction);
+    uint64_t denominator = mod_power(10, (uint64_t)d.n_fraction);
     if (repeat) {
-        v = mod_add(v, PRIME - digits_mod(d.s, digits_kept(d, repeat)));
-        below = mod_mul(mod_power(10, (uint64_t)(d.n_fraction - repeat)),
-                        mod_add(mod_power(10, (uint64_t)repeat), PRIME - 1));
+        v = mod_add(v, PRIME - digits_mod(d.s, digits_before_repeat(d, repeat)));
+        denominator = mod_mul(mod_power(10, (uint64_t)(d.n_fraction - repeat)),
+                              mod_add(mod_power(10, (uint64_t)repeat), PRIME - 1));
     }
     uint64_t scale = mod_power(10, (uint64_t)abs(d.exponent));
     if (d.exponent < 0)
-        below = mod_mul(below, scale);
+        denominator = mod_mul(denominator, scale);
     else
         v = mod_mul(v, scale);
-    *r.work -= 50;
-    return mod_mul(v, mod_inverse(below));
+    *r.budget -= 50;
+    return mod_mul(v, mod_inverse(denominator));
 }
 
 /* Evaluates a small integer, such as an exponent or the argument of a factorial. */
-static bool whole(struct ref r, int64_t *out) {
-    const struct math_node *v = at(r);
-    if (!works(r)) return false;
+static bool small_integer(struct ref r, int64_t *out) {
+    const struct math_node *v = node_of(r);
+    if (!budget_spend(r)) return false;
     if (v->kind == MATH_NUMBER) {
         struct exact_decimal d = decimal_of(r);
         *out = 0;
@@ -170,11 +170,11 @@ static bool whole(struct ref r, int64_t *out) {
     if (v->kind != MATH_NEGATE && v->kind != MATH_ADD && v->kind != MATH_MULTIPLY) return false;
     int64_t total = v->kind == MATH_MULTIPLY, x;
     for (int c = v->first; c != MATH_NONE; c = r.m->node[c].next) {
-        if (!whole(child(r, c), &x)) return false;
-        bool over = v->kind == MATH_MULTIPLY ? __builtin_mul_overflow(total, x, &total)
-                    : v->kind == MATH_ADD    ? __builtin_add_overflow(total, x, &total)
-                                             : __builtin_sub_overflow(total, x, &total);
-        if (over) return false;
+        if (!small_integer(child(r, c), &x)) return false;
+        bool overflow = v->kind == MATH_MULTIPLY ? __builtin_mul_overflow(total, x, &total)
+                        : v->kind == MATH_ADD    ? __builtin_add_overflow(total, x, &total)
+                                                 : __builtin_sub_overflow(total, x, &total);
+        if (overflow) return false;
     }
     *out = total;
     return true;
@@ -186,7 +186,7 @@ static bool power_mod(struct ref r, uint64_t *out) {
     int64_t e;
     struct ref base = first_child(r);
     uint64_t b;
-    if (!whole(child(base, at(base)->next), &e) || !mod_value(base, &b)) return false;
+    if (!small_integer(child(base, node_of(base)->next), &e) || !mod_value(base, &b)) return false;
     if (b == 0 && e <= 0) return false;
     *out = mod_power(b, e < 0 ? (uint64_t)-e : (uint64_t)e);
     if (e < 0) *out = mod_inverse(*out);
@@ -194,37 +194,38 @@ static bool power_mod(struct ref r, uint64_t *out) {
 }
 
 /* n! (ordered, k = n) and n over k of small integers. */
-static uint64_t choices_mod(int64_t n, int64_t k, bool ordered) {
-    uint64_t out = k >= 0 && k <= n, below = 1;
+static uint64_t binomial_mod(int64_t n, int64_t k, bool ordered) {
+    uint64_t out = k >= 0 && k <= n, denominator = 1;
     for (int64_t i = 0; out && i < k; i++) {
         out = mod_mul(out, (uint64_t)(n - i));
-        if (!ordered) below = mod_mul(below, (uint64_t)(i + 1));
+        if (!ordered) denominator = mod_mul(denominator, (uint64_t)(i + 1));
     }
-    return mod_mul(out, mod_inverse(below));
+    return mod_mul(out, mod_inverse(denominator));
 }
 
 static uint64_t symbol_mod(uint64_t name) {
-    return place_bits(name, UINT32_MAX) % PRIME;
+    return point_bits(name, UINT32_MAX) % PRIME;
 }
 
 /* For any n other than a small integer, n! becomes a separate variable, one for each value of n. */
 static bool call_mod(struct ref r, uint64_t *out) {
     struct ref a = first_child(r);
     int64_t n, k;
-    bool over = at(r)->op == FN_BINOMIAL;
-    if (!over && at(r)->op != FN_FACTORIAL) return false;
-    bool small = whole(a, &n) && n >= 0 && n <= WHOLE_MAX;
-    if (!small && (over || !mod_value(a, out))) return false;
-    if (over && !whole(child(a, at(a)->next), &k)) return false;
-    *r.work -= WHOLE_MAX;
-    *out = small ? choices_mod(n, over ? k : n, !over) : symbol_mod(*out ^ FN_FACTORIAL);
+    bool is_binomial = node_of(r)->op == FN_BINOMIAL;
+    if (!is_binomial && node_of(r)->op != FN_FACTORIAL) return false;
+    bool small = small_integer(a, &n) && n >= 0 && n <= MAX_EXACT_FACTORIAL;
+    if (!small && (is_binomial || !mod_value(a, out))) return false;
+    if (is_binomial && !small_integer(child(a, node_of(a)->next), &k)) return false;
+    *r.budget -= MAX_EXACT_FACTORIAL;
+    *out = small ? binomial_mod(n, is_binomial ? k : n, !is_binomial)
+                 : symbol_mod(*out ^ FN_FACTORIAL);
     return true;
 }
 
 /* The children's sum or product. */
 static bool fold_mod(struct ref r, bool product, uint64_t *out) {
     uint64_t total = product, x;
-    for (int c = at(r)->first; c != MATH_NONE; c = r.m->node[c].next) {
+    for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next) {
         if (!mod_value(child(r, c), &x)) return false;
         total = product ? mod_mul(total, x) : mod_add(total, x);
     }
@@ -234,8 +235,8 @@ static bool fold_mod(struct ref r, bool product, uint64_t *out) {
 
 /* False if the value is not a rational function, and at a pole. */
 static bool mod_value(struct ref r, uint64_t *out) {
-    const struct math_node *v = at(r);
-    if (!works(r)) return false;
+    const struct math_node *v = node_of(r);
+    if (!budget_spend(r)) return false;
     switch (v->kind) {
     case MATH_NUMBER:
         *out = number_mod(r);
@@ -290,29 +291,30 @@ struct value {
 #define EPS 0x1p-51
 #define PI 3.14159265358979323846
 
-static double size(struct value a) {
+static double magnitude(struct value a) {
     return a.im == 0 ? fabs(a.re) : sqrt(a.re * a.re + a.im * a.im);
 }
 
-static struct value rounded(double re, double im, double err) {
+static struct value value_rounded(double re, double im, double err) {
     struct value v = {re, im, 0};
-    v.err = err + EPS * size(v);
+    v.err = err + EPS * magnitude(v);
     return v;
 }
 
 static struct value real(double re) {
-    return rounded(re, 0, 0);
+    return value_rounded(re, 0, 0);
 }
 
-static const struct value NOTHING = {NAN, NAN, NAN};
+static const struct value NOT_A_VALUE = {NAN, NAN, NAN};
 
 static struct value add(struct value a, struct value b) {
-    return rounded(a.re + b.re, a.im + b.im, a.err + b.err);
+    return value_rounded(a.re + b.re, a.im + b.im, a.err + b.err);
 }
 
 static struct value multiply(struct value a, struct value b) {
-    return rounded(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re,
-                   size(a) * b.err + size(b) * a.err + a.err * b.err + EPS * size(a) * size(b));
+    return value_rounded(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re,
+                         magnitude(a) * b.err + magnitude(b) * a.err + a.err * b.err +
+                             EPS * magnitude(a) * magnitude(b));
 }
 
 static struct value scale(struct value a, double re, double im) {
@@ -321,7 +323,7 @@ static struct value scale(struct value a, double re, double im) {
 
 static struct value invert(struct value a) {
     double d = a.re * a.re + a.im * a.im;
-    return rounded(a.re / d, -a.im / d, a.err / d);
+    return value_rounded(a.re / d, -a.im / d, a.err / d);
 }
 
 /* The angle of a point on the unit circle, -π < t <= π. Newton's method on sin(angle - t), whose
@@ -333,27 +335,28 @@ static double angle(double c, double s) {
 }
 
 static struct value logarithm(struct value a) {
-    double r = size(a);
-    if (!(r > 0)) return NOTHING;
+    double r = magnitude(a);
+    if (!(r > 0)) return NOT_A_VALUE;
     double im = a.im == 0 ? (a.re < 0 ? PI : 0) : angle(a.re / r, a.im / r);
-    return rounded(math_log(r), im, a.err / r + EPS);
+    return value_rounded(math_log(r), im, a.err / r + EPS);
 }
 
 static struct value exponential(struct value a) {
-    if (!(fabs(a.re) < 700)) return NOTHING;
+    if (!(fabs(a.re) < 700)) return NOT_A_VALUE;
     double r = math_exp(a.re);
-    return rounded(r * math_cos(a.im), a.im == 0 ? 0 : r * math_sin(a.im), r * (a.err + 2 * EPS));
+    return value_rounded(r * math_cos(a.im), a.im == 0 ? 0 : r * math_sin(a.im),
+                         r * (a.err + 2 * EPS));
 }
 
 static struct value square_root(struct value a) {
-    double r = size(a), re = sqrt((r + fabs(a.re)) / 2), im = re > 0 ? fabs(a.im) / 2 / re : 0;
+    double r = magnitude(a), re = sqrt((r + fabs(a.re)) / 2), im = re > 0 ? fabs(a.im) / 2 / re : 0;
     double err = r > a.err ? a.err / sqrt(r) : sqrt(a.err);
     if (a.re < 0) {
         double swap = re;
         re = im;
         im = swap;
     }
-    return rounded(re, a.im < 0 ? -im : im, err);
+    return value_rounded(re, a.im < 0 ? -im : im, err);
 }
 
 static struct value integer_power(struct value a, int64_t e) {
@@ -366,21 +369,22 @@ static struct value integer_power(struct value a, int64_t e) {
 static struct value power_value(struct value a, struct value e) {
     if (e.im == 0 && fabs(e.re) <= 4096 && e.re == floor(e.re))
         return integer_power(a, (int64_t)e.re);
-    if (size(a) == 0) return e.re > 0 ? real(0) : NOTHING;
+    if (magnitude(a) == 0) return e.re > 0 ? real(0) : NOT_A_VALUE;
     return exponential(multiply(e, logarithm(a)));
 }
 
 /* An odd root of a negative number is negative. */
 static struct value root_value(struct value a, struct value degree) {
-    bool odd = degree.im == 0 && fabs(degree.re) < 1e9 && fmod(fabs(degree.re), 2) == 1;
-    bool turn = odd && a.im == 0 && a.re < 0;
-    struct value v = power_value(turn ? scale(a, -1, 0) : a, invert(degree));
-    return turn ? scale(v, -1, 0) : v;
+    bool is_odd = degree.im == 0 && fabs(degree.re) < 1e9 && fmod(fabs(degree.re), 2) == 1;
+    bool negate = is_odd && a.im == 0 && a.re < 0;
+    struct value v = power_value(negate ? scale(a, -1, 0) : a, invert(degree));
+    return negate ? scale(v, -1, 0) : v;
 }
 
 static struct value sine(struct value a, bool cosine) {
     if (a.im == 0)
-        return rounded(cosine ? math_cos(a.re) : math_sin(a.re), 0, a.err + EPS * (1 + fabs(a.re)));
+        return value_rounded(cosine ? math_cos(a.re) : math_sin(a.re), 0,
+                             a.err + EPS * (1 + fabs(a.re)));
     struct value up = exponential(scale(a, 0, 1)), down = exponential(scale(a, 0, -1));
     return cosine ? scale(add(up, down), 0.5, 0) : scale(add(up, scale(down, -1, 0)), 0, -0.5);
 }
@@ -405,18 +409,18 @@ static struct value hyperbolic(struct value a, double sign) {
 
 static struct value factorial(struct value a) {
     double out = 1;
-    if (a.im != 0 || !(a.re >= 0 && a.re <= 170) || a.re != floor(a.re)) return NOTHING;
+    if (a.im != 0 || !(a.re >= 0 && a.re <= 170) || a.re != floor(a.re)) return NOT_A_VALUE;
     for (double i = 2; i <= a.re; i++) out *= i;
-    return rounded(out, 0, out * 200 * EPS);
+    return value_rounded(out, 0, out * 200 * EPS);
 }
 
 static struct value binomial_value(struct value n, struct value k) {
     double out = 1;
     bool whole_numbers = n.re == floor(n.re) && k.re == floor(k.re) && n.im == 0 && k.im == 0;
-    if (!whole_numbers || !(n.re >= 0 && n.re <= WHOLE_MAX && k.re >= 0 && k.re <= n.re))
-        return NOTHING;
+    if (!whole_numbers || !(n.re >= 0 && n.re <= MAX_EXACT_FACTORIAL && k.re >= 0 && k.re <= n.re))
+        return NOT_A_VALUE;
     for (double i = 0; i < k.re; i++) out *= (n.re - i) / (i + 1);
-    return rounded(out, 0, out * WHOLE_MAX * 2 * EPS);
+    return value_rounded(out, 0, out * MAX_EXACT_FACTORIAL * 2 * EPS);
 }
 
 static struct value function_value(enum math_function fn, struct value a, struct value b) {
@@ -454,17 +458,17 @@ static struct value function_value(enum math_function fn, struct value a, struct
     case FN_SQRT:
         return square_root(a);
     case FN_ABS:
-        return rounded(size(a), 0, a.err);
+        return value_rounded(magnitude(a), 0, a.err);
     case FN_FLOOR:
-        return a.im == 0 ? real(floor(a.re)) : NOTHING;
+        return a.im == 0 ? real(floor(a.re)) : NOT_A_VALUE;
     case FN_CEIL:
-        return a.im == 0 ? real(ceil(a.re)) : NOTHING;
+        return a.im == 0 ? real(ceil(a.re)) : NOT_A_VALUE;
     case FN_FACTORIAL:
         return factorial(a);
     case FN_BINOMIAL:
         return binomial_value(a, b);
     }
-    return NOTHING;
+    return NOT_A_VALUE;
 }
 
 static double digits_double(const char *s, int n) {
@@ -476,10 +480,10 @@ static double digits_double(const char *s, int n) {
 
 static struct value number_value(struct ref r) {
     struct exact_decimal d = decimal_of(r);
-    int repeat = at(r)->repeat;
+    int repeat = node_of(r)->repeat;
     struct value ten = real(10), v = real(digits_double(d.s, d.n));
     if (repeat) {
-        v = real(v.re - digits_double(d.s, digits_kept(d, repeat)));
+        v = real(v.re - digits_double(d.s, digits_before_repeat(d, repeat)));
         v = multiply(v, invert(add(integer_power(ten, repeat), real(-1))));
     }
     v = multiply(v, integer_power(ten, d.exponent - d.n_fraction + repeat));
@@ -489,7 +493,7 @@ static struct value number_value(struct ref r) {
 
 /* The value of a variable: positive at even points, of either sign at odd ones. */
 static struct value name_value(uint64_t name, uint32_t point) {
-    uint64_t bits = place_bits(name, point);
+    uint64_t bits = point_bits(name, point);
     double x = 0.5 + 2 * (double)(bits >> 32) * 0x1p-32;
     return (struct value){point & 1 && bits & 1 ? -x : x, 0, 0};
 }
@@ -498,7 +502,7 @@ static struct value value_of(struct ref r, uint32_t point);
 
 static struct value fold_value(struct ref r, uint32_t point, bool product) {
     struct value total = {product, 0, 0};
-    for (int c = at(r)->first; c != MATH_NONE; c = r.m->node[c].next) {
+    for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next) {
         struct value x = value_of(child(r, c), point);
         total = product ? multiply(total, x) : add(total, x);
     }
@@ -506,8 +510,8 @@ static struct value fold_value(struct ref r, uint32_t point, bool product) {
 }
 
 static struct value value_of(struct ref r, uint32_t point) {
-    const struct math_node *v = at(r);
-    if (!works(r)) return NOTHING;
+    const struct math_node *v = node_of(r);
+    if (!budget_spend(r)) return NOT_A_VALUE;
     switch (v->kind) {
     case MATH_NUMBER:
         return number_value(r);
@@ -526,9 +530,9 @@ static struct value value_of(struct ref r, uint32_t point) {
     default:
         break;
     }
-    if (v->kind >= MATH_LIST) return NOTHING;
+    if (v->kind >= MATH_LIST) return NOT_A_VALUE;
     struct ref first = first_child(r);
-    int second = at(first)->next;
+    int second = node_of(first)->next;
     struct value a = value_of(first, point);
     struct value b = second == MATH_NONE ? real(10) : value_of(child(r, second), point);
     switch (v->kind) {
@@ -549,20 +553,20 @@ static struct value value_of(struct ref r, uint32_t point) {
     case MATH_DEGREE:
         return r.plain ? a : scale(a, PI / 180, 0);
     default:
-        return NOTHING;
+        return NOT_A_VALUE;
     }
 }
 
 /* comparing values */
 
 /* Whether the value is finite and precise enough to compare. */
-static bool usable(struct value a) {
-    return isfinite(a.re) && isfinite(a.im) && (a.err < 1e-8 || a.err < 1e-8 * size(a));
+static bool is_usable(struct value a) {
+    return isfinite(a.re) && isfinite(a.im) && (a.err < 1e-8 || a.err < 1e-8 * magnitude(a));
 }
 
-static bool near(struct value a, struct value b) {
+static bool nearly_equal(struct value a, struct value b) {
     struct value d = add(a, scale(b, -1, 0));
-    return size(d) <= 1e-10 * fmax(size(a), size(b)) + 4 * (a.err + b.err);
+    return magnitude(d) <= 1e-10 * fmax(magnitude(a), magnitude(b)) + 4 * (a.err + b.err);
 }
 
 static bool is_real(struct value a) {
@@ -571,64 +575,64 @@ static bool is_real(struct value a) {
 
 /* Compares the points where both values are real; if no point is, all points. So √x equals itself
  * on either side of zero. */
-static bool near_everywhere(struct ref a, struct ref b) {
+static bool equal_at_points(struct ref a, struct ref b) {
     unsigned names = KIND(MATH_NAME);
-    uint32_t points = contains(a, names) || contains(b, names) ? POINTS : 1;
-    int n_real = 0, same_real = 0, n = 0, same = 0;
+    uint32_t points = contains_kind(a, names) || contains_kind(b, names) ? POINTS : 1;
+    int n_real = 0, n_equal_real = 0, n = 0, n_equal = 0;
     for (uint32_t i = 0; i < points; i++) {
         struct value x = value_of(a, i), y = value_of(b, i);
-        if (!usable(x) || !usable(y)) continue;
-        bool both = is_real(x) && is_real(y), equal = near(x, y);
+        if (!is_usable(x) || !is_usable(y)) continue;
+        bool both_real = is_real(x) && is_real(y), is_equal = nearly_equal(x, y);
         n++;
-        same += equal;
-        n_real += both;
-        same_real += both && equal;
+        n_equal += is_equal;
+        n_real += both_real;
+        n_equal_real += both_real && is_equal;
     }
-    return n_real ? same_real == n_real : n && same == n;
+    return n_real ? n_equal_real == n_real : n && n_equal == n;
 }
 
-static bool values_near(struct ref a, struct ref b) {
+static bool values_equal(struct ref a, struct ref b) {
     uint64_t x, y;
     if (mod_value(a, &x) && mod_value(b, &y)) return x == y;
-    return near_everywhere(a, b);
+    return equal_at_points(a, b);
 }
 
 /* If only one of the values has a percent or degree sign, 10% equals 0.1 and also 10. */
-static bool values_same(struct ref a, struct ref b) {
+static bool values_equal_ignoring_units(struct ref a, struct ref b) {
     unsigned scaled = KIND(MATH_PERCENT) | KIND(MATH_DEGREE);
-    if (at(a)->kind >= MATH_LIST || at(b)->kind >= MATH_LIST) return false;
-    if (values_near(a, b)) return true;
-    bool of_a = contains(a, scaled), of_b = contains(b, scaled);
-    if (of_a == of_b) return false;
+    if (node_of(a)->kind >= MATH_LIST || node_of(b)->kind >= MATH_LIST) return false;
+    if (values_equal(a, b)) return true;
+    bool a_scaled = contains_kind(a, scaled), b_scaled = contains_kind(b, scaled);
+    if (a_scaled == b_scaled) return false;
     a.plain = b.plain = true;
-    return values_near(a, b);
+    return values_equal(a, b);
 }
 
 /* lists, points, matrices */
 
-static bool same(struct ref a, struct ref b);
+static bool nodes_equal(struct ref a, struct ref b);
 
 static bool is_value(struct ref r) {
-    return at(r)->kind < MATH_LIST;
+    return node_of(r)->kind < MATH_LIST;
 }
 
 /* Collects the items of an unordered list; a value with ± counts as two items. -1: too many to
  * compare. */
-static int items(struct ref r, struct ref out[ITEMS]) {
+static int items_collect(struct ref r, struct ref out[MAX_ITEMS]) {
     int n = 0;
-    int kind = at(r)->kind;
+    int kind = node_of(r)->kind;
     if (kind == MATH_LIST || kind == MATH_SET || kind == MATH_UNION) {
-        for (int c = at(r)->first; c != MATH_NONE && n >= 0; c = r.m->node[c].next) {
-            struct ref inner[ITEMS];
-            int k = items(child(r, c), inner);
-            if (k < 0 || n + k > ITEMS) return -1;
+        for (int c = node_of(r)->first; c != MATH_NONE && n >= 0; c = r.m->node[c].next) {
+            struct ref inner[MAX_ITEMS];
+            int k = items_collect(child(r, c), inner);
+            if (k < 0 || n + k > MAX_ITEMS) return -1;
             memcpy(out + n, inner, (size_t)k * sizeof *out);
             n += k;
         }
         return n;
     }
     out[n++] = r;
-    if (!is_value(r) || r.sign || !contains(r, KIND(MATH_PM))) return n;
+    if (!is_value(r) || r.sign || !contains_kind(r, KIND(MATH_PM))) return n;
     out[0].sign = 1;
     out[n] = r;
     out[n++].sign = -1;
@@ -637,15 +641,15 @@ static int items(struct ref r, struct ref out[ITEMS]) {
 
 /* Matches each item of a with one item of b. If one side has a single item, every item of the other
  * must equal it, so repetitions do not count. */
-static bool items_same(struct ref a, struct ref b) {
-    struct ref x[ITEMS], y[ITEMS];
-    bool taken[ITEMS] = {false};
-    int n = items(a, x), m = items(b, y), found = 0;
+static bool items_match(struct ref a, struct ref b) {
+    struct ref x[MAX_ITEMS], y[MAX_ITEMS];
+    bool taken[MAX_ITEMS] = {false};
+    int n = items_collect(a, x), m = items_collect(b, y), found = 0;
     if (n < 0 || m < 0) return false;
     if (n != m && n != 1 && m != 1) return false;
     for (int i = 0; i < MAX(n, m); i++)
         for (int k = 0; k < (n == m ? m : 1); k++) {
-            if (taken[k] || !same(x[n == 1 ? 0 : i], y[n == 1 && m > 1 ? i : k])) continue;
+            if (taken[k] || !nodes_equal(x[n == 1 ? 0 : i], y[n == 1 && m > 1 ? i : k])) continue;
             taken[k] = n == m;
             found++;
             break;
@@ -653,56 +657,58 @@ static bool items_same(struct ref a, struct ref b) {
     return found == MAX(n, m);
 }
 
-static bool in_order(struct ref a, struct ref b) {
-    int c = at(a)->first, d = at(b)->first;
+static bool children_equal(struct ref a, struct ref b) {
+    int c = node_of(a)->first, d = node_of(b)->first;
     for (; c != MATH_NONE && d != MATH_NONE; c = a.m->node[c].next, d = b.m->node[d].next)
-        if (!same(child(a, c), child(b, d))) return false;
+        if (!nodes_equal(child(a, c), child(b, d))) return false;
     return c == d;
 }
 
-static bool matrices_same(struct ref a, struct ref b) {
-    bool both = at(a)->kind == MATH_MATRIX && at(b)->kind == MATH_MATRIX;
-    struct ref m = at(a)->kind == MATH_MATRIX ? a : b;
-    bool line = at(m)->op == 1 || at(m)->op == math_children(m.m, m.node);
-    if (both) return at(a)->op == at(b)->op && in_order(a, b);
-    return line && at(a)->kind + at(b)->kind == MATH_MATRIX + MATH_TUPLE &&
-           (at(a)->kind == MATH_TUPLE ? at(a)->op : at(b)->op) == 0 && in_order(a, b);
+static bool matrices_equal(struct ref a, struct ref b) {
+    bool both_matrices = node_of(a)->kind == MATH_MATRIX && node_of(b)->kind == MATH_MATRIX;
+    struct ref m = node_of(a)->kind == MATH_MATRIX ? a : b;
+    bool is_vector = node_of(m)->op == 1 || node_of(m)->op == math_child_count(m.m, m.node);
+    if (both_matrices) return node_of(a)->op == node_of(b)->op && children_equal(a, b);
+    return is_vector && node_of(a)->kind + node_of(b)->kind == MATH_MATRIX + MATH_TUPLE &&
+           (node_of(a)->kind == MATH_TUPLE ? node_of(a)->op : node_of(b)->op) == 0 &&
+           children_equal(a, b);
 }
 
 /* relations */
 
 static enum math_relation relation_at(struct ref r, int i) {
-    return (enum math_relation)(at(r)->name >> (4 * i) & 15);
+    return (enum math_relation)(node_of(r)->name >> (4 * i) & 15);
 }
 
-static enum math_relation flipped(enum math_relation r) {
+static enum math_relation relation_flip(enum math_relation r) {
     static const enum math_relation to[] = {
         0, REL_EQ, REL_GT, REL_GE, REL_LT, REL_LE, REL_NE, 0,
     };
     return to[r];
 }
 
-static struct ref part(struct ref r, int i) {
+static struct ref relation_part(struct ref r, int i) {
     struct ref p = first_child(r);
-    for (; i > 0; i--) p = child(r, at(p)->next);
+    for (; i > 0; i--) p = child(r, node_of(p)->next);
     return p;
 }
 
 /* Whether an equation can define it: x, f(x), AB. */
 static bool is_name(struct ref r) {
-    if (at(r)->kind == MATH_MULTIPLY) r = first_child(r);
-    return at(r)->kind == MATH_NAME;
+    if (node_of(r)->kind == MATH_MULTIPLY) r = first_child(r);
+    return node_of(r)->kind == MATH_NAME;
 }
 
 /* Finds the value that "x = 5", "5 = x", "f(x) = 2x = 6" or "x ∈ A" states. */
-static bool relation_value(struct ref r, struct ref *out) {
-    int last = math_children(r.m, r.node) - 1;
-    struct ref a = part(r, 0), b = part(r, last);
+static bool stated_value(struct ref r, struct ref *out) {
+    int last = math_child_count(r.m, r.node) - 1;
+    struct ref a = relation_part(r, 0), b = relation_part(r, last);
     for (int i = 0; i < last; i++)
         if (relation_at(r, i) != REL_EQ && (relation_at(r, i) != REL_IN || last > 1)) return false;
-    bool defined = is_name(a) || (is_value(a) && !contains(a, KIND(MATH_NAME)) && same(a, b));
-    *out = !is_name(a) && at(b)->kind == MATH_NAME ? a : b;
-    return defined || at(b)->kind == MATH_NAME;
+    bool defined =
+        is_name(a) || (is_value(a) && !contains_kind(a, KIND(MATH_NAME)) && nodes_equal(a, b));
+    *out = !is_name(a) && node_of(b)->kind == MATH_NAME ? a : b;
+    return defined || node_of(b)->kind == MATH_NAME;
 }
 
 /* An interval of the real line; an end whose node is MATH_NONE is infinite. */
@@ -712,15 +718,15 @@ struct real_range {
     uint64_t name; /* name of its variable; 0: any */
 };
 
-static bool infinite(struct ref r) {
-    if (at(r)->kind == MATH_NEGATE) r = first_child(r);
-    return at(r)->kind == MATH_NAME && at(r)->name == hash_fnv1a("∞", 3);
+static bool is_infinite(struct ref r) {
+    if (node_of(r)->kind == MATH_NEGATE) r = first_child(r);
+    return node_of(r)->kind == MATH_NAME && node_of(r)->name == hash_fnv1a("∞", 3);
 }
 
 static void range_end(struct real_range *out, int side, struct ref r, bool closed) {
     out->end[side] = r;
     out->closed[side] = closed;
-    if (!infinite(r)) return;
+    if (!is_infinite(r)) return;
     out->end[side].node = MATH_NONE;
     out->closed[side] = false;
 }
@@ -731,17 +737,17 @@ static bool is_less(enum math_relation r) {
 
 /* Reads x > 2, 2 < x, 1 < x <= 3, (1,3]. */
 static bool range_of(struct ref r, struct real_range *out) {
-    int n = math_children(r.m, r.node);
+    int n = math_child_count(r.m, r.node);
     *out = (struct real_range){0};
-    if (at(r)->kind == MATH_TUPLE && n == 2) {
-        range_end(out, 0, part(r, 0), at(r)->op & 1);
-        range_end(out, 1, part(r, 1), at(r)->op >> 1 & 1);
+    if (node_of(r)->kind == MATH_TUPLE && n == 2) {
+        range_end(out, 0, relation_part(r, 0), node_of(r)->op & 1);
+        range_end(out, 1, relation_part(r, 1), node_of(r)->op >> 1 & 1);
         return true;
     }
-    if (at(r)->kind != MATH_RELATION || n > 3) return false;
-    int x = n == 3 || at(part(r, 0))->kind != MATH_NAME;
-    if (at(part(r, x))->kind != MATH_NAME) return false;
-    out->name = at(part(r, x))->name;
+    if (node_of(r)->kind != MATH_RELATION || n > 3) return false;
+    int x = n == 3 || node_of(relation_part(r, 0))->kind != MATH_NAME;
+    if (node_of(relation_part(r, x))->kind != MATH_NAME) return false;
+    out->name = node_of(relation_part(r, x))->name;
     out->end[0].node = out->end[1].node = MATH_NONE;
     for (int i = 0; i < n - 1; i++) {
         enum math_relation rel = relation_at(r, i);
@@ -749,86 +755,94 @@ static bool range_of(struct ref r, struct real_range *out) {
         int other = i == x ? i + 1 : i;
         int side = is_less(rel) == (other > x);
         if (n == 3 && is_less(rel) != is_less(relation_at(r, 0))) return false;
-        range_end(out, side, part(r, other), rel == REL_LE || rel == REL_GE);
+        range_end(out, side, relation_part(r, other), rel == REL_LE || rel == REL_GE);
     }
     return true;
 }
 
-static bool ranges_same(const struct real_range *a, const struct real_range *b) {
+static bool ranges_equal(const struct real_range *a, const struct real_range *b) {
     if (a->name && b->name && a->name != b->name) return false;
     for (int i = 0; i < 2; i++) {
         bool inf = a->end[i].node == MATH_NONE;
         if (a->closed[i] != b->closed[i] || inf != (b->end[i].node == MATH_NONE)) return false;
-        if (!inf && !same(a->end[i], b->end[i])) return false;
+        if (!inf && !nodes_equal(a->end[i], b->end[i])) return false;
     }
     return true;
 }
 
 /* Left minus right, at a point. */
-static struct value difference(struct ref r, uint32_t point) {
-    return add(value_of(part(r, 0), point), scale(value_of(part(r, 1), point), -1, 0));
+static struct value relation_difference(struct ref r, uint32_t point) {
+    return add(value_of(relation_part(r, 0), point),
+               scale(value_of(relation_part(r, 1), point), -1, 0));
 }
 
 /* Whether one equation or inequality is a multiple of the other. A negative factor reverses an
  * inequality. */
-static bool multiples(struct ref a, struct ref b) {
-    struct value ratio = NOTHING, begin = NOTHING;
+static bool are_multiples(struct ref a, struct ref b) {
+    struct value ratio = NOT_A_VALUE, begin = NOT_A_VALUE;
     bool varies = false;
     for (uint32_t i = 0; i < POINTS; i++) {
-        struct value f = difference(a, i), g = difference(b, i);
-        if (!usable(f) || !usable(g) || size(g) <= 4 * g.err || size(f) <= 4 * f.err) return false;
+        struct value f = relation_difference(a, i), g = relation_difference(b, i);
+        if (!is_usable(f) || !is_usable(g) || magnitude(g) <= 4 * g.err ||
+            magnitude(f) <= 4 * f.err)
+            return false;
         struct value q = multiply(f, invert(g));
         if (i == 0) ratio = q, begin = f;
-        varies |= !near(begin, f);
-        if (!near(ratio, q) || !is_real(q)) return false;
+        varies |= !nearly_equal(begin, f);
+        if (!nearly_equal(ratio, q) || !is_real(q)) return false;
     }
     enum math_relation x = relation_at(a, 0), y = relation_at(b, 0);
-    return varies && x == (ratio.re < 0 ? flipped(y) : y);
+    return varies && x == (ratio.re < 0 ? relation_flip(y) : y);
 }
 
-static bool relations_same(struct ref a, struct ref b) {
-    int n = math_children(a.m, a.node);
-    bool straight = true, reversed = true;
-    if (n != math_children(b.m, b.node)) return false;
+static bool relations_equal(struct ref a, struct ref b) {
+    int n = math_child_count(a.m, a.node);
+    bool same_order = true, reversed_order = true;
+    if (n != math_child_count(b.m, b.node)) return false;
     for (int i = 0; i < n; i++) {
-        straight = straight && (i == n - 1 || relation_at(a, i) == relation_at(b, i)) &&
-                   same(part(a, i), part(b, i));
-        reversed = reversed &&
-                   (i == n - 1 || relation_at(a, i) == flipped(relation_at(b, n - 2 - i))) &&
-                   same(part(a, i), part(b, n - 1 - i));
+        same_order = same_order && (i == n - 1 || relation_at(a, i) == relation_at(b, i)) &&
+                     nodes_equal(relation_part(a, i), relation_part(b, i));
+        reversed_order =
+            reversed_order &&
+            (i == n - 1 || relation_at(a, i) == relation_flip(relation_at(b, n - 2 - i))) &&
+            nodes_equal(relation_part(a, i), relation_part(b, n - 1 - i));
     }
-    return straight || reversed || (n == 2 && relation_at(a, 0) != REL_IN && multiples(a, b));
+    return same_order || reversed_order ||
+           (n == 2 && relation_at(a, 0) != REL_IN && are_multiples(a, b));
 }
 
-static bool with_relations_same(struct ref a, struct ref b) {
+static bool with_relation_equal(struct ref a, struct ref b) {
     struct real_range x, y;
     struct ref v, w;
-    bool of_a = at(a)->kind == MATH_RELATION, of_b = at(b)->kind == MATH_RELATION;
-    if (range_of(a, &x) && range_of(b, &y)) return ranges_same(&x, &y);
-    if (of_a && of_b && relations_same(a, b)) return true;
-    if (of_a && of_b) // "x = 2 + 3 = 5"
-        return relation_value(a, &v) && relation_value(b, &w) && same(part(a, 0), part(b, 0)) &&
-               same(v, w);
-    struct ref rel = of_a ? a : b, other = of_a ? b : a;
-    if (relation_value(rel, &v) && same(v, other)) return true;
-    return at(other)->kind == MATH_LIST && items_same(a, b);
+    bool a_is_relation = node_of(a)->kind == MATH_RELATION,
+         b_is_relation = node_of(b)->kind == MATH_RELATION;
+    if (range_of(a, &x) && range_of(b, &y)) return ranges_equal(&x, &y);
+    if (a_is_relation && b_is_relation && relations_equal(a, b)) return true;
+    if (a_is_relation && b_is_relation) // "x = 2 + 3 = 5"
+        return stated_value(a, &v) && stated_value(b, &w) &&
+               nodes_equal(relation_part(a, 0), relation_part(b, 0)) && nodes_equal(v, w);
+    struct ref rel = a_is_relation ? a : b, other = a_is_relation ? b : a;
+    if (stated_value(rel, &v) && nodes_equal(v, other)) return true;
+    return node_of(other)->kind == MATH_LIST && items_match(a, b);
 }
 
 /* comparison of any two nodes */
 
-static bool same(struct ref a, struct ref b) {
-    int x = at(a)->kind, y = at(b)->kind;
-    if (!works(a)) return false;
-    if (x == MATH_RELATION || y == MATH_RELATION) return with_relations_same(a, b);
-    if (x == MATH_TUPLE && y == MATH_TUPLE) return at(a)->op == at(b)->op && in_order(a, b);
-    if (x == MATH_MATRIX || y == MATH_MATRIX) return matrices_same(a, b);
+static bool nodes_equal(struct ref a, struct ref b) {
+    int x = node_of(a)->kind, y = node_of(b)->kind;
+    if (!budget_spend(a)) return false;
+    if (x == MATH_RELATION || y == MATH_RELATION) return with_relation_equal(a, b);
+    if (x == MATH_TUPLE && y == MATH_TUPLE)
+        return node_of(a)->op == node_of(b)->op && children_equal(a, b);
+    if (x == MATH_MATRIX || y == MATH_MATRIX) return matrices_equal(a, b);
     if (x == MATH_TUPLE || y == MATH_TUPLE) { // "1, 2" may mean (1,2)
-        int op = x == MATH_TUPLE ? at(a)->op : at(b)->op;
-        return x + y == MATH_LIST + MATH_TUPLE && op == 0 && in_order(a, b);
+        int op = x == MATH_TUPLE ? node_of(a)->op : node_of(b)->op;
+        return x + y == MATH_LIST + MATH_TUPLE && op == 0 && children_equal(a, b);
     }
-    if (x >= MATH_LIST || y >= MATH_LIST) return items_same(a, b);
-    bool both = (!a.sign && contains(a, KIND(MATH_PM))) || (!b.sign && contains(b, KIND(MATH_PM)));
-    return both ? items_same(a, b) : values_same(a, b);
+    if (x >= MATH_LIST || y >= MATH_LIST) return items_match(a, b);
+    bool has_plus_minus = (!a.sign && contains_kind(a, KIND(MATH_PM))) ||
+                          (!b.sign && contains_kind(b, KIND(MATH_PM)));
+    return has_plus_minus ? items_match(a, b) : values_equal_ignoring_units(a, b);
 }
 
 /* words */
@@ -842,11 +856,11 @@ static void words_fold(const struct math_expr *m, struct buf *out) {
     buf_puts(out, "");
     for (size_t i = 0; i < folded.len; i++) {
         unsigned char c = (unsigned char)folded.data[i], next = (unsigned char)folded.data[i + 1];
-        bool drop = c < 0x20 || (!formula && (c == '{' || c == '}'));
+        bool is_dropped = c < 0x20 || (!formula && (c == '{' || c == '}'));
         unsigned char last = out->len ? (unsigned char)out->data[out->len - 1] : ' ';
         if (c == ' ' && !((isalnum(last) || last >= 0x80) && (isalnum(next) || next >= 0x80)))
-            drop = true;
-        if (!drop) buf_add(out, &c, 1);
+            is_dropped = true;
+        if (!is_dropped) buf_add(out, &c, 1);
     }
     if (out->len == 3 && out->data[0] == '(' && out->data[2] == ')') { // (c)
         out->data[0] = out->data[1];
@@ -855,7 +869,7 @@ static void words_fold(const struct math_expr *m, struct buf *out) {
     buf_release(&folded);
 }
 
-static bool words_same(const struct math_expr *a, const struct math_expr *b) {
+static bool words_equal(const struct math_expr *a, const struct math_expr *b) {
     struct buf x = {0}, y = {0};
     words_fold(a, &x);
     words_fold(b, &y);
@@ -865,23 +879,23 @@ static bool words_same(const struct math_expr *a, const struct math_expr *b) {
     return equal;
 }
 
-static bool all_letters(const struct math_expr *m) {
+static bool is_letters_only(const struct math_expr *m) {
     size_t n = 0;
     for (const char *p = m->text.data; *p; p++, n++)
         if (!isalpha((unsigned char)*p) && *p != ' ') return false;
     return n > 1;
 }
 
-static bool parsed_same(const struct math_expr *a, const struct math_expr *b, int64_t *steps) {
-    int work = WORK;
+static bool parsed_equal(const struct math_expr *a, const struct math_expr *b, int64_t *steps) {
+    int budget = STEP_BUDGET;
     bool units = a->unit && b->unit && a->unit != b->unit;
     bool as_words =
-        a->root == MATH_NONE || b->root == MATH_NONE || (all_letters(a) && all_letters(b));
-    if (as_words && words_same(a, b)) return true;
+        a->root == MATH_NONE || b->root == MATH_NONE || (is_letters_only(a) && is_letters_only(b));
+    if (as_words && words_equal(a, b)) return true;
     if (a->root == MATH_NONE || b->root == MATH_NONE || units) return false;
-    bool equal =
-        same((struct ref){a, a->root, 0, false, &work}, (struct ref){b, b->root, 0, false, &work});
-    *steps += WORK - work;
+    bool equal = nodes_equal((struct ref){a, a->root, 0, false, &budget},
+                             (struct ref){b, b->root, 0, false, &budget});
+    *steps += STEP_BUDGET - budget;
     return equal;
 }
 
@@ -890,12 +904,12 @@ bool math_equivalent(const char *a, const char *b, int64_t *steps) {
     struct math_expr *m = xcalloc(2, sizeof *m);
     bool equal = false;
     *steps = 0;
-    int all = READ_SEPARATE | READ_LETTERS;
+    int all = READING_COMMA_SEPARATES | READING_UNIT_IS_VARIABLE;
     for (int i = 0; !equal && i <= all; i++) {
         math_parse(&m[0], a, i);
-        for (int k = 0; !equal && (i & ~m[0].other) == 0 && k <= all; k++) {
+        for (int k = 0; !equal && (i & ~m[0].other_readings) == 0 && k <= all; k++) {
             math_parse(&m[1], b, k);
-            equal = (k & ~m[1].other) == 0 && parsed_same(&m[0], &m[1], steps);
+            equal = (k & ~m[1].other_readings) == 0 && parsed_equal(&m[0], &m[1], steps);
             math_release(&m[1]);
         }
         math_release(&m[0]);

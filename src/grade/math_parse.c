@@ -24,10 +24,10 @@ enum math_mark {
     PLUS_MINUS = 1,
     MINUS_PLUS,
     LESS_EQUAL,
-    MORE_EQUAL,
+    GREATER_EQUAL,
     NOT_EQUAL,
-    ELEMENT,
-    CUP,
+    ELEMENT_OF,
+    UNION,
     ROW,
     WORDS_OPEN = 14,
     WORDS_CLOSE,
@@ -37,7 +37,7 @@ enum math_mark {
     FLOOR_CLOSE,
     CEIL_OPEN,
     CEIL_CLOSE,
-    ABOUT,
+    APPROXIMATELY,
 };
 
 #define DEGREE_SIGN "\xC2\xB0"
@@ -195,20 +195,20 @@ static const struct function_name *function_find(const char *s, size_t len) {
     return NULL;
 }
 
-static size_t letters(const char *s) {
+static size_t letter_count(const char *s) {
     size_t n = 0;
     while (isalpha((unsigned char)s[n])) n++;
     return n;
 }
 
-static size_t digits(const char *s) {
+static size_t digit_count(const char *s) {
     size_t n = 0;
     while (isdigit((unsigned char)s[n])) n++;
     return n;
 }
 
 /* Bytes from the start of a brace's content to its closing brace, or to the end of the text. */
-static size_t braced(const char *s) {
+static size_t braced_len(const char *s) {
     int depth = 0;
     size_t n = 0;
     for (; s[n]; n++) {
@@ -228,28 +228,28 @@ static size_t braced(const char *s) {
 static size_t words_rewrite(const char *s, struct buf *out) {
     size_t skip = strspn(s, " ");
     if (s[skip] != '{') return 0;
-    const char *inside = s + skip + 1;
-    size_t len = braced(inside), n_letters = 0, begin = out->len + 1;
+    const char *content = s + skip + 1;
+    size_t len = braced_len(content), n_letters = 0, begin = out->len + 1;
     buf_puts(out, "\x0E");
     for (size_t i = 0; i < len; i++) {
-        if (inside[i] == '\\')
-            i += letters(inside + i + 1);
-        else if ((uint8_t)inside[i] >= 0x20 && !strchr("{}$", inside[i]))
-            buf_add(out, inside + i, 1);
-        n_letters += isalpha((unsigned char)inside[i]) || (uint8_t)inside[i] >= 0x80;
+        if (content[i] == '\\')
+            i += letter_count(content + i + 1);
+        else if ((uint8_t)content[i] >= 0x20 && !strchr("{}$", content[i]))
+            buf_add(out, content + i, 1);
+        n_letters += isalpha((unsigned char)content[i]) || (uint8_t)content[i] >= 0x80;
     }
-    bool unit =
-        strspn(inside, " ") > 0 || (begin > 1 && isdigit((unsigned char)out->data[begin - 2]));
-    bool words = n_letters > 1 || (n_letters == 1 && unit);
-    bool blank = strspn(out->data + begin, " ") == out->len - begin;
-    if (!words) out->data[begin - 1] = blank ? ' ' : '{';
-    if (words || !blank) buf_puts(out, words ? "\x0F" : "}");
-    return skip + 1 + len + (inside[len] == '}');
+    bool is_unit =
+        strspn(content, " ") > 0 || (begin > 1 && isdigit((unsigned char)out->data[begin - 2]));
+    bool is_words = n_letters > 1 || (n_letters == 1 && is_unit);
+    bool is_blank = strspn(out->data + begin, " ") == out->len - begin;
+    if (!is_words) out->data[begin - 1] = is_blank ? ' ' : '{';
+    if (is_words || !is_blank) buf_puts(out, is_words ? "\x0F" : "}");
+    return skip + 1 + len + (content[len] == '}');
 }
 
 /* Rewrites the command at a backslash; returns the bytes taken. */
 static size_t command_rewrite(const char *s, struct buf *out) {
-    size_t len = letters(s + 1);
+    size_t len = letter_count(s + 1);
     if (function_find(s + 1, len)) {
         bool root = len == 4 && memcmp(s + 1, "sqrt", 4) == 0;
         buf_printf(out, root ? "\\%.*s " : " %.*s ", (int)len, s + 1);
@@ -343,10 +343,10 @@ static uint64_t unit_find(const char *s, size_t len) {
 struct math_parser {
     struct math_expr *m;
     const char *s; /* NUL-terminated */
-    size_t at;
+    size_t pos;
     int depth, reading;
-    bool bad, bars; /* bars: inside |…| */
-    bool words;     /* a word was parsed where a value is expected */
+    bool failed, in_bars; /* bars: inside |…| */
+    bool has_word;        /* a word was parsed where a value is expected */
 };
 
 static int chain(struct math_parser *p);
@@ -354,81 +354,81 @@ static int power(struct math_parser *p);
 static int list(struct math_parser *p, int *n_items);
 
 static int fail(struct math_parser *p) {
-    p->bad = true;
+    p->failed = true;
     return MATH_NONE;
 }
 
 static int node_new(struct math_parser *p, enum math_kind kind) {
     struct math_expr *m = p->m;
-    if (p->bad || m->n == MATH_MAX_NODES) return fail(p);
+    if (p->failed || m->n == MATH_MAX_NODES) return fail(p);
     m->node[m->n] =
         (struct math_node){.kind = (uint8_t)kind, .first = MATH_NONE, .next = MATH_NONE};
     return m->n++;
 }
 
-static void adopt(struct math_parser *p, int parent, int child) {
-    if (p->bad) return;
+static void child_append(struct math_parser *p, int parent, int child) {
+    if (p->failed) return;
     struct math_node *node = p->m->node;
     int16_t *end = &node[parent].first;
     while (*end != MATH_NONE) end = &node[*end].next;
     *end = (int16_t)child;
 }
 
-static int wrap(struct math_parser *p, enum math_kind kind, int child) {
+static int node_with_child(struct math_parser *p, enum math_kind kind, int child) {
     int n = node_new(p, kind);
-    adopt(p, n, child);
+    child_append(p, n, child);
     return n;
 }
 
-static int pair(struct math_parser *p, enum math_kind kind, int a, int b) {
-    int n = wrap(p, kind, a);
-    adopt(p, n, b);
+static int node_with_children(struct math_parser *p, enum math_kind kind, int a, int b) {
+    int n = node_with_child(p, kind, a);
+    child_append(p, n, b);
     return n;
 }
 
 /* The next byte that is not a blank. */
 static char peek(struct math_parser *p) {
-    while (p->s[p->at] == ' ') p->at++;
-    return p->s[p->at];
+    while (p->s[p->pos] == ' ') p->pos++;
+    return p->s[p->pos];
 }
 
-static bool take(struct math_parser *p, char c) {
+static bool accept(struct math_parser *p, char c) {
     if (peek(p) != c) return false;
-    p->at++;
+    p->pos++;
     return true;
 }
 
-static bool blank_before(const struct math_parser *p) {
-    return p->at == 0 || p->s[p->at - 1] == ' ';
+static bool follows_blank(const struct math_parser *p) {
+    return p->pos == 0 || p->s[p->pos - 1] == ' ';
 }
 
 /* Whether the next token is this command; a following blank is not part of it. */
-static bool at_command(struct math_parser *p, const char *name) {
+static bool is_at_command(struct math_parser *p, const char *name) {
     size_t len = strlen(name);
-    return peek(p) == '\\' && letters(p->s + p->at + 1) == len &&
-           memcmp(p->s + p->at + 1, name, len) == 0;
+    return peek(p) == '\\' && letter_count(p->s + p->pos + 1) == len &&
+           memcmp(p->s + p->pos + 1, name, len) == 0;
 }
 
-static bool take_command(struct math_parser *p, const char *name) {
-    if (!at_command(p, name)) return false;
-    p->at += 1 + strlen(name);
+static bool accept_command(struct math_parser *p, const char *name) {
+    if (!is_at_command(p, name)) return false;
+    p->pos += 1 + strlen(name);
     return true;
 }
 
 /* Skips a group in braces with any content. */
-static bool take_raw(struct math_parser *p) {
+static bool accept_braces(struct math_parser *p) {
     if (peek(p) != '{') return false;
-    size_t len = braced(p->s + p->at + 1);
-    if (!p->s[p->at + 1 + len]) return false;
-    p->at += 2 + len;
+    size_t len = braced_len(p->s + p->pos + 1);
+    if (!p->s[p->pos + 1 + len]) return false;
+    p->pos += 2 + len;
     return true;
 }
 
 /* Bytes of the list separator here: a comma, "and", 或; 0: none. */
-static size_t separator(struct math_parser *p) {
+static size_t separator_len(struct math_parser *p) {
     static const char *const words[] = {"and", "or", "または", "及び", "と", "或者", "或", "和"};
     char c = peek(p);
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     if (c == ',' || c == ';') return 1;
     size_t skip = c == WORDS_OPEN ? 1 + strspn(s + 1, " ,") : 0;
     for (size_t i = 0; i < ARRAY_LEN(words); i++) {
@@ -442,7 +442,7 @@ static size_t separator(struct math_parser *p) {
     return 0;
 }
 
-static size_t dense_run(const char *s) {
+static size_t dense_run_len(const char *s) {
     size_t n = 0;
     ucs4_t c;
     for (int k; (uint8_t)s[n] >= 0x80; n += (size_t)k) {
@@ -454,70 +454,70 @@ static size_t dense_run(const char *s) {
 
 static bool starts_factor(struct math_parser *p) {
     unsigned char c = (unsigned char)peek(p);
-    if (!c || separator(p) || at_command(p, "end")) return false;
-    if (c == '.') return isdigit((unsigned char)p->s[p->at + 1]);
-    if (c == '|') return !p->bars;
-    if (c >= 0x80) return strncmp(p->s + p->at, DEGREE_SIGN, 2) != 0;
+    if (!c || separator_len(p) || is_at_command(p, "end")) return false;
+    if (c == '.') return isdigit((unsigned char)p->s[p->pos + 1]);
+    if (c == '|') return !p->in_bars;
+    if (c >= 0x80) return strncmp(p->s + p->pos, DEGREE_SIGN, 2) != 0;
     return isalnum(c) || strchr("([{\\\x0E\x10\x12\x14", c);
 }
 
 /* Whether ",000" or " 000" follows, without a fourth digit. */
-static bool thousands(const char *s) {
-    return (*s == ',' || *s == ' ') && digits(s + 1) == 3;
+static bool is_thousands_group(const char *s) {
+    return (*s == ',' || *s == ' ') && digit_count(s + 1) == 3;
 }
 
-static void number_groups(struct math_parser *p, size_t lead) {
-    const char *first = p->s + p->at - lead;
-    if (lead == 0 || lead > 3 || *first == '0') return;
-    for (; thousands(p->s + p->at); p->at += 4) {
-        bool open = p->s[p->at] == ',' && p->s[p->at + 1] != '0';
-        if (open) p->m->other |= READ_SEPARATE;
-        if (open && p->reading & READ_SEPARATE) return;
+static void number_groups(struct math_parser *p, size_t n_leading) {
+    const char *first = p->s + p->pos - n_leading;
+    if (n_leading == 0 || n_leading > 3 || *first == '0') return;
+    for (; is_thousands_group(p->s + p->pos); p->pos += 4) {
+        bool is_ambiguous = p->s[p->pos] == ',' && p->s[p->pos + 1] != '0';
+        if (is_ambiguous) p->m->other_readings |= READING_COMMA_SEPARATES;
+        if (is_ambiguous && p->reading & READING_COMMA_SEPARATES) return;
     }
 }
 
 /* 0.1\overline{6}: the number of digits under the bar. */
 static size_t number_repeat(struct math_parser *p) {
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     if (strncmp(s, "\\overline {", 11) != 0) return 0;
-    size_t n = digits(s + 11);
+    size_t n = digit_count(s + 11);
     if (n == 0 || s[11 + n] != '}') return 0;
-    p->at += 12 + n;
+    p->pos += 12 + n;
     return n;
 }
 
 static void number_exponent(struct math_parser *p) {
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     size_t sign = *s && strchr("+-", s[1]) && s[1] ? 1 : 0, n;
-    if ((*s != 'e' && *s != 'E') || (n = digits(s + 1 + sign)) == 0 || n > 4) return;
-    if (!isalpha((unsigned char)s[1 + sign + n])) p->at += 1 + sign + n;
+    if ((*s != 'e' && *s != 'E') || (n = digit_count(s + 1 + sign)) == 0 || n > 4) return;
+    if (!isalpha((unsigned char)s[1 + sign + n])) p->pos += 1 + sign + n;
 }
 
 /* 2516_8, 11_{16}: the base counts as a unit. */
 static void number_base(struct math_parser *p) {
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     size_t brace = *s == '_' && s[1] == '{', n;
-    if (*s != '_' || (n = digits(s + 1 + brace)) == 0 || (brace && s[2 + n] != '}')) return;
+    if (*s != '_' || (n = digit_count(s + 1 + brace)) == 0 || (brace && s[2 + n] != '}')) return;
     if (p->depth <= 1) p->m->unit = hash_fnv1a(s + 1 + brace, n);
-    p->at += 1 + n + 2 * brace;
+    p->pos += 1 + n + 2 * brace;
 }
 
 static int number(struct math_parser *p) {
-    size_t begin = p->at, lead = digits(p->s + p->at), repeat = 0;
-    p->at += lead;
-    number_groups(p, lead);
-    if (p->s[p->at] == '.' &&
-        (isdigit((unsigned char)p->s[p->at + 1]) || p->s[p->at + 1] == '\\')) {
-        size_t fraction = digits(p->s + p->at + 1), back = p->at;
-        p->at += 1 + fraction;
+    size_t begin = p->pos, n_leading = digit_count(p->s + p->pos), repeat = 0;
+    p->pos += n_leading;
+    number_groups(p, n_leading);
+    if (p->s[p->pos] == '.' &&
+        (isdigit((unsigned char)p->s[p->pos + 1]) || p->s[p->pos + 1] == '\\')) {
+        size_t fraction = digit_count(p->s + p->pos + 1), saved_pos = p->pos;
+        p->pos += 1 + fraction;
         repeat = number_repeat(p);
-        if (fraction + repeat == 0) p->at = back;
+        if (fraction + repeat == 0) p->pos = saved_pos;
     }
     if (!repeat) number_exponent(p);
     int n = node_new(p, MATH_NUMBER);
     if (n == MATH_NONE) return n;
-    p->m->node[n].at = (int16_t)begin;
-    p->m->node[n].len = (int16_t)(p->at - begin);
+    p->m->node[n].pos = (int16_t)begin;
+    p->m->node[n].len = (int16_t)(p->pos - begin);
     p->m->node[n].repeat = (int16_t)repeat;
     number_base(p);
     return n;
@@ -533,17 +533,17 @@ static int name_new(struct math_parser *p, uint64_t hash) {
 static int name(struct math_parser *p, size_t len) {
     char key[64];
     size_t n = MIN(len, sizeof key);
-    memcpy(key, p->s + p->at, n);
-    p->at += len;
-    if (p->s[p->at] == '_') {
-        const char *s = p->s + p->at + 1;
-        size_t size = *s == '{' ? 2 + braced(s + 1) : *s != 0;
+    memcpy(key, p->s + p->pos, n);
+    p->pos += len;
+    if (p->s[p->pos] == '_') {
+        const char *s = p->s + p->pos + 1;
+        size_t size = *s == '{' ? 2 + braced_len(s + 1) : *s != 0;
         if (*s == '{' && s[size - 1] != '}') return fail(p);
         for (size_t i = 0; i < size; i++)
             if (!strchr("{} ", s[i]) && n < sizeof key) key[n++] = s[i] == '\\' ? '_' : s[i];
-        p->at += 1 + size;
+        p->pos += 1 + size;
     }
-    for (; p->s[p->at] == '\''; p->at++)
+    for (; p->s[p->pos] == '\''; p->pos++)
         if (n < sizeof key) key[n++] = '\'';
     return name_new(p, hash_fnv1a(key, n));
 }
@@ -552,11 +552,11 @@ static int name(struct math_parser *p, size_t len) {
  * equation. */
 static int word(struct math_parser *p, size_t len) {
     struct buf folded = {0};
-    text_normalize(p->s + p->at, len, &folded);
+    text_normalize(p->s + p->pos, len, &folded);
     uint64_t hash = hash_fnv1a(folded.data, folded.len);
     buf_release(&folded);
-    p->at += len;
-    p->words = true;
+    p->pos += len;
+    p->has_word = true;
     return name_new(p, hash);
 }
 
@@ -565,7 +565,7 @@ static int argument(struct math_parser *p) {
     if (!isdigit((unsigned char)peek(p))) return power(p);
     int n = node_new(p, MATH_NUMBER);
     if (n == MATH_NONE) return n;
-    p->m->node[n].at = (int16_t)p->at++;
+    p->m->node[n].pos = (int16_t)p->pos++;
     p->m->node[n].len = 1;
     return n;
 }
@@ -575,24 +575,24 @@ static int group(struct math_parser *p) {
     if (peek(p) != '{') return argument(p);
     int n_items = 0, n;
     if (++p->depth > MATH_MAX_DEPTH) return fail(p);
-    p->at++;
-    bool bars = p->bars;
-    p->bars = false;
+    p->pos++;
+    bool outer_bars = p->in_bars;
+    p->in_bars = false;
     n = list(p, &n_items);
-    p->bars = bars;
+    p->in_bars = outer_bars;
     p->depth--;
-    if (!take(p, '}')) return fail(p);
-    if (n_items > 1 && !p->bad) p->m->node[n].kind = MATH_SET;
+    if (!accept(p, '}')) return fail(p);
+    if (n_items > 1 && !p->failed) p->m->node[n].kind = MATH_SET;
     return n;
 }
 
 static int fraction(struct math_parser *p) {
     int a = group(p), b = group(p);
-    return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, b));
+    return node_with_children(p, MATH_MULTIPLY, a, node_with_child(p, MATH_INVERT, b));
 }
 
 static int call_new(struct math_parser *p, enum math_function fn, int argument_node) {
-    int n = wrap(p, MATH_CALL, argument_node);
+    int n = node_with_child(p, MATH_CALL, argument_node);
     if (n != MATH_NONE) p->m->node[n].op = (uint8_t)fn;
     return n;
 }
@@ -601,46 +601,48 @@ static int primary(struct math_parser *p);
 
 static int root(struct math_parser *p) {
     int degree = MATH_NONE, n_items;
-    if (take(p, '[')) {
+    if (accept(p, '[')) {
         degree = list(p, &n_items);
-        if (!take(p, ']')) return fail(p);
+        if (!accept(p, ']')) return fail(p);
     }
     int n = peek(p) == '{' ? group(p) : primary(p);
-    return degree == MATH_NONE ? call_new(p, FN_SQRT, n) : pair(p, MATH_ROOT, n, degree);
+    return degree == MATH_NONE ? call_new(p, FN_SQRT, n)
+                               : node_with_children(p, MATH_ROOT, n, degree);
 }
 
 static int binomial(struct math_parser *p) {
     int n = call_new(p, FN_BINOMIAL, group(p)), k = group(p);
-    adopt(p, n, k);
+    child_append(p, n, k);
     return n;
 }
 
 /* Takes {pmatrix}, or {array} with its columns {cc}. */
-static bool take_matrix_kind(struct math_parser *p) {
+static bool accept_matrix_kind(struct math_parser *p) {
     static const char *const kinds[] = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array"};
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         size_t len = strlen(kinds[i]);
         if (*s != '{' || strncmp(s + 1, kinds[i], len) != 0 || s[1 + len] != '}') continue;
-        return take_raw(p) && (strcmp(kinds[i], "array") != 0 || take_raw(p));
+        return accept_braces(p) && (strcmp(kinds[i], "array") != 0 || accept_braces(p));
     }
     return false;
 }
 
 /* The rows of a matrix, up to \end{…}. */
 static int matrix(struct math_parser *p) {
-    if (peek(p) != '{' || !take_matrix_kind(p)) return fail(p);
+    if (peek(p) != '{' || !accept_matrix_kind(p)) return fail(p);
     int n = node_new(p, MATH_MATRIX), columns = 0, column = 0;
-    while (!p->bad && !at_command(p, "end")) {
-        adopt(p, n, chain(p));
+    while (!p->failed && !is_at_command(p, "end")) {
+        child_append(p, n, chain(p));
         column++;
-        if (take(p, '&')) continue;
+        if (accept(p, '&')) continue;
         if ((columns && column != columns) || column > 100) return fail(p);
         columns = column;
         column = 0;
-        if (!take(p, ROW) && !at_command(p, "end")) return fail(p);
+        if (!accept(p, ROW) && !is_at_command(p, "end")) return fail(p);
     }
-    if (p->bad || columns == 0 || column || !take_command(p, "end") || !take_raw(p)) return fail(p);
+    if (p->failed || columns == 0 || column || !accept_command(p, "end") || !accept_braces(p))
+        return fail(p);
     p->m->node[n].op = (uint8_t)columns;
     return n;
 }
@@ -648,125 +650,125 @@ static int matrix(struct math_parser *p) {
 /* The rest after an opening bracket: a group, a point or an interval. */
 static int bracket(struct math_parser *p, char open) {
     int n_items = 0;
-    bool bars = p->bars;
-    p->bars = false;
+    bool outer_bars = p->in_bars;
+    p->in_bars = false;
     int n = list(p, &n_items);
-    p->bars = bars;
-    bool closed = take(p, ']');
-    if (!closed && !take(p, ')')) return fail(p);
-    if (p->bad || n_items == 1) return (open == '[') == closed ? n : fail(p);
+    p->in_bars = outer_bars;
+    bool closed = accept(p, ']');
+    if (!closed && !accept(p, ')')) return fail(p);
+    if (p->failed || n_items == 1) return (open == '[') == closed ? n : fail(p);
     p->m->node[n].kind = MATH_TUPLE;
     p->m->node[n].op = (uint8_t)((open == '[') | closed << 1);
     return n;
 }
 
 static int enclosed(struct math_parser *p, enum math_function fn, char close) {
-    bool bars = p->bars;
-    p->bars = close == '|';
+    bool outer_bars = p->in_bars;
+    p->in_bars = close == '|';
     int n = chain(p);
-    p->bars = bars;
-    return take(p, close) ? call_new(p, fn, n) : fail(p);
+    p->in_bars = outer_bars;
+    return accept(p, close) ? call_new(p, fn, n) : fail(p);
 }
 
 static int set(struct math_parser *p) {
     int n_items = 0;
-    if (take(p, SET_CLOSE)) return name_new(p, hash_fnv1a("∅", 3));
+    if (accept(p, SET_CLOSE)) return name_new(p, hash_fnv1a("∅", 3));
     int n = list(p, &n_items);
-    if (!take(p, SET_CLOSE) || p->bad) return fail(p);
+    if (!accept(p, SET_CLOSE) || p->failed) return fail(p);
     if (n_items > 1) p->m->node[n].kind = MATH_SET;
-    return n_items > 1 ? n : wrap(p, MATH_SET, n);
+    return n_items > 1 ? n : node_with_child(p, MATH_SET, n);
 }
 
 static int command(struct math_parser *p) {
-    if (take_command(p, "frac")) return fraction(p);
-    if (take_command(p, "sqrt")) return root(p);
-    if (take_command(p, "binom")) return binomial(p);
-    if (take_command(p, "begin")) return matrix(p);
-    if (take_command(p, "overline")) return group(p);
-    return name(p, 1 + letters(p->s + p->at + 1));
+    if (accept_command(p, "frac")) return fraction(p);
+    if (accept_command(p, "sqrt")) return root(p);
+    if (accept_command(p, "binom")) return binomial(p);
+    if (accept_command(p, "begin")) return matrix(p);
+    if (accept_command(p, "overline")) return group(p);
+    return name(p, 1 + letter_count(p->s + p->pos + 1));
 }
 
 /* sin x, sin^2 x, log_2 8, sin 2x. Without brackets the argument is all adjacent factors up to the
  * next function; for a root it is one power. */
 static int call(struct math_parser *p, enum math_function fn) {
     int base = MATH_NONE, exponent = MATH_NONE, factors = MATH_NONE;
-    if (fn == FN_LOG && take(p, '_')) base = group(p);
-    if (take(p, '^')) exponent = group(p);
-    bool one = strchr("({[|", peek(p)) || fn == FN_SQRT;
-    if (one)
+    if (fn == FN_LOG && accept(p, '_')) base = group(p);
+    if (accept(p, '^')) exponent = group(p);
+    bool is_single_factor = strchr("({[|", peek(p)) || fn == FN_SQRT;
+    if (is_single_factor)
         factors = primary(p);
     else
-        factors = wrap(p, MATH_MULTIPLY, power(p));
-    while (!one && !p->bad && starts_factor(p) && p->s[p->at] != WORDS_OPEN &&
-           !function_find(p->s + p->at, letters(p->s + p->at)))
-        adopt(p, factors, power(p));
+        factors = node_with_child(p, MATH_MULTIPLY, power(p));
+    while (!is_single_factor && !p->failed && starts_factor(p) && p->s[p->pos] != WORDS_OPEN &&
+           !function_find(p->s + p->pos, letter_count(p->s + p->pos)))
+        child_append(p, factors, power(p));
     int n = call_new(p, fn, factors);
-    if (base != MATH_NONE) adopt(p, n, base);
-    if (exponent == MATH_NONE || p->bad) return n;
+    if (base != MATH_NONE) child_append(p, n, base);
+    if (exponent == MATH_NONE || p->failed) return n;
     const struct math_node *e = &p->m->node[exponent];
     bool inverse = fn <= FN_TAN && e->kind == MATH_NEGATE;
     if (inverse) p->m->node[n].op = (uint8_t)(FN_ASIN + (fn - FN_SIN));
-    return inverse ? n : pair(p, MATH_POWER, n, exponent);
+    return inverse ? n : node_with_children(p, MATH_POWER, n, exponent);
 }
 
 static int letter(struct math_parser *p) {
-    const char *s = p->s + p->at;
-    size_t len = letters(s);
+    const char *s = p->s + p->pos;
+    size_t len = letter_count(s);
     const struct function_name *f = function_find(s, len);
     if (f) {
-        p->at += len;
+        p->pos += len;
         return call(p, f->fn);
     }
     if (len == 2 && memcmp(s, "pi", 2) == 0) {
-        p->at += len;
+        p->pos += len;
         return node_new(p, MATH_PI);
     }
     if ((len == 3 && memcmp(s, "inf", 3) == 0) || (len == 8 && memcmp(s, "infinity", 8) == 0)) {
-        p->at += len;
+        p->pos += len;
         return name_new(p, hash_fnv1a("∞", 3));
     }
-    if (len >= 4 && blank_before(p)) return word(p, len);
+    if (len >= 4 && follows_blank(p)) return word(p, len);
     if ((*s == 'e' || *s == 'i') && s[1] != '_') {
-        p->at++;
+        p->pos++;
         return node_new(p, *s == 'e' ? MATH_E : MATH_I);
     }
     return name(p, 1);
 }
 
 /* Drops words before a value. */
-static int led_by_words(struct math_parser *p) {
-    const char *s = p->s + p->at;
+static int value_after_words(struct math_parser *p) {
+    const char *s = p->s + p->pos;
     bool marked = *s == WORDS_OPEN;
-    size_t len = marked ? strcspn(s, "\x0F") : dense_run(s), begin = p->at;
-    p->at += len + (marked && s[len]);
+    size_t len = marked ? strcspn(s, "\x0F") : dense_run_len(s), begin = p->pos;
+    p->pos += len + (marked && s[len]);
     if (starts_factor(p)) return primary(p);
-    p->at = begin + marked;
+    p->pos = begin + marked;
     int n = word(p, len - marked);
-    p->at += marked && p->s[p->at];
+    p->pos += marked && p->s[p->pos];
     return n;
 }
 
 static int symbol(struct math_parser *p) {
-    const char *s = p->s + p->at;
+    const char *s = p->s + p->pos;
     int len = u8_strmblen((const uint8_t *)s);
     if (len <= 0) return fail(p);
     if (strncmp(s, "π", 2) == 0) {
-        p->at += 2;
+        p->pos += 2;
         return node_new(p, MATH_PI);
     }
-    return dense_run(s) ? led_by_words(p) : name(p, (size_t)len);
+    return dense_run_len(s) ? value_after_words(p) : name(p, (size_t)len);
 }
 
 static int primary_inside(struct math_parser *p) {
     unsigned char c = (unsigned char)peek(p);
-    if (isdigit(c) || (c == '.' && isdigit((unsigned char)p->s[p->at + 1]))) return number(p);
+    if (isdigit(c) || (c == '.' && isdigit((unsigned char)p->s[p->pos + 1]))) return number(p);
     if (isalpha(c)) return letter(p);
     if (c >= 0x80) return symbol(p);
-    if (c == WORDS_OPEN) return led_by_words(p);
+    if (c == WORDS_OPEN) return value_after_words(p);
     if (c == '\\') return command(p);
     if (c == '{') return group(p);
     if (!c) return fail(p);
-    p->at++;
+    p->pos++;
     if (c == '(' || c == '[') return bracket(p, (char)c);
     if (c == SET_OPEN) return set(p);
     if (c == '|') return enclosed(p, FN_ABS, '|');
@@ -777,58 +779,58 @@ static int primary_inside(struct math_parser *p) {
 
 /* Every recursion passes through here, group() or exponent(), which count the depth. */
 static int primary(struct math_parser *p) {
-    if (p->bad || ++p->depth > MATH_MAX_DEPTH) return fail(p);
+    if (p->failed || ++p->depth > MATH_MAX_DEPTH) return fail(p);
     int n = primary_inside(p);
     p->depth--;
     return n;
 }
 
 /* Takes "^\circ", "^{\circ}" or "°", and the C of °C. */
-static bool take_degree(struct math_parser *p) {
-    size_t back = p->at;
-    bool raised = take(p, '^'), brace = raised && take(p, '{');
+static bool accept_degree(struct math_parser *p) {
+    size_t saved_pos = p->pos;
+    bool raised = accept(p, '^'), brace = raised && accept(p, '{');
     peek(p);
-    if (strncmp(p->s + p->at, DEGREE_SIGN, 2) != 0) {
-        p->at = back;
+    if (strncmp(p->s + p->pos, DEGREE_SIGN, 2) != 0) {
+        p->pos = saved_pos;
         return false;
     }
-    p->at += 2;
-    if (brace && !take(p, '}')) p->bad = true;
+    p->pos += 2;
+    if (brace && !accept(p, '}')) p->failed = true;
     char c = peek(p);
-    if ((c == 'C' || c == 'F') && !isalpha((unsigned char)p->s[p->at + 1])) p->at++;
+    if ((c == 'C' || c == 'F') && !isalpha((unsigned char)p->s[p->pos + 1])) p->pos++;
     return true;
 }
 
 static int exponent(struct math_parser *p) {
     if (++p->depth > MATH_MAX_DEPTH) return fail(p);
-    bool minus = take(p, '-');
+    bool minus = accept(p, '-');
     int n = peek(p) == '{' ? group(p) : power(p);
     p->depth--;
-    return minus ? wrap(p, MATH_NEGATE, n) : n;
+    return minus ? node_with_child(p, MATH_NEGATE, n) : n;
 }
 
 /* A primary with its suffixes: degree, percent, factorial, exponent. */
 static int power(struct math_parser *p) {
     int n = primary(p);
-    for (int i = 0; !p->bad && i < 8; i++) {
-        if (take_degree(p))
-            n = wrap(p, MATH_DEGREE, n);
-        else if (take(p, '%'))
-            n = wrap(p, MATH_PERCENT, n);
-        else if (take(p, '!'))
+    for (int i = 0; !p->failed && i < 8; i++) {
+        if (accept_degree(p))
+            n = node_with_child(p, MATH_DEGREE, n);
+        else if (accept(p, '%'))
+            n = node_with_child(p, MATH_PERCENT, n);
+        else if (accept(p, '!'))
             n = call_new(p, FN_FACTORIAL, n);
-        else if (take(p, '^'))
-            n = pair(p, MATH_POWER, n, exponent(p));
+        else if (accept(p, '^'))
+            n = node_with_children(p, MATH_POWER, n, exponent(p));
         else
             break;
     }
     return n;
 }
 
-static void unit_note(struct math_parser *p, const char *s, size_t len) {
+static void unit_record(struct math_parser *p, const char *s, size_t len) {
     uint64_t unit = 0;
     for (size_t i = 0; i < len && !unit; i++) {
-        size_t n = MIN(letters(s + i), len - i);
+        size_t n = MIN(letter_count(s + i), len - i);
         if (n) unit = unit_find(s + i, n);
         i += n;
     }
@@ -836,110 +838,112 @@ static void unit_note(struct math_parser *p, const char *s, size_t len) {
 }
 
 /* Whether the letters after a value are a unit rather than variables. */
-static bool unit_letters(struct math_parser *p, size_t len, bool again) {
-    const char *s = p->s + p->at;
+static bool letters_are_unit(struct math_parser *p, size_t len, bool after_unit) {
+    const char *s = p->s + p->pos;
     if (len == 0 || function_find(s, len)) return false;
     if (len == 1) {
-        if (!blank_before(p) || !unit_find(s, 1) || (s[1] && !strchr(" ^/,)", s[1]))) return false;
-        p->m->other |= READ_LETTERS;
-        return !(p->reading & READ_LETTERS);
+        if (!follows_blank(p) || !unit_find(s, 1) || (s[1] && !strchr(" ^/,)", s[1]))) return false;
+        p->m->other_readings |= READING_UNIT_IS_VARIABLE;
+        return !(p->reading & READING_UNIT_IS_VARIABLE);
     }
-    return unit_find(s, len) || (blank_before(p) && (again || len >= 4));
+    return unit_find(s, len) || (follows_blank(p) && (after_unit || len >= 4));
 }
 
 /* Bytes of a unit or of words after a value; 0: none. */
-static size_t unit_here(struct math_parser *p, bool again) {
+static size_t unit_len(struct math_parser *p, bool after_unit) {
     char c = peek(p);
-    const char *s = p->s + p->at;
-    if (separator(p)) return 0;
+    const char *s = p->s + p->pos;
+    if (separator_len(p)) return 0;
     if (c == WORDS_OPEN) return strcspn(s, "\x0F") + (strchr(s, WORDS_CLOSE) != NULL);
-    size_t len = letters(s);
-    return unit_letters(p, len, again) ? len : dense_run(s);
+    size_t len = letter_count(s);
+    return letters_are_unit(p, len, after_unit) ? len : dense_run_len(s);
 }
 
-static bool take_unit(struct math_parser *p) {
-    bool again = false;
-    for (size_t len; (len = unit_here(p, again)) > 0; again = true) {
-        unit_note(p, p->s + p->at, len);
-        p->at += len;
-        if (p->s[p->at] == '^') { // cm^2, cm^{2}
-            p->at++;
-            if (!take_raw(p) && isdigit((unsigned char)peek(p))) p->at++;
+static bool accept_unit(struct math_parser *p) {
+    bool after_unit = false;
+    for (size_t len; (len = unit_len(p, after_unit)) > 0; after_unit = true) {
+        unit_record(p, p->s + p->pos, len);
+        p->pos += len;
+        if (p->s[p->pos] == '^') { // cm^2, cm^{2}
+            p->pos++;
+            if (!accept_braces(p) && isdigit((unsigned char)peek(p))) p->pos++;
         }
-        const char *s = p->s + p->at;
-        if (peek(p) == '/' && (letters(s + 1) || s[1] == WORDS_OPEN)) p->at += 1 + letters(s + 1);
+        const char *s = p->s + p->pos;
+        if (peek(p) == '/' && (letter_count(s + 1) || s[1] == WORDS_OPEN))
+            p->pos += 1 + letter_count(s + 1);
     }
-    return again;
+    return after_unit;
 }
 
 /* Whether the node is an integer as written, which a fraction may follow. */
-static bool whole_number(const struct math_parser *p, int n) {
+static bool is_integer_literal(const struct math_parser *p, int n) {
     const struct math_node *v = &p->m->node[n];
-    return v->kind == MATH_NUMBER && !memchr(p->s + v->at, '.', (size_t)v->len);
+    return v->kind == MATH_NUMBER && !memchr(p->s + v->pos, '.', (size_t)v->len);
 }
 
 /* Bytes of "{12}" or "1" here; 0: something else. */
-static size_t small_argument(const char *s) {
-    size_t skip = strspn(s, " "), n = digits(s + skip + 1);
+static size_t small_argument_len(const char *s) {
+    size_t skip = strspn(s, " "), n = digit_count(s + skip + 1);
     if (isdigit((unsigned char)s[skip])) return skip + 1;
     return s[skip] == '{' && n && s[skip + 1 + n] == '}' ? skip + 2 + n : 0;
 }
 
 /* Whether a fraction of integers follows, as in 3\frac12 and 3 1/2. Looks ahead in the text, so
  * nothing is parsed twice. */
-static bool at_small_fraction(struct math_parser *p) {
+static bool is_at_small_fraction(struct math_parser *p) {
     size_t a, b;
-    const char *s = p->s + p->at;
-    if (!at_command(p, "frac")) return (a = digits(s)) && s[a] == '/' && digits(s + a + 1);
+    const char *s = p->s + p->pos;
+    if (!is_at_command(p, "frac"))
+        return (a = digit_count(s)) && s[a] == '/' && digit_count(s + a + 1);
     s += strlen("\\frac");
-    if ((a = small_argument(s)) == 0 || (b = small_argument(s + a)) == 0) return false;
+    if ((a = small_argument_len(s)) == 0 || (b = small_argument_len(s + a)) == 0) return false;
     return s[a + b + strspn(s + a + b, " ")] != '^';
 }
 
 static int small_fraction(struct math_parser *p) {
-    if (take_command(p, "frac")) return fraction(p);
+    if (accept_command(p, "frac")) return fraction(p);
     int a = number(p);
-    p->at++;
-    return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, number(p)));
+    p->pos++;
+    return node_with_children(p, MATH_MULTIPLY, a, node_with_child(p, MATH_INVERT, number(p)));
 }
 
 /* Parses a factor that follows `last` without a sign; a mixed number replaces `last`. */
-static int beside(struct math_parser *p, int last, bool *mixed) {
-    *mixed = whole_number(p, last) && at_small_fraction(p);
+static int adjacent_factor(struct math_parser *p, int last, bool *mixed) {
+    *mixed = is_integer_literal(p, last) && is_at_small_fraction(p);
     if (*mixed) return small_fraction(p);
     if (isdigit((unsigned char)peek(p))) return fail(p); // "2 3" and "x2" are not products
     return power(p);
 }
 
 static int signed_power(struct math_parser *p) {
-    bool minus = take(p, '-');
+    bool minus = accept(p, '-');
     int n = power(p);
-    return minus ? wrap(p, MATH_NEGATE, n) : n;
+    return minus ? node_with_child(p, MATH_NEGATE, n) : n;
 }
 
 static int term(struct math_parser *p) {
     int last = power(p), product = MATH_NONE;
-    while (!p->bad) {
+    while (!p->failed) {
         char c = peek(p);
         bool mixed = false;
         int next;
-        if (take_unit(p)) continue;
-        if (take(p, '*'))
+        if (accept_unit(p)) continue;
+        if (accept(p, '*'))
             next = signed_power(p);
         else if (c == '/' || c == ':')
-            p->at++, next = wrap(p, MATH_INVERT, signed_power(p));
+            p->pos++, next = node_with_child(p, MATH_INVERT, signed_power(p));
         else if (starts_factor(p))
-            next = beside(p, last, &mixed);
+            next = adjacent_factor(p, last, &mixed);
         else
             break;
-        if (p->bad) break;
+        if (p->failed) break;
         if (mixed && product != MATH_NONE) return fail(p);
         if (mixed) {
-            last = pair(p, MATH_ADD, last, next);
+            last = node_with_children(p, MATH_ADD, last, next);
             continue;
         }
-        if (product == MATH_NONE) product = wrap(p, MATH_MULTIPLY, last);
-        adopt(p, product, next);
+        if (product == MATH_NONE) product = node_with_child(p, MATH_MULTIPLY, last);
+        child_append(p, product, next);
         last = next;
     }
     return product == MATH_NONE ? last : product;
@@ -947,36 +951,36 @@ static int term(struct math_parser *p) {
 
 static int signed_term(struct math_parser *p, bool first) {
     bool minus = false, both = false;
-    for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->at++, first = true) {
+    for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->pos++, first = true) {
         minus ^= c == '-' || c == MINUS_PLUS;
         both |= c == PLUS_MINUS || c == MINUS_PLUS;
     }
     int n = first ? term(p) : MATH_NONE;
-    if (minus) n = wrap(p, MATH_NEGATE, n);
-    return both ? wrap(p, MATH_PM, n) : n;
+    if (minus) n = node_with_child(p, MATH_NEGATE, n);
+    return both ? node_with_child(p, MATH_PM, n) : n;
 }
 
 static int sum(struct math_parser *p) {
     int first = signed_term(p, true), total = MATH_NONE;
-    while (!p->bad) {
+    while (!p->failed) {
         int next = signed_term(p, false);
         if (next == MATH_NONE) break;
-        if (total == MATH_NONE) total = wrap(p, MATH_ADD, first);
-        adopt(p, total, next);
+        if (total == MATH_NONE) total = node_with_child(p, MATH_ADD, first);
+        child_append(p, total, next);
     }
     return total == MATH_NONE ? first : total;
 }
 
 static int unions(struct math_parser *p) {
     int first = sum(p), all = MATH_NONE;
-    while (!p->bad && take(p, CUP)) {
-        if (all == MATH_NONE) all = wrap(p, MATH_UNION, first);
-        adopt(p, all, sum(p));
+    while (!p->failed && accept(p, UNION)) {
+        if (all == MATH_NONE) all = node_with_child(p, MATH_UNION, first);
+        child_append(p, all, sum(p));
     }
     return all == MATH_NONE ? first : all;
 }
 
-static enum math_relation relation(char c) {
+static enum math_relation relation_of_mark(char c) {
     static const char marks[] = "=<\x03>\x04\x05\x06";
     const char *at = c ? strchr(marks, c) : NULL;
     return at ? (enum math_relation)(REL_EQ + (at - marks)) : 0;
@@ -985,17 +989,17 @@ static enum math_relation relation(char c) {
 /* a = b < c. The answer of "1/3 ≈ 0.33" is the first part. */
 static int chain(struct math_parser *p) {
     int first = unions(p), all = MATH_NONE, n = 0;
-    for (enum math_relation r; !p->bad && (r = relation(peek(p))) != 0; n++) {
+    for (enum math_relation r; !p->failed && (r = relation_of_mark(peek(p))) != 0; n++) {
         if (n == 8) return fail(p);
-        p->at++;
-        if (r == REL_EQ) p->words = false;
-        if (all == MATH_NONE) all = wrap(p, MATH_RELATION, first);
-        adopt(p, all, unions(p));
-        if (!p->bad) p->m->node[all].name |= (uint64_t)r << (4 * n);
+        p->pos++;
+        if (r == REL_EQ) p->has_word = false;
+        if (all == MATH_NONE) all = node_with_child(p, MATH_RELATION, first);
+        child_append(p, all, unions(p));
+        if (!p->failed) p->m->node[all].name |= (uint64_t)r << (4 * n);
     }
-    if (peek(p) == ABOUT) {
+    if (peek(p) == APPROXIMATELY) {
         if (p->depth) return fail(p);
-        p->at = p->m->text.len;
+        p->pos = p->m->text.len;
     }
     return all == MATH_NONE ? first : all;
 }
@@ -1004,37 +1008,37 @@ static int chain(struct math_parser *p) {
 static int list(struct math_parser *p, int *n_items) {
     int first = chain(p), all = MATH_NONE;
     *n_items = 1;
-    for (size_t len; !p->bad && (len = separator(p)) > 0; ++*n_items) {
-        p->at += len;
-        if ((len = separator(p)) > 0) p->at += len; // ", and"
-        if (all == MATH_NONE) all = wrap(p, MATH_LIST, first);
-        adopt(p, all, chain(p));
+    for (size_t len; !p->failed && (len = separator_len(p)) > 0; ++*n_items) {
+        p->pos += len;
+        if ((len = separator_len(p)) > 0) p->pos += len; // ", and"
+        if (all == MATH_NONE) all = node_with_child(p, MATH_LIST, first);
+        child_append(p, all, chain(p));
     }
     return all == MATH_NONE ? first : all;
 }
 
 void math_parse(struct math_expr *m, const char *text, int reading) {
     int n_items = 0;
-    m->n = m->other = 0;
+    m->n = m->other_readings = 0;
     m->unit = 0;
     m->root = MATH_NONE;
     m->text = (struct buf){0};
-    bool small = strnlen(text, MATH_MAX_BYTES) < MATH_MAX_BYTES;
-    if (small)
+    bool is_short = strnlen(text, MATH_MAX_BYTES) < MATH_MAX_BYTES;
+    if (is_short)
         rewrite(text, &m->text);
     else
         buf_puts(&m->text, text);
-    if (!small || m->text.len >= INT16_MAX || m->text.len == 0) return;
+    if (!is_short || m->text.len >= INT16_MAX || m->text.len == 0) return;
     struct math_parser p = {.m = m, .s = m->text.data, .reading = reading};
     int root_node = list(&p, &n_items);
-    if (!p.bad && !p.words && peek(&p) == 0) m->root = root_node;
+    if (!p.failed && !p.has_word && peek(&p) == 0) m->root = root_node;
 }
 
 void math_release(struct math_expr *m) {
     buf_release(&m->text);
 }
 
-int math_children(const struct math_expr *m, int node) {
+int math_child_count(const struct math_expr *m, int node) {
     int n = 0;
     for (int c = m->node[node].first; c != MATH_NONE; c = m->node[c].next) n++;
     return n;

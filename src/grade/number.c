@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistr.h>
 
-static size_t digits(const char *s, const char *end) {
+static size_t digit_count(const char *s, const char *end) {
     size_t n = 0;
     while (s + n < end && isdigit((unsigned char)s[n])) n++;
     return n;
@@ -25,7 +25,7 @@ static size_t digits(const char *s, const char *end) {
 
 /* Converts full-width signs and digits, and the minus sign U+2212, to ASCII. */
 static void ascii_fold(struct text_span text, struct buf *out) {
-    const uint8_t *p = (const uint8_t *)text.at, *end = p + text.len;
+    const uint8_t *p = (const uint8_t *)text.ptr, *end = p + text.len;
     buf_puts(out, "");
     while (p < end) {
         ucs4_t c;
@@ -39,7 +39,7 @@ static void ascii_fold(struct text_span text, struct buf *out) {
 }
 
 /* Appends the normal form of a number, given its digits and the position of the point. */
-static void decimal_put(bool minus, const char *v, size_t n, int64_t point, struct buf *out) {
+static void decimal_append(bool minus, const char *v, size_t n, int64_t point, struct buf *out) {
     while (n && *v == '0') v++, n--, point--;
     while (n && v[n - 1] == '0') n--;
     if (minus && n) buf_puts(out, "-");
@@ -64,21 +64,21 @@ static void decimal_put(bool minus, const char *v, size_t n, int64_t point, stru
 }
 
 /* Appends a calculated number, to 15 digits. */
-static void double_put(double x, struct buf *out) {
+static void double_append(double x, struct buf *out) {
     char text[40], v[40];
     size_t n = 0;
     snprintf(text, sizeof text, "%.14e", x < 0 ? -x : x);
     for (const char *p = text; *p != 'e'; p++)
         if (isdigit((unsigned char)*p)) v[n++] = *p;
-    decimal_put(x < 0, v, n, atoi(strchr(text, 'e') + 1) + 1, out);
+    decimal_append(x < 0, v, n, atoi(strchr(text, 'e') + 1) + 1, out);
 }
 
 /* Bytes of a separator that exactly three digits follow; 0: none. */
-static size_t thousands(const char *s, const char *end) {
+static size_t thousands_separator_len(const char *s, const char *end) {
     static const char *const marks[] = {",", "{,}", "\\,", ",\\!"};
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         size_t n = strlen(marks[i]);
-        if ((size_t)(end - s) > n && memcmp(s, marks[i], n) == 0 && digits(s + n, end) == 3)
+        if ((size_t)(end - s) > n && memcmp(s, marks[i], n) == 0 && digit_count(s + n, end) == 3)
             return n;
     }
     return 0;
@@ -88,12 +88,12 @@ static size_t thousands(const char *s, const char *end) {
 struct number_text {
     struct buf digits;
     int64_t point;
-    bool whole; /* an integer in plain digits */
+    bool is_integer; /* an integer in plain digits */
 };
 
 static const char *exponent_read(const char *s, const char *end, int64_t *out) {
     if (s + 1 >= end || (*s != 'e' && *s != 'E')) return s;
-    size_t sign = s[1] == '-' || s[1] == '+', n = digits(s + 1 + sign, end);
+    size_t sign = s[1] == '-' || s[1] == '+', n = digit_count(s + 1 + sign, end);
     if (n == 0 || n > 4) return s;
     int64_t e = atoi(s + 1 + sign);
     *out += s[1] == '-' ? -e : e;
@@ -102,20 +102,20 @@ static const char *exponent_read(const char *s, const char *end, int64_t *out) {
 
 /* Returns the end of the number, or NULL. */
 static const char *decimal_read(const char *s, const char *end, struct number_text *d) {
-    size_t n = digits(s, end), skip;
+    size_t n = digit_count(s, end), skip;
     bool fraction = s + n + 1 < end && s[n] == '.' && isdigit((unsigned char)s[n + 1]);
     if (n == 0 && !fraction) return NULL;
     buf_add(&d->digits, s, n);
-    d->whole = !fraction;
-    for (s += n; n <= 3 && n && (skip = thousands(s, end)) > 0; s += 3) {
+    d->is_integer = !fraction;
+    for (s += n; n <= 3 && n && (skip = thousands_separator_len(s, end)) > 0; s += 3) {
         buf_add(&d->digits, s += skip, 3);
-        d->whole = false;
+        d->is_integer = false;
     }
     d->point = (int64_t)d->digits.len;
-    if (s + 1 < end && *s == '.' && (n = digits(s + 1, end)) > 0) {
+    if (s + 1 < end && *s == '.' && (n = digit_count(s + 1, end)) > 0) {
         buf_add(&d->digits, s + 1, n);
         s += 1 + n;
-        d->whole = false;
+        d->is_integer = false;
     }
     return exponent_read(s, end, &d->point);
 }
@@ -129,7 +129,7 @@ static double decimal_value(const struct number_text *d) {
 }
 
 /* The factor of 万 and the like, or 0. */
-static double multiplier(const char *s, const char *end, size_t *len) {
+static double multiplier_value(const char *s, const char *end, size_t *len) {
     static const struct {
         const char *name;
         double times;
@@ -143,12 +143,12 @@ static double multiplier(const char *s, const char *end, size_t *len) {
 
 /* Reads the multipliers after a decimal: 3万5千, 1.2億. Returns the end, or `s` if no multiplier
  * follows. */
-static const char *multiplied(const char *s, const char *end, const struct number_text *first,
-                              double *out) {
+static const char *multipliers_read(const char *s, const char *end, const struct number_text *first,
+                                    double *out) {
     double part = decimal_value(first), times, section = 0;
     size_t len;
     *out = 0;
-    while ((times = multiplier(s, end, &len)) > 0) {
+    while ((times = multiplier_value(s, end, &len)) > 0) {
         s += len;
         if (times < 1e4) {
             section += part * times;
@@ -167,62 +167,67 @@ static const char *multiplied(const char *s, const char *end, const struct numbe
 }
 
 /* "3/4", after its numerator. A date, 1/2/2020, has another slash on either side. */
-static const char *over(const char *s, const char *end, double *below) {
-    size_t n = s < end && *s == '/' ? digits(s + 1, end) : 0;
+static const char *denominator_read(const char *s, const char *end, double *denominator) {
+    size_t n = s < end && *s == '/' ? digit_count(s + 1, end) : 0;
     if (n == 0 || n > 18 || (s + 1 + n < end && s[1 + n] == '/')) return s;
-    *below = strtod(s + 1, NULL);
-    return *below > 0 ? s + 1 + n : s;
+    *denominator = strtod(s + 1, NULL);
+    return *denominator > 0 ? s + 1 + n : s;
 }
 
 /* "2 1/2": the fraction, after the integer. */
-static const char *mixed(const char *s, const char *end, double *fraction) {
-    size_t n = s < end && *s == ' ' ? digits(s + 1, end) : 0;
-    double below;
+static const char *mixed_fraction_read(const char *s, const char *end, double *fraction) {
+    size_t n = s < end && *s == ' ' ? digit_count(s + 1, end) : 0;
+    double denominator;
     if (n == 0 || n > 18) return s;
-    const char *rest = over(s + 1 + n, end, &below);
+    const char *rest = denominator_read(s + 1 + n, end, &denominator);
     if (rest == s + 1 + n) return s;
-    *fraction = strtod(s + 1, NULL) / below;
+    *fraction = strtod(s + 1, NULL) / denominator;
     return rest;
 }
 
 /* Reads \frac{3}{4} or \dfrac{3}{4} as 3/4. */
-static const char *latex_fraction(const char *s, const char *end, double *out) {
+static const char *latex_fraction_read(const char *s, const char *end, double *out) {
     static const char *const names[] = {"\\frac{", "\\dfrac{", "\\tfrac{"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         size_t len = strlen(names[i]), n, m;
         if ((size_t)(end - s) <= len || memcmp(s, names[i], len) != 0) continue;
-        const char *a = s + len, *b = a + (n = digits(a, end)) + 2;
-        if (!n || n > 18 || b >= end || a[n] != '}' || b[-1] != '{') continue;
-        if (!(m = digits(b, end)) || m > 18 || b + m >= end || b[m] != '}') continue;
-        *out = strtod(a, NULL) / strtod(b, NULL);
-        return *out < 1e300 ? b + m + 1 : NULL; // no division by zero
+        const char *numerator = s + len,
+                   *denominator = numerator + (n = digit_count(numerator, end)) + 2;
+        if (!n || n > 18 || denominator >= end || numerator[n] != '}' || denominator[-1] != '{')
+            continue;
+        if (!(m = digit_count(denominator, end)) || m > 18 || denominator + m >= end ||
+            denominator[m] != '}')
+            continue;
+        *out = strtod(numerator, NULL) / strtod(denominator, NULL);
+        return *out < 1e300 ? denominator + m + 1 : NULL; // no division by zero
     }
     return NULL;
 }
 
 /* Reads an unsigned number and appends its normal form; NULL: no number begins here. `dated`: a
  * slash precedes it. */
-static const char *unsigned_read(bool minus, bool dated, const char *s, const char *end,
+static const char *unsigned_read(bool minus, bool after_slash, const char *s, const char *end,
                                  struct buf *out) {
     double value, fraction;
-    const char *stop = latex_fraction(s, end, &value), *next;
+    const char *stop = latex_fraction_read(s, end, &value), *next;
     if (stop) {
-        double_put(minus ? -value : value, out);
+        double_append(minus ? -value : value, out);
         return stop;
     }
     struct number_text d = {0};
     if ((stop = decimal_read(s, end, &d)) != NULL) {
-        if ((next = multiplied(stop, end, &d, &value)) == stop) {
+        if ((next = multipliers_read(stop, end, &d, &value)) == stop) {
             value = decimal_value(&d);
-            if (d.whole && !dated && (next = over(stop, end, &fraction)) != stop)
+            if (d.is_integer && !after_slash &&
+                (next = denominator_read(stop, end, &fraction)) != stop)
                 value /= fraction;
-            else if (d.whole && (next = mixed(stop, end, &fraction)) != stop)
+            else if (d.is_integer && (next = mixed_fraction_read(stop, end, &fraction)) != stop)
                 value += fraction;
         }
         if (next == stop)
-            decimal_put(minus, d.digits.data, d.digits.len, d.point, out);
+            decimal_append(minus, d.digits.data, d.digits.len, d.point, out);
         else
-            double_put(minus ? -value : value, out);
+            double_append(minus ? -value : value, out);
         stop = next;
     }
     buf_release(&d.digits);
@@ -239,15 +244,16 @@ static const char *sign_read(const char *begin, const char *s, const char *end, 
 
 /* The first or the last number of a text. */
 static bool number_find(struct text_span text, bool last, struct buf *out) {
-    const char *end = text.at + text.len;
+    const char *end = text.ptr + text.len;
     size_t begin = out->len;
     bool found = false;
-    for (const char *s = text.at; s < end;) {
+    for (const char *s = text.ptr; s < end;) {
         struct buf number = {0};
         bool minus;
-        const char *from = sign_read(text.at, s, end, &minus);
-        bool dated = s > text.at && s[-1] == '/';
-        const char *next = from < end ? unsigned_read(minus, dated, from, end, &number) : NULL;
+        const char *from = sign_read(text.ptr, s, end, &minus);
+        bool after_slash = s > text.ptr && s[-1] == '/';
+        const char *next =
+            from < end ? unsigned_read(minus, after_slash, from, end, &number) : NULL;
         if (next) {
             out->len = begin;
             buf_add(out, number.data, number.len);
@@ -274,19 +280,19 @@ static int kanji_digit(const char *s, const char *end) {
 /* 四千二十, 二〇二四. Returns the end, or `s` if no number begins here. */
 static const char *kanji_read(const char *s, const char *end, double *out) {
     double total = 0, section = 0, part = 0, times;
-    bool given = false; /* a digit precedes the next multiplier */
+    bool has_digit = false; /* a digit precedes the next multiplier */
     size_t len;
     for (int n = 0; n < 32; n++, s += 3) {
         int d = kanji_digit(s, end);
         if (d >= 0) {
             part = part * 10 + d;
-            given = true;
-        } else if ((times = multiplier(s, end, &len)) > 0 && times < 1e4) {
-            section += (given ? part : 1) * times;
-            part = 0, given = false;
+            has_digit = true;
+        } else if ((times = multiplier_value(s, end, &len)) > 0 && times < 1e4) {
+            section += (has_digit ? part : 1) * times;
+            part = 0, has_digit = false;
         } else if (times > 0) {
             total += (section + part) * times;
-            section = part = 0, given = false;
+            section = part = 0, has_digit = false;
         } else {
             break;
         }
@@ -309,7 +315,7 @@ static bool kanji_find(struct text_span text, struct buf *out) {
         "点", "つ", "分", "秒", "年", "日", "月", "块", "只", "条", "张", "倍", "度", "頭", "时"};
     static const char *const ends[] = {"です", "だ", "。", "．", "."};
     text = text_span_trim(text);
-    const char *s = text.at, *end = s + text.len;
+    const char *s = text.ptr, *end = s + text.len;
     double value;
     bool minus =
         skip_text(&s, end, "マイナス") || skip_text(&s, end, "负") || skip_text(&s, end, "負");
@@ -319,18 +325,18 @@ static bool kanji_find(struct text_span text, struct buf *out) {
         if (skip_text(&s, end, counters[i])) break;
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) skip_text(&s, end, ends[i]);
     if (s != end) return false;
-    double_put(minus ? -value : value, out);
+    double_append(minus ? -value : value, out);
     return true;
 }
 
 /* the extractor */
 
 /* The number of a marked answer: the first number after the last "=", else the last number. */
-static bool marked_find(struct text_span text, struct buf *out) {
-    const char *equals = memrchr(text.at, '=', text.len);
+static bool marked_number_find(struct text_span text, struct buf *out) {
+    const char *equals = memrchr(text.ptr, '=', text.len);
     if (kanji_find(text, out)) return true;
     struct text_span rest = text;
-    if (equals) rest.at = equals + 1, rest.len = (size_t)(text.at + text.len - rest.at);
+    if (equals) rest.ptr = equals + 1, rest.len = (size_t)(text.ptr + text.len - rest.ptr);
     return number_find(rest, false, out) || number_find(text, true, out);
 }
 
@@ -339,8 +345,8 @@ bool number_extract(const char *text, struct buf *out) {
     struct text_span part;
     ascii_fold(text_span_of(text), &folded);
     struct text_span all = {folded.data, folded.len};
-    bool found = find_boxed_answer(all, &part) && marked_find(part, out);
-    if (!found) found = find_marked_answer(all, &part) && marked_find(part, out);
+    bool found = find_boxed_answer(all, &part) && marked_number_find(part, out);
+    if (!found) found = find_marked_answer(all, &part) && marked_number_find(part, out);
     if (!found) found = kanji_find(all, out) || number_find(all, true, out);
     buf_release(&folded);
     return found;

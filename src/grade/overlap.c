@@ -19,7 +19,7 @@ enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
 enum word_tokenization {
     WORDS_SQUAD, /* lower case, signs removed, no articles */
     WORDS_ROUGE, /* lower case, signs are separators */
-    WORDS_BLEU,  /* as written; a sign is a word unless inside_word() */
+    WORDS_BLEU,  /* as written; a sign is a word unless is_inside_word() */
 };
 
 struct word_list {
@@ -34,9 +34,9 @@ static bool is_article(const char *s, size_t n) {
 }
 
 static void word_end(struct word_list *w, struct buf *word, enum word_tokenization how) {
-    bool kept =
+    bool is_kept =
         word->len && w->n < WORDS && !(how == WORDS_SQUAD && is_article(word->data, word->len));
-    if (kept) {
+    if (is_kept) {
         if (w->text && w->n) buf_puts(w->text, " ");
         if (w->text) buf_add(w->text, word->data, word->len);
         w->v[w->n++] = hash_fnv1a(word->data, word->len);
@@ -45,19 +45,19 @@ static void word_end(struct word_list *w, struct buf *word, enum word_tokenizati
 }
 
 /* Whether a sign belongs to the word around it. */
-static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
+static bool is_inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     if (c == '.' || c == ',')
         return before < 0x80 && isdigit((int)before) && after < 0x80 && isdigit((int)after);
     return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
 }
 
-static void char_take(struct word_list *w, struct buf *word, enum word_tokenization how, ucs4_t c,
-                      ucs4_t before, ucs4_t after) {
+static void char_add(struct word_list *w, struct buf *word, enum word_tokenization how, ucs4_t c,
+                     ucs4_t before, ucs4_t after) {
     uint8_t bytes[6];
     bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
     bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
     if (sign && how == WORDS_SQUAD) return;
-    if (sign && how == WORDS_BLEU) alone = !inside_word(c, before, after);
+    if (sign && how == WORDS_BLEU) alone = !is_inside_word(c, before, after);
     bool skipped = blank || (sign && how == WORDS_ROUGE);
     if (skipped || alone) word_end(w, word, how);
     if (skipped) return;
@@ -66,7 +66,7 @@ static void char_take(struct word_list *w, struct buf *word, enum word_tokenizat
     if (alone) word_end(w, word, how);
 }
 
-static ucs4_t narrow(ucs4_t c) {
+static ucs4_t half_width(ucs4_t c) {
     return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
 }
 
@@ -77,10 +77,10 @@ static void word_tokenize(const char *text, enum word_tokenization how, struct w
     w->v = xcalloc(WORDS, sizeof *w->v);
     while (p < end && w->n < WORDS) {
         p += u8_mbtouc(&c, p, (size_t)(end - p));
-        c = narrow(c);
+        c = half_width(c);
         after = ' ';
         if (p < end) u8_mbtouc(&after, p, (size_t)(end - p));
-        char_take(w, &word, how, c, before, narrow(after));
+        char_add(w, &word, how, c, before, half_width(after));
         before = c;
     }
     word_end(w, &word, how);
@@ -106,7 +106,7 @@ static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
     return both;
 }
 
-static double harmonic(int both, int n, int m) {
+static double f1_of_counts(int both, int n, int m) {
     if (n == 0 || m == 0) return n == m;
     return both ? 2.0 * both / (n + m) : 0;
 }
@@ -116,7 +116,7 @@ double f1_score(const char *answer, const char *gold) {
     struct word_list a = {0}, b = {0};
     word_tokenize(answer, WORDS_SQUAD, &a);
     word_tokenize(gold, WORDS_SQUAD, &b);
-    double score = harmonic(multiset_overlap(a.v, a.n, b.v, b.n), a.n, b.n);
+    double score = f1_of_counts(multiset_overlap(a.v, a.n, b.v, b.n), a.n, b.n);
     free(a.v);
     free(b.v);
     return score;
@@ -147,14 +147,14 @@ double rouge_l_score(const char *answer, const char *gold) {
     struct word_list a = {0}, b = {0};
     word_tokenize(answer, WORDS_ROUGE, &a);
     word_tokenize(gold, WORDS_ROUGE, &b);
-    double score = harmonic(lcs_length(&a, &b), a.n, b.n);
+    double score = f1_of_counts(lcs_length(&a, &b), a.n, b.n);
     free(a.v);
     free(b.v);
     return score;
 }
 
 /* Hashes of all runs of `order` words. */
-static uint64_t *ngrams(const struct word_list *w, int order, int *n) {
+static uint64_t *ngram_hashes(const struct word_list *w, int order, int *n) {
     uint64_t *v = xcalloc(WORDS, sizeof *v);
     *n = MAX(w->n - order + 1, 0);
     for (int i = 0; i < *n; i++) v[i] = hash_fnv1a(w->v + i, (size_t)order * sizeof *w->v);
@@ -163,9 +163,9 @@ static uint64_t *ngrams(const struct word_list *w, int order, int *n) {
 
 static void ngrams_overlap(const struct word_list *a, const struct word_list *b, int order,
                            int *both, int *total) {
-    int m;
-    uint64_t *x = ngrams(a, order, total), *y = ngrams(b, order, &m);
-    *both = multiset_overlap(x, *total, y, m);
+    int n_gold;
+    uint64_t *x = ngram_hashes(a, order, total), *y = ngram_hashes(b, order, &n_gold);
+    *both = multiset_overlap(x, *total, y, n_gold);
     free(x);
     free(y);
 }

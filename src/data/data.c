@@ -21,7 +21,7 @@ struct dataset_load_state {
     const struct tokenizer *tok;
     const char *path;
     int32_t max_length;
-    int cap, cap_facts;
+    int cap, digests_cap;
 };
 
 static int field_error(const struct dataset_load_state *l, int line, struct error *err,
@@ -30,41 +30,42 @@ static int field_error(const struct dataset_load_state *l, int line, struct erro
 }
 
 /* Returns `v` with room for one more item after `n`, or NULL, which leaves `v` unchanged. */
-static void *room_make(void *v, int n, int *cap, size_t size, struct error *err) {
+static void *array_grow(void *v, int n, int *cap, size_t size, struct error *err) {
     if (n < *cap) return v;
-    int more = *cap ? 2 * *cap : 64;
-    v = try_realloc(v, (size_t)more * size, err);
-    if (v) *cap = more;
+    int new_cap = *cap ? 2 * *cap : 64;
+    v = try_realloc(v, (size_t)new_cap * size, err);
+    if (v) *cap = new_cap;
     return v;
 }
 
-static int rooms_make(struct dataset_load_state *l, struct error *err) {
+static int dataset_reserve(struct dataset_load_state *l, struct error *err) {
     struct dataset *d = l->d;
-    struct train_sample *v = room_make(d->v, d->n, &l->cap, sizeof *v, err);
+    struct train_sample *v = array_grow(d->v, d->n, &l->cap, sizeof *v, err);
     if (!v) return err->code;
     d->v = v;
-    struct sample_digest *facts = room_make(d->facts, d->n_read, &l->cap_facts, sizeof *facts, err);
-    if (!facts) return err->code;
-    d->facts = facts;
+    struct sample_digest *digests =
+        array_grow(d->digests, d->n_read, &l->digests_cap, sizeof *digests, err);
+    if (!digests) return err->code;
+    d->digests = digests;
     return OK;
 }
 
 /* Takes ownership of ids and mask. A sample without a target after the cut is only counted. */
-static int sample_keep(struct dataset_load_state *l, struct token_ids *ids, struct buf *mask,
-                       struct sample_digest *facts, struct error *err) {
+static int sample_add(struct dataset_load_state *l, struct token_ids *ids, struct buf *mask,
+                      struct sample_digest *digest, struct error *err) {
     struct dataset *d = l->d;
     struct train_sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
     int64_t targets = 0;
     bool cut = l->max_length > 0 && s.n > l->max_length;
-    facts->tokens = s.n;
+    digest->tokens = s.n;
     if (cut) s.n = l->max_length;
     for (int32_t i = 1; i < s.n; i++) targets += s.mask[i];
-    int rc = rooms_make(l, err);
+    int rc = dataset_reserve(l, err);
     if (!rc && !targets && !cut)
-        rc = error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, facts->line);
+        rc = error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, digest->line);
     if (rc || !targets) train_sample_release(&s);
     if (rc) return rc;
-    d->facts[d->n_read++] = *facts;
+    d->digests[d->n_read++] = *digest;
     d->cut += cut;
     d->dropped += !targets;
     if (!targets) return OK;
@@ -74,7 +75,7 @@ static int sample_keep(struct dataset_load_state *l, struct token_ids *ids, stru
     return OK;
 }
 
-static bool role_known(const char *role) {
+static bool role_is_valid(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
 
@@ -83,29 +84,30 @@ struct data_location { /* position in a file, for errors in a list of messages *
     int line;
 };
 
-static int place_error(const struct data_location *p, struct error *err, const char *at,
-                       const char *what) {
-    return error_set(err, ERR_FORMAT, "'%s' line %d: '%s%s' %s", p->path, p->line, p->field, at,
-                     what);
+static int location_error(const struct data_location *p, struct error *err, const char *subfield,
+                          const char *what) {
+    return error_set(err, ERR_FORMAT, "'%s' line %d: '%s%s' %s", p->path, p->line, p->field,
+                     subfield, what);
 }
 
-static int message_take(const struct data_location *p, const json_t *value, int i,
-                        struct chat_message *out, struct error *err) {
-    char at[64];
+static int message_parse(const struct data_location *p, const json_t *value, int i,
+                         struct chat_message *out, struct error *err) {
+    char subfield[64];
     const char *names[2] = {"role", "content"};
     const char *texts[2];
-    snprintf(at, sizeof at, "[%d]", i);
-    if (!json_is_object(value)) return place_error(p, err, at, "must be an object");
+    snprintf(subfield, sizeof subfield, "[%d]", i);
+    if (!json_is_object(value)) return location_error(p, err, subfield, "must be an object");
     for (int k = 0; k < 2; k++) {
         const json_t *text = json_object_get(value, names[k]);
-        snprintf(at, sizeof at, "[%d].%s", i, names[k]);
-        if (!text) return place_error(p, err, at, "is missing");
-        if (!json_is_string(text)) return place_error(p, err, at, "must be a string");
+        snprintf(subfield, sizeof subfield, "[%d].%s", i, names[k]);
+        if (!text) return location_error(p, err, subfield, "is missing");
+        if (!json_is_string(text)) return location_error(p, err, subfield, "must be a string");
         texts[k] = json_string_value(text);
     }
     *out = (struct chat_message){.role = texts[0], .content = texts[1]};
-    snprintf(at, sizeof at, "[%d].role", i);
-    if (!role_known(out->role)) return place_error(p, err, at, "must be system, user or assistant");
+    snprintf(subfield, sizeof subfield, "[%d].role", i);
+    if (!role_is_valid(out->role))
+        return location_error(p, err, subfield, "must be system, user or assistant");
     return OK;
 }
 
@@ -114,11 +116,11 @@ int conversation_parse(const char *path, int line, const char *field, const json
     const struct data_location p = {path, field, line};
     size_t size = json_array_size(list);
     int rc = OK;
-    if (!json_is_array(list)) return place_error(&p, err, "", "must be a list");
-    if (size > MAX_MESSAGES) return place_error(&p, err, "", "has more than 4096 entries");
+    if (!json_is_array(list)) return location_error(&p, err, "", "must be a list");
+    if (size > MAX_MESSAGES) return location_error(&p, err, "", "has more than 4096 entries");
     *out = xcalloc(size + 1, sizeof **out);
     for (*n = 0; !rc && (size_t)*n < size; ++*n)
-        rc = message_take(&p, json_array_get(list, (size_t)*n), *n, *out + *n, err);
+        rc = message_parse(&p, json_array_get(list, (size_t)*n), *n, *out + *n, err);
     if (rc) free(*out);
     return rc;
 }
@@ -127,15 +129,15 @@ int conversation_parse(const char *path, int line, const char *field, const json
 static int turn_weights_apply(const struct dataset_load_state *l, const json_t *list,
                               struct buf *mask, int line, struct error *err) {
     size_t turns = 0, runs = 0, i;
-    bool mute[MAX_MESSAGES], any = false;
+    bool ignored[MAX_MESSAGES], any = false;
     const json_t *v;
     json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
         const json_t *weight = json_object_get(v, "weight");
         if (strcmp(json_string_value(json_object_get(v, "role")), "assistant") != 0) continue;
         if (weight && (!json_is_integer(weight) || json_integer_value(weight) >> 1 != 0))
             return field_error(l, line, err, "weight", "must be 0 or 1");
-        mute[turns] = weight && json_integer_value(weight) == 0;
-        any |= mute[turns++];
+        ignored[turns] = weight && json_integer_value(weight) == 0;
+        any |= ignored[turns++];
     }
     if (!any) return OK;
     for (i = 0; i < mask->len; i++) runs += mask->data[i] && (i == 0 || !mask->data[i - 1]);
@@ -143,36 +145,36 @@ static int turn_weights_apply(const struct dataset_load_state *l, const json_t *
         return field_error(l, line, err, "weight",
                            "cannot be followed: the chat template joins turns");
     for (i = 0, runs = 0; i < mask->len; i++) {
-        bool begins = mask->data[i] && (i == 0 || !mask->data[i - 1]);
-        runs += begins;
-        if (mask->data[i] && mute[runs - 1]) mask->data[i] = 2; // nonzero: keeps the run whole
+        bool run_begins = mask->data[i] && (i == 0 || !mask->data[i - 1]);
+        runs += run_begins;
+        if (mask->data[i] && ignored[runs - 1]) mask->data[i] = 2; // nonzero: keeps the run whole
     }
     for (i = 0; i < mask->len; i++) mask->data[i] = mask->data[i] == 1;
     return OK;
 }
 
-static int messages_take(struct dataset_load_state *l, const json_t *list, int line,
-                         struct error *err) {
+static int messages_parse(struct dataset_load_state *l, const json_t *list, int line,
+                          struct error *err) {
     struct chat_message *msgs;
     int n;
-    bool answered = false;
+    bool has_answer = false;
     int rc = conversation_parse(l->path, line, "messages", list, &msgs, &n, err);
     if (rc) return rc;
-    for (int i = 0; i < n; i++) answered = answered || !strcmp(msgs[i].role, "assistant");
-    if (!answered)
+    for (int i = 0; i < n; i++) has_answer = has_answer || !strcmp(msgs[i].role, "assistant");
+    if (!has_answer)
         rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
     if (!rc) {
         struct token_ids ids = {0};
         struct buf mask = {0};
-        struct sample_digest facts = {.line = line};
-        rc = sample_digest_compute(msgs, n, &facts, err);
+        struct sample_digest digest = {.line = line};
+        rc = sample_digest_compute(msgs, n, &digest, err);
         if (!rc) rc = chat_encode(l->tok, msgs, n, false, &ids, &mask, err);
         if (rc)
             error_wrap(err, "'%s' line %d", l->path, line);
         else
             rc = turn_weights_apply(l, list, &mask, line, err);
         if (!rc) {
-            rc = sample_keep(l, &ids, &mask, &facts, err);
+            rc = sample_add(l, &ids, &mask, &digest, err);
         } else {
             token_ids_release(&ids);
             buf_release(&mask);
@@ -187,41 +189,42 @@ static int messages_take(struct dataset_load_state *l, const json_t *list, int l
  * `prompt` may be NULL. The end of text is a target too, so that generation learns to stop. */
 static int prompt_completion_encode(struct dataset_load_state *l, const json_t *prompt,
                                     const json_t *completion, int line, struct error *err) {
-    struct token_ids ids = {0}, alone = {0};
+    struct token_ids ids = {0}, prompt_ids = {0};
     struct buf text = {0}, mask = {0};
-    struct sample_digest facts = {.line = line};
-    struct chat_message said[2] = {{.role = "user", .content = json_string_value(prompt)},
-                                   {.role = "assistant", .content = json_string_value(completion)}};
-    int rc = sample_digest_compute(prompt ? said : said + 1, prompt ? 2 : 1, &facts, err);
+    struct sample_digest digest = {.line = line};
+    struct chat_message messages[2] = {
+        {.role = "user", .content = json_string_value(prompt)},
+        {.role = "assistant", .content = json_string_value(completion)}};
+    int rc = sample_digest_compute(prompt ? messages : messages + 1, prompt ? 2 : 1, &digest, err);
     if (rc) return rc;
     if (prompt) {
         buf_add(&text, json_string_value(prompt), json_string_length(prompt));
         tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL,
-                         &alone);
+                         &prompt_ids);
     }
     buf_add(&text, json_string_value(completion), json_string_length(completion));
     tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL,
                      &ids);
     if (tokenizer_eos(l->tok) >= 0) token_ids_add(&ids, tokenizer_eos(l->tok));
-    for (bool learned = false; mask.len < (size_t)ids.n;) {
+    for (bool is_target = false; mask.len < (size_t)ids.n;) {
         int i = (int)mask.len;
-        learned = learned || i >= alone.n || ids.v[i] != alone.v[i];
-        buf_add(&mask, learned ? "\1" : "\0", 1);
+        is_target = is_target || i >= prompt_ids.n || ids.v[i] != prompt_ids.v[i];
+        buf_add(&mask, is_target ? "\1" : "\0", 1);
     }
-    token_ids_release(&alone);
+    token_ids_release(&prompt_ids);
     buf_release(&text);
-    return sample_keep(l, &ids, &mask, &facts, err);
+    return sample_add(l, &ids, &mask, &digest, err);
 }
 
-static int text_check(const struct dataset_load_state *l, const json_t *value, const char *field,
-                      int line, struct error *err) {
+static int text_field_check(const struct dataset_load_state *l, const json_t *value,
+                            const char *field, int line, struct error *err) {
     const json_t *text = json_object_get(value, field);
     if (!text) return field_error(l, line, err, field, "is missing");
     if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
     return OK;
 }
 
-static int object_take(void *ctx, const json_t *value, int line, struct error *err) {
+static int sample_parse(void *ctx, const json_t *value, int line, struct error *err) {
     struct dataset_load_state *l = ctx;
     const json_t *messages = json_object_get(value, "messages"),
                  *text = json_object_get(value, "text");
@@ -235,9 +238,9 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
         return error_set(err, ERR_FORMAT,
                          "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
                          l->path, line);
-    if (messages) return messages_take(l, messages, line, err);
+    if (messages) return messages_parse(l, messages, line, err);
     if (text) {
-        rc = text_check(l, value, "text", line, err);
+        rc = text_field_check(l, value, "text", line, err);
         return rc ? rc : prompt_completion_encode(l, NULL, text, line, err);
     }
     if (!prompt && !completion)
@@ -245,8 +248,8 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
             err, ERR_FORMAT,
             "'%s' line %d: 'messages', 'prompt' and 'completion', or 'text' is missing", l->path,
             line);
-    rc = text_check(l, value, "prompt", line, err);
-    if (!rc) rc = text_check(l, value, "completion", line, err);
+    rc = text_field_check(l, value, "prompt", line, err);
+    if (!rc) rc = text_field_check(l, value, "completion", line, err);
     return rc ? rc : prompt_completion_encode(l, prompt, completion, line, err);
 }
 
@@ -255,7 +258,7 @@ int dataset_load(struct dataset *d, const char *path, const struct tokenizer *to
     struct dataset_load_state l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
     int rc = sha256_file(path, d->hash, err);
-    if (!rc) rc = json_file_each(path, object_take, &l, err);
+    if (!rc) rc = json_file_each(path, sample_parse, &l, err);
     if (!rc && !d->n)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no sample to learn from%s", path,
                        d->cut ? "; all were cut before their first target" : "");
@@ -272,6 +275,6 @@ void train_sample_release(struct train_sample *s) {
 void dataset_release(struct dataset *d) {
     for (int i = 0; i < d->n; i++) train_sample_release(&d->v[i]);
     free(d->v);
-    free(d->facts);
+    free(d->digests);
     *d = (struct dataset){0};
 }

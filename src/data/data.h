@@ -31,8 +31,8 @@ struct dataset {
     struct train_sample *v;
     int n;
     int64_t tokens, targets;
-    int64_t cut, dropped;        /* shortened to max_length; those without a remaining target */
-    struct sample_digest *facts; /* [n_read] */
+    int64_t cut, dropped;          /* shortened to max_length; those without a remaining target */
+    struct sample_digest *digests; /* [n_read] */
     int n_read;
     char hash[HASH_LEN]; /* hash of the file */
 };
@@ -82,8 +82,8 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
 
 /* The sample as text, including special tokens, with targets between `on` and `off`. Control
  * characters except newline and tab, and invalid UTF-8, become U+FFFD. */
-void train_sample_render(const struct train_sample *s, const struct tokenizer *tok, const char *on,
-                         const char *off, struct buf *out);
+void train_sample_render(const struct train_sample *s, const struct tokenizer *tok,
+                         const char *mark_begin, const char *mark_end, struct buf *out);
 /* {"parts": [{"text", "learned"}, …], "ids", "mask" (1 for targets)}. */
 json_t *train_sample_json(const struct train_sample *s, const struct tokenizer *tok);
 
@@ -187,9 +187,9 @@ struct synth_sample {
     int filter;        /* filter that dropped it, or SYNTH_KEPT */
 };
 struct synth_filter_stats {
-    bool on;
+    bool enabled;
     int dropped, first; /* index of the first dropped sample; `why` is the filter's reason */
-    char why[160];
+    char reason[160];
 };
 struct synth {
     const struct synth_options *o;
@@ -204,7 +204,7 @@ struct synth {
 
     struct synth_sample *v; /* [n], answers to one prompt are adjacent */
     int n;
-    struct synth_filter_stats tally[SYNTH_MAX_FILTERS];
+    struct synth_filter_stats filter_stats[SYNTH_MAX_FILTERS];
 };
 /* Tokenizes the prompts and sets max_len. */
 int synth_tokenize_prompts(struct synth *s, struct error *err);

@@ -34,7 +34,7 @@ static int message_add(struct buf *out, const char *role, const char *text, bool
     return OK;
 }
 
-static int last_answer(const struct chat_message *msgs, int n) {
+static int last_answer_index(const struct chat_message *msgs, int n) {
     int last = 0;
     for (int i = 0; i < n; i++)
         if (strcmp(msgs[i].role, "assistant") == 0) last = i;
@@ -44,13 +44,13 @@ static int last_answer(const struct chat_message *msgs, int n) {
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                           struct error *err) {
     struct buf whole = {0}, near = {0}, prompt = {0};
-    int rc = OK, asked = last_answer(msgs, n);
+    int rc = OK, answer_index = last_answer_index(msgs, n);
     for (int i = 0; rc == OK && i < n; i++) {
         const char *role = msgs[i].role, *text = msgs[i].content;
         rc = message_add(&whole, role, text, false, err);
         if (rc == OK) rc = message_add(&near, role, text, true, err);
         /* Without the system message, in which personas differ. */
-        if (rc == OK && i < asked && strcmp(role, "system") != 0 && *text)
+        if (rc == OK && i < answer_index && strcmp(role, "system") != 0 && *text)
             rc = message_add(&prompt, "", text, true, err);
     }
     if (rc == OK) {
@@ -68,30 +68,30 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
 
 struct hash_key {
     uint64_t hash;
-    int at;
+    int index;
 };
 
-static int key_order(const void *a, const void *b) {
+static int compare_keys(const void *a, const void *b) {
     const struct hash_key *x = a, *y = b;
     if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
+    return x->index < y->index ? -1 : x->index > y->index;
 }
 
 /* Hashes of one kind, at `offset` in the facts, sorted; the earliest sample first among equal
  * ones. */
-static struct hash_key *keys_sort(const struct dataset *d, size_t offset, struct error *err) {
+static struct hash_key *sorted_keys_new(const struct dataset *d, size_t offset, struct error *err) {
     struct hash_key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
     if (!keys) return NULL;
     for (int i = 0; i < d->n_read; i++) {
-        memcpy(&keys[i].hash, (const char *)&d->facts[i] + offset, sizeof keys[i].hash);
-        keys[i].at = i;
+        memcpy(&keys[i].hash, (const char *)&d->digests[i] + offset, sizeof keys[i].hash);
+        keys[i].index = i;
     }
-    qsort(keys, (size_t)d->n_read, sizeof *keys, key_order);
+    qsort(keys, (size_t)d->n_read, sizeof *keys, compare_keys);
     return keys;
 }
 
 /* The earliest sample with this hash, or -1. */
-static int keys_find(const struct hash_key *keys, int n, uint64_t hash) {
+static int sorted_keys_find(const struct hash_key *keys, int n, uint64_t hash) {
     int low = 0, high = n;
     while (low < high) {
         int mid = low + (high - low) / 2;
@@ -100,11 +100,11 @@ static int keys_find(const struct hash_key *keys, int n, uint64_t hash) {
         else
             high = mid;
     }
-    return low < n && keys[low].hash == hash ? keys[low].at : -1;
+    return low < n && keys[low].hash == hash ? keys[low].index : -1;
 }
 
-static void pair_count(struct lint_matches *p, const struct sample_digest *a,
-                       const struct sample_digest *b) {
+static void match_add(struct lint_matches *p, const struct sample_digest *a,
+                      const struct sample_digest *b) {
     if (p->n++) return;
     p->line = a->line;
     p->other = b->line;
@@ -113,13 +113,13 @@ static void pair_count(struct lint_matches *p, const struct sample_digest *a,
 static void train_duplicates_count(const struct dataset *d, const struct hash_key *whole,
                                    const struct hash_key *near, struct lint *out) {
     for (int i = 0; i < d->n_read; i++) {
-        const struct sample_digest *f = &d->facts[i];
-        int twin = keys_find(whole, d->n_read, f->whole),
-            like = keys_find(near, d->n_read, f->near);
-        if (twin < i)
-            pair_count(&out->exact, f, &d->facts[twin]);
-        else if (like < i)
-            pair_count(&out->near, f, &d->facts[like]);
+        const struct sample_digest *f = &d->digests[i];
+        int exact_match = sorted_keys_find(whole, d->n_read, f->whole),
+            near_match = sorted_keys_find(near, d->n_read, f->near);
+        if (exact_match < i)
+            match_add(&out->exact, f, &d->digests[exact_match]);
+        else if (near_match < i)
+            match_add(&out->near, f, &d->digests[near_match]);
     }
 }
 
@@ -127,20 +127,21 @@ static void contamination_count(const struct dataset *d, const struct dataset *e
                                 const struct hash_key *near, const struct hash_key *prompt,
                                 struct lint *out) {
     for (int i = 0; i < eval->n_read; i++) {
-        const struct sample_digest *e = &eval->facts[i];
-        int whole = keys_find(near, d->n_read, e->near);
-        int asked = e->prompt ? keys_find(prompt, d->n_read, e->prompt) : -1;
-        if (whole >= 0) pair_count(&out->eval_samples, &d->facts[whole], e);
-        if (asked >= 0) pair_count(&out->eval_prompts, &d->facts[asked], e);
+        const struct sample_digest *e = &eval->digests[i];
+        int sample_match = sorted_keys_find(near, d->n_read, e->near);
+        int prompt_match = e->prompt ? sorted_keys_find(prompt, d->n_read, e->prompt) : -1;
+        if (sample_match >= 0) match_add(&out->eval_samples, &d->digests[sample_match], e);
+        if (prompt_match >= 0) match_add(&out->eval_prompts, &d->digests[prompt_match], e);
     }
 }
 
 static int duplicates_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
                             struct error *err) {
-    struct hash_key *whole = keys_sort(d, offsetof(struct sample_digest, whole), err);
-    struct hash_key *near = whole ? keys_sort(d, offsetof(struct sample_digest, near), err) : NULL;
+    struct hash_key *whole = sorted_keys_new(d, offsetof(struct sample_digest, whole), err);
+    struct hash_key *near =
+        whole ? sorted_keys_new(d, offsetof(struct sample_digest, near), err) : NULL;
     struct hash_key *prompt =
-        near ? keys_sort(d, offsetof(struct sample_digest, prompt), err) : NULL;
+        near ? sorted_keys_new(d, offsetof(struct sample_digest, prompt), err) : NULL;
     if (prompt) train_duplicates_count(d, whole, near, out);
     if (prompt && eval) contamination_count(d, eval, near, prompt, out);
     int rc = prompt ? OK : err->code;
@@ -152,7 +153,7 @@ static int duplicates_count(const struct dataset *d, const struct dataset *eval,
 
 /* the report */
 
-static int length_order(const void *a, const void *b) {
+static int compare_lengths(const void *a, const void *b) {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
     return x < y ? -1 : x > y;
 }
@@ -160,7 +161,7 @@ static int length_order(const void *a, const void *b) {
 struct length_stats length_stats_compute(int32_t *v, int n) {
     struct length_stats l = {.n = n};
     if (n == 0) return l;
-    qsort(v, (size_t)n, sizeof *v, length_order);
+    qsort(v, (size_t)n, sizeof *v, compare_lengths);
     for (int i = 0; i < n; i++) l.tokens += v[i];
     l.shortest = v[0];
     l.median = v[(n - 1) / 2];
@@ -173,7 +174,7 @@ static int lengths_measure(const struct dataset *d, struct lint *out, struct err
     int n = d->n_read;
     int32_t *v = n ? try_calloc((size_t)n, sizeof *v, err) : NULL;
     if (!v) return n ? err->code : OK;
-    for (int i = 0; i < n; i++) v[i] = d->facts[i].tokens;
+    for (int i = 0; i < n; i++) v[i] = d->digests[i].tokens;
     struct length_stats l = length_stats_compute(v, n);
     out->shortest = l.shortest;
     out->median = l.median;
@@ -211,16 +212,16 @@ static void lengths_text(const struct lint *l, struct buf *out) {
 
 /* Findings that deserve a separate line. `fn` gets one line per call, and whether it is a
  * warning. */
-static void findings(const struct lint *l, void (*fn)(void *ctx, const char *text, bool bad),
-                     void *ctx) {
-    static const char looks[] = " except for case, width or white space";
+static void findings_each(const struct lint *l,
+                          void (*fn)(void *ctx, const char *text, bool is_warning), void *ctx) {
+    static const char near_suffix[] = " except for case, width or white space";
     const struct {
-        const struct lint_matches *p;
+        const struct lint_matches *matches;
         const char *what, *one, *many, *more;
         bool eval;
     } rows[] = {
         {&l->exact, "samples", "repeats an earlier one", "repeat earlier ones", "", false},
-        {&l->near, "samples", "repeats an earlier one", "repeat earlier ones", looks, false},
+        {&l->near, "samples", "repeats an earlier one", "repeat earlier ones", near_suffix, false},
         {&l->eval_samples, "evaluation samples", "is in the data", "are in the data", "", true},
         {&l->eval_prompts, "evaluation prompts", "is in the data", "are in the data", "", true},
     };
@@ -232,41 +233,42 @@ static void findings(const struct lint *l, void (*fn)(void *ctx, const char *tex
         fn(ctx, text, true);
     }
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct lint_matches *p = rows[i].p;
+        const struct lint_matches *matches = rows[i].matches;
         bool eval = rows[i].eval;
-        if (!p->n) continue;
-        snprintf(text, sizeof text, "%d of %d %s %s%s (the first: line %d, as in %sline %d)", p->n,
-                 eval ? l->n_eval : l->read, rows[i].what, p->n == 1 ? rows[i].one : rows[i].many,
-                 rows[i].more, p->line, eval ? "the evaluation's " : "", p->other);
+        if (!matches->n) continue;
+        snprintf(text, sizeof text, "%d of %d %s %s%s (the first: line %d, as in %sline %d)",
+                 matches->n, eval ? l->n_eval : l->read, rows[i].what,
+                 matches->n == 1 ? rows[i].one : rows[i].many, rows[i].more, matches->line,
+                 eval ? "the evaluation's " : "", matches->other);
         fn(ctx, text, eval);
     }
 }
 
-static void finding_add(void *ctx, const char *text, bool bad) {
-    buf_printf(ctx, "%s%s\n", bad ? "warning: " : "", text);
+static void finding_append(void *ctx, const char *text, bool is_warning) {
+    buf_printf(ctx, "%s%s\n", is_warning ? "warning: " : "", text);
 }
 
 void lint_text(const struct lint *l, struct buf *out) {
     lengths_text(l, out);
     buf_puts(out, "\n");
-    findings(l, finding_add, out);
+    findings_each(l, finding_append, out);
     if (l->n_eval && !l->eval_prompts.n && !l->eval_samples.n)
         buf_printf(out, "none of the %d evaluation samples is in the data\n", l->n_eval);
 }
 
-static void finding_say(void *ctx, const char *text, bool bad) {
-    (bad ? log_warn : log_info)("%s: %s", (const char *)ctx, text);
+static void finding_log(void *ctx, const char *text, bool is_warning) {
+    (is_warning ? log_warn : log_info)("%s: %s", (const char *)ctx, text);
 }
 
 void lint_log(const struct lint *l, const char *name) {
     struct buf text = {0};
     lengths_text(l, &text);
     log_info("%s: %s", name, text.data);
-    findings(l, finding_say, (void *)(uintptr_t)name);
+    findings_each(l, finding_log, (void *)(uintptr_t)name);
     buf_release(&text);
 }
 
-static json_t *pairs_json(const struct lint_matches *p) {
+static json_t *matches_json(const struct lint_matches *p) {
     if (!p->n) return json_pack("{s:i}", "count", 0);
     return json_pack("{s:i,s:[i,i]}", "count", p->n, "first_lines", p->line, p->other);
 }
@@ -277,11 +279,11 @@ json_t *lint_json(const struct lint *l) {
                   "kept", l->kept, "cut", l->cut, "dropped", l->dropped, "tokens",
                   (json_int_t)l->tokens, "targets", (json_int_t)l->targets, "lengths", "min",
                   l->shortest, "median", l->median, "p95", l->p95, "max", l->longest, "duplicates",
-                  pairs_json(&l->exact), "near_duplicates", pairs_json(&l->near));
+                  matches_json(&l->exact), "near_duplicates", matches_json(&l->near));
     if (l->n_eval)
         json_object_set_new(v, "eval",
                             json_pack("{s:i,s:o,s:o}", "samples", l->n_eval, "in_data",
-                                      pairs_json(&l->eval_samples), "prompts_in_data",
-                                      pairs_json(&l->eval_prompts)));
+                                      matches_json(&l->eval_samples), "prompts_in_data",
+                                      matches_json(&l->eval_prompts)));
     return v;
 }

@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRY_DEFAULT 2000
+#define FRY_DEFAULT_PROMPTS 2000
 
-struct pair_loading {
+struct pair_load_state {
     struct dataset *d;
     const struct tokenizer *tok;
     const char *path;
@@ -24,7 +24,7 @@ struct pair_loading {
 struct encoded_text { /* one side of a pair, or a prompt */
     struct token_ids ids;
     struct buf mask;
-    struct sample_digest facts;
+    struct sample_digest digest;
 };
 struct message_list { /* messages; the first n_prompt are the prompt */
     struct chat_message *v;
@@ -36,59 +36,59 @@ static int field_error(const char *path, int line, const char *field, const char
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", path, line, field, what);
 }
 
-static void text_release(struct encoded_text *t) {
+static void encoded_text_release(struct encoded_text *t) {
     token_ids_release(&t->ids);
     buf_release(&t->mask);
 }
 
 /* Makes room for two more samples and their facts. */
-static int dataset_room(struct dataset *d, int *cap, struct error *err) {
+static int dataset_reserve(struct dataset *d, int *cap, struct error *err) {
     if (d->n_read + 2 <= *cap) return OK;
-    int more = *cap ? 2 * *cap : 64;
-    struct train_sample *v = try_realloc(d->v, (size_t)more * sizeof *v, err);
+    int new_cap = *cap ? 2 * *cap : 64;
+    struct train_sample *v = try_realloc(d->v, (size_t)new_cap * sizeof *v, err);
     if (!v) return err->code;
     d->v = v;
-    struct sample_digest *facts = try_realloc(d->facts, (size_t)more * sizeof *facts, err);
-    if (!facts) return err->code;
-    d->facts = facts;
-    *cap = more;
+    struct sample_digest *digests = try_realloc(d->digests, (size_t)new_cap * sizeof *digests, err);
+    if (!digests) return err->code;
+    d->digests = digests;
+    *cap = new_cap;
     return OK;
 }
 
-static int64_t targets_count(const struct train_sample *s) {
+static int64_t count_targets(const struct train_sample *s) {
     int64_t n = 0;
     for (int32_t i = 1; i < s->n; i++) n += s->mask[i];
     return n;
 }
 
 /* Keeps both sides, or neither if a cut leaves one without a target. */
-static int pair_keep(struct pair_loading *l, struct encoded_text side[2], int line,
-                     struct error *err) {
+static int pair_add(struct pair_load_state *l, struct encoded_text side[2], int line,
+                    struct error *err) {
     struct dataset *d = l->d;
     struct train_sample s[2];
-    bool cut = false, whole = true;
-    int rc = dataset_room(d, &l->cap, err);
+    bool cut = false, both_have_targets = true;
+    int rc = dataset_reserve(d, &l->cap, err);
     if (rc) return rc;
     for (int k = 0; k < 2; k++) {
         s[k] = (struct train_sample){side[k].ids.v, (uint8_t *)side[k].mask.data, side[k].ids.n, 0};
-        if (!targets_count(&s[k]))
+        if (!count_targets(&s[k]))
             return field_error(l->path, line, k ? "rejected" : "chosen", "is empty", err);
-        side[k].facts.tokens = s[k].n;
-        side[k].facts.line = line;
+        side[k].digest.tokens = s[k].n;
+        side[k].digest.line = line;
         if (l->max_length > 0 && s[k].n > l->max_length) s[k].n = l->max_length, cut = true;
-        whole = whole && targets_count(&s[k]) > 0;
+        both_have_targets = both_have_targets && count_targets(&s[k]) > 0;
     }
     for (int k = 0; k < 2; k++) {
-        d->facts[d->n_read++] = side[k].facts;
-        if (!whole) continue;
+        d->digests[d->n_read++] = side[k].digest;
+        if (!both_have_targets) continue;
         d->v[d->n++] = s[k];
         d->tokens += s[k].n;
-        d->targets += targets_count(&s[k]);
+        d->targets += count_targets(&s[k]);
         side[k].ids = (struct token_ids){0};
         side[k].mask = (struct buf){0};
     }
     d->cut += 2 * cut;
-    d->dropped += 2 * !whole;
+    d->dropped += 2 * !both_have_targets;
     return OK;
 }
 
@@ -107,7 +107,7 @@ static void mask_completion(struct encoded_text *t, int first) {
     for (int i = 0; i < t->ids.n; i++) buf_add(&t->mask, i >= first ? "\1" : "\0", 1);
 }
 
-static int common_ids(const struct token_ids *a, const struct token_ids *b) {
+static int common_prefix_len(const struct token_ids *a, const struct token_ids *b) {
     int i = 0;
     while (i < a->n && i < b->n && a->v[i] == b->v[i]) i++;
     return i;
@@ -116,25 +116,27 @@ static int common_ids(const struct token_ids *a, const struct token_ids *b) {
 /* The prompt is not a target: the common prefix with the tokens of the prompt alone, so a token
  * that spans both is a target. If `prompt` is NULL, the prompt is the common prefix of both
  * sides. */
-static int preference_texts_encode(struct pair_loading *l, const char *prompt,
+static int preference_texts_encode(struct pair_load_state *l, const char *prompt,
                                    const char *const answers[2], struct encoded_text side[2],
                                    struct error *err) {
-    struct token_ids alone = {0};
+    struct token_ids prompt_ids = {0};
     int rc = OK;
     if (prompt)
         tokenizer_encode(l->tok, prompt, strlen(prompt),
-                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &alone);
+                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &prompt_ids);
     for (int k = 0; k < 2; k++) text_encode(l->tok, prompt ? prompt : "", answers[k], &side[k].ids);
     for (int k = 0; !rc && k < 2; k++) {
-        struct chat_message said[2] = {{"user", prompt ? prompt : ""}, {"assistant", answers[k]}};
-        mask_completion(&side[k], common_ids(&side[k].ids, prompt ? &alone : &side[1 - k].ids));
-        rc = sample_digest_compute(said, 2, &side[k].facts, err);
+        struct chat_message messages[2] = {{"user", prompt ? prompt : ""},
+                                           {"assistant", answers[k]}};
+        mask_completion(&side[k],
+                        common_prefix_len(&side[k].ids, prompt ? &prompt_ids : &side[1 - k].ids));
+        rc = sample_digest_compute(messages, 2, &side[k].digest, err);
     }
-    token_ids_release(&alone);
+    token_ids_release(&prompt_ids);
     return rc;
 }
 
-static int assistants(const struct chat_message *v, int n) {
+static int count_assistant_turns(const struct chat_message *v, int n) {
     int count = 0;
     for (int i = 0; i < n; i++) count += strcmp(v[i].role, "assistant") == 0;
     return count;
@@ -149,19 +151,19 @@ static void mask_prompt_turns(struct buf *mask, int turns) {
     }
 }
 
-static int message_list_encode(struct pair_loading *l, const struct message_list *t,
+static int message_list_encode(struct pair_load_state *l, const struct message_list *t,
                                struct encoded_text *out, int line, struct error *err) {
-    int rc = sample_digest_compute(t->v, t->n, &out->facts, err);
+    int rc = sample_digest_compute(t->v, t->n, &out->digest, err);
     if (!rc) rc = chat_encode(l->tok, t->v, t->n, false, &out->ids, &out->mask, err);
     if (rc) return error_wrap(err, "'%s' line %d", l->path, line);
-    mask_prompt_turns(&out->mask, assistants(t->v, t->n_prompt));
+    mask_prompt_turns(&out->mask, count_assistant_turns(t->v, t->n_prompt));
     return OK;
 }
 
 /* Appends the messages of `value`, or its text as one message of `role`. `list` is malloc'ed. */
-static int message_list_append(const struct pair_loading *l, const json_t *value, const char *field,
-                               const char *role, int line, struct message_list *t,
-                               struct error *err) {
+static int message_list_append(const struct pair_load_state *l, const json_t *value,
+                               const char *field, const char *role, int line,
+                               struct message_list *t, struct error *err) {
     struct chat_message *more, one = {role, json_string_value(value)};
     int n = 1, rc = OK;
     if (!json_is_string(value))
@@ -174,35 +176,36 @@ static int message_list_append(const struct pair_loading *l, const json_t *value
     return OK;
 }
 
-static bool same_message(const struct chat_message *a, const struct chat_message *b) {
+static bool messages_equal(const struct chat_message *a, const struct chat_message *b) {
     return !strcmp(a->role, b->role) && !strcmp(a->content, b->content);
 }
 
 /* Without a separate prompt, the sides are whole conversations and the prompt is their common
  * prefix. */
-static int preference_messages_encode(struct pair_loading *l, const json_t *value,
+static int preference_messages_encode(struct pair_load_state *l, const json_t *value,
                                       const json_t *prompt, struct encoded_text side[2], int line,
                                       struct error *err) {
     static const char *const names[2] = {"chosen", "rejected"};
     struct message_list t[2] = {{0}};
     const json_t *first = json_array_get(json_object_get(value, "chosen"), 0);
     const char *role = json_string_value(json_object_get(first, "role"));
-    bool own = !prompt || (role && strcmp(role, "assistant") != 0);
+    bool is_whole_conversation = !prompt || (role && strcmp(role, "assistant") != 0);
     int rc = OK;
     for (int k = 0; !rc && k < 2; k++) {
-        if (!own) rc = message_list_append(l, prompt, "prompt", "user", line, &t[k], err);
+        if (!is_whole_conversation)
+            rc = message_list_append(l, prompt, "prompt", "user", line, &t[k], err);
         t[k].n_prompt = t[k].n;
         if (!rc)
             rc = message_list_append(l, json_object_get(value, names[k]), names[k], "assistant",
                                      line, &t[k], err);
     }
-    if (!rc && own) {
+    if (!rc && is_whole_conversation) {
         int n = 0;
-        while (n < t[0].n && n < t[1].n && same_message(&t[0].v[n], &t[1].v[n])) n++;
+        while (n < t[0].n && n < t[1].n && messages_equal(&t[0].v[n], &t[1].v[n])) n++;
         t[0].n_prompt = t[1].n_prompt = n;
     }
     for (int k = 0; !rc && k < 2; k++) {
-        if (assistants(t[k].v + t[k].n_prompt, t[k].n - t[k].n_prompt) == 0)
+        if (count_assistant_turns(t[k].v + t[k].n_prompt, t[k].n - t[k].n_prompt) == 0)
             rc = field_error(l->path, line, names[k],
                              "has no assistant turn after the shared prompt", err);
         if (!rc) rc = message_list_encode(l, &t[k], &side[k], line, err);
@@ -211,12 +214,12 @@ static int preference_messages_encode(struct pair_loading *l, const json_t *valu
     return rc;
 }
 
-static int pair_take(void *ctx, const json_t *value, int line, struct error *err) {
-    struct pair_loading *l = ctx;
+static int pair_parse(void *ctx, const json_t *value, int line, struct error *err) {
+    struct pair_load_state *l = ctx;
     const json_t *prompt = json_object_get(value, "prompt"),
                  *answers[2] = {json_object_get(value, "chosen"),
                                 json_object_get(value, "rejected")};
-    struct encoded_text side[2] = {{.facts = {.line = line}}, {.facts = {.line = line}}};
+    struct encoded_text side[2] = {{.digest = {.line = line}}, {.digest = {.line = line}}};
     int rc = OK;
     if (!json_is_object(value))
         return error_set(err, ERR_FORMAT, "'%s' line %d: a pair must be an object", l->path, line);
@@ -234,17 +237,17 @@ static int pair_take(void *ctx, const json_t *value, int line, struct error *err
         rc = preference_texts_encode(l, json_string_value(prompt), texts, side, err);
     else
         rc = preference_messages_encode(l, value, prompt, side, line, err);
-    if (!rc) rc = pair_keep(l, side, line, err);
-    for (int k = 0; k < 2; k++) text_release(&side[k]);
+    if (!rc) rc = pair_add(l, side, line, err);
+    for (int k = 0; k < 2; k++) encoded_text_release(&side[k]);
     return rc;
 }
 
 int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok,
                              int32_t max_length, struct error *err) {
-    struct pair_loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
+    struct pair_load_state l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
     int rc = sha256_file(path, d->hash, err);
-    if (!rc) rc = json_file_each(path, pair_take, &l, err);
+    if (!rc) rc = json_file_each(path, pair_parse, &l, err);
     if (!rc && !d->n) rc = error_set(err, ERR_FORMAT, "'%s' holds no pair to learn from", path);
     if (rc) dataset_release(d);
     return rc;
@@ -252,24 +255,24 @@ int dataset_load_preferences(struct dataset *d, const char *path, const struct t
 
 /* prompts */
 
-struct prompt_loading {
+struct prompt_load_state {
     struct prompt_set *p;
     const struct prompt_source *s;
     int cap;
 };
 
-static int prompt_encode(const struct prompt_loading *l, const json_t *value, const char *field,
+static int prompt_encode(const struct prompt_load_state *l, const json_t *value, const char *field,
                          struct encoded_text *out, int line, struct error *err) {
-    const json_t *said = json_object_get(value, field);
+    const json_t *content = json_object_get(value, field);
     const struct prompt_source *s = l->s;
-    struct chat_message *msgs, text[2] = {{"user", json_string_value(said)}, {"assistant", ""}};
+    struct chat_message *msgs, text[2] = {{"user", json_string_value(content)}, {"assistant", ""}};
     int n = 1;
     if (text[0].content) {
         tokenizer_encode(s->tok, text[0].content, strlen(text[0].content),
                          TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &out->ids);
-        return sample_digest_compute(text, 2, &out->facts, err);
+        return sample_digest_compute(text, 2, &out->digest, err);
     }
-    int rc = conversation_parse(s->path, line, field, said, &msgs, &n, err);
+    int rc = conversation_parse(s->path, line, field, content, &msgs, &n, err);
     if (rc) return rc;
     if (!n || !strcmp(msgs[n - 1].role, "assistant"))
         rc = field_error(s->path, line, field,
@@ -277,24 +280,24 @@ static int prompt_encode(const struct prompt_loading *l, const json_t *value, co
                          err);
     if (!rc) rc = chat_encode(s->tok, msgs, n, true, &out->ids, NULL, err);
     msgs[n] = text[1]; // conversation_parse leaves room for one more
-    if (!rc) rc = sample_digest_compute(msgs, n + 1, &out->facts, err);
+    if (!rc) rc = sample_digest_compute(msgs, n + 1, &out->digest, err);
     free(msgs);
     return rc;
 }
 
-static int prompt_keep(struct prompt_loading *l, const json_t *item, struct encoded_text *t,
-                       struct error *err) {
+static int prompt_add(struct prompt_load_state *l, const json_t *item, struct encoded_text *t,
+                      struct error *err) {
     struct dataset *d = &l->p->data;
-    int cap = l->cap, rc = dataset_room(d, &l->cap, err);
+    int cap = l->cap, rc = dataset_reserve(d, &l->cap, err);
     if (!rc && l->cap != cap) {
         json_t **items = try_realloc(l->p->items, (size_t)l->cap * sizeof *items, err);
         if (!items) return err->code;
         l->p->items = items;
     }
     if (rc) return rc;
-    if (t->ids.n == 0) return field_error(l->s->path, t->facts.line, "prompt", "is empty", err);
-    t->facts.tokens = t->ids.n;
-    d->facts[d->n_read++] = t->facts;
+    if (t->ids.n == 0) return field_error(l->s->path, t->digest.line, "prompt", "is empty", err);
+    t->digest.tokens = t->ids.n;
+    d->digests[d->n_read++] = t->digest;
     if (t->ids.n > l->s->max_length) {
         d->cut++;
         d->dropped++;
@@ -307,11 +310,11 @@ static int prompt_keep(struct prompt_loading *l, const json_t *item, struct enco
     return OK;
 }
 
-static int prompt_take(void *ctx, const json_t *value, int line, struct error *err) {
-    struct prompt_loading *l = ctx;
+static int prompt_parse(void *ctx, const json_t *value, int line, struct error *err) {
+    struct prompt_load_state *l = ctx;
     const struct prompt_source *s = l->s;
     bool messages = json_object_get(value, "messages"), prompt = json_object_get(value, "prompt");
-    struct encoded_text t = {.facts = {.line = line}};
+    struct encoded_text t = {.digest = {.line = line}};
     if (!json_is_object(value) || messages == prompt)
         return error_set(err, ERR_FORMAT, "'%s' line %d: expected an object with '%s'", s->path,
                          line, messages ? "only one of messages and prompt" : "messages or prompt");
@@ -319,17 +322,17 @@ static int prompt_take(void *ctx, const json_t *value, int line, struct error *e
     if (rc) return error_wrap(err, "'%s' line %d", s->path, line);
     rc = prompt_encode(l, value, messages ? "messages" : "prompt", &t, line, err);
     if (!rc && s->prefix) tokenizer_encode(s->tok, s->prefix, strlen(s->prefix), 0, &t.ids);
-    if (!rc) rc = prompt_keep(l, value, &t, err);
-    text_release(&t);
+    if (!rc) rc = prompt_add(l, value, &t, err);
+    encoded_text_release(&t);
     return rc;
 }
 
 /* "fry:FAMILY[:N]" */
-static int fry_take(struct prompt_loading *l, struct error *err) {
+static int fry_prompts_generate(struct prompt_load_state *l, struct error *err) {
     char name[32] = "", *end = NULL;
-    const char *from = l->s->path + 4, *colon = strchrnul(from, ':');
-    long n = *colon ? strtol(colon + 1, &end, 10) : FRY_DEFAULT;
-    snprintf(name, sizeof name, "%.*s", (int)(colon - from), from);
+    const char *family_name = l->s->path + 4, *colon = strchrnul(family_name, ':');
+    long n = *colon ? strtol(colon + 1, &end, 10) : FRY_DEFAULT_PROMPTS;
+    snprintf(name, sizeof name, "%.*s", (int)(colon - family_name), family_name);
     int family = fry_find(name), rc = OK;
     if (family < 0 || n < 1 || n > 10000000 || (end && *end))
         return error_set(err, ERR_USAGE, "'%s': it is written fry:FAMILY or fry:FAMILY:N",
@@ -342,7 +345,7 @@ static int fry_take(struct prompt_loading *l, struct error *err) {
         fry_item(family, SPLIT_TRAIN, l->s->seed, (uint32_t)i, false, &it);
         json_t *v = json_pack("{s:[{s:s,s:s}],s:s}", "messages", "role", "user", "content",
                               it.question, "answer", it.choices[it.correct]);
-        rc = prompt_take(l, v, (int)i + 1, err);
+        rc = prompt_parse(l, v, (int)i + 1, err);
         json_decref(v);
         task_item_release(&it);
     }
@@ -350,11 +353,11 @@ static int fry_take(struct prompt_loading *l, struct error *err) {
 }
 
 int prompt_set_load(struct prompt_set *p, const struct prompt_source *s, struct error *err) {
-    struct prompt_loading l = {.p = p, .s = s};
+    struct prompt_load_state l = {.p = p, .s = s};
     *p = (struct prompt_set){0};
-    int rc = strncmp(s->path, "fry:", 4) == 0 ? fry_take(&l, err)
+    int rc = strncmp(s->path, "fry:", 4) == 0 ? fry_prompts_generate(&l, err)
                                               : sha256_file(s->path, p->data.hash, err);
-    if (!rc && !p->data.n_read) rc = json_file_each(s->path, prompt_take, &l, err);
+    if (!rc && !p->data.n_read) rc = json_file_each(s->path, prompt_parse, &l, err);
     if (!rc && !p->data.n)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no prompt%s", s->path,
                        p->data.dropped ? " that leaves room for an answer" : "");

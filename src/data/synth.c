@@ -75,9 +75,10 @@ static int prompt_add(const struct prompt_reader *rd, json_t *messages, int line
     json_t *v;
     json_array_foreach (messages, i, v) len += json_string_length(json_object_get(v, "content"));
     if ((p->n & (p->n - 1)) == 0) { // the array is full at powers of two
-        struct synth_prompt *more = try_realloc(p->v, sizeof *more * (size_t)MAX(2 * p->n, 1), err);
-        if (!more) return json_decref(messages), err->code;
-        p->v = more;
+        struct synth_prompt *grown =
+            try_realloc(p->v, sizeof *grown * (size_t)MAX(2 * p->n, 1), err);
+        if (!grown) return json_decref(messages), err->code;
+        p->v = grown;
     }
     p->v[p->n++] = (struct synth_prompt){.messages = messages, .line = line};
     p->longest = MAX(p->longest, len);
@@ -89,7 +90,7 @@ static json_t *message_json(const char *role, const json_t *content) {
 }
 
 /* A new list. It begins with the options' system message, if set and the prompt has no other. */
-static json_t *messages_begin(const struct synth_options *o, bool has_system) {
+static json_t *messages_new(const struct synth_options *o, bool has_system) {
     json_t *list = json_array();
     json_t *system = o->system && !has_system ? json_string(o->system) : NULL;
     if (system) json_array_append_new(list, message_json("system", system));
@@ -107,13 +108,13 @@ static int line_error(const struct prompt_reader *rd, int line, struct error *er
     return error_set(err, ERR_FORMAT, "'%s' line %d: %s", rd->path, line, what);
 }
 
-static int messages_take(const struct prompt_reader *rd, const json_t *list, int line,
-                         struct error *err) {
+static int messages_parse(const struct prompt_reader *rd, const json_t *list, int line,
+                          struct error *err) {
     size_t n = json_array_size(list);
     if (n > 0 && strcmp(role_of(json_array_get(list, n - 1)), "assistant") == 0) n--;
     if (n == 0 || n > MAX_MESSAGES)
         return line_error(rd, line, err, "'messages' must be a list with something to answer");
-    json_t *out = messages_begin(rd->o, strcmp(role_of(json_array_get(list, 0)), "system") == 0);
+    json_t *out = messages_new(rd->o, strcmp(role_of(json_array_get(list, 0)), "system") == 0);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i), *content = json_object_get(v, "content");
         const char *role = role_of(v);
@@ -130,14 +131,14 @@ static int messages_take(const struct prompt_reader *rd, const json_t *list, int
     return prompt_add(rd, out, line, err);
 }
 
-static int object_take(void *ctx, const json_t *v, int line, struct error *err) {
+static int prompt_parse(void *ctx, const json_t *v, int line, struct error *err) {
     const struct prompt_reader *rd = ctx;
     const json_t *messages = json_object_get(v, "messages"), *prompt = json_object_get(v, "prompt");
     if (!messages == !prompt)
         return line_error(rd, line, err, "expected {\"prompt\": …} or {\"messages\": …}");
-    if (messages) return messages_take(rd, messages, line, err);
+    if (messages) return messages_parse(rd, messages, line, err);
     if (!json_is_string(prompt)) return line_error(rd, line, err, "'prompt' must be text");
-    json_t *list = messages_begin(rd->o, false);
+    json_t *list = messages_new(rd->o, false);
     json_array_append_new(list, message_json("user", prompt));
     return prompt_add(rd, list, line, err);
 }
@@ -154,18 +155,18 @@ int synth_prompts_read(struct synth_prompts *p, const char *path, const struct s
     struct prompt_reader rd = {p, o, path};
     *p = (struct synth_prompts){0};
     int rc = system_check(o, err);
-    if (rc == OK) rc = json_file_each(path, object_take, &rd, err);
+    if (rc == OK) rc = json_file_each(path, prompt_parse, &rd, err);
     if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no prompts", path);
     if (rc != OK) synth_prompts_release(p);
     return rc;
 }
 
-static int topic_take(const struct prompt_reader *rd, const char *topic, int line,
-                      struct error *err) {
-    const char *place = strstr(rd->o->template, "{topic}");
-    char *text = xasprintf("%.*s%s%s", (int)(place - rd->o->template), rd->o->template, topic,
-                           place + strlen("{topic}"));
-    json_t *content = json_string(text), *list = messages_begin(rd->o, false);
+static int topic_add(const struct prompt_reader *rd, const char *topic, int line,
+                     struct error *err) {
+    const char *placeholder = strstr(rd->o->template, "{topic}");
+    char *text = xasprintf("%.*s%s%s", (int)(placeholder - rd->o->template), rd->o->template, topic,
+                           placeholder + strlen("{topic}"));
+    json_t *content = json_string(text), *list = messages_new(rd->o, false);
     free(text);
     if (content) json_array_append_new(list, message_json("user", content));
     json_decref(content);
@@ -189,7 +190,7 @@ int synth_topics_read(struct synth_prompts *p, const char *path, const struct sy
     for (char *rest = text.data, *topic; rc == OK && (topic = strsep(&rest, "\n")) != NULL;) {
         line++;
         topic[strcspn(topic, "\r")] = 0;
-        if (*topic) rc = topic_take(&rd, topic, line, err);
+        if (*topic) rc = topic_add(&rd, topic, line, err);
     }
     if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no topics", path);
     if (rc != OK) synth_prompts_release(p);
@@ -229,20 +230,20 @@ enum {
 int synth_tokenize_prompts(struct synth *s, struct error *err) {
     if (!s->model->tok)
         return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->model->path);
-    int32_t longest = 0, room = s->model->config.max_seq_len;
+    int32_t longest = 0, max_seq_len = s->model->config.max_seq_len;
     for (int i = 0; i < s->prompts.n; i++) {
         struct synth_prompt *p = &s->prompts.v[i];
         int n;
         struct chat_message *msgs = synth_messages(p, NULL, &n);
         int rc = chat_encode(s->model->tok, msgs, n, true, &p->tokens, NULL, err);
         free(msgs);
-        if (rc == OK && p->tokens.n >= room)
+        if (rc == OK && p->tokens.n >= max_seq_len)
             rc = error_set(err, ERR_MISMATCH, "%d tokens, and the model has room for %d",
-                           p->tokens.n, room);
+                           p->tokens.n, max_seq_len);
         if (rc != OK) return error_wrap(err, "the prompt in line %d", p->line);
         longest = MAX(longest, p->tokens.n);
     }
-    s->max_len = (int32_t)MIN(longest + s->o->n, room);
+    s->max_len = (int32_t)MIN(longest + s->o->n, max_seq_len);
     return OK;
 }
 
@@ -283,9 +284,9 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
     x->finish = finish;
 }
 
-/* Sums like outputs_take, so that a sample from the store has the same bits. */
-static void sample_take(const struct synth *s, struct synth_sample *x,
-                        const struct engine_request *r) {
+/* Sums like outputs_read, so that a sample from the store has the same bits. */
+static void sample_set_result(const struct synth *s, struct synth_sample *x,
+                              const struct engine_request *r) {
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) {
         token_ids_add(&x->out, r->out[i]);
@@ -294,41 +295,41 @@ static void sample_take(const struct synth *s, struct synth_sample *x,
     sample_finish(s, x, sum, r->finish);
 }
 
-static bool text_is(const json_t *v, const char *key, const char *text) {
-    const char *is = json_string_value(json_object_get(v, key));
-    return is && strcmp(is, text) == 0;
+static bool field_is_text(const json_t *v, const char *key, const char *text) {
+    const char *value = json_string_value(json_object_get(v, key));
+    return value && strcmp(value, text) == 0;
 }
 
 /* Fast sums differ between instruction sets, and results may differ between versions. */
-static bool call_usable(const struct synth *s, const json_t *call) {
-    return text_is(call, "version", SHOAL_VERSION) &&
-           (s->model->cls == NUMERIC_EXACT || text_is(call, "level", kernels_get()->name));
+static bool call_is_usable(const struct synth *s, const json_t *call) {
+    return field_is_text(call, "version", SHOAL_VERSION) &&
+           (s->model->cls == NUMERIC_EXACT || field_is_text(call, "level", kernels_get()->name));
 }
 
 /* Takes all outputs if they are complete; otherwise takes nothing and returns false. */
-static bool outputs_take(const struct synth *s, struct synth_sample *x, const json_t *outputs) {
+static bool outputs_read(const struct synth *s, struct synth_sample *x, const json_t *outputs) {
     const json_t *out = json_object_get(outputs, "out"),
                  *logprobs = json_object_get(outputs, "logprobs");
     size_t n = json_array_size(out), i;
     double sum = 0;
-    bool good = json_is_array(out) && json_array_size(logprobs) == n;
+    bool is_valid = json_is_array(out) && json_array_size(logprobs) == n;
     enum finish_reason finish = FINISH_STOP;
-    while (finish <= FINISH_LOOP && !text_is(outputs, "finish", finish_reason_name(finish)))
+    while (finish <= FINISH_LOOP && !field_is_text(outputs, "finish", finish_reason_name(finish)))
         finish = finish == FINISH_LOOP ? FINISH_LOOP + 1 : finish + 1;
-    good = good && finish <= FINISH_LOOP;
-    for (i = 0; good && i < n; i++) {
+    is_valid = is_valid && finish <= FINISH_LOOP;
+    for (i = 0; is_valid && i < n; i++) {
         const json_t *id = json_array_get(out, i), *logprob = json_array_get(logprobs, i);
         json_int_t token = json_integer_value(id);
-        good = json_is_integer(id) && token >= 0 && token < s->model->config.vocab_size &&
-               json_is_number(logprob);
-        if (good) token_ids_add(&x->out, (int32_t)token);
-        if (good) sum += (double)(float)json_number_value(logprob);
+        is_valid = json_is_integer(id) && token >= 0 && token < s->model->config.vocab_size &&
+                   json_is_number(logprob);
+        if (is_valid) token_ids_add(&x->out, (int32_t)token);
+        if (is_valid) sum += (double)(float)json_number_value(logprob);
     }
-    if (good)
+    if (is_valid)
         sample_finish(s, x, sum, finish);
     else
         token_ids_release(&x->out);
-    return good;
+    return is_valid;
 }
 
 /* Reads the call from the store; false if the record is missing or unusable. */
@@ -336,7 +337,7 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     struct error none;
     json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
     bool found =
-        call && call_usable(s, call) && outputs_take(s, x, json_object_get(call, "outputs"));
+        call && call_is_usable(s, call) && outputs_read(s, x, json_object_get(call, "outputs"));
     json_decref(call);
     s->n_reused += found;
     return found;
@@ -359,7 +360,7 @@ static int batch_generate(struct synth *s, struct engine_request *reqs, int *at,
     }
     int rc = engine_run(s->engine, reqs, n, NULL, err);
     for (int i = 0; i < n; i++) {
-        if (rc == OK) sample_take(s, reqs[i].user, &reqs[i]);
+        if (rc == OK) sample_set_result(s, reqs[i].user, &reqs[i]);
         engine_request_release(&reqs[i]);
     }
     return rc;
@@ -412,7 +413,7 @@ static struct engine_request perplexity_request(const struct synth *s, struct sy
                                    .user = x};
 }
 
-static void perplexity_take(const struct synth *s, const struct engine_request *r) {
+static void perplexity_set_result(const struct synth *s, const struct engine_request *r) {
     struct synth_sample *x = r->user;
     double sum = 0;
     for (int32_t i = s->prompts.v[x->prompt].tokens.n; i < r->n_prompt; i++)
@@ -433,7 +434,7 @@ static int batch_score_perplexity(struct synth *s, struct engine_request *reqs,
     }
     int rc = n ? engine_run(s->engine, reqs, n, NULL, err) : OK;
     for (int i = 0; i < n; i++) {
-        if (rc == OK) perplexity_take(s, &reqs[i]);
+        if (rc == OK) perplexity_set_result(s, &reqs[i]);
         engine_request_release(&reqs[i]);
         token_ids_release(&all[i]);
     }

@@ -21,20 +21,20 @@
 #include <unictype.h>
 #include <unistr.h>
 
-#define WHY sizeof((struct synth_filter_stats){0}.why)
+#define REASON_SIZE sizeof((struct synth_filter_stats){0}.reason)
 
 /* Hashes so far and the sample or line of each: open addressing, at most half full. */
 struct hash_set {
     struct hash_slot {
         uint64_t hash;
-        int at;
+        int value;
         bool used;
     } * slots;
     size_t size;
 };
 
 struct perplexity_bound { /* bound of a number: a value or a quantile */
-    bool given, quantile;
+    bool is_set, quantile;
     double value;
 };
 
@@ -52,9 +52,10 @@ struct synth_filter_set {
 
     /* state of one run */
     struct synth *s;
-    struct sample_digest *facts; /* [s->n] facts of the samples that reached the first comparison */
+    struct sample_digest
+        *digests;                /* [s->n] facts of the samples that reached the first comparison */
     struct hash_set whole, near; /* values are samples */
-    double low, high;            /* bounds of perplexity as values */
+    double min_value, max_value; /* bounds of perplexity as values */
 };
 
 /* the hash set */
@@ -79,22 +80,22 @@ static struct hash_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) 
 
 /* Returns the sample or line that added the hash first. If there was no such entry, it adds `at`
  * and returns -1. */
-static int hash_set_add(struct hash_set *t, uint64_t hash, int at) {
+static int hash_set_add(struct hash_set *t, uint64_t hash, int value) {
     struct hash_slot *slot = hash_set_slot(t, hash);
-    if (slot->used) return slot->at;
-    *slot = (struct hash_slot){hash, at, true};
+    if (slot->used) return slot->value;
+    *slot = (struct hash_slot){hash, value, true};
     return -1;
 }
 
 static int hash_set_find(const struct hash_set *t, uint64_t hash) {
     const struct hash_slot *slot = hash_set_slot(t, hash);
-    return slot->used ? slot->at : -1;
+    return slot->used ? slot->value : -1;
 }
 
 /* the text itself */
 
 /* A zero byte or an escape would break the sample's JSON line or a reader's terminal. */
-static bool text_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool text_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
     while (p < end) {
@@ -102,7 +103,8 @@ static bool text_drops(struct synth_filter_set *r, const struct synth_sample *x,
         int n = u8_mbtoucr(&c, p, (size_t)(end - p));
         bool control = n > 0 && c < 0x20 && c != '\n' && c != '\t' && c != '\r';
         if (n <= 0 || control) {
-            snprintf(why, WHY, n <= 0 ? "byte %d is not UTF-8" : "byte %d is a control character",
+            snprintf(reason, REASON_SIZE,
+                     n <= 0 ? "byte %d is not UTF-8" : "byte %d is a control character",
                      (int)(p - (const uint8_t *)x->text.data) + 1);
             return true;
         }
@@ -111,7 +113,7 @@ static bool text_drops(struct synth_filter_set *r, const struct synth_sample *x,
     return false;
 }
 
-static bool empty_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool empty_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
     ucs4_t c;
@@ -119,35 +121,37 @@ static bool empty_drops(struct synth_filter_set *r, const struct synth_sample *x
         p += u8_mbtouc(&c, p, (size_t)(end - p));
         if (!uc_is_property_white_space(c)) return false;
     }
-    snprintf(why, WHY, "%s", x->text.len ? "white space only" : "no text");
+    snprintf(reason, REASON_SIZE, "%s", x->text.len ? "white space only" : "no text");
     return true;
 }
 
-static bool unfinished_on(const struct synth_filter_set *r) {
+static bool unfinished_enabled(const struct synth_filter_set *r) {
     return !r->o->unfinished;
 }
 
-static bool unfinished_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool unfinished_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                               char *reason) {
     (void)r;
-    snprintf(why, WHY, x->finish == FINISH_LOOP ? "repeats itself" : "cut at %d tokens", x->out.n);
+    snprintf(reason, REASON_SIZE, x->finish == FINISH_LOOP ? "repeats itself" : "cut at %d tokens",
+             x->out.n);
     return x->finish != FINISH_STOP;
 }
 
-static bool length_on(const struct synth_filter_set *r) {
+static bool length_enabled(const struct synth_filter_set *r) {
     return r->o->min_chars || r->o->max_chars;
 }
 
-static bool length_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool length_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     int64_t n = (int64_t)u8_mbsnlen((const uint8_t *)x->text.data, x->text.len);
-    snprintf(why, WHY, "%lld characters", (long long)n);
+    snprintf(reason, REASON_SIZE, "%lld characters", (long long)n);
     return n < r->o->min_chars || (r->o->max_chars && n > r->o->max_chars);
 }
 
 /* language */
 
 enum script_class { LATIN, HAN, KANA, HANGUL, OTHER, N_SCRIPTS };
-struct counts {
-    int64_t of[N_SCRIPTS], letters;
+struct script_counts {
+    int64_t by_script[N_SCRIPTS], letters;
 };
 
 /*
@@ -155,32 +159,32 @@ struct counts {
  * least a tenth is Japanese, less is Chinese. Names and numbers are written in Han only, so a short
  * text of Han only may be either.
  */
-enum { KANA_TENTH = 10, HAN_ALONE = 8 };
+enum { KANA_MIN_TENTH = 10, HAN_EITHER_MAX = 8 };
 
-static bool has_kana(const struct counts *c) {
-    return KANA_TENTH * c->of[KANA] >= c->of[KANA] + c->of[HAN];
+static bool has_kana(const struct script_counts *c) {
+    return KANA_MIN_TENTH * c->by_script[KANA] >= c->by_script[KANA] + c->by_script[HAN];
 }
 
-static int64_t japanese(const struct counts *c) {
-    bool either = c->of[KANA] == 0 && c->of[HAN] <= HAN_ALONE;
-    return has_kana(c) || either ? c->of[KANA] + c->of[HAN] : 0;
+static int64_t japanese(const struct script_counts *c) {
+    bool may_be_either = c->by_script[KANA] == 0 && c->by_script[HAN] <= HAN_EITHER_MAX;
+    return has_kana(c) || may_be_either ? c->by_script[KANA] + c->by_script[HAN] : 0;
 }
 
-static int64_t chinese(const struct counts *c) {
-    return c->of[HAN] && has_kana(c) ? 0 : c->of[HAN];
+static int64_t chinese(const struct script_counts *c) {
+    return c->by_script[HAN] && has_kana(c) ? 0 : c->by_script[HAN];
 }
 
-static int64_t latin(const struct counts *c) {
-    return c->of[LATIN];
+static int64_t latin(const struct script_counts *c) {
+    return c->by_script[LATIN];
 }
 
-static int64_t korean(const struct counts *c) {
-    return c->of[HANGUL];
+static int64_t korean(const struct script_counts *c) {
+    return c->by_script[HANGUL];
 }
 
 static const struct language {
     const char *name;
-    int64_t (*letters)(const struct counts *c); /* number of letters that may belong to it */
+    int64_t (*letters)(const struct script_counts *c); /* number of letters that may belong to it */
 } languages[] = {{"ja", japanese}, {"zh", chinese}, {"en", latin}, {"ko", korean}};
 
 /* Unicode assigns no script to the prolonged sound mark. */
@@ -194,28 +198,29 @@ static enum script_class script_of(ucs4_t c) {
     return OTHER;
 }
 
-static struct counts letters_count(const struct buf *text) {
-    struct counts counts = {0};
+static struct script_counts letters_count(const struct buf *text) {
+    struct script_counts counts = {0};
     const uint8_t *p = (const uint8_t *)text->data, *end = p + text->len;
     while (p < end) {
         ucs4_t c;
         p += u8_mbtouc(&c, p, (size_t)(end - p));
         if (!uc_is_property_alphabetic(c)) continue;
-        counts.of[script_of(c)]++;
+        counts.by_script[script_of(c)]++;
         counts.letters++;
     }
     return counts;
 }
 
-static bool language_on(const struct synth_filter_set *r) {
+static bool language_enabled(const struct synth_filter_set *r) {
     return r->language;
 }
 
 /* A text without letters, such as a number, passes for every language. */
-static bool language_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
-    struct counts c = letters_count(&x->text);
+static bool language_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                             char *reason) {
+    struct script_counts c = letters_count(&x->text);
     int64_t n = r->language->letters(&c);
-    snprintf(why, WHY, "%lld of %lld letters are %s", (long long)n, (long long)c.letters,
+    snprintf(reason, REASON_SIZE, "%lld of %lld letters are %s", (long long)n, (long long)c.letters,
              r->language->name);
     return (double)n < r->o->language_share * (double)c.letters;
 }
@@ -229,39 +234,40 @@ static int pattern_find(const struct synth_filter_set *r, const pcre2_code *code
     return rc >= 0 ? 1 : rc == PCRE2_ERROR_NOMATCH ? 0 : -1;
 }
 
-static bool require_on(const struct synth_filter_set *r) {
+static bool require_enabled(const struct synth_filter_set *r) {
     return r->o->require.n > 0;
 }
 
-static bool require_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool require_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                            char *reason) {
     for (int i = 0; i < r->o->require.n; i++) {
         int found = pattern_find(r, r->require[i], &x->text);
-        snprintf(why, WHY, "%s '%.100s'", found < 0 ? "too long a search for" : "no",
+        snprintf(reason, REASON_SIZE, "%s '%.100s'", found < 0 ? "too long a search for" : "no",
                  r->o->require.v[i]);
         if (found != 1) return true;
     }
     return false;
 }
 
-static bool forbid_on(const struct synth_filter_set *r) {
+static bool forbid_enabled(const struct synth_filter_set *r) {
     return r->o->forbid.n > 0;
 }
 
-static bool forbid_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool forbid_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     for (int i = 0; i < r->o->forbid.n; i++) {
         int found = pattern_find(r, r->forbid[i], &x->text);
-        snprintf(why, WHY, "%s '%.100s'", found < 0 ? "too long a search for" : "holds",
+        snprintf(reason, REASON_SIZE, "%s '%.100s'", found < 0 ? "too long a search for" : "holds",
                  r->o->forbid.v[i]);
         if (found != 0) return true;
     }
     return false;
 }
 
-static bool schema_on(const struct synth_filter_set *r) {
+static bool schema_enabled(const struct synth_filter_set *r) {
     return r->machine;
 }
 
-static bool schema_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool schema_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     const char *text = x->text.data, *end = text + x->text.len;
     while (end > text && strchr(" \t\r\n", end[-1])) end--;
     text += strspn(text, " \t\r\n");
@@ -269,11 +275,11 @@ static bool schema_drops(struct synth_filter_set *r, const struct synth_sample *
     bool accepted = true;
     const char *at = text;
     while (at < end && (accepted = grammar_accept_bytes(&state, at, 1))) at++;
-    bool whole = accepted && grammar_is_final(&state);
-    snprintf(why, WHY, accepted ? "ends too early" : "leaves the schema at byte %d",
+    bool is_complete = accepted && grammar_is_final(&state);
+    snprintf(reason, REASON_SIZE, accepted ? "ends too early" : "leaves the schema at byte %d",
              (int)(at - x->text.data) + 1);
     grammar_state_release(&state);
-    return !whole;
+    return !is_complete;
 }
 
 /* agreement */
@@ -297,8 +303,8 @@ void synth_extract_answer(const char *text, const char *marker, struct buf *out)
  * other. */
 static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth_sample *x) {
     struct buf answer = {0};
-    bool whole = x->finish == FINISH_STOP || r->o->unfinished;
-    if (whole) synth_extract_answer(x->text.data, r->o->answer, &answer);
+    bool is_finished = x->finish == FINISH_STOP || r->o->unfinished;
+    if (is_finished) synth_extract_answer(x->text.data, r->o->answer, &answer);
     uint64_t hash = answer.len ? MAX(hash_fnv1a(answer.data, answer.len), 1) : 0;
     buf_release(&answer);
     return hash;
@@ -323,12 +329,13 @@ static void self_consistency_all(struct synth_filter_set *r) {
     }
 }
 
-static bool agreement_on(const struct synth_filter_set *r) {
+static bool agreement_enabled(const struct synth_filter_set *r) {
     return r->o->min_agreement > 0;
 }
 
-static bool agreement_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
-    snprintf(why, WHY, "%.4g of the prompt's answers say the same", x->agreement);
+static bool agreement_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                              char *reason) {
+    snprintf(reason, REASON_SIZE, "%.4g of the prompt's answers say the same", x->agreement);
     return x->agreement < r->o->min_agreement;
 }
 
@@ -337,8 +344,8 @@ static bool agreement_drops(struct synth_filter_set *r, const struct synth_sampl
 /* Computes the facts for the three comparisons. */
 static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
-    r->facts = try_calloc((size_t)MAX(s->n, 1), sizeof *r->facts, err);
-    if (!r->facts || hash_set_init(&r->whole, s->n, err) != OK ||
+    r->digests = try_calloc((size_t)MAX(s->n, 1), sizeof *r->digests, err);
+    if (!r->digests || hash_set_init(&r->whole, s->n, err) != OK ||
         hash_set_init(&r->near, s->n, err) != OK)
         return err->code;
     for (int i = 0; i < s->n; i++) {
@@ -346,48 +353,51 @@ static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
         if (x->filter != SYNTH_KEPT) continue;
         int n;
         struct chat_message *msgs = synth_messages(&s->prompts.v[x->prompt], x->text.data, &n);
-        int rc = sample_digest_compute(msgs, n, &r->facts[i], err);
+        int rc = sample_digest_compute(msgs, n, &r->digests[i], err);
         free(msgs);
         if (rc != OK) return rc;
     }
     return OK;
 }
 
-static bool duplicate_reason(const struct synth_filter_set *r, int twin, char *why) {
-    if (twin < 0) return false;
-    const struct synth_sample *x = &r->s->v[twin];
-    snprintf(why, WHY, "as answer %d to the prompt in line %d", x->index,
+static bool duplicate_reason(const struct synth_filter_set *r, int duplicate, char *reason) {
+    if (duplicate < 0) return false;
+    const struct synth_sample *x = &r->s->v[duplicate];
+    snprintf(reason, REASON_SIZE, "as answer %d to the prompt in line %d", x->index,
              r->s->prompts.v[x->prompt].line);
     return true;
 }
 
 /* Samples come in order, so the kept one is the earliest that passed the earlier filters. */
-static bool duplicate_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool duplicate_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                              char *reason) {
     int i = (int)(x - r->s->v);
-    return duplicate_reason(r, hash_set_add(&r->whole, r->facts[i].whole, i), why);
+    return duplicate_reason(r, hash_set_add(&r->whole, r->digests[i].whole, i), reason);
 }
 
-static bool near_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+static bool near_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     int i = (int)(x - r->s->v);
-    return duplicate_reason(r, hash_set_add(&r->near, r->facts[i].near, i), why);
+    return duplicate_reason(r, hash_set_add(&r->near, r->digests[i].near, i), reason);
 }
 
-static bool held_out_on(const struct synth_filter_set *r) {
+static bool held_out_enabled(const struct synth_filter_set *r) {
     return r->o->held_out;
 }
 
-static bool held_out_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
-    const struct sample_digest *f = &r->facts[x - r->s->v];
-    int whole = hash_set_find(&r->held_near, f->near);
-    int asked = f->prompt ? hash_set_find(&r->held_prompt, f->prompt) : -1;
-    snprintf(why, WHY, "%s line %d of the held-out samples", whole >= 0 ? "is" : "asks what is in",
-             whole >= 0 ? whole : asked);
-    return whole >= 0 || asked >= 0;
+static bool held_out_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                             char *reason) {
+    const struct sample_digest *digest = &r->digests[x - r->s->v];
+    int sample_line = hash_set_find(&r->held_near, digest->near);
+    int prompt_line = digest->prompt ? hash_set_find(&r->held_prompt, digest->prompt) : -1;
+    snprintf(reason, REASON_SIZE, "%s line %d of the held-out samples",
+             sample_line >= 0 ? "is" : "asks what is in",
+             sample_line >= 0 ? sample_line : prompt_line);
+    return sample_line >= 0 || prompt_line >= 0;
 }
 
 /* perplexity */
 
-static int number_order(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
@@ -401,29 +411,31 @@ static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     if (!v) return err->code;
     for (int i = 0; i < s->n; i++)
         if (s->v[i].filter == SYNTH_KEPT) v[n++] = s->v[i].perplexity;
-    qsort(v, (size_t)n, sizeof *v, number_order);
+    qsort(v, (size_t)n, sizeof *v, compare_doubles);
     double below = (double)n * r->min_perplexity.value / 100,
            within = (double)n * r->max_perplexity.value / 100;
-    r->low = r->min_perplexity.quantile && n ? v[MIN((int)below, n - 1)] : r->min_perplexity.value;
-    r->high = r->max_perplexity.value;
+    r->min_value =
+        r->min_perplexity.quantile && n ? v[MIN((int)below, n - 1)] : r->min_perplexity.value;
+    r->max_value = r->max_perplexity.value;
     if (r->max_perplexity.quantile && n) { // the last value within the share
         int rank = (int)within + (within > (double)(int)within);
-        r->high = v[MAX(rank, 1) - 1];
+        r->max_value = v[MAX(rank, 1) - 1];
     }
     free(v);
     return OK;
 }
 
-static bool perplexity_on(const struct synth_filter_set *r) {
-    return r->min_perplexity.given || r->max_perplexity.given;
+static bool perplexity_enabled(const struct synth_filter_set *r) {
+    return r->min_perplexity.is_set || r->max_perplexity.is_set;
 }
 
 /* A NaN is outside every bound. */
-static bool perplexity_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
-    bool low = r->min_perplexity.given && !(x->perplexity >= r->low);
-    bool high = r->max_perplexity.given && !(x->perplexity <= r->high);
-    snprintf(why, WHY, "%.4g, %s %.4g", x->perplexity, low ? "below" : "above",
-             low ? r->low : r->high);
+static bool perplexity_rejects(struct synth_filter_set *r, const struct synth_sample *x,
+                               char *reason) {
+    bool low = r->min_perplexity.is_set && !(x->perplexity >= r->min_value);
+    bool high = r->max_perplexity.is_set && !(x->perplexity <= r->max_value);
+    snprintf(reason, REASON_SIZE, "%.4g, %s %.4g", x->perplexity, low ? "below" : "above",
+             low ? r->min_value : r->max_value);
     return low || high;
 }
 
@@ -431,23 +443,23 @@ static bool perplexity_drops(struct synth_filter_set *r, const struct synth_samp
 
 static const struct synth_filter_row {
     const char *name;
-    bool (*on)(const struct synth_filter_set *r); /* NULL: always */
+    bool (*enabled)(const struct synth_filter_set *r); /* NULL: always */
     int (*prepare)(struct synth_filter_set *r, struct error *err);
-    bool (*drops)(struct synth_filter_set *r, const struct synth_sample *x, char *why);
+    bool (*rejects)(struct synth_filter_set *r, const struct synth_sample *x, char *reason);
 } filters[] = {
-    {"text", NULL, NULL, text_drops},
-    {"empty", NULL, NULL, empty_drops},
-    {"unfinished", unfinished_on, NULL, unfinished_drops},
-    {"length", length_on, NULL, length_drops},
-    {"language", language_on, NULL, language_drops},
-    {"require", require_on, NULL, require_drops},
-    {"forbid", forbid_on, NULL, forbid_drops},
-    {"json_schema", schema_on, NULL, schema_drops},
-    {"agreement", agreement_on, NULL, agreement_drops},
-    {"duplicate", NULL, duplicates_prepare, duplicate_drops},
-    {"near_duplicate", NULL, NULL, near_drops},
-    {"held_out", held_out_on, NULL, held_out_drops},
-    {"perplexity", perplexity_on, perplexity_prepare, perplexity_drops},
+    {"text", NULL, NULL, text_rejects},
+    {"empty", NULL, NULL, empty_rejects},
+    {"unfinished", unfinished_enabled, NULL, unfinished_rejects},
+    {"length", length_enabled, NULL, length_rejects},
+    {"language", language_enabled, NULL, language_rejects},
+    {"require", require_enabled, NULL, require_rejects},
+    {"forbid", forbid_enabled, NULL, forbid_rejects},
+    {"json_schema", schema_enabled, NULL, schema_rejects},
+    {"agreement", agreement_enabled, NULL, agreement_rejects},
+    {"duplicate", NULL, duplicates_prepare, duplicate_rejects},
+    {"near_duplicate", NULL, NULL, near_rejects},
+    {"held_out", held_out_enabled, NULL, held_out_rejects},
+    {"perplexity", perplexity_enabled, perplexity_prepare, perplexity_rejects},
 };
 _Static_assert(ARRAY_LEN(filters) <= SYNTH_MAX_FILTERS, "a tally each");
 
@@ -457,18 +469,18 @@ const char *synth_filter_name(int filter) {
 
 static int filter_run(struct synth_filter_set *r, int f, struct error *err) {
     struct synth *s = r->s;
-    struct synth_filter_stats *tally = &s->tally[f];
-    char why[WHY] = "";
-    tally->on = !filters[f].on || filters[f].on(r);
-    if (!tally->on) return OK;
+    struct synth_filter_stats *stats = &s->filter_stats[f];
+    char reason[REASON_SIZE] = "";
+    stats->enabled = !filters[f].enabled || filters[f].enabled(r);
+    if (!stats->enabled) return OK;
     if (filters[f].prepare && filters[f].prepare(r, err) != OK) return err->code;
     for (int i = 0; i < s->n; i++) {
         struct synth_sample *x = &s->v[i];
-        if (x->filter != SYNTH_KEPT || !filters[f].drops(r, x, why)) continue;
+        if (x->filter != SYNTH_KEPT || !filters[f].rejects(r, x, reason)) continue;
         x->filter = f;
-        if (tally->dropped++) continue;
-        tally->first = i;
-        memcpy(tally->why, why, WHY);
+        if (stats->dropped++) continue;
+        stats->first = i;
+        memcpy(stats->reason, reason, REASON_SIZE);
     }
     return OK;
 }
@@ -476,12 +488,12 @@ static int filter_run(struct synth_filter_set *r, int f, struct error *err) {
 int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err) {
     int rc = OK;
     r->s = s;
-    memset(s->tally, 0, sizeof s->tally);
+    memset(s->filter_stats, 0, sizeof s->filter_stats);
     for (int i = 0; i < s->n; i++) s->v[i].filter = SYNTH_KEPT;
     self_consistency_all(r);
     for (int f = 0; rc == OK && f < (int)ARRAY_LEN(filters); f++) rc = filter_run(r, f, err);
-    free(r->facts);
-    r->facts = NULL;
+    free(r->digests);
+    r->digests = NULL;
     hash_set_release(&r->whole);
     hash_set_release(&r->near);
     return rc;
@@ -496,10 +508,10 @@ static pcre2_code *pattern_new(const char *text, struct error *err) {
         pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
     if (compiled) return compiled;
-    PCRE2_UCHAR why[160];
-    pcre2_get_error_message(code, why, sizeof why);
+    PCRE2_UCHAR reason[160];
+    pcre2_get_error_message(code, reason, sizeof reason);
     error_set(err, ERR_USAGE, "'%.200s' is not a regular expression: %s at byte %d", text,
-              (char *)why, (int)at + 1);
+              (char *)reason, (int)at + 1);
     return NULL;
 }
 
@@ -527,7 +539,7 @@ static int bound_parse(const char *name, const char *text, struct perplexity_bou
                        struct error *err) {
     char *end = NULL;
     if (!text) return OK;
-    out->given = true;
+    out->is_set = true;
     out->value = strtod(text, &end);
     out->quantile = *end == '%';
     if (end == text || end[out->quantile] || !(out->value > 0) ||
@@ -562,8 +574,9 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
         hash_set_init(&r->held_prompt, d->n_read, err) != OK)
         return err->code;
     for (int i = 0; i < d->n_read; i++) {
-        hash_set_add(&r->held_near, d->facts[i].near, d->facts[i].line);
-        if (d->facts[i].prompt) hash_set_add(&r->held_prompt, d->facts[i].prompt, d->facts[i].line);
+        hash_set_add(&r->held_near, d->digests[i].near, d->digests[i].line);
+        if (d->digests[i].prompt)
+            hash_set_add(&r->held_prompt, d->digests[i].prompt, d->digests[i].line);
     }
     return OK;
 }
@@ -617,7 +630,7 @@ int synth_count_kept(const struct synth *s) {
 enum { SNIPPET = 60 }; /* characters */
 
 /* The beginning of a text on one line; invalid bytes and control characters become U+FFFD. */
-static void snippet(const struct buf *text, struct buf *out) {
+static void snippet_append(const struct buf *text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text->data, *end = p + text->len;
     for (int i = 0; p < end && i < SNIPPET; i++) {
         ucs4_t c;
@@ -635,29 +648,29 @@ static void snippet(const struct buf *text, struct buf *out) {
 void synth_report_text(const struct synth *s, struct buf *out) {
     buf_printf(out, "%d prompts, %d answers, %d kept\n", s->prompts.n, s->n, synth_count_kept(s));
     for (int f = 0; synth_filter_name(f); f++) {
-        const struct synth_filter_stats *t = &s->tally[f];
-        if (!t->on) continue;
+        const struct synth_filter_stats *t = &s->filter_stats[f];
+        if (!t->enabled) continue;
         buf_printf(out, "  %-14s %7d", synth_filter_name(f), t->dropped);
         if (t->dropped) {
             const struct synth_sample *x = &s->v[t->first];
             buf_printf(out, "  the first: line %d, answer %d, %s: ", s->prompts.v[x->prompt].line,
-                       x->index, t->why);
-            snippet(&x->text, out);
+                       x->index, t->reason);
+            snippet_append(&x->text, out);
         }
         buf_puts(out, "\n");
     }
 }
 
 static json_t *tally_json(const struct synth *s, int f) {
-    const struct synth_filter_stats *t = &s->tally[f];
+    const struct synth_filter_stats *t = &s->filter_stats[f];
     json_t *v = json_pack("{s:s,s:i}", "filter", synth_filter_name(f), "dropped", t->dropped);
     if (!t->dropped) return v;
     const struct synth_sample *x = &s->v[t->first];
     struct buf text = {0};
-    snippet(&x->text, &text);
+    snippet_append(&x->text, &text);
     json_object_set_new(v, "first",
                         json_pack("{s:i,s:i,s:s,s:s,s:s}", "line", s->prompts.v[x->prompt].line,
-                                  "sample", x->index, "call", x->call, "why", t->why, "text",
+                                  "sample", x->index, "call", x->call, "why", t->reason, "text",
                                   text.data));
     buf_release(&text);
     return v;
@@ -666,7 +679,7 @@ static json_t *tally_json(const struct synth *s, int f) {
 json_t *synth_report_json(const struct synth *s) {
     json_t *list = json_array();
     for (int f = 0; synth_filter_name(f); f++)
-        if (s->tally[f].on) json_array_append_new(list, tally_json(s, f));
+        if (s->filter_stats[f].enabled) json_array_append_new(list, tally_json(s, f));
     return json_pack("{s:i,s:i,s:i,s:o}", "prompts", s->prompts.n, "answers", s->n, "kept",
                      synth_count_kept(s), "filters", list);
 }

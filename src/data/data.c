@@ -6,8 +6,8 @@
  * ends; the completion and the end of text; or all of the text. Other fields (ids, sources) are
  * ignored.
  *
- * This file does not shuffle, split, weigh or judge samples; lint.c judges them from the facts kept
- * here. Invariant: every sample kept has at least one target that a token precedes.
+ * This file does not shuffle, split or weight samples. lint.c checks them by the digests that are
+ * computed here. Invariant: every kept sample has at least one target that follows another token.
  */
 #include "data/internal.h"
 

@@ -20,7 +20,7 @@ struct train_sample {
 };
 void train_sample_release(struct train_sample *s);
 
-/* Facts about every sample of a file, kept or not, for lint. */
+/* Hashes and length of every sample of a file, kept or not, for lint. */
 struct sample_digest {
     int32_t line, tokens; /* first line in its file; length before the cut */
     uint64_t whole;       /* hash of its roles and texts */
@@ -80,8 +80,8 @@ void lint_log(const struct lint *l, const char *name); /* notes and warnings */
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                           struct error *err);
 
-/* The sample as text, including special tokens, with targets between `on` and `off`. Control
- * characters except newline and tab, and invalid UTF-8, become U+FFFD. */
+/* The sample as text, including special tokens, with targets between `mark_begin` and `mark_end`.
+ * Control characters except newline and tab, and invalid UTF-8, become U+FFFD. */
 void train_sample_render(const struct train_sample *s, const struct tokenizer *tok,
                          const char *mark_begin, const char *mark_end, struct buf *out);
 /* {"parts": [{"text", "learned"}, …], "ids", "mask" (1 for targets)}. */

@@ -1,10 +1,10 @@
 /*
  * lint: reports the content of a training file before training begins.
  *
- * It uses the facts that dataset_load keeps of every sample, so it reads no file and keeps no text.
- * Samples are compared by 64-bit hashes: of their exact content, and of the same text without
- * differences that a model should not learn from. A hash collision would cost a wrong line in a
- * report. Merely similar sentences are not detected.
+ * It uses the digests that dataset_load computes for every sample, so it reads no file and stores
+ * no text. Samples are compared by 64-bit hashes: of their exact content, and of the same text
+ * without differences that a model should not learn from. A hash collision would cost a wrong line
+ * in a report. Merely similar sentences are not detected.
  *
  * The comparison does not split words: blanks next to characters of scripts that are written
  * without them do not count, so Japanese and Chinese lines match wherever they were broken.
@@ -77,8 +77,8 @@ static int compare_keys(const void *a, const void *b) {
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* Hashes of one kind, at `offset` in the facts, sorted; the earliest sample first among equal
- * ones. */
+/* Hashes of one kind, at `offset` in struct sample_digest, sorted; the earliest sample first among
+ * equal hashes. */
 static struct hash_key *sorted_keys_new(const struct dataset *d, size_t offset, struct error *err) {
     struct hash_key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
     if (!keys) return NULL;
@@ -210,8 +210,7 @@ static void lengths_text(const struct lint *l, struct buf *out) {
                l->median, l->p95);
 }
 
-/* Findings that deserve a separate line. `fn` gets one line per call, and whether it is a
- * warning. */
+/* Calls `fn` for each finding, with one line of text and whether it is a warning. */
 static void findings_each(const struct lint *l,
                           void (*fn)(void *ctx, const char *text, bool is_warning), void *ctx) {
     static const char near_suffix[] = " except for case, width or white space";

@@ -16,27 +16,28 @@
 #define AT(field) offsetof(struct synth_options, field)
 const struct option_row synth_option_rows[] = {
     {"template", OPT_STRING, AT(template), "{topic}", 0, 0, "TEXT",
-     "what is asked about each topic: {topic} stands for it"},
+     "prompt for a topic, which replaces {topic}"},
     {"system", OPT_STRING, AT(system), NULL, 0, 0, "TEXT", "system message of prompts without one"},
     {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_MAX_SAMPLES, "K", "answers to each prompt"},
-    {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "tokens of an answer at most"},
+    {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "maximum tokens of an answer"},
     {"temp", OPT_FLOAT, AT(temp), "0.8", 0, 100, "T", "temperature; 0: greedy"},
     {"top-k", OPT_INT, AT(top_k), "0", 0, 1e6, "K", "only the K most probable tokens; 0: all"},
     {"top-p", OPT_FLOAT, AT(top_p), "0.95", 0, 1, "P", "only the smallest set with probability P"},
     {"min-p", OPT_FLOAT, AT(min_p), "0", 0, 1, "P",
      "only those at least P times as probable as the best"},
-    {"seed", OPT_INT, AT(seed), "0", 0, 9e15, "N", "of the sampling"},
+    {"seed", OPT_INT, AT(seed), "0", 0, 9e15, "N", "seed of the sampling"},
     {"unfinished", OPT_BOOL, AT(unfinished), NULL, 0, 0, NULL,
      "keep answers that were cut at --n or repeat themselves"},
     {"min-chars", OPT_INT, AT(min_chars), "0", 0, 1e9, "N", "shorter answers are dropped"},
-    {"max-chars", OPT_INT, AT(max_chars), "0", 0, 1e9, "N", "longer ones; 0: no bound"},
+    {"max-chars", OPT_INT, AT(max_chars), "0", 0, 1e9, "N",
+     "longer answers are dropped; 0: no limit"},
     {"language", OPT_STRING, AT(language), NULL, 0, 0, "NAME",
-     "ja, zh, en or ko, recognised by the scripts of the letters, so Latin languages are not told "
-     "apart"},
+     "ja, zh, en or ko, detected by the scripts of the letters; languages in Latin script are not "
+     "distinguished"},
     {"language-share", OPT_FLOAT, AT(language_share), "0.7", 0, 1, "X",
      "share of the letters that must be of its scripts"},
     {"require", OPT_LIST, AT(require), NULL, 0, 0, "REGEX", "each must be found in the answer"},
-    {"forbid", OPT_LIST, AT(forbid), NULL, 0, 0, "REGEX", "none may be found"},
+    {"forbid", OPT_LIST, AT(forbid), NULL, 0, 0, "REGEX", "none may be found in the answer"},
     {"json-schema", OPT_STRING, AT(json_schema), NULL, 0, 0, "FILE",
      "the answer is JSON of this schema, members in its order"},
     {"answer", OPT_STRING, AT(answer), ANSWER_PREFIX, 0, 0, "TEXT",
@@ -46,9 +47,9 @@ const struct option_row synth_option_rows[] = {
     {"held-out", OPT_STRING, AT(held_out), NULL, 0, 0, "FILE",
      "evaluation samples: a sample that repeats one, or asks its question, is dropped"},
     {"min-perplexity", OPT_STRING, AT(min_perplexity), NULL, 0, 0, "X",
-     "lower ones are dropped; 10%: the lowest tenth of the samples that reach this filter"},
+     "lower perplexities are dropped; 10%: the lowest tenth of the samples that reach this filter"},
     {"max-perplexity", OPT_STRING, AT(max_perplexity), NULL, 0, 0, "X",
-     "higher ones; 90%: the highest tenth"},
+     "higher perplexities are dropped; 90%: the highest tenth"},
     {0},
 };
 #undef AT
@@ -247,7 +248,8 @@ int synth_tokenize_prompts(struct synth *s, struct error *err) {
     return OK;
 }
 
-/* The option `seed` determines all of them; none depends on other prompts in the file. */
+/* A function of the option `seed`, the prompt's tokens and the answer's index; other prompts of the
+ * file have no effect. */
 static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
     const struct token_ids *t = &s->prompts.v[x->prompt].tokens;
     uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
@@ -284,7 +286,7 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
     x->finish = finish;
 }
 
-/* Sums like outputs_read, so that a sample from the store has the same bits. */
+/* Sums in the same order as outputs_read, so that a sample from the store has the same bits. */
 static void sample_set_result(const struct synth *s, struct synth_sample *x,
                               const struct engine_request *r) {
     double sum = 0;
@@ -306,7 +308,8 @@ static bool call_is_usable(const struct synth *s, const json_t *call) {
            (s->model->cls == NUMERIC_EXACT || field_is_text(call, "level", kernels_get()->name));
 }
 
-/* Takes all outputs if they are complete; otherwise takes nothing and returns false. */
+/* Sets the sample's result from the outputs of a stored call. If they are incomplete, sets nothing
+ * and returns false. */
 static bool outputs_read(const struct synth *s, struct synth_sample *x, const json_t *outputs) {
     const json_t *out = json_object_get(outputs, "out"),
                  *logprobs = json_object_get(outputs, "logprobs");

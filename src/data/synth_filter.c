@@ -23,7 +23,7 @@
 
 #define REASON_SIZE sizeof((struct synth_filter_stats){0}.reason)
 
-/* Hashes so far and the sample or line of each: open addressing, at most half full. */
+/* Hash table from a hash to its first sample or line: open addressing, at most half full. */
 struct hash_set {
     struct hash_slot {
         uint64_t hash;
@@ -33,7 +33,7 @@ struct hash_set {
     size_t size;
 };
 
-struct perplexity_bound { /* bound of a number: a value or a quantile */
+struct perplexity_bound { /* bound of the perplexity: a value or a quantile */
     bool is_set, quantile;
     double value;
 };
@@ -52,10 +52,9 @@ struct synth_filter_set {
 
     /* state of one run */
     struct synth *s;
-    struct sample_digest
-        *digests;                /* [s->n] facts of the samples that reached the first comparison */
-    struct hash_set whole, near; /* values are samples */
-    double min_value, max_value; /* bounds of perplexity as values */
+    struct sample_digest *digests; /* [s->n] of the samples that reached the filter `duplicate` */
+    struct hash_set whole, near;   /* values are samples */
+    double min_value, max_value;   /* bounds of perplexity as values */
 };
 
 /* the hash set */
@@ -159,14 +158,14 @@ struct script_counts {
  * least a tenth is Japanese, less is Chinese. Names and numbers are written in Han only, so a short
  * text of Han only may be either.
  */
-enum { KANA_MIN_TENTH = 10, HAN_EITHER_MAX = 8 };
+enum { LETTERS_PER_KANA = 10, AMBIGUOUS_HAN_MAX = 8 };
 
 static bool has_kana(const struct script_counts *c) {
-    return KANA_MIN_TENTH * c->by_script[KANA] >= c->by_script[KANA] + c->by_script[HAN];
+    return LETTERS_PER_KANA * c->by_script[KANA] >= c->by_script[KANA] + c->by_script[HAN];
 }
 
 static int64_t japanese(const struct script_counts *c) {
-    bool may_be_either = c->by_script[KANA] == 0 && c->by_script[HAN] <= HAN_EITHER_MAX;
+    bool may_be_either = c->by_script[KANA] == 0 && c->by_script[HAN] <= AMBIGUOUS_HAN_MAX;
     return has_kana(c) || may_be_either ? c->by_script[KANA] + c->by_script[HAN] : 0;
 }
 
@@ -341,7 +340,7 @@ static bool agreement_rejects(struct synth_filter_set *r, const struct synth_sam
 
 /* duplicates */
 
-/* Computes the facts for the three comparisons. */
+/* Computes the digests for the filters duplicate, near_duplicate and held_out. */
 static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
     r->digests = try_calloc((size_t)MAX(s->n, 1), sizeof *r->digests, err);

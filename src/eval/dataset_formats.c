@@ -100,7 +100,7 @@ static int question_read(struct dataset_row *f, const json_t *row, const char *f
     return (f->question = field_text(row, field, err)) ? OK : err->code;
 }
 
-/* Reads question, choices and answer from the given fields. */
+/* Reads question, choices and answer from the named fields. */
 static int question_choices_read(struct dataset_row *f, const json_t *row, const char *question,
                                  const char *choices, const char *answer, struct error *err) {
     if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
@@ -314,7 +314,7 @@ static int free_answer_read(const json_t *row, struct dataset_row *f, struct err
     return (f->answer = field_text(row, "answer", err)) ? OK : err->code;
 }
 
-/* In this order: formats with more fields first. */
+/* The first format whose fields are all present is used, so formats with more fields come first. */
 static const struct dataset_format {
     const char *required_fields[4];
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
@@ -345,7 +345,7 @@ static int format_unknown_error(const json_t *row, struct error *err) {
         if (b.len < 200) buf_printf(&b, "%s'%.40s'", b.len ? ", " : "", key);
     error_set(
         err, ERR_FORMAT,
-        "the fields %s are of no known form; map them in a recipe (question, choices, answer)",
+        "the fields %s match no known format; map them in a recipe (question, choices, answer)",
         b.len ? b.data : "(none)");
     buf_release(&b);
     return err->code;

@@ -20,12 +20,13 @@ struct task_item {
     char *choices[EVAL_MAX_CHOICES]; /* candidate answers, shuffled */
     int n_choices, correct;
     const char *lang;   /* "en", "ja", "zh" */
-    bool rare;          /* a variant that pretraining does not show */
+    bool rare;          /* a variant that does not occur in pretraining */
     char *key;          /* canonical content */
     char *duplicate_of; /* key of the same question in another family, or NULL */
     char *gold;         /* without choices: the text that a grader compares answers with, or NULL */
-    char **views;       /* [n_views] the parts that agents of a team see, in turn */
-    int n_views;        /* 0: all agents see the question */
+    char **views; /* [n_views] parts of the question for the agents of a team: agent i sees view i
+                     mod n_views */
+    int n_views;  /* 0: all agents see the question */
 };
 void task_item_release(struct task_item *it);
 
@@ -49,7 +50,8 @@ void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, 
               struct task_item *out);
 enum data_split fry_split_of(const char *key);
 
-/* The three founding personas: name, system prompt, the families its conversations are about. */
+/* The three built-in personas: name, system prompt, and the families of the persona's
+ * conversations. */
 struct fry_persona {
     const char *name, *system;
     const char *families[3];
@@ -69,13 +71,13 @@ int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const c
 int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                     struct error *err);
 
-/* Writes n conversations that weigh three first answers, the speaker's and two others'. Each is
- * right half of the time; the last answer is right. */
+/* Writes n conversations in which the assistant answers, sees two other answers and answers again.
+ * Each of the three first answers is correct with probability 1/2; the last answer is correct. */
 int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                      struct error *err);
 
 /* split_evidence.c: questions ("largest", "earliest") whose evidence is split among a team: the
- * question holds all of it, a view a third. */
+ * question contains all of it, a view contains a third. */
 int split_evidence_find(const char *name); /* -1 when unknown */
 void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
                          struct task_item *out);
@@ -100,8 +102,8 @@ struct choice_prompt {
 /* Choice i is the tokens of `text`, followed by `end` if it is a token. */
 void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
                               const char *text, int32_t end);
-/* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
- * once. */
+/* chain_of_thought: generates reasoning (up to max_tokens), then "\nanswer: " and the choice;
+ * otherwise only the choice. */
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
                        bool chain_of_thought, struct error *err);
@@ -224,14 +226,15 @@ struct eval_task {
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
     struct eval_question *v; /* [n]; NULL if questions are generated */
-    int family;              /* generated: index in fry_families or split_evidence.c; -1: read */
+    int family; /* generated questions: index in fry_families, or in split_evidence.c; -1: questions
+                   of files */
     bool is_split_evidence;
     enum data_split split;
     uint64_t seed;
     char *grader; /* GENERATE */
     struct strings stops;
     int32_t max_tokens;
-    size_t longest; /* bytes of the longest context with its preamble and option */
+    size_t longest; /* bytes of the longest context including its preamble and option */
 };
 
 struct eval_task_options {
@@ -355,7 +358,8 @@ struct eval_summary {
     bool equivalent; /* the difference is within 2 points, by two one-sided tests at 5 % */
     double p_holm;   /* adjusted over all comparisons of the run; the caller sets it */
 };
-/* Results own[n] of a candidate against first[n]. cluster_of: [n], from eval_task_clusters. */
+/* Compares the results [n] of a candidate with those of the first candidate, baseline [n].
+ * cluster_of: [n], from eval_task_clusters. */
 struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first,
                                    int64_t n, const int32_t *cluster_of, int32_t n_clusters,
                                    uint64_t seed);

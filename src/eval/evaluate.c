@@ -19,7 +19,7 @@
 enum {
     WINDOW_JOBS = 1024,
     COT_MAX_TOKENS = 32,    /* tokens of the reasoning before the answer */
-    TOKENIZATION_SLACK = 8, /* extra tokens that a concatenation may have over its parts */
+    TOKENIZATION_SLACK = 8, /* extra tokens that a concatenation may have compared with its parts */
 };
 static const double EQUIVALENCE_MARGIN =
     0.02; /* the largest difference that counts as equivalent */
@@ -42,7 +42,7 @@ struct eval_window {
     const struct grader *grader;
     struct eval_result *out;
     struct eval_cost *cost;
-    struct eval_job *jobs; /* [WINDOW] */
+    struct eval_job *jobs; /* [WINDOW_JOBS] */
     int64_t next, done;
 };
 
@@ -116,7 +116,7 @@ static void choices_request_init(struct eval_job *j, int r, int first, int n,
                                          .n_choices = n};
 }
 
-/* Makes one request for all options if they share the context, else one per option. */
+/* Creates one request for all options if they share the context, else one request per option. */
 static void loglikelihood_requests_init(struct eval_job *j, const struct eval_window *w,
                                         const struct eval_question *q) {
     bool separate_contexts = q->contexts[0] != NULL;

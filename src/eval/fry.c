@@ -97,7 +97,7 @@ static void swap_letters(char *v, int i, int j) {
     v[j] = c;
 }
 
-/* Adds wrong answers close to the right string: two of its letters are exchanged. */
+/* Adds wrong answers that differ from the right one by an exchange of two letters. */
 static void add_swapped(struct rng *r, struct task_item *it, const char *right, int n) {
     char v[16];
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
@@ -456,8 +456,8 @@ static json_t *conversation_json(const char *system, const struct task_item *it,
     return turns;
 }
 
-/* A first answer and those of two others, each right half of the time, and then the right
- * answer. */
+/* A conversation: a first answer and two other answers, each correct with probability 1/2, then the
+ * correct answer. */
 static json_t *critique_json(const struct task_item *it, struct rng *r) {
     const char *answers[3];
     for (int i = 0; i < 3; i++) {
@@ -484,7 +484,7 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
     task_item_release(&it);
 }
 
-/* Item i as a line with three first answers to weigh. */
+/* Item i as a line with three first answers and the corrected one. */
 static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
     struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
@@ -493,8 +493,8 @@ static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) 
     task_item_release(&it);
 }
 
-/* Alternates plain answers, working, the system prompt, and both, because the adapter must be the
- * persona with and without that prompt. */
+/* Alternates plain answers, answers with reasoning, the system prompt, and both, because the
+ * adapter must act as the persona with and without that prompt. */
 int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
                       struct error *err) {
     struct buf text = {0};

@@ -74,8 +74,8 @@ double sequential_e_value(const struct sequential_test *s, int side) {
 }
 
 /* log wealth of a bettor that stakes λ on a mean of sign·d above μ. Logarithms are expensive, so
- * FACTORS factors share one. Each factor is 1/2 or more, except for λ = 1/2, where underflow can
- * only reduce the wealth, which is conservative. */
+ * one is computed for the product of FACTORS_PER_LOG factors. Each factor is 1/2 or more, except
+ * for λ = 1/2, where underflow can only reduce the wealth, which is conservative. */
 static double log_wealth_at(const struct sequential_test *s, double sign, double mu,
                             double lambda) {
     double log_sum = 0;

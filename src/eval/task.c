@@ -1,7 +1,7 @@
 /*
  * task: opens tasks by name, by file, by recipe.
  *
- * A built-in task is a row of `builtins`: the possible places of its files, and the text for the
+ * A built-in task is a row of `builtins`: the possible paths of its files, and the text for the
  * model. The wording is that of lm-evaluation-harness, task by task. Examples before a question
  * (--shots) are the first ones of the task's dev or train file; they are the same before every
  * question of a subject, so their prefix is computed once.
@@ -132,20 +132,21 @@ struct task_recipe {
 #define RECIPE(key, kind, field, fallback, help)                                                   \
     { key, kind, offsetof(struct task_recipe, field), fallback, 0, 0, NULL, help }
 static const struct option_row recipe_rows[] = {
-    RECIPE("file", OPT_STRING, file, NULL, "JSONL, from where the recipe is"),
+    RECIPE("file", OPT_STRING, file, NULL, "JSONL file, relative to the recipe"),
     RECIPE("shots", OPT_STRING, shots, NULL, "JSONL of examples for --shots"),
-    RECIPE("question", OPT_STRING, question, "question", "its field"),
+    RECIPE("question", OPT_STRING, question, "question", "field of the question"),
     RECIPE("choices", OPT_LIST, choices, NULL, "a field with a list, or a field for each choice"),
     RECIPE("answer", OPT_STRING, answer, "answer", "field: index from 0, letter, or text"),
     RECIPE("cluster", OPT_STRING, cluster, NULL, "field that dependent questions share"),
-    RECIPE("description", OPT_STRING, description, NULL, "before everything"),
-    RECIPE("template", OPT_STRING, template, QUESTION_ANSWER, "the context of an answer"),
+    RECIPE("description", OPT_STRING, description, NULL,
+           "text before the examples and the question"),
+    RECIPE("template", OPT_STRING, template, QUESTION_ANSWER, "context of an answer"),
     RECIPE("delimiter", OPT_STRING, delimiter, " ", "between context and answer"),
     RECIPE("letters", OPT_BOOL, letters, NULL, "score A, B … instead of the choices' texts"),
     RECIPE("grader", OPT_STRING, grader, NULL, "generate, and grade the text"),
     RECIPE("stop", OPT_LIST, stop, NULL, "texts that end the generation"),
     {"max_tokens", OPT_INT, offsetof(struct task_recipe, max_tokens), "256", 1, 65536, "N",
-     "that may be generated"},
+     "maximum generated tokens"},
     {0},
 };
 
@@ -176,7 +177,7 @@ struct question_list {
 struct task_reader {
     struct eval_task *b;
     const struct task_config *config;
-    const struct task_recipe *recipe; /* NULL: dataset_formats.c recognises lines */
+    const struct task_recipe *recipe; /* NULL: dataset_formats.c detects the format of a line */
     struct question_list *questions;
     const char *path;
 };
@@ -263,7 +264,7 @@ static void strip_white_space(char *s) {
     s[n - from] = 0;
 }
 
-/* Makes a question from a line; moves strings out of `f`. */
+/* Builds a question from a line; moves strings out of `f`. */
 static int question_make(const struct task_reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
     const struct task_config *config = r->config;
@@ -315,12 +316,12 @@ static int recipe_row_read(const struct task_recipe *recipe, const json_t *row,
 static int row_kind_check(const struct task_reader *r, const struct dataset_row *f,
                           struct error *err) {
     if (r->config->letters && f->n > 26)
-        return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
+        return error_set(err, ERR_FORMAT, "%d choices; letters suffice for 26", f->n);
     if (f->correct >= 0 && !r->config->grader) return OK;
     if (f->correct < 0 && r->config->grader) return OK;
     return error_set(err, ERR_FORMAT,
-                     f->correct < 0 ? "it has no choices; a recipe that names a grader can ask it"
-                                    : "it has choices, which a grader has no use for");
+                     f->correct < 0 ? "the line has no choices; use a recipe with a grader"
+                                    : "the line has choices, but the task has a grader");
 }
 
 /* The subject is a field of the line or the name of the file. */
@@ -500,7 +501,8 @@ static void questions_release(struct question_list *q) {
     *q = (struct question_list){0};
 }
 
-/* `path` and `shots`: the user's files, which replace the patterns of `s`. */
+/* Reads the questions and examples of a task from files. `path` and `shots`: the user's files,
+ * which replace the patterns of `config`. */
 static int task_read_files(struct eval_task *b, const struct task_config *config,
                            const struct task_recipe *recipe, const char *path, const char *shots,
                            const struct eval_task_options *o, struct error *err) {
@@ -663,7 +665,7 @@ static size_t contexts_common_prefix(const struct eval_question *q) {
     return n;
 }
 
-/* Skips a leading blank, which the chat prompt adds. */
+/* Skips a leading blank, because the chat prompt adds one. */
 static const char *skip_blank(const char *text) {
     return text + (*text == ' ');
 }

@@ -23,7 +23,7 @@ struct grader {
     const char *name;
     bool (*extract)(const char *text, struct buf *out);
     double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
-    bool (*equivalent)(const char *a, const char *b);    /* NULL: same if the forms are equal */
+    bool (*equivalent)(const char *a, const char *b); /* NULL: equivalent if the forms are equal */
     int (*check)(const char *gold, struct error *err);
     bool gold_is_literal; /* a gold answer is compared as written, without extraction */
 };
@@ -174,8 +174,8 @@ static char ascii_at(struct text_span s, size_t *len) {
     return c < 0x80 ? (char)c : 0;
 }
 
-/* Strips opening brackets, emphasis and \text{ from the start of an answer. Sets *bracket if it
- * strips a bracket. */
+/* Skips opening brackets, emphasis and \text{ at the start of an answer. Sets *bracket if it skips
+ * a bracket. */
 static struct text_span skip_opening(struct text_span s, bool *bracket) {
     static const char *const wraps[] = {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{",
                                         "\\boxed{"};
@@ -221,8 +221,9 @@ static bool second_letter_follows(struct text_span s) {
     return is_choice(c) && !isalnum((unsigned char)ascii_at(span_skip(s, len), &next));
 }
 
-/* Returns the letter that begins a marked answer: alone, before a sign, or before words that "A"
- * cannot begin. */
+/* Returns the letter at the start of a marked answer; 0: none. The letter must be alone or precede
+ * a sign. An upper-case letter other than A may also precede words, because "A" may be an article.
+ */
 static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
@@ -501,15 +502,15 @@ static int nonempty_check(const char *gold, struct error *err) {
 static const struct grader graders[] = {
     /* a choice's letter, A to H */
     {"letter", letter_extract, NULL, NULL, letter_check, false},
-    /* a number, after #### or answer:, else the last */
+    /* a number: after #### or "answer:", else the last one */
     {"number", number_extract, NULL, NULL, number_check, false},
-    /* a formula, by what it means */
+    /* a formula, compared by its value */
     {"math", math_extract, math_score, math_is_equivalent, nonempty_check, false},
-    /* a text but for case, width, blanks and a full stop */
+    /* a text, compared without case, width, blanks and a final full stop */
     {"exact", exact_extract, NULL, NULL, nonempty_check, false},
-    /* a text that a pattern, the gold, matches */
+    /* a text that the gold answer, a regular expression, matches */
     {"regex", trimmed_extract, regex_score, NULL, regex_check, true},
-    /* F1 of words, as SQuAD's */
+    /* F1 of words, as defined by SQuAD */
     {"f1", f1_extract, f1_score, NULL, nonempty_check, true},
     /* ROUGE-L's F1, without stemming */
     {"rouge_l", trimmed_extract, rouge_l_score, NULL, nonempty_check, true},

@@ -33,7 +33,7 @@ void f1_words(const char *text, struct buf *out);
 /* the tree of a formula, which math_parse.c builds and math_equivalent.c compares */
 
 enum math_kind {
-    MATH_NUMBER, /* text[at .. at + len), whose last `repeat` digits repeat for ever */
+    MATH_NUMBER, /* text[pos .. pos + len); its last `repeat` digits are a repeating decimal */
     MATH_NAME,   /* a variable, ∞, …: `name` is a hash of its spelling */
     MATH_PI,
     MATH_E,

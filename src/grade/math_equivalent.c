@@ -8,7 +8,8 @@
  * are computed in complex double at fixed points, each with a bound of its error.
  *
  * Lists and sets match in any order, points and matrices element by element, inequalities also as
- * intervals, "x = 5" as 5. A comparison ends after WORK steps at the latest, with "no".
+ * intervals, "x = 5" as 5. The comparison of two trees ends after STEP_BUDGET steps at the latest,
+ * with "no".
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"

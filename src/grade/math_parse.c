@@ -345,7 +345,7 @@ struct math_parser {
     const char *s; /* NUL-terminated */
     size_t pos;
     int depth, reading;
-    bool failed, in_bars; /* bars: inside |…| */
+    bool failed, in_bars; /* in_bars: inside |…| */
     bool has_word;        /* a word was parsed where a value is expected */
 };
 

@@ -204,8 +204,8 @@ static const char *latex_fraction_read(const char *s, const char *end, double *o
     return NULL;
 }
 
-/* Reads an unsigned number and appends its normal form; NULL: no number begins here. `dated`: a
- * slash precedes it. */
+/* Reads an unsigned number and appends its normal form; NULL: no number begins here. `after_slash`:
+ * a slash precedes it, as in a date. */
 static const char *unsigned_read(bool minus, bool after_slash, const char *s, const char *end,
                                  struct buf *out) {
     double value, fraction;

@@ -1,8 +1,8 @@
 /*
  * contribution: the contribution of each agent to its team, as values of cooperative games.
  *
- * Every coalition's value is taken on the same items, so all differences are paired and each
- * agent's value has a confidence interval: the weighted sum of differences of one item is one
+ * The value of every coalition is measured on the same items, so all differences are paired and
+ * each agent's value has a confidence interval: the weighted sum of differences of one item is one
  * observation, and the mean over items is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009
  * for sampled permutations).
  */
@@ -109,8 +109,8 @@ static void sample_end(struct shapley_sampler *s, const double *mean) {
     s->n++;
 }
 
-/* The mean over items and samples, with the error of both. Each sample consists of `of`
- * marginals. */
+/* The mean over items and samples, with the error of both. `marginals_per_sample`: marginals that a
+ * sample adds for each agent. */
 static struct stats_interval sampled_interval(const struct shapley_sampler *s, int a,
                                               int marginals_per_sample) {
     int n = s->g->n_items;
@@ -273,7 +273,8 @@ int contribution_leave_one_out(const struct llm_client *client, const struct age
     return OK;
 }
 
-/* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
+/* Whether the vote of all agents except agent `without` (-1: of all agents) is correct on item i.
+ */
 static bool vote_is_correct(const struct vote *v, const struct agent_answer *answers, int n_agents,
                             const struct task_item *items, int n_items, int i, int without) {
     struct agent_answer team[64];

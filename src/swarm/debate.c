@@ -150,7 +150,7 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     }
 }
 
-/* The samples of one item; free answers are numbered in the order of first appearance. */
+/* Stores the samples of one item. Free answers are numbered in the order of first appearance. */
 static void samples_collect(struct self_consistency *s, const struct task_item *it,
                             const struct llm_call *calls, const struct grader *grader, int item) {
     size_t first = (size_t)item * (size_t)s->k;

@@ -110,7 +110,7 @@ static int samples_for_tokens(int64_t tokens, int64_t tokens_per_sample, int max
         1, MIN((int64_t)max_samples, (tokens + tokens_per_sample / 2) / MAX(tokens_per_sample, 1)));
 }
 
-/* Baseline for split evidence: the best agent answers the whole question. */
+/* Baseline for split evidence: the best single agent answers the question with all evidence. */
 static int baseline_full_evidence(struct report_builder *m, struct progress *p, struct error *err) {
     const struct agent *best = &m->team[best_single_agent(m)];
     struct debate_options o = *m->o;
@@ -133,7 +133,8 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     return rc;
 }
 
-/* The accuracy curve of self-consistency, and its points at the debate's token cost. */
+/* Self-consistency of the best single agent: the accuracy curve, and a row for each number of
+ * samples that costs as many tokens as the debate. */
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
     int best = best_single_agent(m), most = m->w->samples;
@@ -219,7 +220,7 @@ static int solved_game_play(void *ctx, uint32_t mask, uint8_t *right, struct err
     return OK;
 }
 
-/* Distance of sampled values from exact ones: root mean square over agents and seeds. */
+/* The error of sampled Shapley and Banzhaf values: root mean square over agents and seeds. */
 static json_t *sampling_json(const struct report_builder *m, const uint8_t *right,
                              const struct contribution *exact) {
     struct solved_game solved = {right, m->n_items};
@@ -338,7 +339,7 @@ json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
 
 static int report_fill(struct report_builder *m, json_t *r, struct progress *p, struct error *err) {
     const struct debate *d = &m->d;
-    json_t *talks = json_array(), *credit = NULL, *curve = json_array();
+    json_t *transcripts = json_array(), *credit = NULL, *curve = json_array();
     int rc = OK;
     result_rows_add(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
@@ -347,7 +348,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
         rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = contributions_measure(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
-        json_array_append_new(talks, debate_transcript_json(d, m->team, &m->items[i], i));
+        json_array_append_new(transcripts, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
     json_object_set_new(r, "by_round", rounds_json(m));
     json_object_set_new(r, "self_consistency", curve);
@@ -359,7 +360,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
                                   "prefilled", (json_int_t)d->prefilled, "generated",
                                   (json_int_t)d->generated, "truncated", (json_int_t)d->truncated,
                                   "failed", (json_int_t)d->failed));
-    json_object_set_new(r, "talks", talks);
+    json_object_set_new(r, "talks", transcripts);
     return rc;
 }
 
@@ -473,13 +474,13 @@ void debate_report_print(const json_t *r, FILE *f) {
 
 /* pages */
 
-void debate_transcript_html(const json_t *talk, struct buf *page) {
+void debate_transcript_html(const json_t *transcript, struct buf *page) {
     size_t i;
     json_t *v;
     buf_puts(page, "<h3>");
-    html_escape(page, get_text(talk, "question"));
+    html_escape(page, get_text(transcript, "question"));
     buf_puts(page, "</h3>\n");
-    json_array_foreach (json_object_get(talk, "said"), i, v) {
+    json_array_foreach (json_object_get(transcript, "said"), i, v) {
         buf_printf(page, "<p><b>");
         html_escape(page, get_text(v, "name"));
         buf_printf(page, "</b> (%lld) ", (long long)get_int(v, "round"));
@@ -492,11 +493,11 @@ void debate_transcript_html(const json_t *talk, struct buf *page) {
         buf_puts(page, "</p>\n");
     }
     buf_puts(page, "<p>Answer: <b>");
-    html_escape(page, get_text(talk, "answer"));
+    html_escape(page, get_text(transcript, "answer"));
     buf_puts(page, "</b>");
-    if (json_object_get(talk, "right")) {
+    if (json_object_get(transcript, "right")) {
         buf_puts(page, ", right: <b>");
-        html_escape(page, get_text(talk, "right"));
+        html_escape(page, get_text(transcript, "right"));
         buf_puts(page, "</b>");
     }
     buf_puts(page, "</p>\n");

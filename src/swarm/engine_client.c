@@ -4,7 +4,8 @@
  * results in one transaction.
  *
  * A judge's call needs two requests: the answer, chosen among the candidates with exact
- * probabilities, and a rationale for it under a grammar. So parsing of a reply cannot fail.
+ * probabilities, and a rationale for it under a grammar. A judge's reply is never parsed,
+ * so it cannot be malformed.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -35,7 +36,7 @@ struct call_batch {
     struct grammar *rationale; /* NULL until it is needed */
 };
 
-/* The JSON encoding of a string, without the quotes. */
+/* The JSON encoding of a string without its quotes. malloc'ed. */
 static char *json_escape(const char *text) {
     json_t *v = json_string(text);
     char *quoted = json_dumps(v, JSON_ENCODE_ANY);
@@ -88,7 +89,8 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
     return OK;
 }
 
-/* Free text, whose tokens are recorded: no working and no rationale. */
+/* Whether the request generates free text without a grammar. Only then the result records its
+ * tokens. */
 static bool is_free_text(const struct pending_llm_call *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
@@ -145,7 +147,7 @@ static void *array32_copy(const void *v, int32_t n) {
     return n ? memcpy(xmalloc((size_t)n * 4), v, (size_t)n * 4) : NULL;
 }
 
-/* A judge's two requests add up their costs. */
+/* Adds the costs, because a judge's call has two requests. */
 static void result_apply(const struct store_call *s, struct pending_llm_call *p) {
     struct llm_call *c = p->call;
     for (int i = 0; i < MIN(s->n_choices, EVAL_MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];

@@ -23,8 +23,7 @@ enum {
     MIN_ANSWER_CHARS = 10, /* minimum length of an answer with --compat legacy */
     SUMMARY_TOKENS = 256,
     FACT_TOKENS = 256,
-    MAX_HALVINGS = 3 /* number of times that context and references are halved to fit; then they are
-                left out */
+    MAX_HALVINGS = 3 /* after so many halvings, context and references are left out */
 };
 
 static const char *const stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
@@ -88,8 +87,7 @@ static int calls_run(const struct pipeline_state *t, struct llm_call *calls, int
     return rc;
 }
 
-/* A call of the pipeline to the summary model; `c` sets the kind of reply. The caller releases
- * it. */
+/* Runs a call on the summary model. `c` sets the kind of reply; the caller releases it. */
 static int summarizer_run(const struct pipeline_options *o, const char *system, const char *user,
                           struct llm_call *c, struct error *err) {
     static const struct agent summary_agent = {.name = "summary", .role = "summary"};
@@ -299,7 +297,8 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
            (!o->compat || is_longer(out->data, MIN_ANSWER_CHARS - 1));
 }
 
-/* The result's text if usable; else the last usable utterance. */
+/* Selects the result's text if it is usable, else the last usable utterance, else a fallback text.
+ */
 static void answer_select(const struct pipeline_state *t, struct pipeline_answer *a) {
     const struct transcript *transcript = &a->transcript;
     struct buf text = {0};
@@ -318,7 +317,7 @@ static bool given_has_text(const json_t *given, const char *key) {
     return *json_string_value(json_object_get(given, key)) != 0;
 }
 
-/* Whether an agent thought and an agent wrote the result. */
+/* Whether an internal agent replied and an agent wrote the result. */
 static bool transcript_is_complete(const struct pipeline_state *t,
                                    const struct transcript *transcript) {
     bool thought = false;
@@ -329,7 +328,7 @@ static bool transcript_is_complete(const struct pipeline_state *t,
     return thought && transcript->final >= 0;
 }
 
-/* One attempt. *again: the run is not complete, and a shorter context may fit. */
+/* Runs the team once. *retry: the transcript is not complete, and a shorter context may fit. */
 static int team_attempt(struct pipeline_state *t, const struct task_item *item,
                         struct pipeline_answer *a, bool *retry, struct error *err) {
     const struct pipeline_options *o = t->o;
@@ -422,7 +421,7 @@ static int exchanges_summarize(void *ctx, const char *previous, const char *exch
     return rc;
 }
 
-/* Facts extracted by the model as JSON, filtered to facts that the user stated. NULL: none, or an
+/* Facts that the model extracts as JSON, filtered to facts that the user stated. NULL: none, or an
  * error in err. */
 static json_t *facts_from_model(const struct pipeline_options *o, const char *statements,
                                 struct error *err) {

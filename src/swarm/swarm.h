@@ -29,13 +29,15 @@ struct agent {
 struct agent_answer {
     int32_t choice;
     float prob[EVAL_MAX_CHOICES]; /* exact, over the item's choices */
-    float confidence;             /* probability of a choice >= EVAL_MAX_CHOICES */
+    float confidence; /* probability of `choice` if it is >= EVAL_MAX_CHOICES, where `prob` has no
+                         entry */
 };
 
 enum reply_format {
     REPLY_TEXT,   /* free text */
-    REPLY_ANSWER, /* one of the item's choices, with exact probabilities; after a working if
-                     requested. For an item without choices: free text that ends in its answer. */
+    REPLY_ANSWER, /* one of the item's choices, with exact probabilities, after a chain of thought
+                     if requested. For an item without choices: free text that ends in its answer.
+                   */
     REPLY_JUDGE,  /* {"answer": one of the candidates, "rationale": text} under a grammar */
     REPLY_LEGACY  /* free text; answer and confidence are parsed by the legacy rules */
 };
@@ -54,7 +56,7 @@ struct llm_call { /* one LLM call: the prompt of one agent in one step */
     const struct grammar *grammar; /* for free text; may be NULL */
 
     /* filled by the client */
-    char *text; /* malloc'ed: the reply, the working or the rationale */
+    char *text; /* malloc'ed: the reply, the chain of thought or the rationale */
     /* For free text, malloc'ed: the byte offset in `text` at which each token ends, and the token's
      * exact log-probability given its prefix, before sampling changes the distribution. */
     int32_t *ends, n_tokens; /* 0: unknown */
@@ -122,8 +124,8 @@ struct debate_options {
     float temperature;           /* below 0: the workflow's temperature */
     int32_t max_tokens;          /* 0: the workflow's limit */
     double seconds;              /* time limit of each run; 0: the workflow's limit */
-    const struct grader *grader; /* this and heard: as in workflow_options */
-    void (*on_step)(void *ctx, const struct transcript *talk, int item, int from);
+    const struct grader *grader; /* grader and on_step: as in workflow_options */
+    void (*on_step)(void *ctx, const struct transcript *transcript, int item, int from);
     void *on_step_ctx;
 };
 struct debate {
@@ -138,7 +140,7 @@ struct debate {
     int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in later rounds */
 };
-int debate_run(const struct llm_client *a, const struct agent *team, int n_agents,
+int debate_run(const struct llm_client *client, const struct agent *team, int n_agents,
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err);
 void debate_release(struct debate *d);
@@ -175,16 +177,16 @@ struct debate_calibration {
 struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
                                              int agent);
 
-/* k sampled workings of one agent per item; sample j sees view j of split evidence. answers
- * [n_items][k] (choice -1: none); prefilled and generated: tokens of the j-th samples over all
- * items, [k] each. */
+/* k sampled answers, each with its chain of thought, of one agent per item; sample j sees view j of
+ * split evidence. answers [n_items][k] (choice -1: none); prefilled and generated: tokens of the
+ * j-th samples over all items, [k] each. */
 struct self_consistency {
     int n_items, k;
     struct agent_answer *answers; /* [n_items][k]; equal free answers have the same choice */
     uint8_t *right;               /* [n_items][k] whether choice j of a free answer is correct */
     int64_t *prefilled, *generated;
 };
-int self_consistency_sample(const struct llm_client *a, const struct agent *agent,
+int self_consistency_sample(const struct llm_client *client, const struct agent *agent,
                             const struct task_item *items, int n_items, int k, float temperature,
                             int32_t max_tokens, uint64_t seed, const struct grader *grader,
                             struct self_consistency *out, struct progress *p, struct error *err);
@@ -223,7 +225,7 @@ int contribution_sampled(const struct coalition_game *g, int samples, uint64_t s
 /* Plays all coalitions: right [2^n][n_items], n at most GAME_MAX_EXACT_AGENTS. */
 int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, struct error *err);
 
-/* The game of the vote on existing answers; it makes no call. */
+/* The game in which a coalition votes with its existing answers. It makes no LLM call. */
 struct vote_game {
     const struct vote *vote;
     const struct agent_answer *answers; /* [n_agents][n_items] */
@@ -233,7 +235,8 @@ struct vote_game {
                                              their grades; or NULL */
 };
 struct coalition_game vote_game(struct vote_game *v);
-/* The game of whole debates: every coalition debates. The store shares the calls that are equal. */
+/* The game in which every coalition holds a debate. Equal calls are computed once, through the
+ * store. */
 struct debate_game {
     const struct llm_client *llm_client;
     const struct agent *team;
@@ -245,10 +248,10 @@ struct debate_game {
 };
 struct coalition_game debate_game(struct debate_game *d);
 
-/* Leave-one-out by debates: the team against the team without each agent, paired, with intervals.
- * `full` is the whole team's debate. */
-int contribution_leave_one_out(const struct llm_client *a, const struct agent *team, int n_agents,
-                               const struct task_item *items, int n_items,
+/* Leave-one-out by debates: the whole team's debate (`full`) minus the debate of the team without
+ * each agent, paired, with intervals. */
+int contribution_leave_one_out(const struct llm_client *client, const struct agent *team,
+                               int n_agents, const struct task_item *items, int n_items,
                                const struct debate_options *o, const struct debate *full,
                                struct stats_interval *value, struct progress *p, struct error *err);
 /* Leave-one-out of the vote on existing first answers: answers[n_agents][n_items]. It makes no
@@ -269,7 +272,7 @@ double behaviour_js_divergence(const void *ctx, int a, int b, int item);
 double behaviour_disagreement(const void *ctx, int a, int b, int item);
 /* Novelty of each agent: the mean distance from the first `team` agents, excluding the agent.
  * distance: [n_agents][n_agents] mean distance of each pair, diagonal untouched; or NULL. */
-void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team,
+void behaviour_novelty(behaviour_distance_fn distance_fn, const void *ctx, int n_agents, int team,
                        int n_items, struct stats_interval *value, double *distance);
 
 /*
@@ -291,8 +294,9 @@ void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agent
  *   rounds: 2                      default of --rounds
  *   roles: [pro, con, judge]       agent i has role i mod 3; none: every agent is a debater
  *   words: {en: {go: …}, ja: {…}}  `words.go` in the item's language, else in English
- *   budget: {calls: 64, tokens: 65536}   per item; a step shares the rest, or does not start;
- *                                  `seconds` limits the whole run: no step starts after it
+ *   budget: {calls: 64, tokens: 65536}   per item; the calls of a step share the remaining tokens,
+ *                                  and a step that the budget does not cover does not start;
+ *                                  `seconds` limits the run: no step starts after this time
  *   nodes:
  *     first:
  *       by: all | ROLE …           speakers (all); one word or a list
@@ -375,15 +379,15 @@ struct workflow_options {
     uint64_t seed;
     /* Called after each step of an item: utterances from `from` on are new, and answer, scores and
      * right are set as if the item ended here. May be NULL. */
-    void (*on_step)(void *ctx, const struct transcript *talk, int item, int from);
+    void (*on_step)(void *ctx, const struct transcript *transcript, int item, int from);
     void *on_step_ctx;
 };
-/* The caller zeroes talks [n_items] and releases them with transcript_release, also after an error.
- * Errors come from the client, or from a template, with node and line. */
-int workflow_run(const struct workflow *w, const struct llm_client *asker, const struct agent *team,
-                 int n_agents, const struct task_item *items, int n_items,
-                 const struct workflow_options *o, struct transcript *talks, struct progress *p,
-                 struct error *err);
+/* The caller zeroes transcripts [n_items] and releases them with transcript_release, also after an
+ * error. Errors come from the client, or from a template, with node and line. */
+int workflow_run(const struct workflow *w, const struct llm_client *client,
+                 const struct agent *team, int n_agents, const struct task_item *items, int n_items,
+                 const struct workflow_options *o, struct transcript *transcripts,
+                 struct progress *p, struct error *err);
 struct agent_answer utterance_answer(const struct utterance *u);
 void transcript_release(struct transcript *o);
 
@@ -533,7 +537,7 @@ struct agent_role agent_role_get(enum question_type t, enum language l, int agen
  *   protocol: brief                a built-in workflow, or a file relative to this one (brief)
  *   rounds: 2                      at most; default: the protocol's, also for vote, temperature
  *                                  and max_tokens
- *   working: false                 think before choosing one of the given answers (true)
+ *   chain-of-thought: false        think before choosing one of the given answers (true)
  *   agents:                        1 to TEAM_MAX agents; roles follow their order
  *     - name: doubter              seeds depend on it; default: the adapter's name
  *       adapter: adapters/critic   a PEFT directory or GGUF file relative to this file, hf:…, or
@@ -607,14 +611,14 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
 
 struct debate_report_options {
     const char *name;
-    int samples; /* most samples for the best agent's self-consistency; 0: none */
+    int samples; /* maximum samples of the best agent's self-consistency; 0: none */
     float temperature;
     int32_t max_tokens;              /* token limit of a sample */
-    bool credit_debate, credit_none; /* neither: the game of the first vote */
+    bool credit_debate, credit_none; /* neither: the game of the first-round vote */
     int shown;                       /* number of transcripts in the report */
 };
 /* Runs the debate and its baselines; NULL on failure. */
-json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
+json_t *debate_report_make(const struct llm_client *client, const struct agent *team, int n_agents,
                            const struct task_item *items, int n_items,
                            const struct debate_options *o, const struct debate_report_options *w,
                            struct progress *p, struct error *err);
@@ -629,16 +633,17 @@ json_t *transcript_scores_json(const struct transcript *o);
  * as a conversation on a page. */
 json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
                                const struct task_item *it, int item);
-void debate_transcript_html(const json_t *talk, struct buf *page);
+void debate_transcript_html(const json_t *transcript, struct buf *page);
 
 /*
- * pipeline: how a team answers one question — recall, references, a gist of long texts, agents with
- * roles in one batch, summaries, the answer, and the update of the conversation memory.
+ * pipeline: a team answers one question. Steps: answer from memory if possible, retrieve
+ * references, summarize long texts, run the agents with their roles in one batch, summarize, write
+ * the answer, update the conversation memory.
  *
- * A workflow (protocols/panel.yaml, or another one with roles) defines the order of the speakers;
- * everything around it is here. Each stage may have a separate llm_client, so that several base
- * models work together: the calls of a step go to each client in one batch. The code does not know
- * the model. Everything in the options is borrowed; nothing is kept between calls.
+ * A workflow (protocols/panel.yaml, or another one with roles) defines the order of the agents; the
+ * other steps are here. Each stage may have a separate llm_client, so that several base models work
+ * together: the calls of a step go to each client in one batch. The code does not know the model.
+ * Everything in the options is borrowed; nothing is kept between calls.
  */
 
 /* The role "summary", the role "output", and all other roles. */
@@ -661,9 +666,8 @@ struct pipeline_options {
     struct blackboard *board;
     struct conversation *memory;     /* NULL: nothing is stored */
     struct knowledge *knowledge;     /* NULL: no references */
-    const struct embedder *embedder; /* finds references by meaning too, and stores a vector with
-                                        each text in a slot; NULL: search by words only, slots
-                                        without vectors */
+    const struct embedder *embedder; /* adds semantic search of references, and an embedding to each
+                                        text in a slot; NULL: lexical search only, no embeddings */
     struct adapter *const *adapters; /* [agents], each may be NULL */
     int agents, iterations;
     int type;     /* enum question_type; -1: by the question's keywords; QUESTION_TYPE_BY_MODEL: the

@@ -138,7 +138,7 @@ static int terms_read(struct team *t, const struct yaml *y, const char *key_path
         const char *last = rc == OK ? t->adapters.v[t->adapters.n - 1] : "";
         bool has_weight = rc == OK && t->terms[t->adapters.n - 1].weight != 1;
         if (strcmp(last, "base") == 0 && (terms->n > 1 || has_weight))
-            rc = format_error(y, key_path, "no part of a mix is", "base", err);
+            rc = format_error(y, key_path, "a mix cannot contain", "base", err);
     }
     return rc;
 }
@@ -167,8 +167,7 @@ static int agent_read(struct team *t, const struct yaml *y, int i, struct error 
     int rc = options_from_yaml(member_rows, &m, &part, NULL, err);
     if (rc == OK) rc = terms_read(t, &part, "adapter", &m.adapter, err);
     if (rc == OK && m.name && (!*m.name || name_is_taken(t, m.name)))
-        rc = format_error(&part, "name", *m.name ? "given twice is the name" : "empty is the name",
-                          m.name, err);
+        rc = format_error(&part, "name", *m.name ? "duplicate name" : "empty name", m.name, err);
     if (rc == OK && m.role && workflow_role_find(t->workflow, m.role) < 0)
         rc = format_error(&part, "role", "the protocol has no role", m.role, err);
     if (rc == OK) {

@@ -1,9 +1,9 @@
 /*
- * team_solver: teams as candidates of an evaluation: a team debates a bank's questions, and the
- * decision is its answer.
+ * team_solver: teams as candidates of an evaluation: a team debates the questions of a task, and
+ * its decision is its answer.
  *
  * Agents receive the question in the model's chat template, in the prompts of their protocol,
- * whatever prompt format the bank uses for single adapters.
+ * whatever prompt format the task uses for single adapters.
  */
 #include "swarm/swarm.h"
 

@@ -23,7 +23,7 @@ const char *workflow_builtin(int i, const char **text) {
     return builtin[i].name;
 }
 
-struct workflow_reader { /* a file; `at` is the dotted path of the value being read */
+struct workflow_reader { /* a file; `key_path` is the dotted path of the value being read */
     const struct yaml *y;
     struct workflow *w;
     char key_path[128];
@@ -50,7 +50,7 @@ static int enum_read(struct workflow_reader *r, const json_t *v, const char *con
     if (!text) return format_error(r, "a word is expected at", r->key_path);
     for (*out = 0; known[*out]; ++*out)
         if (strcmp(known[*out], text) == 0) return OK;
-    return format_error(r, "not known is", text);
+    return format_error(r, "unknown value", text);
 }
 
 static int number_read(struct workflow_reader *r, const json_t *v, double lo, double hi,
@@ -82,7 +82,7 @@ static int keys_check(struct workflow_reader *r, const json_t *v, const char *ke
         int i = 0;
         while (known[i] && strcmp(known[i], key) != 0) i++;
         snprintf(r->key_path, sizeof r->key_path, "%s.%s", key_path, key);
-        if (!known[i]) return format_error(r, "not known is", key);
+        if (!known[i]) return format_error(r, "unknown key", key);
     }
     return set_key_path(r, "%s", key_path, 0);
 }
@@ -113,7 +113,7 @@ static int speakers_read(struct workflow_reader *r, const json_t *v, struct work
         if (role < 0) return format_error(r, "no role", name);
         n->role_mask |= 1u << role;
     }
-    return n->role_mask ? OK : format_error(r, "nobody speaks at", n->name);
+    return n->role_mask ? OK : format_error(r, "no role speaks at", n->name);
 }
 
 static int messages_read(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
@@ -252,8 +252,7 @@ static int roles_read(struct workflow_reader *r, const json_t *v) {
         const char *name = json_string_value(json_array_get(v, i));
         if (!name) return format_error(r, "a name is expected in", "roles");
         if (strcmp(name, "all") == 0) return format_error(r, "a role cannot be named", name);
-        if (workflow_role_find(r->w, name) >= 0)
-            return format_error(r, "given twice is the role", name);
+        if (workflow_role_find(r->w, name) >= 0) return format_error(r, "duplicate role", name);
         r->w->roles[r->w->n_roles++] = xstrdup(name);
     }
     return OK;

@@ -2,7 +2,7 @@
  * workflow_run: executor of workflows: every item is a track through the graph, and each step runs
  * all calls of all tracks whose inputs are ready in one batch.
  *
- * The variables of a template are rebuilt for every call from the track's utterances, so a call
+ * The variables of a template are computed for every call from the track's utterances, so a call
  * depends on its inputs only: the same call in another team has the same key in the store.
  * Invariants: an utterance is never changed; a step starts only if the budget covers it.
  */
@@ -20,11 +20,11 @@ struct workflow_track {
     struct transcript *o;
     int index;               /* index of the item; seeds its random orders */
     int node;                /* current node; -1: done */
-    int n_spoken;            /* in-turn: speakers that have spoken */
-    int waiting;             /* speakers of this step that have not spoken */
+    int n_spoken;            /* in-turn nodes: number of agents that have replied in this step */
+    int waiting;             /* number of agents that have not replied in this step */
     int step_begin;          /* index of the first utterance of this step */
-    int reported_utterances; /* utterances already passed to `heard` */
-    int round, capacity;     /* round counts from 0; size: capacity of the utterances */
+    int reported_utterances; /* utterances already passed to `on_step` */
+    int round, capacity;     /* round counts from 0; capacity: of the utterances */
     int calls;
     int64_t generated;
 };
@@ -244,7 +244,8 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
     return messages_render(r, a, c, err);
 }
 
-/* The agents of a track's step that speak now; 0 when the budget does not cover them. */
+/* Selects the agents that reply next in a track's step. Returns their number; 0: no agent has the
+ * role, or the budget does not cover them (the track then ends). */
 static int speakers_select(const struct workflow_execution *r, struct workflow_track *t,
                            int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
@@ -265,7 +266,7 @@ static int speakers_select(const struct workflow_execution *r, struct workflow_t
 
 /* replies */
 
-/* Sets the answer of a call as one of the track's candidates, and its probability. */
+/* Sets the utterance's answer, as the index of a candidate of the track, and its probability. */
 static void utterance_set_answer(const struct workflow_execution *r, struct workflow_track *t,
                                  const struct llm_call *c, struct utterance *u) {
     const struct grader *grader = r->options->grader, *same_grader = c->reply == REPLY_LEGACY ? NULL
@@ -334,7 +335,7 @@ static int edge_condition_holds(const struct workflow_execution *r, const struct
     return rc;
 }
 
-/* Ends a step: moves to the next node, or ends the track. */
+/* Ends a step: moves the track to the next node, or ends it. */
 static int track_advance(const struct workflow_execution *r, struct workflow_track *t,
                          struct error *err) {
     int from = t->node;
@@ -489,8 +490,8 @@ static int texts_check(const struct agent *team, int n_agents, const struct task
 
 int workflow_run(const struct workflow *w, const struct llm_client *client,
                  const struct agent *team, int n_agents, const struct task_item *items, int n_items,
-                 const struct workflow_options *o, struct transcript *talks, struct progress *p,
-                 struct error *err) {
+                 const struct workflow_options *o, struct transcript *transcripts,
+                 struct progress *p, struct error *err) {
     if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
     struct workflow_execution r = {.w = w,
@@ -506,7 +507,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
     double seconds = o->seconds > 0 ? o->seconds : w->max_seconds;
     r.deadline = seconds > 0 ? r.clock() + seconds : INFINITY;
-    for (int i = 0; i < n_items; i++) track_init(&r.tracks[i], &items[i], &talks[i], i);
+    for (int i = 0; i < n_items; i++) track_init(&r.tracks[i], &items[i], &transcripts[i], i);
     while (rc == OK && open > 0) {
         int n_calls;
         rc = workflow_step(&r, client, &n_calls, err);

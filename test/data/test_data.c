@@ -53,7 +53,7 @@ static char *targets_text(const struct train_sample *s) {
     return b.data;
 }
 
-static void targets_are(const struct train_sample *s, const char *expected) {
+static void check_targets(const struct train_sample *s, const char *expected) {
     char *text = targets_text(s);
     if (!strstr(text, expected)) fail_msg("targets are '%s', not '%s'", text, expected);
     free(text);
@@ -73,13 +73,13 @@ static void test_messages(void **state) {
     assert_int_equal(load(&d, text, 0), OK);
     assert_int_equal(d.n, 2);
     assert_int_equal(d.cut, 0);
-    targets_are(&d.v[0], "TWO");
-    targets_are(&d.v[0], "FOUR");
-    char *learned = targets_text(&d.v[0]);
-    assert_null(strstr(learned, "three"));
-    assert_null(strstr(learned, "kind"));
-    free(learned);
-    targets_are(&d.v[1], "Y");
+    check_targets(&d.v[0], "TWO");
+    check_targets(&d.v[0], "FOUR");
+    char *text_of_targets = targets_text(&d.v[0]);
+    assert_null(strstr(text_of_targets, "three"));
+    assert_null(strstr(text_of_targets, "kind"));
+    free(text_of_targets);
+    check_targets(&d.v[1], "Y");
     int64_t targets = 0, tokens = 0;
     for (int i = 0; i < d.n; i++) {
         tokens += d.v[i].n;
@@ -93,7 +93,7 @@ static void test_messages(void **state) {
 
 /* Legacy files: objects over several lines, one after another. */
 /* clang-format off */
-static const char *const pretty =
+static const char *const multi_line_objects =
     "{\"messages\":[\n"
     "  {\"role\":\"system\",\"content\":\"あなたは厳密な論理検証を重視する批判的思考の専門家です。\"},\n"
     "  {\"role\":\"user\",\"content\":\"ソクラテスは人間である。人間は死ぬ。ソクラテスは死ぬか？\"},\n"
@@ -106,31 +106,31 @@ static const char *const pretty =
     "]}\n";
 /* clang-format on */
 
-static void test_pretty_japanese(void **state) {
+static void test_multi_line_japanese(void **state) {
     (void)state;
     struct dataset d;
-    assert_int_equal(load(&d, pretty, 0), OK);
+    assert_int_equal(load(&d, multi_line_objects, 0), OK);
     assert_int_equal(d.n, 2);
-    targets_are(&d.v[0], "はい。三段論法により結論は「ソクラテスは死ぬ」です。");
-    targets_are(&d.v[1], "前提Aは観察データXにより支持されますが、Bは...");
+    check_targets(&d.v[0], "はい。三段論法により結論は「ソクラテスは死ぬ」です。");
+    check_targets(&d.v[1], "前提Aは観察データXにより支持されますが、Bは...");
     dataset_release(&d);
 }
 
-static void test_other_forms(void **state) {
+static void test_other_formats(void **state) {
     (void)state;
     struct dataset d;
     assert_int_equal(load(&d, "{\"prompt\":\"\",\"completion\":\"alone\"}", 0), OK);
-    targets_are(&d.v[0], "lone");
+    check_targets(&d.v[0], "lone");
     dataset_release(&d);
     assert_int_equal(
         load(&d, "[{\"prompt\":\"2+2=\",\"completion\":\" four\"},\n {\"text\":\"all of it\"}]", 0),
         OK);
     assert_int_equal(d.n, 2);
-    targets_are(&d.v[0], "four");
-    char *learned = targets_text(&d.v[0]);
-    assert_null(strstr(learned, "2+2"));
-    free(learned);
-    targets_are(&d.v[1], "ll of it"); /* the first token is no target without a BOS before it */
+    check_targets(&d.v[0], "four");
+    char *text_of_targets = targets_text(&d.v[0]);
+    assert_null(strstr(text_of_targets, "2+2"));
+    free(text_of_targets);
+    check_targets(&d.v[1], "ll of it"); /* the first token is no target without a BOS before it */
     for (int i = 0; i < 2 && tokenizer_eos(tok) >= 0; i++) {
         assert_int_equal(d.v[i].tokens[d.v[i].n - 1], tokenizer_eos(tok));
         assert_int_equal(d.v[i].mask[d.v[i].n - 1], 1);
@@ -213,7 +213,7 @@ static struct lint lint_of(const char *text, const char *eval, int32_t max_lengt
     return l;
 }
 
-static void pairs_are(const struct lint_matches *p, int n, int line, int other) {
+static void check_matches(const struct lint_matches *p, int n, int line, int other) {
     assert_int_equal(p->n, n);
     assert_int_equal(p->line, line);
     assert_int_equal(p->other, other);
@@ -236,7 +236,7 @@ static void test_lint_counts(void **state) {
     assert_int_equal(l.p95, 20 + ends);
     assert_int_equal(l.longest, 27 + ends);
     assert_int_equal(l.n_eval, 0);
-    pairs_are(&l.exact, 0, 0, 0);
+    check_matches(&l.exact, 0, 0, 0);
     struct buf report = {0};
     lint_text(&l, &report);
     assert_non_null(strstr(report.data, "20 samples"));
@@ -272,8 +272,8 @@ static void test_lint_near_duplicates(void **state) {
                                looks[i].a, looks[i].b, looks[i].a);
         struct lint l = lint_of(text, NULL, 0);
         if (l.near.n != looks[i].near) fail_msg("'%s' and '%s'", looks[i].a, looks[i].b);
-        pairs_are(&l.exact, 1, 3, 1);
-        if (looks[i].near) pairs_are(&l.near, 1, 2, 1);
+        check_matches(&l.exact, 1, 3, 1);
+        if (looks[i].near) check_matches(&l.near, 1, 2, 1);
         free(text);
     }
 }
@@ -290,8 +290,8 @@ static void test_lint_overlap(void **state) {
                        "{\"text\":\"Whole  Text\"}\n{\"prompt\":\"\",\"completion\":\"y\"}\n";
     struct lint l = lint_of(train, eval, 0);
     assert_int_equal(l.n_eval, 4);
-    pairs_are(&l.eval_prompts, 1, 1, 2);
-    pairs_are(&l.eval_samples, 1, 3, 3);
+    check_matches(&l.eval_prompts, 1, 1, 2);
+    check_matches(&l.eval_samples, 1, 3, 3);
     json_t *v = lint_json(&l);
     assert_int_equal(json_integer_value(json_object_get(
                          json_object_get(json_object_get(v, "eval"), "prompts_in_data"), "count")),
@@ -346,7 +346,7 @@ static void test_weights(void **state) {
     }
 }
 
-static void test_shown(void **state) {
+static void test_render(void **state) {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(masks); i++) {
         struct dataset d;
@@ -357,18 +357,18 @@ static void test_shown(void **state) {
         const char *shown = text.data + (strncmp(text.data, "<s>", 3) ? 0 : 3);
         assert_string_equal(shown, masks[i].shown);
         json_t *v = train_sample_json(&d.v[0], tok), *part;
-        size_t k, learned = 0;
+        size_t k, n_targets = 0;
         json_array_foreach (json_object_get(v, "parts"), k, part) {
-            bool on = json_is_true(json_object_get(part, "learned"));
-            buf_printf(&joined, "%s%s%s", on ? "⟦" : "",
-                       json_string_value(json_object_get(part, "text")), on ? "⟧" : "");
+            bool is_target = json_is_true(json_object_get(part, "learned"));
+            buf_printf(&joined, "%s%s%s", is_target ? "⟦" : "",
+                       json_string_value(json_object_get(part, "text")), is_target ? "⟧" : "");
         }
         assert_string_equal(joined.data, text.data);
         assert_int_equal(json_array_size(json_object_get(v, "ids")), d.v[0].n);
         json_array_foreach (json_object_get(v, "mask"), k, part) {
-            learned += (size_t)json_integer_value(part);
+            n_targets += (size_t)json_integer_value(part);
         }
-        assert_int_equal(learned, d.targets);
+        assert_int_equal(n_targets, d.targets);
         json_decref(v);
         buf_release(&text);
         buf_release(&joined);
@@ -378,7 +378,7 @@ static void test_shown(void **state) {
 }
 
 /* Control characters and incomplete UTF-8 are not printed. */
-static void test_shown_clean(void **state) {
+static void test_render_sanitizes(void **state) {
     (void)state;
     struct token_ids ids = {0};
     struct buf text = {0};
@@ -399,16 +399,16 @@ static void test_shown_clean(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_pretty_japanese),
-        cmocka_unit_test(test_other_forms),
+        cmocka_unit_test(test_multi_line_japanese),
+        cmocka_unit_test(test_other_formats),
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_lint_counts),
         cmocka_unit_test(test_lint_near_duplicates),
         cmocka_unit_test(test_lint_overlap),
         cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_shown_clean),
+        cmocka_unit_test(test_render),
+        cmocka_unit_test(test_render_sanitizes),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -38,7 +38,7 @@ static int tear_down(void **state) {
     return rc;
 }
 
-static char *file_put(const char *name, const char *text) {
+static char *file_create(const char *name, const char *text) {
     char *path = path_join(dir, name);
     if (file_write(path, text, strlen(text), &err) != OK) fail_msg("%s", err.text);
     return path;
@@ -59,12 +59,12 @@ static struct synth_options options_of(const char *text) {
     return o;
 }
 
-static void options_drop(struct synth_options *o) {
+static void options_free(struct synth_options *o) {
     options_release(synth_option_rows, o);
 }
 
 /* Prompts "a", "b", …, without a file. */
-static void prompts_put(struct synth *s, int n) {
+static void prompts_add(struct synth *s, int n) {
     s->prompts.v = xcalloc((size_t)n, sizeof *s->prompts.v);
     s->prompts.n = n;
     for (int i = 0; i < n; i++) {
@@ -75,7 +75,7 @@ static void prompts_put(struct synth *s, int n) {
     }
 }
 
-static struct synth_sample *sample_put(struct synth *s, int prompt, const char *text, size_t len) {
+static struct synth_sample *sample_add(struct synth *s, int prompt, const char *text, size_t len) {
     s->v = xrealloc(s->v, sizeof *s->v * (size_t)(s->n + 1));
     struct synth_sample *x = &s->v[s->n++];
     *x = (struct synth_sample){.prompt = prompt, .finish = FINISH_STOP, .perplexity = 1};
@@ -91,7 +91,7 @@ static void filter(struct synth *s, const struct tokenizer *tok) {
     synth_filter_set_free(r);
 }
 
-static const char *fate(const struct synth *s, int i) {
+static const char *filter_of(const struct synth *s, int i) {
     return s->v[i].filter == SYNTH_KEPT ? "kept" : synth_filter_name(s->v[i].filter);
 }
 
@@ -119,13 +119,13 @@ static void check_case(char *line, int n_line) {
     size_t len = unescape(text += 3);
     struct synth_options o = options_of(line);
     struct synth s = {.o = &o};
-    prompts_put(&s, 1);
-    sample_put(&s, 0, text, len);
+    prompts_add(&s, 1);
+    sample_add(&s, 0, text, len);
     filter(&s, NULL);
-    if (strcmp(fate(&s, 0), want + 3) != 0)
-        fail_msg("line %d: %s, not %s", n_line, fate(&s, 0), want + 3);
+    if (strcmp(filter_of(&s, 0), want + 3) != 0)
+        fail_msg("line %d: %s, not %s", n_line, filter_of(&s, 0), want + 3);
     synth_release(&s);
-    options_drop(&o);
+    options_free(&o);
 }
 
 static void test_cases(void **state) {
@@ -148,15 +148,15 @@ static void test_unfinished(void **state) {
     for (int keep = 0; keep < 2; keep++) {
         struct synth_options o = options_of(keep ? "--unfinished" : "");
         struct synth s = {.o = &o};
-        prompts_put(&s, 1);
-        sample_put(&s, 0, "a", 1);
-        sample_put(&s, 0, "b", 1)->finish = FINISH_LENGTH;
-        sample_put(&s, 0, "c", 1)->finish = FINISH_LOOP;
+        prompts_add(&s, 1);
+        sample_add(&s, 0, "a", 1);
+        sample_add(&s, 0, "b", 1)->finish = FINISH_LENGTH;
+        sample_add(&s, 0, "c", 1)->finish = FINISH_LOOP;
         filter(&s, NULL);
         assert_int_equal(synth_count_kept(&s), keep ? 3 : 1);
-        assert_string_equal(fate(&s, 2), keep ? "kept" : "unfinished");
+        assert_string_equal(filter_of(&s, 2), keep ? "kept" : "unfinished");
         synth_release(&s);
-        options_drop(&o);
+        options_free(&o);
     }
 }
 
@@ -179,7 +179,7 @@ static void test_invalid_filters_are_refused(void **state) {
         struct synth_options o = options_of(cases[i][0]);
         assert_null(synth_filter_set_new(&o, model->tok, &err));
         if (!strstr(err.text, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.text);
-        options_drop(&o);
+        options_free(&o);
     }
 }
 
@@ -216,15 +216,15 @@ static void test_agreement(void **state) {
                                         "kept", "agreement", "unfinished"};
     struct synth_options o = options_of("--min-agreement 0.6");
     struct synth s = {.o = &o};
-    prompts_put(&s, 2);
-    for (int i = 0; i < 6; i++) sample_put(&s, i < 4 ? 0 : 1, texts[i], strlen(texts[i]));
+    prompts_add(&s, 2);
+    for (int i = 0; i < 6; i++) sample_add(&s, i < 4 ? 0 : 1, texts[i], strlen(texts[i]));
     s.v[5].finish = FINISH_LENGTH;
     filter(&s, NULL);
-    for (int i = 0; i < 6; i++) assert_string_equal(fate(&s, i), fates[i]);
+    for (int i = 0; i < 6; i++) assert_string_equal(filter_of(&s, i), fates[i]);
     assert_true(s.v[0].agreement == 0.75 && s.v[2].agreement == 0.25 && s.v[4].agreement == 0.5);
     assert_true(s.v[5].agreement == 0);
     synth_release(&s);
-    options_drop(&o);
+    options_free(&o);
 }
 
 static void test_duplicates(void **state) {
@@ -235,11 +235,11 @@ static void test_duplicates(void **state) {
         "kept", "duplicate", "near_duplicate", "kept", "near_duplicate", "kept", "kept"};
     struct synth_options o = options_of("");
     struct synth s = {.o = &o};
-    prompts_put(&s, 2);
-    for (int i = 0; i < 7; i++) sample_put(&s, i == 6, texts[i], strlen(texts[i]));
+    prompts_add(&s, 2);
+    for (int i = 0; i < 7; i++) sample_add(&s, i == 6, texts[i], strlen(texts[i]));
     filter(&s, NULL);
     for (int i = 0; i < 7; i++)
-        assert_string_equal(fate(&s, i), fates[i]); // the last: another prompt
+        assert_string_equal(filter_of(&s, i), fates[i]); // the last: another prompt
     struct buf text = {0};
     synth_report_text(&s, &text);
     assert_non_null(strstr(text.data, "2 prompts, 7 answers, 4 kept\n"));
@@ -250,29 +250,29 @@ static void test_duplicates(void **state) {
     json_decref(v);
     buf_release(&text);
     synth_release(&s);
-    options_drop(&o);
+    options_free(&o);
 }
 
 static void test_held_out(void **state) {
     (void)state;
-    char *path = file_put("held.jsonl", "{\"prompt\":\"A \",\"completion\":\"x\"}\n"
-                                        "{\"messages\":[{\"role\":\"user\",\"content\":\"c\"},"
-                                        "{\"role\":\"assistant\",\"content\":\"青\"}]}\n");
+    char *path = file_create("held.jsonl", "{\"prompt\":\"A \",\"completion\":\"x\"}\n"
+                                           "{\"messages\":[{\"role\":\"user\",\"content\":\"c\"},"
+                                           "{\"role\":\"assistant\",\"content\":\"青\"}]}\n");
     char *flags = xasprintf("--held-out %s", path);
     struct synth_options o = options_of(flags);
     struct synth s = {.o = &o};
-    prompts_put(&s, 3);
-    for (int i = 0; i < 3; i++) sample_put(&s, i, "青", 3);
+    prompts_add(&s, 3);
+    for (int i = 0; i < 3; i++) sample_add(&s, i, "青", 3);
     filter(&s, model->tok);
-    assert_string_equal(fate(&s, 0), "held_out"); // the question
-    assert_string_equal(fate(&s, 1), "kept");
-    assert_string_equal(fate(&s, 2), "held_out");
+    assert_string_equal(filter_of(&s, 0), "held_out"); // the question
+    assert_string_equal(filter_of(&s, 1), "kept");
+    assert_string_equal(filter_of(&s, 2), "held_out");
     struct buf text = {0};
     synth_report_text(&s, &text);
     assert_non_null(strstr(text.data, "asks what is in line 1 of the held-out samples"));
     buf_release(&text);
     synth_release(&s);
-    options_drop(&o);
+    options_free(&o);
     free(flags);
     free(path);
 }
@@ -290,8 +290,8 @@ static void test_perplexity_bounds(void **state) {
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         struct synth_options o = options_of(cases[c].flags);
         struct synth s = {.o = &o};
-        prompts_put(&s, 10);
-        for (int i = 0; i < 10; i++) sample_put(&s, i, "x", 1)->perplexity = 1 + i * 3 % 10;
+        prompts_add(&s, 10);
+        for (int i = 0; i < 10; i++) sample_add(&s, i, "x", 1)->perplexity = 1 + i * 3 % 10;
         filter(&s, NULL);
         for (int i = 0; i < 10; i++) {
             bool within = s.v[i].perplexity >= cases[c].low && s.v[i].perplexity <= cases[c].high;
@@ -299,7 +299,7 @@ static void test_perplexity_bounds(void **state) {
                 fail_msg("'%s': %g", cases[c].flags, s.v[i].perplexity);
         }
         synth_release(&s);
-        options_drop(&o);
+        options_free(&o);
     }
 }
 
@@ -320,12 +320,12 @@ static void test_prompts(void **state) {
     (void)state;
     struct synth_options o = options_of("--system 短く --template {topic}とは?");
     struct synth_prompts p;
-    char *path =
-             file_put("p.jsonl", "{\"prompt\":\"空は?\",\"completion\":\"青\"}\n\n"
-                                 "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},"
-                                 "{\"role\":\"user\",\"content\":\"q\"},"
-                                 "{\"role\":\"assistant\",\"content\":\"was said\"}],\"id\":7}\n"),
-         *topics = file_put("t.txt", "海\r\n\n山\n");
+    char *path = file_create("p.jsonl",
+                             "{\"prompt\":\"空は?\",\"completion\":\"青\"}\n\n"
+                             "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},"
+                             "{\"role\":\"user\",\"content\":\"q\"},"
+                             "{\"role\":\"assistant\",\"content\":\"was said\"}],\"id\":7}\n"),
+         *topics = file_create("t.txt", "海\r\n\n山\n");
     assert_int_equal(synth_prompts_read(&p, path, &o, &err), OK);
     assert_int_equal(p.n, 2);
     check_messages(&p, 0, 1,
@@ -341,7 +341,7 @@ static void test_prompts(void **state) {
                    "[{\"role\":\"system\",\"content\":\"短く\"},"
                    "{\"role\":\"user\",\"content\":\"山とは?\"}]");
     synth_prompts_release(&p);
-    options_drop(&o);
+    options_free(&o);
     free(path);
     free(topics);
 }
@@ -366,32 +366,32 @@ static void test_invalid_prompts_are_refused(void **state) {
     struct synth_options o = options_of(""), bare = options_of("--template about");
     struct synth_prompts p;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        char *path = file_put("p.jsonl", cases[i][0]);
+        char *path = file_create("p.jsonl", cases[i][0]);
         assert_true(synth_prompts_read(&p, path, &o, &err) < 0);
         if (!strstr(err.text, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.text);
         free(path);
     }
-    char *topics = file_put("t.txt", "a\n\xff\n");
+    char *topics = file_create("t.txt", "a\n\xff\n");
     assert_int_equal(synth_topics_read(&p, topics, &o, &err), ERR_FORMAT);
     assert_non_null(strstr(err.text, "line 2"));
     assert_int_equal(synth_topics_read(&p, topics, &bare, &err), ERR_USAGE);
-    options_drop(&o);
-    options_drop(&bare);
+    options_free(&o);
+    options_free(&bare);
     free(topics);
 }
 
 /* generation */
 
-struct bench { /* the state of one generation */
+struct generation_setup { /* the state of one generation */
     struct pool *pool;
     struct engine *engine;
     struct recorder recorder;
     struct store *store;
 };
 
-static struct bench bench_open(int threads, int seqs, const char *store,
-                               const struct recorded_adapter *adapters, int n) {
-    struct bench b = {.pool = pool_new(threads)};
+static struct generation_setup setup_open(int threads, int seqs, const char *store,
+                                          const struct recorded_adapter *adapters, int n) {
+    struct generation_setup b = {.pool = pool_new(threads)};
     struct engine_options eo = {.max_rows = 32, .max_seqs = seqs, .max_len = LEN, .pool = b.pool};
     if (store) {
         b.store = store_open(store, &err);
@@ -409,7 +409,7 @@ static struct bench bench_open(int threads, int seqs, const char *store,
 }
 
 /* The recorder points into its owner, which must not move. */
-static void bench_record(struct bench *b, int seqs) {
+static void setup_record(struct generation_setup *b, int seqs) {
     struct engine_options eo = {.max_rows = 32,
                                 .max_seqs = seqs,
                                 .max_len = LEN,
@@ -420,18 +420,18 @@ static void bench_record(struct bench *b, int seqs) {
     b->engine = engine_new(model, &eo, &err);
 }
 
-static void bench_close(struct bench *b) {
+static void setup_close(struct generation_setup *b) {
     engine_free(b->engine);
     store_close(b->store);
     pool_free(b->pool);
 }
 
-static void generate(struct synth *s, const struct synth_options *o, const struct bench *b,
-                     int n_prompts, int first) {
+static void generate(struct synth *s, const struct synth_options *o,
+                     const struct generation_setup *b, int n_prompts, int first) {
     s->o = o;
     s->model = model;
     s->engine = b->engine;
-    prompts_put(s, n_prompts);
+    prompts_add(s, n_prompts);
     for (int i = 0; i < n_prompts; i++) {
         char text[8];
         snprintf(text, sizeof text, "%c", 'a' + (i + first) % n_prompts);
@@ -454,7 +454,8 @@ static void test_samples_do_not_depend_on_the_batch(void **state) {
     (void)state;
     struct synth_options o = options_of("--samples 3 --n 12 --seed 5 --temp 1"),
                          other = options_of("--samples 3 --n 12 --seed 6 --temp 1");
-    struct bench a = bench_open(1, 2, NULL, NULL, 0), b = bench_open(2, 9, NULL, NULL, 0);
+    struct generation_setup a = setup_open(1, 2, NULL, NULL, 0),
+                            b = setup_open(2, 9, NULL, NULL, 0);
     struct synth one = {0}, two = {0}, three = {0};
     generate(&one, &o, &a, 5, 0);
     generate(&two, &o, &b, 5, 2); // prompts in another order
@@ -471,14 +472,15 @@ static void test_samples_do_not_depend_on_the_batch(void **state) {
     synth_release(&one);
     synth_release(&two);
     synth_release(&three);
-    bench_close(&a);
-    bench_close(&b);
-    options_drop(&o);
-    options_drop(&other);
+    setup_close(&a);
+    setup_close(&b);
+    options_free(&o);
+    options_free(&other);
 }
 
 /* Replays the record of a sample's call like `shoal replay`, and compares the text. */
-static void check_replay(struct bench *b, const struct synth_sample *x, struct adapter *adapter) {
+static void check_replay(struct generation_setup *b, const struct synth_sample *x,
+                         struct adapter *adapter) {
     json_t *call = store_record_get(b->store, x->call, &err);
     struct arena arena = {0};
     struct grammar *grammar = NULL;
@@ -503,8 +505,8 @@ static void test_source_identifies_the_call(void **state) {
     char *path = path_join(dir, "calls.db");
     struct adapter *ad = fixture_adapter(&model->config, 4, "all-linear", 0.05f, 3);
     struct recorded_adapter named = {"a", ad};
-    struct bench b = bench_open(1, 4, path, &named, 1);
-    bench_record(&b, 4);
+    struct generation_setup b = setup_open(1, 4, path, &named, 1);
+    setup_record(&b, 4);
     struct synth first = {.adapter = ad}, again = {.adapter = ad, .calls = b.store};
     generate(&first, &o, &b, 3, 0);
     assert_int_equal(b.recorder.n, 6);
@@ -517,9 +519,9 @@ static void test_source_identifies_the_call(void **state) {
     }
     synth_release(&first);
     synth_release(&again);
-    bench_close(&b);
+    setup_close(&b);
     adapter_release(ad);
-    options_drop(&o);
+    options_free(&o);
     free(path);
 }
 
@@ -535,8 +537,8 @@ static void test_damaged_records_are_computed_again(void **state) {
                                          "{\"outputs\":{}}"};
     struct synth_options o = options_of("--samples 1 --n 5 --temp 1");
     char *path = path_join(dir, "bad.db");
-    struct bench b = bench_open(1, 4, path, NULL, 0);
-    bench_record(&b, 4);
+    struct generation_setup b = setup_open(1, 4, path, NULL, 0);
+    setup_record(&b, 4);
     struct synth first = {0};
     generate(&first, &o, &b, 1, 0);
     for (size_t i = 0; i < ARRAY_LEN(damage); i++) {
@@ -553,8 +555,8 @@ static void test_damaged_records_are_computed_again(void **state) {
         json_decref(bad);
     }
     synth_release(&first);
-    bench_close(&b);
-    options_drop(&o);
+    setup_close(&b);
+    options_free(&o);
     free(path);
 }
 
@@ -587,7 +589,7 @@ static void test_judge(void **state) {
     (void)state;
     struct synth_options o = options_of("--samples 2 --n 9 --temp 1");
     struct adapter *judge = fixture_adapter(&model->config, 4, "all-linear", 0.05f, 8);
-    struct bench b = bench_open(2, 4, NULL, NULL, 0);
+    struct generation_setup b = setup_open(2, 4, NULL, NULL, 0);
     struct synth s = {0};
     generate(&s, &o, &b, 3, 0);
     assert_int_equal(synth_score_perplexity(&s, &err), OK); // the base scores its own samples: no
@@ -608,9 +610,9 @@ static void test_judge(void **state) {
     assert_int_equal(synth_score_perplexity(&s, &err), OK);
     assert_true(s.v[4].perplexity == own);
     synth_release(&s);
-    bench_close(&b);
+    setup_close(&b);
     adapter_release(judge);
-    options_drop(&o);
+    options_free(&o);
 }
 
 /* `shoal train` reads the lines, and they contain their source. */
@@ -620,14 +622,14 @@ static void test_lines(void **state) {
     struct synth s = {.o = &o, .model = model};
     struct buf lines = {0};
     struct dataset d;
-    prompts_put(&s, 2);
-    sample_put(&s, 0, "空は\"青い\"。", strlen("空は\"青い\"。"))->seed = 4503599627370495;
-    sample_put(&s, 1, "dropped", 7)->finish = FINISH_LENGTH;
-    sample_put(&s, 1, "天很蓝", 9);
+    prompts_add(&s, 2);
+    sample_add(&s, 0, "空は\"青い\"。", strlen("空は\"青い\"。"))->seed = 4503599627370495;
+    sample_add(&s, 1, "dropped", 7)->finish = FINISH_LENGTH;
+    sample_add(&s, 1, "天很蓝", 9);
     assert_non_null(model_hash(model, &err));
     filter(&s, NULL);
     assert_int_equal(synth_format_jsonl(&s, &lines, &err), OK);
-    char *path = file_put("lines.jsonl", lines.data);
+    char *path = file_create("lines.jsonl", lines.data);
     if (dataset_load(&d, path, model->tok, 0, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(d.n, 2);
     dataset_release(&d);
@@ -643,7 +645,7 @@ static void test_lines(void **state) {
     json_decref(v);
     buf_release(&lines);
     synth_release(&s);
-    options_drop(&o);
+    options_free(&o);
     free(path);
 }
 

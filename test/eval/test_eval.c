@@ -68,19 +68,20 @@ static void item_is_well_formed(const struct task_item *it) {
     }
 }
 
-struct draw {
+struct sampled_item {
     int family;
     enum data_split split;
     uint64_t seed;
     uint32_t index;
 };
 
-static struct draw draw_number(uint32_t i) {
+static struct sampled_item sampled_item_at(uint32_t i) {
     uint32_t n = (uint32_t)fry_count();
-    return (struct draw){(int)(i % n), (enum data_split)(i / n % 3), 1 + i / n / 3 % 4, i / n / 12};
+    return (struct sampled_item){(int)(i % n), (enum data_split)(i / n % 3), 1 + i / n / 3 % 4,
+                                 i / n / 12};
 }
 
-static void item_draw(struct draw d, struct task_item *it) {
+static void sampled_item_make(struct sampled_item d, struct task_item *it) {
     fry_item(d.family, d.split, d.seed, d.index, false, it);
 }
 
@@ -89,9 +90,9 @@ static void test_splits_are_disjoint(void **state) {
     (void)state;
     struct seen *keys = xcalloc(1, sizeof *keys), *questions = xcalloc(1, sizeof *questions);
     for (uint32_t i = 0; i < DRAWS; i++) {
-        struct draw d = draw_number(i);
+        struct sampled_item d = sampled_item_at(i);
         struct task_item it;
-        item_draw(d, &it);
+        sampled_item_make(d, &it);
         assert_int_equal(fry_split_of(it.key), d.split);
         seen_check(keys, it.key, d.split);
         seen_check(questions, it.question, d.split);
@@ -106,9 +107,9 @@ static void test_items_are_functions(void **state) {
     (void)state;
     for (uint32_t i = 3000; i-- > 0;) {
         struct task_item a, b, noise;
-        item_draw(draw_number(i), &a);
-        item_draw(draw_number(i * 7 + 1), &noise);
-        item_draw(draw_number(i), &b);
+        sampled_item_make(sampled_item_at(i), &a);
+        sampled_item_make(sampled_item_at(i * 7 + 1), &noise);
+        sampled_item_make(sampled_item_at(i), &b);
         assert_string_equal(a.question, b.question);
         assert_string_equal(a.work, b.work);
         assert_string_equal(a.key, b.key);
@@ -322,9 +323,9 @@ static void test_gold_answers_are_correct(void **state) {
     for (uint32_t i = 0; i < 40000; i++) {
         struct task_item it;
         char want[64];
-        struct draw d = draw_number(i);
+        struct sampled_item d = sampled_item_at(i);
         const char *family = fry_families[d.family].name;
-        item_draw(d, &it);
+        sampled_item_make(d, &it);
         if (strcmp(family, "syllogism") != 0 || strcmp(it.lang, "en") == 0) {
             solve(family, &it, want);
             if (strcmp(it.choices[it.correct], want) != 0)
@@ -400,7 +401,8 @@ static void test_debate_turn(void **state) {
     free(three);
 }
 
-static void ids_say(const struct tokenizer *tok, const struct token_ids *ids, const char *want) {
+static void check_ids_text(const struct tokenizer *tok, const struct token_ids *ids,
+                           const char *want) {
     struct buf b = {0};
     tokenizer_decode(tok, ids->v, ids->n, true, &b);
     assert_non_null(b.data);
@@ -424,7 +426,7 @@ static void test_asked(void **state) {
         assert_string_equal(prompt.data + prompt.len - strlen(tail), tail);
         assert_non_null(strstr(prompt.data, "hm?"));
         if (working)
-            ids_say(tok, &a.suffix, "\nanswer:");
+            check_ids_text(tok, &a.suffix, "\nanswer:");
         else
             assert_int_equal(a.suffix.n, 0);
         choice_prompt_request(&a, NULL, 9, &r);

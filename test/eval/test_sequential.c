@@ -16,23 +16,33 @@
 
 #include <cmocka.h>
 
-static const struct sequential_options usual = {.alpha = 0.05, .min_pairs = 20, .max_pairs = 300};
+static const struct sequential_options default_options = {
+    .alpha = 0.05, .min_pairs = 20, .max_pairs = 300};
 
 /* a pair of scores of stream kind `kind`, where b is better by `gain` */
-enum kind { THUMBS, RARE, OFTEN, SHADES, TOGETHER, LOPSIDED, DRIFTING, N_KINDS };
+enum kind {
+    BINARY,
+    BINARY_RARE,
+    BINARY_FREQUENT,
+    CONTINUOUS,
+    CORRELATED,
+    LOPSIDED,
+    DRIFTING,
+    N_KINDS
+};
 
-static double thumb(struct rng *r, double p) {
+static double bernoulli(struct rng *r, double p) {
     return (double)rng_uniform(r) < p;
 }
 
-static void pair_draw(enum kind kind, struct rng *r, int i, double gain, double *a, double *b) {
+static void pair_sample(enum kind kind, struct rng *r, int i, double gain, double *a, double *b) {
     static const double chance[N_KINDS] = {0.5, 0.05, 0.9, 0, 0.5, 0, 0};
     double p = kind == DRIFTING ? 0.1 + 0.7 * (double)i / 300 : chance[kind];
-    *a = thumb(r, p);
-    *b = thumb(r, p + gain);
-    if (kind == SHADES) *a = (double)rng_uniform(r), *b = (double)rng_uniform(r);
-    if (kind == TOGETHER && thumb(r, 0.8)) *b = *a; // users agree about most replies
-    if (kind == LOPSIDED) {                         // rarely much worse, mostly a little better
+    *a = bernoulli(r, p);
+    *b = bernoulli(r, p + gain);
+    if (kind == CONTINUOUS) *a = (double)rng_uniform(r), *b = (double)rng_uniform(r);
+    if (kind == CORRELATED && bernoulli(r, 0.8)) *b = *a; // users agree about most replies
+    if (kind == LOPSIDED) { // rarely much worse, mostly a little better
         bool worse = rng_below(r, 11) == 0;
         *a = worse ? 1 : 0.4;
         *b = worse ? 0 : 0.5;
@@ -46,7 +56,7 @@ static enum sequential_decision stream_run(const struct sequential_options *o, e
     double a, b;
     sequential_init(&s, o);
     while (s.decision == SEQUENTIAL_CONTINUE) {
-        pair_draw(kind, &r, (int)s.n, gain, &a, &b);
+        pair_sample(kind, &r, (int)s.n, gain, &a, &b);
         sequential_add(&s, a, b);
     }
     enum sequential_decision d = s.decision;
@@ -74,7 +84,7 @@ static void test_false_positive_rate(void **state) {
     for (enum kind kind = 0; kind < N_KINDS; kind++) {
         int count[4];
         double pairs;
-        streams_run(&usual, kind, 0, 2000, count, &pairs);
+        streams_run(&default_options, kind, 0, 2000, count, &pairs);
         int wrong = count[SEQUENTIAL_B_BETTER] + count[SEQUENTIAL_B_WORSE];
         print_message("kind %d: %d better, %d worse of 2000\n", kind, count[SEQUENTIAL_B_BETTER],
                       count[SEQUENTIAL_B_WORSE]);
@@ -89,11 +99,11 @@ static void test_repeated_z_test_fails(void **state) {
     (void)state;
     int found = 0;
     for (uint32_t seed = 0; seed < 1000; seed++) {
-        struct rng r = rng_make(seed, RNG_TEST, THUMBS, 0);
+        struct rng r = rng_make(seed, RNG_TEST, BINARY, 0);
         double a, b, sum = 0, squares = 0;
         bool any = false;
         for (int i = 0; i < 300; i++) {
-            pair_draw(THUMBS, &r, i, 0, &a, &b);
+            pair_sample(BINARY, &r, i, 0, &a, &b);
             sum += b - a;
             squares += (b - a) * (b - a);
             any |= i >= 19 && fabs(sum) > 1.96 * sqrt(squares);
@@ -109,14 +119,14 @@ static void test_power(void **state) {
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 20, .max_pairs = 1000};
     int count[4];
     double pairs;
-    streams_run(&o, THUMBS, 0.2, 1000, count, &pairs);
+    streams_run(&o, BINARY, 0.2, 1000, count, &pairs);
     print_message("0.5 against 0.7: %d of 1000, %.0f pairs\n", count[SEQUENTIAL_B_BETTER], pairs);
     assert_true(count[SEQUENTIAL_B_BETTER] >= 990 && count[SEQUENTIAL_B_WORSE] == 0);
     assert_true(pairs < 200);
-    streams_run(&o, THUMBS, -0.4, 1000, count, &pairs);
+    streams_run(&o, BINARY, -0.4, 1000, count, &pairs);
     print_message("0.5 against 0.1: %d of 1000, %.0f pairs\n", count[SEQUENTIAL_B_WORSE], pairs);
     assert_true(count[SEQUENTIAL_B_WORSE] == 1000 && pairs < 60);
-    streams_run(&o, THUMBS, 0.1, 1000, count, &pairs);
+    streams_run(&o, BINARY, 0.1, 1000, count, &pairs);
     print_message("0.5 against 0.6: %d of 1000, %.0f pairs\n", count[SEQUENTIAL_B_BETTER], pairs);
     assert_true(count[SEQUENTIAL_B_BETTER] >= 800 && count[SEQUENTIAL_B_WORSE] == 0);
 }
@@ -155,7 +165,7 @@ static void test_equals_naive(void **state) {
         sequential_init(&s, &o);
         assert_true(sequential_difference(&s).lo == -1 && sequential_difference(&s).hi == 1);
         for (int n = 1; n <= 100; n++) {
-            pair_draw(kind, &r, n, 0.08, &a, &b);
+            pair_sample(kind, &r, n, 0.08, &a, &b);
             sum += d[n - 1] = b - a;
             sequential_add(&s, a, b);
             near(sequential_e_value(&s, 0), e_naive(d, n, 1, 0), 1e-10);
@@ -182,7 +192,7 @@ static void test_interval_covers(void **state) {
         double a, b;
         sequential_init(&s, &o);
         for (int i = 1; i <= 200; i++) {
-            pair_draw(THUMBS, &r, i, 0.3, &a, &b);
+            pair_sample(BINARY, &r, i, 0.3, &a, &b);
             sequential_add(&s, a, b);
             struct stats_interval v = {0};
             if (i % 10 == 0) v = sequential_difference(&s);
@@ -205,7 +215,7 @@ static void test_interval_and_decision_agree(void **state) {
         double a, b;
         sequential_init(&s, &o);
         do {
-            pair_draw(THUMBS, &r, 0, seed % 2 ? 0.35 : -0.35, &a, &b);
+            pair_sample(BINARY, &r, 0, seed % 2 ? 0.35 : -0.35, &a, &b);
             sequential_add(&s, a, b);
             struct stats_interval v = sequential_difference(&s);
             assert_int_equal(v.lo > 0, s.decision == SEQUENTIAL_B_BETTER);
@@ -260,10 +270,10 @@ static void test_saved_pairs_restore_the_state(void **state) {
         json_t *kept = json_array(), *pair;
         size_t i;
         double a, b;
-        sequential_init(&s, &usual);
-        sequential_init(&t, &usual);
+        sequential_init(&s, &default_options);
+        sequential_init(&t, &default_options);
         for (int k = 0; k < cut; k++) {
-            pair_draw(SHADES, &r, k, 0, &a, &b);
+            pair_sample(CONTINUOUS, &r, k, 0, &a, &b);
             sequential_add(&s, a, b);
             json_array_append_new(kept, json_pack("[f,f]", a, b));
         }
@@ -273,7 +283,7 @@ static void test_saved_pairs_restore_the_state(void **state) {
             sequential_add(&t, json_real_value(json_array_get(pair, 0)),
                            json_real_value(json_array_get(pair, 1)));
         do {
-            pair_draw(THUMBS, &r, 0, 0.3, &a, &b);
+            pair_sample(BINARY, &r, 0, 0.3, &a, &b);
             assert_int_equal(sequential_add(&s, a, b), sequential_add(&t, a, b));
             assert_memory_equal(s.log_wealth, t.log_wealth, sizeof s.log_wealth);
         } while (s.decision == SEQUENTIAL_CONTINUE);

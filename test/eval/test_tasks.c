@@ -54,13 +54,13 @@ static char *file_put(const char *name, const char *text) {
     return path;
 }
 
-static void file_drop(const char *name) {
+static void file_remove(const char *name) {
     char *path = path_join(dir, name);
     unlink(path);
     free(path);
 }
 
-static void must(int rc) {
+static void check_ok(int rc) {
     if (rc != OK) fail_msg("%s", err.text);
 }
 
@@ -151,7 +151,7 @@ static void test_cases(void **state) {
     struct buf file = {0};
     struct expected x = {0};
     int n_line = 0;
-    must(file_read("test/cases/tasks.txt", 1 << 20, &file, &err));
+    check_ok(file_read("test/cases/tasks.txt", 1 << 20, &file, &err));
     for (char *rest = file.data, *line; (line = strsep(&rest, "\n")) != NULL;) {
         n_line++;
         if (*line && *line != '#') case_line(&x, line, n_line);
@@ -163,13 +163,13 @@ static void test_cases(void **state) {
 
 /* CSV */
 
-struct seen_rows {
+struct recorded_rows {
     int n, line;
     char *last;
 };
 
-static int row_see(void *ctx, const json_t *row, int line, struct error *e) {
-    struct seen_rows *s = ctx;
+static int row_record(void *ctx, const json_t *row, int line, struct error *e) {
+    struct recorded_rows *s = ctx;
     (void)e;
     free(s->last);
     s->last = json_canonical(row);
@@ -202,9 +202,9 @@ static void test_csv(void **state) {
         {",,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,A\n", NULL, "more than 34 cells", 0, 0},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct seen_rows s = {0};
+        struct recorded_rows s = {0};
         char *path = file_put("t.csv", cases[i].text);
-        int rc = csv_each(path, row_see, &s, &err);
+        int rc = csv_each(path, row_record, &s, &err);
         assert_true((rc == OK) == !cases[i].refused);
         if (cases[i].refused && !strstr(err.text, cases[i].refused)) fail_msg("%s", err.text);
         assert_int_equal(s.n, cases[i].n);
@@ -225,7 +225,7 @@ static void test_shots(void **state) {
     free(file_put("mmlu/test/a_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\n"));
     free(file_put("mmlu/dev/a_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,C\n"));
     free(file_put("mmlu/dev/b_law_dev.csv", " d2,w,x,y,z,B\n"));
-    must(eval_task_open(&b, "mmlu", &o, &err));
+    check_ok(eval_task_open(&b, "mmlu", &o, &err));
     assert_int_equal(b.n, 3);
     assert_int_equal(b.n_subjects, 2);
     assert_string_equal(b.v[0].context, "t0\nA. w\nB. x\nC. y\nD. z\nAnswer:");
@@ -272,7 +272,7 @@ static void test_recipe(void **state) {
                                   "choices: [a, b]\nanswer: right\ncluster: group\n"
                                   "template: \"{question} {} { {key}:\\n{lettered}\\n\"\n"
                                   "letters: true\ndelimiter: ''\n");
-    must(eval_task_open(&b, path, &o, &err));
+    check_ok(eval_task_open(&b, path, &o, &err));
     assert_string_equal(b.name, "own");
     assert_string_equal(b.v[0].context, "1 + 1 {} { b:\nA. 2\nB. 3\n");
     assert_string_equal(b.subjects[0].preamble, "1 + 1 {} { b:\nA. 2\nB. 3\nB\n\n");
@@ -284,7 +284,7 @@ static void test_recipe(void **state) {
     path = file_put("r/own.yaml", "file: items.jsonl\nquestion: frage\nanswer: right\n"
                                   "grader: number\nstop: [x, y]\nmax_tokens: 7\n");
     o.shots = 0;
-    must(eval_task_open(&b, path, &o, &err));
+    check_ok(eval_task_open(&b, path, &o, &err));
     assert_int_equal(b.ask, EVAL_GENERATE);
     assert_int_equal(b.max_tokens, 7);
     assert_int_equal(b.stops.n, 2);
@@ -319,7 +319,7 @@ static double pair_logprob(struct engine *e, const char *context, const char *co
                                .n_prompt = prompt.n,
                                .sampling = {.top_p = 1},
                                .prompt_logprobs = true};
-    must(engine_run(e, &r, 1, NULL, &err));
+    check_ok(engine_run(e, &r, 1, NULL, &err));
     for (int32_t i = n; i < prompt.n; i++) sum += (double)r.prompt_logprob[i];
     engine_request_release(&r);
     token_ids_release(&prompt);
@@ -328,8 +328,8 @@ static double pair_logprob(struct engine *e, const char *context, const char *co
 }
 
 /* The expected result of one question, computed from sums. */
-static struct eval_result outcome_of(struct engine *e, const struct eval_task *b,
-                                     const struct eval_question *q) {
+static struct eval_result result_of(struct engine *e, const struct eval_task *b,
+                                    const struct eval_question *q) {
     int best = 0, best_norm = 0;
     double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
@@ -367,19 +367,19 @@ static const char schema_lines[] =
     "{\"context_options\": [\"Ann saw\", \"so Bob\"], \"continuation\": \"is too large.\", "
     "\"gold\": 0}\n";
 
-static void bank_check(const char *task, int32_t rows, int threads) {
+static void task_check(const char *task, int32_t rows, int threads) {
     struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(rows, LEN, threads, &pool);
-    must(eval_task_open(&b, task, &(struct eval_task_options){.dir = dir}, &err));
+    check_ok(eval_task_open(&b, task, &(struct eval_task_options){.dir = dir}, &err));
     struct eval_result *out = xcalloc((size_t)b.n, sizeof *out);
     struct eval_cost cost = {0};
     struct eval_solver s = {.e = e, .tok = model->tok, .max_len = LEN};
-    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_int_equal(cost.calls, b.v[0].contexts[0] ? 2 * b.n : b.n);
     assert_int_equal(cost.generated, 0);
     for (int64_t i = 0; i < b.n; i++) {
-        struct eval_result want = outcome_of(e, &b, &b.v[i]);
+        struct eval_result want = result_of(e, &b, &b.v[i]);
         assert_int_equal(out[i].choice, want.choice);
         assert_int_equal(out[i].right, want.right);
         assert_int_equal(out[i].right_norm, want.right_norm);
@@ -397,8 +397,8 @@ static void test_scores(void **state) {
     free(file_put("arc_easy.jsonl", arc_lines));
     free(file_put("winogrande.jsonl", schema_lines));
     for (int threads = 1; threads <= 2; threads++) {
-        bank_check("arc_easy", threads == 1 ? 64 : 7, threads);
-        bank_check("winogrande", 64, threads);
+        task_check("arc_easy", threads == 1 ? 64 : 7, threads);
+        task_check("winogrande", 64, threads);
     }
 }
 
@@ -409,8 +409,8 @@ static void test_norm_differs(void **state) {
     struct pool *pool;
     struct engine *e = engine_make(64, LEN, 1, &pool);
     free(file_put("arc_easy.jsonl", arc_lines));
-    must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
-    struct eval_result o = outcome_of(e, &b, &b.v[2]);
+    check_ok(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
+    struct eval_result o = result_of(e, &b, &b.v[2]);
     assert_int_equal(o.choice, 1);
     assert_true(o.right_norm && !o.right);
     eval_task_release(&b);
@@ -419,7 +419,7 @@ static void test_norm_differs(void **state) {
 }
 
 /* A prompt that is too long is cut at the front and counted. */
-static void test_cut(void **state) {
+static void test_truncated_prompts(void **state) {
     (void)state;
     struct eval_task b;
     struct pool *pool;
@@ -428,14 +428,14 @@ static void test_cut(void **state) {
     struct eval_cost cost = {0};
     struct eval_solver s = {.e = e, .tok = model->tok, .max_len = 40};
     free(file_put("arc_easy.jsonl", arc_lines));
-    must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
-    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    check_ok(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
+    check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_true(out[0].prompts_truncated && !out[2].prompts_truncated && !out[3].prompts_truncated);
     char *context = b.v[0].context; // the last 40 tokens, each a byte, minus the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;
     b.v[0].context = kept;
-    struct eval_result want = outcome_of(e, &b, &b.v[0]);
+    struct eval_result want = result_of(e, &b, &b.v[0]);
     b.v[0].context = context;
     assert_int_equal(out[0].choice, want.choice);
     close_to((double)out[0].prob, (double)want.prob, 1e-5);
@@ -462,15 +462,15 @@ static void test_shared_examples(void **state) {
     free(file_put("mmlu/test/c_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\nt2,1,2,3,4,C\n"
                                           "t3,w,x,y,z,A\nt4,x,x,z,z,B\nt5,4,3,2,1,C\n"));
     free(file_put("mmlu/dev/c_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,A\n"));
-    file_drop("mmlu/test/a_test.csv");
-    file_drop("mmlu/test/b_law_test.csv");
-    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = dir, .shots = 2}, &err));
+    file_remove("mmlu/test/a_test.csv");
+    file_remove("mmlu/test/b_law_test.csv");
+    check_ok(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = dir, .shots = 2}, &err));
     assert_int_equal(b.n, 6);
-    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     int64_t shared = (int64_t)strlen(b.subjects[b.v[0].subject].preamble);
     assert_true((int64_t)engine_stats(e).prefilled <= cost.prefilled - 5 * shared);
     for (int i = 0; i < 6; i++) {
-        struct eval_result want = outcome_of(e, &b, &b.v[i]);
+        struct eval_result want = result_of(e, &b, &b.v[i]);
         assert_int_equal(out[i].choice, want.choice);
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
@@ -492,8 +492,8 @@ static void test_generation(void **state) {
                                "{\"question\": \"b\", \"answer\": \"2\"}\n"
                                "{\"question\": \"c\", \"answer\": \"3\"}\n"));
     char *path = file_put("gen.yaml", "file: gen.jsonl\ngrader: number\nmax_tokens: 9\n");
-    must(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
-    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    check_ok(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     const struct grader *g = grader_find("number", &err);
     assert_non_null(g);
     for (int i = 0; i < 3; i++) {
@@ -508,7 +508,7 @@ static void test_generation(void **state) {
                                    .sampling = {.top_p = 1},
                                    .stop = &eos,
                                    .n_stop = eos >= 0};
-        must(engine_run(e, &r, 1, NULL, &err));
+        check_ok(engine_run(e, &r, 1, NULL, &err));
         buf_puts(&text, "");
         tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
         struct grade want = grader_grade(g, text.data, (const char *const *)&b.v[i].answer, 1);
@@ -524,7 +524,7 @@ static void test_generation(void **state) {
     eval_task_release(&b);
     free(path);
     path = file_put("gen.yaml", "file: gen.jsonl\ngrader: nosuch\n");
-    must(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    check_ok(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
     assert_int_equal(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
     eval_task_release(&b);
     free(path);
@@ -532,7 +532,7 @@ static void test_generation(void **state) {
     pool_free(pool);
 }
 
-static void text_is(const struct token_ids *ids, const char *want) {
+static void check_ids_text(const struct token_ids *ids, const char *want) {
     struct buf b = {0};
     buf_puts(&b, "");
     tokenizer_decode(model->tok, ids->v, ids->n, false, &b);
@@ -551,21 +551,21 @@ static void test_pairs(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct token_ids prompt = {0}, rest = {0};
         eval_encode_pair(model->tok, cases[i][0], cases[i][1], &prompt, &rest);
-        text_is(&prompt, cases[i][2]);
-        text_is(&rest, cases[i][3]);
+        check_ids_text(&prompt, cases[i][2]);
+        check_ids_text(&rest, cases[i][3]);
         token_ids_release(&prompt);
         token_ids_release(&rest);
     }
     struct token_ids prompt = {0}, rest = {0}; // an empty context: the token that begins a text
     eval_encode_pair(model->tok, "", "ice", &prompt, &rest);
     assert_int_equal(prompt.n, 1);
-    text_is(&rest, "ice");
+    check_ids_text(&rest, "ice");
     token_ids_release(&prompt);
     token_ids_release(&rest);
 }
 
 /* n of the questions, chosen by the seed, in their order. */
-static void test_choosing(void **state) {
+static void test_sampling(void **state) {
     (void)state;
     struct buf text = {0};
     int differ = 0;
@@ -576,9 +576,9 @@ static void test_choosing(void **state) {
     for (int k = 0; k < 2; k++) {
         struct eval_task a, b;
         struct eval_task_options o = {.n = 20, .seed = 1};
-        must(eval_task_open(&a, path, &o, &err));
+        check_ok(eval_task_open(&a, path, &o, &err));
         o.seed += (uint64_t)k;
-        must(eval_task_open(&b, path, &o, &err));
+        check_ok(eval_task_open(&b, path, &o, &err));
         assert_int_equal(a.n, 20);
         for (int i = 0; i < 20; i++) {
             bool same = strcmp(a.v[i].context, b.v[i].context) == 0;
@@ -594,7 +594,7 @@ static void test_choosing(void **state) {
 }
 
 /* Statistics of known outcomes: a is correct on items 0-5 of 10, b on none of them. */
-static void test_standing(void **state) {
+static void test_summarize(void **state) {
     (void)state;
     struct eval_result a[10] = {{0}}, b[10] = {{0}};
     int32_t clusters[10];
@@ -633,13 +633,13 @@ static void test_known_sets(void **state) {
     if (!root) skip();
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
         struct eval_task b;
-        must(eval_task_open(&b, known[i].task, &(struct eval_task_options){.dir = root}, &err));
+        check_ok(eval_task_open(&b, known[i].task, &(struct eval_task_options){.dir = root}, &err));
         if (b.n != known[i].n) fail_msg("%s: %d questions", known[i].task, (int)b.n);
         eval_task_release(&b);
     }
     struct eval_task b;
-    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = root, .shots = 5, .n = 100},
-                        &err));
+    check_ok(eval_task_open(&b, "mmlu",
+                            &(struct eval_task_options){.dir = root, .shots = 5, .n = 100}, &err));
     assert_int_equal(b.n_subjects, 57);
     eval_task_release(&b);
     free(root);
@@ -650,8 +650,8 @@ int main(void) {
         cmocka_unit_test(test_cases),        cmocka_unit_test(test_csv),
         cmocka_unit_test(test_shots),        cmocka_unit_test(test_recipe),
         cmocka_unit_test(test_pairs),        cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_norm_differs), cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_choosing),     cmocka_unit_test(test_standing),
+        cmocka_unit_test(test_norm_differs), cmocka_unit_test(test_truncated_prompts),
+        cmocka_unit_test(test_sampling),     cmocka_unit_test(test_summarize),
         cmocka_unit_test(test_known_sets),   cmocka_unit_test(test_shared_examples),
         cmocka_unit_test(test_generation),
     };

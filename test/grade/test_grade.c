@@ -76,7 +76,7 @@ static void cases_free(struct cases *c) {
 }
 
 /* "yes", "no", "nofound", or a score with four decimals. */
-static bool as_wanted(struct grade got, const char *want) {
+static bool is_expected_grade(struct grade got, const char *want) {
     char score[32];
     snprintf(score, sizeof score, "%.4f", got.score);
     if (strcmp(want, "yes") == 0) return got.found && got.score == 1;
@@ -113,7 +113,7 @@ static void check_cases(const char *name, int at_least) {
         if (grader_check(g, t->gold, &err) != OK)
             fail_msg("%s, line %d: %s", name, t->line, err.text);
         struct grade got = grade(g, t->answer, t->gold);
-        if (!as_wanted(got, t->want)) {
+        if (!is_expected_grade(got, t->want)) {
             print_error("grade-%s.txt:%d: '%s' for '%s': %s, not %s\n", name, t->line, t->answer,
                         t->gold, got.found ? "found" : "nofound", t->want);
             print_error("    score %.4f\n", got.score);
@@ -152,7 +152,7 @@ static void test_texts(void **state) {
 
 /* properties */
 
-static const char *replaced(const char *s, const char *from, const char *to, struct buf *out) {
+static const char *text_replace(const char *s, const char *from, const char *to, struct buf *out) {
     out->len = 0;
     buf_puts(out, "");
     for (const char *p; (p = strstr(s, from)) != NULL; s = p + strlen(from)) {
@@ -164,14 +164,14 @@ static const char *replaced(const char *s, const char *from, const char *to, str
 }
 
 /* The same formula in notation number `i`; NULL after the last. */
-static const char *dressed(const char *s, int i, struct buf *out) {
+static const char *with_notation(const char *s, int i, struct buf *out) {
     static const char *const rules[][2] = {
         {"=", " = "},   {"+", "  + "},         {"\\frac", "\\dfrac"}, {"\\frac", "\\tfrac"},
         {"^2", "^{2}"}, {"\\cdot", "\\times"}, {"\\le ", "\\leq "},   {"\\pi", "\\pi "},
         {"}", "} "},    {"\\cup", " \\cup "},  {"{", "{ "},           {", ", " ,\\ "},
         {"x", "{x}"},
     };
-    if (i < (int)ARRAY_LEN(rules)) return replaced(s, rules[i][0], rules[i][1], out);
+    if (i < (int)ARRAY_LEN(rules)) return text_replace(s, rules[i][0], rules[i][1], out);
     out->len = 0;
     switch (i - (int)ARRAY_LEN(rules)) {
     case 0:
@@ -220,7 +220,7 @@ static void test_notation_does_not_matter(void **state) {
     const struct grader *g = grader("math");
     struct buf out = {0};
     for (size_t i = 0; i < ARRAY_LEN(formulas); i++)
-        for (int k = 0; dressed(formulas[i], k, &out); k++) {
+        for (int k = 0; with_notation(formulas[i], k, &out); k++) {
             if (!grader_equivalent(g, formulas[i], out.data))
                 fail_msg("'%s', '%s'", formulas[i], out.data);
             if (!grader_equivalent(g, out.data, formulas[i]))
@@ -362,7 +362,7 @@ static void test_invalid_golds_are_refused(void **state) {
 
 /* hostile texts */
 
-static char *repeated(const char *head, const char *what, size_t bytes, const char *tail) {
+static char *text_repeat(const char *head, const char *what, size_t bytes, const char *tail) {
     struct buf b = {0};
     buf_puts(&b, head);
     while (b.len < bytes) buf_puts(&b, what);
@@ -424,8 +424,9 @@ static void test_hostile_texts(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         for (size_t k = 0; k < ARRAY_LEN(sizes); k++)
             for (int closed = 0; closed < 2; closed++) {
-                char *a = repeated(closed ? "\\boxed{" : "", parts[i], sizes[k], closed ? "}" : "");
-                char *b = repeated("", parts[i], sizes[k], "1");
+                char *a =
+                    text_repeat(closed ? "\\boxed{" : "", parts[i], sizes[k], closed ? "}" : "");
+                char *b = text_repeat("", parts[i], sizes[k], "1");
                 for (int n = 0; grader_at(n); n++) {
                     const struct grader *g = grader_at(n);
                     struct grade got = grade(g, a, strcmp(grader_name(g), "regex") ? b : "^(a+)+$");
@@ -445,7 +446,7 @@ static void test_one_comparison_is_bounded(void **state) {
                                         "0.\\overline{123}+"};
     int64_t most = 0;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
-        char *a = repeated("", parts[i], 900, "2"), *b = repeated("", parts[i], 900, "3");
+        char *a = text_repeat("", parts[i], 900, "2"), *b = text_repeat("", parts[i], 900, "3");
         int64_t steps;
         assert_false(grader_equivalent(g, a, b));
         assert_false(math_equivalent(a, b, &steps));

@@ -61,8 +61,8 @@ static struct store *store_at(void) {
 }
 
 /* Writes a text and checks the returned entry. */
-static void put(struct blackboard *b, const char *key, const char *text,
-                const struct blackboard_write_options *w) {
+static void write_text(struct blackboard *b, const char *key, const char *text,
+                       const struct blackboard_write_options *w) {
     json_t *v = json_string(text), *back = blackboard_write(b, key, v, w, &err);
     if (!back) fail_msg("%s", err.text);
     assert_string_equal(json_string_value(json_object_get(back, "key")), key);
@@ -72,7 +72,7 @@ static void put(struct blackboard *b, const char *key, const char *text,
     json_decref(v);
 }
 
-static const char *got(const struct blackboard *b, const char *key) {
+static const char *read_text(const struct blackboard *b, const char *key) {
     return json_string_value(blackboard_read(b, key));
 }
 
@@ -90,21 +90,21 @@ static void test_turn(void **state) {
     char key[BOARD_KEY_LEN];
     struct blackboard *b = board_of(NULL, 0);
     assert_null(blackboard_read(b, BOARD_INPUT));
-    put(b, BOARD_INPUT, "富士山の高さは？", NULL);
-    put(b, blackboard_agent_key(0, key), "3776メートルです。", NULL);
+    write_text(b, BOARD_INPUT, "富士山の高さは？", NULL);
+    write_text(b, blackboard_agent_key(0, key), "3776メートルです。", NULL);
     assert_string_equal(key, "agent_0_output");
-    put(b, blackboard_summary_key(1, key), "两位都说是3776米。", NULL);
+    write_text(b, blackboard_summary_key(1, key), "两位都说是3776米。", NULL);
     assert_string_equal(key, "summary_1");
-    put(b, BOARD_CONVERSATION, "前の話", NULL);
-    assert_string_equal(got(b, "agent_0_output"), "3776メートルです。");
-    put(b, BOARD_INPUT, "琵琶湖の広さは？", NULL);
-    assert_string_equal(got(b, BOARD_INPUT), "琵琶湖の広さは？");
+    write_text(b, BOARD_CONVERSATION, "前の話", NULL);
+    assert_string_equal(read_text(b, "agent_0_output"), "3776メートルです。");
+    write_text(b, BOARD_INPUT, "琵琶湖の広さは？", NULL);
+    assert_string_equal(read_text(b, BOARD_INPUT), "琵琶湖の広さは？");
     json_t *all = blackboard_read_all(b);
     assert_int_equal(json_object_size(all), 4);
     json_decref(all);
     assert_int_equal(blackboard_clear_current_turn(b, &err), OK);
     assert_null(blackboard_read(b, BOARD_INPUT));
-    assert_string_equal(got(b, BOARD_CONVERSATION), "前の話");
+    assert_string_equal(read_text(b, BOARD_CONVERSATION), "前の話");
     json_t *history = blackboard_history(b, BOARD_INPUT, &err);
     assert_int_equal(json_array_size(history), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(history, 0), "value")),
@@ -149,8 +149,8 @@ static void test_several_at_once(void **state) {
 static void test_time_to_live(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
-    put(b, "short", "x", &(struct blackboard_write_options){.ttl = 10});
-    put(b, "long", "y", NULL);
+    write_text(b, "short", "x", &(struct blackboard_write_options){.ttl = 10});
+    write_text(b, "long", "y", NULL);
     now = 1009.5;
     assert_non_null(blackboard_read(b, "short"));
     now = 1010;
@@ -158,10 +158,10 @@ static void test_time_to_live(void **state) {
     json_t *all = blackboard_read_all(b);
     assert_int_equal(json_object_size(all), 1);
     json_decref(all);
-    put(b, "tick", "t", NULL);
+    write_text(b, "tick", "t", NULL);
     now = 900; /* a clock that goes back revives no expired entry */
     assert_null(blackboard_read(b, "short"));
-    put(b, "short", "again", NULL);
+    write_text(b, "short", "again", NULL);
     now = 1e9;
     assert_non_null(blackboard_read(b, "short"));
     blackboard_close(b);
@@ -170,10 +170,10 @@ static void test_time_to_live(void **state) {
 static void test_priority(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
-    put(b, "low", "1", &(struct blackboard_write_options){.priority = -1});
-    put(b, "first", "2", NULL);
-    put(b, "high", "3", &(struct blackboard_write_options){.priority = 5});
-    put(b, "second", "4", NULL);
+    write_text(b, "low", "1", &(struct blackboard_write_options){.priority = -1});
+    write_text(b, "first", "2", NULL);
+    write_text(b, "high", "3", &(struct blackboard_write_options){.priority = 5});
+    write_text(b, "second", "4", NULL);
     json_t *all = blackboard_read_all(b), *v;
     const char *key, *order[] = {"high", "first", "second", "low"};
     int i = 0;
@@ -188,23 +188,23 @@ static void test_full_board(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
     char key[32];
-    put(b, "brief", "x", &(struct blackboard_write_options){.ttl = 1, .priority = 9});
-    put(b, "oldest", "x", NULL);
-    put(b, "low", "x", &(struct blackboard_write_options){.priority = -1});
+    write_text(b, "brief", "x", &(struct blackboard_write_options){.ttl = 1, .priority = 9});
+    write_text(b, "oldest", "x", NULL);
+    write_text(b, "low", "x", &(struct blackboard_write_options){.priority = -1});
     for (int i = 3; i < BOARD_MAX_KEYS; i++) {
         snprintf(key, sizeof key, "key %d", i);
-        put(b, key, "v", NULL);
+        write_text(b, key, "v", NULL);
     }
     now += 2;
-    put(b, "more 1", "v", NULL);
+    write_text(b, "more 1", "v", NULL);
     assert_non_null(blackboard_read(b, "low"));
-    put(b, "more 2", "v", NULL);
+    write_text(b, "more 2", "v", NULL);
     assert_null(blackboard_read(b, "low"));
     assert_non_null(blackboard_read(b, "oldest"));
-    put(b, "more 3", "v", NULL);
+    write_text(b, "more 3", "v", NULL);
     assert_null(blackboard_read(b, "oldest"));
     assert_non_null(blackboard_read(b, "key 3"));
-    put(b, "key 3", "again", NULL); /* replacing an entry evicts none */
+    write_text(b, "key 3", "again", NULL); /* replacing an entry evicts none */
     assert_non_null(blackboard_read(b, "key 4"));
     json_t *all = blackboard_read_all(b);
     assert_int_equal(json_object_size(all), BOARD_MAX_KEYS);
@@ -330,9 +330,9 @@ static void random_event(struct blackboard *b, struct rng *r) {
     else if (what < 4)
         slot_put(b, key, text, rng_normal(r), rng_normal(r));
     else
-        put(b, key, text,
-            &(struct blackboard_write_options){.ttl = what < 7 ? rng_uniform(r) : 0,
-                                               .priority = (int)rng_below(r, 3) - 1});
+        write_text(b, key, text,
+                   &(struct blackboard_write_options){.ttl = what < 7 ? rng_uniform(r) : 0,
+                                                      .priority = (int)rng_below(r, 3) - 1});
 }
 
 /* A replay up to event n gives the board's state after event n. */
@@ -373,10 +373,10 @@ static void test_two_writers(void **state) {
     (void)state;
     struct store *s1 = store_at(), *s2 = store_at();
     struct blackboard *a = board_of(s1, 0), *b = board_of(s2, 0);
-    put(a, "k", "from a", NULL);
-    put(b, "l", "from b", NULL); /* b had not read a's event */
+    write_text(a, "k", "from a", NULL);
+    write_text(b, "l", "from b", NULL); /* b had not read a's event */
     assert_int_equal(blackboard_last_seq(b), 2);
-    assert_string_equal(got(b, "k"), "from a");
+    assert_string_equal(read_text(b, "k"), "from a");
     assert_null(blackboard_read(a, "l"));
     assert_int_equal(blackboard_refresh(a, &err), OK);
     char *of_a = board_text(a), *of_b = board_text(b);
@@ -415,8 +415,8 @@ static void test_watch(void **state) {
     struct blackboard *b = board_of(s, 0), *forgetful = board_of(NULL, 0);
     assert_int_equal(store_begin(s, &err), OK);
     for (int i = 0; i < BOARD_MAX_EVENTS + 10; i++) {
-        put(b, "k", i % 2 ? "一" : "二", NULL);
-        put(forgetful, "k", "v", NULL);
+        write_text(b, "k", i % 2 ? "一" : "二", NULL);
+        write_text(forgetful, "k", "v", NULL);
     }
     assert_int_equal(store_commit(s, &err), OK);
     watch_all(b, 1000, 1);
@@ -445,7 +445,7 @@ static void test_debug_view(void **state) {
     free(text);
     struct buf longer = {0};
     for (int i = 0; i < 101; i++) buf_puts(&longer, "漢");
-    put(b, "long", longer.data, NULL);
+    write_text(b, "long", longer.data, NULL);
     json_t *view = blackboard_debug_view(b);
     const char *shown = json_string_value(
         json_object_get(json_object_get(json_object_get(view, "entries"), "long"), "value"));
@@ -520,8 +520,8 @@ static void test_kill(void **state) {
         assert_true(blackboard_last_seq(b) >= 2 && blackboard_last_seq(b) % 2 == 0);
         assert_true(json_equal(blackboard_read(b, "左"), blackboard_read(b, "右")));
         watch_all(b, 100, 1);
-        put(b, "after", "生きている", NULL);
-        put(b, "after", "二", NULL);
+        write_text(b, "after", "生きている", NULL);
+        write_text(b, "after", "二", NULL);
         blackboard_close(b);
         store_close(s);
     }

@@ -22,51 +22,51 @@ static char dir[64];
 
 enum { CALLS_MAX = 256 };
 struct recorded_call {
-    char *role, *words; /* all messages */
-    int desk, batch;    /* index of the client, and of its batch */
+    char *role, *messages; /* all messages */
+    int client, batch;     /* index of the client, and of its batch */
     float temperature;
     int32_t max_tokens;
     bool grammar;
 };
 /* An agent's reply to a prompt; NULL: the call fails, as after a timeout. */
-typedef const char *reply_fn(const char *role, const char *words);
+typedef const char *reply_fn(const char *role, const char *messages);
 static struct script {
-    reply_fn *say;
+    reply_fn *respond;
     struct recorded_call v[CALLS_MAX];
     int n, batches;
-    int breaks_at; /* the batch in which the client fails; 0: none */
+    int fail_at; /* the batch in which the client fails; 0: none */
 } script;
-static int desks[PIPELINE_N_STAGES];
+static int clients[PIPELINE_N_STAGES];
 
 static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     script.batches++;
     for (int i = 0; i < n; i++) {
         struct llm_call *c = &calls[i];
-        struct buf words = {0};
+        struct buf messages = {0};
         for (int m = 0; m < c->n_messages; m++)
-            buf_printf(&words, "%s: %s\n", c->messages[m].role, c->messages[m].content);
+            buf_printf(&messages, "%s: %s\n", c->messages[m].role, c->messages[m].content);
         assert_true(script.n < CALLS_MAX);
         script.v[script.n++] = (struct recorded_call){.role = xstrdup(c->agent->role),
-                                                      .words = words.data,
-                                                      .desk = (int)((int *)ctx - desks),
+                                                      .messages = messages.data,
+                                                      .client = (int)((int *)ctx - clients),
                                                       .batch = script.batches,
                                                       .temperature = c->temperature,
                                                       .max_tokens = c->max_tokens,
                                                       .grammar = c->grammar != NULL};
-        const char *said = script.say(c->agent->role, words.data);
+        const char *reply = script.respond(c->agent->role, messages.data);
         c->answer.choice = -1;
-        for (int k = 0; said && c->reply == REPLY_ANSWER && k < c->item->n_choices; k++)
-            if (strcmp(c->item->choices[k], said) == 0) c->answer.choice = k;
-        if (said) c->text = xstrdup(said);
-        if (!said) c->failed = "it timed out";
+        for (int k = 0; reply && c->reply == REPLY_ANSWER && k < c->item->n_choices; k++)
+            if (strcmp(c->item->choices[k], reply) == 0) c->answer.choice = k;
+        if (reply) c->text = xstrdup(reply);
+        if (!reply) c->failed = "it timed out";
         c->n_generated = 1;
-        if (script.breaks_at == script.batches && i == n - 1)
+        if (script.fail_at == script.batches && i == n - 1)
             return error_set(e, ERR_IO, "the disk is full");
     }
     return OK;
 }
 
-static int call_of(const char *role) {
+static int count_calls(const char *role) {
     int n = 0;
     for (int i = 0; i < script.n; i++) n += strcmp(script.v[i].role, role) == 0;
     return n;
@@ -75,71 +75,72 @@ static int call_of(const char *role) {
 /* The prompt of a role's k-th call. */
 static const char *prompt_of(const char *role, int k) {
     for (int i = 0; i < script.n; i++)
-        if (strcmp(script.v[i].role, role) == 0 && k-- == 0) return script.v[i].words;
+        if (strcmp(script.v[i].role, role) == 0 && k-- == 0) return script.v[i].messages;
     fail_msg("role '%s' was not called", role);
     return NULL;
 }
 
-static void script_end(void) {
+static void script_reset(void) {
     for (int i = 0; i < script.n; i++) {
         free(script.v[i].role);
-        free(script.v[i].words);
+        free(script.v[i].messages);
     }
     script = (struct script){.n = 0};
 }
 
 /* a pipeline with a board, a memory and the built-in team */
 
-static struct pipeline_options made;
+static struct pipeline_options options;
 static struct workflow *panel;
 
 static int set_up(void **state) {
     (void)state;
     log_quiet = true;
-    script_end();
+    script_reset();
     snprintf(dir, sizeof dir, "/tmp/shoal-test-pipeline-XXXXXX");
     if (!mkdtemp(dir)) return -1;
     const struct blackboard_options bo = {.name = "x"};
     panel = workflow_open("panel", &err);
-    made = (struct pipeline_options){.workflow = panel,
-                                     .board = blackboard_open(&bo, &err),
-                                     .memory = conversation_open(NULL, "x", &err),
-                                     .agents = 3,
-                                     .iterations = 2,
-                                     .type = -1,
-                                     .language = -1,
-                                     .summary = true,
-                                     .temperature = -1,
-                                     .facts = FACTS_RULES};
+    options = (struct pipeline_options){.workflow = panel,
+                                        .board = blackboard_open(&bo, &err),
+                                        .memory = conversation_open(NULL, "x", &err),
+                                        .agents = 3,
+                                        .iterations = 2,
+                                        .type = -1,
+                                        .language = -1,
+                                        .summary = true,
+                                        .temperature = -1,
+                                        .facts = FACTS_RULES};
     for (int s = 0; s < PIPELINE_N_STAGES; s++)
-        made.stage[s].llm_client = (struct llm_client){desks, script_ask};
-    return panel && made.board && made.memory ? 0 : -1;
+        options.stage[s].llm_client = (struct llm_client){clients, script_ask};
+    return panel && options.board && options.memory ? 0 : -1;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    script_end();
-    blackboard_close(made.board);
-    conversation_close(made.memory);
+    script_reset();
+    blackboard_close(options.board);
+    conversation_close(options.memory);
     workflow_free(panel);
     return folder_remove(dir);
 }
 
 /* Runs the pipeline and compares the answer. */
-static void answer_is(const char *question, reply_fn *say, const char *want,
-                      enum answer_source source) {
+static void check_answer(const char *question, reply_fn *respond, const char *want,
+                         enum answer_source source) {
     struct pipeline_answer a;
-    script.say = say;
-    if (pipeline_run(&made, question, &a, &err) != OK) fail_msg("%s", err.text);
+    script.respond = respond;
+    if (pipeline_run(&options, question, &a, &err) != OK) fail_msg("%s", err.text);
     assert_string_equal(a.text, want);
     assert_int_equal(a.source, source);
-    const char *kept = json_string_value(blackboard_read(made.board, BOARD_FINAL_RESPONSE));
-    assert_string_equal(kept, want);
+    const char *final_response =
+        json_string_value(blackboard_read(options.board, BOARD_FINAL_RESPONSE));
+    assert_string_equal(final_response, want);
     pipeline_answer_release(&a);
 }
 
-static const char *plain(const char *role, const char *words) {
-    (void)words;
+static const char *reply_plain(const char *role, const char *messages) {
+    (void)messages;
     if (strcmp(role, "agent") == 0) return "意見です。";
     return strcmp(role, "summary") == 0 ? "まとめです。" : "**答え**です。";
 }
@@ -149,84 +150,84 @@ static const char *plain(const char *role, const char *words) {
 static void test_stages(void **state) {
     (void)state;
     for (int s = 0; s < PIPELINE_N_STAGES; s++) {
-        made.stage[s].llm_client.ctx = &desks[s];
-        made.stage[s].max_tokens = 10 + s;
+        options.stage[s].llm_client.ctx = &clients[s];
+        options.stage[s].max_tokens = 10 + s;
     }
-    made.stage[PIPELINE_OUTPUT].temperature = 0.25f;
-    answer_is("富士山の高さは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
+    options.stage[PIPELINE_OUTPUT].temperature = 0.25f;
+    check_answer("富士山の高さは？", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 5);
-    assert_int_equal(call_of("agent"), 6);
-    assert_int_equal(call_of("summary"), 2);
-    assert_int_equal(call_of("output"), 1);
+    assert_int_equal(count_calls("agent"), 6);
+    assert_int_equal(count_calls("summary"), 2);
+    assert_int_equal(count_calls("output"), 1);
     for (int i = 0; i < script.n; i++) {
         const struct recorded_call *h = &script.v[i];
-        assert_int_equal(h->desk, pipeline_stage_of_role(h->role));
-        assert_int_equal(h->max_tokens, 10 + h->desk);
-        if (h->desk == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
+        assert_int_equal(h->client, pipeline_stage_of_role(h->role));
+        assert_int_equal(h->max_tokens, 10 + h->client);
+        if (h->client == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
     }
     /* the roles of the question's type, in its language */
     assert_non_null(
         strstr(prompt_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
     assert_non_null(strstr(prompt_of("agent", 3), "仲間たちの意見：\n"));
-    made.max_tokens = 7;
-    answer_is("なぜですか", plain, "答えです。", ANSWER_FROM_OUTPUT);
+    options.max_tokens = 7;
+    check_answer("なぜですか", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.v[script.n - 1].max_tokens, 7);
 }
 
 /* Agents of one step are called in one batch per base model, and each reply goes to its agent. */
-static const char *echo(const char *role, const char *words) {
-    (void)words;
+static const char *reply_role(const char *role, const char *messages) {
+    (void)messages;
     return strcmp(role, "output") == 0 ? "the answer" : role;
 }
 
-static void test_mixed_step(void **state) {
+static void test_step_with_two_clients(void **state) {
     (void)state;
     static const char text[] = "name: mixed\nroles: [agent, critic, output]\nnodes:\n"
                                "  all: {messages: [{user: '{{ question }}'}]}\n"
                                "decide: {text: all}\n";
     struct workflow *w = workflow_parse(text, sizeof text - 1, "mixed.yaml", &err);
-    made.workflow = w;
-    made.stage[PIPELINE_OUTPUT].llm_client.ctx = &desks[PIPELINE_OUTPUT];
-    made.iterations = 1;
-    answer_is("which?", echo, "the answer", ANSWER_FROM_OUTPUT);
+    options.workflow = w;
+    options.stage[PIPELINE_OUTPUT].llm_client.ctx = &clients[PIPELINE_OUTPUT];
+    options.iterations = 1;
+    check_answer("which?", reply_role, "the answer", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 2); /* the summary uses the agents' client */
-    assert_int_equal(call_of("critic"), 1);
+    assert_int_equal(count_calls("critic"), 1);
     const char *third =
-        json_string_value(blackboard_read(made.board, "agent_3_output")); /* the critic */
+        json_string_value(blackboard_read(options.board, "agent_3_output")); /* the critic */
     assert_string_equal(third, "critic");
     workflow_free(w);
 }
 
 /* The summarizer may classify the question; if it does not, the question's keywords do. */
-static const char *kind_said;
-static const char *with_kind(const char *role, const char *words) {
-    if (strcmp(role, "summary") == 0 && strstr(words, "informational")) return kind_said;
-    return plain(role, words);
+static const char *classified_type;
+static const char *reply_with_type(const char *role, const char *messages) {
+    if (strcmp(role, "summary") == 0 && strstr(messages, "informational")) return classified_type;
+    return reply_plain(role, messages);
 }
 
-static void test_kind_asked(void **state) {
+static void test_question_type_by_model(void **state) {
     (void)state;
-    made.type = QUESTION_TYPE_BY_MODEL;
-    kind_said = "planning";
-    answer_is("富士山の高さは？", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
+    options.type = QUESTION_TYPE_BY_MODEL;
+    classified_type = "planning";
+    check_answer("富士山の高さは？", reply_with_type, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
         strstr(prompt_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
-    assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
+    assert_string_equal(json_string_value(blackboard_read(options.board, BOARD_QUESTION_TYPE)),
                         "planning");
-    script_end();
-    kind_said = NULL;
-    answer_is("你好！", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
+    script_reset();
+    classified_type = NULL;
+    check_answer("你好！", reply_with_type, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
         strstr(prompt_of("agent", 1), agent_role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
 }
 
 /* a failed agent does not stop the team */
 
-static int turn_of_agent;
-static const char *one_of_each(const char *role, const char *words) {
-    (void)words;
+static int n_agent_calls;
+static const char *reply_one_failure_each(const char *role, const char *messages) {
+    (void)messages;
     if (strcmp(role, "agent") != 0) return strcmp(role, "output") == 0 ? "It is 42." : "A summary.";
-    switch (turn_of_agent++ % 3) {
+    switch (n_agent_calls++ % 3) {
     case 0:
         return NULL; /* timed out */
     case 1:
@@ -236,12 +237,12 @@ static const char *one_of_each(const char *role, const char *words) {
     }
 }
 
-static void test_members_that_fail(void **state) {
+static void test_failing_agents(void **state) {
     (void)state;
-    answer_is("How many?", one_of_each, "It is 42.", ANSWER_FROM_OUTPUT);
+    check_answer("How many?", reply_one_failure_each, "It is 42.", ANSWER_FROM_OUTPUT);
     assert_null(strstr(prompt_of("agent", 3), "timed"));
-    assert_string_equal(json_string_value(blackboard_read(made.board, "agent_0_output")), "");
-    json_t *slots = blackboard_slot_list(made.board, NULL), *v;
+    assert_string_equal(json_string_value(blackboard_read(options.board, "agent_0_output")), "");
+    json_t *slots = blackboard_slot_list(options.board, NULL), *v;
     size_t i;
     json_array_foreach (slots, i, v)
         assert_true(*json_string_value(json_object_get(v, "text"))); /* the failed agent has none */
@@ -249,58 +250,58 @@ static void test_members_that_fail(void **state) {
     json_decref(slots);
 }
 
-static const char *no_output(const char *role, const char *words) {
-    (void)words;
+static const char *reply_without_output(const char *role, const char *messages) {
+    (void)messages;
     if (strcmp(role, "output") == 0) return "<think>let me";
     return strcmp(role, "summary") == 0 ? NULL : "Agents say 7.";
 }
 
-static const char *reply_failure(const char *role, const char *words) {
-    (void)role, (void)words;
+static const char *reply_failure(const char *role, const char *messages) {
+    (void)role, (void)messages;
     return NULL;
 }
 
-static const char *brief(const char *role, const char *words) {
-    (void)role, (void)words;
+static const char *reply_briefly(const char *role, const char *messages) {
+    (void)role, (void)messages;
     return "Yes.";
 }
 
-static void test_last_resorts(void **state) {
+static void test_fallbacks(void **state) {
     (void)state;
     struct pipeline_answer a;
-    answer_is("How many?", no_output, "Agents say 7.", ANSWER_FROM_AGENT);
-    answer_is("いくつですか", reply_failure, answer_fallback(LANG_JA), ANSWER_FALLBACK);
-    answer_is("有几个？", reply_failure, answer_fallback(LANG_ZH), ANSWER_FALLBACK);
-    script.say = reply_failure;
-    assert_int_equal(pipeline_run(&made, "Is it so?", &a, &err), OK);
+    check_answer("How many?", reply_without_output, "Agents say 7.", ANSWER_FROM_AGENT);
+    check_answer("いくつですか", reply_failure, answer_fallback(LANG_JA), ANSWER_FALLBACK);
+    check_answer("有几个？", reply_failure, answer_fallback(LANG_ZH), ANSWER_FALLBACK);
+    script.respond = reply_failure;
+    assert_int_equal(pipeline_run(&options, "Is it so?", &a, &err), OK);
     assert_string_equal(a.text, answer_fallback(LANG_EN));
     assert_string_equal(a.why, "it timed out");
     pipeline_answer_release(&a);
-    answer_is("Is it so?", brief, "Yes.", ANSWER_FROM_OUTPUT);
-    made.compat = true; /* ten characters, and no other agent's text instead */
-    answer_is("Is it so?", brief, answer_fallback(LANG_EN), ANSWER_FALLBACK);
+    check_answer("Is it so?", reply_briefly, "Yes.", ANSWER_FROM_OUTPUT);
+    options.compat = true; /* ten characters, and no other agent's text instead */
+    check_answer("Is it so?", reply_briefly, answer_fallback(LANG_EN), ANSWER_FALLBACK);
 }
 
 /* the team's prompts */
 
-static void test_gist(void **state) {
+static void test_question_summary(void **state) {
     (void)state;
     struct buf question = {0};
     for (int i = 0; i < 160; i++) buf_puts(&question, "长");
     buf_puts(&question, "吗？");
-    answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_int_equal(call_of("summary"), 3);
-    assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_INITIAL_SUMMARY)),
+    check_answer(question.data, reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
+    assert_int_equal(count_calls("summary"), 3);
+    assert_string_equal(json_string_value(blackboard_read(options.board, BOARD_INITIAL_SUMMARY)),
                         "まとめです。");
     assert_non_null(strstr(prompt_of("agent", 0), "要点： まとめです。"));
     assert_non_null(strstr(prompt_of("output", 0), "要点： まとめです。"));
-    script_end();
-    made.summary = false;
-    answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_int_equal(call_of("summary"), 0);
-    made.summary = true;
-    answer_is(question.data, reply_failure, answer_fallback(LANG_ZH),
-              ANSWER_FALLBACK); /* none comes */
+    script_reset();
+    options.summary = false;
+    check_answer(question.data, reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
+    assert_int_equal(count_calls("summary"), 0);
+    options.summary = true;
+    check_answer(question.data, reply_failure, answer_fallback(LANG_ZH),
+                 ANSWER_FALLBACK); /* none comes */
     buf_release(&question);
 }
 
@@ -317,70 +318,70 @@ static int count_embed(void *ctx, const char *const *texts, int n, float *out, s
 static void test_references(void **state) {
     (void)state;
     char db[96], doc[96];
-    int asked = 0;
+    int n_embed_calls = 0;
     struct knowledge_report r;
-    const struct embedder e = {&asked, 2, "counts", count_embed};
+    const struct embedder e = {&n_embed_calls, 2, "counts", count_embed};
     static const char text[] = "富士山の高さは3776メートルです。";
     snprintf(db, sizeof db, "%s/base.db", dir);
     snprintf(doc, sizeof doc, "%s/富士山.txt", dir);
     assert_int_equal(file_write(doc, text, sizeof text - 1, &err), OK);
-    made.knowledge = knowledge_open(db, true, &err);
-    assert_int_equal(knowledge_add(made.knowledge, doc, &(struct knowledge_options){0}, &r, &err),
-                     OK);
-    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
+    options.knowledge = knowledge_open(db, true, &err);
+    assert_int_equal(
+        knowledge_add(options.knowledge, doc, &(struct knowledge_options){0}, &r, &err), OK);
+    check_answer("富士山の高さは何メートルですか？", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
         strstr(prompt_of("agent", 0), "参考：\n【富士山】 富士山の高さは3776メートルです。"));
     assert_non_null(strstr(prompt_of("output", 0), "【富士山】"));
-    made.embedder = &e;
-    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_true(asked > 2); /* the query, the text, and every utterance */
+    options.embedder = &e;
+    check_answer("富士山の高さは何メートルですか？", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
+    assert_true(n_embed_calls > 2); /* the query, the text, and every utterance */
     const float like[2] = {15, 1};
-    json_t *found = blackboard_find_similar(made.board, NULL, like, 2, 0.99, 20);
+    json_t *found = blackboard_find_similar(options.board, NULL, like, 2, 0.99, 20);
     assert_int_equal(json_array_size(found), 9);
     json_decref(found);
-    knowledge_close(made.knowledge);
+    knowledge_close(options.knowledge);
 }
 
 /* The context window is smaller than the stored memory: prompts are shortened, and the team
  * answers. */
-static size_t room;
-static const char *with_room(const char *role, const char *words) {
-    return strlen(words) > room ? NULL : plain(role, words);
+static size_t context_chars;
+static const char *reply_if_short(const char *role, const char *messages) {
+    return strlen(messages) > context_chars ? NULL : reply_plain(role, messages);
 }
 
-static void test_little_room(void **state) {
+static void test_short_context(void **state) {
     (void)state;
     for (int i = 0; i < 9; i++)
-        assert_int_equal(pipeline_update_memory(&made, "次の都市はどこですか？",
+        assert_int_equal(pipeline_update_memory(&options, "次の都市はどこですか？",
                                                 "次の都市は仙台で、その次は盛岡です。", &err),
                          OK);
-    for (room = 900; room > 400; room -= 250) {
-        script_end();
-        answer_is("3と9、大きいのは？", with_room, "答えです。", ANSWER_FROM_OUTPUT);
+    for (context_chars = 900; context_chars > 400; context_chars -= 250) {
+        script_reset();
+        check_answer("3と9、大きいのは？", reply_if_short, "答えです。", ANSWER_FROM_OUTPUT);
         assert_true(script.batches > 5); /* not at once */
     }
     assert_non_null(strstr(prompt_of("agent", 0), "これまでの会話"));
-    assert_int_equal(strstr(script.v[script.n - 1].words, "これまでの会話") != NULL, 0);
-    script_end();
-    room = 10;
-    answer_is("3と9、大きいのは？", with_room, answer_fallback(LANG_JA), ANSWER_FALLBACK);
+    assert_int_equal(strstr(script.v[script.n - 1].messages, "これまでの会話") != NULL, 0);
+    script_reset();
+    context_chars = 10;
+    check_answer("3と9、大きいのは？", reply_if_short, answer_fallback(LANG_JA), ANSWER_FALLBACK);
 }
 
 /* memory */
 
 static const char *fact_json;
-static const char *with_facts(const char *role, const char *words) {
-    if (strcmp(role, "summary") == 0 && strstr(words, "JSON")) return fact_json;
-    return plain(role, words);
+static const char *reply_with_facts(const char *role, const char *messages) {
+    if (strcmp(role, "summary") == 0 && strstr(messages, "JSON")) return fact_json;
+    return reply_plain(role, messages);
 }
 
-static char *facts_after(const char *line, enum fact_source how, const char *json) {
+static char *facts_of_line(const char *line, enum fact_source how, const char *json) {
     fact_json = json;
-    made.facts = how;
-    script.say = with_facts;
-    assert_int_equal(conversation_clear(made.memory, &err), OK);
-    if (pipeline_update_memory(&made, line, "はい。", &err) != OK) fail_msg("%s", err.text);
-    return json_canonical(json_object_get(conversation_state(made.memory), "facts"));
+    options.facts = how;
+    script.respond = reply_with_facts;
+    assert_int_equal(conversation_clear(options.memory, &err), OK);
+    if (pipeline_update_memory(&options, line, "はい。", &err) != OK) fail_msg("%s", err.text);
+    return json_canonical(json_object_get(conversation_state(options.memory), "facts"));
 }
 
 static void test_facts(void **state) {
@@ -406,62 +407,64 @@ static void test_facts(void **state) {
         {FACTS_MODEL, "My name is Ann.", "[1]", "{\"名前\":\"Ann\"}"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        script_end();
-        char *got = facts_after(cases[i].line, cases[i].how, cases[i].json);
+        script_reset();
+        char *got = facts_of_line(cases[i].line, cases[i].how, cases[i].json);
         assert_string_equal(got, cases[i].want);
         assert_int_equal(script.n, cases[i].how == FACTS_MODEL);
         if (script.n) assert_true(script.v[0].grammar);
         free(got);
     }
-    script_end(); /* the question contains no fact: the model is not called */
-    free(facts_after("What is the name of Ann?", FACTS_MODEL, "{\"name\":\"Ann\"}"));
+    script_reset(); /* the question contains no fact: the model is not called */
+    free(facts_of_line("What is the name of Ann?", FACTS_MODEL, "{\"name\":\"Ann\"}"));
     assert_int_equal(script.n, 0);
 }
 
 static void test_memory(void **state) {
     (void)state;
-    answer_is("私の名前は太郎です。3と9、大きいのは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
+    check_answer("私の名前は太郎です。3と9、大きいのは？", reply_plain, "答えです。",
+                 ANSWER_FROM_OUTPUT);
     int n = script.n;
-    answer_is("私の名前は何ですか？", plain, "あなたのお名前は太郎です。", ANSWER_FROM_MEMORY);
+    check_answer("私の名前は何ですか？", reply_plain, "あなたのお名前は太郎です。",
+                 ANSWER_FROM_MEMORY);
     assert_int_equal(script.n, n); /* no call was needed */
-    answer_is("では、5と7は？", plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_non_null(strstr(script.v[n].words, "覚えていること：名前：太郎"));
-    assert_non_null(strstr(script.v[n].words, "アシスタント：あなたのお名前は太郎です。"));
+    check_answer("では、5と7は？", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
+    assert_non_null(strstr(script.v[n].messages, "覚えていること：名前：太郎"));
+    assert_non_null(strstr(script.v[n].messages, "アシスタント：あなたのお名前は太郎です。"));
     for (int i = 0; i < 8; i++) {
-        assert_int_equal(pipeline_update_memory(&made, "次は？", "はい。", &err), OK);
-        script_end();
-        script.say = plain;
+        assert_int_equal(pipeline_update_memory(&options, "次は？", "はい。", &err), OK);
+        script_reset();
+        script.respond = reply_plain;
     }
-    answer_is("最後に？", plain, "答えです。", ANSWER_FROM_OUTPUT);
+    check_answer("最後に？", reply_plain, "答えです。", ANSWER_FROM_OUTPUT);
     const char *summary =
-        json_string_value(json_object_get(conversation_state(made.memory), "summary"));
+        json_string_value(json_object_get(conversation_state(options.memory), "summary"));
     assert_string_equal(summary, "まとめです。");
 }
 
 /* refused options */
 
-static void test_refusals(void **state) {
+static void test_invalid_options(void **state) {
     (void)state;
     static const char text[] = "name: flat\nnodes:\n  all: {messages: [{user: x}]}\n";
     struct pipeline_answer a;
-    script.say = plain;
-    assert_int_equal(pipeline_run(&made, "a\xff", &a, &err), ERR_FORMAT);
+    script.respond = reply_plain;
+    assert_int_equal(pipeline_run(&options, "a\xff", &a, &err), ERR_FORMAT);
     pipeline_answer_release(&a);
-    made.agents = TEAM_MAX - 1;
-    assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_USAGE);
+    options.agents = TEAM_MAX - 1;
+    assert_int_equal(pipeline_run(&options, "why?", &a, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "a team of more than 17"));
     pipeline_answer_release(&a);
-    made.agents = 3;
+    options.agents = 3;
     for (int at = 1; at <= 5; at++) { /* an error of the client is returned, and nothing leaks */
-        script_end();
-        script.say = plain;
-        script.breaks_at = at;
-        assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_IO);
+        script_reset();
+        script.respond = reply_plain;
+        script.fail_at = at;
+        assert_int_equal(pipeline_run(&options, "why?", &a, &err), ERR_IO);
         pipeline_answer_release(&a);
     }
     struct workflow *w = workflow_parse(text, sizeof text - 1, "flat.yaml", &err);
-    made.workflow = w;
-    assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_USAGE);
+    options.workflow = w;
+    assert_int_equal(pipeline_run(&options, "why?", &a, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "'flat' has no roles"));
     pipeline_answer_release(&a);
     workflow_free(w);
@@ -470,10 +473,17 @@ static void test_refusals(void **state) {
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_stages),     TEST(test_mixed_step),        TEST(test_little_room),
-        TEST(test_kind_asked), TEST(test_members_that_fail), TEST(test_last_resorts),
-        TEST(test_gist),       TEST(test_references),        TEST(test_facts),
-        TEST(test_memory),     TEST(test_refusals),
+        TEST(test_stages),
+        TEST(test_step_with_two_clients),
+        TEST(test_short_context),
+        TEST(test_question_type_by_model),
+        TEST(test_failing_agents),
+        TEST(test_fallbacks),
+        TEST(test_question_summary),
+        TEST(test_references),
+        TEST(test_facts),
+        TEST(test_memory),
+        TEST(test_invalid_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -109,7 +109,7 @@ enum { AGENTS = 4, ITEMS = 60 };
 
 static struct task_item plain_items[ITEMS];
 
-static void items_make(void) {
+static void items_init(void) {
     static const char *const words[] = {"a", "b", "c", "d"};
     for (int i = 0; i < ITEMS; i++) {
         plain_items[i] = (struct task_item){
@@ -119,7 +119,7 @@ static void items_make(void) {
 }
 
 /* Pseudo-random distributions. */
-static void answers_draw(struct agent_answer *a, uint32_t seed) {
+static void answers_sample(struct agent_answer *a, uint32_t seed) {
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     for (int i = 0; i < AGENTS * ITEMS; i++) {
         float p[4], sum = 0;
@@ -147,9 +147,9 @@ static void test_leave_one_out_of_a_vote(void **state) {
     struct agent_answer answers[AGENTS * ITEMS];
     struct stats_interval contribution_of[AGENTS];
     double spread = 0;
-    items_make();
+    items_init();
     for (uint32_t seed = 0; seed < 5; seed++) {
-        answers_draw(answers, seed);
+        answers_sample(answers, seed);
         for (const struct vote *v = vote_table; v->name; v++) {
             contribution_leave_one_out_vote(v, answers, AGENTS, plain_items, ITEMS,
                                             contribution_of);
@@ -172,7 +172,7 @@ static void test_contribution_of_the_only_correct_agent(void **state) {
     (void)state;
     struct agent_answer answers[AGENTS * ITEMS];
     struct stats_interval contribution_of[AGENTS];
-    items_make();
+    items_init();
     for (int i = 0; i < AGENTS * ITEMS; i++) {
         bool knows = i / ITEMS == 1;
         struct agent_answer a = {.choice = (plain_items[i % ITEMS].correct + !knows) % 4};
@@ -194,7 +194,7 @@ static void test_novelty(void **state) {
     struct agent_answer answers[3 * ITEMS];
     struct stats_interval novelty[3];
     double distance[9] = {0};
-    items_make();
+    items_init();
     const struct behaviour_answers x = {answers, plain_items, ITEMS};
     for (int i = 0; i < 3 * ITEMS; i++) answers[i] = answer_of(0.1f, 0.2f, 0.3f, 0.4f);
     behaviour_novelty(behaviour_js_divergence, &x, 3, 3, ITEMS, novelty, distance);
@@ -231,7 +231,7 @@ struct turn { /* texts of a call in the "brief" workflow */
     const struct task_item *item;
     char *own, *others[8]; /* NULL, and no others, in the first round */
     int n_others;
-    bool working;
+    bool chain_of_thought;
     float temperature;
     uint64_t seed;
     struct agent_answer answer;
@@ -242,26 +242,27 @@ struct script {
     bool follow;
 };
 
-static int word_index(const struct task_item *it, const char *word) {
+static int choice_index_of(const struct task_item *it, const char *word) {
     for (int c = 0; c < it->n_choices; c++)
         if (strcmp(it->choices[c], word) == 0) return c;
     fail_msg("'%s' is no choice", word);
     return -1;
 }
 
-static struct turn turn_read(const struct llm_call *c) {
+static struct turn turn_parse(const struct llm_call *c) {
     struct turn t = {.agent = c->agent,
                      .item = c->item,
-                     .working = c->chain_of_thought,
+                     .chain_of_thought = c->chain_of_thought,
                      .temperature = c->temperature,
                      .seed = c->seed};
-    int at = c->agent->system != NULL;
-    assert_string_equal(c->messages[at].role, "user");
-    assert_string_equal(c->messages[at].content, c->item->question);
-    assert_true(c->n_messages == at + 1 || c->n_messages == at + 3);
-    if (c->n_messages == at + 1) return t;
-    t.own = xstrdup(c->messages[at + 1].content + strlen("answer: "));
-    char *rest = xstrdup(c->messages[at + 2].content + strlen("others say ")), *next = rest, *end;
+    int user_index = c->agent->system != NULL;
+    assert_string_equal(c->messages[user_index].role, "user");
+    assert_string_equal(c->messages[user_index].content, c->item->question);
+    assert_true(c->n_messages == user_index + 1 || c->n_messages == user_index + 3);
+    if (c->n_messages == user_index + 1) return t;
+    t.own = xstrdup(c->messages[user_index + 1].content + strlen("answer: "));
+    char *rest = xstrdup(c->messages[user_index + 2].content + strlen("others say ")), *next = rest,
+         *end;
     *strstr(rest, ". answer again.") = 0;
     for (; next; next = end ? end + strlen(" and ") : NULL) {
         if ((end = strstr(next, " and "))) *end = 0;
@@ -276,17 +277,17 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
     s->calls++;
     if (s->calls == s->fail_at) return error_set(e, ERR_STATE, "the script ends here");
     for (int i = 0; i < n; i++) {
-        struct turn turn = turn_read(&calls[i]), *t = &turn;
+        struct turn turn = turn_parse(&calls[i]), *t = &turn;
         struct llm_call *c = &calls[i];
-        int who = t->agent->name[0] - '0', item = (int)(t->item - plain_items);
-        int choice = t->own ? word_index(t->item, t->own) : (who + item) % 4;
-        if (s->follow && who == 0 && t->n_others > 0)
-            choice = word_index(t->item, t->others[t->n_others - 1]);
+        int agent = t->agent->name[0] - '0', item = (int)(t->item - plain_items);
+        int choice = t->own ? choice_index_of(t->item, t->own) : (agent + item) % 4;
+        if (s->follow && agent == 0 && t->n_others > 0)
+            choice = choice_index_of(t->item, t->others[t->n_others - 1]);
         c->answer = (struct agent_answer){.choice = choice};
         for (int k = 0; k < 4; k++) c->answer.prob[k] = k == choice ? 0.7f : 0.1f;
         c->n_prefilled = 10;
         c->n_generated = 3;
-        c->truncated = who == 2;
+        c->truncated = agent == 2;
         assert_true(s->n < (int)ARRAY_LEN(s->turns));
         t->answer = c->answer;
         s->turns[s->n++] = *t;
@@ -299,7 +300,7 @@ static const struct agent team[] = {
     {.name = "0"}, {.name = "1", .view = 1}, {.name = "2", .view = 2}, {.name = "3", .view = 3}};
 
 /* Clears the recorded calls. */
-static void script_end(void) {
+static void script_clear(void) {
     for (int i = 0; i < script.n; i++) {
         free(script.turns[i].own);
         for (int k = 0; k < script.turns[i].n_others; k++) free(script.turns[i].others[k]);
@@ -308,10 +309,10 @@ static void script_end(void) {
 }
 
 static struct llm_client script_begin(bool follow) {
-    script_end();
+    script_clear();
     memset(&script, 0, sizeof script);
     script.follow = follow;
-    items_make();
+    items_init();
     return (struct llm_client){&script, script_ask};
 }
 
@@ -319,8 +320,8 @@ static struct debate_options options_make(int rounds, uint64_t seed) {
     return (struct debate_options){.rounds = rounds, .vote = vote_find("majority"), .seed = seed};
 }
 
-static struct debate debate_of(const struct llm_client *a, int n_agents, int n_items, int rounds,
-                               uint64_t seed) {
+static struct debate debate_run_team(const struct llm_client *a, int n_agents, int n_items,
+                                     int rounds, uint64_t seed) {
     struct debate d;
     struct debate_options o = options_make(rounds, seed);
     if (debate_run(a, team, n_agents, plain_items, n_items, &o, &d, NULL, &err) != OK)
@@ -336,7 +337,7 @@ static void turn_check(const struct debate *d, const struct turn *t, int round, 
     int heard[4] = {0}, said[4] = {0};
     assert_string_equal(t->own, plain_items[item].choices[last[me * d->n_items + item].choice]);
     assert_int_equal(t->n_others, d->n_agents - 1);
-    for (int i = 0; i < t->n_others; i++) heard[word_index(t->item, t->others[i])]++;
+    for (int i = 0; i < t->n_others; i++) heard[choice_index_of(t->item, t->others[i])]++;
     for (int a = 0; a < d->n_agents; a++)
         if (a != me) said[last[a * d->n_items + item].choice]++;
     assert_memory_equal(heard, said, sizeof heard);
@@ -345,7 +346,7 @@ static void turn_check(const struct debate *d, const struct turn *t, int round, 
 static void test_rounds(void **state) {
     (void)state;
     struct llm_client a = script_begin(false);
-    struct debate d = debate_of(&a, 4, 12, 3, 9);
+    struct debate d = debate_run_team(&a, 4, 12, 3, 9);
     assert_int_equal(script.calls, 3); /* a whole round is one batch */
     assert_int_equal(script.n, 3 * 4 * 12);
     for (int i = 0; i < script.n; i++) {
@@ -371,11 +372,11 @@ static void test_rounds(void **state) {
 static void test_order_of_other_answers(void **state) {
     (void)state;
     struct llm_client a = script_begin(false);
-    struct debate d = debate_of(&a, 4, 40, 2, 1);
+    struct debate d = debate_run_team(&a, 4, 40, 2, 1);
     debate_release(&d);
-    d = debate_of(&a, 4, 40, 2, 1);
+    d = debate_run_team(&a, 4, 40, 2, 1);
     debate_release(&d);
-    d = debate_of(&a, 4, 40, 2, 2);
+    d = debate_run_team(&a, 4, 40, 2, 2);
     debate_release(&d);
     int one_run = script.n / 3, other_seed = 0, first_is[4] = {0};
     for (int i = one_run / 2; i < one_run; i++) {
@@ -387,7 +388,7 @@ static void test_order_of_other_answers(void **state) {
         }
         /* Index of the agent that is shown first; in the first round all four answers differ. */
         int item = (int)(x->item - plain_items);
-        first_is[(word_index(x->item, x->others[0]) - item % 4 + 4) % 4]++;
+        first_is[(choice_index_of(x->item, x->others[0]) - item % 4 + 4) % 4]++;
     }
     assert_true(other_seed > 100);
     for (int k = 0; k < 4; k++) assert_true(first_is[k] > 20);
@@ -397,7 +398,7 @@ static void test_order_of_other_answers(void **state) {
 static void test_flips(void **state) {
     (void)state;
     struct llm_client a = script_begin(true);
-    struct debate d = debate_of(&a, 4, ITEMS, 4, 3);
+    struct debate d = debate_run_team(&a, 4, ITEMS, 4, 3);
     int64_t good = 0, bad = 0;
     size_t cells = 4 * ITEMS;
     for (size_t i = cells; i < 4 * cells; i++) {
@@ -426,7 +427,7 @@ static void test_flips(void **state) {
 static void test_first_round_is_independent(void **state) {
     (void)state;
     struct llm_client a = script_begin(true);
-    struct debate d = debate_of(&a, 4, 20, 2, 1), alone;
+    struct debate d = debate_run_team(&a, 4, 20, 2, 1), alone;
     struct debate_options o = options_make(1, 77);
     int from = script.n;
     assert_int_equal(debate_run(&a, &team[1], 1, plain_items, 20, &o, &alone, NULL, &err), OK);
@@ -464,7 +465,7 @@ static void test_invalid_debates_are_refused(void **state) {
 static void test_transcript(void **state) {
     (void)state;
     struct llm_client a = script_begin(false);
-    struct debate d = debate_of(&a, 2, 3, 2, 1);
+    struct debate d = debate_run_team(&a, 2, 3, 2, 1);
     struct buf b = {0};
     debate_transcript(&d, team, &plain_items[1], 1, vote_find("majority"), &b);
     assert_string_equal(b.data, "?\n[0][R0] b (0.70)\n[1][R0] c (0.70)\nvote after round 0: b\n"
@@ -480,7 +481,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
     enum { N = 40 };
     struct llm_client a = script_begin(true);
     struct debate_options o = options_make(2, 5);
-    struct debate full = debate_of(&a, 4, N, 2, 5);
+    struct debate full = debate_run_team(&a, 4, N, 2, 5);
     struct stats_interval contribution_of[4];
     assert_int_equal(contribution_leave_one_out(&a, team, 4, plain_items, N, &o, &full,
                                                 contribution_of, NULL, &err),
@@ -492,7 +493,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
         int n = 0, with = 0, without = 0;
         for (int i = 0; i < 4; i++)
             if (i != out) rest[n++] = team[i];
-        script_end();
+        script_clear();
         assert_int_equal(debate_run(&a, rest, 3, plain_items, N, &o, &d, NULL, &err), OK);
         for (int i = 0; i < N; i++) {
             with += full.voted[N + i];
@@ -503,7 +504,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
         debate_release(&d);
     }
     assert_true(some);
-    struct debate one = debate_of(&a, 1, N, 2, 5);
+    struct debate one = debate_run_team(&a, 1, N, 2, 5);
     assert_int_equal(contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one,
                                                 contribution_of, NULL, &err),
                      ERR_USAGE);
@@ -528,7 +529,7 @@ static void test_self_consistency(void **state) {
     }
     for (int i = 0; i < N * K; i++) {
         const struct turn *t = &script.turns[i];
-        assert_true(t->working && t->temperature == 0.7f && !t->own);
+        assert_true(t->chain_of_thought && t->temperature == 0.7f && !t->own);
         for (int j = 0; j < i; j++) assert_true(t->seed != script.turns[j].seed);
     }
     for (int k = 1; k <= K; k++) {
@@ -601,7 +602,7 @@ static void test_sampled_contributions(void **state) {
     uint8_t *right = xmalloc(((size_t)1 << FIVE) * N);
     struct contribution exact[FIVE], few[FIVE], many[FIVE];
     double far[2] = {0};
-    items_make();
+    items_init();
     for (int i = 0; i < FIVE * N; i++) {
         bool knows = rng_uniform(&rng) < 0.3f + 0.1f * (float)(i / N);
         int choice = knows ? plain_items[i % N].correct : (int)rng_below(&rng, 4);
@@ -691,7 +692,7 @@ static void test_calibration(void **state) {
     enum { N = ITEMS };
     struct agent_answer answers[N];
     struct debate d = {.n_agents = 1, .n_items = N, .rounds = 1, .answers = answers};
-    items_make();
+    items_init();
     for (int i = 0; i < N; i++) {
         int choice = i % 5 < 3 ? plain_items[i].correct : (plain_items[i].correct + 1) % 4;
         for (int c = 0; c < 4; c++) answers[i].prob[c] = c == choice ? 0.9f : 0.1f / 3;
@@ -951,6 +952,6 @@ int main(void) {
         cmocka_unit_test(test_free_text_returns_tokens),
     };
     int failed = cmocka_run_group_tests(tests, quiet, NULL);
-    script_end();
+    script_clear();
     return failed;
 }

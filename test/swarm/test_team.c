@@ -260,8 +260,10 @@ static void test_items_of_task_files(void **state) {
     assert_string_equal(v->question, "Which is right?");
     assert_string_equal(v->choices[1], "Bo left.");
     task_items_release(v, 1);
-    b = (struct eval_task){
-        .n = 2, .family = split_evidence_find("largest"), .is_split_evidence = true, .split = SPLIT_DEV};
+    b = (struct eval_task){.n = 2,
+                           .family = split_evidence_find("largest"),
+                           .is_split_evidence = true,
+                           .split = SPLIT_DEV};
     v = eval_task_items(&b);
     assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
     task_items_release(v, 2);

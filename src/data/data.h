@@ -23,9 +23,9 @@ void train_sample_release(struct train_sample *s);
 /* Hashes and length of every sample of a file, kept or not, for lint. */
 struct sample_digest {
     int32_t line, tokens; /* first line in its file; length before the cut */
-    uint64_t whole;       /* hash of its roles and texts */
-    uint64_t near;        /* the same without differences of case, width and white space */
-    uint64_t prompt;      /* hash of the messages before the last answer, as in `near`; 0: none */
+    uint64_t exact_hash;  /* hash of its roles and texts */
+    uint64_t near_hash;   /* the same, ignoring case, width and white space; prompt_hash too */
+    uint64_t prompt_hash; /* hash of the messages before the last answer; 0: none */
 };
 struct dataset {
     struct train_sample *v;

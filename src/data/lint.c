@@ -43,24 +43,24 @@ static int last_answer_index(const struct chat_message *msgs, int n) {
 
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                           struct error *err) {
-    struct buf whole = {0}, near = {0}, prompt = {0};
+    struct buf exact_text = {0}, near_text = {0}, prompt_text = {0};
     int rc = OK, answer_index = last_answer_index(msgs, n);
     for (int i = 0; rc == OK && i < n; i++) {
         const char *role = msgs[i].role, *text = msgs[i].content;
-        rc = message_add(&whole, role, text, false, err);
-        if (rc == OK) rc = message_add(&near, role, text, true, err);
+        rc = message_add(&exact_text, role, text, false, err);
+        if (rc == OK) rc = message_add(&near_text, role, text, true, err);
         /* Without the system message, in which personas differ. */
         if (rc == OK && i < answer_index && strcmp(role, "system") != 0 && *text)
-            rc = message_add(&prompt, "", text, true, err);
+            rc = message_add(&prompt_text, "", text, true, err);
     }
     if (rc == OK) {
-        out->whole = hash_fnv1a(whole.data, whole.len);
-        out->near = hash_fnv1a(near.data, near.len);
-        out->prompt = prompt.len ? hash_fnv1a(prompt.data, prompt.len) : 0;
+        out->exact_hash = hash_fnv1a(exact_text.data, exact_text.len);
+        out->near_hash = hash_fnv1a(near_text.data, near_text.len);
+        out->prompt_hash = prompt_text.len ? hash_fnv1a(prompt_text.data, prompt_text.len) : 0;
     }
-    buf_release(&whole);
-    buf_release(&near);
-    buf_release(&prompt);
+    buf_release(&exact_text);
+    buf_release(&near_text);
+    buf_release(&prompt_text);
     return rc;
 }
 
@@ -110,44 +110,49 @@ static void match_add(struct lint_matches *p, const struct sample_digest *a,
     p->other = b->line;
 }
 
-static void train_duplicates_count(const struct dataset *d, const struct hash_key *whole,
-                                   const struct hash_key *near, struct lint *out) {
+static void train_duplicates_count(const struct dataset *d, const struct hash_key *exact_keys,
+                                   const struct hash_key *near_keys, struct lint *out) {
     for (int i = 0; i < d->n_read; i++) {
-        const struct sample_digest *f = &d->digests[i];
-        int exact_match = sorted_keys_find(whole, d->n_read, f->whole),
-            near_match = sorted_keys_find(near, d->n_read, f->near);
+        const struct sample_digest *digest = &d->digests[i];
+        int exact_match = sorted_keys_find(exact_keys, d->n_read, digest->exact_hash),
+            near_match = sorted_keys_find(near_keys, d->n_read, digest->near_hash);
         if (exact_match < i)
-            match_add(&out->exact, f, &d->digests[exact_match]);
+            match_add(&out->exact, digest, &d->digests[exact_match]);
         else if (near_match < i)
-            match_add(&out->near, f, &d->digests[near_match]);
+            match_add(&out->near, digest, &d->digests[near_match]);
     }
 }
 
 static void contamination_count(const struct dataset *d, const struct dataset *eval,
-                                const struct hash_key *near, const struct hash_key *prompt,
-                                struct lint *out) {
+                                const struct hash_key *near_keys,
+                                const struct hash_key *prompt_keys, struct lint *out) {
     for (int i = 0; i < eval->n_read; i++) {
-        const struct sample_digest *e = &eval->digests[i];
-        int sample_match = sorted_keys_find(near, d->n_read, e->near);
-        int prompt_match = e->prompt ? sorted_keys_find(prompt, d->n_read, e->prompt) : -1;
-        if (sample_match >= 0) match_add(&out->eval_samples, &d->digests[sample_match], e);
-        if (prompt_match >= 0) match_add(&out->eval_prompts, &d->digests[prompt_match], e);
+        const struct sample_digest *eval_digest = &eval->digests[i];
+        int sample_match = sorted_keys_find(near_keys, d->n_read, eval_digest->near_hash);
+        int prompt_match = eval_digest->prompt_hash
+                               ? sorted_keys_find(prompt_keys, d->n_read, eval_digest->prompt_hash)
+                               : -1;
+        if (sample_match >= 0)
+            match_add(&out->eval_samples, &d->digests[sample_match], eval_digest);
+        if (prompt_match >= 0)
+            match_add(&out->eval_prompts, &d->digests[prompt_match], eval_digest);
     }
 }
 
 static int duplicates_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
                             struct error *err) {
-    struct hash_key *whole = sorted_keys_new(d, offsetof(struct sample_digest, whole), err);
-    struct hash_key *near =
-        whole ? sorted_keys_new(d, offsetof(struct sample_digest, near), err) : NULL;
-    struct hash_key *prompt =
-        near ? sorted_keys_new(d, offsetof(struct sample_digest, prompt), err) : NULL;
-    if (prompt) train_duplicates_count(d, whole, near, out);
-    if (prompt && eval) contamination_count(d, eval, near, prompt, out);
-    int rc = prompt ? OK : err->code;
-    free(whole);
-    free(near);
-    free(prompt);
+    struct hash_key *exact_keys =
+        sorted_keys_new(d, offsetof(struct sample_digest, exact_hash), err);
+    struct hash_key *near_keys =
+        exact_keys ? sorted_keys_new(d, offsetof(struct sample_digest, near_hash), err) : NULL;
+    struct hash_key *prompt_keys =
+        near_keys ? sorted_keys_new(d, offsetof(struct sample_digest, prompt_hash), err) : NULL;
+    if (prompt_keys) train_duplicates_count(d, exact_keys, near_keys, out);
+    if (prompt_keys && eval) contamination_count(d, eval, near_keys, prompt_keys, out);
+    int rc = prompt_keys ? OK : err->code;
+    free(exact_keys);
+    free(near_keys);
+    free(prompt_keys);
     return rc;
 }
 

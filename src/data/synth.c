@@ -209,15 +209,15 @@ void synth_prompts_release(struct synth_prompts *p) {
 }
 
 struct chat_message *synth_messages(const struct synth_prompt *p, const char *answer, int *n) {
-    size_t all = json_array_size(p->messages);
-    struct chat_message *msgs = xcalloc(all + 1, sizeof *msgs);
-    for (size_t i = 0; i < all; i++) {
+    size_t n_messages = json_array_size(p->messages);
+    struct chat_message *msgs = xcalloc(n_messages + 1, sizeof *msgs);
+    for (size_t i = 0; i < n_messages; i++) {
         const json_t *v = json_array_get(p->messages, i);
         msgs[i] =
             (struct chat_message){role_of(v), json_string_value(json_object_get(v, "content"))};
     }
-    if (answer) msgs[all++] = (struct chat_message){"assistant", answer};
-    *n = (int)all;
+    if (answer) msgs[n_messages++] = (struct chat_message){"assistant", answer};
+    *n = (int)n_messages;
     return msgs;
 }
 
@@ -348,15 +348,15 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
 
 /* Generates a batch from sample `*at` on. It waits for the whole batch, which is long enough to
  * keep the engine's sequences filled until near its end. */
-static int batch_generate(struct synth *s, struct engine_request *reqs, int *at,
+static int batch_generate(struct synth *s, struct engine_request *reqs, int *next,
                           struct error *err) {
     int32_t stop[2], n_stop = 0,
                      ends[2] = {tokenizer_eos(s->model->tok), tokenizer_eot(s->model->tok)};
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) stop[n_stop++] = ends[i];
     int n = 0;
-    for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
-        struct synth_sample *x = &s->v[*at];
+    for (; *next < s->n && n < SYNTH_BATCH_SIZE; ++*next) {
+        struct synth_sample *x = &s->v[*next];
         reqs[n] = sample_request(s, x, stop, n_stop);
         record_key(&reqs[n], s->model->hash, s->model->cls, s->kv, s->lora, x->call);
         n += !sample_from_cache(s, x);
@@ -387,9 +387,9 @@ int synth_generate(struct synth *s, struct error *err) {
     }
     progress_start(&p, "answers", n);
     int rc = OK;
-    for (int at = 0; rc == OK && at < s->n;) {
-        rc = batch_generate(s, reqs, &at, err);
-        progress_update(&p, at, NULL);
+    for (int next = 0; rc == OK && next < s->n;) {
+        rc = batch_generate(s, reqs, &next, err);
+        progress_update(&p, next, NULL);
     }
     progress_finish(&p, NULL);
     free(reqs);
@@ -425,10 +425,10 @@ static void perplexity_set_result(const struct synth *s, const struct engine_req
 }
 
 static int batch_score_perplexity(struct synth *s, struct engine_request *reqs,
-                                  struct token_ids *all, int *at, struct error *err) {
+                                  struct token_ids *all, int *next, struct error *err) {
     int n = 0;
-    for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
-        struct synth_sample *x = &s->v[*at];
+    for (; *next < s->n && n < SYNTH_BATCH_SIZE; ++*next) {
+        struct synth_sample *x = &s->v[*next];
         if (x->filter != SYNTH_KEPT || x->perplexity > 0 || x->out.n == 0) continue;
         if (same_adapter(s->judge, s->adapter)) // known from sampling
             x->perplexity = math_exp(-x->logprob);
@@ -448,7 +448,8 @@ int synth_score_perplexity(struct synth *s, struct error *err) {
     struct engine_request *reqs = try_calloc(SYNTH_BATCH_SIZE, sizeof *reqs, err);
     struct token_ids *all = reqs ? try_calloc(SYNTH_BATCH_SIZE, sizeof *all, err) : NULL;
     int rc = all ? OK : err->code;
-    for (int at = 0; rc == OK && at < s->n;) rc = batch_score_perplexity(s, reqs, all, &at, err);
+    for (int next = 0; rc == OK && next < s->n;)
+        rc = batch_score_perplexity(s, reqs, all, &next, err);
     free(all);
     free(reqs);
     return rc;

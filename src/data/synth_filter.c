@@ -164,27 +164,28 @@ static bool has_kana(const struct script_counts *c) {
     return LETTERS_PER_KANA * c->by_script[KANA] >= c->by_script[KANA] + c->by_script[HAN];
 }
 
-static int64_t japanese(const struct script_counts *c) {
+static int64_t count_japanese(const struct script_counts *c) {
     bool may_be_either = c->by_script[KANA] == 0 && c->by_script[HAN] <= AMBIGUOUS_HAN_MAX;
     return has_kana(c) || may_be_either ? c->by_script[KANA] + c->by_script[HAN] : 0;
 }
 
-static int64_t chinese(const struct script_counts *c) {
+static int64_t count_chinese(const struct script_counts *c) {
     return c->by_script[HAN] && has_kana(c) ? 0 : c->by_script[HAN];
 }
 
-static int64_t latin(const struct script_counts *c) {
+static int64_t count_latin(const struct script_counts *c) {
     return c->by_script[LATIN];
 }
 
-static int64_t korean(const struct script_counts *c) {
+static int64_t count_korean(const struct script_counts *c) {
     return c->by_script[HANGUL];
 }
 
 static const struct language {
     const char *name;
     int64_t (*letters)(const struct script_counts *c); /* number of letters that may belong to it */
-} languages[] = {{"ja", japanese}, {"zh", chinese}, {"en", latin}, {"ko", korean}};
+} languages[] = {
+    {"ja", count_japanese}, {"zh", count_chinese}, {"en", count_latin}, {"ko", count_korean}};
 
 /* Unicode assigns no script to the prolonged sound mark. */
 static enum script_class script_of(ucs4_t c) {
@@ -272,11 +273,11 @@ static bool schema_rejects(struct synth_filter_set *r, const struct synth_sample
     text += strspn(text, " \t\r\n");
     struct grammar_state state = grammar_state_new(r->machine);
     bool accepted = true;
-    const char *at = text;
-    while (at < end && (accepted = grammar_accept_bytes(&state, at, 1))) at++;
+    const char *p = text;
+    while (p < end && (accepted = grammar_accept_bytes(&state, p, 1))) p++;
     bool is_complete = accepted && grammar_is_final(&state);
     snprintf(reason, REASON_SIZE, accepted ? "ends too early" : "leaves the schema at byte %d",
-             (int)(at - x->text.data) + 1);
+             (int)(p - x->text.data) + 1);
     grammar_state_release(&state);
     return !is_complete;
 }
@@ -285,13 +286,13 @@ static bool schema_rejects(struct synth_filter_set *r, const struct synth_sample
 
 void synth_extract_answer(const char *text, const char *marker, struct buf *out) {
     const char *answer = text;
-    size_t skip = strlen(marker), from = out->len;
-    for (const char *at = text; skip && (at = strcasestr(at, marker)) != NULL;) answer = at += skip;
+    size_t skip = strlen(marker), begin = out->len;
+    for (const char *p = text; skip && (p = strcasestr(p, marker)) != NULL;) answer = p += skip;
     text_normalize(answer, answer == text ? strlen(text) : strcspn(answer, "\n"), out);
     static const char *const ends[] = {".", "!", "。", " "};
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
         size_t n = strlen(ends[i]);
-        if (out->len < from + n || memcmp(out->data + out->len - n, ends[i], n) != 0) continue;
+        if (out->len < begin + n || memcmp(out->data + out->len - n, ends[i], n) != 0) continue;
         out->len -= n;
         i = (size_t)-1; // start again: another sign may precede this one
     }
@@ -371,12 +372,12 @@ static bool duplicate_reason(const struct synth_filter_set *r, int duplicate, ch
 static bool duplicate_rejects(struct synth_filter_set *r, const struct synth_sample *x,
                               char *reason) {
     int i = (int)(x - r->s->v);
-    return duplicate_reason(r, hash_set_add(&r->whole, r->digests[i].whole, i), reason);
+    return duplicate_reason(r, hash_set_add(&r->whole, r->digests[i].exact_hash, i), reason);
 }
 
 static bool near_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     int i = (int)(x - r->s->v);
-    return duplicate_reason(r, hash_set_add(&r->near, r->digests[i].near, i), reason);
+    return duplicate_reason(r, hash_set_add(&r->near, r->digests[i].near_hash, i), reason);
 }
 
 static bool held_out_enabled(const struct synth_filter_set *r) {
@@ -386,8 +387,9 @@ static bool held_out_enabled(const struct synth_filter_set *r) {
 static bool held_out_rejects(struct synth_filter_set *r, const struct synth_sample *x,
                              char *reason) {
     const struct sample_digest *digest = &r->digests[x - r->s->v];
-    int sample_line = hash_set_find(&r->held_near, digest->near);
-    int prompt_line = digest->prompt ? hash_set_find(&r->held_prompt, digest->prompt) : -1;
+    int sample_line = hash_set_find(&r->held_near, digest->near_hash);
+    int prompt_line =
+        digest->prompt_hash ? hash_set_find(&r->held_prompt, digest->prompt_hash) : -1;
     snprintf(reason, REASON_SIZE, "%s line %d of the held-out samples",
              sample_line >= 0 ? "is" : "asks what is in",
              sample_line >= 0 ? sample_line : prompt_line);
@@ -411,13 +413,13 @@ static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     for (int i = 0; i < s->n; i++)
         if (s->v[i].filter == SYNTH_KEPT) v[n++] = s->v[i].perplexity;
     qsort(v, (size_t)n, sizeof *v, compare_doubles);
-    double below = (double)n * r->min_perplexity.value / 100,
-           within = (double)n * r->max_perplexity.value / 100;
+    double min_rank = (double)n * r->min_perplexity.value / 100,
+           max_rank = (double)n * r->max_perplexity.value / 100;
     r->min_value =
-        r->min_perplexity.quantile && n ? v[MIN((int)below, n - 1)] : r->min_perplexity.value;
+        r->min_perplexity.quantile && n ? v[MIN((int)min_rank, n - 1)] : r->min_perplexity.value;
     r->max_value = r->max_perplexity.value;
     if (r->max_perplexity.quantile && n) { // the last value within the share
-        int rank = (int)within + (within > (double)(int)within);
+        int rank = (int)max_rank + (max_rank > (double)(int)max_rank);
         r->max_value = v[MAX(rank, 1) - 1];
     }
     free(v);
@@ -502,15 +504,15 @@ int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err)
 
 static pcre2_code *pattern_new(const char *text, struct error *err) {
     int code;
-    PCRE2_SIZE at;
+    PCRE2_SIZE offset;
     pcre2_code *compiled =
         pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &offset, NULL);
     if (compiled) return compiled;
     PCRE2_UCHAR reason[160];
     pcre2_get_error_message(code, reason, sizeof reason);
     error_set(err, ERR_USAGE, "'%.200s' is not a regular expression: %s at byte %d", text,
-              (char *)reason, (int)at + 1);
+              (char *)reason, (int)offset + 1);
     return NULL;
 }
 
@@ -573,9 +575,9 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
         hash_set_init(&r->held_prompt, d->n_read, err) != OK)
         return err->code;
     for (int i = 0; i < d->n_read; i++) {
-        hash_set_add(&r->held_near, d->digests[i].near, d->digests[i].line);
-        if (d->digests[i].prompt)
-            hash_set_add(&r->held_prompt, d->digests[i].prompt, d->digests[i].line);
+        hash_set_add(&r->held_near, d->digests[i].near_hash, d->digests[i].line);
+        if (d->digests[i].prompt_hash)
+            hash_set_add(&r->held_prompt, d->digests[i].prompt_hash, d->digests[i].line);
     }
     return OK;
 }

@@ -234,9 +234,9 @@ static int mc1_read(const json_t *row, struct dataset_row *f, struct error *err)
 
 static void replace_all(struct buf *b, const char *from, const char *to) {
     struct buf out = {0};
-    const char *p = b->data, *at;
-    for (; (at = strstr(p, from)); p = at + strlen(from)) {
-        buf_add(&out, p, (size_t)(at - p));
+    const char *p = b->data, *match;
+    for (; (match = strstr(p, from)); p = match + strlen(from)) {
+        buf_add(&out, p, (size_t)(match - p));
         buf_puts(&out, to);
     }
     buf_puts(&out, p);
@@ -280,19 +280,19 @@ static void capitalized_add(const char *s, struct buf *out) {
 static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error *err) {
     struct buf b = {0};
     const char *label = json_string_value(json_path_get(row, "activity_label")),
-               *a = json_string_value(json_path_get(row, "ctx_a")),
+               *first = json_string_value(json_path_get(row, "ctx_a")),
                *second = json_string_value(json_path_get(row, "ctx_b"));
-    char *whole = json_scalar_text(json_path_get(row, "ctx"));
+    char *context = json_scalar_text(json_path_get(row, "ctx"));
     if (label) buf_printf(&b, "%s: ", label);
-    if (a && second) {
-        buf_printf(&b, "%s ", a);
+    if (first && second) {
+        buf_printf(&b, "%s ", first);
         capitalized_add(second, &b);
     } else {
-        buf_puts(&b, whole ? whole : "");
+        buf_puts(&b, context ? context : "");
     }
     f->question = hellaswag_clean(b.data);
     buf_release(&b);
-    free(whole);
+    free(context);
     if (choices_read(f, row, "endings", err) != OK) return err->code;
     for (int i = 0; i < f->n; i++) {
         char *raw = f->choices[i];

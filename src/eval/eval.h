@@ -342,7 +342,7 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
  * continuation, both are encoded as one text, which is cut at the length of the encoded context.
  * Appends to both outputs. If no token is left for the continuation, it is encoded separately. */
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
-                      struct token_ids *prompt, struct token_ids *rest);
+                      struct token_ids *prompt, struct token_ids *continuation_ids);
 
 /* The scores of a candidate, and its comparison with the first one on the same questions. */
 struct eval_summary {
@@ -360,9 +360,9 @@ struct eval_summary {
 };
 /* Compares the results [n] of a candidate with those of the first candidate, baseline [n].
  * cluster_of: [n], from eval_task_clusters. */
-struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first,
-                                   int64_t n, const int32_t *cluster_of, int32_t n_clusters,
-                                   uint64_t seed);
+struct eval_summary eval_summarize(const struct eval_result *results,
+                                   const struct eval_result *baseline, int64_t n,
+                                   const int32_t *cluster_of, int32_t n_clusters, uint64_t seed);
 /* Numbers the clusters of the questions. A question without a cluster forms a separate one. Returns
  * the number of clusters. */
 int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of);

@@ -50,34 +50,35 @@ struct eval_window {
 
 /* Bytes of s without trailing white space, including the ideographic space. */
 static size_t trimmed_len(const char *s) {
-    size_t n = strlen(s), before;
+    size_t n = strlen(s), prev_n;
     do {
-        before = n;
+        prev_n = n;
         while (n > 0 && strchr(" \t\r\n\v\f", s[n - 1])) n--;
         if (n >= 3 && memcmp(s + n - 3, "\u3000", 3) == 0) n -= 3;
-    } while (n < before);
+    } while (n < prev_n);
     return n;
 }
 
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
                       struct token_ids *prompt, struct token_ids *continuation_ids) {
     size_t n = trimmed_len(context);
-    struct token_ids whole = {0};
+    struct token_ids whole_ids = {0};
     struct buf text = {0};
     int n_before = prompt->n;
     buf_puts(&text, context);
     buf_puts(&text, continuation);
     tokenizer_encode(tok, text.data, n, TOKENIZER_ADD_BOS, prompt);
-    tokenizer_encode(tok, text.data, text.len, TOKENIZER_ADD_BOS, &whole);
+    tokenizer_encode(tok, text.data, text.len, TOKENIZER_ADD_BOS, &whole_ids);
     int n_context = prompt->n - n_before;
-    if (n_context < whole.n)
-        for (int i = n_context; i < whole.n; i++) token_ids_add(continuation_ids, whole.v[i]);
+    if (n_context < whole_ids.n)
+        for (int i = n_context; i < whole_ids.n; i++)
+            token_ids_add(continuation_ids, whole_ids.v[i]);
     else
         tokenizer_encode(tok, text.data + n, text.len - n, 0, continuation_ids);
     // an empty context becomes BOS, or EOS in a model without BOS
     int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
     if (n_context == 0 && begin >= 0) token_ids_add(prompt, begin);
-    token_ids_release(&whole);
+    token_ids_release(&whole_ids);
     buf_release(&text);
 }
 

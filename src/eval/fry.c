@@ -142,15 +142,15 @@ static void make_sort(struct rng *r, bool rare, struct task_item *it) {
 }
 
 /* The larger (or smaller) of two different numbers of three digits. */
-static void compare_two(struct rng *r, struct task_item *it, const char *const asks[],
-                        const char *name, const char *twin, bool smaller) {
+static void make_number_comparison(struct rng *r, struct task_item *it, const char *const asks[],
+                                   const char *name, const char *duplicate_name, bool smaller) {
     int a = rng_between(r, 100, 999), b = rng_between(r, 100, 999), lang = sample_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], a, b);
     it->work = xasprintf("%d < %d", MIN(a, b), MAX(a, b));
     it->key = xasprintf("%s %d %d %d", name, smaller, a, b);
-    it->duplicate_of = smaller ? NULL : xasprintf("%s 0 %d %d", twin, a, b);
+    it->duplicate_of = smaller ? NULL : xasprintf("%s 0 %d %d", duplicate_name, a, b);
     add_number(it, smaller ? MIN(a, b) : MAX(a, b));
     add_number(it, smaller ? MAX(a, b) : MIN(a, b));
 }
@@ -159,13 +159,13 @@ static void make_compare(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？",
                                        "%d和%d哪个大？"};
-    compare_two(r, it, asks, "compare", "pick", false);
+    make_number_comparison(r, it, asks, "compare", "pick", false);
 }
 
 static void add_near_numbers(struct rng *r, struct task_item *it, int right) {
-    static const int off[] = {1, -1, 2, -2, 10, -10, 9, -9, 11, -11, 100, -100};
+    static const int offsets[] = {1, -1, 2, -2, 10, -10, 9, -9, 11, -11, 100, -100};
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
-        int value = right + off[rng_below(r, ARRAY_LEN(off))];
+        int value = right + offsets[rng_below(r, ARRAY_LEN(offsets))];
         if (value >= 0) add_number(it, value);
     }
 }
@@ -247,7 +247,7 @@ static void make_pick(struct rng *r, bool rare, struct task_item *it) {
                                          "从%d和%d中选大"};
     static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで",
                                           "从%d和%d中选小"};
-    compare_two(r, it, rare ? smaller : larger, "pick", "compare", rare);
+    make_number_comparison(r, it, rare ? smaller : larger, "pick", "compare", rare);
 }
 
 /* Common: ascending order. Rare: descending. */
@@ -255,7 +255,7 @@ static void make_order(struct rng *r, bool rare, struct task_item *it) {
     static const char *const up[] = {"order up: %s", "昇順：%s", "升序：%s"};
     static const char *const down[] = {"order down: %s", "降順：%s", "降序：%s"};
     int n = rng_between(r, 3, 4), lang = sample_lang(r);
-    char v[16], back[16], text[64];
+    char v[16], reversed[16], text[64];
     sample_letters(r, v, n);
     letters_join(text, v, n);
     it->lang = lang_names[lang];
@@ -263,12 +263,12 @@ static void make_order(struct rng *r, bool rare, struct task_item *it) {
     it->key = xasprintf("order %d %s", rare, v);
     it->duplicate_of = rare ? NULL : xasprintf("sort %s", v);
     qsort(v, (size_t)n, 1, compare_letters);
-    for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
-    back[n] = 0;
+    for (int i = 0; i < n; i++) reversed[i] = v[n - 1 - i];
+    reversed[n] = 0;
     it->work = xstrdup(rare ? "from z to a" : "from a to z");
-    add_spaced(it, rare ? back : v, n);
-    add_spaced(it, rare ? v : back, n);
-    add_swapped(r, it, rare ? back : v, n);
+    add_spaced(it, rare ? reversed : v, n);
+    add_spaced(it, rare ? v : reversed, n);
+    add_swapped(r, it, rare ? reversed : v, n);
 }
 
 /* Steps on a grid. Common: one to three steps. Rare: the question is "back", the cell from which

@@ -89,17 +89,17 @@ static int by_value(const void *a, const void *b) {
 
 static struct model_divergence positions_sum(const struct position *p, int64_t n) {
     struct model_divergence d = {.n = n};
-    double *kl = xcalloc((size_t)MAX(n, 1), sizeof *kl), nll[2] = {0}, same = 0;
+    double *kl = xcalloc((size_t)MAX(n, 1), sizeof *kl), nll[2] = {0}, n_same_top = 0;
     for (int64_t i = 0; i < n; i++) {
         for (int j = 0; j < 2; j++) nll[j] += p[i].nll[j];
         d.kl_mean += p[i].kl / (double)n;
-        same += p[i].same_top;
+        n_same_top += p[i].same_top;
         kl[i] = p[i].kl;
     }
     qsort(kl, (size_t)n, sizeof *kl, by_value);
     if (n > 0) {
         for (int j = 0; j < 2; j++) d.perplexity[j] = math_exp(nll[j] / (double)n);
-        d.same_top = same / (double)n;
+        d.same_top = n_same_top / (double)n;
         d.kl_p99 = kl[(99 * n + 99) / 100 - 1];
     }
     free(kl);
@@ -143,18 +143,18 @@ struct model_divergence model_divergence_measure(const struct model *const m[2],
         c.logits[i] = xmalloc(sizeof(float) * ROWS * (size_t)c.vocab);
     }
     c.scratch = xmalloc(sizeof(float) * (size_t)c.vocab * (size_t)pool_size(pool));
-    struct position *all = xcalloc((size_t)tokens + 1, sizeof *all);
+    struct position *positions = xcalloc((size_t)tokens + 1, sizeof *positions);
     for (int i = 0; i < n; i++) {
-        done += passage_run(&c, &seqs[i], pool, all + done);
+        done += passage_run(&c, &seqs[i], pool, positions + done);
         read += seqs[i].n;
         if (p) progress_update(p, read, NULL);
     }
-    struct model_divergence d = positions_sum(all, done);
+    struct model_divergence d = positions_sum(positions, done);
     for (int i = 0; i < 2; i++) {
         forward_free(c.f[i]);
         free(c.logits[i]);
     }
     free(c.scratch);
-    free(all);
+    free(positions);
     return d;
 }

@@ -368,7 +368,7 @@ static int line_visit(void *ctx, const json_t *row, int line, struct error *err)
     return rc == OK ? OK : error_wrap(err, "'%s', line %d", r->path, line);
 }
 
-static int file_read_questions(struct task_reader *r, const char *path, struct error *err) {
+static int question_file_read(struct task_reader *r, const char *path, struct error *err) {
     size_t n = strlen(path);
     r->path = path;
     return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
@@ -412,8 +412,8 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
 }
 
 /* Reads the files of `path`, or else of the patterns. */
-static int files_read_questions(struct task_reader *r, const char *dir, const char *patterns,
-                                const char *path, const char *description, struct error *err) {
+static int question_files_read(struct task_reader *r, const char *dir, const char *patterns,
+                               const char *path, const char *description, struct error *err) {
     struct strings files = {0};
     int rc = OK;
     if (path)
@@ -423,7 +423,7 @@ static int files_read_questions(struct task_reader *r, const char *dir, const ch
     if (files.n == 0) rc = files_missing(r->b, dir, patterns, description, err);
     for (int i = 0; rc == OK && i < files.n; i++) {
         strings_add(&r->b->files, files.v[i]);
-        rc = file_read_questions(r, r->b->files.v[r->b->files.n - 1], err);
+        rc = question_file_read(r, r->b->files.v[r->b->files.n - 1], err);
     }
     strings_release(&files);
     return rc;
@@ -515,14 +515,14 @@ static int task_read_files(struct eval_task *b, const struct task_config *config
     b->max_tokens = config->grader ? GENERATE_TOKENS : 0;
     for (size_t i = 0; i < ARRAY_LEN(config->stops) && config->stops[i]; i++)
         strings_add(&b->stops, config->stops[i]);
-    int rc = files_read_questions(&r, o->dir, config->files, path, "the questions", err);
+    int rc = question_files_read(&r, o->dir, config->files, path, "the questions", err);
     if (rc == OK && questions.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
     questions_sample(&questions, o->n, o->seed);
     int n_question_subjects = b->n_subjects; // examples may have more subjects
     r.questions = &examples;
     if (rc == OK && o->shots)
-        rc = files_read_questions(&r, o->dir, config->shots, shots, "examples for --shots", err);
+        rc = question_files_read(&r, o->dir, config->shots, shots, "examples for --shots", err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
         rc = fewshot_preamble_make(b, config, i, &examples, i < n_question_subjects ? o->shots : 0,
                                    err);
@@ -657,9 +657,9 @@ static size_t contexts_common_prefix(const struct eval_question *q) {
     const char *first = q->contexts[0];
     size_t n = strlen(first);
     for (int k = 1; k < q->n; k++) {
-        size_t same = 0;
-        while (same < n && q->contexts[k][same] == first[same]) same++;
-        n = same;
+        size_t n_equal = 0;
+        while (n_equal < n && q->contexts[k][n_equal] == first[n_equal]) n_equal++;
+        n = n_equal;
     }
     while (n > 0 && first[n - 1] != ' ') n--;
     return n;

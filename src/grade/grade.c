@@ -356,13 +356,14 @@ static bool exact_extract(const char *text, struct buf *out) {
 
 pcre2_code *regex_compile(const char *text, struct error *err) {
     int code;
-    PCRE2_SIZE at;
+    PCRE2_SIZE offset;
     char reason[256];
     pcre2_code *p = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
-                                  &code, &at, NULL);
+                                  &code, &offset, NULL);
     if (p) return p;
     pcre2_get_error_message(code, (PCRE2_UCHAR *)reason, sizeof reason);
-    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, at + 1, reason);
+    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, offset + 1,
+              reason);
     return NULL;
 }
 

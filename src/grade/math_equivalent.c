@@ -96,9 +96,9 @@ static struct exact_decimal decimal_of(struct ref r) {
 
 /* Number of bytes before the repeating digits. */
 static int digits_before_repeat(struct exact_decimal d, int repeat) {
-    int kept = d.n;
-    for (; repeat > 0; kept--) repeat -= isdigit((unsigned char)d.s[kept - 1]) != 0;
-    return kept;
+    int n = d.n;
+    for (; repeat > 0; n--) repeat -= isdigit((unsigned char)d.s[n - 1]) != 0;
+    return n;
 }
 
 /* exact values modulo PRIME */
@@ -296,26 +296,26 @@ static double magnitude(struct value a) {
     return a.im == 0 ? fabs(a.re) : sqrt(a.re * a.re + a.im * a.im);
 }
 
-static struct value value_rounded(double re, double im, double err) {
+static struct value value_with_error(double re, double im, double err) {
     struct value v = {re, im, 0};
     v.err = err + EPS * magnitude(v);
     return v;
 }
 
 static struct value real(double re) {
-    return value_rounded(re, 0, 0);
+    return value_with_error(re, 0, 0);
 }
 
 static const struct value NOT_A_VALUE = {NAN, NAN, NAN};
 
 static struct value add(struct value a, struct value b) {
-    return value_rounded(a.re + b.re, a.im + b.im, a.err + b.err);
+    return value_with_error(a.re + b.re, a.im + b.im, a.err + b.err);
 }
 
 static struct value multiply(struct value a, struct value b) {
-    return value_rounded(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re,
-                         magnitude(a) * b.err + magnitude(b) * a.err + a.err * b.err +
-                             EPS * magnitude(a) * magnitude(b));
+    return value_with_error(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re,
+                            magnitude(a) * b.err + magnitude(b) * a.err + a.err * b.err +
+                                EPS * magnitude(a) * magnitude(b));
 }
 
 static struct value scale(struct value a, double re, double im) {
@@ -324,7 +324,7 @@ static struct value scale(struct value a, double re, double im) {
 
 static struct value invert(struct value a) {
     double d = a.re * a.re + a.im * a.im;
-    return value_rounded(a.re / d, -a.im / d, a.err / d);
+    return value_with_error(a.re / d, -a.im / d, a.err / d);
 }
 
 /* The angle of a point on the unit circle, -π < t <= π. Newton's method on sin(angle - t), whose
@@ -339,14 +339,14 @@ static struct value logarithm(struct value a) {
     double r = magnitude(a);
     if (!(r > 0)) return NOT_A_VALUE;
     double im = a.im == 0 ? (a.re < 0 ? PI : 0) : angle(a.re / r, a.im / r);
-    return value_rounded(math_log(r), im, a.err / r + EPS);
+    return value_with_error(math_log(r), im, a.err / r + EPS);
 }
 
 static struct value exponential(struct value a) {
     if (!(fabs(a.re) < 700)) return NOT_A_VALUE;
     double r = math_exp(a.re);
-    return value_rounded(r * math_cos(a.im), a.im == 0 ? 0 : r * math_sin(a.im),
-                         r * (a.err + 2 * EPS));
+    return value_with_error(r * math_cos(a.im), a.im == 0 ? 0 : r * math_sin(a.im),
+                            r * (a.err + 2 * EPS));
 }
 
 static struct value square_root(struct value a) {
@@ -357,7 +357,7 @@ static struct value square_root(struct value a) {
         re = im;
         im = swap;
     }
-    return value_rounded(re, a.im < 0 ? -im : im, err);
+    return value_with_error(re, a.im < 0 ? -im : im, err);
 }
 
 static struct value integer_power(struct value a, int64_t e) {
@@ -384,8 +384,8 @@ static struct value root_value(struct value a, struct value degree) {
 
 static struct value sine(struct value a, bool cosine) {
     if (a.im == 0)
-        return value_rounded(cosine ? math_cos(a.re) : math_sin(a.re), 0,
-                             a.err + EPS * (1 + fabs(a.re)));
+        return value_with_error(cosine ? math_cos(a.re) : math_sin(a.re), 0,
+                                a.err + EPS * (1 + fabs(a.re)));
     struct value up = exponential(scale(a, 0, 1)), down = exponential(scale(a, 0, -1));
     return cosine ? scale(add(up, down), 0.5, 0) : scale(add(up, scale(down, -1, 0)), 0, -0.5);
 }
@@ -412,7 +412,7 @@ static struct value factorial(struct value a) {
     double out = 1;
     if (a.im != 0 || !(a.re >= 0 && a.re <= 170) || a.re != floor(a.re)) return NOT_A_VALUE;
     for (double i = 2; i <= a.re; i++) out *= i;
-    return value_rounded(out, 0, out * 200 * EPS);
+    return value_with_error(out, 0, out * 200 * EPS);
 }
 
 static struct value binomial_value(struct value n, struct value k) {
@@ -421,7 +421,7 @@ static struct value binomial_value(struct value n, struct value k) {
     if (!whole_numbers || !(n.re >= 0 && n.re <= MAX_EXACT_FACTORIAL && k.re >= 0 && k.re <= n.re))
         return NOT_A_VALUE;
     for (double i = 0; i < k.re; i++) out *= (n.re - i) / (i + 1);
-    return value_rounded(out, 0, out * MAX_EXACT_FACTORIAL * 2 * EPS);
+    return value_with_error(out, 0, out * MAX_EXACT_FACTORIAL * 2 * EPS);
 }
 
 static struct value function_value(enum math_function fn, struct value a, struct value b) {
@@ -459,7 +459,7 @@ static struct value function_value(enum math_function fn, struct value a, struct
     case FN_SQRT:
         return square_root(a);
     case FN_ABS:
-        return value_rounded(magnitude(a), 0, a.err);
+        return value_with_error(magnitude(a), 0, a.err);
     case FN_FLOOR:
         return a.im == 0 ? real(floor(a.re)) : NOT_A_VALUE;
     case FN_CEIL:
@@ -753,10 +753,10 @@ static bool range_of(struct ref r, struct real_range *out) {
     for (int i = 0; i < n - 1; i++) {
         enum math_relation rel = relation_at(r, i);
         if (rel < REL_LT || rel > REL_GE) return false;
-        int other = i == x ? i + 1 : i;
-        int side = is_less(rel) == (other > x);
+        int bound = i == x ? i + 1 : i;
+        int side = is_less(rel) == (bound > x);
         if (n == 3 && is_less(rel) != is_less(relation_at(r, 0))) return false;
-        range_end(out, side, relation_part(r, other), rel == REL_LE || rel == REL_GE);
+        range_end(out, side, relation_part(r, bound), rel == REL_LE || rel == REL_GE);
     }
     return true;
 }
@@ -812,7 +812,7 @@ static bool relations_equal(struct ref a, struct ref b) {
            (n == 2 && relation_at(a, 0) != REL_IN && are_multiples(a, b));
 }
 
-static bool with_relation_equal(struct ref a, struct ref b) {
+static bool relation_matches(struct ref a, struct ref b) {
     struct real_range x, y;
     struct ref v, w;
     bool a_is_relation = node_of(a)->kind == MATH_RELATION,
@@ -822,9 +822,9 @@ static bool with_relation_equal(struct ref a, struct ref b) {
     if (a_is_relation && b_is_relation) // "x = 2 + 3 = 5"
         return stated_value(a, &v) && stated_value(b, &w) &&
                nodes_equal(relation_part(a, 0), relation_part(b, 0)) && nodes_equal(v, w);
-    struct ref rel = a_is_relation ? a : b, other = a_is_relation ? b : a;
-    if (stated_value(rel, &v) && nodes_equal(v, other)) return true;
-    return node_of(other)->kind == MATH_LIST && items_match(a, b);
+    struct ref relation = a_is_relation ? a : b, other_node = a_is_relation ? b : a;
+    if (stated_value(relation, &v) && nodes_equal(v, other_node)) return true;
+    return node_of(other_node)->kind == MATH_LIST && items_match(a, b);
 }
 
 /* comparison of any two nodes */
@@ -832,7 +832,7 @@ static bool with_relation_equal(struct ref a, struct ref b) {
 static bool nodes_equal(struct ref a, struct ref b) {
     int x = node_of(a)->kind, y = node_of(b)->kind;
     if (!budget_spend(a)) return false;
-    if (x == MATH_RELATION || y == MATH_RELATION) return with_relation_equal(a, b);
+    if (x == MATH_RELATION || y == MATH_RELATION) return relation_matches(a, b);
     if (x == MATH_TUPLE && y == MATH_TUPLE)
         return node_of(a)->op == node_of(b)->op && children_equal(a, b);
     if (x == MATH_MATRIX || y == MATH_MATRIX) return matrices_equal(a, b);

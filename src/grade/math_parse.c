@@ -982,8 +982,8 @@ static int unions(struct math_parser *p) {
 
 static enum math_relation relation_of_mark(char c) {
     static const char marks[] = "=<\x03>\x04\x05\x06";
-    const char *at = c ? strchr(marks, c) : NULL;
-    return at ? (enum math_relation)(REL_EQ + (at - marks)) : 0;
+    const char *mark = c ? strchr(marks, c) : NULL;
+    return mark ? (enum math_relation)(REL_EQ + (mark - marks)) : 0;
 }
 
 /* a = b < c. The answer of "1/3 ≈ 0.33" is the first part. */

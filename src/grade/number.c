@@ -46,11 +46,11 @@ static void decimal_append(bool minus, const char *v, size_t n, int64_t point, s
     if (n == 0) {
         buf_puts(out, "0");
     } else if (point > 0 && point - (int64_t)n <= 60) {
-        size_t whole = MIN((size_t)point, n);
-        buf_add(out, v, whole);
+        size_t n_integer = MIN((size_t)point, n);
+        buf_add(out, v, n_integer);
         for (int64_t i = (int64_t)n; i < point; i++) buf_puts(out, "0");
-        if (whole < n) buf_puts(out, ".");
-        buf_add(out, v + whole, n - whole);
+        if (n_integer < n) buf_puts(out, ".");
+        buf_add(out, v + n_integer, n - n_integer);
     } else if (point <= 0 && point > -60) {
         buf_puts(out, "0.");
         for (int64_t i = point; i < 0; i++) buf_puts(out, "0");

@@ -33,9 +33,9 @@ static bool is_article(const char *s, size_t n) {
            (n == 3 && memcmp(s, "the", 3) == 0);
 }
 
-static void word_end(struct word_list *w, struct buf *word, enum word_tokenization how) {
-    bool is_kept =
-        word->len && w->n < WORDS && !(how == WORDS_SQUAD && is_article(word->data, word->len));
+static void word_end(struct word_list *w, struct buf *word, enum word_tokenization tokenization) {
+    bool is_kept = word->len && w->n < WORDS &&
+                   !(tokenization == WORDS_SQUAD && is_article(word->data, word->len));
     if (is_kept) {
         if (w->text && w->n) buf_puts(w->text, " ");
         if (w->text) buf_add(w->text, word->data, word->len);
@@ -45,45 +45,46 @@ static void word_end(struct word_list *w, struct buf *word, enum word_tokenizati
 }
 
 /* Whether a sign belongs to the word around it. */
-static bool is_inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
+static bool is_inside_word(ucs4_t c, ucs4_t prev, ucs4_t next) {
     if (c == '.' || c == ',')
-        return before < 0x80 && isdigit((int)before) && after < 0x80 && isdigit((int)after);
-    return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
+        return prev < 0x80 && isdigit((int)prev) && next < 0x80 && isdigit((int)next);
+    return c == '\'' || (c == '-' && !(prev < 0x80 && isdigit((int)prev)));
 }
 
-static void char_add(struct word_list *w, struct buf *word, enum word_tokenization how, ucs4_t c,
-                     ucs4_t before, ucs4_t after) {
+static void char_add(struct word_list *w, struct buf *word, enum word_tokenization tokenization,
+                     ucs4_t c, ucs4_t prev, ucs4_t next) {
     uint8_t bytes[6];
-    bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
+    bool blank = uc_is_property_white_space(c), is_separate = c >= DENSE_FROM;
     bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
-    if (sign && how == WORDS_SQUAD) return;
-    if (sign && how == WORDS_BLEU) alone = !is_inside_word(c, before, after);
-    bool skipped = blank || (sign && how == WORDS_ROUGE);
-    if (skipped || alone) word_end(w, word, how);
+    if (sign && tokenization == WORDS_SQUAD) return;
+    if (sign && tokenization == WORDS_BLEU) is_separate = !is_inside_word(c, prev, next);
+    bool skipped = blank || (sign && tokenization == WORDS_ROUGE);
+    if (skipped || is_separate) word_end(w, word, tokenization);
     if (skipped) return;
-    if (how != WORDS_BLEU) c = uc_tolower(c);
+    if (tokenization != WORDS_BLEU) c = uc_tolower(c);
     buf_add(word, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
-    if (alone) word_end(w, word, how);
+    if (is_separate) word_end(w, word, tokenization);
 }
 
 static ucs4_t half_width(ucs4_t c) {
     return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
 }
 
-static void word_tokenize(const char *text, enum word_tokenization how, struct word_list *w) {
+static void word_tokenize(const char *text, enum word_tokenization tokenization,
+                          struct word_list *w) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     struct buf word = {0};
-    ucs4_t before = ' ', c = ' ', after;
+    ucs4_t prev = ' ', c = ' ', next;
     w->v = xcalloc(WORDS, sizeof *w->v);
     while (p < end && w->n < WORDS) {
         p += u8_mbtouc(&c, p, (size_t)(end - p));
         c = half_width(c);
-        after = ' ';
-        if (p < end) u8_mbtouc(&after, p, (size_t)(end - p));
-        char_add(w, &word, how, c, before, half_width(after));
-        before = c;
+        next = ' ';
+        if (p < end) u8_mbtouc(&next, p, (size_t)(end - p));
+        char_add(w, &word, tokenization, c, prev, half_width(next));
+        prev = c;
     }
-    word_end(w, &word, how);
+    word_end(w, &word, tokenization);
     buf_release(&word);
 }
 
@@ -94,21 +95,21 @@ static int by_value(const void *a, const void *b) {
 
 /* Size of the multiset intersection. Sorts both. */
 static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
-    int both = 0;
+    int n_common = 0;
     qsort(a, (size_t)n, sizeof *a, by_value);
     qsort(b, (size_t)m, sizeof *b, by_value);
     for (int i = 0, k = 0; i < n && k < m;) {
-        both += a[i] == b[k];
+        n_common += a[i] == b[k];
         int64_t order = a[i] < b[k] ? -1 : a[i] > b[k];
         i += order <= 0;
         k += order >= 0;
     }
-    return both;
+    return n_common;
 }
 
-static double f1_of_counts(int both, int n, int m) {
+static double f1_of_counts(int n_common, int n, int m) {
     if (n == 0 || m == 0) return n == m;
-    return both ? 2.0 * both / (n + m) : 0;
+    return n_common ? 2.0 * n_common / (n + m) : 0;
 }
 
 /* SQuAD's F1 (Rajpurkar et al. 2016). */
@@ -162,10 +163,10 @@ static uint64_t *ngram_hashes(const struct word_list *w, int order, int *n) {
 }
 
 static void ngrams_overlap(const struct word_list *a, const struct word_list *b, int order,
-                           int *both, int *total) {
+                           int *n_common, int *total) {
     int n_gold;
     uint64_t *x = ngram_hashes(a, order, total), *y = ngram_hashes(b, order, &n_gold);
-    *both = multiset_overlap(x, *total, y, n_gold);
+    *n_common = multiset_overlap(x, *total, y, n_gold);
     free(x);
     free(y);
 }
@@ -181,11 +182,11 @@ double bleu_score(const char *answer, const char *gold) {
     int orders = 0, any = 0;
     word_tokenize(answer, WORDS_BLEU, &a);
     word_tokenize(gold, WORDS_BLEU, &b);
-    for (int order = 1, both, total; order <= 4 && order <= a.n; order++, orders++) {
-        ngrams_overlap(&a, &b, order, &both, &total);
-        any += both;
-        if (both == 0) smooth *= 2;
-        sum += math_log(both ? (double)both / total : 1 / (smooth * total));
+    for (int order = 1, n_common, total; order <= 4 && order <= a.n; order++, orders++) {
+        ngrams_overlap(&a, &b, order, &n_common, &total);
+        any += n_common;
+        if (n_common == 0) smooth *= 2;
+        sum += math_log(n_common ? (double)n_common / total : 1 / (smooth * total));
     }
     double brevity = a.n < b.n && a.n ? 1 - (double)b.n / a.n : 0;
     free(a.v);

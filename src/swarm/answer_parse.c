@@ -18,8 +18,8 @@
 
 /* The text after the last "answer:" up to the line's end, trimmed; NULL: none. */
 static const char *answer_after_marker(const char *text, size_t *len) {
-    const char *at = text, *found = NULL;
-    while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
+    const char *p = text, *found = NULL;
+    while ((p = strcasestr(p, ANSWER_PREFIX))) found = p += strlen(ANSWER_PREFIX);
     if (!found) return NULL;
     found += strspn(found, " \t");
     *len = strcspn(found, "\n");
@@ -37,9 +37,9 @@ static char *extract_answer(const struct grader *g, const char *text) {
 
 static bool text_gives_answer(const struct grader *g, const char *text, const char *form) {
     char *answer = extract_answer(g, text);
-    bool same = answer && strcmp(answer, form) == 0;
+    bool is_equal = answer && strcmp(answer, form) == 0;
     free(answer);
-    return same;
+    return is_equal;
 }
 
 /* Byte offset of token i in the text; for i = n, the end of the last token. */
@@ -75,14 +75,14 @@ static float tokens_probability(const struct llm_call *c, size_t begin, size_t e
 char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text,
                    float *confidence) {
     size_t begin = 0, len, end;
-    const char *at = g ? NULL : answer_after_marker(text, &len);
-    char *answer = g ? extract_answer(g, text) : at ? strndup(at, len) : NULL;
+    const char *marked = g ? NULL : answer_after_marker(text, &len);
+    char *answer = g ? extract_answer(g, text) : marked ? strndup(marked, len) : NULL;
     *confidence = 1;
     if (!answer || c->n_tokens == 0) return answer;
     if (g) {
         answer_tokens_find(g, c, text, answer, &begin, &end);
     } else {
-        begin = (size_t)(at - text);
+        begin = (size_t)(marked - text);
         end = begin + len;
     }
     *confidence = tokens_probability(c, begin, end);

@@ -278,15 +278,15 @@ static int board_replay(struct blackboard *b, int64_t until, struct error *err) 
         json_t *page =
             n > 0 ? store_log_list(b->store, b->name, b->last_seq, n, err) : json_array();
         if (!page) return err->code;
-        size_t got = json_array_size(page);
+        size_t n_read = json_array_size(page);
         int rc = OK;
-        for (size_t i = 0; i < got && rc == OK; i++) {
+        for (size_t i = 0; i < n_read && rc == OK; i++) {
             rc = event_check(b, json_array_get(page, i), err);
             if (rc != OK) error_wrap(err, "event %lld", (long long)b->last_seq + 1);
             if (rc == OK) event_apply(b, json_incref(json_array_get(page, i)));
         }
         json_decref(page);
-        if (rc != OK || got < PAGE_EVENTS) return rc;
+        if (rc != OK || n_read < PAGE_EVENTS) return rc;
     }
 }
 
@@ -504,9 +504,9 @@ json_t *blackboard_watch(const struct blackboard *b, int64_t after, int limit, s
 json_t *blackboard_history(const struct blackboard *b, const char *key, struct error *err) {
     json_t *out = json_array(), *event;
     int64_t after = 0;
-    for (size_t got = PAGE_EVENTS; out && got == PAGE_EVENTS;) {
+    for (size_t n_read = PAGE_EVENTS; out && n_read == PAGE_EVENTS;) {
         json_t *page = blackboard_watch(b, after, PAGE_EVENTS, err);
-        got = json_array_size(page);
+        n_read = json_array_size(page);
         size_t i;
         json_array_foreach (page, i, event) {
             const char *event_key = event_text(event, "key");

@@ -31,13 +31,13 @@ static double shapley_weight(int n, int s) {
 
 void contribution_exact(const uint8_t *right, int n_agents, int n_items, struct contribution *out) {
     CHECK(n_agents >= 1 && n_agents <= GAME_MAX_EXACT_AGENTS);
-    uint32_t all = (1u << n_agents) - 1;
+    uint32_t all_agents = (1u << n_agents) - 1;
     double *v = xmalloc((size_t)MAX(n_items, 1) * sizeof *v),
            *b = xmalloc((size_t)MAX(n_items, 1) * sizeof *b);
     for (int a = 0; a < n_agents; a++) {
         memset(v, 0, (size_t)n_items * sizeof *v);
         memset(b, 0, (size_t)n_items * sizeof *b);
-        for (uint32_t s = 0; s <= all; s++) {
+        for (uint32_t s = 0; s <= all_agents; s++) {
             if (s >> a & 1) continue;
             const uint8_t *with = coalition_row(right, s | 1u << a, n_items),
                           *without = coalition_row(right, s, n_items);
@@ -48,8 +48,8 @@ void contribution_exact(const uint8_t *right, int n_agents, int n_items, struct 
         out[a].shapley = stats_mean_interval(v, n_items);
         out[a].banzhaf = stats_mean_interval(b, n_items);
         out[a].leave_one_out =
-            stats_mcnemar(coalition_row(right, all, n_items),
-                          coalition_row(right, all & ~(1u << a), n_items), n_items)
+            stats_mcnemar(coalition_row(right, all_agents, n_items),
+                          coalition_row(right, all_agents & ~(1u << a), n_items), n_items)
                 .diff;
     }
     free(v);
@@ -101,7 +101,7 @@ static int sample_add(struct shapley_sampler *s, int a, uint32_t mask, double *m
     return OK;
 }
 
-static void sample_end(struct shapley_sampler *s, const double *mean) {
+static void sample_finish(struct shapley_sampler *s, const double *mean) {
     for (int a = 0; a < s->g->n_agents; a++) {
         s->sum[a] += mean[a];
         s->square[a] += mean[a] * mean[a];
@@ -151,7 +151,7 @@ static int permutation_sample(struct shapley_sampler *s, uint64_t seed, int inde
         }
     }
     for (int a = 0; a < n; a++) mean[a] /= 2;
-    sample_end(s, mean);
+    sample_finish(s, mean);
     return rc;
 }
 
@@ -163,15 +163,15 @@ static int coalition_sample(struct shapley_sampler *s, uint64_t seed, int index)
         uint32_t mask = rng_u32(&rng) & ((1u << n) - 1) & ~(1u << a);
         rc = sample_add(s, a, mask, &mean[a]);
     }
-    sample_end(s, mean);
+    sample_finish(s, mean);
     return rc;
 }
 
 static int leave_one_out(struct shapley_sampler *s, struct contribution *out) {
-    uint32_t all = (1u << s->g->n_agents) - 1;
+    uint32_t all_agents = (1u << s->g->n_agents) - 1;
     for (int a = 0; a < s->g->n_agents; a++) {
-        const uint8_t *with = coalition_get(s, all),
-                      *without = with ? coalition_get(s, all & ~(1u << a)) : NULL;
+        const uint8_t *with = coalition_get(s, all_agents),
+                      *without = with ? coalition_get(s, all_agents & ~(1u << a)) : NULL;
         if (!without) return s->err->code;
         out[a].leave_one_out = stats_mcnemar(with, without, s->g->n_items).diff;
     }

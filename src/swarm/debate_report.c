@@ -137,11 +137,13 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
  * samples that costs as many tokens as the debate. */
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
-    int best = best_single_agent(m), most = m->w->samples;
-    struct round_cost all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
+    int best = best_single_agent(m), max_samples = m->w->samples;
+    struct round_cost debate_cost = cost_of(&m->d, m->d.rounds, -1),
+                      first_answer_cost = cost_of(&m->d, 1, best);
     int n_equal_cost[2] = {
-        samples_for_tokens(all.generated, one.generated, most),
-        samples_for_tokens(all.generated + all.prefilled, one.generated + one.prefilled, most)};
+        samples_for_tokens(debate_cost.generated, first_answer_cost.generated, max_samples),
+        samples_for_tokens(debate_cost.generated + debate_cost.prefilled,
+                           first_answer_cost.generated + first_answer_cost.prefilled, max_samples)};
     static const char *const token_kinds[] = {"generated", "total"};
     struct self_consistency s;
     struct round_cost c = {0};
@@ -296,7 +298,7 @@ static const char *const stop_reason_names[] = {"rounds", "agreed", "budget", "n
 static json_t *stop_reasons_json(const struct debate *d) {
     json_int_t n[ARRAY_LEN(stop_reason_names)] = {0};
     json_t *v = json_object();
-    for (int i = 0; i < d->n_items; i++) n[d->transcripts[i].ending]++;
+    for (int i = 0; i < d->n_items; i++) n[d->transcripts[i].stop_reason]++;
     for (size_t i = 0; i < ARRAY_LEN(stop_reason_names); i++)
         json_object_set_new(v, stop_reason_names[i], json_integer(n[i]));
     return v;
@@ -329,7 +331,7 @@ json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
     for (int i = 0; i < o->n; i++) json_array_append_new(utterances, utterance_json(o, team, i));
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", utterances,
                           "scores", transcript_scores_json(o), "ending",
-                          stop_reason_names[o->ending], "rounds", o->rounds);
+                          stop_reason_names[o->stop_reason], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
     if (it->n_choices && it->correct >= 0)
         json_object_set_new(v, "right", json_string(it->choices[it->correct]));

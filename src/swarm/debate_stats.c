@@ -16,31 +16,32 @@ static const struct agent_answer *answer_at(const struct debate *d, int round, i
 }
 
 /* The answer of more than half of the other agents; -1: none. */
-static int others_majority(const struct debate *d, int round, int me, int item) {
+static int others_majority(const struct debate *d, int round, int agent, int item) {
     int others = 0;
     for (int a = 0; a < d->n_agents; a++)
-        others += a != me && answer_at(d, round, a, item)->choice >= 0;
+        others += a != agent && answer_at(d, round, a, item)->choice >= 0;
     for (int a = 0; a < d->n_agents; a++) {
-        int choice = answer_at(d, round, a, item)->choice, same = 0;
+        int choice = answer_at(d, round, a, item)->choice, n_equal = 0;
         for (int b = 0; b < d->n_agents; b++)
-            same += b != me && answer_at(d, round, b, item)->choice == choice;
-        if (a != me && choice >= 0 && 2 * same > others) return choice;
+            n_equal += b != agent && answer_at(d, round, b, item)->choice == choice;
+        if (a != agent && choice >= 0 && 2 * n_equal > others) return choice;
     }
     return -1;
 }
 
 static void answer_change_count(const struct debate *d, const struct task_item *items, int round,
                                 int a, int i, struct debate_round_stats *out) {
-    int before = answer_at(d, round - 1, a, i)->choice, now = answer_at(d, round, a, i)->choice;
+    int previous = answer_at(d, round - 1, a, i)->choice,
+        current = answer_at(d, round, a, i)->choice;
     int majority = others_majority(d, round - 1, a, i);
-    bool was_correct = debate_answer_is_correct(d, items, i, before),
-         is_correct = debate_answer_is_correct(d, items, i, now);
+    bool was_correct = debate_answer_is_correct(d, items, i, previous),
+         is_correct = debate_answer_is_correct(d, items, i, current);
     out->flips_good += is_correct && !was_correct;
     out->flips_bad += was_correct && !is_correct;
-    if (majority < 0 || before < 0 || majority == before) return;
+    if (majority < 0 || previous < 0 || majority == previous) return;
     out->in_minority++;
-    out->changed += now != before;
-    out->switched_to_majority += now == majority;
+    out->changed += current != previous;
+    out->switched_to_majority += current == majority;
 }
 
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
@@ -48,12 +49,12 @@ void debate_round_stats(const struct debate *d, const struct task_item *items, i
     *out = (struct debate_round_stats){0};
     for (int i = 0; i < d->n_items; i++) {
         int first = answer_at(d, round, 0, i)->choice;
-        bool same = first >= 0;
+        bool all_agree = first >= 0;
         for (int a = 0; a < d->n_agents; a++) {
-            same &= answer_at(d, round, a, i)->choice == first;
+            all_agree &= answer_at(d, round, a, i)->choice == first;
             if (round > 0) answer_change_count(d, items, round, a, i, out);
         }
-        out->consensus += same;
+        out->consensus += all_agree;
         out->voted += d->voted[(size_t)round * (size_t)d->n_items + (size_t)i];
     }
 }

@@ -170,15 +170,15 @@ static void result_apply(const struct store_call *s, struct pending_llm_call *p)
 static void sanitized_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
     const uint8_t *v = (const uint8_t *)raw->data;
     int k = 0;
-    for (size_t at = 0; at < raw->len;) {
+    for (size_t pos = 0; pos < raw->len;) {
         ucs4_t c;
-        int len = u8_mbtoucr(&c, v + at, raw->len - at);
-        size_t before = text->len, next = at + (size_t)MAX(len, 1);
-        buf_add_sanitized(text, raw->data + at, next - at);
+        int len = u8_mbtoucr(&c, v + pos, raw->len - pos);
+        size_t text_begin = text->len, next = pos + (size_t)MAX(len, 1);
+        buf_add_sanitized(text, raw->data + pos, next - pos);
         for (; k < n && (size_t)ends[k] <= next; k++)
             ends[k] =
-                (int32_t)((size_t)ends[k] == next ? text->len : before + (size_t)ends[k] - at);
-        at = next;
+                (int32_t)((size_t)ends[k] == next ? text->len : text_begin + (size_t)ends[k] - pos);
+        pos = next;
     }
     for (; k < n; k++) ends[k] = (int32_t)text->len;
 }

@@ -188,9 +188,9 @@ static int team_build(struct pipeline_state *t, struct error *err) {
                              "workflow '%s' with %d agents is a team of more than %d",
                              workflow_name(o->workflow), o->agents, TEAM_MAX);
         for (int i = 0; is_agent_role && i < o->agents; i++) {
-            struct agent_role agent_role_info = agent_role_get(t->type, t->lang, i);
-            char *name = xasprintf("%d %s", i + 1, agent_role_info.name);
-            agent_add(t, role, name, agent_role_info.description, agent_role_info.temperature);
+            struct agent_role assigned_role = agent_role_get(t->type, t->lang, i);
+            char *name = xasprintf("%d %s", i + 1, assigned_role.name);
+            agent_add(t, role, name, assigned_role.description, assigned_role.temperature);
             if (o->adapters) t->v[t->n - 1].adapter = o->adapters[i];
             free(name);
         }
@@ -320,12 +320,13 @@ static bool given_has_text(const json_t *given, const char *key) {
 /* Whether an internal agent replied and an agent wrote the result. */
 static bool transcript_is_complete(const struct pipeline_state *t,
                                    const struct transcript *transcript) {
-    bool thought = false;
+    bool has_internal_reply = false;
     for (int i = 0; i < transcript->n; i++)
-        thought = thought ||
-                  (!transcript->v[i].failed &&
-                   pipeline_stage_of_role(t->v[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
-    return thought && transcript->final >= 0;
+        has_internal_reply =
+            has_internal_reply ||
+            (!transcript->v[i].failed &&
+             pipeline_stage_of_role(t->v[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
+    return has_internal_reply && transcript->final >= 0;
 }
 
 /* Runs the team once. *retry: the transcript is not complete, and a shorter context may fit. */
@@ -347,7 +348,7 @@ static int team_attempt(struct pipeline_state *t, const struct task_item *item,
         rc =
             workflow_run(o->workflow, &client, t->v, t->n, item, 1, &wo, &a->transcript, NULL, err);
     *retry = rc == OK && !transcript_is_complete(t, &a->transcript) &&
-             a->transcript.ending != WORKFLOW_STOP_BUDGET &&
+             a->transcript.stop_reason != WORKFLOW_STOP_BUDGET &&
              (given_has_text(given, BOARD_CONVERSATION) || given_has_text(given, BOARD_RAG));
     json_decref(given);
     return rc;

@@ -50,11 +50,11 @@ static bool is_letter(const uint8_t *p, const uint8_t *end) {
 /* Whether no alphabetic letter is adjacent to text[at .. at + n). A Japanese particle may follow a
  * Latin word. */
 static bool is_whole_word(const char *text, size_t len, size_t at, size_t n) {
-    const uint8_t *p = (const uint8_t *)text, *end = p + len, *before = p + at;
-    if (before > p) {
-        do before--;
-        while (before > p && (*before & 0xC0) == 0x80);
-        if (is_letter(before, end)) return false;
+    const uint8_t *p = (const uint8_t *)text, *end = p + len, *prev = p + at;
+    if (prev > p) {
+        do prev--;
+        while (prev > p && (*prev & 0xC0) == 0x80);
+        if (is_letter(prev, end)) return false;
     }
     return at + n == len || !is_letter(p + at + n, end);
 }
@@ -62,8 +62,8 @@ static bool is_whole_word(const char *text, size_t len, size_t at, size_t n) {
 static bool contains_keyword(const char *text, size_t len, const char *word, size_t n,
                              bool compat) {
     bool latin = (uint8_t)word[0] < 0x80;
-    for (const char *at = text; (at = memmem(at, len - (size_t)(at - text), word, n)); at++)
-        if (compat || !latin || is_whole_word(text, len, (size_t)(at - text), n)) return true;
+    for (const char *p = text; (p = memmem(p, len - (size_t)(p - text), word, n)); p++)
+        if (compat || !latin || is_whole_word(text, len, (size_t)(p - text), n)) return true;
     return false;
 }
 

@@ -362,7 +362,7 @@ struct transcript { /* the utterances about one item */
     double *scores; /* [n_candidates] scores of the vote */
     uint8_t *right; /* [n_candidates] whether each is correct, if the item has a gold answer */
     int rounds;     /* rounds with an utterance */
-    enum workflow_stop_reason ending;
+    enum workflow_stop_reason stop_reason;
 };
 struct workflow_options {
     int rounds; /* at most; 0: the workflow's number */

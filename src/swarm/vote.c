@@ -109,13 +109,14 @@ char *legacy_vote_parse(const char *text, float *confidence) {
     *confidence = 0.6f;
     char *out = json_vote(text, confidence);
     if (out) return out;
-    for (const char *at = text; at; at = strchr(at, '\n'), at = at ? at + 1 : NULL) {
-        char *one = strndup(at, strcspn(at, "\n"));
-        bool marked = false;
-        for (size_t i = 0; i < ARRAY_LEN(marks); i++) marked |= strstr(one, marks[i]) != NULL;
-        free(one);
-        if (!marked) continue;
-        line = at;
+    for (const char *p = text; p; p = strchr(p, '\n'), p = p ? p + 1 : NULL) {
+        char *line_copy = strndup(p, strcspn(p, "\n"));
+        bool has_marker = false;
+        for (size_t i = 0; i < ARRAY_LEN(marks); i++)
+            has_marker |= strstr(line_copy, marks[i]) != NULL;
+        free(line_copy);
+        if (!has_marker) continue;
+        line = p;
         break;
     }
     size_t n = strcspn(line, "\n");

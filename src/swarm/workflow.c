@@ -152,10 +152,10 @@ static int node_key_read(struct workflow_reader *r, struct workflow_node *n, con
         return json_is_boolean(v) ? OK : format_error(r, "true or false is expected at", n->name);
     }
     if (strcmp(key, "reply") == 0) {
-        json_t *now =
+        json_t *current_name =
             json_is_string(v) ? json_string(renamed_value("reply", json_string_value(v))) : NULL;
-        rc = enum_read(r, now ? now : v, replies, &i);
-        json_decref(now);
+        rc = enum_read(r, current_name ? current_name : v, replies, &i);
+        json_decref(current_name);
         n->reply = (enum reply_format)i;
     } else if (strcmp(key, "order") == 0) {
         rc = enum_read(r, v, orders, &i);

@@ -51,21 +51,21 @@ struct pending_call {
 };
 
 static const char *role_name(const struct workflow_execution *r, int agent) {
-    const char *own = r->team[agent].role;
-    return own ? own : workflow_role(r->w, agent);
+    const char *role = r->team[agent].role;
+    return role ? role : workflow_role(r->w, agent);
 }
 
 /* variables of templates */
 
 /* The last `tail` characters of a text, with a mark if text is cut. */
 static json_t *tail_json(const char *text, int tail) {
-    size_t len = strlen(text), at = len;
-    for (int left = tail; tail && at > 0 && left > 0; left--) {
-        at--;
-        while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80) at--;
+    size_t len = strlen(text), begin = len;
+    for (int n_left = tail; tail && begin > 0 && n_left > 0; n_left--) {
+        begin--;
+        while (begin > 0 && ((unsigned char)text[begin] & 0xc0) == 0x80) begin--;
     }
-    if (!tail || at == 0) return json_string(text);
-    return json_sprintf("[...]\n%s", text + at);
+    if (!tail || begin == 0) return json_string(text);
+    return json_sprintf("[...]\n%s", text + begin);
 }
 
 static const char *answer_text(const struct transcript *o, const struct utterance *u) {
@@ -249,17 +249,17 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
 static int speakers_select(const struct workflow_execution *r, struct workflow_track *t,
                            int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
-    int all = 0;
+    int n_speakers = 0;
     for (int a = 0; a < r->n_agents; a++)
-        if (agent_speaks(r, n, a)) out[all++] = a;
-    t->waiting = all - t->n_spoken;
+        if (agent_speaks(r, n, a)) out[n_speakers++] = a;
+    t->waiting = n_speakers - t->n_spoken;
     if (r->deadline_passed || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
-        t->o->ending = WORKFLOW_STOP_BUDGET;
+        t->o->stop_reason = WORKFLOW_STOP_BUDGET;
         t->node = -1;
         return 0;
     }
-    if (!n->in_turn || all == 0) return all;
+    if (!n->in_turn || n_speakers == 0) return n_speakers;
     out[0] = out[t->n_spoken];
     return 1;
 }
@@ -349,7 +349,7 @@ static int track_advance(const struct workflow_execution *r, struct workflow_tra
         if (holds) t->node = e->to;
     }
     if (t->node < 0) {
-        t->o->ending = has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
+        t->o->stop_reason = has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
         return OK;
     }
     t->n_spoken = 0;
@@ -405,8 +405,8 @@ static void track_decide(const struct workflow_execution *r, struct workflow_tra
     o->final = -1;
     for (int i = 0; i < o->n; i++)
         if (o->v[i].node == r->w->text_node && !o->v[i].failed) o->final = i;
-    if (o->answer < 0 && o->final < 0 && o->ending != WORKFLOW_STOP_BUDGET)
-        o->ending = WORKFLOW_STOP_NO_ANSWER;
+    if (o->answer < 0 && o->final < 0 && o->stop_reason != WORKFLOW_STOP_BUDGET)
+        o->stop_reason = WORKFLOW_STOP_NO_ANSWER;
     free(v);
 }
 

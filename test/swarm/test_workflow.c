@@ -256,7 +256,7 @@ static void protocol_log(const char *name, const char *head, const struct task_i
         fail_msg("%s", err.text);
     check_white_space(&script);
     buf_printf(out, "==== %s ====\n%s=> %s (%s, rounds: %d", head, script.log.data, decision(&o),
-               endings[o.ending], o.rounds);
+               endings[o.stop_reason], o.rounds);
     for (int i = 0; i < o.n_candidates; i++)
         buf_printf(out, "; %s: %.2f", o.candidates[i], o.scores[i]);
     buf_printf(out, ")\n\n");
@@ -539,11 +539,11 @@ static void test_failures(void **state) {
     }
     assert_string_equal(decision(&o[0]), "a");
     assert_true(o[0].scores[0] == 1 && o[0].scores[1] == 0 && o[0].scores[2] == 1);
-    assert_int_equal(o[0].ending, WORKFLOW_STOP_ROUNDS);
+    assert_int_equal(o[0].stop_reason, WORKFLOW_STOP_ROUNDS);
     assert_string_equal(o[0].v[1].failed, "no room");
     assert_int_equal(o[0].v[1].answer, -1);
     assert_string_equal(decision(&o[1]), "nothing");
-    assert_int_equal(o[1].ending, WORKFLOW_STOP_NO_ANSWER);
+    assert_int_equal(o[1].stop_reason, WORKFLOW_STOP_NO_ANSWER);
     assert_int_equal(o[1].rounds, 2);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     workflow_free(w);
@@ -802,7 +802,7 @@ static void test_consensus(void **state) {
     for (int i = 0; i < 6; i++) {
         assert_int_equal(o[i].rounds, MIN(i + 1, 4));
         assert_int_equal(o[i].n, 3 * MIN(i + 1, 4));
-        assert_int_equal(o[i].ending, i < 4 ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS);
+        assert_int_equal(o[i].stop_reason, i < 4 ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS);
         assert_string_equal(decision(&o[i]), i < 4 ? "b" : "a");
         transcript_release(&o[i]);
     }
@@ -835,7 +835,7 @@ static void test_budget_of_calls(void **state) {
             struct transcript o = run_one(yaml, 3, &abc, default_options, reply_ten);
             assert_int_equal(o.n, calls / 3 * 3);
             assert_int_equal(o.rounds, calls / 3);
-            assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+            assert_int_equal(o.stop_reason, WORKFLOW_STOP_BUDGET);
             assert_string_equal(decision(&o), calls < 3 ? "nothing" : "a");
             transcript_release(&o);
         }
@@ -858,7 +858,7 @@ static void test_budget_of_tokens(void **state) {
             for (int i = 0; i < script.n; i++) assert_in_range(script.v[i].max_tokens, 1, 10);
             assert_true(spent <= tokens && tokens - spent < 3);
             assert_int_equal(o.n % 3, 0);
-            assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+            assert_int_equal(o.stop_reason, WORKFLOW_STOP_BUDGET);
             transcript_release(&o);
         }
     struct workflow_options shorter = default_options;
@@ -892,7 +892,7 @@ static void test_budget_of_seconds(void **state) {
             ticks = 0;
             struct transcript t = run_one(yaml, 3, &abc, o, reply_ten);
             assert_int_equal(t.n, (seconds - 1) * (in_turn ? 1 : 3));
-            assert_int_equal(t.ending, WORKFLOW_STOP_BUDGET);
+            assert_int_equal(t.stop_reason, WORKFLOW_STOP_BUDGET);
             assert_string_equal(decision(&t), seconds == 1 ? "nothing" : "a");
             transcript_release(&t);
         }
@@ -907,13 +907,13 @@ static void test_cycles_end(void **state) {
         2, &abc, default_options, reply_own_number);
     assert_int_equal(o.n, 0);
     assert_int_equal(o.rounds, 0);
-    assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+    assert_int_equal(o.stop_reason, WORKFLOW_STOP_BUDGET);
     transcript_release(&o);
     o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, default_options,
                 reply_own_number);
     assert_int_equal(o.n, 256);
     assert_int_equal(o.rounds, 128);
-    assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+    assert_int_equal(o.stop_reason, WORKFLOW_STOP_BUDGET);
     transcript_release(&o);
     o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
                 "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
@@ -982,7 +982,7 @@ static void test_judge(void **state) {
         run_team(w, four_agents, n, &abc, 1, default_options, reply_judged, &o);
         assert_int_equal(script.n, 2 * n);
         assert_string_equal(decision(&o), "a");
-        assert_int_equal(o.ending, WORKFLOW_STOP_ROUNDS);
+        assert_int_equal(o.stop_reason, WORKFLOW_STOP_ROUNDS);
         assert_int_equal(o.rounds, 2);
         transcript_release(&o);
     }

@@ -35,8 +35,8 @@ struct task_family {
     const char *name;
     bool easy;        /* the starter model answers at least 99 % */
     float rare_share; /* share of rare variants outside pretraining; 0 for easy families */
-    const char *about;
-    void (*make)(struct rng *r, bool rare, struct task_item *out);
+    const char *description;
+    void (*generate)(struct rng *r, bool rare, struct task_item *out);
 };
 extern const struct task_family fry_families[];
 int fry_count(void);
@@ -265,7 +265,7 @@ void task_items_release(struct task_item *v, int64_t n);
 int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
                     int *n, struct error *err);
 /* Names and explanations of the built-in tasks; NULL past the end. */
-const char *eval_task_builtin(int i, const char **about);
+const char *eval_task_builtin(int i, const char **summary);
 
 /* Lines of files (dataset_formats.c). */
 

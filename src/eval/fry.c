@@ -397,7 +397,7 @@ void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, 
     bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
     for (;;) {
         *out = (struct task_item){.rare = rare};
-        f->make(&r, rare, out);
+        f->generate(&r, rare, out);
         if (item_in_split(out, split)) break;
         task_item_release(out);
     }

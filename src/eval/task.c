@@ -22,7 +22,7 @@ enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
 /* The configuration of a task without its questions, from a row of `builtins` or a recipe. */
 struct task_config {
-    const char *name, *about;
+    const char *name, *summary;
     const char *files, *shots; /* patterns relative to the data folder; the first match counts */
     const char *description;   /* preamble; may contain {subject} */
     const char *template; /* {question} {passage} {choices} {lettered}, or a field of the line */
@@ -55,40 +55,40 @@ static const char truthful_examples[] =
 
 static const struct task_config builtins[] = {
     {.name = "arc_easy",
-     .about = "school science questions",
+     .summary = "school science questions",
      .files = FILES("arc_easy") " " FILES("ARC-Easy"),
      .shots = SHOTS("arc_easy") " " SHOTS("ARC-Easy"),
      .template = QUESTION_ANSWER,
      .delimiter = " ",
      .normed = true},
     {.name = "arc_challenge",
-     .about = "harder school science questions",
+     .summary = "harder school science questions",
      .files = FILES("arc_challenge") " " FILES("ARC-Challenge"),
      .shots = SHOTS("arc_challenge") " " SHOTS("ARC-Challenge"),
      .template = QUESTION_ANSWER,
      .delimiter = " ",
      .normed = true},
     {.name = "winogrande",
-     .about = "which of two names a blank stands for; the text after it is scored",
+     .summary = "which of two names a blank stands for; the text after it is scored",
      .files = FILES("winogrande"),
      .shots = SHOTS("winogrande"),
      .template = "",
      .delimiter = " "},
     {.name = "boolq",
-     .about = "yes or no, from a passage",
+     .summary = "yes or no, from a passage",
      .files = FILES("boolq"),
      .shots = SHOTS("boolq"),
      .template = "{passage}\nQuestion: {question}?\nAnswer:",
      .delimiter = " "},
     {.name = "hellaswag",
-     .about = "the most plausible continuation of a description",
+     .summary = "the most plausible continuation of a description",
      .files = FILES("hellaswag"),
      .shots = SHOTS("hellaswag"),
      .template = "{question}",
      .delimiter = " ",
      .normed = true},
     {.name = "mmlu",
-     .about = "57 subjects, four lettered choices",
+     .summary = "57 subjects, four lettered choices",
      .files = "mmlu/test/*.csv test/*_test.csv " FILES("mmlu"),
      .shots = "mmlu/dev/*.csv dev/*_dev.csv " SHOTS("mmlu"),
      .description =
@@ -99,20 +99,20 @@ static const struct task_config builtins[] = {
      .strip_white_space = true,
      .subject = true},
     {.name = "truthfulqa",
-     .about = "the one true answer among those that people believe (mc1)",
+     .summary = "the one true answer among those that people believe (mc1)",
      .files = FILES("truthfulqa") " " FILES("truthfulqa_mc") " " FILES("truthful_qa"),
      .description = truthful_examples,
      .template = "Q: {question}\nA:",
      .delimiter = " "},
     {.name = "jcommonsenseqa",
-     .about = "Japanese common sense, five choices",
+     .summary = "Japanese common sense, five choices",
      .files = FILES("jcommonsenseqa") " jcommonsenseqa/*valid*.json*",
      .shots = "jcommonsenseqa/*train*.json*",
      .description = "[問題]に対する[答え]を[選択肢]の中から選んでください。\n\n",
      .template = "[問題]:{question}\n[選択肢]:[{choices}]\n[答え]:",
      .delimiter = ""},
     {.name = "gsm8k",
-     .about = "school mathematics, the answer is written out",
+     .summary = "school mathematics, the answer is written out",
      .files = FILES("gsm8k"),
      .shots = SHOTS("gsm8k"),
      .template = QUESTION_ANSWER,
@@ -161,9 +161,9 @@ void eval_question_release(struct eval_question *q) {
     *q = (struct eval_question){0};
 }
 
-const char *eval_task_builtin(int i, const char **about) {
+const char *eval_task_builtin(int i, const char **summary) {
     if (i >= (int)ARRAY_LEN(builtins)) return NULL;
-    *about = builtins[i].about;
+    *summary = builtins[i].summary;
     return builtins[i].name;
 }
 

@@ -160,7 +160,8 @@ static int message_list_encode(struct pair_load_state *l, const struct message_l
     return OK;
 }
 
-/* Appends the messages of `value`, or its text as one message of `role`. `list` is malloc'ed. */
+/* Appends the messages of `value`, or its text as one message of `role`, to t->v, which is
+ * malloc'ed. */
 static int message_list_append(const struct pair_load_state *l, const json_t *value,
                                const char *field, const char *role, int line,
                                struct message_list *t, struct error *err) {

@@ -310,10 +310,10 @@ static void make_route(struct rng *r, bool rare, struct task_item *it) {
 }
 
 /*
- * Two premises about three kinds, then a question. In this little world "all A are B" is strict:
- * kinds are never empty and never the same, so that B holds more than A. Common: all A are B, all B
- * are C; is each A C (yes), is each C A (no, C holds more)? Rare: no B are C, all A are B, is each
- * A C (no, but the same words with "all" say yes); or the premises share no kind (unknown).
+ * Two premises about three kinds, then a question. Here "all A are B" is strict: kinds are never
+ * empty and never equal, so B has more members than A. Common: all A are B, all B are C; is each A
+ * C (yes), is each C A (no, C has more members)? Rare: no B are C, all A are B, is each A C (no,
+ * but the same words with "all" say yes); or the premises share no kind (unknown).
  */
 static void make_syllogism(struct rng *r, bool rare, struct task_item *it) {
     static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};

@@ -735,7 +735,7 @@ static int letter(struct math_parser *p) {
     return name(p, 1);
 }
 
-/* Drops words before a value. */
+/* Skips words before a value. If no value follows, the words are a name. */
 static int value_after_words(struct math_parser *p) {
     const char *s = p->s + p->pos;
     bool marked = *s == WORDS_OPEN;

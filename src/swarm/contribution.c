@@ -77,6 +77,8 @@ struct shapley_sampler {
     struct error *err;
 };
 
+/* The results [n_items] of a coalition, which is played on its first use; NULL: an error in s->err.
+ */
 static const uint8_t *coalition_get(struct shapley_sampler *s, uint32_t mask) {
     size_t bytes = (size_t)MAX(s->g->n_items, 1);
     if (s->played[mask]) return s->played[mask];
@@ -88,7 +90,8 @@ static const uint8_t *coalition_get(struct shapley_sampler *s, uint32_t mask) {
     return s->played[mask] = right;
 }
 
-/* Adds agent a's marginal at coalition `mask`; returns its mean over items. */
+/* Adds agent a's marginal contribution to coalition `mask`, and adds its mean over items to *mean.
+ */
 static int sample_add(struct shapley_sampler *s, int a, uint32_t mask, double *mean) {
     const uint8_t *without = coalition_get(s, mask),
                   *with = without ? coalition_get(s, mask | 1u << a) : NULL;

@@ -1,6 +1,6 @@
 /*
  * engine_client: the llm_client on an engine: converts calls to requests, computes their keys,
- * takes known results from the store, runs all others in one multi-LoRA batch and stores their
+ * reads known results from the store, runs all others in one multi-LoRA batch and stores their
  * results in one transaction.
  *
  * A judge's call needs two requests: the answer, chosen among the candidates with exact

@@ -154,11 +154,11 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 /* Changes of the agents' answers in one round of a debate. */
 struct debate_round_stats {
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in this round */
-    int64_t changed,
-        in_minority; /* answers against the others' majority (open), and their changes */
-    int64_t switched_to_majority; /* open answers that changed to the majority's answer */
-    int64_t consensus;            /* items on which all agents agree after the round */
-    int64_t voted;                /* items with a correct vote after the round */
+    int64_t changed, in_minority;  /* in_minority: answers that differed from the majority of the
+                                      other agents; changed: those of them that changed */
+    int64_t switched_to_majority;  /* those of them that changed to the majority's answer */
+    int64_t consensus;             /* items on which all agents agree after the round */
+    int64_t voted;                 /* items with a correct vote after the round */
 };
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
                         struct debate_round_stats *out);
@@ -577,17 +577,17 @@ void team_release(struct team *t);
 typedef struct adapter *team_adapter_open_fn(void *ctx, const char *path, struct error *err);
 int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err);
 
-/* team_solver.c: a team that answers the questions of a bank */
+/* team_solver.c: a team that answers the questions of a task */
 
-/* Copies the options for a bank. A bank of generated answers adds its grader, and its token limit
+/* Copies the options for a task. A task with generated answers sets its grader, and its token limit
  * if none is set. */
 int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
                             struct debate_options *out, struct error *err);
-/* Token limit of a call in a debate on these banks: 512 if all are task families, else 4096, at
+/* Token limit of a call in a debate on these tasks: 512 if all are task families, else 4096, at
  * most max_seq_len. */
-int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len);
-/* A team as a candidate of an evaluation. `prob` of a result is the share of agents that hold the
- * answer at the end. */
+int32_t team_max_tokens(const struct eval_task *tasks, int n, int32_t max_seq_len);
+/* A team as a candidate of an evaluation. `prob` of a result is the share of agents whose last
+ * answer is the decision. */
 struct team_solver {
     const struct team *team; /* with loaded adapters */
     const struct llm_client *llm_client;

@@ -13,10 +13,10 @@
 
 enum { GENERATED_TASK_TOKENS = 512, FILE_TASK_TOKENS = 4096 };
 
-int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len) {
+int32_t team_max_tokens(const struct eval_task *tasks, int n, int32_t max_seq_len) {
     int32_t max_tokens = GENERATED_TASK_TOKENS;
     for (int i = 0; i < n; i++)
-        if (banks[i].family < 0) max_tokens = FILE_TASK_TOKENS;
+        if (tasks[i].family < 0) max_tokens = FILE_TASK_TOKENS;
     return MIN(max_tokens, max_seq_len);
 }
 

@@ -26,7 +26,7 @@ static int quiet(void **state) {
     return 0;
 }
 
-static struct team parsed(const char *text) {
+static struct team team_of_text(const char *text) {
     struct team t;
     if (team_parse(&t, text, strlen(text), PATH, &err) != OK) fail_msg("%s", err.text);
     return t;
@@ -47,7 +47,7 @@ static struct adapter *open_by_number(void *ctx, const char *path, struct error 
 static void test_whole_file(void **state) {
     (void)state;
     int n = 0;
-    struct team t = parsed(
+    struct team t = team_of_text(
         "name: 慎重\nabout: 疑う人たち。\nprotocol: mad\nrounds: 3\nvote: borda\ntemperature: 0.5\n"
         "max_tokens: 40\nworking: false\nagents:\n"
         "  - {name: 花, adapter: workflow-du.txt, system: 疑え。, role: judge, temperature: 0.3}\n"
@@ -85,7 +85,7 @@ static void test_whole_file(void **state) {
 /* A key that the file omits has the protocol's value. */
 static void test_minimal_file(void **state) {
     (void)state;
-    struct team t = parsed("agents: [{}]");
+    struct team t = team_of_text("agents: [{}]");
     assert_string_equal(t.name, "t");
     assert_string_equal(t.about, "");
     assert_string_equal(workflow_name(t.options.workflow), "brief");
@@ -93,7 +93,7 @@ static void test_minimal_file(void **state) {
     assert_true(t.options.chain_of_thought && t.options.temperature == -1 && !t.options.max_tokens);
     assert_true(t.n == 1 && strcmp(t.v[0].name, "base") == 0);
     team_release(&t);
-    t = parsed("protocol: ../../protocols/legacy.yaml\nagents: [{}]"); // a file, by its path
+    t = team_of_text("protocol: ../../protocols/legacy.yaml\nagents: [{}]"); // a file, by its path
     assert_string_equal(workflow_name(t.options.workflow), "legacy");
     team_release(&t);
 }
@@ -117,7 +117,7 @@ static void test_files_are_read(void **state) {
     team_release(&t);
 }
 
-static struct strings words(const char *list) {
+static struct strings strings_of(const char *list) {
     struct strings s = {0};
     char *copy = xstrdup(list), *rest = copy;
     for (char *w; (w = strsep(&rest, " ")) != NULL;)
@@ -130,7 +130,8 @@ static void test_flags(void **state) {
     (void)state;
     int n = 0;
     struct team t;
-    struct strings agents = words("a/critic base b/critic/ base x=0.5"), said = words("疑え。 Go.");
+    struct strings agents = strings_of("a/critic base b/critic/ base x=0.5"),
+                   said = strings_of("疑え。 Go.");
     assert_int_equal(team_from_flags(&t, "du", &agents, &said, &err), OK);
     static const char *const names[] = {"critic", "base", "critic#2", "base#2", "x=0.5"};
     for (int i = 0; i < 5; i++) assert_string_equal(t.v[i].name, names[i]);
@@ -146,12 +147,12 @@ static void test_flags(void **state) {
     team_release(&t);
     assert_int_equal(team_from_flags(&t, "du", &said, &agents, &err), ERR_USAGE);
     team_release(&t);
-    struct strings none = {0}, many = words("a a a a a a a a a a a a a a a a a a");
+    struct strings none = {0}, many = strings_of("a a a a a a a a a a a a a a a a a a");
     assert_int_equal(team_from_flags(&t, "du", &none, &none, &err), ERR_USAGE);
     team_release(&t);
     assert_int_equal(team_from_flags(&t, "du", &many, &none, &err), ERR_USAGE);
     team_release(&t);
-    struct strings bad = words("mad");
+    struct strings bad = strings_of("mad");
     assert_int_equal(team_from_flags(&t, "du", &bad, &none, &err), OK);
     assert_int_equal(team_load_adapters(&t, open_by_number, &n, &err), ERR_FORMAT);
     team_release(&t);
@@ -181,9 +182,9 @@ static void test_roles_and_temperatures(void **state) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
     const struct task_item it = {
         .question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
-    struct team t = parsed("protocol: mad\nrounds: 2\nagents:\n  - {name: no, role: judge}\n"
-                           "  - {name: a, role: affirmative, temperature: 0.9}\n"
-                           "  - {name: b, role: negative}\n");
+    struct team t = team_of_text("protocol: mad\nrounds: 2\nagents:\n  - {name: no, role: judge}\n"
+                                 "  - {name: a, role: affirmative, temperature: 0.9}\n"
+                                 "  - {name: b, role: negative}\n");
     struct buf log = {0};
     const struct llm_client a = {&log, ask_by_name};
     struct debate d;
@@ -196,9 +197,9 @@ static void test_roles_and_temperatures(void **state) {
     team_release(&t);
 }
 
-/* teams on banks */
+/* teams on tasks */
 
-static struct eval_task bank_of(const char *name, const char *text) {
+static struct eval_task task_of_text(const char *name, const char *text) {
     char *path = xasprintf("/tmp/shoal-team-%d-%s", (int)getpid(), name);
     struct eval_task b;
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
@@ -209,14 +210,14 @@ static struct eval_task bank_of(const char *name, const char *text) {
     return b;
 }
 
-static struct eval_task bank_generated(void) {
+static struct eval_task task_generated(void) {
     char *items = xasprintf("/tmp/shoal-team-%d-items.jsonl", (int)getpid());
     char *recipe = xasprintf("file: %s\ngrader: number\nmax_tokens: 40\n", items);
     static const char text[] = "{\"question\": \"2 + 3?\", \"answer\": \"5\"}\n"
                                "{\"question\": \"八割る二は？\", \"answer\": \"4\"}\n"
                                "{\"question\": \"9?\", \"answer\": \"9\"}\n";
     assert_int_equal(file_write(items, text, strlen(text), &err), OK);
-    struct eval_task b = bank_of("sums.yaml", recipe);
+    struct eval_task b = task_of_text("sums.yaml", recipe);
     unlink(items);
     free(items);
     free(recipe);
@@ -228,15 +229,15 @@ static struct eval_task bank_generated(void) {
 static void test_items_of_task_files(void **state) {
     (void)state;
     struct eval_task b =
-        bank_of("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
-                             "\"answer\": 0}\n");
+        task_of_text("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
+                                  "\"answer\": 0}\n");
     struct task_item *v = eval_task_items(&b);
     assert_string_equal(v->question, "Question: 空は？\nAnswer:");
     assert_true(v->n_choices == 2 && v->correct == 0 && !v->gold && strcmp(v->lang, "ja") == 0);
     assert_string_equal(v->choices[1], "赤");
     task_items_release(v, b.n);
     eval_task_release(&b);
-    b = bank_generated();
+    b = task_generated();
     v = eval_task_items(&b);
     assert_string_equal(v[1].question, "Question: 八割る二は？\nAnswer:");
     assert_true(v[1].n_choices == 0 && strcmp(v[1].gold, "4") == 0);
@@ -290,13 +291,13 @@ static int ask_numbers(void *ctx, struct llm_call *calls, int n, struct error *e
 
 static void test_teams_are_eval_candidates(void **state) {
     (void)state;
-    struct team t = parsed("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
+    struct team t = team_of_text("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
     int max_tokens = 0;
     const struct llm_client a = {&max_tokens, ask_numbers};
     struct team_solver player = {&t, &a, 3};
     struct eval_result out[3];
     struct eval_cost cost = {.calls = 1};
-    struct eval_task b = bank_generated();
+    struct eval_task b = task_generated();
     assert_int_equal(team_solver_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
     assert_int_equal(max_tokens, 40); // the task's
     for (int i = 0; i < 2; i++) {
@@ -306,8 +307,8 @@ static void test_teams_are_eval_candidates(void **state) {
     assert_true(!out[2].right && out[2].no_answer && out[2].choice == -1 && out[2].prob == 0);
     assert_true(cost.calls == 1 + 18 && cost.prefilled == 18 * 7 && cost.generated == 18 * 2);
     eval_task_release(&b);
-    b = bank_of("own.jsonl",
-                "{\"question\": \"x?\", \"choices\": [\"青\", \"赤\"], \"answer\": 1}\n");
+    b = task_of_text("own.jsonl",
+                     "{\"question\": \"x?\", \"choices\": [\"青\", \"赤\"], \"answer\": 1}\n");
     assert_int_equal(team_solver_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
     assert_true(out[0].right && out[0].choice == 1);
     eval_task_release(&b);

@@ -26,8 +26,8 @@
 #include <unistd.h>
 
 enum {
-    FORMAT = 1,
-    TRIES = 3, /* attempts to read a file that changes while it is read */
+    FORMAT_VERSION = 1,
+    READ_ATTEMPTS = 3, /* attempts to read a file that changes while it is read */
     DEPTH_MAX = 64,
     FILES_MAX = 1000000,
     PATH_BYTES = 4095,
@@ -115,7 +115,7 @@ int backup_dir_lock(const char *to, struct error *err) {
 }
 
 /* As backup_dir_lock, for a folder that must exist. */
-static int folder_enter(const char *to, struct error *err) {
+static int existing_dir_lock(const char *to, struct error *err) {
     if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
     return backup_dir_lock(to, err);
 }
@@ -186,17 +186,18 @@ static bool path_is_valid(const char *path) {
 }
 
 /* The order of a manifest's entries, which are unique. */
-static int place_compare(const char *root_a, const char *a, const char *root_b, const char *b) {
+static int entry_names_compare(const char *root_a, const char *a, const char *root_b,
+                               const char *b) {
     int roots = strcmp(root_a, root_b);
     return roots ? roots : strcmp(a, b);
 }
 
-static bool integer_between(const json_t *v, const char *key, int64_t most) {
+static bool is_integer_up_to(const json_t *v, const char *key, int64_t max) {
     const json_t *n = json_object_get(v, key);
-    return json_is_integer(n) && json_integer_value(n) >= 0 && json_integer_value(n) <= most;
+    return json_is_integer(n) && json_integer_value(n) >= 0 && json_integer_value(n) <= max;
 }
 
-static int file_entry_check(const json_t *f, const json_t *last, const json_t *roots,
+static int file_entry_check(const json_t *f, const json_t *previous, const json_t *roots,
                             struct error *err) {
     const char *root = json_get_string(f, "root"), *path = json_get_string(f, "path");
     if (!json_is_string(json_object_get(f, "path")) || !path_is_valid(path))
@@ -204,13 +205,13 @@ static int file_entry_check(const json_t *f, const json_t *last, const json_t *r
     if (!json_object_get(roots, root))
         return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is not a root", path,
                          root);
-    if (last && place_compare(json_get_string(last, "root"), json_get_string(last, "path"), root,
-                              path) >= 0)
+    if (previous && entry_names_compare(json_get_string(previous, "root"),
+                                        json_get_string(previous, "path"), root, path) >= 0)
         return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
     bool dir = json_is_true(json_object_get(f, "dir"));
-    if (!integer_between(f, "mode", 0777) ||
+    if (!is_integer_up_to(f, "mode", 0777) ||
         (dir ? !*path
-             : !integer_between(f, "size", SIZE_MAX_BYTES) ||
+             : !is_integer_up_to(f, "size", SIZE_MAX_BYTES) ||
                    !hash_is_valid(json_get_string(f, "sha256"))))
         return error_set(err, ERR_FORMAT, "'%.200s' lacks its mode, size or hash", path);
     return OK;
@@ -218,12 +219,12 @@ static int file_entry_check(const json_t *f, const json_t *last, const json_t *r
 
 static int manifest_check(const json_t *v, const char *id, struct error *err) {
     const json_t *roots = json_object_get(v, "roots"), *files = json_object_get(v, "files"), *f,
-                 *last = NULL, *path;
+                 *previous = NULL, *path;
     const char *name;
     size_t i;
-    if (json_get_number(v, "format") != FORMAT)
+    if (json_get_number(v, "format") != FORMAT_VERSION)
         return error_set(err, ERR_MISMATCH, "it is not of format %d, which this shoal knows",
-                         FORMAT);
+                         FORMAT_VERSION);
     if (strcmp(json_get_string(v, "id"), id) != 0)
         return error_set(err, ERR_FORMAT, "it calls itself '%.40s'", json_get_string(v, "id"));
     if (!json_is_object(roots) || json_object_size(roots) > BACKUP_ROOTS_MAX ||
@@ -233,21 +234,21 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
         if (!name_is_valid(name) || !json_is_string(path))
             return error_set(err, ERR_FORMAT, "'%.64s' is not the name of a root", name);
     json_array_foreach (files, i, f) {
-        int rc = file_entry_check(f, last, roots, err);
+        int rc = file_entry_check(f, previous, roots, err);
         if (rc != OK) return rc;
-        last = f;
+        previous = f;
     }
     return OK;
 }
 
 /* Hash of a manifest without its "hash" field. */
 static void manifest_hash(const json_t *v, char hash[HASH_LEN]) {
-    json_t *bare = json_copy((json_t *)(uintptr_t)v);
-    json_object_del(bare, "hash");
-    char *text = json_canonical(bare);
+    json_t *unhashed = json_copy((json_t *)(uintptr_t)v);
+    json_object_del(unhashed, "hash");
+    char *text = json_canonical(unhashed);
     sha256_bytes(text, strlen(text), hash);
     free(text);
-    json_decref(bare);
+    json_decref(unhashed);
 }
 
 json_t *backup_manifest_read(const char *to, const char *id, struct error *err) {
@@ -278,7 +279,7 @@ json_t *backup_manifest_read(const char *to, const char *id, struct error *err) 
     return NULL;
 }
 
-static int by_newest(const void *a, const void *b) {
+static int compare_newest_first(const void *a, const void *b) {
     return strcmp(*(char *const *)b, *(char *const *)a);
 }
 
@@ -292,7 +293,7 @@ int backup_ids_list(const char *to, struct strings *out, struct error *err) {
             strings_add(out, id);
     }
     closedir(d);
-    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, by_newest);
+    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, compare_newest_first);
     return OK;
 }
 
@@ -306,25 +307,25 @@ int backup_find_newest(const char *to, char id[BACKUP_ID_LEN], struct error *err
 }
 
 /* A manifest's head, with the number of files instead of their list. */
-static json_t *manifest_head(const json_t *v) {
-    json_t *head = json_copy((json_t *)(uintptr_t)v);
-    json_object_set_new(head, "files",
+static json_t *manifest_summary(const json_t *v) {
+    json_t *summary = json_copy((json_t *)(uintptr_t)v);
+    json_object_set_new(summary, "files",
                         json_integer((json_int_t)json_array_size(json_object_get(v, "files"))));
-    json_object_del(head, "hash");
-    json_object_del(head, "format");
-    json_object_del(head, "roots");
-    return head;
+    json_object_del(summary, "hash");
+    json_object_del(summary, "format");
+    json_object_del(summary, "roots");
+    return summary;
 }
 
 json_t *backup_list(const char *to, struct error *err) {
     struct strings ids = {0};
     json_t *list = backup_ids_list(to, &ids, err) == OK ? json_array() : NULL;
     for (int i = 0; list && i < ids.n; i++) {
-        struct error why;
-        json_t *v = backup_manifest_read(to, ids.v[i], &why);
+        struct error read_err;
+        json_t *v = backup_manifest_read(to, ids.v[i], &read_err);
         json_array_append_new(list,
-                              v ? manifest_head(v)
-                                : json_pack("{s:s,s:s}", "id", ids.v[i], "problem", why.text));
+                              v ? manifest_summary(v)
+                                : json_pack("{s:s,s:s}", "id", ids.v[i], "problem", read_err.text));
         json_decref(v);
     }
     strings_release(&ids);
@@ -354,17 +355,18 @@ struct backup_run {
     int64_t new_bytes, new_blobs;
 };
 
-static void leave_out(struct backup_run *m, const char *root, const char *path, const char *why) {
+static void skipped_add(struct backup_run *run, const char *root, const char *path,
+                        const char *why) {
     struct buf text = {0};
     buf_printf(&text, "%s: ", root);
     buf_add_sanitized(&text, path, strlen(path));
     buf_printf(&text, "%s%s", *path ? " " : "", why);
-    json_array_append_new(m->skipped, json_string(text.data));
+    json_array_append_new(run->skipped, json_string(text.data));
     buf_release(&text);
 }
 
 /* Files that a backup skips: locks, unfinished files, and SQLite's companion files. */
-static bool is_passing(const char *name) {
+static bool is_transient(const char *name) {
     static const char *const ends[] = {".lock",   ".partial", ".partial.etag",
                                        ".db-wal", ".db-shm",  ".db-journal"};
     if (strcmp(name, "lock") == 0 || strstr(name, ".tmp-")) return true;
@@ -378,141 +380,142 @@ static bool is_database(const char *path) {
     char head[sizeof magic];
     if (!ends_with(path, ".db")) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool is = fd >= 0 && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
-              memcmp(head, magic, sizeof head) == 0;
+    bool found = fd >= 0 && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
+                 memcmp(head, magic, sizeof head) == 0;
     if (fd >= 0) close(fd);
-    return is;
+    return found;
 }
 
-static int entry_add(struct backup_run *m, const char *root, const char *path,
-                     const struct stat *st, struct backup_entry **out, struct error *err) {
-    if (m->n == FILES_MAX)
+static int entry_add(struct backup_run *run, const char *root, const char *path,
+                     const struct stat *st, struct backup_entry **entry, struct error *err) {
+    if (run->n == FILES_MAX)
         return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
-    if (m->n == m->cap) {
-        m->cap = MAX(2 * m->cap, 256);
-        m->v = xrealloc(m->v, (size_t)m->cap * sizeof *m->v);
+    if (run->n == run->cap) {
+        run->cap = MAX(2 * run->cap, 256);
+        run->v = xrealloc(run->v, (size_t)run->cap * sizeof *run->v);
     }
-    *out = &m->v[m->n++];
-    **out = (struct backup_entry){.root = root,
-                                  .path = xstrdup(path),
-                                  .mode = st->st_mode & 0777,
-                                  .dir = S_ISDIR(st->st_mode)};
+    *entry = &run->v[run->n++];
+    **entry = (struct backup_entry){.root = root,
+                                    .path = xstrdup(path),
+                                    .mode = st->st_mode & 0777,
+                                    .dir = S_ISDIR(st->st_mode)};
     return OK;
 }
 
 /* blobs */
 
-static bool blob_is_there(const struct backup_run *m, const struct backup_entry *e) {
+static bool blob_exists(const struct backup_run *run, const struct backup_entry *e) {
     struct stat st;
-    char *path = backup_blob_path(m->to, e->hash);
-    bool there = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == e->size;
+    char *path = backup_blob_path(run->to, e->hash);
+    bool exists = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == e->size;
     free(path);
-    return there;
+    return exists;
 }
 
-static char *blob_place(const struct backup_run *m, const char *hash, struct error *err) {
-    char *dir = xasprintf("%s/blobs/%.2s", m->to, hash);
+static char *blob_path_prepare(const struct backup_run *run, const char *hash, struct error *err) {
+    char *dir = xasprintf("%s/blobs/%.2s", run->to, hash);
     int rc = backup_dir_make(dir, err);
     free(dir);
-    return rc == OK ? backup_blob_path(m->to, hash) : NULL;
+    return rc == OK ? backup_blob_path(run->to, hash) : NULL;
 }
 
-static void blob_count(struct backup_run *m, const struct backup_entry *e) {
-    m->new_bytes += e->size;
-    m->new_blobs++;
+static void new_blob_count(struct backup_run *run, const struct backup_entry *e) {
+    run->new_bytes += e->size;
+    run->new_blobs++;
 }
 
 /* Reads the file, whose hash is known, a second time and writes its blob. */
-static int blob_write(struct backup_run *m, int fd, const struct backup_entry *e, const char *path,
-                      struct error *err) {
+static int blob_write(struct backup_run *run, int fd, const struct backup_entry *e,
+                      const char *path, struct error *err) {
     struct atomic_file w;
-    char hash[HASH_LEN], *blob = blob_place(m, e->hash, err);
+    char hash[HASH_LEN], *blob = blob_path_prepare(run, e->hash, err);
     int rc = blob ? backup_file_open(&w, blob, 0600, err) : err->code;
     free(blob);
     if (rc != OK) return rc;
-    struct backup_progress quiet = {.p = m->work.p, .done = m->work.done, .total = m->work.total};
+    struct backup_progress quiet = {
+        .p = run->work.p, .done = run->work.done, .total = run->work.total};
     rc = backup_copy_file(&quiet, fd, e->size, &w, path, hash, err);
-    m->work.stopped = quiet.stopped;
+    run->work.stopped = quiet.stopped;
     if (rc == OK && strcmp(hash, e->hash) != 0)
         rc = error_set(err, ERR_STATE, "'%s' changed while it was read", path);
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
-    if (rc == OK) blob_count(m, e);
+    if (rc == OK) new_blob_count(run, e);
     return rc;
 }
 
 /* Copies the file at its current size; bytes appended meanwhile are left to the next backup. */
-static int file_take_once(struct backup_run *m, int fd, struct backup_entry *e, const char *path,
-                          struct error *err) {
+static int file_try_back_up(struct backup_run *run, int fd, struct backup_entry *e,
+                            const char *path, struct error *err) {
     struct stat st;
-    int64_t done = m->work.done;
+    int64_t done = run->work.done;
     if (fstat(fd, &st) != 0) return error_errno(err, "cannot examine '%s'", path);
     e->size = st.st_size;
-    int rc = backup_copy_file(&m->work, fd, e->size, NULL, path, e->hash, err);
-    if (rc == OK && !blob_is_there(m, e)) rc = blob_write(m, fd, e, path, err);
-    if (rc != OK) m->work.done = done;
+    int rc = backup_copy_file(&run->work, fd, e->size, NULL, path, e->hash, err);
+    if (rc == OK && !blob_exists(run, e)) rc = blob_write(run, fd, e, path, err);
+    if (rc != OK) run->work.done = done;
     return rc;
 }
 
-static int file_take(struct backup_run *m, const char *path, struct backup_entry *e,
-                     struct error *err) {
+static int file_back_up(struct backup_run *run, const char *path, struct backup_entry *e,
+                        struct error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), rc = ERR_STATE;
     if (fd < 0) return error_errno(err, "cannot open '%s'", path);
-    for (int i = 0; i < TRIES && rc == ERR_STATE && !m->work.stopped; i++)
-        rc = file_take_once(m, fd, e, path, err);
+    for (int i = 0; i < READ_ATTEMPTS && rc == ERR_STATE && !run->work.stopped; i++)
+        rc = file_try_back_up(run, fd, e, path, err);
     close(fd);
     return rc;
 }
 
 /* Copies a database as of one moment into a separate file. */
 static int database_copy(const char *from, const char *to, struct error *err) {
-    sqlite3 *a = NULL, *b = NULL;
-    sqlite3_backup *copy = NULL;
-    int rc = sqlite3_open_v2(from, &a, SQLITE_OPEN_READWRITE, NULL);
+    sqlite3 *source = NULL, *dest = NULL;
+    sqlite3_backup *backup = NULL;
+    int rc = sqlite3_open_v2(from, &source, SQLITE_OPEN_READWRITE, NULL);
     if (rc == SQLITE_OK)
-        rc = sqlite3_open_v2(to, &b, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL);
+        rc = sqlite3_open_v2(to, &dest, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL);
     if (rc == SQLITE_OK) {
-        sqlite3_busy_timeout(a, 10000);
+        sqlite3_busy_timeout(source, 10000);
         // No process reads the copy before it is complete.
-        sqlite3_exec(b, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF", NULL, NULL, NULL);
-        copy = sqlite3_backup_init(b, "main", a, "main");
-        rc = copy ? sqlite3_backup_step(copy, -1) : sqlite3_errcode(b);
-        int ended = sqlite3_backup_finish(copy);
-        if (rc == SQLITE_DONE) rc = ended;
+        sqlite3_exec(dest, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF", NULL, NULL, NULL);
+        backup = sqlite3_backup_init(dest, "main", source, "main");
+        rc = backup ? sqlite3_backup_step(backup, -1) : sqlite3_errcode(dest);
+        int finish_rc = sqlite3_backup_finish(backup);
+        if (rc == SQLITE_DONE) rc = finish_rc;
     }
     if (rc != SQLITE_OK)
         error_set(err, ERR_IO, "cannot copy the database '%s': %s", from, sqlite3_errstr(rc));
-    sqlite3_close(a);
-    sqlite3_close(b);
+    sqlite3_close(source);
+    sqlite3_close(dest);
     return rc == SQLITE_OK ? OK : err->code;
 }
 
 /* Turns the copy into a blob. */
-static int database_keep(struct backup_run *m, const char *copy, struct backup_entry *e,
-                         struct error *err) {
+static int database_store_blob(struct backup_run *run, const char *copy, struct backup_entry *e,
+                               struct error *err) {
     struct stat st;
     int fd = open(copy, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot open '%s'", copy);
     e->size = fstat(fd, &st) == 0 ? st.st_size : 0;
-    int rc = backup_copy_file(&m->work, fd, e->size, NULL, copy, e->hash, err);
-    if (rc == OK && !blob_is_there(m, e)) {
-        char *blob = blob_place(m, e->hash, err);
+    int rc = backup_copy_file(&run->work, fd, e->size, NULL, copy, e->hash, err);
+    if (rc == OK && !blob_exists(run, e)) {
+        char *blob = blob_path_prepare(run, e->hash, err);
         rc = !blob                                     ? err->code
              : fchmod(fd, 0600) != 0 || fsync(fd) != 0 ? error_errno(err, "cannot write '%s'", copy)
                                                        : path_rename(copy, blob, err);
         free(blob);
-        if (rc == OK) blob_count(m, e);
+        if (rc == OK) new_blob_count(run, e);
     }
     close(fd);
     return rc;
 }
 
-static int database_take(struct backup_run *m, const char *path, struct backup_entry *e,
-                         struct error *err) {
-    char *copy = xasprintf("%s/blobs/database.tmp-%ld", m->to, (long)getpid());
+static int database_back_up(struct backup_run *run, const char *path, struct backup_entry *e,
+                            struct error *err) {
+    char *copy = xasprintf("%s/blobs/database.tmp-%ld", run->to, (long)getpid());
     unlink(copy);
     int rc = database_copy(path, copy, err);
-    if (rc == OK) rc = database_keep(m, copy, e, err);
+    if (rc == OK) rc = database_store_blob(run, copy, e, err);
     unlink(copy);
     free(copy);
     return rc;
@@ -520,12 +523,13 @@ static int database_take(struct backup_run *m, const char *path, struct backup_e
 
 /* reading the folders */
 
-static int path_take(struct backup_run *m, const struct backup_root *r, const char *path, int depth,
-                     struct error *err);
+static int path_back_up(struct backup_run *run, const struct backup_root *r, const char *path,
+                        int depth, struct error *err);
 
-static bool is_apart(const struct backup_run *m, const struct stat *st) {
-    for (int i = 0; i < m->n_separate_roots; i++)
-        if (m->separate_roots[i].st_dev == st->st_dev && m->separate_roots[i].st_ino == st->st_ino)
+static bool is_separate_root(const struct backup_run *run, const struct stat *st) {
+    for (int i = 0; i < run->n_separate_roots; i++)
+        if (run->separate_roots[i].st_dev == st->st_dev &&
+            run->separate_roots[i].st_ino == st->st_ino)
             return true;
     return false;
 }
@@ -540,33 +544,34 @@ int dir_list_names(const char *dir, struct strings *out, struct error *err) {
     return OK;
 }
 
-static int folder_take(struct backup_run *m, const struct backup_root *r, const char *path,
+static int dir_back_up(struct backup_run *run, const struct backup_root *r, const char *path,
                        const char *full, int depth, struct error *err) {
     struct strings names = {0};
     int rc = depth < DEPTH_MAX ? dir_list_names(full, &names, err)
                                : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
     if (rc == ERR_MISSING) rc = OK; // the folder was removed meanwhile, with its content
     for (int i = 0; rc == OK && i < names.n; i++) {
-        char *below = path_join(path, names.v[i]);
-        rc = path_take(m, r, below, depth + 1, err);
-        free(below);
+        char *child = path_join(path, names.v[i]);
+        rc = path_back_up(run, r, child, depth + 1, err);
+        free(child);
     }
     strings_release(&names);
     return rc;
 }
 
-static int content_take(struct backup_run *m, const struct backup_root *r, const char *path,
-                        const char *full, const struct stat *st, struct error *err) {
+static int regular_file_back_up(struct backup_run *run, const struct backup_root *r,
+                                const char *path, const char *full, const struct stat *st,
+                                struct error *err) {
     struct backup_entry *e;
-    if (is_database(full) != m->databases) return OK;
-    int rc = entry_add(m, r->name, path, st, &e, err);
+    if (is_database(full) != run->databases) return OK;
+    int rc = entry_add(run, r->name, path, st, &e, err);
     if (rc != OK) return rc;
-    rc = m->databases ? database_take(m, full, e, err) : file_take(m, full, e, err);
-    bool went = !path_exists(full);
-    if (rc == OK || m->work.stopped || (rc != ERR_STATE && !went)) return rc;
-    free(m->v[--m->n].path);
-    leave_out(m, r->name, path,
-              went ? "went while it was read" : "kept changing while it was read");
+    rc = run->databases ? database_back_up(run, full, e, err) : file_back_up(run, full, e, err);
+    bool vanished = !path_exists(full);
+    if (rc == OK || run->work.stopped || (rc != ERR_STATE && !vanished)) return rc;
+    free(run->v[--run->n].path);
+    skipped_add(run, r->name, path,
+                vanished ? "went while it was read" : "kept changing while it was read");
     return OK;
 }
 
@@ -577,31 +582,32 @@ static bool is_token(const char *path, const struct stat *st) {
 }
 
 /* Takes a file, or a folder with its content; path "" is the root. */
-static int path_take(struct backup_run *m, const struct backup_root *r, const char *path, int depth,
-                     struct error *err) {
+static int path_back_up(struct backup_run *run, const struct backup_root *r, const char *path,
+                        int depth, struct error *err) {
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat st;
     struct backup_entry *e;
     int rc = OK;
-    json_t *said = json_from_path(path);
-    bool is_text = json_is_string(said), again = m->databases; // reported in the other round
-    json_decref(said);
+    json_t *path_json = json_from_path(path);
+    bool is_text = json_is_string(path_json),
+         second_round = run->databases; // reported in the other round
+    json_decref(path_json);
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
     } else if (S_ISDIR(st.st_mode)
-                   ? *path && (is_apart(m, &st) || backup_is_restore_temp(name))
-                   : is_passing(name) || is_token(path, &st) || backup_is_restore_temp(name)) {
+                   ? *path && (is_separate_root(run, &st) || backup_is_restore_temp(name))
+                   : is_transient(name) || is_token(path, &st) || backup_is_restore_temp(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
-        if (!again) leave_out(m, r->name, path, "has a name that cannot be kept");
+        if (!second_round) skipped_add(run, r->name, path, "has a name that cannot be kept");
     } else if (S_ISLNK(st.st_mode)) {
-        if (!again) leave_out(m, r->name, path, "is a link");
+        if (!second_round) skipped_add(run, r->name, path, "is a link");
     } else if (S_ISDIR(st.st_mode)) {
-        if (*path && !m->databases) rc = entry_add(m, r->name, path, &st, &e, err);
-        if (rc == OK) rc = folder_take(m, r, path, full, depth, err);
+        if (*path && !run->databases) rc = entry_add(run, r->name, path, &st, &e, err);
+        if (rc == OK) rc = dir_back_up(run, r, path, full, depth, err);
     } else if (S_ISREG(st.st_mode)) {
-        rc = content_take(m, r, path, full, &st, err);
+        rc = regular_file_back_up(run, r, path, full, &st, err);
     }
     free(full);
     return rc;
@@ -610,68 +616,70 @@ static int path_take(struct backup_run *m, const struct backup_root *r, const ch
 /* creating */
 
 /* Estimates the amount of work; files that change meanwhile are counted at their actual size. */
-static int64_t bytes_below(const struct backup_run *m, const char *full, bool root, int depth) {
+static int64_t estimate_bytes(const struct backup_run *run, const char *full, bool root,
+                              int depth) {
     struct strings names = {0};
     struct error none;
     struct stat st;
     int64_t bytes = 0;
     if ((root ? stat(full, &st) : lstat(full, &st)) != 0) return 0;
     if (!S_ISDIR(st.st_mode)) return S_ISREG(st.st_mode) ? st.st_size : 0;
-    if ((!root && is_apart(m, &st)) || depth == DEPTH_MAX) return 0;
+    if ((!root && is_separate_root(run, &st)) || depth == DEPTH_MAX) return 0;
     dir_list_names(full, &names, &none);
     for (int i = 0; i < names.n; i++) {
-        char *below = path_join(full, names.v[i]);
-        bytes += bytes_below(m, below, false, depth + 1);
-        free(below);
+        char *child = path_join(full, names.v[i]);
+        bytes += estimate_bytes(run, child, false, depth + 1);
+        free(child);
     }
     strings_release(&names);
     return bytes;
 }
 
-static int roots_look(struct backup_run *m, struct error *err) {
-    const struct backup_options *p = m->work.p;
-    m->separate_roots = xcalloc((size_t)p->n_roots + 1, sizeof *m->separate_roots);
-    if (stat(m->to, &m->separate_roots[m->n_separate_roots++]) != 0)
-        return error_errno(err, "cannot examine '%s'", m->to);
+static int roots_check(struct backup_run *run, struct error *err) {
+    const struct backup_options *p = run->work.p;
+    run->separate_roots = xcalloc((size_t)p->n_roots + 1, sizeof *run->separate_roots);
+    if (stat(run->to, &run->separate_roots[run->n_separate_roots++]) != 0)
+        return error_errno(err, "cannot examine '%s'", run->to);
     for (int i = 0; i < p->n_roots; i++) {
         const struct backup_root *r = &p->roots[i];
-        if (!name_is_valid(r->name) || json_object_get(m->roots, r->name))
+        if (!name_is_valid(r->name) || json_object_get(run->roots, r->name))
             return error_set(err, ERR_USAGE,
                              "'%s' is not a valid name of a root, or is given twice", r->name);
-        if (stat(r->path, &m->separate_roots[m->n_separate_roots]) == 0) {
-            m->n_separate_roots++;
-            json_object_set_new(m->roots, r->name, json_from_path(r->path));
+        if (stat(r->path, &run->separate_roots[run->n_separate_roots]) == 0) {
+            run->n_separate_roots++;
+            json_object_set_new(run->roots, r->name, json_from_path(r->path));
         } else if (errno == ENOENT) {
-            leave_out(m, r->name, r->path, "is not there");
+            skipped_add(run, r->name, r->path, "is not there");
         } else {
             return error_errno(err, "cannot examine '%s'", r->path);
         }
     }
-    if (!json_object_size(m->roots))
+    if (!json_object_size(run->roots))
         return error_set(err, ERR_MISSING, "nothing to keep: '%s' is not there",
                          p->n_roots ? p->roots[0].path : "");
-    for (int i = 0; i < p->n_roots; i++) m->work.total += bytes_below(m, p->roots[i].path, true, 0);
+    for (int i = 0; i < p->n_roots; i++)
+        run->work.total += estimate_bytes(run, p->roots[i].path, true, 0);
     return OK;
 }
 
-static int roots_take(struct backup_run *m, bool databases, struct error *err) {
+static int roots_back_up(struct backup_run *run, bool databases, struct error *err) {
     int rc = OK;
-    m->databases = databases;
-    for (int i = 0; rc == OK && i < m->work.p->n_roots; i++)
-        if (json_object_get(m->roots, m->work.p->roots[i].name))
-            rc = path_take(m, &m->work.p->roots[i], "", 0, err);
+    run->databases = databases;
+    for (int i = 0; rc == OK && i < run->work.p->n_roots; i++)
+        if (json_object_get(run->roots, run->work.p->roots[i].name))
+            rc = path_back_up(run, &run->work.p->roots[i], "", 0, err);
     return rc;
 }
 
-static int by_place(const void *a, const void *b) {
+static int compare_entries(const void *a, const void *b) {
     const struct backup_entry *x = a, *y = b;
-    return place_compare(x->root, x->path, y->root, y->path);
+    return entry_names_compare(x->root, x->path, y->root, y->path);
 }
 
-static json_t *entries_json(const struct backup_run *m, int64_t *bytes) {
+static json_t *entries_json(const struct backup_run *run, int64_t *bytes) {
     json_t *files = json_array();
-    for (int i = 0; i < m->n; i++) {
-        const struct backup_entry *e = &m->v[i];
+    for (int i = 0; i < run->n; i++) {
+        const struct backup_entry *e = &run->v[i];
         json_t *v = json_pack("{s:s,s:s,s:i}", "root", e->root, "path", e->path, "mode", e->mode);
         if (e->dir) {
             json_object_set_new(v, "dir", json_true());
@@ -685,35 +693,35 @@ static json_t *entries_json(const struct backup_run *m, int64_t *bytes) {
     return files;
 }
 
-static json_t *manifest_make(struct backup_run *m) {
+static json_t *manifest_build(struct backup_run *run) {
     char id[BACKUP_ID_LEN], now[32], hash[HASH_LEN];
     char *path = NULL;
     int64_t bytes = 0;
     do { // ids are unique per millisecond
         backup_id_now(id);
         free(path);
-        path = manifest_path(m->to, id);
+        path = manifest_path(run->to, id);
     } while (path_exists(path));
     free(path);
-    if (m->n) qsort(m->v, (size_t)m->n, sizeof *m->v, by_place);
-    json_t *files = entries_json(m, &bytes);
-    json_t *v =
-        json_pack("{s:i,s:s,s:s,s:s,s:O,s:O,s:I,s:I,s:I,s:o}", "format", FORMAT, "id", id,
-                  "created", clock_utc(now), "shoal", SHOAL_VERSION, "roots", m->roots, "left_out",
-                  m->skipped, "bytes", (json_int_t)bytes, "new_bytes", (json_int_t)m->new_bytes,
-                  "new_blobs", (json_int_t)m->new_blobs, "files", files);
+    if (run->n) qsort(run->v, (size_t)run->n, sizeof *run->v, compare_entries);
+    json_t *files = entries_json(run, &bytes);
+    json_t *v = json_pack("{s:i,s:s,s:s,s:s,s:O,s:O,s:I,s:I,s:I,s:o}", "format", FORMAT_VERSION,
+                          "id", id, "created", clock_utc(now), "shoal", SHOAL_VERSION, "roots",
+                          run->roots, "left_out", run->skipped, "bytes", (json_int_t)bytes,
+                          "new_bytes", (json_int_t)run->new_bytes, "new_blobs",
+                          (json_int_t)run->new_blobs, "files", files);
     manifest_hash(v, hash);
     json_object_set_new(v, "hash", json_string(hash));
     return v;
 }
 
-static json_t *manifest_write(struct backup_run *m, struct error *err) {
-    json_t *v = manifest_make(m), *head = NULL;
-    char *path = manifest_path(m->to, json_get_string(v, "id"));
-    if (json_write_file(path, v, err) == OK) head = manifest_head(v);
+static json_t *manifest_write(struct backup_run *run, struct error *err) {
+    json_t *v = manifest_build(run), *summary = NULL;
+    char *path = manifest_path(run->to, json_get_string(v, "id"));
+    if (json_write_file(path, v, err) == OK) summary = manifest_summary(v);
     free(path);
     json_decref(v);
-    return head;
+    return summary;
 }
 
 /* Calls fn for each file in blobs and its subfolders, including temporary files. */
@@ -748,46 +756,47 @@ static int leftover_remove(void *ctx, const char *path, const char *name) {
     return strstr(name, ".tmp-") ? unlink(path) : 0;
 }
 
-static void making_release(struct backup_run *m) {
-    for (int i = 0; i < m->n; i++) free(m->v[i].path);
-    free(m->v);
-    free(m->separate_roots);
-    json_decref(m->skipped);
-    json_decref(m->roots);
+static void backup_run_release(struct backup_run *run) {
+    for (int i = 0; i < run->n; i++) free(run->v[i].path);
+    free(run->v);
+    free(run->separate_roots);
+    json_decref(run->skipped);
+    json_decref(run->roots);
 }
 
 json_t *backup_create(const struct backup_options *p, struct error *err) {
-    struct backup_run m = {
+    struct backup_run run = {
         .work.p = p, .to = p->to, .skipped = json_array(), .roots = json_object()};
     char *blobs = path_join(p->to, "blobs");
-    json_t *head = NULL;
+    json_t *summary = NULL;
     int lock = -1, rc = backup_dir_make(p->to, err);
     if (rc == OK) rc = backup_dir_make(blobs, err);
     if (rc == OK && (lock = backup_dir_lock(p->to, err)) < 0) rc = lock;
     if (rc == OK) rc = blobs_each(p->to, leftover_remove, NULL, err);
-    if (rc == OK) rc = roots_look(&m, err);
-    if (rc == OK) rc = roots_take(&m, true, err);
-    if (rc == OK) rc = roots_take(&m, false, err);
-    if (rc == OK) head = manifest_write(&m, err);
+    if (rc == OK) rc = roots_check(&run, err);
+    if (rc == OK) rc = roots_back_up(&run, true, err);
+    if (rc == OK) rc = roots_back_up(&run, false, err);
+    if (rc == OK) summary = manifest_write(&run, err);
     if (lock >= 0) close(lock);
-    making_release(&m);
+    backup_run_release(&run);
     free(blobs);
-    return head;
+    return summary;
 }
 
 /* pruning */
 
-struct pruning {
-    char (*kept)[HASH_LEN]; /* [n], in order */
+struct prune_state {
+    char (*referenced)[HASH_LEN]; /* [n], in order */
     size_t n, cap;
     int64_t blobs, bytes;
 };
 
-static int by_hash(const void *a, const void *b) {
+static int compare_hashes(const void *a, const void *b) {
     return strcmp(a, b);
 }
 
-static int kept_add(struct pruning *k, const char *to, const char *id, struct error *err) {
+static int referenced_add(struct prune_state *k, const char *to, const char *id,
+                          struct error *err) {
     json_t *v = backup_manifest_read(to, id, err);
     if (!v) return err->code;
     const json_t *f, *files = json_object_get(v, "files");
@@ -796,19 +805,19 @@ static int kept_add(struct pruning *k, const char *to, const char *id, struct er
         if (json_object_get(f, "dir")) continue;
         if (k->n == k->cap) {
             k->cap = MAX(2 * k->cap, 1024);
-            k->kept = xrealloc(k->kept, k->cap * sizeof *k->kept);
+            k->referenced = xrealloc(k->referenced, k->cap * sizeof *k->referenced);
         }
-        memcpy(k->kept[k->n++], json_get_string(f, "sha256"), HASH_LEN);
+        memcpy(k->referenced[k->n++], json_get_string(f, "sha256"), HASH_LEN);
     }
     json_decref(v);
     return OK;
 }
 
-static int blob_prune(void *ctx, const char *path, const char *name) {
-    struct pruning *k = ctx;
+static int blob_remove_unreferenced(void *ctx, const char *path, const char *name) {
+    struct prune_state *k = ctx;
     struct stat st;
     if (!hash_is_valid(name)) return leftover_remove(NULL, path, name);
-    if (k->n && bsearch(name, k->kept, k->n, sizeof *k->kept, by_hash)) return 0;
+    if (k->n && bsearch(name, k->referenced, k->n, sizeof *k->referenced, compare_hashes)) return 0;
     if (stat(path, &st) == 0 && unlink(path) == 0) {
         k->blobs++;
         k->bytes += st.st_size;
@@ -829,34 +838,34 @@ static int manifests_remove(const char *to, const struct strings *ids, const cha
 }
 
 /* Reads every remaining manifest before it deletes anything. */
-static json_t *others_remove(const char *to, const struct strings *ids, const char *keep,
-                             struct error *err) {
-    struct pruning k = {0};
-    int rc = OK, gone = 0;
+static json_t *backups_remove(const char *to, const struct strings *ids, const char *keep,
+                              struct error *err) {
+    struct prune_state k = {0};
+    int rc = OK, n_removed = 0;
     for (int i = 0; rc == OK && i < ids->n; i++) {
-        gone += !keep[i];
-        if (keep[i]) rc = kept_add(&k, to, ids->v[i], err);
+        n_removed += !keep[i];
+        if (keep[i]) rc = referenced_add(&k, to, ids->v[i], err);
     }
     if (rc != OK) error_wrap(err, "nothing is removed: a remaining backup cannot be read");
-    if (k.n) qsort(k.kept, k.n, sizeof *k.kept, by_hash);
+    if (k.n) qsort(k.referenced, k.n, sizeof *k.referenced, compare_hashes);
     if (rc == OK) rc = manifests_remove(to, ids, keep, err);
-    if (rc == OK) rc = blobs_each(to, blob_prune, &k, err);
-    free(k.kept);
-    return rc == OK ? json_pack("{s:i,s:I,s:I}", "backups", gone, "blobs", (json_int_t)k.blobs,
+    if (rc == OK) rc = blobs_each(to, blob_remove_unreferenced, &k, err);
+    free(k.referenced);
+    return rc == OK ? json_pack("{s:i,s:I,s:I}", "backups", n_removed, "blobs", (json_int_t)k.blobs,
                                 "bytes", (json_int_t)k.bytes)
                     : NULL;
 }
 
 /* Refuses to delete a backup that a scheduled restore needs. */
-static int not_marked(const char *to, const struct strings *ids, const char *keep,
-                      struct error *err) {
-    json_t *mark = backup_restore_scheduled(to);
+static int check_not_scheduled(const char *to, const struct strings *ids, const char *keep,
+                               struct error *err) {
+    json_t *scheduled = backup_restore_scheduled(to);
     int rc = OK;
-    for (int i = 0; mark && i < ids->n; i++)
-        if (!keep[i] && strcmp(ids->v[i], json_get_string(mark, "id")) == 0)
+    for (int i = 0; scheduled && i < ids->n; i++)
+        if (!keep[i] && strcmp(ids->v[i], json_get_string(scheduled, "id")) == 0)
             rc = error_set(err, ERR_STATE, "backup '%s' is to be restored; cancel that first",
                            ids->v[i]);
-    json_decref(mark);
+    json_decref(scheduled);
     return rc;
 }
 
@@ -865,7 +874,7 @@ static json_t *prune(const char *to, const char *id, int64_t n, struct error *er
     struct strings ids = {0};
     json_t *out = NULL;
     bool found = !id;
-    int lock = folder_enter(to, err);
+    int lock = existing_dir_lock(to, err);
     if (lock < 0) return NULL;
     int rc = backup_ids_list(to, &ids, err);
     char *keep = xcalloc((size_t)ids.n + 1, 1);
@@ -874,8 +883,8 @@ static json_t *prune(const char *to, const char *id, int64_t n, struct error *er
         found |= !keep[i];
     }
     if (rc == OK && !found) rc = error_set(err, ERR_MISSING, "no backup '%.60s' in '%s'", id, to);
-    if (rc == OK) rc = not_marked(to, &ids, keep, err);
-    if (rc == OK) out = others_remove(to, &ids, keep, err);
+    if (rc == OK) rc = check_not_scheduled(to, &ids, keep, err);
+    if (rc == OK) out = backups_remove(to, &ids, keep, err);
     free(keep);
     strings_release(&ids);
     close(lock);

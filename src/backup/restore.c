@@ -36,12 +36,12 @@ struct wanted_blob {
     int64_t size;
 };
 
-static int by_hash(const void *a, const void *b) {
+static int compare_hashes(const void *a, const void *b) {
     return strcmp(((const struct wanted_blob *)a)->hash, ((const struct wanted_blob *)b)->hash);
 }
 
 /* The contents that a manifest names, without duplicates: [*n], and the sum of their bytes. */
-static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) {
+static struct wanted_blob *wanted_blobs(const json_t *manifest, size_t *n, int64_t *bytes) {
     const json_t *files = json_object_get(manifest, "files"), *f;
     struct wanted_blob *v = xcalloc(json_array_size(files) + 1, sizeof *v);
     size_t i, all = 0;
@@ -51,7 +51,7 @@ static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *
                 (struct wanted_blob){json_get_string(f, "sha256"), json_get_string(f, "root"),
                                      json_get_string(f, "path"),
                                      (int64_t)json_integer_value(json_object_get(f, "size"))};
-    qsort(v, all, sizeof *v, by_hash);
+    qsort(v, all, sizeof *v, compare_hashes);
     *n = 0;
     for (i = 0; i < all; i++) {
         if (*n && strcmp(v[*n - 1].hash, v[i].hash) == 0) continue;
@@ -95,21 +95,21 @@ struct blob_verify_cache {
     json_t *problems;
 };
 
-static int want_verify(struct blob_verify_cache *c, const char *id, const struct wanted_blob *want,
-                       struct error *err) {
-    char found[256];
-    const json_t *known = json_object_get(c->seen, want->hash);
+static int blob_verify_cached(struct blob_verify_cache *c, const char *id,
+                              const struct wanted_blob *want, struct error *err) {
+    char problem[256];
+    const json_t *seen = json_object_get(c->seen, want->hash);
     int rc = OK;
-    if (!known) {
-        rc = blob_verify(c->work, want, found, err);
+    if (!seen) {
+        rc = blob_verify(c->work, want, problem, err);
         if (rc != OK) return rc;
-        json_object_set_new(c->seen, want->hash, json_string(found));
-        known = json_object_get(c->seen, want->hash);
+        json_object_set_new(c->seen, want->hash, json_string(problem));
+        seen = json_object_get(c->seen, want->hash);
     }
-    if (*json_string_value(known))
+    if (*json_string_value(seen))
         json_array_append_new(c->problems,
                               json_sprintf("backup '%s': %s: '%s' (blob %s) %s", id, want->root,
-                                           want->path, want->hash, json_string_value(known)));
+                                           want->path, want->hash, json_string_value(seen)));
     return rc;
 }
 
@@ -118,15 +118,15 @@ static int manifest_verify(struct blob_verify_cache *c, const json_t *manifest, 
     int64_t bytes = 0;
     size_t n;
     int rc = OK;
-    struct wanted_blob *v = wants_of(manifest, &n, &bytes);
+    struct wanted_blob *v = wanted_blobs(manifest, &n, &bytes);
     c->work->total += bytes;
     for (size_t i = 0; rc == OK && i < n; i++)
-        rc = want_verify(c, json_get_string(manifest, "id"), &v[i], err);
+        rc = blob_verify_cached(c, json_get_string(manifest, "id"), &v[i], err);
     free(v);
     return rc;
 }
 
-static int check_one(struct blob_verify_cache *c, const char *id, struct error *err) {
+static int backup_verify_one(struct blob_verify_cache *c, const char *id, struct error *err) {
     json_t *manifest = backup_manifest_read(c->work->p->to, id, err);
     if (!manifest) {
         json_array_append_new(c->problems, json_string(err->text));
@@ -150,7 +150,7 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
     else if (rc == OK)
         rc = backup_ids_list(p->to, &ids, err);
     if (rc == OK && !ids.n) rc = error_set(err, ERR_MISSING, "there are no backups in '%s'", p->to);
-    for (int i = 0; rc == OK && i < ids.n; i++) rc = check_one(&c, ids.v[i], err);
+    for (int i = 0; rc == OK && i < ids.n; i++) rc = backup_verify_one(&c, ids.v[i], err);
     if (rc == OK)
         out = json_pack("{s:i,s:I,s:I,s:O}", "backups", ids.n, "blobs",
                         (json_int_t)json_object_size(c.seen), "bytes", (json_int_t)w.done,
@@ -167,16 +167,16 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
 /* A root to be restored. */
 struct target {
     const char *name;
-    char *path; /* with links resolved, even if it does not exist */
-    char *stem; /* prefix of the companions' names */
+    char *path;   /* with links resolved, even if it does not exist */
+    char *prefix; /* prefix of the companions' names */
     bool file;
 };
-struct restore_run_state {
+struct restore_state {
     struct backup_progress work;
     json_t *manifest;
     struct target v[BACKUP_ROOTS_MAX];
     int n;
-    char *apart[BACKUP_ROOTS_MAX + 1]; /* [n_apart] the backups and every root */
+    char *separate_roots[BACKUP_ROOTS_MAX + 1]; /* [n_apart] the backups and every root */
     int n_separate_roots;
     char stamp[BACKUP_ID_LEN];
 };
@@ -190,17 +190,17 @@ static char *parent_of(const char *path) {
 
 /* The path with links resolved. If it does not exist, creates its parent folder. malloc'ed, NULL
  * with the error. */
-static char *path_real(const char *path, struct error *err) {
+static char *path_resolve(const char *path, struct error *err) {
     char *real = realpath(path, NULL);
     if (real) return real;
     char *plain = xstrdup(path);
     for (size_t n = strlen(plain); n > 1 && plain[n - 1] == '/';) plain[--n] = 0;
     const char *slash = strrchr(plain, '/'), *name = slash ? slash + 1 : plain;
-    char *parent = parent_of(plain), *at = NULL;
-    if (dir_make(parent, err) == OK && !(at = realpath(parent, NULL)))
+    char *parent = parent_of(plain), *parent_real = NULL;
+    if (dir_make(parent, err) == OK && !(parent_real = realpath(parent, NULL)))
         error_errno(err, "cannot follow '%s'", parent);
-    if (at) real = path_join(at, name);
-    free(at);
+    if (parent_real) real = path_join(parent_real, name);
+    free(parent_real);
     free(parent);
     free(plain);
     return real;
@@ -208,87 +208,87 @@ static char *path_real(const char *path, struct error *err) {
 
 /* Companion files are placed next to a path, or inside it if its parent is on another file
  * system. */
-static char *stem_of(const char *path) {
+static char *companion_prefix(const char *path) {
     char *parent = parent_of(path);
     struct stat a, b;
-    bool apart = stat(path, &a) == 0 && stat(parent, &b) == 0 && a.st_dev != b.st_dev;
+    bool other_file_system = stat(path, &a) == 0 && stat(parent, &b) == 0 && a.st_dev != b.st_dev;
     free(parent);
-    return apart ? path_join(path, ".shoal") : xstrdup(path);
+    return other_file_system ? path_join(path, ".shoal") : xstrdup(path);
 }
 
-static char *companion(const struct target *t, const char *what) {
-    return xasprintf("%s.%s", t->stem, what);
+static char *companion_path(const struct target *t, const char *what) {
+    return xasprintf("%s.%s", t->prefix, what);
 }
 
 bool backup_is_unfinished(const char *path, struct error *err) {
-    char *real = realpath(path, NULL), *stem = stem_of(real ? real : path),
-         *swapping = xasprintf("%s.swapping", stem);
-    bool is = path_exists(swapping);
-    if (is)
+    char *real = realpath(path, NULL), *prefix = companion_prefix(real ? real : path),
+         *swapping = xasprintf("%s.swapping", prefix);
+    bool found = path_exists(swapping);
+    if (found)
         error_set(err, ERR_STATE,
                   "a restore of '%s' was interrupted; run the same 'shoal restore' again to finish "
                   "it",
                   path);
     free(real);
-    free(stem);
+    free(prefix);
     free(swapping);
-    return is;
+    return found;
 }
 
 /* Whether an entry of a target is left in place. */
-static bool stays(const struct restore_run_state *r, const struct target *t, const char *name) {
+static bool is_left_in_place(const struct restore_state *r, const struct target *t,
+                             const char *name) {
     char *path = path_join(t->path, name);
     bool found = backup_is_restore_temp(name);
-    for (int i = 0; i < r->n_separate_roots; i++) found |= strcmp(r->apart[i], path) == 0;
+    for (int i = 0; i < r->n_separate_roots; i++) found |= strcmp(r->separate_roots[i], path) == 0;
     free(path);
     return found;
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *at) {
     (void)st, (void)type, (void)at;
     return remove(path);
 }
 
 static int tree_remove(const char *path, struct error *err) {
-    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0 || errno == ENOENT) return OK;
+    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0 || errno == ENOENT) return OK;
     return error_errno(err, "cannot remove '%s'", path);
 }
 
-static int target_add(struct restore_run_state *r, const struct backup_root *root,
-                      struct error *err) {
-    char *path = path_real(root->path, err);
+static int target_add(struct restore_state *r, const struct backup_root *root, struct error *err) {
+    char *path = path_resolve(root->path, err);
     if (!path) return err->code;
     CHECK(r->n_separate_roots < BACKUP_ROOTS_MAX);
-    r->apart[r->n_separate_roots++] = path;
+    r->separate_roots[r->n_separate_roots++] = path;
     if (!json_object_get(json_object_get(r->manifest, "roots"), root->name)) return OK;
-    r->v[r->n++] =
-        (struct target){.name = root->name, .path = xstrdup(path), .stem = stem_of(path)};
+    r->v[r->n++] = (struct target){
+        .name = root->name, .path = xstrdup(path), .prefix = companion_prefix(path)};
     return OK;
 }
 
 /* A folder that is backed up separately must be a direct child of a root, or outside of it. */
-static int nesting_check(const struct restore_run_state *r, struct error *err) {
+static int nesting_check(const struct restore_state *r, struct error *err) {
     for (int i = 0; i < r->n; i++) {
         size_t n = strlen(r->v[i].path);
         for (int k = 0; k < r->n_separate_roots; k++) {
-            const char *p = r->apart[k];
+            const char *p = r->separate_roots[k];
             if (strncmp(p, r->v[i].path, n) == 0 && p[n] == '/' && strchr(p + n + 1, '/'))
                 return error_set(err, ERR_USAGE,
                                  "'%s' is deep in '%s', which is to be replaced: it must be "
                                  "directly in it, or elsewhere",
                                  p, r->v[i].path);
-            if (r->v[i].path != p && strcmp(p, r->v[i].path) == 0 && r->apart[0] == p)
+            if (r->v[i].path != p && strcmp(p, r->v[i].path) == 0 && r->separate_roots[0] == p)
                 return error_set(err, ERR_USAGE, "'%s' holds the backups themselves", p);
         }
     }
     return OK;
 }
 
-static int targets_find(struct restore_run_state *r, struct error *err) {
+static int targets_find(struct restore_state *r, struct error *err) {
     const struct backup_options *p = r->work.p;
     int rc = OK;
-    r->apart[r->n_separate_roots] = path_real(p->to, err);
-    if (!r->apart[r->n_separate_roots++]) return err->code;
+    r->separate_roots[r->n_separate_roots] = path_resolve(p->to, err);
+    if (!r->separate_roots[r->n_separate_roots++]) return err->code;
     for (int i = 0; rc == OK && i < p->n_roots; i++) rc = target_add(r, &p->roots[i], err);
     if (rc == OK && !r->n)
         rc = error_set(err, ERR_MISMATCH, "the backup holds none of the roots to restore");
@@ -296,48 +296,48 @@ static int targets_find(struct restore_run_state *r, struct error *err) {
 }
 
 /* A restored entry must not collide with one that stays; a file can only replace a file. */
-static int entry_place_check(struct restore_run_state *r, const json_t *f, struct error *err) {
+static int entry_check_collision(struct restore_state *r, const json_t *f, struct error *err) {
     const char *path = json_get_string(f, "path");
     for (int i = 0; i < r->n; i++) {
         struct target *t = &r->v[i];
         if (strcmp(t->name, json_get_string(f, "root")) != 0) continue;
         char *first = strndup(path, strcspn(path, "/"));
-        bool meets = *first && stays(r, t, first);
+        bool collides = *first && is_left_in_place(r, t, first);
         free(first);
         if (!*path) t->file = true;
-        if (meets || t->file == path_is_dir(t->path))
-            if (meets || path_exists(t->path))
+        if (collides || t->file == path_is_dir(t->path))
+            if (collides || path_exists(t->path))
                 return error_set(err, ERR_MISMATCH, "'%s' of the backup is in the way of '%s'",
                                  *path ? path : t->name, t->path);
     }
     return OK;
 }
 
-static int places_check(struct restore_run_state *r, struct error *err) {
+static int check_collisions(struct restore_state *r, struct error *err) {
     const json_t *files = json_object_get(r->manifest, "files"), *f;
     size_t i;
     json_array_foreach (files, i, f)
-        if (entry_place_check(r, f, err) != OK) return err->code;
+        if (entry_check_collision(r, f, err) != OK) return err->code;
     return OK;
 }
 
-static int target_is_empty(const struct restore_run_state *r, const struct target *t,
+static int target_is_empty(const struct restore_state *r, const struct target *t,
                            struct error *err) {
     struct strings names = {0};
     int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
     if (path_is_dir(t->path)) rc = dir_list_names(t->path, &names, err);
-    for (int i = 0; i < names.n; i++) n += !stays(r, t, names.v[i]);
+    for (int i = 0; i < names.n; i++) n += !is_left_in_place(r, t, names.v[i]);
     strings_release(&names);
     if (rc == OK && n)
         rc = error_set(err, ERR_STATE,
                        "'%s' holds something: --replace puts the backup in its place and keeps "
                        "that as '%s.before-…'",
-                       t->path, t->stem);
+                       t->path, t->prefix);
     return rc;
 }
 
 /* A running server holds the lock of its jobs. */
-static int target_hold(const struct target *t, int *fd, struct error *err) {
+static int target_lock(const struct target *t, int *fd, struct error *err) {
     char *path = path_join(t->path, "jobs/lock");
     int rc = OK;
     *fd = open(path, O_RDWR | O_CLOEXEC);
@@ -349,7 +349,7 @@ static int target_hold(const struct target *t, int *fd, struct error *err) {
 
 /* writing next to the roots */
 
-static int content_stage(struct restore_run_state *r, const json_t *f, const char *to,
+static int content_stage(struct restore_state *r, const json_t *f, const char *to,
                          struct error *err) {
     struct atomic_file w;
     const char *want = json_get_string(f, "sha256");
@@ -370,7 +370,7 @@ static int content_stage(struct restore_run_state *r, const json_t *f, const cha
     return rc;
 }
 
-static int entry_stage(struct restore_run_state *r, const json_t *f, const char *staging,
+static int entry_stage(struct restore_state *r, const json_t *f, const char *staging,
                        struct error *err) {
     const char *path = json_get_string(f, "path");
     char *to = *path ? path_join(staging, path) : xstrdup(staging);
@@ -383,9 +383,9 @@ static int entry_stage(struct restore_run_state *r, const json_t *f, const char 
     return rc;
 }
 
-static int target_stage(struct restore_run_state *r, const struct target *t, struct error *err) {
+static int target_stage(struct restore_state *r, const struct target *t, struct error *err) {
     const json_t *files = json_object_get(r->manifest, "files"), *f;
-    char *staging = companion(t, "restoring");
+    char *staging = companion_path(t, "restoring");
     size_t i;
     int rc = tree_remove(staging, err);
     if (rc == OK && !t->file) rc = backup_dir_make(staging, err);
@@ -397,16 +397,16 @@ static int target_stage(struct restore_run_state *r, const struct target *t, str
     return rc;
 }
 
-static int all_stage(struct restore_run_state *r, struct error *err) {
+static int targets_stage(struct restore_state *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n; i++) rc = target_stage(r, &r->v[i], err);
     return rc;
 }
 
-static void staging_remove(const struct restore_run_state *r) {
+static void staging_remove(const struct restore_state *r) {
     for (int i = 0; i < r->n; i++) {
         struct error none;
-        char *staging = companion(&r->v[i], "restoring");
+        char *staging = companion_path(&r->v[i], "restoring");
         tree_remove(staging, &none);
         free(staging);
     }
@@ -414,18 +414,18 @@ static void staging_remove(const struct restore_run_state *r) {
 
 /* renaming into place */
 
-static char *before_of(const struct restore_run_state *r, const struct target *t) {
-    return xasprintf("%s.before-%s", t->stem, r->stamp);
+static char *old_content_path(const struct restore_state *r, const struct target *t) {
+    return xasprintf("%s.before-%s", t->prefix, r->stamp);
 }
 
 /* Moves every entry of a folder into another one; with a target `of`, except the entries that
  * stay. */
-static int names_move(const struct restore_run_state *r, const struct target *of, const char *from,
-                      const char *to, struct error *err) {
+static int entries_move(const struct restore_state *r, const struct target *skip_kept_of,
+                        const char *from, const char *to, struct error *err) {
     struct strings names = {0};
     int rc = dir_list_names(from, &names, err);
     for (int i = 0; rc == OK && i < names.n; i++) {
-        if (of && stays(r, of, names.v[i])) continue;
+        if (skip_kept_of && is_left_in_place(r, skip_kept_of, names.v[i])) continue;
         char *a = path_join(from, names.v[i]), *b = path_join(to, names.v[i]);
         rc = path_rename(a, b, err);
         free(a);
@@ -436,35 +436,34 @@ static int names_move(const struct restore_run_state *r, const struct target *of
 }
 
 /* Moves the old content out; a killed call may have begun this. */
-static int old_move(const struct restore_run_state *r, const struct target *t, const char *before,
-                    struct error *err) {
+static int old_content_move(const struct restore_state *r, const struct target *t,
+                            const char *before, struct error *err) {
     if (path_exists(before)) return OK;
     if (!path_is_dir(t->path)) return path_exists(t->path) ? path_rename(t->path, before, err) : OK;
     char *part = xasprintf("%s.part", before);
     int rc = backup_dir_make(part, err);
-    if (rc == OK) rc = names_move(r, t, t->path, part, err);
+    if (rc == OK) rc = entries_move(r, t, t->path, part, err);
     if (rc == OK) rc = path_rename(part, before, err);
     free(part);
     return rc;
 }
 
-static int new_move(const struct restore_run_state *r, const struct target *t, const char *swapping,
-                    struct error *err) {
+static int new_content_move(const struct restore_state *r, const struct target *t,
+                            const char *swapping, struct error *err) {
     if (!path_exists(t->path)) return path_rename(swapping, t->path, err);
-    int rc = names_move(r, NULL, swapping, t->path, err);
+    int rc = entries_move(r, NULL, swapping, t->path, err);
     if (rc == OK && rmdir(swapping) != 0) rc = error_errno(err, "cannot remove '%s'", swapping);
     return rc;
 }
 
-static int target_rename_in_place(const struct restore_run_state *r, const struct target *t,
-                                  struct error *err) {
-    char *restoring = companion(t, "restoring"), *swapping = companion(t, "swapping"),
-         *before = before_of(r, t);
+static int target_swap(const struct restore_state *r, const struct target *t, struct error *err) {
+    char *restoring = companion_path(t, "restoring"), *swapping = companion_path(t, "swapping"),
+         *before = old_content_path(r, t);
     int rc = OK;
     if (path_exists(restoring)) rc = path_rename(restoring, swapping, err);
     if (rc == OK && path_exists(swapping)) {
-        rc = old_move(r, t, before, err);
-        if (rc == OK) rc = new_move(r, t, swapping, err);
+        rc = old_content_move(r, t, before, err);
+        if (rc == OK) rc = new_content_move(r, t, swapping, err);
     }
     if (rc == OK) rmdir(before); // fails unless the folder is empty, as intended
     free(restoring);
@@ -478,14 +477,14 @@ static char *journal_path(const char *to) {
 }
 
 /* {name: path} of this call's roots. */
-static json_t *roots_json(const struct restore_run_state *r) {
+static json_t *roots_json(const struct restore_state *r) {
     json_t *v = json_object();
     for (int i = 0; i < r->n; i++)
         json_object_set_new(v, r->v[i].name, json_from_path(r->v[i].path));
     return v;
 }
 
-static int journal_write(const struct restore_run_state *r, const char *id, struct error *err) {
+static int journal_write(const struct restore_state *r, const char *id, struct error *err) {
     char now[32], *path = journal_path(r->work.p->to);
     json_t *v =
         json_pack("{s:s,s:s,s:o}", "id", id, "asked", clock_utc(now), "roots", roots_json(r));
@@ -511,11 +510,11 @@ static json_t *journal_read(const char *to) {
 }
 
 /* Whether a restore has started its renames and not finished them. */
-static bool has_begun(const char *to) {
+static bool renames_have_begun(const char *to) {
     json_t *v = journal_read(to);
-    bool begun = json_object_get(v, "stamp");
+    bool found = json_object_get(v, "stamp");
     json_decref(v);
-    return begun;
+    return found;
 }
 
 static int journal_remove(const char *to, struct error *err) {
@@ -526,11 +525,11 @@ static int journal_remove(const char *to, struct error *err) {
     return rc;
 }
 
-static int all_swap(const struct restore_run_state *r, struct error *err) {
+static int targets_swap(const struct restore_state *r, struct error *err) {
     int rc = OK, lock[BACKUP_ROOTS_MAX];
     for (int i = 0; i < r->n; i++) lock[i] = -1;
-    for (int i = 0; rc == OK && i < r->n; i++) rc = target_hold(&r->v[i], &lock[i], err);
-    for (int i = 0; rc == OK && i < r->n; i++) rc = target_rename_in_place(r, &r->v[i], err);
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_lock(&r->v[i], &lock[i], err);
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_swap(r, &r->v[i], err);
     for (int i = 0; i < r->n; i++)
         if (lock[i] >= 0) close(lock[i]);
     return rc == OK ? journal_remove(r->work.p->to, err) : rc;
@@ -538,19 +537,19 @@ static int all_swap(const struct restore_run_state *r, struct error *err) {
 
 /* restoring */
 
-static void restoring_release(struct restore_run_state *r) {
+static void restore_state_release(struct restore_state *r) {
     for (int i = 0; i < r->n; i++) {
         free(r->v[i].path);
-        free(r->v[i].stem);
+        free(r->v[i].prefix);
     }
-    for (int i = 0; i < r->n_separate_roots; i++) free(r->apart[i]);
+    for (int i = 0; i < r->n_separate_roots; i++) free(r->separate_roots[i]);
     json_decref(r->manifest);
 }
 
-static int restoring_open(struct restore_run_state *r, const struct backup_options *p,
-                          const char *id, struct error *err) {
+static int restore_state_init(struct restore_state *r, const struct backup_options *p,
+                              const char *id, struct error *err) {
     char newest[BACKUP_ID_LEN];
-    *r = (struct restore_run_state){.work.p = p};
+    *r = (struct restore_state){.work.p = p};
     if (!id) {
         int rc = backup_find_newest(p->to, newest, err);
         if (rc != OK) return rc;
@@ -558,10 +557,10 @@ static int restoring_open(struct restore_run_state *r, const struct backup_optio
     }
     if (!(r->manifest = backup_manifest_read(p->to, id, err))) return err->code;
     int rc = targets_find(r, err);
-    return rc == OK ? places_check(r, err) : rc;
+    return rc == OK ? check_collisions(r, err) : rc;
 }
 
-static int restoring_verify(struct restore_run_state *r, struct error *err) {
+static int restore_state_verify(struct restore_state *r, struct error *err) {
     struct blob_verify_cache c = {&r->work, json_object(), json_array()};
     int rc = manifest_verify(&c, r->manifest, err);
     size_t n = json_array_size(c.problems);
@@ -573,52 +572,52 @@ static int restoring_verify(struct restore_run_state *r, struct error *err) {
     return rc;
 }
 
-static json_t *restored_json(const struct restore_run_state *r) {
-    json_t *roots = json_object(), *left = json_array(), *path;
+static json_t *result_json(const struct restore_state *r) {
+    json_t *roots = json_object(), *left_out = json_array(), *path;
     const char *name;
     for (int i = 0; i < r->n; i++) {
-        char *before = before_of(r, &r->v[i]);
+        char *before = old_content_path(r, &r->v[i]);
         json_object_set_new(roots, r->v[i].name,
                             json_pack("{s:o,s:o}", "path", json_from_path(r->v[i].path), "before",
                                       path_exists(before) ? json_from_path(before) : json_null()));
         free(before);
     }
     json_object_foreach (json_object_get(r->manifest, "roots"), name, path)
-        if (!json_object_get(roots, name)) json_array_append_new(left, json_string(name));
+        if (!json_object_get(roots, name)) json_array_append_new(left_out, json_string(name));
     return json_pack("{s:O,s:I,s:O,s:o,s:o}", "id", json_object_get(r->manifest, "id"), "files",
                      (json_int_t)json_array_size(json_object_get(r->manifest, "files")), "bytes",
-                     json_object_get(r->manifest, "bytes"), "roots", roots, "left_out", left);
+                     json_object_get(r->manifest, "bytes"), "roots", roots, "left_out", left_out);
 }
 
 /* A whole restore, from the first byte to the last rename; the caller has locked TO. */
 static json_t *restore_run(const struct backup_options *p, const char *id, bool replace,
                            struct error *err) {
-    struct restore_run_state r;
+    struct restore_state r;
     json_t *out = NULL;
-    int lock, rc = restoring_open(&r, p, id, err);
+    int lock, rc = restore_state_init(&r, p, id, err);
     for (int i = 0; rc == OK && i < r.n; i++) {
-        rc = target_hold(&r.v[i], &lock, err);
+        rc = target_lock(&r.v[i], &lock, err);
         if (lock >= 0) close(lock);
         if (rc == OK && !replace) rc = target_is_empty(&r, &r.v[i], err);
     }
-    if (rc == OK) rc = restoring_verify(&r, err);
-    if (rc == OK) rc = all_stage(&r, err);
+    if (rc == OK) rc = restore_state_verify(&r, err);
+    if (rc == OK) rc = targets_stage(&r, err);
     backup_id_now(r.stamp);
     if (rc == OK) rc = journal_write(&r, json_get_string(r.manifest, "id"), err);
-    if (rc != OK && !has_begun(p->to)) staging_remove(&r);
-    if (rc == OK) rc = all_swap(&r, err);
-    if (rc == OK) out = restored_json(&r);
-    restoring_release(&r);
+    if (rc != OK && !renames_have_begun(p->to)) staging_remove(&r);
+    if (rc == OK) rc = targets_swap(&r, err);
+    if (rc == OK) out = result_json(&r);
+    restore_state_release(&r);
     return out;
 }
 
 /* Finishes the renames of a call that was killed during them. */
 static json_t *restore_finish(const struct backup_options *p, const json_t *journal,
                               struct error *err) {
-    struct restore_run_state r;
+    struct restore_state r;
     const char *id = json_get_string(journal, "id");
     json_t *out = NULL;
-    int rc = restoring_open(&r, p, id, err);
+    int rc = restore_state_init(&r, p, id, err);
     json_t *roots = rc == OK ? roots_json(&r) : NULL;
     if (rc == OK && !json_equal(roots, json_object_get(journal, "roots"))) {
         char *text = json_canonical(json_object_get(journal, "roots"));
@@ -631,10 +630,10 @@ static json_t *restore_finish(const struct backup_options *p, const json_t *jour
     snprintf(r.stamp, sizeof r.stamp, "%s", json_get_string(journal, "stamp"));
     if (rc == OK && !backup_id_is_valid(r.stamp))
         rc = error_set(err, ERR_FORMAT, "its journal is broken");
-    if (rc == OK) rc = all_swap(&r, err);
-    if (rc == OK) out = restored_json(&r);
+    if (rc == OK) rc = targets_swap(&r, err);
+    if (rc == OK) out = result_json(&r);
     json_decref(roots);
-    restoring_release(&r);
+    restore_state_release(&r);
     return out;
 }
 
@@ -664,14 +663,14 @@ json_t *backup_restore(const struct backup_options *p, const char *id, bool repl
 /* scheduling */
 
 int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err) {
-    struct restore_run_state r = {0};
+    struct restore_state r = {0};
     int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err)
                                   : error_set(err, ERR_MISSING, "no backups in '%s'", p->to);
     if (lock < 0) return lock;
-    int rc = restoring_open(&r, p, id, err);
-    if (rc == OK) rc = restoring_verify(&r, err);
+    int rc = restore_state_init(&r, p, id, err);
+    if (rc == OK) rc = restore_state_verify(&r, err);
     if (rc == OK) rc = journal_write(&r, id, err);
-    restoring_release(&r);
+    restore_state_release(&r);
     close(lock);
     return rc;
 }
@@ -699,7 +698,7 @@ int backup_restore_cancel(const char *to, const char *id, struct error *err) {
     return rc;
 }
 
-static void failure_note(const struct backup_options *p, json_t *journal, const char *why) {
+static void failure_record(const struct backup_options *p, json_t *journal, const char *why) {
     struct error none;
     char *path = journal_path(p->to);
     json_object_set_new(journal, "failed", json_string(why));
@@ -708,12 +707,12 @@ static void failure_note(const struct backup_options *p, json_t *journal, const 
 }
 
 /* Whether the journal is for these roots, and not for those of a folder copied from elsewhere. */
-static bool is_ours(const struct backup_options *p, const json_t *journal) {
+static bool journal_is_for_roots(const struct backup_options *p, const json_t *journal) {
     const json_t *roots = json_object_get(journal, "roots");
     size_t found = 0;
     for (int i = 0; i < p->n_roots; i++) {
         struct error none;
-        char *path = path_real(p->roots[i].path, &none);
+        char *path = path_resolve(p->roots[i].path, &none);
         found += path && strcmp(json_get_string(roots, p->roots[i].name), path) == 0;
         free(path);
     }
@@ -725,14 +724,14 @@ json_t *backup_restore_run_scheduled(const struct backup_options *p, struct erro
     *err = (struct error){0};
     if (!journal) return NULL;
     const char *id = json_get_string(journal, "id");
-    if (!is_ours(p, journal)) {
+    if (!journal_is_for_roots(p, journal)) {
         log_warn("'%s' asks for backup '%s' in other places than these: nothing is restored", p->to,
                  id);
     } else if (!json_object_get(journal, "failed")) {
         out = backup_restore(p, id, true, err);
-        if (!out && !has_begun(p->to)) { // the roots are unchanged
+        if (!out && !renames_have_begun(p->to)) { // the roots are unchanged
             log_warn("backup '%s' is not restored: %s", id, err->text);
-            failure_note(p, journal, err->text);
+            failure_record(p, journal, err->text);
             *err = (struct error){0};
         }
     }

@@ -26,45 +26,45 @@ enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63, SECTIONS_LIMIT 
 
 struct config_reader {
     struct config_file *c;
-    int line, n_sections, n_entries; /* the last two: allocated entries */
+    int line, cap_sections, cap_entries; /* capacities of the arrays of `c` */
     struct error *err;
 };
 
-static int refuse(const struct config_reader *r, const char *why) {
+static int syntax_error(const struct config_reader *r, const char *why) {
     return error_set(r->err, ERR_USAGE, "%s:%d: %s", r->c->path, r->line, why);
 }
 
-static bool blank(char c) {
+static bool is_blank(char c) {
     return c == ' ' || c == '\t';
 }
 
 /* Moves both ends inwards over blanks. */
-static void trim(const char **at, const char **end) {
-    while (*at < *end && blank(**at)) ++*at;
-    while (*end > *at && blank((*end)[-1])) --*end;
+static void trim(const char **begin, const char **end) {
+    while (*begin < *end && is_blank(**begin)) ++*begin;
+    while (*end > *begin && is_blank((*end)[-1])) --*end;
 }
 
-static char *text_copy(struct config_file *c, const char *at, const char *end) {
-    char *text = arena_alloc(&c->arena, (size_t)(end - at) + 1);
-    memcpy(text, at, (size_t)(end - at));
+static char *text_copy(struct config_file *c, const char *begin, const char *end) {
+    char *text = arena_alloc(&c->arena, (size_t)(end - begin) + 1);
+    memcpy(text, begin, (size_t)(end - begin));
     return text;
 }
 
-static bool is_name(const char *at, const char *end) {
+static bool is_name(const char *begin, const char *end) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-_";
-    if (at == end || end - at > NAME_LIMIT) return false;
-    for (; at < end; at++)
-        if (!memchr(letters, *at, sizeof letters - 1)) return false;
+    if (begin == end || end - begin > NAME_LIMIT) return false;
+    for (; begin < end; begin++)
+        if (!memchr(letters, *begin, sizeof letters - 1)) return false;
     return true;
 }
 
-static int section_begin(struct config_reader *r, const char *at, const char *end) {
+static int section_begin(struct config_reader *r, const char *begin, const char *end) {
     struct config_file *c = r->c;
-    if (end[-1] != ']') return refuse(r, "a section is [NAME] and nothing else");
-    at++, end--;
-    trim(&at, &end);
-    if (!is_name(at, end)) return refuse(r, "a section's name must be a command or 'all'");
-    char *name = text_copy(c, at, end);
+    if (end[-1] != ']') return syntax_error(r, "a section is [NAME] and nothing else");
+    begin++, end--;
+    trim(&begin, &end);
+    if (!is_name(begin, end)) return syntax_error(r, "a section's name must be a command or 'all'");
+    char *name = text_copy(c, begin, end);
     for (int i = 0; i < c->n_sections; i++)
         if (strcmp(c->sections[i].name, name) == 0)
             return error_set(r->err, ERR_USAGE, "%s:%d: section [%s] began in line %d already",
@@ -72,9 +72,9 @@ static int section_begin(struct config_reader *r, const char *at, const char *en
     if (c->n_sections == SECTIONS_LIMIT)
         return error_set(r->err, ERR_USAGE, "%s:%d: there are more than %d sections", c->path,
                          r->line, SECTIONS_LIMIT);
-    if (c->n_sections == r->n_sections) {
-        r->n_sections = 2 * r->n_sections + 8;
-        c->sections = xrealloc(c->sections, (size_t)r->n_sections * sizeof *c->sections);
+    if (c->n_sections == r->cap_sections) {
+        r->cap_sections = 2 * r->cap_sections + 8;
+        c->sections = xrealloc(c->sections, (size_t)r->cap_sections * sizeof *c->sections);
     }
     c->sections[c->n_sections++] = (struct config_section){name, r->line, c->n, 0};
     return OK;
@@ -82,55 +82,57 @@ static int section_begin(struct config_reader *r, const char *at, const char *en
 
 /* Trims a value and removes its quotes. Many readers take a '#' after a blank for a remark, so it
  * is refused outside of quotes. */
-static int value_trim(const struct config_reader *r, const char **at, const char **end) {
-    trim(at, end);
-    if (*at < *end && **at == '"') {
-        if (*end - *at < 2 || (*end)[-1] != '"' ||
-            memchr(*at + 1, '"', (size_t)(*end - *at) - 2) != NULL)
-            return refuse(r, "a value in quotes ends with the line and holds no other quotes");
-        ++*at, --*end;
+static int value_trim(const struct config_reader *r, const char **begin, const char **end) {
+    trim(begin, end);
+    if (*begin < *end && **begin == '"') {
+        if (*end - *begin < 2 || (*end)[-1] != '"' ||
+            memchr(*begin + 1, '"', (size_t)(*end - *begin) - 2) != NULL)
+            return syntax_error(r,
+                                "a value in quotes ends with the line and holds no other quotes");
+        ++*begin, --*end;
         return OK;
     }
-    for (const char *p = *at; p + 1 < *end; p++)
-        if (blank(p[0]) && p[1] == '#')
-            return refuse(
+    for (const char *p = *begin; p + 1 < *end; p++)
+        if (is_blank(p[0]) && p[1] == '#')
+            return syntax_error(
                 r, "a comment must be on a separate line; put a value that holds ' #' in quotes");
     return OK;
 }
 
-static int entry_add(struct config_reader *r, const char *at, const char *end) {
+static int entry_add(struct config_reader *r, const char *begin, const char *end) {
     struct config_file *c = r->c;
-    const char *equals = memchr(at, '=', (size_t)(end - at));
-    if (!equals) return refuse(r, "expected KEY = VALUE, [SECTION] or a comment");
-    const char *key_end = equals, *value = equals + 1;
-    trim(&at, &key_end);
-    if (!is_name(at, key_end)) return refuse(r, "a key is made of a-z, 0-9, '-' and '_'");
+    const char *equals_sign = memchr(begin, '=', (size_t)(end - begin));
+    if (!equals_sign) return syntax_error(r, "expected KEY = VALUE, [SECTION] or a comment");
+    const char *key_end = equals_sign, *value = equals_sign + 1;
+    trim(&begin, &key_end);
+    if (!is_name(begin, key_end)) return syntax_error(r, "a key is made of a-z, 0-9, '-' and '_'");
     if (value_trim(r, &value, &end) != OK) return r->err->code;
-    if (c->n == r->n_entries) {
-        r->n_entries = 2 * r->n_entries + 32;
-        c->v = xrealloc(c->v, (size_t)r->n_entries * sizeof *c->v);
+    if (c->n == r->cap_entries) {
+        r->cap_entries = 2 * r->cap_entries + 32;
+        c->v = xrealloc(c->v, (size_t)r->cap_entries * sizeof *c->v);
     }
     c->v[c->n++] =
-        (struct config_entry){text_copy(c, at, key_end), text_copy(c, value, end), r->line};
+        (struct config_entry){text_copy(c, begin, key_end), text_copy(c, value, end), r->line};
     c->sections[c->n_sections - 1].n++;
     return OK;
 }
 
-static bool is_clean(const char *at, const char *end) {
-    for (const char *p = at; p < end; p++)
+static bool is_printable_utf8(const char *begin, const char *end) {
+    for (const char *p = begin; p < end; p++)
         if (((unsigned char)*p < ' ' && *p != '\t') || *p == 0x7f) return false;
-    return u8_check((const uint8_t *)at, (size_t)(end - at)) == NULL;
+    return u8_check((const uint8_t *)begin, (size_t)(end - begin)) == NULL;
 }
 
-static int line_read(struct config_reader *r, const char *at, const char *end) {
-    if (end - at > LINE_LIMIT)
+static int line_parse(struct config_reader *r, const char *begin, const char *end) {
+    if (end - begin > LINE_LIMIT)
         return error_set(r->err, ERR_USAGE, "%s:%d: the line is longer than %d bytes", r->c->path,
                          r->line, LINE_LIMIT);
-    if (at < end && end[-1] == '\r') end--;
-    if (!is_clean(at, end)) return refuse(r, "the line holds bytes that are not UTF-8 text");
-    trim(&at, &end);
-    if (at == end || *at == '#' || *at == ';') return OK;
-    return *at == '[' ? section_begin(r, at, end) : entry_add(r, at, end);
+    if (begin < end && end[-1] == '\r') end--;
+    if (!is_printable_utf8(begin, end))
+        return syntax_error(r, "the line holds bytes that are not UTF-8 text");
+    trim(&begin, &end);
+    if (begin == end || *begin == '#' || *begin == ';') return OK;
+    return *begin == '[' ? section_begin(r, begin, end) : entry_add(r, begin, end);
 }
 
 int config_parse(struct config_file *c, const char *path, const char *text, size_t len,
@@ -139,7 +141,7 @@ int config_parse(struct config_file *c, const char *path, const char *text, size
     c->path = arena_strdup(&c->arena, path);
     c->sections = xcalloc(1, sizeof *c->sections);
     c->sections[c->n_sections++] = (struct config_section){"", 0, 0, 0}; /* before any other */
-    struct config_reader r = {.c = c, .n_sections = 1, .err = err};
+    struct config_reader r = {.c = c, .cap_sections = 1, .err = err};
     int rc = OK;
     if (len > FILE_LIMIT)
         rc = error_set(err, ERR_USAGE, "'%s' is larger than the limit of %d bytes", path,
@@ -148,7 +150,7 @@ int config_parse(struct config_file *c, const char *path, const char *text, size
     for (const char *end = text + len; rc == OK && text < end;) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         r.line++;
-        rc = line_read(&r, text, stop ? stop : end);
+        rc = line_parse(&r, text, stop ? stop : end);
         text = stop ? stop + 1 : end;
     }
     if (rc != OK) config_release(c);

@@ -34,7 +34,7 @@ static void error_store(struct error *err, const char *text) {
     memcpy(err->text + cut, "...", 4);
 }
 
-static _Noreturn void memory_exhausted(size_t size) {
+static _Noreturn void exit_out_of_memory(size_t size) {
     fprintf(stderr, "shoal: out of memory: cannot allocate %zu bytes\n", size);
     exit(1);
 }
@@ -53,42 +53,42 @@ void memory_reserve_set(size_t size) {
 
 bool memory_is_low(void) {
     size_t size = atomic_load(&reserve.size);
-    void *none = NULL;
+    void *expected = NULL;
     if (size == 0 || atomic_load(&reserve.block)) return false;
     void *block = malloc(size);
     if (!block) return true;
-    if (!atomic_compare_exchange_strong(&reserve.block, &none, block)) free(block);
+    if (!atomic_compare_exchange_strong(&reserve.block, &expected, block)) free(block);
     return false;
 }
 
 /* Frees the reserve; false if it was spent already. */
-static bool reserve_spend(void) {
+static bool reserve_free(void) {
     void *block = atomic_exchange(&reserve.block, NULL);
     free(block);
     return block != NULL;
 }
 
-static void *memory_try(void *p, size_t n, size_t size, bool zeroed) {
+static void *alloc_try(void *p, size_t n, size_t size, bool zeroed) {
     return zeroed ? calloc(n, size) : realloc(p, size);
 }
 
 /* realloc (calloc if `zeroed`). With a reserve, the first failure spends it. While it is spent, the
  * allocation waits for other threads to free memory: they finish their work and get no new work. */
-static void *memory_get(void *p, size_t n, size_t size, bool zeroed) {
+static void *alloc_with_reserve(void *p, size_t n, size_t size, bool zeroed) {
     enum { TRIES = 100, PAUSE = 50000 /* microseconds */ };
-    void *q = memory_try(p, n, size, zeroed);
+    void *q = alloc_try(p, n, size, zeroed);
     for (int i = 0; !q && i < TRIES && atomic_load(&reserve.size); i++) {
-        if (!reserve_spend()) usleep(PAUSE);
-        q = memory_try(p, n, size, zeroed);
+        if (!reserve_free()) usleep(PAUSE);
+        q = alloc_try(p, n, size, zeroed);
     }
     return q;
 }
 
 __attribute__((format(printf, 1, 0))) static char *text_format(const char *fmt, va_list ap) {
-    va_list again;
-    va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, again);
-    va_end(again);
+    va_list copy;
+    va_copy(copy, ap);
+    int n = vsnprintf(NULL, 0, fmt, copy);
+    va_end(copy);
     CHECK(n >= 0);
     char *text = xmalloc((size_t)n + 1);
     vsnprintf(text, (size_t)n + 1, fmt, ap);
@@ -145,8 +145,8 @@ _Noreturn void check_failed(const char *file, int line, const char *what) {
 }
 
 /* Returns NULL and sets err; without `err` ends the process. */
-static void *memory_refuse(size_t size, struct error *err) {
-    if (!err) memory_exhausted(size);
+static void *out_of_memory_error(size_t size, struct error *err) {
+    if (!err) exit_out_of_memory(size);
     error_set(err, ERR_MEMORY, "out of memory: cannot allocate %zu bytes", size);
     return NULL;
 }
@@ -158,19 +158,19 @@ static size_t size_product(size_t n, size_t size) {
 void *try_calloc(size_t n, size_t size, struct error *err) {
     n = MAX(n, (size_t)1);
     size = MAX(size, (size_t)1);
-    void *p = err ? calloc(n, size) : memory_get(NULL, n, size, true);
-    return p ? p : memory_refuse(size_product(n, size), err);
+    void *p = err ? calloc(n, size) : alloc_with_reserve(NULL, n, size, true);
+    return p ? p : out_of_memory_error(size_product(n, size), err);
 }
 
 void *try_realloc(void *p, size_t size, struct error *err) {
     size = MAX(size, (size_t)1);
-    void *q = err ? realloc(p, size) : memory_get(p, 1, size, false);
-    return q ? q : memory_refuse(size, err);
+    void *q = err ? realloc(p, size) : alloc_with_reserve(p, 1, size, false);
+    return q ? q : out_of_memory_error(size, err);
 }
 
 void *xmalloc(size_t size) {
-    void *p = memory_get(NULL, 1, MAX(size, (size_t)1), false);
-    if (!p) memory_exhausted(size);
+    void *p = alloc_with_reserve(NULL, 1, MAX(size, (size_t)1), false);
+    if (!p) exit_out_of_memory(size);
     return p;
 }
 
@@ -234,18 +234,18 @@ void *arena_try_alloc(struct arena *a, size_t size, struct error *err) {
     size = (MAX(size, 1) + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
     struct arena_block *b = a->head;
     if (!b || size > b->size - b->used) {
-        struct arena_block *fresh = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
-        if (!fresh) return NULL;
+        struct arena_block *new_block = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
+        if (!new_block) return NULL;
         /* A block that one large request fills is inserted after the head, whose free end stays in
          * use. */
         if (b && size >= ARENA_BLOCK) {
-            fresh->next = b->next;
-            b->next = fresh;
+            new_block->next = b->next;
+            b->next = new_block;
         } else {
-            fresh->next = b;
-            a->head = fresh;
+            new_block->next = b;
+            a->head = new_block;
         }
-        b = fresh;
+        b = new_block;
     }
     void *p = b->base + b->used;
     b->used += size;
@@ -280,9 +280,9 @@ void arena_release(struct arena *a) {
 }
 
 void *slab_take(uint8_t *base, size_t *used, size_t size) {
-    size_t at = *used;
-    *used = at + ((size + 63) & ~(size_t)63);
-    return base ? base + at : NULL;
+    size_t offset = *used;
+    *used = offset + ((size + 63) & ~(size_t)63);
+    return base ? base + offset : NULL;
 }
 
 /* Reserves room for n more bytes and the NUL. Doubling keeps the total copying linear. */
@@ -333,15 +333,15 @@ void buf_add_sanitized(struct buf *b, const char *text, size_t len) {
 }
 
 void buf_printf(struct buf *b, const char *fmt, ...) {
-    va_list ap, again;
+    va_list ap, copy;
     va_start(ap, fmt);
-    va_copy(again, ap);
+    va_copy(copy, ap);
     int n = vsnprintf(NULL, 0, fmt, ap);
     CHECK(n >= 0);
     buf_reserve(b, (size_t)n, NULL);
-    vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+    vsnprintf(b->data + b->len, (size_t)n + 1, fmt, copy);
     b->len += (size_t)n;
-    va_end(again);
+    va_end(copy);
     va_end(ap);
 }
 

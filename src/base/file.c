@@ -36,7 +36,7 @@ void file_set_regular_only(bool only) {
     atomic_store(&only_regular, only);
 }
 
-static int kind_refuse(const char *path, mode_t mode, struct error *err) {
+static int not_regular_error(const char *path, mode_t mode, struct error *err) {
     const char *kind = S_ISDIR(mode)    ? "directory"
                        : S_ISFIFO(mode) ? "pipe"
                        : S_ISSOCK(mode) ? "socket"
@@ -47,55 +47,56 @@ static int kind_refuse(const char *path, mode_t mode, struct error *err) {
 /* Whether it is a non-regular file that commands may read: a pipe, a terminal or /dev/null. Other
  * devices may have no end. */
 static bool is_stream(int fd, const struct stat *st) {
-    struct stat null;
+    struct stat dev_null;
     return S_ISFIFO(st->st_mode) || (S_ISCHR(st->st_mode) && isatty(fd)) ||
-           (S_ISCHR(st->st_mode) && stat("/dev/null", &null) == 0 && st->st_rdev == null.st_rdev);
+           (S_ISCHR(st->st_mode) && stat("/dev/null", &dev_null) == 0 &&
+            st->st_rdev == dev_null.st_rdev);
 }
 
 /* Checks the type before it opens, since opening a device may have effects, and again after, since
  * the path may name another file by then. Opening waits for a pipe's writer only if `streams`. */
-static int open_kind(const char *path, bool streams, struct stat *st, struct error *err) {
+static int open_checked(const char *path, bool allow_streams, struct stat *st, struct error *err) {
     if (path_access_check(path, PATH_USE_READ, err) != OK) return err->code;
-    if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!streams || S_ISDIR(st->st_mode)))
-        return kind_refuse(path, st->st_mode, err);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (streams ? 0 : O_NONBLOCK));
+    if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!allow_streams || S_ISDIR(st->st_mode)))
+        return not_regular_error(path, st->st_mode, err);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (allow_streams ? 0 : O_NONBLOCK));
     if (fd < 0) return error_errno(err, "cannot open '%s'", path);
     if (fstat(fd, st) < 0)
         error_errno(err, "cannot examine '%s'", path);
-    else if (S_ISREG(st->st_mode) || (streams && is_stream(fd, st)))
+    else if (S_ISREG(st->st_mode) || (allow_streams && is_stream(fd, st)))
         return fd;
     else
-        kind_refuse(path, st->st_mode, err);
+        not_regular_error(path, st->st_mode, err);
     close(fd);
     return err->code;
 }
 
 int file_open_regular(const char *path, struct stat *st, struct error *err) {
-    return open_kind(path, false, st, err);
+    return open_checked(path, false, st, err);
 }
 
 size_t file_read_head(const char *path, void *out, size_t size) {
     struct stat st;
-    struct error none;
-    int fd = file_open_regular(path, &st, &none);
+    struct error ignored;
+    int fd = file_open_regular(path, &st, &ignored);
     if (fd < 0) return 0;
-    size_t have = 0;
-    while (have < size) {
-        ssize_t n = read(fd, (uint8_t *)out + have, size - have);
+    size_t n_read = 0;
+    while (n_read < size) {
+        ssize_t n = read(fd, (uint8_t *)out + n_read, size - n_read);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) break;
-        have += (size_t)n;
+        n_read += (size_t)n;
     }
     close(fd);
-    return have;
+    return n_read;
 }
 
 /* Calls add(ctx, bytes, n) for the content of the whole file, which may be a pipe; a negative
  * return of add stops it. */
-static int file_stream(const char *path, int (*add)(void *ctx, const void *p, size_t n), void *ctx,
-                       struct error *err) {
+static int file_read_chunks(const char *path, int (*fn)(void *ctx, const void *p, size_t n),
+                            void *ctx, struct error *err) {
     struct stat st;
-    int fd = open_kind(path, !atomic_load(&only_regular), &st, err);
+    int fd = open_checked(path, !atomic_load(&only_regular), &st, err);
     if (fd < 0) return fd;
     enum { CHUNK = 256 * 1024 };
     uint8_t *chunk = xmalloc(CHUNK);
@@ -104,22 +105,22 @@ static int file_stream(const char *path, int (*add)(void *ctx, const void *p, si
         ssize_t n = read(fd, chunk, CHUNK);
         if (n == 0) break;
         if (n < 0 && errno == EINTR) continue;
-        rc = n < 0 ? error_errno(err, "cannot read '%s'", path) : add(ctx, chunk, (size_t)n);
+        rc = n < 0 ? error_errno(err, "cannot read '%s'", path) : fn(ctx, chunk, (size_t)n);
     }
     free(chunk);
     close(fd);
     return rc;
 }
 
-struct read_state {
+struct read_ctx {
     const char *path;
     struct buf *out;
     size_t limit, start;
     struct error *err;
 };
 
-static int read_add(void *ctx, const void *p, size_t n) {
-    struct read_state *s = ctx;
+static int read_append(void *ctx, const void *p, size_t n) {
+    struct read_ctx *s = ctx;
     if (n > s->limit - (s->out->len - s->start))
         return error_set(s->err, ERR_MEMORY, "'%s' is larger than the limit of %zu bytes", s->path,
                          s->limit);
@@ -129,9 +130,9 @@ static int read_add(void *ctx, const void *p, size_t n) {
 }
 
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err) {
-    struct read_state s = {path, out, limit, out->len, err};
+    struct read_ctx s = {path, out, limit, out->len, err};
     buf_add(out, "", 0); /* an empty file still gives a terminated string */
-    int rc = file_stream(path, read_add, &s, err);
+    int rc = file_read_chunks(path, read_append, &s, err);
     if (rc != OK) {
         out->len = s.start;
         out->data[out->len] = '\0';
@@ -170,12 +171,12 @@ static int atomic_file_create(struct atomic_file *w, mode_t mode) {
                    : xasprintf("%s.tmp-%ld", w->path, (long)getpid());
         int fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (fd >= 0 && tempfile_claim(fd, w->tmp)) return fd;
-        int why = fd >= 0 ? EEXIST : errno;
+        int saved_errno = fd >= 0 ? EEXIST : errno;
         if (fd >= 0) close(fd);
         free(w->tmp);
         w->tmp = NULL;
-        errno = why;
-        if (why != EEXIST) return -1;
+        errno = saved_errno;
+        if (saved_errno != EEXIST) return -1;
     }
     return -1;
 }
@@ -246,7 +247,7 @@ int atomic_file_commit(struct atomic_file *w, struct error *err) {
     if (fflush(w->f) != 0 || ferror(w->f) || fsync(fileno(w->f)) != 0)
         rc = error_errno(err, "cannot write '%s'", w->path);
     FILE *f = w->f;
-    int held = fcntl(fileno(f), F_DUPFD_CLOEXEC, 0); /* keeps the lock until after the rename */
+    int lock_fd = fcntl(fileno(f), F_DUPFD_CLOEXEC, 0); /* keeps the lock until after the rename */
     w->f = NULL;
     if (fclose(f) != 0 && rc == OK) rc = error_errno(err, "cannot write '%s'", w->path);
     if (rc == OK && rename(w->tmp, w->path) != 0)
@@ -256,7 +257,7 @@ int atomic_file_commit(struct atomic_file *w, struct error *err) {
         w->tmp = NULL; /* it is PATH now: abort must not remove anything */
         rc = dir_sync(w->path, err);
     }
-    if (held >= 0) close(held);
+    if (lock_fd >= 0) close(lock_fd);
     atomic_file_abort(w);
     return rc;
 }
@@ -269,8 +270,8 @@ void atomic_file_abort(struct atomic_file *w) {
     *w = (struct atomic_file){0};
 }
 
-static int bytes_write(const char *path, mode_t mode, const void *data, size_t size,
-                       struct error *err) {
+static int file_write_with_mode(const char *path, mode_t mode, const void *data, size_t size,
+                                struct error *err) {
     struct atomic_file w;
     int rc = atomic_file_begin(&w, path, mode, err);
     if (rc != OK) return rc;
@@ -281,11 +282,11 @@ static int bytes_write(const char *path, mode_t mode, const void *data, size_t s
 }
 
 int file_write(const char *path, const void *data, size_t size, struct error *err) {
-    return bytes_write(path, 0, data, size, err);
+    return file_write_with_mode(path, 0, data, size, err);
 }
 
 int file_write_private(const char *path, const void *data, size_t size, struct error *err) {
-    return bytes_write(path, 0600, data, size, err);
+    return file_write_with_mode(path, 0600, data, size, err);
 }
 
 int path_rename(const char *from, const char *to, struct error *err) {
@@ -298,21 +299,21 @@ int path_rename(const char *from, const char *to, struct error *err) {
 }
 
 /* stat() that preserves errno: it is often called between a failure and its message. */
-static bool look(const char *path, struct stat *st) {
-    int before = errno;
-    bool there = stat(path, st) == 0;
-    errno = before;
-    return there;
+static bool stat_keep_errno(const char *path, struct stat *st) {
+    int saved_errno = errno;
+    bool exists = stat(path, st) == 0;
+    errno = saved_errno;
+    return exists;
 }
 
 bool path_exists(const char *path) {
     struct stat st;
-    return look(path, &st);
+    return stat_keep_errno(path, &st);
 }
 
 bool path_is_dir(const char *path) {
     struct stat st;
-    return look(path, &st) && S_ISDIR(st.st_mode);
+    return stat_keep_errno(path, &st) && S_ISDIR(st.st_mode);
 }
 
 char *path_join(const char *dir, const char *name) {
@@ -347,7 +348,7 @@ void sha256_bytes(const void *p, size_t n, char out[HASH_LEN]) {
     sha256_final(&h, out);
 }
 
-static int hash_add(void *ctx, const void *p, size_t n) {
+static int hash_update(void *ctx, const void *p, size_t n) {
     sha256_update(ctx, p, n);
     return OK;
 }
@@ -355,7 +356,7 @@ static int hash_add(void *ctx, const void *p, size_t n) {
 int sha256_file(const char *path, char out[HASH_LEN], struct error *err) {
     struct sha256 h;
     sha256_init(&h);
-    int rc = file_stream(path, hash_add, &h, err);
+    int rc = file_read_chunks(path, hash_update, &h, err);
     if (rc == OK) sha256_final(&h, out);
     return rc;
 }
@@ -364,18 +365,18 @@ bool hash_is_valid(const char *text) {
     return strlen(text) == HASH_LEN - 1 && strspn(text, "0123456789abcdef") == HASH_LEN - 1;
 }
 
-static uint8_t table_key[crypto_shorthash_KEYBYTES];
+static uint8_t siphash_key[crypto_shorthash_KEYBYTES];
 
-static void table_key_draw(void) {
-    CHECK(getrandom(table_key, sizeof table_key, 0) == sizeof table_key);
+static void siphash_key_init(void) {
+    CHECK(getrandom(siphash_key, sizeof siphash_key, 0) == sizeof siphash_key);
 }
 
 uint64_t hash_siphash(const void *p, size_t n) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t h;
-    pthread_once(&once, table_key_draw);
+    pthread_once(&once, siphash_key_init);
     _Static_assert(sizeof h == crypto_shorthash_BYTES, "a hash of 64 bits");
-    crypto_shorthash((uint8_t *)&h, p, n, table_key);
+    crypto_shorthash((uint8_t *)&h, p, n, siphash_key);
     return h;
 }
 

@@ -36,14 +36,14 @@ static struct mapped_range {
     char path[512];
 } slots[256];
 
-static struct sigaction action_before;
+static struct sigaction previous_action;
 
 /* Mappings beyond the table's size are not registered. */
 static void file_map_register(const void *p, const struct stat *st, const char *path) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
         struct mapped_range *s = &slots[i];
-        int free_state = SLOT_FREE;
-        if (!atomic_compare_exchange_strong(&s->state, &free_state, SLOT_FILLING)) continue;
+        int expected = SLOT_FREE;
+        if (!atomic_compare_exchange_strong(&s->state, &expected, SLOT_FILLING)) continue;
         s->begin = (uintptr_t)p;
         s->size = (size_t)st->st_size;
         s->dev = st->st_dev;
@@ -63,41 +63,41 @@ static void slot_release(const void *p) {
             atomic_store(&slots[i].state, SLOT_FREE);
 }
 
-static const struct mapped_range *slot_of(uintptr_t at) {
+static const struct mapped_range *slot_find(uintptr_t address) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++)
-        if (atomic_load(&slots[i].state) == SLOT_READY && at >= slots[i].begin &&
-            at - slots[i].begin < slots[i].size)
+        if (atomic_load(&slots[i].state) == SLOT_READY && address >= slots[i].begin &&
+            address - slots[i].begin < slots[i].size)
             return &slots[i];
     return NULL;
 }
 
 /* Called in a signal handler: must not allocate or lock. */
-static void put(const char *text) {
+static void print_signal_safe(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }
 
 static void sigbus_handler(int sig, siginfo_t *info, void *context) {
     struct stat st;
     const struct mapped_range *s =
-        info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
+        info->si_code == BUS_ADRERR ? slot_find((uintptr_t)info->si_addr) : NULL;
     (void)context;
     if (!s) { /* the access is repeated and triggers the previous action */
-        sigaction(SIGBUS, &action_before, NULL);
+        sigaction(SIGBUS, &previous_action, NULL);
         if (info->si_code <= 0) raise(sig); /* a sent signal: no access will repeat it */
         return;
     }
     bool shorter = stat(s->path, &st) != 0 || (size_t)st.st_size < s->size;
-    put("shoal: '");
-    put(*s->path ? s->path : "a mapped file");
-    put(shorter ? "' became shorter while it was in use; start again\n"
-                : "' cannot be read any more: input/output error\n");
+    print_signal_safe("shoal: '");
+    print_signal_safe(*s->path ? s->path : "a mapped file");
+    print_signal_safe(shorter ? "' became shorter while it was in use; start again\n"
+                              : "' cannot be read any more: input/output error\n");
     _exit(1);
 }
 
 void file_map_catch_sigbus(void) {
     struct sigaction a = {.sa_sigaction = sigbus_handler, .sa_flags = SA_SIGINFO};
     sigemptyset(&a.sa_mask);
-    CHECK(sigaction(SIGBUS, &a, &action_before) == 0);
+    CHECK(sigaction(SIGBUS, &a, &previous_action) == 0);
 }
 
 /* Whether the file at the slot's path is the mapped one, with another size or time. A different
@@ -139,12 +139,12 @@ int file_map_open(struct file_map *m, const char *path, struct error *err) {
 
 /* Reads exactly `size` bytes; a file that has become shorter is an error. */
 static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct error *err) {
-    for (size_t at = 0; at < size;) {
-        ssize_t n = read(fd, to + at, size - at);
+    for (size_t done = 0; done < size;) {
+        ssize_t n = read(fd, to + done, size - done);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return error_errno(err, "cannot read '%s'", path);
         if (n == 0) return error_set(err, ERR_IO, "'%s' became shorter while it was read", path);
-        at += (size_t)n;
+        done += (size_t)n;
     }
     return OK;
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char style[] =
+static const char style_sheet[] =
     ":root{color-scheme:light dark;--ink:#1c2430;--soft:#66707d;--line:#d9dee5;--paper:#fff;"
     "--a:#1769aa;--b:#d1495b;--c:#2e8b57;--d:#b07d12;--e:#7b4fb5;--f:#0f8b8d;--g:#a0522d;"
     "--h:#5c6670}\n"
@@ -54,7 +54,7 @@ void html_page_open(struct buf *b, const char *title) {
     buf_printf(b,
                "</title>\n<meta name=\"viewport\" content=\"width=device-width\"><style>\n%s"
                "</style></head><body>\n<h1>",
-               style);
+               style_sheet);
     html_escape(b, title);
     buf_puts(b, "</h1>\n");
 }
@@ -63,7 +63,7 @@ void html_page_close(struct buf *b) {
     buf_puts(b, "</body></html>\n");
 }
 
-static void cell(struct buf *b, const json_t *v) {
+static void add_cell(struct buf *b, const json_t *v) {
     bool number = json_is_number(v);
     buf_puts(b, number ? "<td class=\"n\">" : "<td>");
     if (json_is_real(v)) {
@@ -79,7 +79,7 @@ static void cell(struct buf *b, const json_t *v) {
 }
 
 /* The keys of all rows, in order of appearance, as an object of nulls. */
-static json_t *columns_of(const json_t *rows) {
+static json_t *column_names(const json_t *rows) {
     json_t *columns = json_object(), *row, *v;
     const char *key;
     size_t i;
@@ -88,8 +88,8 @@ static json_t *columns_of(const json_t *rows) {
     return columns;
 }
 
-static void rows_table(struct buf *b, const json_t *rows) {
-    json_t *columns = columns_of(rows), *row, *v;
+static void add_row_table(struct buf *b, const json_t *rows) {
+    json_t *columns = column_names(rows), *row, *v;
     const char *key;
     size_t i;
     buf_puts(b, "<table><tr>");
@@ -101,7 +101,7 @@ static void rows_table(struct buf *b, const json_t *rows) {
     buf_puts(b, "</tr>\n");
     json_array_foreach (rows, i, row) {
         buf_puts(b, "<tr>");
-        json_object_foreach (columns, key, v) cell(b, json_object_get(row, key));
+        json_object_foreach (columns, key, v) add_cell(b, json_object_get(row, key));
         buf_puts(b, "</tr>\n");
     }
     buf_puts(b, "</table>\n");
@@ -112,7 +112,7 @@ void html_table(struct buf *b, const json_t *v) {
     const char *key;
     json_t *value;
     if (json_is_array(v)) {
-        rows_table(b, v);
+        add_row_table(b, v);
         return;
     }
     buf_puts(b, "<table>");
@@ -120,7 +120,7 @@ void html_table(struct buf *b, const json_t *v) {
         buf_puts(b, "<tr><th>");
         html_escape(b, key);
         buf_puts(b, "</th>");
-        cell(b, value);
+        add_cell(b, value);
         buf_puts(b, "</tr>\n");
     }
     buf_puts(b, "</table>\n");
@@ -128,10 +128,17 @@ void html_table(struct buf *b, const json_t *v) {
 
 /* charts */
 
-enum { WIDE = 860, TALL = 300, LEFT = 58, RIGHT = 26, TOP = 16, BOTTOM = 34 };
+enum {
+    CHART_WIDTH = 860,
+    CHART_HEIGHT = 300,
+    MARGIN_LEFT = 58,
+    MARGIN_RIGHT = 26,
+    MARGIN_TOP = 16,
+    MARGIN_BOTTOM = 34
+};
 
 /* 1, 2 or 5 times a power of ten, such that a range has four to ten ticks. */
-static double tick_of(double range) {
+static double tick_spacing(double range) {
     double unit = 1;
     while (unit < range / 10) unit *= 10;
     while (unit > range / 10) unit /= 10;
@@ -146,24 +153,25 @@ static double axis_fit(double *lo, double *hi) {
         *lo -= pad;
         *hi += pad;
     }
-    double tick = tick_of(*hi - *lo);
+    double tick = tick_spacing(*hi - *lo);
     *lo = floor(*lo / tick + 1e-9) * tick;
     *hi = ceil(*hi / tick - 1e-9) * tick;
     return tick;
 }
 
 double plot_x(const struct plot *p, double x) {
-    return LEFT + (WIDE - LEFT - RIGHT) * (x - p->x0) / (p->x1 - p->x0);
+    return MARGIN_LEFT + (CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT) * (x - p->x0) / (p->x1 - p->x0);
 }
 
 double plot_y(const struct plot *p, double y) {
-    return TOP + (TALL - TOP - BOTTOM) * (p->y1 - y) / (p->y1 - p->y0);
+    return MARGIN_TOP + (CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM) * (p->y1 - y) / (p->y1 - p->y0);
 }
 
 void plot_open(struct buf *b, struct plot *p) {
     double dx = axis_fit(&p->x0, &p->x1), dy = axis_fit(&p->y0, &p->y1);
     int nx = (int)((p->x1 - p->x0) / dx + 0.5), ny = (int)((p->y1 - p->y0) / dy + 0.5);
-    buf_printf(b, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDE, TALL);
+    buf_printf(b, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", CHART_WIDTH,
+               CHART_HEIGHT);
     html_escape(b, p->label);
     buf_puts(b, "\">");
     for (int i = 0; i <= ny; i++) {
@@ -171,15 +179,16 @@ void plot_open(struct buf *b, struct plot *p) {
         buf_printf(b,
                    "<path d=\"M%d %.1fH%d\" stroke=\"var(--line)\"/><text x=\"%d\" y=\"%.1f\" "
                    "text-anchor=\"end\" class=\"soft\">%g</text>",
-                   LEFT, y, WIDE - RIGHT, LEFT - 6, y + 4, fabs(v) < dy / 2 ? 0 : v);
+                   MARGIN_LEFT, y, CHART_WIDTH - MARGIN_RIGHT, MARGIN_LEFT - 6, y + 4,
+                   fabs(v) < dy / 2 ? 0 : v);
     }
     for (int i = 0; i <= nx; i++) {
         double v = p->x0 + i * dx;
         buf_printf(b, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\" class=\"soft\">%g</text>",
-                   plot_x(p, v), TALL - 18, fabs(v) < dx / 2 ? 0 : v);
+                   plot_x(p, v), CHART_HEIGHT - 18, fabs(v) < dx / 2 ? 0 : v);
     }
-    buf_printf(b, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" class=\"soft\">", WIDE - RIGHT,
-               TALL - 3);
+    buf_printf(b, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" class=\"soft\">",
+               CHART_WIDTH - MARGIN_RIGHT, CHART_HEIGHT - 3);
     html_escape(b, p->x_title);
     buf_puts(b, "</text>");
 }
@@ -188,7 +197,7 @@ void plot_close(struct buf *b) {
     buf_puts(b, "</svg>\n");
 }
 
-static void stroke(struct buf *b, int series) {
+static void add_stroke(struct buf *b, int series) {
     static const char *const dashes[] = {"", "6 3", "2 2", "8 2 2 2"};
     buf_printf(b, " fill=\"none\" stroke=\"var(--%c)\" stroke-width=\"1.6\"", 'a' + series % 8);
     if (series / 8 % 4) buf_printf(b, " stroke-dasharray=\"%s\"", dashes[series / 8 % 4]);
@@ -196,21 +205,22 @@ static void stroke(struct buf *b, int series) {
 
 void plot_line(struct buf *b, const struct plot *p, int series, const double *x, const double *y,
                int n) {
-    bool on = false;
+    bool connected = false;
     buf_puts(b, "<path");
-    stroke(b, series);
+    add_stroke(b, series);
     buf_puts(b, " d=\"");
     for (int i = 0; i < n; i++) {
-        bool good = isfinite(x[i]) && isfinite(y[i]);
-        if (good) buf_printf(b, "%c%.1f %.1f", on ? 'L' : 'M', plot_x(p, x[i]), plot_y(p, y[i]));
-        on = good;
+        bool finite = isfinite(x[i]) && isfinite(y[i]);
+        if (finite)
+            buf_printf(b, "%c%.1f %.1f", connected ? 'L' : 'M', plot_x(p, x[i]), plot_y(p, y[i]));
+        connected = finite;
     }
     buf_puts(b, "\"/>");
 }
 
 void plot_legend(struct buf *b, int series, const char *name) {
     buf_puts(b, "<span class=\"key\"><svg viewBox=\"0 0 32 10\"><path d=\"M0 5H32\"");
-    stroke(b, series);
+    add_stroke(b, series);
     buf_puts(b, "/></svg> ");
     html_escape(b, name);
     buf_puts(b, "</span>\n");
@@ -242,21 +252,21 @@ static double spread_at(const struct curve *spread, int k) {
     return k < spread->n ? spread->y[k] : 0;
 }
 
-static struct plot range_of(const char *label, const char *x_title, const struct curve *c,
-                            const struct curve *spread, int n) {
+static struct plot curves_range(const char *label, const char *x_title, const struct curve *c,
+                                const struct curve *spread, int n) {
     struct plot p = {label, x_title, INFINITY, -INFINITY, INFINITY, -INFINITY};
     for (int i = 0; i < n; i++)
         for (int k = 0; k < c[i].n; k++) {
-            double by = spread ? spread_at(&spread[i], k) : 0;
+            double half_height = spread ? spread_at(&spread[i], k) : 0;
             p.x0 = fmin(p.x0, c[i].x[k]), p.x1 = fmax(p.x1, c[i].x[k]);
-            p.y0 = fmin(p.y0, c[i].y[k] - by), p.y1 = fmax(p.y1, c[i].y[k] + by);
+            p.y0 = fmin(p.y0, c[i].y[k] - half_height), p.y1 = fmax(p.y1, c[i].y[k] + half_height);
         }
     return p;
 }
 
 /* Draws the upper edge, then the lower one backwards. */
-static void band(struct buf *b, const struct plot *p, int series, const struct curve *c,
-                 const struct curve *spread) {
+static void plot_band(struct buf *b, const struct plot *p, int series, const struct curve *c,
+                      const struct curve *spread) {
     if (!spread->n) return;
     buf_printf(b, "<path fill=\"var(--%c)\" fill-opacity=\".15\" d=\"", 'a' + series % 8);
     for (int i = 0; i < 2 * c->n; i++) {
@@ -274,30 +284,34 @@ void plot_curves(struct buf *b, const char *label, const char *x_title, const st
 
 static void plot_draw(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                       const struct curve *spread, int n) {
-    struct plot p = range_of(label, x_title, c, spread, n);
+    struct plot p = curves_range(label, x_title, c, spread, n);
     plot_open(b, &p);
-    for (int i = 0; spread && i < n; i++) band(b, &p, i, &c[i], &spread[i]);
+    for (int i = 0; spread && i < n; i++) plot_band(b, &p, i, &c[i], &spread[i]);
     for (int i = 0; i < n; i++) plot_line(b, &p, i, c[i].x, c[i].y, c[i].n);
     plot_close(b);
 }
 
 void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                const struct curve *spread, const char *const *names, int n) {
-    enum { ROW = 20, COLUMN = 210, COLUMNS = 4 };
-    int tall = TOP + ROW + TALL + ROW * ((n + COLUMNS - 1) / COLUMNS) + TOP;
+    enum { ROW_HEIGHT = 20, COLUMN_WIDTH = 210, COLUMNS = 4 };
+    int height = MARGIN_TOP + ROW_HEIGHT + CHART_HEIGHT +
+                 ROW_HEIGHT * ((n + COLUMNS - 1) / COLUMNS) + MARGIN_TOP;
     buf_printf(b,
                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                "viewBox=\"0 0 %d %d\"><style>%s</style>\n<rect width=\"%d\" height=\"%d\" "
                "fill=\"var(--paper)\"/><text x=\"%d\" y=\"%d\">",
-               WIDE, tall, WIDE, tall, style, WIDE, tall, LEFT, ROW);
+               CHART_WIDTH, height, CHART_WIDTH, height, style_sheet, CHART_WIDTH, height,
+               MARGIN_LEFT, ROW_HEIGHT);
     html_escape(b, label);
-    buf_printf(b, "</text>\n<svg y=\"%d\" width=\"%d\" height=\"%d\">", TOP + ROW, WIDE, TALL);
+    buf_printf(b, "</text>\n<svg y=\"%d\" width=\"%d\" height=\"%d\">", MARGIN_TOP + ROW_HEIGHT,
+               CHART_WIDTH, CHART_HEIGHT);
     plot_draw(b, label, x_title, c, spread, n);
     buf_puts(b, "</svg>\n");
     for (int i = 0; i < n; i++) {
-        int x = LEFT + COLUMN * (i % COLUMNS), y = TOP + 2 * ROW + TALL + ROW * (i / COLUMNS);
+        int x = MARGIN_LEFT + COLUMN_WIDTH * (i % COLUMNS),
+            y = MARGIN_TOP + 2 * ROW_HEIGHT + CHART_HEIGHT + ROW_HEIGHT * (i / COLUMNS);
         buf_printf(b, "<path d=\"M%d %dh28\"", x, y - 4);
-        stroke(b, i);
+        add_stroke(b, i);
         buf_printf(b, "/><text x=\"%d\" y=\"%d\">", x + 34, y);
         html_escape(b, names[i]);
         buf_puts(b, "</text>\n");

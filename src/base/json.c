@@ -27,7 +27,7 @@ struct json_cursor {
     int line, column;
 };
 
-static struct json_cursor cursor_open(const char *what, const char *text, size_t len) {
+static struct json_cursor cursor_init(const char *what, const char *text, size_t len) {
     struct json_cursor c = {.what = what, .text = text, .len = len, .line = 1, .column = 1};
     if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) c.pos = 3;
     return c;
@@ -65,50 +65,50 @@ static int cursor_peek(struct json_cursor *c) {
  * (together smaller than the tables that replaced them) and the keys of lists and objects. Blocks
  * of LARGE_BLOCK bytes have a separate list, which is short enough to be searched.
  *
- * Invariant: `held` and `large` list every block of the parse that is not freed yet; `late` lists
- * those of `held` that the parser has freed. A running parser frees its own blocks only. Blocks
- * have no header: other code frees values in any thread at any time, and frees the text of
+ * Invariant: `small` and `large` list every block of the parse that is not freed yet; `deferred`
+ * lists those of `small` that the parser has freed. A running parser frees its own blocks only.
+ * Blocks have no header: other code frees values in any thread at any time, and frees the text of
  * json_dumps with free().
  */
-enum { HELD_RECENT = 8 }; /* a member, its value and its key are 4 blocks or fewer */
+enum { RECENT_BLOCKS = 8 }; /* a member, its value and its key are 4 blocks or fewer */
 static const size_t LARGE_BLOCK = (size_t)1 << 20;
 
-struct blocks {
+struct block_list {
     void **v;
     size_t n, cap;
 };
 static _Thread_local struct parse {
-    bool running, refused;
-    struct blocks held, large, late;
+    bool running, out_of_memory;
+    struct block_list small, large, deferred;
     jmp_buf out;
 } parse;
 
-static void blocks_free(struct blocks *b) {
+static void blocks_free(struct block_list *b) {
     for (size_t i = 0; i < b->n; i++) free(b->v[i]);
     free(b->v);
-    *b = (struct blocks){0};
+    *b = (struct block_list){0};
 }
 
-static _Noreturn void parse_refuse(void) {
-    blocks_free(&parse.held);
+static _Noreturn void parse_out_of_memory(void) {
+    blocks_free(&parse.small);
     blocks_free(&parse.large);
-    parse.late.n = 0; /* its blocks were in `held` too */
-    parse.refused = true;
+    parse.deferred.n = 0; /* its blocks were in `small` too */
+    parse.out_of_memory = true;
     longjmp(parse.out, 1);
 }
 
 /* Reserves room for one more block. */
-static void blocks_reserve(struct blocks *b) {
+static void blocks_reserve(struct block_list *b) {
     if (b->n < b->cap) return;
     size_t cap = MAX(2 * b->cap, (size_t)1024);
     void **v = realloc(b->v, cap * sizeof(*v));
-    if (!v) parse_refuse();
+    if (!v) parse_out_of_memory();
     b->v = v;
     b->cap = cap;
 }
 
 /* Frees the block if it is among the last n; returns whether it was. */
-static bool blocks_take(struct blocks *b, void *p, size_t n) {
+static bool blocks_free_recent(struct block_list *b, void *p, size_t n) {
     for (size_t i = b->n, end = i - MIN(i, n); i-- > end;)
         if (b->v[i] == p) {
             b->v[i] = b->v[--b->n];
@@ -122,54 +122,54 @@ static bool block_is_large(void *p) {
     return malloc_usable_size(p) >= LARGE_BLOCK;
 }
 
-static void *json_memory(size_t size) {
+static void *parse_malloc(size_t size) {
     if (!parse.running) return xmalloc(size);
-    struct blocks *b = size >= LARGE_BLOCK ? &parse.large : &parse.held;
+    struct block_list *b = size >= LARGE_BLOCK ? &parse.large : &parse.small;
     blocks_reserve(b);
     void *p = malloc(size);
-    if (!p) parse_refuse();
+    if (!p) parse_out_of_memory();
     return b->v[b->n++] = p;
 }
 
-static void json_memory_free(void *p) {
+static void parse_free(void *p) {
     if (!parse.running) {
         free(p);
-    } else if (p && !blocks_take(&parse.held, p, HELD_RECENT) &&
-               !(block_is_large(p) && blocks_take(&parse.large, p, SIZE_MAX))) {
-        blocks_reserve(&parse.late);
-        parse.late.v[parse.late.n++] = p;
+    } else if (p && !blocks_free_recent(&parse.small, p, RECENT_BLOCKS) &&
+               !(block_is_large(p) && blocks_free_recent(&parse.large, p, SIZE_MAX))) {
+        blocks_reserve(&parse.deferred);
+        parse.deferred.v[parse.deferred.n++] = p;
     }
 }
 
-__attribute__((constructor)) static void json_memory_set(void) {
-    json_set_alloc_funcs(json_memory, json_memory_free);
+__attribute__((constructor)) static void allocator_init(void) {
+    json_set_alloc_funcs(parse_malloc, parse_free);
 }
 
-static json_t *text_load(const char *text, size_t len, size_t flags, json_error_t *je) {
+static json_t *jansson_parse(const char *text, size_t len, size_t flags, json_error_t *je) {
     json_t *volatile v = NULL;
     parse = (struct parse){.running = true};
     if (setjmp(parse.out) == 0)
         v = json_loadb(text, len, flags | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, je);
     parse.running = false;
-    free(parse.held.v);
+    free(parse.small.v);
     free(parse.large.v);
-    blocks_free(&parse.late);
+    blocks_free(&parse.deferred);
     return v;
 }
 
 /* Rewords jansson's messages that name its flags, or nothing that a user could find in the
  * input. */
-static void parse_words(const char *text, char *out, size_t size) {
-    static const char *const words[][2] = {
+static void message_reword(const char *text, char *out, size_t size) {
+    static const char *const replacements[][2] = {
         {"\\u0000 is not allowed", "a string holds the character U+0000, which is not accepted"},
         {"NUL byte in object key", "a key holds the character U+0000, which is not accepted"},
         {"invalid Unicode", "a '\\u' escape is half of a surrogate pair without its other half"},
         {"maximum parsing depth", "lists and objects are nested more than 2048 deep"},
     };
     const char *near = strstr(text, " near ");
-    for (size_t i = 0; i < ARRAY_LEN(words); i++)
-        if (strncmp(text, words[i][0], strlen(words[i][0])) == 0) {
-            snprintf(out, size, "%s%s", words[i][1], near ? near : "");
+    for (size_t i = 0; i < ARRAY_LEN(replacements); i++)
+        if (strncmp(text, replacements[i][0], strlen(replacements[i][0])) == 0) {
+            snprintf(out, size, "%s%s", replacements[i][1], near ? near : "");
             return;
         }
     snprintf(out, size, "%s", text);
@@ -179,39 +179,39 @@ static void parse_words(const char *text, char *out, size_t size) {
 static json_t *cursor_value(struct json_cursor *c, bool last_wins, struct error *err) {
     json_error_t je;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
-    json_t *v = text_load(c->text + c->pos, len, last_wins ? 0 : JSON_REJECT_DUPLICATES, &je);
+    json_t *v = jansson_parse(c->text + c->pos, len, last_wins ? 0 : JSON_REJECT_DUPLICATES, &je);
     if (v) {
         cursor_advance(c, (size_t)je.position);
         return v;
     }
-    if (parse.refused) {
+    if (parse.out_of_memory) {
         error_set(err, ERR_MEMORY,
                   "out of memory: cannot hold the values of '%s', %zu bytes of JSON", c->what,
                   c->len);
         return NULL;
     }
-    char words[2 * JSON_ERROR_TEXT_LENGTH];
-    parse_words(je.text, words, sizeof(words));
+    char message[2 * JSON_ERROR_TEXT_LENGTH];
+    message_reword(je.text, message, sizeof(message));
     int line = c->line + MAX(je.line, 1) - 1;
     int column = MAX(je.column, 1) + (line == c->line ? c->column - 1 : 0);
     if (line == c->line) {
-        error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, line, column, words);
+        error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, line, column, message);
     } else {
         error_set(err, ERR_FORMAT,
                   "'%s', line %d, column %d: %s (in the value that begins on line %d)", c->what,
-                  line, column, words, c->line);
+                  line, column, message, c->line);
     }
     return NULL;
 }
 
-static int cursor_error(const struct json_cursor *c, const char *wanted, struct error *err) {
+static int cursor_error(const struct json_cursor *c, const char *problem, struct error *err) {
     return error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, c->line, c->column,
-                     wanted);
+                     problem);
 }
 
 static json_t *text_parse(const char *text, size_t len, const char *what, bool last_wins,
                           struct error *err) {
-    struct json_cursor c = cursor_open(what, text, len);
+    struct json_cursor c = cursor_init(what, text, len);
     if (cursor_peek(&c) < 0) {
         error_set(err, ERR_FORMAT, "'%s' is empty, a JSON value was expected", what);
         return NULL;
@@ -245,32 +245,32 @@ enum {
     COST_CHARACTER = 3,
 };
 
-struct json_measure {
-    int depth, deepest;
+struct parse_cost {
+    int depth, max_depth;
     size_t cost;
 };
 
 /* The opening quote is at text[i]; returns the position of the closing one, or len. */
-static size_t text_skip(const char *text, size_t len, size_t i) {
+static size_t string_skip(const char *text, size_t len, size_t i) {
     for (i++; i < len && text[i] != '"'; i++)
         if (text[i] == '\\') i++;
     return MIN(i, len);
 }
 
-static struct json_measure text_measure(const char *text, size_t len) {
-    struct json_measure m = {.cost = COST_FIXED + COST_VALUE};
+static struct parse_cost cost_measure(const char *text, size_t len) {
+    struct parse_cost m = {.cost = COST_FIXED + COST_VALUE};
     for (size_t i = 0, start; i < len; i++) {
         switch (text[i]) {
         case '"':
             start = i;
-            i = text_skip(text, len, i);
+            i = string_skip(text, len, i);
             m.cost += COST_TEXT + COST_CHARACTER * (i - start);
             break;
         case '[':
         case '{':
             m.cost += text[i] == '[' ? COST_LIST : COST_OBJECT;
             m.depth++;
-            m.deepest = MAX(m.deepest, m.depth);
+            m.max_depth = MAX(m.max_depth, m.depth);
             break;
         case ']':
         case '}':
@@ -290,29 +290,29 @@ static struct json_measure text_measure(const char *text, size_t len) {
 }
 
 size_t json_parse_memory(const char *text, size_t len) {
-    return text_measure(text, len).cost;
+    return cost_measure(text, len).cost;
 }
 
 const struct json_limits json_request_limits = {.depth = 100, .cost = (size_t)256 << 20};
 
-json_t *json_parse_limited(const char *text, size_t len, const char *what, struct json_limits *left,
-                           struct error *err) {
-    struct json_measure m = text_measure(text, len);
-    if (m.deepest > left->depth) {
+json_t *json_parse_limited(const char *text, size_t len, const char *what,
+                           struct json_limits *budget, struct error *err) {
+    struct parse_cost m = cost_measure(text, len);
+    if (m.max_depth > budget->depth) {
         error_set(err, ERR_MISMATCH, "the JSON of '%s' is nested more than %d deep", what,
-                  left->depth);
+                  budget->depth);
         return NULL;
     }
-    if (m.cost > left->cost) {
+    if (m.cost > budget->cost) {
         error_set(
             err, ERR_MISMATCH,
             "the JSON of '%s' has too many values: they may take %zu MB of memory, and %zu MB "
             "are left for them",
-            what, m.cost >> 20, left->cost >> 20);
+            what, m.cost >> 20, budget->cost >> 20);
         return NULL;
     }
-    left->cost -= m.cost;
-    return text_parse(text, len, what, left->last_wins, err);
+    budget->cost -= m.cost;
+    return text_parse(text, len, what, budget->last_wins, err);
 }
 
 json_t *json_parse_file(const char *path, struct error *err) {
@@ -408,7 +408,7 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
     int rc = mapped ? file_map_open(&m, path, err) : file_read(path, JSON_FILE_LIMIT, &b, err);
     if (rc == OK) {
         const char *text = mapped ? (const char *)m.data : b.data;
-        struct json_cursor c = cursor_open(path, text, mapped ? m.size : b.len);
+        struct json_cursor c = cursor_init(path, text, mapped ? m.size : b.len);
         rc = cursor_walk(&c, fn, ctx, err);
     }
     file_map_close(&m);

@@ -34,11 +34,11 @@ int utf8_field_width(const char *text, int columns) {
     return columns + (int)strlen(text) - u8_strwidth((const uint8_t *)text, "UTF-8");
 }
 
-static bool on_terminal(void) {
+static bool stderr_is_terminal(void) {
     return isatty(STDERR_FILENO) == 1;
 }
 
-static atomic_bool line_stands; /* a progress line without its newline is on the terminal */
+static atomic_bool progress_line_shown; /* a progress line without its newline is on the terminal */
 
 double clock_now(void) {
     struct timespec t;
@@ -67,7 +67,7 @@ size_t process_memory(const char *name) {
 /* Whether a character of an untrusted text may be sent to a terminal: no control characters except
  * newline and tab, no C1 controls, nothing that reorders text (Unicode's embeddings, overrides and
  * isolates). */
-static bool is_shown(ucs4_t c) {
+static bool is_printable(ucs4_t c) {
     if (c < 0x20) return c == '\n' || c == '\t';
     return !(c >= 0x7f && c < 0xa0) && !(c >= 0x202a && c <= 0x202e) &&
            !(c >= 0x2066 && c <= 0x2069);
@@ -81,7 +81,7 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len) {
         ucs4_t c;
         int n = u8_mbtoucr(&c, p, (size_t)(end - p));
         bool line_end = *p == '\r' && p + 1 < end && p[1] == '\n';
-        if (n > 0 && is_shown(c))
+        if (n > 0 && is_printable(c))
             buf_add(b, p, (size_t)n);
         else if (!line_end)
             buf_puts(b, replacement);
@@ -92,7 +92,7 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len) {
 /* Bytes not yet sent to the terminal: an incomplete character, or a carriage return that may begin
  * a line's end. */
 struct terminal_filter {
-    struct buf held;
+    struct buf pending;
 };
 
 static bool fd_write(int fd, const char *p, size_t n) {
@@ -108,16 +108,16 @@ static bool fd_write(int fd, const char *p, size_t n) {
 
 static ssize_t filter_write(void *cookie, const char *text, size_t n) {
     struct terminal_filter *f = cookie;
-    struct buf shown = {0};
-    buf_add(&f->held, text, n);
-    size_t whole = utf8_complete_len(f->held.data, f->held.len);
-    if (whole > 0 && f->held.data[whole - 1] == '\r') whole--;
-    buf_add_terminal(&shown, f->held.data, whole);
-    f->held.len -= whole;
-    memmove(f->held.data, f->held.data + whole, f->held.len);
-    bool good = fd_write(STDOUT_FILENO, shown.data, shown.len);
-    buf_release(&shown);
-    return good ? (ssize_t)n : 0;
+    struct buf sanitized = {0};
+    buf_add(&f->pending, text, n);
+    size_t complete = utf8_complete_len(f->pending.data, f->pending.len);
+    if (complete > 0 && f->pending.data[complete - 1] == '\r') complete--;
+    buf_add_terminal(&sanitized, f->pending.data, complete);
+    f->pending.len -= complete;
+    memmove(f->pending.data, f->pending.data + complete, f->pending.len);
+    bool written = fd_write(STDOUT_FILENO, sanitized.data, sanitized.len);
+    buf_release(&sanitized);
+    return written ? (ssize_t)n : 0;
 }
 
 void terminal_sanitize_stdout(void) {
@@ -145,7 +145,7 @@ bool stdout_is_closed(void) {
 /* Appends a message that quotes untrusted text. Lines after the first are indented, so that a
  * quoted name cannot pass for a message. */
 static void log_append_sanitized(struct buf *b, char *text) {
-    bool terminal = on_terminal();
+    bool terminal = stderr_is_terminal();
     for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
         if (line != text) buf_puts(b, "\n  ");
         if (terminal) {
@@ -163,8 +163,8 @@ static void log_append_sanitized(struct buf *b, char *text) {
 static void message_write(const char *prefix, const char *fmt, va_list ap) {
     char *text = xvasprintf(fmt, ap);
     struct buf b = {0};
-    bool wipe = atomic_exchange(&line_stands, false);
-    buf_printf(&b, "%s%s", wipe ? "\r\033[K" : "", prefix);
+    bool wipe_progress = atomic_exchange(&progress_line_shown, false);
+    buf_printf(&b, "%s%s", wipe_progress ? "\r\033[K" : "", prefix);
     log_append_sanitized(&b, text);
     buf_puts(&b, "\n");
     fputs(b.data, stderr);
@@ -196,7 +196,7 @@ void log_warn(const char *fmt, ...) {
 
 enum { BAR_CELLS = 24 };
 
-static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0, TELL_SECONDS = 0.2;
+static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0, REPORT_SECONDS = 0.2;
 
 static int terminal_columns(void) {
     struct winsize w;
@@ -228,10 +228,10 @@ static void add_duration(struct buf *b, double seconds) {
     }
 }
 
-static void add_bar(struct buf *b, double part) {
-    int full = (int)(part * BAR_CELLS + 0.5);
+static void add_bar(struct buf *b, double fraction) {
+    int n_full = (int)(fraction * BAR_CELLS + 0.5);
     buf_puts(b, " [");
-    for (int i = 0; i < BAR_CELLS; i++) buf_puts(b, i < full ? "#" : ".");
+    for (int i = 0; i < BAR_CELLS; i++) buf_puts(b, i < n_full ? "#" : ".");
     buf_puts(b, "]");
 }
 
@@ -258,7 +258,7 @@ static void add_line(struct buf *b, const struct progress *p, double now, const 
 
 static void progress_draw(struct progress *p, double now, const char *detail, bool last) {
     struct buf b = {0};
-    bool terminal = on_terminal();
+    bool terminal = stderr_is_terminal();
     add_line(&b, p, now, detail, terminal, last);
     size_t len = terminal ? text_fit(b.data, terminal_columns() - 1) : b.len;
     b.data[len] = '\0';
@@ -268,7 +268,7 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
             terminal && !last ? "" : "\n");
     fflush(stderr);
     buf_release(&line);
-    atomic_store(&line_stands, terminal && !last);
+    atomic_store(&progress_line_shown, terminal && !last);
     p->last = now;
     buf_release(&b);
 }
@@ -308,21 +308,21 @@ static char *progress_json(const struct progress *p, double seconds) {
 
 /* If the pipe is full, the line is lost; writing never blocks. */
 static bool progress_pipe_write(const char *text) {
-    struct pollfd room = {.fd = progress_pipe_fd, .events = POLLOUT};
+    struct pollfd pipe = {.fd = progress_pipe_fd, .events = POLLOUT};
     char *line = xasprintf("%s\n", text);
-    bool told = poll(&room, 1, 0) == 1 && room.revents == POLLOUT &&
-                write(progress_pipe_fd, line, strlen(line)) > 0;
+    bool written = poll(&pipe, 1, 0) == 1 && pipe.revents == POLLOUT &&
+                   write(progress_pipe_fd, line, strlen(line)) > 0;
     free(line);
-    return told;
+    return written;
 }
 
 /* Writes a line, unless any bar wrote one just now. The end of a bar is written if the bar's
  * previous write succeeded. */
 static void progress_report(struct progress *p, bool last) {
     if (progress_pipe_fd < 0 || (last && !p->ever_printed)) return;
-    double now = clock_now(), before = atomic_load(&progress_reported_at);
-    if (!last && (now - before < TELL_SECONDS ||
-                  !atomic_compare_exchange_strong(&progress_reported_at, &before, now)))
+    double now = clock_now(), last_report = atomic_load(&progress_reported_at);
+    if (!last && (now - last_report < REPORT_SECONDS ||
+                  !atomic_compare_exchange_strong(&progress_reported_at, &last_report, now)))
         return;
     char *text = progress_json(p, now - p->start);
     p->ever_printed = progress_pipe_write(text);
@@ -354,7 +354,7 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
     progress_report(p, false);
     if (log_quiet) return;
     double now = clock_now();
-    if (now - p->last >= (on_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
+    if (now - p->last >= (stderr_is_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
         progress_draw(p, now, detail, false);
 }
 

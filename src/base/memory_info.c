@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 /* The number after `key` (NULL: the file's first) in a file; -1 if it is missing or "max". */
-static int64_t number_in(const char *path, const char *key) {
+static int64_t file_read_number(const char *path, const char *key) {
     char line[512];
     int64_t value = -1;
     FILE *f = fopen(path, "re");
@@ -28,19 +28,19 @@ static int64_t number_in(const char *path, const char *key) {
     return value;
 }
 
-static int64_t number_below(const char *folder, const char *name, const char *key) {
+static int64_t dir_read_number(const char *folder, const char *name, const char *key) {
     char *path = path_join(folder, name);
-    int64_t v = number_in(path, key);
+    int64_t v = file_read_number(path, key);
     free(path);
     return v;
 }
 
 /* Cached pages of files that are not in use count as free: the kernel drops them first. */
-static void group_apply(const char *folder, bool v2, struct memory_info *m) {
-    int64_t limit = number_below(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
-            used = number_below(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
-            cached =
-                number_below(folder, "memory.stat", v2 ? "inactive_file " : "total_inactive_file ");
+static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *m) {
+    int64_t limit = dir_read_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
+            used = dir_read_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
+            cached = dir_read_number(folder, "memory.stat",
+                                     v2 ? "inactive_file " : "total_inactive_file ");
     if (limit < 0 || (m->total >= 0 && limit >= m->total)) return;
     m->total = limit;
     if (used < 0) return;
@@ -50,11 +50,11 @@ static void group_apply(const char *folder, bool v2, struct memory_info *m) {
 
 /* A group's limit holds for the groups below it, so all ancestors count. A path that does not exist
  * is the host's name of a group that this process sees as the root. */
-static void groups_apply(const char *top, char *path, bool v2, struct memory_info *m) {
+static void cgroup_apply_ancestors(const char *top, char *path, bool v2, struct memory_info *m) {
     path[strcspn(path, "\n")] = '\0';
     for (;;) {
         char *folder = xasprintf("%s%s", top, path), *slash = strrchr(path, '/');
-        group_apply(folder, v2, m);
+        cgroup_apply_limit(folder, v2, m);
         free(folder);
         if (!slash) return;
         *slash = '\0';
@@ -86,23 +86,24 @@ void memory_prefer_huge(void *p, size_t size) {
 }
 
 struct memory_info memory_info(const char *root) {
-    char *info = path_join(root, "proc/meminfo"), *own = path_join(root, "proc/self/cgroup"),
-         *v2 = path_join(root, "sys/fs/cgroup"), *v1 = path_join(root, "sys/fs/cgroup/memory"),
-         line[4096];
-    int64_t total = number_in(info, "MemTotal"), available = number_in(info, "MemAvailable");
+    char *meminfo = path_join(root, "proc/meminfo"),
+         *cgroup_file = path_join(root, "proc/self/cgroup"), *v2 = path_join(root, "sys/fs/cgroup"),
+         *v1 = path_join(root, "sys/fs/cgroup/memory"), line[4096];
+    int64_t total = file_read_number(meminfo, "MemTotal"),
+            available = file_read_number(meminfo, "MemAvailable");
     struct memory_info m = {total < 0 ? -1 : total << 10, available < 0 ? -1 : available << 10};
-    FILE *f = fopen(own, "re");
-    while (f && fgets(line, sizeof line, f)) { /* "0::/path" or "4:memory:/path" */
+    FILE *cgroups = fopen(cgroup_file, "re");
+    while (cgroups && fgets(line, sizeof line, cgroups)) { /* "0::/path" or "4:memory:/path" */
         char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;
         if (path && path == list + 1)
-            groups_apply(v2, path + 1, true, &m);
+            cgroup_apply_ancestors(v2, path + 1, true, &m);
         else if (path && has_controller(list + 1, path))
-            groups_apply(v1, path + 1, false, &m);
+            cgroup_apply_ancestors(v1, path + 1, false, &m);
     }
-    if (f) fclose(f);
+    if (cgroups) fclose(cgroups);
     huge_pages_read(root, m.huge_pages);
-    free(info);
-    free(own);
+    free(meminfo);
+    free(cgroup_file);
     free(v2);
     free(v1);
     return m;

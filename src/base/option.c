@@ -38,7 +38,7 @@ static bool row_is_list(const struct option_row *row) {
     return row->type == OPT_LIST || row->type == OPT_SECRETS;
 }
 
-static bool row_ranged(const struct option_row *row) {
+static bool row_has_range(const struct option_row *row) {
     return row->min != 0 || row->max != 0;
 }
 
@@ -53,63 +53,63 @@ static void add_range(struct buf *b, const struct option_row *row) {
     }
 }
 
-static int range_check(const struct option_row *row, double v, const char *shown, const char *who,
+static int check_range(const struct option_row *row, double v, const char *shown, const char *label,
                        struct error *err) {
-    if (!row_ranged(row) || (v >= row->min && v <= row->max)) return OK;
+    if (!row_has_range(row) || (v >= row->min && v <= row->max)) return OK;
     struct buf b = {0};
     add_range(&b, row);
-    int rc = error_set(err, ERR_USAGE, "'%s' cannot be %s: it must be %s", who, shown, b.data);
+    int rc = error_set(err, ERR_USAGE, "'%s' cannot be %s: it must be %s", label, shown, b.data);
     buf_release(&b);
     return rc;
 }
 
-static int integer_set(const struct option_row *row, void *out, int64_t v, const char *who,
+static int integer_set(const struct option_row *row, void *out, int64_t v, const char *label,
                        struct error *err) {
     char shown[32];
     snprintf(shown, sizeof(shown), "%lld", (long long)v);
-    int rc = range_check(row, (double)v, shown, who, err);
+    int rc = check_range(row, (double)v, shown, label, err);
     if (rc == OK) *(int64_t *)row_field(row, out) = v;
     return rc;
 }
 
-static int float_set(const struct option_row *row, void *out, double v, const char *who,
+static int float_set(const struct option_row *row, void *out, double v, const char *label,
                      struct error *err) {
     char shown[32];
     snprintf(shown, sizeof(shown), "%.15g", v);
-    int rc = range_check(row, v, shown, who, err);
+    int rc = check_range(row, v, shown, label, err);
     if (rc == OK) *(double *)row_field(row, out) = v;
     return rc;
 }
 
 static int integer_text_set(const struct option_row *row, void *out, const char *text,
-                            const char *who, struct error *err) {
+                            const char *label, struct error *err) {
     const char *digits = text + (*text == '-' || *text == '+');
     if (!*digits || digits[strspn(digits, "0123456789")])
-        return error_set(err, ERR_USAGE, "'%s' must be a whole number, not '%s'", who, text);
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number, not '%s'", label, text);
     errno = 0;
     long long v = strtoll(text, NULL, 10);
-    if (errno && row_ranged(row) && row->min > -1e15 && row->max < 1e15)
-        return range_check(row, *text == '-' ? -INFINITY : INFINITY, text, who, err);
+    if (errno && row_has_range(row) && row->min > -1e15 && row->max < 1e15)
+        return check_range(row, *text == '-' ? -INFINITY : INFINITY, text, label, err);
     if (errno)
-        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it does not fit 64 bits", who, text);
-    return integer_set(row, out, v, who, err);
+        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it does not fit 64 bits", label, text);
+    return integer_set(row, out, v, label, err);
 }
 
 static int float_text_set(const struct option_row *row, void *out, const char *text,
-                          const char *who, struct error *err) {
+                          const char *label, struct error *err) {
     char *end = NULL;
     /* strtod alone would take nan, inf, hex and leading blanks. */
     bool plain = *text && text[strspn(text, "0123456789+-.eE")] == '\0';
     double v = plain ? strtod(text, &end) : 0;
     if (!plain || *end)
-        return error_set(err, ERR_USAGE, "'%s' must be a number, not '%s'", who, text);
+        return error_set(err, ERR_USAGE, "'%s' must be a number, not '%s'", label, text);
     if (!isfinite(v))
-        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it is too large", who, text);
-    return float_set(row, out, v, who, err);
+        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it is too large", label, text);
+    return float_set(row, out, v, label, err);
 }
 
-static int bool_text_set(const struct option_row *row, void *out, const char *text, const char *who,
-                         struct error *err) {
+static int bool_text_set(const struct option_row *row, void *out, const char *text,
+                         const char *label, struct error *err) {
     static const char *const words[2][4] = {{"false", "no", "off", "0"},
                                             {"true", "yes", "on", "1"}};
     for (int value = 0; value < 2; value++) {
@@ -119,7 +119,7 @@ static int bool_text_set(const struct option_row *row, void *out, const char *te
             return OK;
         }
     }
-    return error_set(err, ERR_USAGE, "'%s' must be true or false, not '%s'", who, text);
+    return error_set(err, ERR_USAGE, "'%s' must be true or false, not '%s'", label, text);
 }
 
 static void string_set(const struct option_row *row, void *out, const char *text) {
@@ -129,16 +129,16 @@ static void string_set(const struct option_row *row, void *out, const char *text
     *field = copy;
 }
 
-/* Sets one row from text; `who` is the option's name for messages. A list gains one item. */
-static int value_set(const struct option_row *row, void *out, const char *text, const char *who,
+/* Sets one row from text; `label` is the option's name for messages. A list gains one item. */
+static int value_set(const struct option_row *row, void *out, const char *text, const char *label,
                      struct error *err) {
     switch (row->type) {
     case OPT_BOOL:
-        return bool_text_set(row, out, text, who, err);
+        return bool_text_set(row, out, text, label, err);
     case OPT_INT:
-        return integer_text_set(row, out, text, who, err);
+        return integer_text_set(row, out, text, label, err);
     case OPT_FLOAT:
-        return float_text_set(row, out, text, who, err);
+        return float_text_set(row, out, text, label, err);
     case OPT_STRING:
         string_set(row, out, text);
         return OK;
@@ -153,7 +153,7 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
     return ERR_USAGE;
 }
 
-static void list_split(const struct option_row *row, void *out) {
+static void list_set_default(const struct option_row *row, void *out) {
     char *copy = xstrdup(row->fallback), *rest = copy;
     for (char *item; (item = strsep(&rest, ",")) != NULL;) strings_add(row_field(row, out), item);
     free(copy);
@@ -169,7 +169,7 @@ static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
     if (row_is_list(row)) {
         strings_release(row_field(row, out));
-        if (row->fallback) list_split(row, out);
+        if (row->fallback) list_set_default(row, out);
     } else if (row->type == OPT_STRING) {
         string_set(row, out, row->fallback);
     } else {
@@ -205,13 +205,14 @@ bool option_name_equal(const char *a, const char *b, size_t n) {
 /* The row with this name, the one that an alias of this name refers to, or the one that had this
  * name in an earlier version; the last with a note. */
 static const struct option_row *row_find(const struct option_row *rows, const char *name,
-                                         size_t len, bool note) {
+                                         size_t len, bool print_note) {
     for (const struct option_row *row = rows; row->name; row++) {
         if (!option_name_equal(name, row->name, len)) continue;
-        return row->type == OPT_ALIAS ? row_find(rows, row->fallback, strlen(row->fallback), note)
-                                      : row;
+        return row->type == OPT_ALIAS
+                   ? row_find(rows, row->fallback, strlen(row->fallback), print_note)
+                   : row;
     }
-    return option_find_renamed(rows, name, len, note);
+    return option_find_renamed(rows, name, len, print_note);
 }
 
 enum { NAME_MAX_LEN = 63 };
@@ -222,13 +223,13 @@ static int edit_distance(const char *a, size_t na, const char *b, size_t nb) {
     int d[3][NAME_MAX_LEN + 1];
     for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
     for (size_t i = 1; i <= na; i++) {
-        int *row = d[i % 3], *up = d[(i + 2) % 3], *up2 = d[(i + 1) % 3];
+        int *row = d[i % 3], *previous_row = d[(i + 2) % 3], *row_before_previous = d[(i + 1) % 3];
         row[0] = (int)i;
         for (size_t j = 1; j <= nb; j++) {
-            int best = up[j - 1] + (a[i - 1] != b[j - 1]);
-            best = MIN(best, MIN(up[j], row[j - 1]) + 1);
+            int best = previous_row[j - 1] + (a[i - 1] != b[j - 1]);
+            best = MIN(best, MIN(previous_row[j], row[j - 1]) + 1);
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                best = MIN(best, up2[j - 2] + 1);
+                best = MIN(best, row_before_previous[j - 2] + 1);
             row[j] = best;
         }
     }
@@ -257,7 +258,7 @@ static const struct option_row *row_nearest(const struct option_row *rows, const
 struct command_line {
     const struct option_row *rows;
     void *out;
-    int argc, at;
+    int argc, next_arg;
     char **argv;
     bool *seen; /* [rows] given on this command line */
     struct error *err;
@@ -272,8 +273,8 @@ static bool is_negated(const char *name, size_t len) {
     return len > 3 && strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
 }
 
-static int flag_unknown(const struct command_line *c, const char *name, size_t len,
-                        const char *arg) {
+static int unknown_flag_error(const struct command_line *c, const char *name, size_t len,
+                              const char *arg) {
     int shown = (int)strcspn(arg, "=");
     bool negated = is_negated(name, len);
     const struct option_row *near = row_nearest(c->rows, name, len);
@@ -298,26 +299,26 @@ static void list_add(struct command_line *c, const struct option_row *row, const
 
 /* The value of a flag that needs one: after '=', or the next argument; a list takes all arguments
  * up to the next flag. */
-static int flag_value(struct command_line *c, const struct option_row *row, const char *who,
+static int flag_value(struct command_line *c, const struct option_row *row, const char *label,
                       const char *value) {
     bool attached = value != NULL;
-    if (!attached && (c->at >= c->argc || is_flag(c->argv[c->at])))
-        return error_set(c->err, ERR_USAGE, "'%s' needs a value%s%s", who, row->metavar ? ": " : "",
-                         row->metavar ? row->metavar : "");
-    if (!attached) value = c->argv[c->at++];
-    if (!row_is_list(row)) return value_set(row, c->out, value, who, c->err);
+    if (!attached && (c->next_arg >= c->argc || is_flag(c->argv[c->next_arg])))
+        return error_set(c->err, ERR_USAGE, "'%s' needs a value%s%s", label,
+                         row->metavar ? ": " : "", row->metavar ? row->metavar : "");
+    if (!attached) value = c->argv[c->next_arg++];
+    if (!row_is_list(row)) return value_set(row, c->out, value, label, c->err);
     list_add(c, row, value);
-    while (!attached && c->at < c->argc && !is_flag(c->argv[c->at]))
-        list_add(c, row, c->argv[c->at++]);
+    while (!attached && c->next_arg < c->argc && !is_flag(c->argv[c->next_arg]))
+        list_add(c, row, c->argv[c->next_arg++]);
     return OK;
 }
 
 /* arg is "--name", "--name=value", "--no-name", or "-x" for a row named by one letter. */
-static int flag_take(struct command_line *c, const char *arg) {
+static int flag_parse(struct command_line *c, const char *arg) {
     size_t dashes = arg[1] == '-' ? 2 : 1;
     const char *name = arg + dashes, *value = strchr(name, '=');
     size_t len = strcspn(name, "=");
-    if (dashes == 1 && len != 1) return flag_unknown(c, name, len, arg);
+    if (dashes == 1 && len != 1) return unknown_flag_error(c, name, len, arg);
     const struct option_row *row = row_find(c->rows, name, len, true);
     bool negated = false;
     if (!row && is_negated(name, len)) {
@@ -325,17 +326,17 @@ static int flag_take(struct command_line *c, const char *arg) {
         negated = row && row->type == OPT_BOOL;
         if (!negated) row = NULL;
     }
-    if (!row) return flag_unknown(c, name, len, arg);
-    char *who = xasprintf("--%.*s", (int)len, name);
+    if (!row) return unknown_flag_error(c, name, len, arg);
+    char *label = xasprintf("--%.*s", (int)len, name);
     int rc = OK;
     if (negated && value) {
-        rc = error_set(c->err, ERR_USAGE, "'%s' takes no value", who);
+        rc = error_set(c->err, ERR_USAGE, "'%s' takes no value", label);
     } else if (row->type == OPT_BOOL && !value) {
         *(bool *)row_field(row, c->out) = !negated;
     } else {
-        rc = flag_value(c, row, who, value ? value + 1 : NULL);
+        rc = flag_value(c, row, label, value ? value + 1 : NULL);
     }
-    free(who);
+    free(label);
     c->seen[row - c->rows] = true;
     return rc;
 }
@@ -346,22 +347,22 @@ size_t options_count(const struct option_row *rows) {
     return n;
 }
 
-static size_t rows_copy(struct option_row *to, size_t at, const struct option_row *from,
+static size_t rows_copy(struct option_row *dest, size_t n, const struct option_row *source,
                         size_t offset) {
-    for (; from && from->name; from++, at++) {
-        to[at] = *from;
-        to[at].offset += offset;
+    for (; source && source->name; source++, n++) {
+        dest[n] = *source;
+        dest[n].offset += offset;
     }
-    return at;
+    return n;
 }
 
 struct option_row *options_join(const struct option_row *rows, const struct option_table *more) {
     size_t n = rows ? options_count(rows) : 0;
     for (const struct option_table *t = more; t && t->rows; t++) n += options_count(t->rows);
     struct option_row *all = xcalloc(n + 1, sizeof *all);
-    size_t at = rows_copy(all, 0, rows, 0);
+    size_t n_copied = rows_copy(all, 0, rows, 0);
     for (const struct option_table *t = more; t && t->rows; t++)
-        at = rows_copy(all, at, t->rows, t->offset);
+        n_copied = rows_copy(all, n_copied, t->rows, t->offset);
     return all;
 }
 
@@ -373,12 +374,12 @@ int options_parse_with_origin(const struct option_row *rows, void *out, int argc
     c.seen = xcalloc(n_rows, sizeof(*c.seen));
     int rc = OK;
     bool flags = true;
-    while (rc == OK && c.at < argc) {
-        const char *arg = argv[c.at++];
+    while (rc == OK && c.next_arg < argc) {
+        const char *arg = argv[c.next_arg++];
         if (flags && strcmp(arg, "--") == 0) {
             flags = false;
         } else if (flags && is_flag(arg)) {
-            rc = flag_take(&c, arg);
+            rc = flag_parse(&c, arg);
         } else {
             strings_add(positional, arg);
         }
@@ -424,9 +425,9 @@ void option_env_name(const char *prefix, const char *name, struct buf *b) {
 }
 
 /* Sets a row as if given again on a command line; blanks separate a list's items. */
-static int variable_set(const struct option_row *row, void *out, const char *text, const char *who,
-                        struct error *err) {
-    if (!row_is_list(row)) return value_set(row, out, text, who, err);
+static int variable_set(const struct option_row *row, void *out, const char *text,
+                        const char *label, struct error *err) {
+    if (!row_is_list(row)) return value_set(row, out, text, label, err);
     char *copy = xstrdup(text), *save = NULL;
     strings_release(row_field(row, out));
     for (char *item = strtok_r(copy, " \t\n", &save); item; item = strtok_r(NULL, " \t\n", &save))
@@ -440,15 +441,15 @@ static char lower(char c) {
 }
 
 /* The option that PREFIX_NAME=VALUE sets, in lower case with '-'; malloc'ed. */
-static char *variable_option(const char *prefix, const char *variable) {
+static char *variable_to_option(const char *prefix, const char *variable) {
     const char *from = variable + strlen(prefix) + 1;
     char *name = xstrndup(from, strcspn(from, "="));
     for (char *p = name; *p; p++) *p = *p >= '0' && *p <= '9' ? *p : lower(*p);
     return name;
 }
 
-static void variable_unknown(const struct option_row *rows, const char *prefix,
-                             const char *variable, const char *name) {
+static void warn_unknown_variable(const struct option_row *rows, const char *prefix,
+                                  const char *variable, const char *name) {
     const char *near = option_suggest(rows, name);
     struct buf b = {0};
     if (near) option_env_name(prefix, near, &b);
@@ -459,20 +460,21 @@ static void variable_unknown(const struct option_row *rows, const char *prefix,
 
 int options_from_env(const struct option_row *rows, void *out, const char *prefix,
                      char *const *environment, struct option_origin *origin, struct error *err) {
-    size_t len = strlen(prefix);
+    size_t prefix_len = strlen(prefix);
     int rc = OK;
     for (; rc == OK && *environment; environment++) {
         const char *variable = *environment, *value = strchr(variable, '=');
-        if (strncmp(variable, prefix, len) != 0 || variable[len] != '_' || !value) continue;
-        char *name = variable_option(prefix, variable);
+        if (strncmp(variable, prefix, prefix_len) != 0 || variable[prefix_len] != '_' || !value)
+            continue;
+        char *name = variable_to_option(prefix, variable);
         const struct option_row *row = row_find(rows, name, strlen(name), true);
         if (!row) {
-            variable_unknown(rows, prefix, variable, name);
+            warn_unknown_variable(rows, prefix, variable, name);
         } else if (value[1]) {
-            char *who = xstrndup(variable, (size_t)(value - variable));
-            rc = variable_set(row, out, value + 1, who, err);
+            char *label = xstrndup(variable, (size_t)(value - variable));
+            rc = variable_set(row, out, value + 1, label, err);
             if (origin) origin[row - rows] = (struct option_origin){OPTION_FROM_ENV, 0};
-            free(who);
+            free(label);
         }
         free(name);
     }
@@ -481,13 +483,14 @@ int options_from_env(const struct option_row *rows, void *out, const char *prefi
 
 bool option_env_source(const struct option_row *rows, const struct option_row *row,
                        const char *prefix, char *const *environment, struct buf *b) {
-    size_t len = strlen(prefix);
+    size_t prefix_len = strlen(prefix);
     bool found = false;
     for (; !found && *environment; environment++) {
         const char *variable = *environment, *value = strchr(variable, '=');
-        if (strncmp(variable, prefix, len) != 0 || variable[len] != '_' || !value || !value[1])
+        if (strncmp(variable, prefix, prefix_len) != 0 || variable[prefix_len] != '_' || !value ||
+            !value[1])
             continue;
-        char *name = variable_option(prefix, variable);
+        char *name = variable_to_option(prefix, variable);
         found = option_find(rows, name) == row;
         if (found) buf_add(b, variable, (size_t)(value - variable));
         free(name);
@@ -495,18 +498,19 @@ bool option_env_source(const struct option_row *rows, const struct option_row *r
     return found;
 }
 
-static int entry_unknown(const struct option_row *rows, const char *path,
-                         const struct config_entry *e, const char *who, struct error *err) {
+static int unknown_entry_error(const struct option_row *rows, const char *path,
+                               const struct config_entry *e, const char *owner, struct error *err) {
     const struct option_row *near = row_nearest(rows, e->key, strlen(e->key));
-    return error_set(err, ERR_USAGE, "%s:%d: %s has no option '%s'%s%s%s", path, e->line, who,
+    return error_set(err, ERR_USAGE, "%s:%d: %s has no option '%s'%s%s%s", path, e->line, owner,
                      e->key, near ? "; did you mean '" : "", near ? near->name : "",
                      near ? "'?" : "");
 }
 
 static int entry_set(const struct option_row *rows, void *out, const char *path,
-                     const struct config_entry *e, const char *who, int *lines, struct error *err) {
+                     const struct config_entry *e, const char *owner, int *lines,
+                     struct error *err) {
     const struct option_row *row = row_find(rows, e->key, strlen(e->key), true);
-    if (!row) return entry_unknown(rows, path, e, who, err);
+    if (!row) return unknown_entry_error(rows, path, e, owner, err);
     int *line = &lines[row - rows];
     if (*line && !row_is_list(row))
         return error_set(err, ERR_USAGE, "%s:%d: '%s' is set in line %d already", path, e->line,
@@ -518,13 +522,13 @@ static int entry_set(const struct option_row *rows, void *out, const char *path,
 }
 
 int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
-                        const char *section, const char *who, struct option_origin *origin,
+                        const char *section, const char *owner, struct option_origin *origin,
                         struct error *err) {
     const struct config_section *s = config_find_section(c, section);
     size_t n_rows = options_count(rows);
     int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* line of each row; 0: not set */
     for (int i = 0; rc == OK && s && i < s->n; i++)
-        rc = entry_set(rows, out, c->path, &c->v[s->first + i], who, lines, err);
+        rc = entry_set(rows, out, c->path, &c->v[s->first + i], owner, lines, err);
     for (size_t i = 0; origin && i < n_rows; i++)
         if (lines[i]) origin[i] = (struct option_origin){OPTION_FROM_FILE, lines[i]};
     free(lines);
@@ -563,7 +567,7 @@ bool option_text(const struct option_row *row, const void *out, struct buf *b) {
     return false;
 }
 
-static const char *json_kind(const json_t *v) {
+static const char *json_type_name(const json_t *v) {
     switch (json_typeof(v)) {
     case JSON_OBJECT:
         return "a mapping";
@@ -582,21 +586,22 @@ static const char *json_kind(const json_t *v) {
     }
 }
 
-static int kind_refuse(const char *who, const char *wanted, const json_t *v, struct error *err) {
+static int type_error(const char *label, const char *wanted, const json_t *v, struct error *err) {
     const char *hint = json_is_number(v) || json_is_boolean(v) ? " (put it in quotes)" : "";
     if (strcmp(wanted, "text") != 0) hint = "";
     if (json_is_string(v))
-        return error_set(err, ERR_USAGE, "'%s' must be %s, not '%s'", who, wanted,
+        return error_set(err, ERR_USAGE, "'%s' must be %s, not '%s'", label, wanted,
                          json_string_value(v));
-    return error_set(err, ERR_USAGE, "'%s' must be %s, not %s%s", who, wanted, json_kind(v), hint);
+    return error_set(err, ERR_USAGE, "'%s' must be %s, not %s%s", label, wanted, json_type_name(v),
+                     hint);
 }
 
-static int list_from_json(struct strings *list, const json_t *v, const char *who,
+static int list_from_json(struct strings *list, const json_t *v, const char *label,
                           struct error *err) {
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_is_array(v) ? json_array_get(v, i) : v;
-        if (!json_is_string(item)) return kind_refuse(who, "text", item, err);
+        if (!json_is_string(item)) return type_error(label, "text", item, err);
     }
     strings_release(list);
     for (size_t i = 0; i < n; i++)
@@ -606,32 +611,32 @@ static int list_from_json(struct strings *list, const json_t *v, const char *who
 
 /* null means the default. An integer may be written as a float without a fraction (1e6). */
 static int value_from_json(const struct option_row *row, void *out, const json_t *v,
-                           const char *who, struct error *err) {
+                           const char *label, struct error *err) {
     if (json_is_null(v)) {
         row_default(row, out);
         return OK;
     }
     switch (row->type) {
     case OPT_BOOL:
-        if (!json_is_boolean(v)) return kind_refuse(who, "true or false", v, err);
+        if (!json_is_boolean(v)) return type_error(label, "true or false", v, err);
         *(bool *)row_field(row, out) = json_is_true(v);
         return OK;
     case OPT_INT: {
         double real = json_real_value(v);
         bool whole = json_is_real(v) && floor(real) == real && fabs(real) <= 0x1p53;
-        if (!json_is_integer(v) && !whole) return kind_refuse(who, "a whole number", v, err);
-        return integer_set(row, out, whole ? (int64_t)real : json_integer_value(v), who, err);
+        if (!json_is_integer(v) && !whole) return type_error(label, "a whole number", v, err);
+        return integer_set(row, out, whole ? (int64_t)real : json_integer_value(v), label, err);
     }
     case OPT_FLOAT:
-        if (!json_is_number(v)) return kind_refuse(who, "a number", v, err);
-        return float_set(row, out, json_number_value(v), who, err);
+        if (!json_is_number(v)) return type_error(label, "a number", v, err);
+        return float_set(row, out, json_number_value(v), label, err);
     case OPT_STRING:
-        if (!json_is_string(v)) return kind_refuse(who, "text", v, err);
+        if (!json_is_string(v)) return type_error(label, "text", v, err);
         string_set(row, out, json_string_value(v));
         return OK;
     case OPT_LIST:
     case OPT_SECRETS:
-        return list_from_json(row_field(row, out), v, who, err);
+        return list_from_json(row_field(row, out), v, label, err);
     case OPT_ALIAS:
         break;
     }
@@ -652,7 +657,7 @@ struct option_recipe {
 static int recipe_apply(const struct option_recipe *r, const json_t *map, const char *path,
                         const char *name);
 
-static int key_unknown(const struct option_recipe *r, const char *name, int line) {
+static int unknown_key_error(const struct option_recipe *r, const char *name, int line) {
     const struct option_row *near = row_nearest(r->rows, name, strlen(name));
     char *shown = near ? xstrdup(near->name) : NULL;
     for (char *p = shown; p && *p; p++)
@@ -671,7 +676,7 @@ static int key_apply(const struct option_recipe *r, const char *path, const char
     int line = yaml_line(r->doc, path);
     if (!row)
         return json_is_object(v) && json_object_size(v) ? recipe_apply(r, v, path, name)
-                                                        : key_unknown(r, name, line);
+                                                        : unknown_key_error(r, name, line);
     if (r->seen[row - r->rows])
         return error_set(r->err, ERR_USAGE, "'%s', line %d: '%s' is given twice", r->doc->path,
                          line, name);
@@ -699,16 +704,17 @@ static int recipe_apply(const struct option_recipe *r, const json_t *map, const 
 /* The mapping at a dotted path; NULL with OK when it is absent or empty. */
 static int section_find(const struct yaml *doc, const char *section, const json_t **map,
                         struct error *err) {
-    const json_t *at = doc->root;
+    const json_t *node = doc->root;
     char *copy = xstrdup(section), *rest = *copy ? copy : NULL;
-    for (char *key; json_is_object(at) && (key = strsep(&rest, ".")) != NULL;)
-        at = json_object_get(at, key);
+    for (char *key; json_is_object(node) && (key = strsep(&rest, ".")) != NULL;)
+        node = json_object_get(node, key);
     free(copy);
-    *map = json_is_object(at) ? at : NULL;
-    if (!at || json_is_null(at) || json_is_object(at)) return OK;
+    *map = json_is_object(node) ? node : NULL;
+    if (!node || json_is_null(node) || json_is_object(node)) return OK;
     return error_set(err, ERR_USAGE, "'%s', line %d: %s%s%s must be a mapping of options, not %s",
                      doc->path, MAX(yaml_line(doc, section), 1), *section ? "'" : "",
-                     *section ? section : "the document", *section ? "'" : "", json_kind(at));
+                     *section ? section : "the document", *section ? "'" : "",
+                     json_type_name(node));
 }
 
 int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
@@ -727,34 +733,34 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
 enum { HELP_INDENT = 28, HELP_WIDTH = 79 };
 
 static void add_flag(struct buf *b, const struct option_row *row) {
-    bool on = row->type == OPT_BOOL && row->fallback && strcmp(row->fallback, "true") == 0;
-    buf_printf(b, "  --%s%s", on ? "[no-]" : "", row->name);
+    bool default_on = row->type == OPT_BOOL && row->fallback && strcmp(row->fallback, "true") == 0;
+    buf_printf(b, "  --%s%s", default_on ? "[no-]" : "", row->name);
     if (row->type == OPT_BOOL) return;
-    const char *word = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
-    if (row->metavar) word = row->metavar;
-    buf_printf(b, " %s%s", word, row_is_list(row) ? "..." : "");
+    const char *metavar = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
+    if (row->metavar) metavar = row->metavar;
+    buf_printf(b, " %s%s", metavar, row_is_list(row) ? "..." : "");
 }
 
 /* " (1 to 256; default 8)" */
-static void add_facts(struct buf *b, const struct option_row *row) {
-    bool ranged = row_ranged(row);
-    bool valued = row->type != OPT_BOOL && row->fallback && *row->fallback;
-    if (!ranged && !valued) return;
+static void add_range_and_default(struct buf *b, const struct option_row *row) {
+    bool has_range = row_has_range(row);
+    bool has_default = row->type != OPT_BOOL && row->fallback && *row->fallback;
+    if (!has_range && !has_default) return;
     buf_puts(b, " (");
-    if (ranged) add_range(b, row);
-    if (valued) buf_printf(b, "%sdefault %s", ranged ? "; " : "", row->fallback);
+    if (has_range) add_range(b, row);
+    if (has_default) buf_printf(b, "%sdefault %s", has_range ? "; " : "", row->fallback);
     buf_puts(b, ")");
 }
 
 json_t *option_json(const struct option_row *row, const void *options) {
-    const char *at = (const char *)options + row->offset;
-    const struct strings *list = (const void *)at;
+    const char *field = (const char *)options + row->offset;
+    const struct strings *list = (const void *)field;
     json_t *v = NULL;
-    if (row->type == OPT_BOOL) v = json_boolean(*(const bool *)at);
-    if (row->type == OPT_INT) v = json_integer(*(const int64_t *)(const void *)at);
-    if (row->type == OPT_FLOAT) v = json_real(*(const double *)(const void *)at);
+    if (row->type == OPT_BOOL) v = json_boolean(*(const bool *)field);
+    if (row->type == OPT_INT) v = json_integer(*(const int64_t *)(const void *)field);
+    if (row->type == OPT_FLOAT) v = json_real(*(const double *)(const void *)field);
     if (row->type == OPT_STRING) {
-        const char *text = *(char *const *)(const void *)at;
+        const char *text = *(char *const *)(const void *)field;
         v = text ? json_string(text) : json_null();
     }
     if (row->type == OPT_LIST) {
@@ -773,21 +779,21 @@ json_t *options_json(const struct option_row *rows, const void *options) {
     return all;
 }
 
-/* Prints `text` word by word from column `at`, continuing lines at HELP_INDENT. */
-static void help_wrap(FILE *f, const char *text, size_t at) {
+/* Prints `text` word by word from column `next_arg`, continuing lines at HELP_INDENT. */
+static void help_wrap(FILE *f, const char *text, size_t column) {
     for (bool first = true;; first = false) {
         text += strspn(text, " ");
         size_t n = strcspn(text, " ");
         if (n == 0) break;
-        if (!first && at + 1 + n > HELP_WIDTH) {
+        if (!first && column + 1 + n > HELP_WIDTH) {
             fprintf(f, "\n%*s", HELP_INDENT, "");
-            at = HELP_INDENT;
+            column = HELP_INDENT;
         } else if (!first) {
             fputc(' ', f);
-            at++;
+            column++;
         }
         fprintf(f, "%.*s", (int)n, text);
-        at += n;
+        column += n;
         text += n;
     }
     fputc('\n', f);
@@ -799,7 +805,7 @@ void options_help(const struct option_row *rows, FILE *f) {
         struct buf flag = {0}, text = {0};
         add_flag(&flag, row);
         buf_puts(&text, row->help ? row->help : "");
-        add_facts(&text, row);
+        add_range_and_default(&text, row);
         if (flag.len + 2 > HELP_INDENT) {
             fprintf(f, "%s\n%*s", flag.data, HELP_INDENT, "");
         } else {

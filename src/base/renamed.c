@@ -18,7 +18,7 @@
 #include <string.h>
 
 static const struct renamed_option {
-    const char *old, *now;
+    const char *old, *current;
 } renamed_options[] = {
     {"apart", "distance"},
     {"archive", "map-elites-bins"},
@@ -80,22 +80,22 @@ static const struct renamed_option {
 };
 
 /* Whether a note is due: once per name, and never with --quiet. */
-static bool note_due(atomic_bool *noted) {
+static bool note_is_due(atomic_bool *noted) {
     return !log_quiet && !atomic_exchange(noted, true);
 }
 
 static atomic_bool option_noted[ARRAY_LEN(renamed_options)];
 
 const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
-                                             size_t len, bool note) {
+                                             size_t len, bool print_note) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++) {
         const struct renamed_option *r = &renamed_options[i];
         if (!option_name_equal(name, r->old, len)) continue;
         for (const struct option_row *row = rows; row->name; row++) {
-            if (row->type == OPT_ALIAS || strcmp(row->name, r->now) != 0) continue;
-            if (note && note_due(&option_noted[i]))
+            if (row->type == OPT_ALIAS || strcmp(row->name, r->current) != 0) continue;
+            if (print_note && note_is_due(&option_noted[i]))
                 log_info("the option '%s' is named '%s' now; the old name works too", r->old,
-                         r->now);
+                         r->current);
             return row;
         }
     }
@@ -104,7 +104,7 @@ const struct option_row *option_find_renamed(const struct option_row *rows, cons
 
 const char *option_stored_name(const struct option_row *row) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++)
-        if (strcmp(row->name, renamed_options[i].now) == 0) return renamed_options[i].old;
+        if (strcmp(row->name, renamed_options[i].current) == 0) return renamed_options[i].old;
     return row->name;
 }
 
@@ -112,7 +112,7 @@ const char *option_stored_name(const struct option_row *row) {
 
 static const struct renamed_value {
     const char *what; /* kind of the value */
-    const char *old, *now;
+    const char *old, *current;
     bool stored; /* files and hashes keep the old name */
 } renamed_values[] = {
     {"compat", "seed", "legacy", false},
@@ -138,20 +138,20 @@ static const struct renamed_value *value_find(const char *what, const char *name
 
 const char *current_value(const char *what, const char *name) {
     const struct renamed_value *r = value_find(what, name);
-    return r ? r->now : name;
+    return r ? r->current : name;
 }
 
 const char *renamed_value(const char *what, const char *name) {
     const struct renamed_value *r = value_find(what, name);
-    if (r && note_due(&value_noted[r - renamed_values]))
-        log_info("'%s' is named '%s' since 0.2; the old name still works", r->old, r->now);
-    return r ? r->now : name;
+    if (r && note_is_due(&value_noted[r - renamed_values]))
+        log_info("'%s' is named '%s' since 0.2; the old name still works", r->old, r->current);
+    return r ? r->current : name;
 }
 
 const char *stored_value(const char *what, const char *name) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_values); i++) {
         const struct renamed_value *r = &renamed_values[i];
-        if (r->stored && strcmp(r->what, what) == 0 && strcmp(r->now, name) == 0) return r->old;
+        if (r->stored && strcmp(r->what, what) == 0 && strcmp(r->current, name) == 0) return r->old;
     }
     return name;
 }

@@ -31,7 +31,7 @@ static const _Alignas(16) uint32_t round_constants[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-static bool has_instructions(void) {
+static bool has_sha_extensions(void) {
     static _Atomic int known; // 0: unknown, 1: no, 2: yes
     unsigned a, b, c, d;
     int v = atomic_load_explicit(&known, memory_order_relaxed);
@@ -78,7 +78,7 @@ __attribute__((target("sha,sse4.1"))) static void blocks_compress(uint32_t state
     _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(high, low, 8));
 }
 #else
-static bool has_instructions(void) {
+static bool has_sha_extensions(void) {
     return false;
 }
 
@@ -87,19 +87,19 @@ static void blocks_compress(uint32_t state[8], const uint8_t *p, size_t n) {
 }
 #endif
 
-static crypto_hash_sha256_state *state_of(struct sha256 *h) {
+static crypto_hash_sha256_state *libsodium_state(struct sha256 *h) {
     return (crypto_hash_sha256_state *)(void *)h->opaque;
 }
 
 void sha256_init(struct sha256 *h) {
-    crypto_hash_sha256_init(state_of(h));
+    crypto_hash_sha256_init(libsodium_state(h));
 }
 
 void sha256_update(struct sha256 *h, const void *p, size_t n) {
-    crypto_hash_sha256_state *s = state_of(h);
+    crypto_hash_sha256_state *s = libsodium_state(h);
     const uint8_t *bytes = p;
     size_t buffered = s->count / 8 % BLOCK, fill = buffered ? MIN(BLOCK - buffered, n) : 0;
-    if (n < 2 * BLOCK || !has_instructions()) {
+    if (n < 2 * BLOCK || !has_sha_extensions()) {
         if (n) crypto_hash_sha256_update(s, bytes, n);
         return;
     }
@@ -112,7 +112,7 @@ void sha256_update(struct sha256 *h, const void *p, size_t n) {
 
 void sha256_final(struct sha256 *h, char out[HASH_LEN]) {
     uint8_t digest[crypto_hash_sha256_BYTES];
-    crypto_hash_sha256_final(state_of(h), digest);
+    crypto_hash_sha256_final(libsodium_state(h), digest);
     static const char hex[] = "0123456789abcdef";
     for (size_t i = 0; i < sizeof(digest); i++) {
         out[2 * i] = hex[digest[i] >> 4];

@@ -31,7 +31,7 @@
  * hypervisor, half the time of a product. Between rounds of spinning it yields the processor.
  */
 #define SPIN_SECONDS 200e-6
-enum { SPIN_LOOKS = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
+enum { SPINS_PER_YIELD = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
 
 typedef _Atomic uint32_t futex_word;
 
@@ -73,29 +73,30 @@ static inline void cpu_relax(void) {
 #endif
 }
 
-static int64_t units_of(int64_t n, int64_t grain) {
+static int64_t unit_count(int64_t n, int64_t grain) {
     return (n - 1) / grain + 1;
 }
 
 /* Claims a chunk and runs it; false when no units are left. */
-static bool chunk_take(struct pool *p, int thread) {
-    uint32_t left = atomic_load(&p->left), take;
+static bool chunk_run_next(struct pool *p, int thread) {
+    uint32_t left = atomic_load(&p->left), n_claimed;
     do {
         if (left == 0) return false;
-        take = MAX(left / (uint32_t)p->size, 1);
-    } while (!atomic_compare_exchange_weak(&p->left, &left, left - take));
-    int64_t begin = units_of(p->n, p->grain) - left, end = begin + take;
+        n_claimed = MAX(left / (uint32_t)p->size, 1);
+    } while (!atomic_compare_exchange_weak(&p->left, &left, left - n_claimed));
+    int64_t begin = unit_count(p->n, p->grain) - left, end = begin + n_claimed;
     p->fn(p->ctx, begin * p->grain, MIN(end * p->grain, p->n), thread);
-    if (atomic_fetch_sub(&p->pending, take) == take && atomic_load(&p->caller_sleeps))
+    if (atomic_fetch_sub(&p->pending, n_claimed) == n_claimed && atomic_load(&p->caller_sleeps))
         futex_wake(&p->pending);
     return true;
 }
 
 /* Spins until the word is `value` (or, with `other`, differs from it) or the time is up. */
-static void spin(const futex_word *word, uint32_t value, bool other) {
+static void spin_until(const futex_word *word, uint32_t value, bool until_differs) {
     for (double end = 0;; sched_yield()) {
-        for (int i = 0; i < SPIN_LOOKS; i++) {
-            if ((atomic_load_explicit(word, memory_order_acquire) == value) != other) return;
+        for (int i = 0; i < SPINS_PER_YIELD; i++) {
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) != until_differs)
+                return;
             cpu_relax();
         }
         double now = clock_now();
@@ -105,7 +106,7 @@ static void spin(const futex_word *word, uint32_t value, bool other) {
 }
 
 static uint32_t epoch_wait(struct pool *p, uint32_t seen) {
-    spin(&p->epoch, seen, true);
+    spin_until(&p->epoch, seen, true);
     uint32_t now = atomic_load(&p->epoch);
     if (now != seen) return now;
     atomic_fetch_add(&p->sleepers, 1);
@@ -120,7 +121,7 @@ static void *worker_main(void *arg) {
     for (uint32_t seen = 0;;) {
         seen = epoch_wait(p, seen);
         if (atomic_load(&p->stop)) return NULL;
-        while (chunk_take(p, w->thread)) continue;
+        while (chunk_run_next(p, w->thread)) continue;
     }
 }
 
@@ -176,7 +177,7 @@ int pool_size(const struct pool *p) {
 }
 
 static void pending_wait(struct pool *p) {
-    spin(&p->pending, 0, false);
+    spin_until(&p->pending, 0, false);
     if (atomic_load(&p->pending) == 0) return;
     atomic_store(&p->caller_sleeps, true);
     for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) futex_wait(&p->pending, left);
@@ -194,12 +195,12 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
     if (p->size == 1 || n <= grain) {
         fn(ctx, 0, n, 0);
     } else {
-        grain *= units_of(units_of(n, grain), UNITS_MAX);
+        grain *= unit_count(unit_count(n, grain), UNITS_MAX);
         p->fn = fn, p->ctx = ctx, p->n = n, p->grain = grain;
-        atomic_store(&p->pending, (uint32_t)units_of(n, grain));
-        atomic_store(&p->left, (uint32_t)units_of(n, grain));
+        atomic_store(&p->pending, (uint32_t)unit_count(n, grain));
+        atomic_store(&p->left, (uint32_t)unit_count(n, grain));
         epoch_publish(p);
-        while (chunk_take(p, 0)) continue;
+        while (chunk_run_next(p, 0)) continue;
         pending_wait(p);
     }
     atomic_store(&p->running, false);

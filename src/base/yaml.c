@@ -38,14 +38,14 @@ static int mark_line(yaml_mark_t mark) {
     return (int)MIN(mark.line + 1, (size_t)INT32_MAX);
 }
 
-static bool word_is(const char *s, const char *const *words) {
+static bool is_one_of(const char *s, const char *const *words) {
     for (; *words; words++)
         if (strcmp(s, *words) == 0) return true;
     return false;
 }
 
 /* [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; *base is set when it is one. */
-static bool integer_shape(const char *s, int *base) {
+static bool is_integer(const char *s, int *base) {
     *base = 10;
     const char *digits = "0123456789";
     if (s[0] == '0' && (s[1] == 'o' || s[1] == 'x')) {
@@ -60,12 +60,12 @@ static bool integer_shape(const char *s, int *base) {
 }
 
 /* [-+]? ( \.[0-9]+ | [0-9]+ (\.[0-9]*)? ) ([eE] [-+]? [0-9]+)? */
-static bool float_shape(const char *s) {
+static bool is_float(const char *s) {
     if (*s == '-' || *s == '+') s++;
-    size_t whole = strspn(s, "0123456789"), part = 0;
-    s += whole;
-    if (*s == '.') part = strspn(++s, "0123456789"), s += part;
-    if (whole + part == 0) return false;
+    size_t n_integer = strspn(s, "0123456789"), n_fraction = 0;
+    s += n_integer;
+    if (*s == '.') n_fraction = strspn(++s, "0123456789"), s += n_fraction;
+    if (n_integer + n_fraction == 0) return false;
     if (*s == 'e' || *s == 'E') {
         s++;
         if (*s == '-' || *s == '+') s++;
@@ -76,7 +76,7 @@ static bool float_shape(const char *s) {
     return *s == '\0';
 }
 
-static json_t *number_refuse(struct yaml_reader *r, int line, const char *text, const char *why) {
+static json_t *scalar_error(struct yaml_reader *r, int line, const char *text, const char *why) {
     error_set(r->err, ERR_FORMAT, "'%s', line %d: '%s' %s", r->file, line, text, why);
     return NULL;
 }
@@ -85,22 +85,22 @@ static json_t *plain_value(struct yaml_reader *r, const char *s, int line) {
     static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
     static const char *const trues[] = {"true", "True", "TRUE", NULL};
     static const char *const falses[] = {"false", "False", "FALSE", NULL};
-    static const char *const infinite[] = {".inf",  ".Inf",  ".INF",  "+.inf", "+.Inf",
-                                           "+.INF", "-.inf", "-.Inf", "-.INF", ".nan",
-                                           ".NaN",  ".NAN",  NULL};
+    static const char *const not_finite[] = {".inf",  ".Inf",  ".INF",  "+.inf", "+.Inf",
+                                             "+.INF", "-.inf", "-.Inf", "-.INF", ".nan",
+                                             ".NaN",  ".NAN",  NULL};
     int base;
-    if (word_is(s, nulls)) return json_null();
-    if (word_is(s, trues)) return json_true();
-    if (word_is(s, falses)) return json_false();
-    if (word_is(s, infinite)) return number_refuse(r, line, s, "is not a finite number");
-    if (integer_shape(s, &base)) {
+    if (is_one_of(s, nulls)) return json_null();
+    if (is_one_of(s, trues)) return json_true();
+    if (is_one_of(s, falses)) return json_false();
+    if (is_one_of(s, not_finite)) return scalar_error(r, line, s, "is not a finite number");
+    if (is_integer(s, &base)) {
         errno = 0;
         long long v = strtoll(base == 10 ? s : s + 2, NULL, base);
-        return errno ? number_refuse(r, line, s, "does not fit a 64-bit integer") : json_integer(v);
+        return errno ? scalar_error(r, line, s, "does not fit a 64-bit integer") : json_integer(v);
     }
-    if (float_shape(s)) {
+    if (is_float(s)) {
         double v = strtod(s, NULL);
-        return isfinite(v) ? json_real(v) : number_refuse(r, line, s, "is too large for a number");
+        return isfinite(v) ? json_real(v) : scalar_error(r, line, s, "is too large for a number");
     }
     return json_string(s);
 }
@@ -108,7 +108,7 @@ static json_t *plain_value(struct yaml_reader *r, const char *s, int line) {
 static json_t *scalar_value(struct yaml_reader *r, const yaml_event_t *e) {
     const char *text = (const char *)e->data.scalar.value;
     if (strlen(text) != e->data.scalar.length)
-        return number_refuse(r, mark_line(e->start_mark), text, "holds a NUL character");
+        return scalar_error(r, mark_line(e->start_mark), text, "holds a NUL character");
     if (e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE)
         return plain_value(r, text, mark_line(e->start_mark));
     return json_string(text);
@@ -126,7 +126,7 @@ static int parser_error(struct yaml_reader *r) {
                      p->context ? p->context : "");
 }
 
-static int refuse(struct yaml_reader *r, const yaml_event_t *e, const char *what) {
+static int yaml_error(struct yaml_reader *r, const yaml_event_t *e, const char *what) {
     return error_set(r->err, ERR_FORMAT, "'%s', line %d: %s", r->file, mark_line(e->start_mark),
                      what);
 }
@@ -145,9 +145,9 @@ static int event_next(struct yaml_reader *r, yaml_event_t *e) {
     }
     int rc = OK;
     if (anchor || e->type == YAML_ALIAS_EVENT) {
-        rc = refuse(r, e, "anchors and aliases ('&name', '*name') are not accepted");
+        rc = yaml_error(r, e, "anchors and aliases ('&name', '*name') are not accepted");
     } else if (tag) {
-        rc = refuse(r, e, "tags ('!name') are not accepted");
+        rc = yaml_error(r, e, "tags ('!name') are not accepted");
     }
     if (rc != OK) yaml_event_delete(e);
     return rc;
@@ -155,32 +155,32 @@ static int event_next(struct yaml_reader *r, yaml_event_t *e) {
 
 static json_t *node_read(struct yaml_reader *r, const yaml_event_t *e);
 
-/* Appends ".name" to the path, records its line, and returns the length for path_leave. */
-static size_t path_enter(struct yaml_reader *r, const char *name, int line) {
-    size_t before = r->path.len;
-    buf_printf(&r->path, "%s%s", before ? "." : "", name);
+/* Appends ".name" to the path, records its line, and returns the length for path_pop. */
+static size_t path_push(struct yaml_reader *r, const char *name, int line) {
+    size_t parent_len = r->path.len;
+    buf_printf(&r->path, "%s%s", parent_len ? "." : "", name);
     r->values++;
     r->path_bytes += r->path.len;
     if (r->path_bytes <= YAML_PATHS_LIMIT)
         CHECK(json_object_set_new(r->lines, r->path.data, json_integer(line)) == 0);
-    return before;
+    return parent_len;
 }
 
-static void path_leave(struct yaml_reader *r, size_t before) {
-    r->path.len = before;
-    r->path.data[before] = '\0';
+static void path_pop(struct yaml_reader *r, size_t parent_len) {
+    r->path.len = parent_len;
+    r->path.data[parent_len] = '\0';
 }
 
 /* Checks and copies the key that `e` holds: a non-empty scalar not in `map` yet. The caller frees
  * the name. */
 static char *key_read(struct yaml_reader *r, const yaml_event_t *e, const json_t *map) {
     if (e->type != YAML_SCALAR_EVENT || e->data.scalar.length == 0) {
-        refuse(r, e, "a key must be a word");
+        yaml_error(r, e, "a key must be a word");
         return NULL;
     }
     const char *key = (const char *)e->data.scalar.value;
     if (strlen(key) != e->data.scalar.length) {
-        refuse(r, e, "a key holds a NUL character");
+        yaml_error(r, e, "a key holds a NUL character");
         return NULL;
     }
     if (json_object_get(map, key)) {
@@ -191,48 +191,49 @@ static char *key_read(struct yaml_reader *r, const yaml_event_t *e, const json_t
     return xstrdup(key);
 }
 
-static int mapping_pair(struct yaml_reader *r, const yaml_event_t *key_event, json_t *map) {
+static int mapping_add_pair(struct yaml_reader *r, const yaml_event_t *key_event, json_t *map) {
     char *key = key_read(r, key_event, map);
     if (!key) return r->err->code;
     yaml_event_t e;
     int rc = event_next(r, &e);
     if (rc == OK) {
-        size_t before = path_enter(r, key, mark_line(key_event->start_mark));
+        size_t parent_len = path_push(r, key, mark_line(key_event->start_mark));
         json_t *v = node_read(r, &e);
         rc = v ? OK : r->err->code;
         if (v) CHECK(json_object_set_new(map, key, v) == 0);
-        path_leave(r, before);
+        path_pop(r, parent_len);
         yaml_event_delete(&e);
     }
     free(key);
     return rc;
 }
 
-static int sequence_item(struct yaml_reader *r, const yaml_event_t *e, json_t *list) {
+static int sequence_add_item(struct yaml_reader *r, const yaml_event_t *e, json_t *list) {
     char name[24];
     snprintf(name, sizeof(name), "%zu", json_array_size(list));
-    size_t before = path_enter(r, name, mark_line(e->start_mark));
+    size_t parent_len = path_push(r, name, mark_line(e->start_mark));
     json_t *v = node_read(r, e);
     if (v) CHECK(json_array_append_new(list, v) == 0);
-    path_leave(r, before);
+    path_pop(r, parent_len);
     return v ? OK : r->err->code;
 }
 
 /* Reads children into `into` (an object or an array, which it owns) up to the event `end`. */
-static json_t *collection_read(struct yaml_reader *r, json_t *into, yaml_event_type_t end) {
+static json_t *collection_read(struct yaml_reader *r, json_t *collection, yaml_event_type_t end) {
     for (;;) {
         yaml_event_t e;
         int rc = event_next(r, &e);
         if (rc == OK && e.type == end) {
             yaml_event_delete(&e);
-            return into;
+            return collection;
         }
         if (rc == OK) {
-            rc = json_is_object(into) ? mapping_pair(r, &e, into) : sequence_item(r, &e, into);
+            rc = json_is_object(collection) ? mapping_add_pair(r, &e, collection)
+                                            : sequence_add_item(r, &e, collection);
             yaml_event_delete(&e);
         }
         if (rc != OK) {
-            json_decref(into);
+            json_decref(collection);
             return NULL;
         }
     }
@@ -240,14 +241,15 @@ static json_t *collection_read(struct yaml_reader *r, json_t *into, yaml_event_t
 
 static json_t *node_read(struct yaml_reader *r, const yaml_event_t *e) {
     if (r->values > YAML_VALUES_LIMIT || r->path_bytes > YAML_PATHS_LIMIT) {
-        refuse(r, e,
-               r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
-                                             : "the keys are too long for this number of values");
+        yaml_error(r, e,
+                   r->values > YAML_VALUES_LIMIT
+                       ? "more than 1048576 values in one document"
+                       : "the keys are too long for this number of values");
         return NULL;
     }
     if (e->type == YAML_SCALAR_EVENT) return scalar_value(r, e);
     if (r->depth >= YAML_DEPTH_LIMIT) {
-        refuse(r, e, "collections are nested too deeply");
+        yaml_error(r, e, "collections are nested too deeply");
         return NULL;
     }
     r->depth++;
@@ -267,7 +269,7 @@ static json_t *document_read(struct yaml_reader *r) {
         yaml_event_type_t type = e.type;
         int rc = OK;
         if (type == YAML_DOCUMENT_START_EVENT && root) {
-            rc = refuse(r, &e, "a second document begins; one is expected");
+            rc = yaml_error(r, &e, "a second document begins; one is expected");
         } else if (type == YAML_SCALAR_EVENT || type == YAML_MAPPING_START_EVENT ||
                    type == YAML_SEQUENCE_START_EVENT) {
             root = node_read(r, &e);

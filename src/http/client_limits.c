@@ -15,20 +15,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 4096, NAME = 64, GUESSES = 8 };
+enum { BUCKETS = 4096, NAME_SIZE = 64, FAILED_KEYS = 8 };
 
 struct client {
     struct client *next;          /* next client in its bucket */
     struct client *older, *newer; /* neighbours in the idle list */
-    char name[NAME];
+    char name[NAME_SIZE];
     bool idle;
     int64_t held[N_LIMITS];
     int n_failures;
-    double no_guess_before, last_failure; /* until: no guess is compared before; last: time of the
-                                           * last wrong key */
-    uint64_t known_keys;                  /* keys that the client has sent, one bit per key */
-    uint64_t
-        failed_hashes[GUESSES]; /* ring of the hashes of its last wrong keys, indexed by `wrong` */
+    double backoff_until, last_failure;  /* until: no guess is compared before; last: time of the
+                                          * last wrong key */
+    uint64_t known_keys;                 /* keys that the client has sent, one bit per key */
+    uint64_t failed_hashes[FAILED_KEYS]; /* ring of the hashes of its last wrong keys, indexed by
+                                            `wrong` */
 };
 struct client_limits {
     pthread_mutex_t lock;
@@ -65,13 +65,13 @@ static uint64_t text_hash(const struct client_limits *l, const char *text) {
     return hash;
 }
 
-static struct client **place_of(struct client_limits *l, const char *name) {
+static struct client **client_find_slot(struct client_limits *l, const char *name) {
     struct client **at = &l->buckets[text_hash(l, name) % BUCKETS];
     while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
     return at;
 }
 
-static void list_out(struct client_limits *l, struct client *c) {
+static void idle_list_remove(struct client_limits *l, struct client *c) {
     if (!c->idle) return;
     *(c->older ? &c->older->newer : &l->oldest) = c->newer;
     *(c->newer ? &c->newer->older : &l->newest) = c->older;
@@ -80,114 +80,114 @@ static void list_out(struct client_limits *l, struct client *c) {
     l->n_idle--;
 }
 
-static void client_drop(struct client_limits *l, struct client *c) {
-    struct client **at = place_of(l, c->name);
-    list_out(l, c);
+static void client_remove(struct client_limits *l, struct client *c) {
+    struct client **at = client_find_slot(l, c->name);
+    idle_list_remove(l, c);
     *at = c->next;
     free(c);
     l->n--;
 }
 
 /* Puts the client into the idle list or frees it, as its state after a change requires. */
-static void settle(struct client_limits *l, struct client *c) {
-    list_out(l, c);
+static void client_update_idle(struct client_limits *l, struct client *c) {
+    idle_list_remove(l, c);
     for (int i = 0; i < N_LIMITS; i++)
         if (c->held[i]) return;
     if (!c->n_failures && !c->known_keys) {
-        client_drop(l, c);
+        client_remove(l, c);
         return;
     }
     c->idle = true;
     c->older = l->newest;
     *(l->newest ? &l->newest->newer : &l->oldest) = c;
     l->newest = c;
-    if (++l->n_idle > CLIENT_LIMITS_IDLE_MAX) client_drop(l, l->oldest);
+    if (++l->n_idle > CLIENT_LIMITS_IDLE_MAX) client_remove(l, l->oldest);
 }
 
-/* The lock is held until client_leave. */
-static struct client *client_enter(struct client_limits *l, const char *name) {
+/* The lock is held until client_put_unlock. */
+static struct client *client_get_locked(struct client_limits *l, const char *name) {
     pthread_mutex_lock(&l->lock);
-    struct client **at = place_of(l, name);
+    struct client **at = client_find_slot(l, name);
     if (*at) return *at;
     *at = xcalloc(1, sizeof **at);
-    snprintf((*at)->name, NAME, "%s", name);
+    snprintf((*at)->name, NAME_SIZE, "%s", name);
     l->n++;
     return *at;
 }
 
-static void client_leave(struct client_limits *l, struct client *c) {
-    settle(l, c);
+static void client_put_unlock(struct client_limits *l, struct client *c) {
+    client_update_idle(l, c);
     pthread_mutex_unlock(&l->lock);
 }
 
 bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what,
-                           int64_t n, int64_t most) {
-    struct client *c = client_enter(l, client);
-    bool fits = !most || c->held[what] + n <= most;
+                           int64_t n, int64_t max) {
+    struct client *c = client_get_locked(l, client);
+    bool fits = !max || c->held[what] + n <= max;
     if (fits) c->held[what] += n;
-    client_leave(l, c);
+    client_put_unlock(l, c);
     return fits;
 }
 
 void client_limits_release(struct client_limits *l, const char *client, enum client_limit what,
                            int64_t n) {
-    struct client *c = client_enter(l, client);
+    struct client *c = client_get_locked(l, client);
     c->held[what] -= n;
     CHECK(c->held[what] >= 0);
-    client_leave(l, c);
+    client_put_unlock(l, c);
 }
 
 bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
-                            int64_t most) {
+                            int64_t max) {
     pthread_mutex_lock(&l->lock);
-    const struct client *c = *place_of(l, client);
-    bool room = !most || !c || c->held[what] < most;
+    const struct client *c = *client_find_slot(l, client);
+    bool room = !max || !c || c->held[what] < max;
     pthread_mutex_unlock(&l->lock);
     return room;
 }
 
 double client_limits_auth_backoff(struct client_limits *l, const char *client, double now) {
     pthread_mutex_lock(&l->lock);
-    const struct client *c = *place_of(l, client);
-    double wait = c ? MAX(c->no_guess_before - now, 0) : 0;
+    const struct client *c = *client_find_slot(l, client);
+    double wait = c ? MAX(c->backoff_until - now, 0) : 0;
     pthread_mutex_unlock(&l->lock);
     return wait;
 }
 
-static bool has_guessed(const struct client *c, uint64_t hash) {
-    for (int i = 0; i < MIN(c->n_failures, GUESSES); i++)
+static bool has_failed_before(const struct client *c, uint64_t hash) {
+    for (int i = 0; i < MIN(c->n_failures, FAILED_KEYS); i++)
         if (c->failed_hashes[i] == hash) return true;
     return false;
 }
 
-static void guess_count(struct client *c, uint64_t hash, double now) {
-    c->failed_hashes[c->n_failures % GUESSES] = hash;
+static void failure_count(struct client *c, uint64_t hash, double now) {
+    c->failed_hashes[c->n_failures % FAILED_KEYS] = hash;
     c->last_failure = now;
     int over = ++c->n_failures - AUTH_FREE_FAILURES;
-    if (over >= 0) c->no_guess_before = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
+    if (over >= 0) c->backoff_until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
 }
 
 void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
                                double now) {
     uint64_t hash = text_hash(l, key);
-    struct client *c = client_enter(l, client);
+    struct client *c = client_get_locked(l, client);
     if (now - c->last_failure > AUTH_FAILURE_TTL) c->n_failures = 0;
-    if (!has_guessed(c, hash)) guess_count(c, hash, now);
-    client_leave(l, c);
+    if (!has_failed_before(c, hash)) failure_count(c, hash, now);
+    client_put_unlock(l, c);
 }
 
 void client_limits_auth_ok(struct client_limits *l, const char *client, int key) {
-    struct client *c = client_enter(l, client);
+    struct client *c = client_get_locked(l, client);
     c->known_keys |= (uint64_t)1 << (key & 63);
-    client_leave(l, c);
+    client_put_unlock(l, c);
 }
 
 bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key) {
     pthread_mutex_lock(&l->lock);
-    const struct client *c = *place_of(l, client);
-    bool was = c && (c->known_keys >> (key & 63) & 1);
+    const struct client *c = *client_find_slot(l, client);
+    bool known = c && (c->known_keys >> (key & 63) & 1);
     pthread_mutex_unlock(&l->lock);
-    return was;
+    return known;
 }
 
 int client_limits_count(struct client_limits *l) {

@@ -85,17 +85,20 @@ enum {
     LARGE_BODY = 256 << 10,
     LARGE_THREADS = 2,
     LARGE_NICE = 10,
-    DISCARDED = 4,   /* a refused body is read up to this multiple of the limit */
-    HELD = 8,        /* all bodies in memory: at most this multiple of the limit */
-    HELD_BY_ONE = 2, /* bodies of one client: at most this multiple, except on this machine */
+    DISCARD_FACTOR = 4, /* a refused body is read up to this multiple of the limit */
+    BODIES_FACTOR = 8,  /* all bodies in memory: at most this multiple of the limit */
+    BODIES_FACTOR_PER_CLIENT =
+        2, /* bodies of one client: at most this multiple, except on this machine */
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
-    READ_BYTES = 4 << 20, /* bytes of a reply for which the client gets another body_seconds */
-    READ_BLOCKS = 8,      /* blocks of a stream that the client must read per body_seconds … */
-    BLOCK_SECONDS = 5,    /* … but each block gets at least this time */
+    REPLY_BYTES_PER_PERIOD =
+        4 << 20, /* bytes of a reply for which the client gets another body_seconds */
+    STREAM_BLOCKS_PER_PERIOD =
+        8,                 /* blocks of a stream that the client must read per body_seconds … */
+    MIN_BLOCK_SECONDS = 5, /* … but each block gets at least this time */
 };
 
-enum exchange_phase { READING, HANDED_OVER, SENDING };
+enum exchange_phase { PHASE_READING, PHASE_HANDED_OVER, PHASE_SENDING };
 
 struct header {
     char *name, *value;
@@ -110,11 +113,11 @@ struct exchange {
     bool local, head, handed_over;
     const struct http_route *route;
     struct buf body;
-    int64_t counted;                 /* bytes of the body that count towards its client's limit */
+    int64_t charged_bytes;           /* bytes of the body that count towards its client's limit */
     int64_t discarded;               /* bytes discarded from the body of a refused request */
     struct body_sink *sink;          /* receives the body instead, or NULL */
     double started_at, last_read_at; /* fed: when the sink received its last part */
-    double due;         /* deadline for the client to read the current output; atomic; 0: no
+    double deadline;    /* deadline for the client to read the current output; atomic; 0: no
                          * deadline */
     size_t reply_bytes; /* size of the reply; 0 for a stream */
     void *user;
@@ -123,7 +126,7 @@ struct exchange {
     int status;                /* 0: not answered yet; set under the lock */
 
     pthread_mutex_t lock; /* protects the fields below */
-    bool suspended, woken, ping, disconnected;
+    bool suspended, woken, ping_requested, disconnected;
     struct header *headers;
     int n_headers;
     struct MHD_Response *response;
@@ -160,8 +163,8 @@ struct work_queue {
  * small requests do not wait for them. */
 struct worker_pool {
     struct http *h;
-    struct work_queue works;
-    pthread_cond_t asked;
+    struct work_queue queue;
+    pthread_cond_t work_ready;
     pthread_t threads[LARGE_THREADS];
     int n, nice;
 };
@@ -179,14 +182,14 @@ struct http {
 
     pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t work_ready, ended;
-    struct work_queue quick, slow;
-    struct worker_pool slow_pool, large_pool;
+    struct work_queue queue, slow_queue;
+    struct worker_pool own_thread_pool, large_pool;
     int n_slow; /* workers that run slow requests */
     struct exchange *exchanges;
     int n_exchanges;
     struct http_connection *connections;
     struct http_stats stats; /* streams and bytes_out are atomic */
-    int64_t held;            /* bytes of bodies in memory; atomic, like stopping */
+    int64_t body_bytes;      /* bytes of bodies in memory; atomic, like stopping */
     bool stopping;           /* no new requests */
     bool quit;               /* requests in progress are aborted */
     bool finished;           /* no request is in progress: workers exit */
@@ -197,20 +200,20 @@ struct http {
 
 /* workers */
 
-/* `asked` is the condition variable on which the consumers of the queue `to` wait. */
-static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked,
+/* `work_ready` is the condition variable on which the consumers of the queue `to` wait. */
+static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *work_ready,
                      void (*fn)(void *ctx), void *ctx) {
     struct http_work *w = xcalloc(1, sizeof *w);
     *w = (struct http_work){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&h->lock);
     *(to->tail ? &to->tail->next : &to->head) = w;
     to->tail = w;
-    pthread_cond_signal(asked);
+    pthread_cond_signal(work_ready);
     pthread_mutex_unlock(&h->lock);
 }
 
 void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx) {
-    work_add(h, &h->quick, &h->work_ready, fn, ctx);
+    work_add(h, &h->queue, &h->work_ready, fn, ctx);
 }
 
 static struct http_work *work_take(struct work_queue *from) {
@@ -225,12 +228,12 @@ static struct http_work *work_take(struct work_queue *from) {
  * checks. At shutdown they may use all: workers must not exit before the queue is empty. */
 static struct http_work *work_next(struct http *h, bool *slow) {
     bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
-    struct http_work *w = room ? work_take(&h->slow) : NULL;
+    struct http_work *w = room ? work_take(&h->slow_queue) : NULL;
     *slow = w != NULL;
-    return w ? w : work_take(&h->quick);
+    return w ? w : work_take(&h->queue);
 }
 
-static void *worker(void *ctx) {
+static void *worker_main(void *ctx) {
     struct http *h = ctx;
     pthread_mutex_lock(&h->lock);
     for (;;) {
@@ -253,16 +256,16 @@ static void *worker(void *ctx) {
 }
 
 /* A thread of a worker_pool; it runs one request at a time. */
-static void *worker_pool_thread(void *ctx) {
-    struct worker_pool *lane = ctx;
-    struct http *h = lane->h;
-    if (lane->nice) thread_background(lane->nice);
+static void *pool_thread_main(void *ctx) {
+    struct worker_pool *pool = ctx;
+    struct http *h = pool->h;
+    if (pool->nice) thread_background(pool->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
-        struct http_work *w = work_take(&lane->works);
+        struct http_work *w = work_take(&pool->queue);
         if (!w && h->finished) break;
         if (!w) {
-            pthread_cond_wait(&lane->asked, &h->lock);
+            pthread_cond_wait(&pool->work_ready, &h->lock);
             continue;
         }
         pthread_mutex_unlock(&h->lock);
@@ -274,16 +277,16 @@ static void *worker_pool_thread(void *ctx) {
     return NULL;
 }
 
-static void worker_pool_start(struct http *h, struct worker_pool *lane, int n, int nice) {
-    lane->h = h;
-    lane->nice = nice;
-    for (; lane->n < n; lane->n++)
-        CHECK(pthread_create(&lane->threads[lane->n], NULL, worker_pool_thread, lane) == 0);
+static void worker_pool_start(struct http *h, struct worker_pool *pool, int n, int nice) {
+    pool->h = h;
+    pool->nice = nice;
+    for (; pool->n < n; pool->n++)
+        CHECK(pthread_create(&pool->threads[pool->n], NULL, pool_thread_main, pool) == 0);
 }
 
-static void worker_pool_join(struct worker_pool *lane) {
-    for (int i = 0; i < lane->n; i++) pthread_join(lane->threads[i], NULL);
-    pthread_cond_destroy(&lane->asked);
+static void worker_pool_join(struct worker_pool *pool) {
+    for (int i = 0; i < pool->n; i++) pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->work_ready);
 }
 
 /* an exchange */
@@ -294,9 +297,10 @@ struct exchange *exchange_retain(struct exchange *x) {
 }
 
 static void body_release(struct exchange *x) {
-    __atomic_sub_fetch(&x->h->held, (int64_t)x->body.len, __ATOMIC_RELAXED);
-    if (x->counted) client_limits_release(x->h->limits, x->client, LIMIT_BYTES, x->counted);
-    x->counted = 0;
+    __atomic_sub_fetch(&x->h->body_bytes, (int64_t)x->body.len, __ATOMIC_RELAXED);
+    if (x->charged_bytes)
+        client_limits_release(x->h->limits, x->client, LIMIT_BYTES, x->charged_bytes);
+    x->charged_bytes = 0;
     buf_release(&x->body);
 }
 
@@ -404,7 +408,7 @@ void exchange_add_header(struct exchange *x, const char *name, const char *value
     x->headers[x->n_headers++] = (struct header){xstrdup(name), xstrdup(value)};
 }
 
-static void header_put(struct MHD_Response *r, const char *name, const char *value) {
+static void header_add(struct MHD_Response *r, const char *name, const char *value) {
     if (mhd.MHD_add_response_header(r, name, value) != MHD_YES)
         log_warn("a header '%s' cannot be sent", name);
 }
@@ -420,30 +424,30 @@ static void headers_expose(struct exchange *x) {
     struct buf names = {0};
     for (int i = 0; i < x->n_headers; i++)
         buf_printf(&names, "%s%s", i ? ", " : "", x->headers[i].name);
-    if (names.len) header_put(x->response, "Access-Control-Expose-Headers", names.data);
+    if (names.len) header_add(x->response, "Access-Control-Expose-Headers", names.data);
     buf_release(&names);
 }
 
-static void headers_put(struct exchange *x, const char *type) {
+static void headers_add(struct exchange *x, const char *type) {
     const char *origin = exchange_header(x, "Origin");
-    if (type) header_put(x->response, "Content-Type", type);
-    header_put(x->response, "X-Content-Type-Options", "nosniff");
+    if (type) header_add(x->response, "Content-Type", type);
+    header_add(x->response, "X-Content-Type-Options", "nosniff");
     for (int i = 0; i < x->n_headers; i++)
-        header_put(x->response, x->headers[i].name, x->headers[i].value);
+        header_add(x->response, x->headers[i].name, x->headers[i].value);
     if (origin && cors_allows(x->h, origin)) {
-        header_put(x->response, "Access-Control-Allow-Origin", origin);
-        header_put(x->response, "Vary", "Origin");
+        header_add(x->response, "Access-Control-Allow-Origin", origin);
+        header_add(x->response, "Vary", "Origin");
         headers_expose(x);
     }
-    if (is_stopping(x->h)) header_put(x->response, "Connection", "close");
+    if (is_stopping(x->h)) header_add(x->response, "Connection", "close");
 }
 
-static void due_set(struct exchange *x, double due) {
-    __atomic_store(&x->due, &due, __ATOMIC_RELEASE);
+static void deadline_set(struct exchange *x, double deadline) {
+    __atomic_store(&x->deadline, &deadline, __ATOMIC_RELEASE);
 }
 
-static double block_due(const struct exchange *x) {
-    return clock_now() + MAX(x->h->o->body_seconds / READ_BLOCKS, BLOCK_SECONDS);
+static double block_deadline(const struct exchange *x) {
+    return clock_now() + MAX(x->h->o->body_seconds / STREAM_BLOCKS_PER_PERIOD, MIN_BLOCK_SECONDS);
 }
 
 /* The caller holds the lock. */
@@ -451,7 +455,7 @@ static void wake_locked(struct exchange *x) {
     x->woken = true;
     if (!x->suspended || !x->status) return;
     x->suspended = false;
-    if (x->source.pull) due_set(x, block_due(x));
+    if (x->source.pull) deadline_set(x, block_deadline(x));
     mhd.MHD_resume_connection(x->connection);
 }
 
@@ -462,17 +466,18 @@ void exchange_wake(struct exchange *x) {
 }
 
 /* `source` describes a stream, or is NULL. */
-static void answered(struct exchange *x, int status, const char *type,
-                     const struct stream_source *source) {
+static void answer_publish(struct exchange *x, int status, const char *type,
+                           const struct stream_source *source) {
     CHECK(x->response && exchange_status(x) == 0);
     pthread_mutex_lock(&x->lock);
-    headers_put(x, type);
+    headers_add(x, type);
     if (source) x->source = *source;
     x->last_out = clock_now();
     x->on_disconnect = NULL;
-    due_set(x, source ? block_due(x)
-                      : x->last_out +
-                            x->h->o->body_seconds * (1 + (double)x->reply_bytes / READ_BYTES));
+    deadline_set(x, source
+                        ? block_deadline(x)
+                        : x->last_out + x->h->o->body_seconds *
+                                            (1 + (double)x->reply_bytes / REPLY_BYTES_PER_PERIOD));
     __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);
@@ -482,15 +487,15 @@ void exchange_reply(struct exchange *x, int status, const char *type, const void
     x->response =
         mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
     x->reply_bytes = n;
-    answered(x, status, type, NULL);
+    answer_publish(x, status, type, NULL);
 }
 
 void exchange_reply_take(struct exchange *x, int status, const char *type, struct buf *b) {
-    char *fit = realloc(b->data, MAX(b->len, (size_t)1)), *data = fit ? fit : b->data;
+    char *shrunk = realloc(b->data, MAX(b->len, (size_t)1)), *data = shrunk ? shrunk : b->data;
     x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
     x->reply_bytes = b->len;
     *b = (struct buf){0};
-    answered(x, status, type, NULL);
+    answer_publish(x, status, type, NULL);
 }
 
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
@@ -499,7 +504,7 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     x->reply_bytes = strlen(text);
     x->response = mhd.MHD_create_response_from_buffer(x->reply_bytes, text, MHD_RESPMEM_MUST_FREE);
     json_decref(v);
-    answered(x, status, "application/json", NULL);
+    answer_publish(x, status, "application/json", NULL);
 }
 
 /* streams */
@@ -517,11 +522,11 @@ static bool stream_fill(struct exchange *x) {
     return x->stream_ended || x->out.len > 0;
 }
 
-static bool ping_due(struct exchange *x) {
-    bool due = x->ping && x->source.idle;
-    x->ping = false;
-    if (due) buf_puts(&x->out, x->source.idle);
-    return due;
+static bool ping_append(struct exchange *x) {
+    bool requested = x->ping_requested && x->source.idle;
+    x->ping_requested = false;
+    if (requested) buf_puts(&x->out, x->source.idle);
+    return requested;
 }
 
 static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
@@ -530,7 +535,7 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
     (void)pos;
     pthread_mutex_lock(&x->lock);
     while (n == 0 && !x->disconnected) {
-        if (stream_fill(x) || ping_due(x)) {
+        if (stream_fill(x) || ping_append(x)) {
             size_t left = x->out.len - x->sent_bytes;
             if (left == 0) {
                 n = MHD_CONTENT_READER_END_OF_STREAM;
@@ -540,10 +545,10 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             memcpy(to, x->out.data + x->sent_bytes, (size_t)n);
             x->sent_bytes += (size_t)n;
             x->last_out = clock_now();
-            due_set(x, block_due(x));
+            deadline_set(x, block_deadline(x));
         } else if (!x->woken) {
             x->suspended = true;
-            due_set(x, 0);
+            deadline_set(x, 0);
             mhd.MHD_suspend_connection(x->connection);
             break;
         }
@@ -564,7 +569,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
     exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies buffer incomplete replies
     x->response =
         mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
-    answered(x, status, type, s);
+    answer_publish(x, status, type, s);
 }
 
 /* routes */
@@ -585,7 +590,7 @@ static bool percent_decode(char *s) {
 }
 
 /* Whether an encoded path matches the route's pattern. *rest: the part that "*" matches. */
-static bool path_fits(const char *pattern, const char *path, const char **rest) {
+static bool path_matches(const char *pattern, const char *path, const char **rest) {
     while (*pattern && *pattern == *path) pattern++, path++;
     *rest = path;
     return (*pattern == '*' && *path) || (!*pattern && !*path);
@@ -598,7 +603,7 @@ static const struct http_route *route_find(const struct http *h, const char *met
     if (strcmp(method, "HEAD") == 0) method = "GET";
     *known = false;
     for (const struct http_route *r = h->c.routes; r->method; r++) {
-        if (!path_fits(r->path, path, rest)) continue;
+        if (!path_matches(r->path, path, rest)) continue;
         if (strcmp(r->method, method) == 0) return r;
         *known = true;
     }
@@ -614,15 +619,15 @@ static void refuse(struct exchange *x, int status, const char *code, const char 
 bool exchange_host_is_own(const struct exchange *x) {
     const char *host = exchange_header(x, "Host"), *machine = x->h->machine;
     const struct http_options *o = x->h->o;
-    char first[sizeof x->h->machine], on_link[sizeof x->h->machine + 8];
+    char short_name[sizeof x->h->machine], mdns_name[sizeof x->h->machine + 8];
     if (!host) return true; // browsers always send one
-    snprintf(first, sizeof first, "%.*s", (int)strcspn(machine, "."), machine);
-    snprintf(on_link, sizeof on_link, "%s.local", first);
+    snprintf(short_name, sizeof short_name, "%.*s", (int)strcspn(machine, "."), machine);
+    snprintf(mdns_name, sizeof mdns_name, "%s.local", short_name);
     bool own = host_header_is_ip(host) || host_header_is(host, "localhost") ||
                host_header_is(host, o->host);
     if (*machine)
-        own |= host_header_is(host, machine) || host_header_is(host, first) ||
-               host_header_is(host, on_link);
+        own |= host_header_is(host, machine) || host_header_is(host, short_name) ||
+               host_header_is(host, mdns_name);
     for (int i = 0; i < o->hosts.n; i++) own |= host_header_is(host, o->hosts.v[i]);
     return own;
 }
@@ -667,8 +672,8 @@ struct forwarded {
     bool any;
     struct buf list; /* values of all X-Forwarded-For headers */
 };
-static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const char *name,
-                                      const char *value) {
+static enum MHD_Result forwarded_collect(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                         const char *value) {
     static const char *const names[] = {"X-Forwarded-For",   "X-Forwarded-Host", "Forwarded",
                                         "X-Forwarded-Proto", "X-Real-IP",        "Via"};
     struct forwarded *f = ctx;
@@ -690,7 +695,7 @@ static void peer_find(struct exchange *x) {
     struct ip_address a = {{0}}, client;
     struct forwarded f = {0};
     bool known = info && ip_address_from_sockaddr(info->client_addr, &a);
-    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, forwarded_look, &f);
+    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, forwarded_collect, &f);
     x->local = known && ip_address_is_loopback(&a) && !f.any;
     if (f.any && f.list.len && ip_address_in_cidrs(&a, h->proxies, h->n_proxies) &&
         ip_address_from_forwarded(f.list.data, h->proxies, h->n_proxies, &client)) {
@@ -732,7 +737,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
 }
 
 /* The request matches a route: decides where its body goes. */
-static void body_expect(struct exchange *x) {
+static void body_destination_choose(struct exchange *x) {
     struct http *h = x->h;
     const char *length = exchange_header(x, "Content-Length");
     if (h->c.admit(h->c.ctx, x, x->route) != OK || x->status) return;
@@ -742,7 +747,7 @@ static void body_expect(struct exchange *x) {
 }
 
 /* Makes every check that does not need the body. If the request is answered here, it is refused. */
-static void headers_here(struct exchange *x, const char *version) {
+static void on_headers_complete(struct exchange *x, const char *version) {
     struct http *h = x->h;
     const char *rest;
     bool known;
@@ -770,11 +775,11 @@ static void headers_here(struct exchange *x, const char *version) {
     else if (!x->route)
         refuse(x, 404, "not_found", "there is no such path; docs/API.md lists all");
     else
-        body_expect(x);
+        body_destination_choose(x);
 }
 
 /* Returns freed memory to the system now; the C library would keep it. */
-static void memory_return(void) {
+static void memory_trim(void) {
 #ifdef __GLIBC__
     malloc_trim(0);
 #endif
@@ -786,102 +791,102 @@ struct exchange *exchange_current(void) {
     return current;
 }
 
-static void handle(void *ctx) {
+static void handler_run(void *ctx) {
     struct exchange *x = ctx;
     current = x;
     x->route->handle(x->h->c.ctx, x);
     current = NULL;
     bool large = x->body.len > LARGE_BODY;
     body_release(x); // a reply may take minutes, and the request body can be large
-    if (large) memory_return();
+    if (large) memory_trim();
     exchange_release(x);
 }
 
-static enum MHD_Result answer_send(struct exchange *x);
+static enum MHD_Result response_queue(struct exchange *x);
 
 /* Sends the answer at once, without suspending the connection. */
-static enum MHD_Result handle_instantly(struct exchange *x) {
+static enum MHD_Result handler_run_inline(struct exchange *x) {
     x->route->handle(x->h->c.ctx, x);
     CHECK(exchange_status(x));
     body_release(x);
-    return answer_send(x);
+    return response_queue(x);
 }
 
-static enum MHD_Result body_here(struct exchange *x) {
+static enum MHD_Result on_body_complete(struct exchange *x) {
     struct http *h = x->h;
     enum http_dispatch work = h->c.work ? h->c.work(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
-    if (work == HTTP_DISPATCH_IO_THREAD) return handle_instantly(x);
+    if (work == HTTP_DISPATCH_IO_THREAD) return handler_run_inline(x);
     pthread_mutex_lock(&x->lock);
     x->handed_over = true;
-    __atomic_store_n(&x->phase, HANDED_OVER, __ATOMIC_RELEASE);
+    __atomic_store_n(&x->phase, PHASE_HANDED_OVER, __ATOMIC_RELEASE);
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD ? &h->slow_pool
+    struct worker_pool *pool = work == HTTP_DISPATCH_OWN_THREAD ? &h->own_thread_pool
                                : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY
                                    ? &h->large_pool
                                    : NULL;
-    struct work_queue *to = lane                                ? &lane->works
-                            : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow
-                                                                : &h->quick;
-    work_add(h, to, lane ? &lane->asked : &h->work_ready, handle, exchange_retain(x));
+    struct work_queue *to = pool                                ? &pool->queue
+                            : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow_queue
+                                                                : &h->queue;
+    work_add(h, to, pool ? &pool->work_ready : &h->work_ready, handler_run, exchange_retain(x));
     return MHD_YES;
 }
 
 /* A request whose client disconnects while it is suspended is answered nevertheless: the answer is
  * discarded, but the library ends the request only after it. */
-static enum MHD_Result answer_send(struct exchange *x) {
-    __atomic_store_n(&x->phase, SENDING, __ATOMIC_RELEASE);
+static enum MHD_Result response_queue(struct exchange *x) {
+    __atomic_store_n(&x->phase, PHASE_SENDING, __ATOMIC_RELEASE);
     enum MHD_Result queued =
         mhd.MHD_queue_response(x->connection, (unsigned)exchange_status(x), x->response);
     mhd.MHD_destroy_response(x->response);
     return queued;
 }
 
-static void retry_refuse(struct exchange *x, const char *message) {
+static void refuse_with_retry(struct exchange *x, const char *message) {
     exchange_add_header(x, "Retry-After", "1");
     refuse(x, 429, "too_many_at_once", message);
 }
 
 static void body_add(struct exchange *x, const char *data, size_t n) {
     struct http *h = x->h;
-    int64_t most = h->o->max_held ? h->o->max_held : HELD * h->o->max_body;
+    int64_t max = h->o->max_held ? h->o->max_held : BODIES_FACTOR * h->o->max_body;
     struct error err;
     if (buf_reserve(&x->body, n, &err) != OK) {
         refuse(x, 503, "overloaded", "the server is short of memory; try again later");
         body_release(x);
         return;
     }
-    int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
+    int64_t total = __atomic_add_fetch(&h->body_bytes, (int64_t)n, __ATOMIC_RELAXED);
     bool fits = x->local || client_limits_acquire(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
-                                                  HELD_BY_ONE * h->o->max_body);
-    if (fits && !x->local) x->counted += (int64_t)n;
+                                                  BODIES_FACTOR_PER_CLIENT * h->o->max_body);
+    if (fits && !x->local) x->charged_bytes += (int64_t)n;
     buf_add(&x->body, data, n);
     if ((int64_t)x->body.len > h->o->max_body)
         refuse(x, 413, "too_large", "the body is larger than --max-body");
-    else if (held > most)
+    else if (total > max)
         refuse(x, 503, "overloaded", "too many large requests at once; try again later");
     else if (!fits)
-        retry_refuse(x, "the bodies of your address's requests are too large at once");
+        refuse_with_retry(x, "the bodies of your address's requests are too large at once");
     if (exchange_status(x)) body_release(x);
 }
 
 /* Returns false when enough of a refused body has been read. */
 static bool body_discard(struct exchange *x, size_t n) {
     x->discarded += (int64_t)n;
-    return x->discarded <= DISCARDED * x->h->o->max_body;
+    return x->discarded <= DISCARD_FACTOR * x->h->o->max_body;
 }
 
 /* Whether to read the body of a refused request. It is not read if the client waits for "100
  * Continue" or announces more than the discard limit. */
-static bool is_patient(const struct exchange *x) {
+static bool should_read_body(const struct exchange *x) {
     const char *length = exchange_header(x, "Content-Length");
     return !exchange_header(x, "Expect") &&
-           (!length || strtod(length, NULL) <= (double)(DISCARDED * x->h->o->max_body));
+           (!length || strtod(length, NULL) <= (double)(DISCARD_FACTOR * x->h->o->max_body));
 }
 
 /* Returns false when the sink accepts no more data. */
-static bool sink_feed(struct exchange *x, const char *data, size_t n) {
+static bool sink_write(struct exchange *x, const char *data, size_t n) {
     double now = clock_now();
     __atomic_store(&x->last_read_at, &now, __ATOMIC_RELAXED);
     return x->sink->put(x->sink, data, n) == OK;
@@ -893,21 +898,22 @@ static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char
     struct exchange *x = *con_cls;
     if (!x) {
         x = *con_cls = exchange_new(ctx, c, url, method);
-        headers_here(x, version);
-        return exchange_status(x) && !is_patient(x) ? answer_send(x) : MHD_YES;
+        on_headers_complete(x, version);
+        return exchange_status(x) && !should_read_body(x) ? response_queue(x) : MHD_YES;
     }
     enum exchange_phase phase = phase_of(x);
     size_t got = *n;
     *n = 0;
-    if (phase == READING && got > 0 && exchange_status(x))
+    if (phase == PHASE_READING && got > 0 && exchange_status(x))
         return body_discard(x, got) ? MHD_YES : MHD_NO;
-    if (phase == READING && got > 0 && x->sink) return sink_feed(x, data, got) ? MHD_YES : MHD_NO;
-    if (phase == READING && got > 0)
+    if (phase == PHASE_READING && got > 0 && x->sink)
+        return sink_write(x, data, got) ? MHD_YES : MHD_NO;
+    if (phase == PHASE_READING && got > 0)
         body_add(x, data, got);
-    else if (phase != SENDING && exchange_status(x))
-        return answer_send(x);
-    else if (phase == READING)
-        return body_here(x);
+    else if (phase != PHASE_SENDING && exchange_status(x))
+        return response_queue(x);
+    else if (phase == PHASE_READING)
+        return on_body_complete(x);
     return MHD_YES;
 }
 
@@ -920,7 +926,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     *con_cls = NULL;
     /* The thread that answered, and the watch, may still hold the lock for a moment. */
     pthread_mutex_lock(&x->lock);
-    bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->disconnected;
+    bool unsent = exchange_status(x) && phase_of(x) != PHASE_SENDING, gone = x->disconnected;
     struct MHD_Response *response = x->response;
     struct stream_source source = x->source;
     pthread_mutex_unlock(&x->lock);
@@ -1002,23 +1008,23 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
 }
 
 /* Keeps the path encoded: paths are split before they are decoded. */
-static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
+static size_t unescape_none(void *ctx, struct MHD_Connection *c, char *s) {
     (void)ctx, (void)c;
     return strlen(s);
 }
 
 /* the watch */
 
-static double patience(const struct http *h, const struct http_connection *p) {
+static double connection_timeout(const struct http *h, const struct http_connection *p) {
     if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
-    return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
+    return phase_of(p->x) == PHASE_READING ? h->o->body_seconds : 1e30;
 }
 
 /* The client reads too slowly and thereby keeps the reply in memory. */
-static bool is_overdue(const struct exchange *x, double now) {
-    double due;
-    __atomic_load(&x->due, &due, __ATOMIC_ACQUIRE);
-    return due > 0 && now > due;
+static bool is_past_deadline(const struct exchange *x, double now) {
+    double deadline;
+    __atomic_load(&x->deadline, &deadline, __ATOMIC_ACQUIRE);
+    return deadline > 0 && now > deadline;
 }
 
 static bool client_is_gone(int fd) {
@@ -1029,27 +1035,27 @@ static bool client_is_gone(int fd) {
 /* Handles a client that has disconnected: calls on_gone, and wakes a stream so that it ends. */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
-    bool news = !x->disconnected;
-    void (*fn)(void *) = news && !x->status ? x->on_disconnect : NULL;
+    bool is_first = !x->disconnected;
+    void (*fn)(void *) = is_first && !x->status ? x->on_disconnect : NULL;
     void *ctx = x->on_disconnect_ctx;
     x->disconnected = true;
     x->on_disconnect = NULL;
-    if (news) wake_locked(x);
+    if (is_first) wake_locked(x);
     if (fn) fn(ctx); // under the lock, so that no other thread can answer and end meanwhile
     pthread_mutex_unlock(&x->lock);
 }
 
-static void ping(struct exchange *x, double now) {
+static void stream_ping(struct exchange *x, double now) {
     pthread_mutex_lock(&x->lock);
     if (x->source.idle && x->suspended && now - x->last_out > PING_SECONDS) {
-        x->ping = true;
+        x->ping_requested = true;
         wake_locked(x);
     }
     pthread_mutex_unlock(&x->lock);
 }
 
 /* The state of an exchange that is past its reading phase. */
-struct overdue_exchange {
+struct watched_exchange {
     struct exchange *x; /* retained */
     bool disconnected;
 };
@@ -1057,27 +1063,28 @@ struct overdue_exchange {
 /* Checks every connection. Writes to `out`, which has room for all exchanges, those that the caller
  * must handle after it releases the lock. A shutdown of the socket does not end a connection; the
  * library ends it when it notices. */
-static int watchdog_scan(struct http *h, double now, struct overdue_exchange *out) {
+static int watchdog_scan(struct http *h, double now, struct watched_exchange *out) {
     int n = 0;
     for (struct http_connection *p = h->connections; p; p = p->next) {
         struct exchange *x = p->x;
-        enum exchange_phase phase = x ? phase_of(x) : READING;
+        enum exchange_phase phase = x ? phase_of(x) : PHASE_READING;
         double since = p->since;
         if (x) {
             __atomic_load(&x->last_read_at, &since, __ATOMIC_RELAXED);
             since = MAX(since, x->started_at);
         }
-        bool late = now - since > patience(h, p) || (phase == SENDING && is_overdue(x, now));
-        bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
-        if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
-        if (phase != READING) out[n++] = (struct overdue_exchange){exchange_retain(x), gone};
+        bool late = now - since > connection_timeout(h, p) ||
+                    (phase == PHASE_SENDING && is_past_deadline(x, now));
+        bool gone = h->quit || (phase != PHASE_READING && client_is_gone(p->fd));
+        if (late || (gone && x && phase != PHASE_HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
+        if (phase != PHASE_READING) out[n++] = (struct watched_exchange){exchange_retain(x), gone};
     }
     return n;
 }
 
-static void *watch(void *ctx) {
+static void *watchdog_main(void *ctx) {
     struct http *h = ctx;
-    struct overdue_exchange *seen = NULL;
+    struct watched_exchange *seen = NULL;
     pthread_mutex_lock(&h->lock);
     while (!h->quit || h->n_exchanges) {
         double now = clock_now();
@@ -1088,7 +1095,7 @@ static void *watch(void *ctx) {
             if (seen[i].disconnected)
                 exchange_abandon(seen[i].x);
             else
-                ping(seen[i].x, now);
+                stream_ping(seen[i].x, now);
             exchange_release(seen[i].x);
         }
         usleep(250000);
@@ -1101,8 +1108,8 @@ static void *watch(void *ctx) {
 
 /* start and stop */
 
-static int address_of(const struct http_options *o, struct sockaddr_storage *out,
-                      struct error *err) {
+static int address_resolve(const struct http_options *o, struct sockaddr_storage *out,
+                           struct error *err) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
     char port[16];
     snprintf(port, sizeof port, "%d", (int)o->port);
@@ -1118,7 +1125,7 @@ bool http_is_loopback(const struct http_options *o) {
     struct sockaddr_storage socket = {0};
     struct ip_address a;
     struct error ignored;
-    return address_of(o, &socket, &ignored) == OK &&
+    return address_resolve(o, &socket, &ignored) == OK &&
            ip_address_from_sockaddr((struct sockaddr *)&socket, &a) && ip_address_is_loopback(&a);
 }
 
@@ -1153,7 +1160,7 @@ static int tls_read(struct http *h, struct error *err) {
     return h->key ? OK : err->code;
 }
 
-static void library_says(void *ctx, const char *fmt, va_list ap) {
+static void mhd_log_discard(void *ctx, const char *fmt, va_list ap) {
     (void)ctx, (void)fmt, (void)ap; // mostly clients that vanish; the metrics count important
                                     // events
 }
@@ -1162,10 +1169,10 @@ static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
 /* The library reports whether key and certificate match only when a daemon starts. So this starts
  * one that does not listen. */
-static int pair_check(const struct http *h, struct error *err) {
+static int tls_pair_check(const struct http *h, struct error *err) {
     struct MHD_Daemon *d = mhd.MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET,
-        0, NULL, NULL, on_access, NULL, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        0, NULL, NULL, on_access, NULL, MHD_OPTION_EXTERNAL_LOGGER, mhd_log_discard, NULL,
         MHD_OPTION_HTTPS_MEM_CERT, h->cert, MHD_OPTION_HTTPS_MEM_KEY, h->key,
         MHD_OPTION_HTTPS_PRIORITIES, TLS_VERSIONS, MHD_OPTION_END);
     if (!d)
@@ -1180,7 +1187,7 @@ int http_tls_check(const struct http_options *o, struct error *err) {
     struct stat st;
     int rc = tls_read(&h, err);
     if (rc == OK && h.cert) rc = mhd_load(err);
-    if (rc == OK && h.cert) rc = pair_check(&h, err);
+    if (rc == OK && h.cert) rc = tls_pair_check(&h, err);
     if (rc == OK && h.key && stat(o->tls_key, &st) == 0 && (st.st_mode & S_IROTH))
         log_warn("others can read the key '%s': chmod 600 it", o->tls_key);
     free(h.cert);
@@ -1190,7 +1197,7 @@ int http_tls_check(const struct http_options *o, struct error *err) {
 
 static int daemon_start(struct http *h, struct error *err) {
     struct sockaddr_storage address = {0};
-    if (mhd_load(err) != OK || address_of(h->o, &address, err) != OK || tls_read(h, err) != OK)
+    if (mhd_load(err) != OK || address_resolve(h->o, &address, err) != OK || tls_read(h, err) != OK)
         return err->code;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem tls[] = {
@@ -1202,12 +1209,12 @@ static int daemon_start(struct http *h, struct error *err) {
     if (h->cert) flags |= MHD_USE_TLS;
     errno = 0;
     h->daemon = mhd.MHD_start_daemon(
-        flags, 0, on_accept, h, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        flags, 0, on_accept, h, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, mhd_log_discard, NULL,
         MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_THREAD_POOL_SIZE, 2u,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o->max_connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)h->o->idle_seconds, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, leave_encoded,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, unescape_none,
         NULL, MHD_OPTION_ARRAY, h->cert ? tls : tls + 3, MHD_OPTION_END);
     if (h->daemon) return OK;
     return error_set(err, ERR_USAGE, "cannot listen on %s port %d%s: %s; another --port may do",
@@ -1219,8 +1226,8 @@ static void http_init(struct http *h) {
     pthread_condattr_t monotonic;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->work_ready, NULL);
-    pthread_cond_init(&h->slow_pool.asked, NULL);
-    pthread_cond_init(&h->large_pool.asked, NULL);
+    pthread_cond_init(&h->own_thread_pool.work_ready, NULL);
+    pthread_cond_init(&h->large_pool.work_ready, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&h->ended, &monotonic);
@@ -1244,10 +1251,10 @@ struct http *http_new(const struct http_options *o, const struct http_callbacks 
     h->port = mhd.MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
-        CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
-    worker_pool_start(h, &h->slow_pool, 1, 0);
+        CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker_main, h) == 0);
+    worker_pool_start(h, &h->own_thread_pool, 1, 0);
     worker_pool_start(h, &h->large_pool, LARGE_THREADS, LARGE_NICE);
-    h->has_watchdog = pthread_create(&h->watchdog, NULL, watch, h) == 0;
+    h->has_watchdog = pthread_create(&h->watchdog, NULL, watchdog_main, h) == 0;
     CHECK(h->has_watchdog);
     return h;
 }
@@ -1303,11 +1310,11 @@ void http_free(struct http *h) {
     pthread_mutex_lock(&h->lock);
     h->finished = true;
     pthread_cond_broadcast(&h->work_ready);
-    pthread_cond_broadcast(&h->slow_pool.asked);
-    pthread_cond_broadcast(&h->large_pool.asked);
+    pthread_cond_broadcast(&h->own_thread_pool.work_ready);
+    pthread_cond_broadcast(&h->large_pool.work_ready);
     pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
-    worker_pool_join(&h->slow_pool);
+    worker_pool_join(&h->own_thread_pool);
     worker_pool_join(&h->large_pool);
     client_limits_free(h->limits);
     free(h->workers);

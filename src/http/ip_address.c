@@ -14,7 +14,7 @@ static bool is_v4(const struct ip_address *a) {
     return memcmp(a->b, MAPPED, sizeof MAPPED) == 0;
 }
 
-static void v4_put(struct ip_address *out, const struct in_addr *a) {
+static void v4_to_mapped(struct ip_address *out, const struct in_addr *a) {
     memcpy(out->b, MAPPED, sizeof MAPPED);
     memcpy(out->b + sizeof MAPPED, a, 4);
 }
@@ -30,18 +30,18 @@ static size_t host_length(const char *text, size_t n) {
 }
 
 bool ip_address_parse(const char *text, size_t n, struct ip_address *out) {
-    char bare[INET6_ADDRSTRLEN];
+    char address_text[INET6_ADDRSTRLEN];
     struct in_addr v4;
     struct in6_addr v6;
     n = host_length(text, n);
     bool brackets = n >= 2 && text[0] == '[' && text[n - 1] == ']';
     if (brackets) text++, n -= 2;
-    if (n == 0 || n >= sizeof bare || memchr(text, 0, n)) return false;
-    memcpy(bare, text, n);
-    bare[n] = 0;
-    if (!brackets && inet_pton(AF_INET, bare, &v4) == 1)
-        v4_put(out, &v4);
-    else if (inet_pton(AF_INET6, bare, &v6) == 1)
+    if (n == 0 || n >= sizeof address_text || memchr(text, 0, n)) return false;
+    memcpy(address_text, text, n);
+    address_text[n] = 0;
+    if (!brackets && inet_pton(AF_INET, address_text, &v4) == 1)
+        v4_to_mapped(out, &v4);
+    else if (inet_pton(AF_INET6, address_text, &v6) == 1)
         memcpy(out->b, &v6, sizeof out->b);
     else
         return false;
@@ -51,7 +51,7 @@ bool ip_address_parse(const char *text, size_t n, struct ip_address *out) {
 bool ip_address_from_sockaddr(const struct sockaddr *a, struct ip_address *out) {
     *out = (struct ip_address){{0}};
     if (a && a->sa_family == AF_INET)
-        v4_put(out, &((const struct sockaddr_in *)(const void *)a)->sin_addr);
+        v4_to_mapped(out, &((const struct sockaddr_in *)(const void *)a)->sin_addr);
     else if (a && a->sa_family == AF_INET6)
         memcpy(out->b, &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr, 16);
     else
@@ -83,15 +83,15 @@ int ip_cidr_parse(const char *text, struct ip_cidr *out, struct error *err) {
     char *end = NULL;
     if (!ip_address_parse(text, (size_t)(slash - text), &out->first) || strchr(text, '['))
         return error_set(err, ERR_USAGE, "'%s' is not an IP address or ADDRESS/BITS", text);
-    int most = is_v4(&out->first) ? 32 : 128;
-    long bits = *slash ? strtol(slash + 1, &end, 10) : most;
-    if (*slash && (slash[1] < '0' || slash[1] > '9' || *end || bits > most))
-        return error_set(err, ERR_USAGE, "'%s': '/' is followed by 0 to %d bits", text, most);
-    out->bits = (int)bits + 128 - most;
+    int max_bits = is_v4(&out->first) ? 32 : 128;
+    long bits = *slash ? strtol(slash + 1, &end, 10) : max_bits;
+    if (*slash && (slash[1] < '0' || slash[1] > '9' || *end || bits > max_bits))
+        return error_set(err, ERR_USAGE, "'%s': '/' is followed by 0 to %d bits", text, max_bits);
+    out->bits = (int)bits + 128 - max_bits;
     return OK;
 }
 
-static bool block_holds(const struct ip_cidr *block, const struct ip_address *a) {
+static bool cidr_contains(const struct ip_cidr *block, const struct ip_address *a) {
     int whole = block->bits / 8, rest = block->bits % 8;
     if (memcmp(a->b, block->first.b, (size_t)whole) != 0) return false;
     return !rest || (a->b[whole] ^ block->first.b[whole]) >> (8 - rest) == 0;
@@ -99,7 +99,7 @@ static bool block_holds(const struct ip_cidr *block, const struct ip_address *a)
 
 bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *blocks, int n) {
     for (int i = 0; i < n; i++)
-        if (block_holds(&blocks[i], a)) return true;
+        if (cidr_contains(&blocks[i], a)) return true;
     return false;
 }
 
@@ -121,8 +121,8 @@ bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, 
 bool host_header_is_ip(const char *host) {
     struct ip_address a;
     size_t n = strlen(host);
-    bool bare_v6 = host[0] != '[' && memchr(host, ':', host_length(host, n));
-    return !bare_v6 && ip_address_parse(host, n, &a);
+    bool unbracketed_v6 = host[0] != '[' && memchr(host, ':', host_length(host, n));
+    return !unbracketed_v6 && ip_address_parse(host, n, &a);
 }
 
 bool host_header_is(const char *host, const char *name) {

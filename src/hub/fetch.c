@@ -34,8 +34,8 @@ enum {
     LISTING_LIMIT = 64 << 20,
     DISCARD_LIMIT = 1 << 20, /* bytes of an error response */
     LISTING_SPEED = 128,     /* bytes per second; a slower listing is aborted */
-    LONGEST_WAIT = 600,      /* seconds; a longer Retry-After fails the request */
-    AGAIN = 1, /* besides OK and error codes: this attempt failed, the next may succeed */
+    MAX_RETRY_AFTER = 600,   /* seconds; a longer Retry-After fails the request */
+    RETRY = 1, /* besides OK and error codes: this attempt failed, the next may succeed */
 };
 
 struct hub_client {
@@ -55,7 +55,7 @@ struct partial_file {
     int64_t pos, arrived; /* length of the partial file; bytes of it from this download */
     char etag[256];       /* ETag of the partial file's bytes; "" if the server gave none */
     struct hub_digest digest;
-    hub_progress_fn moved;
+    hub_progress_fn on_progress;
     void *ctx;
 };
 
@@ -112,8 +112,8 @@ static char *token_path(void) {
 }
 
 /* Rejects bytes that cannot be in a token: a line break would end the header that carries it. */
-static int token_take(struct hub_client *c, const char *text, const char *source,
-                      struct error *err) {
+static int token_set(struct hub_client *c, const char *text, const char *source,
+                     struct error *err) {
     static const char space[] = " \t\r\n";
     text += strspn(text, space);
     size_t n = strcspn(text, space);
@@ -128,18 +128,18 @@ static int token_take(struct hub_client *c, const char *text, const char *source
 
 static int token_init(struct hub_client *c, struct error *err) {
     const char *text = getenv("HF_TOKEN");
-    if (text && *text) return token_take(c, text, "HF_TOKEN", err);
+    if (text && *text) return token_set(c, text, "HF_TOKEN", err);
     char *path = token_path();
     struct buf b = {0};
     int rc = OK;
     if (path && path_exists(path) && (rc = file_read(path, 4096, &b, err)) == OK)
-        rc = token_take(c, b.data, path, err);
+        rc = token_set(c, b.data, path, err);
     buf_release(&b);
     free(path);
     return rc;
 }
 
-static void curl_set_up(struct hub_client *c, const struct hub_options *o) {
+static void curl_set_options(struct hub_client *c, const struct hub_options *o) {
     bool https = strncmp(c->endpoint, "https:", 6) == 0;
     lib->curl_easy_setopt(c->curl, CURLOPT_PROTOCOLS_STR, "http,https");
     lib->curl_easy_setopt(c->curl, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
@@ -161,7 +161,7 @@ struct hub_client *hub_client_new(const struct hub_ref *name, const struct hub_o
     c->curl = lib->curl_easy_init();
     CHECK(c->curl != NULL);
     if (endpoint_init(c, err) == OK && token_init(c, err) == OK) {
-        curl_set_up(c, o);
+        curl_set_options(c, o);
         return c;
     }
     hub_client_free(c);
@@ -184,13 +184,14 @@ static bool etag_load(struct partial_file *p) {
     struct error ignored;
     struct buf b = {0};
     char *path = xasprintf("%s.etag", p->path);
-    size_t hash = strlen(p->file->hash);
-    bool ours = file_read(path, sizeof p->etag + HASH_LEN, &b, &ignored) == OK && b.len > hash &&
-                memcmp(b.data, p->file->hash, hash) == 0 && b.data[hash] == '\n';
-    if (ours) snprintf(p->etag, sizeof p->etag, "%s", b.data + hash + 1);
+    size_t hash_len = strlen(p->file->hash);
+    bool matches = file_read(path, sizeof p->etag + HASH_LEN, &b, &ignored) == OK &&
+                   b.len > hash_len && memcmp(b.data, p->file->hash, hash_len) == 0 &&
+                   b.data[hash_len] == '\n';
+    if (matches) snprintf(p->etag, sizeof p->etag, "%s", b.data + hash_len + 1);
     buf_release(&b);
     free(path);
-    return ours;
+    return matches;
 }
 
 static int etag_save(struct partial_file *p, const char *etag, struct error *err) {
@@ -204,7 +205,7 @@ static int etag_save(struct partial_file *p, const char *etag, struct error *err
 
 static int partial_restart(struct partial_file *p, struct error *err) {
     hub_digest_init(&p->digest, p->file);
-    p->moved(p->ctx, p->file, -p->arrived);
+    p->on_progress(p->ctx, p->file, -p->arrived);
     p->pos = p->arrived = 0;
     p->etag[0] = '\0';
     if (ftruncate(p->fd, 0) < 0 || lseek(p->fd, 0, SEEK_SET) < 0)
@@ -241,7 +242,7 @@ static int partial_open(struct partial_file *p, struct error *err) {
 static int partial_begin(struct partial_file *p, struct hub_request *r, long status) {
     if (status == 206 && r->range_start != p->pos) {
         int rc = partial_restart(p, r->err);
-        return rc == OK ? AGAIN : rc;
+        return rc == OK ? RETRY : rc;
     }
     if (status == 200 &&
         p->pos > 0) { /* the whole file again: the content changed, or the server has no ranges */
@@ -251,23 +252,23 @@ static int partial_begin(struct partial_file *p, struct hub_request *r, long sta
     return p->pos == 0 ? etag_save(p, r->etag, r->err) : OK;
 }
 
-static int partial_put(struct partial_file *p, const uint8_t *data, size_t n, struct error *err) {
+static int partial_write(struct partial_file *p, const uint8_t *data, size_t n, struct error *err) {
     if ((int64_t)n > p->file->size - p->pos)
         return error_set(err, ERR_FORMAT, "'%s' is longer than the %lld bytes that the hub lists",
                          p->file->path, (long long)p->file->size);
     for (size_t done = 0; done < n;) {
-        ssize_t w = write(p->fd, data + done, n - done);
-        if (w < 0 && errno == EINTR) continue;
-        if (w < 0) {
+        ssize_t n_written = write(p->fd, data + done, n - done);
+        if (n_written < 0 && errno == EINTR) continue;
+        if (n_written < 0) {
             error_errno(err, "cannot write '%s'", p->path);
             return error_set(err, err->code,
                              "%s; the part that arrived is kept: make room and run it again",
                              err->text);
         }
-        hub_digest_add(&p->digest, data + done, (size_t)w);
-        p->moved(p->ctx, p->file, w);
-        p->pos += w, p->arrived += w;
-        done += (size_t)w;
+        hub_digest_add(&p->digest, data + done, (size_t)n_written);
+        p->on_progress(p->ctx, p->file, n_written);
+        p->pos += n_written, p->arrived += n_written;
+        done += (size_t)n_written;
     }
     return OK;
 }
@@ -287,17 +288,17 @@ static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
     struct hub_request *r = ctx;
     (void)size; /* always 1 */
     char *colon = memchr(line, ':', n);
-    size_t name = colon ? (size_t)(colon - line) : n, rest = colon ? n - name - 1 : 0;
+    size_t name_len = colon ? (size_t)(colon - line) : n, value_len = colon ? n - name_len - 1 : 0;
     char range[64];
     if (n > 5 && memcmp(line, "HTTP/", 5) == 0) {
         r->etag[0] = r->code[0] = '\0';
         r->range_start = -1;
-    } else if (name == 4 && strncasecmp(line, "ETag", 4) == 0) {
-        header_copy(colon + 1, rest, r->etag, sizeof r->etag);
-    } else if (name == 12 && strncasecmp(line, "X-Error-Code", 12) == 0) {
-        header_copy(colon + 1, rest, r->code, sizeof r->code);
-    } else if (name == 13 && strncasecmp(line, "Content-Range", 13) == 0) {
-        header_copy(colon + 1, rest, range, sizeof range);
+    } else if (name_len == 4 && strncasecmp(line, "ETag", 4) == 0) {
+        header_copy(colon + 1, value_len, r->etag, sizeof r->etag);
+    } else if (name_len == 12 && strncasecmp(line, "X-Error-Code", 12) == 0) {
+        header_copy(colon + 1, value_len, r->code, sizeof r->code);
+    } else if (name_len == 13 && strncasecmp(line, "Content-Range", 13) == 0) {
+        header_copy(colon + 1, value_len, range, sizeof range);
         if (strncasecmp(range, "bytes ", 6) == 0) r->range_start = strtoll(range + 6, NULL, 10);
     }
     return n;
@@ -315,7 +316,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
     if (r->part) {
         if (!r->started) r->rc = partial_begin(r->part, r, status);
         r->started = true;
-        if (r->rc == OK) r->rc = partial_put(r->part, (uint8_t *)data, n, r->err);
+        if (r->rc == OK) r->rc = partial_write(r->part, (uint8_t *)data, n, r->err);
     } else if (n > LISTING_LIMIT - r->text.len) {
         r->rc = error_set(r->err, ERR_FORMAT, "the listing of '%s' is larger than %d bytes",
                           r->client->name->repo, LISTING_LIMIT);
@@ -327,10 +328,10 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
 
 static struct curl_slist *header_add(struct curl_slist *list, const char *name, const char *value) {
     char *line = xasprintf("%s: %s", name, value);
-    struct curl_slist *longer = lib->curl_slist_append(list, line);
-    CHECK(longer != NULL);
+    struct curl_slist *extended = lib->curl_slist_append(list, line);
+    CHECK(extended != NULL);
     free(line);
-    return longer;
+    return extended;
 }
 
 /* A weak ETag ("W/...") does not identify exact bytes and may not be in If-Range. */
@@ -353,7 +354,7 @@ static struct curl_slist *request_headers(const struct hub_request *r) {
 /* Reports a connection failure. It may be temporary, unless no server was ever reached. */
 static int curl_error(struct hub_request *r, CURLcode code) {
     struct hub_client *c = r->client;
-    static const CURLcode passing[] = {
+    static const CURLcode temporary[] = {
         CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
         CURLE_COULDNT_CONNECT,      CURLE_PARTIAL_FILE,
         CURLE_OPERATION_TIMEDOUT,   CURLE_SSL_CONNECT_ERROR,
@@ -361,18 +362,20 @@ static int curl_error(struct hub_request *r, CURLcode code) {
         CURLE_GOT_NOTHING,          CURLE_HTTP2,
         CURLE_HTTP2_STREAM,
     };
-    bool again = false;
-    for (size_t i = 0; i < ARRAY_LEN(passing); i++) again = again || passing[i] == code;
+    bool is_temporary = false;
+    for (size_t i = 0; i < ARRAY_LEN(temporary); i++)
+        is_temporary = is_temporary || temporary[i] == code;
     const char *why = *c->message ? c->message : lib->curl_easy_strerror(code);
     error_set(r->err, ERR_IO, "cannot load %s%s%s from '%s': %s%s", r->file ? "'" : "the listing",
               r->file ? r->file : "", r->file ? "'" : "", c->endpoint, why,
-              again && !c->reached ? "; is this machine online, and HF_ENDPOINT or the proxy right?"
-                                   : "");
-    return again && c->reached ? AGAIN : r->err->code;
+              is_temporary && !c->reached
+                  ? "; is this machine online, and HF_ENDPOINT or the proxy right?"
+                  : "");
+    return is_temporary && c->reached ? RETRY : r->err->code;
 }
 
 /* The hub also answers 401 for a missing repository, so as not to reveal private names. */
-static int refused(struct hub_request *r, long status) {
+static int access_denied_error(struct hub_request *r, long status) {
     const struct hub_client *c = r->client;
     const char *repo = c->name->repo;
     if (strcmp(r->code, "GatedRepo") == 0)
@@ -395,7 +398,7 @@ static int refused(struct hub_request *r, long status) {
                               : "no token (403): set HF_TOKEN");
 }
 
-static int not_found(struct hub_request *r) {
+static int not_found_error(struct hub_request *r) {
     const struct hub_ref *name = r->client->name;
     if (strcmp(r->code, "RevisionNotFound") == 0)
         return error_set(r->err, ERR_MISSING, "'%s' has no revision '%s'", name->repo, name->rev);
@@ -411,16 +414,16 @@ static int status_error(struct hub_request *r, long status) {
     const char *url = NULL;
     lib->curl_easy_getinfo(c->curl, CURLINFO_EFFECTIVE_URL, &url);
     bool hub = url && strncmp(url, c->endpoint, strlen(c->endpoint)) == 0;
-    if (hub && (status == 401 || status == 403)) return refused(r, status);
-    if (hub && status == 404) return not_found(r);
-    bool again = status == 408 || status == 429 || status >= 500;
+    if (hub && (status == 401 || status == 403)) return access_denied_error(r, status);
+    if (hub && status == 404) return not_found_error(r);
+    bool is_temporary = status == 408 || status == 429 || status >= 500;
     error_set(r->err, ERR_IO, "%s answered %ld for %s%s", hub ? c->endpoint : "the file server",
               status, r->file ? r->file : "the listing",
               status == 429 && !c->token ? "; with HF_TOKEN set the hub allows more" : "");
-    if (status != 416 || !r->part) return again ? AGAIN : r->err->code;
+    if (status != 416 || !r->part) return is_temporary ? RETRY : r->err->code;
     int rc =
         partial_restart(r->part, r->err); /* the file on the hub is shorter than the partial file */
-    return rc == OK ? AGAIN : rc;
+    return rc == OK ? RETRY : rc;
 }
 
 /* Sends one request and follows redirects; *status is that of the last response, 0 without one. */
@@ -452,14 +455,14 @@ static int request_try(struct hub_request *r) {
     r->rc = OK;
     r->discarded = r->text.len = 0;
     CURLcode code = request_send(r, &status);
-    if (r->rc == AGAIN) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
+    if (r->rc == RETRY) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
     if (r->rc != OK) return r->rc;
     if (code != CURLE_OK && r->discarded <= DISCARD_LIMIT) return curl_error(r, code);
     if (status != 200 && status != 206) return status_error(r, status);
     if (!r->part || r->part->pos == r->part->file->size) return OK;
     error_set(r->err, ERR_IO, "'%s' ended after %lld of %lld bytes", r->file,
               (long long)r->part->pos, (long long)r->part->file->size);
-    return AGAIN;
+    return RETRY;
 }
 
 /* retries */
@@ -473,23 +476,23 @@ static void sleep_for(double seconds) {
 /* Waits before the next attempt: exponential backoff, or the server's Retry-After if that is
  * longer. */
 static int request_wait(struct hub_request *r, int tries) {
-    curl_off_t asked = 0;
-    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
-    double wait = MAX(r->client->backoff * (double)(1 << tries), (double)asked);
-    if (asked > LONGEST_WAIT)
+    curl_off_t retry_after = 0;
+    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &retry_after);
+    double wait = MAX(r->client->backoff * (double)(1 << tries), (double)retry_after);
+    if (retry_after > MAX_RETRY_AFTER)
         return error_set(r->err, r->err->code, "%s, and asks to wait %lld s", r->err->text,
-                         (long long)asked);
+                         (long long)retry_after);
     log_info("%s; trying again in %.1f s", r->err->text, wait);
     sleep_for(wait);
     return OK;
 }
 
 static int request_run(struct hub_request *r) {
-    int64_t furthest = r->part ? r->part->pos : 0;
+    int64_t longest = r->part ? r->part->pos : 0;
     for (int tries = 0;; tries++) {
         int rc = request_try(r);
-        if (rc != AGAIN) return rc;
-        if (r->part && r->part->pos > furthest) furthest = r->part->pos, tries = 0;
+        if (rc != RETRY) return rc;
+        if (r->part && r->part->pos > longest) longest = r->part->pos, tries = 0;
         if (tries + 1 == MAX_TRIES)
             return error_wrap(r->err, "gave up after %d tries (run it again to continue)",
                               MAX_TRIES);
@@ -517,13 +520,13 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
 static int partial_complete(struct partial_file *p, struct hub_request *r) {
     struct error *err = r->err;
     for (;;) {
-        bool fresh = p->pos == 0;
+        bool from_start = p->pos == 0;
         int rc = p->pos < p->file->size ? request_run(r) : OK;
         if (rc != OK) return rc;
         if (hub_digest_matches(&p->digest, p->file))
             return fsync(p->fd) < 0 ? error_errno(err, "cannot write '%s'", p->path) : OK;
         if ((rc = partial_restart(p, err)) != OK) return rc;
-        if (fresh)
+        if (from_start)
             return error_set(err, ERR_FORMAT,
                              "'%s' arrived damaged: its hash is not the %.12s... that the hub "
                              "lists; if it happens again, something on the way alters it",
@@ -533,8 +536,9 @@ static int partial_complete(struct partial_file *p, struct hub_request *r) {
 }
 
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
-                        const char *partial, hub_progress_fn moved, void *ctx, struct error *err) {
-    struct partial_file p = {.file = f, .path = partial, .moved = moved, .ctx = ctx};
+                        const char *partial, hub_progress_fn on_progress, void *ctx,
+                        struct error *err) {
+    struct partial_file p = {.file = f, .path = partial, .on_progress = on_progress, .ctx = ctx};
     struct buf url = {0};
     buf_printf(&url, "%s/%s/resolve/%s/", c->endpoint, c->name->repo, commit);
     hub_url_encode(&url, f->path, true);

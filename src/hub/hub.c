@@ -45,7 +45,7 @@ char *path_absolute(const char *path) {
     return real ? real : xstrdup(path);
 }
 
-static bool word_valid(const char *s, size_t n) {
+static bool is_repo_word(const char *s, size_t n) {
     if (n == 0 || n > 96 || s[0] == '.' || s[0] == '-') return false;
     for (size_t i = 0; i < n; i++)
         if (!isascii((unsigned char)s[i]) ||
@@ -70,11 +70,12 @@ bool hub_path_safe(const char *path) {
 
 int hub_ref_parse(const char *text, struct hub_ref *out, struct error *err) {
     *out = (struct hub_ref){0};
-    const char *p = text + (hub_is_name(text) ? 3 : 0), *at = strchr(p, '@');
-    const char *end = at ? at : p + strlen(p), *rev = at ? at + 1 : "main";
+    const char *p = text + (hub_is_name(text) ? 3 : 0), *revision_mark = strchr(p, '@');
+    const char *end = revision_mark ? revision_mark : p + strlen(p),
+               *rev = revision_mark ? revision_mark + 1 : "main";
     size_t owner = strcspn(p, "/@"), repo = p[owner] == '/' ? strcspn(p + owner + 1, "/@") : 0;
     const char *file = p + MIN(owner + 1 + repo, (size_t)(end - p));
-    bool valid = hub_is_name(text) && word_valid(p, owner) && word_valid(p + owner + 1, repo) &&
+    bool valid = hub_is_name(text) && is_repo_word(p, owner) && is_repo_word(p + owner + 1, repo) &&
                  hub_path_safe(rev) && strlen(rev) < sizeof out->rev && !strchr(rev, ' ') &&
                  (size_t)(end - file) < sizeof out->file;
     if (valid) {
@@ -91,9 +92,9 @@ int hub_ref_parse(const char *text, struct hub_ref *out, struct error *err) {
 }
 
 static char *cache_root(struct error *err) {
-    const char *own = getenv("SHOAL_CACHE"), *xdg = getenv("XDG_CACHE_HOME"),
+    const char *shoal_cache = getenv("SHOAL_CACHE"), *xdg = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
-    if (own && *own) return path_join(own, "hub");
+    if (shoal_cache && *shoal_cache) return path_join(shoal_cache, "hub");
     if (xdg && *xdg) return path_join(xdg, "shoal/hub");
     if (home && *home) return path_join(home, ".cache/shoal/hub");
     error_set(err, ERR_MISSING, "there is no folder for pulled models: set SHOAL_CACHE or HOME");
@@ -172,7 +173,7 @@ void hub_repo_release(struct hub_repo *r) {
 
 /* which files */
 
-static const char *const usual_files[] = {
+static const char *const default_files[] = {
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -224,12 +225,12 @@ static struct hub_file *repo_file(const struct hub_repo *r, const char *path) {
 }
 
 /* "a.gguf (531.1 MB), ..." for the files that `is` accepts. */
-static char *files_text(const struct hub_repo *r, bool (*is)(const char *path)) {
+static char *files_describe(const struct hub_repo *r, bool (*matches)(const char *path)) {
     enum { SHOWN = 12 };
     struct buf b = {0};
     int n = 0;
     for (int i = 0; i < r->n; i++) {
-        if (!is(r->files[i].path) || ++n > SHOWN) continue;
+        if (!matches(r->files[i].path) || ++n > SHOWN) continue;
         buf_printf(&b, "%s'%s' (%.1f MB)", n > 1 ? ", " : "", r->files[i].path,
                    1e-6 * (double)r->files[i].size);
     }
@@ -238,8 +239,9 @@ static char *files_text(const struct hub_repo *r, bool (*is)(const char *path)) 
 }
 
 /* Reports the files of a repository that has no usual ones. */
-static int select_refuse(const struct hub_repo *r, const struct hub_ref *name, struct error *err) {
-    char *ggufs = files_text(r, is_gguf), *pickles = files_text(r, is_pickle);
+static int no_default_files_error(const struct hub_repo *r, const struct hub_ref *name,
+                                  struct error *err) {
+    char *ggufs = files_describe(r, is_gguf), *pickles = files_describe(r, is_pickle);
     if (ggufs)
         error_set(err, ERR_USAGE,
                   "'%s' holds GGUF files, name one: hf:%s/FILE or --include GLOB: %s", name->repo,
@@ -257,20 +259,20 @@ static int select_refuse(const struct hub_repo *r, const struct hub_ref *name, s
     return err->code;
 }
 
-static int select_usual(struct hub_repo *r, const struct hub_ref *name, struct error *err) {
+static int select_default(struct hub_repo *r, const struct hub_ref *name, struct error *err) {
     bool single = repo_file(r, "model.safetensors") != NULL;
     int n_weights = 0, n_gguf = 0;
     struct hub_file *gguf = NULL;
     for (int i = 0; i < r->n; i++) {
         struct hub_file *f = &r->files[i];
         f->wanted =
-            matches_any(f->path, usual_files, ARRAY_LEN(usual_files), FNM_PATHNAME) ||
+            matches_any(f->path, default_files, ARRAY_LEN(default_files), FNM_PATHNAME) ||
             (!single && matches_any(f->path, shard_files, ARRAY_LEN(shard_files), FNM_PATHNAME));
         n_weights += f->wanted && fnmatch("*.safetensors", f->path, 0) == 0;
         if (is_gguf(f->path)) n_gguf++, gguf = f;
     }
     if (n_weights > 0) return OK;
-    if (n_gguf != 1) return select_refuse(r, name, err);
+    if (n_gguf != 1) return no_default_files_error(r, name, err);
     for (int i = 0; i < r->n; i++) r->files[i].wanted = &r->files[i] == gguf;
     return OK;
 }
@@ -281,10 +283,11 @@ static int select_named(struct hub_repo *r, const struct hub_ref *name,
     int n = 0;
     for (int i = 0; i < r->n; i++) {
         struct hub_file *f = &r->files[i];
-        bool asked = strcmp(f->path, name->file) == 0 ||
-                     matches_any(f->path, (const char *const *)include->v, (size_t)include->n, 0);
-        f->wanted = asked && !is_pickle(f->path) && !is_reserved(f->path);
-        if (asked && is_pickle(f->path)) pickle = f->path;
+        bool is_requested =
+            strcmp(f->path, name->file) == 0 ||
+            matches_any(f->path, (const char *const *)include->v, (size_t)include->n, 0);
+        f->wanted = is_requested && !is_pickle(f->path) && !is_reserved(f->path);
+        if (is_requested && is_pickle(f->path)) pickle = f->path;
         n += f->wanted;
     }
     if (pickle && n == 0)
@@ -300,11 +303,11 @@ static int select_named(struct hub_repo *r, const struct hub_ref *name,
 int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct strings *include,
                     struct error *err) {
     return *name->file || include->n ? select_named(r, name, include, err)
-                                     : select_usual(r, name, err);
+                                     : select_default(r, name, err);
 }
 
 /* The hub states sizes of at most 2^50 each; their sum is kept below this. */
-static const int64_t MOST_BYTES = (int64_t)1 << 60;
+static const int64_t MAX_BYTES = (int64_t)1 << 60;
 
 /* the record */
 
@@ -325,18 +328,18 @@ static const json_t *record_file(const json_t *record, const char *path) {
     const json_t *v;
     size_t i;
     json_array_foreach (json_object_get(record, "files"), i, v) {
-        const char *have = json_string_value(json_object_get(v, "path"));
-        if (have && strcmp(have, path) == 0) return v;
+        const char *file_path = json_string_value(json_object_get(v, "path"));
+        if (file_path && strcmp(file_path, path) == 0) return v;
     }
     return NULL;
 }
 
-static bool record_says(const json_t *record, const char *key, const char *value) {
-    const char *have = json_string_value(json_object_get(record, key));
-    return have && strcmp(have, value) == 0;
+static bool json_field_equals(const json_t *object, const char *key, const char *value) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text && strcmp(text, value) == 0;
 }
 
-static bool record_complete(const json_t *record) {
+static bool record_is_complete(const json_t *record) {
     return json_is_true(json_object_get(record, "complete"));
 }
 
@@ -357,10 +360,10 @@ struct hub_pull {
     struct hub_repo repo;
     char *dir;
     int lock;
-    json_t *record;      /* record of the folder's current content, or NULL */
-    struct progress bar; /* in MB */
-    int n_missing;       /* number of wanted files that are missing locally */
-    int64_t need, moved; /* bytes: to transfer, transferred */
+    json_t *record;                   /* record of the folder's current content, or NULL */
+    struct progress bar;              /* in MB */
+    int n_missing;                    /* number of wanted files that are missing locally */
+    int64_t to_transfer, transferred; /* bytes: to transfer, transferred */
     struct error *err;
 };
 
@@ -398,7 +401,7 @@ static int pull_open(struct hub_pull *p, const char *name, const struct hub_opti
     if (rc != OK) return rc;
     *err = (struct error){0};
     p->record = record_load(p->dir, err);
-    if (p->record && !record_says(p->record, "repo", p->name.repo))
+    if (p->record && !json_field_equals(p->record, "repo", p->name.repo))
         return error_set(err, ERR_STATE, "'%s' holds another repository; choose another folder",
                          p->dir);
     return err->code;
@@ -412,34 +415,34 @@ static void pull_close(struct hub_pull *p) {
     free(p->dir);
 }
 
-static bool file_is_right(const char *path, const struct hub_file *f) {
+static bool file_matches(const char *path, const struct hub_file *f) {
     struct file_map m;
     struct error ignored;
     struct hub_digest d;
     if (file_map_open(&m, path, &ignored) != OK) return false;
-    bool right = m.size == (size_t)f->size;
-    if (right) {
+    bool matches = m.size == (size_t)f->size;
+    if (matches) {
         hub_digest_init(&d, f);
         hub_digest_add(&d, m.data, m.size);
-        right = hub_digest_matches(&d, f);
+        matches = hub_digest_matches(&d, f);
     }
     file_map_close(&m);
-    return right;
+    return matches;
 }
 
 /* Finds the files that are present already, and checks the free space for the rest. */
-static int pull_survey(struct hub_pull *p) {
+static int pull_find_missing(struct hub_pull *p) {
     struct statvfs fs;
     for (int i = 0; i < p->repo.n; i++) {
         struct hub_file *f = &p->repo.files[i];
         if (!f->wanted) continue;
         char *path = path_join(p->dir, f->path), *partial = xasprintf("%s.partial", path);
         struct stat st;
-        f->present = file_is_right(path, f);
+        f->present = file_matches(path, f);
         bool foreign = !f->present && path_exists(path) && !record_file(p->record, f->path);
-        bool begun = stat(partial, &st) == 0;
-        if (!f->present) p->need += f->size - (begun ? MIN(st.st_size, f->size) : 0);
-        p->need = MIN(p->need, MOST_BYTES);
+        bool has_partial = stat(partial, &st) == 0;
+        if (!f->present) p->to_transfer += f->size - (has_partial ? MIN(st.st_size, f->size) : 0);
+        p->to_transfer = MIN(p->to_transfer, MAX_BYTES);
         p->n_missing += !f->present;
         if (foreign)
             error_set(p->err, ERR_STATE,
@@ -449,32 +452,33 @@ static int pull_survey(struct hub_pull *p) {
         if (foreign) return p->err->code;
     }
     if (statvfs(p->dir, &fs) < 0) return error_errno(p->err, "cannot examine '%s'", p->dir);
-    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if ((uint64_t)p->need <= room) return OK;
+    uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if ((uint64_t)p->to_transfer <= free_bytes) return OK;
     return error_set(p->err, ERR_IO, "%.1f MB are to be loaded, but '%s' has room for %.1f MB",
-                     1e-6 * (double)p->need, p->dir, 1e-6 * (double)room);
+                     1e-6 * (double)p->to_transfer, p->dir, 1e-6 * (double)free_bytes);
 }
 
-static void pull_moved(void *ctx, const struct hub_file *f, int64_t change) {
+static void pull_report_progress(void *ctx, const struct hub_file *f, int64_t change) {
     struct hub_pull *p = ctx;
-    p->moved += change;
-    progress_update(&p->bar, p->moved / 1000000, f->path);
+    p->transferred += change;
+    progress_update(&p->bar, p->transferred / 1000000, f->path);
 }
 
-static char *parent_of(const char *path) {
+static char *parent_dir(const char *path) {
     return strndup(path, (size_t)(strrchr(path, '/') - path));
 }
 
-static int pull_load(struct hub_pull *p) {
+static int pull_download(struct hub_pull *p) {
     int rc = OK;
-    progress_start(&p->bar, "pull, MB", p->need / 1000000);
+    progress_start(&p->bar, "pull, MB", p->to_transfer / 1000000);
     for (int i = 0; i < p->repo.n && rc == OK; i++) {
         const struct hub_file *f = &p->repo.files[i];
         if (!f->wanted || f->present) continue;
-        char *partial = xasprintf("%s/%s.partial", p->dir, f->path), *parent = parent_of(partial);
+        char *partial = xasprintf("%s/%s.partial", p->dir, f->path), *parent = parent_dir(partial);
         rc = dir_make(parent, p->err);
         if (rc == OK)
-            rc = hub_client_download(p->client, p->repo.commit, f, partial, pull_moved, p, p->err);
+            rc = hub_client_download(p->client, p->repo.commit, f, partial, pull_report_progress, p,
+                                     p->err);
         free(parent);
         free(partial);
     }
@@ -488,7 +492,7 @@ static json_t *record_new(const struct hub_pull *p) {
     for (int i = 0; i < p->repo.n; i++) {
         const struct hub_file *f = &p->repo.files[i];
         const json_t *old = record_file(p->record, f->path);
-        if (!f->wanted && !(old && record_says(old, "hash", f->hash))) continue;
+        if (!f->wanted && !(old && json_field_equals(old, "hash", f->hash))) continue;
         json_array_append_new(files, json_pack("{s:s,s:I,s:s}", "path", f->path, "size",
                                                (json_int_t)f->size, "hash", f->hash));
     }
@@ -498,7 +502,7 @@ static json_t *record_new(const struct hub_pull *p) {
 
 /* Lists files of an older commit that the new one does not have; they could be taken for part of
  * it. */
-static json_t *record_stale(const struct hub_pull *p, const json_t *record) {
+static json_t *stale_files(const struct hub_pull *p, const json_t *record) {
     json_t *stale = json_array(), *v;
     size_t i;
     json_array_foreach (json_object_get(p->record, "files"), i, v) {
@@ -508,7 +512,7 @@ static json_t *record_stale(const struct hub_pull *p, const json_t *record) {
     return stale;
 }
 
-static int files_move(struct hub_pull *p, const json_t *stale) {
+static int files_publish(struct hub_pull *p, const json_t *stale) {
     const json_t *v;
     size_t i;
     int rc = OK;
@@ -534,15 +538,15 @@ static int files_move(struct hub_pull *p, const json_t *stale) {
 
 static int pull_publish(struct hub_pull *p, const json_t *record) {
     if (p->n_missing == 0 && json_equal(p->record, record)) return OK;
-    json_t *stale = record_stale(p, record), *during = json_deep_copy(record);
-    json_object_set_new(during, "complete", json_false());
-    json_array_extend(json_object_get(during, "files"), stale);
-    int rc = record_save(p->dir, during, p->err);
-    if (rc == OK) rc = files_move(p, stale);
+    json_t *stale = stale_files(p, record), *incomplete = json_deep_copy(record);
+    json_object_set_new(incomplete, "complete", json_false());
+    json_array_extend(json_object_get(incomplete, "files"), stale);
+    int rc = record_save(p->dir, incomplete, p->err);
+    if (rc == OK) rc = files_publish(p, stale);
     if (rc == OK)
         rc = record_save(p->dir, record, p->err); /* also flushes the renames in the folder */
     json_decref(stale);
-    json_decref(during);
+    json_decref(incomplete);
     return rc;
 }
 
@@ -550,15 +554,15 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
     struct hub_pull p = {.lock = -1, .err = err};
     json_t *record = NULL;
     int rc = pull_open(&p, name, o);
-    if (rc == OK) rc = pull_survey(&p);
-    if (rc == OK) rc = pull_load(&p);
+    if (rc == OK) rc = pull_find_missing(&p);
+    if (rc == OK) rc = pull_download(&p);
     if (rc == OK) {
         record = record_new(&p);
         rc = pull_publish(&p, record);
     }
     if (rc == OK) {
         json_object_set_new(record, "path", json_string(p.dir));
-        json_object_set_new(record, "loaded", json_integer(p.moved));
+        json_object_set_new(record, "loaded", json_integer(p.transferred));
     } else {
         json_decref(record);
         record = NULL;
@@ -571,20 +575,20 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
 static json_t *plan_json(const struct hub_pull *p) {
     json_t *files = json_array();
     int64_t bytes = 0;
-    int here = 0;
+    int n_present = 0;
     for (int i = 0; i < p->repo.n; i++) {
         const struct hub_file *f = &p->repo.files[i];
         if (!f->wanted) continue;
         char *path = path_join(p->dir, f->path);
-        bool right = file_is_right(path, f);
-        here += right;
-        bytes = MIN(bytes + (right ? 0 : f->size), MOST_BYTES);
-        if (!right) json_array_append_new(files, json_from_path(f->path));
+        bool present = file_matches(path, f);
+        n_present += present;
+        bytes = MIN(bytes + (present ? 0 : f->size), MAX_BYTES);
+        if (!present) json_array_append_new(files, json_from_path(f->path));
         free(path);
     }
     return json_pack("{s:s,s:s,s:o,s:o,s:I,s:i}", "repo", p->name.repo, "commit", p->repo.commit,
                      "folder", json_from_path(p->dir), "files", files, "bytes", (json_int_t)bytes,
-                     "here already", here);
+                     "here already", n_present);
 }
 
 json_t *hub_plan(const char *name, const struct hub_options *o, struct error *err) {
@@ -626,12 +630,12 @@ char *hub_cached_path(const char *name, struct error *err) {
     if (!dir) return NULL;
     *err = (struct error){0};
     json_t *record = record_load(dir, err);
-    bool here = record_complete(record) && (!*n.file || record_file(record, n.file));
-    if (here)
+    bool present = record_is_complete(record) && (!*n.file || record_file(record, n.file));
+    if (present)
         found = *n.file ? path_join(dir, n.file) : record_target(record, dir, name, err);
     else if (err->code == OK)
         error_set(err, ERR_MISSING, "'%s' is not here%s: run 'shoal pull %s'", name,
-                  record && !record_complete(record) ? " in whole" : "", name);
+                  record && !record_is_complete(record) ? " in whole" : "", name);
     json_decref(record);
     free(dir);
     return found;
@@ -642,7 +646,7 @@ static int entry_visible(const struct dirent *e) {
 }
 
 /* Calls add(out, PATH) for each folder in `dir`, in order of name. */
-static void dir_each(const char *dir, void (*add)(json_t *out, const char *path), json_t *out) {
+static void for_each_dir(const char *dir, void (*add)(json_t *out, const char *path), json_t *out) {
     struct dirent **entries = NULL;
     int n = scandir(dir, &entries, entry_visible, alphasort);
     for (int i = 0; i < n; i++) {
@@ -664,14 +668,14 @@ static void list_repo(json_t *out, const char *dir) {
 }
 
 static void list_owner(json_t *out, const char *dir) {
-    dir_each(dir, list_repo, out);
+    for_each_dir(dir, list_repo, out);
 }
 
 json_t *hub_list(struct error *err) {
     char *root = cache_root(err);
     if (!root) return NULL;
     json_t *out = json_array();
-    dir_each(root, list_owner, out);
+    for_each_dir(root, list_owner, out);
     free(root);
     return out;
 }

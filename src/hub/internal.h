@@ -61,12 +61,13 @@ void hub_client_free(struct hub_client *c);
 json_t *hub_client_list(struct hub_client *c, struct error *err);
 /*
  * Downloads `f` at `commit` into PARTIAL, continuing an earlier download, until its size and hash
- * are right and it is flushed to the disk. `moved` is called with each change of the number of
- * useful bytes transferred.
+ * are right and it is flushed to the disk. `on_progress` is called with each change of the number
+ * of useful bytes transferred.
  */
 typedef void (*hub_progress_fn)(void *ctx, const struct hub_file *f, int64_t change);
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
-                        const char *partial, hub_progress_fn moved, void *ctx, struct error *err);
+                        const char *partial, hub_progress_fn on_progress, void *ctx,
+                        struct error *err);
 
 /* "a b/c" as "a%20b%2Fc"; with keep_slashes '/' is not encoded. */
 void hub_url_encode(struct buf *out, const char *text, bool keep_slashes);

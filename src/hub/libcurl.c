@@ -8,39 +8,40 @@
 #include <string.h>
 
 static struct libcurl lib;
-static struct error failed;
+static struct error load_error;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load(void) {
-    void *so = dlopen("libcurl.so.4", RTLD_NOW), *at;
+    void *so = dlopen("libcurl.so.4", RTLD_NOW), *symbol;
     if (!so) {
-        error_set(&failed, ERR_MISSING, "libcurl is not installed (%s); install libcurl4",
+        error_set(&load_error, ERR_MISSING, "libcurl is not installed (%s); install libcurl4",
                   dlerror());
         return;
     }
 #define LOAD(name)                                                                                 \
-    if (!(at = dlsym(so, #name))) {                                                                \
-        error_set(&failed, ERR_MISSING, "this libcurl has no '%s'; install a newer one", #name);   \
+    if (!(symbol = dlsym(so, #name))) {                                                            \
+        error_set(&load_error, ERR_MISSING, "this libcurl has no '%s'; install a newer one",       \
+                  #name);                                                                          \
         return;                                                                                    \
     }                                                                                              \
-    memcpy(&lib.name, &at, sizeof at);
+    memcpy(&lib.name, &symbol, sizeof symbol);
     CURL_FUNCTIONS(LOAD)
 }
 
 const struct libcurl *libcurl_load(struct error *err) {
     pthread_once(&once, load);
-    if (!failed.code) return &lib;
-    *err = failed;
+    if (!load_error.code) return &lib;
+    *err = load_error;
     return NULL;
 }
 
-static size_t ignore(char *data, size_t size, size_t n, void *ctx) {
+static size_t discard_body(char *data, size_t size, size_t n, void *ctx) {
     (void)data, (void)ctx;
     return size * n;
 }
 
-static int post(CURL *c, struct curl_slist *headers, const char *url, const char *body,
-                double seconds, struct error *err) {
+static int request_post(CURL *c, struct curl_slist *headers, const char *url, const char *body,
+                        double seconds, struct error *err) {
     long status = 0;
     char message[CURL_ERROR_SIZE] = "";
     lib.curl_easy_setopt(c, CURLOPT_URL, url);
@@ -49,7 +50,7 @@ static int post(CURL *c, struct curl_slist *headers, const char *url, const char
     lib.curl_easy_setopt(c, CURLOPT_POSTFIELDS, body);
     lib.curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     lib.curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)(seconds * 1000));
-    lib.curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, ignore);
+    lib.curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, discard_body);
     lib.curl_easy_setopt(c, CURLOPT_ERRORBUFFER, message);
     lib.curl_easy_setopt(c, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
     CURLcode code = lib.curl_easy_perform(c);
@@ -66,7 +67,7 @@ int http_post_json(const char *url, const char *body, double seconds, struct err
     CURL *c = lib.curl_easy_init();
     struct curl_slist *headers = lib.curl_slist_append(NULL, "Content-Type: application/json");
     CHECK(c && headers);
-    int rc = post(c, headers, url, body, seconds, err);
+    int rc = request_post(c, headers, url, body, seconds, err);
     lib.curl_slist_free_all(headers);
     lib.curl_easy_cleanup(c);
     lib.curl_global_cleanup();

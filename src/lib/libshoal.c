@@ -20,11 +20,11 @@ struct shoal {
 };
 
 /* The public adapter type is never completed: its pointer is that of the adapter itself. */
-static struct adapter *inside(const struct shoal_adapter *a) {
+static struct adapter *adapter_unwrap(const struct shoal_adapter *a) {
     return (struct adapter *)(uintptr_t)a;
 }
 
-static int give(struct shoal_error *out, const struct error *err) {
+static int error_copy(struct shoal_error *out, const struct error *err) {
     if (out) {
         out->code = err->code;
         snprintf(out->text, sizeof out->text, "%s", err->text);
@@ -48,7 +48,7 @@ struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal
     else if (s->model)
         s->engine = engine_new(s->model, &o, &inner);
     if (s->engine) return s;
-    give(err, &inner);
+    error_copy(err, &inner);
     shoal_close(s);
     return NULL;
 }
@@ -65,27 +65,28 @@ struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir,
                                          struct shoal_error *err) {
     struct error inner = {0};
     struct adapter *a = adapter_open(dir, s->model, &inner);
-    if (!a) give(err, &inner);
+    if (!a) error_copy(err, &inner);
     return (struct shoal_adapter *)a;
 }
 
 void shoal_adapter_free(struct shoal_adapter *a) {
-    adapter_release(inside(a));
+    adapter_release(adapter_unwrap(a));
 }
 
 const char *shoal_adapter_hash(const struct shoal_adapter *a) {
-    return inside(a)->hash;
+    return adapter_unwrap(a)->hash;
 }
 
 /* The engine request of a public request borrows these tokens. */
-struct translated {
+struct request_tokens {
     struct token_ids prompt, choices[MAX_PUBLIC_CHOICES];
     struct token_seq seq[MAX_PUBLIC_CHOICES];
     int32_t stop[2];
 };
 
-static int translate(const struct shoal *s, const struct shoal_request *r, struct translated *t,
-                     struct engine_request *out, struct error *err) {
+static int request_translate(const struct shoal *s, const struct shoal_request *r,
+                             struct request_tokens *t, struct engine_request *out,
+                             struct error *err) {
     const struct tokenizer *tok = s->model->tok;
     struct chat_message msgs[2] = {{"system", r->system}, {"user", r->user}};
     int n_stop = 0, n_choices = r->choices ? r->n_choices : 0;
@@ -105,7 +106,7 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
     *out = (struct engine_request){
         .prompt = t->prompt.v,
         .n_prompt = t->prompt.n,
-        .adapter = inside(r->adapter),
+        .adapter = adapter_unwrap(r->adapter),
         .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
         .max_tokens = n_choices ? 0 : r->max_tokens,
         .stop = t->stop,
@@ -115,7 +116,8 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
     return OK;
 }
 
-static void hand_over(const struct shoal *s, struct engine_request *in, struct shoal_request *r) {
+static void result_store(const struct shoal *s, struct engine_request *in,
+                         struct shoal_request *r) {
     struct buf text = {0};
     buf_puts(&text, "");
     tokenizer_decode(s->model->tok, in->out, in->n_out, false, &text);
@@ -129,21 +131,21 @@ static void hand_over(const struct shoal *s, struct engine_request *in, struct s
 
 int shoal_run(struct shoal *s, struct shoal_request *requests, int n, struct shoal_error *err) {
     struct error inner = {0};
-    struct translated *t = xcalloc((size_t)MAX(n, 1), sizeof *t);
+    struct request_tokens *t = xcalloc((size_t)MAX(n, 1), sizeof *t);
     struct engine_request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
     int rc = OK;
     for (int i = 0; rc == OK && i < n; i++)
-        rc = translate(s, &requests[i], &t[i], &reqs[i], &inner);
+        rc = request_translate(s, &requests[i], &t[i], &reqs[i], &inner);
     if (rc == OK) rc = engine_run(s->engine, reqs, n, NULL, &inner);
     for (int i = 0; i < n; i++) {
-        if (rc == OK) hand_over(s, &reqs[i], &requests[i]);
+        if (rc == OK) result_store(s, &reqs[i], &requests[i]);
         engine_request_release(&reqs[i]);
         token_ids_release(&t[i].prompt);
         for (int c = 0; c < MAX_PUBLIC_CHOICES; c++) token_ids_release(&t[i].choices[c]);
     }
     free(t);
     free(reqs);
-    return rc == OK ? 0 : give(err, &inner);
+    return rc == OK ? 0 : error_copy(err, &inner);
 }
 
 void shoal_request_release(struct shoal_request *r) {

@@ -11,11 +11,11 @@
 
 struct shoal_world {
     struct trace t;
-    struct world w;               /* at the trace's last tick */
-    struct buf seen, prompt, map; /* last results that the caller borrows */
+    struct world w;                      /* at the trace's last tick */
+    struct buf observation, prompt, map; /* last results that the caller borrows */
 };
 
-static int give(struct shoal_error *out, const struct error *err) {
+static int error_copy(struct shoal_error *out, const struct error *err) {
     if (out) {
         out->code = err->code;
         snprintf(out->text, sizeof out->text, "%s", err->text);
@@ -43,7 +43,7 @@ struct shoal_world *shoal_world_new(const char *rules, int agents, unsigned long
         trace_seek(&w->t, &w->w, 0);
         return w;
     }
-    give(err, &inner);
+    error_copy(err, &inner);
     shoal_world_free(w);
     return NULL;
 }
@@ -51,7 +51,7 @@ struct shoal_world *shoal_world_new(const char *rules, int agents, unsigned long
 void shoal_world_free(struct shoal_world *w) {
     if (!w) return;
     trace_release(&w->t);
-    buf_release(&w->seen);
+    buf_release(&w->observation);
     buf_release(&w->prompt);
     buf_release(&w->map);
     free(w);
@@ -59,7 +59,7 @@ void shoal_world_free(struct shoal_world *w) {
 
 int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct shoal_error *err) {
     struct error inner = {0};
-    if (seed_check(seed, &inner) != OK) return give(err, &inner);
+    if (seed_check(seed, &inner) != OK) return error_copy(err, &inner);
     w->t.seed = seed;
     trace_truncate(&w->t, 0);
     w->w.n_agents = 0; /* forces trace_seek to rebuild the world with the new seed */
@@ -69,19 +69,19 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
 
 int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_error *err) {
     struct error inner = {0};
-    int16_t own[WORLD_AGENTS] = {0};
+    int16_t action_codes[WORLD_AGENTS] = {0};
     int64_t n = WORLD_N_ACTIONS * (w->t.rules.vocabulary + 1);
     int rc = OK;
     for (int i = 0; rc == OK && i < w->t.n_agents; i++) {
         if (!w->w.agents[i].alive) continue;
-        own[i] = (int16_t)actions[i];
+        action_codes[i] = (int16_t)actions[i];
         if (actions[i] < 0 || actions[i] >= n)
             rc = error_set(&inner, ERR_USAGE, "action %d of agent %d; 0 to %d are possible",
                            actions[i], i, (int)n - 1);
     }
-    if (rc == OK) rc = trace_append(&w->t, &w->w, own, &inner);
-    if (rc != OK) return give(err, &inner);
-    world_step(&w->w, &w->t.rules, own);
+    if (rc == OK) rc = trace_append(&w->t, &w->w, action_codes, &inner);
+    if (rc != OK) return error_copy(err, &inner);
+    world_step(&w->w, &w->t.rules, action_codes);
     return 0;
 }
 
@@ -93,16 +93,16 @@ int shoal_world_living(const struct shoal_world *w) {
     return w->w.n_living;
 }
 
-static bool agent_there(const struct shoal_world *w, int agent) {
+static bool has_agent(const struct shoal_world *w, int agent) {
     return agent >= 0 && agent < w->w.n_agents;
 }
 
 int shoal_world_agent(const struct shoal_world *w, int agent, struct shoal_agent *out,
                       struct shoal_error *err) {
     struct error inner = {0};
-    if (!agent_there(w, agent)) {
+    if (!has_agent(w, agent)) {
         error_set(&inner, ERR_MISSING, "no agent %d", agent);
-        return give(err, &inner);
+        return error_copy(err, &inner);
     }
     const struct world_agent *a = &w->w.agents[agent];
     *out = (struct shoal_agent){.alive = a->alive,
@@ -123,14 +123,14 @@ int shoal_world_agent(const struct shoal_world *w, int agent, struct shoal_agent
 }
 
 const char *shoal_world_observe(struct shoal_world *w, int agent) {
-    if (!agent_there(w, agent)) return NULL;
-    w->seen.len = 0;
-    world_observe(&w->w, &w->t.rules, agent, &w->seen);
-    return w->seen.data;
+    if (!has_agent(w, agent)) return NULL;
+    w->observation.len = 0;
+    world_observe(&w->w, &w->t.rules, agent, &w->observation);
+    return w->observation.data;
 }
 
 const char *shoal_world_prompt(struct shoal_world *w, int agent) {
-    if (!agent_there(w, agent)) return NULL;
+    if (!has_agent(w, agent)) return NULL;
     w->prompt.len = 0;
     world_prompt(&w->w, &w->t.rules, agent, &w->prompt);
     return w->prompt.data;
@@ -162,7 +162,7 @@ int shoal_world_restore(struct shoal_world *w, const char *state, struct shoal_e
     json_decref(v);
     if (rc != OK) {
         trace_release(&t);
-        return give(err, &inner);
+        return error_copy(err, &inner);
     }
     trace_release(&w->t);
     w->t = t;

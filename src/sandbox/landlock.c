@@ -59,7 +59,7 @@ int sandbox_landlock_abi(void) {
 }
 
 /* The rights that this ABI can deny, and the size of the struct that it knows. */
-static struct ruleset_attr handled(int abi, size_t *size) {
+static struct ruleset_attr handled_rights(int abi, size_t *size) {
     struct ruleset_attr a = {.fs = FS_ABI_1};
     if (abi >= 2) a.fs |= FS_REFER;
     if (abi >= 3) a.fs |= FS_TRUNCATE;
@@ -128,7 +128,7 @@ static void system_add(int rules, uint64_t handled_fs) {
                  &ignored);
 }
 
-static bool is_alone(void) {
+static bool is_single_threaded(void) {
     DIR *d = opendir("/proc/self/task");
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
@@ -138,7 +138,7 @@ static bool is_alone(void) {
 
 /* Keeps root's capabilities about files, whose access landlock controls. The others would allow
  * loading modules, reading other processes' memory or rebooting. */
-static bool capabilities_drop(void) {
+static bool capabilities_restrict(void) {
     const uint32_t kept = 1u << CAP_CHOWN | 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH |
                           1u << CAP_FOWNER | 1u << CAP_FSETID;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -153,7 +153,7 @@ static bool capabilities_drop(void) {
 
 static int restrict_self(int rules, struct error *err) {
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(CALL_RESTRICT_SELF, rules, 0) == 0 &&
-        capabilities_drop())
+        capabilities_restrict())
         return OK;
     return error_set(err, ERR_STATE, "this process cannot be confined: %s", strerror(errno));
 }
@@ -165,9 +165,9 @@ int sandbox_confine(const struct strings *read, const struct strings *write, str
         return error_set(err, ERR_STATE,
                          "the kernel has no landlock, which confines a process (Linux 5.13 or "
                          "newer, 'landlock' in /sys/kernel/security/lsm)");
-    if (!is_alone())
+    if (!is_single_threaded())
         return error_set(err, ERR_STATE, "a process with several threads cannot be confined");
-    struct ruleset_attr all = handled(abi, &size);
+    struct ruleset_attr all = handled_rights(abi, &size);
     int rules = (int)syscall(CALL_CREATE_RULESET, &all, size, 0);
     if (rules < 0)
         return error_set(err, ERR_STATE, "landlock refuses its rules: %s", strerror(errno));

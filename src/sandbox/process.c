@@ -51,10 +51,10 @@ struct sandbox {
     int fds[N_FDS]; /* descriptors for bwrap; closed once it has them */
     int in, out;    /* the caller's ends of the pipes; -1: none */
     int errs, gate; /* the keeper's ends */
-    double begin, until;
+    double start_time, deadline;
     /* used by the keeper only */
-    pthread_t keeper;
-    bool has_keeper;
+    pthread_t supervisor;
+    bool has_supervisor;
     pid_t pid;
     /* protected by `lock` */
     pthread_mutex_t lock;
@@ -63,21 +63,21 @@ struct sandbox {
     int pidfd;            /* pidfd of bwrap; -1: not started */
     int init;             /* pidfd of pid 1 inside; -1: not started */
     struct error failure; /* valid if `ended`; a code other than OK: the command was never run */
-    enum sandbox_exit_reason end;
+    enum sandbox_exit_reason exit_reason;
     int status;
     double seconds;
-    struct buf text; /* standard error */
+    struct buf stderr_text; /* standard error */
 };
 
 /* descriptors */
 
 /* Milliseconds until then, for poll(); -1: no limit. */
-static int wait_left(double until) {
-    double left = until - clock_now();
+static int poll_timeout(double deadline) {
+    double left = deadline - clock_now();
     return left > 1e6 ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
 }
 
-static int pidfd_of(pid_t pid) {
+static int pidfd_open(pid_t pid) {
     return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
@@ -105,13 +105,13 @@ struct sandbox_launch {
 
 static bool text_write(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool good = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
     if (fd >= 0) close(fd);
-    return good;
+    return written;
 }
 
 /* Takes its user id in the new user namespace: the same user as before, or user 0 of root's map. */
-static bool user_become(const struct sandbox_launch *l) {
+static bool user_switch(const struct sandbox_launch *l) {
     char c;
     ssize_t n;
     if (l->uid_map)
@@ -133,12 +133,12 @@ static bool die_with_parent(const struct sandbox *s) {
 }
 
 static bool limit_set(int what, double soft, double hard) {
-    struct rlimit have, want;
+    struct rlimit current, wanted;
     if (!(soft < 9e18)) return true; // no limit
-    if (syscall(SYS_prlimit64, 0, what, NULL, &have) != 0) return false;
-    want.rlim_cur = MIN((rlim_t)soft, have.rlim_max);
-    want.rlim_max = MIN((rlim_t)hard, have.rlim_max);
-    return syscall(SYS_prlimit64, 0, what, &want, NULL) == 0;
+    if (syscall(SYS_prlimit64, 0, what, NULL, &current) != 0) return false;
+    wanted.rlim_cur = MIN((rlim_t)soft, current.rlim_max);
+    wanted.rlim_max = MIN((rlim_t)hard, current.rlim_max);
+    return syscall(SYS_prlimit64, 0, what, &wanted, NULL) == 0;
 }
 
 static bool limits_set(const struct sandbox_limits *l) {
@@ -153,11 +153,11 @@ static bool limits_set(const struct sandbox_limits *l) {
 static int child_main(void *ctx) {
     static char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/tmp",
                                 NULL};
-    const struct sigaction usual = {.sa_handler = SIG_DFL};
+    const struct sigaction default_action = {.sa_handler = SIG_DFL};
     struct sandbox_launch *l = ctx;
     sigset_t none;
-    for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
-    if (user_become(l) && die_with_parent(l->s) && fds_remap(l->s->fds, N_FDS) &&
+    for (int i = 1; i < NSIG; i++) sigaction(i, &default_action, NULL);
+    if (user_switch(l) && die_with_parent(l->s) && fds_remap(l->s->fds, N_FDS) &&
         close_range(N_FDS, ~0U, 0) == 0 && limits_set(&l->s->limits)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -169,19 +169,21 @@ static int child_main(void *ctx) {
 
 /* launching as a user */
 
-static int no_namespace(int code, struct error *err) {
+static int namespace_error(int code, struct error *err) {
     return error_set(err, ERR_STATE, "cannot make the namespaces of a sandbox: %s%s",
                      strerror(code), bwrap_hint());
 }
 
-static int launch_plain(struct sandbox *s, struct error *err) {
+static int launch_as_user(struct sandbox *s, struct error *err) {
     char uid_map[32], gid_map[32], *stack = xmalloc(CHILD_STACK);
     struct sandbox_launch l = {.s = s, .uid_map = uid_map, .gid_map = gid_map};
     snprintf(uid_map, sizeof uid_map, "%u %u 1", geteuid(), geteuid());
     snprintf(gid_map, sizeof gid_map, "%u %u 1", getegid(), getegid());
     s->pid = clone(child_main, stack + CHILD_STACK,
                    CLONE_VM | CLONE_VFORK | CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, &l);
-    int rc = s->pid < 0 ? no_namespace(errno, err) : l.error ? no_namespace(l.error, err) : OK;
+    int rc = s->pid < 0 ? namespace_error(errno, err)
+             : l.error  ? namespace_error(l.error, err)
+                        : OK;
     if (rc && s->pid > 0) waitpid(s->pid, NULL, 0);
     free(stack);
     return rc;
@@ -198,7 +200,7 @@ static int map_write(pid_t pid, const char *name, unsigned id, struct error *err
 }
 
 /* An id near the end of this process's own namespace, where no account has one. */
-static unsigned id_unused(const char *map, pid_t pid) {
+static unsigned unused_id(const char *map, pid_t pid) {
     unsigned inside = 0, outside = 0, n = 0;
     FILE *f = fopen(map, "re");
     if (f && fscanf(f, "%u %u %u", &inside, &outside, &n) != 3) n = 0;
@@ -208,40 +210,41 @@ static unsigned id_unused(const char *map, pid_t pid) {
 }
 
 static int maps_write(pid_t pid, struct error *err) {
-    unsigned uid = id_unused("/proc/self/uid_map", pid), gid = id_unused("/proc/self/gid_map", pid);
+    unsigned uid = unused_id("/proc/self/uid_map", pid), gid = unused_id("/proc/self/gid_map", pid);
     if (!uid || !gid)
         return error_set(err, ERR_STATE, "root has no unused user id here to run commands with");
     int rc = map_write(pid, "gid_map", gid, err);
     return rc ? rc : map_write(pid, "uid_map", uid, err);
 }
 
-static int launch_mapped(struct sandbox *s, struct error *err) {
-    int go[2];
-    if (pipe2(go, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
-    struct sandbox_launch l = {.s = s, .map_done = go[0]};
+static int launch_as_root(struct sandbox *s, struct error *err) {
+    int start_pipe[2];
+    if (pipe2(start_pipe, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
+    struct sandbox_launch l = {.s = s, .map_done = start_pipe[0]};
     s->pid =
         (pid_t)syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, NULL, NULL, NULL, NULL);
     if (s->pid == 0) {
-        close(go[1]);
+        close(start_pipe[1]);
         child_main(&l);
     }
-    close(go[0]);
-    int rc = s->pid > 0 ? maps_write(s->pid, err) : no_namespace(errno, err);
+    close(start_pipe[0]);
+    int rc = s->pid > 0 ? maps_write(s->pid, err) : namespace_error(errno, err);
     /* A byte and not end of file: children of other threads hold this end too, until their exec. */
-    if (!rc && write(go[1], "", 1) != 1) rc = error_errno(err, "cannot tell a new process to go");
+    if (!rc && write(start_pipe[1], "", 1) != 1)
+        rc = error_errno(err, "cannot tell a new process to go");
     if (rc && s->pid > 0) {
         kill(s->pid, SIGKILL);
         waitpid(s->pid, NULL, 0);
     }
-    close(go[1]);
+    close(start_pipe[1]);
     return rc;
 }
 
 static int launch(struct sandbox *s, struct error *err) {
-    int rc = s->mapped ? launch_mapped(s, err) : launch_plain(s, err);
+    int rc = s->mapped ? launch_as_root(s, err) : launch_as_user(s, err);
     for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
     if (rc) return rc;
-    int fd = pidfd_of(s->pid);
+    int fd = pidfd_open(s->pid);
     pthread_mutex_lock(&s->lock);
     s->pidfd = fd;
     pthread_mutex_unlock(&s->lock);
@@ -254,15 +257,15 @@ static int launch(struct sandbox *s, struct error *err) {
 
 /* killing */
 
-static void end_as(struct sandbox *s, enum sandbox_exit_reason end) {
+static void kill_with_reason(struct sandbox *s, enum sandbox_exit_reason exit_reason) {
     pthread_mutex_lock(&s->lock);
-    if (!s->ended && s->end == SANDBOX_EXITED) s->end = end;
+    if (!s->ended && s->exit_reason == SANDBOX_EXITED) s->exit_reason = exit_reason;
     if (!s->ended && s->pidfd >= 0) syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
     pthread_mutex_unlock(&s->lock);
 }
 
 void sandbox_kill(struct sandbox *s) {
-    end_as(s, SANDBOX_KILLED);
+    kill_with_reason(s, SANDBOX_KILLED);
 }
 
 /* Sends the filter and waits until bwrap has read it: a one-page pipe has room again only then.
@@ -273,7 +276,7 @@ static bool seccomp_filter_send(struct sandbox *s) {
     struct pollfd p[2] = {{.fd = s->gate, .events = POLLOUT}, {.fd = s->pidfd, .events = POLLIN}};
     bool sent = fcntl(s->gate, F_SETPIPE_SZ, SECCOMP_FILTER_MAX) > 0 &&
                 write(s->gate, filter, n) == (ssize_t)n;
-    while (sent && poll(p, 2, wait_left(s->until)) < 0 && errno == EINTR) continue;
+    while (sent && poll(p, 2, poll_timeout(s->deadline)) < 0 && errno == EINTR) continue;
     fd_close(&s->gate);
     return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);
 }
@@ -286,24 +289,24 @@ static bool errs_read(struct sandbox *s) {
     ssize_t n;
     while ((n = read(s->errs, bytes, sizeof bytes)) > 0) {
         pthread_mutex_lock(&s->lock);
-        size_t room = s->limits.output - s->text.len;
-        buf_add(&s->text, bytes, MIN((size_t)n, room));
+        size_t room = s->limits.output - s->stderr_text.len;
+        buf_add(&s->stderr_text, bytes, MIN((size_t)n, room));
         pthread_mutex_unlock(&s->lock);
-        if (s->strict && (size_t)n > room) end_as(s, SANDBOX_OUTPUT_LIMIT);
+        if (s->strict && (size_t)n > room) kill_with_reason(s, SANDBOX_OUTPUT_LIMIT);
     }
     return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
 /* Reads standard error and enforces the time limit until bwrap has ended. */
-static void watch(struct sandbox *s) {
+static void watch_until_end(struct sandbox *s) {
     bool open = true;
     for (;;) {
         struct pollfd p[2] = {{.fd = s->pidfd, .events = POLLIN},
                               {.fd = open ? s->errs : -1, .events = POLLIN}};
-        int ready = poll(p, 2, wait_left(s->until));
+        int ready = poll(p, 2, poll_timeout(s->deadline));
         if (ready == 0) {
-            end_as(s, SANDBOX_TIMED_OUT);
-            s->until = INFINITY;
+            kill_with_reason(s, SANDBOX_TIMED_OUT);
+            s->deadline = INFINITY;
         }
         if (ready > 0 && p[1].revents) open = errs_read(s);
         if (ready > 0 && p[0].revents) return;
@@ -320,19 +323,19 @@ static void reap(struct sandbox *s) {
 
 static void failure_set(struct sandbox *s) {
     struct buf clean = {0};
-    size_t n = s->text.len;
-    while (n && s->text.data[n - 1] == '\n') n--;
-    buf_add_sanitized(&clean, n ? s->text.data : "", n);
+    size_t n = s->stderr_text.len;
+    while (n && s->stderr_text.data[n - 1] == '\n') n--;
+    buf_add_sanitized(&clean, n ? s->stderr_text.data : "", n);
     error_set(&s->failure, ERR_STATE, "bubblewrap cannot make a sandbox: %.1000s%s",
               clean.len ? clean.data : "it ended", bwrap_hint());
     buf_release(&clean);
 }
 
-static void tell(struct sandbox *s, bool ended) {
+static void state_publish(struct sandbox *s, bool ended) {
     pthread_mutex_lock(&s->lock);
     s->ended = ended;
-    if (ended) s->seconds = clock_now() - s->begin;
-    if (ended && s->end != SANDBOX_EXITED) s->status = -1;
+    if (ended) s->seconds = clock_now() - s->start_time;
+    if (ended && s->exit_reason != SANDBOX_EXITED) s->status = -1;
     if (!ended) s->started = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -340,28 +343,28 @@ static void tell(struct sandbox *s, bool ended) {
 
 static void *supervisor_main(void *ctx) {
     struct sandbox *s = ctx;
-    if (launch(s, &s->failure) != OK) return tell(s, true), NULL;
+    if (launch(s, &s->failure) != OK) return state_publish(s, true), NULL;
     s->failure.code = OK;
     bool runs = seccomp_filter_send(s);
-    if (runs) tell(s, false);
-    watch(s);
+    if (runs) state_publish(s, false);
+    watch_until_end(s);
     reap(s);
-    if (!runs && s->end == SANDBOX_EXITED) failure_set(s);
-    tell(s, true);
+    if (!runs && s->exit_reason == SANDBOX_EXITED) failure_set(s);
+    state_publish(s, true);
     return NULL;
 }
 
 /* starting */
 
-/* Opens standard input: the input of the spec, else a pipe (if `talk`) or /dev/null. */
-static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool talk,
+/* Opens standard input: the input of the spec, else a pipe (if `interactive`) or /dev/null. */
+static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool interactive,
                       struct error *err) {
     int *fd = &s->fds[STDIN_FILENO];
     if (spec->input)
         *fd = memfd_from_bytes(spec->input, spec->input_len, err);
     else if (spec->in)
         *fd = fcntl(spec->in, F_DUPFD_CLOEXEC, 0);
-    else if (talk)
+    else if (interactive)
         return pipe_make(fd, &s->in, false, err);
     else
         *fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -369,9 +372,9 @@ static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool t
     return spec->input ? err->code : error_errno(err, "cannot open a command's input");
 }
 
-static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool talk,
+static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool interactive,
                     const struct buf *options, struct error *err) {
-    int rc = input_open(s, spec, talk, err);
+    int rc = input_open(s, spec, interactive, err);
     if (!rc) rc = pipe_make(&s->fds[STDOUT_FILENO], &s->out, true, err);
     if (!rc) rc = pipe_make(&s->fds[STDERR_FILENO], &s->errs, true, err);
     if (!rc) rc = pipe_make(&s->fds[BWRAP_FD_SECCOMP], &s->gate, false, err);
@@ -397,10 +400,10 @@ static int supervisor_start(struct sandbox *s, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&s->keeper, NULL, supervisor_main, s);
+    int rc = pthread_create(&s->supervisor, NULL, supervisor_main, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc) return error_set(err, ERR_STATE, "cannot start a thread: %s", strerror(rc));
-    s->has_keeper = true;
+    s->has_supervisor = true;
     pthread_mutex_lock(&s->lock);
     while (!s->started && !s->ended) pthread_cond_wait(&s->changed, &s->lock);
     rc = s->ended ? s->failure.code : OK;
@@ -417,8 +420,8 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
     s->mapped = geteuid() == 0;
     s->in = s->out = s->errs = s->gate = s->pidfd = -1;
     for (int i = 0; i < N_FDS; i++) s->fds[i] = -1;
-    s->begin = clock_now();
-    s->until = s->begin + s->limits.seconds;
+    s->start_time = clock_now();
+    s->deadline = s->start_time + s->limits.seconds;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -427,7 +430,7 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
     return s;
 }
 
-static int may_run(const struct sandbox_spec *spec, struct error *err) {
+static int check_may_run(const struct sandbox_spec *spec, struct error *err) {
     if ((spec->network ? sandbox_bypass_check : sandbox_command_check)(err) != OK) return err->code;
     if (sandbox_is_confined())
         return error_set(err, ERR_STATE,
@@ -435,14 +438,15 @@ static int may_run(const struct sandbox_spec *spec, struct error *err) {
     return sandbox_program_check(spec, err);
 }
 
-static struct sandbox *start(const struct sandbox_spec *spec, bool talk, struct error *err) {
+static struct sandbox *command_start(const struct sandbox_spec *spec, bool interactive,
+                                     struct error *err) {
     struct buf options = {0};
-    if (may_run(spec, err) != OK) return NULL;
-    struct sandbox *s = sandbox_new(&spec->limits, !talk);
+    if (check_may_run(spec, err) != OK) return NULL;
+    struct sandbox *s = sandbox_new(&spec->limits, !interactive);
     s->argv = argv_make(spec->argv);
     s->bwrap = bwrap_find(err);
     int rc = s->bwrap ? bwrap_args_build(spec, &s->limits, s->mapped, &options, err) : err->code;
-    if (!rc) rc = fds_open(s, spec, talk, &options, err);
+    if (!rc) rc = fds_open(s, spec, interactive, &options, err);
     if (!rc) rc = supervisor_start(s, err);
     buf_release(&options);
     if (!rc) return s;
@@ -451,7 +455,7 @@ static struct sandbox *start(const struct sandbox_spec *spec, bool talk, struct 
 }
 
 struct sandbox *sandbox_start(const struct sandbox_spec *spec, struct error *err) {
-    return start(spec, true, err);
+    return command_start(spec, true, err);
 }
 
 /* input and output */
@@ -485,14 +489,14 @@ static ssize_t write_quietly(int fd, const void *p, size_t n) {
 }
 
 int sandbox_write(struct sandbox *s, const void *p, size_t n, double seconds, struct error *err) {
-    double until = clock_now() + seconds;
-    for (size_t at = 0; at < n;) {
-        ssize_t w = write_quietly(s->in, (const char *)p + at, n - at);
-        if (w >= 0) {
-            at += (size_t)w;
+    double deadline = clock_now() + seconds;
+    for (size_t n_written = 0; n_written < n;) {
+        ssize_t written = write_quietly(s->in, (const char *)p + n_written, n - n_written);
+        if (written >= 0) {
+            n_written += (size_t)written;
         } else if (errno == EAGAIN) {
             struct pollfd poll_in = {.fd = s->in, .events = POLLOUT};
-            if (poll(&poll_in, 1, wait_left(until)) == 0)
+            if (poll(&poll_in, 1, poll_timeout(deadline)) == 0)
                 return error_set(err, ERR_STATE, "it did not read for %.3g seconds", seconds);
         } else if (errno != EINTR) {
             return error_set(err, ERR_STATE, "it has closed its input");
@@ -502,13 +506,13 @@ int sandbox_write(struct sandbox *s, const void *p, size_t n, double seconds, st
 }
 
 ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struct error *err) {
-    double until = clock_now() + seconds;
+    double deadline = clock_now() + seconds;
     for (;;) {
         ssize_t got = read(s->out, p, n);
         if (got >= 0) return got;
         struct pollfd poll_out = {.fd = s->out, .events = POLLIN};
         if (errno == EAGAIN) {
-            if (poll(&poll_out, 1, wait_left(until)) == 0)
+            if (poll(&poll_out, 1, poll_timeout(deadline)) == 0)
                 return error_set(err, ERR_STATE, "it was silent for %.3g seconds", seconds);
         } else if (errno != EINTR) {
             return error_errno(err, "cannot read a command's output");
@@ -520,8 +524,8 @@ ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struc
 
 /* Whether the command has ended, waiting at most `seconds`; the caller holds the lock. */
 static bool ended_within(struct sandbox *s, double seconds) {
-    double until = clock_now() + MIN(seconds, 1e9);
-    struct timespec at = {.tv_sec = (time_t)until, .tv_nsec = (long)(fmod(until, 1) * 1e9)};
+    double deadline = clock_now() + MIN(seconds, 1e9);
+    struct timespec at = {.tv_sec = (time_t)deadline, .tv_nsec = (long)(fmod(deadline, 1) * 1e9)};
     while (!s->ended && pthread_cond_timedwait(&s->changed, &s->lock, &at) != ETIMEDOUT) continue;
     return s->ended;
 }
@@ -530,8 +534,9 @@ int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, 
     pthread_mutex_lock(&s->lock);
     bool ended = ended_within(s, seconds);
     if (ended && out) {
-        *out = (struct sandbox_result){.end = s->end, .status = s->status, .seconds = s->seconds};
-        buf_add(&out->errs, s->text.data ? s->text.data : "", s->text.len);
+        *out = (struct sandbox_result){
+            .end = s->exit_reason, .status = s->status, .seconds = s->seconds};
+        buf_add(&out->errs, s->stderr_text.data ? s->stderr_text.data : "", s->stderr_text.len);
     }
     pthread_mutex_unlock(&s->lock);
     return ended ? OK : error_set(err, ERR_STATE, "it has not ended in %.3g seconds", seconds);
@@ -539,16 +544,16 @@ int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, 
 
 void sandbox_free(struct sandbox *s) {
     if (!s) return;
-    if (s->has_keeper) {
+    if (s->has_supervisor) {
         sandbox_kill(s);
-        pthread_join(s->keeper, NULL);
+        pthread_join(s->supervisor, NULL);
     }
     int *const fds[] = {&s->in, &s->out, &s->errs, &s->gate, &s->pidfd};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) fd_close(fds[i]);
     for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
-    buf_release(&s->text);
+    buf_release(&s->stderr_text);
     free(s->bwrap);
     free(s->argv);
     free(s);
@@ -563,7 +568,7 @@ static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
     while ((n = sandbox_read(s, bytes, sizeof bytes, INFINITY, err)) > 0) {
         size_t room = s->limits.output - out->len;
         buf_add(out, bytes, MIN((size_t)n, room));
-        if ((size_t)n > room) end_as(s, SANDBOX_OUTPUT_LIMIT);
+        if ((size_t)n > room) kill_with_reason(s, SANDBOX_OUTPUT_LIMIT);
     }
     return n < 0 ? err->code : OK;
 }
@@ -571,7 +576,7 @@ static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
 int sandbox_run(const struct sandbox_spec *spec, struct sandbox_result *out, struct error *err) {
     struct buf text = {0};
     *out = (struct sandbox_result){0};
-    struct sandbox *s = start(spec, false, err);
+    struct sandbox *s = command_start(spec, false, err);
     if (!s) return err->code;
     int rc = output_read(s, &text, err);
     if (!rc) rc = sandbox_wait(s, INFINITY, out, err);

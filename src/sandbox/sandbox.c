@@ -15,7 +15,7 @@
 /* forbidding commands */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *forbidden, *required; /* the reasons; never freed */
+static char *forbidden_reason, *isolation_reason; /* the reasons; never freed */
 
 static void reason_set(char **reason, const char *why) {
     pthread_mutex_lock(&lock);
@@ -31,30 +31,30 @@ static int reason_check(char *const *reason, struct error *err) {
 }
 
 void sandbox_forbid_commands(const char *why) {
-    reason_set(&forbidden, why);
+    reason_set(&forbidden_reason, why);
 }
 
 void sandbox_require_isolation(const char *why) {
-    reason_set(&required, why);
+    reason_set(&isolation_reason, why);
 }
 
 int sandbox_command_check(struct error *err) {
-    return reason_check(&forbidden, err);
+    return reason_check(&forbidden_reason, err);
 }
 
 int sandbox_bypass_check(struct error *err) {
-    return sandbox_command_check(err) == OK ? reason_check(&required, err) : err->code;
+    return sandbox_command_check(err) == OK ? reason_check(&isolation_reason, err) : err->code;
 }
 
 /* bwrap */
 
 char *sandbox_program_find(const char *folders, const char *name) {
-    for (const char *at = folders; at && *at;) {
-        size_t n = strcspn(at, ":");
-        char *path = xasprintf("%.*s/%s", (int)n, at, name);
+    for (const char *next = folders; next && *next;) {
+        size_t n = strcspn(next, ":");
+        char *path = xasprintf("%.*s/%s", (int)n, next, name);
         if (*path == '/' && !path_is_dir(path) && access(path, X_OK) == 0) return path;
         free(path);
-        at += n + (at[n] == ':');
+        next += n + (next[n] == ':');
     }
     return NULL;
 }
@@ -90,7 +90,7 @@ const char *bwrap_hint(void) {
     return "; inside a container the runtime must permit user namespaces and mounts";
 }
 
-static const char *const usual_path = "/usr/local/bin:/usr/bin:/bin";
+static const char *const default_path = "/usr/local/bin:/usr/bin:/bin";
 
 /* The value of NAME=VALUE in a list, the last one if it occurs several times; NULL if it does
  * not. */
@@ -106,7 +106,7 @@ int sandbox_program_check(const struct sandbox_spec *s, struct error *err) {
     if (!*name) return error_set(err, ERR_USAGE, "a command is empty");
     char *path = *name == '/'        ? xstrdup(name)
                  : strchr(name, '/') ? path_join(s->dir ? s->dir : "/tmp", name)
-                                     : sandbox_program_find(folders ? folders : usual_path, name);
+                                     : sandbox_program_find(folders ? folders : default_path, name);
     bool good = path && !path_is_dir(path) && access(path, X_OK) == 0;
     int rc = good ? OK
                   : error_set(err, ERR_MISSING, "program '%s' %s", name,
@@ -115,18 +115,18 @@ int sandbox_program_check(const struct sandbox_spec *s, struct error *err) {
     return rc;
 }
 
-int memfd_from_bytes(const void *p, size_t n, struct error *err) {
+int memfd_from_bytes(const void *p, size_t size, struct error *err) {
     int fd = memfd_create("shoal", MFD_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot make a file in memory"), -1;
-    for (size_t at = 0; at < n;) {
-        ssize_t w = write(fd, (const char *)p + at, n - at);
-        if (w < 0 && errno == EINTR) continue;
-        if (w <= 0) {
+    for (size_t n_written = 0; n_written < size;) {
+        ssize_t written = write(fd, (const char *)p + n_written, size - n_written);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) {
             error_errno(err, "cannot write a file in memory");
             close(fd);
             return -1;
         }
-        at += (size_t)w;
+        n_written += (size_t)written;
     }
     lseek(fd, 0, SEEK_SET);
     return fd;

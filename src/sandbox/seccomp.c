@@ -152,9 +152,9 @@ static const struct sock_filter head[] = {
     ALLOW,
 };
 
-static size_t put(uint8_t *out, size_t at, struct sock_filter f) {
-    memcpy(out + at, &f, sizeof f);
-    return at + sizeof f;
+static size_t filter_append(uint8_t *out, size_t size, struct sock_filter f) {
+    memcpy(out + size, &f, sizeof f);
+    return size + sizeof f;
 }
 
 size_t seccomp_filter(uint8_t out[SECCOMP_FILTER_MAX]) {
@@ -163,10 +163,10 @@ size_t seccomp_filter(uint8_t out[SECCOMP_FILTER_MAX]) {
     size_t n = sizeof head;
     memcpy(out, head, sizeof head);
     for (size_t i = 0; i < ARRAY_LEN(denied); i++) {
-        n = put(out, n, (struct sock_filter)SKIP_UNLESS(denied[i], 1));
-        n = put(out, n, (struct sock_filter)DENY);
+        n = filter_append(out, n, (struct sock_filter)SKIP_UNLESS(denied[i], 1));
+        n = filter_append(out, n, (struct sock_filter)DENY);
     }
-    return put(out, n, (struct sock_filter)ALLOW);
+    return filter_append(out, n, (struct sock_filter)ALLOW);
 }
 
 #endif

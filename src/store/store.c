@@ -52,12 +52,12 @@ enum store_statement {
     RUN_STATUS,
     RUN_GET,
     RUN_LIST,
-    EVENT,
+    EVENT_ADD,
     METRIC_PUT,
-    METRIC_CUT,
+    METRIC_TRUNCATE,
     METRIC_LIST,
     CALL_PUT,
-    SAID_PUT,
+    TOKENS_PUT,
     CALL_GET,
     ADAPTER_PUT,
     ADAPTER_LIST,
@@ -65,7 +65,7 @@ enum store_statement {
     RECORD_PUT,
     RECORD_GET,
     RECORD_LIST,
-    LOG_PUT,
+    LOG_APPEND,
     LOG_LIST,
     DOCUMENT_PUT,
     DOCUMENT_GET,
@@ -78,12 +78,12 @@ static const char *const sql[N_STATEMENTS] = {
     [RUN_STATUS] = "UPDATE runs SET status = ?2 WHERE id = ?1",
     [RUN_GET] = "SELECT kind, recipe, status, created FROM runs WHERE id = ?1",
     [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, rowid DESC",
-    [EVENT] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
+    [EVENT_ADD] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
     [METRIC_PUT] = "INSERT OR REPLACE INTO metrics VALUES(?1, ?2, ?3)",
-    [METRIC_CUT] = "DELETE FROM metrics WHERE run = ?1 AND step > ?2",
+    [METRIC_TRUNCATE] = "DELETE FROM metrics WHERE run = ?1 AND step > ?2",
     [METRIC_LIST] = "SELECT row FROM metrics WHERE run = ?1 ORDER BY step",
     [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [SAID_PUT] = "INSERT OR IGNORE INTO said VALUES(?1, ?2, ?3)",
+    [TOKENS_PUT] = "INSERT OR IGNORE INTO said VALUES(?1, ?2, ?3)",
     [CALL_GET] = "SELECT choice, prob, prefilled, generated, finish, text, ends, logprobs"
                  " FROM calls LEFT JOIN said USING(key) WHERE key = ?1",
     [ADAPTER_PUT] = "INSERT INTO adapters(run, generation, name, hash, lineage, scores) VALUES(?1, "
@@ -98,7 +98,7 @@ static const char *const sql[N_STATEMENTS] = {
     [RECORD_GET] = "SELECT * FROM recorded WHERE substr(key, 1, length(?1)) = ?1 LIMIT 2",
     [RECORD_LIST] = "SELECT key, created, model, model_hash, class, level, kv, lora, version,"
                     " adapters FROM recorded ORDER BY created DESC, rowid DESC",
-    [LOG_PUT] = "INSERT INTO logs VALUES(?1, ?2, ?3)",
+    [LOG_APPEND] = "INSERT INTO logs VALUES(?1, ?2, ?3)",
     [LOG_LIST] = "SELECT event FROM logs WHERE log = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
     [DOCUMENT_PUT] = "INSERT OR REPLACE INTO documents VALUES(?1, ?2, ?3)",
     [DOCUMENT_GET] = "SELECT value FROM documents WHERE kind = ?1 AND id = ?2",
@@ -112,15 +112,16 @@ struct store {
     char *path;
 };
 
-static int fail(struct store *s, struct error *err, const char *what) {
-    int why = sqlite3_errcode(s->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(s->db) : 0;
-    const char *system = why ? strerrordesc_np(why) : NULL;
+static int sqlite_error(struct store *s, struct error *err, const char *what) {
+    int system_errno = sqlite3_errcode(s->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(s->db) : 0;
+    const char *system_text = system_errno ? strerrordesc_np(system_errno) : NULL;
     return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, s->path, sqlite3_errmsg(s->db),
-                     system ? ": " : "", system ? system : "");
+                     system_text ? ": " : "", system_text ? system_text : "");
 }
 
-static int exec(struct store *s, const char *text, struct error *err) {
-    return sqlite3_exec(s->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK : fail(s, err, "write");
+static int sql_exec(struct store *s, const char *text, struct error *err) {
+    return sqlite3_exec(s->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK
+                                                                    : sqlite_error(s, err, "write");
 }
 
 static int check_version(struct store *s, struct error *err) {
@@ -128,7 +129,7 @@ static int check_version(struct store *s, struct error *err) {
     if (sqlite3_prepare_v2(s->db, "PRAGMA user_version", -1, &q, NULL) != SQLITE_OK ||
         sqlite3_step(q) != SQLITE_ROW) {
         sqlite3_finalize(q);
-        return fail(s, err, "read");
+        return sqlite_error(s, err, "read");
     }
     int version = sqlite3_column_int(q, 0);
     sqlite3_finalize(q);
@@ -144,11 +145,11 @@ struct store *store_open(const char *path, struct error *err) {
     s->path = xstrdup(path);
     /* the database holds conversations and the ids of API keys */
     int rc = strcmp(path, ":memory:") == 0 ? OK : file_make_private(path, err);
-    if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = fail(s, err, "open");
+    if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = sqlite_error(s, err, "open");
     if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
-    if (rc == OK) rc = exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK) rc = sql_exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
     if (rc == OK) rc = check_version(s, err);
-    if (rc == OK) rc = exec(s, schema, err);
+    if (rc == OK) rc = sql_exec(s, schema, err);
     if (rc == OK) return s;
     store_close(s);
     return NULL;
@@ -163,15 +164,15 @@ void store_close(struct store *s) {
 }
 
 int store_set_synchronous(struct store *s, bool full, struct error *err) {
-    return exec(s, full ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL", err);
+    return sql_exec(s, full ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL", err);
 }
 
 int store_begin(struct store *s, struct error *err) {
-    return exec(s, "BEGIN IMMEDIATE", err);
+    return sql_exec(s, "BEGIN IMMEDIATE", err);
 }
 
 int store_commit(struct store *s, struct error *err) {
-    return exec(s, "COMMIT", err);
+    return sql_exec(s, "COMMIT", err);
 }
 
 void store_rollback(struct store *s) {
@@ -179,11 +180,11 @@ void store_rollback(struct store *s) {
 }
 
 /* A prepared statement, reset and ready to be bound; NULL sets err. */
-static sqlite3_stmt *statement(struct store *s, enum store_statement which, struct error *err) {
+static sqlite3_stmt *statement_get(struct store *s, enum store_statement which, struct error *err) {
     sqlite3_stmt **q = &s->stmts[which];
     if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
                    SQLITE_OK) {
-        fail(s, err, "read");
+        sqlite_error(s, err, "read");
         return NULL;
     }
     sqlite3_reset(*q);
@@ -193,23 +194,23 @@ static sqlite3_stmt *statement(struct store *s, enum store_statement which, stru
 
 /* SQLite gets copies from our allocator to free: its own allocation could fail and leave a NULL in
  * the row. */
-static void bind_text(sqlite3_stmt *q, int at, const char *text) {
-    sqlite3_bind_text(q, at, text ? xstrdup(text) : NULL, -1, free);
+static void bind_text(sqlite3_stmt *q, int index, const char *text) {
+    sqlite3_bind_text(q, index, text ? xstrdup(text) : NULL, -1, free);
 }
 
-static void bind_json(sqlite3_stmt *q, int at, const json_t *v) {
-    sqlite3_bind_text(q, at, v ? json_canonical(v) : NULL, -1, free);
+static void bind_json(sqlite3_stmt *q, int index, const json_t *v) {
+    sqlite3_bind_text(q, index, v ? json_canonical(v) : NULL, -1, free);
 }
 
-static void bind_blob(sqlite3_stmt *q, int at, const void *p, size_t size) {
+static void bind_blob(sqlite3_stmt *q, int index, const void *p, size_t size) {
     void *copy = xmalloc(MAX(size, 1));
     if (size) memcpy(copy, p, size);
-    sqlite3_bind_blob(q, at, copy, (int)size, free);
+    sqlite3_bind_blob(q, index, copy, (int)size, free);
 }
 
 /* Runs a statement that returns no rows. */
-static int finish(struct store *s, sqlite3_stmt *q, struct error *err) {
-    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : fail(s, err, "write");
+static int statement_run(struct store *s, sqlite3_stmt *q, struct error *err) {
+    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : sqlite_error(s, err, "write");
     sqlite3_reset(q);
     return rc;
 }
@@ -217,39 +218,39 @@ static int finish(struct store *s, sqlite3_stmt *q, struct error *err) {
 int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe,
                   struct error *err) {
     char now[32];
-    sqlite3_stmt *q = statement(s, RUN_ADD, err);
+    sqlite3_stmt *q = statement_get(s, RUN_ADD, err);
     if (!q) return err->code;
     bind_text(q, 1, id);
     bind_text(q, 2, kind);
     bind_json(q, 3, recipe);
     bind_text(q, 4, clock_utc(now));
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 int store_run_status(struct store *s, const char *id, const char *status, struct error *err) {
-    sqlite3_stmt *q = statement(s, RUN_STATUS, err);
+    sqlite3_stmt *q = statement_get(s, RUN_STATUS, err);
     if (!q) return err->code;
     bind_text(q, 1, id);
     bind_text(q, 2, status);
-    int rc = finish(s, q, err);
+    int rc = statement_run(s, q, err);
     if (rc == OK && sqlite3_changes(s->db) == 0)
         rc = error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
     return rc;
 }
 
-static json_t *column_json(sqlite3_stmt *q, int at) {
-    const char *text = (const char *)sqlite3_column_text(q, at);
+static json_t *column_json(sqlite3_stmt *q, int index) {
+    const char *text = (const char *)sqlite3_column_text(q, index);
     json_t *v = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
     return v ? v : json_null();
 }
 
-static json_t *column_text(sqlite3_stmt *q, int at) {
-    const char *text = (const char *)sqlite3_column_text(q, at);
+static json_t *column_text(sqlite3_stmt *q, int index) {
+    const char *text = (const char *)sqlite3_column_text(q, index);
     return text ? json_string(text) : json_null();
 }
 
 json_t *store_run_get(struct store *s, const char *id, struct error *err) {
-    sqlite3_stmt *q = statement(s, RUN_GET, err);
+    sqlite3_stmt *q = statement_get(s, RUN_GET, err);
     json_t *v = NULL;
     if (!q) return NULL;
     bind_text(q, 1, id);
@@ -260,7 +261,7 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
     else if (rc == SQLITE_DONE)
         error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
     else
-        fail(s, err, "read");
+        sqlite_error(s, err, "read");
     sqlite3_reset(q);
     return v;
 }
@@ -269,7 +270,7 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
 static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *list,
                            struct error *err) {
     if (rc != SQLITE_DONE) {
-        fail(s, err, "read");
+        sqlite_error(s, err, "read");
         json_decref(list);
         list = NULL;
     }
@@ -278,7 +279,7 @@ static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *lis
 }
 
 json_t *store_run_list(struct store *s, struct error *err) {
-    sqlite3_stmt *q = statement(s, RUN_LIST, err);
+    sqlite3_stmt *q = statement_get(s, RUN_LIST, err);
     if (!q) return NULL;
     json_t *list = json_array();
     int rc;
@@ -292,35 +293,35 @@ json_t *store_run_list(struct store *s, struct error *err) {
 int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
                     struct error *err) {
     char now[32];
-    sqlite3_stmt *q = statement(s, EVENT, err);
+    sqlite3_stmt *q = statement_get(s, EVENT_ADD, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
     bind_text(q, 2, clock_utc(now));
     bind_text(q, 3, kind);
     bind_json(q, 4, detail);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
                      struct error *err) {
-    sqlite3_stmt *q = statement(s, METRIC_PUT, err);
+    sqlite3_stmt *q = statement_get(s, METRIC_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
     sqlite3_bind_int64(q, 2, step);
     bind_json(q, 3, row);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 int store_metric_truncate(struct store *s, const char *run, int64_t step, struct error *err) {
-    sqlite3_stmt *q = statement(s, METRIC_CUT, err);
+    sqlite3_stmt *q = statement_get(s, METRIC_TRUNCATE, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
     sqlite3_bind_int64(q, 2, step);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 json_t *store_metric_list(struct store *s, const char *run, struct error *err) {
-    sqlite3_stmt *q = statement(s, METRIC_LIST, err);
+    sqlite3_stmt *q = statement_get(s, METRIC_LIST, err);
     if (!q) return NULL;
     bind_text(q, 1, run);
     json_t *list = json_array();
@@ -341,7 +342,7 @@ static void bind_key(sqlite3_stmt *q, const char *hex) {
 }
 
 int store_call_put(struct store *s, const struct store_call *c, struct error *err) {
-    sqlite3_stmt *q = statement(s, CALL_PUT, err);
+    sqlite3_stmt *q = statement_get(s, CALL_PUT, err);
     if (!q) return err->code;
     bind_key(q, c->key);
     sqlite3_bind_int(q, 2, c->choice);
@@ -350,25 +351,25 @@ int store_call_put(struct store *s, const struct store_call *c, struct error *er
     sqlite3_bind_int(q, 5, c->n_generated);
     sqlite3_bind_int(q, 6, c->finish);
     bind_text(q, 7, c->text);
-    int rc = finish(s, q, err);
+    int rc = statement_run(s, q, err);
     if (rc != OK || c->n_tokens == 0) return rc;
-    if (!(q = statement(s, SAID_PUT, err))) return err->code;
+    if (!(q = statement_get(s, TOKENS_PUT, err))) return err->code;
     bind_key(q, c->key);
     bind_blob(q, 2, c->ends, sizeof *c->ends * (size_t)c->n_tokens);
     bind_blob(q, 3, c->logprobs, sizeof *c->logprobs * (size_t)c->n_tokens);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 /* The 4-byte numbers of a column, malloc'ed; NULL if the column is empty. */
-static void *numbers(sqlite3_stmt *q, int at, int32_t *n) {
-    size_t bytes = (size_t)sqlite3_column_bytes(q, at) & ~(size_t)3;
+static void *column_numbers(sqlite3_stmt *q, int index, int32_t *n) {
+    size_t bytes = (size_t)sqlite3_column_bytes(q, index) & ~(size_t)3;
     *n = (int32_t)(bytes / 4);
-    return bytes ? memcpy(xmalloc(bytes), sqlite3_column_blob(q, at), bytes) : NULL;
+    return bytes ? memcpy(xmalloc(bytes), sqlite3_column_blob(q, index), bytes) : NULL;
 }
 
 bool store_call_get(struct store *s, const char *key, struct store_call *out) {
     struct error err;
-    sqlite3_stmt *q = statement(s, CALL_GET, &err);
+    sqlite3_stmt *q = statement_get(s, CALL_GET, &err);
     if (!q) return false;
     bind_key(q, key);
     bool found = sqlite3_step(q) == SQLITE_ROW;
@@ -381,9 +382,9 @@ bool store_call_get(struct store *s, const char *key, struct store_call *out) {
                                    .finish = (uint8_t)sqlite3_column_int(q, 4),
                                    .text = text ? xstrdup(text) : NULL};
         memcpy(out->key, key, HASH_LEN);
-        out->prob = numbers(q, 1, &out->n_choices);
-        out->ends = numbers(q, 6, &out->n_tokens);
-        out->logprobs = numbers(q, 7, &n);
+        out->prob = column_numbers(q, 1, &out->n_choices);
+        out->ends = column_numbers(q, 6, &out->n_tokens);
+        out->logprobs = column_numbers(q, 7, &n);
         out->n_tokens = MIN(out->n_tokens, n);
     }
     sqlite3_reset(q);
@@ -401,7 +402,7 @@ void store_call_release(struct store_call *c) {
 int store_adapter_put(struct store *s, const char *run, int generation, const char *name,
                       const char *hash, const json_t *lineage, const json_t *scores,
                       struct error *err) {
-    sqlite3_stmt *q = statement(s, ADAPTER_PUT, err);
+    sqlite3_stmt *q = statement_get(s, ADAPTER_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
     sqlite3_bind_int(q, 2, generation);
@@ -409,11 +410,11 @@ int store_adapter_put(struct store *s, const char *run, int generation, const ch
     bind_text(q, 4, hash);
     bind_json(q, 5, lineage);
     bind_json(q, 6, scores);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 json_t *store_adapter_list(struct store *s, const char *run, struct error *err) {
-    sqlite3_stmt *q = statement(s, ADAPTER_LIST, err);
+    sqlite3_stmt *q = statement_get(s, ADAPTER_LIST, err);
     if (!q) return NULL;
     bind_text(q, 1, run);
     json_t *list = json_array();
@@ -428,53 +429,53 @@ json_t *store_adapter_list(struct store *s, const char *run, struct error *err) 
 
 int store_result_put(struct store *s, const char *run, const char *name, const json_t *row,
                      struct error *err) {
-    sqlite3_stmt *q = statement(s, RESULT_PUT, err);
+    sqlite3_stmt *q = statement_get(s, RESULT_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
     bind_text(q, 2, name);
     bind_json(q, 3, row);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 /* Columns of `recorded` after key and created; the columns from the eighth on hold JSON. */
 static const char *const record_columns[] = {"model",  "model_hash", "class",   "level",
                                              "kv",     "lora",       "version", "adapters",
                                              "inputs", "outputs"};
-enum { RECORD_TEXTS = 7 };
+enum { N_TEXT_COLUMNS = 7 };
 
 int store_record_put(struct store *s, const char *key, const json_t *call, struct error *err) {
     char now[32];
-    sqlite3_stmt *q = statement(s, RECORD_PUT, err);
+    sqlite3_stmt *q = statement_get(s, RECORD_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, key);
     bind_text(q, 2, clock_utc(now));
     for (int i = 0; i < (int)ARRAY_LEN(record_columns); i++) {
         const json_t *v = json_object_get(call, record_columns[i]);
-        CHECK(i >= RECORD_TEXTS || json_is_string(v));
-        if (i < RECORD_TEXTS)
+        CHECK(i >= N_TEXT_COLUMNS || json_is_string(v));
+        if (i < N_TEXT_COLUMNS)
             bind_text(q, 3 + i, json_string_value(v));
         else
             bind_json(q, 3 + i, v);
     }
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
-static json_t *record_row(sqlite3_stmt *q) {
+static json_t *record_json(sqlite3_stmt *q) {
     json_t *v = json_pack("{s:o,s:o}", "key", column_text(q, 0), "created", column_text(q, 1));
     for (int i = 0; i < sqlite3_column_count(q) - 2; i++)
         json_object_set_new(v, record_columns[i],
-                            i < RECORD_TEXTS ? column_text(q, 2 + i) : column_json(q, 2 + i));
+                            i < N_TEXT_COLUMNS ? column_text(q, 2 + i) : column_json(q, 2 + i));
     return v;
 }
 
 json_t *store_record_get(struct store *s, const char *prefix, struct error *err) {
-    sqlite3_stmt *q = statement(s, RECORD_GET, err);
+    sqlite3_stmt *q = statement_get(s, RECORD_GET, err);
     if (!q) return NULL;
     bind_text(q, 1, prefix);
     int rc = sqlite3_step(q);
-    json_t *v = rc == SQLITE_ROW ? record_row(q) : NULL;
+    json_t *v = rc == SQLITE_ROW ? record_json(q) : NULL;
     if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
-        fail(s, err, "read");
+        sqlite_error(s, err, "read");
     } else if (!v) {
         error_set(err, ERR_MISSING, "no recorded call '%s' in '%s'", prefix, s->path);
     } else if (sqlite3_step(q) == SQLITE_ROW) {
@@ -488,22 +489,22 @@ json_t *store_record_get(struct store *s, const char *prefix, struct error *err)
 }
 
 json_t *store_record_list(struct store *s, struct error *err) {
-    sqlite3_stmt *q = statement(s, RECORD_LIST, err);
+    sqlite3_stmt *q = statement_get(s, RECORD_LIST, err);
     if (!q) return NULL;
     json_t *list = json_array();
     int rc;
-    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_row(q));
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_json(q));
     return list_finish(s, q, rc, list, err);
 }
 
-static int log_row(struct store *s, const char *log, int64_t seq, const json_t *event,
-                   struct error *err) {
-    sqlite3_stmt *q = statement(s, LOG_PUT, err);
+static int log_event_put(struct store *s, const char *log, int64_t seq, const json_t *event,
+                         struct error *err) {
+    sqlite3_stmt *q = statement_get(s, LOG_APPEND, err);
     if (!q) return err->code;
     bind_text(q, 1, log);
     sqlite3_bind_int64(q, 2, seq);
     bind_json(q, 3, event);
-    int rc = finish(s, q, err);
+    int rc = statement_run(s, q, err);
     if (rc != OK && sqlite3_extended_errcode(s->db) == SQLITE_CONSTRAINT_PRIMARYKEY)
         rc = error_set(err, ERR_STATE, "log '%s' has an event %lld already", log, (long long)seq);
     return rc;
@@ -512,18 +513,18 @@ static int log_row(struct store *s, const char *log, int64_t seq, const json_t *
 /* Uses a savepoint, because the caller may be inside a transaction. */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                      struct error *err) {
-    int rc = exec(s, "SAVEPOINT log", err);
+    int rc = sql_exec(s, "SAVEPOINT log", err);
     if (rc != OK) return rc;
     for (size_t i = 0; i < json_array_size(events) && rc == OK; i++)
-        rc = log_row(s, log, seq + (int64_t)i, json_array_get(events, i), err);
-    if (rc == OK) rc = exec(s, "RELEASE log", err);
+        rc = log_event_put(s, log, seq + (int64_t)i, json_array_get(events, i), err);
+    if (rc == OK) rc = sql_exec(s, "RELEASE log", err);
     if (rc != OK) sqlite3_exec(s->db, "ROLLBACK TO log; RELEASE log", NULL, NULL, NULL);
     return rc;
 }
 
 json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
                        struct error *err) {
-    sqlite3_stmt *q = statement(s, LOG_LIST, err);
+    sqlite3_stmt *q = statement_get(s, LOG_LIST, err);
     if (!q) return NULL;
     bind_text(q, 1, log);
     sqlite3_bind_int64(q, 2, seq);
@@ -536,16 +537,16 @@ json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t li
 
 int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
                        struct error *err) {
-    sqlite3_stmt *q = statement(s, DOCUMENT_PUT, err);
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, kind);
     bind_text(q, 2, id);
     bind_json(q, 3, value);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }
 
 json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err) {
-    sqlite3_stmt *q = statement(s, DOCUMENT_GET, err);
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_GET, err);
     if (!q) return NULL;
     bind_text(q, 1, kind);
     bind_text(q, 2, id);
@@ -554,13 +555,13 @@ json_t *store_document_get(struct store *s, const char *kind, const char *id, st
     if (rc == SQLITE_DONE)
         error_set(err, ERR_MISSING, "no %s '%s' in '%s'", kind, id, s->path);
     else if (rc != SQLITE_ROW)
-        fail(s, err, "read");
+        sqlite_error(s, err, "read");
     sqlite3_reset(q);
     return v;
 }
 
 json_t *store_document_list(struct store *s, const char *kind, struct error *err) {
-    sqlite3_stmt *q = statement(s, DOCUMENT_LIST, err);
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_LIST, err);
     if (!q) return NULL;
     bind_text(q, 1, kind);
     json_t *all = json_object();
@@ -571,9 +572,9 @@ json_t *store_document_list(struct store *s, const char *kind, struct error *err
 }
 
 int store_document_delete(struct store *s, const char *kind, const char *id, struct error *err) {
-    sqlite3_stmt *q = statement(s, DOCUMENT_DELETE, err);
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_DELETE, err);
     if (!q) return err->code;
     bind_text(q, 1, kind);
     bind_text(q, 2, id);
-    return finish(s, q, err);
+    return statement_run(s, q, err);
 }

@@ -4,9 +4,9 @@
  * Ownership. The caller owns every result of shoal_*_open, _load and _new until the matching _close
  * or _free. Strings in a result belong to the result. A failed call returns NULL or a negative code
  * and leaves a message in the caller's error (which may be NULL). Threads. All threads may share a
- * model and adapters; one thread at a time drives a shoal. Reproducibility. A reply is a function
- * of the model, the adapter's content, the prompt and the settings: not of the other requests in
- * the batch, nor of threads.
+ * model and adapters; one thread at a time drives a shoal. Reproducibility. A reply depends
+ * only on the model, the adapter's content, the prompt and the settings. It does not depend on the
+ * other requests in the batch or on the number of threads.
  *
  * Link with -lshoal -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium -lunistring -lm -pthread;
  * examples/choose.c and examples/world.c are complete programs.
@@ -77,7 +77,7 @@ enum shoal_action {
     SHOAL_MOVE_WEST,
     SHOAL_PICK_FOOD,
     SHOAL_DROP_FOOD,
-    SHOAL_ACTIONS /* number of actions; with a channel to talk: action + SHOAL_ACTIONS · word */
+    SHOAL_ACTIONS /* number of actions; to also say a word: action + SHOAL_ACTIONS · word */
 };
 
 struct shoal_agent {
@@ -105,10 +105,10 @@ SHOAL_API int shoal_world_agent(const struct shoal_world *w, int agent, struct s
 SHOAL_API const char *shoal_world_observe(struct shoal_world *w, int agent);
 SHOAL_API const char *shoal_world_prompt(struct shoal_world *w, int agent);
 SHOAL_API const char *shoal_world_draw(struct shoal_world *w);
-/* The action that an answer as text means; -1: no action. */
+/* Parses a model's answer; returns the action, or -1 if the text is not an action. */
 SHOAL_API int shoal_world_parse(const struct shoal_world *w, const char *text);
-/* The whole state as JSON text, which the caller frees with free(), and the reverse, for this or
- * another world. */
+/* shoal_world_state returns the whole state as JSON text, which the caller frees with free().
+ * shoal_world_restore sets the state of this or another world. */
 SHOAL_API char *shoal_world_state(const struct shoal_world *w);
 SHOAL_API int shoal_world_restore(struct shoal_world *w, const char *state,
                                   struct shoal_error *err);

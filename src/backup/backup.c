@@ -42,7 +42,7 @@ static int backup_progress_step(struct backup_progress *w, int64_t bytes, struct
     w->done += bytes;
     if (w->p->report_fn && !w->p->report_fn(w->p->ctx, w->done, MAX(w->done, w->total)))
         w->stopped = true;
-    return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;
+    return w->stopped ? error_set(err, ERR_STATE, "it was stopped by the caller") : OK;
 }
 
 int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to,
@@ -207,7 +207,7 @@ static int file_entry_check(const json_t *f, const json_t *previous, const json_
                          root);
     if (previous && entry_names_compare(json_get_string(previous, "root"),
                                         json_get_string(previous, "path"), root, path) >= 0)
-        return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
+        return error_set(err, ERR_FORMAT, "'%.200s' is listed twice or out of order", path);
     bool dir = json_is_true(json_object_get(f, "dir"));
     if (!is_integer_up_to(f, "mode", 0777) ||
         (dir ? !*path
@@ -226,7 +226,7 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
         return error_set(err, ERR_MISMATCH, "it is not of format %d, which this shoal knows",
                          FORMAT_VERSION);
     if (strcmp(json_get_string(v, "id"), id) != 0)
-        return error_set(err, ERR_FORMAT, "it calls itself '%.40s'", json_get_string(v, "id"));
+        return error_set(err, ERR_FORMAT, "it has the id '%.40s'", json_get_string(v, "id"));
     if (!json_is_object(roots) || json_object_size(roots) > BACKUP_ROOTS_MAX ||
         !json_is_array(files) || json_array_size(files) > FILES_MAX)
         return error_set(err, ERR_FORMAT, "it lacks its roots or files, or has too many");
@@ -348,9 +348,10 @@ struct backup_run {
     const char *to;
     struct backup_entry *v;
     int n, cap;
-    struct stat *separate_roots; /* [n_apart] TO and the roots; each is backed up separately */
+    struct stat *separate_roots; /* [n_separate_roots] TO and the roots; a walk of another root
+                                  * skips them */
     int n_separate_roots;
-    bool databases; /* the round over the files: databases, or all other files */
+    bool databases; /* the current round copies databases; else all other files */
     json_t *skipped, *roots;
     int64_t new_bytes, new_blobs;
 };
@@ -365,7 +366,8 @@ static void skipped_add(struct backup_run *run, const char *root, const char *pa
     buf_release(&text);
 }
 
-/* Files that a backup skips: locks, unfinished files, and SQLite's companion files. */
+/* Whether a backup skips a file of this name: a lock, an unfinished file or a companion file of
+ * SQLite. */
 static bool is_transient(const char *name) {
     static const char *const ends[] = {".lock",   ".partial", ".partial.etag",
                                        ".db-wal", ".db-shm",  ".db-journal"};
@@ -389,7 +391,7 @@ static bool is_database(const char *path) {
 static int entry_add(struct backup_run *run, const char *root, const char *path,
                      const struct stat *st, struct backup_entry **entry, struct error *err) {
     if (run->n == FILES_MAX)
-        return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
+        return error_set(err, ERR_MEMORY, "there are more than %d files to back up", FILES_MAX);
     if (run->n == run->cap) {
         run->cap = MAX(2 * run->cap, 256);
         run->v = xrealloc(run->v, (size_t)run->cap * sizeof *run->v);
@@ -490,7 +492,7 @@ static int database_copy(const char *from, const char *to, struct error *err) {
     return rc == SQLITE_OK ? OK : err->code;
 }
 
-/* Turns the copy into a blob. */
+/* Moves the copy to its place as a blob, unless the blob exists. */
 static int database_store_blob(struct backup_run *run, const char *copy, struct backup_entry *e,
                                struct error *err) {
     struct stat st;
@@ -548,7 +550,7 @@ static int dir_back_up(struct backup_run *run, const struct backup_root *r, cons
                        const char *full, int depth, struct error *err) {
     struct strings names = {0};
     int rc = depth < DEPTH_MAX ? dir_list_names(full, &names, err)
-                               : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
+                               : error_set(err, ERR_MEMORY, "'%s' is nested too deeply", full);
     if (rc == ERR_MISSING) rc = OK; // the folder was removed meanwhile, with its content
     for (int i = 0; rc == OK && i < names.n; i++) {
         char *child = path_join(path, names.v[i]);
@@ -571,17 +573,17 @@ static int regular_file_back_up(struct backup_run *run, const struct backup_root
     if (rc == OK || run->work.stopped || (rc != ERR_STATE && !vanished)) return rc;
     free(run->v[--run->n].path);
     skipped_add(run, r->name, path,
-                vanished ? "went while it was read" : "kept changing while it was read");
+                vanished ? "was removed while it was read" : "kept changing while it was read");
     return OK;
 }
 
-/* A running server's start-up token, which grants access: at the top of a state folder, mode
- * 0600. */
+/* Whether it is the start-up token of a running server, which grants access: a file of mode 0600
+ * at the top of a state folder. */
 static bool is_token(const char *path, const struct stat *st) {
     return strcmp(path, "token") == 0 && (st->st_mode & 0777) == 0600;
 }
 
-/* Takes a file, or a folder with its content; path "" is the root. */
+/* Backs up a file, or a folder with its content; path "" is the root. */
 static int path_back_up(struct backup_run *run, const struct backup_root *r, const char *path,
                         int depth, struct error *err) {
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
@@ -600,7 +602,7 @@ static int path_back_up(struct backup_run *run, const struct backup_root *r, con
                    : is_transient(name) || is_token(path, &st) || backup_is_restore_temp(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
-        if (!second_round) skipped_add(run, r->name, path, "has a name that cannot be kept");
+        if (!second_round) skipped_add(run, r->name, path, "has a name that cannot be stored");
     } else if (S_ISLNK(st.st_mode)) {
         if (!second_round) skipped_add(run, r->name, path, "is a link");
     } else if (S_ISDIR(st.st_mode)) {
@@ -649,13 +651,13 @@ static int roots_check(struct backup_run *run, struct error *err) {
             run->n_separate_roots++;
             json_object_set_new(run->roots, r->name, json_from_path(r->path));
         } else if (errno == ENOENT) {
-            skipped_add(run, r->name, r->path, "is not there");
+            skipped_add(run, r->name, r->path, "does not exist");
         } else {
             return error_errno(err, "cannot examine '%s'", r->path);
         }
     }
     if (!json_object_size(run->roots))
-        return error_set(err, ERR_MISSING, "nothing to keep: '%s' is not there",
+        return error_set(err, ERR_MISSING, "nothing to back up: '%s' does not exist",
                          p->n_roots ? p->roots[0].path : "");
     for (int i = 0; i < p->n_roots; i++)
         run->work.total += estimate_bytes(run, p->roots[i].path, true, 0);
@@ -724,7 +726,7 @@ static json_t *manifest_write(struct backup_run *run, struct error *err) {
     return summary;
 }
 
-/* Calls fn for each file in blobs and its subfolders, including temporary files. */
+/* Calls fn for each file in TO/blobs and its subfolders, including temporary files. */
 static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, const char *name),
                       void *ctx, struct error *err) {
     char *top = path_join(to, "blobs");
@@ -786,7 +788,7 @@ json_t *backup_create(const struct backup_options *p, struct error *err) {
 /* pruning */
 
 struct prune_state {
-    char (*referenced)[HASH_LEN]; /* [n], in order */
+    char (*referenced)[HASH_LEN]; /* [n] hashes that the remaining manifests name, sorted */
     size_t n, cap;
     int64_t blobs, bytes;
 };
@@ -863,13 +865,13 @@ static int check_not_scheduled(const char *to, const struct strings *ids, const 
     int rc = OK;
     for (int i = 0; scheduled && i < ids->n; i++)
         if (!keep[i] && strcmp(ids->v[i], json_get_string(scheduled, "id")) == 0)
-            rc = error_set(err, ERR_STATE, "backup '%s' is to be restored; cancel that first",
-                           ids->v[i]);
+            rc = error_set(err, ERR_STATE,
+                           "backup '%s' is scheduled to be restored; cancel that first", ids->v[i]);
     json_decref(scheduled);
     return rc;
 }
 
-/* Keeps all backups except `id`, or, if id is NULL, the first `n`. */
+/* Deletes the backup `id` or, if id is NULL, all backups except the newest `n`. */
 static json_t *prune(const char *to, const char *id, int64_t n, struct error *err) {
     struct strings ids = {0};
     json_t *out = NULL;

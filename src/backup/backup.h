@@ -29,7 +29,7 @@ struct backup_options {
     const char *to;
     const struct backup_root *roots;
     int n_roots;
-    /* Progress, called now and then: bytes done and bytes in total. False stops the work with
+    /* Reports progress: bytes done and bytes in total. If it returns false, the work stops with
      * ERR_STATE. May be NULL. */
     bool (*report_fn)(void *ctx, int64_t done, int64_t total);
     void *ctx;

@@ -24,8 +24,8 @@ int backup_dir_lock(const char *to, struct error *err);
 
 void backup_id_now(char id[BACKUP_ID_LEN]);
 bool backup_id_is_valid(const char *id);
-/* Whether a restore makes files of this name next to its roots: NAME.restoring, NAME.swapping,
- * NAME.before-ID. */
+/* Whether it is the name of a file that a restore creates next to a root: NAME.restoring,
+ * NAME.swapping, NAME.before-ID. */
 bool backup_is_restore_temp(const char *name);
 char *backup_blob_path(const char *to, const char *hash);
 /* A manifest whose fields were all checked to be as backup_create writes them, or NULL: {…, roots:

@@ -40,7 +40,8 @@ static int compare_hashes(const void *a, const void *b) {
     return strcmp(((const struct wanted_blob *)a)->hash, ((const struct wanted_blob *)b)->hash);
 }
 
-/* The contents that a manifest names, without duplicates: [*n], and the sum of their bytes. */
+/* The blobs that a manifest names, without duplicates: returns [*n] and adds their sizes to
+ * *bytes. */
 static struct wanted_blob *wanted_blobs(const json_t *manifest, size_t *n, int64_t *bytes) {
     const json_t *files = json_object_get(manifest, "files"), *f;
     struct wanted_blob *v = xcalloc(json_array_size(files) + 1, sizeof *v);
@@ -61,7 +62,7 @@ static struct wanted_blob *wanted_blobs(const json_t *manifest, size_t *n, int64
     return v;
 }
 
-/* Describes the problem of a blob in words; "" if the blob is intact. */
+/* Reads a blob and writes its problem to `problem`; "" if the blob is intact. */
 static int blob_verify(struct backup_progress *w, const struct wanted_blob *want, char problem[256],
                        struct error *err) {
     char hash[HASH_LEN], *path = backup_blob_path(w->p->to, want->hash);
@@ -71,7 +72,7 @@ static int blob_verify(struct backup_progress *w, const struct wanted_blob *want
     if (fd < 0) {
         snprintf(problem, 256, "is missing");
     } else if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size != want->size) {
-        snprintf(problem, 256, "is not as long as it was");
+        snprintf(problem, 256, "has a wrong length");
     } else {
         rc = backup_copy_file(w, fd, want->size, NULL, path, hash, err);
         if (w->stopped) {
@@ -79,7 +80,7 @@ static int blob_verify(struct backup_progress *w, const struct wanted_blob *want
         } else if (rc != OK || strcmp(hash, want->hash) != 0) {
             rc = OK;
             snprintf(problem, 256,
-                     "is not what it was: remove its blob, and the next backup that "
+                     "does not match its hash: remove its blob, and the next backup that "
                      "has the file writes it again");
         }
     }
@@ -113,7 +114,7 @@ static int blob_verify_cached(struct blob_verify_cache *c, const char *id,
     return rc;
 }
 
-/* Appends the problems of a manifest's contents to the list. */
+/* Verifies the blobs that a manifest names and appends their problems to c->problems. */
 static int manifest_verify(struct blob_verify_cache *c, const json_t *manifest, struct error *err) {
     int64_t bytes = 0;
     size_t n;
@@ -176,7 +177,7 @@ struct restore_state {
     json_t *manifest;
     struct target v[BACKUP_ROOTS_MAX];
     int n;
-    char *separate_roots[BACKUP_ROOTS_MAX + 1]; /* [n_apart] the backups and every root */
+    char *separate_roots[BACKUP_ROOTS_MAX + 1]; /* [n_separate_roots] TO and every root */
     int n_separate_roots;
     char stamp[BACKUP_ID_LEN];
 };
@@ -206,8 +207,8 @@ static char *path_resolve(const char *path, struct error *err) {
     return real;
 }
 
-/* Companion files are placed next to a path, or inside it if its parent is on another file
- * system. */
+/* The prefix of a target's companion paths (".restoring", ".swapping", ".before-ID"). They are next
+ * to the target, or inside it if its parent is on another file system. */
 static char *companion_prefix(const char *path) {
     char *parent = parent_of(path);
     struct stat a, b;
@@ -235,7 +236,8 @@ bool backup_is_unfinished(const char *path, struct error *err) {
     return found;
 }
 
-/* Whether an entry of a target is left in place. */
+/* Whether a restore leaves this entry of a target in place: a separate root, or a file of a
+ * restore. */
 static bool is_left_in_place(const struct restore_state *r, const struct target *t,
                              const char *name) {
     char *path = path_join(t->path, name);
@@ -273,10 +275,11 @@ static int nesting_check(const struct restore_state *r, struct error *err) {
         for (int k = 0; k < r->n_separate_roots; k++) {
             const char *p = r->separate_roots[k];
             if (strncmp(p, r->v[i].path, n) == 0 && p[n] == '/' && strchr(p + n + 1, '/'))
-                return error_set(err, ERR_USAGE,
-                                 "'%s' is deep in '%s', which is to be replaced: it must be "
-                                 "directly in it, or elsewhere",
-                                 p, r->v[i].path);
+                return error_set(
+                    err, ERR_USAGE,
+                    "'%s' is nested deeply in '%s', which is to be replaced: it must be "
+                    "directly in it, or elsewhere",
+                    p, r->v[i].path);
             if (r->v[i].path != p && strcmp(p, r->v[i].path) == 0 && r->separate_roots[0] == p)
                 return error_set(err, ERR_USAGE, "'%s' holds the backups themselves", p);
         }
@@ -295,7 +298,8 @@ static int targets_find(struct restore_state *r, struct error *err) {
     return rc == OK ? nesting_check(r, err) : rc;
 }
 
-/* A restored entry must not collide with one that stays; a file can only replace a file. */
+/* A restored entry must not have the name of an entry that is left in place, and a file can only
+ * replace a file. */
 static int entry_check_collision(struct restore_state *r, const json_t *f, struct error *err) {
     const char *path = json_get_string(f, "path");
     for (int i = 0; i < r->n; i++) {
@@ -307,7 +311,7 @@ static int entry_check_collision(struct restore_state *r, const json_t *f, struc
         if (!*path) t->file = true;
         if (collides || t->file == path_is_dir(t->path))
             if (collides || path_exists(t->path))
-                return error_set(err, ERR_MISMATCH, "'%s' of the backup is in the way of '%s'",
+                return error_set(err, ERR_MISMATCH, "'%s' of the backup collides with '%s'",
                                  *path ? path : t->name, t->path);
     }
     return OK;
@@ -361,7 +365,7 @@ static int content_stage(struct restore_state *r, const json_t *f, const char *t
         rc = backup_copy_file(&r->work, fd, (int64_t)json_get_number(f, "size"), &w, path, hash,
                               err);
         if (rc == OK && strcmp(hash, want) != 0)
-            rc = error_set(err, ERR_FORMAT, "'%s' is not what it was", path);
+            rc = error_set(err, ERR_FORMAT, "'%s' does not match its hash", path);
         if (rc == OK) rc = atomic_file_commit(&w, err);
         atomic_file_abort(&w);
     }
@@ -418,8 +422,8 @@ static char *old_content_path(const struct restore_state *r, const struct target
     return xasprintf("%s.before-%s", t->prefix, r->stamp);
 }
 
-/* Moves every entry of a folder into another one; with a target `of`, except the entries that
- * stay. */
+/* Moves the entries of a folder into another one. If `skip_kept_of` is set, the entries that are
+ * left in place in this target are not moved. */
 static int entries_move(const struct restore_state *r, const struct target *skip_kept_of,
                         const char *from, const char *to, struct error *err) {
     struct strings names = {0};
@@ -435,7 +439,7 @@ static int entries_move(const struct restore_state *r, const struct target *skip
     return rc;
 }
 
-/* Moves the old content out; a killed call may have begun this. */
+/* Moves the old content out; continues if a killed call has begun this. */
 static int old_content_move(const struct restore_state *r, const struct target *t,
                             const char *before, struct error *err) {
     if (path_exists(before)) return OK;
@@ -629,7 +633,7 @@ static json_t *restore_finish(const struct backup_options *p, const json_t *jour
     }
     snprintf(r.stamp, sizeof r.stamp, "%s", json_get_string(journal, "stamp"));
     if (rc == OK && !backup_id_is_valid(r.stamp))
-        rc = error_set(err, ERR_FORMAT, "its journal is broken");
+        rc = error_set(err, ERR_FORMAT, "its restore.json is damaged");
     if (rc == OK) rc = targets_swap(&r, err);
     if (rc == OK) out = result_json(&r);
     json_decref(roots);
@@ -688,7 +692,7 @@ int backup_restore_cancel(const char *to, const char *id, struct error *err) {
     if (lock < 0) return lock;
     json_t *v = journal_read(to);
     if (!v || strcmp(json_get_string(v, "id"), id) != 0)
-        rc = error_set(err, ERR_MISSING, "backup '%.60s' is not to be restored", id);
+        rc = error_set(err, ERR_MISSING, "no restore of backup '%.60s' is scheduled", id);
     else if (json_object_get(v, "stamp"))
         rc = error_set(err, ERR_STATE, "the restore of '%s' has begun", id);
     else

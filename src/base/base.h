@@ -60,8 +60,9 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
 
 /* memory */
 
-/* For sizes that a file, a model or an option determines: NULL and ERR_MEMORY with the requested
- * bytes when the system refuses. With err = NULL they behave like the functions below. */
+/* For sizes that a file, a model or an option determines. If the system has no memory, they return
+ * NULL and set ERR_MEMORY with the requested bytes. With err = NULL they behave like the functions
+ * below. */
 void *try_calloc(size_t n, size_t size, struct error *err);
 void *try_realloc(void *p, size_t size, struct error *err); /* on failure `p` is unchanged */
 /* For small sizes: never return NULL. If memory is exhausted and the reserve is spent, they print a
@@ -73,11 +74,11 @@ char *xstrdup(const char *s);
 char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
-/* Sets the size of an emergency reserve for the functions above (initially 0: no reserve). When the
- * system refuses memory, the reserve is freed and the process continues. Until it is allocated
- * again, a failing allocation waits some seconds for other threads to free memory. memory_is_low
- * tries to allocate the reserve again and returns true as long as that fails. A program with a
- * reserve calls it before it accepts new work. Any thread. */
+/* Sets the size of an emergency reserve for the functions above; initially 0, no reserve. When an
+ * allocation fails, the reserve is freed and the allocation is tried again. Until the reserve is
+ * allocated again, a failing allocation waits some seconds for other threads to free memory.
+ * memory_is_low tries to allocate the reserve again and returns true if that fails. A program with
+ * a reserve calls it before it accepts new work. Any thread may call. */
 void memory_reserve_set(size_t size);
 bool memory_is_low(void);
 
@@ -92,8 +93,9 @@ void *arena_alloc(struct arena *a, size_t size); /* never NULL */
 int arena_reserve(struct arena *a, size_t size, struct error *err);
 char *arena_strdup(struct arena *a, const char *s);
 void arena_release(struct arena *a);
-/* The next `size` bytes of one allocation that several arrays share, 64-byte aligned like `base`; a
- * NULL base only counts. `used`: bytes taken so far. */
+/* Bump allocation: returns the next `size` bytes of the block `base`, which several arrays share,
+ * and adds `size`, rounded up to 64, to `used`. With base = NULL it returns NULL and only adds, so
+ * that the same code first computes the block's size. `base` is 64-byte aligned. */
 void *slab_take(uint8_t *base, size_t *used, size_t size);
 
 /* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise.
@@ -108,8 +110,7 @@ void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
 /* For display: control characters except newline and tab, and invalid UTF-8, become U+FFFD. */
 void buf_add_sanitized(struct buf *b, const char *text, size_t len);
-/* The number of bytes of the complete characters at the beginning of a text that is still
- * growing. */
+/* The length in bytes of a text without an incomplete UTF-8 character at its end. */
 size_t utf8_complete_len(const char *text, size_t n);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_release(struct buf *b);
@@ -124,8 +125,8 @@ extern int (*path_access_hook)(const char *path, enum path_use use, struct error
 
 /* Closes a descriptor if it is open, and sets it to -1. */
 void fd_close(int *fd);
-/* Makes from[0..n) the descriptors 0 to n-1, n at most 8. For a child between fork and exec: only
- * makes system calls. False with errno. */
+/* Duplicates the descriptors from[0..n) to the numbers 0 to n-1; n is at most 8. For a child
+ * between fork and exec: it only makes system calls. Returns false and sets errno on failure. */
 bool fds_remap(const int *from, int n);
 
 struct file_map {
@@ -163,9 +164,9 @@ void file_set_regular_only(bool only);
 
 /* Appends a whole file to `out`. Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);
-/* All or nothing: writes PATH.tmp-PID[-N], fsyncs file and directory, renames; on any failure the
- * old file is unchanged and the temporary is removed. Keeps the old file's mode, follows a symbolic
- * link, refuses to replace anything except a regular file. Removes temporaries of PATH that a
+/* Replaces a file atomically: writes PATH.tmp-PID[-N], fsyncs file and directory, renames. On any
+ * failure the old file is unchanged and the temporary is removed. Keeps the old file's mode,
+ * follows a symbolic link, and replaces regular files only. Removes temporaries of PATH that a
  * killed process left. */
 int file_write(const char *path, const void *data, size_t size, struct error *err);
 /* As file_write, with mode 0600 whatever the umask and the old file's mode: for conversations and
@@ -184,7 +185,7 @@ int atomic_file_open(struct atomic_file *w, const char *path, struct error *err)
 int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err);
 int atomic_file_commit(struct atomic_file *w, struct error *err); /* closes in every case */
 void atomic_file_abort(struct atomic_file *w);                    /* harmless after commit */
-/* A rename that is on the disk when it returns; both paths in one file system. */
+/* Renames and fsyncs both directories; both paths are in one file system. */
 int path_rename(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
@@ -205,8 +206,8 @@ int file_make_private(const char *path, struct error *err);
  * it and it is in the same file system. Removes leftovers of killed writers there. Returns the
  * number of entries changed. */
 int dir_restrict_permissions(const char *path, const char *const *names);
-/* A lock file that this process holds until it releases it or dies. Returns the descriptor, or
- * ERR_STATE with the process that holds it: "SUBJECT is in use by another process (PID)". */
+/* Locks a lock file until this process releases it or dies. Returns the descriptor, or ERR_STATE if
+ * another process holds the lock: "SUBJECT is in use by another process (PID)". */
 int lockfile_acquire(const char *path, const char *subject, struct error *err);
 void lockfile_release(int fd, const char *path); /* removes the file; harmless for fd < 0 */
 /* Locks a folder by DIR/lock; `what` is its kind for the message: "run" in "run 'runs/x'". */
@@ -269,8 +270,8 @@ float rng_uniform(struct rng *r);              /* [0, 1), 24 bits */
 float rng_normal(struct rng *r);               /* N(0, 1), Box-Muller on the functions below */
 void rng_shuffle(struct rng *r, uint32_t *v, size_t n);
 
-/* Elementary functions in double that give the same bits everywhere. Errors below 1e-14 relative on
- * their documented ranges. */
+/* Elementary functions in double that give the same bits on every machine. Relative errors are
+ * below 1e-14 on the documented ranges. */
 double math_exp(double x); /* x is clamped to [-708, 708] */
 double math_log(double x); /* x > 0; -inf for 0, NaN for a negative number */
 double math_sin(double x); /* |x| < 1e6; fewer digits up to 2^40, NaN beyond */
@@ -293,9 +294,9 @@ void pool_free(struct pool *p);
 int pool_size(const struct pool *p); /* NULL counts as a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
 int cpu_count(void);
-/* Lowers the calling thread's priority by `nice` and gives it short time slices, so that another
- * thread that wakes up does not wait for the end of a long slice (Linux 6.12; older kernels choose
- * the slices). */
+/* Lowers the calling thread's priority by `nice` and requests short time slices for it, so that
+ * another thread that wakes up does not wait for the end of a long slice. Kernels before Linux 6.12
+ * ignore the requested slice. */
 void thread_background(int nice);
 
 /* time, memory, log, progress */
@@ -312,9 +313,9 @@ struct memory_info {
     char huge_pages[16];
 };
 struct memory_info memory_info(const char *root);
-/* Asks for huge pages (2 MiB) for the whole ones among these bytes, so that reading a large array
- * from end to end misses fewer address translations. Below 4 MiB, and where the system gives none,
- * it does nothing. Memory that is touched becomes resident 2 MiB at a time. */
+/* Advises the kernel (madvise) to use huge pages of 2 MiB for this memory, so that reading a large
+ * array from end to end has fewer TLB misses. Does nothing below 4 MiB, or if the system has no
+ * huge pages. Memory then becomes resident in steps of 2 MiB. */
 void memory_prefer_huge(void *p, size_t size);
 
 /* A program calls it once, before it prints. If stdout is a terminal, each control character except
@@ -355,16 +356,16 @@ struct progress {
     const char *title;
     double start, last;
     int64_t total, shown;
-    bool ever_printed;
+    bool last_report_written;
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 
-/* Metrics that a process measures of itself go to the same pipe, as a line of {"figures": {name:
- * value}}: always, unless the pipe is full; NaN and infinities as null. Names are those of job
- * metrics without their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader ignores
- * names missing there. */
+/* Writes metrics of this process to the same pipe, as a line of {"figures": {name: value}}; NaN and
+ * infinities are null. The line is lost if the pipe is full. Names are those of job metrics without
+ * their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader ignores names that are
+ * missing there. */
 struct process_metric {
     const char *name;
     double value;
@@ -374,9 +375,9 @@ void process_metrics_report(const struct process_metric *v, int n);
 /* options */
 
 /*
- * One row per option: command-line flag, recipe key, default, range and help all come from it. A
- * row writes into a caller's struct at `offset`. Strings are malloc'ed copies. In names in recipes
- * '-' and '_' are equivalent.
+ * A table of rows, one per option. Command-line flags, recipe keys, defaults, ranges and help texts
+ * all come from it. A row describes a member of the caller's options struct, at `offset`. Strings
+ * are malloc'ed copies. In names in recipes '-' and '_' are equivalent.
  */
 enum option_type {
     OPT_BOOL,
@@ -388,38 +389,39 @@ enum option_type {
     OPT_ALIAS    /* alias of the row that `fallback` names; not shown in help */
 };
 /*
- * Rules for an option or a positional argument in a job that a client requests: whether it may be
- * set, and the kind of thing that its text names. JOB_BY_TYPE: a bool or a number may be set, a
- * text may not.
+ * Whether a client that requests a job may set an option or a positional argument, and how its text
+ * is checked. The default, JOB_BY_TYPE, has three meanings: for an option, a bool or a number may
+ * be set and a text may not; in a job_args list, it ends the list; for an argument beyond the list,
+ * the argument is refused.
  */
 enum option_job_policy {
     JOB_BY_TYPE,
-    JOB_REFUSED, /* not set by a client */
-    JOB_SERVER, /* set by the server only: where runs and calls are kept, how results are printed */
-    JOB_TEXT,   /* any text; it names no file */
-    JOB_NAME,   /* letters, digits, '.', '_' and '-', never a path */
-    JOB_OWN,    /* a name that belongs to the client's key */
-    JOB_INPUT,  /* a file or folder to read */
+    JOB_REFUSED,  /* no client may set it */
+    JOB_SERVER,   /* only the server sets it: folders of runs and calls, format of the output */
+    JOB_TEXT,     /* any text; it names no file */
+    JOB_NAME,     /* letters, digits, '.', '_' and '-', never a path */
+    JOB_OWN,      /* a name in a namespace per client: it becomes OWNER/NAME */
+    JOB_INPUT,    /* a file or folder to read */
     JOB_DATABASE, /* a database to read */
     JOB_CHOICE,   /* a built-in name ("base", "brief"), or a file or folder to read */
-    JOB_CHOICES,  /* several of them, separated by commas */
-    JOB_NAMED,    /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */
-    JOB_OUTPUT,   /* a file or folder to write */
-    JOB_REWARD,   /* a reward function, which may be a command */
-    JOB_THREADS   /* a number of threads, at most that of the machine */
+    JOB_CHOICES,  /* comma-separated values of JOB_CHOICE */
+    JOB_NAMED,  /* FILE or NAME=FILE, a file to read; FILE may be a built-in source ("fry:pick") */
+    JOB_OUTPUT, /* a file or folder to write */
+    JOB_REWARD, /* a reward function, which may be a command */
+    JOB_THREADS /* a number of threads, at most that of the machine */
 };
 /* The positional arguments of a command in a job. */
 struct job_args {
-    const char *word;             /* the first argument; NULL: a row for any other first argument */
-    enum option_job_policy of[4]; /* policy per argument, also the word; ends with JOB_BY_TYPE */
-    bool repeats;                 /* the last of them may repeat */
+    const char *word;             /* value of the first argument (a subcommand); NULL: any value */
+    enum option_job_policy of[4]; /* policy per argument, from the first; ends with JOB_BY_TYPE */
+    bool repeats;                 /* the last argument may be repeated */
 };
 
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
     enum option_type type;
     size_t offset;        /* offset of a bool, int64_t, double, char * or struct strings */
-    const char *fallback; /* default as text; NULL: false, 0, NULL, empty */
+    const char *fallback; /* default value as text; NULL: false, 0, NULL or an empty list */
     double min, max;      /* for numbers, inclusive; both 0: no limits */
     const char *metavar;  /* "N", "FILE"; for help */
     const char *help;     /* one line */
@@ -469,19 +471,19 @@ int options_parse_with_origin(const struct option_row *rows, void *out, int argc
  * other programs may set variables too. */
 int options_from_env(const struct option_row *rows, void *out, const char *prefix,
                      char *const *environment, struct option_origin *origin, struct error *err);
-/* Appends the name of a variable of `environment` that sets the row, by any of its names; false:
- * there is none. */
+/* Appends the name of the variable of `environment` that sets the option, under its name, an
+ * alias or an old name; returns false if none does. */
 bool option_env_source(const struct option_row *rows, const struct option_row *row,
                        const char *prefix, char *const *environment, struct buf *b);
 /* Sets rows from one section of a configuration file; an absent section changes nothing. A list's
- * items are the lines with that key. Errors begin "FILE:LINE: "; `who` names the owner of the
+ * items are the lines with that key. Errors begin "FILE:LINE: "; `owner` names the owner of the
  * section in them. */
 struct config_file;
 int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
-                        const char *section, const char *who, struct option_origin *origin,
+                        const char *section, const char *owner, struct option_origin *origin,
                         struct error *err);
-/* Appends a row's value in the form that sets it; false if it has no value (NULL, an empty list).
- * Secrets are shown as their number only. */
+/* Appends an option's value in the form in which it is set; returns false if it has none (NULL, an
+ * empty list). Of secrets it appends only how many there are. */
 bool option_text(const struct option_row *row, const void *out, struct buf *b);
 /* Appends SHOAL_SERVE_MAX_TOKENS for "SHOAL_SERVE" and "max-tokens". */
 void option_env_name(const char *prefix, const char *name, struct buf *b);
@@ -546,7 +548,7 @@ struct yaml {
     char *path;
     json_t *root;
     json_t *lines;
-    bool stored; /* written by the program: renamed options get no note */
+    bool stored; /* written by this program, so renamed options get no note */
 };
 int yaml_load(struct yaml *y, const char *path, struct error *err);
 /* Parses a text; `path` names it in errors. */
@@ -571,9 +573,9 @@ size_t json_parse_memory(const char *text, size_t len);
  * memory, refuses a text that is nested too deep or may cost too much (ERR_MISMATCH), and subtracts
  * the cost from `left`. */
 struct json_limits {
-    int depth;      /* limit of nested lists and objects */
-    size_t cost;    /* limit of memory, as of json_parse_memory */
-    bool last_wins; /* duplicate keys are accepted; the last one is kept */
+    int depth;                 /* limit of nested lists and objects */
+    size_t cost;               /* limit of memory, as of json_parse_memory */
+    bool allow_duplicate_keys; /* duplicate keys are accepted; the last one is kept */
 };
 extern const struct json_limits json_request_limits; /* one HTTP request: 100 deep, 256 MiB */
 json_t *json_parse_limited(const char *text, size_t len, const char *what, struct json_limits *left,
@@ -597,12 +599,13 @@ typedef int (*json_file_each_fn)(void *ctx, const json_t *value, int line, struc
 int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
 
 /*
- * page: self-contained HTML pages and line charts — no script, no font, no address, readable in
- * light and dark. All text from outside is escaped.
+ * html: self-contained HTML pages and line charts, with light and dark colours and without scripts,
+ * fonts and external addresses. All text from outside is escaped.
  *
- * Everything appends to a buf, which the caller writes to a file (file_write is atomic). A chart is
- * made in order: plot_open fits the axes to the range, then come lines and any SVG that the caller
- * adds at plot_x, plot_y, then plot_close. Pure; any thread.
+ * Every function appends to a buf, which the caller writes to a file (file_write is atomic). A
+ * chart is made in this order: plot_open fits the axes to the range; plot_line adds lines, and the
+ * caller may add SVG at plot_x, plot_y; plot_close ends it. The functions have no state; any thread
+ * may call.
  */
 
 void html_page_open(struct buf *b, const char *title); /* up to and including the heading */
@@ -637,11 +640,11 @@ void curve_add(struct curve *c, double x, double y); /* ignores a point that is 
 /* n lines in one chart; names may be NULL: no legend. */
 void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                  const char *const *names, int n);
-/* A chart as a separate SVG file: as of plot_bands, with the names below and its style sheet. */
+/* The chart of plot_bands as a complete SVG document, with its style sheet and the names below. */
 void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                const struct curve *spread, const char *const *names, int n);
-/* As plot_curves, with a band around each line, as high as `spread` [n] (may be NULL) above and
- * below it. A curve of spreads has as many points as its line; an empty one draws no band. */
+/* As plot_curves, with a band of ±`spread` [n] (may be NULL) around each line. A curve of spreads
+ * has as many points as its line; an empty one draws no band. */
 void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                 const struct curve *spread, const char *const *names, int n);
 

@@ -72,7 +72,7 @@ int dir_make_private(const char *path, struct error *err) {
     rc = restrict_to_owner(path, &st, err);
     if (rc != OK || !(st.st_mode & 077)) return rc;
     if (st.st_uid == geteuid())
-        log_info("'%s' was open to other users; it is private now", path);
+        log_info("'%s' was accessible to other users; it is private now", path);
     else
         log_warn("'%s' belongs to another user, who controls access to it", path);
     return OK;
@@ -201,7 +201,7 @@ int dir_restrict_permissions(const char *path, const char *const *names) {
     return changed_self + entries_restrict_permissions(fd, st.st_dev, 32, names);
 }
 
-/* The process id in a lock file; 0 if it is missing. */
+/* The process id in a lock file; 0 if there is none. */
 static long lockfile_read_pid(int fd) {
     char text[32] = "";
     ssize_t n = pread(fd, text, sizeof text - 1, 0);
@@ -215,14 +215,14 @@ static int lock_held_error(int fd, const char *subject, struct error *err) {
                : error_set(err, ERR_STATE, "%s is in use by another process", subject);
 }
 
-/* Whether the path still names the locked file; its last holder may have removed it. */
+/* Whether the path still names the locked file; the previous holder may have removed the file. */
 static bool path_names_fd(int fd, const char *path) {
     struct stat named, locked;
     return fstat(fd, &locked) == 0 && stat(path, &named) == 0 && named.st_ino == locked.st_ino &&
            named.st_dev == locked.st_dev;
 }
 
-/* The locked descriptor; ERR_MISSING: the file was removed meanwhile. */
+/* Returns the locked descriptor, or ERR_MISSING if the file was removed meanwhile. */
 static int lockfile_try_acquire(const char *path, const char *subject, struct error *err) {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid()), rc = OK;

@@ -39,7 +39,7 @@ static _Noreturn void exit_out_of_memory(size_t size) {
     exit(1);
 }
 
-/* The emergency reserve: a block that is never touched, so it costs address space and no pages. */
+/* The emergency reserve: a block that is never written, so it takes address space and no pages. */
 static struct {
     _Atomic(void *) block;
     atomic_size_t size; /* 0: the process keeps no reserve */
@@ -61,7 +61,7 @@ bool memory_is_low(void) {
     return false;
 }
 
-/* Frees the reserve; false if it was spent already. */
+/* Frees the reserve; returns false if it was free already. */
 static bool reserve_free(void) {
     void *block = atomic_exchange(&reserve.block, NULL);
     free(block);
@@ -72,8 +72,9 @@ static void *alloc_try(void *p, size_t n, size_t size, bool zeroed) {
     return zeroed ? calloc(n, size) : realloc(p, size);
 }
 
-/* realloc (calloc if `zeroed`). With a reserve, the first failure spends it. While it is spent, the
- * allocation waits for other threads to free memory: they finish their work and get no new work. */
+/* realloc (calloc if `zeroed`). If it fails and there is a reserve, the reserve is freed. While the
+ * reserve is free, the allocation waits for other threads to free memory: they finish their work
+ * and get no new work. */
 static void *alloc_with_reserve(void *p, size_t n, size_t size, bool zeroed) {
     enum { TRIES = 100, PAUSE = 50000 /* microseconds */ };
     void *q = alloc_try(p, n, size, zeroed);
@@ -144,7 +145,7 @@ _Noreturn void check_failed(const char *file, int line, const char *what) {
     abort();
 }
 
-/* Returns NULL and sets err; without `err` ends the process. */
+/* Sets `err` and returns NULL; ends the process if `err` is NULL. */
 static void *out_of_memory_error(size_t size, struct error *err) {
     if (!err) exit_out_of_memory(size);
     error_set(err, ERR_MEMORY, "out of memory: cannot allocate %zu bytes", size);
@@ -236,8 +237,8 @@ void *arena_try_alloc(struct arena *a, size_t size, struct error *err) {
     if (!b || size > b->size - b->used) {
         struct arena_block *new_block = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
         if (!new_block) return NULL;
-        /* A block that one large request fills is inserted after the head, whose free end stays in
-         * use. */
+        /* A block that one large request fills is inserted after the head, so that the free end
+         * of the head remains usable. */
         if (b && size >= ARENA_BLOCK) {
             new_block->next = b->next;
             b->next = new_block;

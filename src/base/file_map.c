@@ -71,7 +71,7 @@ static const struct mapped_range *slot_find(uintptr_t address) {
     return NULL;
 }
 
-/* Called in a signal handler: must not allocate or lock. */
+/* Called in a signal handler, so it must not allocate or lock. */
 static void print_signal_safe(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }

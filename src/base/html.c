@@ -2,8 +2,8 @@
  * html: HTML and SVG as text. One style sheet defines the look, with colours as variables that dark
  * mode replaces; charts refer to the variables, so they follow.
  *
- * Invariant: every element that is opened here is closed here, so a page is well-formed if its
- * caller's part is.
+ * Invariant: every element that is opened here is closed here, so a page is well-formed if the
+ * caller's parts are.
  */
 #include "base/base.h"
 

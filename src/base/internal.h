@@ -14,7 +14,8 @@ int path_access_check(const char *path, enum path_use use, struct error *err);
 
 /* Whether the first n bytes of `a` are the name `b`; '-' and '_' are equal. */
 bool option_name_equal(const char *a, const char *b, size_t n);
-/* The row that had this name in version 0.1, or NULL; `note` tells people about it, once each. */
+/* The row that had this name in version 0.1, or NULL; `note`: prints a note about it, once per
+ * name. */
 const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
                                              size_t len, bool note);
 

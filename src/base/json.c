@@ -56,19 +56,18 @@ static int cursor_peek(struct json_cursor *c) {
  * jansson's allocator. A document too large for the machine is an error, but the parser does not
  * survive a failed allocation: it loses characters and then its position. So while it runs, its
  * blocks are listed, and a failed allocation frees all of them and leaves the parser by longjmp.
- * Outside of parsing, jansson's values are small and their makers do not check.
- *
- * Most blocks that the parser frees are among the last that it made: keys, buffers. They are freed
- * at once. Any other block stays listed and is freed when the parse ends, so that no free takes
- * more than constant time: searching the list made the clean-up after a syntax error quadratic. The
- * memory that waits is bounded by the memory of the values: it consists of outgrown tables
- * (together smaller than the tables that replaced them) and the keys of lists and objects. Blocks
- * of LARGE_BLOCK bytes have a separate list, which is short enough to be searched.
+ * Outside of parsing, jansson's values are small and their callers do not check.
+ * Most blocks that the parser frees are among the last that it allocated: keys, buffers. They are
+ * freed at once. Any other block stays listed and is freed when the parse ends, so that each free
+ * takes constant time; searching the whole list would make the clean-up after a syntax error
+ * quadratic. The deferred memory is bounded by the memory of the values: it consists of outgrown
+ * tables (together smaller than the tables that replaced them) and the keys of lists and objects.
+ * Blocks of LARGE_BLOCK bytes have a separate list, which is short enough to be searched.
  *
  * Invariant: `small` and `large` list every block of the parse that is not freed yet; `deferred`
- * lists those of `small` that the parser has freed. A running parser frees its own blocks only.
- * Blocks have no header: other code frees values in any thread at any time, and frees the text of
- * json_dumps with free().
+ * lists those of `small` that the parser has asked to free. A running parser frees its own blocks
+ * only. Blocks have no header: other code frees values in any thread at any time, and frees the
+ * text of json_dumps with free().
  */
 enum { RECENT_BLOCKS = 8 }; /* a member, its value and its key are 4 blocks or fewer */
 static const size_t LARGE_BLOCK = (size_t)1 << 20;
@@ -157,8 +156,8 @@ static json_t *jansson_parse(const char *text, size_t len, size_t flags, json_er
     return v;
 }
 
-/* Rewords jansson's messages that name its flags, or nothing that a user could find in the
- * input. */
+/* Replaces those of jansson's messages that name its flags, or that do not help to find the place
+ * in the input. */
 static void message_reword(const char *text, char *out, size_t size) {
     static const char *const replacements[][2] = {
         {"\\u0000 is not allowed", "a string holds the character U+0000, which is not accepted"},
@@ -176,10 +175,11 @@ static void message_reword(const char *text, char *out, size_t size) {
 }
 
 /* Parses the value at the cursor and moves the cursor past it. */
-static json_t *cursor_value(struct json_cursor *c, bool last_wins, struct error *err) {
+static json_t *cursor_value(struct json_cursor *c, bool allow_duplicate_keys, struct error *err) {
     json_error_t je;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
-    json_t *v = jansson_parse(c->text + c->pos, len, last_wins ? 0 : JSON_REJECT_DUPLICATES, &je);
+    json_t *v = jansson_parse(c->text + c->pos, len,
+                              allow_duplicate_keys ? 0 : JSON_REJECT_DUPLICATES, &je);
     if (v) {
         cursor_advance(c, (size_t)je.position);
         return v;
@@ -209,14 +209,14 @@ static int cursor_error(const struct json_cursor *c, const char *problem, struct
                      problem);
 }
 
-static json_t *text_parse(const char *text, size_t len, const char *what, bool last_wins,
+static json_t *text_parse(const char *text, size_t len, const char *what, bool allow_duplicate_keys,
                           struct error *err) {
     struct json_cursor c = cursor_init(what, text, len);
     if (cursor_peek(&c) < 0) {
         error_set(err, ERR_FORMAT, "'%s' is empty, a JSON value was expected", what);
         return NULL;
     }
-    json_t *v = cursor_value(&c, last_wins, err);
+    json_t *v = cursor_value(&c, allow_duplicate_keys, err);
     if (v && cursor_peek(&c) >= 0) {
         cursor_error(&c, "the JSON value has ended, but more text follows", err);
         json_decref(v);
@@ -312,7 +312,7 @@ json_t *json_parse_limited(const char *text, size_t len, const char *what,
         return NULL;
     }
     budget->cost -= m.cost;
-    return text_parse(text, len, what, budget->last_wins, err);
+    return text_parse(text, len, what, budget->allow_duplicate_keys, err);
 }
 
 json_t *json_parse_file(const char *path, struct error *err) {

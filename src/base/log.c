@@ -1,13 +1,13 @@
 /*
- * log: clocks, messages on stderr, and progress: a line for the user, and lines for the program
- * that started this one.
+ * log: clocks, messages on stderr, and progress reports: a line for the user, and lines for the
+ * program that started this one.
  *
  * It writes nothing to stdout, which belongs to results; but terminal_sanitize_stdout filters
  * characters that could harm a terminal out of stdout. It uses no colour, and draws nothing when
  * stderr is not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line is on the terminal, a
- * message first wipes it; the next update draws it again.
+ * message first erases it; the next update draws it again.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -316,16 +316,16 @@ static bool progress_pipe_write(const char *text) {
     return written;
 }
 
-/* Writes a line, unless any bar wrote one just now. The end of a bar is written if the bar's
- * previous write succeeded. */
+/* Writes a line to the pipe, unless any bar wrote one within REPORT_SECONDS. The last line of a bar
+ * is written only if the bar's previous write succeeded. */
 static void progress_report(struct progress *p, bool last) {
-    if (progress_pipe_fd < 0 || (last && !p->ever_printed)) return;
+    if (progress_pipe_fd < 0 || (last && !p->last_report_written)) return;
     double now = clock_now(), last_report = atomic_load(&progress_reported_at);
     if (!last && (now - last_report < REPORT_SECONDS ||
                   !atomic_compare_exchange_strong(&progress_reported_at, &last_report, now)))
         return;
     char *text = progress_json(p, now - p->start);
-    p->ever_printed = progress_pipe_write(text);
+    p->last_report_written = progress_pipe_write(text);
     free(text);
 }
 

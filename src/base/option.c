@@ -2,10 +2,10 @@
  * option: one table row per option; the command line, recipe keys, defaults, ranges and help all
  * come from it.
  *
- * It knows no command and no option by name. Values are set in one way only (value_set for the text
- * of flags, variables and configuration files, value_from_json for recipes), so a range holds for
- * every source. The table's own defaults are set in the same way, and a bad one is a broken
- * contract.
+ * It knows no command and no option by name. value_set sets values from the text of flags,
+ * variables and configuration files, value_from_json sets those of recipes; both check ranges, so a
+ * range holds for every source. The table's own defaults are set in the same way, and an invalid
+ * default is a broken contract.
  *
  * Invariant: a string or list field always owns its memory, so options_release is safe at any
  * moment after options_default. A list given again by a later source replaces the earlier source's
@@ -129,7 +129,7 @@ static void string_set(const struct option_row *row, void *out, const char *text
     *field = copy;
 }
 
-/* Sets one row from text; `label` is the option's name for messages. A list gains one item. */
+/* Sets an option from text; appends an item to a list. `label` is the option's name in messages. */
 static int value_set(const struct option_row *row, void *out, const char *text, const char *label,
                      struct error *err) {
     switch (row->type) {
@@ -202,8 +202,8 @@ bool option_name_equal(const char *a, const char *b, size_t n) {
     return b[n] == '\0';
 }
 
-/* The row with this name, the one that an alias of this name refers to, or the one that had this
- * name in an earlier version; the last with a note. */
+/* The row with this name, the row that an alias of this name refers to, or the row that had this
+ * name in an earlier version. In the last case it prints a note if `print_note`. */
 static const struct option_row *row_find(const struct option_row *rows, const char *name,
                                          size_t len, bool print_note) {
     for (const struct option_row *row = rows; row->name; row++) {
@@ -297,8 +297,8 @@ static void list_add(struct command_line *c, const struct option_row *row, const
     strings_add(list, text);
 }
 
-/* The value of a flag that needs one: after '=', or the next argument; a list takes all arguments
- * up to the next flag. */
+/* Sets the value of a flag that needs one: `value`, the text after '=', or the next argument. A
+ * list takes all arguments up to the next flag. */
 static int flag_value(struct command_line *c, const struct option_row *row, const char *label,
                       const char *value) {
     bool attached = value != NULL;
@@ -644,8 +644,8 @@ static int value_from_json(const struct option_row *row, void *out, const json_t
     return ERR_USAGE;
 }
 
-/* One application of a document. Below, `path` is a position in the document ("train.lora.rank")
- * and `name` the option's name that it spells ("lora_rank"). */
+/* The arguments of options_from_yaml. In the functions below, `path` is a position in the document
+ * ("train.lora.rank") and `name` is the option's name that the keys form ("lora_rank"). */
 struct option_recipe {
     const struct option_row *rows;
     void *out;
@@ -668,8 +668,8 @@ static int unknown_key_error(const struct option_recipe *r, const char *name, in
     return r->err->code;
 }
 
-/* One key: a row's value, or a mapping whose keys continue the name, so that "lora: {rank: 8}" is
- * lora_rank. */
+/* Applies one key: it has a row's value, or a mapping whose keys continue the name, so that "lora:
+ * {rank: 8}" is lora_rank. */
 static int key_apply(const struct option_recipe *r, const char *path, const char *name,
                      const json_t *v) {
     const struct option_row *row = row_find(r->rows, name, strlen(name), !r->doc->stored);

@@ -5,7 +5,7 @@
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
  * 2011) with the published constants. The functions follow the textbook: reduce the argument with a
  * constant split in parts whose products are exact, then evaluate a Taylor polynomial on the small
- * rest. They are not the fastest; vector loops have theirs in kernel.
+ * rest. They are not the fastest; src/kernel has its own versions for vector loops.
  *
  * Invariant: only +, -, *, /, sqrt, floor and fma on doubles, which IEEE 754 defines to the last
  * bit, and no contraction by the compiler (-ffp-contract=off). So equal arguments give equal bits

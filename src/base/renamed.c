@@ -2,15 +2,15 @@
  * renamed: options and values that had another name in version 0.1 (docs/COMPATIBILITY.md).
  *
  * An old name is accepted wherever its option is: on the command line, in variables, configuration
- * files, recipes and requests of jobs. What people write gets a note once per process. Results that
- * are stored or hashed (options of runs, rules in traces) keep the old name, so that runs keep
- * their ids and files of 0.1 and of today are read by each other.
+ * files, recipes and requests of jobs. An old name that a user writes causes a note, once per
+ * process. Results that are stored or hashed (options of runs, rules in traces) keep the old name,
+ * so that runs keep their ids and files of 0.1 and of today are read by each other.
  *
- * An old name may belong to several options; the one in the command's table is meant. A present
+ * Several options may have had the same old name; the one in the command's table is used. A current
  * name occurs once.
  *
- * A value's row has its kind. Values are not validated here: a name without a row is returned
- * unchanged.
+ * A row of a renamed value also has the value's kind. Values are not validated here: a name without
+ * a row is returned unchanged.
  */
 #include "base/internal.h"
 

@@ -2,9 +2,8 @@
  * sha256: SHA-256 (FIPS 180-4). libsodium computes it; on processors with the SHA extensions their
  * instructions compress whole blocks, about six times as fast.
  *
- * Not here: the choice of what is hashed. Invariant: the state is libsodium's own, so both may
- * compress parts of one message in any order; the blocks of an update go to the instructions only
- * when libsodium's buffer is empty.
+ * Invariant: the state is libsodium's own struct, so that libsodium and the code here can take
+ * turns in one message. The code here compresses blocks only when libsodium's buffer is empty.
  */
 #include "base/base.h"
 

@@ -1,17 +1,18 @@
 /*
  * thread: the fixed thread pool used by every parallel loop.
  *
- * Workers and caller take chunks of 0..n-1 in order, lowest first. Each chunk is one thread's share
- * of the remaining units: few big ones, because every chunk has a cost of its own, then smaller
- * ones, so that all threads end at about the same time, even if the host or expensive work slows
- * one down. `thread` is the index of the executing thread, so scratch memory indexed by it is never
- * shared.
+ * Workers and caller take chunks of 0..n-1 in order, lowest first. A chunk is the remaining units
+ * divided by the number of threads (guided self-scheduling): the first chunks are large, because
+ * each chunk has a fixed cost; the last are small, so that all threads end at about the same time,
+ * even if the host or an expensive item slows one down. `thread` is the index of the executing
+ * thread, so scratch memory indexed by it is never shared.
  *
  * Protocol. The caller writes the job, then `left`, the number of unclaimed units, then publishes a
  * new `epoch`. A thread claims a chunk by subtracting units from `left`. It may read the job's
  * fields only after that; they cannot change before `pending`, which counts unfinished units,
- * reaches 0. A sleeper announces itself before it checks once more the word that it sleeps on, and
- * a waker changes the word before it checks for sleepers, so no wake-up is lost.
+ * reaches 0. A thread that is about to sleep increments `sleepers` (or sets `caller_sleeps`) before
+ * it checks its futex word again, and a thread that wakes others changes the word before it checks
+ * for sleepers, so no wake-up is lost.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -26,9 +27,9 @@
 #include <unistd.h>
 
 /*
- * A waiter spins this long before it sleeps: longer than the gaps inside a forward pass and between
- * two. Waking a sleeper costs 50 microseconds and more if an idle processor belongs to a
- * hypervisor, half the time of a product. Between rounds of spinning it yields the processor.
+ * A waiting thread spins this long before it sleeps: longer than the gaps inside a forward pass and
+ * between two passes. Waking a sleeping thread costs 50 microseconds or more on a virtual machine,
+ * half the time of a matrix product. After SPINS_PER_YIELD checks the thread yields the processor.
  */
 #define SPIN_SECONDS 200e-6
 enum { SPINS_PER_YIELD = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
@@ -91,7 +92,8 @@ static bool chunk_run_next(struct pool *p, int thread) {
     return true;
 }
 
-/* Spins until the word is `value` (or, with `other`, differs from it) or the time is up. */
+/* Spins until the word equals `value` (with `until_differs`: differs from it) or SPIN_SECONDS have
+ * passed. */
 static void spin_until(const futex_word *word, uint32_t value, bool until_differs) {
     for (double end = 0;; sched_yield()) {
         for (int i = 0; i < SPINS_PER_YIELD; i++) {

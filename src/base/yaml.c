@@ -3,9 +3,9 @@
  *
  * libyaml splits the file into events; this file builds the values. It reads one document of the
  * YAML 1.2 core schema: plain null, true, false, integers and floats are typed; everything else and
- * everything quoted is a string (so 'yes' and 'on' are words). Anchors, aliases, tags and merge
- * keys are refused: a recipe should read as it runs, and expanding aliases turns small files into
- * large ones.
+ * everything quoted is a string (so 'yes' and 'on' are strings). Anchors, aliases, tags and
+ * merge keys are refused: a recipe should contain what it means at the place where it is used, and
+ * expanding aliases turns small files into large ones.
  *
  * Invariant: `path` is the dotted key path of the node being read; between siblings it is that of
  * their parent.
@@ -44,7 +44,7 @@ static bool is_one_of(const char *s, const char *const *words) {
     return false;
 }
 
-/* [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; *base is set when it is one. */
+/* [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; sets *base to 10, 8 or 16. */
 static bool is_integer(const char *s, int *base) {
     *base = 10;
     const char *digits = "0123456789";

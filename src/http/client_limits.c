@@ -24,11 +24,11 @@ struct client {
     bool idle;
     int64_t held[N_LIMITS];
     int n_failures;
-    double backoff_until, last_failure;  /* until: no guess is compared before; last: time of the
-                                          * last wrong key */
+    double backoff_until, last_failure;  /* no guessed key is compared before `backoff_until`;
+                                          * last_failure: time of the last wrong key */
     uint64_t known_keys;                 /* keys that the client has sent, one bit per key */
-    uint64_t failed_hashes[FAILED_KEYS]; /* ring of the hashes of its last wrong keys, indexed by
-                                            `wrong` */
+    uint64_t failed_hashes[FAILED_KEYS]; /* ring buffer: hashes of its last wrong keys; the next
+                                            index is n_failures % FAILED_KEYS */
 };
 struct client_limits {
     pthread_mutex_t lock;
@@ -88,7 +88,7 @@ static void client_remove(struct client_limits *l, struct client *c) {
     l->n--;
 }
 
-/* Puts the client into the idle list or frees it, as its state after a change requires. */
+/* Called after a change: moves the client into or out of the idle list, or frees it. */
 static void client_update_idle(struct client_limits *l, struct client *c) {
     idle_list_remove(l, c);
     for (int i = 0; i < N_LIMITS; i++)
@@ -104,7 +104,7 @@ static void client_update_idle(struct client_limits *l, struct client *c) {
     if (++l->n_idle > CLIENT_LIMITS_IDLE_MAX) client_remove(l, l->oldest);
 }
 
-/* The lock is held until client_put_unlock. */
+/* Finds or adds a client and takes the lock, which client_put_unlock releases. */
 static struct client *client_get_locked(struct client_limits *l, const char *name) {
     pthread_mutex_lock(&l->lock);
     struct client **at = client_find_slot(l, name);

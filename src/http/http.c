@@ -9,18 +9,19 @@
  *
  * Invariants. 1. Only the library's threads use the library's objects of a connection, except
  * MHD_resume_connection. It is called exactly once per suspension, under the exchange's lock, and
- * never before the answer: the library would call for the answer again and wait for ever. 2. A
+ * never before the answer: the library would call on_access again and then wait for ever. 2. A
  * suspended connection cannot end, so an exchange that was handed over lives until it is answered.
- * 3. `close` and `ended` are called once, in that order. 4. Lock order: exchange, the answering
- * code, http.
+ * 3. `close` and `ended` are called once, in that order. 4. Lock order: the exchange's
+ * lock, locks of the code that answers, http's lock.
  *
  * The body of a refused request is read to its end before the answer is sent: many clients do not
  * read before they have sent everything, and closing the connection earlier looks to them like a
  * server crash.
  *
  * The library does not check suspended connections, and a client that sends one byte per minute
- * keeps resetting the library's timers. So a thread here, the watch, closes connections that take
- * too long in total, and notifies the code that computes for a client that has disconnected.
+ * keeps resetting the library's timers. So a thread here, the watchdog, closes connections
+ * that take too long in total, and notifies the code that computes an answer for a client that has
+ * disconnected.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -87,15 +88,16 @@ enum {
     LARGE_NICE = 10,
     DISCARD_FACTOR = 4, /* a refused body is read up to this multiple of the limit */
     BODIES_FACTOR = 8,  /* all bodies in memory: at most this multiple of the limit */
-    BODIES_FACTOR_PER_CLIENT =
-        2, /* bodies of one client: at most this multiple, except on this machine */
+    /* bodies of one client: at most this multiple, except on this machine */
+    BODIES_FACTOR_PER_CLIENT = 2,
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
-    REPLY_BYTES_PER_PERIOD =
-        4 << 20, /* bytes of a reply for which the client gets another body_seconds */
-    STREAM_BLOCKS_PER_PERIOD =
-        8,                 /* blocks of a stream that the client must read per body_seconds … */
-    MIN_BLOCK_SECONDS = 5, /* … but each block gets at least this time */
+    /* A client has body_seconds to read a reply, and again for each of these numbers of bytes. Of a
+     * stream it must read this number of blocks per body_seconds; each block gets at least
+     * MIN_BLOCK_SECONDS. */
+    REPLY_BYTES_PER_PERIOD = 4 << 20,
+    STREAM_BLOCKS_PER_PERIOD = 8,
+    MIN_BLOCK_SECONDS = 5,
 };
 
 enum exchange_phase { PHASE_READING, PHASE_HANDED_OVER, PHASE_SENDING };
@@ -116,13 +118,13 @@ struct exchange {
     int64_t charged_bytes;           /* bytes of the body that count towards its client's limit */
     int64_t discarded;               /* bytes discarded from the body of a refused request */
     struct body_sink *sink;          /* receives the body instead, or NULL */
-    double started_at, last_read_at; /* fed: when the sink received its last part */
+    double started_at, last_read_at; /* last_read_at: when the sink received its last part */
     double deadline;    /* deadline for the client to read the current output; atomic; 0: no
                          * deadline */
     size_t reply_bytes; /* size of the reply; 0 for a stream */
     void *user;
 
-    enum exchange_phase phase; /* atomic, like status, because the watch reads it */
+    enum exchange_phase phase; /* atomic, like status, because the watchdog reads it */
     int status;                /* 0: not answered yet; set under the lock */
 
     pthread_mutex_t lock; /* protects the fields below */
@@ -158,9 +160,9 @@ struct work_queue {
     struct http_work *head, *tail;
 };
 
-/* A queue with its own threads. One pool runs requests that must be answered even while all workers
- * are busy. The other runs requests with a large body at a low priority, so that engine steps and
- * small requests do not wait for them. */
+/* A queue with its own threads. own_thread_pool runs requests that must be answered even while all
+ * workers are busy (HTTP_DISPATCH_OWN_THREAD). large_pool runs requests with a large body at a low
+ * priority, so that engine steps and small requests do not wait for them. */
 struct worker_pool {
     struct http *h;
     struct work_queue queue;
@@ -216,7 +218,7 @@ void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx) {
     work_add(h, &h->queue, &h->work_ready, fn, ctx);
 }
 
-static struct http_work *work_take(struct work_queue *from) {
+static struct http_work *work_dequeue(struct work_queue *from) {
     struct http_work *w = from->head;
     if (!w) return NULL;
     from->head = w->next;
@@ -228,9 +230,9 @@ static struct http_work *work_take(struct work_queue *from) {
  * checks. At shutdown they may use all: workers must not exit before the queue is empty. */
 static struct http_work *work_next(struct http *h, bool *slow) {
     bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
-    struct http_work *w = room ? work_take(&h->slow_queue) : NULL;
+    struct http_work *w = room ? work_dequeue(&h->slow_queue) : NULL;
     *slow = w != NULL;
-    return w ? w : work_take(&h->queue);
+    return w ? w : work_dequeue(&h->queue);
 }
 
 static void *worker_main(void *ctx) {
@@ -262,7 +264,7 @@ static void *pool_thread_main(void *ctx) {
     if (pool->nice) thread_background(pool->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
-        struct http_work *w = work_take(&pool->queue);
+        struct http_work *w = work_dequeue(&pool->queue);
         if (!w && h->finished) break;
         if (!w) {
             pthread_cond_wait(&pool->work_ready, &h->lock);
@@ -465,7 +467,7 @@ void exchange_wake(struct exchange *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* `source` describes a stream, or is NULL. */
+/* Sets the status and wakes the connection. `source` describes a stream, or is NULL. */
 static void answer_publish(struct exchange *x, int status, const char *type,
                            const struct stream_source *source) {
     CHECK(x->response && exchange_status(x) == 0);
@@ -553,8 +555,8 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             break;
         }
     }
-    /* The watch has shut the socket down, so the client cannot mistake this for a complete reply.
-     * (An error would be more accurate, but the library would keep the connection until its
+    /* The watchdog has shut the socket down, so the client cannot mistake this for a complete
+     * reply. (An error would be more accurate, but the library would keep the connection until its
      * timeout.) */
     if (x->disconnected) n = MHD_CONTENT_READER_END_OF_STREAM;
     pthread_mutex_unlock(&x->lock);
@@ -736,7 +738,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     return x;
 }
 
-/* The request matches a route: decides where its body goes. */
+/* Called when a request matches a route: chooses where its body goes. */
 static void body_destination_choose(struct exchange *x) {
     struct http *h = x->h;
     const char *length = exchange_header(x, "Content-Length");
@@ -746,7 +748,8 @@ static void body_destination_choose(struct exchange *x) {
         refuse(x, 413, "too_large", "the body is larger than --max-body");
 }
 
-/* Makes every check that does not need the body. If the request is answered here, it is refused. */
+/* Makes every check that does not need the body. An answer here means that the request is
+ * refused. */
 static void on_headers_complete(struct exchange *x, const char *version) {
     struct http *h = x->h;
     const char *rest;
@@ -924,7 +927,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     (void)c;
     if (!x) return;
     *con_cls = NULL;
-    /* The thread that answered, and the watch, may still hold the lock for a moment. */
+    /* The thread that answered, and the watchdog, may still hold the lock for a moment. */
     pthread_mutex_lock(&x->lock);
     bool unsent = exchange_status(x) && phase_of(x) != PHASE_SENDING, gone = x->disconnected;
     struct MHD_Response *response = x->response;
@@ -1007,20 +1010,21 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Keeps the path encoded: paths are split before they are decoded. */
+/* The library's unescape callback; it leaves the path encoded, because paths are split first and
+ * decoded afterwards. */
 static size_t unescape_none(void *ctx, struct MHD_Connection *c, char *s) {
     (void)ctx, (void)c;
     return strlen(s);
 }
 
-/* the watch */
+/* the watchdog */
 
 static double connection_timeout(const struct http *h, const struct http_connection *p) {
     if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
     return phase_of(p->x) == PHASE_READING ? h->o->body_seconds : 1e30;
 }
 
-/* The client reads too slowly and thereby keeps the reply in memory. */
+/* Whether the client reads its reply too slowly, which keeps the reply in memory. */
 static bool is_past_deadline(const struct exchange *x, double now) {
     double deadline;
     __atomic_load(&x->deadline, &deadline, __ATOMIC_ACQUIRE);
@@ -1032,7 +1036,8 @@ static bool client_is_gone(int fd) {
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* Handles a client that has disconnected: calls on_gone, and wakes a stream so that it ends. */
+/* Handles a client that has disconnected: calls on_disconnect, and wakes a stream so that it ends.
+ */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     bool is_first = !x->disconnected;
@@ -1345,13 +1350,13 @@ const struct option_row http_option_rows[] = {
     ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),
     ROW("max-connections", OPT_INT, max_connections, "4096", 1, 1e6, "N", "clients at once"),
     ROW("max-connections-per-address", OPT_INT, max_per_address, "512", 0, 1e6, "N",
-        "connections of one address, but this machine's and trusted proxies' (0: any number)"),
+        "connections of one address, except this machine's and trusted proxies' (0: no limit)"),
     ROW("header-seconds", OPT_FLOAT, header_seconds, "20", 0.1, 1e6, "S",
         "time for a request's line and headers"),
     ROW("body-seconds", OPT_FLOAT, body_seconds, "120", 0.1, 1e6, "S", "time for a whole body"),
     ROW("idle-seconds", OPT_FLOAT, idle_seconds, "75", 1, 1e6, "S",
         "time that a connection may be silent"),
     ROW("drain-seconds", OPT_FLOAT, drain_seconds, "30", 0, 1e6, "S",
-        "at the end, time for replies under way"),
+        "time for unfinished replies at shutdown"),
     {0},
 };

@@ -58,13 +58,14 @@ int http_tls_check(const struct http_options *o, struct error *err);
 /* Receives a body part by part in the library's threads, instead of buffering it in memory.
  * --max-body does not limit such a body, and body_seconds limits each part. */
 struct body_sink {
-    int (*put)(struct body_sink *sink, const void *p, size_t n); /* error: closes it */
-    void (*drop)(struct body_sink *sink); /* the exchange has ended, with or without success */
+    int (*put)(struct body_sink *sink, const void *p,
+               size_t n);                 /* an error closes the connection */
+    void (*drop)(struct body_sink *sink); /* called when the exchange has ended in any way */
 };
 /* Where a route's handler runs. */
 enum http_dispatch {
     HTTP_DISPATCH_WORKER,
-    HTTP_DISPATCH_SLOW_WORKER, /* a worker; the handler waits for long, so at most half of the
+    HTTP_DISPATCH_SLOW_WORKER, /* a worker; the handler may block for long, so at most half of the
                                 * workers run such handlers */
     HTTP_DISPATCH_OWN_THREAD,  /* a separate thread, so that it answers even if all workers are
                                 * busy; the handler must be short */
@@ -77,8 +78,8 @@ struct http_callbacks {
     const struct http_route *routes; /* ends with a NULL method */
     int workers;
     struct http **self; /* set before any callback runs, and before http_new returns; or NULL */
-    /* Whether the request is admitted, before its body is read: OK, or the callback has already
-     * answered it. */
+    /* Called before the body is read. Returns OK if the request is admitted; otherwise the callback
+     * has answered it. */
     int (*admit)(void *ctx, struct exchange *x, const struct http_route *r);
     /* Called after admit. Returns where the body goes; NULL: into memory, or the callback has
      * answered the request. May be NULL. */
@@ -86,7 +87,7 @@ struct http_callbacks {
     /* Answers with an error in the format of this API. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
-    /* NULL: all routes use HTTP_DISPATCH_WORKER. */
+    /* Where the route's handler runs. NULL: all routes use HTTP_DISPATCH_WORKER. */
     enum http_dispatch (*work)(void *ctx, const struct http_route *r);
     /* Whether requests may have any Host, because admission requires a key. NULL: they may not; see
      * exchange_host_is_own. */
@@ -226,9 +227,9 @@ bool host_header_is(const char *host, const char *name);
  * that it has sent. A client is identified by a name: an address (ip_address_client_key) or a key's
  * id.
  *
- * Any thread may call. The table is bounded: each client that holds something has an entry, so
- * these are at most as many as connections and requests. Of the other clients, the table remembers
- * the wrong keys of the CLIENT_LIMITS_IDLE_MAX most recent ones.
+ * Any thread may call. The table is bounded: a client that holds something has an entry, so there
+ * are at most as many of these entries as connections and requests. Of the other clients, the table
+ * remembers the wrong keys of the CLIENT_LIMITS_IDLE_MAX most recent ones.
  *
  * Clock: `now` is clock_now(), which never jumps.
  */
@@ -254,13 +255,14 @@ void client_limits_release(struct client_limits *l, const char *client, enum cli
 bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
                             int64_t most);
 
-/* Seconds until the server compares guessable keys of this client again; 0: now. */
+/* Seconds for which the server still refuses to compare guessable keys of this client; 0: none. */
 double client_limits_auth_backoff(struct client_limits *l, const char *client, double now);
-/* The client sent a wrong key. Repeating the same wrong key does not count: a client with an
+/* Records a wrong key. Repeating the same wrong key does not count, so that a client with an
  * outdated key does not make its address wait. */
 void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
                                double now);
-/* The client sent a right key, one of the first 64 guessable ones; and whether it did so before. */
+/* client_limits_auth_ok records that the client sent the right key with this index (of the first 64
+ * guessable keys); client_limits_was_auth_ok returns whether it has. */
 void client_limits_auth_ok(struct client_limits *l, const char *client, int key);
 bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key);
 int client_limits_count(struct client_limits *l); /* entries in the table */

@@ -87,7 +87,7 @@ void hub_url_encode(struct buf *out, const char *text, bool keep_slashes) {
     }
 }
 
-/* Rejects an address with a name and password, which would end up in messages. */
+/* Rejects an address with a user name and password, which messages would show. */
 static int endpoint_init(struct hub_client *c, struct error *err) {
     const char *text = getenv("HF_ENDPOINT");
     c->endpoint = xstrdup(text && *text ? text : "https://huggingface.co");
@@ -237,8 +237,8 @@ static int partial_open(struct partial_file *p, struct error *err) {
     return partial_resume(p, err);
 }
 
-/* Handles the first bytes of a response. The status line and Content-Range tell their position in
- * the file. */
+/* Handles the beginning of a response's body. The status and Content-Range give its position in the
+ * file. */
 static int partial_begin(struct partial_file *p, struct hub_request *r, long status) {
     if (status == 206 && r->range_start != p->pos) {
         int rc = partial_restart(p, r->err);
@@ -455,7 +455,8 @@ static int request_try(struct hub_request *r) {
     r->rc = OK;
     r->discarded = r->text.len = 0;
     CURLcode code = request_send(r, &status);
-    if (r->rc == RETRY) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
+    if (r->rc == RETRY)
+        error_set(r->err, ERR_FORMAT, "the server sent a wrong range of '%s'", r->file);
     if (r->rc != OK) return r->rc;
     if (code != CURLE_OK && r->discarded <= DISCARD_LIMIT) return curl_error(r, code);
     if (status != 200 && status != 206) return status_error(r, status);
@@ -516,7 +517,7 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
     return v;
 }
 
-/* Completes and verifies the partial file, whatever it holds at first. */
+/* Downloads the rest of the partial file and verifies it; starts over if its bytes are wrong. */
 static int partial_complete(struct partial_file *p, struct hub_request *r) {
     struct error *err = r->err;
     for (;;) {
@@ -529,7 +530,7 @@ static int partial_complete(struct partial_file *p, struct hub_request *r) {
         if (from_start)
             return error_set(err, ERR_FORMAT,
                              "'%s' arrived damaged: its hash is not the %.12s... that the hub "
-                             "lists; if it happens again, something on the way alters it",
+                             "lists; if it happens again, a proxy or the network alters it",
                              p->file->path, p->file->hash);
         log_info("the partial file of '%s' is damaged; loading it from the start", p->file->path);
     }

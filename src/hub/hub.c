@@ -5,9 +5,9 @@
  * It does not talk to the server (fetch.c) and does not inspect files: the folder is opened like
  * any other. Pickles are never downloaded, even if requested by name.
  *
- *      survey            load                 publish
- *   hash local files  -> NAME.partial, each -> record "complete": false -> rename all, remove files
- *                        verified              the commit no longer has -> record "complete": true
+ *    find missing       download              publish
+ *   hash local files -> NAME.partial, each -> record "complete": false -> rename all, remove files
+ *                       verified              the commit no longer has -> record "complete": true
  *
  * Invariants, at every moment, also after a kill:
  *   1. NAME is a complete, verified file or absent; only publishing changes it.
@@ -208,7 +208,7 @@ static bool is_pickle(const char *path) {
     return matches_any(path, pickle_files, ARRAY_LEN(pickle_files), FNM_CASEFOLD);
 }
 
-/* Names that a pull itself uses. */
+/* Names of files that a pull itself creates. */
 static bool is_reserved(const char *path) {
     static const char *const names[] = {"*.partial", "*.partial.etag", RECORD_NAME, LOCK_NAME};
     return matches_any(path, names, ARRAY_LEN(names), 0);
@@ -238,7 +238,7 @@ static char *files_describe(const struct hub_repo *r, bool (*matches)(const char
     return b.data; /* NULL if no file matches */
 }
 
-/* Reports the files of a repository that has no usual ones. */
+/* The error for a repository without any default file; it names the files that exist. */
 static int no_default_files_error(const struct hub_repo *r, const struct hub_ref *name,
                                   struct error *err) {
     char *ggufs = files_describe(r, is_gguf), *pickles = files_describe(r, is_pickle);
@@ -306,7 +306,7 @@ int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct
                                      : select_default(r, name, err);
 }
 
-/* The hub states sizes of at most 2^50 each; their sum is kept below this. */
+/* A listed file has at most 2^50 bytes; sums of sizes are clamped to this. */
 static const int64_t MAX_BYTES = (int64_t)1 << 60;
 
 /* the record */
@@ -454,7 +454,8 @@ static int pull_find_missing(struct hub_pull *p) {
     if (statvfs(p->dir, &fs) < 0) return error_errno(p->err, "cannot examine '%s'", p->dir);
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     if ((uint64_t)p->to_transfer <= free_bytes) return OK;
-    return error_set(p->err, ERR_IO, "%.1f MB are to be loaded, but '%s' has room for %.1f MB",
+    return error_set(p->err, ERR_IO,
+                     "the download needs %.1f MB, but '%s' has %.1f MB of free space",
                      1e-6 * (double)p->to_transfer, p->dir, 1e-6 * (double)free_bytes);
 }
 
@@ -500,8 +501,8 @@ static json_t *record_new(const struct hub_pull *p) {
                      "commit", p->repo.commit, "complete", 1, "files", files);
 }
 
-/* Lists files of an older commit that the new one does not have; they could be taken for part of
- * it. */
+/* Lists files of an older commit that the new one does not have. They are removed, because a reader
+ * would take them for a part of the new commit. */
 static json_t *stale_files(const struct hub_pull *p, const json_t *record) {
     json_t *stale = json_array(), *v;
     size_t i;
@@ -571,7 +572,7 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
     return record;
 }
 
-/* A survey without its refusals; files that are present already need no download. */
+/* Lists the files that are not present, like pull_find_missing but without its checks. */
 static json_t *plan_json(const struct hub_pull *p) {
     json_t *files = json_array();
     int64_t bytes = 0;
@@ -614,8 +615,9 @@ static char *record_target(const json_t *record, const char *dir, const char *na
         const char *path = json_string_value(json_object_get(v, "path"));
         if (!path || !is_gguf(path) || !hub_path_safe(path)) continue;
         if (gguf) {
-            error_set(err, ERR_USAGE, "'%s' is several files here: name one, as in '%s/%s'", name,
-                      name, gguf);
+            error_set(err, ERR_USAGE,
+                      "several files of '%s' are downloaded: name one, as in '%s/%s'", name, name,
+                      gguf);
             return NULL;
         }
         gguf = path;
@@ -645,7 +647,7 @@ static int entry_visible(const struct dirent *e) {
     return e->d_name[0] != '.';
 }
 
-/* Calls add(out, PATH) for each folder in `dir`, in order of name. */
+/* Calls add(out, PATH) for each folder in `dir`, in alphabetical order. */
 static void for_each_dir(const char *dir, void (*add)(json_t *out, const char *path), json_t *out) {
     struct dirent **entries = NULL;
     int n = scandir(dir, &entries, entry_visible, alphasort);

@@ -20,9 +20,9 @@
 struct hub_options {
     char *to;               /* the folder; NULL: the one in the cache */
     struct strings include; /* globs of files to pull instead of the usual ones */
-    double backoff, stall;  /* seconds: the wait before the first retry, and the silence that counts
-                               as a lost connection; 0: 1 and 60 */
-    bool dry_run;           /* ignored here; a caller that sets it calls hub_plan instead */
+    double backoff, stall;  /* seconds before the first retry (0: 1), and seconds without data after
+                               which a connection counts as lost (0: 60) */
+    bool dry_run;           /* not used by hub_pull; the command then calls hub_plan instead */
 };
 bool hub_is_name(const char *path); /* begins with "hf:" */
 /* The absolute path; a hub name or a missing path is returned unchanged. malloc'ed. */
@@ -32,9 +32,9 @@ char *path_absolute(const char *path);
 char *hub_cached_path(const char *name, struct error *err);
 char *hub_cache_dir(void); /* root folder of the cache; NULL: it cannot be determined. malloc'ed */
 /*
- * Makes the folder hold the revision as it is on the hub now: missing and damaged files are
- * downloaded and verified, and put in place once all of them are complete. The next pull continues
- * an interrupted one. Returns the record, with "path" and the bytes "loaded" added, or NULL.
+ * Downloads and verifies the missing and damaged files of the revision's current commit, and
+ * renames them into the folder once all of them are complete. The next pull continues an
+ * interrupted one. Returns the record, with "path" and "loaded" (bytes downloaded) added, or NULL.
  */
 json_t *hub_pull(const char *name, const struct hub_options *o, struct error *err);
 /* The files that hub_pull would download: {repo, commit, folder, files, bytes, "here already"}.

@@ -62,7 +62,7 @@ json_t *hub_client_list(struct hub_client *c, struct error *err);
 /*
  * Downloads `f` at `commit` into PARTIAL, continuing an earlier download, until its size and hash
  * are right and it is flushed to the disk. `on_progress` is called with each change of the number
- * of useful bytes transferred.
+ * of transferred bytes; the change is negative when bytes are discarded.
  */
 typedef void (*hub_progress_fn)(void *ctx, const struct hub_file *f, int64_t change);
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,

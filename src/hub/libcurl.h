@@ -1,8 +1,8 @@
 /*
  * libcurl: the library used for all outgoing HTTP.
  *
- * It is loaded at its first use. Linked, its thirty dependencies would cost every other command 6
- * MB, too much for twenty agents in 100 MB.
+ * It is loaded with dlopen at its first use. If it were linked, its thirty dependencies would cost
+ * every other command 6 MB of memory; twenty agents are to fit in 100 MB.
  */
 #ifndef SHOAL_HUB_LIBCURL_H
 #define SHOAL_HUB_LIBCURL_H

@@ -19,7 +19,7 @@ struct shoal {
     struct engine *engine;
 };
 
-/* The public adapter type is never completed: its pointer is that of the adapter itself. */
+/* struct shoal_adapter is never defined; a pointer to it is a pointer to a struct adapter. */
 static struct adapter *adapter_unwrap(const struct shoal_adapter *a) {
     return (struct adapter *)(uintptr_t)a;
 }

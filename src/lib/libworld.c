@@ -12,7 +12,7 @@
 struct shoal_world {
     struct trace t;
     struct world w;                      /* at the trace's last tick */
-    struct buf observation, prompt, map; /* last results that the caller borrows */
+    struct buf observation, prompt, map; /* results that the caller borrows until its next call */
 };
 
 static int error_copy(struct shoal_error *out, const struct error *err) {

@@ -147,7 +147,7 @@ static bool is_normalized(const char *path) {
     return true;
 }
 
-/* Binds each path at its real path and, if links lead there, at the given path too. */
+/* Mounts each path at its real path and, if it is reached through links, at the given path too. */
 static int binds_add(struct binds *b, const struct strings *paths, bool write, struct error *err) {
     for (int i = 0; paths && i < paths->n; i++) {
         const char *named = paths->v[i];

@@ -6,7 +6,7 @@
 
 /* The path of bwrap, malloc'ed; NULL with ERR_MISSING if it is not installed. */
 char *bwrap_find(struct error *err);
-/* A change of this system that may make bwrap work, as the end of a sentence, or "". */
+/* A change of the system's settings that may make bwrap work, as the end of an error message. */
 const char *bwrap_hint(void);
 
 /* Descriptors in the launched bwrap. */

@@ -58,7 +58,7 @@ int sandbox_landlock_abi(void) {
     return abi > 0 ? (int)abi : 0;
 }
 
-/* The rights that this ABI can deny, and the size of the struct that it knows. */
+/* The rights that this ABI can deny. *size: the size of the struct in this ABI. */
 static struct ruleset_attr handled_rights(int abi, size_t *size) {
     struct ruleset_attr a = {.fs = FS_ABI_1};
     if (abi >= 2) a.fs |= FS_REFER;

@@ -7,15 +7,16 @@
  * killed when the thread that started it ends, and then checks whether that has happened already.
  * So at no moment would the death of this process leave anything running.
  *
- * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error.
- * The thread must not end earlier (as a worker of the caller may) nor later.
+ * Every command has a supervisor, a thread that starts bwrap, waits for it and reads standard
+ * error. bwrap must be started by a thread that lives exactly as long as the command: a thread of
+ * the caller may end earlier.
  *
  * A PID namespace needs a user namespace, which the child creates too. RLIMIT_NPROC is set inside
  * it and so counts the processes of this namespace; set outside, it would count those of the user.
- * For root it would not count at all: the kernel exempts user id 0 of the initial namespace,
- * however it is mapped. So under root the command gets an unused user id of the machine, and all
- * other ids are mapped too, so that CAP_DAC_OVERRIDE works on the files shown to it. Only a process
- * outside can write such a map, so that start forks. Otherwise the child shares our memory until
+ * For root it would have no effect: the kernel exempts user id 0 of the initial namespace, however
+ * it is mapped. So under root the command gets an unused user id of the machine, and all other ids
+ * are mapped too, so that CAP_DAC_OVERRIDE works on the files shown to it. Only a process outside
+ * can write such a map, so under root the child is forked. Otherwise it shares our memory until
  * exec, as after vfork, and copies no page tables.
  *
  * The pipe of the seccomp filter is a gate: bwrap reads it to its end when everything else is set
@@ -43,16 +44,16 @@
 #include <unistd.h>
 
 struct sandbox {
-    /* set before the keeper starts */
+    /* set before the supervisor starts */
     char *bwrap, **argv;
     struct sandbox_limits limits;
-    bool strict; /* stderr beyond the limit ends the command */
+    bool strict; /* too much output on stderr kills the command */
     bool mapped;
     int fds[N_FDS]; /* descriptors for bwrap; closed once it has them */
     int in, out;    /* the caller's ends of the pipes; -1: none */
-    int errs, gate; /* the keeper's ends */
+    int errs, gate; /* the supervisor's ends */
     double start_time, deadline;
-    /* used by the keeper only */
+    /* used by the supervisor only */
     pthread_t supervisor;
     bool has_supervisor;
     pid_t pid;
@@ -71,7 +72,7 @@ struct sandbox {
 
 /* descriptors */
 
-/* Milliseconds until then, for poll(); -1: no limit. */
+/* Milliseconds until the deadline, for poll(); -1: no limit. */
 static int poll_timeout(double deadline) {
     double left = deadline - clock_now();
     return left > 1e6 ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
@@ -98,8 +99,8 @@ enum { CHILD_STACK = 64 << 10 };
 /* Arguments of the child. Between clone and exec it may only make system calls. */
 struct sandbox_launch {
     const struct sandbox *s;
-    const char *uid_map, *gid_map; /* maps that the child writes itself; or NULL, and … */
-    int map_done;                  /* … this pipe gets a byte when they are written */
+    const char *uid_map, *gid_map; /* maps that the child writes itself; NULL: the parent does */
+    int map_done;                  /* pipe that gets a byte when the parent has written them */
     volatile int error;
 };
 
@@ -110,7 +111,8 @@ static bool text_write(const char *path, const char *text) {
     return written;
 }
 
-/* Takes its user id in the new user namespace: the same user as before, or user 0 of root's map. */
+/* Switches to the user id of the new user namespace: the same user as before, or user 0 of root's
+ * map. */
 static bool user_switch(const struct sandbox_launch *l) {
     char c;
     ssize_t n;
@@ -231,7 +233,7 @@ static int launch_as_root(struct sandbox *s, struct error *err) {
     int rc = s->pid > 0 ? maps_write(s->pid, err) : namespace_error(errno, err);
     /* A byte and not end of file: children of other threads hold this end too, until their exec. */
     if (!rc && write(start_pipe[1], "", 1) != 1)
-        rc = error_errno(err, "cannot tell a new process to go");
+        rc = error_errno(err, "cannot start the new process");
     if (rc && s->pid > 0) {
         kill(s->pid, SIGKILL);
         waitpid(s->pid, NULL, 0);
@@ -356,7 +358,7 @@ static void *supervisor_main(void *ctx) {
 
 /* starting */
 
-/* Opens standard input: the input of the spec, else a pipe (if `interactive`) or /dev/null. */
+/* Opens standard input: the input of the spec, or else a pipe (if `interactive`) or /dev/null. */
 static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool interactive,
                       struct error *err) {
     int *fd = &s->fds[STDIN_FILENO];

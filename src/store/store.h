@@ -16,11 +16,12 @@
 struct store;
 struct store *store_open(const char *path, struct error *err);
 void store_close(struct store *s);
-/* Whether a commit returns only when it is on the disk, so that it survives a power failure;
- * applies from the next transaction on. A new handle only orders its commits. Not within a
+/* `full`: a commit returns only when it is on the disk, so that it survives a power failure. The
+ * default of a new handle is false: after a power failure the last commits may be lost, and the
+ * file is consistent. Applies from the next transaction on. Must not be called within a
  * transaction. */
 int store_set_synchronous(struct store *s, bool full, struct error *err);
-/* Groups writes: all are kept or none. Not nested. */
+/* A transaction: all of its writes are stored, or none. Not nested. */
 int store_begin(struct store *s, struct error *err);
 int store_commit(struct store *s, struct error *err);
 void store_rollback(struct store *s);

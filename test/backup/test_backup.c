@@ -36,12 +36,12 @@
 /* faults */
 
 static struct {
-    long at, seen; /* the n-th call; 0: none */
+    long n, n_calls; /* the n-th call fails; 0: none does */
     bool kill;
 } fault;
 
 static bool fault_now(void) {
-    if (++fault.seen != fault.at) return false;
+    if (++fault.n_calls != fault.n) return false;
     if (fault.kill) raise(SIGKILL);
     errno = ENOSPC;
     return true;
@@ -85,11 +85,11 @@ int __wrap_rmdir(const char *path) {
 /* a server's folders */
 
 static struct error err;
-static char dir[64], to[96], runs[96], state[96];
+static char dir[64], backup_dir[96], runs[96], state[96];
 static struct backup_root roots[2] = {{"state", state}, {"runs", runs}};
-static struct backup_options place = {.to = to, .roots = roots, .n_roots = 2};
+static struct backup_options options = {.to = backup_dir, .roots = roots, .n_roots = 2};
 
-static char *in(const char *folder, const char *name) {
+static char *path_in(const char *folder, const char *name) {
     static char paths[16][512];
     static int at;
     char *path = paths[at++ % 16];
@@ -97,7 +97,7 @@ static char *in(const char *folder, const char *name) {
     return path;
 }
 
-static void put(const char *path, const void *data, size_t n, mode_t mode) {
+static void file_create(const char *path, const void *data, size_t n, mode_t mode) {
     char *parent = strndup(path, (size_t)(strrchr(path, '/') - path));
     if (dir_make(parent, &err) != OK || file_write(path, data, n, &err) != OK)
         fail_msg("%s", err.text);
@@ -105,20 +105,20 @@ static void put(const char *path, const void *data, size_t n, mode_t mode) {
     assert_int_equal(chmod(path, mode), 0);
 }
 
-static void put_text(const char *path, const char *text) {
-    put(path, text, strlen(text), 0644);
+static void file_create_text(const char *path, const char *text) {
+    file_create(path, text, strlen(text), 0644);
 }
 
 /* n bytes that depend on the seed. */
-static void put_bytes(const char *path, size_t n, uint32_t seed) {
+static void file_create_random(const char *path, size_t n, uint32_t seed) {
     uint32_t *v = xcalloc(n / 4 + 1, 4);
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     rng_fill(&r, v, n / 4 + 1);
-    put(path, v, n, 0640);
+    file_create(path, v, n, 0640);
     free(v);
 }
 
-static void put_row(const char *db, const char *id) {
+static void run_row_add(const char *db, const char *id) {
     json_t *none = json_object();
     struct store *s = store_open(db, &err);
     if (!s || store_run_add(s, id, "test", none, &err) != OK) fail_msg("%s", err.text);
@@ -127,7 +127,7 @@ static void put_row(const char *db, const char *id) {
 }
 
 /* The first column of the first row of a query. */
-static int64_t query(const char *db, const char *sql) {
+static int64_t query_int(const char *db, const char *sql) {
     sqlite3 *h = NULL;
     sqlite3_stmt *q = NULL;
     assert_int_equal(sqlite3_open_v2(db, &h, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
@@ -139,36 +139,37 @@ static int64_t query(const char *db, const char *sql) {
     return v;
 }
 
-static int64_t rows_of(const char *db) {
-    assert_int_equal(query(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
-    return query(db, "SELECT count(*) FROM runs");
+static int64_t count_rows(const char *db) {
+    assert_int_equal(query_int(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
+    return query_int(db, "SELECT count(*) FROM runs");
 }
 
-static void folders_make(void) {
-    put_bytes(in(runs, "r1/adapters/critic/adapter_model.safetensors"), 700001, 1);
-    put_bytes(in(runs, "r1/adapters/critic/.versions/x/adapter_model.safetensors"), 700001, 1);
-    put_text(in(runs, "r1/recipe.yaml"), "model: fry\n");
-    put_text(in(runs, "r1/雪.txt"), "");
-    put_text(in(state, "jobs/job-1/stdout.jsonl"), "{\"a\": 1}\n");
-    assert_int_equal(mkdir(in(runs, "r1/empty"), 0750), 0);
-    assert_int_equal(chmod(in(runs, "r1/recipe.yaml"), 0444), 0);
-    put_row(in(runs, "shoal.db"), "one");
-    put_row(in(state, "serve.db"), "two");
+static void folders_create(void) {
+    file_create_random(path_in(runs, "r1/adapters/critic/adapter_model.safetensors"), 700001, 1);
+    file_create_random(path_in(runs, "r1/adapters/critic/.versions/x/adapter_model.safetensors"),
+                       700001, 1);
+    file_create_text(path_in(runs, "r1/recipe.yaml"), "model: fry\n");
+    file_create_text(path_in(runs, "r1/雪.txt"), "");
+    file_create_text(path_in(state, "jobs/job-1/stdout.jsonl"), "{\"a\": 1}\n");
+    assert_int_equal(mkdir(path_in(runs, "r1/empty"), 0750), 0);
+    assert_int_equal(chmod(path_in(runs, "r1/recipe.yaml"), 0444), 0);
+    run_row_add(path_in(runs, "shoal.db"), "one");
+    run_row_add(path_in(state, "serve.db"), "two");
 }
 
 static int set_up(void **test_state) {
     (void)test_state;
     log_quiet = true;
     err = (struct error){0};
-    fault.at = 0;
+    fault.n = 0;
     fault.kill = false;
     bool memory = access("/dev/shm", W_OK | X_OK) == 0; // fsync is free there
     snprintf(dir, sizeof dir, "%s/shoal-test-backup-XXXXXX", memory ? "/dev/shm" : "/tmp");
     if (!mkdtemp(dir)) return -1;
     snprintf(runs, sizeof runs, "%s/runs", dir);
     snprintf(state, sizeof state, "%s/runs/serve", dir);
-    snprintf(to, sizeof to, "%s/runs/backups", dir);
-    folders_make();
+    snprintf(backup_dir, sizeof backup_dir, "%s/runs/backups", dir);
+    folders_create();
     return 0;
 }
 
@@ -177,88 +178,88 @@ static int tear_down(void **test_state) {
     return folder_remove(dir);
 }
 
-/* looking */
+/* observing */
 
-static struct buf seen;
-static const char *seen_under;
+static struct buf listing;
+static const char *listing_root;
 
-/* "path mode hash" of the files to restore; for databases, whose bytes SQLite may change, the
- * rows. */
-static int entry_text(const char *path, const struct stat *st, int type, struct FTW *at) {
+/* Appends "path mode hash" of a file that is restored; for a database, whose bytes SQLite may
+ * change, the number of rows instead of the hash. */
+static int listing_add(const char *path, const struct stat *st, int type, struct FTW *at) {
     const char *name = path + at->base, *dot = strrchr(name, '.');
     char hash[HASH_LEN] = "";
-    if (strncmp(path, to, strlen(to)) == 0 || strstr(path, ".before-") ||
+    if (strncmp(path, backup_dir, strlen(backup_dir)) == 0 || strstr(path, ".before-") ||
         strstr(path, ".restoring") || at->level == 0)
         return 0;
     if (strcmp(name, "serve") == 0) return 0;
     if (dot && (strcmp(dot, ".db-wal") == 0 || strcmp(dot, ".db-shm") == 0)) return 0;
     if (dot && strcmp(dot, ".db") == 0)
-        snprintf(hash, sizeof hash, "%d rows", (int)rows_of(path));
+        snprintf(hash, sizeof hash, "%d rows", (int)count_rows(path));
     else if (type == FTW_F)
         assert_int_equal(sha256_file(path, hash, &err), OK);
-    char *line = xasprintf("%s %o %s", path + strlen(seen_under),
+    char *line = xasprintf("%s %o %s", path + strlen(listing_root),
                            dot && strcmp(dot, ".db") == 0 ? 0 : st->st_mode & 0777, hash);
-    buf_printf(&seen, "%s\n", line);
+    buf_printf(&listing, "%s\n", line);
     free(line);
     return 0;
 }
 
-static int by_text(const void *a, const void *b) {
+static int compare_lines(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* A whole folder as text. malloc'ed. */
-static char *folder_text(const char *path) {
+/* A folder's files as sorted lines of listing_add. malloc'ed. */
+static char *folder_listing(const char *path) {
     struct strings lines = {0};
     char *rest = NULL;
-    seen = (struct buf){0};
-    seen_under = path;
-    assert_int_equal(nftw(path, entry_text, 16, FTW_PHYS), 0);
-    for (char *l = strtok_r(seen.data, "\n", &rest); l; l = strtok_r(NULL, "\n", &rest))
+    listing = (struct buf){0};
+    listing_root = path;
+    assert_int_equal(nftw(path, listing_add, 16, FTW_PHYS), 0);
+    for (char *l = strtok_r(listing.data, "\n", &rest); l; l = strtok_r(NULL, "\n", &rest))
         strings_add(&lines, l);
-    qsort(lines.v, (size_t)lines.n, sizeof *lines.v, by_text);
+    qsort(lines.v, (size_t)lines.n, sizeof *lines.v, compare_lines);
     struct buf sorted = {0};
     for (int i = 0; i < lines.n; i++) buf_printf(&sorted, "%s\n", lines.v[i]);
     strings_release(&lines);
-    buf_release(&seen);
+    buf_release(&listing);
     return sorted.data;
 }
 
-static void folder_equals(const char *before) {
-    char *now = folder_text(runs);
+static void assert_runs_equal(const char *before) {
+    char *now = folder_listing(runs);
     assert_string_equal(now, before);
     free(now);
 }
 
 static char id[BACKUP_ID_LEN];
 
-static json_t *made(void) {
-    json_t *v = backup_create(&place, &err);
+static json_t *backup_make_json(void) {
+    json_t *v = backup_create(&options, &err);
     if (!v) fail_msg("%s", err.text);
     snprintf(id, sizeof id, "%s", json_get_string(v, "id"));
     return v;
 }
 
-static void make(void) {
-    json_decref(made());
+static void backup_make(void) {
+    json_decref(backup_make_json());
 }
 
-static void restore(const char *which, bool replace) {
-    json_t *v = backup_restore(&place, which, replace, &err);
+static void restore_checked(const char *which, bool replace) {
+    json_t *v = backup_restore(&options, which, replace, &err);
     if (!v) fail_msg("%s", err.text);
     json_decref(v);
 }
 
-static void refuses(const char *which, int code, const char *words) {
-    json_t *v = backup_restore(&place, which, true, &err);
+static void assert_restore_fails(const char *which, int code, const char *words) {
+    json_t *v = backup_restore(&options, which, true, &err);
     assert_null(v);
     assert_int_equal(err.code, code);
     if (!strstr(err.text, words)) fail_msg("no '%s' in: %s", words, err.text);
 }
 
-/* Number of problems that a check finds, the first in err. */
-static int problems(const char *which) {
-    json_t *v = backup_verify(&place, which, &err);
+/* Verifies a backup; returns the number of problems and writes the first to err. */
+static int count_problems(const char *which) {
+    json_t *v = backup_verify(&options, which, &err);
     if (!v) fail_msg("%s", err.text);
     const json_t *list = json_object_get(v, "problems");
     int n = (int)json_array_size(list);
@@ -267,41 +268,42 @@ static int problems(const char *which) {
     return n;
 }
 
-static int counted, counted_tmp;
-static int count_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+static int n_blobs, n_temporaries;
+static int count_entry(const char *path, const struct stat *st, int type, struct FTW *at) {
     (void)st;
-    counted += type == FTW_F && hash_is_valid(path + at->base);
-    counted_tmp += strstr(path + at->base, ".tmp-") != NULL;
+    n_blobs += type == FTW_F && hash_is_valid(path + at->base);
+    n_temporaries += strstr(path + at->base, ".tmp-") != NULL;
     return 0;
 }
-static int blobs(void) {
-    counted = counted_tmp = 0;
-    nftw(in(to, "blobs"), count_one, 16, FTW_PHYS);
-    return counted;
+static int count_blobs(void) {
+    n_blobs = n_temporaries = 0;
+    nftw(path_in(backup_dir, "blobs"), count_entry, 16, FTW_PHYS);
+    return n_blobs;
 }
 
 /* The blob of a file. */
-static char *blob_of(const char *path) {
+static char *blob_path(const char *path) {
     char hash[HASH_LEN], name[128];
     assert_int_equal(sha256_file(path, hash, &err), OK);
     snprintf(name, sizeof name, "blobs/%.2s/%s", hash, hash);
-    return in(to, name);
+    return path_in(backup_dir, name);
 }
 
 /* Removes the folders except the backups, which are moved aside meanwhile. */
-static void runs_remove(void) {
-    assert_int_equal(__real_rename(to, in(dir, "aside")), 0);
+static void runs_reset(void) {
+    assert_int_equal(__real_rename(backup_dir, path_in(dir, "aside")), 0);
     assert_int_equal(folder_remove(runs), 0);
     assert_int_equal(__real_mkdir(runs, 0755), 0);
-    assert_int_equal(__real_rename(in(dir, "aside"), to), 0);
+    assert_int_equal(__real_rename(path_in(dir, "aside"), backup_dir), 0);
 }
 
 /* A name in a folder with this prefix, or NULL. */
-static char *found(const char *folder, const char *beginning) {
+static char *find_by_prefix(const char *folder, const char *beginning) {
     DIR *d = opendir(folder);
     char *path = NULL;
     for (const struct dirent *f; d && !path && (f = readdir(d));)
-        if (strncmp(f->d_name, beginning, strlen(beginning)) == 0) path = in(folder, f->d_name);
+        if (strncmp(f->d_name, beginning, strlen(beginning)) == 0)
+            path = path_in(folder, f->d_name);
     if (d) closedir(d);
     return path;
 }
@@ -310,17 +312,17 @@ static char *found(const char *folder, const char *beginning) {
 
 static void test_round_trip(void **test_state) {
     (void)test_state;
-    char *before = folder_text(runs);
-    make();
-    runs_remove();
-    restore(NULL, false);
-    folder_equals(before);
-    assert_int_equal(rows_of(in(state, "serve.db")), 1);
-    assert_null(found(runs, "serve.before"));
+    char *before = folder_listing(runs);
+    backup_make();
+    runs_reset();
+    restore_checked(NULL, false);
+    assert_runs_equal(before);
+    assert_int_equal(count_rows(path_in(state, "serve.db")), 1);
+    assert_null(find_by_prefix(runs, "serve.before"));
     free(before);
 }
 
-static int private_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+static int check_private(const char *path, const struct stat *st, int type, struct FTW *at) {
     (void)type, (void)at;
     if (st->st_mode & 077) fail_msg("'%s' is open to others", path);
     return 0;
@@ -328,30 +330,30 @@ static int private_one(const char *path, const struct stat *st, int type, struct
 
 static void test_private(void **test_state) {
     (void)test_state;
-    make();
-    assert_int_equal(nftw(to, private_one, 16, FTW_PHYS), 0);
+    backup_make();
+    assert_int_equal(nftw(backup_dir, check_private, 16, FTW_PHYS), 0);
 }
 
 static void test_incremental(void **test_state) {
     (void)test_state;
-    json_t *v = made();
-    int n = blobs();
+    json_t *v = backup_make_json();
+    int n = count_blobs();
     /* equal content is one blob; the rows of both empty databases are not equal */
     assert_int_equal(json_get_number(v, "new_blobs"), n);
     assert_int_equal(n, 6);
     json_decref(v);
-    v = made();
+    v = backup_make_json();
     assert_int_equal(json_get_number(v, "new_blobs"), 0);
     assert_int_equal(json_get_number(v, "new_bytes"), 0);
-    assert_int_equal(blobs(), n);
+    assert_int_equal(count_blobs(), n);
     json_decref(v);
-    put_bytes(in(runs, "r1/more"), 5000, 9);
-    v = made();
+    file_create_random(path_in(runs, "r1/more"), 5000, 9);
+    v = backup_make_json();
     assert_int_equal(json_get_number(v, "new_blobs"), 1);
     assert_int_equal(json_get_number(v, "new_bytes"), 5000);
-    assert_int_equal(blobs(), n + 1);
+    assert_int_equal(count_blobs(), n + 1);
     json_decref(v);
-    assert_int_equal(problems(NULL), 0);
+    assert_int_equal(count_problems(NULL), 0);
 }
 
 /* Rows are written in pairs. */
@@ -374,7 +376,7 @@ static void *write_pairs(void *path) {
 static void test_under_a_writer(void **test_state) {
     (void)test_state;
     pthread_t thread;
-    const char *db = in(state, "serve.db");
+    const char *db = path_in(state, "serve.db");
     sqlite3 *h = NULL;
     assert_int_equal(sqlite3_open(db, &h), SQLITE_OK);
     assert_int_equal(sqlite3_exec(h, "CREATE TABLE pairs(v)", NULL, NULL, NULL), SQLITE_OK);
@@ -385,19 +387,19 @@ static void test_under_a_writer(void **test_state) {
     pthread_create(&thread, NULL, write_pairs, path);
     for (int i = 0; i < 8; i++) {
         usleep(20000);
-        make();
+        backup_make();
     }
     __atomic_store_n(&writing, false, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
     struct strings ids = {0};
-    json_t *list = backup_list(to, &err), *v;
+    json_t *list = backup_list(backup_dir, &err), *v;
     size_t i;
     json_array_foreach (list, i, v) strings_add(&ids, json_get_string(v, "id"));
     for (int k = 0; k < ids.n; k++) {
-        restore(ids.v[k], true);
-        int64_t n = query(path, "SELECT count(*) FROM pairs");
+        restore_checked(ids.v[k], true);
+        int64_t n = query_int(path, "SELECT count(*) FROM pairs");
         assert_int_equal(n % 2, 0);
-        assert_int_equal(rows_of(path), 1);
+        assert_int_equal(count_rows(path), 1);
         most = MAX(most, n);
     }
     assert_true(most > 0);
@@ -421,16 +423,16 @@ static void *append(void *path) {
 static void test_growing(void **test_state) {
     (void)test_state;
     pthread_t thread;
-    char *path = xstrdup(in(state, "jobs/job-1/stdout.jsonl"));
+    char *path = xstrdup(path_in(state, "jobs/job-1/stdout.jsonl"));
     appending = true;
     pthread_create(&thread, NULL, append, path);
-    json_t *v = made();
+    json_t *v = backup_make_json();
     __atomic_store_n(&appending, false, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 0);
     struct buf all = {0}, kept = {0};
     assert_int_equal(file_read(path, 1 << 30, &all, &err), OK);
-    restore(NULL, true);
+    restore_checked(NULL, true);
     assert_int_equal(file_read(path, 1 << 30, &kept, &err), OK);
     assert_in_range(kept.len, 9, all.len);
     assert_memory_equal(kept.data, all.data, kept.len);
@@ -440,8 +442,8 @@ static void test_growing(void **test_state) {
     free(path);
 }
 
-/* Truncates a file each time after its reading has begun. */
-static bool cut(void *ctx, int64_t done, int64_t total) {
+/* A progress callback that truncates a file each time after its reading has begun. */
+static bool truncate_while_read(void *ctx, int64_t done, int64_t total) {
     (void)done, (void)total;
     struct stat st;
     if (stat(ctx, &st) == 0 && st.st_size > 4) CHECK(truncate(ctx, st.st_size / 2) == 0);
@@ -450,52 +452,53 @@ static bool cut(void *ctx, int64_t done, int64_t total) {
 
 static void test_changing(void **test_state) {
     (void)test_state;
-    char *path = xstrdup(in(runs, "r1/adapters/critic/adapter_model.safetensors"));
-    put_bytes(path, 4 << 20, 3);
-    place.report_fn = cut;
-    place.ctx = path;
-    json_t *v = made();
-    place.report_fn = NULL;
+    char *path = xstrdup(path_in(runs, "r1/adapters/critic/adapter_model.safetensors"));
+    file_create_random(path, 4 << 20, 3);
+    options.report_fn = truncate_while_read;
+    options.ctx = path;
+    json_t *v = backup_make_json();
+    options.report_fn = NULL;
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
     const char *words = json_string_value(json_array_get(json_object_get(v, "left_out"), 0));
     assert_non_null(strstr(words, "adapter_model.safetensors kept changing"));
     json_decref(v);
-    assert_int_equal(problems(NULL), 0);
+    assert_int_equal(count_problems(NULL), 0);
     free(path);
 }
 
 static void test_left_out(void **test_state) {
     (void)test_state;
-    assert_int_equal(symlink("/etc/passwd", in(runs, "r1/link")), 0);
-    assert_int_equal(mkfifo(in(runs, "r1/pipe"), 0600), 0);
-    put_text(in(runs, "r1/\xff\xfe"), "x");
-    put_text(in(runs, "r1/half.tmp-12"), "x");
-    put_text(in(state, "jobs/lock"), "");
-    put_text(in(runs, "serve.before-20260101-000000-000/x"), "old");
-    json_t *v = made();
+    assert_int_equal(symlink("/etc/passwd", path_in(runs, "r1/link")), 0);
+    assert_int_equal(mkfifo(path_in(runs, "r1/pipe"), 0600), 0);
+    file_create_text(path_in(runs, "r1/\xff\xfe"), "x");
+    file_create_text(path_in(runs, "r1/half.tmp-12"), "x");
+    file_create_text(path_in(state, "jobs/lock"), "");
+    file_create_text(path_in(runs, "serve.before-20260101-000000-000/x"), "old");
+    json_t *v = backup_make_json();
     const json_t *list = json_object_get(v, "left_out");
     char *text = json_canonical(list);
     assert_int_equal(json_array_size(list), 2);
     assert_non_null(strstr(text, "runs: r1/link is a link"));
-    assert_non_null(strstr(text, "has a name that cannot be kept"));
+    assert_non_null(strstr(text, "has a name that cannot be stored"));
     free(text);
     json_decref(v);
-    runs_remove();
-    restore(NULL, false);
-    assert_false(path_exists(in(runs, "r1/pipe")) || path_exists(in(runs, "r1/half.tmp-12")) ||
-                 path_exists(in(state, "jobs/lock")) || found(runs, "serve.before"));
-    assert_true(path_exists(in(runs, "r1/recipe.yaml")));
+    runs_reset();
+    restore_checked(NULL, false);
+    assert_false(path_exists(path_in(runs, "r1/pipe")) ||
+                 path_exists(path_in(runs, "r1/half.tmp-12")) ||
+                 path_exists(path_in(state, "jobs/lock")) || find_by_prefix(runs, "serve.before"));
+    assert_true(path_exists(path_in(runs, "r1/recipe.yaml")));
 }
 
 static void test_nothing_there(void **test_state) {
     (void)test_state;
-    json_t *list = backup_list(to, &err);
+    json_t *list = backup_list(backup_dir, &err);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
-    refuses(NULL, ERR_MISSING, "there are no backups");
+    assert_restore_fails(NULL, ERR_MISSING, "there are no backups");
     assert_int_equal(folder_remove(runs), 0);
-    snprintf(to, sizeof to, "%s/elsewhere", dir);
-    assert_null(backup_create(&place, &err));
+    snprintf(backup_dir, sizeof backup_dir, "%s/elsewhere", dir);
+    assert_null(backup_create(&options, &err));
     assert_int_equal(err.code, ERR_MISSING);
 }
 
@@ -512,30 +515,30 @@ static void byte_flip(const char *path, long at) {
 
 static void test_broken_blobs(void **test_state) {
     (void)test_state;
-    char *before = folder_text(runs);
-    char *model = xstrdup(blob_of(in(runs, "r1/adapters/critic/adapter_model.safetensors")));
-    char *recipe = xstrdup(blob_of(in(runs, "r1/recipe.yaml")));
-    make();
+    char *before = folder_listing(runs);
+    char *model = xstrdup(blob_path(path_in(runs, "r1/adapters/critic/adapter_model.safetensors")));
+    char *recipe = xstrdup(blob_path(path_in(runs, "r1/recipe.yaml")));
+    backup_make();
     byte_flip(model, 654321);
-    assert_int_equal(problems(id), 1);
+    assert_int_equal(count_problems(id), 1);
     assert_non_null(strstr(err.text, "adapter_model.safetensors"));
-    refuses(NULL, ERR_FORMAT, "is not what it was");
+    assert_restore_fails(NULL, ERR_FORMAT, "does not match its hash");
     byte_flip(model, 654321);
-    assert_int_equal(problems(NULL), 0);
+    assert_int_equal(count_problems(NULL), 0);
     assert_int_equal(truncate(model, 700000), 0);
-    assert_int_equal(problems(NULL), 1);
+    assert_int_equal(count_problems(NULL), 1);
     assert_non_null(strstr(err.text, "is not as long"));
     assert_int_equal(__real_unlink(recipe), 0);
-    assert_int_equal(problems(NULL), 2);
-    refuses(NULL, ERR_FORMAT, "r1/");
-    folder_equals(before);
-    assert_null(found(dir, "runs."));
-    make(); // which writes them again
-    assert_int_equal(problems(NULL), 0);
+    assert_int_equal(count_problems(NULL), 2);
+    assert_restore_fails(NULL, ERR_FORMAT, "r1/");
+    assert_runs_equal(before);
+    assert_null(find_by_prefix(dir, "runs."));
+    backup_make(); // which writes them again
+    assert_int_equal(count_problems(NULL), 0);
     /* a link is not a blob */
     assert_int_equal(__real_unlink(recipe), 0);
-    assert_int_equal(symlink(in(runs, "r1/recipe.yaml"), recipe), 0);
-    assert_int_equal(problems(id), 1);
+    assert_int_equal(symlink(path_in(runs, "r1/recipe.yaml"), recipe), 0);
+    assert_int_equal(count_problems(id), 1);
     free(model);
     free(recipe);
     free(before);
@@ -544,32 +547,32 @@ static void test_broken_blobs(void **test_state) {
 static char *manifest(void) {
     char name[64];
     snprintf(name, sizeof name, "%s.json", id);
-    return in(to, name);
+    return path_in(backup_dir, name);
 }
 
 static void test_broken_manifests(void **test_state) {
     (void)test_state;
-    make();
+    backup_make();
     struct buf whole = {0};
     assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
     for (size_t n = 0; n < whole.len; n += 1 + whole.len / 50) {
         assert_int_equal(file_write(manifest(), whole.data, n, &err), OK);
-        refuses(id, ERR_FORMAT, "is damaged");
-        assert_int_equal(problems(NULL), 1);
+        assert_restore_fails(id, ERR_FORMAT, "is damaged");
+        assert_int_equal(count_problems(NULL), 1);
     }
-    json_t *list = backup_list(to, &err);
+    json_t *list = backup_list(backup_dir, &err);
     assert_non_null(strstr(json_get_string(json_array_get(list, 0), "problem"), "is damaged"));
     json_decref(list);
     for (size_t at = 0; at < whole.len; at += 1 + whole.len / 50) {
         assert_int_equal(file_write(manifest(), whole.data, whole.len, &err), OK);
         byte_flip(manifest(), (long)at);
-        refuses(id, ERR_FORMAT, "is damaged");
+        assert_restore_fails(id, ERR_FORMAT, "is damaged");
     }
     buf_release(&whole);
 }
 
 /* The manifest with replaced fields of the first file, and a matching hash. */
-static void forge(const char *fields) {
+static void manifest_forge(const char *fields) {
     json_t *v = json_parse_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
     char hash[HASH_LEN];
     assert_non_null(v);
@@ -585,7 +588,7 @@ static void forge(const char *fields) {
     free(text);
     json_object_set_new(v, "hash", json_string(hash));
     text = json_canonical(v);
-    put_text(manifest(), text);
+    file_create_text(manifest(), text);
     free(text);
     json_decref(set);
     json_decref(v);
@@ -614,81 +617,82 @@ static void test_forged_manifests(void **test_state) {
         {"{\"dir\": false, \"size\": 1e99}", "lacks its mode"},
         {"{\"dir\": false, \"size\": 1, \"sha256\": \"../../x\"}", "lacks its mode"},
         {"{\"top\": {\"format\": 2}}", "not of format"},
-        {"{\"top\": {\"id\": \"20260101-000000-000\"}}", "it calls itself"},
+        {"{\"top\": {\"id\": \"20260101-000000-000\"}}", "it has the id"},
         {"{\"top\": {\"files\": {}}}", "lacks its roots"},
         {"{\"top\": {\"roots\": {\"../x\": \"y\"}}}", "not the name of a root"},
     };
-    make();
+    backup_make();
     struct buf whole = {0};
     assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
-    char *before = folder_text(runs);
+    char *before = folder_listing(runs);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        put(manifest(), whole.data, whole.len, 0600);
-        forge(cases[i].fields);
-        json_t *v = backup_restore(&place, id, true, &err);
+        file_create(manifest(), whole.data, whole.len, 0600);
+        manifest_forge(cases[i].fields);
+        json_t *v = backup_restore(&options, id, true, &err);
         if (v || !strstr(err.text, cases[i].words))
             fail_msg("%s: %s", cases[i].fields, v ? "restored" : err.text);
     }
-    put(manifest(), whole.data, whole.len, 0600);
-    folder_equals(before);
-    refuses("../../x", ERR_MISSING, "is not a backup's id");
-    refuses("20260101-000000-000", ERR_MISSING, "no backup");
-    restore(id, true); // forging has changed nothing else
+    file_create(manifest(), whole.data, whole.len, 0600);
+    assert_runs_equal(before);
+    assert_restore_fails("../../x", ERR_MISSING, "is not a backup's id");
+    assert_restore_fails("20260101-000000-000", ERR_MISSING, "no backup");
+    restore_checked(id, true); // forging has changed nothing else
     free(before);
     buf_release(&whole);
 }
 
-/* bringing back */
+/* restoring */
 
 static void test_replace(void **test_state) {
     (void)test_state;
-    char *before = folder_text(runs);
-    make();
-    put_text(in(runs, "r1/recipe2.yaml"), "changed\n");
-    put_text(in(state, "new"), "changed\n");
-    assert_null(backup_restore(&place, id, false, &err));
+    char *before = folder_listing(runs);
+    backup_make();
+    file_create_text(path_in(runs, "r1/recipe2.yaml"), "changed\n");
+    file_create_text(path_in(state, "new"), "changed\n");
+    assert_null(backup_restore(&options, id, false, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_non_null(strstr(err.text, "--replace"));
-    json_t *v = backup_restore(&place, id, true, &err);
+    json_t *v = backup_restore(&options, id, true, &err);
     assert_non_null(v);
-    folder_equals(before);
+    assert_runs_equal(before);
     const json_t *r = json_object_get(v, "roots");
     const char *old = json_get_string(json_object_get(r, "runs"), "before");
-    assert_true(path_exists(in(old, "r1/recipe2.yaml")));
-    assert_true(path_exists(in(json_get_string(json_object_get(r, "state"), "before"), "new")));
-    assert_false(path_exists(in(runs, "r1/recipe2.yaml")));
-    assert_false(path_exists(in(to, "restore.json")));
+    assert_true(path_exists(path_in(old, "r1/recipe2.yaml")));
+    assert_true(
+        path_exists(path_in(json_get_string(json_object_get(r, "state"), "before"), "new")));
+    assert_false(path_exists(path_in(runs, "r1/recipe2.yaml")));
+    assert_false(path_exists(path_in(backup_dir, "restore.json")));
     json_decref(v);
     free(before);
 }
 
 static void test_in_use(void **test_state) {
     (void)test_state;
-    make();
-    put_text(in(state, "jobs/lock"), "");
-    int fd = open(in(state, "jobs/lock"), O_RDWR);
+    backup_make();
+    file_create_text(path_in(state, "jobs/lock"), "");
+    int fd = open(path_in(state, "jobs/lock"), O_RDWR);
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
-    refuses(id, ERR_STATE, "a server uses");
+    assert_restore_fails(id, ERR_STATE, "a server uses");
     close(fd);
-    restore(id, true);
+    restore_checked(id, true);
 }
 
 static void test_one_at_a_time(void **test_state) {
     (void)test_state;
-    make();
-    int fd = open(in(to, "lock"), O_RDWR);
+    backup_make();
+    int fd = open(path_in(backup_dir, "lock"), O_RDWR);
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
-    assert_null(backup_create(&place, &err));
+    assert_null(backup_create(&options, &err));
     assert_int_equal(err.code, ERR_STATE);
-    refuses(id, ERR_STATE, "is at work");
-    assert_null(backup_prune(to, 1, &err));
-    assert_null(backup_verify(&place, NULL, &err));
+    assert_restore_fails(id, ERR_STATE, "is at work");
+    assert_null(backup_prune(backup_dir, 1, &err));
+    assert_null(backup_verify(&options, NULL, &err));
     close(fd);
-    make();
+    backup_make();
 }
 
 /* Other kinds of roots: a file, a separate folder, a missing one. */
-static void test_also(void **test_state) {
+static void test_root_kinds(void **test_state) {
     (void)test_state;
     char file[128], folder[128], other[128];
     snprintf(file, sizeof file, "%s/team.yaml", dir);
@@ -696,14 +700,14 @@ static void test_also(void **test_state) {
     snprintf(other, sizeof other, "%s/absent", dir);
     struct backup_root more[] = {
         {"state", state}, {"runs", runs}, {"team.yaml", file}, {"adapters", folder}, {"no", other}};
-    struct backup_options p = {.to = to, .roots = more, .n_roots = 5};
-    put_text(file, "agents: 3\n");
-    put_text(in(folder, "a/x"), "1");
+    struct backup_options p = {.to = backup_dir, .roots = more, .n_roots = 5};
+    file_create_text(file, "agents: 3\n");
+    file_create_text(path_in(folder, "a/x"), "1");
     json_t *v = backup_create(&p, &err);
     assert_non_null(v);
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
     json_decref(v);
-    put_text(file, "agents: 4\n");
+    file_create_text(file, "agents: 4\n");
     assert_int_equal(folder_remove(folder), 0);
     p.n_roots = 3;
     v = backup_restore(&p, NULL, true, &err);
@@ -713,130 +717,130 @@ static void test_also(void **test_state) {
     assert_false(path_exists(folder));
     p.n_roots = 4;
     json_decref(backup_restore(&p, NULL, true, &err));
-    assert_true(path_exists(in(folder, "a/x")));
+    assert_true(path_exists(path_in(folder, "a/x")));
     struct buf text = {0};
     assert_int_equal(file_read(file, 100, &text, &err), OK);
     assert_string_equal(text.data, "agents: 3\n");
-    assert_non_null(found(dir, "team.yaml.before-"));
+    assert_non_null(find_by_prefix(dir, "team.yaml.before-"));
     buf_release(&text);
     /* a folder inside a replaced folder is refused */
     snprintf(state, sizeof state, "%s/runs/deep/serve", dir);
-    assert_null(backup_restore(&place, NULL, true, &err));
+    assert_null(backup_restore(&options, NULL, true, &err));
     assert_int_equal(err.code, ERR_USAGE);
 }
 
 static void test_prune(void **test_state) {
     (void)test_state;
     char first[BACKUP_ID_LEN];
-    make();
+    backup_make();
     snprintf(first, sizeof first, "%s", id);
-    int n = blobs();
-    put_bytes(in(runs, "r1/second"), 3000, 5);
-    make();
-    assert_int_equal(__real_unlink(in(runs, "r1/second")), 0);
-    put_bytes(in(runs, "r1/third"), 2000, 6);
-    make();
-    assert_int_equal(blobs(), n + 2);
-    json_t *v = backup_prune(to, 1, &err);
+    int n = count_blobs();
+    file_create_random(path_in(runs, "r1/second"), 3000, 5);
+    backup_make();
+    assert_int_equal(__real_unlink(path_in(runs, "r1/second")), 0);
+    file_create_random(path_in(runs, "r1/third"), 2000, 6);
+    backup_make();
+    assert_int_equal(count_blobs(), n + 2);
+    json_t *v = backup_prune(backup_dir, 1, &err);
     assert_int_equal(json_get_number(v, "backups"), 2);
     assert_int_equal(json_get_number(v, "blobs"), 1);
     assert_int_equal(json_get_number(v, "bytes"), 3000);
     json_decref(v);
-    assert_int_equal(blobs(), n + 1);
-    assert_int_equal(problems(NULL), 0);
-    restore(NULL, true);
-    assert_null(backup_delete(to, first, &err));
+    assert_int_equal(count_blobs(), n + 1);
+    assert_int_equal(count_problems(NULL), 0);
+    restore_checked(NULL, true);
+    assert_null(backup_delete(backup_dir, first, &err));
     assert_int_equal(err.code, ERR_MISSING);
     /* if another manifest cannot be read, the needed blobs are unknown */
     char broken[BACKUP_ID_LEN];
     snprintf(broken, sizeof broken, "%s", id);
     char *path = xstrdup(manifest());
-    make();
-    put_text(path, "{");
-    assert_null(backup_delete(to, id, &err));
+    backup_make();
+    file_create_text(path, "{");
+    assert_null(backup_delete(backup_dir, id, &err));
     assert_int_equal(err.code, ERR_FORMAT);
     assert_true(path_exists(manifest()));
-    json_decref(backup_delete(to, broken, &err));
-    assert_int_equal(problems(NULL), 0);
+    json_decref(backup_delete(backup_dir, broken, &err));
+    assert_int_equal(count_problems(NULL), 0);
     free(path);
 }
 
-static void test_marks(void **test_state) {
+static void test_scheduled_restore(void **test_state) {
     (void)test_state;
-    char *before = folder_text(runs);
-    make();
-    put_text(in(state, "new"), "changed\n");
-    assert_null(backup_restore_run_scheduled(&place, &err));
+    char *before = folder_listing(runs);
+    backup_make();
+    file_create_text(path_in(state, "new"), "changed\n");
+    assert_null(backup_restore_run_scheduled(&options, &err));
     assert_int_equal(err.code, OK);
-    assert_int_equal(backup_restore_cancel(to, id, &err), ERR_MISSING);
-    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
-    json_t *v = backup_restore_scheduled(to);
+    assert_int_equal(backup_restore_cancel(backup_dir, id, &err), ERR_MISSING);
+    assert_int_equal(backup_restore_schedule(&options, id, &err), OK);
+    json_t *v = backup_restore_scheduled(backup_dir);
     assert_string_equal(json_get_string(v, "id"), id);
     json_decref(v);
-    assert_null(backup_delete(to, id, &err));
+    assert_null(backup_delete(backup_dir, id, &err));
     assert_int_equal(err.code, ERR_STATE);
-    assert_int_equal(backup_restore_cancel(to, id, &err), OK);
-    assert_null(backup_restore_run_scheduled(&place, &err));
-    assert_true(path_exists(in(state, "new")));
+    assert_int_equal(backup_restore_cancel(backup_dir, id, &err), OK);
+    assert_null(backup_restore_run_scheduled(&options, &err));
+    assert_true(path_exists(path_in(state, "new")));
 
     /* other targets than at the request */
-    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
+    assert_int_equal(backup_restore_schedule(&options, id, &err), OK);
     struct backup_root elsewhere[] = {{"state", dir}, {"runs", runs}};
-    struct backup_options p = {.to = to, .roots = elsewhere, .n_roots = 2};
+    struct backup_options p = {.to = backup_dir, .roots = elsewhere, .n_roots = 2};
     assert_null(backup_restore_run_scheduled(&p, &err));
     assert_int_equal(err.code, OK);
-    assert_true(path_exists(in(state, "new")));
-    v = backup_restore_run_scheduled(&place, &err);
+    assert_true(path_exists(path_in(state, "new")));
+    v = backup_restore_run_scheduled(&options, &err);
     if (!v) fail_msg("%s", err.text);
     json_decref(v);
-    folder_equals(before);
-    assert_null(backup_restore_scheduled(to));
+    assert_runs_equal(before);
+    assert_null(backup_restore_scheduled(backup_dir));
 
     /* damaged between request and restore */
-    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
-    assert_int_equal(__real_unlink(blob_of(in(runs, "r1/recipe.yaml"))), 0);
-    assert_null(backup_restore_run_scheduled(&place, &err));
+    assert_int_equal(backup_restore_schedule(&options, id, &err), OK);
+    assert_int_equal(__real_unlink(blob_path(path_in(runs, "r1/recipe.yaml"))), 0);
+    assert_null(backup_restore_run_scheduled(&options, &err));
     assert_int_equal(err.code, OK);
-    folder_equals(before);
-    v = backup_restore_scheduled(to);
+    assert_runs_equal(before);
+    v = backup_restore_scheduled(backup_dir);
     assert_non_null(strstr(json_get_string(v, "failed"), "is missing"));
     json_decref(v);
-    assert_int_equal(backup_restore_schedule(&place, id, &err), ERR_FORMAT);
+    assert_int_equal(backup_restore_schedule(&options, id, &err), ERR_FORMAT);
     free(before);
 }
 
-static bool stop(void *ctx, int64_t done, int64_t total) {
+static bool stop_early(void *ctx, int64_t done, int64_t total) {
     (void)ctx, (void)total;
     return done < 300000;
 }
 
 static void test_stopped(void **test_state) {
     (void)test_state;
-    place.report_fn = stop;
-    assert_null(backup_create(&place, &err));
+    options.report_fn = stop_early;
+    assert_null(backup_create(&options, &err));
     assert_int_equal(err.code, ERR_STATE);
-    assert_null(found(to, "2"));
-    blobs();
-    assert_int_equal(counted_tmp, 0);
-    place.report_fn = NULL;
-    make();
-    place.report_fn = stop;
-    assert_null(backup_verify(&place, id, &err));
+    assert_null(find_by_prefix(backup_dir, "2"));
+    count_blobs();
+    assert_int_equal(n_temporaries, 0);
+    options.report_fn = NULL;
+    backup_make();
+    options.report_fn = stop_early;
+    assert_null(backup_verify(&options, id, &err));
     assert_int_equal(err.code, ERR_STATE);
-    refuses(id, ERR_STATE, "told to stop");
-    place.report_fn = NULL;
-    assert_int_equal(problems(id), 0);
+    assert_restore_fails(id, ERR_STATE, "stopped by the caller");
+    options.report_fn = NULL;
+    assert_int_equal(count_problems(id), 0);
 }
 
 /* kills and full disks */
 
-static int child(int (*run)(void), long at, bool kill_it) {
+static int run_in_child(int (*run)(void), long at, bool kill_it) {
     int status;
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        fault.at = at;
-        fault.seen = 0;
+        fault.n = at;
+        fault.n_calls = 0;
         fault.kill = kill_it;
         _exit(run());
     }
@@ -846,25 +850,26 @@ static int child(int (*run)(void), long at, bool kill_it) {
 
 enum { DONE = 7, REFUSED, TOLERATED };
 
-static int ended(const json_t *v) {
-    return !v ? REFUSED : fault.at && fault.seen >= fault.at ? TOLERATED : DONE;
+static int child_result(const json_t *v) {
+    return !v ? REFUSED : fault.n && fault.n_calls >= fault.n ? TOLERATED : DONE;
 }
 
-static int make_run(void) {
-    return ended(backup_create(&place, &err));
+static int child_backup(void) {
+    return child_result(backup_create(&options, &err));
 }
 
-static int restore_run(void) {
-    return ended(backup_restore(&place, NULL, true, &err));
+static int child_restore(void) {
+    return child_result(backup_restore(&options, NULL, true, &err));
 }
 
-/* Also the backup of a call that ended after it wrote its manifest. */
+/* Deletes all other backups, including that of a call that was killed after it wrote its manifest.
+ */
 static void other_backups_delete(const char *kept) {
-    json_t *list = backup_list(to, &err), *v;
+    json_t *list = backup_list(backup_dir, &err), *v;
     size_t i;
     json_array_foreach (list, i, v) {
         json_t *gone = strcmp(json_get_string(v, "id"), kept) != 0
-                           ? backup_delete(to, json_get_string(v, "id"), &err)
+                           ? backup_delete(backup_dir, json_get_string(v, "id"), &err)
                            : json_object();
         if (!gone) fail_msg("%s", err.text);
         json_decref(gone);
@@ -872,78 +877,78 @@ static void other_backups_delete(const char *kept) {
     json_decref(list);
 }
 
-/* A backup that ends at its n-th call, for every n. */
-static void make_faults(bool kill_it) {
+/* Makes the n-th file system call of a backup fail, or kills it there, for every n. */
+static void backup_with_faults(bool kill_it) {
     char first[BACKUP_ID_LEN];
-    make();
+    backup_make();
     snprintf(first, sizeof first, "%s", id);
-    int n = blobs(), whole = 0;
+    int n = count_blobs(), whole = 0;
     // Blob folders are made as their names occur, so the number of calls varies.
     for (long at = 1; whole < 8; at++) {
-        put_bytes(in(runs, "r1/second"), 3000, (uint32_t)(100 + 2 * at));
-        put_bytes(in(runs, "r2/third"), 3000, (uint32_t)(101 + 2 * at));
-        put_row(in(runs, "shoal.db"), in("", "run"));
-        int how = child(make_run, at, kill_it);
+        file_create_random(path_in(runs, "r1/second"), 3000, (uint32_t)(100 + 2 * at));
+        file_create_random(path_in(runs, "r2/third"), 3000, (uint32_t)(101 + 2 * at));
+        run_row_add(path_in(runs, "shoal.db"), path_in("", "run"));
+        int how = run_in_child(child_backup, at, kill_it);
         whole += how == DONE;
         if (how != DONE) assert_int_equal(how, kill_it ? -SIGKILL : REFUSED);
         assert_true(at > 15 || how != DONE);
-        assert_int_equal(problems(first), 0);
-        blobs();
-        if (!kill_it) assert_int_equal(counted_tmp, 0);
-        make();
-        assert_int_equal(problems(NULL), 0);
-        blobs();
-        assert_int_equal(counted_tmp, 0);
+        assert_int_equal(count_problems(first), 0);
+        count_blobs();
+        if (!kill_it) assert_int_equal(n_temporaries, 0);
+        backup_make();
+        assert_int_equal(count_problems(NULL), 0);
+        count_blobs();
+        assert_int_equal(n_temporaries, 0);
         other_backups_delete(first);
-        assert_int_equal(__real_unlink(in(runs, "shoal.db")), 0);
-        put_row(in(runs, "shoal.db"), "one");
-        assert_int_equal(blobs(), n);
+        assert_int_equal(__real_unlink(path_in(runs, "shoal.db")), 0);
+        run_row_add(path_in(runs, "shoal.db"), "one");
+        assert_int_equal(count_blobs(), n);
     }
 }
 
 static void test_killed_backup(void **test_state) {
     (void)test_state;
-    make_faults(true);
+    backup_with_faults(true);
 }
 
 static void test_full_backup(void **test_state) {
     (void)test_state;
-    make_faults(false);
+    backup_with_faults(false);
 }
 
 /* Whether the data from before a restore is still stored somewhere. */
-static bool old_is_kept(void) {
-    char *old = found(dir, "runs.before-");
-    return path_exists(in(runs, "old")) || (old && path_exists(in(old, "old")));
+static bool old_data_exists(void) {
+    char *old = find_by_prefix(dir, "runs.before-");
+    return path_exists(path_in(runs, "old")) || (old && path_exists(path_in(old, "old")));
 }
 
-static void restore_faults(bool kill_it) {
-    char *before = folder_text(runs);
-    make();
+static void restore_with_faults(bool kill_it) {
+    char *before = folder_listing(runs);
+    backup_make();
     int how;
     long at = 1;
     for (;; at++) {
-        put_text(in(runs, "old"), "1");
-        put_text(in(state, "old"), "1");
-        char *changed = folder_text(runs);
-        how = child(restore_run, at, kill_it);
+        file_create_text(path_in(runs, "old"), "1");
+        file_create_text(path_in(state, "old"), "1");
+        char *changed = folder_listing(runs);
+        how = run_in_child(child_restore, at, kill_it);
         if (how == DONE) {
             free(changed);
             break;
         }
         assert_int_equal(how, kill_it ? -SIGKILL : REFUSED);
-        if (!old_is_kept()) fail_msg("call %ld: what was there is lost", at);
+        if (!old_data_exists()) fail_msg("call %ld: what was there is lost", at);
         struct error why;
         bool begun = backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why);
-        if (!begun && !path_exists(in(to, "restore.json"))) folder_equals(changed);
-        assert_int_equal(problems(NULL), 0);
-        restore(NULL, true);
-        folder_equals(before);
-        if (!old_is_kept()) fail_msg("call %ld: what was there is lost at last", at);
+        if (!begun && !path_exists(path_in(backup_dir, "restore.json"))) assert_runs_equal(changed);
+        assert_int_equal(count_problems(NULL), 0);
+        restore_checked(NULL, true);
+        assert_runs_equal(before);
+        if (!old_data_exists()) fail_msg("call %ld: what was there is lost at last", at);
         assert_false(backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why));
-        assert_false(path_exists(in(to, "restore.json")));
-        assert_int_equal(folder_remove(found(dir, "runs.before-")), 0);
-        for (char *old; (old = found(runs, "serve.before-"));)
+        assert_false(path_exists(path_in(backup_dir, "restore.json")));
+        assert_int_equal(folder_remove(find_by_prefix(dir, "runs.before-")), 0);
+        for (char *old; (old = find_by_prefix(runs, "serve.before-"));)
             assert_int_equal(folder_remove(old), 0);
         free(changed);
     }
@@ -953,38 +958,38 @@ static void restore_faults(bool kill_it) {
 
 static void test_killed_restore(void **test_state) {
     (void)test_state;
-    restore_faults(true);
+    restore_with_faults(true);
 }
 
 static void test_full_restore(void **test_state) {
     (void)test_state;
-    restore_faults(false);
+    restore_with_faults(false);
 }
 
-/* Limits the size of files: SQLite's copy, a blob, the manifest. */
-static int limited_run(void) {
-    struct rlimit r = {(rlim_t)fault.at, (rlim_t)fault.at};
+/* Runs a backup with a limit on the size of each file: SQLite's copy, a blob, the manifest. */
+static int child_backup_limited(void) {
+    struct rlimit r = {(rlim_t)fault.n, (rlim_t)fault.n};
     signal(SIGXFSZ, SIG_IGN);
-    fault.at = 0;
+    fault.n = 0;
     CHECK(setrlimit(RLIMIT_FSIZE, &r) == 0);
-    return make_run();
+    return child_backup();
 }
 
-static void test_no_room(void **test_state) {
+static void test_file_size_limit(void **test_state) {
     (void)test_state;
     char first[BACKUP_ID_LEN];
-    make();
+    backup_make();
     snprintf(first, sizeof first, "%s", id);
-    put_row(in(runs, "shoal.db"), "another");
-    put_bytes(in(runs, "r1/large"), 400000, 8);
-    for (long room = 0; room < 400000; room = 2 * room + 500) {
-        assert_int_equal(child(limited_run, room, false), REFUSED);
-        assert_int_equal(problems(first), 0);
-        blobs();
-        assert_int_equal(counted_tmp, 0);
+    run_row_add(path_in(runs, "shoal.db"), "another");
+    file_create_random(path_in(runs, "r1/large"), 400000, 8);
+    for (long limit = 0; limit < 400000; limit = 2 * limit + 500) {
+        assert_int_equal(run_in_child(child_backup_limited, limit, false), REFUSED);
+        assert_int_equal(count_problems(first), 0);
+        count_blobs();
+        assert_int_equal(n_temporaries, 0);
     }
-    make();
-    assert_int_equal(problems(NULL), 0);
+    backup_make();
+    assert_int_equal(count_problems(NULL), 0);
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -1004,15 +1009,15 @@ int main(void) {
         TEST(test_replace),
         TEST(test_in_use),
         TEST(test_one_at_a_time),
-        TEST(test_also),
+        TEST(test_root_kinds),
         TEST(test_prune),
-        TEST(test_marks),
+        TEST(test_scheduled_restore),
         TEST(test_stopped),
         TEST(test_killed_backup),
         TEST(test_full_backup),
         TEST(test_killed_restore),
         TEST(test_full_restore),
-        TEST(test_no_room),
+        TEST(test_file_size_limit),
     };
     return cmocka_run_group_tests_name("backup", tests, NULL, NULL);
 }

@@ -26,7 +26,7 @@ get() { curl -sS --max-time 60 -H "Authorization: Bearer $key" "$@"; }
 start() {
     : >"$tmp/listening"
     # shellcheck disable=SC2086
-    "$shoal" serve models/fry --port 0 --json $place --no-jobs-idle --adapter-dir "$tmp/adapters" >"$tmp/listening" 2>"$tmp/said" &
+    "$shoal" serve models/fry --port 0 --json $place --no-jobs-idle --adapter-dir "$tmp/adapters" >"$tmp/listening" 2>"$tmp/log" &
     server=$!
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
@@ -34,11 +34,11 @@ start() {
         kill -0 "$server" 2>/dev/null || break
         sleep 0.1
     done
-    bad "the server starts" "$(head -c 300 "$tmp/said")"
+    bad "the server starts" "$(head -c 300 "$tmp/log")"
     exit 1
 }
 
-# ---- a server with a past
+# ---- a server with keys, a job, a derived model and an adapter
 need "$shoal" adapter new --model models/fry --rank 2 --seed 1 "$tmp/adapters/critic"
 need "$shoal" key add admin --scope chat jobs admin --store "$state/serve.db"
 key=$(cat "$tmp/out")
@@ -94,7 +94,7 @@ same "a backup scheduled for restore is not deleted" 409 "$code"
 same "nothing is restored yet" 404 "$(get -o /dev/null -w '%{http_code}' "$url/v1/jobs/$job")"
 stop
 start
-holds "the next start reports the restore" "is as in backup '$first'" "$tmp/said"
+holds "the next start reports the restore" "is as in backup '$first'" "$tmp/log"
 same "the job is restored by the next start" "$job_before" "$(jobs "$job")"
 status() { curl -sS -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $1" "$url/v1/models"; }
 same "a key that was valid then and is now is valid" 200 "$(status "$key")"
@@ -117,7 +117,7 @@ need get --fail-with-body -X POST "$url/v1/backups/$first/restore"
 stop
 rm -r "$runs/backups/blobs"
 start
-holds "a broken one is not put in place" "is not restored" "$tmp/said"
+holds "a broken one is not put in place" "is not restored" "$tmp/log"
 need get "$url/v1/backups"
 holds "and reports the reason" '"failed":"' "$tmp/out"
 stop

@@ -30,7 +30,7 @@
 
 static char scratch[256];
 
-static int scratch_make(void **state) {
+static int scratch_create(void **state) {
     (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(scratch, sizeof(scratch), "%s/shoal-base-XXXXXX", tmp && *tmp ? tmp : "/tmp");
@@ -46,16 +46,16 @@ static int scratch_remove(void **state) {
 }
 
 /* Path of NAME in the scratch directory; the last eight results stay valid. */
-static const char *in_scratch(const char *name) {
+static const char *scratch_path(const char *name) {
     static char *ring[8];
-    static int at;
-    at = (at + 1) % 8;
-    free(ring[at]);
-    return ring[at] = path_join(scratch, name);
+    static int next;
+    next = (next + 1) % 8;
+    free(ring[next]);
+    return ring[next] = path_join(scratch, name);
 }
 
-static const char *file_with(const char *name, const char *text) {
-    const char *path = in_scratch(name);
+static const char *file_create(const char *name, const char *text) {
+    const char *path = scratch_path(name);
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     fputs(text, f);
@@ -85,7 +85,7 @@ static void assert_has(const char *text, const char *part) {
 }
 
 /* Whether fn aborts because of a broken contract. */
-static bool aborts(void (*fn)(void)) {
+static bool call_aborts(void (*fn)(void)) {
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -141,7 +141,7 @@ static void bad_wrap(void) {
 
 static void test_arena(void **state) {
     (void)state;
-    assert_true(aborts(bad_wrap));
+    assert_true(call_aborts(bad_wrap));
     struct arena a = {0};
     size_t sizes[] = {0, 1, 63, 64, 65, 4096, 300000, 5, 1 << 20, 7, 262144, 100};
     uint8_t *p[ARRAY_LEN(sizes)];
@@ -182,26 +182,26 @@ static void test_read_and_map(void **state) {
     struct buf b = {0};
     int (*const ways[])(struct file_map *, const char *, struct error *) = {file_map_open,
                                                                             file_map_open_copy};
-    const char *path = file_with("hello", "hello");
+    const char *path = file_create("hello", "hello");
     for (int i = 0; i < 2; i++) {
         assert_int_equal(ways[i](&m, path, &err), OK);
         assert_int_equal(m.size, 5);
         assert_memory_equal(m.data, "hello", 5);
         file_map_close(&m);
-        assert_int_equal(ways[i](&m, file_with("empty", ""), &err), OK);
+        assert_int_equal(ways[i](&m, file_create("empty", ""), &err), OK);
         assert_int_equal(m.size, 0);
         file_map_close(&m);
         assert_int_equal(ways[i](&m, scratch, &err), ERR_IO);
         assert_has(err.text, "is a directory");
-        assert_int_equal(ways[i](&m, in_scratch("none"), &err), ERR_MISSING);
+        assert_int_equal(ways[i](&m, scratch_path("none"), &err), ERR_MISSING);
         assert_int_equal(ways[i](&m, "/dev/null", &err), ERR_IO);
     }
     /* A copy does not change with the file. */
     assert_int_equal(file_map_open_copy(&m, path, &err), OK);
-    file_with("hello", "");
+    file_create("hello", "");
     assert_memory_equal(m.data, "hello", 5);
     file_map_close(&m);
-    path = file_with("hello", "hello");
+    path = file_create("hello", "hello");
 
     buf_puts(&b, "> ");
     assert_int_equal(file_read(path, 5, &b, &err), OK);
@@ -216,8 +216,8 @@ static void test_read_and_map(void **state) {
 static void test_atomic_write(void **state) {
     (void)state;
     struct error err = {0};
-    assert_int_equal(dir_make(in_scratch("w"), &err), OK);
-    const char *path = in_scratch("w/file"), *link_path = in_scratch("w/link");
+    assert_int_equal(dir_make(scratch_path("w"), &err), OK);
+    const char *path = scratch_path("w/file"), *link_path = scratch_path("w/link");
     assert_int_equal(file_write(path, "one", 3, &err), OK);
     assert_int_equal(chmod(path, 0640), 0);
     assert_int_equal(file_write(path, "two", 3, &err), OK);
@@ -235,24 +235,24 @@ static void test_atomic_write(void **state) {
     assert_int_equal(atomic_file_open(&w, path, &err), OK);
     assert_int_equal(atomic_file_write(&w, "part", 4, &err), OK);
     assert_int_equal(w.pos, 4);
-    assert_int_equal(count_files(in_scratch("w")), 3);
+    assert_int_equal(count_files(scratch_path("w")), 3);
     atomic_file_abort(&w);
     atomic_file_abort(&w);
     assert_file(path, "three");
-    assert_int_equal(count_files(in_scratch("w")), 2);
+    assert_int_equal(count_files(scratch_path("w")), 2);
 
     assert_int_equal(file_write("/dev/null", "x", 1, &err), ERR_IO);
     assert_has(err.text, "not a regular file");
-    assert_int_equal(file_write(in_scratch("w"), "x", 1, &err), ERR_IO);
-    assert_int_equal(file_write(in_scratch("no/dir"), "x", 1, &err), ERR_MISSING);
+    assert_int_equal(file_write(scratch_path("w"), "x", 1, &err), ERR_IO);
+    assert_int_equal(file_write(scratch_path("no/dir"), "x", 1, &err), ERR_MISSING);
 }
 
 /* A file size limit simulates a full disk: write fails with an errno in the middle of the data. */
 static void test_full_disk(void **state) {
     (void)state;
     struct error err = {0};
-    assert_int_equal(dir_make(in_scratch("full"), &err), OK);
-    const char *path = in_scratch("full/file");
+    assert_int_equal(dir_make(scratch_path("full"), &err), OK);
+    const char *path = scratch_path("full/file");
     assert_int_equal(file_write(path, "old", 3, &err), OK);
     size_t size = 1 << 20;
     char *data = xcalloc(1, size);
@@ -277,7 +277,7 @@ static void test_full_disk(void **state) {
     assert_int_equal(rc_open, OK);
     assert_int_equal(rc_commit, ERR_IO);
     assert_file(path, "old");
-    assert_int_equal(count_files(in_scratch("full")), 1);
+    assert_int_equal(count_files(scratch_path("full")), 1);
     free(data);
 }
 
@@ -288,7 +288,7 @@ static void test_regular_files_only(void **state) {
     struct file_map m;
     struct buf b = {0};
     char hash[HASH_LEN], head[4];
-    const char *pipe_path = in_scratch("pipe");
+    const char *pipe_path = scratch_path("pipe");
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
     alarm(20); /* a hang ends the program */
     assert_int_equal(file_map_open(&m, pipe_path, &err), ERR_IO);
@@ -319,7 +319,7 @@ static void test_regular_files_only(void **state) {
     buf_release(&b);
 }
 
-static unsigned mode_of(const char *path) {
+static unsigned file_mode(const char *path) {
     struct stat st;
     assert_int_equal(lstat(path, &st), 0);
     return st.st_mode & 07777;
@@ -330,32 +330,32 @@ static void test_private(void **state) {
     struct error err = {0};
     mode_t before = umask(0);
     log_quiet = true;
-    assert_int_equal(dir_make_private(in_scratch("p/q"), &err), OK);
-    assert_int_equal(mode_of(in_scratch("p")), 0777);
-    assert_int_equal(mode_of(in_scratch("p/q")), 0700);
-    assert_int_equal(chmod(in_scratch("p/q"), 0755), 0);
-    assert_int_equal(dir_make_private(in_scratch("p/q"), &err), OK);
-    assert_int_equal(mode_of(in_scratch("p/q")), 0700);
+    assert_int_equal(dir_make_private(scratch_path("p/q"), &err), OK);
+    assert_int_equal(file_mode(scratch_path("p")), 0777);
+    assert_int_equal(file_mode(scratch_path("p/q")), 0700);
+    assert_int_equal(chmod(scratch_path("p/q"), 0755), 0);
+    assert_int_equal(dir_make_private(scratch_path("p/q"), &err), OK);
+    assert_int_equal(file_mode(scratch_path("p/q")), 0700);
 
-    const char *path = in_scratch("p/q/file");
+    const char *path = scratch_path("p/q/file");
     assert_int_equal(file_write(path, "a", 1, &err), OK);
-    assert_int_equal(mode_of(path), 0666);
+    assert_int_equal(file_mode(path), 0666);
     assert_int_equal(file_write_private(path, "b", 1, &err), OK);
-    assert_int_equal(mode_of(path), 0600);
+    assert_int_equal(file_mode(path), 0600);
     assert_int_equal(file_write(path, "c", 1, &err), OK); /* keeps it */
-    assert_int_equal(mode_of(path), 0600);
-    assert_int_equal(file_make_private(in_scratch("p/q/new"), &err), OK);
-    assert_int_equal(mode_of(in_scratch("p/q/new")), 0600);
+    assert_int_equal(file_mode(path), 0600);
+    assert_int_equal(file_make_private(scratch_path("p/q/new"), &err), OK);
+    assert_int_equal(file_mode(scratch_path("p/q/new")), 0600);
     assert_int_equal(chmod(path, 0664), 0);
     assert_int_equal(file_make_private(path, &err), OK);
-    assert_int_equal(mode_of(path), 0600);
+    assert_int_equal(file_mode(path), 0600);
     assert_file(path, "c");
 
     /* A folder that every user may write to is refused as a state folder. */
-    assert_int_equal(dir_make(in_scratch("p/shared"), &err), OK);
-    assert_int_equal(chmod(in_scratch("p/shared"), 01777), 0);
-    assert_int_equal(dir_make_private(in_scratch("p/shared"), &err), ERR_STATE);
-    assert_int_equal(mode_of(in_scratch("p/shared")), 01777);
+    assert_int_equal(dir_make(scratch_path("p/shared"), &err), OK);
+    assert_int_equal(chmod(scratch_path("p/shared"), 01777), 0);
+    assert_int_equal(dir_make_private(scratch_path("p/shared"), &err), ERR_STATE);
+    assert_int_equal(file_mode(scratch_path("p/shared")), 01777);
     umask(before);
     log_quiet = false;
 }
@@ -365,20 +365,20 @@ static void test_protect(void **state) {
     struct error err = {0};
     static const char *const names[] = {"serve.db", "jobs", NULL};
     mode_t before = umask(022);
-    assert_int_equal(dir_make(in_scratch("s/jobs/1"), &err), OK);
+    assert_int_equal(dir_make(scratch_path("s/jobs/1"), &err), OK);
     const char *files[] = {"s/serve.db", "s/serve.db-wal", "s/jobs/1/log", "s/other", "outside"};
-    for (size_t i = 0; i < ARRAY_LEN(files); i++) file_with(files[i], "x");
-    assert_int_equal(symlink(in_scratch("outside"), in_scratch("s/jobs/link")), 0);
-    assert_int_equal(symlink(scratch, in_scratch("s/jobs/all")), 0);
-    assert_int_equal(mkfifo(in_scratch("s/jobs/pipe"), 0644), 0);
-    assert_int_equal(dir_restrict_permissions(in_scratch("s"), names), 6);
-    for (size_t i = 0; i < 3; i++) assert_int_equal(mode_of(in_scratch(files[i])), 0600);
-    assert_int_equal(mode_of(in_scratch("s")), 0700);
-    assert_int_equal(mode_of(in_scratch("s/jobs/1")), 0700);
-    assert_int_equal(mode_of(in_scratch("s/other")), 0644);
-    assert_int_equal(mode_of(in_scratch("outside")), 0644);
-    assert_int_equal(dir_restrict_permissions(in_scratch("s"), names), 0);
-    assert_int_equal(dir_restrict_permissions(in_scratch("none"), NULL), 0);
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) file_create(files[i], "x");
+    assert_int_equal(symlink(scratch_path("outside"), scratch_path("s/jobs/link")), 0);
+    assert_int_equal(symlink(scratch, scratch_path("s/jobs/all")), 0);
+    assert_int_equal(mkfifo(scratch_path("s/jobs/pipe"), 0644), 0);
+    assert_int_equal(dir_restrict_permissions(scratch_path("s"), names), 6);
+    for (size_t i = 0; i < 3; i++) assert_int_equal(file_mode(scratch_path(files[i])), 0600);
+    assert_int_equal(file_mode(scratch_path("s")), 0700);
+    assert_int_equal(file_mode(scratch_path("s/jobs/1")), 0700);
+    assert_int_equal(file_mode(scratch_path("s/other")), 0644);
+    assert_int_equal(file_mode(scratch_path("outside")), 0644);
+    assert_int_equal(dir_restrict_permissions(scratch_path("s"), names), 0);
+    assert_int_equal(dir_restrict_permissions(scratch_path("none"), NULL), 0);
     umask(before);
 }
 
@@ -390,9 +390,9 @@ static pid_t dead_pid(void) {
     return pid;
 }
 
-static const char *temporary_with(const char *dir, const char *fmt, long pid) {
+static const char *tempfile_create(const char *dir, const char *fmt, long pid) {
     char *tail = xasprintf(fmt, pid), *name = path_join(dir, tail);
-    const char *path = file_with(name, "left");
+    const char *path = file_create(name, "left");
     free(tail);
     free(name);
     return path;
@@ -402,34 +402,35 @@ static void test_leftovers(void **state) {
     (void)state;
     struct error err = {0};
     long dead = dead_pid();
-    assert_int_equal(dir_make(in_scratch("l"), &err), OK);
-    char *gone[] = {xstrdup(temporary_with("l", "file.tmp-%ld", dead)),
-                    xstrdup(temporary_with("l", "file.tmp-%ld-12", dead)),
-                    xstrdup(temporary_with("l", "file.tmp-%ld-3", getpid()))};
-    char *kept[] = {xstrdup(temporary_with("l", "file.tmp-%ld", getppid())),
-                    xstrdup(temporary_with("l", "file.tmp-%ld-", dead)),
-                    xstrdup(temporary_with("l", "file.tmp-%ld.bak", dead)),
-                    xstrdup(temporary_with("l", "file.tmp-0%ld", dead)),
-                    xstrdup(temporary_with("l", "other.tmp-%ld", dead)),
-                    xstrdup(temporary_with("l", "xfile.tmp-%ld", dead))};
-    /* A temporary file of another process, whose number is from another machine: it is locked. */
-    char *locked = xstrdup(temporary_with("l", "file.tmp-%ld-99", dead));
+    assert_int_equal(dir_make(scratch_path("l"), &err), OK);
+    char *gone[] = {xstrdup(tempfile_create("l", "file.tmp-%ld", dead)),
+                    xstrdup(tempfile_create("l", "file.tmp-%ld-12", dead)),
+                    xstrdup(tempfile_create("l", "file.tmp-%ld-3", getpid()))};
+    char *kept[] = {xstrdup(tempfile_create("l", "file.tmp-%ld", getppid())),
+                    xstrdup(tempfile_create("l", "file.tmp-%ld-", dead)),
+                    xstrdup(tempfile_create("l", "file.tmp-%ld.bak", dead)),
+                    xstrdup(tempfile_create("l", "file.tmp-0%ld", dead)),
+                    xstrdup(tempfile_create("l", "other.tmp-%ld", dead)),
+                    xstrdup(tempfile_create("l", "xfile.tmp-%ld", dead))};
+    /* A locked temporary, as of a writer in another container, whose process id means nothing here.
+     */
+    char *locked = xstrdup(tempfile_create("l", "file.tmp-%ld-99", dead));
     int fd = open(locked, O_RDONLY);
     assert_int_equal(flock(fd, LOCK_EX), 0);
     char *link_name = xasprintf("l/file.tmp-%ld-5", dead);
-    assert_int_equal(symlink(kept[0], in_scratch(link_name)), 0);
+    assert_int_equal(symlink(kept[0], scratch_path(link_name)), 0);
 
-    assert_int_equal(file_write(in_scratch("l/file"), "new", 3, &err), OK);
+    assert_int_equal(file_write(scratch_path("l/file"), "new", 3, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(gone); i++) assert_false(path_exists(gone[i]));
     for (size_t i = 0; i < ARRAY_LEN(kept); i++) assert_true(path_exists(kept[i]));
     assert_true(path_exists(locked));
-    assert_true(path_exists(in_scratch(link_name)));
+    assert_true(path_exists(scratch_path(link_name)));
     close(fd);
-    assert_int_equal(file_write(in_scratch("l/file"), "new", 3, &err), OK);
+    assert_int_equal(file_write(scratch_path("l/file"), "new", 3, &err), OK);
     assert_false(path_exists(locked));
 
     /* Protecting a folder removes the leftovers of all its files. */
-    dir_restrict_permissions(in_scratch("l"), NULL);
+    dir_restrict_permissions(scratch_path("l"), NULL);
     assert_false(path_exists(kept[4]));
     assert_true(path_exists(kept[0]));
     for (size_t i = 0; i < ARRAY_LEN(gone); i++) free(gone[i]);
@@ -438,12 +439,12 @@ static void test_leftovers(void **state) {
     free(link_name);
 }
 
-/* Killed in the middle of a write, and written again: one file is left. */
+/* A writer is killed, and the file is written again: only this file is left. */
 static void test_leftover_of_killed_process(void **state) {
     (void)state;
     struct error err = {0};
-    assert_int_equal(dir_make(in_scratch("k"), &err), OK);
-    const char *path = in_scratch("k/file");
+    assert_int_equal(dir_make(scratch_path("k"), &err), OK);
+    const char *path = scratch_path("k/file");
     int ready[2];
     assert_int_equal(pipe(ready), 0);
     pid_t pid = fork();
@@ -455,11 +456,11 @@ static void test_leftover_of_killed_process(void **state) {
     char c;
     assert_int_equal(read(ready[0], &c, 1), 1);
     assert_int_equal(file_write(path, "one", 3, &err), OK);
-    assert_int_equal(count_files(in_scratch("k")), 2); /* the other writer is alive */
+    assert_int_equal(count_files(scratch_path("k")), 2); /* the other writer is alive */
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     assert_int_equal(file_write(path, "two", 3, &err), OK);
-    assert_int_equal(count_files(in_scratch("k")), 1);
+    assert_int_equal(count_files(scratch_path("k")), 1);
     assert_file(path, "two");
     close(ready[0]);
     close(ready[1]);
@@ -468,8 +469,8 @@ static void test_leftover_of_killed_process(void **state) {
 static void test_lock(void **state) {
     (void)state;
     struct error err = {0};
-    assert_int_equal(dir_make(in_scratch("h"), &err), OK);
-    const char *dir = in_scratch("h");
+    assert_int_equal(dir_make(scratch_path("h"), &err), OK);
+    const char *dir = scratch_path("h");
     int ready[2];
     char c;
     assert_int_equal(pipe(ready), 0);
@@ -480,9 +481,9 @@ static void test_lock(void **state) {
     }
     assert_int_equal(read(ready[0], &c, 1), 1);
     assert_int_equal(dir_lock(dir, "run", &err), ERR_STATE);
-    char *want = xasprintf("run '%s' is in use by another process (%ld)", dir, (long)pid);
-    assert_string_equal(err.text, want);
-    free(want);
+    char *expected = xasprintf("run '%s' is in use by another process (%ld)", dir, (long)pid);
+    assert_string_equal(err.text, expected);
+    free(expected);
     kill(pid, SIGKILL); /* the lock ends with the process */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     int fd = dir_lock(dir, "run", &err);
@@ -493,13 +494,14 @@ static void test_lock(void **state) {
     fd = dir_lock(dir, "run", &err);
     assert_true(fd >= 0);
     dir_unlock(fd, dir);
-    assert_true(dir_lock(in_scratch("h/none"), "run", &err) < 0);
+    assert_true(dir_lock(scratch_path("h/none"), "run", &err) < 0);
     close(ready[0]);
     close(ready[1]);
 }
 
-/* A child that reads a page of a mapped file after `spoil`. Returns its status, and its output. */
-static int fault_child(const char *path, bool spoil, char *said, size_t size) {
+/* Maps a file in a child, truncates it (or raises SIGBUS) and reads its last page. Returns the
+ * child's wait status and its stderr. */
+static int sigbus_child(const char *path, bool truncate_file, char *output, size_t size) {
     int out[2], status;
     assert_int_equal(pipe(out), 0);
     pid_t pid = fork();
@@ -512,15 +514,15 @@ static int fault_child(const char *path, bool spoil, char *said, size_t size) {
         signal(SIGBUS, SIG_DFL); /* cmocka has its own */
         file_map_catch_sigbus();
         if (file_map_open(&m, path, &err) != OK) _exit(9);
-        if (spoil && truncate(path, 10) != 0) _exit(9);
-        if (!spoil) raise(SIGBUS);
+        if (truncate_file && truncate(path, 10) != 0) _exit(9);
+        if (!truncate_file) raise(SIGBUS);
         volatile uint8_t sum = m.data[m.size - 1];
         _exit(sum == 0 ? 0 : 8);
     }
     close(out[1]);
-    size_t at = 0;
-    for (ssize_t n; (n = read(out[0], said + at, size - 1 - at)) > 0;) at += (size_t)n;
-    said[at] = 0;
+    size_t len = 0;
+    for (ssize_t n; (n = read(out[0], output + len, size - 1 - len)) > 0;) len += (size_t)n;
+    output[len] = 0;
     close(out[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return status;
@@ -530,19 +532,19 @@ static void test_mapped_file_shrinks(void **state) {
     (void)state;
     struct error err = {0};
     struct file_map m;
-    char said[4096], data[20000] = {0};
-    const char *path = in_scratch("mapped");
+    char output[4096], data[20000] = {0};
+    const char *path = scratch_path("mapped");
     assert_int_equal(file_write(path, data, sizeof data, &err), OK);
-    int status = fault_child(path, true, said, sizeof said);
+    int status = sigbus_child(path, true, output, sizeof output);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     char *want = xasprintf("shoal: '%s' became shorter while it was in use; start again\n", path);
-    assert_string_equal(said, want);
+    assert_string_equal(output, want);
     free(want);
     /* Other bus errors keep their action. */
     assert_int_equal(file_write(path, data, sizeof data, &err), OK);
-    status = fault_child(path, false, said, sizeof said);
+    status = sigbus_child(path, false, output, sizeof output);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
-    assert_null(strstr(said, "became shorter"));
+    assert_null(strstr(output, "became shorter"));
 
     assert_int_equal(file_map_open(&m, path, &err), OK);
     assert_int_equal(file_map_check_unchanged(&err), OK);
@@ -557,7 +559,7 @@ static void test_mapped_file_shrinks(void **state) {
     assert_int_equal(file_map_check_unchanged(&err), OK);
 }
 
-/* The system's error of the failed call, not of a later check. */
+/* Messages have the errno of the failed call, not of a later check. */
 static void test_error_reasons(void **state) {
     (void)state;
     struct error err = {0};
@@ -565,7 +567,7 @@ static void test_error_reasons(void **state) {
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = 0;
     char *long_path = path_join(scratch, name),
-         *below = path_join(file_with("plain2", ""), "sub/x");
+         *below = path_join(file_create("plain2", ""), "sub/x");
     assert_true(dir_make(long_path, &err) < 0);
     assert_has(err.text, "File name too long");
     assert_true(dir_make(below, &err) < 0);
@@ -575,16 +577,16 @@ static void test_error_reasons(void **state) {
     assert_true(dir_make("/proc/none/x", &err) < 0);
     free(long_path);
     free(below);
-    assert_int_equal(dir_make(in_scratch("locked"), &err), OK);
-    const char *inside = in_scratch("locked/in");
+    assert_int_equal(dir_make(scratch_path("locked"), &err), OK);
+    const char *inside = scratch_path("locked/in");
     int out[2];
-    char said[600];
+    char output[600];
     assert_int_equal(pipe(out), 0);
     assert_int_equal(chmod(scratch, 0755), 0);
     pid_t pid = fork();
     if (pid == 0) { /* as a user that does not own the folder */
         if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(77);
-        if (geteuid() != 65534 && chmod(in_scratch("locked"), 0500) != 0) _exit(77);
+        if (geteuid() != 65534 && chmod(scratch_path("locked"), 0500) != 0) _exit(77);
         int rc = dir_make(inside, &err);
         dprintf(out[1], "%s|", rc < 0 ? err.text : "made");
         rc = file_write(inside, "x", 1, &err);
@@ -594,14 +596,14 @@ static void test_error_reasons(void **state) {
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     close(out[1]);
-    ssize_t n = read(out[0], said, sizeof said - 1);
-    said[MAX(n, 0)] = 0;
+    ssize_t n = read(out[0], output, sizeof output - 1);
+    output[MAX(n, 0)] = 0;
     close(out[0]);
     if (WEXITSTATUS(status) == 77) skip();
-    const char *second = strchr(said, '|');
+    const char *second = strchr(output, '|');
     assert_non_null(second);
     assert_has(second, "Permission denied|");
-    assert_has(said, "Permission denied|cannot");
+    assert_has(output, "Permission denied|cannot");
 }
 
 static void test_paths(void **state) {
@@ -616,12 +618,12 @@ static void test_paths(void **state) {
         assert_string_equal(p, cases[i].want);
         free(p);
     }
-    assert_int_equal(dir_make(in_scratch("x/y//z/"), &err), OK);
-    assert_int_equal(dir_make(in_scratch("x/y/z"), &err), OK);
-    assert_true(path_is_dir(in_scratch("x/y/z")));
+    assert_int_equal(dir_make(scratch_path("x/y//z/"), &err), OK);
+    assert_int_equal(dir_make(scratch_path("x/y/z"), &err), OK);
+    assert_true(path_is_dir(scratch_path("x/y/z")));
     assert_true(path_exists("/"));
-    assert_false(path_exists(in_scratch("nothing")));
-    const char *file = file_with("plain", "");
+    assert_false(path_exists(scratch_path("nothing")));
+    const char *file = file_create("plain", "");
     assert_false(path_is_dir(file));
     char *below = path_join(file, "sub");
     assert_true(dir_make(below, &err) < 0);
@@ -629,55 +631,55 @@ static void test_paths(void **state) {
 }
 
 /* Writes a file of a simulated /proc or /sys. */
-static void system_file(const char *path, const char *text) {
+static void system_file_create(const char *path, const char *text) {
     struct error err = {0};
     char *full = path_join("sys-root", path), *dir = path_join(scratch, full);
     *strrchr(dir, '/') = 0;
     assert_int_equal(dir_make(dir, &err), OK);
-    file_with(full, text);
+    file_create(full, text);
     free(full);
     free(dir);
 }
 
-static void memory_is(int64_t total_kib, int64_t available_kib) {
-    struct memory_info m = memory_info(in_scratch("sys-root"));
+static void memory_info_assert(int64_t total_kib, int64_t available_kib) {
+    struct memory_info m = memory_info(scratch_path("sys-root"));
     assert_int_equal(m.total, total_kib << 10);
     assert_int_equal(m.available, available_kib << 10);
 }
 
 static void test_memory_info(void **state) {
     (void)state;
-    struct memory_info none = memory_info(in_scratch("no-root")), own = memory_info("/");
+    struct memory_info none = memory_info(scratch_path("no-root")), own = memory_info("/");
     assert_int_equal(none.total, -1);
     assert_string_equal(none.huge_pages, "unknown");
-    system_file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
-    assert_string_equal(memory_info(in_scratch("sys-root")).huge_pages, "madvise");
-    system_file("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
-    assert_string_equal(memory_info(in_scratch("sys-root")).huge_pages, "always");
+    system_file_create("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+    assert_string_equal(memory_info(scratch_path("sys-root")).huge_pages, "madvise");
+    system_file_create("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
+    assert_string_equal(memory_info(scratch_path("sys-root")).huge_pages, "always");
     assert_true(own.total > 0 && own.available >= 0 && own.available <= own.total);
-    system_file("proc/meminfo",
-                "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
-    memory_is(4000, 3000);
-    system_file("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
-    memory_is(4000, 3000); /* the group does not exist */
-    system_file("sys/fs/cgroup/a/b/memory.max", "max\n");
-    memory_is(4000, 3000);
-    system_file("sys/fs/cgroup/a/memory.max",
-                "2048000\n"); /* an ancestor of this group: its limit applies */
-    system_file("sys/fs/cgroup/a/memory.current", "1024000\n");
-    memory_is(2000, 1000);
-    system_file("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 512000\n");
-    memory_is(2000, 1500);
-    system_file("sys/fs/cgroup/a/b/memory.max", "1024000\n");
-    system_file("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
-    memory_is(1000, 0);
+    system_file_create("proc/meminfo",
+                       "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
+    memory_info_assert(4000, 3000);
+    system_file_create("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
+    memory_info_assert(4000, 3000); /* the group does not exist */
+    system_file_create("sys/fs/cgroup/a/b/memory.max", "max\n");
+    memory_info_assert(4000, 3000);
+    system_file_create("sys/fs/cgroup/a/memory.max",
+                       "2048000\n"); /* an ancestor of this group: its limit applies */
+    system_file_create("sys/fs/cgroup/a/memory.current", "1024000\n");
+    memory_info_assert(2000, 1000);
+    system_file_create("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 512000\n");
+    memory_info_assert(2000, 1500);
+    system_file_create("sys/fs/cgroup/a/b/memory.max", "1024000\n");
+    system_file_create("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
+    memory_info_assert(1000, 0);
     /* Version 1: a number larger than the machine means no limit. */
-    system_file("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
-    system_file("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
-    memory_is(4000, 3000);
-    system_file("sys/fs/cgroup/memory/memory.limit_in_bytes", "1024000\n");
-    system_file("sys/fs/cgroup/memory/memory.usage_in_bytes", "102400\n");
-    memory_is(1000, 900);
+    system_file_create("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
+    system_file_create("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
+    memory_info_assert(4000, 3000);
+    system_file_create("sys/fs/cgroup/memory/memory.limit_in_bytes", "1024000\n");
+    system_file_create("sys/fs/cgroup/memory/memory.usage_in_bytes", "102400\n");
+    memory_info_assert(1000, 900);
 }
 
 static void test_hashes(void **state) {
@@ -688,9 +690,9 @@ static void test_hashes(void **state) {
     assert_string_equal(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     sha256_bytes("abc", 3, hex); /* FIPS 180-2, appendix B.1 */
     assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    assert_int_equal(sha256_file(file_with("abc", "abc"), other, &err), OK);
+    assert_int_equal(sha256_file(file_create("abc", "abc"), other, &err), OK);
     assert_string_equal(hex, other);
-    assert_int_equal(sha256_file(in_scratch("none"), other, &err), ERR_MISSING);
+    assert_int_equal(sha256_file(scratch_path("none"), other, &err), ERR_MISSING);
     struct sha256 h;
     sha256_init(&h);
     sha256_update(&h, "a", 1);
@@ -811,7 +813,7 @@ struct accuracy {
     double worst, at;
 };
 
-static void accuracy_note(struct accuracy *a, double x, double got, long double want) {
+static void accuracy_update(struct accuracy *a, double x, double got, long double want) {
     double e = (double)fabsl(((long double)got - want) / (want == 0 ? 1 : want));
     if (!(e <= a->worst)) a->worst = e, a->at = x;
 }
@@ -829,22 +831,22 @@ static void test_math_accuracy(void **state) {
     for (int i = 0; i < 200000; i++) {
         double wide = i & 1 ? 1.0 : 1e-3;
         double x = rng_between(&r, -708, 708) * wide;
-        accuracy_note(&e, x, math_exp(x), expl((long double)x));
+        accuracy_update(&e, x, math_exp(x), expl((long double)x));
         x = i & 1 ? ldexp(rng_between(&r, 0.5, 1), (int)rng_below(&r, 2090) - 1060)
                   : rng_between(&r, 0.5, 2);
-        accuracy_note(&l, x, math_log(x), logl((long double)x));
+        accuracy_update(&l, x, math_log(x), logl((long double)x));
         x = rng_between(&r, -1e6, 1e6) * (i & 2 ? 1.0 : 1e-5);
-        accuracy_note(&s, x, math_sin(x), sinl((long double)x));
-        accuracy_note(&c, x, math_cos(x), cosl((long double)x));
+        accuracy_update(&s, x, math_sin(x), sinl((long double)x));
+        accuracy_update(&c, x, math_cos(x), cosl((long double)x));
         x = exp(rng_between(&r, -20, 20));
         double y = rng_between(&r, -30, 30);
-        accuracy_note(&p, x, math_pow(x, y), powl((long double)x, (long double)y));
+        accuracy_update(&p, x, math_pow(x, y), powl((long double)x, (long double)y));
     }
     /* Next to multiples of pi/2, where nearly every digit cancels. */
     for (int k = 1; k < 600000; k += 7) {
         double x = (double)k * 1.5707963267948966;
-        accuracy_note(&s, x, math_sin(x), sinl((long double)x));
-        accuracy_note(&c, x, math_cos(x), cosl((long double)x));
+        accuracy_update(&s, x, math_sin(x), sinl((long double)x));
+        accuracy_update(&c, x, math_cos(x), cosl((long double)x));
     }
     struct accuracy all[] = {e, l, s, c, p};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
@@ -970,8 +972,8 @@ static void pool_bad_grain(void) {
 
 static void test_pool_contract(void **state) {
     (void)state;
-    assert_true(aborts(pool_nested));
-    assert_true(aborts(pool_bad_grain));
+    assert_true(call_aborts(pool_nested));
+    assert_true(call_aborts(pool_bad_grain));
 }
 
 static void test_clock(void **state) {
@@ -997,7 +999,7 @@ static void messages_print(void) {
     log_warn("low %d", 1);
 }
 
-/* Runs speak() with stderr on `fd`. */
+/* Runs messages_print() with stderr redirected to `fd`. */
 static void messages_print_to(int fd) {
     fflush(stderr);
     int saved = dup(STDERR_FILENO);
@@ -1010,7 +1012,7 @@ static void messages_print_to(int fd) {
 
 static void test_progress(void **state) {
     (void)state;
-    const char *path = in_scratch("stderr");
+    const char *path = scratch_path("stderr");
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     assert_true(fd >= 0);
     messages_print_to(fd);
@@ -1050,9 +1052,8 @@ static void test_progress_terminal(void **state) {
     close(master);
 }
 
-/* The terminal's output when a child prints in pieces or logs a message; the master's side. ""
- * without a terminal. */
-static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
+/* Runs child_main in a child on a pseudo-terminal. `text` receives what the terminal gets. */
+static void run_on_terminal(void (*child_main)(void), char *text, size_t size) {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     text[0] = '\0';
     if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
@@ -1065,7 +1066,7 @@ static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
     if (pid == 0) {
         dup2(slave, STDOUT_FILENO);
         dup2(slave, STDERR_FILENO);
-        speak_there();
+        child_main();
         fflush(stdout);
         _exit(0);
     }
@@ -1080,26 +1081,26 @@ static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
 
 /* A title, a colour, a C1 control, an override, a lone carriage return, line ends, a kanji, invalid
  * bytes: cut between any two bytes. */
-static const char hostile[] = "a\033]0;x\007b\033[31mc\302\2335nd\342\200\256e\r!\r\n\tf\346\274"
-                              "\242\377g\177\342\201\246h\n";
+static const char untrusted[] = "a\033]0;x\007b\033[31mc\302\2335nd\342\200\256e\r!\r\n\tf\346\274"
+                                "\242\377g\177\342\201\246h\n";
 #define R "\357\277\275"
-static const char harmless[] =
+static const char sanitized[] =
     "a" R "]0;x" R "b" R "[31mc" R "5nd" R "e" R "!\r\n\tf\346\274\242" R "g" R R "h\r\n";
 
 static void print_whole(void) {
     terminal_sanitize_stdout();
-    fputs(hostile, stdout);
+    fputs(untrusted, stdout);
 }
 
 static void print_pieces(void) {
     terminal_sanitize_stdout();
-    for (const char *p = hostile; *p; p++) {
+    for (const char *p = untrusted; *p; p++) {
         putchar(*p);
         fflush(stdout);
     }
 }
 
-static void print_ours(void) {
+static void print_raw(void) {
     terminal_sanitize_stdout();
     printf("one ");
     terminal_write_raw("\033[1mtwo\033[0m");
@@ -1116,13 +1117,13 @@ static void hostile_print(void) {
 static void test_terminal(void **state) {
     (void)state;
     char text[8192];
-    terminal_child(print_whole, text, sizeof text);
-    assert_string_equal(text, harmless);
-    terminal_child(print_pieces, text, sizeof text);
-    assert_string_equal(text, harmless);
-    terminal_child(print_ours, text, sizeof text);
+    run_on_terminal(print_whole, text, sizeof text);
+    assert_string_equal(text, sanitized);
+    run_on_terminal(print_pieces, text, sizeof text);
+    assert_string_equal(text, sanitized);
+    run_on_terminal(print_raw, text, sizeof text);
     assert_string_equal(text, "one \033[1mtwo\033[0m three" R "\r\n");
-    terminal_child(hostile_print, text, sizeof text);
+    run_on_terminal(hostile_print, text, sizeof text);
     assert_has(text, "warning: 'x" R "[2J\r\n  warning: forged' is missing\r\n");
     assert_has(text, "loss" R "[2J");
 }
@@ -1130,7 +1131,7 @@ static void test_terminal(void **state) {
 /* A log may be shown on a terminal, so messages are filtered in files too. */
 static void test_messages_in_files(void **state) {
     (void)state;
-    const char *path = in_scratch("log");
+    const char *path = scratch_path("log");
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
     fflush(stderr);
     assert_true(dup2(fd, STDERR_FILENO) >= 0);
@@ -1150,7 +1151,7 @@ static void test_messages_in_files(void **state) {
 /* A file gets every byte. */
 static void test_files_are_not_filtered(void **state) {
     (void)state;
-    const char *path = in_scratch("out");
+    const char *path = scratch_path("out");
     pid_t pid = fork();
     if (pid == 0) {
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -1160,10 +1161,10 @@ static void test_files_are_not_filtered(void **state) {
         _exit(0);
     }
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    assert_file(path, hostile);
+    assert_file(path, untrusted);
 }
 
-struct knobs {
+struct option_values {
     bool packed, verbose;
     int64_t rank, seed;
     double learning_rate;
@@ -1172,14 +1173,17 @@ struct knobs {
 };
 
 static const struct option_row rows[] = {
-    {"packed", OPT_BOOL, offsetof(struct knobs, packed), "true", 0, 0, NULL, "pack samples"},
-    {"verbose", OPT_BOOL, offsetof(struct knobs, verbose), NULL, 0, 0, NULL, "say more"},
-    {"lora-rank", OPT_INT, offsetof(struct knobs, rank), "8", 1, 256, "R", "rank of each adapter"},
-    {"seed", OPT_INT, offsetof(struct knobs, seed), NULL, 0, 0, NULL, "random seed"},
-    {"learning-rate", OPT_FLOAT, offsetof(struct knobs, learning_rate), "1e-3", 0, 1, "LR",
+    {"packed", OPT_BOOL, offsetof(struct option_values, packed), "true", 0, 0, NULL,
+     "pack samples"},
+    {"verbose", OPT_BOOL, offsetof(struct option_values, verbose), NULL, 0, 0, NULL, "say more"},
+    {"lora-rank", OPT_INT, offsetof(struct option_values, rank), "8", 1, 256, "R",
+     "rank of each adapter"},
+    {"seed", OPT_INT, offsetof(struct option_values, seed), NULL, 0, 0, NULL, "random seed"},
+    {"learning-rate", OPT_FLOAT, offsetof(struct option_values, learning_rate), "1e-3", 0, 1, "LR",
      "step size of the optimizer, which the schedule multiplies by its factor at every step"},
-    {"name", OPT_STRING, offsetof(struct knobs, name), "koi", 0, 0, NULL, "name of the run"},
-    {"data", OPT_LIST, offsetof(struct knobs, data), "a.jsonl,b.jsonl", 0, 0, "FILE",
+    {"name", OPT_STRING, offsetof(struct option_values, name), "koi", 0, 0, NULL,
+     "name of the run"},
+    {"data", OPT_LIST, offsetof(struct option_values, data), "a.jsonl,b.jsonl", 0, 0, "FILE",
      "training files"},
     {"lr", OPT_ALIAS, 0, "learning-rate", 0, 0, NULL, NULL},
     {"dataset", OPT_ALIAS, 0, "data", 0, 0, NULL, NULL},
@@ -1187,7 +1191,8 @@ static const struct option_row rows[] = {
 };
 
 /* Parses words separated by blanks into k and pos. */
-static int parse_words(struct knobs *k, struct strings *pos, struct error *err, const char *words) {
+static int parse_words(struct option_values *k, struct strings *pos, struct error *err,
+                       const char *words) {
     char *copy = xstrdup(words), *argv[32];
     int argc = 0;
     for (char *w = strtok(copy, " "); w && argc < 32; w = strtok(NULL, " ")) argv[argc++] = w;
@@ -1199,7 +1204,7 @@ static int parse_words(struct knobs *k, struct strings *pos, struct error *err, 
 static void test_options(void **state) {
     (void)state;
     struct error err = {0};
-    struct knobs k;
+    struct option_values k;
     struct strings pos = {0};
     memset(&k, 0xAA, sizeof(k));
     options_default(rows, &k);
@@ -1261,7 +1266,7 @@ static void test_option_errors(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
-        struct knobs k;
+        struct option_values k;
         struct strings pos = {0};
         options_default(rows, &k);
         assert_int_equal(parse_words(&k, &pos, &err, cases[i].words), ERR_USAGE);
@@ -1288,9 +1293,10 @@ static void test_option_help(void **state) {
 }
 
 /* Loads `text` as a recipe and applies `section`; err gets the message, if any. */
-static int recipe(struct knobs *k, const char *text, const char *section, struct error *err) {
+static int recipe_apply(struct option_values *k, const char *text, const char *section,
+                        struct error *err) {
     struct yaml y;
-    int rc = yaml_load(&y, file_with("recipe.yaml", text), err);
+    int rc = yaml_load(&y, file_create("recipe.yaml", text), err);
     if (rc != OK) return rc;
     rc = options_from_yaml(rows, k, &y, section, err);
     yaml_release(&y);
@@ -1300,24 +1306,25 @@ static int recipe(struct knobs *k, const char *text, const char *section, struct
 static void test_option_recipe(void **state) {
     (void)state;
     struct error err = {0};
-    struct knobs k;
+    struct option_values k;
     options_default(rows, &k);
     assert_int_equal(
-        recipe(&k,
-               "train:\n  sft:\n    lora: {rank: 4}\n    learning-rate: 1\n    data: [x, 'y z']\n"
-               "    packed: false\n    name: 鯉\n    seed: 1e6\n",
-               "train.sft", &err),
+        recipe_apply(
+            &k,
+            "train:\n  sft:\n    lora: {rank: 4}\n    learning-rate: 1\n    data: [x, 'y z']\n"
+            "    packed: false\n    name: 鯉\n    seed: 1e6\n",
+            "train.sft", &err),
         OK);
     assert_true(k.rank == 4 && k.learning_rate == 1 && k.data.n == 2 && !k.packed &&
                 k.seed == 1000000);
     assert_string_equal(k.data.v[1], "y z");
     assert_string_equal(k.name, "鯉");
-    assert_int_equal(recipe(&k, "lora_rank: null\ndata: one\nname:\n", NULL, &err), OK);
+    assert_int_equal(recipe_apply(&k, "lora_rank: null\ndata: one\nname:\n", NULL, &err), OK);
     assert_true(k.rank == 8 && k.data.n == 1 && k.seed == 1000000);
     assert_string_equal(k.name, "koi");
-    assert_int_equal(recipe(&k, "other: {a: 1}\n", "train.sft", &err), OK);
-    assert_int_equal(recipe(&k, "train:\n", "train", &err), OK);
-    assert_int_equal(recipe(&k, "# nothing\n", NULL, &err), OK);
+    assert_int_equal(recipe_apply(&k, "other: {a: 1}\n", "train.sft", &err), OK);
+    assert_int_equal(recipe_apply(&k, "train:\n", "train", &err), OK);
+    assert_int_equal(recipe_apply(&k, "# nothing\n", NULL, &err), OK);
     options_release(rows, &k);
 }
 
@@ -1344,9 +1351,9 @@ static void test_option_recipe_errors(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
-        struct knobs k;
+        struct option_values k;
         options_default(rows, &k);
-        assert_int_equal(recipe(&k, cases[i].text, cases[i].section, &err), ERR_USAGE);
+        assert_int_equal(recipe_apply(&k, cases[i].text, cases[i].section, &err), ERR_USAGE);
         assert_has(err.text, cases[i].message);
         options_release(rows, &k);
     }
@@ -1373,7 +1380,7 @@ static void test_yaml_values(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
         struct yaml y;
-        if (yaml_load(&y, file_with("v.yaml", cases[i].yaml), &err) != OK)
+        if (yaml_load(&y, file_create("v.yaml", cases[i].yaml), &err) != OK)
             fail_msg("case %zu: %s", i, err.text);
         char *text = json_canonical(y.root);
         assert_string_equal(text, cases[i].json);
@@ -1387,7 +1394,7 @@ static void test_yaml_lines(void **state) {
     struct error err = {0};
     struct yaml y;
     const char *path =
-        file_with("lines.yaml", "a:\n  b:\n  - x\n  - c: 1\n    d: {e: 2}\n\nf: 3\n");
+        file_create("lines.yaml", "a:\n  b:\n  - x\n  - c: 1\n    d: {e: 2}\n\nf: 3\n");
     assert_int_equal(yaml_load(&y, path, &err), OK);
     assert_string_equal(y.path, path);
     assert_int_equal(yaml_line(&y, "a"), 1);
@@ -1422,7 +1429,7 @@ static void test_yaml_errors(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
         struct yaml y;
-        assert_int_equal(yaml_load(&y, file_with("bad.yaml", cases[i].yaml), &err), ERR_FORMAT);
+        assert_int_equal(yaml_load(&y, file_create("bad.yaml", cases[i].yaml), &err), ERR_FORMAT);
         assert_has(err.text, cases[i].message);
         assert_null(y.root);
     }
@@ -1431,9 +1438,9 @@ static void test_yaml_errors(void **state) {
     for (int i = 0; i < 100; i++) buf_puts(&deep, "]");
     struct error err = {0};
     struct yaml y;
-    assert_int_equal(yaml_load(&y, file_with("deep.yaml", deep.data), &err), ERR_FORMAT);
+    assert_int_equal(yaml_load(&y, file_create("deep.yaml", deep.data), &err), ERR_FORMAT);
     assert_has(err.text, "too deeply");
-    assert_int_equal(yaml_load(&y, in_scratch("none.yaml"), &err), ERR_MISSING);
+    assert_int_equal(yaml_load(&y, scratch_path("none.yaml"), &err), ERR_MISSING);
     buf_release(&deep);
 }
 
@@ -1447,10 +1454,10 @@ static void test_json_parse(void **state) {
     assert_string_equal(canonical, "{\"a\":null,\"b\":[1,2.5,\"魚\"]}");
     free(canonical);
     json_decref(v);
-    v = json_parse_file(file_with("v.json", "[9223372036854775807]"), &err);
+    v = json_parse_file(file_create("v.json", "[9223372036854775807]"), &err);
     assert_int_equal(json_integer_value(json_array_get(v, 0)), INT64_MAX);
     json_decref(v);
-    assert_null(json_parse_file(in_scratch("none.json"), &err));
+    assert_null(json_parse_file(scratch_path("none.json"), &err));
     assert_int_equal(err.code, ERR_MISSING);
 }
 
@@ -1517,7 +1524,7 @@ static void test_json_bounded(void **state) {
     assert_int_equal(left.cost, 10);
     left = json_request_limits;
     assert_null(json_parse_limited(twice, strlen(twice), "t", &left, &err));
-    left.last_wins = true;
+    left.allow_duplicate_keys = true;
     v = json_parse_limited(twice, strlen(twice), "t", &left, &err);
     assert_int_equal(json_get_number(v, "a"), 2);
     json_decref(v);
@@ -1558,7 +1565,7 @@ static void test_json_each(void **state) {
         struct error err = {0};
         struct visits s = {0};
         buf_puts(&s.seen, "");
-        int rc = json_file_each(file_with("each.json", cases[i].text), visit, &s, &err);
+        int rc = json_file_each(file_create("each.json", cases[i].text), visit, &s, &err);
         if (rc != OK) fail_msg("case %zu: %s", i, err.text);
         assert_string_equal(s.seen.data, cases[i].seen);
         buf_release(&s.seen);
@@ -1586,7 +1593,7 @@ static void test_json_each_errors(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
         struct visits s = {0};
-        assert_int_equal(json_file_each(file_with("each.json", cases[i].text), visit, &s, &err),
+        assert_int_equal(json_file_each(file_create("each.json", cases[i].text), visit, &s, &err),
                          ERR_FORMAT);
         assert_has(err.text, cases[i].message);
         if (cases[i].n) assert_int_equal(s.n, cases[i].n);
@@ -1594,11 +1601,11 @@ static void test_json_each_errors(void **state) {
     }
     struct error err = {0};
     struct visits s = {.stop_after = 2};
-    assert_int_equal(json_file_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err),
+    assert_int_equal(json_file_each(file_create("each.json", "1\n2\n3\n"), visit, &s, &err),
                      ERR_STATE);
     assert_int_equal(s.n, 2);
     assert_string_equal(err.text, "enough");
-    assert_int_equal(json_file_each(in_scratch("none"), visit, &s, &err), ERR_MISSING);
+    assert_int_equal(json_file_each(scratch_path("none"), visit, &s, &err), ERR_MISSING);
     buf_release(&s.seen);
 }
 
@@ -1613,16 +1620,17 @@ static void test_columns(void **state) {
 
 /* memory */
 
-/* In a process that may map 64 MB more: the first failure releases the reserve, which is allocated
- * again when there is memory; a failure without the reserve ends the process. */
+/* Runs in a process that may map 64 MB more. The first failed allocation frees the reserve, which
+ * is allocated again when there is memory; a failed allocation without the reserve ends the
+ * process. */
 static int reserve_child(void) {
     enum { MB = 1 << 20 };
     FILE *f = fopen("/proc/self/statm", "r");
     unsigned long pages = 0;
     if (!f || fscanf(f, "%lu", &pages) != 1) return 10;
     fclose(f);
-    rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + 64 * MB;
-    if (setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) != 0) return 11;
+    rlim_t limit = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + 64 * MB;
+    if (setrlimit(RLIMIT_AS, &(struct rlimit){limit, limit}) != 0) return 11;
     memory_reserve_set(16 * MB);
     if (memory_is_low()) return 12;
     char *large = malloc(40 * MB);
@@ -1708,5 +1716,5 @@ int main(void) {
         cmocka_unit_test(test_json_each),
         cmocka_unit_test(test_json_each_errors),
     };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(tests, scratch_create, scratch_remove);
 }

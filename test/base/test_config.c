@@ -33,8 +33,8 @@ static const struct option_row rows[] = {
     {0},
 };
 
-static int take(struct values *v, const char *text, struct option_origin *origin,
-                struct error *err) {
+static int config_apply(struct values *v, const char *text, struct option_origin *origin,
+                        struct error *err) {
     struct config_file c;
     int rc = config_parse(&c, "c", text, strlen(text), err);
     if (rc == OK) rc = options_from_config(rows, v, &c, "serve", "serve", origin, err);
@@ -48,20 +48,20 @@ static void test_values(void **state) {
     struct error err;
     struct option_origin origin[ARRAY_LEN(rows)] = {{0}};
     options_default(rows, &v);
-    int rc = take(&v,
-                  "\xEF\xBB\xBF# first\r\n"
-                  "\n"
-                  "  [ serve ] \r\n"
-                  "port=9000\n"
-                  "\trate = 0.25\n"
-                  "; another remark\n"
-                  "model_name = \" a # b \"\n"
-                  "item = p=q=r\n"
-                  "thing = last one\n"
-                  "loud = yes\n"
-                  "[other]\n"
-                  "port = 1",
-                  origin, &err);
+    int rc = config_apply(&v,
+                          "\xEF\xBB\xBF# first\r\n"
+                          "\n"
+                          "  [ serve ] \r\n"
+                          "port=9000\n"
+                          "\trate = 0.25\n"
+                          "; another remark\n"
+                          "model_name = \" a # b \"\n"
+                          "item = p=q=r\n"
+                          "thing = last one\n"
+                          "loud = yes\n"
+                          "[other]\n"
+                          "port = 1",
+                          origin, &err);
     assert_int_equal(rc, OK);
     assert_int_equal(v.port, 9000);
     assert_true(v.rate == 0.25);
@@ -105,7 +105,7 @@ static void test_refused_files(void **state) {
         struct values v;
         struct error err = {0};
         options_default(rows, &v);
-        assert_int_equal(take(&v, cases[i].text, NULL, &err), ERR_USAGE);
+        assert_int_equal(config_apply(&v, cases[i].text, NULL, &err), ERR_USAGE);
         if (strncmp(err.text, cases[i].error, strlen(cases[i].error)) != 0)
             fail_msg("'%s', not '%s'", err.text, cases[i].error);
         options_release(rows, &v);
@@ -148,7 +148,8 @@ static void test_order(void **state) {
     struct strings rest = {0};
     struct option_origin origin[ARRAY_LEN(rows)] = {{0}};
     options_default(rows, &v);
-    assert_int_equal(take(&v, "[serve]\nport = 9001\nrate = 0.75\nitem = f\n", origin, &err), OK);
+    assert_int_equal(
+        config_apply(&v, "[serve]\nport = 9001\nrate = 0.75\nitem = f\n", origin, &err), OK);
     assert_int_equal(options_from_env(rows, &v, "SHOAL_SERVE", environment, origin, &err), OK);
     assert_int_equal(v.port, 9002);
     assert_true(v.rate == 0.75); /* an empty variable counts as not set */
@@ -215,7 +216,7 @@ static void test_secrets(void **state) {
     struct buf b = {0};
     options_default(rows, &v);
     assert_false(option_text(&rows[5], &v, &b));
-    assert_int_equal(take(&v, "[serve]\napi-key = hush\n", NULL, &err), OK);
+    assert_int_equal(config_apply(&v, "[serve]\napi-key = hush\n", NULL, &err), OK);
     assert_string_equal(v.keys.v[0], "hush");
     assert_true(option_text(&rows[5], &v, &b));
     assert_null(strstr(b.data, "hush"));

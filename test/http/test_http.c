@@ -29,7 +29,7 @@ static struct http_options options;
 static struct error err;
 /* Atomic counters. */
 static int admitted, ended, opened, closed, unfinished, gone;
-/* Handlers of /block wait for it. */
+/* Handlers of /block wait until it is set. */
 static bool released;
 
 static int count(const int *n) {
@@ -43,8 +43,8 @@ static void sleep_seconds(double seconds) {
     usleep((useconds_t)(seconds * 1e6));
 }
 
-/* Waits until a count is `want`; false: it took longer. */
-static bool becomes(const int *n, int want, double seconds) {
+/* Waits until a count is `want`; false if it takes longer than `seconds`. */
+static bool wait_count(const int *n, int want, double seconds) {
     for (double end = clock_now() + seconds; clock_now() < end; sleep_seconds(0.01))
         if (count(n) == want) return true;
     return count(n) == want;
@@ -112,21 +112,21 @@ static void later_handle(void *ctx, struct exchange *x) {
     exchange_on_disconnect(x, later_gone, exchange_retain(x));
 }
 
-/* Streams. A thread of the stream produces the `left` events; endless ones are produced as they are
- * pulled, silent ones never produce any. */
+/* Streams. If `left` > 0, a thread of the stream produces that number of events. An endless stream
+ * produces its events in stream_pull. A silent one (left < 0) never produces any. */
 struct stream {
     struct exchange *x;
-    int ready, told, left; /* ready: atomic */
-    bool endless, over;    /* over: atomic, the thread no longer uses it */
+    int ready, n_sent, left; /* ready: atomic */
+    bool endless, is_closed; /* is_closed: atomic; http no longer uses the stream */
 };
 
 static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct stream *s = ctx;
     for (int i = 0; s->endless && i < 512; i++) buf_puts(out, "data: 0123\n\n");
     if (s->endless) return STREAM_MORE;
-    for (int ready = count(&s->ready); s->told < ready; s->told++)
-        buf_printf(out, "data: %d\n\n", s->told);
-    return s->told == s->left ? STREAM_END : STREAM_WAIT;
+    for (int ready = count(&s->ready); s->n_sent < ready; s->n_sent++)
+        buf_printf(out, "data: %d\n\n", s->n_sent);
+    return s->n_sent == s->left ? STREAM_END : STREAM_WAIT;
 }
 
 static void stream_close(void *ctx, bool finished) {
@@ -134,7 +134,7 @@ static void stream_close(void *ctx, bool finished) {
     count_one(&closed);
     if (!finished) count_one(&unfinished);
     if (s->left > 0)
-        __atomic_store_n(&s->over, true, __ATOMIC_RELEASE); // its thread frees it
+        __atomic_store_n(&s->is_closed, true, __ATOMIC_RELEASE); // its thread frees it
     else
         free(s);
 }
@@ -146,7 +146,7 @@ static void *stream_write(void *ctx) {
         count_one(&s->ready);
         exchange_wake(s->x);
     }
-    while (!__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) sleep_seconds(0.01);
+    while (!__atomic_load_n(&s->is_closed, __ATOMIC_ACQUIRE)) sleep_seconds(0.01);
     exchange_release(s->x);
     free(s);
     return NULL;
@@ -231,31 +231,31 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
     (void)ctx;
     exchange_reply_json(x, status, json_pack("{s:s,s:s}", "code", code, "message", message));
 }
-static void has_ended(void *ctx, const struct exchange *x) {
+static void on_ended(void *ctx, const struct exchange *x) {
     (void)ctx, (void)x;
     count_one(&ended);
 }
 
-static enum http_dispatch work_of(void *ctx, const struct http_route *r) {
+static enum http_dispatch dispatch_of(void *ctx, const struct http_route *r) {
     (void)ctx;
     return (enum http_dispatch)r->scope;
 }
 
-static bool keyed; /* as in a server with keys, which allows any Host */
+static bool keys_required; /* as in a server with keys, which allows any Host */
 static bool any_host(void *ctx) {
     (void)ctx;
-    return keyed;
+    return keys_required;
 }
 
-static void serve(void) {
+static void server_start(void) {
     const struct http_callbacks calls = {.routes = routes,
                                          .workers = 4,
                                          .self = &h,
                                          .admit = admit,
                                          .refuse = refuse,
-                                         .work = work_of,
+                                         .work = dispatch_of,
                                          .any_host = any_host,
-                                         .ended = has_ended};
+                                         .ended = on_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }
 
@@ -270,8 +270,8 @@ static int set_up(void **state) {
                                     .idle_seconds = 30,
                                     .drain_seconds = 5};
     admitted = ended = opened = closed = unfinished = gone = 0;
-    released = keyed = false;
-    serve();
+    released = keys_required = false;
+    server_start();
     return 0;
 }
 
@@ -289,7 +289,7 @@ static int tear_down(void **state) {
 
 /* clients */
 
-static int dial(void) {
+static int client_connect(void) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(h))};
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -309,14 +309,15 @@ static bool send_text(int fd, const char *text, size_t n) {
     return true;
 }
 
-static int dial_and_send(const char *text) {
-    int fd = dial();
+static int client_send(const char *text) {
+    int fd = client_connect();
     assert_true(fd >= 0);
     send_text(fd, text, strlen(text));
     return fd;
 }
 
-/* Reads until the end, `until` (may be NULL) or the time; true: it ended. */
+/* Reads until the connection ends, the text `until` (may be NULL) arrives or the time is over.
+ * Returns whether the connection has ended. */
 static bool read_until(int fd, struct buf *out, const char *until, double seconds) {
     char block[16 << 10];
     for (double end = clock_now() + seconds; clock_now() < end;) {
@@ -336,9 +337,9 @@ static int status_of(const struct buf *b) {
     return status;
 }
 
-/* One request whose connection closes after it: the status, or 0. */
-static int ask_bytes(const char *request, size_t n, struct buf *reply) {
-    int fd = dial();
+/* Sends one request on a new connection and reads to its end. Returns the status, or 0. */
+static int http_request_bytes(const char *request, size_t n, struct buf *reply) {
+    int fd = client_connect();
     reply->len = 0;
     buf_puts(reply, "");
     if (fd < 0) return 0;
@@ -347,24 +348,24 @@ static int ask_bytes(const char *request, size_t n, struct buf *reply) {
     close(fd);
     return status_of(reply);
 }
-static int ask(const char *request, struct buf *reply) {
-    return ask_bytes(request, strlen(request), reply);
+static int http_request(const char *request, struct buf *reply) {
+    return http_request_bytes(request, strlen(request), reply);
 }
 
 #define REST " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 #define HEADS(more) " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" more "\r\n\r\n"
 
-static void is_served(void) {
+static void assert_served(void) {
     struct buf b = {0};
     double began = clock_now();
-    assert_int_equal(ask("GET /short" REST, &b), 200);
+    assert_int_equal(http_request("GET /short" REST, &b), 200);
     assert_true(clock_now() - began < 1);
     buf_release(&b);
 }
 
-/* the storm */
+/* many clients at once */
 
-static int events_of(const struct buf *b) {
+static int count_events(const struct buf *b) {
     int n = 0;
     for (const char *p = b->data; p && (p = strstr(p, "data: ")); p++) n++;
     return n;
@@ -382,18 +383,18 @@ static bool client_round(struct rng *rng, struct buf *b) {
                                            "POST /echo" HEADS("Content-Length: 5") "hello",
                                            "POST /echo" HEADS("Content-Length: 9") "he"};
     size_t kind = rng_below(rng, ARRAY_LEN(requests));
-    bool ends = kind <= 2 || kind == 7, stays = ends && rng_below(rng, 3) > 0;
-    int fd = dial();
+    bool ends = kind <= 2 || kind == 7, reads_all = ends && rng_below(rng, 3) > 0;
+    int fd = client_connect();
     if (fd < 0) return false;
     b->len = 0;
     buf_puts(b, "");
     send_text(fd, requests[kind], strlen(requests[kind]));
-    bool over = read_until(fd, b, NULL, stays ? 20 : 0.01 * (double)rng_below(rng, 6));
+    bool is_closed = read_until(fd, b, NULL, reads_all ? 20 : 0.01 * (double)rng_below(rng, 6));
     close(fd);
-    if (!stays) return true;
-    if (!over || status_of(b) != 200) return false;
+    if (!reads_all) return true;
+    if (!is_closed || status_of(b) != 200) return false;
     if (kind == 1) return b->len > LONG;
-    if (kind == 2) return events_of(b) == EVENTS;
+    if (kind == 2) return count_events(b) == EVENTS;
     return strstr(b->data, kind == 0 ? "short" : "hello") != NULL;
 }
 
@@ -427,15 +428,16 @@ static void test_storm(void **state) {
     assert_int_equal(count(&admitted), (int)s.requests);
     assert_int_equal(count(&opened), count(&closed));
     assert_true(count(&opened) > 100 && count(&unfinished) > 10 && count(&gone) > 10);
-    is_served();
+    assert_served();
 }
 
 /* requests that are slow, cut off, too large or malformed */
 
-/* Sends a byte of `text` every 100 ms: the seconds until the server closes the connection. */
+/* Sends a byte of `text` every 100 ms; returns the seconds until the server closes the connection.
+ */
 static double send_slowly(const char *before, const char *text) {
     struct buf b = {0};
-    int fd = dial_and_send(before);
+    int fd = client_send(before);
     double began = clock_now();
     while (clock_now() - began < 5 && !read_until(fd, &b, NULL, 0.1)) {
         if (!*text || !send_text(fd, text++, 1)) break;
@@ -456,7 +458,7 @@ static void test_slow(void **state) {
     assert_true(body > 0.8 && body < 3);
     double nothing = send_slowly("", "");
     assert_true(nothing < 3);
-    is_served();
+    assert_served();
 }
 
 static void test_partial_requests(void **state) {
@@ -469,7 +471,7 @@ static void test_partial_requests(void **state) {
                                          "POST /echo" HEADS("Transfer-Encoding: chunked") "5\r\nab",
                                          "POST /echo" HEADS("Transfer-Encoding: chunked") "zz\r\n"};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(dial_and_send(halves[i]));
+    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(client_send(halves[i]));
     for (int i = 0; i < 200 && http_stats(h).open; i++) sleep_seconds(0.01);
     assert_int_equal(http_stats(h).open, 0);
     assert_int_equal(count(&ended), (int)http_stats(h).requests);
@@ -491,7 +493,7 @@ static int post(const char *path, size_t n, bool chunked, struct buf *reply) {
         at += k;
     }
     if (chunked) buf_puts(&b, "0\r\n\r\n");
-    int status = ask_bytes(b.data, b.len, reply);
+    int status = http_request_bytes(b.data, b.len, reply);
     buf_release(&b);
     return status;
 }
@@ -510,12 +512,14 @@ static void test_bodies(void **state) {
                                                              // reply
         if (far != 0 && far != 413) fail_msg("%d %s", far, b.data);
     }
-    assert_int_equal(ask("POST /echo" HEADS("Content-Length: 999999999999999999999"), &b) / 100, 4);
-    assert_int_equal(ask("POST /echo" HEADS("Content-Length: -1"), &b) / 100, 4);
     assert_int_equal(
-        ask("POST /echo" HEADS("Content-Length: 99999999\r\nExpect: 100-continue"), &b), 413);
+        http_request("POST /echo" HEADS("Content-Length: 999999999999999999999"), &b) / 100, 4);
+    assert_int_equal(http_request("POST /echo" HEADS("Content-Length: -1"), &b) / 100, 4);
+    assert_int_equal(
+        http_request("POST /echo" HEADS("Content-Length: 99999999\r\nExpect: 100-continue"), &b),
+        413);
     buf_release(&b);
-    is_served();
+    assert_served();
 }
 
 static void test_large_headers(void **state) {
@@ -524,17 +528,17 @@ static void test_large_headers(void **state) {
     buf_puts(&request, "GET /short HTTP/1.1\r\nHost: localhost\r\nX-Large: ");
     for (int i = 0; i < 40 << 10; i++) buf_puts(&request, "h");
     buf_puts(&request, "\r\n\r\n");
-    int status = ask(request.data, &b);
+    int status = http_request(request.data, &b);
     assert_true(status == 431 || status == 413 || status == 0);
     request.len = 0;
     buf_puts(&request, "GET /");
     for (int i = 0; i < 40 << 10; i++) buf_puts(&request, "p");
     buf_puts(&request, REST);
-    status = ask(request.data, &b);
+    status = http_request(request.data, &b);
     assert_true(status == 414 || status == 0);
     buf_release(&request);
     buf_release(&b);
-    is_served();
+    assert_served();
 }
 
 static void test_paths(void **state) {
@@ -568,14 +572,14 @@ static void test_paths(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         request.len = 0;
         buf_printf(&request, "GET %s" REST, cases[i].path);
-        int status = ask(request.data, &b);
+        int status = http_request(request.data, &b);
         if (status != cases[i].status)
             fail_msg("'%s': %d, not %d: %s", cases[i].path, status, cases[i].status, b.data);
         if (cases[i].rest && !strstr(b.data, cases[i].rest))
             fail_msg("'%s': no '%s' in %s", cases[i].path, cases[i].rest, b.data);
     }
     static const char nul[] = "GET /sho\0rt" REST;
-    assert_int_not_equal(ask_bytes(nul, sizeof nul - 1, &b), 200);
+    assert_int_not_equal(http_request_bytes(nul, sizeof nul - 1, &b), 200);
     buf_release(&b);
     buf_release(&request);
 }
@@ -583,27 +587,26 @@ static void test_paths(void **state) {
 static void test_methods(void **state) {
     struct buf b = {0};
     (void)state;
-    assert_int_equal(ask("HEAD /short" REST, &b), 200);
+    assert_int_equal(http_request("HEAD /short" REST, &b), 200);
     assert_non_null(strstr(b.data, "Content-Length: 5"));
     assert_null(strstr(b.data, "short"));
-    assert_int_equal(ask("HEAD /events" REST, &b), 200);
-    assert_int_equal(events_of(&b), 0);
-    assert_int_equal(ask("POST /short" HEADS("Content-Length: 0"), &b), 405);
-    assert_int_equal(ask("BREW /short" REST, &b), 405);
-    assert_int_equal(ask("BREW /nowhere" REST, &b), 404);
-    assert_int_equal(ask("OPTIONS /short" REST, &b), 405);
+    assert_int_equal(http_request("HEAD /events" REST, &b), 200);
+    assert_int_equal(count_events(&b), 0);
+    assert_int_equal(http_request("POST /short" HEADS("Content-Length: 0"), &b), 405);
+    assert_int_equal(http_request("BREW /short" REST, &b), 405);
+    assert_int_equal(http_request("BREW /nowhere" REST, &b), 404);
+    assert_int_equal(http_request("OPTIONS /short" REST, &b), 405);
     buf_release(&b);
 }
 
 static void test_pipelined(void **state) {
     struct buf b = {0};
     (void)state;
-    int fd =
-        dial_and_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                      "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\none"
-                      "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                      "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\ntwo"
-                      "GET /short" REST);
+    int fd = client_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                         "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\none"
+                         "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                         "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\ntwo"
+                         "GET /short" REST);
     assert_true(read_until(fd, &b, NULL, 5));
     close(fd);
     const char *p = b.data;
@@ -614,7 +617,7 @@ static void test_pipelined(void **state) {
         if (!p) fail_msg("no '%s' in its place: %s", order[i], b.data);
         p++;
     }
-    assert_int_equal(events_of(&b), EVENTS);
+    assert_int_equal(count_events(&b), EVENTS);
     buf_release(&b);
 }
 
@@ -640,7 +643,7 @@ static void test_json(void **state) {
                    "POST /json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                    "Content-Length: %zu\r\n\r\n%s",
                    body.len, body.data);
-        int status = ask(request.data, &b);
+        int status = http_request(request.data, &b);
         if (status != cases[i].status) fail_msg("case %zu: %d %s", i, status, b.data);
     }
     buf_release(&body);
@@ -648,21 +651,21 @@ static void test_json(void **state) {
     buf_release(&b);
 }
 
-/* Three bytes per list would become a gigabyte. */
+/* Nested lists of three bytes each, which would take a gigabyte of memory when parsed. */
 static void test_json_bomb(void **state) {
     struct buf b = {0}, reply = {0};
     (void)state;
     tear_down(NULL);
     options.max_body = 8 << 20;
     options.body_seconds = 20;
-    serve();
+    server_start();
     buf_printf(&b,
                "POST /json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                "Content-Length: %d\r\n\r\n[",
                3 * 1000000 + 4);
     for (int i = 0; i < 1000000; i++) buf_puts(&b, "{},");
     buf_puts(&b, "{}]");
-    assert_int_equal(ask_bytes(b.data, b.len, &reply), 400);
+    assert_int_equal(http_request_bytes(b.data, b.len, &reply), 400);
     if (!strstr(reply.data, "too many values")) fail_msg("%s", reply.data);
     buf_release(&b);
     buf_release(&reply);
@@ -692,41 +695,41 @@ static void test_origins(void **state) {
     (void)state;
     tear_down(NULL);
     strings_add(&options.cors, "https://good.example");
-    serve();
+    server_start();
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         request.len = 0;
         buf_printf(&request,
                    "POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n"
                    "%s\r\n\r\nhi",
                    cases[i].headers);
-        int status = ask(request.data, &b);
+        int status = http_request(request.data, &b);
         if (status != cases[i].status) fail_msg("%s: %d", cases[i].headers, status);
         bool named = strstr(b.data, "Access-Control-Allow-Origin: https://good.example") != NULL;
         assert_int_equal(named, strstr(cases[i].headers, "good") &&
                                     !strstr(cases[i].headers, "good.example."));
     }
-    assert_int_equal(ask("GET /named" HEADS("Origin: https://good.example"), &b), 200);
+    assert_int_equal(http_request("GET /named" HEADS("Origin: https://good.example"), &b), 200);
     assert_non_null(strstr(b.data, "Access-Control-Expose-Headers: X-One, X-Two\r\n"));
-    assert_int_equal(ask("GET /named" HEADS("Origin: http://localhost"), &b), 200);
+    assert_int_equal(http_request("GET /named" HEADS("Origin: http://localhost"), &b), 200);
     assert_null(strstr(b.data, "Access-Control"));
-    assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://good.example"), &b), 204);
+    assert_int_equal(http_request("OPTIONS /echo" HEADS("Origin: https://good.example"), &b), 204);
     assert_non_null(strstr(b.data, "Access-Control-Allow-Methods: "));
-    assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://evil.example"), &b), 403);
+    assert_int_equal(http_request("OPTIONS /echo" HEADS("Origin: https://evil.example"), &b), 403);
     assert_null(strstr(b.data, "Access-Control-Allow"));
     buf_release(&b);
     buf_release(&request);
 }
 
 /* Restarts the server with the options that a test has set. */
-static void serve_again(void) {
+static void server_restart(void) {
     http_free(h);
-    serve();
+    server_start();
 }
 
-static int ask_with(const char *line, const char *headers, struct buf *reply) {
+static int http_request_with_headers(const char *line, const char *headers, struct buf *reply) {
     struct buf request = {0};
     buf_printf(&request, "%s\r\nConnection: close\r\n%s\r\n\r\n", line, headers);
-    int status = ask(request.data, reply);
+    int status = http_request(request.data, reply);
     buf_release(&request);
     return status;
 }
@@ -765,21 +768,22 @@ static void test_hosts(void **state) {
     strings_add(&options.hosts, "named.example");
     for (size_t bind = 0; bind < ARRAY_LEN(binds); bind++) {
         options.host = (char *)(uintptr_t)binds[bind];
-        serve_again();
+        server_restart();
         for (size_t i = 0; i < ARRAY_LEN(cases); i++)
             for (int k = 0; k < 2; k++) {
-                keyed = k;
+                keys_required = k;
                 int want = k ? cases[i].with : cases[i].without,
-                    status = ask_with("GET /short HTTP/1.1", cases[i].headers, &b);
+                    status = http_request_with_headers("GET /short HTTP/1.1", cases[i].headers, &b);
                 if (status != want)
                     fail_msg("%s on %s, keys %d: %d", cases[i].headers, binds[bind], k, status);
             }
-        keyed = false;
+        keys_required = false;
         gethostname(machine, sizeof machine - 1);
         snprintf(own, sizeof own, "Host: %s:1", machine);
-        assert_int_equal(ask_with("GET /short HTTP/1.1", own, &b), 200);
-        assert_int_equal(ask_with("GET /short HTTP/1.0", "X-No: host", &b), 200);
-        assert_int_equal(ask_with("GET http://evil.example/short HTTP/1.1", "Host: localhost", &b),
+        assert_int_equal(http_request_with_headers("GET /short HTTP/1.1", own, &b), 200);
+        assert_int_equal(http_request_with_headers("GET /short HTTP/1.0", "X-No: host", &b), 200);
+        assert_int_equal(http_request_with_headers("GET http://evil.example/short HTTP/1.1",
+                                                   "Host: localhost", &b),
                          404);
     }
     buf_release(&b);
@@ -830,11 +834,11 @@ static void test_forwarded(void **state) {
             strings_release(&options.proxies);
             while ((one = strsep(&rest, " ")) != NULL)
                 if (*one) strings_add(&options.proxies, one);
-            serve_again();
+            server_restart();
         }
         headers.len = 0;
         buf_printf(&headers, "Host: localhost\r\n%s", cases[i].headers);
-        assert_int_equal(ask_with("GET /peer HTTP/1.1", headers.data, &b), 200);
+        assert_int_equal(http_request_with_headers("GET /peer HTTP/1.1", headers.data, &b), 200);
         if (!strstr(b.data, cases[i].want))
             fail_msg("%s, %s: %s", cases[i].proxies, cases[i].headers, strrchr(b.data, '<'));
     }
@@ -847,18 +851,18 @@ static void test_all_workers_busy(void **state) {
     int fds[8];
     struct buf b = {0};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /block" HEADS(""));
-    assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = client_send("GET /block" HEADS(""));
+    assert_true(wait_count(&admitted, ARRAY_LEN(fds), 5));
     for (int i = 0; i < 20; i++) {
-        assert_int_equal(ask("GET /instant" HEADS(""), &b), 200);
+        assert_int_equal(http_request("GET /instant" HEADS(""), &b), 200);
         assert_non_null(strstr(b.data, "\r\n\r\nshort"));
-        assert_int_equal(ask("HEAD /instant" HEADS(""), &b), 200);
-        assert_int_equal(ask("GET /aside" HEADS(""), &b), 200);
+        assert_int_equal(http_request("HEAD /instant" HEADS(""), &b), 200);
+        assert_int_equal(http_request("GET /aside" HEADS(""), &b), 200);
     }
     assert_int_equal(count(&ended), 60);
-    int fd = dial_and_send("GET /instant HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                           "GET /aside HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                           "GET /instant" HEADS(""));
+    int fd = client_send("GET /instant HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                         "GET /aside HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                         "GET /instant" HEADS(""));
     b.len = 0;
     assert_true(read_until(fd, &b, NULL, 5));
     int n = 0;
@@ -866,7 +870,7 @@ static void test_all_workers_busy(void **state) {
     assert_int_equal(n, 3);
     close(fd);
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
-    assert_true(becomes(&ended, ARRAY_LEN(fds) + 63, 5));
+    assert_true(wait_count(&ended, ARRAY_LEN(fds) + 63, 5));
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
     buf_release(&b);
 }
@@ -878,15 +882,16 @@ static void test_bytes_of_one_client(void **state) {
     int fds[ARRAY_LEN(clients)];
     (void)state;
     strings_add(&options.proxies, "127.0.0.1");
-    serve_again();
+    server_restart();
     for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
         request.len = b.len = 0;
         buf_printf(&request, "POST /held" HEADS("X-Forwarded-For: %s\r\nContent-Length: %d"),
                    clients[i], MAX_BODY);
         for (int k = 0; k < MAX_BODY; k++) buf_puts(&request, "x");
-        fds[i] = dial();
+        fds[i] = client_connect();
         send_text(fds[i], request.data, request.len);
-        if (i == 2) assert_true(becomes(&admitted, 3, 5)), sleep_seconds(0.2); // they are read, too
+        if (i == 2)
+            assert_true(wait_count(&admitted, 3, 5)), sleep_seconds(0.2); // they are read, too
     }
     read_until(fds[3], &b, NULL, 5);
     assert_int_equal(status_of(&b), 429);
@@ -897,7 +902,7 @@ static void test_bytes_of_one_client(void **state) {
         read_until(fds[i], &b, NULL, 5);
         assert_int_equal(status_of(&b), 200);
     }
-    assert_true(becomes(&ended, 4, 5));
+    assert_true(wait_count(&ended, 4, 5));
     for (int i = 0; i < 500 && client_limits_count(http_limits(h)); i++) sleep_seconds(0.01);
     assert_int_equal(client_limits_count(http_limits(h)), 0);
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
@@ -975,7 +980,7 @@ static void test_wrong_keys(void **state) {
 
 /* clients that do not read, or disconnect */
 
-static int64_t resident(void) {
+static int64_t resident_bytes(void) {
     long pages = 0, all;
     FILE *f = fopen("/proc/self/statm", "r");
     assert_non_null(f);
@@ -987,40 +992,40 @@ static int64_t resident(void) {
 static void test_client_that_does_not_read(void **state) {
     int fds[32];
     (void)state;
-    is_served();
-    int64_t before = resident();
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /endless" REST);
+    assert_served();
+    int64_t before = resident_bytes();
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = client_send("GET /endless" REST);
     for (int i = 0; i < 10; i++) {
         sleep_seconds(0.1);
-        is_served();
+        assert_served();
     }
     assert_int_equal(http_stats(h).streams, ARRAY_LEN(fds));
-    int64_t grown = resident() - before;
+    int64_t grown = resident_bytes() - before;
     if (grown > 16 << 20) fail_msg("%d streams hold %lld bytes", 32, (long long)grown);
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
-    assert_true(becomes(&closed, ARRAY_LEN(fds), 2));
+    assert_true(wait_count(&closed, ARRAY_LEN(fds), 2));
     assert_int_equal(count(&unfinished), ARRAY_LEN(fds));
 }
 
 static void test_client_that_disconnects(void **state) {
     (void)state;
-    int fd = dial_and_send("GET /later" REST), other = dial_and_send("GET /silent" REST);
-    assert_true(becomes(&admitted, 2, 2));
+    int fd = client_send("GET /later" REST), other = client_send("GET /silent" REST);
+    assert_true(wait_count(&admitted, 2, 2));
     sleep_seconds(0.1);
     assert_int_equal(count(&gone), 0);
     close(fd);
-    assert_true(becomes(&gone, 1, 1));
-    assert_true(becomes(&ended, 1, 1));
+    assert_true(wait_count(&gone, 1, 1));
+    assert_true(wait_count(&ended, 1, 1));
     close(other);
-    assert_true(becomes(&closed, 1, 1));
+    assert_true(wait_count(&closed, 1, 1));
 }
 
 static void test_wake_before_the_reply(void **state) {
     struct buf b = {0};
     (void)state;
     for (int i = 0; i < 10; i++) {
-        assert_int_equal(ask("GET /eager" REST, &b), 200);
-        assert_int_equal(events_of(&b), EVENTS);
+        assert_int_equal(http_request("GET /eager" REST, &b), 200);
+        assert_int_equal(count_events(&b), EVENTS);
     }
     buf_release(&b);
 }
@@ -1028,7 +1033,7 @@ static void test_wake_before_the_reply(void **state) {
 static void test_ping(void **state) {
     struct buf b = {0};
     (void)state;
-    int fd = dial_and_send("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    int fd = client_send("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
     double began = clock_now();
     read_until(fd, &b, ": ping\n\n", 18);
     assert_non_null(strstr(b.data, ": ping\n\n"));
@@ -1051,14 +1056,14 @@ static void test_drain(void **state) {
     pthread_t thread;
     double took;
     (void)state;
-    int idle = dial_and_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    int idle = client_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n");
     read_until(idle, &b, "short", 2);
     b.len = 0;
-    int fd = dial_and_send("GET /events" REST);
+    int fd = client_send("GET /events" REST);
     read_until(fd, &b, "data: 0", 2);
     assert_int_equal(pthread_create(&thread, NULL, drain, &took), 0);
-    int late = dial();
-    for (int i = 0; i < 100 && late >= 0; i++, late = dial()) {
+    int late = client_connect();
+    for (int i = 0; i < 100 && late >= 0; i++, late = client_connect()) {
         close(late);
         sleep_seconds(0.001); // the thread has not begun
     }
@@ -1068,7 +1073,7 @@ static void test_drain(void **state) {
     read_until(idle, &other, NULL, 2);
     assert_int_equal(status_of(&other), 503);
     assert_true(read_until(fd, &b, NULL, 5));
-    assert_int_equal(events_of(&b), EVENTS);
+    assert_int_equal(count_events(&b), EVENTS);
     pthread_join(thread, NULL);
     assert_true(took < 2);
     close(fd);
@@ -1081,8 +1086,8 @@ static void test_drain_timeout(void **state) {
     double took;
     (void)state;
     options.drain_seconds = 0.5;
-    int fd = dial_and_send("GET /silent" REST);
-    assert_true(becomes(&opened, 1, 2));
+    int fd = client_send("GET /silent" REST);
+    assert_true(wait_count(&opened, 1, 2));
     drain(&took);
     assert_true(took > 0.4 && took < 1);
     assert_int_equal(count(&closed), 0);
@@ -1100,12 +1105,12 @@ static void test_slow_work(void **state) {
     int fds[8];
     struct buf b = {0};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /wait" HEADS(""));
-    assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = client_send("GET /wait" HEADS(""));
+    assert_true(wait_count(&admitted, ARRAY_LEN(fds), 5));
     sleep_seconds(0.1);
-    for (int i = 0; i < 3; i++) assert_int_equal(ask("GET /short" HEADS(""), &b), 200);
+    for (int i = 0; i < 3; i++) assert_int_equal(http_request("GET /short" HEADS(""), &b), 200);
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
-    assert_true(becomes(&ended, ARRAY_LEN(fds) + 3, 5));
+    assert_true(wait_count(&ended, ARRAY_LEN(fds) + 3, 5));
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
     buf_release(&b);
 }
@@ -1122,9 +1127,9 @@ static void test_free_with_every_kind_of_exchange(void **state) {
     tear_down(NULL);
     options.body_seconds = options.header_seconds = options.idle_seconds = 100;
     released = false;
-    serve();
+    server_start();
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
-        fds[i] = dial_and_send(requests[i % ARRAY_LEN(requests)]);
+        fds[i] = client_send(requests[i % ARRAY_LEN(requests)]);
     sleep_seconds(0.3);
     assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
     double began = clock_now();
@@ -1137,7 +1142,7 @@ static void test_free_with_every_kind_of_exchange(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
 }
 
-/* Repeatedly while clients connect: requests that begin during the end. */
+/* Clients that connect while the server is stopped. */
 static void *connect_repeatedly(void *ctx) {
     struct buf b = {0};
     const bool *stop = ctx;
@@ -1167,11 +1172,11 @@ static void test_free_while_clients_come(void **state) {
     for (int i = 0; i < 10; i++) {
         sleep_seconds(0.05);
         http_free(h);
-        serve();
+        server_start();
     }
     __atomic_store_n(&stop, true, __ATOMIC_RELEASE);
     for (size_t i = 0; i < ARRAY_LEN(threads); i++) pthread_join(threads[i], NULL);
-    is_served();
+    assert_served();
 }
 
 static void test_addresses(void **state) {

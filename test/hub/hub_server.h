@@ -45,30 +45,30 @@ struct hub_state {
     size_t drop_after;                        /* bytes of a response */
     bool corrupt, no_ranges, longer, endless; /* endless: an error message without end */
     int slow_us, etag; /* a pause after every 4 KB; a number in the etags of the second host */
-    /* seen */
+    /* counters */
     uint64_t endless_bytes;
     int n_listings, n_cdn, n_partial, n_if_range, n_tokens_hub, n_tokens_cdn;
     size_t cdn_bytes;
     char cert[2048], key[4096];
 };
 
-struct sending {
+struct transfer {
     struct hub_state *h;
     const struct served_file *file;
     size_t offset, sent, drop_after;
     bool stall;
 };
 
-static ssize_t send_some(void *ctx, uint64_t pos, char *out, size_t max) {
-    struct sending *s = ctx;
-    size_t at = s->offset + pos, n = s->file->size - at;
-    if (s->h->longer && n == 0) n = 16, at = 0;
+static ssize_t send_chunk(void *ctx, uint64_t pos, char *out, size_t max) {
+    struct transfer *s = ctx;
+    size_t offset = s->offset + pos, n = s->file->size - offset;
+    if (s->h->longer && n == 0) n = 16, offset = 0;
     if (n > max) n = max;
     if (n > 4096) n = 4096;
     if (s->drop_after && s->sent >= s->drop_after) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (s->stall && s->sent > 0) sleep(5);
     if (s->h->slow_us) usleep((unsigned)s->h->slow_us);
-    memcpy(out, s->file->data + at, n);
+    memcpy(out, s->file->data + offset, n);
     if (s->h->corrupt) out[0] ^= 1;
     s->sent += n;
     __sync_fetch_and_add(&s->h->cdn_bytes, n);
@@ -107,15 +107,15 @@ static enum MHD_Result answer_failure(struct hub_state *h, struct MHD_Connection
     return answer(c, (unsigned)h->fail_status, r);
 }
 
-static bool take(int *n) {
+static bool count_down(int *n) {
     return *n > 0 && (*n)--;
 }
 
-static const char *header_of(struct MHD_Connection *c, const char *name) {
+static const char *header_get(struct MHD_Connection *c, const char *name) {
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
 }
 
-static const struct served_file *file_of(struct hub_state *h, const char *path) {
+static const struct served_file *file_find(struct hub_state *h, const char *path) {
     for (int i = 0; i < h->n_files; i++)
         if (strcmp(h->files[i].path, path) == 0) return &h->files[i];
     return NULL;
@@ -127,23 +127,23 @@ static enum MHD_Result on_cdn(void *ctx, struct MHD_Connection *c, const char *u
     struct hub_state *h = ctx;
     (void)m, (void)v, (void)up, (void)up_size, (void)con;
     h->n_cdn++;
-    if (header_of(c, "Authorization")) h->n_tokens_cdn++;
-    const struct served_file *f = file_of(h, url + 1);
+    if (header_get(c, "Authorization")) h->n_tokens_cdn++;
+    const struct served_file *f = file_find(h, url + 1);
     if (!f) return answer_text(c, 404, "no such file");
-    if (take(&h->n_cdn_fails)) return answer_failure(h, c);
-    const char *range = header_of(c, "Range"), *if_range = header_of(c, "If-Range");
+    if (count_down(&h->n_cdn_fails)) return answer_failure(h, c);
+    const char *range = header_get(c, "Range"), *if_range = header_get(c, "If-Range");
     char etag[32], text[96];
     snprintf(etag, sizeof etag, "\"tag-%d\"", h->etag);
     if (if_range) h->n_if_range++;
     size_t offset = range && !h->no_ranges && (!if_range || strcmp(if_range, etag) == 0)
                         ? strtoul(range + strlen("bytes="), NULL, 10)
                         : 0;
-    struct sending *s = calloc(1, sizeof *s);
-    *s = (struct sending){.h = h, .file = f, .offset = offset};
-    if (take(&h->n_drops)) s->drop_after = h->drop_after;
-    s->stall = take(&h->n_stalls);
+    struct transfer *s = calloc(1, sizeof *s);
+    *s = (struct transfer){.h = h, .file = f, .offset = offset};
+    if (count_down(&h->n_drops)) s->drop_after = h->drop_after;
+    s->stall = count_down(&h->n_stalls);
     uint64_t size = h->longer ? MHD_SIZE_UNKNOWN : f->size - offset;
-    struct MHD_Response *r = MHD_create_response_from_callback(size, 4096, send_some, s, free);
+    struct MHD_Response *r = MHD_create_response_from_callback(size, 4096, send_chunk, s, free);
     MHD_add_response_header(r, "ETag", etag);
     snprintf(text, sizeof text, "bytes %zu-%zu/%zu", offset, f->size - 1, f->size);
     if (offset) MHD_add_response_header(r, "Content-Range", text), h->n_partial++;
@@ -173,7 +173,7 @@ static enum MHD_Result answer_listing(struct hub_state *h, struct MHD_Connection
 /* This host serves small files under a second address; the second host serves large ones. */
 static enum MHD_Result answer_file(struct hub_state *h, struct MHD_Connection *c, const char *path,
                                    bool cached) {
-    const struct served_file *f = file_of(h, path);
+    const struct served_file *f = file_find(h, path);
     if (!f) return answer_text(c, 404, "no such file");
     struct MHD_Response *r;
     char text[160];
@@ -203,10 +203,10 @@ static enum MHD_Result on_hub(void *ctx, struct MHD_Connection *c, const char *u
     static const char api[] = "/api/models/school/fry/revision/";
     char resolve[96];
     int n = snprintf(resolve, sizeof resolve, "/school/fry/resolve/%s/", h->commit);
-    const char *token = header_of(c, "Authorization");
+    const char *token = header_get(c, "Authorization");
     bool known = token && strncmp(token, "Bearer ", 7) == 0 && strcmp(token + 7, h->token) == 0;
     if (token) h->n_tokens_hub++;
-    if (take(&h->n_hub_fails)) return answer_failure(h, c);
+    if (count_down(&h->n_hub_fails)) return answer_failure(h, c);
     if (*h->token && !known) return answer_text(c, 401, "Invalid credentials");
     if (strncmp(url, api, sizeof api - 1) == 0) {
         const char *blobs = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "blobs");
@@ -219,7 +219,7 @@ static enum MHD_Result on_hub(void *ctx, struct MHD_Connection *c, const char *u
                                                  : answer_text(c, 404, "no such page");
 }
 
-static uint16_t port_of(struct MHD_Daemon *d) {
+static uint16_t daemon_port(struct MHD_Daemon *d) {
     return d ? MHD_get_daemon_info(d, MHD_DAEMON_INFO_BIND_PORT)->port : 0;
 }
 
@@ -228,12 +228,12 @@ static void serve(struct hub_state *h, int ready) {
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_IGN);
-    h->hub_port = port_of(MHD_start_daemon(flags, 0, NULL, NULL, on_hub, h, MHD_OPTION_END));
-    h->cdn_port = port_of(MHD_start_daemon(flags, 0, NULL, NULL, on_cdn, h, MHD_OPTION_END));
+    h->hub_port = daemon_port(MHD_start_daemon(flags, 0, NULL, NULL, on_hub, h, MHD_OPTION_END));
+    h->cdn_port = daemon_port(MHD_start_daemon(flags, 0, NULL, NULL, on_cdn, h, MHD_OPTION_END));
     if (*h->cert)
-        h->tls_port = port_of(MHD_start_daemon(flags | MHD_USE_TLS, 0, NULL, NULL, on_hub, h,
-                                               MHD_OPTION_HTTPS_MEM_CERT, h->cert,
-                                               MHD_OPTION_HTTPS_MEM_KEY, h->key, MHD_OPTION_END));
+        h->tls_port = daemon_port(MHD_start_daemon(
+            flags | MHD_USE_TLS, 0, NULL, NULL, on_hub, h, MHD_OPTION_HTTPS_MEM_CERT, h->cert,
+            MHD_OPTION_HTTPS_MEM_KEY, h->key, MHD_OPTION_END));
     if (write(ready, "", 1) != 1) _exit(1);
     for (;;) pause();
 }
@@ -249,10 +249,10 @@ static struct hub_state *hub_start(const char *cert, const char *key, pid_t *pid
     snprintf(h->key, sizeof h->key, "%s", key);
     *pid = fork();
     if (*pid == 0) serve(h, ready[1]);
-    bool up = *pid > 0 && read(ready[0], &byte, 1) == 1 && h->hub_port && h->cdn_port;
+    bool is_up = *pid > 0 && read(ready[0], &byte, 1) == 1 && h->hub_port && h->cdn_port;
     close(ready[0]);
     close(ready[1]);
-    return up ? h : NULL;
+    return is_up ? h : NULL;
 }
 
 #endif

@@ -29,7 +29,7 @@ static struct error err;
 static struct hub_state *hub;
 static pid_t server;
 static char dir[64], cache[96], folder[128], endpoint[64], cert[2048], key[4096];
-static const struct hub_options quick = {.backoff = 0.01, .stall = 1};
+static const struct hub_options fast_retries = {.backoff = 0.01, .stall = 1};
 
 /* The output of a shell command without its newline. */
 static void command_read(char *out, size_t size, const char *fmt, ...) {
@@ -47,7 +47,7 @@ static void command_read(char *out, size_t size, const char *fmt, ...) {
     free(line);
 }
 
-static void key_make(void) {
+static void tls_key_create(void) {
     command_read(key, sizeof key,
                  "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
                  " 2>/dev/null | tee %s/key",
@@ -60,12 +60,12 @@ static int dir_remove(const char *path) {
     return path_exists(path) ? folder_remove(path) : 0;
 }
 
-static int start(void **state) {
+static int group_set_up(void **state) {
     (void)state;
     log_quiet = true;
     snprintf(dir, sizeof dir, "/tmp/shoal-test-hub-XXXXXX");
     if (!mkdtemp(dir)) return -1;
-    key_make();
+    tls_key_create();
     hub = hub_start(cert, key, &server);
     if (!hub) return -1;
     snprintf(cache, sizeof cache, "%s/cache", dir);
@@ -80,7 +80,7 @@ static int start(void **state) {
     return 0;
 }
 
-static int stop(void **state) {
+static int group_tear_down(void **state) {
     (void)state;
     kill(server, SIGKILL);
     waitpid(server, NULL, 0);
@@ -100,7 +100,7 @@ static void serve_file(const char *path, const void *data, size_t size, bool lar
     if (large) command_read(f->sha256, sizeof f->sha256, "sha256sum <%s | cut -c 1-64", temp);
 }
 
-static void serve_noise(const char *path, size_t size, uint32_t seed) {
+static void serve_random(const char *path, size_t size, uint32_t seed) {
     struct rng rng = rng_make(seed, RNG_TEST, 0, 0);
     uint8_t *data = xmalloc(size);
     for (size_t i = 0; i < size; i++) data[i] = (uint8_t)rng_u32(&rng);
@@ -119,7 +119,7 @@ static int set_up(void **state) {
     memcpy(hub->commit, COMMIT_A, sizeof hub->commit);
     hub->n_files = 0;
     serve_file("config.json", "{\"model_type\": \"llama\"}\n", 24, false);
-    serve_noise("model.safetensors", 300000, 1);
+    serve_random("model.safetensors", 300000, 1);
     serve_file("pytorch_model.bin", "\x80\x02", 2, true);
     serve_file("日本語/語彙 1.txt", "猫と犬\n", 10, false);
     return dir_remove(cache);
@@ -130,7 +130,7 @@ static void assert_message(const char *text) {
 }
 
 static void assert_pulls(void) {
-    json_t *record = hub_pull(NAME, &quick, &err);
+    json_t *record = hub_pull(NAME, &fast_retries, &err);
     if (!record) fail_msg("%s", err.text);
     assert_string_equal(json_string_value(json_object_get(record, "path")), folder);
     json_decref(record);
@@ -142,9 +142,9 @@ static void assert_fails(const char *name, const struct hub_options *o, const ch
     assert_message(text);
 }
 
-/* The file in the folder equals the hub's, and no partial download is left. */
-static void assert_holds(const char *path) {
-    const struct served_file *f = file_of(hub, path);
+/* Asserts that the file in the folder equals the hub's and that no partial file is left. */
+static void assert_file_pulled(const char *path) {
+    const struct served_file *f = file_find(hub, path);
     char *full = path_join(folder, path), *partial = xasprintf("%s.partial", full),
          *etag = xasprintf("%s.partial.etag", full);
     struct buf b = {0};
@@ -164,16 +164,16 @@ static void assert_absent(const char *path) {
     free(full);
 }
 
-static void assert_whole(void) {
-    assert_holds("config.json");
-    assert_holds("model.safetensors");
+static void assert_pull_complete(void) {
+    assert_file_pulled("config.json");
+    assert_file_pulled("model.safetensors");
     char *found = hub_cached_path(NAME, &err);
     if (!found) fail_msg("%s", err.text);
     assert_string_equal(found, folder);
     free(found);
 }
 
-static off_t size_of(const char *path) {
+static off_t file_size(const char *path) {
     struct stat st;
     char *full = path_join(folder, path);
     off_t size = stat(full, &st) == 0 ? st.st_size : -1;
@@ -181,7 +181,7 @@ static off_t size_of(const char *path) {
     return size;
 }
 
-static void names_parse(void **state) {
+static void test_names_parse(void **state) {
     (void)state;
     static const char *const table[][4] = {
         /* name, repository (NULL: refused), file, revision */
@@ -217,7 +217,7 @@ static void names_parse(void **state) {
     }
 }
 
-static void paths_stay_inside(void **state) {
+static void test_paths_stay_inside(void **state) {
     (void)state;
     static const char *const good[] = {"a", "a/b.c", "..a", "a..", "...", "猫/犬 1"};
     static const char *const bad[] = {"",     "/a",     "a/",    "a//b", ".",    "..",  "../a",
@@ -228,7 +228,7 @@ static void paths_stay_inside(void **state) {
 }
 
 /* Files as a list of words; the selected ones are returned in the same form. */
-static char *choose(const char *files, const char *include) {
+static char *select_files(const char *files, const char *include) {
     struct hub_repo r = {.files = xcalloc(32, sizeof *r.files)};
     struct hub_ref name = {.repo = "a/b", .rev = "main"};
     struct strings globs = {0};
@@ -248,7 +248,7 @@ static char *choose(const char *files, const char *include) {
     return out.data;
 }
 
-static void choice_of_files(void **state) {
+static void test_choice_of_files(void **state) {
     (void)state;
     static const struct {
         const char *files, *include, *chosen; /* "!text": refused with that text */
@@ -280,7 +280,7 @@ static void choice_of_files(void **state) {
         {"x x.partial x.partial.etag .hub.json .hub.lock", "*", "x"},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
-        char *chosen = choose(table[i].files, table[i].include);
+        char *chosen = select_files(table[i].files, table[i].include);
         bool refused = table[i].chosen[0] == '!';
         if (refused ? !strstr(chosen, table[i].chosen + 1) : strcmp(chosen, table[i].chosen) != 0)
             fail_msg("of '%s': '%s'", table[i].files, chosen);
@@ -288,7 +288,7 @@ static void choice_of_files(void **state) {
     }
 }
 
-static void git_hash_is_gits(void **state) {
+static void test_git_hash_is_gits(void **state) {
     (void)state;
     static const int sizes[] = {0,  1,  44, 45, 46,  47,  54,   55,
                                 56, 63, 64, 65, 119, 120, 1000, 70001};
@@ -307,17 +307,17 @@ static void git_hash_is_gits(void **state) {
     }
 }
 
-static void pulls_and_records(void **state) {
+static void test_pulls_and_records(void **state) {
     (void)state;
-    json_t *record = hub_pull(NAME, &quick, &err), *again;
+    json_t *record = hub_pull(NAME, &fast_retries, &err), *again;
     if (!record) fail_msg("%s", err.text);
-    assert_whole();
+    assert_pull_complete();
     assert_absent("pytorch_model.bin");
     assert_string_equal(json_string_value(json_object_get(record, "commit")), COMMIT_A);
     assert_int_equal(json_integer_value(json_object_get(record, "loaded")), 300024);
     assert_int_equal(json_array_size(json_object_get(record, "files")), 2);
     int before = hub->n_cdn;
-    again = hub_pull(NAME, &quick, &err);
+    again = hub_pull(NAME, &fast_retries, &err);
     assert_int_equal(json_integer_value(json_object_get(again, "loaded")), 0);
     assert_int_equal(hub->n_cdn, before);
     json_t *list = hub_list(&err);
@@ -329,7 +329,7 @@ static void pulls_and_records(void **state) {
     json_decref(again);
 }
 
-/* The directory's files as a repository. */
+/* Serves the directory's files as a repository. */
 static void serve_dir(const char *path) {
     static const char *const names[] = {"config.json",         "model.safetensors",
                                         "tokenizer.json",      "tokenizer_config.json",
@@ -347,11 +347,10 @@ static void serve_dir(const char *path) {
     }
 }
 
-/* A model's directory that is pulled through the hub is the same model. */
 /* Only queries: no folder is made, and the plan lists only the missing files. */
-static void a_plan_of_a_pull(void **state) {
+static void test_plan_of_a_pull(void **state) {
     (void)state;
-    json_t *plan = hub_plan(NAME, &quick, &err);
+    json_t *plan = hub_plan(NAME, &fast_retries, &err);
     if (!plan) fail_msg("%s", err.text);
     assert_int_equal(json_array_size(json_object_get(plan, "files")), 2);
     assert_int_equal(json_get_number(plan, "bytes"), 300024);
@@ -359,23 +358,24 @@ static void a_plan_of_a_pull(void **state) {
     assert_false(path_exists(cache));
     json_decref(plan);
     assert_pulls();
-    plan = hub_plan(NAME, &quick, &err);
+    plan = hub_plan(NAME, &fast_retries, &err);
     assert_int_equal(json_get_number(plan, "bytes"), 0);
     assert_int_equal(json_get_number(plan, "here already"), 2);
     json_decref(plan);
 }
 
-static void a_pulled_model_opens(void **state) {
+/* A model's directory that is pulled through the hub is the same model. */
+static void test_pulled_model_opens(void **state) {
     (void)state;
-    char made[96], hash[HASH_LEN];
-    snprintf(made, sizeof made, "%s/model", dir);
+    char model_dir[96], hash[HASH_LEN];
+    snprintf(model_dir, sizeof model_dir, "%s/model", dir);
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
-    assert_int_equal(model_write_hf(m, made, TENSOR_BF16, &err), OK);
+    assert_int_equal(model_write_hf(m, model_dir, TENSOR_BF16, &err), OK);
     model_close(m);
-    if (!(m = model_open(made, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
+    if (!(m = model_open(model_dir, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
     memcpy(hash, model_hash(m, &err), HASH_LEN);
     model_close(m);
-    serve_dir(made);
+    serve_dir(model_dir);
     assert_null(model_open(NAME, NUMERIC_EXACT, &err));
     assert_message("run 'shoal pull " NAME "'");
     assert_pulls();
@@ -385,15 +385,15 @@ static void a_pulled_model_opens(void **state) {
     model_close(m);
 }
 
-static void a_pulled_adapter_loads(void **state) {
+static void test_pulled_adapter_loads(void **state) {
     (void)state;
-    char made[96];
+    char model_dir[96];
     struct model_config c;
-    snprintf(made, sizeof made, "%s/adapter", dir);
+    snprintf(model_dir, sizeof model_dir, "%s/adapter", dir);
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct adapter *a = fixture_adapter(&c, 4, "all-linear", 0.1f, 3), *b;
-    assert_int_equal(adapter_save(a, made, "school/base", &err), OK);
-    serve_dir(made);
+    assert_int_equal(adapter_save(a, model_dir, "school/base", &err), OK);
+    serve_dir(model_dir);
     assert_null(adapter_load(NAME, &c, &err));
     assert_message("run 'shoal pull " NAME "'");
     assert_pulls();
@@ -403,24 +403,24 @@ static void a_pulled_adapter_loads(void **state) {
     adapter_release(b);
 }
 
-static void files_by_name(void **state) {
+static void test_files_by_name(void **state) {
     (void)state;
-    struct hub_options o = quick;
-    serve_noise("a-q4.gguf", 5000, 2);
-    serve_noise("a-q8.gguf", 6000, 3);
+    struct hub_options o = fast_retries;
+    serve_random("a-q4.gguf", 5000, 2);
+    serve_random("a-q8.gguf", 6000, 3);
     strings_add(&o.include, "日本語/*");
     json_t *record = hub_pull(NAME "/a-q8.gguf@main", &o, &err);
     if (!record) fail_msg("%s", err.text);
     json_decref(record);
-    assert_holds("a-q8.gguf");
-    assert_holds("日本語/語彙 1.txt");
+    assert_file_pulled("a-q8.gguf");
+    assert_file_pulled("日本語/語彙 1.txt");
     assert_absent("config.json");
     char *found = hub_cached_path(NAME, &err), *wanted = path_join(folder, "a-q8.gguf");
     assert_string_equal(found, wanted);
     free(found);
     assert_null(hub_cached_path(NAME "/a-q4.gguf", &err));
     assert_message("run 'shoal pull " NAME "/a-q4.gguf'");
-    record = hub_pull(NAME "/a-q4.gguf", &quick, &err);
+    record = hub_pull(NAME "/a-q4.gguf", &fast_retries, &err);
     assert_int_equal(json_array_size(json_object_get(record, "files")), 3);
     json_decref(record);
     assert_null(hub_cached_path(NAME, &err));
@@ -432,46 +432,46 @@ static void files_by_name(void **state) {
     strings_release(&o.include);
 }
 
-static void dropped_connections(void **state) {
+static void test_dropped_connections(void **state) {
     (void)state;
     hub->n_drops = 3;
     hub->drop_after = 80000;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     assert_int_equal(hub->n_partial, 3);
     assert_int_equal(hub->n_if_range, 3);
     assert_true(hub->cdn_bytes < 300000 + 4 * 4096 * 8); /* hardly any byte was sent twice */
 }
 
-static void silent_server(void **state) {
+static void test_silent_server(void **state) {
     (void)state;
     hub->n_stalls = 1;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     assert_int_equal(hub->n_partial, 1);
 }
 
-static void servers_without_ranges(void **state) {
+static void test_servers_without_ranges(void **state) {
     (void)state;
     hub->n_drops = 1;
     hub->drop_after = 100000;
     hub->no_ranges = true;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     dir_remove(cache);
     hub->n_drops = 1000; // no progress: no reason to retry without end
-    assert_fails(NAME, &quick, "gave up after 6 tries");
+    assert_fails(NAME, &fast_retries, "gave up after 6 tries");
 }
 
-/* A pull in a child that is killed when `after` bytes of the weights are stored. */
-static void pull_killed(off_t after) {
+/* Runs a pull in a child and kills it when `after` bytes of the weights are stored. */
+static void pull_and_kill(off_t after) {
     pid_t child = fork();
     if (child == 0) {
-        hub_pull(NAME, &quick, &err);
+        hub_pull(NAME, &fast_retries, &err);
         _exit(0);
     }
     int status = 0;
-    while (size_of("model.safetensors.partial") < after && waitpid(child, &status, WNOHANG) == 0)
+    while (file_size("model.safetensors.partial") < after && waitpid(child, &status, WNOHANG) == 0)
         usleep(200);
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
@@ -483,106 +483,106 @@ static void server_wait_idle(void) {
         seen = (int64_t)hub->cdn_bytes;
 }
 
-static void killed_at_any_moment(void **state) {
+static void test_killed_at_any_moment(void **state) {
     (void)state;
     hub->slow_us = 300;
     for (int i = 0; i < 12; i++) {
-        off_t before = size_of("model.safetensors.partial");
-        pull_killed(22000 * i);
+        off_t before = file_size("model.safetensors.partial");
+        pull_and_kill(22000 * i);
         assert_absent("model.safetensors");
         assert_null(hub_cached_path(NAME, &err));
-        assert_true(size_of("model.safetensors.partial") >= before);
+        assert_true(file_size("model.safetensors.partial") >= before);
     }
     server_wait_idle();
     hub->cdn_bytes = 0;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     assert_true(hub->cdn_bytes <= 300000 - 22000 * 11);
     assert_true(hub->n_if_range > 0);
 }
 
 /* The second host serves other bytes under the same name: the etag differs, and the download starts
  * again. */
-static void changed_meanwhile(void **state) {
+static void test_changed_meanwhile(void **state) {
     (void)state;
     hub->slow_us = 300;
-    pull_killed(100000);
+    pull_and_kill(100000);
     hub->etag = 2;
     server_wait_idle();
     hub->cdn_bytes = 0;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     /* the server may still have counted some bytes of the killed download */
     assert_in_range(hub->cdn_bytes, 300000, 300000 + 65536);
 }
 
-static void damaged_partial(void **state) {
+static void test_damaged_partial(void **state) {
     (void)state;
     hub->slow_us = 300;
-    pull_killed(100000);
+    pull_and_kill(100000);
     char *path = path_join(folder, "model.safetensors.partial");
     int fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, "damage", 6, 5000), 6);
     close(fd);
     free(path);
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
 }
 
-static void wrong_bytes(void **state) {
+static void test_wrong_bytes(void **state) {
     (void)state;
     hub->corrupt = true;
-    assert_fails(NAME, &quick, "'model.safetensors' arrived damaged");
+    assert_fails(NAME, &fast_retries, "'model.safetensors' arrived damaged");
     assert_absent("model.safetensors");
     assert_absent("config.json"); /* nothing is moved into place before all files are verified */
     hub->corrupt = false;
     hub->longer = true;
-    assert_fails(NAME, &quick, "longer than the 300000 bytes");
+    assert_fails(NAME, &fast_retries, "longer than the 300000 bytes");
     hub->longer = false;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
 }
 
 /* The error message has no end; the client does not wait for it. */
-static void endless_error_message(void **state) {
+static void test_endless_error_message(void **state) {
     (void)state;
     hub->endless = true;
     hub->fail_status = 404;
     hub->n_hub_fails = 1;
-    assert_fails(NAME, &quick, "no model 'school/fry'");
+    assert_fails(NAME, &fast_retries, "no model 'school/fry'");
     assert_true(hub->endless_bytes > 0 && hub->endless_bytes < 32u << 20);
     hub->fail_status = 503; /* may pass */
     hub->n_hub_fails = 2;
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
 }
 
 /* A link under the name of a partial file is not written through. */
-static void links_as_partial_files(void **state) {
+static void test_links_as_partial_files(void **state) {
     (void)state;
     char *partial = path_join(folder, "model.safetensors.partial"), *victim = path_join(cache, "v");
     assert_int_equal(dir_make(folder, &err), OK);
     assert_int_equal(file_write(victim, "precious", 8, &err), OK);
     assert_int_equal(symlink(victim, partial), 0);
-    assert_fails(NAME, &quick, "model.safetensors.partial'");
+    assert_fails(NAME, &fast_retries, "model.safetensors.partial'");
     struct buf kept = {0};
     assert_int_equal(file_read(victim, 100, &kept, &err), OK);
     assert_string_equal(kept.data, "precious");
     buf_release(&kept);
     assert_int_equal(unlink(partial), 0);
     assert_int_equal(mkfifo(partial, 0600), 0);
-    assert_fails(NAME, &quick, "is not a regular file");
+    assert_fails(NAME, &fast_retries, "is not a regular file");
     assert_int_equal(unlink(partial), 0);
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     free(partial);
     free(victim);
 }
 
 /* Sizes larger than any disk. */
-static void listed_sizes(void **state) {
+static void test_listed_sizes(void **state) {
     (void)state;
-    struct hub_options all = quick;
+    struct hub_options all = fast_retries;
     struct buf b = {0};
     buf_printf(&b, "{\"sha\":\"%s\",\"siblings\":[", COMMIT_A);
     for (int i = 0; i < 8; i++)
@@ -594,12 +594,12 @@ static void listed_sizes(void **state) {
     CHECK(b.len < sizeof hub->listing);
     memcpy(hub->listing, b.data, b.len + 1);
     strings_add(&all.include, "*");
-    assert_fails(NAME, &all, "has room for");
+    assert_fails(NAME, &all, "of free space");
     strings_release(&all.include);
     buf_release(&b);
 }
 
-static void transient_failures(void **state) {
+static void test_transient_failures(void **state) {
     (void)state;
     static const int codes[] = {429, 500, 502, 503, 504};
     for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
@@ -608,7 +608,7 @@ static void transient_failures(void **state) {
         hub->n_cdn_fails = 2;
         dir_remove(cache);
         assert_pulls();
-        assert_whole();
+        assert_pull_complete();
     }
     hub->fail_status = 429;
     hub->retry_after = 1;
@@ -618,15 +618,15 @@ static void transient_failures(void **state) {
     assert_true(clock_now() - before >= 0.99);
     hub->retry_after = 7000;
     hub->n_hub_fails = 1;
-    assert_fails(NAME, &quick, "asks to wait 7000 s");
+    assert_fails(NAME, &fast_retries, "asks to wait 7000 s");
     hub->retry_after = 0;
     hub->fail_status = 503;
     hub->n_hub_fails = 1000;
-    assert_fails(NAME, &quick, "gave up after 6 tries");
+    assert_fails(NAME, &fast_retries, "gave up after 6 tries");
     assert_int_equal(hub->n_hub_fails, 1000 - 6);
 }
 
-static void refusals(void **state) {
+static void test_refusals(void **state) {
     (void)state;
     static const struct {
         int status;
@@ -646,34 +646,34 @@ static void refusals(void **state) {
         hub->fail_status = table[i].status;
         snprintf(hub->fail_code, sizeof hub->fail_code, "%s", table[i].code);
         table[i].token ? setenv("HF_TOKEN", table[i].token, 1) : unsetenv("HF_TOKEN");
-        assert_fails(NAME "@v9", &quick, table[i].text);
+        assert_fails(NAME "@v9", &fast_retries, table[i].text);
         assert_int_equal(hub->n_hub_fails, 0);
     }
     assert_false(path_exists(cache));
 }
 
-static void token_is_sent_to_no_other_host(void **state) {
+static void test_token_is_sent_to_no_other_host(void **state) {
     (void)state;
     char path[96];
     snprintf(hub->token, sizeof hub->token, "hf_secretsecret");
-    assert_fails(NAME, &quick, "set HF_TOKEN");
+    assert_fails(NAME, &fast_retries, "set HF_TOKEN");
     setenv("HF_TOKEN", "hf_other", 1);
-    assert_fails(NAME, &quick, "does not accept the token");
+    assert_fails(NAME, &fast_retries, "does not accept the token");
     assert_null(strstr(err.text, "hf_other"));
     setenv("HF_TOKEN", "hf_x\r\nX-Evil: 1", 1);
-    assert_fails(NAME, &quick, "the token in HF_TOKEN is not valid");
+    assert_fails(NAME, &fast_retries, "the token in HF_TOKEN is not valid");
     assert_null(strstr(err.text, "hf_x"));
     unsetenv("HF_TOKEN");
     snprintf(path, sizeof path, "%s/token", dir); // HF_HOME/token
     assert_int_equal(file_write(path, "hf_secretsecret\n", 16, &err), OK);
     assert_pulls();
     unlink(path);
-    assert_whole();
+    assert_pull_complete();
     assert_true(hub->n_cdn > 0 && hub->n_tokens_hub > 0);
     assert_int_equal(hub->n_tokens_cdn, 0);
 }
 
-static void hostile_listings(void **state) {
+static void test_hostile_listings(void **state) {
     (void)state;
 #define FILES(f) "{\"sha\":\"" COMMIT_A "\",\"siblings\":[" f "]}"
 #define BLOB "\"blobId\":\"" COMMIT_A "\""
@@ -694,33 +694,33 @@ static void hostile_listings(void **state) {
         {FILES("{\"rfilename\":\"config.json\",\"size\":9007199254740993," BLOB "}"), "no usable"},
         {FILES("{\"rfilename\":\"config.json\",\"size\":1,\"blobId\":\"zz\"}"), "no usable"},
         {FILES("{\"rfilename\":\"model.safetensors\",\"size\":1000000000000000," BLOB "}"),
-         "has room for"},
+         "of free space"},
     };
     hub->files[0].data[0] ^= 1;
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         snprintf(hub->listing, sizeof hub->listing, "%s", table[i][0]);
-        assert_fails(NAME, &quick, table[i][1]);
+        assert_fails(NAME, &fast_retries, table[i][1]);
     }
 }
 
-static void concurrent_pulls(void **state) {
+static void test_concurrent_pulls(void **state) {
     (void)state;
     pid_t child[3];
     hub->slow_us = 200;
     for (int i = 0; i < 3; i++) {
         child[i] = fork();
-        if (child[i] == 0) _exit(hub_pull(NAME, &quick, &err) ? 0 : 1);
+        if (child[i] == 0) _exit(hub_pull(NAME, &fast_retries, &err) ? 0 : 1);
     }
     for (int i = 0; i < 3; i++) {
         int status;
         waitpid(child[i], &status, 0);
         assert_int_equal(status, 0);
     }
-    assert_whole();
+    assert_pull_complete();
     assert_int_equal(hub->n_cdn, 1); /* the waiting process found the files complete */
 }
 
-static void a_new_commit(void **state) {
+static void test_new_commit(void **state) {
     (void)state;
     char *mine = path_join(folder, "mine.txt");
     serve_file("tokenizer.json", "{}", 2, false);
@@ -728,20 +728,20 @@ static void a_new_commit(void **state) {
     assert_int_equal(file_write(mine, "me", 2, &err), OK);
     memcpy(hub->commit, COMMIT_B, sizeof hub->commit);
     hub->n_files = 1;
-    serve_noise("model.safetensors", 200000, 9);
+    serve_random("model.safetensors", 200000, 9);
     hub->slow_us = 300;
-    pull_killed(100000);
-    assert_int_equal(size_of("model.safetensors"), 300000); /* the old commit is still complete */
-    assert_int_equal(size_of("tokenizer.json"), 2);
+    pull_and_kill(100000);
+    assert_int_equal(file_size("model.safetensors"), 300000); /* the old commit is still complete */
+    assert_int_equal(file_size("tokenizer.json"), 2);
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     assert_absent("tokenizer.json");
     assert_true(path_exists(mine));
     free(mine);
 }
 
-/* Dies between the renames and the last record. */
-static void killed_while_publishing(void **state) {
+/* The process is killed between the renames and the last write of the record. */
+static void test_killed_while_publishing(void **state) {
     (void)state;
     assert_pulls();
     char *record = path_join(folder, ".hub.json"),
@@ -753,16 +753,16 @@ static void killed_while_publishing(void **state) {
     assert_null(hub_cached_path(NAME, &err));
     assert_message("is not here in whole");
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     json_decref(v);
     free(record);
     free(weights);
 }
 
-static void foreign_folders(void **state) {
+static void test_foreign_folders(void **state) {
     (void)state;
     char other[96], file[128];
-    struct hub_options o = quick;
+    struct hub_options o = fast_retries;
     snprintf(other, sizeof other, "%s/other", dir);
     snprintf(file, sizeof file, "%s/config.json", other);
     o.to = other;
@@ -777,26 +777,27 @@ static void foreign_folders(void **state) {
     assert_fails(NAME, &o, "holds another repository");
 }
 
-static void a_full_disk(void **state) {
+static void test_full_disk(void **state) {
     (void)state;
     pid_t child = fork();
     if (child == 0) {
         struct rlimit limit = {100000, 100000};
         signal(SIGXFSZ, SIG_IGN);
         setrlimit(RLIMIT_FSIZE, &limit);
-        bool told = !hub_pull(NAME, &quick, &err) && strstr(err.text, "make room and run it again");
+        bool told =
+            !hub_pull(NAME, &fast_retries, &err) && strstr(err.text, "make room and run it again");
         _exit(told ? 0 : 1);
     }
     int status;
     waitpid(child, &status, 0);
     assert_int_equal(status, 0);
-    assert_int_equal(size_of("model.safetensors.partial"), 100000);
+    assert_int_equal(file_size("model.safetensors.partial"), 100000);
     assert_pulls();
-    assert_whole();
+    assert_pull_complete();
     assert_int_equal(hub->n_partial, 1);
 }
 
-static void connection_refused(void **state) {
+static void test_connection_refused(void **state) {
     (void)state;
     double before = clock_now();
     setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
@@ -806,65 +807,65 @@ static void connection_refused(void **state) {
                                       "https://x?y"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         setenv("HF_ENDPOINT", bad[i], 1);
-        assert_fails(NAME, &quick, "HF_ENDPOINT is not the address of a hub");
+        assert_fails(NAME, &fast_retries, "HF_ENDPOINT is not the address of a hub");
         assert_null(strstr(err.text, "secret"));
     }
 }
 
 /* The server's certificate is not trusted: no request is sent to it. */
-static void untrusted_certificate(void **state) {
+static void test_untrusted_certificate(void **state) {
     (void)state;
     char url[64];
     if (!hub->tls_port) fail_msg("no TLS server; is openssl installed?");
     snprintf(url, sizeof url, "https://127.0.0.1:%u", hub->tls_port);
     setenv("HF_ENDPOINT", url, 1);
     setenv("HF_TOKEN", "hf_secret", 1);
-    assert_fails(NAME, &quick, "certificate");
+    assert_fails(NAME, &fast_retries, "certificate");
     assert_int_equal(hub->n_tokens_hub + hub->n_listings, 0);
 }
 
-static void through_a_proxy(void **state) {
+static void test_through_a_proxy(void **state) {
     (void)state;
     setenv("http_proxy", endpoint, 1);
     setenv("HF_ENDPOINT", "http://hub.invalid", 1);
-    assert_fails(NAME, &quick, "no model"); // the proxy's answer: it serves no other host
+    assert_fails(NAME, &fast_retries, "no model"); // the proxy's answer: it serves no other host
     unsetenv("http_proxy");
 }
 
 #define TEST(f) cmocka_unit_test_setup(f, set_up)
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(names_parse),
-        TEST(paths_stay_inside),
-        TEST(choice_of_files),
-        TEST(git_hash_is_gits),
-        TEST(pulls_and_records),
-        TEST(a_plan_of_a_pull),
-        TEST(a_pulled_model_opens),
-        TEST(a_pulled_adapter_loads),
-        TEST(files_by_name),
-        TEST(dropped_connections),
-        TEST(silent_server),
-        TEST(servers_without_ranges),
-        TEST(killed_at_any_moment),
-        TEST(changed_meanwhile),
-        TEST(damaged_partial),
-        TEST(wrong_bytes),
-        TEST(endless_error_message),
-        TEST(links_as_partial_files),
-        TEST(listed_sizes),
-        TEST(transient_failures),
-        TEST(refusals),
-        TEST(token_is_sent_to_no_other_host),
-        TEST(hostile_listings),
-        TEST(concurrent_pulls),
-        TEST(a_new_commit),
-        TEST(killed_while_publishing),
-        TEST(foreign_folders),
-        TEST(a_full_disk),
-        TEST(connection_refused),
-        TEST(untrusted_certificate),
-        TEST(through_a_proxy),
+        TEST(test_names_parse),
+        TEST(test_paths_stay_inside),
+        TEST(test_choice_of_files),
+        TEST(test_git_hash_is_gits),
+        TEST(test_pulls_and_records),
+        TEST(test_plan_of_a_pull),
+        TEST(test_pulled_model_opens),
+        TEST(test_pulled_adapter_loads),
+        TEST(test_files_by_name),
+        TEST(test_dropped_connections),
+        TEST(test_silent_server),
+        TEST(test_servers_without_ranges),
+        TEST(test_killed_at_any_moment),
+        TEST(test_changed_meanwhile),
+        TEST(test_damaged_partial),
+        TEST(test_wrong_bytes),
+        TEST(test_endless_error_message),
+        TEST(test_links_as_partial_files),
+        TEST(test_listed_sizes),
+        TEST(test_transient_failures),
+        TEST(test_refusals),
+        TEST(test_token_is_sent_to_no_other_host),
+        TEST(test_hostile_listings),
+        TEST(test_concurrent_pulls),
+        TEST(test_new_commit),
+        TEST(test_killed_while_publishing),
+        TEST(test_foreign_folders),
+        TEST(test_full_disk),
+        TEST(test_connection_refused),
+        TEST(test_untrusted_certificate),
+        TEST(test_through_a_proxy),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, group_set_up, group_tear_down);
 }

@@ -39,14 +39,14 @@
 
 static struct error err;
 static char self[4096];
-static char top[64], secret[96], shown[96], writable[96]; /* folders; no spec names `secret` */
+static char top[64], secret[96], read_dir[96], writable[96]; /* folders; no spec names `secret` */
 static char mark[32]; /* an argument of sleep that is unique to this run */
 static bool available;
-static char why_not[256];
+static char unavailable_reason[256];
 
 /* the program in the sandbox */
 
-static bool can(const char *name, const char *argument) {
+static bool attempt_succeeds(const char *name, const char *argument) {
     char stack[4096] __attribute__((aligned(16)));
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     uint64_t clone3_args[11] = {CLONE_NEWUSER, 0, 0, 0, SIGCHLD};
@@ -115,8 +115,8 @@ static int fork_bomb(void) {
     return 0;
 }
 
-/* Writes until it fails, and prints the number of MiB. */
-static int fill(const char *path) {
+/* Writes files until a write fails, and prints the number of MiB written. */
+static int fill_disk(const char *path) {
     static char block[1 << 20];
     int n = 0;
     for (int file = 0; file < 64; file++) {
@@ -133,11 +133,11 @@ static int fill(const char *path) {
 
 static int attempt(const char *name, const char *argument) {
     if (!strcmp(name, "forks")) return fork_bomb();
-    if (!strcmp(name, "fill")) return fill(argument);
-    return can(name, argument) ? 0 : 9;
+    if (!strcmp(name, "fill")) return fill_disk(argument);
+    return attempt_succeeds(name, argument) ? 0 : 9;
 }
 
-/* running it */
+/* running commands */
 
 static int run(struct sandbox_spec *spec, struct sandbox_result *r, char **words, int n) {
     const struct strings argv = {words, n};
@@ -147,28 +147,28 @@ static int run(struct sandbox_spec *spec, struct sandbox_result *r, char **words
     return rc;
 }
 
-static void sh(struct sandbox_spec spec, struct sandbox_result *r, const char *line) {
+static void run_shell(struct sandbox_spec spec, struct sandbox_result *r, const char *line) {
     char *words[] = {"/bin/sh", "-c", (char *)(uintptr_t)line};
     if (run(&spec, r, words, 3) != OK) fail_msg("%s: %s", line, err.text);
 }
 
 /* The exit code of a shell command, or -1. */
-static int status_in(struct sandbox_spec spec, const char *line) {
+static int shell_status_with(struct sandbox_spec spec, const char *line) {
     struct sandbox_result r;
-    sh(spec, &r, line);
+    run_shell(spec, &r, line);
     int status = r.end == SANDBOX_EXITED ? r.status : -1;
     sandbox_result_release(&r);
     return status;
 }
 
-static int status_of(const char *line) {
-    return status_in((struct sandbox_spec){0}, line);
+static int shell_status(const char *line) {
+    return shell_status_with((struct sandbox_spec){0}, line);
 }
 
 /* Runs this program in the sandbox; `out` is its output (may be NULL). Under the address sanitizer
  * it reserves more memory than the default limit. */
-static int attempt_in(struct sandbox_spec spec, const char *name, const char *argument,
-                      struct buf *out) {
+static int attempt_status(struct sandbox_spec spec, const char *name, const char *argument,
+                          struct buf *out) {
     char *words[] = {self, "attempt", (char *)(uintptr_t)name, (char *)(uintptr_t)argument};
     struct strings read = {0};
     struct sandbox_result r;
@@ -185,7 +185,7 @@ static int attempt_in(struct sandbox_spec spec, const char *name, const char *ar
 }
 
 /* Number of processes on this machine with `word` in their arguments. */
-static int processes_with(const char *word) {
+static int count_processes(const char *word) {
     DIR *d = opendir("/proc");
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d));) {
@@ -201,20 +201,20 @@ static int processes_with(const char *word) {
     return n;
 }
 
-/* Waits until all of them have ended, or until a file exists. */
-static bool processes_end(const char *word) {
+/* Waits until all processes with `word` in their arguments have ended. */
+static bool wait_processes_end(const char *word) {
     for (double until = clock_now() + 30; clock_now() < until; usleep(5000))
-        if (processes_with(word) == 0) return true;
+        if (count_processes(word) == 0) return true;
     return false;
 }
 
-static bool file_comes(const char *path) {
+static bool wait_file_exists(const char *path) {
     for (double until = clock_now() + 30; clock_now() < until; usleep(5000))
         if (path_exists(path)) return true;
     return false;
 }
 
-static int entries(const char *path) {
+static int count_entries(const char *path) {
     DIR *d = opendir(path);
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
@@ -222,8 +222,8 @@ static int entries(const char *path) {
     return n;
 }
 
-static char *line_of(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static char *line_of(const char *fmt, ...) {
+static char *format_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static char *format_line(const char *fmt, ...) {
     static char lines[8][512];
     static int at;
     va_list ap;
@@ -234,7 +234,7 @@ static char *line_of(const char *fmt, ...) {
     return line;
 }
 
-static void file_make(const char *folder, const char *name, const char *text) {
+static void file_create(const char *folder, const char *name, const char *text) {
     char *path = path_join(folder, name);
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     free(path);
@@ -247,109 +247,112 @@ static int set_up(void **state) {
     snprintf(top, sizeof top, "/tmp/shoal-test-sandbox-XXXXXX");
     assert_non_null(mkdtemp(top));
     snprintf(secret, sizeof secret, "%s/secret", top);
-    snprintf(shown, sizeof shown, "%s/shown", top);
+    snprintf(read_dir, sizeof read_dir, "%s/shown", top);
     snprintf(writable, sizeof writable, "%s/writable", top);
     snprintf(mark, sizeof mark, "987.%d", (int)getpid());
-    mkdir(secret, 0700), mkdir(shown, 0755), mkdir(writable, 0755);
-    file_make(secret, "a", "secret");
-    file_make(shown, "a", "shown");
-    file_make(writable, "a", "writable");
+    mkdir(secret, 0700), mkdir(read_dir, 0755), mkdir(writable, 0755);
+    file_create(secret, "a", "secret");
+    file_create(read_dir, "a", "shown");
+    file_create(writable, "a", "writable");
     available = sandbox_available(&err) == OK;
-    snprintf(why_not, sizeof why_not, "%.200s", err.text);
+    snprintf(unavailable_reason, sizeof unavailable_reason, "%.200s", err.text);
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    const char *const folders[] = {secret, shown, writable, top};
+    const char *const folders[] = {secret, read_dir, writable, top};
     for (size_t i = 0; i < ARRAY_LEN(folders); i++) dir_delete(folders[i]);
     return 0;
 }
 
-static void need_sandbox(void) {
+static void skip_without_sandbox(void) {
     if (available) return;
-    print_message("# skipped: %s\n", why_not);
+    print_message("# skipped: %s\n", unavailable_reason);
     skip();
 }
 
 /* Paths of the spec: a folder to read and one to write. */
-static char *shown_list[] = {shown}, *writable_list[] = {writable};
-static const struct strings shown_one = {shown_list, 1}, writable_one = {writable_list, 1};
-static struct sandbox_spec with_folders(void) {
-    return (struct sandbox_spec){.read = &shown_one, .write = &writable_one};
+static char *read_list[] = {read_dir}, *writable_list[] = {writable};
+static const struct strings read_one = {read_list, 1}, writable_one = {writable_list, 1};
+static struct sandbox_spec spec_with_folders(void) {
+    return (struct sandbox_spec){.read = &read_one, .write = &writable_one};
 }
 
 /* files */
 
 static void test_files(void **state) {
     (void)state;
-    need_sandbox();
-    struct sandbox_spec s = with_folders();
+    skip_without_sandbox();
+    struct sandbox_spec s = spec_with_folders();
     char *here = realpath(".", NULL);
-    assert_int_equal(status_in(s, line_of("cat %s/a", shown)), 0);
-    assert_int_equal(status_in(s, line_of("echo 1 >%s/b", writable)), 0);
-    assert_int_not_equal(status_in(s, line_of("cat %s/a", secret)), 0);
-    assert_int_not_equal(status_in(s, line_of("echo 1 >%s/b", shown)), 0);
-    assert_int_not_equal(status_in(s, line_of("echo 1 >>%s/a", shown)), 0);
-    assert_int_not_equal(status_in(s, line_of("rm %s/a", shown)), 0);
-    assert_int_not_equal(status_in(s, line_of("chmod 777 %s/a", shown)), 0);
-    assert_int_not_equal(status_in(s, line_of("test -e '%s'", here)), 0);
-    assert_int_not_equal(status_in(s, "test -e /etc/shadow"), 0);
-    assert_int_not_equal(status_in(s, "test -e /root"), 0);
-    assert_int_not_equal(status_in(s, "test -e /sys"), 0);
+    assert_int_equal(shell_status_with(s, format_line("cat %s/a", read_dir)), 0);
+    assert_int_equal(shell_status_with(s, format_line("echo 1 >%s/b", writable)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("cat %s/a", secret)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("echo 1 >%s/b", read_dir)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("echo 1 >>%s/a", read_dir)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("rm %s/a", read_dir)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("chmod 777 %s/a", read_dir)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("test -e '%s'", here)), 0);
+    assert_int_not_equal(shell_status_with(s, "test -e /etc/shadow"), 0);
+    assert_int_not_equal(shell_status_with(s, "test -e /root"), 0);
+    assert_int_not_equal(shell_status_with(s, "test -e /sys"), 0);
     static const char *const fixed[] = {"/",    "/usr", "/usr/bin", "/etc",
                                         "/dev", "/var", "/proc",    "/proc/sys/kernel"};
     for (size_t i = 0; i < ARRAY_LEN(fixed); i++)
-        if (status_in(s, line_of("echo 1 >%s/shoal-test", fixed[i])) == 0) fail_msg("%s", fixed[i]);
-    assert_int_not_equal(status_of("echo '|/bin/true' >/proc/sys/kernel/core_pattern"), 0);
-    assert_int_not_equal(status_of("echo 1 >/proc/sys/vm/drop_caches"), 0);
-    assert_int_not_equal(status_of("echo h >/proc/sysrq-trigger"), 0);
-    assert_int_equal(status_of("echo 1 >/tmp/a && cp /tmp/a /dev/shm && rm /tmp/a"), 0);
+        if (shell_status_with(s, format_line("echo 1 >%s/shoal-test", fixed[i])) == 0)
+            fail_msg("%s", fixed[i]);
+    assert_int_not_equal(shell_status("echo '|/bin/true' >/proc/sys/kernel/core_pattern"), 0);
+    assert_int_not_equal(shell_status("echo 1 >/proc/sys/vm/drop_caches"), 0);
+    assert_int_not_equal(shell_status("echo h >/proc/sysrq-trigger"), 0);
+    assert_int_equal(shell_status("echo 1 >/tmp/a && cp /tmp/a /dev/shm && rm /tmp/a"), 0);
     free(here);
 }
 
 /* The deepest path decides, in any order of the list. */
 static void test_nested_folders(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     char *inner = path_join(writable, "inner");
     char *tops[] = {top}, *inners[] = {inner};
     const struct strings a = {tops, 1}, b = {inners, 1};
     mkdir(inner, 0755);
     struct sandbox_spec in_read = {.read = &a, .write = &writable_one};
-    assert_int_equal(status_in(in_read, line_of("cat %s/a && echo 1 >%s/c", secret, writable)), 0);
-    assert_int_not_equal(status_in(in_read, line_of("echo 1 >%s/c", shown)), 0);
+    assert_int_equal(
+        shell_status_with(in_read, format_line("cat %s/a && echo 1 >%s/c", secret, writable)), 0);
+    assert_int_not_equal(shell_status_with(in_read, format_line("echo 1 >%s/c", read_dir)), 0);
     struct sandbox_spec in_write = {.write = &writable_one, .read = &b};
-    assert_int_equal(status_in(in_write, line_of("echo 1 >%s/c", writable)), 0);
-    assert_int_not_equal(status_in(in_write, line_of("echo 1 >%s/c", inner)), 0);
+    assert_int_equal(shell_status_with(in_write, format_line("echo 1 >%s/c", writable)), 0);
+    assert_int_not_equal(shell_status_with(in_write, format_line("echo 1 >%s/c", inner)), 0);
     dir_delete(inner);
     free(inner);
 }
 
 static void test_links(void **state) {
     (void)state;
-    need_sandbox();
-    struct sandbox_spec s = with_folders();
+    skip_without_sandbox();
+    struct sandbox_spec s = spec_with_folders();
     char *link = path_join(writable, "link"), *real = path_join(top, "elsewhere");
     /* existing links, and links that it creates */
     assert_int_equal(symlink(secret, link), 0);
-    assert_int_not_equal(status_in(s, line_of("cat %s/a", link)), 0);
-    assert_int_not_equal(status_in(s, line_of("echo 1 >%s/b", link)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("cat %s/a", link)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("echo 1 >%s/b", link)), 0);
     unlink(link);
-    assert_int_not_equal(status_in(s, line_of("ln -s %s/a %s && cat %s", secret, link, link)), 0);
+    assert_int_not_equal(
+        shell_status_with(s, format_line("ln -s %s/a %s && cat %s", secret, link, link)), 0);
     unlink(link);
-    assert_int_not_equal(status_in(s, line_of("ln -s %s/a %s && echo 1 >>%s", shown, link, link)),
-                         0);
+    assert_int_not_equal(
+        shell_status_with(s, format_line("ln -s %s/a %s && echo 1 >>%s", read_dir, link, link)), 0);
     unlink(link);
-    assert_int_not_equal(status_in(s, line_of("ln %s/a %s", shown, link)), 0);
-    assert_int_not_equal(status_in(s, line_of("cat /proc/1/root%s/a", secret)), 0);
-    assert_int_not_equal(status_in(s, line_of("cat %s/../secret/a", writable)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("ln %s/a %s", read_dir, link)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("cat /proc/1/root%s/a", secret)), 0);
+    assert_int_not_equal(shell_status_with(s, format_line("cat %s/../secret/a", writable)), 0);
     /* a folder that is given as a link exists under both names */
-    assert_int_equal(symlink(shown, real), 0);
+    assert_int_equal(symlink(read_dir, real), 0);
     char *names[] = {real};
     const struct strings through = {names, 1};
     struct sandbox_spec t = {.read = &through};
-    assert_int_equal(status_in(t, line_of("cat %s/a %s/a", real, shown)), 0);
+    assert_int_equal(shell_status_with(t, format_line("cat %s/a %s/a", real, read_dir)), 0);
     unlink(real);
     free(link);
     free(real);
@@ -357,50 +360,51 @@ static void test_links(void **state) {
 
 static void test_sizes(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_spec s = {.limits = {.tmp_size = 16 << 20, .file_size = 4 << 20}};
     const char *const folders[] = {"/tmp", "/dev/shm"};
     for (size_t i = 0; i < ARRAY_LEN(folders); i++) {
         struct buf out = {0};
         signal(SIGXFSZ, SIG_DFL);
         s.limits.file_size = 0;
-        assert_int_equal(attempt_in(s, "fill", folders[i], &out), 0);
+        assert_int_equal(attempt_status(s, "fill", folders[i], &out), 0);
         assert_in_range(atoi(out.data), 8, 16);
         buf_release(&out);
     }
     s.limits.file_size = 4 << 20;
-    assert_int_equal(status_in(s, "head -c 3000000 /dev/zero >/tmp/a"), 0);
-    assert_int_not_equal(status_in(s, "head -c 6000000 /dev/zero >/tmp/a"), 0);
+    assert_int_equal(shell_status_with(s, "head -c 3000000 /dev/zero >/tmp/a"), 0);
+    assert_int_not_equal(shell_status_with(s, "head -c 6000000 /dev/zero >/tmp/a"), 0);
 }
 
 /* the outside */
 
 static void test_network(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (void *)&at, sizeof at), 0);
     assert_int_equal(listen(fd, 8), 0);
     assert_int_equal(getsockname(fd, (void *)&at, &size), 0);
-    const char *port = line_of("%d", ntohs(at.sin_port));
-    assert_int_equal(attempt_in((struct sandbox_spec){0}, "connect", port, NULL), 9);
-    assert_int_equal(attempt_in((struct sandbox_spec){.network = true}, "connect", port, NULL), 0);
+    const char *port = format_line("%d", ntohs(at.sin_port));
+    assert_int_equal(attempt_status((struct sandbox_spec){0}, "connect", port, NULL), 9);
+    assert_int_equal(attempt_status((struct sandbox_spec){.network = true}, "connect", port, NULL),
+                     0);
     close(fd);
 }
 
 static void test_processes_outside(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_result r;
     pid_t pid = fork();
     if (pid == 0) execlp("sleep", "sleep", mark, NULL);
-    assert_int_equal(attempt_in((struct sandbox_spec){0}, "kill", line_of("%d", (int)pid), NULL),
-                     9);
-    status_of(line_of("kill -9 -1; kill -9 %d; kill -9 0", (int)getpid()));
+    assert_int_equal(
+        attempt_status((struct sandbox_spec){0}, "kill", format_line("%d", (int)pid), NULL), 9);
+    shell_status(format_line("kill -9 -1; kill -9 %d; kill -9 0", (int)getpid()));
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
-    sh((struct sandbox_spec){0}, &r, "cat /proc/[0-9]*/cmdline");
+    run_shell((struct sandbox_spec){0}, &r, "cat /proc/[0-9]*/cmdline");
     assert_null(memmem(r.out.data, r.out.len, mark, strlen(mark)));
     assert_null(memmem(r.out.data, r.out.len, "test_sandbox", 12));
     sandbox_result_release(&r);
@@ -410,7 +414,7 @@ static void test_processes_outside(void **state) {
 
 static void test_environment(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     static const char *const expected[] = {"PATH=", "LANG=", "HOME=/tmp", "PWD=/tmp", "MINE=1"};
     char *mine[] = {"MINE=1", "LD_PRELOAD=/no/such/library.so"}, *env[] = {"/usr/bin/env"};
     struct strings own = {mine, 1};
@@ -428,7 +432,7 @@ static void test_environment(void **state) {
     }
     assert_int_equal(lines, ARRAY_LEN(expected));
     sandbox_result_release(&r);
-    assert_int_not_equal(status_of("cat /proc/*/environ | grep -q secret"), 0);
+    assert_int_not_equal(shell_status("cat /proc/*/environ | grep -q secret"), 0);
     /* the loader prints one error: for the command, not for bwrap outside */
     own.n = 2;
     assert_int_equal(run(&s, &r, env, 1), OK);
@@ -443,16 +447,16 @@ static void test_environment(void **state) {
 
 static void test_descriptors(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     char *path = path_join(secret, "a");
     int fd = open(path, O_RDONLY), high = dup2(fd, 77); /* any child inherits both */
     assert_int_equal(high, 77);
     for (int i = 3; i < 80; i += i == fd || i == 3 ? 1 : 74)
-        assert_int_equal(attempt_in((struct sandbox_spec){0}, "descriptor", line_of("%d", i), NULL),
-                         9);
-    assert_int_equal(attempt_in((struct sandbox_spec){0}, "descriptor", "77", NULL), 9);
-    assert_int_equal(attempt_in((struct sandbox_spec){0}, "descriptor", "2", NULL), 0);
-    assert_int_equal(status_of("test $(ls /proc/self/fd | wc -l) = 4"), 0); /* 3 is ls's own */
+        assert_int_equal(
+            attempt_status((struct sandbox_spec){0}, "descriptor", format_line("%d", i), NULL), 9);
+    assert_int_equal(attempt_status((struct sandbox_spec){0}, "descriptor", "77", NULL), 9);
+    assert_int_equal(attempt_status((struct sandbox_spec){0}, "descriptor", "2", NULL), 0);
+    assert_int_equal(shell_status("test $(ls /proc/self/fd | wc -l) = 4"), 0); /* 3 is ls's own */
     close(fd);
     close(high);
     free(path);
@@ -461,28 +465,28 @@ static void test_descriptors(void **state) {
 /* Denied calls; those that the kernel would deny too are denied by two mechanisms. */
 static void test_calls(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     static const char *const calls[] = {
         "mount",  "remount", "umount", "unshare",     "clone",    "clone3", "chroot",      "ptrace",
         "keyctl", "bpf",     "perf",   "userfaultfd", "io_uring", "shmget", "sethostname", "tty"};
     for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
-        int status = attempt_in((struct sandbox_spec){0}, calls[i], "", NULL);
+        int status = attempt_status((struct sandbox_spec){0}, calls[i], "", NULL);
         if (status != 9) fail_msg("%s: %d", calls[i], status);
     }
-    assert_true(can("ptrace", "")); /* it succeeds here, so the attempt is valid */
+    assert_true(attempt_succeeds("ptrace", "")); /* it succeeds here, so the attempt is valid */
 }
 
 static void test_terminal(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
     int slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
     assert_true(slave >= 0);
     struct sandbox_spec s = {.in = slave};
-    assert_int_equal(attempt_in(s, "tiocsti", "", NULL), 9);
-    assert_int_equal(status_in(s, "test -t 0"), 0);
-    assert_int_equal(status_of("test $(ps -o sid= -p $$) -le 2"), 0);
+    assert_int_equal(attempt_status(s, "tiocsti", "", NULL), 9);
+    assert_int_equal(shell_status_with(s, "test -t 0"), 0);
+    assert_int_equal(shell_status("test $(ps -o sid= -p $$) -le 2"), 0);
     close(slave);
     close(master);
 }
@@ -491,69 +495,71 @@ static void test_terminal(void **state) {
  * for root's files. */
 static void test_privileges(void **state) {
     (void)state;
-    need_sandbox();
-    assert_int_equal(status_of("grep -q '^NoNewPrivs:.1$' /proc/self/status"), 0);
-    assert_int_equal(status_of("grep -q '^Seccomp:.2$' /proc/self/status"), 0);
-    assert_int_equal(status_of("grep -Eq '^CapEff:.0+[02]$' /proc/self/status"), 0);
-    assert_int_not_equal(status_of("grep -vq nosuid /proc/self/mounts"), 0);
-    assert_int_not_equal(status_in(with_folders(), "grep -vq nosuid /proc/self/mounts"), 0);
-    assert_int_not_equal(status_of("chown 1 /tmp"), 0);
+    skip_without_sandbox();
+    assert_int_equal(shell_status("grep -q '^NoNewPrivs:.1$' /proc/self/status"), 0);
+    assert_int_equal(shell_status("grep -q '^Seccomp:.2$' /proc/self/status"), 0);
+    assert_int_equal(shell_status("grep -Eq '^CapEff:.0+[02]$' /proc/self/status"), 0);
+    assert_int_not_equal(shell_status("grep -vq nosuid /proc/self/mounts"), 0);
+    assert_int_not_equal(
+        shell_status_with(spec_with_folders(), "grep -vq nosuid /proc/self/mounts"), 0);
+    assert_int_not_equal(shell_status("chown 1 /tmp"), 0);
     if (geteuid() == 0) /* the user id outside is not root's */
-        assert_int_not_equal(status_of("grep -Eq '^ +0 +0 ' /proc/self/uid_map"), 0);
+        assert_int_not_equal(shell_status("grep -Eq '^ +0 +0 ' /proc/self/uid_map"), 0);
 }
 
 /* limits */
 
 static void test_fork_bomb(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_spec s = {.limits = {.processes = 32}};
     struct buf out = {0};
-    assert_int_equal(attempt_in(s, "forks", mark, &out), 0);
+    assert_int_equal(attempt_status(s, "forks", mark, &out), 0);
     assert_in_range(atoi(out.data), 8, 32);
     buf_release(&out);
-    assert_int_equal(processes_with(mark), 0);
+    assert_int_equal(count_processes(mark), 0);
     /* the same while it forks until its end */
     s.limits.seconds = 0.5;
-    assert_int_not_equal(status_in(s, line_of("f() { sleep %s & f & f & wait; }; f", mark)), 0);
-    assert_int_equal(processes_with(mark), 0);
+    assert_int_not_equal(
+        shell_status_with(s, format_line("f() { sleep %s & f & f & wait; }; f", mark)), 0);
+    assert_int_equal(count_processes(mark), 0);
 }
 
 static void test_limits(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_result r;
     struct sandbox_spec s = {.limits = {.memory = 128 << 20}};
     const char *hog =
         "head -c 300000000 /dev/zero | tail -c 300000000 | wc -c | grep -qx 300000000";
-    assert_int_not_equal(status_in(s, hog), 0);
+    assert_int_not_equal(shell_status_with(s, hog), 0);
     s.limits.memory = (size_t)1 << 30;
-    assert_int_equal(status_in(s, hog), 0);
+    assert_int_equal(shell_status_with(s, hog), 0);
     s = (struct sandbox_spec){.limits = {.cpu_seconds = 1, .seconds = 60}};
-    sh(s, &r, "while :; do :; done");
+    run_shell(s, &r, "while :; do :; done");
     assert_int_equal(r.end, SANDBOX_EXITED);
     assert_in_range(r.status, 128 + SIGKILL, 128 + SIGXCPU);
     sandbox_result_release(&r);
     s = (struct sandbox_spec){.limits = {.files = 16}};
-    assert_int_not_equal(status_in(s, "exec 20</dev/null"), 0);
-    assert_int_equal(status_of("ulimit -c | grep -qx 0"), 0);
+    assert_int_not_equal(shell_status_with(s, "exec 20</dev/null"), 0);
+    assert_int_equal(shell_status("ulimit -c | grep -qx 0"), 0);
 }
 
 static void test_output_flood(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_spec s = {.limits = {.output = 100000}};
     struct sandbox_result r;
     const char *const lines[] = {"yes", "yes >&2", "yes & yes >&2"};
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
-        sh(s, &r, lines[i]);
+        run_shell(s, &r, lines[i]);
         assert_int_equal(r.end, SANDBOX_OUTPUT_LIMIT);
         assert_true(r.out.len <= 100000 && r.errs.len <= 100000);
         assert_true(r.out.len == 100000 || r.errs.len == 100000);
         assert_non_null(strstr(sandbox_failure(&r, &s.limits), "100000 bytes"));
         sandbox_result_release(&r);
     }
-    sh(s, &r, "head -c 100000 /dev/zero; head -c 100000 /dev/zero >&2");
+    run_shell(s, &r, "head -c 100000 /dev/zero; head -c 100000 /dev/zero >&2");
     assert_int_equal(r.end, SANDBOX_EXITED);
     assert_true(r.out.len == 100000 && r.errs.len == 100000);
     sandbox_result_release(&r);
@@ -561,7 +567,7 @@ static void test_output_flood(void **state) {
 
 static void test_deadline(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     const char *const lines[] = {
         "sleep %s", "trap '' TERM INT HUP; sleep %s & setsid sleep %s & wait",
         "(setsid sleep %s &) ; setsid nohup sleep %s >/dev/null 2>&1 & sleep %s",
@@ -574,11 +580,11 @@ static void test_deadline(void **state) {
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
         snprintf(line, sizeof line, lines[i], mark, mark, mark);
 #pragma GCC diagnostic pop
-        sh(s, &r, line);
+        run_shell(s, &r, line);
         assert_int_equal(r.end, SANDBOX_TIMED_OUT);
         assert_int_equal(r.status, -1);
         sandbox_result_release(&r);
-        assert_int_equal(processes_with(mark), 0);
+        assert_int_equal(count_processes(mark), 0);
     }
 }
 
@@ -586,33 +592,35 @@ static void test_deadline(void **state) {
  * returns. */
 static void test_daemons(void **state) {
     (void)state;
-    need_sandbox();
-    assert_int_equal(status_of(line_of("sleep %s & setsid sleep %s & (setsid sleep %s &) ; sleep "
-                                       "0.05",
-                                       mark, mark, mark)),
-                     0);
-    assert_int_equal(processes_with(mark), 0);
+    skip_without_sandbox();
+    assert_int_equal(
+        shell_status(format_line("sleep %s & setsid sleep %s & (setsid sleep %s &) ; sleep "
+                                 "0.05",
+                                 mark, mark, mark)),
+        0);
+    assert_int_equal(count_processes(mark), 0);
 }
 
 /* kill -9 of the process that runs the sandbox: at once, and some milliseconds into the set-up. */
 static void test_parent_killed(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     char *sign = path_join(writable, "runs");
     for (int i = 0; i < 12; i++) {
         pid_t pid = fork();
         if (pid == 0) {
-            status_in(with_folders(),
-                      line_of("setsid sleep %s & echo >%s; sleep %s", mark, sign, mark));
+            shell_status_with(
+                spec_with_folders(),
+                format_line("setsid sleep %s & echo >%s; sleep %s", mark, sign, mark));
             _exit(0);
         }
         if (i == 0)
-            assert_true(file_comes(sign) && processes_with(mark) >= 2);
+            assert_true(wait_file_exists(sign) && count_processes(mark) >= 2);
         else
             usleep((unsigned)i * 1500);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        assert_true(processes_end(mark));
+        assert_true(wait_processes_end(mark));
     }
     unlink(sign);
     free(sign);
@@ -622,13 +630,13 @@ static void test_parent_killed(void **state) {
 
 static void test_input_output(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct buf b = {0};
     for (uint32_t i = 0; b.len < 3000000; i++) buf_add(&b, &i, sizeof i);
     struct sandbox_spec s = {
         .input = b.data, .input_len = b.len, .limits = {.output = 4 << 20}, .dir = "/usr"};
     struct sandbox_result r;
-    sh(s, &r, "cat; pwd >&2; exit 7");
+    run_shell(s, &r, "cat; pwd >&2; exit 7");
     assert_int_equal(r.end, SANDBOX_EXITED);
     assert_int_equal(r.status, 7);
     assert_int_equal(r.out.len, b.len);
@@ -637,15 +645,15 @@ static void test_input_output(void **state) {
     assert_string_equal(sandbox_failure(&r, &s.limits), "it failed with status 7");
     sandbox_result_release(&r);
     buf_release(&b);
-    assert_int_equal(status_of("read x"), 1); /* end of file without waiting */
-    assert_int_equal(status_of("kill -KILL $$"), 128 + SIGKILL);
+    assert_int_equal(shell_status("read x"), 1); /* end of file without waiting */
+    assert_int_equal(shell_status("kill -KILL $$"), 128 + SIGKILL);
 }
 
 static void test_refusals(void **state) {
     (void)state;
-    need_sandbox();
-    char *cat[] = {"cat"}, *none[] = {"no-such-program"}, *path[] = {"/no/such"}, *text[] = {shown},
-         *empty[] = {""};
+    skip_without_sandbox();
+    char *cat[] = {"cat"}, *none[] = {"no-such-program"}, *path[] = {"/no/such"},
+         *text[] = {read_dir}, *empty[] = {""};
     const struct {
         char **words;
         const char *named, *env, *why;
@@ -680,21 +688,21 @@ static void test_refusals(void **state) {
 /* A bwrap that is missing, one that fails, and one that does nothing. */
 static void test_bad_bwrap(void **state) {
     (void)state;
-    char *old = xstrdup(getenv("PATH")), *fake = path_join(shown, "bwrap");
+    char *old = xstrdup(getenv("PATH")), *fake = path_join(read_dir, "bwrap");
     char *true_words[] = {"/bin/true"};
     struct sandbox_result r;
     struct sandbox_spec s = {.limits = {.seconds = 20}};
-    setenv("PATH", shown, 1);
+    setenv("PATH", read_dir, 1);
     assert_int_equal(run(&s, &r, true_words, 1), ERR_MISSING);
     assert_non_null(strstr(err.text, "apt install bubblewrap"));
     assert_int_equal(sandbox_available(&err), ERR_MISSING);
     assert_null(sandbox_version(&err));
     const char *script = "#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n";
-    file_make(shown, "bwrap", script);
+    file_create(read_dir, "bwrap", script);
     chmod(fake, 0755);
     assert_int_equal(run(&s, &r, true_words, 1), ERR_STATE);
     assert_non_null(strstr(err.text, "cannot make a sandbox: bwrap: No permissions"));
-    file_make(shown, "bwrap", "#!/bin/sh\nexec /bin/sleep 987\n");
+    file_create(read_dir, "bwrap", "#!/bin/sh\nexec /bin/sleep 987\n");
     s.limits.seconds = 0.3;
     assert_int_equal(run(&s, &r, true_words, 1), OK);
     assert_int_equal(r.end, SANDBOX_TIMED_OUT);
@@ -713,10 +721,10 @@ static void *start_cat(void *out) {
     return NULL;
 }
 
-/* Started by a thread that ends: the sandbox continues. */
+/* The thread that starts the sandbox ends; the command continues. */
 static void test_streaming_input_output(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox *s = NULL;
     pthread_t thread;
     char bytes[16];
@@ -749,33 +757,33 @@ static struct sandbox *start(const char *line, double seconds) {
     return p;
 }
 
-static void *kill_it(void *s) {
+static void *kill_thread(void *s) {
     sandbox_kill(s);
     return NULL;
 }
 
 static void test_streaming_end(void **state) {
     (void)state;
-    need_sandbox();
+    skip_without_sandbox();
     struct sandbox_result r;
     static char much[1 << 20];
     pthread_t thread;
     /* the time limit applies without any call */
-    struct sandbox *s = start(line_of("setsid sleep %s & sleep %s", mark, mark), 0.4);
+    struct sandbox *s = start(format_line("setsid sleep %s & sleep %s", mark, mark), 0.4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_TIMED_OUT);
     sandbox_result_release(&r);
     sandbox_free(s);
     /* killed by another thread; freed while it runs */
-    s = start(line_of("sleep %s", mark), INFINITY);
-    pthread_create(&thread, NULL, kill_it, s);
+    s = start(format_line("sleep %s", mark), INFINITY);
+    pthread_create(&thread, NULL, kill_thread, s);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_KILLED);
     sandbox_result_release(&r);
     pthread_join(thread, NULL);
     sandbox_free(s);
-    sandbox_free(start(line_of("setsid sleep %s & sleep %s", mark, mark), INFINITY));
-    assert_int_equal(processes_with(mark), 0);
+    sandbox_free(start(format_line("setsid sleep %s & sleep %s", mark, mark), INFINITY));
+    assert_int_equal(count_processes(mark), 0);
     /* it does not read; it has ended */
     s = start("sleep 60", 60);
     assert_int_equal(sandbox_write(s, much, sizeof much, 0.1, &err), ERR_STATE);
@@ -796,7 +804,7 @@ static void test_streaming_end(void **state) {
     sandbox_free(s);
 }
 
-static void *run_some(void *failed) {
+static void *run_repeatedly(void *failed) {
     for (int i = 0; i < 10; i++) {
         char *words[] = {"/bin/sh", "-c", "cat", NULL};
         const struct strings argv = {words, 3};
@@ -817,32 +825,33 @@ static void *run_some(void *failed) {
 /* 200 runs leak no process, thread, descriptor or zombie. */
 static void test_no_leaks(void **state) {
     (void)state;
-    need_sandbox();
-    int fds = entries("/proc/self/fd");
+    skip_without_sandbox();
+    int fds = count_entries("/proc/self/fd");
     for (int i = 0; i < 160; i++) {
         struct sandbox_spec s = {.limits = {.seconds = i % 8 ? 60 : 0.02, .output = 1000}};
         struct sandbox_result r;
-        sh(s, &r, i % 3 ? line_of("setsid sleep %s & yes | head -c %d", mark, i * 10) : "true");
+        run_shell(s, &r,
+                  i % 3 ? format_line("setsid sleep %s & yes | head -c %d", mark, i * 10) : "true");
         sandbox_result_release(&r);
     }
     pthread_t threads[4];
-    for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, run_some, threads);
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, run_repeatedly, threads);
     for (int i = 0; i < 4; i++) {
         void *failed;
         pthread_join(threads[i], &failed);
         assert_null(failed);
     }
-    assert_int_equal(entries("/proc/self/fd"), fds);
-    assert_int_equal(entries("/proc/self/task"), 1);
+    assert_int_equal(count_entries("/proc/self/fd"), fds);
+    assert_int_equal(count_entries("/proc/self/task"), 1);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
-    assert_int_equal(processes_with(mark), 0);
+    assert_int_equal(count_processes(mark), 0);
 }
 
 /* this process */
 
 /* Runs fn in a child; returns 0, or the number of the failed check. */
-static int in_child(int (*fn)(void)) {
+static int run_in_child(int (*fn)(void)) {
     int status;
     fflush(NULL);
     pid_t pid = fork();
@@ -877,11 +886,11 @@ static int forbidden(void) {
 
 static void test_forbidden(void **state) {
     (void)state;
-    assert_int_equal(in_child(forbidden), 0);
+    assert_int_equal(run_in_child(forbidden), 0);
     assert_int_equal(sandbox_command_check(&err), OK);
 }
 
-static bool opens(const char *folder, const char *name, int flags) {
+static bool can_open(const char *folder, const char *name, int flags) {
     char *path = path_join(folder, name);
     int fd = open(path, flags, 0600);
     if (fd >= 0) close(fd);
@@ -893,27 +902,27 @@ static int confined_files(void) {
     char *outside = path_join(secret, "a"), *link = path_join(writable, "link"),
          *inner = path_join(writable, "inner"), *from = path_join(writable, "a"),
          *to = path_join(inner, "a"), *away = path_join(secret, "b"),
-         *taken = path_join(writable, "taken"), *readable = path_join(shown, "a");
-    MUST(opens(secret, "a", O_RDONLY) && opens(shown, "a", O_RDWR));
-    MUST(sandbox_confine(&shown_one, &writable_one, &err) == OK);
-    MUST(opens(shown, "a", O_RDONLY) && entries(shown) == 1);
-    MUST(!opens(shown, "a", O_RDWR) && !opens(shown, "new", O_WRONLY | O_CREAT));
-    MUST(!opens(secret, "a", O_RDONLY) && !opens(secret, "a", O_WRONLY));
-    MUST(!opens(secret, "new", O_WRONLY | O_CREAT) && opendir(secret) == NULL);
-    MUST(opens(writable, "new", O_RDWR | O_CREAT) && opens(writable, "a", O_RDWR | O_TRUNC));
-    MUST(symlink(secret, link) == 0 && !opens(link, "a", O_RDONLY));
-    MUST(!opens(link, "a", O_WRONLY) && unlink(link) == 0);
+         *taken = path_join(writable, "taken"), *readable = path_join(read_dir, "a");
+    MUST(can_open(secret, "a", O_RDONLY) && can_open(read_dir, "a", O_RDWR));
+    MUST(sandbox_confine(&read_one, &writable_one, &err) == OK);
+    MUST(can_open(read_dir, "a", O_RDONLY) && count_entries(read_dir) == 1);
+    MUST(!can_open(read_dir, "a", O_RDWR) && !can_open(read_dir, "new", O_WRONLY | O_CREAT));
+    MUST(!can_open(secret, "a", O_RDONLY) && !can_open(secret, "a", O_WRONLY));
+    MUST(!can_open(secret, "new", O_WRONLY | O_CREAT) && opendir(secret) == NULL);
+    MUST(can_open(writable, "new", O_RDWR | O_CREAT) && can_open(writable, "a", O_RDWR | O_TRUNC));
+    MUST(symlink(secret, link) == 0 && !can_open(link, "a", O_RDONLY));
+    MUST(!can_open(link, "a", O_WRONLY) && unlink(link) == 0);
     MUST(mkdir(inner, 0700) == 0);
     if (sandbox_landlock_abi() >= 2) {
         MUST(rename(from, to) == 0 && rename(to, from) == 0);
     }
     MUST(rename(from, away) != 0 && rename(outside, taken) != 0 && link && unlink(outside) != 0);
     MUST(linkat(AT_FDCWD, outside, AT_FDCWD, taken, 0) != 0);
-    MUST(mkdir(away, 0700) != 0 && rmdir(shown) != 0);
+    MUST(mkdir(away, 0700) != 0 && rmdir(read_dir) != 0);
     if (sandbox_landlock_abi() >= 3) MUST(truncate(outside, 0) != 0 && truncate(readable, 0) != 0);
-    MUST(opens("/dev", "null", O_RDWR) && opens("/usr", "bin", O_RDONLY));
-    MUST(opens("/proc", "self/status", O_RDONLY) && !opens("/etc", "shadow", O_RDONLY));
-    MUST(!opens("/", ".", O_RDONLY | O_DIRECTORY));
+    MUST(can_open("/dev", "null", O_RDWR) && can_open("/usr", "bin", O_RDONLY));
+    MUST(can_open("/proc", "self/status", O_RDONLY) && !can_open("/etc", "shadow", O_RDONLY));
+    MUST(!can_open("/", ".", O_RDONLY | O_DIRECTORY));
     return 0;
 }
 
@@ -935,7 +944,7 @@ static int confined_others(void) {
     char *environ_path = xasprintf("/proc/%d/environ", (int)getppid());
     MUST(open(environ_path, O_RDONLY) < 0);
     pid_t pid = fork(); /* its children are confined too */
-    if (pid == 0) _exit(opens(shown, "a", O_RDONLY) ? 1 : execl("/bin/true", "true", NULL));
+    if (pid == 0) _exit(can_open(read_dir, "a", O_RDONLY) ? 1 : execl("/bin/true", "true", NULL));
     waitpid(pid, &status, 0);
     MUST(status == 0);
     return 0;
@@ -946,10 +955,10 @@ static int confined_wrongly(void) {
     const struct strings missing = {words, 1};
     pthread_t thread;
     MUST(sandbox_confine(&missing, NULL, &err) == ERR_MISSING);
-    MUST(opens(secret, "a", O_RDONLY)); /* nothing has changed */
+    MUST(can_open(secret, "a", O_RDONLY)); /* nothing has changed */
     MUST(pthread_create(&thread, NULL, (void *(*)(void *))(void (*)(void))sleep, (void *)100) == 0);
     MUST(sandbox_confine(NULL, NULL, &err) == ERR_STATE && strstr(err.text, "threads"));
-    MUST(opens(secret, "a", O_RDONLY));
+    MUST(can_open(secret, "a", O_RDONLY));
     return 0;
 }
 
@@ -959,10 +968,10 @@ static void test_confined(void **state) {
         print_message("# skipped: the kernel has no landlock\n");
         skip();
     }
-    assert_int_equal(in_child(confined_files), 0);
-    assert_int_equal(in_child(confined_others), 0);
-    assert_int_equal(in_child(confined_wrongly), 0);
-    assert_true(opens(secret, "a", O_RDONLY));
+    assert_int_equal(run_in_child(confined_files), 0);
+    assert_int_equal(run_in_child(confined_others), 0);
+    assert_int_equal(run_in_child(confined_wrongly), 0);
+    assert_true(can_open(secret, "a", O_RDONLY));
 }
 
 /* Time of a run compared with one without a sandbox: minimum and mean of 100. */

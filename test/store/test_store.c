@@ -42,7 +42,7 @@ static int tear_down(void **state) {
     return folder_remove(dir);
 }
 
-static struct store *opened(void) {
+static struct store *store_open_checked(void) {
     struct store *s = store_open(path, &err);
     if (!s) fail_msg("%s", err.text);
     return s;
@@ -61,7 +61,7 @@ static int64_t query_int(const char *sql) {
     return v;
 }
 
-static void file_is_sound(void) {
+static void assert_integrity(void) {
     assert_int_equal(query_int("SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
 }
 
@@ -69,25 +69,25 @@ static void file_is_sound(void) {
 static struct store_call call_make(int i) {
     static float probs[1024][40];
     static int32_t ends[1024][4];
-    int own = i % 1024, n = i % 4 == 3 ? 40 : 4;
+    int slot = i % 1024, n = i % 4 == 3 ? 40 : 4;
     struct store_call c = {.choice = i % 4,
                            .n_choices = n,
-                           .prob = probs[own],
+                           .prob = probs[slot],
                            .n_prefilled = i,
                            .n_generated = 2 * i,
                            .finish = i & 1,
-                           .ends = ends[own],
-                           .logprobs = probs[own],
+                           .ends = ends[slot],
+                           .logprobs = probs[slot],
                            .n_tokens = i % 5};
-    for (int k = 0; k < 40; k++) probs[own][k] = 1.0f / (float)(i + k + 1);
-    for (int k = 0; k < 4; k++) ends[own][k] = i + 3 * k;
+    for (int k = 0; k < 40; k++) probs[slot][k] = 1.0f / (float)(i + k + 1);
+    for (int k = 0; k < 4; k++) ends[slot][k] = i + 3 * k;
     sha256_bytes(&i, sizeof i, c.key);
     return c;
 }
 
 static void test_calls(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     struct store_call got;
     for (int i = 0; i < 20; i++) {
         struct store_call c = call_make(i);
@@ -96,7 +96,7 @@ static void test_calls(void **state) {
         assert_int_equal(store_call_put(s, &c, &err), OK);
     }
     store_close(s);
-    s = opened();
+    s = store_open_checked();
     for (int i = 0; i < 20; i++) {
         struct store_call c = call_make(i);
         assert_true(store_call_get(s, c.key, &got));
@@ -121,7 +121,7 @@ static void test_calls(void **state) {
 
 static void test_call_without_choices(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     struct store_call c = call_make(1), got;
     c.n_choices = 0;
     assert_int_equal(store_call_put(s, &c, &err), OK);
@@ -136,7 +136,7 @@ static void test_call_without_choices(void **state) {
  * could only be wrong. Tokens that an older version did not store are added. */
 static void test_call_again_is_ignored(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     struct store_call c = call_make(3), other = call_make(4), got;
     memcpy(other.key, c.key, HASH_LEN);
     c.n_tokens = 0;
@@ -158,7 +158,7 @@ static void test_call_again_is_ignored(void **state) {
 
 static void test_runs(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     json_t *recipe = json_pack("{s:i,s:s}", "seed", 7, "model", "it's \"quoted\"; DROP TABLE runs");
     assert_int_equal(store_run_add(s, "one", "evolve", recipe, &err), OK);
     assert_int_equal(store_run_add(s, "two'); --", "demo", recipe, &err), OK);
@@ -182,7 +182,7 @@ static void test_runs(void **state) {
 
 static void test_unknown_and_double_runs(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     json_t *recipe = json_object();
     assert_null(store_run_get(s, "none", &err));
     assert_int_equal(err.code, ERR_MISSING);
@@ -201,7 +201,7 @@ static void test_unknown_and_double_runs(void **state) {
  * returned. */
 static void test_adapters(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     json_t *lineage = json_pack("{s:s}", "operator", "sft"),
            *scores = json_pack("{s:f}", "fitness", 0.25);
     assert_int_equal(store_adapter_put(s, "r", 0, "a", "hash-1", lineage, NULL, &err), OK);
@@ -226,7 +226,7 @@ static void test_adapters(void **state) {
 
 static void test_results_and_events(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     json_t *row = json_pack("{s:s,s:i}", "name", "base", "n", 3),
            *better = json_pack("{s:s,s:i}", "name", "base", "n", 4);
     assert_int_equal(store_result_put(s, "r", "base", row, &err), OK);
@@ -245,7 +245,7 @@ static void test_results_and_events(void **state) {
 
 static void test_metrics(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     for (int step = 1; step <= 4; step++) {
         json_t *row = json_pack("{s:i}", "step", step);
         assert_int_equal(store_metric_put(s, "r", step, row, &err), OK);
@@ -268,7 +268,7 @@ static void test_metrics(void **state) {
 
 static void test_rollback(void **state) {
     (void)state;
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     struct store_call kept = call_make(1), lost = call_make(2), got;
     assert_int_equal(store_begin(s, &err), OK);
     assert_int_equal(store_call_put(s, &kept, &err), OK);
@@ -286,7 +286,7 @@ static void test_rollback(void **state) {
 
 static void test_newer_schema_is_refused(void **state) {
     (void)state;
-    store_close(opened());
+    store_close(store_open_checked());
     sqlite3 *db = NULL;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 1000", NULL, NULL, NULL), SQLITE_OK);
@@ -346,11 +346,11 @@ enum { GROUP = 10 };
 
 /* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, reports
  * it, and waits. */
-static void child_write(int whole, int open, int say) {
+static void child_write(int n_committed, int n_uncommitted, int ready_fd) {
     struct store *s = store_open(path, &err);
     bool ok = s != NULL;
-    for (int g = 0; ok && g <= whole; g++) {
-        int n = g < whole ? GROUP : open;
+    for (int g = 0; ok && g <= n_committed; g++) {
+        int n = g < n_committed ? GROUP : n_uncommitted;
         ok = store_begin(s, &err) == OK;
         for (int i = 0; ok && i < n; i++) {
             struct store_call c = call_make(g * GROUP + i);
@@ -360,39 +360,39 @@ static void child_write(int whole, int open, int say) {
             c.text = text;
             ok = store_call_put(s, &c, &err) == OK;
         }
-        if (g < whole) ok = ok && store_commit(s, &err) == OK;
+        if (g < n_committed) ok = ok && store_commit(s, &err) == OK;
     }
-    if (!ok || write(say, "x", 1) != 1) _exit(1);
+    if (!ok || write(ready_fd, "x", 1) != 1) _exit(1);
     for (;;) pause();
 }
 
-static void kill_in_transaction(int whole, int open) {
-    int says[2];
+static void kill_in_transaction(int n_committed, int n_uncommitted) {
+    int ready[2];
     char x;
-    assert_int_equal(pipe(says), 0);
+    assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
-    if (child == 0) child_write(whole, open, says[1]);
-    close(says[1]);
-    assert_int_equal(read(says[0], &x, 1), 1);
-    close(says[0]);
+    if (child == 0) child_write(n_committed, n_uncommitted, ready[1]);
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &x, 1), 1);
+    close(ready[0]);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    struct store *s = opened();
+    struct store *s = store_open_checked();
     struct store_call got;
-    for (int i = 0; i < whole * GROUP; i++) {
+    for (int i = 0; i < n_committed * GROUP; i++) {
         assert_true(store_call_get(s, call_make(i).key, &got));
         assert_int_equal(got.n_prefilled, i);
         store_call_release(&got);
     }
-    struct store_call more = call_make(whole * GROUP);
-    assert_false(store_call_get(s, more.key, &got));
-    assert_int_equal(store_call_put(s, &more, &err), OK);
+    struct store_call next_call = call_make(n_committed * GROUP);
+    assert_false(store_call_get(s, next_call.key, &got));
+    assert_int_equal(store_call_put(s, &next_call, &err), OK);
     store_close(s);
-    file_is_sound();
+    assert_integrity();
 }
 
-/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the
- * file. */
+/* The last transaction is larger than SQLite's page cache, so that uncommitted pages have reached
+ * the file. */
 static void test_kill_in_transaction(void **state) {
     static const int open[] = {0, 1, 200, 3000};
     for (size_t i = 0; i < ARRAY_LEN(open); i++) {
@@ -415,7 +415,7 @@ static void child_write_groups(void) {
     _exit(1);
 }
 
-/* At any other moment: only complete groups, and a prefix of them. */
+/* After a kill at any moment the file has a prefix of the complete groups. */
 static void test_kill_while_writing(void **state) {
     (void)state;
     for (int round = 0; round < 8; round++) {
@@ -426,8 +426,8 @@ static void test_kill_while_writing(void **state) {
         int status;
         waitpid(child, &status, 0);
         assert_true(WIFSIGNALED(status));
-        store_close(opened());
-        file_is_sound();
+        store_close(store_open_checked());
+        assert_integrity();
         int64_t n = query_int("SELECT count(*) FROM calls");
         assert_int_equal(n % GROUP, 0);
         assert_int_equal(query_int("SELECT coalesce(max(prefilled) + 1, 0) FROM calls"), n);
@@ -438,7 +438,7 @@ static void test_two_processes(void **state) {
     (void)state;
     enum { EACH = 60 };
     pid_t child[2];
-    store_close(opened());
+    store_close(store_open_checked());
     for (int k = 0; k < 2; k++) {
         child[k] = fork();
         if (child[k] != 0) continue;
@@ -458,7 +458,7 @@ static void test_two_processes(void **state) {
         assert_int_equal(status, 0);
     }
     assert_int_equal(query_int("SELECT count(*) FROM calls"), EACH + EACH / 2);
-    file_is_sound();
+    assert_integrity();
 }
 
 int main(void) {

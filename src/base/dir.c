@@ -72,7 +72,7 @@ int dir_make_private(const char *path, struct error *err) {
     rc = restrict_to_owner(path, &st, err);
     if (rc != OK || !(st.st_mode & 077)) return rc;
     if (st.st_uid == geteuid())
-        log_info("'%s' was accessible to other users; it is private now", path);
+        log_info("'%s' was open to other users; it is private now", path);
     else
         log_warn("'%s' belongs to another user, who controls access to it", path);
     return OK;

@@ -54,7 +54,8 @@ static bool is_stream(int fd, const struct stat *st) {
 }
 
 /* Checks the type before it opens, since opening a device may have effects, and again after, since
- * the path may name another file by then. Opening waits for a pipe's writer only if `streams`. */
+ * the path may name another file by then. Opening waits for a pipe's writer only if
+ * `allow_streams`. */
 static int open_checked(const char *path, bool allow_streams, struct stat *st, struct error *err) {
     if (path_access_check(path, PATH_USE_READ, err) != OK) return err->code;
     if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!allow_streams || S_ISDIR(st->st_mode)))

@@ -218,7 +218,7 @@ static int sequence_add_item(struct yaml_reader *r, const yaml_event_t *e, json_
     return v ? OK : r->err->code;
 }
 
-/* Reads children into `into` (an object or an array, which it owns) up to the event `end`. */
+/* Reads children into `collection` (an object or an array, which it owns) up to the event `end`. */
 static json_t *collection_read(struct yaml_reader *r, json_t *collection, yaml_event_type_t end) {
     for (;;) {
         yaml_event_t e;

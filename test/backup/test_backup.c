@@ -382,7 +382,7 @@ static void test_under_a_writer(void **test_state) {
     assert_int_equal(sqlite3_exec(h, "CREATE TABLE pairs(v)", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(h);
     char *path = xstrdup(db);
-    int64_t most = 0;
+    int64_t max_rows = 0;
     writing = true;
     pthread_create(&thread, NULL, write_pairs, path);
     for (int i = 0; i < 8; i++) {
@@ -400,9 +400,9 @@ static void test_under_a_writer(void **test_state) {
         int64_t n = query_int(path, "SELECT count(*) FROM pairs");
         assert_int_equal(n % 2, 0);
         assert_int_equal(count_rows(path), 1);
-        most = MAX(most, n);
+        max_rows = MAX(max_rows, n);
     }
-    assert_true(most > 0);
+    assert_true(max_rows > 0);
     strings_release(&ids);
     json_decref(list);
     free(path);
@@ -504,7 +504,7 @@ static void test_nothing_there(void **test_state) {
 
 /* damaged backups */
 
-static void byte_flip(const char *path, long at) {
+static void flip_byte(const char *path, long at) {
     int fd = open(path, O_RDWR);
     uint8_t byte = 0;
     assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);
@@ -519,15 +519,15 @@ static void test_broken_blobs(void **test_state) {
     char *model = xstrdup(blob_path(path_in(runs, "r1/adapters/critic/adapter_model.safetensors")));
     char *recipe = xstrdup(blob_path(path_in(runs, "r1/recipe.yaml")));
     backup_make();
-    byte_flip(model, 654321);
+    flip_byte(model, 654321);
     assert_int_equal(count_problems(id), 1);
     assert_non_null(strstr(err.text, "adapter_model.safetensors"));
     assert_restore_fails(NULL, ERR_FORMAT, "does not match its hash");
-    byte_flip(model, 654321);
+    flip_byte(model, 654321);
     assert_int_equal(count_problems(NULL), 0);
     assert_int_equal(truncate(model, 700000), 0);
     assert_int_equal(count_problems(NULL), 1);
-    assert_non_null(strstr(err.text, "is not as long"));
+    assert_non_null(strstr(err.text, "has a wrong length"));
     assert_int_equal(__real_unlink(recipe), 0);
     assert_int_equal(count_problems(NULL), 2);
     assert_restore_fails(NULL, ERR_FORMAT, "r1/");
@@ -544,7 +544,7 @@ static void test_broken_blobs(void **test_state) {
     free(before);
 }
 
-static char *manifest(void) {
+static char *manifest_path(void) {
     char name[64];
     snprintf(name, sizeof name, "%s.json", id);
     return path_in(backup_dir, name);
@@ -554,9 +554,9 @@ static void test_broken_manifests(void **test_state) {
     (void)test_state;
     backup_make();
     struct buf whole = {0};
-    assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
+    assert_int_equal(file_read(manifest_path(), 1 << 20, &whole, &err), OK);
     for (size_t n = 0; n < whole.len; n += 1 + whole.len / 50) {
-        assert_int_equal(file_write(manifest(), whole.data, n, &err), OK);
+        assert_int_equal(file_write(manifest_path(), whole.data, n, &err), OK);
         assert_restore_fails(id, ERR_FORMAT, "is damaged");
         assert_int_equal(count_problems(NULL), 1);
     }
@@ -564,8 +564,8 @@ static void test_broken_manifests(void **test_state) {
     assert_non_null(strstr(json_get_string(json_array_get(list, 0), "problem"), "is damaged"));
     json_decref(list);
     for (size_t at = 0; at < whole.len; at += 1 + whole.len / 50) {
-        assert_int_equal(file_write(manifest(), whole.data, whole.len, &err), OK);
-        byte_flip(manifest(), (long)at);
+        assert_int_equal(file_write(manifest_path(), whole.data, whole.len, &err), OK);
+        flip_byte(manifest_path(), (long)at);
         assert_restore_fails(id, ERR_FORMAT, "is damaged");
     }
     buf_release(&whole);
@@ -573,7 +573,7 @@ static void test_broken_manifests(void **test_state) {
 
 /* The manifest with replaced fields of the first file, and a matching hash. */
 static void manifest_forge(const char *fields) {
-    json_t *v = json_parse_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
+    json_t *v = json_parse_file(manifest_path(), &err), *set = json_loads(fields, 0, NULL);
     char hash[HASH_LEN];
     assert_non_null(v);
     assert_non_null(set);
@@ -588,7 +588,7 @@ static void manifest_forge(const char *fields) {
     free(text);
     json_object_set_new(v, "hash", json_string(hash));
     text = json_canonical(v);
-    file_create_text(manifest(), text);
+    file_create_text(manifest_path(), text);
     free(text);
     json_decref(set);
     json_decref(v);
@@ -623,16 +623,16 @@ static void test_forged_manifests(void **test_state) {
     };
     backup_make();
     struct buf whole = {0};
-    assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
+    assert_int_equal(file_read(manifest_path(), 1 << 20, &whole, &err), OK);
     char *before = folder_listing(runs);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        file_create(manifest(), whole.data, whole.len, 0600);
+        file_create(manifest_path(), whole.data, whole.len, 0600);
         manifest_forge(cases[i].fields);
         json_t *v = backup_restore(&options, id, true, &err);
         if (v || !strstr(err.text, cases[i].words))
             fail_msg("%s: %s", cases[i].fields, v ? "restored" : err.text);
     }
-    file_create(manifest(), whole.data, whole.len, 0600);
+    file_create(manifest_path(), whole.data, whole.len, 0600);
     assert_runs_equal(before);
     assert_restore_fails("../../x", ERR_MISSING, "is not a backup's id");
     assert_restore_fails("20260101-000000-000", ERR_MISSING, "no backup");
@@ -754,12 +754,12 @@ static void test_prune(void **test_state) {
     /* if another manifest cannot be read, the needed blobs are unknown */
     char broken[BACKUP_ID_LEN];
     snprintf(broken, sizeof broken, "%s", id);
-    char *path = xstrdup(manifest());
+    char *path = xstrdup(manifest_path());
     backup_make();
     file_create_text(path, "{");
     assert_null(backup_delete(backup_dir, id, &err));
     assert_int_equal(err.code, ERR_FORMAT);
-    assert_true(path_exists(manifest()));
+    assert_true(path_exists(manifest_path()));
     json_decref(backup_delete(backup_dir, broken, &err));
     assert_int_equal(count_problems(NULL), 0);
     free(path);

@@ -567,18 +567,18 @@ static void test_error_reasons(void **state) {
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = 0;
     char *long_path = path_join(scratch, name),
-         *below = path_join(file_create("plain2", ""), "sub/x");
+         *child_path = path_join(file_create("plain2", ""), "sub/x");
     assert_true(dir_make(long_path, &err) < 0);
     assert_has(err.text, "File name too long");
-    assert_true(dir_make(below, &err) < 0);
+    assert_true(dir_make(child_path, &err) < 0);
     assert_has(err.text, "plain2': File exists");
     assert_true(file_write(long_path, "x", 1, &err) < 0);
     assert_has(err.text, "File name too long");
     assert_true(dir_make("/proc/none/x", &err) < 0);
     free(long_path);
-    free(below);
+    free(child_path);
     assert_int_equal(dir_make(scratch_path("locked"), &err), OK);
-    const char *inside = scratch_path("locked/in");
+    const char *path_inside = scratch_path("locked/in");
     int out[2];
     char output[600];
     assert_int_equal(pipe(out), 0);
@@ -587,9 +587,9 @@ static void test_error_reasons(void **state) {
     if (pid == 0) { /* as a user that does not own the folder */
         if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(77);
         if (geteuid() != 65534 && chmod(scratch_path("locked"), 0500) != 0) _exit(77);
-        int rc = dir_make(inside, &err);
+        int rc = dir_make(path_inside, &err);
         dprintf(out[1], "%s|", rc < 0 ? err.text : "made");
-        rc = file_write(inside, "x", 1, &err);
+        rc = file_write(path_inside, "x", 1, &err);
         dprintf(out[1], "%s|", rc < 0 ? err.text : "written");
         _exit(0);
     }
@@ -625,9 +625,9 @@ static void test_paths(void **state) {
     assert_false(path_exists(scratch_path("nothing")));
     const char *file = file_create("plain", "");
     assert_false(path_is_dir(file));
-    char *below = path_join(file, "sub");
-    assert_true(dir_make(below, &err) < 0);
-    free(below);
+    char *child_path = path_join(file, "sub");
+    assert_true(dir_make(child_path, &err) < 0);
+    free(child_path);
 }
 
 /* Writes a file of a simulated /proc or /sys. */
@@ -641,7 +641,7 @@ static void system_file_create(const char *path, const char *text) {
     free(dir);
 }
 
-static void memory_info_assert(int64_t total_kib, int64_t available_kib) {
+static void assert_memory_info(int64_t total_kib, int64_t available_kib) {
     struct memory_info m = memory_info(scratch_path("sys-root"));
     assert_int_equal(m.total, total_kib << 10);
     assert_int_equal(m.available, available_kib << 10);
@@ -659,27 +659,27 @@ static void test_memory_info(void **state) {
     assert_true(own.total > 0 && own.available >= 0 && own.available <= own.total);
     system_file_create("proc/meminfo",
                        "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
-    memory_info_assert(4000, 3000);
+    assert_memory_info(4000, 3000);
     system_file_create("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
-    memory_info_assert(4000, 3000); /* the group does not exist */
+    assert_memory_info(4000, 3000); /* the group does not exist */
     system_file_create("sys/fs/cgroup/a/b/memory.max", "max\n");
-    memory_info_assert(4000, 3000);
+    assert_memory_info(4000, 3000);
     system_file_create("sys/fs/cgroup/a/memory.max",
                        "2048000\n"); /* an ancestor of this group: its limit applies */
     system_file_create("sys/fs/cgroup/a/memory.current", "1024000\n");
-    memory_info_assert(2000, 1000);
+    assert_memory_info(2000, 1000);
     system_file_create("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 512000\n");
-    memory_info_assert(2000, 1500);
+    assert_memory_info(2000, 1500);
     system_file_create("sys/fs/cgroup/a/b/memory.max", "1024000\n");
     system_file_create("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
-    memory_info_assert(1000, 0);
+    assert_memory_info(1000, 0);
     /* Version 1: a number larger than the machine means no limit. */
     system_file_create("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
     system_file_create("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
-    memory_info_assert(4000, 3000);
+    assert_memory_info(4000, 3000);
     system_file_create("sys/fs/cgroup/memory/memory.limit_in_bytes", "1024000\n");
     system_file_create("sys/fs/cgroup/memory/memory.usage_in_bytes", "102400\n");
-    memory_info_assert(1000, 900);
+    assert_memory_info(1000, 900);
 }
 
 static void test_hashes(void **state) {
@@ -709,18 +709,18 @@ static void test_hashes(void **state) {
 /* Messages of every short length, cut at random, against libsodium's hash of the whole. */
 static void test_sha256_in_parts(void **state) {
     (void)state;
-    enum { MOST = 1500 };
+    enum { MAX_BYTES = 1500 };
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
-    uint8_t message[MOST], want[crypto_hash_sha256_BYTES];
+    uint8_t message[MAX_BYTES], want[crypto_hash_sha256_BYTES];
     char hex[HASH_LEN], want_hex[HASH_LEN];
-    for (int i = 0; i < MOST; i++) message[i] = (uint8_t)rng_below(&r, 256);
-    for (size_t n = 0; n < MOST; n++) {
+    for (int i = 0; i < MAX_BYTES; i++) message[i] = (uint8_t)rng_below(&r, 256);
+    for (size_t n = 0; n < MAX_BYTES; n++) {
         struct sha256 h;
         sha256_init(&h);
-        for (size_t at = 0, part; at < n; at += part) {
+        for (size_t offset = 0, part; offset < n; offset += part) {
             part = 1 + rng_below(&r, n % 2 ? 600 : 100);
-            part = MIN(part, n - at);
-            sha256_update(&h, message + at, part);
+            part = MIN(part, n - offset);
+            sha256_update(&h, message + offset, part);
         }
         sha256_final(&h, hex);
         crypto_hash_sha256(want, message, n);

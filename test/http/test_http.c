@@ -103,13 +103,13 @@ static void later_reply(void *ctx) {
     exchange_reply(x, 200, "text/plain", "given up", 8);
     exchange_release(x);
 }
-static void later_gone(void *ctx) {
+static void later_on_disconnect(void *ctx) {
     count_one(&gone);
     http_run_in_worker(h, later_reply, ctx);
 }
 static void later_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    exchange_on_disconnect(x, later_gone, exchange_retain(x));
+    exchange_on_disconnect(x, later_on_disconnect, exchange_retain(x));
 }
 
 /* Streams. If `left` > 0, a thread of the stream produces that number of events. An endless stream
@@ -462,16 +462,18 @@ static void test_slow(void **state) {
 }
 
 static void test_partial_requests(void **state) {
-    static const char *const halves[] = {"G",
-                                         "GET /short",
-                                         "GET /short HTTP/1.1\r\n",
-                                         "GET /short HTTP/1.1\r\nHost: x",
-                                         "POST /echo" HEADS("Content-Length: 100"),
-                                         "POST /echo" HEADS("Content-Length: 100") "half",
-                                         "POST /echo" HEADS("Transfer-Encoding: chunked") "5\r\nab",
-                                         "POST /echo" HEADS("Transfer-Encoding: chunked") "zz\r\n"};
+    static const char *const partial_requests[] = {
+        "G",
+        "GET /short",
+        "GET /short HTTP/1.1\r\n",
+        "GET /short HTTP/1.1\r\nHost: x",
+        "POST /echo" HEADS("Content-Length: 100"),
+        "POST /echo" HEADS("Content-Length: 100") "half",
+        "POST /echo" HEADS("Transfer-Encoding: chunked") "5\r\nab",
+        "POST /echo" HEADS("Transfer-Encoding: chunked") "zz\r\n"};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(client_send(halves[i]));
+    for (size_t i = 0; i < ARRAY_LEN(partial_requests); i++)
+        close(client_send(partial_requests[i]));
     for (int i = 0; i < 200 && http_stats(h).open; i++) sleep_seconds(0.01);
     assert_int_equal(http_stats(h).open, 0);
     assert_int_equal(count(&ended), (int)http_stats(h).requests);
@@ -508,9 +510,9 @@ static void test_bodies(void **state) {
         assert_non_null(strstr(b.data, "too_large"));
         assert_int_equal(post("/nowhere", 2 * MAX_BODY, chunked, &b), 404);
         assert_non_null(strstr(b.data, "not_found"));
-        int far = post("/echo", 20 * MAX_BODY, chunked, &b); // disconnected, with or without a
-                                                             // reply
-        if (far != 0 && far != 413) fail_msg("%d %s", far, b.data);
+        int status = post("/echo", 20 * MAX_BODY, chunked, &b); // disconnected, with or without a
+                                                                // reply
+        if (status != 0 && status != 413) fail_msg("%d %s", status, b.data);
     }
     assert_int_equal(
         http_request("POST /echo" HEADS("Content-Length: 999999999999999999999"), &b) / 100, 4);
@@ -931,7 +933,7 @@ static void test_limits(void **state) {
 }
 
 /* A different key each time. */
-static void wrong_key(struct client_limits *l, const char *client, double now) {
+static void send_wrong_key(struct client_limits *l, const char *client, double now) {
     static int n;
     char key[32];
     snprintf(key, sizeof key, "guess-%d", n++);
@@ -949,7 +951,7 @@ static void test_wrong_keys(void **state) {
     for (; now < 1600; now += 0.001) {
         client_limits_auth_failed(l, "stale", "the same", now);
         if (client_limits_auth_backoff(l, "a", now) > 0) continue;
-        wrong_key(l, "a", now);
+        send_wrong_key(l, "a", now);
         guesses++;
     }
     assert_true(client_limits_auth_backoff(l, "stale", now) == 0);
@@ -963,15 +965,15 @@ static void test_wrong_keys(void **state) {
     assert_false(client_limits_was_auth_ok(l, "b", 4) || client_limits_was_auth_ok(l, "a", 5));
 
     now += AUTH_BACKOFF_MAX + AUTH_FAILURE_TTL;
-    for (int i = 1; i < AUTH_FREE_FAILURES; i++) wrong_key(l, "a", now);
+    for (int i = 1; i < AUTH_FREE_FAILURES; i++) send_wrong_key(l, "a", now);
     assert_true(client_limits_auth_backoff(l, "a", now) == 0); // the earlier failures have expired
-    wrong_key(l, "a", now);
+    send_wrong_key(l, "a", now);
     assert_true(client_limits_auth_backoff(l, "a", now) == 1);
 
     for (int i = 0; i < 3 * CLIENT_LIMITS_IDLE_MAX; i++) {
         snprintf(name, sizeof name, "client-%d", i);
-        wrong_key(l, name, now);
-        if (i % 100 == 0) wrong_key(l, "a", now); // still stored: its last failure is recent
+        send_wrong_key(l, name, now);
+        if (i % 100 == 0) send_wrong_key(l, "a", now); // still stored: its last failure is recent
     }
     assert_int_equal(client_limits_count(l), CLIENT_LIMITS_IDLE_MAX);
     assert_true(client_limits_auth_backoff(l, "a", now) == AUTH_BACKOFF_MAX);
@@ -1094,7 +1096,7 @@ static void test_drain_timeout(void **state) {
     close(fd);
 }
 
-static void *release_later(void *ctx) {
+static void *handlers_release_later(void *ctx) {
     sleep_seconds(0.5);
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
     return ctx;
@@ -1131,7 +1133,7 @@ static void test_free_with_every_kind_of_exchange(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
         fds[i] = client_send(requests[i % ARRAY_LEN(requests)]);
     sleep_seconds(0.3);
-    assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, handlers_release_later, NULL), 0);
     double began = clock_now();
     http_free(h);
     h = NULL;

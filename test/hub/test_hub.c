@@ -784,9 +784,9 @@ static void test_full_disk(void **state) {
         struct rlimit limit = {100000, 100000};
         signal(SIGXFSZ, SIG_IGN);
         setrlimit(RLIMIT_FSIZE, &limit);
-        bool told =
+        bool reported =
             !hub_pull(NAME, &fast_retries, &err) && strstr(err.text, "make room and run it again");
-        _exit(told ? 0 : 1);
+        _exit(reported ? 0 : 1);
     }
     int status;
     waitpid(child, &status, 0);

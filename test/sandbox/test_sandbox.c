@@ -39,8 +39,9 @@
 
 static struct error err;
 static char self[4096];
-static char top[64], secret[96], read_dir[96], writable[96]; /* folders; no spec names `secret` */
-static char mark[32]; /* an argument of sleep that is unique to this run */
+static char scratch[64], secret[96], read_dir[96],
+    writable[96];           /* folders; no spec names `secret` */
+static char unique_arg[32]; /* an argument of sleep that is unique to this run */
 static bool available;
 static char unavailable_reason[256];
 
@@ -244,12 +245,12 @@ static int set_up(void **state) {
     (void)state;
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(n > 0);
-    snprintf(top, sizeof top, "/tmp/shoal-test-sandbox-XXXXXX");
-    assert_non_null(mkdtemp(top));
-    snprintf(secret, sizeof secret, "%s/secret", top);
-    snprintf(read_dir, sizeof read_dir, "%s/shown", top);
-    snprintf(writable, sizeof writable, "%s/writable", top);
-    snprintf(mark, sizeof mark, "987.%d", (int)getpid());
+    snprintf(scratch, sizeof scratch, "/tmp/shoal-test-sandbox-XXXXXX");
+    assert_non_null(mkdtemp(scratch));
+    snprintf(secret, sizeof secret, "%s/secret", scratch);
+    snprintf(read_dir, sizeof read_dir, "%s/shown", scratch);
+    snprintf(writable, sizeof writable, "%s/writable", scratch);
+    snprintf(unique_arg, sizeof unique_arg, "987.%d", (int)getpid());
     mkdir(secret, 0700), mkdir(read_dir, 0755), mkdir(writable, 0755);
     file_create(secret, "a", "secret");
     file_create(read_dir, "a", "shown");
@@ -261,7 +262,7 @@ static int set_up(void **state) {
 
 static int tear_down(void **state) {
     (void)state;
-    const char *const folders[] = {secret, read_dir, writable, top};
+    const char *const folders[] = {secret, read_dir, writable, scratch};
     for (size_t i = 0; i < ARRAY_LEN(folders); i++) dir_delete(folders[i]);
     return 0;
 }
@@ -314,7 +315,7 @@ static void test_nested_folders(void **state) {
     (void)state;
     skip_without_sandbox();
     char *inner = path_join(writable, "inner");
-    char *tops[] = {top}, *inners[] = {inner};
+    char *tops[] = {scratch}, *inners[] = {inner};
     const struct strings a = {tops, 1}, b = {inners, 1};
     mkdir(inner, 0755);
     struct sandbox_spec in_read = {.read = &a, .write = &writable_one};
@@ -332,7 +333,7 @@ static void test_links(void **state) {
     (void)state;
     skip_without_sandbox();
     struct sandbox_spec s = spec_with_folders();
-    char *link = path_join(writable, "link"), *real = path_join(top, "elsewhere");
+    char *link = path_join(writable, "link"), *real = path_join(scratch, "elsewhere");
     /* existing links, and links that it creates */
     assert_int_equal(symlink(secret, link), 0);
     assert_int_not_equal(shell_status_with(s, format_line("cat %s/a", link)), 0);
@@ -399,13 +400,13 @@ static void test_processes_outside(void **state) {
     skip_without_sandbox();
     struct sandbox_result r;
     pid_t pid = fork();
-    if (pid == 0) execlp("sleep", "sleep", mark, NULL);
+    if (pid == 0) execlp("sleep", "sleep", unique_arg, NULL);
     assert_int_equal(
         attempt_status((struct sandbox_spec){0}, "kill", format_line("%d", (int)pid), NULL), 9);
     shell_status(format_line("kill -9 -1; kill -9 %d; kill -9 0", (int)getpid()));
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
     run_shell((struct sandbox_spec){0}, &r, "cat /proc/[0-9]*/cmdline");
-    assert_null(memmem(r.out.data, r.out.len, mark, strlen(mark)));
+    assert_null(memmem(r.out.data, r.out.len, unique_arg, strlen(unique_arg)));
     assert_null(memmem(r.out.data, r.out.len, "test_sandbox", 12));
     sandbox_result_release(&r);
     kill(pid, SIGKILL);
@@ -514,15 +515,15 @@ static void test_fork_bomb(void **state) {
     skip_without_sandbox();
     struct sandbox_spec s = {.limits = {.processes = 32}};
     struct buf out = {0};
-    assert_int_equal(attempt_status(s, "forks", mark, &out), 0);
+    assert_int_equal(attempt_status(s, "forks", unique_arg, &out), 0);
     assert_in_range(atoi(out.data), 8, 32);
     buf_release(&out);
-    assert_int_equal(count_processes(mark), 0);
+    assert_int_equal(count_processes(unique_arg), 0);
     /* the same while it forks until its end */
     s.limits.seconds = 0.5;
     assert_int_not_equal(
-        shell_status_with(s, format_line("f() { sleep %s & f & f & wait; }; f", mark)), 0);
-    assert_int_equal(count_processes(mark), 0);
+        shell_status_with(s, format_line("f() { sleep %s & f & f & wait; }; f", unique_arg)), 0);
+    assert_int_equal(count_processes(unique_arg), 0);
 }
 
 static void test_limits(void **state) {
@@ -530,11 +531,11 @@ static void test_limits(void **state) {
     skip_without_sandbox();
     struct sandbox_result r;
     struct sandbox_spec s = {.limits = {.memory = 128 << 20}};
-    const char *hog =
+    const char *memory_hog =
         "head -c 300000000 /dev/zero | tail -c 300000000 | wc -c | grep -qx 300000000";
-    assert_int_not_equal(shell_status_with(s, hog), 0);
+    assert_int_not_equal(shell_status_with(s, memory_hog), 0);
     s.limits.memory = (size_t)1 << 30;
-    assert_int_equal(shell_status_with(s, hog), 0);
+    assert_int_equal(shell_status_with(s, memory_hog), 0);
     s = (struct sandbox_spec){.limits = {.cpu_seconds = 1, .seconds = 60}};
     run_shell(s, &r, "while :; do :; done");
     assert_int_equal(r.end, SANDBOX_EXITED);
@@ -578,13 +579,13 @@ static void test_deadline(void **state) {
         char line[256];
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-        snprintf(line, sizeof line, lines[i], mark, mark, mark);
+        snprintf(line, sizeof line, lines[i], unique_arg, unique_arg, unique_arg);
 #pragma GCC diagnostic pop
         run_shell(s, &r, line);
         assert_int_equal(r.end, SANDBOX_TIMED_OUT);
         assert_int_equal(r.status, -1);
         sandbox_result_release(&r);
-        assert_int_equal(count_processes(mark), 0);
+        assert_int_equal(count_processes(unique_arg), 0);
     }
 }
 
@@ -596,34 +597,34 @@ static void test_daemons(void **state) {
     assert_int_equal(
         shell_status(format_line("sleep %s & setsid sleep %s & (setsid sleep %s &) ; sleep "
                                  "0.05",
-                                 mark, mark, mark)),
+                                 unique_arg, unique_arg, unique_arg)),
         0);
-    assert_int_equal(count_processes(mark), 0);
+    assert_int_equal(count_processes(unique_arg), 0);
 }
 
 /* kill -9 of the process that runs the sandbox: at once, and some milliseconds into the set-up. */
 static void test_parent_killed(void **state) {
     (void)state;
     skip_without_sandbox();
-    char *sign = path_join(writable, "runs");
+    char *ready_file = path_join(writable, "runs");
     for (int i = 0; i < 12; i++) {
         pid_t pid = fork();
         if (pid == 0) {
-            shell_status_with(
-                spec_with_folders(),
-                format_line("setsid sleep %s & echo >%s; sleep %s", mark, sign, mark));
+            shell_status_with(spec_with_folders(),
+                              format_line("setsid sleep %s & echo >%s; sleep %s", unique_arg,
+                                          ready_file, unique_arg));
             _exit(0);
         }
         if (i == 0)
-            assert_true(wait_file_exists(sign) && count_processes(mark) >= 2);
+            assert_true(wait_file_exists(ready_file) && count_processes(unique_arg) >= 2);
         else
             usleep((unsigned)i * 1500);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        assert_true(wait_processes_end(mark));
+        assert_true(wait_processes_end(unique_arg));
     }
-    unlink(sign);
-    free(sign);
+    unlink(ready_file);
+    free(ready_file);
 }
 
 /* running */
@@ -766,37 +767,39 @@ static void test_streaming_end(void **state) {
     (void)state;
     skip_without_sandbox();
     struct sandbox_result r;
-    static char much[1 << 20];
+    static char large_input[1 << 20];
     pthread_t thread;
     /* the time limit applies without any call */
-    struct sandbox *s = start(format_line("setsid sleep %s & sleep %s", mark, mark), 0.4);
+    struct sandbox *s =
+        start(format_line("setsid sleep %s & sleep %s", unique_arg, unique_arg), 0.4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_TIMED_OUT);
     sandbox_result_release(&r);
     sandbox_free(s);
     /* killed by another thread; freed while it runs */
-    s = start(format_line("sleep %s", mark), INFINITY);
+    s = start(format_line("sleep %s", unique_arg), INFINITY);
     pthread_create(&thread, NULL, kill_thread, s);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_KILLED);
     sandbox_result_release(&r);
     pthread_join(thread, NULL);
     sandbox_free(s);
-    sandbox_free(start(format_line("setsid sleep %s & sleep %s", mark, mark), INFINITY));
-    assert_int_equal(count_processes(mark), 0);
+    sandbox_free(
+        start(format_line("setsid sleep %s & sleep %s", unique_arg, unique_arg), INFINITY));
+    assert_int_equal(count_processes(unique_arg), 0);
     /* it does not read; it has ended */
     s = start("sleep 60", 60);
-    assert_int_equal(sandbox_write(s, much, sizeof much, 0.1, &err), ERR_STATE);
+    assert_int_equal(sandbox_write(s, large_input, sizeof large_input, 0.1, &err), ERR_STATE);
     sandbox_free(s);
     s = start("exit 3", 60);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.status, 3);
     sandbox_result_release(&r);
-    assert_int_equal(sandbox_write(s, much, sizeof much, 5, &err), ERR_STATE);
+    assert_int_equal(sandbox_write(s, large_input, sizeof large_input, 5, &err), ERR_STATE);
     sandbox_free(s);
     /* the beginning of standard error is kept, and standard error need not be read */
     s = start("head -c 500000 /dev/zero >&2; echo end", 60);
-    assert_int_equal(sandbox_read(s, much, 4, 30, &err), 4);
+    assert_int_equal(sandbox_read(s, large_input, 4, 30, &err), 4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_EXITED);
     assert_int_equal(r.errs.len, 1000);
@@ -831,7 +834,8 @@ static void test_no_leaks(void **state) {
         struct sandbox_spec s = {.limits = {.seconds = i % 8 ? 60 : 0.02, .output = 1000}};
         struct sandbox_result r;
         run_shell(s, &r,
-                  i % 3 ? format_line("setsid sleep %s & yes | head -c %d", mark, i * 10) : "true");
+                  i % 3 ? format_line("setsid sleep %s & yes | head -c %d", unique_arg, i * 10)
+                        : "true");
         sandbox_result_release(&r);
     }
     pthread_t threads[4];
@@ -845,7 +849,7 @@ static void test_no_leaks(void **state) {
     assert_int_equal(count_entries("/proc/self/task"), 1);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
-    assert_int_equal(count_processes(mark), 0);
+    assert_int_equal(count_processes(unique_arg), 0);
 }
 
 /* this process */

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 4096, NAME_SIZE = 64, FAILED_KEYS = 8 };
+enum { BUCKETS = 4096, NAME_SIZE = 64, WRONG_KEYS_MAX = 8 };
 
 struct client {
     struct client *next;          /* next client in its bucket */
@@ -24,11 +24,11 @@ struct client {
     bool idle;
     int64_t held[N_LIMITS];
     int n_failures;
-    double backoff_until, last_failure;  /* no guessed key is compared before `backoff_until`;
-                                          * last_failure: time of the last wrong key */
-    uint64_t known_keys;                 /* keys that the client has sent, one bit per key */
-    uint64_t failed_hashes[FAILED_KEYS]; /* ring buffer: hashes of its last wrong keys; the next
-                                            index is n_failures % FAILED_KEYS */
+    double backoff_until, last_failure;     /* no guessed key is compared before `backoff_until`;
+                                             * last_failure: time of the last wrong key */
+    uint64_t known_keys;                    /* keys that the client has sent, one bit per key */
+    uint64_t failed_hashes[WRONG_KEYS_MAX]; /* ring buffer: hashes of its last wrong keys; the next
+                                            index is n_failures % WRONG_KEYS_MAX */
 };
 struct client_limits {
     pthread_mutex_t lock;
@@ -155,13 +155,13 @@ double client_limits_auth_backoff(struct client_limits *l, const char *client, d
 }
 
 static bool has_failed_before(const struct client *c, uint64_t hash) {
-    for (int i = 0; i < MIN(c->n_failures, FAILED_KEYS); i++)
+    for (int i = 0; i < MIN(c->n_failures, WRONG_KEYS_MAX); i++)
         if (c->failed_hashes[i] == hash) return true;
     return false;
 }
 
 static void failure_count(struct client *c, uint64_t hash, double now) {
-    c->failed_hashes[c->n_failures % FAILED_KEYS] = hash;
+    c->failed_hashes[c->n_failures % WRONG_KEYS_MAX] = hash;
     c->last_failure = now;
     int over = ++c->n_failures - AUTH_FREE_FAILURES;
     if (over >= 0) c->backoff_until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);

@@ -109,7 +109,7 @@ static void softmax_block(const struct trainer *t, const struct head *h, float *
 static void along_keys(const struct trainer *t, float *y, int64_t ldy, const float *x, int64_t ldx,
                        int64_t rows, const float *m, int64_t ldm, int64_t n) {
     for (int64_t i = 0; i < rows; i++) memset(y + i * ldy, 0, (size_t)n * sizeof *y);
-    t->k->mix_f32(y, ldy, x, ldx, 1, rows, m, ldm, t->c.head_dim, n);
+    t->k->gemm_nn_f32(y, ldy, x, ldx, 1, rows, m, ldm, t->c.head_dim, n);
 }
 
 static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -129,7 +129,7 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
             softmax_block(t, &h, s.p, s.ld, by, i0, i1);
             for (int64_t i = 0; i < i1 - i0; i++)
                 memset(out + i * h.ldq, 0, (size_t)e * sizeof *out);
-            t->k->mix_f32(out, h.ldq, s.p, s.ld, 1, i1 - i0, v + j0 * h.ldk, h.ldk, i1 - j0, e);
+            t->k->gemm_nn_f32(out, h.ldq, s.p, s.ld, 1, i1 - i0, v + j0 * h.ldk, h.ldk, i1 - j0, e);
             for (int64_t i = 0; i < i1 - i0; i++) t->k->scale(out + i * h.ldq, by[i], e);
         }
     }
@@ -200,7 +200,7 @@ static void softmax_block_backward(const struct trainer *t, const struct head *h
         t->k->scale(pr + first, by[i - i0], end - first);
         float mean = t->k->dot(pr + first, dr + first, end - first);
         memset(dr, 0, (size_t)first * sizeof *dr);
-        t->k->softmax_back(dr + first, pr + first, mean, h->scale, end - first);
+        t->k->softmax_backward(dr + first, pr + first, mean, h->scale, end - first);
         memset(dr + end, 0, (size_t)(i1 - i - 1) * sizeof *dr);
     }
 }
@@ -219,9 +219,9 @@ static void head_backward(const struct trainer *t, const struct activations *a,
         softmax_block_backward(t, h, s->p, s->dp, ld, by, i0, i1);
         for (int64_t i = 0; i < nb; i++)
             memset(t->dq + row + i * h->ldq, 0, (size_t)e * sizeof(float));
-        t->k->mix_f32(t->dq + row, h->ldq, s->dp, ld, 1, nb, a->k + key, h->ldk, nk, e);
-        t->k->mix_f32(t->dk + key, h->ldk, s->dp, 1, ld, nk, a->q + row, h->ldq, nb, e);
-        t->k->mix_f32(t->dv + key, h->ldk, s->p, 1, ld, nk, t->datt + row, h->ldq, nb, e);
+        t->k->gemm_nn_f32(t->dq + row, h->ldq, s->dp, ld, 1, nb, a->k + key, h->ldk, nk, e);
+        t->k->gemm_nn_f32(t->dk + key, h->ldk, s->dp, 1, ld, nk, a->q + row, h->ldq, nb, e);
+        t->k->gemm_nn_f32(t->dv + key, h->ldk, s->p, 1, ld, nk, t->datt + row, h->ldq, nb, e);
     }
 }
 

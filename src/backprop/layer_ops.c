@@ -63,7 +63,7 @@ static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct trainer *t = j->t;
     const struct norm_rows rows = {j->x + begin, j->z + begin, t->mean,    t->rstd,
                                    j->width,     j->rows,      end - begin};
-    t->k->norm_gain(&rows, j->n.dg + begin, j->n.db ? j->n.db + begin : NULL);
+    t->k->norm_gain_backward(&rows, j->n.dg + begin, j->n.db ? j->n.db + begin : NULL);
 }
 
 static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -72,7 +72,7 @@ static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int threa
     for (int64_t i = begin; i < end; i++) {
         const int64_t at = i * j->width;
         if (!j->n.dg) row_stats(j, i);
-        j->t->k->norm_back(j->y + at, j->z + at, j->x + at, j->n.g, j->t->mean[i], j->t->rstd[i],
+        j->t->k->norm_backward(j->y + at, j->z + at, j->x + at, j->n.g, j->t->mean[i], j->t->rstd[i],
                            j->n.b != NULL, j->width, j->add);
     }
 }
@@ -158,10 +158,10 @@ static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int
     for (int64_t i = begin; i < end; i++) {
         int64_t at = i * j->width;
         if (j->x)
-            t->k->act_back(t->dgate + at, t->dup + at, t->dact + at, j->x + at, j->u + at, j->width,
+            t->k->act_backward(t->dgate + at, t->dup + at, t->dact + at, j->x + at, j->u + at, j->width,
                            gelu);
         else
-            t->k->act_back(t->dup + at, NULL, t->dact + at, j->u + at, NULL, j->width, gelu);
+            t->k->act_backward(t->dup + at, NULL, t->dact + at, j->u + at, NULL, j->width, gelu);
     }
 }
 
@@ -170,7 +170,7 @@ void activation_backward(struct trainer *t, const float *gate, const float *up, 
     pool_run(t->pool, activation_backward_items, &j, rows, 8);
 }
 
-struct gated_back_job {
+struct gated_backward_job {
     const struct trainer *t;
     const struct gemm_gated *g;
     struct gemm_input dgate, dup;
@@ -178,13 +178,13 @@ struct gated_back_job {
 
 static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct gated_back_job *j = ctx;
+    const struct gated_backward_job *j = ctx;
     const struct trainer *t = j->t;
     const int64_t f = t->c.d_ff;
     for (int64_t i = begin; i < end; i++) {
         uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
         const int64_t at = dgate_tiles - j->dgate.tiles; // all four have this layout
-        const struct gated_back_row row = {.gate = j->g->gate_out + at,
+        const struct gated_backward_row row = {.gate = j->g->gate_out + at,
                                            .up = j->g->up_out + at,
                                            .dact = t->dact + i * f,
                                            .act = t->act_buf + i * f,
@@ -192,12 +192,12 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
                                            .dup = t->dup + i * f,
                                            .dgate_tiles = dgate_tiles,
                                            .dup_tiles = j->dup.tiles + at};
-        t->k->gated_back(&row, f);
+        t->k->gated_backward(&row, f);
     }
 }
 
 void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows) {
-    struct gated_back_job j = {.t = t, .g = g};
+    struct gated_backward_job j = {.t = t, .g = g};
     j.dgate = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dgate_tiles};
     j.dup = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dup_tiles};
     gemm_input_pad_tiles(&j.dgate);

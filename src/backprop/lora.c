@@ -237,7 +237,7 @@ static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
         if (j->in)
             up_tiles(j, to, out, h, rows, r.lp->bt, r.lp->r, true, thread);
         else
-            t->k->mix_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
+            t->k->gemm_nn_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
         if (!r.lp->m) continue;
         float *z = a->z[j->p] + r.begin * out;
         memcpy(z, to, (size_t)(rows * out) * sizeof *z);
@@ -385,7 +385,7 @@ static void backward_down_items(void *ctx, int64_t begin, int64_t end, int threa
         if (t->lora_tiles)
             down_tiles(j, dh, at, rows, r.lp->bt, rank);
         else
-            t->k->mix_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
+            t->k->gemm_nn_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
         for (int64_t i = 0; i < rows; i++) t->k->scale(dh + i * ld, r.lp->scale, rank);
         if (part_in_chain(j, r.lp)) gemm_low_rank_pack(j->tiles, at, dh, ld, rows, rank);
     }
@@ -406,7 +406,7 @@ static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread)
             up_tiles(j, dx, in, dh, rows, r.lp->a, rank, !t->dropout_active, thread);
         } else {
             if (t->dropout_active) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
-            t->k->mix_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
+            t->k->gemm_nn_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
         }
         if (t->dropout_active) dropout_rows(j, j->y, t->drop, at, at + rows, true);
     }
@@ -426,10 +426,10 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
         int64_t at = r.begin - j->s.r0, rows = r.end - r.begin, rank = r.lp->r;
         if (!rank) continue;
         if (i0 < i1)
-            t->k->mix_f32(r.lp->ga + i0, in, t->dh + at * ld, 1, ld, rank, x + at * in + i0, in,
+            t->k->gemm_nn_f32(r.lp->ga + i0, in, t->dh + at * ld, 1, ld, rank, x + at * in + i0, in,
                           rows, i1 - i0);
         if (o0 < o1)
-            t->k->mix_f32(r.lp->gb + o0 * rank, rank, j->dy + at * out + o0, 1, out, o1 - o0,
+            t->k->gemm_nn_f32(r.lp->gb + o0 * rank, rank, j->dy + at * out + o0, 1, out, o1 - o0,
                           t->acts[j->l].h[j->p] + r.begin * ld, ld, rows, rank);
     }
 }

@@ -669,7 +669,7 @@ INLINE __m512 half_row_load(const uint16_t *from) {
 }
 
 /* Values [i, i + 16) of the row; dgate and dup are returned as well. */
-INLINE void gated_back_some(const struct gated_back_row *r, int64_t i, int64_t n, __m512 *dgate,
+INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n, __m512 *dgate,
                             __m512 *dup) {
     const int64_t at = i / 32 * TILE + i % 32;
     const __mmask16 mask = elems_mask(n - i);
@@ -686,18 +686,18 @@ INLINE void gated_back_some(const struct gated_back_row *r, int64_t i, int64_t n
     _mm512_mask_storeu_ps(r->dup + i, mask, *dup);
 }
 
-static void amx_gated_back(const struct gated_back_row *r, int64_t n) {
+static void amx_gated_backward(const struct gated_backward_row *r, int64_t n) {
     for (int64_t i = 0, at = 0; i < n; i += 32, at += TILE) {
         __m512 dgate[2], dup[2];
-        gated_back_some(r, i, n, &dgate[0], &dup[0]);
-        gated_back_some(r, i + 16, n, &dgate[1], &dup[1]);
+        gated_backward_16(r, i, n, &dgate[0], &dup[0]);
+        gated_backward_16(r, i + 16, n, &dgate[1], &dup[1]);
         _mm512_storeu_si512(r->dgate_tiles + at, bf16_join(dgate[0], dgate[1]));
         _mm512_storeu_si512(r->dup_tiles + at, bf16_join(dup[0], dup[1]));
     }
 }
 
 void amx_fill_bf16(struct kernels *k) {
-    k->gated_back = amx_gated_back;
+    k->gated_backward = amx_gated_backward;
     k->tiles_pack_row = amx_pack_row;
     k->gemm_tiles = amx_gemm_tiles;
     k->gemm_tiles_silu = amx_gemm_tiles_silu;

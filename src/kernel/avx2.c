@@ -334,7 +334,7 @@ static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t 
 }
 
 /* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
-INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
+INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int64_t n, int R, int C, enum dtype e) {
     __m256 acc[8];
     bool part = C == 1 && n < 8;
@@ -358,15 +358,15 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dt
     const float *t = p->t + m * p->tm;
     int64_t c = 0;
     for (; c + 64 / R <= p->n; c += 64 / R)
-        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 8, R,
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 8, R,
                   8 / R, e);
     for (; c < p->n; c += 8)
-        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k,
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k,
                   MIN(p->n - c, 8), R, 1, e);
 }
 
 /* panel[k][16]: zeros from column n on. */
-INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
+INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
     for (int64_t j = 0; j < k; j++, panel += 16) {
         const void *row = weights_row(v, j, ldv, e);
         UNROLL for (int h = 0; h < 2; h++)
@@ -376,7 +376,7 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
 }
 
 /* R rows of 16 columns: with R = 6 twelve accumulators, two of v and one of t. */
-INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                      const float *panel, int64_t k, int64_t n, int R) {
     __m256 acc[12];
     UNROLL for (int o = 0; o < 2 * R; o++) acc[o] =
@@ -394,30 +394,30 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
         store_some(y + o / 2 * ldy + o % 2 * 8, acc[o], n - o % 2 * 8);
 }
 
-static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int rows) {
     switch (rows) {
     case 6:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 6);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 6);
         return;
     case 5:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 5);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 5);
         return;
     case 4:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 4);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 4);
         return;
     case 3:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 3);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 3);
         return;
     case 2:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 2);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 2);
         return;
     default:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 1);
     }
 }
 
-INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size,
+INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size,
                     enum dtype e) {
     int64_t m = 0;
     if (gemm_nn_is_large(p)) {
@@ -430,20 +430,20 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
 }
 
-#define MIX(name, type, e)                                                                         \
+#define GEMM_NN(name, type, e)                                                                         \
     static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
-        mix_pack(panel, v, ldv, k, n, e);                                                          \
+        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                          \
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
-        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, mix_tile_any};                     \
-        mix_any(&p, &tiles, sizeof(type), e);                                                      \
+        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, gemm_nn_tile_run};                     \
+        gemm_nn_run(&p, &tiles, sizeof(type), e);                                                      \
     }
-MIX(mix_f32, float, DTYPE_F32)
-MIX(mix_bf16, uint16_t, DTYPE_BF16)
-MIX(mix_f16, uint16_t, DTYPE_F16)
-MIX(mix_i8, int8_t, DTYPE_I8)
+GEMM_NN(gemm_nn_f32, float, DTYPE_F32)
+GEMM_NN(gemm_nn_bf16, uint16_t, DTYPE_BF16)
+GEMM_NN(gemm_nn_f16, uint16_t, DTYPE_F16)
+GEMM_NN(gemm_nn_i8, int8_t, DTYPE_I8)
 
 INLINE __m256i quad_broadcast(const void *x) {
     int32_t four;
@@ -467,7 +467,7 @@ INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t 
     }
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                     int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++) {
         const int8_t *q = in->q + m * in->k;
@@ -518,7 +518,7 @@ INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
     for (; c < n; c += 8) pairs_block(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, n - c, R, 1);
 }
 
-static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                       int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
     int64_t m = 0;
     for (; m + 4 <= rows; m += 4)
@@ -1107,20 +1107,20 @@ static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
 }
 
-static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+static void act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu) {
     act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
-static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
+static void softmax_backward(float *dp, const float *p, float mean, float scale, int64_t n) {
     softmax_backward_with(dp, p, mean, scale, n);
 }
 
-static void norm_gain(const struct norm_rows *rows, float *dg, float *db) {
-    norm_gain_with(rows, dg, db);
+static void norm_gain_backward(const struct norm_rows *rows, float *dg, float *db) {
+    norm_gain_backward_with(rows, dg, db);
 }
 
-static void norm_back(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
                       bool centred, int64_t n, bool add) {
     norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
 }
@@ -1190,12 +1190,12 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_bf16 = gemm_bf16;
     k->gemm_f16 = gemm_f16;
     k->gemm_i8 = gemm_i8;
-    k->mix_f32 = mix_f32;
-    k->mix_bf16 = mix_bf16;
-    k->mix_f16 = mix_f16;
-    k->mix_i8 = mix_i8;
-    k->dots_i8 = dots_i8;
-    k->mix_pairs = mix_pairs;
+    k->gemm_nn_f32 = gemm_nn_f32;
+    k->gemm_nn_bf16 = gemm_nn_bf16;
+    k->gemm_nn_f16 = gemm_nn_f16;
+    k->gemm_nn_i8 = gemm_nn_i8;
+    k->dots_i8 = gemm_i8_i8;
+    k->gemm_nn_i16_i8 = gemm_nn_i16_i8;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
     k->gemm_bf16_fast = gemm_bf16_fast;
@@ -1214,9 +1214,9 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gelu = gelu_row;
     k->exp = exp_row;
     k->softmax = softmax_row;
-    k->act_back = act_back;
-    k->softmax_back = softmax_back;
-    k->norm_gain = norm_gain;
-    k->norm_back = norm_back;
+    k->act_backward = act_backward;
+    k->softmax_backward = softmax_backward;
+    k->norm_gain_backward = norm_gain_backward;
+    k->norm_backward = norm_backward;
     k->adamw = adamw_row;
 }

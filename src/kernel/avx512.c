@@ -455,24 +455,24 @@ INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
                             _mm512_set1_epi8((char)0x80));
 }
 
-enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums of pairs of weight rows, eight lanes each */
+enum { GEMM_I8_I8_ROWS = 4, GEMM_I8_I8_PAIRS = 4 }; /* 16 sums of pairs of weight rows, eight lanes each */
 
 /* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w. A pair holds two rows of w; a
  * single row fills both halves. */
-INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
+INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
                       const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
     const int8_t *q = in->q + m * k;
     const float *d = in->d + m * blocks;
     const int64_t next = cols > 1 ? ldw : 0;
-    __m512 acc[DOTS_ROWS][DOTS_PAIRS];
+    __m512 acc[GEMM_I8_I8_ROWS][GEMM_I8_I8_PAIRS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int p = 0; p < pairs; p++) acc[r][p] = _mm512_setzero_ps();
     }
     for (int64_t b = 0; b < blocks; b++) {
-        __m512i x[DOTS_ROWS], start[DOTS_ROWS], zero = _mm512_set1_epi32(0);
+        __m512i x[GEMM_I8_I8_ROWS], start[GEMM_I8_I8_ROWS], zero = _mm512_set1_epi32(0);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             x[r] = _mm512_broadcast_i64x4(
@@ -503,28 +503,28 @@ INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_
 
 /* The function of the level below: a single row of w, as a perturbation has, would leave half of
  * each vector idle. */
-static void (*single_dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+static void (*lower_gemm_i8_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                               int64_t ldw, int64_t n0, int64_t n1);
 
-static void avx512_dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+static void avx512_gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                            int64_t ldw, int64_t n0, int64_t n1) {
     if (n1 - n0 == 1) {
-        single_dots_i8(y, ldy, in, w, ldw, n0, n1);
+        lower_gemm_i8_i8(y, ldy, in, w, ldw, n0, n1);
         return;
     }
     for (int64_t n = n0, cols; n < n1; n += cols) {
         const int8_t *wn = w + n * ldw;
         cols = n1 - n >= 8 ? 8 : MIN(n1 - n, 2);
         for (int64_t m = 0, rows; m < in->rows; m += rows) {
-            rows = in->rows - m >= DOTS_ROWS ? DOTS_ROWS : 1;
+            rows = in->rows - m >= GEMM_I8_I8_ROWS ? GEMM_I8_I8_ROWS : 1;
             if (rows > 1 && cols == 8)
-                dots_tile(y + n, ldy, in, m, wn, ldw, 8, DOTS_ROWS, DOTS_PAIRS);
+                gemm_i8_i8_tile(y + n, ldy, in, m, wn, ldw, 8, GEMM_I8_I8_ROWS, GEMM_I8_I8_PAIRS);
             else if (cols == 8)
-                dots_tile(y + n, ldy, in, m, wn, ldw, 8, 1, DOTS_PAIRS);
+                gemm_i8_i8_tile(y + n, ldy, in, m, wn, ldw, 8, 1, GEMM_I8_I8_PAIRS);
             else if (rows > 1)
-                dots_tile(y + n, ldy, in, m, wn, ldw, (int)cols, DOTS_ROWS, 1);
+                gemm_i8_i8_tile(y + n, ldy, in, m, wn, ldw, (int)cols, GEMM_I8_I8_ROWS, 1);
             else
-                dots_tile(y + n, ldy, in, m, wn, ldw, (int)cols, 1, 1);
+                gemm_i8_i8_tile(y + n, ldy, in, m, wn, ldw, (int)cols, 1, 1);
         }
     }
 }
@@ -588,7 +588,7 @@ INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
         pairs_tile(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, rows, 1, lanes_mask(n - c));
 }
 
-static void avx512_mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+static void avx512_gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                              int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
     int64_t m = 0;
     for (; m + 8 <= rows; m += 8)
@@ -713,7 +713,7 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
 }
 
 /* The formula of act_backward_with; the gradient without `up` is d dy. */
-static void avx512_act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
                             int64_t n, bool gelu) {
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
                  line = _mm512_set1_ps(GELU_LINE);
@@ -752,7 +752,7 @@ static float avx512_softmax(float *x, int64_t n) {
 }
 
 /* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
-INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
+INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, enum dtype e) {
     const __mmask16 full = 0xFFFF;
     __m512 acc[8][4];
@@ -794,16 +794,16 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum
     const int vectors = rows == 8 ? 2 : 4;
     int64_t c = 0;
     for (; c + 16 * vectors <= p->n; c += 16 * vectors)
-        mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
                   p->k, rows, vectors, 0xFFFF, e);
     for (; c < p->n; c += 16)
-        mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
                   p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
 /* Rows of at most eight columns, as with a small rank: half vectors, of which a unit may start
  * twice as many. */
-INLINE void mix_narrow(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
+INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
     const __mmask8 mask = (__mmask8)lanes_mask(p->n);
     const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
     float *y = p->y + m * p->ldy;
@@ -825,7 +825,7 @@ INLINE void mix_narrow(const struct gemm_nn_args *p, int64_t m, int rows, int64_
 }
 
 /* panel[k][32]: zeros from column n on. */
-INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
+INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     for (int64_t j = 0; j < k; j++, panel += 32) {
         for (int h = 0; h < 2; h++)
@@ -834,13 +834,13 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
 }
 
 /* Rows of two vectors: twice the number of sums that two units of four steps keep in flight. */
-enum { MIX_ROWS = 12 };
+enum { GEMM_NN_TILE_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
-INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                      const float *panel, int64_t k, int64_t n, int rows) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
-    __m512 acc[MIX_ROWS][2];
+    __m512 acc[GEMM_NN_TILE_ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         for (int h = 0; h < 2; h++)
@@ -861,11 +861,11 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
     }
 }
 
-static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int rows) {
 #define ROWS(count)                                                                                \
     case count:                                                                                    \
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, count);                                           \
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, count);                                           \
         return;
     switch (rows) {
         ROWS(12)
@@ -880,12 +880,12 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
         ROWS(3)
         ROWS(2)
     default:
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 1);
     }
 #undef ROWS
 }
 
-INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, enum dtype e) {
+INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, enum dtype e) {
     if (gemm_nn_is_large(p)) {
         gemm_nn_blocked(p, tiles, e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float));
         return;
@@ -893,8 +893,8 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     int64_t m = 0;
     const bool narrow = p->n <= 8 && e == DTYPE_F32;
     // adjacent rows: the number that a cache line holds
-    for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
-    for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
+    for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) gemm_nn_narrow_rows(p, m, 16, 1);
+    for (; narrow && m + 8 <= p->rows; m += 8) gemm_nn_narrow_rows(p, m, 8, p->tm);
     for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
     if (m + 3 == p->rows)
@@ -905,18 +905,18 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
         gemm_nn_rows(p, m, 1, e);
 }
 
-#define MIX(name, type, e)                                                                         \
+#define GEMM_NN(name, type, e)                                                                         \
     static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
-        mix_pack(panel, v, ldv, k, n, e);                                                          \
+        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                          \
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
-        const struct gemm_nn_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};              \
-        mix_any(&p, &tiles, e);                                                                    \
+        const struct gemm_nn_tiles tiles = {GEMM_NN_TILE_ROWS, 32, name##_pack, gemm_nn_tile_run};              \
+        gemm_nn_run(&p, &tiles, e);                                                                    \
     }
-MIX(avx512_mix_f32, float, DTYPE_F32)
-MIX(avx512_mix_bf16, uint16_t, DTYPE_BF16)
+GEMM_NN(avx512_gemm_nn_f32, float, DTYPE_F32)
+GEMM_NN(avx512_gemm_nn_bf16, uint16_t, DTYPE_BF16)
 
 /* One k of some rows and panels, `stride` weights apart; half 0 when k is even. */
 INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
@@ -1017,9 +1017,9 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
     k->gemm_i8 = avx512_gemm_i8;
-    if (k->dots_i8 != avx512_dots_i8) single_dots_i8 = k->dots_i8;
-    k->dots_i8 = avx512_dots_i8;
-    k->mix_pairs = avx512_mix_pairs;
+    if (k->dots_i8 != avx512_gemm_i8_i8) lower_gemm_i8_i8 = k->dots_i8;
+    k->dots_i8 = avx512_gemm_i8_i8;
+    k->gemm_nn_i16_i8 = avx512_gemm_nn_i16_i8;
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
     k->gemm_bf16_fast = avx512_gemm_bf16_fast;
@@ -1033,10 +1033,10 @@ void kernels_fill_avx512(struct kernels *k) {
     k->rope = avx512_rope;
     k->silu_mul = avx512_silu_mul;
     k->gelu = avx512_gelu;
-    k->act_back = avx512_act_back;
+    k->act_backward = avx512_act_backward;
     k->exp = avx512_exp;
     k->softmax = avx512_softmax;
-    k->mix_f32 = avx512_mix_f32;
-    k->mix_bf16 = avx512_mix_bf16;
+    k->gemm_nn_f32 = avx512_gemm_nn_f32;
+    k->gemm_nn_bf16 = avx512_gemm_nn_bf16;
     k->adamw = avx512_adamw;
 }

@@ -35,7 +35,7 @@ struct gemm_nn_job {
 };
 
 /* Rows [m0, m1) and columns [c0, c1). */
-static void mix_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0, int64_t c1) {
+static void gemm_nn_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0, int64_t c1) {
     const struct gemm_nn_args *m = &p->m;
     float *y = m->y + m0 * m->ldy + c0;
     const char *v = (const char *)m->v + c0 * (int64_t)dtype_size(p->e);
@@ -44,16 +44,16 @@ static void mix_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_
     gemm_nn(p->e, y, m->ldy, m->t + m0 * m->tm, m->tm, m->tj, m1 - m0, v, m->ldv, m->k, c1 - c0);
 }
 
-static void mix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void gemm_nn_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_nn_job *p = ctx;
     (void)thread;
-    mix_part(p, begin, end, 0, p->m.n);
+    gemm_nn_part(p, begin, end, 0, p->m.n);
 }
 
-static void mix_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
+static void gemm_nn_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_nn_job *p = ctx;
     (void)thread;
-    mix_part(p, 0, p->m.rows, begin, end);
+    gemm_nn_part(p, 0, p->m.rows, begin, end);
 }
 
 void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -62,9 +62,9 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
     struct gemm_nn_job p = {e, {y, t, v, ldy, tm, tj, rows, ldv, k, n}, add};
     struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows > n)
-        pool_run(use, mix_by_rows, &p, rows, 48);
+        pool_run(use, gemm_nn_by_rows, &p, rows, 48);
     else
-        pool_run(use, mix_by_columns, &p, n, 64);
+        pool_run(use, gemm_nn_by_columns, &p, n, 64);
 }
 
 /* One product, and the location of the threads' scratch. */
@@ -151,7 +151,7 @@ static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
                 DTYPE_F32,
                 {p->dx + k, p->dy + o, tile, p->lddx, p->lddy, 1, p->rows, TILE_INPUTS, n, some},
                 p->add || o > 0};
-            mix_part(&m, 0, p->rows, 0, some);
+            gemm_nn_part(&m, 0, p->rows, 0, some);
         }
     }
 }

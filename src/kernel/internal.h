@@ -148,7 +148,7 @@ static inline void softmax_backward_with(float *restrict dp, const float *restri
     for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
 }
 
-static inline void norm_gain_with(const struct norm_rows *r, float *restrict dg,
+static inline void norm_gain_backward_with(const struct norm_rows *r, float *restrict dg,
                                   float *restrict db) {
     for (int64_t i = 0; i < r->rows; i++) {
         const float *x = r->x + i * r->ld, *dy = r->dy + i * r->ld, mean = r->mean[i],

@@ -573,16 +573,16 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
     const struct kernels *kern = kernels_get();
     switch (e) {
     case DTYPE_F32:
-        kern->mix_f32(y, ldy, t, tm, tj, rows, v, ldv, k, n);
+        kern->gemm_nn_f32(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     case DTYPE_BF16:
-        kern->mix_bf16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
+        kern->gemm_nn_bf16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     case DTYPE_F16:
-        kern->mix_f16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
+        kern->gemm_nn_f16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     default:
-        kern->mix_i8(y, ldy, t, tm, tj, rows, v, ldv, k, n);
+        kern->gemm_nn_i8(y, ldy, t, tm, tj, rows, v, ldv, k, n);
     }
 }
 
@@ -610,7 +610,7 @@ void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_
     for (int64_t m = 0; m < rows; m += ROWS) {
         int64_t some = MIN(rows - m, ROWS);
         for (int64_t i = 0; i < some; i++) s[i] = row_i16(t + (m + i) * ldt, n, q[i]);
-        kernels_get()->mix_pairs(y + m * ldy, ldy, q[0], RANKS, s, some, v, ldv, n / 2, width);
+        kernels_get()->gemm_nn_i16_i8(y + m * ldy, ldy, q[0], RANKS, s, some, v, ldv, n / 2, width);
     }
 }
 

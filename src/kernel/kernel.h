@@ -239,7 +239,7 @@ struct gemm_input {
     struct prefetch_list *ahead;     /* prefetches of one thread, or NULL */
 };
 
-struct gated_back_row {
+struct gated_backward_row {
     const uint16_t *gate, *up; /* rows of tiles: every 512th element begins 32 values */
     const float *dact;
     float *act, *dgate, *dup;
@@ -292,13 +292,13 @@ struct kernels {
      * c in [0, n), with t(m, j) = t[m * tm + j * tj]. Used for attention over values, for the
      * second half of a low-rank product with Bᵀ, and for both products of a backward pass: dX = dY
      * W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
-    void (*mix_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
+    void (*gemm_nn_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                     const float *v, int64_t ldv, int64_t k, int64_t n);
-    void (*mix_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
+    void (*gemm_nn_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                      const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
-    void (*mix_f16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
+    void (*gemm_nn_f16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                     const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
-    void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
+    void (*gemm_nn_i8)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                    const int8_t *v, int64_t ldv, int64_t k, int64_t n);
     /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8
      * gathers bytes 4l to 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b
@@ -308,7 +308,7 @@ struct kernels {
     /* y[m][c] = fma((float)Σ_j t[m][2j] v[j][c][0] + t[m][2j+1] v[j][c][1], s[m], y[m][c]), j in
      * [0, pairs), c in [0, n); at most 512 pairs, so that the integer is exact. ldv counts pairs of
      * bytes. */
-    void (*mix_pairs)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+    void (*gemm_nn_i16_i8)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                       int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Packed layouts: n0 and n1 are multiples of 16 (or n1 == n). */
     /* int8 panels and nibble panels; the caller adds minima (matrix_mul does). */
@@ -341,8 +341,8 @@ struct kernels {
     void (*gemm_tiles_grad)(const struct grad_job *job, int64_t n0, int64_t n1);
     void (*tiles_pack_pairs)(const struct grad_job *job, int64_t group);
     /* One row of a gated MLP in training: act = y · up with y = gate · sigmoid(gate), and dgate and
-     * dup from dact with the bits of act_back; both also as rows of tiles. */
-    void (*gated_back)(const struct gated_back_row *r, int64_t n);
+     * dup from dact with the bits of act_backward; both also as rows of tiles. */
+    void (*gated_backward)(const struct gated_backward_row *r, int64_t n);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q,
                          float *d); /* see struct gemm_input */
@@ -366,20 +366,20 @@ struct kernels {
     void (*gelu)(float *y, const float *x, int64_t n); /* the tanh form ("gelu_new"): GELU_LINE */
     /* Backward of y = f(x) · up, f silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x). With up
      * NULL, y = f(x), dx = f'(x) · dy. */
-    void (*act_back)(float *dx, float *dup, const float *dy, const float *x, const float *up,
+    void (*act_backward)(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu);
     void (*exp)(float *y, const float *x, int64_t n); /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
     /* dp = p (dp - mean) scale: backward of a softmax, mean being Σ p dp, and of the scaling of its
      * scores. */
-    void (*softmax_back)(float *dp, const float *p, float mean, float scale, int64_t n);
+    void (*softmax_backward)(float *dp, const float *p, float mean, float scale, int64_t n);
     /* Backward of a norm, x̂ = (x - mean) rstd. gain: dg += dy x̂ and (unless NULL) db += dy, in the
      * order of rows. back, one row: u = dy ⊙ g replaces dy, dx (+)= rstd (u - mean(u) - x̂ mean(u ⊙
      * x̂)); only `centred` norms have mean(u), and mean is 0 for the others. dx may be dy unless
      * `add`. */
-    void (*norm_gain)(const struct norm_rows *rows, float *dg, float *db);
-    void (*norm_back)(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+    void (*norm_gain_backward)(const struct norm_rows *rows, float *dg, float *db);
+    void (*norm_backward)(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
                       bool centred, int64_t n, bool add);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,

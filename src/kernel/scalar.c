@@ -95,7 +95,7 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
     }
 }
 
-#define MIX_ELEMS(name, type, e)                                                                   \
+#define GEMM_NN_ELEMS(name, type, e)                                                                   \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         for (int64_t m = 0; m < rows; m++)                                                         \
@@ -104,10 +104,10 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
                     y[m * ldy + c] =                                                               \
                         fmaf(t[m * tm + j * tj], elem_at(v, j * ldv + c, e), y[m * ldy + c]);      \
     }
-MIX_ELEMS(mix_f32, float, DTYPE_F32)
-MIX_ELEMS(mix_bf16, uint16_t, DTYPE_BF16)
-MIX_ELEMS(mix_f16, uint16_t, DTYPE_F16)
-MIX_ELEMS(mix_i8, int8_t, DTYPE_I8)
+GEMM_NN_ELEMS(gemm_nn_f32, float, DTYPE_F32)
+GEMM_NN_ELEMS(gemm_nn_bf16, uint16_t, DTYPE_BF16)
+GEMM_NN_ELEMS(gemm_nn_f16, uint16_t, DTYPE_F16)
+GEMM_NN_ELEMS(gemm_nn_i8, int8_t, DTYPE_I8)
 
 static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k) {
     enum { WIDE = 8 };
@@ -123,7 +123,7 @@ static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k)
     return lane[0];
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                     int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++)
         for (int64_t n = n0; n < n1; n++)
@@ -131,7 +131,7 @@ static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const in
                 dot_i8(in->q + m * in->k, in->d + m * (in->k / QK), w + n * ldw, in->k);
 }
 
-static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                       int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
     for (int64_t m = 0; m < rows; m++)
         for (int64_t c = 0; c < n; c++) {
@@ -330,20 +330,20 @@ static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = exp_value(x[i]);
 }
 
-static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+static void act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu) {
     act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
-static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
+static void softmax_backward(float *dp, const float *p, float mean, float scale, int64_t n) {
     softmax_backward_with(dp, p, mean, scale, n);
 }
 
-static void norm_gain(const struct norm_rows *rows, float *dg, float *db) {
-    norm_gain_with(rows, dg, db);
+static void norm_gain_backward(const struct norm_rows *rows, float *dg, float *db) {
+    norm_gain_backward_with(rows, dg, db);
 }
 
-static void norm_back(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
+static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
                       bool centred, int64_t n, bool add) {
     norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
 }
@@ -381,12 +381,12 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_bf16 = gemm_bf16,
         .gemm_f16 = gemm_f16,
         .gemm_i8 = gemm_i8,
-        .mix_f32 = mix_f32,
-        .mix_bf16 = mix_bf16,
-        .mix_f16 = mix_f16,
-        .mix_i8 = mix_i8,
-        .dots_i8 = dots_i8,
-        .mix_pairs = mix_pairs,
+        .gemm_nn_f32 = gemm_nn_f32,
+        .gemm_nn_bf16 = gemm_nn_bf16,
+        .gemm_nn_f16 = gemm_nn_f16,
+        .gemm_nn_i8 = gemm_nn_i8,
+        .dots_i8 = gemm_i8_i8,
+        .gemm_nn_i16_i8 = gemm_nn_i16_i8,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
         .gemm_bf16_fast = gemm_bf16_fast,
@@ -405,10 +405,10 @@ void kernels_fill_scalar(struct kernels *k) {
         .gelu = gelu_row,
         .exp = exp_row,
         .softmax = softmax_row,
-        .act_back = act_back,
-        .softmax_back = softmax_back,
-        .norm_gain = norm_gain,
-        .norm_back = norm_back,
+        .act_backward = act_backward,
+        .softmax_backward = softmax_backward,
+        .norm_gain_backward = norm_gain_backward,
+        .norm_backward = norm_backward,
         .adamw = adamw_row,
     };
 }

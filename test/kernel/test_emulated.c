@@ -300,9 +300,9 @@ static void adapter_case(struct rng *r, int64_t rows, int64_t k, int64_t n, int6
     scalar->dots_i8(want, ldy, &in, w, k, 0, n);
     wide.dots_i8(got, ldy, &in, w, k, 0, n);
     assert_same(got, want, size, "dots_i8");
-    scalar->mix_pairs(want, ldy, t, ldt, s, rows, w, ldv, pairs, n);
-    wide.mix_pairs(got, ldy, t, ldt, s, rows, w, ldv, pairs, n);
-    assert_same(got, want, size, "mix_pairs");
+    scalar->gemm_nn_i16_i8(want, ldy, t, ldt, s, rows, w, ldv, pairs, n);
+    wide.gemm_nn_i16_i8(got, ldy, t, ldt, s, rows, w, ldv, pairs, n);
+    assert_same(got, want, size, "gemm_nn_i16_i8");
     free(in.q), free(in.d), free(w), free(t), free(s), free(got), free(want);
 }
 
@@ -414,8 +414,8 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     BOTH("gelu", t->gelu(y, b, n));
     for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
         float *dup[2] = {copy_of(a, n + 1), copy_of(a, n + 1)};
-        BOTH("act_back", t->act_back(y, dup[t == scalar], a, b, way & 2 ? c : NULL, n, way & 1));
-        assert_same(dup[0], dup[1], n + 1, "act_back's dup");
+        BOTH("act_backward", t->act_backward(y, dup[t == scalar], a, b, way & 2 ? c : NULL, n, way & 1));
+        assert_same(dup[0], dup[1], n + 1, "act_backward's dup");
         free(dup[0]), free(dup[1]);
     }
     BOTH("exp", t->exp(y, b, n));
@@ -471,7 +471,7 @@ static void test_exp_everywhere(void **state) {
     }
 }
 
-static void mix_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool turned,
+static void gemm_nn_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool turned,
                      enum flavour flavour) {
     const int64_t tm = turned ? 1 : k, tj = turned ? rows : 1, ldv = n + 1, ldy = n + 2;
     float *t = numbers(r, rows * k, flavour), *v = numbers(r, k * ldv, flavour);
@@ -479,28 +479,28 @@ static void mix_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool tur
     uint16_t *half = malloc((size_t)(k * ldv) * sizeof *half);
     dtype_from_f32(DTYPE_BF16, v, half, k * ldv);
     memcpy(got, want, (size_t)(rows * ldy) * sizeof *got);
-    scalar->mix_f32(want, ldy, t, tm, tj, rows, v, ldv, k, n);
-    wide.mix_f32(got, ldy, t, tm, tj, rows, v, ldv, k, n);
-    assert_same(got, want, rows * ldy, "mix_f32");
-    scalar->mix_bf16(want, ldy, t, tm, tj, rows, half, ldv, k, n);
-    wide.mix_bf16(got, ldy, t, tm, tj, rows, half, ldv, k, n);
-    assert_same(got, want, rows * ldy, "mix_bf16");
+    scalar->gemm_nn_f32(want, ldy, t, tm, tj, rows, v, ldv, k, n);
+    wide.gemm_nn_f32(got, ldy, t, tm, tj, rows, v, ldv, k, n);
+    assert_same(got, want, rows * ldy, "gemm_nn_f32");
+    scalar->gemm_nn_bf16(want, ldy, t, tm, tj, rows, half, ldv, k, n);
+    wide.gemm_nn_bf16(got, ldy, t, tm, tj, rows, half, ldv, k, n);
+    assert_same(got, want, rows * ldy, "gemm_nn_bf16");
     free(t), free(v), free(want), free(got), free(half);
 }
 
-static void test_mix(void **state) {
+static void test_gemm_nn(void **state) {
     (void)state;
     static const int64_t widths[] = {1, 8, 16, 33, 64, 80, 128, 150}, lengths[] = {1, 2, 8, 17};
     struct rng r = rng_make(6, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(widths); i++) {
         for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
             for (int64_t rows = 5; rows < 40; rows += 16)
-                mix_case(&r, rows, lengths[j], widths[i], (i + j) % 2,
+                gemm_nn_case(&r, rows, lengths[j], widths[i], (i + j) % 2,
                          (enum flavour)((i + j) % FLAVOURS));
         }
     }
-    mix_case(&r, 113, 300, 40, false, PLAIN);
-    mix_case(&r, 113, 300, 40, true, PLAIN);
+    gemm_nn_case(&r, 113, 300, 40, false, PLAIN);
+    gemm_nn_case(&r, 113, 300, 40, true, PLAIN);
 }
 
 static void adamw_case(struct rng *r, int64_t n, enum flavour flavour) {
@@ -608,7 +608,7 @@ int main(void) {
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_max),
         cmocka_unit_test(test_exp_everywhere),
-        cmocka_unit_test(test_mix),
+        cmocka_unit_test(test_gemm_nn),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_attention),

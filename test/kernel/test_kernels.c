@@ -171,19 +171,19 @@ static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
     struct floats x = filled(3 * n, nasty), dy = filled(3 * n, nasty), g = filled(n, 0),
                   a = filled(n, 0), b = filled(n, 0), c = copied(a), d = copied(b), u = copied(dy);
     const struct norm_rows rows = {x.v, dy.v, mean, rstd, n, 3, n};
-    ref->norm_gain(&rows, a.v, b.v);
-    k->norm_gain(&rows, c.v, d.v);
-    same_all(a.v, c.v, n, "norm_gain", k, n);
-    same_all(b.v, d.v, n, "norm_gain's bias", k, n);
+    ref->norm_gain_backward(&rows, a.v, b.v);
+    k->norm_gain_backward(&rows, c.v, d.v);
+    same_all(a.v, c.v, n, "norm_gain_backward", k, n);
+    same_all(b.v, d.v, n, "norm_gain_backward's bias", k, n);
     for (int way = 0; way < 4; way++) {
-        ref->norm_back(a.v, dy.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
-        k->norm_back(c.v, u.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
-        same_all(a.v, c.v, n, "norm_back", k, n);
-        same_all(dy.v, u.v, n, "norm_back's dy", k, n);
+        ref->norm_backward(a.v, dy.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
+        k->norm_backward(c.v, u.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
+        same_all(a.v, c.v, n, "norm_backward", k, n);
+        same_all(dy.v, u.v, n, "norm_backward's dy", k, n);
     }
-    k->norm_back(u.v, u.v, x.v, g.v, mean[2], rstd[1], false, n, false);
-    ref->norm_back(a.v, dy.v, x.v, g.v, mean[2], rstd[1], false, n, false);
-    same_all(a.v, u.v, n, "norm_back in place", k, n);
+    k->norm_backward(u.v, u.v, x.v, g.v, mean[2], rstd[1], false, n, false);
+    ref->norm_backward(a.v, dy.v, x.v, g.v, mean[2], rstd[1], false, n, false);
+    same_all(a.v, u.v, n, "norm_backward in place", k, n);
     struct floats all[] = {x, dy, g, a, b, c, d, u};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
@@ -204,16 +204,16 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
         struct floats dy = filled(n, nasty), up = copied(y), up2 = copied(y);
         const float *by = way & 2 ? u.v : NULL;
-        ref->act_back(y.v, up.v, dy.v, x.v, by, n, way & 1);
-        k->act_back(z.v, up2.v, dy.v, x.v, by, n, way & 1);
-        same_all(y.v, z.v, n, "act_back", k, n);
-        same_all(up.v, up2.v, n, "act_back's dup", k, n);
+        ref->act_backward(y.v, up.v, dy.v, x.v, by, n, way & 1);
+        k->act_backward(z.v, up2.v, dy.v, x.v, by, n, way & 1);
+        same_all(y.v, z.v, n, "act_backward", k, n);
+        same_all(up.v, up2.v, n, "act_backward's dup", k, n);
         floats_free(dy), floats_free(up), floats_free(up2);
     }
     memcpy(z.v, y.v, (size_t)n * sizeof(float));
-    ref->softmax_back(y.v, x.v, 0.3f, 0.125f, n);
-    k->softmax_back(z.v, x.v, 0.3f, 0.125f, n);
-    same_all(y.v, z.v, n, "softmax_back", k, n);
+    ref->softmax_backward(y.v, x.v, 0.3f, 0.125f, n);
+    k->softmax_backward(z.v, x.v, 0.3f, 0.125f, n);
+    same_all(y.v, z.v, n, "softmax_backward", k, n);
     norm_check(k, n, nasty);
     memcpy(y.v, x.v, (size_t)n * sizeof(float));
     memcpy(z.v, x.v, (size_t)n * sizeof(float));
@@ -359,30 +359,30 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
 }
 
 /* The rows of t are contiguous or transposed, with a large stride over j. */
-static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty,
+static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty,
                       bool turned) {
     int64_t ldv = n + 1, ldy = n + 2, tm = turned ? 1 : width + 3, tj = turned ? rows + 3 : 1;
     struct floats t = filled((rows + 3) * (width + 3), nasty), v = filled(width * ldv, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
     struct elems h = elems_of(v.v, width * ldv);
-    ref->mix_f32(y.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
-    k->mix_f32(z.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
-    same_all(y.v, z.v, rows * ldy, "mix_f32", k, width);
-    ref->mix_bf16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
-    k->mix_bf16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
-    same_all(y.v, z.v, rows * ldy, "mix_bf16", k, width);
-    ref->mix_f16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
-    k->mix_f16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
-    same_all(y.v, z.v, rows * ldy, "mix_f16", k, width);
-    ref->mix_i8(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
-    k->mix_i8(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
-    same_all(y.v, z.v, rows * ldy, "mix_i8", k, width);
+    ref->gemm_nn_f32(y.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
+    k->gemm_nn_f32(z.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "gemm_nn_f32", k, width);
+    ref->gemm_nn_bf16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
+    k->gemm_nn_bf16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "gemm_nn_bf16", k, width);
+    ref->gemm_nn_f16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
+    k->gemm_nn_f16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "gemm_nn_f16", k, width);
+    ref->gemm_nn_i8(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
+    k->gemm_nn_i8(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "gemm_nn_i8", k, width);
     elems_free(h);
     struct floats all[] = {t, v, y, z};
     for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
 }
 
-static void test_mix(void **state) {
+static void test_gemm_nn(void **state) {
     (void)state;
     static const int64_t ns[] = {1, 7, 8, 16, 31, 64, 100, 130}, ks[] = {1, 2, 5, 8, 33},
                          ms[] = {1, 2, 4, 7, 13, 24};
@@ -390,13 +390,13 @@ static void test_mix(void **state) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
             for (int turned = 0; turned < 2; turned++)
-                check_mix(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
+                check_gemm_nn(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
                           i % 5 == 4, turned);
         // Beyond one block of rows, and one of the sum, at every level.
         static const int64_t large[][3] = {
             {97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
         for (size_t i = 0; k && i < 2 * ARRAY_LEN(large); i++)
-            check_mix(k, large[i / 2][0], large[i / 2][1], large[i / 2][2], i == 3, i % 2);
+            check_gemm_nn(k, large[i / 2][0], large[i / 2][1], large[i / 2][2], i == 3, i % 2);
     }
 }
 
@@ -454,7 +454,7 @@ static void fill_i8(int8_t *p, int64_t n) {
 }
 
 /* Int8 times int8: equal bits at every level, and the sum in double. */
-static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t width) {
+static void check_gemm_i8_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t width) {
     void *scratch;
     struct floats x = filled(rows * width, 0), y = filled(rows * (n + 1), 0), z = copied(y);
     int8_t *w = malloc((size_t)(n * width));
@@ -481,7 +481,7 @@ static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int6
 }
 
 /* The same for pairs, with t over the whole range of 16 bits. */
-static void check_pairs(const struct kernels *k, int64_t rows, int64_t n, int64_t pairs) {
+static void check_gemm_nn_i16_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t pairs) {
     int64_t ldv = n + 3, ldt = 2 * pairs + 1, ldy = n + 2;
     int16_t *t = malloc((size_t)(rows * ldt) * sizeof *t);
     int8_t *v = malloc((size_t)(2 * ldv * pairs));
@@ -489,16 +489,16 @@ static void check_pairs(const struct kernels *k, int64_t rows, int64_t n, int64_
     for (int64_t i = 0; i < rows * ldt; i++)
         t[i] = (int16_t)((int)rng_below(&source, 65535) - 32767);
     fill_i8(v, 2 * ldv * pairs);
-    ref->mix_pairs(y.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
-    k->mix_pairs(z.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
-    same_all(y.v, z.v, rows * ldy, "mix_pairs", k, n);
+    ref->gemm_nn_i16_i8(y.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
+    k->gemm_nn_i16_i8(z.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
+    same_all(y.v, z.v, rows * ldy, "gemm_nn_i16_i8", k, n);
     for (int64_t m = 0; m < rows; m++)
         for (int64_t c = 0; c < n; c++) {
             double sum = 0, by = (double)s.v[m], old = (double)y0.v[m * ldy + c];
             for (int64_t j = 0; j < 2 * pairs; j++)
                 sum += (double)t[m * ldt + j] * (double)v[2 * (j / 2 * ldv + c) + j % 2];
             near((double)y.v[m * ldy + c], old + by * sum, 2e-7 * (fabs(old) + fabs(by * sum)),
-                 "mix_pairs");
+                 "gemm_nn_i16_i8");
         }
     free(t);
     free(v);
@@ -514,15 +514,15 @@ static void test_int8_rows(void **state) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         for (int64_t rows = 1; k && rows <= 6; rows++)
             for (size_t i = 0; i < ARRAY_LEN(ns); i++) {
-                check_dots_i8(k, rows, ns[i] % 20, widths[i % ARRAY_LEN(widths)]);
-                check_pairs(k, rows, ns[i], pairs[(i + (size_t)rows) % ARRAY_LEN(pairs)]);
+                check_gemm_i8_i8(k, rows, ns[i] % 20, widths[i % ARRAY_LEN(widths)]);
+                check_gemm_nn_i16_i8(k, rows, ns[i], pairs[(i + (size_t)rows) % ARRAY_LEN(pairs)]);
             }
     }
 }
 
 /* Low-rank sums in 16-bit steps: the error is at most half a step of each t times its factor; NaN
  * propagates. */
-static void test_pairs_mix(void **state) {
+static void test_gemm_nn_i8_pairs(void **state) {
     (void)state;
     enum { ROWS = 35, N = 40, RANKS = 10 };
     struct floats t = filled(ROWS * 64, 0), y = filled(ROWS * N, 0), y0 = copied(y);
@@ -778,7 +778,7 @@ static const enum tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF
                                              TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
 
 /* dX = dY W in double, from the rows that matrix_get_row returns. */
-static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy, int64_t rows) {
+static double *backward_naive(const struct matrix *w, const float *dy, int64_t lddy, int64_t rows) {
     double *dx = calloc((size_t)(rows * w->k), sizeof *dx);
     float *row = malloc((size_t)w->k * sizeof *row);
     for (int64_t o = 0; o < w->n; o++) {
@@ -791,7 +791,7 @@ static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy,
 }
 
 /* Norm of the difference over the norm, and the cosine. */
-static void back_near(const float *dx, int64_t lddx, const double *want, int64_t rows, int64_t k,
+static void backward_near(const float *dx, int64_t lddx, const double *want, int64_t rows, int64_t k,
                       enum grad_path path, const char *what) {
     static const char *const names[] = {"f32", "int8", "tiles"};
     const bool f32 = path == GRAD_F32;
@@ -807,7 +807,7 @@ static void back_near(const float *dx, int64_t lddx, const double *want, int64_t
 }
 
 /* One, two and three threads, rows one at a time, and added to dX: all give the same bits. */
-static void check_back(enum tensor_type t, enum numeric_class cls, enum grad_path path,
+static void check_backward(enum tensor_type t, enum numeric_class cls, enum grad_path path,
                        int64_t rows, int64_t n, int64_t k) {
     struct arena arena = {0};
     struct matrix w;
@@ -815,10 +815,10 @@ static void check_back(enum tensor_type t, enum numeric_class cls, enum grad_pat
     matrix_random(&w, t, n, k, cls, &arena, &file, false);
     int64_t lddx = k + 5, lddy = n + 3;
     struct floats dy = filled(rows * lddy, 0), first = floats_new(rows * lddx);
-    double *want = back_truth(&w, dy.v, lddy, rows);
+    double *want = backward_naive(&w, dy.v, lddy, rows);
     void *scratch = malloc(matrix_mul_backward_scratch(n, 3));
     matrix_mul_backward(first.v, lddx, dy.v, lddy, rows, &w, path, false, scratch, NULL);
-    back_near(first.v, lddx, want, rows, k, path, tensor_type_name(t));
+    backward_near(first.v, lddx, want, rows, k, path, tensor_type_name(t));
     for (int threads = 1; threads <= 3; threads++) {
         struct floats other = floats_new(rows * lddx);
         struct pool *pool = pool_new(threads);
@@ -841,7 +841,7 @@ static void check_back(enum tensor_type t, enum numeric_class cls, enum grad_pat
     floats_free(first);
 }
 
-static void test_matrix_mul_back(void **state) {
+static void test_matrix_mul_backward(void **state) {
     (void)state;
     for (size_t i = 0; i < 3 * ARRAY_LEN(all_types); i++) {
         enum tensor_type t = all_types[i / 3];
@@ -849,14 +849,14 @@ static void test_matrix_mul_back(void **state) {
         enum numeric_class cls = path == GRAD_TILES ? NUMERIC_FAST : NUMERIC_EXACT;
         if (path == GRAD_INT8 && !tensor_type_is_quantized(t)) continue;
         if (path == GRAD_TILES && !kernels_get()->gemm_tiles) continue;
-        check_back(t, cls, path, 1, 70, 512);
-        check_back(t, cls, path, 37, 275, 256);
-        check_back(t, cls, path, 3, 5, 768);
+        check_backward(t, cls, path, 1, 70, 512);
+        check_backward(t, cls, path, 37, 275, 256);
+        check_backward(t, cls, path, 3, 5, 768);
     }
-    check_back(TENSOR_F32, NUMERIC_EXACT, GRAD_F32, 70, 40, 33);
-    check_back(TENSOR_BF16, NUMERIC_FAST, GRAD_F32, 40, 300, 200);
-    check_back(TENSOR_Q4_0, NUMERIC_EXACT, GRAD_INT8, 2, 9000, 64);
-    check_back(TENSOR_Q4_0, NUMERIC_FAST, kernels_get()->gemm_tiles ? GRAD_TILES : GRAD_F32, 600,
+    check_backward(TENSOR_F32, NUMERIC_EXACT, GRAD_F32, 70, 40, 33);
+    check_backward(TENSOR_BF16, NUMERIC_FAST, GRAD_F32, 40, 300, 200);
+    check_backward(TENSOR_Q4_0, NUMERIC_EXACT, GRAD_INT8, 2, 9000, 64);
+    check_backward(TENSOR_Q4_0, NUMERIC_FAST, kernels_get()->gemm_tiles ? GRAD_TILES : GRAD_F32, 600,
                4200, 64);
 }
 
@@ -912,7 +912,7 @@ static int number_of(const struct matrix *w, int64_t o, int64_t i, float value, 
 }
 
 /* The int8 path from its contract in kernel.h, one value at a time. */
-static float back_by_contract(const struct matrix *w, const float *dy, int64_t i, float **rows) {
+static float backward_int8_naive(const struct matrix *w, const float *dy, int64_t i, float **rows) {
     int64_t slice = 4096, group = w->type == TENSOR_Q6_K ? 16 : 32;
     int c = !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
     float dx = 0;
@@ -943,7 +943,7 @@ static float back_by_contract(const struct matrix *w, const float *dy, int64_t i
     return dx;
 }
 
-static void test_back_contract(void **state) {
+static void test_backward_int8(void **state) {
     (void)state;
     static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
                                           TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q4_K,
@@ -962,7 +962,7 @@ static void test_back_contract(void **state) {
             matrix_get_row(&w, o, rows[o] = malloc((size_t)k * sizeof(float)));
         matrix_mul_backward(dx.v, k, dy.v, n, 1, &w, GRAD_INT8, false, scratch, NULL);
         for (int64_t i = 0; i < k; i++)
-            same_one(back_by_contract(&w, dy.v, i, rows), dx.v[i], tensor_type_name(w.type),
+            same_one(backward_int8_naive(&w, dy.v, i, rows), dx.v[i], tensor_type_name(w.type),
                      kernels_get(), n);
         for (int64_t o = 0; o < n; o++) free(rows[o]);
         free(rows);
@@ -974,13 +974,13 @@ static void test_back_contract(void **state) {
     }
 }
 
-static void test_mix_pool(void **state) {
+static void test_gemm_nn_pool(void **state) {
     (void)state;
     static const int64_t shapes[][3] = {{3, 5, 7}, {300, 70, 33}, {70, 300, 65}};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         int64_t rows = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
         struct floats t = filled(k * rows, 0), v = filled(k * n, 0), y = floats_new(rows * n);
-        ref->mix_f32(y.v, n, t.v, 1, rows, rows, v.v, n, k, n);
+        ref->gemm_nn_f32(y.v, n, t.v, 1, rows, rows, v.v, n, k, n);
         for (int threads = 1; threads <= 3; threads++) {
             struct floats z = filled(rows * n, 1);
             struct pool *pool = pool_new(threads);
@@ -1098,7 +1098,7 @@ static void test_scalar_rope(void **state) {
 }
 
 /* Values weighted and summed in double, from rows of every element type. */
-static void test_scalar_mix(void **state) {
+static void test_scalar_gemm_nn(void **state) {
     (void)state;
     enum { M = 3, N = 24, K = 37 };
     struct floats t = filled(M * K, 0), v = filled(K * N, 0), y0 = filled(M * N, 0);
@@ -1442,7 +1442,7 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
 }
 
 /* The same for dX = dY W; for dW = dYᵀ X, in f32 or in tiles, if the type is f16. */
-static double back_speed(enum tensor_type t, enum grad_path path, const int64_t *shape) {
+static double backward_speed(enum tensor_type t, enum grad_path path, const int64_t *shape) {
     int64_t rows = shape[0], k = shape[1], n = shape[2];
     struct arena arena = {0};
     struct matrix w;
@@ -1457,7 +1457,7 @@ static double back_speed(enum tensor_type t, enum grad_path path, const int64_t 
         if (t == TENSOR_F16 && path == GRAD_TILES)
             weight_grad_tiles(dw.v, dy.v, n, x.v, k, rows, scratch, NULL);
         else if (t == TENSOR_F16)
-            kernels_get()->mix_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
+            kernels_get()->gemm_nn_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
         else
             matrix_mul_backward(x.v, k, dy.v, n, rows, &w, path, false, scratch, NULL);
         best = MIN(best, clock_now() - start);
@@ -1470,17 +1470,17 @@ static double back_speed(enum tensor_type t, enum grad_path path, const int64_t 
     return ops / best / 1e9;
 }
 
-static void bench_back(const char *only, enum tensor_type one) {
+static void bench_backward(const char *only, enum tensor_type one) {
     const bool tiles = kernels_get()->gemm_tiles;
     printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s, dW = dYᵀ X\n",
            kernels_get()->name, tiles ? ", in tiles" : "");
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
         printf("  %4d %4d %4d  dX %7.1f", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2],
-               back_speed(one, GRAD_F32, shapes[s]));
-        if (only) printf(" int8 %7.1f", back_speed(one, GRAD_INT8, shapes[s]));
-        if (tiles) printf(" tiles %7.1f", back_speed(one, GRAD_TILES, shapes[s]));
-        printf(" dW %7.1f", back_speed(TENSOR_F16, GRAD_F32, shapes[s]));
-        if (tiles) printf(" tiles %7.1f", back_speed(TENSOR_F16, GRAD_TILES, shapes[s]));
+               backward_speed(one, GRAD_F32, shapes[s]));
+        if (only) printf(" int8 %7.1f", backward_speed(one, GRAD_INT8, shapes[s]));
+        if (tiles) printf(" tiles %7.1f", backward_speed(one, GRAD_TILES, shapes[s]));
+        printf(" dW %7.1f", backward_speed(TENSOR_F16, GRAD_F32, shapes[s]));
+        if (tiles) printf(" tiles %7.1f", backward_speed(TENSOR_F16, GRAD_TILES, shapes[s]));
         printf("\n");
     }
 }
@@ -1510,7 +1510,7 @@ static void bench_run(const char *only) {
             printf("\n");
         }
     }
-    bench_back(only, one);
+    bench_backward(only, one);
 }
 
 /* The products of the fast class on AMX. */
@@ -1545,7 +1545,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_scalar_silu),
         cmocka_unit_test(test_scalar_gelu),
         cmocka_unit_test(test_scalar_rope),
-        cmocka_unit_test(test_scalar_mix),
+        cmocka_unit_test(test_scalar_gemm_nn),
         cmocka_unit_test(test_scalar_adamw),
         cmocka_unit_test(test_scalar_quantize),
         cmocka_unit_test(test_reductions),
@@ -1555,19 +1555,19 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_exp_range),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_rows_down),
-        cmocka_unit_test(test_mix),
+        cmocka_unit_test(test_gemm_nn),
         cmocka_unit_test(test_int8_rows),
-        cmocka_unit_test(test_pairs_mix),
+        cmocka_unit_test(test_gemm_nn_i8_pairs),
         cmocka_unit_test(test_gemm),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_bf16_fast),
         cmocka_unit_test(test_invariance),
         cmocka_unit_test(test_matrix_mul),
         cmocka_unit_test(test_gemm_pool),
-        cmocka_unit_test(test_mix_pool),
-        cmocka_unit_test(test_matrix_mul_back),
+        cmocka_unit_test(test_gemm_nn_pool),
+        cmocka_unit_test(test_matrix_mul_backward),
         cmocka_unit_test(test_weight_grad),
-        cmocka_unit_test(test_back_contract),
+        cmocka_unit_test(test_backward_int8),
         cmocka_unit_test(test_transpose),
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_attention),

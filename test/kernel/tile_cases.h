@@ -179,8 +179,8 @@ static void tile_gated_case(const struct kernels *k, struct rng *r, enum tensor_
     tile_case_free(&up);
 }
 
-/* The backward pass of a gated row gives the bits of act_back. */
-static void tile_gated_back_case(const struct kernels *k, struct rng *r, int64_t n) {
+/* The backward pass of a gated row gives the bits of act_backward. */
+static void tile_gated_backward_case(const struct kernels *k, struct rng *r, int64_t n) {
     float *v[9]; // gate, up, dact, ones; act, dgate, dup; two wanted
     uint16_t *tiles[4];
     const int64_t steps = (n + 31) / 32;
@@ -192,13 +192,13 @@ static void tile_gated_back_case(const struct kernels *k, struct rng *r, int64_t
         v[3][i] = 1;
     }
     for (int j = 0; j < 2; j++) k->tiles_pack_row(v[j], n, tiles[j]);
-    const struct gated_back_row row = {tiles[0], tiles[1], v[2],     v[4],
+    const struct gated_backward_row row = {tiles[0], tiles[1], v[2],     v[4],
                                        v[5],     v[6],     tiles[2], tiles[3]};
     for (int j = 4; j < 7; j++) v[j][n] = TILE_GUARD;
-    k->gated_back(&row, n);
-    k->act_back(v[7], v[8], v[3], v[0], v[1], n, false); // v[8] = y
+    k->gated_backward(&row, n);
+    k->act_backward(v[7], v[8], v[3], v[0], v[1], n, false); // v[8] = y
     for (int64_t i = 0; i < n; i++) assert_true(v[4][i] == v[8][i] * v[1][i]);
-    k->act_back(v[7], v[8], v[2], v[0], v[1], n, false);
+    k->act_backward(v[7], v[8], v[2], v[0], v[1], n, false);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = i / 32 * 512 + i % 32;
         assert_true(v[5][i] == v[7][i] && v[6][i] == v[8][i]);
@@ -465,8 +465,8 @@ static void tile_cases_run(const struct kernels *k, bool all) {
     tile_gated_case(k, &r, TENSOR_Q4_0, 33, 48, 64);
     tile_gated_case(k, &r, TENSOR_BF16, 5, 70, 100);
     tile_gated_case(k, &r, TENSOR_Q8_0, 48, 33, 2080);
-    tile_gated_back_case(k, &r, 77);
-    tile_gated_back_case(k, &r, 96);
+    tile_gated_backward_case(k, &r, 77);
+    tile_gated_backward_case(k, &r, 96);
     tile_low_rank_case(k, &r, 5, 18, 40);
     tile_low_rank_case(k, &r, 70, 35, 33);
     tile_gated_low_case(k, &r, 50, 40, 64);

@@ -165,7 +165,8 @@ static void head_attend_tiles(const struct attend_job *job, const struct packed_
         .first = s.first,
         .end = s.end,
         .scale = h.scale,
-        .keys = {.elem = DTYPE_F32, .page = h.n, .ld = h.ldk, .at = sample_page, .ctx = &rows},
+        .keys =
+            {.dtype = DTYPE_F32, .page = h.n, .ld = h.ldk, .get_page = sample_page, .ctx = &rows},
         .stats = a->att_stats + sp->begin * ld_stats + kv * group * 2,
         .ld_stats = ld_stats,
         .scratch = s.kernel,

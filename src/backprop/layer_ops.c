@@ -72,8 +72,8 @@ static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int threa
     for (int64_t i = begin; i < end; i++) {
         const int64_t at = i * j->width;
         if (!j->n.dg) row_stats(j, i);
-        j->t->k->norm_backward(j->y + at, j->z + at, j->x + at, j->n.g, j->t->mean[i], j->t->rstd[i],
-                           j->n.b != NULL, j->width, j->add);
+        j->t->k->norm_backward(j->y + at, j->z + at, j->x + at, j->n.g, j->t->mean[i],
+                               j->t->rstd[i], j->n.b != NULL, j->width, j->add);
     }
 }
 
@@ -158,8 +158,8 @@ static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int
     for (int64_t i = begin; i < end; i++) {
         int64_t at = i * j->width;
         if (j->x)
-            t->k->act_backward(t->dgate + at, t->dup + at, t->dact + at, j->x + at, j->u + at, j->width,
-                           gelu);
+            t->k->act_backward(t->dgate + at, t->dup + at, t->dact + at, j->x + at, j->u + at,
+                               j->width, gelu);
         else
             t->k->act_backward(t->dup + at, NULL, t->dact + at, j->u + at, NULL, j->width, gelu);
     }
@@ -185,13 +185,13 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
         uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
         const int64_t at = dgate_tiles - j->dgate.tiles; // all four have this layout
         const struct gated_backward_row row = {.gate = j->g->gate_out + at,
-                                           .up = j->g->up_out + at,
-                                           .dact = t->dact + i * f,
-                                           .act = t->act_buf + i * f,
-                                           .dgate = t->dgate + i * f,
-                                           .dup = t->dup + i * f,
-                                           .dgate_tiles = dgate_tiles,
-                                           .dup_tiles = j->dup.tiles + at};
+                                               .up = j->g->up_out + at,
+                                               .dact = t->dact + i * f,
+                                               .act = t->act_buf + i * f,
+                                               .dgate = t->dgate + i * f,
+                                               .dup = t->dup + i * f,
+                                               .dgate_tiles = dgate_tiles,
+                                               .dup_tiles = j->dup.tiles + at};
         t->k->gated_backward(&row, f);
     }
 }

@@ -427,10 +427,10 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
         if (!rank) continue;
         if (i0 < i1)
             t->k->gemm_nn_f32(r.lp->ga + i0, in, t->dh + at * ld, 1, ld, rank, x + at * in + i0, in,
-                          rows, i1 - i0);
+                              rows, i1 - i0);
         if (o0 < o1)
             t->k->gemm_nn_f32(r.lp->gb + o0 * rank, rank, j->dy + at * out + o0, 1, out, o1 - o0,
-                          t->acts[j->l].h[j->p] + r.begin * ld, ld, rows, rank);
+                              t->acts[j->l].h[j->p] + r.begin * ld, ld, rows, rank);
     }
 }
 

@@ -18,43 +18,44 @@ void amx_fill_grad(struct kernels *k);
 void amx_fill_attention(struct kernels *k);
 
 /* The operand of ldtilecfg, palette 1: eight tiles of up to 16 rows of up to 64 bytes. */
-struct tile_shapes {
+struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
 };
-_Static_assert(sizeof(struct tile_shapes) == 64, "ldtilecfg reads 64 bytes");
+_Static_assert(sizeof(struct tile_config) == 64, "ldtilecfg reads 64 bytes");
 
-/* Names of configurations: AMX_FULL is all eight tiles 16 x 64; those of amx_int8.c are smaller. */
-enum { AMX_FULL = 1 << 16 };
+/* Names of configurations: TILE_CONFIG_FULL is all eight tiles 16 x 64; those of amx_int8.c are
+ * smaller. */
+enum { TILE_CONFIG_FULL = 1 << 16 };
 
 enum { GROUP = 8 }; /* panels multiplied with all rows before the next: they stay in L2 */
 
 /* The tile shapes that this thread has configured; 0: none yet. */
 extern _Thread_local uint32_t amx_configured;
 
-INLINE void tile_shape(struct tile_shapes *s, int tile, int rows, int row_bytes) {
+INLINE void tile_config_set(struct tile_config *s, int tile, int rows, int row_bytes) {
     s->rows[tile] = (uint8_t)rows;
     s->row_bytes[tile] = (uint16_t)row_bytes;
 }
 
-INLINE void shapes_load(const struct tile_shapes *s, uint32_t name) {
+INLINE void tile_config_load(const struct tile_config *s, uint32_t name) {
     // gcc 12 declares only the first 8 bytes as read, and would drop the stores of the others.
     __asm__ volatile("" : : "r"(s) : "memory");
     _tile_loadconfig(s);
     amx_configured = name;
 }
 
-INLINE void shapes_full(void) {
-    if (amx_configured == AMX_FULL) return;
-    struct tile_shapes s = {.palette = 1};
-    for (int i = 0; i < 8; i++) tile_shape(&s, i, 16, 64);
-    shapes_load(&s, AMX_FULL);
+INLINE void tile_config_full(void) {
+    if (amx_configured == TILE_CONFIG_FULL) return;
+    struct tile_config s = {.palette = 1};
+    for (int i = 0; i < 8; i++) tile_config_set(&s, i, 16, 64);
+    tile_config_load(&s, TILE_CONFIG_FULL);
 }
 
 /* gcc 12 does not tell the compiler that a tile load reads memory, nor that a tile store writes it:
  * scratch is written before this point, and read after it. */
-INLINE void scratch_publish(const void *p) {
+INLINE void tile_memory_barrier(const void *p) {
     __asm__ volatile("" : : "r"(p) : "memory");
 }
 

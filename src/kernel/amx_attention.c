@@ -10,8 +10,8 @@
  * Blocks of KEY_BLOCK keys are packed once for up to QUERIES queries. Between blocks a query keeps
  * its maximum, its sum and its unnormalized output (online softmax, Milakov and Gimelshein 2018).
  *
- * Invariant: a query's numbers do not depend on the queries beside it. Key tiles and blocks begin
- * at fixed positions, and a tile without keys of a query leaves the bits of its sums as they are.
+ * Invariant: a query's result does not depend on other queries. Key tiles and blocks begin at fixed
+ * positions, and a tile without keys of a query leaves the bits of the query's sums unchanged.
  */
 #include <math.h>
 #include <string.h>
@@ -46,8 +46,9 @@ struct query_block {
     int32_t *first, *end; /* [QUERIES] */
 };
 
-/* Lays the arrays into `base` (NULL: only counts) and returns the bytes. */
-static size_t scratch_lay(struct query_block *b, int64_t e, uint8_t *base) {
+/* Places the arrays in `base` and returns their size in bytes; with NULL it only computes the
+ * size. */
+static size_t query_block_layout(struct query_block *b, int64_t e, uint8_t *base) {
     size_t used = 0;
     b->e = e;
     b->ep = (e + 31) / 32 * 32;
@@ -64,13 +65,13 @@ static size_t scratch_lay(struct query_block *b, int64_t e, uint8_t *base) {
     return used;
 }
 
-/* A query's row, and where its elements begin in it. */
-struct query_place {
+/* The row of a query, and the column at which its elements begin. */
+struct query_position {
     int64_t row, column;
 };
 
-static struct query_place query_place(int64_t query, int64_t n_heads, int64_t e) {
-    return (struct query_place){query / n_heads, query % n_heads * e};
+static struct query_position query_position(int64_t query, int64_t n_heads, int64_t e) {
+    return (struct query_position){query / n_heads, query % n_heads * e};
 }
 
 /* vectors */
@@ -120,9 +121,10 @@ struct tile_rows {
     __mmask16 mask[KEY_TILE];
 };
 
-/* Rows from `at` on, `bytes` apart, of which [begin, end) exist: at least one of the 32. */
-static void rows_find(struct tile_rows *r, const void *base, const uint16_t *scales, int64_t bytes,
-                      int64_t at, int64_t begin, int64_t end) {
+/* Sets the rows of positions at, at + 1, …, which are `bytes` apart. Positions outside of
+ * [begin, end) do not exist; at least one of the 32 does. */
+static void tile_rows_set(struct tile_rows *r, const void *base, const uint16_t *scales,
+                          int64_t bytes, int64_t at, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < KEY_TILE; i++) {
         const int64_t row = MIN(MAX(at + i, begin), end - 1);
         r->row[i] = (const char *)base + row * bytes;
@@ -170,7 +172,8 @@ static void queries_pack(const struct query_block *b, int64_t tile) {
     const struct attention_job *j = b->job;
     const float *rows[PANEL];
     for (int64_t i = tile * PANEL; i < (tile + 1) * PANEL; i++) {
-        const struct query_place at = query_place(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
+        const struct query_position at =
+            query_position(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
         rows[i % PANEL] = j->q + at.row * j->ldq + at.column;
         b->first[i] = j->first[at.row];
         b->end[i] = j->end[at.row];
@@ -190,14 +193,14 @@ INLINE void keys_pack_as(const struct query_block *b, int64_t at, const struct t
 /* Packs 32 positions from `at` on; those outside of [begin, end) become zeros. */
 static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, int64_t end) {
     const struct attention_keys *keys = &b->job->keys;
-    const struct attention_page page = keys->at(keys->ctx, at / keys->page);
-    const int64_t bytes = keys->ld * (int64_t)dtype_size(keys->elem), row = at % keys->page;
-    const bool scaled = keys->elem == DTYPE_I8;
+    const struct attention_page page = keys->get_page(keys->ctx, at / keys->page);
+    const int64_t bytes = keys->ld * (int64_t)dtype_size(keys->dtype), row = at % keys->page;
+    const bool scaled = keys->dtype == DTYPE_I8;
     struct tile_rows k, v;
     begin += row - at, end += row - at; // as rows of the page
-    rows_find(&k, page.k, scaled ? page.k_scale : NULL, bytes, row, begin, end);
-    rows_find(&v, page.v, scaled ? page.v_scale : NULL, bytes, row, begin, end);
-    switch (keys->elem) {
+    tile_rows_set(&k, page.k, scaled ? page.k_scale : NULL, bytes, row, begin, end);
+    tile_rows_set(&v, page.v, scaled ? page.v_scale : NULL, bytes, row, begin, end);
+    switch (keys->dtype) {
     case DTYPE_BF16:
         keys_pack_as(b, at, &k, &v, DTYPE_BF16);
         break;
@@ -214,14 +217,14 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
 
 /* products */
 
-/* Sums 0 … 3, or 0 and 1, of four or two tiles of rows that are `apart` elements apart. */
-INLINE void sums_add(const uint16_t *rows, int64_t apart, const uint16_t *columns, bool four) {
+/* Sums 0 … 3, or 0 and 1, of four or two tiles of rows that are `stride` elements apart. */
+INLINE void sums_add(const uint16_t *rows, int64_t stride, const uint16_t *columns, bool four) {
     _tile_loadd(4, columns, 64);
     _tile_loadd(5, rows, 64);
-    _tile_loadd(6, rows + apart, 64);
-    if (four) _tile_loadd(7, rows + 2 * apart, 64);
+    _tile_loadd(6, rows + stride, 64);
+    if (four) _tile_loadd(7, rows + 2 * stride, 64);
     _tile_dpbf16ps(0, 5, 4);
-    if (four) _tile_loadd(5, rows + 3 * apart, 64);
+    if (four) _tile_loadd(5, rows + 3 * stride, 64);
     _tile_dpbf16ps(1, 6, 4);
     if (four) _tile_dpbf16ps(2, 7, 4);
     if (four) _tile_dpbf16ps(3, 5, 4);
@@ -258,8 +261,8 @@ INLINE void scores_block(float *s, const uint16_t *rows, const uint16_t *queries
 
 /* s [KEY_BLOCK][16] = rows by 16 queries, for the tiles of 32 rows [t0, t1). rows: [2 tiles][Ep/32]
  * [16][32]; queries: [Ep/32][16 pairs][16][2]. */
-INLINE void scores_make(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
-                        int64_t t0, int64_t t1) {
+INLINE void scores_compute(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
+                           int64_t t0, int64_t t1) {
     for (int64_t t = t0; t < t1; t += 2) {
         float *to = s + t * KEY_TILE * PANEL;
         if (t + 1 < t1)
@@ -290,7 +293,7 @@ INLINE void outputs_add(float *out, const uint16_t *v, const uint16_t *p, int64_
 
 /* softmax */
 
-/* The ranges of 16 queries, and the keys that all of them attend to. */
+/* The key ranges of 16 queries, and the range of keys that all of them attend to. */
 struct ranges {
     __m512i first, end;
     int32_t all_first, all_end;
@@ -303,7 +306,7 @@ static struct ranges ranges_of(const int32_t first[PANEL], const int32_t end[PAN
                            .all_end = end[0]};
 }
 
-INLINE bool range_cuts(const struct ranges *r, int32_t key) {
+INLINE bool range_needs_mask(const struct ranges *r, int32_t key) {
     return key < r->all_first || key + KEY_TILE > r->all_end;
 }
 
@@ -343,8 +346,8 @@ INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, _
     }
 }
 
-/* Replaces the maximum of 16 queries and scales what was summed relative to the former one. */
-static void maximum_replace(const struct query_block *b, int64_t tile, __m512 max) {
+/* Replaces the running maximum of 16 queries, and rescales their sums and outputs to it. */
+static void running_max_update(const struct query_block *b, int64_t tile, __m512 max) {
     const __m512 old = _mm512_loadu_ps(b->max + tile * PANEL);
     if (_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ) == 0) return;
     // -Inf - -Inf: max_ps returns its second operand for NaN, and sums of such queries are 0.
@@ -357,9 +360,10 @@ static void maximum_replace(const struct query_block *b, int64_t tile, __m512 ma
     _mm512_storeu_ps(b->max + tile * PANEL, max);
 }
 
-/* The scores of 16 queries become probabilities, for the key tiles [t0, t1) of a block. */
-static void probabilities_make(const struct query_block *b, int64_t tile, int64_t block, int64_t t0,
-                               int64_t t1) {
+/* Computes b->p from the scores b->s of 16 queries, for the key tiles [t0, t1) of a block, and
+ * updates the queries' maxima and sums. */
+static void probabilities_compute(const struct query_block *b, int64_t tile, int64_t block,
+                                  int64_t t0, int64_t t1) {
     const struct ranges r = ranges_of(b->first + tile * PANEL, b->end + tile * PANEL);
     const float *s = b->s;
     uint16_t *p = b->p;
@@ -368,12 +372,12 @@ static void probabilities_make(const struct query_block *b, int64_t tile, int64_
     bool masked[KEY_BLOCK / KEY_TILE];
     for (int64_t t = t0; t < t1; t++) {
         const int32_t key = (int32_t)(block + t * KEY_TILE);
-        masked[t] = range_cuts(&r, key);
+        masked[t] = range_needs_mask(&r, key);
         max = masked[t] ? keys_max(max, s + t * KEY_TILE * PANEL, &r, key, true)
                         : keys_max(max, s + t * KEY_TILE * PANEL, &r, key, false);
     }
     max = _mm512_max_ps(_mm512_mul_ps(max, scale), _mm512_loadu_ps(b->max + tile * PANEL));
-    maximum_replace(b, tile, max);
+    running_max_update(b, tile, max);
     const __m512 minus_max = _mm512_sub_ps(_mm512_setzero_ps(), max);
     for (int64_t t = t0; t < t1; t++) {
         const int32_t key = (int32_t)(block + t * KEY_TILE);
@@ -392,12 +396,12 @@ static void tile_attend(const struct query_block *b, int64_t tile, int64_t block
                   end = MIN(b->end[(tile + 1) * PANEL - 1] - block, KEY_BLOCK),
                   t1 = (end + KEY_TILE - 1) / KEY_TILE;
     if (t0 >= t1) return;
-    scores_make(b->s, b->k, b->q + tile * PANEL * ep, ep, t0, t1);
-    scratch_publish(b->s);
-    probabilities_make(b, tile, block, t0, t1);
-    scratch_publish(b->p);
+    scores_compute(b->s, b->k, b->q + tile * PANEL * ep, ep, t0, t1);
+    tile_memory_barrier(b->s);
+    probabilities_compute(b, tile, block, t0, t1);
+    tile_memory_barrier(b->p);
     outputs_add(b->out + tile * PANEL * ep, b->v, b->p, ep, t0, t1);
-    scratch_publish(b->out);
+    tile_memory_barrier(b->out);
 }
 
 /* Element i of 16 queries of x [Ep][16], times `by`. */
@@ -444,7 +448,7 @@ static void outputs_write(const struct query_block *b, int64_t tile) {
     _mm512_storeu_ps(inverse, by);
     for (int64_t i = 0; i < PANEL; i++) {
         const int64_t query = MIN(tile * PANEL + i, b->n - 1);
-        const struct query_place at = query_place(b->begin + query, j->n_heads, b->e);
+        const struct query_position at = query_position(b->begin + query, j->n_heads, b->e);
         if (j->tiles)
             tiles[i] = gemm_input_tile_row(j->tiles, j->tiles_row + at.row) +
                        (j->tiles_column + at.column) / 32 * TILE;
@@ -469,7 +473,7 @@ static void queries_attend(struct query_block *b) {
         for (int64_t at = MAX(block, first / KEY_TILE * KEY_TILE); at < MIN(block + KEY_BLOCK, end);
              at += KEY_TILE)
             keys_pack(b, at, first, end);
-        scratch_publish(b->k);
+        tile_memory_barrier(b->k);
         for (int64_t i = 0; i < tiles; i++) tile_attend(b, i, block);
     }
     for (int64_t i = 0; i < tiles; i++) outputs_write(b, i);
@@ -478,8 +482,8 @@ static void queries_attend(struct query_block *b) {
 static void amx_attention(const struct attention_job *job) {
     struct query_block b = {.job = job};
     const int64_t queries = job->rows * job->n_heads;
-    scratch_lay(&b, job->head_dim, job->scratch);
-    shapes_full();
+    query_block_layout(&b, job->head_dim, job->scratch);
+    tile_config_full();
     for (b.begin = 0; b.begin < queries; b.begin += QUERIES) {
         b.n = MIN(queries - b.begin, QUERIES);
         queries_attend(&b);
@@ -488,14 +492,14 @@ static void amx_attention(const struct attention_job *job) {
 
 static size_t amx_attention_scratch(int64_t head_dim) {
     struct query_block b;
-    return scratch_lay(&b, head_dim, NULL);
+    return query_block_layout(&b, head_dim, NULL);
 }
 
 /*
  * Backward. P = 2^(S scale log2(e) - max), with S = K Q' again and max as in the forward pass, is
  * not normalized; b = scale / sum and D = dout · out of each query. Then
  *     dV += P (dO / sum),  dS = P (dP b - D b) with dP = V dO',  dK += dS Q,  dQ' += K' dS.
- * P and dS of [keys][32 queries] are rows of the first operand of dV and dK as they are, and dS of
+ * P and dS of [keys][32 queries] are the first operand of dV and dK without a transpose, and dS of
  * [pairs of keys][16 queries] is the second operand of dQ'. Sums over queries run in blocks of
  * BACK_QUERIES at fixed positions, in the order of queries.
  */
@@ -503,6 +507,7 @@ enum { BACK_QUERIES = 128, GROUP_QUERIES = 32 };
 
 static const float zeros[ATTENTION_MAX_DIM];
 
+/* A pass over BACK_QUERIES queries. */
 struct backward_block {
     const struct attention_backward_job *job;
     int64_t e, ep;
@@ -517,11 +522,12 @@ struct backward_block {
     float *s, *dp;                  /* [2][KEY_BLOCK][16] */
     uint16_t *p, *ds;               /* [KEY_BLOCK/16][BACK_QUERIES/32][16 keys][32 queries] */
     uint16_t *ds_pairs;             /* [2][KEY_BLOCK/32][16 pairs of keys][16 queries][2] */
-    float *max, *by, *mean;         /* [BACK_QUERIES] max, b and D b */
+    float *max, *factor, *delta;    /* [BACK_QUERIES] max, b and D b */
     int32_t *first, *end;           /* [BACK_QUERIES] */
 };
 
-static size_t backward_lay(struct backward_block *b, int64_t e, int64_t rows, uint8_t *base) {
+static size_t backward_block_layout(struct backward_block *b, int64_t e, int64_t rows,
+                                    uint8_t *base) {
     size_t used = 0;
     b->e = e;
     b->ep = (e + 31) / 32 * 32;
@@ -540,7 +546,7 @@ static size_t backward_lay(struct backward_block *b, int64_t e, int64_t rows, ui
     b->p = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
     b->ds = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
     b->ds_pairs = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 2));
-    float **stats[] = {&b->max, &b->by, &b->mean};
+    float **stats[] = {&b->max, &b->factor, &b->delta};
     for (size_t i = 0; i < ARRAY_LEN(stats); i++)
         *stats[i] = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
     b->first = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
@@ -553,19 +559,19 @@ static void backward_keys_pack(const struct backward_block *b) {
     const int64_t bytes = j->ldk * (int64_t)sizeof *j->k;
     struct tile_rows r;
     for (int64_t at = 0; at < j->rows; at += KEY_TILE) {
-        rows_find(&r, j->k, NULL, bytes, at, 0, j->rows);
+        tile_rows_set(&r, j->k, NULL, bytes, at, 0, j->rows);
         rows_pack(b->k + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
         rows_pack_transposed(b->kt + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
-        rows_find(&r, j->v, NULL, bytes, at, 0, j->rows);
+        tile_rows_set(&r, j->v, NULL, bytes, at, 0, j->rows);
         rows_pack(b->v + at * b->ep, &r, b->e, b->ep, DTYPE_F32);
     }
     memset(b->dk, 0, (size_t)(b->keys * b->ep) * sizeof *b->dk);
     memset(b->dv, 0, (size_t)(b->keys * b->ep) * sizeof *b->dv);
 }
 
-/* 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times by[i]. */
-static void rows_pack_by(uint16_t *to, const float *const rows[GROUP_QUERIES], const float *by,
-                         int64_t n, int64_t ep) {
+/* 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times factor[i]. */
+static void rows_pack_scaled(uint16_t *to, const float *const rows[GROUP_QUERIES],
+                             const float *factor, int64_t n, int64_t ep) {
     for (int64_t e = 0; e < ep; e += 16, to += TILE) {
         const __mmask16 mask = elems_mask(n - e);
 #pragma GCC unroll 4
@@ -573,14 +579,15 @@ static void rows_pack_by(uint16_t *to, const float *const rows[GROUP_QUERIES], c
             const __m512 even = _mm512_maskz_loadu_ps(mask, rows[i] + e),
                          odd = _mm512_maskz_loadu_ps(mask, rows[i + 1] + e);
             _mm512_storeu_si512(to + i * PANEL,
-                                bf16_interleave(_mm512_mul_ps(even, _mm512_set1_ps(by[i])),
-                                                _mm512_mul_ps(odd, _mm512_set1_ps(by[i + 1]))));
+                                bf16_interleave(_mm512_mul_ps(even, _mm512_set1_ps(factor[i])),
+                                                _mm512_mul_ps(odd, _mm512_set1_ps(factor[i + 1]))));
         }
     }
 }
 
-/* dout · out with dout rounded to bf16, as in dP: of a softmax over one key, the gradient is 0. */
-static float mean_of(const float *dout, const float *out, int64_t n) {
+/* D = dout · out of a query, with dout rounded to bf16 as in dP, so that the gradient of a softmax
+ * over one key is 0. */
+static float dout_dot_out(const float *dout, const float *out, int64_t n) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 sum = zero;
     float lanes[PANEL], total = 0.0f;
@@ -600,19 +607,19 @@ static float mean_of(const float *dout, const float *out, int64_t n) {
 static float backward_query(const struct backward_block *b, int64_t i, const float **q,
                             const float **dout) {
     const struct attention_backward_job *j = b->job;
-    const struct query_place at = query_place(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
+    const struct query_position at = query_position(b->begin + MIN(i, b->n - 1), j->n_heads, b->e);
     const int64_t offset = at.row * j->ldq + at.column;
     const float *stats = j->stats + at.row * j->ld_stats + at.column / b->e * 2;
     b->end[i] = (int32_t)at.row + 1;
     b->first[i] = (int32_t)MAX(at.row + 1 - j->window, 0);
     *q = *dout = zeros;
-    b->max[i] = b->by[i] = b->mean[i] = 0.0f;
+    b->max[i] = b->factor[i] = b->delta[i] = 0.0f;
     if (i >= b->n) return 0.0f;
     *q = j->q + offset;
     *dout = j->dout + offset;
     b->max[i] = stats[0];
-    b->by[i] = stats[1] * j->scale;
-    b->mean[i] = mean_of(*dout, j->out + offset, b->e) * b->by[i];
+    b->factor[i] = stats[1] * j->scale;
+    b->delta[i] = dout_dot_out(*dout, j->out + offset, b->e) * b->factor[i];
     return stats[1];
 }
 
@@ -628,15 +635,15 @@ static void backward_queries_pack(const struct backward_block *b, int64_t group)
         rows_pack_pairs(b->q + at + i * b->ep, q + i, b->e, b->ep);
         rows_pack_pairs(b->dout + at + i * b->ep, dout + i, b->e, b->ep);
     }
-    rows_pack_by(b->q_pairs + at, q, one, b->e, b->ep);
-    rows_pack_by(b->dout_pairs + at, dout, inverse, b->e, b->ep);
+    rows_pack_scaled(b->q_pairs + at, q, one, b->e, b->ep);
+    rows_pack_scaled(b->dout_pairs + at, dout, inverse, b->e, b->ep);
     memset(b->dq + at, 0, (size_t)(GROUP_QUERIES * b->ep) * sizeof *b->dq);
 }
 
 /* Vectors of 16 queries that turn scores into probabilities and gradients. */
 struct gradient_lanes {
     struct ranges r;
-    __m512 minus_max, by, minus_mean;
+    __m512 minus_max, factor, minus_delta;
 };
 
 static struct gradient_lanes gradient_lanes_of(const struct backward_block *b, int64_t i) {
@@ -644,16 +651,16 @@ static struct gradient_lanes gradient_lanes_of(const struct backward_block *b, i
     return (struct gradient_lanes){
         .r = ranges_of(b->first + i, b->end + i),
         .minus_max = _mm512_sub_ps(zero, _mm512_loadu_ps(b->max + i)),
-        .by = _mm512_loadu_ps(b->by + i),
-        .minus_mean = _mm512_sub_ps(zero, _mm512_loadu_ps(b->mean + i)),
+        .factor = _mm512_loadu_ps(b->factor + i),
+        .minus_delta = _mm512_sub_ps(zero, _mm512_loadu_ps(b->delta + i)),
     };
 }
 
-/* P and dS of 32 keys by 32 queries. s, dp: of the first key; p, ds: [2][BACK_QUERIES/32] tiles of
- * 16 keys; pairs: of the first 16 queries. */
-INLINE void gradients_make(const struct gradient_lanes lanes[2], const float *s, const float *dp,
-                           uint16_t *p, uint16_t *ds, uint16_t *pairs, __m512 scale, int32_t key,
-                           bool masked) {
+/* Computes P and dS of 32 keys by 32 queries. s and dp begin at the first key; p and ds are
+ * [2][BACK_QUERIES/32] tiles of 16 keys; `pairs` is that of the first 16 queries. */
+INLINE void score_gradients_compute(const struct gradient_lanes lanes[2], const float *s,
+                                    const float *dp, uint16_t *p, uint16_t *ds, uint16_t *pairs,
+                                    __m512 scale, int32_t key, bool masked) {
 #pragma GCC unroll 2
     for (int j = 0; j < KEY_TILE; j += 2) {
         __m512 prob[2][2], grad[2][2]; // [key][16 queries]
@@ -662,7 +669,7 @@ INLINE void gradients_make(const struct gradient_lanes lanes[2], const float *s,
             const struct gradient_lanes *l = &lanes[i % 2];
             const int64_t at = (j + i / 2) * PANEL + i % 2 * KEY_BLOCK * PANEL;
             const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(s + at), scale, l->minus_max);
-            const __m512 d = _mm512_fmadd_ps(_mm512_loadu_ps(dp + at), l->by, l->minus_mean);
+            const __m512 d = _mm512_fmadd_ps(_mm512_loadu_ps(dp + at), l->factor, l->minus_delta);
             const __m512 e = exp2_masked(x, key_mask(&l->r, key + j + i / 2, masked));
             prob[i / 2][i % 2] = e;
             grad[i / 2][i % 2] = _mm512_mul_ps(e, d);
@@ -678,9 +685,10 @@ INLINE void gradients_make(const struct gradient_lanes lanes[2], const float *s,
     }
 }
 
-/* Tiles [t[0], t[1]) of the key block at `block` that some query of the group attends to. */
-static void group_tiles(const struct backward_block *b, int64_t group, int64_t block,
-                        int64_t t[2]) {
+/* Sets t to the range [t[0], t[1]) of tiles of the key block at `block` that some query of the
+ * group attends to. */
+static void group_tile_range(const struct backward_block *b, int64_t group, int64_t block,
+                             int64_t t[2]) {
     const int32_t *first = b->first + group * GROUP_QUERIES, *end = b->end + group * GROUP_QUERIES;
     t[0] = MAX(first[0] - block, 0) / KEY_TILE;
     t[1] = (MIN(end[GROUP_QUERIES - 1] - block, KEY_BLOCK) + KEY_TILE - 1) / KEY_TILE;
@@ -695,25 +703,25 @@ static void group_backward(const struct backward_block *b, int64_t group, int64_
     };
     const __m512 scale = _mm512_set1_ps(b->job->scale * LOG2_E);
     int64_t t[2];
-    group_tiles(b, group, block, t);
+    group_tile_range(b, group, block, t);
     if (t[0] >= t[1]) return;
     for (int64_t i = 0; i < 2; i++) {
         const int64_t half = i * KEY_BLOCK * PANEL, tile = at + i * PANEL * b->ep;
-        scores_make(b->s + half, b->k + block * b->ep, b->q + tile, b->ep, t[0], t[1]);
-        scores_make(b->dp + half, b->v + block * b->ep, b->dout + tile, b->ep, t[0], t[1]);
+        scores_compute(b->s + half, b->k + block * b->ep, b->q + tile, b->ep, t[0], t[1]);
+        scores_compute(b->dp + half, b->v + block * b->ep, b->dout + tile, b->ep, t[0], t[1]);
     }
-    scratch_publish(b->s);
+    tile_memory_barrier(b->s);
     for (int64_t i = t[0]; i < t[1]; i++) {
         const int32_t key = (int32_t)(block + i * KEY_TILE);
         const float *s = b->s + i * KEY_TILE * PANEL, *dp = b->dp + i * KEY_TILE * PANEL;
         uint16_t *pairs = b->ds_pairs + i * TILE,
                  *p = b->p + i * KEY_TILE * BACK_QUERIES + group * TILE, *ds = p - b->p + b->ds;
-        if (range_cuts(&lanes[0].r, key) || range_cuts(&lanes[1].r, key))
-            gradients_make(lanes, s, dp, p, ds, pairs, scale, key, true);
+        if (range_needs_mask(&lanes[0].r, key) || range_needs_mask(&lanes[1].r, key))
+            score_gradients_compute(lanes, s, dp, p, ds, pairs, scale, key, true);
         else
-            gradients_make(lanes, s, dp, p, ds, pairs, scale, key, false);
+            score_gradients_compute(lanes, s, dp, p, ds, pairs, scale, key, false);
     }
-    scratch_publish(b->ds);
+    tile_memory_barrier(b->ds);
     for (int64_t i = 0; i < 2; i++)
         outputs_add(b->dq + at + i * PANEL * b->ep, b->kt + block * b->ep,
                     b->ds_pairs + i * KEY_BLOCK * PANEL, b->ep, t[0], t[1]);
@@ -735,12 +743,12 @@ INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b
 /* d [Ep/32][2][2][16 keys][16 elements] += p by x over the groups [g0, g1), for 32 keys. */
 static void keys_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep, int64_t g0,
                      int64_t g1) {
-    const int64_t below = BACK_QUERIES / GROUP_QUERIES * TILE;
+    const int64_t second = BACK_QUERIES / GROUP_QUERIES * TILE;
     for (int64_t e = 0; e < ep; e += 32, d += 4 * PANEL * PANEL) {
         sums_load(d, true);
         for (int64_t g = g0; g < g1; g++) {
             const uint16_t *right = x + (g * ep + e) / 16 * TILE;
-            tiles_step(p + g * TILE, p + below + g * TILE, right, right + TILE);
+            tiles_step(p + g * TILE, p + second + g * TILE, right, right + TILE);
         }
         sums_store_to(d, true);
     }
@@ -751,7 +759,7 @@ static void block_backward(const struct backward_block *b, int64_t block, int64_
     for (int64_t i = 0; i < KEY_BLOCK / KEY_TILE && block + i * KEY_TILE < b->keys; i++) {
         int64_t t[2], g0 = groups, g1 = 0; // the groups that attend to this tile
         for (int64_t g = 0; g < groups; g++) {
-            group_tiles(b, g, block, t);
+            group_tile_range(b, g, block, t);
             if (i < t[0] || i >= t[1]) continue;
             g0 = MIN(g0, g);
             g1 = g + 1;
@@ -768,7 +776,7 @@ static void backward_queries_write(const struct backward_block *b, int64_t tile)
     float *rows[PANEL], unused[ATTENTION_MAX_DIM];
     for (int64_t i = 0; i < PANEL; i++) {
         const int64_t query = tile * PANEL + i;
-        const struct query_place at = query_place(b->begin + query, j->n_heads, b->e);
+        const struct query_position at = query_position(b->begin + query, j->n_heads, b->e);
         rows[i] = query < b->n ? j->dq + at.row * j->ldq + at.column : unused;
     }
     queries_write(rows, b->dq + tile * PANEL * b->ep, _mm512_set1_ps(1.0f), b->e);
@@ -777,11 +785,11 @@ static void backward_queries_write(const struct backward_block *b, int64_t tile)
 static void queries_backward(const struct backward_block *b) {
     const int64_t groups = (b->n + GROUP_QUERIES - 1) / GROUP_QUERIES;
     for (int64_t g = 0; g < groups; g++) backward_queries_pack(b, g);
-    scratch_publish(b->q);
+    tile_memory_barrier(b->q);
     for (int64_t block = b->first[0] / KEY_BLOCK * KEY_BLOCK; block < b->end[b->n - 1];
          block += KEY_BLOCK)
         block_backward(b, block, groups);
-    scratch_publish(b->dq);
+    tile_memory_barrier(b->dq);
     for (int64_t i = 0; i * PANEL < b->n; i++) backward_queries_write(b, i);
 }
 
@@ -800,8 +808,8 @@ static void keys_write(float *to, int64_t ld, const float *d, const struct backw
 static void amx_attention_backward(const struct attention_backward_job *job) {
     struct backward_block b = {.job = job};
     const int64_t queries = job->rows * job->n_heads;
-    backward_lay(&b, job->head_dim, job->rows, job->scratch);
-    shapes_full();
+    backward_block_layout(&b, job->head_dim, job->rows, job->scratch);
+    tile_config_full();
     backward_keys_pack(&b);
     for (b.begin = 0; b.begin < queries; b.begin += BACK_QUERIES) {
         b.n = MIN(queries - b.begin, BACK_QUERIES);
@@ -813,7 +821,7 @@ static void amx_attention_backward(const struct attention_backward_job *job) {
 
 static size_t amx_attention_backward_scratch(int64_t head_dim, int64_t rows) {
     struct backward_block b;
-    return backward_lay(&b, head_dim, rows, NULL);
+    return backward_block_layout(&b, head_dim, rows, NULL);
 }
 
 void amx_fill_attention(struct kernels *k) {

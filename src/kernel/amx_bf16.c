@@ -36,20 +36,20 @@ struct tile_product {
     bool add;
     const struct gemm_gated *gated; /* its outputs instead of y, or NULL */
     const struct matrix *w;
-    const struct gemm_low_rank *low; /* or NULL */
-    int64_t low_row;
-    int64_t first; /* backward: the output of step 0 */
+    const struct gemm_low_rank *low_rank; /* or NULL */
+    int64_t low_rank_row;
+    int64_t first_output; /* backward: the output of step 0 */
     /* Sets b[0] and b[1] to the B tiles of column tiles c and c + 1, steps [s0, s1); `scratch` has
      * room for them. Only b[0] when c + 1 does not exist. */
     void (*panels)(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
                    uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]);
-    struct prefetch_list *ahead;
+    struct prefetch_list *prefetch;
 };
 
 /* Up to 32 rows from row `tile`, a multiple of 16, on; rows [skip, rows) of them have outputs. */
 struct row_block {
     int64_t tile, skip, rows;
-    const struct low_rank_rows *low; /* the parts of these rows, or NULL */
+    const struct low_rank_rows *low_rank; /* the parts of these rows, or NULL */
 };
 
 /* A block whose sums are still in tiles 0 … 3, and their destination. */
@@ -229,8 +229,8 @@ static void panel_pack(uint16_t *to, const struct matrix *w, int64_t panel, int6
     }
 }
 
-static const uint16_t *panel_get(const struct matrix *w, int64_t c, int64_t s0, int64_t s1,
-                                 uint16_t *scratch) {
+static const uint16_t *panel_load(const struct matrix *w, int64_t c, int64_t s0, int64_t s1,
+                                  uint16_t *scratch) {
     if (w->layout == LAYOUT_BF16) return bf16_panel(w, c) + s0 * TILE;
     if (w->layout == LAYOUT_ROW_MAJOR || w->layout == LAYOUT_ROWS_I8) {
         panel_pack(scratch, w, c, s0, s1);
@@ -243,12 +243,12 @@ static const uint16_t *panel_get(const struct matrix *w, int64_t c, int64_t s0, 
 
 static void forward_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
                            uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
-    b[0] = panel_get(p->w, c, s0, s1, scratch[0]);
-    if ((c + 1) * PANEL < p->n) b[1] = panel_get(p->w, c + 1, s0, s1, scratch[1]);
+    b[0] = panel_load(p->w, c, s0, s1, scratch[0]);
+    if ((c + 1) * PANEL < p->n) b[1] = panel_load(p->w, c + 1, s0, s1, scratch[1]);
 }
 
 /* Eight rows [16 outputs][2 inputs] of a panel become eight rows [16 inputs][2 outputs]. */
-INLINE void pairs_turn(uint16_t *to, const uint16_t *from) {
+INLINE void pairs_transpose(uint16_t *to, const uint16_t *from) {
     const __m512i swap =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     __m512i r[8], t[8];
@@ -271,17 +271,17 @@ INLINE void pairs_turn(uint16_t *to, const uint16_t *from) {
 }
 
 /* Inputs [16 c, 16 c + 32) of panel `o` of 16 outputs: half a tile for each of two columns. */
-static void panel_turn(const struct tile_product *p, int64_t c, int64_t o, uint16_t *left,
-                       uint16_t *right) {
+static void panel_transpose(const struct tile_product *p, int64_t c, int64_t o, uint16_t *left,
+                            uint16_t *right) {
     _Alignas(64) uint16_t tile[TILE];
     if (o * PANEL >= p->w->n) {
         memset(left, 0, TILE / 2 * sizeof *left);
         memset(right, 0, TILE / 2 * sizeof *right);
         return;
     }
-    const uint16_t *from = panel_get(p->w, o, c / 2, c / 2 + 1, tile);
-    pairs_turn(left, from);
-    pairs_turn(right, from + TILE / 2);
+    const uint16_t *from = panel_load(p->w, o, c / 2, c / 2 + 1, tile);
+    pairs_transpose(left, from);
+    pairs_transpose(right, from + TILE / 2);
 }
 
 /* Columns [k, k + 16) of `pairs` pairs of rows from o on, in the order of B tiles. */
@@ -332,13 +332,13 @@ static void backward_panels(const struct tile_product *p, int64_t c, int64_t s0,
     b[0] = left, b[1] = right;
     for (int64_t s = s0; s < s1; s++, left += TILE, right += TILE) {
         if (!p->w->packed) {
-            rows_pair(p->w, p->first + 32 * s, 16, c * PANEL, left);
-            rows_pair(p->w, p->first + 32 * s, 16, (c + 1) * PANEL, right);
+            rows_pair(p->w, p->first_output + 32 * s, 16, c * PANEL, left);
+            rows_pair(p->w, p->first_output + 32 * s, 16, (c + 1) * PANEL, right);
             continue;
         }
-        const int64_t o = p->first / PANEL + 2 * s;
-        panel_turn(p, c, o, left, right);
-        panel_turn(p, c, o + 1, left + TILE / 2, right + TILE / 2);
+        const int64_t o = p->first_output / PANEL + 2 * s;
+        panel_transpose(p, c, o, left, right);
+        panel_transpose(p, c, o + 1, left + TILE / 2, right + TILE / 2);
     }
 }
 
@@ -430,7 +430,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         _tile_stored(2, before->sums + 512, 64);
         _tile_stored(3, before->sums + 768, 64);
     }
-    scratch_publish(before->sums);
+    tile_memory_barrier(before->sums);
     for (int64_t s = 1; s < steps; s++) {
         _tile_loadd(6, b[0] + s * TILE, 64);
         _tile_loadd(7, b[1] + s * TILE, 64);
@@ -462,7 +462,7 @@ INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
 struct product_run {
     const struct tile_product *p;
     struct tile_block before;
-    struct low_rank_panels *low;
+    struct low_rank_panels *low_panels;
     float *sums, *partial; /* [SUMS] and [BLOCKS_MAX][SUMS] */
     struct row_block blocks[BLOCKS_MAX];
     int n_blocks;
@@ -472,19 +472,19 @@ struct product_run {
  * spans rows with different low-rank parts. */
 static int64_t blocks_next(struct product_run *t, int64_t row) {
     const struct tile_product *p = t->p;
-    const struct gemm_low_rank none = {0}, *low = p->low ? p->low : &none;
+    const struct gemm_low_rank none = {0}, *low = p->low_rank ? p->low_rank : &none;
     int i = 0;
-    while (i < low->n && low->rows[i].end <= row + p->low_row) i++;
+    while (i < low->n && low->rows[i].end <= row + p->low_rank_row) i++;
     for (t->n_blocks = 0; t->n_blocks < BLOCKS_MAX && row < p->rows;) {
-        const bool inside = i < low->n && low->rows[i].begin <= row + p->low_row;
+        const bool inside = i < low->n && low->rows[i].begin <= row + p->low_rank_row;
         int64_t end = p->rows;
         if (i < low->n)
-            end = MIN(end, (inside ? low->rows[i].end : low->rows[i].begin) - p->low_row);
+            end = MIN(end, (inside ? low->rows[i].end : low->rows[i].begin) - p->low_rank_row);
         struct row_block *b = &t->blocks[t->n_blocks++];
         b->tile = row / 16 * 16;
         b->skip = row - b->tile;
         b->rows = MIN(end - b->tile, BLOCK_ROWS);
-        b->low = inside ? &low->rows[i] : NULL;
+        b->low_rank = inside ? &low->rows[i] : NULL;
         row = b->tile + b->rows;
         if (inside && row == end) i++;
     }
@@ -492,7 +492,7 @@ static int64_t blocks_next(struct product_run *t, int64_t row) {
 }
 
 /* The parts' columns [16 c, 16 c + 32) as B tiles; gated: columns [16 c, 16 c + 16) of both. */
-static void low_rank_panels_make(struct low_rank_panels *low, const struct tile_product *p,
+static void low_rank_panels_pack(struct low_rank_panels *low, const struct tile_product *p,
                                  const struct low_rank_rows *rows, int64_t c) {
     low->rows = rows;
     for (int i = 0; i < 2; i++) {
@@ -502,31 +502,32 @@ static void low_rank_panels_make(struct low_rank_panels *low, const struct tile_
         for (int k = 0; k < rows->n_parts[of]; k++) {
             const struct low_rank_part *part = &rows->parts[of][k];
             rows_pair(&part->v, 0, (part->v.n + 1) / 2, (p->gated ? c : c + i) * PANEL,
-                      low->v[i] + part->at * 16);
-            end = MAX(end, part->at + part->v.n);
+                      low->v[i] + part->column * 16);
+            end = MAX(end, part->column + part->v.n);
         }
         low->steps[i] = (end + 31) / 32;
     }
-    scratch_publish(low->v);
+    tile_memory_barrier(low->v);
 }
 
 /* Low-rank steps of a block's columns c and c + 1. */
-static void block_add_low(struct product_run *t, const struct row_block *b, int64_t c, bool tall) {
+static void block_add_low_rank(struct product_run *t, const struct row_block *b, int64_t c,
+                               bool tall) {
     const struct tile_product *p = t->p;
-    if (t->low->rows != b->low) low_rank_panels_make(t->low, p, b->low, c);
-    const int64_t at = (b->tile + p->low_row) * LOW_RANK_MAX;
-    const uint16_t *rows[2] = {p->low->t[0] + at, p->low->t[p->gated ? 1 : 0] + at};
+    if (t->low_panels->rows != b->low_rank) low_rank_panels_pack(t->low_panels, p, b->low_rank, c);
+    const int64_t at = (b->tile + p->low_rank_row) * LOW_RANK_MAX;
+    const uint16_t *rows[2] = {p->low_rank->t[0] + at, p->low_rank->t[p->gated ? 1 : 0] + at};
     if (tall)
-        low_rank_mul(t->low, rows, true);
+        low_rank_mul(t->low_panels, rows, true);
     else
-        low_rank_mul(t->low, rows, false);
+        low_rank_mul(t->low_panels, rows, false);
 }
 
 /* Steps [s0, s1) of the blocks by columns c and c + 1. */
 static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1,
                         const uint16_t *const b[2]) {
     const struct tile_product *p = t->p;
-    t->low->rows = NULL;
+    t->low_panels->rows = NULL;
     for (int i = 0; i < t->n_blocks; i++) {
         const struct row_block *r = &t->blocks[i];
         const uint16_t *a = p->a + (r->tile / 16 * p->steps + s0) * TILE;
@@ -542,7 +543,7 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
             block_mul(p, a, b, s1 - s0, from, &t->before, false);
         t->before = (struct tile_block){.sums = partial};
         if (s1 < p->steps) continue;
-        if (r->low) block_add_low(t, r, c, tall);
+        if (r->low_rank) block_add_low_rank(t, r, c, tall);
         t->before = (struct tile_block){.sums = t->sums,
                                         .y = p->y + r->tile * p->ldy + c * PANEL,
                                         .skip = r->skip,
@@ -554,7 +555,7 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
             t->before.at = (r->tile / 16 * tiles + c / 2) * TILE + c % 2 * PANEL;
             if (r->tile + r->rows == p->rows) t->before.rows = tall ? 32 : 16; // zero padding
         }
-        prefetch_step(p->ahead);
+        prefetch_step(p->prefetch);
     }
 }
 
@@ -564,9 +565,9 @@ static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c
     _Alignas(64) float sums[SUMS], partial[BLOCKS_MAX * SUMS];
     struct low_rank_panels low;
     struct product_run t = {
-        .p = p, .before = {.sums = sums}, .low = &low, .sums = sums, .partial = partial};
-    shapes_full();
-    prefetch_begin(p->ahead, (c1 - c0 + 1) / 2 * ((p->rows + BLOCK_ROWS - 1) / BLOCK_ROWS));
+        .p = p, .before = {.sums = sums}, .low_panels = &low, .sums = sums, .partial = partial};
+    tile_config_full();
+    prefetch_begin(p->prefetch, (c1 - c0 + 1) / 2 * ((p->rows + BLOCK_ROWS - 1) / BLOCK_ROWS));
     for (int64_t row = p->skip; row < p->rows;) {
         row = blocks_next(&t, row);
         for (int64_t c = c0; c < c1; c += p->gated ? 1 : 2)
@@ -575,7 +576,7 @@ static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c
                 const uint16_t *b[2];
                 p->panels(p, c, s0, s1, scratch, b);
                 if (!p->gated && (c + 1) * PANEL >= p->n) b[1] = b[0];
-                scratch_publish(scratch);
+                tile_memory_barrier(scratch);
                 columns_mul(&t, c, s0, s1, b);
             }
     }
@@ -583,7 +584,7 @@ static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c
     _tile_stored(1, sums + 256, 64);
     _tile_stored(2, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
-    scratch_publish(sums);
+    tile_memory_barrier(sums);
     sums_finish(p, &t.before, 0, BLOCK_ROWS);
 }
 
@@ -598,17 +599,17 @@ static void amx_gemm_tiles(float *y, int64_t ldy, const struct gemm_input *in,
                                    .n = n1,
                                    .add = add,
                                    .w = w,
-                                   .low = in->low,
-                                   .low_row = in->low_row,
+                                   .low_rank = in->low,
+                                   .low_rank_row = in->low_rank_row,
                                    .panels = forward_panels,
-                                   .ahead = in->ahead};
+                                   .prefetch = in->ahead};
     tile_product_run(&p, n0 / PANEL, (n1 + PANEL - 1) / PANEL);
 }
 
 static void gated_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
                          uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
-    b[0] = panel_get(p->gated->gate, c, s0, s1, scratch[0]);
-    b[1] = panel_get(p->gated->up, c, s0, s1, scratch[1]);
+    b[0] = panel_load(p->gated->gate, c, s0, s1, scratch[0]);
+    b[1] = panel_load(p->gated->up, c, s0, s1, scratch[1]);
 }
 
 /* The second half of the last tile of outputs, when N is not a multiple of 32. */
@@ -626,10 +627,10 @@ static void amx_gemm_tiles_silu(const struct gemm_gated *g, const struct gemm_in
                                    .rows = in->rows,
                                    .steps = (in->k + 31) / 32,
                                    .n = g->gate->n,
-                                   .low = in->low,
-                                   .low_row = in->low_row,
+                                   .low_rank = in->low,
+                                   .low_rank_row = in->low_rank_row,
                                    .panels = gated_panels,
-                                   .ahead = in->ahead};
+                                   .prefetch = in->ahead};
     const int64_t end = (n1 + PANEL - 1) / PANEL;
     tile_product_run(&p, n0 / PANEL, end);
     if (end % 2 == 0) return;
@@ -650,9 +651,9 @@ static void amx_gemm_tiles_backward(float *dx, int64_t lddx, const struct gemm_i
                                    .n = k1,
                                    .add = add,
                                    .w = w,
-                                   .low = dy->low,
-                                   .low_row = dy->low_row,
-                                   .first = o0,
+                                   .low_rank = dy->low,
+                                   .low_rank_row = dy->low_rank_row,
+                                   .first_output = o0,
                                    .panels = backward_panels};
     tile_product_run(&p, k0 / PANEL, (k1 + PANEL - 1) / PANEL);
 }
@@ -669,8 +670,8 @@ INLINE __m512 half_row_load(const uint16_t *from) {
 }
 
 /* Values [i, i + 16) of the row; dgate and dup are returned as well. */
-INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n, __m512 *dgate,
-                            __m512 *dup) {
+INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n,
+                              __m512 *dgate, __m512 *dup) {
     const int64_t at = i / 32 * TILE + i % 32;
     const __mmask16 mask = elems_mask(n - i);
     const __m512 one = _mm512_set1_ps(1.0f), gate = half_row_load(r->gate + at),

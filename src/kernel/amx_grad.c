@@ -22,28 +22,28 @@ enum {
 };
 
 /* A tile of `rows` rows x[32][ld], 16 columns of which those in `mask` exist: [16 pairs of rows][16
- * columns][2], or `turned`, [16 columns][32 rows]. */
+ * columns][2], or `transpose`, [16 columns][32 rows]. */
 INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, __mmask16 mask,
-                       bool turned) {
+                       bool transpose) {
     __m512i r[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = bf16_interleave(
             _mm512_maskz_loadu_ps(2 * i < rows ? mask : 0, x + 2 * i * ld),
             _mm512_maskz_loadu_ps(2 * i + 1 < rows ? mask : 0, x + (2 * i + 1) * ld));
-    if (turned) transpose_16(r);
+    if (transpose) transpose_16(r);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
 }
 
 /* The same of `left` columns of a group; those of a tile are `column` elements apart. */
 INLINE void group_pack_columns(uint16_t *to, int64_t column, const float *x, int64_t ld,
-                               int64_t rows, int64_t left, bool turned) {
+                               int64_t rows, int64_t left, bool transpose) {
     for (int64_t c = 0; c < left; c += 16, to += column)
         if (rows == 32 && left - c >= 16)
-            group_pack(to, x + c, ld, 32, 0xFFFF, turned);
+            group_pack(to, x + c, ld, 32, 0xFFFF, transpose);
         else
-            group_pack(to, x + c, ld, rows, elems_mask(left - c), turned);
+            group_pack(to, x + c, ld, rows, elems_mask(left - c), transpose);
 }
 
 /* Elements of the gradient, [32][ld], or a copy of them: two row tiles by two column tiles. */
@@ -97,7 +97,7 @@ static void block_store(struct grad_block *b) {
         TILE_STORE(1, b, 0, 1);
         TILE_STORE(2, b, 1, 0);
         TILE_STORE(3, b, 1, 1);
-        scratch_publish(b->at);
+        tile_memory_barrier(b->at);
     }
     b->at = NULL;
 }
@@ -118,13 +118,13 @@ INLINE void copy_store(const float *copy, const struct grad_block *b, int64_t n,
 }
 
 /* A block of n outputs by k inputs of which one is less than 32, through a copy. */
-static void block_edge(const uint16_t *a, const uint16_t *b, int64_t column, int64_t groups,
-                       struct grad_block block, int64_t n, int64_t k) {
+static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t column, int64_t groups,
+                              struct grad_block block, int64_t n, int64_t k) {
     _Alignas(64) float copy[32 * 32];
     const struct grad_block now = {copy, 32}, none = {0};
     const bool tall = n > 16, wide = k > 16;
     copy_load(copy, &block, n, k);
-    scratch_publish(copy);
+    tile_memory_barrier(copy);
     if (tall && wide)
         block_add(a, b, column, groups, &now, &none, true, true);
     else if (tall)
@@ -137,23 +137,23 @@ static void block_edge(const uint16_t *a, const uint16_t *b, int64_t column, int
     if (wide) TILE_STORE(1, &now, 0, 1);
     if (tall) TILE_STORE(2, &now, 1, 0);
     if (tall && wide) TILE_STORE(3, &now, 1, 1);
-    scratch_publish(copy);
+    tile_memory_barrier(copy);
     copy_store(copy, &block, n, k);
 }
 
-static int64_t groups_of(const struct grad_job *j) {
+static int64_t groups_of(const struct weight_grad_job *j) {
     return (j->rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
 /* Outputs [n, n + 32) of groups [g0, g0 + groups); `before` is still in tiles. */
-static void outputs_grad(const struct grad_job *j, int64_t n, int64_t g0, int64_t groups,
+static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0, int64_t groups,
                          struct grad_block *before) {
     _Alignas(64) uint16_t a[2 * COLUMN];
     const int64_t outs = MIN(j->n - n, 32), column = groups_of(j) * TILE;
     for (int64_t g = g0; g < g0 + groups; g++)
         group_pack_columns(a + (g - g0) * TILE, COLUMN, j->dy + g * GROUP_ROWS * j->n + n, j->n,
                            MIN(j->rows - g * GROUP_ROWS, GROUP_ROWS), outs, true);
-    scratch_publish(a);
+    tile_memory_barrier(a);
     for (int64_t k = 0; k < j->k; k += 32) {
         const uint16_t *b = j->pairs + k / 16 * column + g0 * TILE;
         const struct grad_block now = {j->dw + n * j->k + k, j->k};
@@ -163,21 +163,21 @@ static void outputs_grad(const struct grad_job *j, int64_t n, int64_t g0, int64_
             continue;
         }
         block_store(before);
-        block_edge(a, b, column, groups, now, outs, MIN(j->k - k, 32));
+        block_add_partial(a, b, column, groups, now, outs, MIN(j->k - k, 32));
     }
 }
 
-static void amx_gemm_tiles_grad(const struct grad_job *j, int64_t n0, int64_t n1) {
+static void amx_gemm_tiles_grad(const struct weight_grad_job *j, int64_t n0, int64_t n1) {
     const int64_t groups = groups_of(j);
     struct grad_block before = {0};
-    shapes_full();
+    tile_config_full();
     for (int64_t g = 0; g < groups; g += GROUPS)
         for (int64_t n = n0; n < n1; n += 32)
             outputs_grad(j, n, g, MIN(groups - g, GROUPS), &before);
     block_store(&before);
 }
 
-static void amx_pack_pairs(const struct grad_job *j, int64_t g) {
+static void amx_pack_pairs(const struct weight_grad_job *j, int64_t g) {
     const int64_t row = g * GROUP_ROWS;
     group_pack_columns(j->pairs + g * TILE, groups_of(j) * TILE, j->x + row * j->k, j->k,
                        MIN(j->rows - row, GROUP_ROWS), j->k, false);

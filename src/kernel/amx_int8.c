@@ -18,25 +18,25 @@
 #include "kernel/amx.h"
 
 enum {
-    TILE_LEAST = 5,  /* fewer rows are faster without tiles */
-    SUPER_TILES = 8, /* row tiles that meet a panel together */
+    MIN_TILE_ROWS = 5, /* fewer rows are faster without tiles */
+    SUPER_TILES = 8,   /* row tiles that meet a panel together */
     SUPER_ROWS = SUPER_TILES * 16,
     RUN = 2048,                    /* inputs of a panel that are unpacked at a time */
     COPY_BYTES = SUPER_ROWS * RUN, /* of the rows that are copied at a time */
     SLOTS = 4,                     /* tiles of sums, each with a slot in memory */
     NEXT_LINES = 4,                /* cache lines of the next panel that a step prefetches */
-    FOLD_LAG = 6,                  /* steps from a product to its fold */
+    ACCUMULATE_LAG = 6,            /* steps from a product to its fold */
 };
 
 /* Tiles 0 to 3 int32 sums, 4 and 5 activations, 6 and 7 weights. */
-static void shapes_int8(int rows, int group) {
+static void tile_config_int8(int rows, int group) {
     const uint32_t name = (uint32_t)group << 8 | (uint32_t)rows;
     if (amx_configured == name) return;
-    struct tile_shapes s = {.palette = 1};
-    for (int i = 0; i < SLOTS; i++) tile_shape(&s, i, rows, 64);
-    for (int i = 4; i < 6; i++) tile_shape(&s, i, rows, group);
-    for (int i = 6; i < 8; i++) tile_shape(&s, i, group / 4, 64);
-    shapes_load(&s, name);
+    struct tile_config s = {.palette = 1};
+    for (int i = 0; i < SLOTS; i++) tile_config_set(&s, i, rows, 64);
+    for (int i = 4; i < 6; i++) tile_config_set(&s, i, rows, group);
+    for (int i = 6; i < 8; i++) tile_config_set(&s, i, group / 4, 64);
+    tile_config_load(&s, name);
 }
 
 /* One row tile against blocks of one panel; pointers are at the first block. */
@@ -51,8 +51,8 @@ struct tile_run {
 };
 
 /* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
-INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct tile_run *s,
-                       int64_t b, int rows, int group) {
+INLINE void block_accumulate(__m512 *acc, const int32_t (*dots)[PANEL], const struct tile_run *s,
+                             int64_t b, int rows, int group) {
     const __m512 scale = _mm512_loadu_ps(s->dw + b * PANEL);
     const float *dx = s->dx + b * group / QK * rows;
 #pragma GCC unroll 16
@@ -63,7 +63,7 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct t
 }
 
 /* Into the second-level cache. More lines a step fill the queue of misses, and loads wait. */
-INLINE void next_prefetch(const struct tile_run *s, int64_t b) {
+INLINE void next_panel_prefetch(const struct tile_run *s, int64_t b) {
     if (!s->next) return;
     for (int i = 0; i < NEXT_LINES; i++)
         __builtin_prefetch(s->next + (b * NEXT_LINES + i) * 64, 0, 2);
@@ -84,12 +84,12 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
             _tile_loadd(a, block_inputs(&s, b, rows, group), QK);                                  \
             _tile_loadd(w_, s.w + (b)*bytes, 64);                                                  \
             _tile_dpbssd(sum, a, w_);                                                              \
-            next_prefetch(&s, b);                                                                  \
+            next_panel_prefetch(&s, b);                                                            \
         }                                                                                          \
-        scratch_publish(ring);                                                                     \
-        if ((whole) || ((b) >= FOLD_LAG && (b)-FOLD_LAG < s.count))                                \
-            block_fold(acc, (const int32_t(*)[PANEL])ring[((sum) + SLOTS / 2) % SLOTS], &s,        \
-                       (b)-FOLD_LAG, rows, group);                                                 \
+        tile_memory_barrier(ring);                                                                 \
+        if ((whole) || ((b) >= ACCUMULATE_LAG && (b)-ACCUMULATE_LAG < s.count))                    \
+            block_accumulate(acc, (const int32_t(*)[PANEL])ring[((sum) + SLOTS / 2) % SLOTS], &s,  \
+                             (b)-ACCUMULATE_LAG, rows, group);                                     \
     } while (0)
 #define STEPS(b, whole)                                                                            \
     do {                                                                                           \
@@ -101,7 +101,8 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
 
 /* Continues `part` (rows × 16 sums); `rows` and `group` are constants where this is inlined. */
 INLINE void blocks_run(float (*part)[PANEL], const struct tile_run *run, int rows, int group) {
-    const struct tile_run s = *run; // a copy that scratch_publish does not reach stays in registers
+    const struct tile_run s =
+        *run; // a copy that tile_memory_barrier does not reach stays in registers
     const int bytes = group * PANEL;
     const __mmask16 started = s.first ? 0 : 0xFFFF;
     int32_t ring[SLOTS][16][PANEL] __attribute__((aligned(64)));
@@ -114,7 +115,7 @@ INLINE void blocks_run(float (*part)[PANEL], const struct tile_run *run, int row
         STEPS(SLOTS, false);
         for (b = 2 * SLOTS; b + SLOTS <= s.count; b += SLOTS) STEPS(b, true);
     }
-    for (; b < s.count + FOLD_LAG; b += SLOTS) STEPS(b, false);
+    for (; b < s.count + ACCUMULATE_LAG; b += SLOTS) STEPS(b, false);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) _mm512_storeu_ps(part[r], acc[r]);
 }
@@ -210,15 +211,15 @@ static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m
     const int64_t k = k1 - k0, tile = p->tile;
     for (int64_t r = 0; r < (rows + tile - 1) / tile * tile; r++) {
         const int64_t from = (m0 + MIN(r, rows - 1)) * in->k + k0, at = r / tile * tile * k;
-        int8_row_copy(s->x + at, s->dx + at / QK, in->q + from, in->d + from / QK, k, r % tile,
-                      tile);
+        int8_row_pack_tile(s->x + at, s->dx + at / QK, in->q + from, in->d + from / QK, k, r % tile,
+                           tile);
     }
-    scratch_publish(s);
+    tile_memory_barrier(s);
 }
 
 /* The same inputs in tile order. `copied`: the first input of the chunk in `s`. */
-static struct row_tiles row_tiles_find(struct scratch *s, const struct int8_product *p, int64_t m0,
-                                       int64_t rows, int64_t k0, int64_t k1, int64_t *copied) {
+static struct row_tiles row_tiles_get(struct scratch *s, const struct int8_product *p, int64_t m0,
+                                      int64_t rows, int64_t k0, int64_t k1, int64_t *copied) {
     const struct gemm_input *in = p->in;
     const int64_t at = m0 * in->k + k0 * p->tile;
     if (in->q_tiles) return (struct row_tiles){in->q_tiles + at, in->d_tiles + at / QK, in->k};
@@ -246,7 +247,7 @@ static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, i
     }
     if (w->layout >= LAYOUT_Q4) {
         nibbles_unpack(s->w, data, run.count, codes_load(w));
-        scratch_publish(s->w);
+        tile_memory_barrier(s->w);
         run.w = s->w;
     }
     return run;
@@ -290,13 +291,14 @@ static void panel_store(const struct int8_product *p, float (*part)[PANEL], int6
 
 /* Rows m0 … m0 + rows (at most SUPER_TILES tiles) against all panels. Where K is longer than a
  * chunk, GROUP panels share a chunk of the rows. */
-static void super_mul(const struct int8_product *p, struct scratch *s, int64_t m0, int64_t rows) {
+static void row_tiles_mul(const struct int8_product *p, struct scratch *s, int64_t m0,
+                          int64_t rows) {
     const int64_t k = p->in->k, end = (p->n1 + PANEL - 1) / PANEL, group = p->chunk < k ? GROUP : 1;
     int64_t copied = -1;
     for (int64_t p0 = p->n0 / PANEL; p0 < end; p0 += group) {
         for (int64_t k0 = 0; k0 < k; k0 += p->chunk) {
             const int64_t k1 = MIN(k, k0 + p->chunk);
-            const struct row_tiles x = row_tiles_find(s, p, m0, rows, k0, k1, &copied);
+            const struct row_tiles x = row_tiles_get(s, p, m0, rows, k0, k1, &copied);
             for (int64_t i = 0; i < MIN(end - p0, group); i++) {
                 panel_run(p, s, s->part[i], &x, p0 + i, rows, k0, k1);
                 if (k1 == k) panel_store(p, s->part[i], p0 + i, m0, rows);
@@ -307,7 +309,7 @@ static void super_mul(const struct int8_product *p, struct scratch *s, int64_t m
 
 /* Rows of the equal tiles that `rows` rows are divided into: an even number. */
 static int64_t int8_tile_rows(int64_t rows) {
-    if (rows < TILE_LEAST) return 0;
+    if (rows < MIN_TILE_ROWS) return 0;
     const int64_t tiles = (rows + 15) / 16;
     return ((rows + tiles - 1) / tiles + 1) / 2 * 2;
 }
@@ -315,11 +317,11 @@ static int64_t int8_tile_rows(int64_t rows) {
 typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
                           const struct matrix *w, int64_t n0, int64_t n1, bool add);
 
-/* `narrow` multiplies few rows. */
+/* `few_rows` multiplies few rows. */
 static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                     int64_t n0, int64_t n1, bool add, packed_fn narrow) {
-    if (in->rows < TILE_LEAST) {
-        narrow(y, ldy, in, w, n0, n1, add);
+                     int64_t n0, int64_t n1, bool add, packed_fn few_rows) {
+    if (in->rows < MIN_TILE_ROWS) {
+        few_rows(y, ldy, in, w, n0, n1, add);
         return;
     }
     const int64_t tile = int8_tile_rows(in->rows),
@@ -328,27 +330,27 @@ static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const s
     const struct int8_product p = {
         y, ldy, in, w, n0, n1, tile, MIN(in->k, COPY_BYTES / some / 256 * 256), add};
     struct scratch s;
-    shapes_int8((int)tile, layout_group(w->layout));
+    tile_config_int8((int)tile, layout_group(w->layout));
     prefetch_begin(in->ahead, panels * ((in->rows + some - 1) / some));
-    for (int64_t m = 0; m < in->rows; m += some) super_mul(&p, &s, m, MIN(in->rows - m, some));
+    for (int64_t m = 0; m < in->rows; m += some) row_tiles_mul(&p, &s, m, MIN(in->rows - m, some));
 }
 
 /* Set once, when the table is filled. */
-static packed_fn narrow_q8, narrow_q4;
+static packed_fn few_rows_q8, few_rows_q4;
 
 static void amx_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, narrow_q8);
+    int8_mul(y, ldy, in, w, n0, n1, add, few_rows_q8);
 }
 
 static void amx_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, narrow_q4);
+    int8_mul(y, ldy, in, w, n0, n1, add, few_rows_q4);
 }
 
 void amx_fill_int8(struct kernels *k) {
-    narrow_q8 = k->gemm_q8;
-    narrow_q4 = k->gemm_q4;
+    few_rows_q8 = k->gemm_q8;
+    few_rows_q4 = k->gemm_q4;
     k->int8_tile_rows = int8_tile_rows;
     k->gemm_q8 = amx_gemm_q8;
     k->gemm_q4 = amx_gemm_q4;

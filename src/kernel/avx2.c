@@ -21,7 +21,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 /* Keeps a vector in its register here, and the steps around it in the order written: without it gcc
  * sinks eight accumulators' additions below their products, runs out of registers and spills. */
-#define STAY(v) __asm__ volatile("" : "+x"(v))
+#define KEEP_IN_REGISTER(v) __asm__ volatile("" : "+x"(v))
 
 static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -40,11 +40,11 @@ INLINE void tail_store(float *p, __m256 v, int64_t n) {
 }
 
 /* A full load when at least 8 floats remain at p (n is their number), else a masked one. */
-INLINE __m256 load_some(const float *p, int64_t n) {
+INLINE __m256 load_up_to_8(const float *p, int64_t n) {
     return n >= 8 ? _mm256_loadu_ps(p) : tail_load(p, n);
 }
 
-INLINE void store_some(float *p, __m256 v, int64_t n) {
+INLINE void store_up_to_8(float *p, __m256 v, int64_t n) {
     if (n >= 8)
         _mm256_storeu_ps(p, v);
     else
@@ -132,7 +132,7 @@ INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, in
     UNROLL for (int o = 0; o < R * C; o++) v[o] = _mm256_add_ps(acc[o], acc[R * C + o]);
 }
 
-INLINE void three_put(float *y, __m128 v, bool add) {
+INLINE void store_3(float *y, __m128 v, bool add) {
     if (add) {
         __m128 old =
             _mm_movelh_ps(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)y), _mm_load_ss(y + 2));
@@ -148,8 +148,8 @@ INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const 
     block_dots(v, x, ldx, w, ldw, k, 2, 3, e);
     __m256 c = tree_halves(v[2], v[5]);
     __m256 t = tree_finish(tree_halves(v[0], v[3]), tree_halves(v[1], v[4]), c, c);
-    three_put(y, _mm256_castps256_ps128(t), add);
-    three_put(y + ldy, _mm256_extractf128_ps(t, 1), add);
+    store_3(y, _mm256_castps256_ps128(t), add);
+    store_3(y + ldy, _mm256_extractf128_ps(t, 1), add);
 }
 
 INLINE __m128 tree_four(const __m256 v[4]) {
@@ -196,7 +196,7 @@ INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
 }
 
 /* Transposes eight rows of 8: vector c of the result holds column c of each row. */
-INLINE void eight_turned(__m256 *v) {
+INLINE void transpose_8(__m256 *v) {
     __m256 t[8];
     UNROLL for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
@@ -222,7 +222,7 @@ INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum
             __m256 v[8];
             UNROLL for (int c = 0; c < 8; c++) v[c] =
                 weights_load(weights_row(w, o + c, ldw, e), i, e);
-            eight_turned(v);
+            transpose_8(v);
             float *to = panel + i % 16 * k + i / 16 * 16 + o;
             UNROLL for (int l = 0; l < 8; l++) _mm256_store_ps(to + l * k, v[l]);
         }
@@ -334,8 +334,9 @@ static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t 
 }
 
 /* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
-INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
-                      int64_t ldv, int64_t k, int64_t n, int R, int C, enum dtype e) {
+INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                                  const void *v, int64_t ldv, int64_t k, int64_t n, int R, int C,
+                                  enum dtype e) {
     __m256 acc[8];
     bool part = C == 1 && n < 8;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) acc[r * C + c] =
@@ -349,7 +350,7 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
         }
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
-        store_some(y + r * ldy + 8 * c, acc[r * C + c], part ? n : 8);
+        store_up_to_8(y + r * ldy + 8 * c, acc[r * C + c], part ? n : 8);
 }
 
 /* R rows against all n columns: 8 accumulators at a time. */
@@ -358,15 +359,16 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dt
     const float *t = p->t + m * p->tm;
     int64_t c = 0;
     for (; c + 64 / R <= p->n; c += 64 / R)
-        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 8, R,
-                  8 / R, e);
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv,
+                              p->k, 8, R, 8 / R, e);
     for (; c < p->n; c += 8)
-        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k,
-                  MIN(p->n - c, 8), R, 1, e);
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv,
+                              p->k, MIN(p->n - c, 8), R, 1, e);
 }
 
 /* panel[k][16]: zeros from column n on. */
-INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
+INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n,
+                           enum dtype e) {
     for (int64_t j = 0; j < k; j++, panel += 16) {
         const void *row = weights_row(v, j, ldv, e);
         UNROLL for (int h = 0; h < 2; h++)
@@ -377,10 +379,10 @@ INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, 
 
 /* R rows of 16 columns: with R = 6 twelve accumulators, two of v and one of t. */
 INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                     const float *panel, int64_t k, int64_t n, int R) {
+                         const float *panel, int64_t k, int64_t n, int R) {
     __m256 acc[12];
     UNROLL for (int o = 0; o < 2 * R; o++) acc[o] =
-        load_some(y + o / 2 * ldy + o % 2 * 8, n - o % 2 * 8);
+        load_up_to_8(y + o / 2 * ldy + o % 2 * 8, n - o % 2 * 8);
     UNROLL for (int r = 0; r < R; r++) __builtin_prefetch(y + (R + r) * ldy, 1);
     for (int64_t j = 0; j < k; j++, t += tj, panel += 16) {
         __m256 v0 = _mm256_load_ps(panel), v1 = _mm256_load_ps(panel + 8);
@@ -391,11 +393,11 @@ INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int6
         }
     }
     UNROLL for (int o = 0; o < 2 * R; o++)
-        store_some(y + o / 2 * ldy + o % 2 * 8, acc[o], n - o % 2 * 8);
+        store_up_to_8(y + o / 2 * ldy + o % 2 * 8, acc[o], n - o % 2 * 8);
 }
 
 static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                         const float *panel, int64_t k, int64_t n, int rows) {
+                             const float *panel, int64_t k, int64_t n, int rows) {
     switch (rows) {
     case 6:
         gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, 6);
@@ -417,8 +419,8 @@ static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, 
     }
 }
 
-INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size,
-                    enum dtype e) {
+INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles,
+                        int64_t size, enum dtype e) {
     int64_t m = 0;
     if (gemm_nn_is_large(p)) {
         gemm_nn_blocked(p, tiles, size);
@@ -430,15 +432,15 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
     for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
 }
 
-#define GEMM_NN(name, type, e)                                                                         \
+#define GEMM_NN(name, type, e)                                                                     \
     static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
-        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                          \
+        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                    \
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
-        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, gemm_nn_tile_run};                     \
-        gemm_nn_run(&p, &tiles, sizeof(type), e);                                                      \
+        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, gemm_nn_tile_run};                 \
+        gemm_nn_run(&p, &tiles, sizeof(type), e);                                                  \
     }
 GEMM_NN(gemm_nn_f32, float, DTYPE_F32)
 GEMM_NN(gemm_nn_bf16, uint16_t, DTYPE_BF16)
@@ -468,7 +470,7 @@ INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t 
 }
 
 static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
-                    int64_t ldw, int64_t n0, int64_t n1) {
+                       int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++) {
         const int8_t *q = in->q + m * in->k;
         const float *d = in->d + m * (in->k / 32);
@@ -503,10 +505,10 @@ INLINE void pairs_block(float *y, int64_t ldy, const int16_t *t, int64_t ldt, co
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
         float *out = y + r * ldy + 8 * c;
-        store_some(out,
-                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r * C + c]), _mm256_broadcast_ss(s + r),
-                                   load_some(out, part ? n : 8)),
-                   part ? n : 8);
+        store_up_to_8(out,
+                      _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r * C + c]),
+                                      _mm256_broadcast_ss(s + r), load_up_to_8(out, part ? n : 8)),
+                      part ? n : 8);
     }
 }
 
@@ -519,7 +521,7 @@ INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
 }
 
 static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
-                      int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+                           int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
     int64_t m = 0;
     for (; m + 4 <= rows; m += 4)
         pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 4);
@@ -541,20 +543,20 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
  * a group. It may wrap in between but ends as Σ w x, which fits: 16 products of at most 16 * 127,
  * or 8 of 32 * 127 for q6_k.
  *
- * NARROW_BACK: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
+ * NARROW_CENTRED: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
  * 16, then 16 Σx is added in 32 bits.
  */
-enum int8_product_kind { SIGNED, NARROW, NARROW_BACK };
+enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED };
 
 /* One group of R rows against one panel. All pointers are at the first row, panel and block of the
  * range. */
 struct panel_job {
-    const int8_t *x;     /* [R][K] */
-    const float *dx;     /* [R][K/32] */
-    const int32_t *bias; /* [R][SUM_GROUPS], two 16-bit lanes of -c Σx; not for SIGNED */
-    const uint8_t *w;    /* [blocks][layout_bytes] */
-    const float *dw;     /* [blocks][PANEL] */
-    const uint8_t *dw8;  /* nf4: [blocks / 2][PANEL] */
+    const int8_t *x;         /* [R][K] */
+    const float *dx;         /* [R][K/32] */
+    const int32_t *bias;     /* [R][SUM_GROUPS], two 16-bit lanes of -c Σx; not for SIGNED */
+    const uint8_t *w;        /* [blocks][layout_bytes] */
+    const float *dw;         /* [blocks][PANEL] */
+    const uint8_t *dw_bytes; /* nf4: [blocks / 2][PANEL] */
     int64_t k, blocks;
     int8_t c; /* the offset of NARROW */
 };
@@ -569,27 +571,27 @@ INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
 
 /* s[2r], s[2r + 1] += the products of one quad of every row with outputs 0..7 and 8..15. */
 INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64_t k, int R,
-                      enum int8_product_kind how) {
+                      enum int8_product_kind kind) {
     const __m256i ones = _mm256_set1_epi16(1), w[2] = {w0, w1};
     __m256i a[2] = {_mm256_abs_epi8(w0), _mm256_abs_epi8(w1)};
     UNROLL for (int r = 0; r < R; r++) {
         __m256i xr = quad_broadcast(x + r * k);
         UNROLL for (int h = 0; h < 2; h++) {
             __m256i *sum = s + 2 * r + h;
-            if (how == SIGNED) {
+            if (kind == SIGNED) {
                 __m256i t = _mm256_maddubs_epi16(a[h], _mm256_sign_epi8(xr, w[h]));
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(t, ones));
             } else {
                 *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w[h], xr));
             }
-            STAY(*sum);
+            KEEP_IN_REGISTER(*sum);
         }
     }
 }
 
 /* The exact dots of block b. */
 INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R,
-                         enum matrix_layout l, enum int8_product_kind how) {
+                         enum matrix_layout l, enum int8_product_kind kind) {
     const int group = layout_group(l);
     const bool nibbles = l >= LAYOUT_Q4;
     const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(j->c);
@@ -597,7 +599,7 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R
     __m256i bias[4];
     UNROLL for (int r = 0; r < R; r++) {
         bias[r] =
-            how == SIGNED ? _mm256_setzero_si256() : quad_broadcast(j->bias + r * SUM_GROUPS + b);
+            kind == SIGNED ? _mm256_setzero_si256() : quad_broadcast(j->bias + r * SUM_GROUPS + b);
         s[2 * r] = s[2 * r + 1] = bias[r];
     }
     for (int p = 0; p < (nibbles ? 4 : group / 4); p++) {
@@ -605,36 +607,38 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R
         __m256i w0 = _mm256_loadu_si256((const __m256i *)block + 2 * p),
                 w1 = _mm256_loadu_si256((const __m256i *)block + 2 * p + 1);
         if (nibbles) {
-            quad_dots(s, nibble_weights(w0, l), nibble_weights(w1, l), x, j->k, R, how);
+            quad_dots(s, nibble_weights(w0, l), nibble_weights(w1, l), x, j->k, R, kind);
             quad_dots(s, nibble_weights(_mm256_srli_epi16(w0, 4), l),
-                      nibble_weights(_mm256_srli_epi16(w1, 4), l), x + QK / 2, j->k, R, how);
-        } else if (how == NARROW) {
-            quad_dots(s, _mm256_add_epi8(w0, offset), _mm256_add_epi8(w1, offset), x, j->k, R, how);
+                      nibble_weights(_mm256_srli_epi16(w1, 4), l), x + QK / 2, j->k, R, kind);
+        } else if (kind == NARROW) {
+            quad_dots(s, _mm256_add_epi8(w0, offset), _mm256_add_epi8(w1, offset), x, j->k, R,
+                      kind);
         } else {
-            quad_dots(s, w0, w1, x, j->k, R, how);
+            quad_dots(s, w0, w1, x, j->k, R, kind);
         }
     }
-    if (how == SIGNED) return;
+    if (kind == SIGNED) return;
     UNROLL for (int o = 0; o < 2 * R; o++) {
         s[o] = _mm256_madd_epi16(s[o], ones);
-        if (how == NARROW_BACK) s[o] = _mm256_sub_epi32(s[o], _mm256_madd_epi16(bias[o / 2], ones));
+        if (kind == NARROW_CENTRED)
+            s[o] = _mm256_sub_epi32(s[o], _mm256_madd_epi16(bias[o / 2], ones));
     }
 }
 
 /* Scales of outputs 8 * half … of block b. */
 INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum matrix_layout l) {
     if (l != LAYOUT_NF4) return _mm256_loadu_ps(j->dw + b * PANEL + half * 8);
-    const uint8_t *bytes = j->dw8 + b * QK / NF4_BLOCK * PANEL + half * 8;
+    const uint8_t *bytes = j->dw_bytes + b * QK / NF4_BLOCK * PANEL + half * 8;
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
 }
 
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
 INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix_layout l,
-                       enum int8_product_kind how) {
+                       enum int8_product_kind kind) {
     const int group = layout_group(l);
     for (int64_t b = 0; b < j->blocks; b++) {
         __m256i s[8];
-        block_dots_q(s, j, b, R, l, how);
+        block_dots_q(s, j, b, R, l, kind);
         UNROLL for (int o = 0; o < 2 * R; o++) {
             __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b * group / QK);
             __m256 d = _mm256_mul_ps(scales_load(j, b, o % 2, l), dx),
@@ -646,7 +650,7 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
 
 /* Reduces the eight dwords of each of eight vectors with `op`: dword g is the result of vector
  * g. */
-#define EIGHT_REDUCED(name, op)                                                                    \
+#define REDUCE_8(name, op)                                                                         \
     INLINE __m256i name(const __m256i m[8]) {                                                      \
         __m256i t[4], u[2];                                                                        \
         UNROLL for (int i = 0; i < 4; i++) t[i] =                                                  \
@@ -658,11 +662,11 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
         return op(_mm256_permute2x128_si256(u[0], u[1], 0x20),                                     \
                   _mm256_permute2x128_si256(u[0], u[1], 0x31));                                    \
     }
-EIGHT_REDUCED(lanes_sum, _mm256_add_epi16) // each dword two 16-bit lanes
-EIGHT_REDUCED(blocks_most, _mm256_max_epi32)
+REDUCE_8(sum_of_8, _mm256_add_epi16) // each dword two 16-bit lanes
+REDUCE_8(max_of_8, _mm256_max_epi32)
 
 /* Starting lanes of NARROW: byte pairs 0 and 1 of every quad are added in one lane each. */
-static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
+static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
     const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
     int64_t g = 0;
@@ -671,7 +675,7 @@ static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group,
         UNROLL for (int i = 0; i < 8; i++) m[i] =
             _mm256_maddubs_epi16(many, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
         _mm256_storeu_si256((__m256i *)(bias + g),
-                            _mm256_sub_epi16(_mm256_setzero_si256(), lanes_sum(m)));
+                            _mm256_sub_epi16(_mm256_setzero_si256(), sum_of_8(m)));
     }
     for (x += g * group; g < groups; g++, x += group) {
         __m128i h = _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)x));
@@ -685,15 +689,15 @@ static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group,
 }
 
 /* Stores a row's sums with one panel in its outputs n … below n1. */
-INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
-                      bool add, enum matrix_layout l) {
+INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
+                        bool add, enum matrix_layout l) {
     for (int half = 0; half < 2 && n + 8 * half < n1; half++) {
         int64_t at = n + 8 * half, left = n1 - at;
         __m256 v = _mm256_loadu_ps(acc + 8 * half);
         if (l == LAYOUT_NF4)
             v = _mm256_mul_ps(
                 v, _mm256_div_ps(_mm256_loadu_ps(w->row_scales + at), _mm256_set1_ps(NF4_UNIT)));
-        store_some(y + at, add ? _mm256_add_ps(load_some(y + at, left), v) : v, left);
+        store_up_to_8(y + at, add ? _mm256_add_ps(load_up_to_8(y + at, left), v) : v, left);
     }
 }
 
@@ -706,7 +710,7 @@ static int8_t narrow_centre(const struct matrix *w) {
  * dropped. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
-                        enum matrix_layout l, enum int8_product_kind how) {
+                        enum matrix_layout l, enum int8_product_kind kind) {
     int32_t bias[4 * SUM_GROUPS];
     const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
                   blocks = w->k / group;
@@ -723,31 +727,33 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                                   .blocks = MIN(blocks - b, SUM_GROUPS),
                                   .c = c};
             if (l == LAYOUT_NF4)
-                j.dw8 = w->scale_bytes + p * stride + b * QK / NF4_BLOCK * PANEL;
+                j.dw_bytes = w->scale_bytes + p * stride + b * QK / NF4_BLOCK * PANEL;
             else
                 j.dw = w->scales + p * stride + b * PANEL;
-            for (int r = 0; how != SIGNED && biased != b && r < R; r++)
-                bias_make(bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
+            for (int r = 0; kind != SIGNED && biased != b && r < R; r++)
+                bias_compute(bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
             biased = b;
-            panel_dots(acc, &j, R, l, how);
+            panel_dots(acc, &j, R, l, kind);
         }
         for (int r = 0; r < R; r++)
-            panel_put(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
+            panel_store(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
         prefetch_step(in->ahead);
     }
 }
 
 INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add, enum matrix_layout l,
-                        enum int8_product_kind how) {
+                        enum int8_product_kind kind) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
     prefetch_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
-        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l, how);
-        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, l, how);
-        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, l, how);
+        for (; m + 4 <= in->rows; m += 4)
+            rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l, kind);
+        for (; m + 2 <= in->rows; m += 2)
+            rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, l, kind);
+        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, l, kind);
     }
 }
 
@@ -760,7 +766,7 @@ static void gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const st
     else if (w->type == TENSOR_Q8_0)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, SIGNED);
     else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW_BACK);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW_CENTRED);
 }
 
 static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
@@ -815,8 +821,8 @@ INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int
     UNROLL for (int o = 0; o < R * P; o++) {
         _mm256_storeu_ps(sums, acc[2 * o]);
         _mm256_storeu_ps(sums + 8, acc[2 * o + 1]);
-        panel_put(c->y + (m + o % R) * c->ldy, sums, c->w, (panel + o / R) * PANEL, c->n1, c->add,
-                  LAYOUT_BF16);
+        panel_store(c->y + (m + o % R) * c->ldy, sums, c->w, (panel + o / R) * PANEL, c->n1, c->add,
+                    LAYOUT_BF16);
     }
 }
 
@@ -844,7 +850,7 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
 }
 
 /* Eight lanes of the largest |v|. Magnitudes order as integers do, with NaN above all. */
-INLINE __m256i lanes_most(const __m256 v[4]) {
+INLINE __m256i lanes_amax(const __m256 v[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), magnitude);
     UNROLL for (int i = 1; i < 4; i++) m =
@@ -869,7 +875,7 @@ INLINE __m256i lanes_quantize(__m256 x, __m256 inverse, bool finite) {
     return _mm256_cvtps_epi32(_mm256_and_ps(u, real));
 }
 
-INLINE void lanes_put(int8_t *q, const __m256 v[4], __m256 inverse, bool finite) {
+INLINE void lanes_store_i8(int8_t *q, const __m256 v[4], __m256 inverse, bool finite) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i a[4];
     UNROLL for (int i = 0; i < 4; i++) a[i] = lanes_quantize(v[i], inverse, finite);
@@ -888,19 +894,19 @@ INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
     float scale = block_amax(v) / 127.0f;
     bool tiny = scale < FLT_MIN;
     d[b] = tiny ? 0.0f : scale;
-    lanes_put(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
+    lanes_store_i8(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
 }
 
 /* Computes the scales of eight blocks, which share two divisions; false when a value is not
  * finite. */
-INLINE bool scales_make(const float *x, int64_t b, float max, float *d, float *inverse) {
+INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
     UNROLL for (int i = 0; i < 8; i++) {
         block_load(v, x, b + i);
-        m[i] = lanes_most(v);
+        m[i] = lanes_amax(v);
     }
-    __m256i most = blocks_most(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
+    __m256i most = max_of_8(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
     __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(max)),
            tiny = _mm256_cmp_ps(scale, _mm256_set1_ps(FLT_MIN), _CMP_LT_OQ);
     _mm256_storeu_ps(d + b, _mm256_andnot_ps(tiny, scale));
@@ -918,7 +924,7 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
         bool finite[MANY / 8];
         n = MIN(blocks - b, MANY) / 8 * 8;
         for (int64_t i = 0; i < n; i += 8)
-            finite[i / 8] = scales_make(x, b + i, 127.0f, d, inverse + i);
+            finite[i / 8] = scales_compute(x, b + i, 127.0f, d, inverse + i);
         for (int64_t i = 0; i < n; i++) {
             __m256 v[4];
             if (!finite[i / 8]) {
@@ -926,14 +932,14 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
                 continue;
             }
             block_load(v, x, b + i);
-            lanes_put(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
+            lanes_store_i8(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
         }
     }
     for (; b < blocks; b++) block_quantize(x, b, q, d);
 }
 
 /* Packs four vectors of integers as 16-bit numbers, in order. */
-INLINE void words_put(int16_t *q, const __m256i a[4]) {
+INLINE void words_store(int16_t *q, const __m256i a[4]) {
     UNROLL for (int i = 0; i < 4; i += 2) {
         __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a[i], a[i + 1]), 0xd8);
         _mm256_storeu_si256((__m256i *)(q + 8 * i), words);
@@ -954,14 +960,14 @@ static void block_quantize16(const float *x, int64_t b, int16_t *q, float *d) {
         u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), _mm256_min_ps(most, u));
         a[i] = _mm256_cvtps_epi32(_mm256_and_ps(u, real));
     }
-    words_put(q + b * QK, a);
+    words_store(q + b * QK, a);
 }
 
 static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
     int64_t b = 0, blocks = k / QK;
     for (; b + 8 <= blocks; b += 8) {
         float inverse[8];
-        bool finite = scales_make(x, b, QUANTIZED16_MAX, d, inverse);
+        bool finite = scales_compute(x, b, QUANTIZED16_MAX, d, inverse);
         for (int i = 0; i < 8; i++) {
             __m256 v[4], by = _mm256_broadcast_ss(inverse + i);
             __m256i a[4];
@@ -971,7 +977,7 @@ static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
             }
             block_load(v, x, b + i);
             UNROLL for (int h = 0; h < 4; h++) a[h] = _mm256_cvtps_epi32(_mm256_mul_ps(v[h], by));
-            words_put(q + (b + i) * QK, a);
+            words_store(q + (b + i) * QK, a);
         }
     }
     for (; b < blocks; b++) block_quantize16(x, b, q, d);
@@ -1029,21 +1035,22 @@ static float max_row(const float *a, int64_t n) {
 static void axpy_row(float *y, float a, const float *x, int64_t n) {
     __m256 av = _mm256_set1_ps(a);
     for (int64_t i = 0; i < n; i += 8)
-        store_some(y + i, _mm256_fmadd_ps(av, load_some(x + i, n - i), load_some(y + i, n - i)),
-                   n - i);
+        store_up_to_8(y + i,
+                      _mm256_fmadd_ps(av, load_up_to_8(x + i, n - i), load_up_to_8(y + i, n - i)),
+                      n - i);
 }
 
 static void scale_row(float *y, float a, int64_t n) {
     __m256 av = _mm256_set1_ps(a);
     for (int64_t i = 0; i < n; i += 8)
-        store_some(y + i, _mm256_mul_ps(load_some(y + i, n - i), av), n - i);
+        store_up_to_8(y + i, _mm256_mul_ps(load_up_to_8(y + i, n - i), av), n - i);
 }
 
 static void rmsnorm_row(float *y, const float *x, const float *g, float eps, int64_t n) {
     __m256 r = _mm256_set1_ps(1.0f / sqrtf(dot_row(x, x, n) / (float)n + eps));
     for (int64_t i = 0; i < n; i += 8) {
-        __m256 v = _mm256_mul_ps(load_some(x + i, n - i), r);
-        store_some(y + i, _mm256_mul_ps(v, load_some(g + i, n - i)), n - i);
+        __m256 v = _mm256_mul_ps(load_up_to_8(x + i, n - i), r);
+        store_up_to_8(y + i, _mm256_mul_ps(v, load_up_to_8(g + i, n - i)), n - i);
     }
 }
 
@@ -1051,10 +1058,10 @@ static void rope_row(float *x, const float *cosine, const float *sine, int64_t h
     __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t i = 0; i < half; i += 8) {
         int64_t n = half - i;
-        __m256 a = load_some(x + i, n), b = load_some(x + half + i, n);
-        __m256 c = load_some(cosine + i, n), s = load_some(sine + i, n);
-        store_some(x + i, _mm256_fmadd_ps(a, c, _mm256_xor_ps(_mm256_mul_ps(b, s), sign)), n);
-        store_some(x + half + i, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)), n);
+        __m256 a = load_up_to_8(x + i, n), b = load_up_to_8(x + half + i, n);
+        __m256 c = load_up_to_8(cosine + i, n), s = load_up_to_8(sine + i, n);
+        store_up_to_8(x + i, _mm256_fmadd_ps(a, c, _mm256_xor_ps(_mm256_mul_ps(b, s), sign)), n);
+        store_up_to_8(x + half + i, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)), n);
     }
 }
 
@@ -1086,29 +1093,30 @@ INLINE __m256 exp_lanes(__m256 x) {
 static void silu_mul_row(float *y, const float *gate, const float *up, int64_t n) {
     __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
     for (int64_t i = 0; i < n; i += 8) {
-        __m256 g = load_some(gate + i, n - i), e = exp_lanes(_mm256_xor_ps(g, sign));
+        __m256 g = load_up_to_8(gate + i, n - i), e = exp_lanes(_mm256_xor_ps(g, sign));
         __m256 v = _mm256_div_ps(g, _mm256_add_ps(one, e));
-        store_some(y + i, _mm256_mul_ps(v, load_some(up + i, n - i)), n - i);
+        store_up_to_8(y + i, _mm256_mul_ps(v, load_up_to_8(up + i, n - i)), n - i);
     }
 }
 
 static void gelu_row(float *y, const float *x, int64_t n) {
     __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
     for (int64_t i = 0; i < n; i += 8) {
-        __m256 v = load_some(x + i, n - i);
+        __m256 v = load_up_to_8(x + i, n - i);
         __m256 u = _mm256_mul_ps(v, _mm256_fmadd_ps(_mm256_mul_ps(v, v), _mm256_set1_ps(GELU_CUBE),
                                                     _mm256_set1_ps(GELU_LINE)));
         __m256 below = _mm256_add_ps(one, exp_lanes(_mm256_xor_ps(u, sign)));
-        store_some(y + i, _mm256_div_ps(v, below), n - i);
+        store_up_to_8(y + i, _mm256_div_ps(v, below), n - i);
     }
 }
 
 static void exp_row(float *y, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
+    for (int64_t i = 0; i < n; i += 8)
+        store_up_to_8(y + i, exp_lanes(load_up_to_8(x + i, n - i)), n - i);
 }
 
 static void act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
-                     int64_t n, bool gelu) {
+                         int64_t n, bool gelu) {
     act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
@@ -1120,15 +1128,15 @@ static void norm_gain_backward(const struct norm_rows *rows, float *dg, float *d
     norm_gain_backward_with(rows, dg, db);
 }
 
-static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
-                      bool centred, int64_t n, bool add) {
+static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean,
+                          float rstd, bool centred, int64_t n, bool add) {
     norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
 }
 
 static float softmax_row(float *x, int64_t n) {
     __m256 m = _mm256_set1_ps(max_row(x, n));
     for (int64_t i = 0; i < n; i += 8)
-        store_some(x + i, exp_lanes(_mm256_sub_ps(load_some(x + i, n - i), m)), n - i);
+        store_up_to_8(x + i, exp_lanes(_mm256_sub_ps(load_up_to_8(x + i, n - i), m)), n - i);
     return sum_row(x, n);
 }
 
@@ -1141,15 +1149,15 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     __m256 c1 = _mm256_set1_ps(bc1), c2 = _mm256_set1_ps(bc2), ev = _mm256_set1_ps(eps);
     for (int64_t i = 0; i < n; i += 8) {
         int64_t left = n - i;
-        __m256 gv = load_some(g + i, left), wv = load_some(w + i, left);
-        __m256 mv = _mm256_fmadd_ps(b1, load_some(m + i, left), _mm256_mul_ps(rest1, gv));
-        __m256 vv = _mm256_fmadd_ps(b2, load_some(v + i, left),
+        __m256 gv = load_up_to_8(g + i, left), wv = load_up_to_8(w + i, left);
+        __m256 mv = _mm256_fmadd_ps(b1, load_up_to_8(m + i, left), _mm256_mul_ps(rest1, gv));
+        __m256 vv = _mm256_fmadd_ps(b2, load_up_to_8(v + i, left),
                                     _mm256_mul_ps(rest2, _mm256_mul_ps(gv, gv)));
         __m256 root = _mm256_add_ps(_mm256_sqrt_ps(_mm256_div_ps(vv, c2)), ev);
         __m256 move = _mm256_div_ps(_mm256_div_ps(mv, c1), root);
-        store_some(m + i, mv, left);
-        store_some(v + i, vv, left);
-        store_some(w + i, _mm256_fmadd_ps(step, move, _mm256_mul_ps(wv, keep)), left);
+        store_up_to_8(m + i, mv, left);
+        store_up_to_8(v + i, vv, left);
+        store_up_to_8(w + i, _mm256_fmadd_ps(step, move, _mm256_mul_ps(wv, keep)), left);
     }
 }
 

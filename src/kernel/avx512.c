@@ -222,38 +222,41 @@ INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
 }
 
 /* The same from sums that were computed before. */
-static void starts_scale(int32_t *start, const int32_t *total, int32_t offset, int64_t blocks) {
+static void corrections_scale(int32_t *correction, const int32_t *q_sum, int32_t offset,
+                              int64_t blocks) {
     const __m512i by = _mm512_set1_epi32(-offset);
     for (int64_t b = 0; b < blocks; b += 16) {
-        const __m512 sums = _mm512_maskz_loadu_ps(lanes_mask(blocks - b), total + b);
-        _mm512_storeu_si512(start + b, _mm512_mullo_epi32(_mm512_castps_si512(sums), by));
+        const __m512 sums = _mm512_maskz_loadu_ps(lanes_mask(blocks - b), q_sum + b);
+        _mm512_storeu_si512(correction + b, _mm512_mullo_epi32(_mm512_castps_si512(sums), by));
     }
 }
 
 /* start[b] = -offset · Σ q over block b; elements after the last block are overwritten. */
-static void starts_sum(int32_t *start, const int8_t *q, int32_t offset, int64_t blocks, int group) {
+static void corrections_sum(int32_t *correction, const int8_t *q, int32_t offset, int64_t blocks,
+                            int group) {
     const int64_t some = 256 / group;
     for (int64_t b = 0; b < blocks; b += some) {
         int8_t tail[256] = {0};
         const bool whole = b + some <= blocks;
         if (!whole) memcpy(tail, q + b * group, (size_t)((blocks - b) * group));
         const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
-        _mm512_mask_storeu_ps(start + b, lanes_mask(some),
+        _mm512_mask_storeu_ps(correction + b, lanes_mask(some),
                               _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
     }
 }
 
 /* start[m][b] of rows m0… and blocks b0… to b1. */
-static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
-                        int64_t rows, int64_t b0, int64_t b1) {
+static void corrections_fill(int32_t correction[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p,
+                             int64_t m0, int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
     const int32_t offset = offset_of(p->w);
     const struct gemm_input *in = p->in;
     for (int64_t m = m0; m < m0 + rows; m++) {
-        if (in->total && group == QK)
-            starts_scale(start[m - m0], in->total + m * p->blocks + b0, offset, b1 - b0);
+        if (in->q_sum && group == QK)
+            corrections_scale(correction[m - m0], in->q_sum + m * p->blocks + b0, offset, b1 - b0);
         else
-            starts_sum(start[m - m0], in->q + m * in->k + b0 * group, offset, b1 - b0, group);
+            corrections_sum(correction[m - m0], in->q + m * in->k + b0 * group, offset, b1 - b0,
+                            group);
     }
 }
 
@@ -322,12 +325,12 @@ INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b,
 
 /* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
 INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
-                       int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1,
+                       int64_t m, const int32_t (*correction)[Q_BLOCKS], int64_t b0, int64_t b1,
                        int rows, int panels, enum matrix_layout l) {
     const int group = layout_group(l), bytes = layout_bytes(l);
-    const int64_t stride = p->blocks * bytes, k = p->in->k, ndx = k / QK;
+    const int64_t stride = p->blocks * bytes, k = p->in->k, blocks_of_32 = k / QK;
     const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
-    const float *dx = p->in->d + m * ndx;
+    const float *dx = p->in->d + m * blocks_of_32;
     const int8_t *x = p->in->q + m * k;
     __m512 acc[Q_ROWS][Q_PANELS];
     for (int r = 0; r < rows; r++) {
@@ -339,7 +342,7 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2
-            for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(start[r][b - b0]);
+            for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(correction[r][b - b0]);
         }
         block_dots(dots, w + b * bytes, stride, x + b * group, k, rows, panels, l);
 #pragma GCC unroll 2
@@ -348,7 +351,7 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 const __m512 both =
-                    _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * ndx + b * group / QK]));
+                    _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * blocks_of_32 + b * group / QK]));
                 acc[r][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][j]), both, acc[r][j]);
             }
         }
@@ -360,13 +363,13 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 
 /* One function for each number of rows and panels; arguments as above. */
 typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,
-                          int64_t panel, int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0,
-                          int64_t b1);
+                          int64_t panel, int64_t m, const int32_t (*correction)[Q_BLOCKS],
+                          int64_t b0, int64_t b1);
 #define PANELS(name, rows, panels, layout)                                                         \
     static __attribute__((noinline)) void name(                                                    \
         float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,     \
-        const int32_t(*start)[Q_BLOCKS], int64_t b0, int64_t b1) {                                 \
-        panels_run(part, p, panel, m, start, b0, b1, rows, panels, layout);                        \
+        const int32_t(*correction)[Q_BLOCKS], int64_t b0, int64_t b1) {                            \
+        panels_run(part, p, panel, m, correction, b0, b1, rows, panels, layout);                   \
     }
 #define PANEL_KIND(kind, layout)                                                                   \
     PANELS(kind##_1x1, 1, 1, layout)                                                               \
@@ -409,9 +412,9 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
 /* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
 static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0,
                        int64_t n1) {
-    int32_t start[Q_ROW_BLOCK][Q_BLOCKS];
+    int32_t correction[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
-    int64_t filled = -1; /* the first block that `start` describes */
+    int64_t filled = -1; /* the first block that `correction` describes */
     for (int64_t panel = n0 / 16; panel < end; panel += Q_PANELS) {
         const int panels = end - panel >= 2 ? 2 : 1;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
@@ -420,12 +423,12 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
                 __builtin_prefetch(p->y + (m0 + m) * p->ldy + (panel + j) * PANEL, 1);
         for (int64_t b0 = 0; b0 < p->blocks; b0 += Q_BLOCKS) {
             const int64_t b1 = MIN(p->blocks, b0 + Q_BLOCKS);
-            if (filled != b0) starts_fill(start, p, m0, rows, b0, b1);
+            if (filled != b0) corrections_fill(correction, p, m0, rows, b0, b1);
             filled = b0;
             for (int64_t m = 0, step; m < rows; m += step) {
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
                 const panels_fn run = panels_fns[p->w->layout - LAYOUT_Q8][step / 2][panels - 1];
-                run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1);
+                run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])correction + m, b0, b1);
                 if (b0 == 0) prefetch_step(p->in->ahead);
             }
         }
@@ -455,12 +458,15 @@ INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
                             _mm512_set1_epi8((char)0x80));
 }
 
-enum { GEMM_I8_I8_ROWS = 4, GEMM_I8_I8_PAIRS = 4 }; /* 16 sums of pairs of weight rows, eight lanes each */
+enum {
+    GEMM_I8_I8_ROWS = 4,
+    GEMM_I8_I8_PAIRS = 4
+}; /* 16 sums of pairs of weight rows, eight lanes each */
 
 /* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w. A pair holds two rows of w; a
  * single row fills both halves. */
 INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
-                      const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
+                            const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
     const int8_t *q = in->q + m * k;
     const float *d = in->d + m * blocks;
@@ -472,12 +478,12 @@ INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, 
         for (int p = 0; p < pairs; p++) acc[r][p] = _mm512_setzero_ps();
     }
     for (int64_t b = 0; b < blocks; b++) {
-        __m512i x[GEMM_I8_I8_ROWS], start[GEMM_I8_I8_ROWS], zero = _mm512_set1_epi32(0);
+        __m512i x[GEMM_I8_I8_ROWS], correction[GEMM_I8_I8_ROWS], zero = _mm512_set1_epi32(0);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             x[r] = _mm512_broadcast_i64x4(
                 _mm256_loadu_si256((const __m256i *)(const void *)(q + r * k + b * QK)));
-            start[r] = _mm512_sub_epi32(
+            correction[r] = _mm512_sub_epi32(
                 zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8((char)0x80), x[r]));
         }
 #pragma GCC unroll 4
@@ -487,7 +493,7 @@ INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, 
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
                 acc[r][p] =
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start[r], u, x[r])),
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(correction[r], u, x[r])),
                                     _mm512_set1_ps(d[r * blocks + b]), acc[r][p]);
         }
     }
@@ -504,10 +510,10 @@ INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, 
 /* The function of the level below: a single row of w, as a perturbation has, would leave half of
  * each vector idle. */
 static void (*lower_gemm_i8_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
-                              int64_t ldw, int64_t n0, int64_t n1);
+                                int64_t ldw, int64_t n0, int64_t n1);
 
 static void avx512_gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
-                           int64_t ldw, int64_t n0, int64_t n1) {
+                              int64_t ldw, int64_t n0, int64_t n1) {
     if (n1 - n0 == 1) {
         lower_gemm_i8_i8(y, ldy, in, w, ldw, n0, n1);
         return;
@@ -588,8 +594,9 @@ INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
         pairs_tile(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, rows, 1, lanes_mask(n - c));
 }
 
-static void avx512_gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
-                             int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+static void avx512_gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
+                                  const float *s, int64_t rows, const int8_t *v, int64_t ldv,
+                                  int64_t pairs, int64_t n) {
     int64_t m = 0;
     for (; m + 8 <= rows; m += 8)
         pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 8, 2);
@@ -713,8 +720,8 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
 }
 
 /* The formula of act_backward_with; the gradient without `up` is d dy. */
-static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
-                            int64_t n, bool gelu) {
+static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x,
+                                const float *up, int64_t n, bool gelu) {
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
                  line = _mm512_set1_ps(GELU_LINE);
     for (int64_t i = 0; i < n; i += 16) {
@@ -752,8 +759,9 @@ static float avx512_softmax(float *x, int64_t n) {
 }
 
 /* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
-INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
-                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, enum dtype e) {
+INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                                  const void *v, int64_t ldv, int64_t k, int rows, int vectors,
+                                  __mmask16 tail, enum dtype e) {
     const __mmask16 full = 0xFFFF;
     __m512 acc[8][4];
 #pragma GCC unroll 8
@@ -794,11 +802,11 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum
     const int vectors = rows == 8 ? 2 : 4;
     int64_t c = 0;
     for (; c + 16 * vectors <= p->n; c += 16 * vectors)
-        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, vectors, 0xFFFF, e);
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size,
+                              p->ldv, p->k, rows, vectors, 0xFFFF, e);
     for (; c < p->n; c += 16)
-        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, 1, lanes_mask(p->n - c), e);
+        gemm_nn_unpacked_tile(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size,
+                              p->ldv, p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
 /* Rows of at most eight columns, as with a small rank: half vectors, of which a unit may start
@@ -825,7 +833,8 @@ INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int row
 }
 
 /* panel[k][32]: zeros from column n on. */
-INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
+INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n,
+                           enum dtype e) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     for (int64_t j = 0; j < k; j++, panel += 32) {
         for (int h = 0; h < 2; h++)
@@ -838,7 +847,7 @@ enum { GEMM_NN_TILE_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
 INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                     const float *panel, int64_t k, int64_t n, int rows) {
+                         const float *panel, int64_t k, int64_t n, int rows) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     __m512 acc[GEMM_NN_TILE_ROWS][2];
 #pragma GCC unroll 12
@@ -862,10 +871,10 @@ INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int6
 }
 
 static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                         const float *panel, int64_t k, int64_t n, int rows) {
+                             const float *panel, int64_t k, int64_t n, int rows) {
 #define ROWS(count)                                                                                \
     case count:                                                                                    \
-        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, count);                                           \
+        gemm_nn_tile(y, ldy, t, tm, tj, panel, k, n, count);                                       \
         return;
     switch (rows) {
         ROWS(12)
@@ -885,7 +894,8 @@ static void gemm_nn_tile_run(float *y, int64_t ldy, const float *t, int64_t tm, 
 #undef ROWS
 }
 
-INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, enum dtype e) {
+INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles,
+                        enum dtype e) {
     if (gemm_nn_is_large(p)) {
         gemm_nn_blocked(p, tiles, e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float));
         return;
@@ -905,15 +915,15 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
         gemm_nn_rows(p, m, 1, e);
 }
 
-#define GEMM_NN(name, type, e)                                                                         \
+#define GEMM_NN(name, type, e)                                                                     \
     static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
-        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                          \
+        gemm_nn_pack_b(panel, v, ldv, k, n, e);                                                    \
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
-        const struct gemm_nn_tiles tiles = {GEMM_NN_TILE_ROWS, 32, name##_pack, gemm_nn_tile_run};              \
-        gemm_nn_run(&p, &tiles, e);                                                                    \
+        const struct gemm_nn_tiles tiles = {GEMM_NN_TILE_ROWS, 32, name##_pack, gemm_nn_tile_run}; \
+        gemm_nn_run(&p, &tiles, e);                                                                \
     }
 GEMM_NN(avx512_gemm_nn_f32, float, DTYPE_F32)
 GEMM_NN(avx512_gemm_nn_bf16, uint16_t, DTYPE_BF16)

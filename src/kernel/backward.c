@@ -18,10 +18,10 @@
 #include "kernel/internal.h"
 
 enum {
-    BACK_ROWS = 32,    /* rows of dY that are quantised for one block of inputs at once */
-    TURN_ROWS = 256,   /* rows of dY per transposed block; a multiple of BACK_ROWS */
-    TILE_ROWS = 512,   /* the same where dY is in tiles; a multiple of 16 */
-    BACK_SLICE = 4096, /* outputs that are summed before the next ones are added */
+    INT8_ROWS = 32,       /* rows of dY that are quantised for one block of inputs at once */
+    TRANSPOSE_ROWS = 256, /* rows of dY per transposed block; a multiple of INT8_ROWS */
+    TILE_ROWS = 512,      /* the same where dY is in tiles; a multiple of 16 */
+    OUTPUT_SLICE = 4096,  /* outputs that are summed before the next ones are added */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
     MIN_BLOCKS = TILE_INPUTS, /* blocks of inputs whose minima are summed at once */
@@ -35,7 +35,8 @@ struct gemm_nn_job {
 };
 
 /* Rows [m0, m1) and columns [c0, c1). */
-static void gemm_nn_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0, int64_t c1) {
+static void gemm_nn_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0,
+                         int64_t c1) {
     const struct gemm_nn_args *m = &p->m;
     float *y = m->y + m0 * m->ldy + c0;
     const char *v = (const char *)m->v + c0 * (int64_t)dtype_size(p->e);
@@ -75,7 +76,7 @@ struct backward_job {
     const struct matrix *w;
     bool add;
     char *scratch;
-    size_t each;
+    size_t thread_bytes;
     /* int8 and tiles: the current slice and rows, at the start of the scratch */
     int64_t slice, n, first, some; /* outputs [slice, slice + n), rows [first, first + some) */
     int16_t *q;                    /* [some][whole_blocks(n)]: dY in 16 bits */
@@ -85,8 +86,8 @@ struct backward_job {
 
 /* Scratch of one thread, for slices of n outputs (a multiple of 32). */
 struct transposed_panels {
-    int8_t *q;         /* [BACK_ROWS][n]: dY times the scales, quantised */
-    float *d;          /* [BACK_ROWS][n / 32] */
+    int8_t *q;         /* [INT8_ROWS][n]: dY times the scales, quantised */
+    float *d;          /* [INT8_ROWS][n / 32] */
     float *by;         /* [n]: the scales of the current block */
     int16_t *q_by;     /* [n]: the same in 16 bits */
     float *d_by;       /* [n / 32] */
@@ -99,14 +100,14 @@ static int64_t whole_blocks(int64_t n) {
     return (n + QK - 1) / QK * QK;
 }
 
-/* Per output: q, panels, then d (a 32nd of BACK_ROWS floats), by, ones, q_by, d_by and one_byte. */
-enum { TURNED_BYTES = BACK_ROWS + 2 * PANEL + 4 * (BACK_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
+/* Per output: q, panels, then d (a 32nd of INT8_ROWS floats), by, ones, q_by, d_by and one_byte. */
+enum { TRANSPOSED_BYTES = INT8_ROWS + 2 * PANEL + 4 * (INT8_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
 
-static struct transposed_panels turned_layout(char *at, int64_t n) {
+static struct transposed_panels transposed_panels_layout(char *at, int64_t n) {
     struct transposed_panels t = {.q = (int8_t *)at};
-    t.panels = (uint8_t *)at + BACK_ROWS * n;
+    t.panels = (uint8_t *)at + INT8_ROWS * n;
     t.d = (float *)(void *)(t.panels + 2 * PANEL * n);
-    t.by = t.d + BACK_ROWS / QK * n;
+    t.by = t.d + INT8_ROWS / QK * n;
     t.ones = t.by + n;
     t.q_by = (int16_t *)(void *)(t.ones + n);
     t.d_by = (float *)(void *)(t.q_by + n);
@@ -116,31 +117,31 @@ static struct transposed_panels turned_layout(char *at, int64_t n) {
 
 /* Scratch that all threads share, for dY in 16 bits, or in tiles. */
 static size_t shared_scratch(int64_t n) {
-    size_t slice = (size_t)MIN(whole_blocks(n), BACK_SLICE);
-    return MAX(TURN_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float)),
+    size_t slice = (size_t)MIN(whole_blocks(n), OUTPUT_SLICE);
+    return MAX(TRANSPOSE_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float)),
                kernels_get()->gemm_tiles ? TILE_ROWS * slice * sizeof(uint16_t) + 64 : 0);
 }
 
 static size_t thread_scratch(int64_t n) {
     size_t tile = TILE_OUTPUTS * TILE_INPUTS * sizeof(float);
-    size_t turned = TURNED_BYTES * (size_t)MIN(whole_blocks(n), BACK_SLICE);
-    return (MAX(tile, turned) + 127) / 64 * 64;
+    size_t transposed = TRANSPOSED_BYTES * (size_t)MIN(whole_blocks(n), OUTPUT_SLICE);
+    return (MAX(tile, transposed) + 127) / 64 * 64;
 }
 
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads) {
     return 64 + shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
 }
 
-static char *scratch_of(const struct backward_job *p, int thread) {
-    uintptr_t at = (uintptr_t)p->scratch + (size_t)thread * p->each;
+static char *scratch_of_thread(const struct backward_job *p, int thread) {
+    uintptr_t at = (uintptr_t)p->scratch + (size_t)thread * p->thread_bytes;
     return (char *)((at + 63) / 64 * 64);
 }
 
 /* Inputs [begin, end), in units of 32. */
-static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
+static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
-    float *tile = (float *)(void *)scratch_of(p, thread);
+    float *tile = (float *)(void *)scratch_of_thread(p, thread);
     for (int64_t k = begin * QK; k < MIN(end * QK, w->k); k += TILE_INPUTS) {
         int64_t some = MIN(MIN(end * QK, w->k) - k, TILE_INPUTS);
         for (int64_t o = 0; o < w->n; o += TILE_OUTPUTS) {
@@ -158,7 +159,7 @@ static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
 
 /* Numbers of types with minima are not negative. Rounding dY would cost twice as much with them as
  * with numbers around zero, so half their range moves into the minimum. */
-static int centre(const struct matrix *w) {
+static int code_centre(const struct matrix *w) {
     return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
 }
 
@@ -170,14 +171,15 @@ static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t
         const float *scales = w->scales + (o + i) / PANEL * stride + (o + i) % PANEL;
         const float *mins = w->mins + (o + i) * (w->k / QK);
         for (int64_t b = 0; b < blocks; b++)
-            out[i * MIN_BLOCKS + b] = mins[b0 + b] + (float)centre(w) * scales[(b0 + b) * PANEL];
+            out[i * MIN_BLOCKS + b] =
+                mins[b0 + b] + (float)code_centre(w) * scales[(b0 + b) * PANEL];
     }
 }
 
 /* dX of every input of blocks [b0, b1) begins with, or is raised by, Σ_o dY[m][o] min[o][b]. */
-static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
+static void backward_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
     const struct backward_job *p = ctx;
-    float *tile = (float *)(void *)scratch_of(p, thread);
+    float *tile = (float *)(void *)scratch_of_thread(p, thread);
     for (int64_t b = b0; b < b1; b += MIN_BLOCKS)
         for (int64_t m = 0; m < p->rows; m += MIN_ROWS) {
             float sum[MIN_ROWS * MIN_BLOCKS] = {0};
@@ -214,19 +216,19 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
 
 /* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each
  * shuffle is written as the two steps that SSE2 has; otherwise gcc does it byte by byte. */
-typedef uint8_t quads __attribute__((vector_size(16)));
-typedef uint64_t halves __attribute__((vector_size(16)));
-static quads halves_shuffled(quads x) {
-    quads high = (quads)__builtin_shufflevector((halves)x, (halves)x, 1, 1);
+typedef uint8_t byte_quads __attribute__((vector_size(16)));
+typedef uint64_t qword_pair __attribute__((vector_size(16)));
+static byte_quads halves_interleave(byte_quads x) {
+    byte_quads high = (byte_quads)__builtin_shufflevector((qword_pair)x, (qword_pair)x, 1, 1);
     return __builtin_shufflevector(x, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
 
-static quads quads_turned(quads x) {
-    return halves_shuffled(halves_shuffled(x));
+static byte_quads quads_transpose(byte_quads x) {
+    return halves_interleave(halves_interleave(x));
 }
 
-static quads quads_at(const uint8_t *p) {
-    quads x;
+static byte_quads quads_at(const uint8_t *p) {
+    byte_quads x;
     memcpy(&x, p, sizeof x);
     return x;
 }
@@ -234,11 +236,12 @@ static quads quads_at(const uint8_t *p) {
 /* Sixteen outputs of an int8 unit. A source panel has quads of inputs under each output, the
  * transposed panels have quads of outputs under each input and are `panel` bytes apart. Centred:
  * less 16. */
-static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int inputs, bool centred) {
+static void bytes_transpose(uint8_t *to, size_t panel, const uint8_t *from, int inputs,
+                            bool centred) {
     for (int p = 0; p < inputs / 4; p++)
         for (int q = 0; q < 4; q++) {
-            quads x = quads_turned(quads_at(from + (p * PANEL + 4 * q) * 4) -
-                                   (uint8_t)(centred ? 16 : 0));
+            byte_quads x = quads_transpose(quads_at(from + (p * PANEL + 4 * q) * 4) -
+                                           (uint8_t)(centred ? 16 : 0));
             memcpy(to + (size_t)(p / 4) * panel + (q * PANEL + p % 4 * 4) * 4, &x, sizeof x);
         }
 }
@@ -250,17 +253,18 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
     for (int p = 0; p < 4; p++)
         for (int q = 0; q < 4; q++) {
             int at = (p * PANEL + 4 * q) * 4, out = (q * PANEL + 4 * p) * 4;
-            quads a = quads_at(first + at), b = second ? quads_at(second + at) : (quads){0};
-            quads low = quads_turned((a & 15) | (b & 15) << 4),
-                  high = quads_turned(a >> 4 | (b & 0xf0));
+            byte_quads a = quads_at(first + at),
+                       b = second ? quads_at(second + at) : (byte_quads){0};
+            byte_quads low = quads_transpose((a & 15) | (b & 15) << 4),
+                       high = quads_transpose(a >> 4 | (b & 0xf0));
             memcpy(to + out, &low, sizeof low);
             memcpy(to + panel + out, &high, sizeof high);
         }
 }
 
 /* Unit u of outputs [o, o + n). n is a multiple of 32; missing outputs are zeros. */
-static void panels_turn(const struct transposed_panels *t, const struct matrix *w, int64_t u,
-                        int64_t o, int64_t n) {
+static void panels_transpose(const struct transposed_panels *t, const struct matrix *w, int64_t u,
+                             int64_t o, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
     int64_t stride = w->k / group * bytes, end = (w->n + PANEL - 1) / PANEL;
     bool nibbles = w->layout >= LAYOUT_Q4;
@@ -272,7 +276,7 @@ static void panels_turn(const struct transposed_panels *t, const struct matrix *
             nibbles_transpose(t->panels + i * bytes / 2, panel, from,
                               g + 1 < end ? from + stride : NULL);
         else if (!nibbles && g < end)
-            bytes_turn(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
+            bytes_transpose(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
         else if (!nibbles)
             for (int h = 0; h < group / PANEL; h++)
                 memset(t->panels + (size_t)h * panel + i * PANEL * PANEL, 0, PANEL * PANEL);
@@ -331,40 +335,40 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     int64_t padded = whole_blocks(p->n), first = p->slice / PANEL,
             panels = (p->n + PANEL - 1) / PANEL;
     float unit[2 * PANEL];
-    struct transposed_panels t = turned_layout(scratch_of(p, thread), padded);
-    struct matrix turned = *w;
-    turned.n = group, turned.k = padded;
-    if (w->mins) turned.type = TENSOR_Q5_0, turned.zero = (int8_t)centre(w);
-    turned.data = t.panels, turned.scales = t.ones, turned.scale_bytes = t.one_byte;
-    turned.row_scales = unit;
+    struct transposed_panels t = transposed_panels_layout(scratch_of_thread(p, thread), padded);
+    struct matrix transposed = *w;
+    transposed.n = group, transposed.k = padded;
+    if (w->mins) transposed.type = TENSOR_Q5_0, transposed.zero = (int8_t)code_centre(w);
+    transposed.data = t.panels, transposed.scales = t.ones, transposed.scale_bytes = t.one_byte;
+    transposed.row_scales = unit;
     for (int i = 0; i < 2 * PANEL; i++) unit[i] = NF4_UNIT;
     for (int64_t i = 0; i < padded; i++) t.ones[i] = 1.0f;
     memset(t.one_byte, 1, (size_t)padded);
     for (int64_t u = begin; u < end; u++) {
         scales_gather(t.by, w, u, p->slice, p->n);
         kern->quantize_row16(t.by, padded, t.q_by, t.d_by);
-        panels_turn(&t, w, u, p->slice, padded);
-        for (int64_t m = 0; m < p->some; m += BACK_ROWS) {
-            struct gemm_input in = {.rows = MIN(p->some - m, BACK_ROWS), .k = padded};
+        panels_transpose(&t, w, u, p->slice, padded);
+        for (int64_t m = 0; m < p->some; m += INT8_ROWS) {
+            struct gemm_input in = {.rows = MIN(p->some - m, INT8_ROWS), .k = padded};
             in.q = t.q, in.d = t.d;
             if (u + 1 < end)
                 panels_prefetch(w, u + 1, first + panels * m / p->some,
                                 first + panels * (m + in.rows) / p->some);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
-                p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &turned, 0, group,
+                p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &transposed, 0, group,
                 p->add || w->mins || p->slice > 0);
         }
     }
 }
 
-static void back_int8_all(struct backward_job *p, struct pool *pool) {
+static void backward_int8_all(struct backward_job *p, struct pool *pool) {
     p->q = (int16_t *)(void *)p->scratch;
     p->scratch += shared_scratch(p->w->n);
-    for (p->slice = 0; p->slice < p->w->n; p->slice += BACK_SLICE)
-        for (p->first = 0; p->first < p->rows; p->first += TURN_ROWS) {
-            p->n = MIN(p->w->n - p->slice, BACK_SLICE);
-            p->some = MIN(p->rows - p->first, TURN_ROWS);
+    for (p->slice = 0; p->slice < p->w->n; p->slice += OUTPUT_SLICE)
+        for (p->first = 0; p->first < p->rows; p->first += TRANSPOSE_ROWS) {
+            p->n = MIN(p->w->n - p->slice, OUTPUT_SLICE);
+            p->some = MIN(p->rows - p->first, TRANSPOSE_ROWS);
             p->d = (float *)(void *)(p->q + p->some * whole_blocks(p->n));
             pool_run(pool, grad_quantize_i16, p, p->some, 8);
             pool_run(pool, backward_int8, p, p->w->k / layout_group(p->w->layout), 1);
@@ -381,10 +385,10 @@ static void backward_tiles(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 static void backward_tiles_all(struct backward_job *p, struct pool *pool) {
-    for (p->slice = 0; p->slice < p->w->n; p->slice += BACK_SLICE)
+    for (p->slice = 0; p->slice < p->w->n; p->slice += OUTPUT_SLICE)
         for (p->first = 0; p->first < p->rows; p->first += TILE_ROWS) {
             p->tiles = (struct gemm_input){.rows = MIN(p->rows - p->first, TILE_ROWS),
-                                           .k = MIN(p->w->n - p->slice, BACK_SLICE),
+                                           .k = MIN(p->w->n - p->slice, OUTPUT_SLICE),
                                            .ldx = p->lddy,
                                            .x = p->dy + p->first * p->lddy + p->slice,
                                            .tiles = (uint16_t *)(void *)p->scratch};
@@ -420,15 +424,15 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
                              .w = w,
                              .add = add,
                              .scratch = (char *)(((uintptr_t)scratch + 63) / 64 * 64),
-                             .each = thread_scratch(w->n)};
+                             .thread_bytes = thread_scratch(w->n)};
     struct pool *use = matrix_pool_for(pool, rows, w->n, w->k);
-    if (int8 && w->mins) pool_run(use, back_minima, &p, w->k / QK, 16);
+    if (int8 && w->mins) pool_run(use, backward_minima, &p, w->k / QK, 16);
     if (tiles)
         backward_tiles_all(&p, use);
     else if (int8)
-        back_int8_all(&p, use);
+        backward_int8_all(&p, use);
     else
-        pool_run(use, back_widened, &p, (w->k + QK - 1) / QK, TILE_INPUTS / QK);
+        pool_run(use, backward_widened, &p, (w->k + QK - 1) / QK, TILE_INPUTS / QK);
 }
 
 static void pairs_range(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -438,7 +442,7 @@ static void pairs_range(void *ctx, int64_t begin, int64_t end, int thread) {
 
 /* Outputs [begin, end), in units of 32. */
 static void weight_grad_range(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct grad_job *j = ctx;
+    const struct weight_grad_job *j = ctx;
     (void)thread;
     kernels_get()->gemm_tiles_grad(j, begin * 32, MIN(end * 32, j->n));
 }
@@ -450,7 +454,7 @@ size_t weight_grad_scratch(int64_t max_rows, int64_t max_k) {
 void weight_grad_tiles(float *dw, const float *dy, int64_t n, const float *x, int64_t k,
                        int64_t rows, void *scratch, struct pool *pool) {
     uint16_t *pairs = (uint16_t *)(((uintptr_t)scratch + 63) / 64 * 64);
-    struct grad_job j = {dw, dy, x, rows, n, k, pairs};
+    struct weight_grad_job j = {dw, dy, x, rows, n, k, pairs};
     struct pool *use = matrix_pool_for(pool, rows, n, k);
     pool_run(use, pairs_range, &j, (rows + 31) / 32, 1);
     pool_run(use, weight_grad_range, &j, (n + 31) / 32, 1);

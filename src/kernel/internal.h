@@ -79,10 +79,10 @@ struct tensor_type_traits {
     enum matrix_layout layout;
     int8_t zero;
     bool mins;
-    void (*read)(const uint8_t *block, struct quant_block *s);
-    void (*write)(const float *x, uint8_t *block);
-    void (*join)(const struct quant_block *s,
-                 uint8_t *block); /* the inverse of read; NULL: read has no inverse */
+    void (*decode)(const uint8_t *block, struct quant_block *s);
+    void (*quantize)(const float *x, uint8_t *block);
+    void (*encode)(const struct quant_block *s,
+                   uint8_t *block); /* the inverse of decode; NULL: decode has no inverse */
 };
 const struct tensor_type_traits *
 tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
@@ -113,8 +113,8 @@ static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
 }
 
 /* k inputs of row r of a tile of `rows` rows: x is [K/32][rows][32], dx [K/32][rows]. */
-static inline void int8_row_copy(int8_t *x, float *dx, const int8_t *q, const float *d, int64_t k,
-                                 int64_t r, int64_t rows) {
+static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, const float *d,
+                                      int64_t k, int64_t r, int64_t rows) {
     for (int64_t b = 0; b < k / QK; b++) {
         memcpy(x + (b * rows + r) * QK, q + b * QK, QK);
         dx[b * rows + r] = d[b];
@@ -149,7 +149,7 @@ static inline void softmax_backward_with(float *restrict dp, const float *restri
 }
 
 static inline void norm_gain_backward_with(const struct norm_rows *r, float *restrict dg,
-                                  float *restrict db) {
+                                           float *restrict db) {
     for (int64_t i = 0; i < r->rows; i++) {
         const float *x = r->x + i * r->ld, *dy = r->dy + i * r->ld, mean = r->mean[i],
                     rstd = r->rstd[i];
@@ -249,16 +249,16 @@ static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct ge
 static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
     enum { PACE_MAX = 32 };
     int64_t lines = 0;
-    for (int64_t i = 0; a && i < a->n; i++) lines += a->extents[i].bytes / 64 + 1;
-    if (a) a->pace = MIN((lines + steps - 1) / MAX(steps, 1), PACE_MAX);
+    for (int64_t i = 0; a && i < a->n; i++) lines += a->ranges[i].bytes / 64 + 1;
+    if (a) a->lines_per_step = MIN((lines + steps - 1) / MAX(steps, 1), PACE_MAX);
 }
 
 static inline void prefetch_step(struct prefetch_list *a) {
-    for (int64_t i = 0; a && i < a->pace && a->n > 0; i++) {
-        __builtin_prefetch((const char *)a->extents->at + a->done, 0, 3);
-        if ((a->done += 64) < a->extents->bytes) continue;
-        a->extents++, a->n--;
-        a->done = 0;
+    for (int64_t i = 0; a && i < a->lines_per_step && a->n > 0; i++) {
+        __builtin_prefetch((const char *)a->ranges->address + a->bytes_done, 0, 3);
+        if ((a->bytes_done += 64) < a->ranges->bytes) continue;
+        a->ranges++, a->n--;
+        a->bytes_done = 0;
     }
 }
 

@@ -93,20 +93,21 @@ static void tables_init(void) {
 static void level_choose(void) {
     tables_init();
     chosen_level = best_level;
-    const char *wish = getenv("SHOAL_CPU");
-    if (!wish || !*wish) return;
+    const char *requested = getenv("SHOAL_CPU");
+    if (!requested || !*requested) return;
     for (int l = 0; l < CPU_LEVELS; l++) {
-        if (strcmp(wish, level_names[l]) != 0) continue;
+        if (strcmp(requested, level_names[l]) != 0) continue;
         if (l <= (int)best_level) {
             chosen_level = (enum cpu_level)l;
             return;
         }
         fprintf(stderr,
                 "shoal: SHOAL_CPU '%s' is not available on this machine, which has up to '%s'\n",
-                wish, level_names[best_level]);
+                requested, level_names[best_level]);
         exit(2);
     }
-    fprintf(stderr, "shoal: unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx\n", wish);
+    fprintf(stderr, "shoal: unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx\n",
+            requested);
     exit(2);
 }
 
@@ -178,12 +179,12 @@ static int64_t panel_count(int64_t n) {
     return (n + PANEL - 1) / PANEL;
 }
 
-static int64_t row_source(const int32_t *order, int64_t i) {
+static int64_t source_row(const int32_t *order, int64_t i) {
     return order ? order[i] : i;
 }
 
 /* Bytes of one output's block inside a panel: quads of four, PANEL * 4 bytes apart. */
-static void quads_put(uint8_t *block, int lane, const uint8_t *bytes, int quads) {
+static void quads_write(uint8_t *block, int lane, const uint8_t *bytes, int quads) {
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
@@ -193,33 +194,35 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
     if (m->layout == LAYOUT_Q4) {
         for (int i = 0; i < QK / 2; i++)
             bytes[i] = (uint8_t)((q[i] + m->zero) | (uint8_t)(q[i + QK / 2] + m->zero) << 4);
-        quads_put(data + at * PANEL * (QK / 2), lane, bytes, QK / 8);
+        quads_write(data + at * PANEL * (QK / 2), lane, bytes, QK / 8);
     } else {
-        quads_put(data + at * PANEL * QK, lane, (const uint8_t *)q, QK / 4);
+        quads_write(data + at * PANEL * QK, lane, (const uint8_t *)q, QK / 4);
     }
 }
 
 /* Packs the file block that begins at weight k of output i. */
-static int quants_put(struct matrix *m, int64_t i, int64_t k, const struct tensor_type_traits *row,
-                      const struct quant_block *s, struct error *err) {
-    int64_t groups = m->k / row->group, panel = i / PANEL;
+static int quant_block_pack(struct matrix *m, int64_t i, int64_t k,
+                            const struct tensor_type_traits *traits, const struct quant_block *s,
+                            struct error *err) {
+    int64_t groups = m->k / traits->group, panel = i / PANEL;
     int lane = (int)(i % PANEL);
     float *scales = (float *)(uintptr_t)m->scales, *mins = (float *)(uintptr_t)m->mins;
-    for (int g = 0; g < row->block / row->group; g++) {
-        if (!isfinite(s->scale[g]) || (row->mins && !isfinite(s->min[g])))
+    for (int g = 0; g < traits->block / traits->group; g++) {
+        if (!isfinite(s->scale[g]) || (traits->mins && !isfinite(s->min[g])))
             return error_set(err, ERR_NUMERIC,
                              "row %lld has a %s block whose scale is not a finite number",
-                             (long long)i, row->name);
-        scales[(panel * groups + k / row->group + g) * PANEL + lane] = s->scale[g];
-        if (row->mins) mins[i * groups + k / QK + g] = s->min[g];
+                             (long long)i, traits->name);
+        scales[(panel * groups + k / traits->group + g) * PANEL + lane] = s->scale[g];
+        if (traits->mins) mins[i * groups + k / QK + g] = s->min[g];
     }
-    for (int b = 0; b < row->block / QK; b++)
+    for (int b = 0; b < traits->block / QK; b++)
         block_pack(m, panel * (m->k / QK) + k / QK + b, lane, s->q + b * QK);
     return OK;
 }
 
-static int nf4_put(struct matrix *m, int64_t i, const uint8_t *row, struct error *err) {
-    int64_t n64 = layout_scales(LAYOUT_NF4, m->k) / PANEL, blocks = m->k / QK, panel = i / PANEL;
+static int nf4_row_pack(struct matrix *m, int64_t i, const uint8_t *row, struct error *err) {
+    int64_t n_scales = layout_scales(LAYOUT_NF4, m->k) / PANEL, blocks = m->k / QK,
+            panel = i / PANEL;
     int lane = (int)(i % PANEL);
     uint8_t *data = (uint8_t *)(uintptr_t)m->data, *scales = (uint8_t *)(uintptr_t)m->scale_bytes;
     float *scale = (float *)(uintptr_t)m->row_scales + i;
@@ -228,14 +231,14 @@ static int nf4_put(struct matrix *m, int64_t i, const uint8_t *row, struct error
         return error_set(err, ERR_NUMERIC, "row %lld has an nf4 scale that is not a finite number",
                          (long long)i);
     row += sizeof *scale;
-    for (int64_t b = 0; b < n64; b++) scales[(panel * n64 + b) * PANEL + lane] = row[b];
-    row += n64;
+    for (int64_t b = 0; b < n_scales; b++) scales[(panel * n_scales + b) * PANEL + lane] = row[b];
+    row += n_scales;
     for (int64_t b = 0; b < blocks; b++, row += QK / 2)
-        quads_put(data + (panel * blocks + b) * PANEL * (QK / 2), lane, row, QK / 8);
+        quads_write(data + (panel * blocks + b) * PANEL * (QK / 2), lane, row, QK / 8);
     return OK;
 }
 
-static void bf16_put(struct matrix *m, int64_t i, const uint8_t *row) {
+static void bf16_row_pack(struct matrix *m, int64_t i, const uint8_t *row) {
     int64_t kp = (m->k + 31) / 32 * 32;
     uint16_t *panel = (uint16_t *)(uintptr_t)m->data + i / PANEL * PANEL * kp;
     for (int64_t k = 0; k < m->k; k++)
@@ -243,12 +246,12 @@ static void bf16_put(struct matrix *m, int64_t i, const uint8_t *row) {
 }
 
 /* Stores one file row of `type`, which is m->type unless f16 is widened. */
-static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
-                   struct error *err) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(type);
-    if (m->layout == LAYOUT_NF4) return nf4_put(m, i, src, err);
+static int row_pack(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
+                    struct error *err) {
+    const struct tensor_type_traits *traits = tensor_type_traits_find(type);
+    if (m->layout == LAYOUT_NF4) return nf4_row_pack(m, i, src, err);
     if (m->layout == LAYOUT_BF16) {
-        bf16_put(m, i, src);
+        bf16_row_pack(m, i, src);
     } else if (m->layout == LAYOUT_ROW_MAJOR) {
         uint8_t *rows = (uint8_t *)(uintptr_t)m->data;
         size_t bytes = tensor_row_bytes(m->type, m->k);
@@ -258,9 +261,9 @@ static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uin
             tensor_to_f32(type, src, (float *)(void *)(rows + (size_t)i * bytes), m->k);
     } else {
         struct quant_block s;
-        for (int64_t k = 0; k < m->k; k += row->block, src += row->bytes) {
-            row->read(src, &s);
-            int rc = quants_put(m, i, k, row, &s, err);
+        for (int64_t k = 0; k < m->k; k += traits->block, src += traits->bytes) {
+            traits->decode(src, &s);
+            int rc = quant_block_pack(m, i, k, traits, &s, err);
             if (rc != OK) return rc;
         }
     }
@@ -269,30 +272,30 @@ static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uin
 
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err) {
     CHECK(i >= 0 && i < m->n);
-    return row_put(m, m->file_type, i, row, err);
+    return row_pack(m, m->file_type, i, row, err);
 }
 
 /* Rejects impossible shapes before anything is computed from them. */
 static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(type);
-    if (!row) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
+    const struct tensor_type_traits *traits = tensor_type_traits_find(type);
+    if (!traits) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
     if (n < 1 || k < 1 || n > INT32_MAX || k > INT32_MAX)
         return error_set(err, ERR_FORMAT, "a matrix of %lld x %lld is not possible", (long long)n,
                          (long long)k);
-    if (k % row->block)
+    if (k % traits->block)
         return error_set(err, ERR_FORMAT, "a %s row of %lld values is not a multiple of %d",
-                         row->name, (long long)k, row->block);
+                         traits->name, (long long)k, traits->block);
     return OK;
 }
 
-static void matrix_shape(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
-                         enum numeric_class cls) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(type);
+static void matrix_set_shape(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
+                             enum numeric_class cls) {
+    const struct tensor_type_traits *traits = tensor_type_traits_find(type);
     bool fast = type == TENSOR_BF16 && cls == NUMERIC_FAST;
     *m = (struct matrix){.type = type == TENSOR_F16 ? TENSOR_F32 : type,
                          .file_type = type,
-                         .layout = fast ? LAYOUT_BF16 : row->layout,
-                         .zero = row->zero,
+                         .layout = fast ? LAYOUT_BF16 : traits->layout,
+                         .zero = traits->zero,
                          .n = n,
                          .k = k};
     m->packed = m->layout != LAYOUT_ROW_MAJOR;
@@ -318,7 +321,7 @@ static size_t scale_count(const struct matrix *m) {
     return m->layout < LAYOUT_Q8 ? 0 : (size_t)(panel_count(m->n) * layout_scales(m->layout, m->k));
 }
 
-static int matrix_room(struct matrix *m, struct arena *arena, struct error *err) {
+static int matrix_alloc_data(struct matrix *m, struct arena *arena, struct error *err) {
     size_t n = scale_count(m), rows = (size_t)(panel_count(m->n) * PANEL);
     bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
     m->data = arena_try_alloc(arena, data_bytes(m), err);
@@ -335,13 +338,13 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err) {
     int rc = shape_check(type, n, k, err);
     if (rc != OK) return rc;
-    matrix_shape(m, type, n, k, cls);
-    return matrix_room(m, arena, err);
+    matrix_set_shape(m, type, n, k, cls);
+    return matrix_alloc_data(m, arena, err);
 }
 
 /* Products of panels lose the scale of a super-block, so its file bytes stay reachable. */
-static int file_keep(struct matrix *m, const void *rows, const int32_t *order, struct arena *arena,
-                     struct error *err) {
+static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_t *order,
+                                struct arena *arena, struct error *err) {
     if (tensor_type_block(m->type) <= QK) return OK;
     size_t size = (size_t)m->n * sizeof *order;
     m->file_rows = rows;
@@ -358,15 +361,15 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     int rc = shape_check(type, n, k, err);
     if (rc != OK) return rc;
     for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
-    matrix_shape(m, type, n, k, cls);
+    matrix_set_shape(m, type, n, k, cls);
     size_t bytes = tensor_row_bytes(type, k), item = type == TENSOR_F32 ? 4 : 2;
     m->data = rows; // used in place if possible
     if (!m->packed && m->type == type && !row_order && (uintptr_t)rows % item == 0) return OK;
-    rc = matrix_room(m, arena, err);
+    rc = matrix_alloc_data(m, arena, err);
     for (int64_t i = 0; rc == OK && i < n; i++)
-        rc = row_put(m, type, i, (const uint8_t *)rows + (size_t)row_source(row_order, i) * bytes,
-                     err);
-    return rc == OK ? file_keep(m, rows, row_order, arena, err) : rc;
+        rc = row_pack(m, type, i, (const uint8_t *)rows + (size_t)source_row(row_order, i) * bytes,
+                      err);
+    return rc == OK ? matrix_set_file_rows(m, rows, row_order, arena, err) : rc;
 }
 
 /* The 32 numbers of block b of output i, less the zero point; for nf4 the indices of the codes. */
@@ -389,7 +392,8 @@ static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
     return m->scales[at + k / layout_group(m->layout) * PANEL];
 }
 
-static void packed_row_q(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
+static void packed_row_decode(const struct matrix *m, int64_t i, int64_t k0, int64_t k1,
+                              float *out) {
     float unit = m->layout == LAYOUT_NF4 ? m->row_scales[i] / NF4_UNIT : 1.0f;
     for (int64_t k = k0; k < k1; k += QK, out += QK) {
         int8_t q[QK];
@@ -413,7 +417,7 @@ void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t 
         for (int64_t k = k0; k < k1; k++)
             out[k - k0] = bf16_to_f32(panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2]);
     } else {
-        packed_row_q(m, i, k0, k1, out);
+        packed_row_decode(m, i, k0, k1, out);
     }
 }
 
@@ -432,7 +436,7 @@ void matrix_get_row(const struct matrix *m, int64_t i, float *out) {
     matrix_get_row_part(m, i, 0, m->k, out);
 }
 
-static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
+static void nf4_row_encode(const struct matrix *m, int64_t i, uint8_t *out) {
     int8_t q[QK];
     memcpy(out, &m->row_scales[i], sizeof(float));
     out += sizeof(float);
@@ -444,22 +448,22 @@ static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
 }
 
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(m->type);
+    const struct tensor_type_traits *traits = tensor_type_traits_find(m->type);
     size_t bytes = tensor_row_bytes(m->type, m->k);
     uint8_t *to = out;
     CHECK(i >= 0 && i < m->n);
     if (m->file_rows)
-        memcpy(out, m->file_rows + (size_t)row_source(m->file_order, i) * bytes, bytes);
+        memcpy(out, m->file_rows + (size_t)source_row(m->file_order, i) * bytes, bytes);
     else if (m->layout == LAYOUT_NF4)
-        nf4_row_file(m, i, out);
-    else if (!row->join)
+        nf4_row_encode(m, i, out);
+    else if (!traits->encode)
         return false;
     else
-        for (int64_t k = 0; k < m->k; k += QK, to += row->bytes) {
+        for (int64_t k = 0; k < m->k; k += QK, to += traits->bytes) {
             struct quant_block s = {.scale[0] = scale_at(m, i, k)};
             if (m->mins) s.min[0] = m->mins[i * (m->k / QK) + k / QK];
             block_unpack(m, i, k / QK, s.q);
-            row->join(&s, to);
+            traits->encode(&s, to);
         }
     return true;
 }
@@ -484,7 +488,7 @@ size_t matrix_bytes(const struct matrix *m) {
 
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls) {
     struct matrix m;
-    matrix_shape(&m, type, n, k, cls);
+    matrix_set_shape(&m, type, n, k, cls);
     return matrix_bytes(&m);
 }
 
@@ -492,10 +496,10 @@ static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-enum { INPUTS_PARTS = 7 };
+enum { INPUT_PARTS = 7 };
 
 /* Offsets of the parts from a 64-byte boundary; the last is the end. */
-static void inputs_layout(int64_t rows, int64_t k, size_t at[INPUTS_PARTS + 1]) {
+static void gemm_input_layout(int64_t rows, int64_t k, size_t at[INPUT_PARTS + 1]) {
     size_t r = (size_t)rows, tiled = (r + 15) / 16 * 16, kp = (size_t)(k + 31) / 32 * 32,
            packed = kernels_get()->int8_tile_rows ? tiled : 0;
     at[0] = 0;
@@ -588,7 +592,7 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
 
 /* t over s, rounded half to even; s is the row's largest magnitude over 32767. Values that are not
  * finite give zeros and a NaN scale, so that they show in the result. */
-static float row_i16(const float *t, int64_t n, int16_t *out) {
+static float row_quantize_i16(const float *t, int64_t n, int16_t *out) {
     float s = row_amax(t, n) / 32767.0f;
     bool fine = s >= FLT_MIN && s <= FLT_MAX;
     float nan = 0;
@@ -609,23 +613,24 @@ void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_
     CHECK(n % 2 == 0 && n <= RANKS);
     for (int64_t m = 0; m < rows; m += ROWS) {
         int64_t some = MIN(rows - m, ROWS);
-        for (int64_t i = 0; i < some; i++) s[i] = row_i16(t + (m + i) * ldt, n, q[i]);
+        for (int64_t i = 0; i < some; i++) s[i] = row_quantize_i16(t + (m + i) * ldt, n, q[i]);
         kernels_get()->gemm_nn_i16_i8(y + m * ldy, ldy, q[0], RANKS, s, some, v, ldv, n / 2, width);
     }
 }
 
 size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
-    size_t at[INPUTS_PARTS + 1];
-    inputs_layout(max_rows, max_k, at);
-    return at[INPUTS_PARTS] + 64;
+    size_t at[INPUT_PARTS + 1];
+    gemm_input_layout(max_rows, max_k, at);
+    return at[INPUT_PARTS] + 64;
 }
 
 /* Σ q of each block, which is multiplied with offsets of weights; and d times it, for minima. */
-static void sums_make(int32_t *total, float *sum, const int8_t *q, const float *d, int64_t blocks) {
+static void block_sums_compute(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
+                               int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
         int32_t s = 0;
         for (int i = 0; i < QK; i++) s += q[i];
-        total[b] = s;
+        q_sum[b] = s;
         sum[b] = d[b] * (float)s;
     }
 }
@@ -650,7 +655,7 @@ void gemm_input_pad_tiles(const struct gemm_input *in) {
         for (int64_t k = 0; k < in->k; k += 32) memset(gemm_input_tile_row(in, m) + k * 16, 0, 64);
 }
 
-static void tiles_range(void *ctx, int64_t begin, int64_t end, int thread) {
+static void pack_tiles_range(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_input *in = ctx;
     (void)thread;
     for (int64_t m = begin; m < end; m++) gemm_input_pack_row(in, m, in->x + m * in->ldx);
@@ -658,7 +663,7 @@ static void tiles_range(void *ctx, int64_t begin, int64_t end, int thread) {
 
 void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool) {
     gemm_input_pad_tiles(in);
-    pool_run(pool, tiles_range, in, in->rows, 16);
+    pool_run(pool, pack_tiles_range, in, in->rows, 16);
 }
 
 /* Rows per tile of in->q_tiles, or 0. */
@@ -667,19 +672,20 @@ static int64_t int8_tile_rows(int64_t rows) {
     return k->int8_tile_rows ? k->int8_tile_rows(rows) : 0;
 }
 
-static void int8_row_pack(const struct gemm_input *in, int64_t m, const int8_t *q, const float *d) {
+static void int8_row_to_tiles(const struct gemm_input *in, int64_t m, const int8_t *q,
+                              const float *d) {
     const int64_t tile = int8_tile_rows(in->rows), at = m / tile * tile * in->k;
-    int8_row_copy(in->q_tiles + at, in->d_tiles + at / QK, q, d, in->k, m % tile, tile);
+    int8_row_pack_tile(in->q_tiles + at, in->d_tiles + at / QK, q, d, in->k, m % tile, tile);
 }
 
 /* The last tile's rows that do not exist become zeros. */
-static void int8_tiles_finish(const struct gemm_input *in) {
+static void int8_tiles_pad(const struct gemm_input *in) {
     const int64_t tile = int8_tile_rows(in->rows), last = (in->rows - 1) / tile * tile * in->k;
     memset(in->q_tiles + last, 0, (size_t)(tile * in->k));
     memset(in->d_tiles + last / QK, 0, (size_t)(tile * in->k / QK) * sizeof *in->d_tiles);
 }
 
-static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
+static void quantize_rows_range(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_input *in = ctx;
     int64_t blocks = in->k / QK;
     (void)thread;
@@ -687,15 +693,15 @@ static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
         int8_t *q = in->q + m * in->k;
         float *d = in->d + m * blocks;
         kernels_get()->quantize_row(in->x + m * in->ldx, in->k, q, d);
-        sums_make(in->total + m * blocks, in->sum + m * blocks, q, d, blocks);
-        if (in->q_tiles) int8_row_pack(in, m, q, d);
+        block_sums_compute(in->q_sum + m * blocks, in->sum + m * blocks, q, d, blocks);
+        if (in->q_tiles) int8_row_to_tiles(in, m, q, d);
     }
 }
 
 /* The tiles of inputs without other forms. */
-static uint16_t *tiles_place(int64_t rows, int64_t k, void *scratch) {
-    size_t at[INPUTS_PARTS + 1];
-    inputs_layout(rows, k, at);
+static uint16_t *tiles_in_scratch(int64_t rows, int64_t k, void *scratch) {
+    size_t at[INPUT_PARTS + 1];
+    gemm_input_layout(rows, k, at);
     return (uint16_t *)(void *)((uint8_t *)align_64((uintptr_t)scratch) + at[4]);
 }
 
@@ -704,30 +710,30 @@ void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int6
     *in = (struct gemm_input){.rows = rows, .k = k, .ldx = ldx, .x = x};
     if (!int8 && !tiles) return;
     CHECK(!int8 || k % QK == 0);
-    size_t at[INPUTS_PARTS + 1];
-    inputs_layout(rows, k, at);
+    size_t at[INPUT_PARTS + 1];
+    gemm_input_layout(rows, k, at);
     uint8_t *base = (uint8_t *)align_64((uintptr_t)scratch);
     if (int8) {
         in->q = (int8_t *)(base + at[0]);
         in->d = (float *)(void *)(base + at[1]);
         in->sum = (float *)(void *)(base + at[2]);
-        in->total = (int32_t *)(void *)(base + at[3]);
+        in->q_sum = (int32_t *)(void *)(base + at[3]);
     }
     if (int8 && int8_tile_rows(rows)) {
         in->q_tiles = (int8_t *)(base + at[5]);
         in->d_tiles = (float *)(void *)(base + at[6]);
-        if (rows % int8_tile_rows(rows)) int8_tiles_finish(in);
+        if (rows % int8_tile_rows(rows)) int8_tiles_pad(in);
     }
-    if (tiles) in->tiles = tiles_place(rows, k, scratch);
+    if (tiles) in->tiles = tiles_in_scratch(rows, k, scratch);
     struct pool *use = rows * k < 8192 ? NULL : pool;
     // one thread packs a tile: the cache lines of its rows are shared
-    if (int8) pool_run(use, inputs_range, in, rows, MAX(int8_tile_rows(rows), 1));
+    if (int8) pool_run(use, quantize_rows_range, in, rows, MAX(int8_tile_rows(rows), 1));
     if (tiles) gemm_input_pack_tiles(in, use);
 }
 
 struct gemm_input gemm_input_tiles(int64_t rows, int64_t k, enum row_path path, void *scratch) {
     const struct gemm_input in = {
-        .path = path, .rows = rows, .k = k, .ldx = k, .tiles = tiles_place(rows, k, scratch)};
+        .path = path, .rows = rows, .k = k, .ldx = k, .tiles = tiles_in_scratch(rows, k, scratch)};
     gemm_input_pad_tiles(&in);
     return in;
 }
@@ -753,11 +759,11 @@ struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, in
     if (part.q) part.q += begin * part.k;
     if (part.d) part.d += begin * (part.k / QK);
     if (part.sum) part.sum += begin * (part.k / QK);
-    if (part.total) part.total += begin * (part.k / QK);
+    if (part.q_sum) part.q_sum += begin * (part.k / QK);
     part.q_tiles = NULL;
     part.d_tiles = NULL;
     part.tiles = part.tiles && begin % 16 == 0 ? gemm_input_tile_row(in, begin) : NULL;
-    part.low_row += begin;
+    part.low_rank_row += begin;
     return part;
 }
 
@@ -806,13 +812,13 @@ void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const 
                     true);
 }
 
-static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
+static void matrix_mul_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_product *p = ctx;
     (void)thread;
     matrix_mul_range(p->y, p->ldy, p->in, p->w, begin * PANEL, MIN(end * PANEL, p->n), p->add);
 }
 
-static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void matrix_mul_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_product *p = ctx;
     struct gemm_input part = gemm_input_rows(p->in, begin, end);
     (void)thread;
@@ -831,19 +837,19 @@ void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct
     struct pool *use = matrix_pool_for(pool, in->rows, w->n, w->k);
     // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are shared out.
     if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)
-        pool_run(use, matrix_by_rows, &p, in->rows, 16);
+        pool_run(use, matrix_mul_rows, &p, in->rows, 16);
     else
-        pool_run(use, matrix_by_outputs, &p, panel_count(w->n), 1);
+        pool_run(use, matrix_mul_outputs, &p, panel_count(w->n), 1);
 }
 
-static void gemm_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
+static void gemm_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_product *p = ctx;
     (void)thread;
     p->kern->gemm_f32(p->y, p->ldy, p->x, p->ldx, p->rows, p->rows_w, p->ldw, p->k, begin, end,
                       p->add);
 }
 
-static void gemm_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void gemm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gemm_product *p = ctx;
     (void)thread;
     p->kern->gemm_f32(p->y + begin * p->ldy, p->ldy, p->x + begin * p->ldx, p->ldx, end - begin,
@@ -865,19 +871,19 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
                              .add = add};
     struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows >= n)
-        pool_run(use, gemm_by_rows, &p, rows, 8);
+        pool_run(use, gemm_rows, &p, rows, 8);
     else
-        pool_run(use, gemm_by_outputs, &p, n, 12);
+        pool_run(use, gemm_outputs, &p, n, 12);
 }
 
-struct transposition {
+struct transpose_job {
     float *dst;
     const float *src;
     int64_t ld_dst, ld_src, rows;
 };
 
 static void transpose_range(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct transposition *t = ctx;
+    const struct transpose_job *t = ctx;
     (void)thread;
     kernels_get()->transpose(t->dst + begin * t->ld_dst, t->ld_dst, t->src + begin, t->ld_src,
                              t->rows, end - begin);
@@ -885,7 +891,7 @@ static void transpose_range(void *ctx, int64_t begin, int64_t end, int thread) {
 
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                int64_t cols, struct pool *pool) {
-    struct transposition t = {
+    struct transpose_job t = {
         .dst = dst, .src = src, .ld_dst = ld_dst, .ld_src = ld_src, .rows = rows};
     pool_run(matrix_pool_for(pool, rows, cols, 1), transpose_range, &t, cols, 16);
 }

@@ -189,12 +189,13 @@ size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric
 /* Memory that will be read soon. A packed product whose inputs carry such a list prefetches it:
  * a few cache lines after every few rows and panels, so that loads overlap with arithmetic. */
 struct prefetch_range {
-    const void *at;
+    const void *address;
     int64_t bytes;
 };
 struct prefetch_list {
-    const struct prefetch_range *extents;
-    int64_t n, done, pace; /* extents left, bytes of the first already done, lines per step */
+    const struct prefetch_range *ranges;
+    int64_t n, bytes_done; /* ranges left; bytes of the first one that are prefetched already */
+    int64_t lines_per_step;
 };
 
 /*
@@ -204,7 +205,7 @@ struct prefetch_list {
 enum { LOW_RANK_MAX = 64, LOW_RANK_STEPS = LOW_RANK_MAX / 32 };
 struct low_rank_part {
     struct matrix v; /* a matrix_view [ranks][N] */
-    int64_t at;      /* its columns of t begin here; even, all of them below LOW_RANK_MAX */
+    int64_t column;  /* its first column of t: even; all its columns are below LOW_RANK_MAX */
 };
 struct low_rank_rows {
     int64_t begin, end;
@@ -230,12 +231,12 @@ struct gemm_input {
     int8_t *q;       /* [rows][K] */
     float *d;        /* [rows][K/32] */
     float *sum;      /* [rows][K/32]: d · Σ q of the block */
-    int32_t *total;  /* [rows][K/32]: Σ q; or NULL: products make it themselves */
+    int32_t *q_sum;  /* [rows][K/32]: Σ q; or NULL: products make it themselves */
     int8_t *q_tiles; /* q in tiles of int8_tile_rows: [tiles][K/32][tile rows][32]; or NULL */
     float *d_tiles;  /* d in the same tiles: [tiles][K/32][tile rows] */
     uint16_t *tiles; /* [rows / 16 rounded up][K / 32 rounded up][16][32] bf16, zero padded */
     const struct gemm_low_rank *low; /* tiles: low-rank parts of the product, or NULL */
-    int64_t low_row;                 /* their number of row 0 of these inputs; a multiple of 16 */
+    int64_t low_rank_row;            /* their number of row 0 of these inputs; a multiple of 16 */
     struct prefetch_list *ahead;     /* prefetches of one thread, or NULL */
 };
 
@@ -255,7 +256,7 @@ struct gemm_gated {
 
 /* A gradient of weights in tiles: dW[n][k] += Σ over rows of dY[row][n] X[row][k]. A step of the
  * tiles is a group of 32 rows, in their order from the first; the last one may have fewer. */
-struct grad_job {
+struct weight_grad_job {
     float *dw;           /* [n][k] */
     const float *dy, *x; /* [rows][n], [rows][k] */
     int64_t rows, n, k;
@@ -293,13 +294,13 @@ struct kernels {
      * second half of a low-rank product with Bᵀ, and for both products of a backward pass: dX = dY
      * W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
     void (*gemm_nn_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
-                    const float *v, int64_t ldv, int64_t k, int64_t n);
-    void (*gemm_nn_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
-                     const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
+                        const float *v, int64_t ldv, int64_t k, int64_t n);
+    void (*gemm_nn_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                         int64_t rows, const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
     void (*gemm_nn_f16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
-                    const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
+                        const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
     void (*gemm_nn_i8)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
-                   const int8_t *v, int64_t ldv, int64_t k, int64_t n);
+                       const int8_t *v, int64_t ldv, int64_t k, int64_t n);
     /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8
      * gathers bytes 4l to 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b
      * = 0, 1, …; then l and l+4, l+2, l+1. */
@@ -309,7 +310,7 @@ struct kernels {
      * [0, pairs), c in [0, n); at most 512 pairs, so that the integer is exact. ldv counts pairs of
      * bytes. */
     void (*gemm_nn_i16_i8)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
-                      int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
+                           int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Packed layouts: n0 and n1 are multiples of 16 (or n1 == n). */
     /* int8 panels and nibble panels; the caller adds minima (matrix_mul does). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
@@ -338,8 +339,8 @@ struct kernels {
     void (*tiles_pack_row)(const float *x, int64_t k, uint16_t *out);
     /* The gradient's outputs [n0, n1), n0 a multiple of 32, from packed x: dY and X are rounded to
      * bf16, sums start from dW and are f32. pack_pairs packs one group of rows of x. */
-    void (*gemm_tiles_grad)(const struct grad_job *job, int64_t n0, int64_t n1);
-    void (*tiles_pack_pairs)(const struct grad_job *job, int64_t group);
+    void (*gemm_tiles_grad)(const struct weight_grad_job *job, int64_t n0, int64_t n1);
+    void (*tiles_pack_pairs)(const struct weight_grad_job *job, int64_t group);
     /* One row of a gated MLP in training: act = y · up with y = gate · sigmoid(gate), and dgate and
      * dup from dact with the bits of act_backward; both also as rows of tiles. */
     void (*gated_backward)(const struct gated_backward_row *r, int64_t n);
@@ -367,7 +368,7 @@ struct kernels {
     /* Backward of y = f(x) · up, f silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x). With up
      * NULL, y = f(x), dx = f'(x) · dy. */
     void (*act_backward)(float *dx, float *dup, const float *dy, const float *x, const float *up,
-                     int64_t n, bool gelu);
+                         int64_t n, bool gelu);
     void (*exp)(float *y, const float *x, int64_t n); /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
@@ -379,8 +380,8 @@ struct kernels {
      * x̂)); only `centred` norms have mean(u), and mean is 0 for the others. dx may be dy unless
      * `add`. */
     void (*norm_gain_backward)(const struct norm_rows *rows, float *dg, float *db);
-    void (*norm_backward)(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
-                      bool centred, int64_t n, bool add);
+    void (*norm_backward)(float *dx, float *dy, const float *x, const float *g, float mean,
+                          float rstd, bool centred, int64_t n, bool add);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                       int64_t cols);
@@ -448,10 +449,10 @@ struct attention_page { /* positions of one page: rows of keys and of values */
     const uint16_t *k_scale, *v_scale; /* of each position, f16: int8 only */
 };
 struct attention_keys {
-    enum dtype elem;
+    enum dtype dtype;
     int64_t page; /* positions in a page: a multiple of 32, or all positions */
     int64_t ld;   /* elements between positions */
-    struct attention_page (*at)(const void *ctx, int64_t page);
+    struct attention_page (*get_page)(const void *ctx, int64_t page);
     const void *ctx;
 };
 struct attention_job {

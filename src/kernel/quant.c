@@ -19,7 +19,7 @@
 
 #include "kernel/internal.h"
 
-enum { SUPER = 256, SUBS = SUPER / QK };
+enum { SUPER_BLOCK = 256, SUB_BLOCKS = SUPER_BLOCK / QK };
 
 const int8_t nf4_codes[16] = {-127, -88, -67, -50, -36, -23, -12, 0,
                               10,   20,  31,  43,  56,  71,  92,  127};
@@ -47,7 +47,7 @@ static int value_clip(float v, int lo, int hi) {
 
 /* To the nearest whole number, halves to even, for |v| < 2^22; something for all others. The
  * addition leaves the number in the low bits of the mantissa. */
-static int nearest(float v) {
+static int round_to_int(float v) {
     float shifted = v + 0x1.8p+23f;
     int32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
@@ -89,37 +89,37 @@ static struct value_range range_of(const float *x, int n) {
 }
 
 /* n bytes of nibbles: low ones are the first n numbers, high ones the next n. */
-static void nibbles_read(const uint8_t *bytes, int n, int zero, int8_t *q) {
+static void nibbles_decode(const uint8_t *bytes, int n, int zero, int8_t *q) {
     for (int i = 0; i < n; i++) {
         q[i] = (int8_t)((bytes[i] & 15) - zero);
         q[i + n] = (int8_t)((bytes[i] >> 4) - zero);
     }
 }
 
-static void nibbles_write(const int8_t *q, int n, int zero, uint8_t *bytes) {
+static void nibbles_encode(const int8_t *q, int n, int zero, uint8_t *bytes) {
     for (int i = 0; i < n; i++)
         bytes[i] = (uint8_t)(((q[i] + zero) & 15) | ((q[i + n] + zero) & 15) << 4);
 }
 
-static void q8_0_read(const uint8_t *b, struct quant_block *s) {
+static void q8_0_decode(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     memcpy(s->q, b + 2, QK);
 }
 
-static void q8_0_join(const struct quant_block *s, uint8_t *b) {
+static void q8_0_encode(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     memcpy(b + 2, s->q, QK);
 }
 
-static void q8_0_write(const float *x, uint8_t *b) {
+static void q8_0_quantize(const float *x, uint8_t *b) {
     struct quant_block s = {.scale[0] = amax_of(x, QK) / 127.0f};
     float inverse = inverse_of(s.scale[0]);
     for (int i = 0; i < QK; i++) s.q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
-    q8_0_join(&s, b);
+    q8_0_encode(&s, b);
 }
 
 /* The value of largest magnitude becomes -zero exactly. */
-static void signed_round(const float *x, int zero, struct quant_block *s) {
+static void symmetric_quantize(const float *x, int zero, struct quant_block *s) {
     s->scale[0] = extreme_of(x, QK) / (float)-zero;
     float inverse = inverse_of(s->scale[0]), half = (float)zero + 0.5f;
     for (int i = 0; i < QK; i++)
@@ -127,7 +127,7 @@ static void signed_round(const float *x, int zero, struct quant_block *s) {
 }
 
 /* The smallest value becomes 0, the largest `top`. */
-static void affine_spread(const float *x, int top, struct quant_block *s) {
+static void affine_quantize(const float *x, int top, struct quant_block *s) {
     struct value_range r = range_of(x, QK);
     s->scale[0] = (r.hi - r.lo) / (float)top;
     s->min[0] = r.lo;
@@ -136,93 +136,93 @@ static void affine_spread(const float *x, int top, struct quant_block *s) {
         s->q[i] = (int8_t)value_clip((x[i] - r.lo) * inverse + 0.5f, 0, top);
 }
 
-static void q4_0_read(const uint8_t *b, struct quant_block *s) {
+static void q4_0_decode(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
-    nibbles_read(b + 2, QK / 2, 8, s->q);
+    nibbles_decode(b + 2, QK / 2, 8, s->q);
 }
 
-static void q4_0_join(const struct quant_block *s, uint8_t *b) {
+static void q4_0_encode(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
-    nibbles_write(s->q, QK / 2, 8, b + 2);
+    nibbles_encode(s->q, QK / 2, 8, b + 2);
 }
 
-static void q4_0_write(const float *x, uint8_t *b) {
+static void q4_0_quantize(const float *x, uint8_t *b) {
     struct quant_block s;
-    signed_round(x, 8, &s);
-    q4_0_join(&s, b);
+    symmetric_quantize(x, 8, &s);
+    q4_0_encode(&s, b);
 }
 
-static void q4_1_read(const uint8_t *b, struct quant_block *s) {
+static void q4_1_decode(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     s->min[0] = f16_read(b + 2);
-    nibbles_read(b + 4, QK / 2, 0, s->q);
+    nibbles_decode(b + 4, QK / 2, 0, s->q);
 }
 
-static void q4_1_join(const struct quant_block *s, uint8_t *b) {
+static void q4_1_encode(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     f16_write(b + 2, s->min[0]);
-    nibbles_write(s->q, QK / 2, 0, b + 4);
+    nibbles_encode(s->q, QK / 2, 0, b + 4);
 }
 
-static void q4_1_write(const float *x, uint8_t *b) {
+static void q4_1_quantize(const float *x, uint8_t *b) {
     struct quant_block s;
-    affine_spread(x, 15, &s);
-    q4_1_join(&s, b);
+    affine_quantize(x, 15, &s);
+    q4_1_encode(&s, b);
 }
 
 /* Four bytes of fifth bits, then the nibbles. */
-static void fives_read(const uint8_t *b, int zero, int8_t *q) {
+static void five_bits_decode(const uint8_t *b, int zero, int8_t *q) {
     uint32_t fifth;
     memcpy(&fifth, b, sizeof fifth);
-    nibbles_read(b + 4, QK / 2, zero, q);
+    nibbles_decode(b + 4, QK / 2, zero, q);
     for (int i = 0; i < QK; i++) q[i] = (int8_t)(q[i] + (int)(fifth >> i & 1) * 16);
 }
 
-static void fives_write(const int8_t *q, int zero, uint8_t *b) {
+static void five_bits_encode(const int8_t *q, int zero, uint8_t *b) {
     uint32_t fifth = 0;
     for (int i = 0; i < QK; i++) fifth |= (uint32_t)((q[i] + zero) >> 4 & 1) << i;
     memcpy(b, &fifth, sizeof fifth);
-    nibbles_write(q, QK / 2, zero, b + 4);
+    nibbles_encode(q, QK / 2, zero, b + 4);
 }
 
-static void q5_0_read(const uint8_t *b, struct quant_block *s) {
+static void q5_0_decode(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
-    fives_read(b + 2, 16, s->q);
+    five_bits_decode(b + 2, 16, s->q);
 }
 
-static void q5_0_join(const struct quant_block *s, uint8_t *b) {
+static void q5_0_encode(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
-    fives_write(s->q, 16, b + 2);
+    five_bits_encode(s->q, 16, b + 2);
 }
 
-static void q5_0_write(const float *x, uint8_t *b) {
+static void q5_0_quantize(const float *x, uint8_t *b) {
     struct quant_block s;
-    signed_round(x, 16, &s);
-    q5_0_join(&s, b);
+    symmetric_quantize(x, 16, &s);
+    q5_0_encode(&s, b);
 }
 
-static void q5_1_read(const uint8_t *b, struct quant_block *s) {
+static void q5_1_decode(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     s->min[0] = f16_read(b + 2);
-    fives_read(b + 4, 0, s->q);
+    five_bits_decode(b + 4, 0, s->q);
 }
 
-static void q5_1_join(const struct quant_block *s, uint8_t *b) {
+static void q5_1_encode(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     f16_write(b + 2, s->min[0]);
-    fives_write(s->q, 0, b + 4);
+    five_bits_encode(s->q, 0, b + 4);
 }
 
-static void q5_1_write(const float *x, uint8_t *b) {
+static void q5_1_quantize(const float *x, uint8_t *b) {
     struct quant_block s;
-    affine_spread(x, 31, &s);
-    q5_1_join(&s, b);
+    affine_quantize(x, 31, &s);
+    q5_1_encode(&s, b);
 }
 
 /* q4_k and q5_k: f16 d, f16 dmin, eight 6-bit scales and eight 6-bit minima in 12 bytes. Bytes 0..3
  * and 4..7 hold the first four of each; their upper bit pairs belong to the last four, whose low
  * nibbles are bytes 8..11. */
-static void six_bits_read(const uint8_t *p, int j, int *scale, int *min) {
+static void six_bits_decode(const uint8_t *p, int j, int *scale, int *min) {
     if (j < 4) {
         *scale = p[j] & 63;
         *min = p[j + 4] & 63;
@@ -232,7 +232,7 @@ static void six_bits_read(const uint8_t *p, int j, int *scale, int *min) {
     }
 }
 
-static void six_bits_write(uint8_t *p, int j, int scale, int min) {
+static void six_bits_encode(uint8_t *p, int j, int scale, int min) {
     if (j < 4) {
         p[j] = (uint8_t)scale;
         p[j + 4] = (uint8_t)min;
@@ -243,25 +243,25 @@ static void six_bits_write(uint8_t *p, int j, int scale, int min) {
     }
 }
 
-static void k_head_read(const uint8_t *b, struct quant_block *s) {
+static void k_scales_decode(const uint8_t *b, struct quant_block *s) {
     float d = f16_read(b), dmin = f16_read(b + 2);
-    for (int j = 0; j < SUBS; j++) {
+    for (int j = 0; j < SUB_BLOCKS; j++) {
         int scale, min;
-        six_bits_read(b + 4, j, &scale, &min);
+        six_bits_decode(b + 4, j, &scale, &min);
         s->scale[j] = d * (float)scale;
         s->min[j] = -(dmin * (float)min);
     }
 }
 
-static void q4_k_read(const uint8_t *b, struct quant_block *s) {
-    k_head_read(b, s);
-    for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 16 + j / 2, QK, 0, s->q + j);
+static void q4_k_decode(const uint8_t *b, struct quant_block *s) {
+    k_scales_decode(b, s);
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_decode(b + 16 + j / 2, QK, 0, s->q + j);
 }
 
-static void q5_k_read(const uint8_t *b, struct quant_block *s) {
-    k_head_read(b, s);
-    for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 48 + j / 2, QK, 0, s->q + j);
-    for (int i = 0; i < SUPER; i++)
+static void q5_k_decode(const uint8_t *b, struct quant_block *s) {
+    k_scales_decode(b, s);
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_decode(b + 48 + j / 2, QK, 0, s->q + j);
+    for (int i = 0; i < SUPER_BLOCK; i++)
         s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
 }
 
@@ -281,7 +281,8 @@ static float affine_error(const struct affine *a, const float *x, const float *w
 }
 
 static void affine_round(struct affine *a, const float *x, float inverse, float lo, int top) {
-    for (int i = 0; i < QK; i++) a->q[i] = (uint8_t)clip(nearest(inverse * (x[i] - lo)), 0, top);
+    for (int i = 0; i < QK; i++)
+        a->q[i] = (uint8_t)clip(round_to_int(inverse * (x[i] - lo)), 0, top);
 }
 
 /* Scale and minimum that fit the rounded numbers best under the weights; false when there is no
@@ -335,10 +336,10 @@ static void affine_fit(struct affine *best, const float *x, const float *w, int 
 }
 
 /* d, dmin and the twelve bytes of a super-block, and its numbers under the scales as stored. */
-static void k_write(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
-    struct affine fit[SUBS];
+static void k_quantize(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
+    struct affine fit[SUB_BLOCKS];
     float top_scale = 0, top_min = 0, w[QK];
-    for (int j = 0; j < SUBS; j++) {
+    for (int j = 0; j < SUB_BLOCKS; j++) {
         const float *xs = x + j * QK;
         float squares = 0;
         for (int i = 0; i < QK; i++) squares += xs[i] * xs[i];
@@ -351,45 +352,45 @@ static void k_write(const float *x, uint8_t *b, int top, float from, int steps, 
     float by_scale = top_scale > 0 ? 63.0f / top_scale : 0.0f,
           by_min = top_min > 0 ? 63.0f / top_min : 0.0f;
     memset(b, 0, 16);
-    for (int j = 0; j < SUBS; j++) {
+    for (int j = 0; j < SUB_BLOCKS; j++) {
         // A negative scale wraps around before it is capped, as in the reference.
-        uint8_t scale = (uint8_t)nearest(by_scale * fit[j].scale),
-                min = (uint8_t)nearest(by_min * -fit[j].min);
-        six_bits_write(b + 4, j, MIN(scale, 63), MIN(min, 63));
+        uint8_t scale = (uint8_t)round_to_int(by_scale * fit[j].scale),
+                min = (uint8_t)round_to_int(by_min * -fit[j].min);
+        six_bits_encode(b + 4, j, MIN(scale, 63), MIN(min, 63));
     }
     f16_write(b, top_scale / 63.0f);
     f16_write(b + 2, top_min / 63.0f);
     struct quant_block stored;
-    k_head_read(b, &stored);
-    for (int i = 0; i < SUPER; i++) {
+    k_scales_decode(b, &stored);
+    for (int i = 0; i < SUPER_BLOCK; i++) {
         float d = stored.scale[i / QK];
         q[i] = (int8_t)fit[i / QK].q[i % QK];
-        if (d != 0) q[i] = (int8_t)clip(nearest((x[i] - stored.min[i / QK]) / d), 0, top);
+        if (d != 0) q[i] = (int8_t)clip(round_to_int((x[i] - stored.min[i / QK]) / d), 0, top);
     }
 }
 
-static void q4_k_write(const float *x, uint8_t *b) {
-    int8_t q[SUPER];
-    k_write(x, b, 15, -1.0f, 20, q);
-    for (int j = 0; j < SUPER; j += 64) nibbles_write(q + j, QK, 0, b + 16 + j / 2);
+static void q4_k_quantize(const float *x, uint8_t *b) {
+    int8_t q[SUPER_BLOCK];
+    k_quantize(x, b, 15, -1.0f, 20, q);
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 16 + j / 2);
 }
 
-static void q5_k_write(const float *x, uint8_t *b) {
-    int8_t q[SUPER];
-    k_write(x, b, 31, -0.5f, 15, q);
+static void q5_k_quantize(const float *x, uint8_t *b) {
+    int8_t q[SUPER_BLOCK];
+    k_quantize(x, b, 31, -0.5f, 15, q);
     memset(b + 16, 0, QK);
-    for (int i = 0; i < SUPER; i++) b[16 + i % QK] |= (uint8_t)((q[i] >> 4 & 1) << i / QK);
-    for (int j = 0; j < SUPER; j += 64) nibbles_write(q + j, QK, 0, b + 48 + j / 2);
+    for (int i = 0; i < SUPER_BLOCK; i++) b[16 + i % QK] |= (uint8_t)((q[i] >> 4 & 1) << i / QK);
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 48 + j / 2);
 }
 
-enum { SIX = 16 }; /* weights under one scale of q6_k */
+enum { Q6_GROUP = 16 }; /* weights under one scale of q6_k */
 
 /* Halves of 128 weights: 64 bytes of nibbles, 32 of bit pairs. Weight 32 c + i of a half has its
  * nibble in byte 32 (c % 2) + i, low for c < 2, and its pair at bits 2 c of byte i. */
-static void q6_k_read(const uint8_t *b, struct quant_block *s) {
+static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
     float d = f16_read(b + 208);
-    for (int j = 0; j < SUPER / SIX; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
-    for (int i = 0; i < SUPER; i++) {
+    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
+    for (int i = 0; i < SUPER_BLOCK; i++) {
         int half = i / 128, c = i / 32 % 4;
         int low = b[half * 64 + c % 2 * 32 + i % 32] >> c / 2 * 4 & 15;
         int high = b[128 + half * 32 + i % 32] >> 2 * c & 3;
@@ -399,23 +400,23 @@ static void q6_k_read(const uint8_t *b, struct quant_block *s) {
 
 /* x ≈ scale q with q in -32..31: nineteen roundings, each with its best scale under the weights x²;
  * the one that explains most wins. */
-static float signed_fit(const float *x, int8_t *q) {
-    float extreme = extreme_of(x, SIX), scale = 0, best = 0;
-    memset(q, -32, SIX); // the result of the reference when all values are near zero
+static float symmetric_fit(const float *x, int8_t *q) {
+    float extreme = extreme_of(x, Q6_GROUP), scale = 0, best = 0;
+    memset(q, -32, Q6_GROUP); // the result of the reference when all values are near zero
     if (fabsf(extreme) < 1e-15f) return 0;
     static const int8_t order[] = {0, -9, -8, -7, -6, -5, -4, -3, -2, -1,
                                    1, 2,  3,  4,  5,  6,  7,  8,  9};
     for (size_t t = 0; t < ARRAY_LEN(order); t++) {
         float inverse = -(32.0f + 0.1f * (float)order[t]) / extreme, xl = 0, l2 = 0;
-        int8_t tried[SIX];
-        for (int i = 0; i < SIX; i++) {
-            tried[i] = (int8_t)clip(nearest(inverse * x[i]), -32, 31);
+        int8_t tried[Q6_GROUP];
+        for (int i = 0; i < Q6_GROUP; i++) {
+            tried[i] = (int8_t)clip(round_to_int(inverse * x[i]), -32, 31);
             float w = x[i] * x[i], l = tried[i];
             xl += w * x[i] * l;
             l2 += w * l * l;
         }
         if (t == 0 || (l2 > 0 && xl * xl > best * l2)) {
-            memcpy(q, tried, SIX);
+            memcpy(q, tried, Q6_GROUP);
             scale = l2 != 0 ? xl / l2 : 0.0f;
             best = scale * xl;
         }
@@ -423,20 +424,21 @@ static float signed_fit(const float *x, int8_t *q) {
     return scale;
 }
 
-static void q6_k_pack(const int8_t *q, uint8_t *b) {
+static void q6_k_encode(const int8_t *q, uint8_t *b) {
     memset(b, 0, 192);
-    for (int i = 0; i < SUPER; i++) {
+    for (int i = 0; i < SUPER_BLOCK; i++) {
         int half = i / 128, c = i / 32 % 4, v = q[i] + 32;
         b[half * 64 + c % 2 * 32 + i % 32] |= (uint8_t)((v & 15) << c / 2 * 4);
         b[128 + half * 32 + i % 32] |= (uint8_t)(v >> 4 << 2 * c);
     }
 }
 
-static void q6_k_write(const float *x, uint8_t *b) {
-    float scales[SUPER / SIX];
-    int8_t q[SUPER];
-    for (int j = 0; j < SUPER / SIX; j++) scales[j] = signed_fit(x + j * SIX, q + j * SIX);
-    float extreme = extreme_of(scales, SUPER / SIX);
+static void q6_k_quantize(const float *x, uint8_t *b) {
+    float scales[SUPER_BLOCK / Q6_GROUP];
+    int8_t q[SUPER_BLOCK];
+    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++)
+        scales[j] = symmetric_fit(x + j * Q6_GROUP, q + j * Q6_GROUP);
+    float extreme = extreme_of(scales, SUPER_BLOCK / Q6_GROUP);
     if (fabsf(extreme) < 1e-15f) {
         memset(b, 0, 210);
         return;
@@ -444,27 +446,30 @@ static void q6_k_write(const float *x, uint8_t *b) {
     float inverse = -128.0f / extreme;
     f16_write(b + 208, 1 / inverse);
     float d = f16_read(b + 208);
-    for (int j = 0; j < SUPER / SIX; j++)
-        b[192 + j] = (uint8_t)clip(nearest(inverse * scales[j]), -128, 127);
-    for (int i = 0; i < SUPER; i++) {
-        float step = d * (float)(int8_t)b[192 + i / SIX];
-        if (step != 0) q[i] = (int8_t)clip(nearest(x[i] / step), -32, 31);
+    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++)
+        b[192 + j] = (uint8_t)clip(round_to_int(inverse * scales[j]), -128, 127);
+    for (int i = 0; i < SUPER_BLOCK; i++) {
+        float step = d * (float)(int8_t)b[192 + i / Q6_GROUP];
+        if (step != 0) q[i] = (int8_t)clip(round_to_int(x[i] / step), -32, 31);
     }
-    q6_k_pack(q, b);
+    q6_k_encode(q, b);
 }
 
 static const struct tensor_type_traits tensor_type_table[] = {
     {.type = TENSOR_F32, .name = "f32", .block = 1, .bytes = 4},
     {.type = TENSOR_F16, .name = "f16", .block = 1, .bytes = 2},
     {.type = TENSOR_BF16, .name = "bf16", .block = 1, .bytes = 2},
-    {TENSOR_Q8_0, "q8_0", QK, 34, QK, LAYOUT_Q8, 0, false, q8_0_read, q8_0_write, q8_0_join},
-    {TENSOR_Q4_0, "q4_0", QK, 18, QK, LAYOUT_Q4, 8, false, q4_0_read, q4_0_write, q4_0_join},
-    {TENSOR_Q4_1, "q4_1", QK, 20, QK, LAYOUT_Q4, 0, true, q4_1_read, q4_1_write, q4_1_join},
-    {TENSOR_Q5_0, "q5_0", QK, 22, QK, LAYOUT_Q8, 0, false, q5_0_read, q5_0_write, q5_0_join},
-    {TENSOR_Q5_1, "q5_1", QK, 24, QK, LAYOUT_Q8, 0, true, q5_1_read, q5_1_write, q5_1_join},
-    {TENSOR_Q4_K, "q4_k", SUPER, 144, QK, LAYOUT_Q4, 0, true, q4_k_read, q4_k_write, NULL},
-    {TENSOR_Q5_K, "q5_k", SUPER, 176, QK, LAYOUT_Q8, 0, true, q5_k_read, q5_k_write, NULL},
-    {TENSOR_Q6_K, "q6_k", SUPER, 210, SIX, LAYOUT_Q6, 0, false, q6_k_read, q6_k_write, NULL},
+    {TENSOR_Q8_0, "q8_0", QK, 34, QK, LAYOUT_Q8, 0, false, q8_0_decode, q8_0_quantize, q8_0_encode},
+    {TENSOR_Q4_0, "q4_0", QK, 18, QK, LAYOUT_Q4, 8, false, q4_0_decode, q4_0_quantize, q4_0_encode},
+    {TENSOR_Q4_1, "q4_1", QK, 20, QK, LAYOUT_Q4, 0, true, q4_1_decode, q4_1_quantize, q4_1_encode},
+    {TENSOR_Q5_0, "q5_0", QK, 22, QK, LAYOUT_Q8, 0, false, q5_0_decode, q5_0_quantize, q5_0_encode},
+    {TENSOR_Q5_1, "q5_1", QK, 24, QK, LAYOUT_Q8, 0, true, q5_1_decode, q5_1_quantize, q5_1_encode},
+    {TENSOR_Q4_K, "q4_k", SUPER_BLOCK, 144, QK, LAYOUT_Q4, 0, true, q4_k_decode, q4_k_quantize,
+     NULL},
+    {TENSOR_Q5_K, "q5_k", SUPER_BLOCK, 176, QK, LAYOUT_Q8, 0, true, q5_k_decode, q5_k_quantize,
+     NULL},
+    {TENSOR_Q6_K, "q6_k", SUPER_BLOCK, 210, Q6_GROUP, LAYOUT_Q6, 0, false, q6_k_decode,
+     q6_k_quantize, NULL},
     {.type = TENSOR_NF4, .name = "nf4", .block = QK, .bytes = QK / 2, .layout = LAYOUT_NF4},
 };
 
@@ -479,8 +484,8 @@ bool tensor_type_known(uint32_t number) {
 }
 
 const char *tensor_type_name(enum tensor_type t) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(t);
-    return row ? row->name : "unknown";
+    const struct tensor_type_traits *traits = tensor_type_traits_find(t);
+    return traits ? traits->name : "unknown";
 }
 
 int tensor_type_parse(const char *name, enum tensor_type *out) {
@@ -497,9 +502,9 @@ const char *tensor_type_list(void) {
 }
 
 int tensor_type_block(enum tensor_type t) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(t);
-    CHECK(row);
-    return row->block;
+    const struct tensor_type_traits *traits = tensor_type_traits_find(t);
+    CHECK(traits);
+    return traits->block;
 }
 
 bool tensor_type_is_quantized(enum tensor_type t) {
@@ -511,10 +516,10 @@ static int64_t nf4_blocks(int64_t k) {
 }
 
 size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(t);
-    CHECK(row && k >= 0 && k % row->block == 0);
+    const struct tensor_type_traits *traits = tensor_type_traits_find(t);
+    CHECK(traits && k >= 0 && k % traits->block == 0);
     size_t scales = t == TENSOR_NF4 ? sizeof(float) + (size_t)nf4_blocks(k) : 0;
-    return scales + (size_t)(k / row->block) * (size_t)row->bytes;
+    return scales + (size_t)(k / traits->block) * (size_t)traits->bytes;
 }
 
 enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k) {
@@ -541,7 +546,7 @@ static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
 /* Codes of n weights, the nearest in units of `unit` (of two equally near codes the lower), and
  * their squared error. A code is the number of midpoints below it, counted for all weights at
  * once. */
-static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
+static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *codes) {
     float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
     int32_t count[NF4_BLOCK] = {0};
     for (int i = 0; i < n; i++) v[i] = x[i] * inverse;
@@ -559,13 +564,13 @@ static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
 
 /* The scale byte with the smallest error: tried from the byte that reaches the largest weight down
  * to three quarters of it, which clips that weight in favour of the others. */
-static uint8_t nf4_fit(const float *x, int n, float unit, uint8_t *codes) {
+static uint8_t nf4_choose_scale(const float *x, int n, float unit, uint8_t *codes) {
     int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
-    float least = nf4_round(x, n, (float)top * unit, codes);
+    float least = nf4_round_to_codes(x, n, (float)top * unit, codes);
     for (int step = 1; step <= 8; step++) {
         uint8_t tried[NF4_BLOCK];
         int u = top - (top * step + 16) / 32;
-        float error = nf4_round(x, n, (float)u * unit, tried);
+        float error = nf4_round_to_codes(x, n, (float)u * unit, tried);
         if (error >= least) continue;
         least = error;
         best = u;
@@ -581,7 +586,7 @@ static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
     memcpy(dst, &scale, sizeof scale);
     for (int64_t i = 0; i < k; i += NF4_BLOCK) {
         int n = (int)MIN(NF4_BLOCK, k - i);
-        bytes[i / NF4_BLOCK] = nf4_fit(x + i, n, scale / NF4_UNIT, codes);
+        bytes[i / NF4_BLOCK] = nf4_choose_scale(x + i, n, scale / NF4_UNIT, codes);
         for (int j = 0; j < n; j++) {
             uint8_t *to = &nibbles[(i + j) / QK * (QK / 2) + j % (QK / 2)];
             *to = (uint8_t)(j % QK < QK / 2 ? codes[j] : *to | codes[j] << 4);
@@ -589,51 +594,51 @@ static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
     }
 }
 
-static void block_decode(const struct tensor_type_traits *row, const uint8_t *src, float *dst) {
+static void block_decode(const struct tensor_type_traits *traits, const uint8_t *src, float *dst) {
     struct quant_block s;
-    row->read(src, &s);
-    for (int i = 0; i < row->block; i++) {
-        dst[i] = (float)s.q[i] * s.scale[i / row->group];
-        if (row->mins) dst[i] += s.min[i / QK];
+    traits->decode(src, &s);
+    for (int i = 0; i < traits->block; i++) {
+        dst[i] = (float)s.q[i] * s.scale[i / traits->group];
+        if (traits->mins) dst[i] += s.min[i / QK];
     }
 }
 
-static float half_read(enum tensor_type t, const uint8_t *src) {
+static float half_decode(enum tensor_type t, const uint8_t *src) {
     uint16_t h;
     memcpy(&h, src, sizeof h);
     return t == TENSOR_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
 void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(t);
+    const struct tensor_type_traits *traits = tensor_type_traits_find(t);
     const uint8_t *s = src; // rows in a file need not be aligned
-    CHECK(row && n % row->block == 0);
+    CHECK(traits && n % traits->block == 0);
     if (t == TENSOR_F32)
         memcpy(dst, src, (size_t)n * sizeof *dst);
     else if (t == TENSOR_NF4)
         nf4_decode(src, dst, n);
     else
-        for (int64_t i = 0; i < n; i += row->block, s += row->bytes) {
-            if (row->read)
-                block_decode(row, s, dst + i);
+        for (int64_t i = 0; i < n; i += traits->block, s += traits->bytes) {
+            if (traits->decode)
+                block_decode(traits, s, dst + i);
             else
-                dst[i] = half_read(t, s);
+                dst[i] = half_decode(t, s);
         }
 }
 
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n) {
-    const struct tensor_type_traits *row = tensor_type_traits_find(t);
+    const struct tensor_type_traits *traits = tensor_type_traits_find(t);
     uint8_t *out = dst;
-    CHECK(row && n % row->block == 0);
+    CHECK(traits && n % traits->block == 0);
     if (t == TENSOR_F32)
         memcpy(dst, src, (size_t)n * sizeof *src);
     else if (t == TENSOR_NF4)
         nf4_encode(src, dst, n);
     else
-        for (int64_t i = 0; i < n; i += row->block, out += row->bytes) {
+        for (int64_t i = 0; i < n; i += traits->block, out += traits->bytes) {
             uint16_t h = t == TENSOR_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
-            if (row->write)
-                row->write(src + i, out);
+            if (traits->quantize)
+                traits->quantize(src + i, out);
             else
                 memcpy(out, &h, sizeof h);
         }

@@ -16,7 +16,7 @@
 #define LANES 16
 
 /* The fixed tree: l and l+8, then l+4, l+2, l+1. */
-static float lanes_total(const float lane[LANES]) {
+static float lanes_sum(const float lane[LANES]) {
     float t[LANES];
     memcpy(t, lane, sizeof t);
     for (int step = LANES / 2; step > 0; step /= 2)
@@ -33,7 +33,7 @@ static float dot_row(const float *a, const float *b, int64_t n) {
     if (i < n)
         for (int l = 0; l < LANES; l++)
             lane[l] = i + l < n ? fmaf(a[i + l], b[i + l], lane[l]) : fmaf(0.0f, 0.0f, lane[l]);
-    return lanes_total(lane);
+    return lanes_sum(lane);
 }
 
 /* Element i of a row as f32. */
@@ -56,10 +56,10 @@ static float dot_elems(const float *a, const void *b, int64_t at, int64_t n, enu
         for (int l = 0; l < LANES; l++)
             lane[l] = i + l < n ? fmaf(a[i + l], elem_at(b, at + i + l, e), lane[l])
                                 : fmaf(0.0f, 0.0f, lane[l]);
-    return lanes_total(lane);
+    return lanes_sum(lane);
 }
 
-static void output_put(float *y, float v, bool add) {
+static void output_store(float *y, float v, bool add) {
     *y = add ? *y + v : v;
 }
 
@@ -67,7 +67,7 @@ static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++)
         for (int64_t m = 0; m < rows; m++)
-            output_put(&y[m * ldy + n], dot_row(x + m * ldx, w + n * ldw, k), add);
+            output_store(&y[m * ldy + n], dot_row(x + m * ldx, w + n * ldw, k), add);
 }
 
 #define GEMM_ELEMS(name, type, e)                                                                  \
@@ -75,7 +75,7 @@ static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
                      const type *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {    \
         for (int64_t n = n0; n < n1; n++)                                                          \
             for (int64_t m = 0; m < rows; m++)                                                     \
-                output_put(&y[m * ldy + n], dot_elems(x + m * ldx, w, n * ldw, k, e), add);        \
+                output_store(&y[m * ldy + n], dot_elems(x + m * ldx, w, n * ldw, k, e), add);      \
     }
 GEMM_ELEMS(gemm_bf16, uint16_t, DTYPE_BF16)
 GEMM_ELEMS(gemm_f16, uint16_t, DTYPE_F16)
@@ -90,12 +90,12 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
             for (int64_t k = 0; k < w->k; k++)
                 sum = fmaf(in->x[m * in->ldx + k], bf16_to_f32(pairs[k / 2 * PANEL * 2 + k % 2]),
                            sum);
-            output_put(&y[m * ldy + n], sum, add);
+            output_store(&y[m * ldy + n], sum, add);
         }
     }
 }
 
-#define GEMM_NN_ELEMS(name, type, e)                                                                   \
+#define GEMM_NN_ELEMS(name, type, e)                                                               \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         for (int64_t m = 0; m < rows; m++)                                                         \
@@ -124,7 +124,7 @@ static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k)
 }
 
 static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
-                    int64_t ldw, int64_t n0, int64_t n1) {
+                       int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++)
         for (int64_t n = n0; n < n1; n++)
             y[m * ldy + n] =
@@ -132,7 +132,7 @@ static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const
 }
 
 static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
-                      int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+                           int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
     for (int64_t m = 0; m < rows; m++)
         for (int64_t c = 0; c < n; c++) {
             int32_t sum = 0;
@@ -200,7 +200,7 @@ static void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                         int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++)
         for (int64_t m = 0; m < in->rows; m++)
-            output_put(&y[m * ldy + n], dot_packed(in, m, w, n), add);
+            output_store(&y[m * ldy + n], dot_packed(in, m, w, n), add);
 }
 
 static int8_t value_quantize(float x, float inverse) {
@@ -254,7 +254,7 @@ static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int
 static float sum_row(const float *a, int64_t n) {
     float lane[LANES] = {0};
     for (int64_t i = 0; i < n; i++) lane[i % LANES] += a[i];
-    return lanes_total(lane);
+    return lanes_sum(lane);
 }
 
 static float max_row(const float *a, int64_t n) {
@@ -331,7 +331,7 @@ static void exp_row(float *y, const float *x, int64_t n) {
 }
 
 static void act_backward(float *dx, float *dup, const float *dy, const float *x, const float *up,
-                     int64_t n, bool gelu) {
+                         int64_t n, bool gelu) {
     act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
@@ -343,8 +343,8 @@ static void norm_gain_backward(const struct norm_rows *rows, float *dg, float *d
     norm_gain_backward_with(rows, dg, db);
 }
 
-static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean, float rstd,
-                      bool centred, int64_t n, bool add) {
+static void norm_backward(float *dx, float *dy, const float *x, const float *g, float mean,
+                          float rstd, bool centred, int64_t n, bool add) {
     norm_backward_with(dot_row, sum_row, dx, dy, x, g, mean, rstd, centred, n, add);
 }
 

@@ -7,8 +7,8 @@
  * odd elements of the pairs, adds them at the end, and reads and writes denormals as zero; its
  * products are exact in f32.
  *
- * With `emulated_strict`, memory is shared between tiles and vectors only at emulated_publish(),
- * which stands for scratch_publish(): a compiler may move vector stores and loads over tile
+ * With `emulated_strict`, memory is shared between tiles and vectors only at emulated_memory_barrier(),
+ * which stands for tile_memory_barrier(): a compiler may move vector stores and loads over tile
  * instructions up to there. Until then the data of tile stores is visible to tile loads alone, and
  * a tile load of what a vector store wrote aborts. (Stores by plain C are not noticed.)
  */
@@ -75,7 +75,7 @@ EMULATED void tile_put(const struct emulated_tile *tile, char *to, int64_t strid
         memcpy(to + r * stride, tile->data[r], (size_t)tile->row_bytes);
 }
 
-EMULATED void emulated_publish(void) {
+EMULATED void emulated_memory_barrier(void) {
     for (int i = 0; i < emulated_n_stores; i++)
         tile_put(&emulated_stores[i].tile, emulated_stores[i].to, emulated_stores[i].stride);
     emulated_n_stores = emulated_n_vectors = 0;

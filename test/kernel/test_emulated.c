@@ -32,12 +32,12 @@
 #include "../../src/kernel/avx512.c"
 
 /* The compiler barrier becomes the point at which emulated tiles and vectors share memory. */
-#define scratch_publish compiled_scratch_publish
+#define tile_memory_barrier compiled_tile_memory_barrier
 #include "../../src/kernel/amx.h"
-#undef scratch_publish
-static void scratch_publish(const void *p) {
+#undef tile_memory_barrier
+static void tile_memory_barrier(const void *p) {
     (void)p;
-    emulated_publish();
+    emulated_memory_barrier();
 }
 
 #include "../../src/kernel/amx.c"
@@ -154,10 +154,10 @@ static int8_t quant(struct rng *r) {
 }
 
 /* Sums of the blocks of q, in an allocation of exactly that size. */
-static int32_t *totals_of(const int8_t *q, int64_t blocks) {
-    int32_t *total = xcalloc((size_t)blocks, sizeof *total);
-    for (int64_t i = 0; i < blocks * 32; i++) total[i / 32] += q[i];
-    return total;
+static int32_t *q_sums_of(const int8_t *q, int64_t blocks) {
+    int32_t *q_sum = xcalloc((size_t)blocks, sizeof *q_sum);
+    for (int64_t i = 0; i < blocks * 32; i++) q_sum[i / 32] += q[i];
+    return q_sum;
 }
 
 static void half_put(uint8_t *to, struct rng *r) {
@@ -227,7 +227,7 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
-    in.total = totals_of(in.q, c->rows * (c->k / 32));
+    in.q_sum = q_sums_of(in.q, c->rows * (c->k / 32));
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, "with sums made before");
     memcpy(got, before, (size_t)size * sizeof *got);
@@ -236,7 +236,7 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     emulated_strict = false;
     assert_int_equal(emulated_n_stores, 0);
     assert_same(got, want, size, tensor_type_name(c->w.type));
-    free(in.total);
+    free(in.q_sum);
     assert_true(ahead.n < (int64_t)ARRAY_LEN(soon) || size < 64);
     free(got), free(want), free(before);
 }
@@ -366,7 +366,7 @@ static void test_tiles(void **state) {
 
 /* A decode step multiplies many matrices by the same number of rows: the tiles are configured
  * once. */
-static void test_shapes_kept(void **state) {
+static void test_tile_config_kept(void **state) {
     (void)state;
     struct rng r = rng_make(4, RNG_TEST, 0, 0);
     struct packed_case c;
@@ -414,7 +414,8 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     BOTH("gelu", t->gelu(y, b, n));
     for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
         float *dup[2] = {copy_of(a, n + 1), copy_of(a, n + 1)};
-        BOTH("act_backward", t->act_backward(y, dup[t == scalar], a, b, way & 2 ? c : NULL, n, way & 1));
+        BOTH("act_backward",
+             t->act_backward(y, dup[t == scalar], a, b, way & 2 ? c : NULL, n, way & 1));
         assert_same(dup[0], dup[1], n + 1, "act_backward's dup");
         free(dup[0]), free(dup[1]);
     }
@@ -472,7 +473,7 @@ static void test_exp_everywhere(void **state) {
 }
 
 static void gemm_nn_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool turned,
-                     enum flavour flavour) {
+                         enum flavour flavour) {
     const int64_t tm = turned ? 1 : k, tj = turned ? rows : 1, ldv = n + 1, ldy = n + 2;
     float *t = numbers(r, rows * k, flavour), *v = numbers(r, k * ldv, flavour);
     float *want = numbers(r, rows * ldy, PLAIN), *got = malloc((size_t)(rows * ldy) * sizeof *got);
@@ -496,7 +497,7 @@ static void test_gemm_nn(void **state) {
         for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
             for (int64_t rows = 5; rows < 40; rows += 16)
                 gemm_nn_case(&r, rows, lengths[j], widths[i], (i + j) % 2,
-                         (enum flavour)((i + j) % FLAVOURS));
+                             (enum flavour)((i + j) % FLAVOURS));
         }
     }
     gemm_nn_case(&r, 113, 300, 40, false, PLAIN);
@@ -575,7 +576,7 @@ static void test_attention_backward(void **state) {
                                                          .window = i % 2 ? INT32_MAX : 16});
 }
 
-static void strict_grad(const struct grad_job *job, int64_t n0, int64_t n1) {
+static void strict_grad(const struct weight_grad_job *job, int64_t n0, int64_t n1) {
     emulated_strict = true;
     amx_gemm_tiles_grad(job, n0, n1);
     emulated_strict = false;
@@ -604,7 +605,7 @@ int main(void) {
         cmocka_unit_test(test_packed_rows),
         cmocka_unit_test(test_adapters),
         cmocka_unit_test(test_bf16_fast),
-        cmocka_unit_test(test_shapes_kept),
+        cmocka_unit_test(test_tile_config_kept),
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_max),
         cmocka_unit_test(test_exp_everywhere),

@@ -359,8 +359,8 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
 }
 
 /* The rows of t are contiguous or transposed, with a large stride over j. */
-static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty,
-                      bool turned) {
+static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int64_t width,
+                          int nasty, bool turned) {
     int64_t ldv = n + 1, ldy = n + 2, tm = turned ? 1 : width + 3, tj = turned ? rows + 3 : 1;
     struct floats t = filled((rows + 3) * (width + 3), nasty), v = filled(width * ldv, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
@@ -391,7 +391,7 @@ static void test_gemm_nn(void **state) {
         for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
             for (int turned = 0; turned < 2; turned++)
                 check_gemm_nn(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
-                          i % 5 == 4, turned);
+                              i % 5 == 4, turned);
         // Beyond one block of rows, and one of the sum, at every level.
         static const int64_t large[][3] = {
             {97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
@@ -791,8 +791,8 @@ static double *backward_naive(const struct matrix *w, const float *dy, int64_t l
 }
 
 /* Norm of the difference over the norm, and the cosine. */
-static void backward_near(const float *dx, int64_t lddx, const double *want, int64_t rows, int64_t k,
-                      enum grad_path path, const char *what) {
+static void backward_near(const float *dx, int64_t lddx, const double *want, int64_t rows,
+                          int64_t k, enum grad_path path, const char *what) {
     static const char *const names[] = {"f32", "int8", "tiles"};
     const bool f32 = path == GRAD_F32;
     double off = 0, both = 0, a = 1e-300, b = 1e-300;
@@ -808,7 +808,7 @@ static void backward_near(const float *dx, int64_t lddx, const double *want, int
 
 /* One, two and three threads, rows one at a time, and added to dX: all give the same bits. */
 static void check_backward(enum tensor_type t, enum numeric_class cls, enum grad_path path,
-                       int64_t rows, int64_t n, int64_t k) {
+                           int64_t rows, int64_t n, int64_t k) {
     struct arena arena = {0};
     struct matrix w;
     uint8_t *file;
@@ -856,8 +856,8 @@ static void test_matrix_mul_backward(void **state) {
     check_backward(TENSOR_F32, NUMERIC_EXACT, GRAD_F32, 70, 40, 33);
     check_backward(TENSOR_BF16, NUMERIC_FAST, GRAD_F32, 40, 300, 200);
     check_backward(TENSOR_Q4_0, NUMERIC_EXACT, GRAD_INT8, 2, 9000, 64);
-    check_backward(TENSOR_Q4_0, NUMERIC_FAST, kernels_get()->gemm_tiles ? GRAD_TILES : GRAD_F32, 600,
-               4200, 64);
+    check_backward(TENSOR_Q4_0, NUMERIC_FAST, kernels_get()->gemm_tiles ? GRAD_TILES : GRAD_F32,
+                   600, 4200, 64);
 }
 
 /* Gradients of weights in tiles: near the exact sums, and the same bits for one, two and three

@@ -193,7 +193,7 @@ static void tile_gated_backward_case(const struct kernels *k, struct rng *r, int
     }
     for (int j = 0; j < 2; j++) k->tiles_pack_row(v[j], n, tiles[j]);
     const struct gated_backward_row row = {tiles[0], tiles[1], v[2],     v[4],
-                                       v[5],     v[6],     tiles[2], tiles[3]};
+                                           v[5],     v[6],     tiles[2], tiles[3]};
     for (int j = 4; j < 7; j++) v[j][n] = TILE_GUARD;
     k->gated_backward(&row, n);
     k->act_backward(v[7], v[8], v[3], v[0], v[1], n, false); // v[8] = y
@@ -277,7 +277,7 @@ static float low_case_want(const struct low_case *c, const struct gemm_input *in
              p++) {
             const struct low_rank_part *part = &c->rows[i].parts[of][p];
             for (int64_t r = 0; r < part->v.n; r++)
-                w[k + part->at + r] = c->v[part - c->parts][r * n + o];
+                w[k + part->column + r] = c->v[part - c->parts][r * n + o];
         }
     const float sum = tile_chain(x, w, k + LOW_RANK_MAX);
     free(x), free(w);
@@ -411,7 +411,7 @@ static void tile_grad_case(const struct kernels *k, struct rng *r, int64_t rows,
     float *y, *x, *dw = xmalloc((size_t)(n * width) * sizeof *dw),
                   *dy = tile_values(r, rows * n, &y), *in = tile_values(r, rows * width, &x);
     uint16_t *pairs = aligned_alloc(64, (size_t)((width + 15) / 16 * groups * 1024));
-    const struct grad_job job = {dw, dy, in, rows, n, width, pairs};
+    const struct weight_grad_job job = {dw, dy, in, rows, n, width, pairs};
     for (int64_t i = 0; i < n * width; i++) dw[i] = (float)(i % 17) - 8;
     for (int64_t g = 0; g < groups; g++) k->tiles_pack_pairs(&job, g);
     k->gemm_tiles_grad(&job, n0, n);

@@ -1,17 +1,17 @@
 /*
- * amx: what the level files of the AMX level share: the configuration of tile registers and the
+ * amx: code that the files of the AMX level share: the configuration of tile registers and the
  * storing of sums. Private to src/kernel/amx*.c.
  *
  * Tile state belongs to a thread and no caller saves it. `amx_configured` names a thread's
- * configuration, so that a product that needs the present one does not load it again; no other code
- * in the process uses tiles.
+ * configuration, so that a product that needs the same configuration does not load it again. No
+ * other code in the process uses tiles.
  */
 #ifndef SHOAL_KERNEL_AMX_H
 #define SHOAL_KERNEL_AMX_H
 
 #include "kernel/avx512.h"
 
-/* Each overwrites its slots: amx_int8.c, amx_bf16.c, amx_grad.c, amx_attention.c. */
+/* Each sets the slots of its file: amx_int8.c, amx_bf16.c, amx_grad.c, amx_attention.c. */
 void amx_fill_int8(struct kernels *k);
 void amx_fill_bf16(struct kernels *k);
 void amx_fill_grad(struct kernels *k);
@@ -31,7 +31,7 @@ enum { TILE_CONFIG_FULL = 1 << 16 };
 
 enum { GROUP = 8 }; /* panels multiplied with all rows before the next: they stay in L2 */
 
-/* The tile shapes that this thread has configured; 0: none yet. */
+/* The configuration that this thread has loaded; 0: none yet. */
 extern _Thread_local uint32_t amx_configured;
 
 INLINE void tile_config_set(struct tile_config *s, int tile, int rows, int row_bytes) {
@@ -53,15 +53,15 @@ INLINE void tile_config_full(void) {
     tile_config_load(&s, TILE_CONFIG_FULL);
 }
 
-/* gcc 12 does not tell the compiler that a tile load reads memory, nor that a tile store writes it:
- * scratch is written before this point, and read after it. */
+/* A compiler barrier between vector and tile accesses to the memory at p. In gcc 12 the intrinsics
+ * do not declare that a tile load reads memory, nor that a tile store writes it. */
 INLINE void tile_memory_barrier(const void *p) {
     __asm__ volatile("" : : "r"(p) : "memory");
 }
 
 enum { TILE = 512 }; /* bf16 elements of a tile: 16 x 32 */
 
-/* The lanes that exist when `n` are left. */
+/* Mask of the lanes that exist when `n` elements are left. */
 INLINE __mmask16 elems_mask(int64_t n) {
     return n > 0 ? lanes_mask(n) : 0;
 }

@@ -3,16 +3,17 @@
  *
  * Weights are bf16 panels, or are dequantised a panel at a time, w = bf16(matrix_get_row), into
  * scratch that stays in the caches while all rows are multiplied with it. Inputs are packed in
- * tiles by the caller (gemm_input.tiles). Whole dot products stay in tile registers; the sums of a
- * block of 32 rows by 32 outputs leave them while the next block is multiplied: tile stores and the
- * vector steps on the sums take turns with its tile steps, which are then free.
+ * tiles by the caller (gemm_input.tiles). Whole dot products stay in tile registers. The sums of a
+ * block of 32 rows by 32 outputs are stored while the next block is multiplied: the tile stores and
+ * the vector steps on the sums are interleaved with the tile steps of the next block, so they cost
+ * no extra time.
  *
  * Not here: attention (amx_attention.c), the exact class (amx_int8.c).
  *
  * Invariants. An output is one chain over K in tile steps of 32, from +0, zero padded; between
- * slices of K it waits in f32, which is exact. It is stored, or added to y by one addition at the
- * end. Tile rows are independent and threads split outputs, so that the bits of a row depend on
- * this row and the weights only.
+ * slices of K the sum is stored in f32, which is exact. At the end it is stored to y, or added to y
+ * by one addition. Tile rows are independent and threads split outputs, so that the bits of a row
+ * depend on this row and the weights only.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -46,26 +47,27 @@ struct tile_product {
     struct prefetch_list *prefetch;
 };
 
-/* Up to 32 rows from row `tile`, a multiple of 16, on; rows [skip, rows) of them have outputs. */
+/* Up to 32 rows that begin at row `tile`, a multiple of 16; rows [skip, rows) of them have outputs.
+ */
 struct row_block {
     int64_t tile, skip, rows;
     const struct low_rank_rows *low_rank; /* the parts of these rows, or NULL */
 };
 
-/* A block whose sums are still in tiles 0 … 3, and their destination. */
+/* A block whose sums are still in tiles 0 … 3, and the destination of the sums. */
 struct tile_block {
     float *sums; /* [SUMS] */
     float *y;
-    int64_t at;            /* gated: the block's first element in the outputs */
+    int64_t out_offset;    /* gated: the block's first element in the outputs */
     int64_t skip, rows;    /* rows [skip, rows) have outputs; 0: partial sums stay in `sums` */
     __mmask16 left, right; /* outputs that exist */
 };
 
-/* The low-rank parts of some rows for a pair of column tiles. */
+/* The low-rank parts of a range of rows, packed for a pair of column tiles. */
 struct low_rank_panels {
     _Alignas(64) uint16_t v[2][LOW_RANK_STEPS * TILE];
     int64_t steps[2];
-    const struct low_rank_rows *rows; /* whose panels these are */
+    const struct low_rank_rows *rows; /* the range of rows */
 };
 
 /* One row of a B tile: 16 pairs (even, odd). */
@@ -247,7 +249,7 @@ static void forward_panels(const struct tile_product *p, int64_t c, int64_t s0, 
     if ((c + 1) * PANEL < p->n) b[1] = panel_load(p->w, c + 1, s0, s1, scratch[1]);
 }
 
-/* Eight rows [16 outputs][2 inputs] of a panel become eight rows [16 inputs][2 outputs]. */
+/* Transposes eight rows [16 outputs][2 inputs] of a panel to eight rows [16 inputs][2 outputs]. */
 INLINE void pairs_transpose(uint16_t *to, const uint16_t *from) {
     const __m512i swap =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
@@ -346,26 +348,27 @@ INLINE void half_row_store(uint16_t *tiles, int64_t at, __m512 v) {
     if (tiles) _mm256_storeu_si256((__m256i *)(void *)(tiles + at), (__m256i)_mm512_cvtneps_pbh(v));
 }
 
-/* Rows [r0, r1) of a gated block: gates beside what they gate. */
-INLINE void gates_finish(const struct tile_product *p, const struct tile_block *b, int64_t r0,
-                         int64_t r1) {
+/* Stores rows [r0, r1) of a gated block, whose left tiles are gates and whose right tiles are ups.
+ */
+INLINE void gated_rows_store(const struct tile_product *p, const struct tile_block *b, int64_t r0,
+                             int64_t r1) {
     const struct gemm_gated *g = p->gated;
     const int64_t tile = (p->n + 31) / 32 * TILE;
     for (int64_t r = MAX(r0, b->skip); r < MIN(r1, b->rows); r++) {
         const float *sums = b->sums + r / 16 * 512 + r % 16 * 16;
         const __m512 gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 256);
-        const int64_t at = b->at + r / 16 * tile + r % 16 * 32;
+        const int64_t at = b->out_offset + r / 16 * tile + r % 16 * 32;
         half_row_store(g->act, at, lanes_silu_mul(gate, up));
         half_row_store(g->gate_out, at, gate);
         half_row_store(g->up_out, at, up);
     }
 }
 
-/* Rows [r0, r1) of a block's sums go to y. */
-INLINE void sums_finish(const struct tile_product *p, const struct tile_block *b, int64_t r0,
-                        int64_t r1) {
+/* Stores rows [r0, r1) of a block's sums to y. */
+INLINE void block_rows_store(const struct tile_product *p, const struct tile_block *b, int64_t r0,
+                             int64_t r1) {
     if (p->gated) {
-        gates_finish(p, b, r0, r1);
+        gated_rows_store(p, b, r0, r1);
         return;
     }
     for (int64_t r = MAX(r0, b->skip); r < MIN(r1, b->rows); r++) {
@@ -381,10 +384,11 @@ INLINE void sums_finish(const struct tile_product *p, const struct tile_block *b
     }
 }
 
-/* The tile stores of the block before and the first step of the next; `from`: partial sums. */
+/* The tile stores of the previous block and the first step of the next one; `from`: partial sums.
+ */
 #define FIRST_STEP(t, at, a, b)                                                                    \
     do {                                                                                           \
-        _tile_stored(t, before->sums + (at), 64);                                                  \
+        _tile_stored(t, previous->sums + (at), 64);                                                \
         if (from)                                                                                  \
             _tile_loadd(t, from + (at), 64);                                                       \
         else                                                                                       \
@@ -392,7 +396,7 @@ INLINE void sums_finish(const struct tile_product *p, const struct tile_block *b
         _tile_dpbf16ps(t, a, b);                                                                   \
     } while (0)
 
-/* Low-rank steps of a block; t[i] are the rows' tiles for column i. */
+/* The low-rank steps of a block; t[i] are the tiles of gemm_low_rank.t for column i. */
 INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *const t[2], bool tall) {
     for (int64_t s = 0; s < low->steps[0]; s++) {
         _tile_loadd(6, low->v[0] + s * TILE, 64);
@@ -410,12 +414,13 @@ INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *cons
     }
 }
 
-/* Multiplies 32 rows (`tall`; else 16) by two panels, into tiles 0 … 3, and finishes `before`. */
+/* Multiplies 32 rows (`tall`; else 16) by two panels, into tiles 0 … 3, and stores the sums of
+ * `previous`. */
 INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uint16_t *const b[2],
-                      int64_t steps, const float *from, const struct tile_block *before,
+                      int64_t steps, const float *from, const struct tile_block *previous,
                       bool tall) {
     const uint16_t *lower = a + p->steps * TILE;
-    const int64_t rows = before->rows, each = steps > 2 ? (rows + steps - 3) / (steps - 2) : rows;
+    const int64_t rows = previous->rows, each = steps > 2 ? (rows + steps - 3) / (steps - 2) : rows;
     int64_t done = 0;
     _tile_loadd(6, b[0], 64);
     _tile_loadd(7, b[1], 64);
@@ -427,10 +432,10 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         FIRST_STEP(2, 512, 5, 6);
         FIRST_STEP(3, 768, 5, 7);
     } else { // the block before may have been tall
-        _tile_stored(2, before->sums + 512, 64);
-        _tile_stored(3, before->sums + 768, 64);
+        _tile_stored(2, previous->sums + 512, 64);
+        _tile_stored(3, previous->sums + 768, 64);
     }
-    tile_memory_barrier(before->sums);
+    tile_memory_barrier(previous->sums);
     for (int64_t s = 1; s < steps; s++) {
         _tile_loadd(6, b[0] + s * TILE, 64);
         _tile_loadd(7, b[1] + s * TILE, 64);
@@ -439,7 +444,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (s > 1 && done < rows) {
-            sums_finish(p, before, done, done + each);
+            block_rows_store(p, previous, done, done + each);
             done += each;
         }
         if (tall) {
@@ -447,10 +452,10 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    if (done < rows) sums_finish(p, before, done, rows);
+    if (done < rows) block_rows_store(p, previous, done, rows);
 }
 
-/* Outputs that are new to the caches would hold up the stores of a block. */
+/* Prefetches outputs that are not in the caches, because they would delay the stores of a block. */
 INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
     for (int64_t r = 0; r < rows; r++, y += ldy) {
         __builtin_prefetch(y, 1, 3);
@@ -461,15 +466,15 @@ INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
 /* The state of a product between its blocks. */
 struct product_run {
     const struct tile_product *p;
-    struct tile_block before;
+    struct tile_block previous;
     struct low_rank_panels *low_panels;
     float *sums, *partial; /* [SUMS] and [BLOCKS_MAX][SUMS] */
     struct row_block blocks[BLOCKS_MAX];
     int n_blocks;
 };
 
-/* Sets the next blocks, of rows from `row` on; returns the first row after them. A block never
- * spans rows with different low-rank parts. */
+/* Sets t->blocks to the next blocks, which begin at row `row`; returns the first row after them. A
+ * block never spans rows with different low-rank parts. */
 static int64_t blocks_next(struct product_run *t, int64_t row) {
     const struct tile_product *p = t->p;
     const struct gemm_low_rank none = {0}, *low = p->low_rank ? p->low_rank : &none;
@@ -510,7 +515,7 @@ static void low_rank_panels_pack(struct low_rank_panels *low, const struct tile_
     tile_memory_barrier(low->v);
 }
 
-/* Low-rank steps of a block's columns c and c + 1. */
+/* Adds the low-rank steps of a block's columns c and c + 1. */
 static void block_add_low_rank(struct product_run *t, const struct row_block *b, int64_t c,
                                bool tall) {
     const struct tile_product *p = t->p;
@@ -538,22 +543,22 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
             outputs_prefetch(p->y + (r->tile + r->skip) * p->ldy + c * PANEL, p->ldy,
                              r->rows - r->skip);
         if (tall)
-            block_mul(p, a, b, s1 - s0, from, &t->before, true);
+            block_mul(p, a, b, s1 - s0, from, &t->previous, true);
         else
-            block_mul(p, a, b, s1 - s0, from, &t->before, false);
-        t->before = (struct tile_block){.sums = partial};
+            block_mul(p, a, b, s1 - s0, from, &t->previous, false);
+        t->previous = (struct tile_block){.sums = partial};
         if (s1 < p->steps) continue;
         if (r->low_rank) block_add_low_rank(t, r, c, tall);
-        t->before = (struct tile_block){.sums = t->sums,
-                                        .y = p->y + r->tile * p->ldy + c * PANEL,
-                                        .skip = r->skip,
-                                        .rows = r->rows,
-                                        .left = elems_mask(p->n - c * PANEL),
-                                        .right = elems_mask(p->n - (c + 1) * PANEL)};
+        t->previous = (struct tile_block){.sums = t->sums,
+                                          .y = p->y + r->tile * p->ldy + c * PANEL,
+                                          .skip = r->skip,
+                                          .rows = r->rows,
+                                          .left = elems_mask(p->n - c * PANEL),
+                                          .right = elems_mask(p->n - (c + 1) * PANEL)};
         if (p->gated) {
             const int64_t tiles = (p->n + 31) / 32;
-            t->before.at = (r->tile / 16 * tiles + c / 2) * TILE + c % 2 * PANEL;
-            if (r->tile + r->rows == p->rows) t->before.rows = tall ? 32 : 16; // zero padding
+            t->previous.out_offset = (r->tile / 16 * tiles + c / 2) * TILE + c % 2 * PANEL;
+            if (r->tile + r->rows == p->rows) t->previous.rows = tall ? 32 : 16; // zero padding
         }
         prefetch_step(p->prefetch);
     }
@@ -565,7 +570,7 @@ static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c
     _Alignas(64) float sums[SUMS], partial[BLOCKS_MAX * SUMS];
     struct low_rank_panels low;
     struct product_run t = {
-        .p = p, .before = {.sums = sums}, .low_panels = &low, .sums = sums, .partial = partial};
+        .p = p, .previous = {.sums = sums}, .low_panels = &low, .sums = sums, .partial = partial};
     tile_config_full();
     prefetch_begin(p->prefetch, (c1 - c0 + 1) / 2 * ((p->rows + BLOCK_ROWS - 1) / BLOCK_ROWS));
     for (int64_t row = p->skip; row < p->rows;) {
@@ -585,7 +590,7 @@ static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c
     _tile_stored(2, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
     tile_memory_barrier(sums);
-    sums_finish(p, &t.before, 0, BLOCK_ROWS);
+    block_rows_store(p, &t.previous, 0, BLOCK_ROWS);
 }
 
 static void amx_gemm_tiles(float *y, int64_t ldy, const struct gemm_input *in,
@@ -612,7 +617,7 @@ static void gated_panels(const struct tile_product *p, int64_t c, int64_t s0, in
     b[1] = panel_load(p->gated->up, c, s0, s1, scratch[1]);
 }
 
-/* The second half of the last tile of outputs, when N is not a multiple of 32. */
+/* Zeroes the second half of the last tile of outputs, for an N that is not a multiple of 32. */
 static void half_tile_clear(uint16_t *tiles, int64_t rows, int64_t n) {
     const int64_t tile = (n + 31) / 32 * TILE;
     for (int64_t m = 0; tiles && m < (rows + 15) / 16 * 16; m++)
@@ -669,7 +674,7 @@ INLINE __m512 half_row_load(const uint16_t *from) {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from)), 16));
 }
 
-/* Values [i, i + 16) of the row; dgate and dup are returned as well. */
+/* Values [i, i + 16) of the row; *dgate and *dup are set to the results too. */
 INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n,
                               __m512 *dgate, __m512 *dup) {
     const int64_t at = i / 32 * TILE + i % 32;

@@ -21,8 +21,8 @@ enum {
     COLUMN = GROUPS * TILE /* elements of their tiles of 16 columns */
 };
 
-/* A tile of `rows` rows x[32][ld], 16 columns of which those in `mask` exist: [16 pairs of rows][16
- * columns][2], or `transpose`, [16 columns][32 rows]. */
+/* Packs up to 32 rows x[rows][ld], of whose 16 columns those in `mask` exist, as a tile: [16 pairs
+ * of rows][16 columns][2], or with `transpose` [16 columns][32 rows]. */
 INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, __mmask16 mask,
                        bool transpose) {
     __m512i r[16];
@@ -36,7 +36,8 @@ INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, _
     for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
 }
 
-/* The same of `left` columns of a group; those of a tile are `column` elements apart. */
+/* The same for `left` columns of a group; the tiles of adjacent columns are `column` elements
+ * apart. */
 INLINE void group_pack_columns(uint16_t *to, int64_t column, const float *x, int64_t ld,
                                int64_t rows, int64_t left, bool transpose) {
     for (int64_t c = 0; c < left; c += 16, to += column)
@@ -46,31 +47,31 @@ INLINE void group_pack_columns(uint16_t *to, int64_t column, const float *x, int
             group_pack(to, x + c, ld, rows, elems_mask(left - c), transpose);
 }
 
-/* Elements of the gradient, [32][ld], or a copy of them: two row tiles by two column tiles. */
+/* A block of the gradient, [32][ld], or a copy of it: two row tiles by two column tiles. */
 struct grad_block {
-    float *at;
+    float *data;
     int64_t ld;
 };
 
 INLINE float *block_tile(const struct grad_block *b, int i, int j) {
-    return b->at + 16 * i * b->ld + 16 * j;
+    return b->data + 16 * i * b->ld + 16 * j;
 }
 
 #define TILE_STORE(t, b, i, j) _tile_stored(t, block_tile(b, i, j), 4 * (b)->ld)
-/* The tile store of the block before, if there is one, and the first step of the next. */
+/* The tile store of the previous block, if there is one, and the first step of the current one. */
 #define GRAD_STEP(t, i, j, x, y)                                                                   \
     do {                                                                                           \
-        if (before->at) TILE_STORE(t, before, i, j);                                               \
-        _tile_loadd(t, block_tile(now, i, j), 4 * now->ld);                                        \
+        if (previous->data) TILE_STORE(t, previous, i, j);                                         \
+        _tile_loadd(t, block_tile(current, i, j), 4 * current->ld);                                \
         _tile_dpbf16ps(t, x, y);                                                                   \
     } while (0)
 
-/* Adds n groups to the block `now`, in tiles 0 … 3, of which `tall` and `wide` say whether the
+/* Adds n groups to the block `current`, in tiles 0 … 3, of which `tall` and `wide` say whether the
  * second row tile and the second column tile exist. `a` and `b` are pairs of columns of tiles,
  * those of b `column` elements apart. */
 INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int64_t n,
-                      const struct grad_block *now, const struct grad_block *before, bool tall,
-                      bool wide) {
+                      const struct grad_block *current, const struct grad_block *previous,
+                      bool tall, bool wide) {
     for (int64_t g = 0; g < n; g++, a += TILE, b += TILE) {
         _tile_loadd(6, b, 64);
         if (wide) _tile_loadd(7, b + column, 64);
@@ -90,53 +91,53 @@ INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int6
     }
 }
 
-/* A whole block stays in its tiles until the next one begins. */
+/* Stores a whole block, which stays in its tiles until the next one begins. */
 static void block_store(struct grad_block *b) {
-    if (b->at) {
+    if (b->data) {
         TILE_STORE(0, b, 0, 0);
         TILE_STORE(1, b, 0, 1);
         TILE_STORE(2, b, 1, 0);
         TILE_STORE(3, b, 1, 1);
-        tile_memory_barrier(b->at);
+        tile_memory_barrier(b->data);
     }
-    b->at = NULL;
+    b->data = NULL;
 }
 
-/* The elements of a block that exist and its copy [32][32]. */
+/* Copies the existing elements of a block to copy [32][32], and zeros elsewhere. */
 INLINE void copy_load(float *copy, const struct grad_block *b, int64_t n, int64_t k) {
     for (int64_t i = 0; i < 32; i++)
         for (int64_t c = 0; c < 32; c += 16)
             _mm512_storeu_ps(copy + 32 * i + c, _mm512_maskz_loadu_ps(i < n ? elems_mask(k - c) : 0,
-                                                                      b->at + i * b->ld + c));
+                                                                      b->data + i * b->ld + c));
 }
 
 INLINE void copy_store(const float *copy, const struct grad_block *b, int64_t n, int64_t k) {
     for (int64_t i = 0; i < n; i++)
         for (int64_t c = 0; c < k; c += 16)
-            _mm512_mask_storeu_ps(b->at + i * b->ld + c, elems_mask(k - c),
+            _mm512_mask_storeu_ps(b->data + i * b->ld + c, elems_mask(k - c),
                                   _mm512_loadu_ps(copy + 32 * i + c));
 }
 
-/* A block of n outputs by k inputs of which one is less than 32, through a copy. */
+/* The same for a block with fewer than 32 outputs (n) or inputs (k), through a copy. */
 static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t column, int64_t groups,
                               struct grad_block block, int64_t n, int64_t k) {
     _Alignas(64) float copy[32 * 32];
-    const struct grad_block now = {copy, 32}, none = {0};
+    const struct grad_block current = {copy, 32}, none = {0};
     const bool tall = n > 16, wide = k > 16;
     copy_load(copy, &block, n, k);
     tile_memory_barrier(copy);
     if (tall && wide)
-        block_add(a, b, column, groups, &now, &none, true, true);
+        block_add(a, b, column, groups, &current, &none, true, true);
     else if (tall)
-        block_add(a, b, column, groups, &now, &none, true, false);
+        block_add(a, b, column, groups, &current, &none, true, false);
     else if (wide)
-        block_add(a, b, column, groups, &now, &none, false, true);
+        block_add(a, b, column, groups, &current, &none, false, true);
     else
-        block_add(a, b, column, groups, &now, &none, false, false);
-    TILE_STORE(0, &now, 0, 0);
-    if (wide) TILE_STORE(1, &now, 0, 1);
-    if (tall) TILE_STORE(2, &now, 1, 0);
-    if (tall && wide) TILE_STORE(3, &now, 1, 1);
+        block_add(a, b, column, groups, &current, &none, false, false);
+    TILE_STORE(0, &current, 0, 0);
+    if (wide) TILE_STORE(1, &current, 0, 1);
+    if (tall) TILE_STORE(2, &current, 1, 0);
+    if (tall && wide) TILE_STORE(3, &current, 1, 1);
     tile_memory_barrier(copy);
     copy_store(copy, &block, n, k);
 }
@@ -145,9 +146,9 @@ static int64_t groups_of(const struct weight_grad_job *j) {
     return (j->rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
-/* Outputs [n, n + 32) of groups [g0, g0 + groups); `before` is still in tiles. */
+/* Outputs [n, n + 32) of groups [g0, g0 + groups); `previous` is still in tiles. */
 static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0, int64_t groups,
-                         struct grad_block *before) {
+                         struct grad_block *previous) {
     _Alignas(64) uint16_t a[2 * COLUMN];
     const int64_t outs = MIN(j->n - n, 32), column = groups_of(j) * TILE;
     for (int64_t g = g0; g < g0 + groups; g++)
@@ -156,25 +157,25 @@ static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0,
     tile_memory_barrier(a);
     for (int64_t k = 0; k < j->k; k += 32) {
         const uint16_t *b = j->pairs + k / 16 * column + g0 * TILE;
-        const struct grad_block now = {j->dw + n * j->k + k, j->k};
+        const struct grad_block current = {j->dw + n * j->k + k, j->k};
         if (outs == 32 && k + 32 <= j->k) {
-            block_add(a, b, column, groups, &now, before, true, true);
-            *before = now;
+            block_add(a, b, column, groups, &current, previous, true, true);
+            *previous = current;
             continue;
         }
-        block_store(before);
-        block_add_partial(a, b, column, groups, now, outs, MIN(j->k - k, 32));
+        block_store(previous);
+        block_add_partial(a, b, column, groups, current, outs, MIN(j->k - k, 32));
     }
 }
 
 static void amx_gemm_tiles_grad(const struct weight_grad_job *j, int64_t n0, int64_t n1) {
     const int64_t groups = groups_of(j);
-    struct grad_block before = {0};
+    struct grad_block previous = {0};
     tile_config_full();
     for (int64_t g = 0; g < groups; g += GROUPS)
         for (int64_t n = n0; n < n1; n += 32)
-            outputs_grad(j, n, g, MIN(groups - g, GROUPS), &before);
-    block_store(&before);
+            outputs_grad(j, n, g, MIN(groups - g, GROUPS), &previous);
+    block_store(&previous);
 }
 
 static void amx_pack_pairs(const struct weight_grad_job *j, int64_t g) {

@@ -2,12 +2,13 @@
  * amx_int8: products of quantised weights with int8 activations in tile registers: the exact class
  * on AMX.
  *
- * One tile step covers one block of 32 weights (q6_k: 16). Its integers leave the tile at once and
- * AVX-512 folds the scales in block order, so the bits are those of scalar.c. The steps are
- * pipelined: sums leave their tile four steps after the product and are folded two steps later, so
- * that neither unit waits for the other. Rows are divided into equal tiles; up to SUPER_TILES of
- * them meet a panel together, which is unpacked once if it holds nibbles. Inputs are prepared in
- * tile order; rows of a view, which has no such order, are copied into it.
+ * One tile step covers one block of 32 weights (q6_k: 16). Its integers are stored after each step,
+ * and AVX-512 multiplies them by the scales and accumulates them in block order, so the bits are
+ * those of scalar.c. The steps are pipelined: sums are stored four steps after the product and
+ * accumulated two steps later, so that neither unit waits for the other. Rows are divided into
+ * equal tiles. Up to SUPER_TILES of them are multiplied with a panel before the next panel, so that
+ * a panel of nibbles is unpacked once for all of them. Inputs are prepared in tile order; the rows
+ * of a view are not, and are copied into that order.
  *
  * Invariant: a row's bits depend on that row and the weights only, because tile rows are
  * independent and every row walks K in the same order.
@@ -19,13 +20,13 @@
 
 enum {
     MIN_TILE_ROWS = 5, /* fewer rows are faster without tiles */
-    SUPER_TILES = 8,   /* row tiles that meet a panel together */
+    SUPER_TILES = 8,   /* row tiles that are multiplied with one panel before the next */
     SUPER_ROWS = SUPER_TILES * 16,
     RUN = 2048,                    /* inputs of a panel that are unpacked at a time */
     COPY_BYTES = SUPER_ROWS * RUN, /* of the rows that are copied at a time */
     SLOTS = 4,                     /* tiles of sums, each with a slot in memory */
     NEXT_LINES = 4,                /* cache lines of the next panel that a step prefetches */
-    ACCUMULATE_LAG = 6,            /* steps from a product to its fold */
+    ACCUMULATE_LAG = 6,            /* steps from a product to the accumulation of its sums */
 };
 
 /* Tiles 0 to 3 int32 sums, 4 and 5 activations, 6 and 7 weights. */
@@ -62,7 +63,8 @@ INLINE void block_accumulate(__m512 *acc, const int32_t (*dots)[PANEL], const st
     }
 }
 
-/* Into the second-level cache. More lines a step fill the queue of misses, and loads wait. */
+/* Prefetches into the second-level cache. With more lines per step, the queue of cache misses is
+ * full and loads wait. */
 INLINE void next_panel_prefetch(const struct tile_run *s, int64_t b) {
     if (!s->next) return;
     for (int i = 0; i < NEXT_LINES; i++)
@@ -74,8 +76,9 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
     return s->x + b * group / QK * rows * QK + b * group % QK;
 }
 
-/* Step b: the sums of block b - 4 leave tile `sum`, the dots of block b enter it, and block b - 6,
- * which left two steps ago, is folded. Unless `whole`, some of the three blocks do not exist. */
+/* Step b: stores the sums of block b - 4 from tile `sum`, multiplies block b into that tile, and
+ * accumulates block b - 6, whose sums were stored two steps ago. Unless `whole`, some of the three
+ * blocks do not exist. */
 #define STEP(sum, a, w_, b, whole)                                                                 \
     do {                                                                                           \
         if ((whole) || ((b) >= SLOTS && (b)-SLOTS < s.count)) _tile_stored(sum, ring[sum], 64);    \
@@ -172,8 +175,9 @@ INLINE __m512i codes_load(const struct matrix *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
 }
 
-/* Blocks of one nibble panel as int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones.
- */
+/* Unpacks blocks of a nibble panel to int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high
+ * ones.
+ * */
 static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t b = 0; b < blocks; b++) {
@@ -204,7 +208,8 @@ struct row_tiles {
     int64_t k; /* inputs of a row in these arrays */
 };
 
-/* Inputs k0 … k1 of rows m0 … m0 + rows. The last tile is filled up with copies of the last row. */
+/* Copies inputs k0 … k1 of rows m0 … m0 + rows. The last tile is filled up with copies of the last
+ * row. */
 static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m0, int64_t rows,
                       int64_t k0, int64_t k1) {
     const struct gemm_input *in = p->in;
@@ -217,7 +222,8 @@ static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m
     tile_memory_barrier(s);
 }
 
-/* The same inputs in tile order. `copied`: the first input of the chunk in `s`. */
+/* Returns the same inputs in tile order, in place or copied. `copied`: the first input of the chunk
+ * in `s`. */
 static struct row_tiles row_tiles_get(struct scratch *s, const struct int8_product *p, int64_t m0,
                                       int64_t rows, int64_t k0, int64_t k1, int64_t *copied) {
     const struct gemm_input *in = p->in;
@@ -317,7 +323,7 @@ static int64_t int8_tile_rows(int64_t rows) {
 typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
                           const struct matrix *w, int64_t n0, int64_t n1, bool add);
 
-/* `few_rows` multiplies few rows. */
+/* `few_rows` is the function for few rows. */
 static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                      int64_t n0, int64_t n1, bool add, packed_fn few_rows) {
     if (in->rows < MIN_TILE_ROWS) {

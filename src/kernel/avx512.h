@@ -1,5 +1,6 @@
 /*
- * avx512: what the level files of AVX-512 and AMX share. Private to src/kernel/avx512.c and amx*.c.
+ * avx512: code that the level files of AVX-512 and AMX share. Private to src/kernel/avx512.c and
+ * amx*.c.
  */
 #ifndef SHOAL_KERNEL_AVX512_H
 #define SHOAL_KERNEL_AVX512_H
@@ -10,7 +11,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Mask of the lanes still to do out of 16. */
+/* Mask of the first `left` of 16 lanes. */
 INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }

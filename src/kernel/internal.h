@@ -2,8 +2,8 @@
  * kernel: the declarations that the level files share, and the formulas that they all evaluate.
  *
  * Only kernel.c and the level files include it. Everything here is `static inline` or a macro: a
- * level file is compiled with wider instructions than the program may use, so it must not emit a
- * symbol that the linker could pick for others.
+ * level file is compiled with instructions that the processor may lack, so it must not emit a
+ * symbol that the linker could choose for other files.
  *
  * Invariant: each slot computes the same IEEE operations in the same order at every level. The
  * vector levels do several lanes at once where scalar.c does one at a time; fma(a, b, c) below is
@@ -41,7 +41,8 @@
 
 #include "kernel/kernel.h"
 
-/* Each overwrites the slots that its level does better; called in this order, lowest first. */
+/* Each overwrites the slots for which its level has a faster function. They are called in this
+ * order, lowest level first. */
 void kernels_fill_scalar(struct kernels *k);
 void kernels_fill_avx2(struct kernels *k);
 void kernels_fill_avx512(struct kernels *k);
@@ -89,7 +90,7 @@ tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
 
 /* Inputs [k0, k1) of matrix_get_row; multiples of 32 where the type has blocks. */
 void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
-/* The pool, or NULL when a product of this size is not worth waking its threads. */
+/* Returns `pool`, or NULL if a product of this size is faster in the calling thread. */
 struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
 
 #define QK 32    /* weights in a block of the q types */
@@ -112,7 +113,8 @@ static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
-/* k inputs of row r of a tile of `rows` rows: x is [K/32][rows][32], dx [K/32][rows]. */
+/* Packs k inputs of one row as row r of a tile of `rows` rows: x is [K/32][rows][32], dx
+ * [K/32][rows]. */
 static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, const float *d,
                                       int64_t k, int64_t r, int64_t rows) {
     for (int64_t b = 0; b < k / QK; b++) {
@@ -121,12 +123,14 @@ static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, con
     }
 }
 
-/* Half to even, below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
+/* Rounds half to even, for magnitudes below 2^22: adding 1.5 · 2^23 leaves no bit for a fraction.
+ */
 static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
 }
 
-/* The element-wise code that each level compiles for itself; `exp` is the function of the level. */
+/* Element-wise code that each level file compiles with its own instructions; `exp` is the function
+ * of the level. */
 static inline void act_backward_with(void (*exp)(float *, const float *, int64_t),
                                      float *restrict dx, float *restrict dup,
                                      const float *restrict dy, const float *restrict x,
@@ -164,12 +168,12 @@ static inline void norm_backward_with(float (*dot)(const float *, const float *,
                                       const float *x, const float *g, float mean, float rstd,
                                       bool centred, int64_t n, bool add) {
     for (int64_t c = 0; c < n; c++) u[c] *= g[c];
-    float level = centred ? sum(u, n) / (float)n : 0;
-    float along = dot(u, x, n) - mean * (level * (float)n);
-    along = along / (float)n * rstd * rstd * rstd;
-    float flat = rstd * level - along * mean; // constant subtracted from all columns
+    float mean_u = centred ? sum(u, n) / (float)n : 0;
+    float projection = dot(u, x, n) - mean * (mean_u * (float)n);
+    projection = projection / (float)n * rstd * rstd * rstd;
+    float offset = rstd * mean_u - projection * mean; // constant subtracted from all columns
     for (int64_t c = 0; c < n; c++) {
-        float d = rstd * u[c] - along * x[c] - flat;
+        float d = rstd * u[c] - projection * x[c] - offset;
         dx[c] = add ? dx[c] + d : d;
     }
 }
@@ -177,10 +181,10 @@ static inline void norm_backward_with(float (*dot)(const float *, const float *,
 /*
  * Large gemm_nn products: columns of v are packed as f32 in panels as wide as a tile of outputs,
  * GEMM_NN_KC rows at a time, so that they stay in the first-level cache while all rows of t are
- * multiplied with them. Between such slabs an output waits in y, so its chain of multiply-adds is
- * that of kernel.h. A t with tj != 1 is packed as well, GEMM_NN_MC rows at a time. A t in rows is
- * read in place, GEMM_NN_MC_DIRECT rows for each time that v is packed. A t in columns is read in
- * place too when v has at most GEMM_NN_NARROW columns, too few to pay for packing (a head's keys
+ * multiplied with them. Between such slabs an output is stored in y, so its chain of multiply-adds
+ * is that of kernel.h. A t with tj != 1 is packed as well, GEMM_NN_MC rows at a time. A row-major t
+ * is read in place, GEMM_NN_MC_DIRECT rows for each time that v is packed. A column-major t is read
+ * in place too when v has at most GEMM_NN_NARROW columns, too few to pay for packing (a head's keys
  * and values).
  */
 enum { GEMM_NN_KC = 256, GEMM_NN_MC = 96, GEMM_NN_MC_DIRECT = 384, GEMM_NN_NARROW = 64 };
@@ -238,14 +242,14 @@ static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm
 
 static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l,
                                    int64_t size) {
-    const int64_t some = p->tj == 1 ? GEMM_NN_MC_DIRECT : GEMM_NN_MC;
+    const int64_t rows_at_once = p->tj == 1 ? GEMM_NN_MC_DIRECT : GEMM_NN_MC;
     for (int64_t j = 0; j < p->k; j += GEMM_NN_KC)
-        for (int64_t m = 0; m < p->rows; m += some)
-            gemm_nn_block(p, l, size, j, m, MIN(p->rows - m, some));
+        for (int64_t m = 0; m < p->rows; m += rows_at_once)
+            gemm_nn_block(p, l, size, j, m, MIN(p->rows - m, rows_at_once));
 }
 
-/* Spreads the prefetches over the steps of a product. A step prefetches at most PACE_MAX lines,
- * which its own loads leave room for; the rest is not prefetched. */
+/* Spreads the prefetches over the steps of a product. A step prefetches at most PACE_MAX lines, so
+ * that its own loads are not delayed; the rest is not prefetched. */
 static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
     enum { PACE_MAX = 32 };
     int64_t lines = 0;
@@ -268,11 +272,11 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
 }
 
 /*
- * The fast class below AMX: every output is one chain of multiply-adds, so outputs are adjacent in
- * vectors and no lanes are added up. A tile is some rows by some panels of such chains over the
- * whole K. The weights are widened as they are loaded from the second-level cache, with two
- * operations for two vectors of weights. Fewer rows take more panels, so that there are as many
- * chains as the units have steps in flight.
+ * The fast class below AMX: every output is one chain of multiply-adds, so the lanes of a vector
+ * are adjacent outputs and no sum across lanes is needed. A tile is some rows by some panels of
+ * such chains over the whole K. The weights are widened as they are loaded from the second-level
+ * cache, with two operations for two vectors of weights. With fewer rows a tile has more panels, so
+ * that there are enough independent chains to hide the latency of a multiply-add.
  */
 struct bf16_gemm {
     float *y;
@@ -284,26 +288,26 @@ struct bf16_gemm {
 };
 struct bf16_gemm_tile {
     int panels;
-    void (*many)(const struct bf16_gemm *c, int64_t m,
-                 int64_t panel); /* starts at row m and this panel */
-    void (*one)(const struct bf16_gemm *c, int64_t m, int64_t panel);
+    void (*multiply_panels)(const struct bf16_gemm *c, int64_t m,
+                            int64_t panel); /* starts at row m and this panel */
+    void (*multiply_panel)(const struct bf16_gemm *c, int64_t m, int64_t panel);
 };
 
-/* tiles[r - 1] takes r rows, `most` of them at a time. */
+/* tiles[r - 1] multiplies r rows, at most `max_rows`. */
 static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
-                                 const struct bf16_gemm_tile *tiles, int64_t most) {
+                                 const struct bf16_gemm_tile *tiles, int64_t max_rows) {
     enum { CHAIN_BYTES = 262144 }; /* bytes of weights that all rows use before the next weights */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
-    const int64_t step = rows > most ? width : end;
-    prefetch_begin(c->in->ahead,
-                   (end - first) / tiles[MIN(rows, most) - 1].panels * ((rows + most - 1) / most));
+    const int64_t step = rows > max_rows ? width : end;
+    prefetch_begin(c->in->ahead, (end - first) / tiles[MIN(rows, max_rows) - 1].panels *
+                                     ((rows + max_rows - 1) / max_rows));
     for (int64_t p0 = first; p0 < end; p0 += step) {
-        for (int64_t m = 0; m < rows; m += most) {
-            const struct bf16_gemm_tile *t = &tiles[MIN(rows - m, most) - 1];
+        for (int64_t m = 0; m < rows; m += max_rows) {
+            const struct bf16_gemm_tile *t = &tiles[MIN(rows - m, max_rows) - 1];
             const int64_t p1 = MIN(p0 + step, end);
             for (int64_t p = p0; p < p1; p += p + t->panels <= p1 ? t->panels : 1) {
-                (p + t->panels <= p1 ? t->many : t->one)(c, m, p);
+                (p + t->panels <= p1 ? t->multiply_panels : t->multiply_panel)(c, m, p);
                 prefetch_step(c->in->ahead);
             }
         }

@@ -6,7 +6,7 @@
  * capped by SHOAL_CPU=scalar|avx2|avx512|amx. Callers never name a level. kernels_get() builds the
  * table once per process; the table is read-only afterwards and shared by threads.
  *
- * Numbers (the contract that all levels keep, and test/kernel/test_kernels.c proves):
+ * Arithmetic (a contract that holds at all levels; test/kernel/test_kernels.c checks it):
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the
  *                tail padded with zeros; then a fixed tree: lanes l and l+8 are added, then l and
  *                l+4, l+2, l+1.
@@ -15,17 +15,19 @@
  *                acc = fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order.
  *                Types with minima then add the f32 dot of minima and activation sums.
  *                nf4: dw_b is the block's byte, and the result is acc * (row_scale / 32385).
- *   fast class   with AMX, rows of tokens that are known before a step (prompts, scored text,
+ *   fast class   with AMX, rows whose tokens are known before a step (prompts, scored text,
  *                training) and all rows over bf16 weights are multiplied in bf16 tiles
  *                (gemm_tiles): w = bf16(matrix_get_row), x = bf16(x), steps of 32 inputs in
- *                ascending order, in each of them TDPBF16PS. Rows that are being sampled meet
- *                quantised weights as in the exact class, which is faster for few rows: the path
- *                is a property of the row, never of the batch. An adapter's low-rank part of a
- *                known row continues the chain of its output (gemm_low_rank). Gradients of weights
- *                are sums in tiles too, of groups of 32 rows (gemm_tiles_grad).
- *                Below AMX, bf16 weights (gemm_bf16_fast) meet f32 activations, which costs no
- *                conversion: one chain of fused multiply-adds per output, k ascending, from +0,
- *                the same bits at every level. Everything else is as in the exact class.
+ *                ascending order, each of them one TDPBF16PS. Rows that are being sampled are
+ *                multiplied with quantised weights as in the exact class, which is faster for few
+ *                rows: the path depends on the row, never on the batch. The sum of an adapter's
+ *                low-rank part of a known row continues that of the base product (gemm_low_rank).
+ *                Gradients of weights are computed in tiles too, in groups of 32 rows
+ *                (gemm_tiles_grad).
+ *                Below AMX, bf16 weights are multiplied with f32 activations (gemm_bf16_fast),
+ *                which costs no conversion: one chain of fused multiply-adds per output, k
+ *                ascending, from +0, the same bits at every level. Everything else is as in the
+ *                exact class.
  * In both classes, the bits of output row m depend on row m of x and on w only: not on the number
  * of rows, not on threads. exp and similar functions are our own polynomials, evaluated with the
  * same operations at every level.
@@ -151,22 +153,22 @@ struct matrix {
     const int32_t *file_order; /* their order, or NULL */
 };
 
-/* Makes `m` from rows in file order (`rows` must outlive m when it is used in place). Packing
- * allocates in `arena`. f16 is widened to f32. `row_order` (may be NULL) gives, for output i, the
- * source row: used for RoPE row permutation. */
+/* Initialises `m` from rows in file order (`rows` must outlive m when it is used in place). Packing
+ * allocates in `arena`. f16 is widened to f32. `row_order` (may be NULL) maps output i to its
+ * source row; it is used to permute rows for RoPE. */
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
                 const int32_t *row_order, enum numeric_class cls, struct arena *arena,
                 struct error *err);
-/* The same without rows: reserves their space in `arena`. The caller then sets each of the n rows
- * once, in the file layout of `type`. */
+/* Initialises `m` without rows and reserves their space in `arena`. The caller then sets each of
+ * the n rows once with matrix_set_row, in the file layout of `type`. */
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err);
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
-/* Row i in the file layout of its type, to the byte; false when those bytes are no longer known
- * (f16, and q4_k, q5_k, q6_k made by matrix_set_row): then matrix_get_row followed by
- * tensor_from_f32 gives approximately those bytes. */
+/* Writes row i to `out` with the same bytes as in the file. Returns false if these bytes are not
+ * known any more (f16; q4_k, q5_k and q6_k set by matrix_set_row); matrix_get_row followed by
+ * tensor_from_f32 then gives approximately these bytes. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
-bool matrix_needs_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
+bool matrix_needs_int8(const struct matrix *m); /* its products read gemm_input.q, .d and .sum */
 
 /* The numeric path of some rows of inputs. */
 enum row_path {
@@ -174,20 +176,20 @@ enum row_path {
     ROWS_KNOWN,    /* fast class: rows whose tokens are known before the step */
     ROWS_TRAINING, /* the same in training, where f32 weights are rounded to bf16 as well */
 };
-/* Whether products of such rows read inputs.tiles; false below AMX. */
+/* Whether products of such rows read gemm_input.tiles; false below AMX. */
 bool matrix_uses_tiles(const struct matrix *m, enum row_path path);
-/* Rows that are used in place by the tiles of the fast class, for adapters: their numbers without
- * the scale of int8 rows. `pairs`: int8 rows stored in pairs. */
+/* A matrix over an adapter's rows, which the tiles of the fast class read in place. The scale of
+ * int8 rows is not applied. `pairs`: int8 rows are stored in pairs. */
 struct matrix matrix_view(enum dtype e, bool pairs, const void *rows, int64_t n, int64_t k);
-/* Row i as f32 (embedding look-up, tests, training copies). */
+/* Dequantises row i to f32 (embedding look-up, tests, copies for training). */
 void matrix_get_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
 /* The bytes that matrix_init allocates for rows of this type, including rows that could stay in a
  * file. */
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
-/* Memory that will be read soon. A packed product whose inputs carry such a list prefetches it:
- * a few cache lines after every few rows and panels, so that loads overlap with arithmetic. */
+/* Memory that will be read soon. A packed product whose gemm_input has such a list prefetches a few
+ * cache lines after every few rows and panels, so that the loads overlap with arithmetic. */
 struct prefetch_range {
     const void *address;
     int64_t bytes;
@@ -199,8 +201,9 @@ struct prefetch_list {
 };
 
 /*
- * Low-rank parts of a product in tiles: rows [begin, end) get t v on top of x wᵀ, as further steps
- * of the same chain of sums, with t in bf16. A gated product has parts of the gate and of up.
+ * Low-rank parts of a product in tiles: for rows [begin, end) the product is x wᵀ + t v, and t v
+ * continues the chain of sums of x wᵀ. t is in bf16. A gated product has separate parts for gate
+ * and up.
  */
 enum { LOW_RANK_MAX = 64, LOW_RANK_STEPS = LOW_RANK_MAX / 32 };
 struct low_rank_part {
@@ -226,12 +229,12 @@ struct gemm_low_rank {
 struct gemm_input {
     enum row_path path;
     int64_t rows, k, ldx;
-    int64_t skip;    /* tiles: rows at the start whose outputs are not wanted, < 16 */
+    int64_t skip;    /* tiles: first rows, fewer than 16, whose outputs are not stored */
     const float *x;  /* [rows][ldx] */
     int8_t *q;       /* [rows][K] */
     float *d;        /* [rows][K/32] */
     float *sum;      /* [rows][K/32]: d · Σ q of the block */
-    int32_t *q_sum;  /* [rows][K/32]: Σ q; or NULL: products make it themselves */
+    int32_t *q_sum;  /* [rows][K/32]: Σ q; or NULL: products compute it themselves */
     int8_t *q_tiles; /* q in tiles of int8_tile_rows: [tiles][K/32][tile rows][32]; or NULL */
     float *d_tiles;  /* d in the same tiles: [tiles][K/32][tile rows] */
     uint16_t *tiles; /* [rows / 16 rounded up][K / 32 rounded up][16][32] bf16, zero padded */
@@ -241,21 +244,22 @@ struct gemm_input {
 };
 
 struct gated_backward_row {
-    const uint16_t *gate, *up; /* rows of tiles: every 512th element begins 32 values */
+    const uint16_t *gate, *up; /* rows of tiles: 32 values at every 512th element */
     const float *dact;
     float *act, *dgate, *dup;
     uint16_t *dgate_tiles, *dup_tiles;
 };
 
-/* The matrices and outputs of a gated MLP in tiles of bf16, ready as inputs of width N:
- * act = silu(x gateᵀ) · (x upᵀ), and for training both factors, or NULL. */
+/* The matrices and outputs of a gated MLP. The outputs are tiles of bf16, which are the inputs of a
+ * product with K = N: act = silu(x gateᵀ) · (x upᵀ); for training also x gateᵀ and x upᵀ, else
+ * NULL. */
 struct gemm_gated {
     const struct matrix *gate, *up;
     uint16_t *act, *gate_out, *up_out; /* [rows / 16 rounded up][N / 32 rounded up][16][32] */
 };
 
-/* A gradient of weights in tiles: dW[n][k] += Σ over rows of dY[row][n] X[row][k]. A step of the
- * tiles is a group of 32 rows, in their order from the first; the last one may have fewer. */
+/* The gradient of a weight matrix in tiles: dW[n][k] += Σ over rows of dY[row][n] X[row][k]. Each
+ * step of the tiles adds a group of 32 rows, in order; the last group may have fewer. */
 struct weight_grad_job {
     float *dw;           /* [n][k] */
     const float *dy, *x; /* [rows][n], [rows][k] */
@@ -263,7 +267,7 @@ struct weight_grad_job {
     uint16_t *pairs; /* x packed: [K / 16 rounded up][groups][16 pairs of rows][16][2], bf16 */
 };
 
-/* Columns of rows under a norm, and the statistics of the rows. */
+/* n columns of the input of a norm, and the statistics of its rows. */
 struct norm_rows {
     const float *x, *dy; /* [rows][ld], n columns */
     const float *mean, *rstd;
@@ -283,16 +287,16 @@ struct kernels {
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_bf16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                       const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
-    /* The same rule for rows of f16 and of int8 (without scale: the caller applies it), widened to
-     * f32: KV pages and adapters. */
+    /* The same for weights in f16 and int8, widened to f32: KV pages and adapters. The caller
+     * applies the scale of int8. */
     void (*gemm_f16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_i8)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                     const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
-    /* Weighted sums of rows: y[m][c] = fma(t(m, j), v[j][c], y[m][c]) for j = 0, 1, … k-1 in order,
-     * c in [0, n), with t(m, j) = t[m * tm + j * tj]. Used for attention over values, for the
-     * second half of a low-rank product with Bᵀ, and for both products of a backward pass: dX = dY
-     * W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
+    /* y += t v, with v not transposed: y[m][c] = fma(t(m, j), v[j][c], y[m][c]) for j = 0, 1, … k-1
+     * in order, c in [0, n), with t(m, j) = t[m * tm + j * tj]. Used for attention over values, for
+     * the second half of a low-rank product with Bᵀ, and for both products of a backward pass: dX =
+     * dY W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
     void (*gemm_nn_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                         const float *v, int64_t ldv, int64_t k, int64_t n);
     void (*gemm_nn_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -301,9 +305,10 @@ struct kernels {
                         const uint16_t *v, int64_t ldv, int64_t k, int64_t n);
     void (*gemm_nn_i8)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                        const int8_t *v, int64_t ldv, int64_t k, int64_t n);
-    /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8
-     * gathers bytes 4l to 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b
-     * = 0, 1, …; then l and l+4, l+2, l+1. */
+    /* int8 inputs times int8 weights, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k]
+     * w[n][k]. There are 8 lanes. For each block b = 0, 1, …, lane l sums the products of bytes 4l
+     * to 4l+3 as an exact integer p, and lane = fma((float)p, d_b, lane); then lanes l and l+4 are
+     * added, then l+2, l+1. */
     void (*dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                     int64_t ldw, int64_t n0, int64_t n1);
     /* y[m][c] = fma((float)Σ_j t[m][2j] v[j][c][0] + t[m][2j+1] v[j][c][1], s[m], y[m][c]), j in
@@ -322,27 +327,29 @@ struct kernels {
     int64_t (*int8_tile_rows)(int64_t rows);
     void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct gemm_input *in,
                            const struct matrix *w, int64_t n0, int64_t n1, bool add);
-    /* The fast class with AMX; NULL below it. Products of in->tiles with weights of any layout, y =
-     * Σ or y + Σ; rows of weights may be views of f32, bf16, f16 (forward) or int8; pairs of int8
-     * only go backward. backward: dx[m][i] (+)= Σ_o dy[m][o] w[o0 + o][i] for inputs [k0, k1), k0
-     * and o0 multiples of 32; `dy` is prepared as inputs. pack_row writes a row of tiles: 32 values
-     * of x to every 512th element of `out`, zero padded. */
+    /* The fast class with AMX; NULL below AMX. gemm_tiles multiplies in->tiles with weights of any
+     * layout, y (+)= x wᵀ. Weights may be a matrix_view of f32, bf16, f16 or int8 rows;
+     * LAYOUT_PAIRS_I8 is for gemm_tiles_backward only. gemm_tiles_backward: dx[m][i] (+)= Σ_o
+     * dy[m][o] w[o0 + o][i] for inputs [k0, k1), k0 and o0 multiples of 32; `dy` has tiles.
+     * tiles_pack_row writes a row of tiles: 32 values of x to every 512th element of `out`, zero
+     * padded. */
     void (*gemm_tiles)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                        int64_t n0, int64_t n1, bool add);
-    /* The same of a gated MLP, for outputs [n0, n1) of both matrices: the bits of gemm_tiles,
-     * silu_mul and tiles_pack_row. n0 is a multiple of 32, n1 as well or N. */
+    /* The products of a gated MLP for outputs [n0, n1) of both matrices, with the bits of
+     * gemm_tiles, silu_mul and tiles_pack_row. n0 is a multiple of 32; n1 too, unless it is N. */
     void (*gemm_tiles_silu)(const struct gemm_gated *g, const struct gemm_input *in, int64_t n0,
                             int64_t n1);
     void (*gemm_tiles_backward)(float *dx, int64_t lddx, const struct gemm_input *dy,
                                 const struct matrix *w, int64_t o0, int64_t k0, int64_t k1,
                                 bool add);
     void (*tiles_pack_row)(const float *x, int64_t k, uint16_t *out);
-    /* The gradient's outputs [n0, n1), n0 a multiple of 32, from packed x: dY and X are rounded to
-     * bf16, sums start from dW and are f32. pack_pairs packs one group of rows of x. */
+    /* gemm_tiles_grad computes outputs [n0, n1) of the gradient, n0 a multiple of 32, from packed
+     * x: dY and X are rounded to bf16; sums start from dW and are f32. tiles_pack_pairs packs one
+     * group of rows of x. */
     void (*gemm_tiles_grad)(const struct weight_grad_job *job, int64_t n0, int64_t n1);
     void (*tiles_pack_pairs)(const struct weight_grad_job *job, int64_t group);
-    /* One row of a gated MLP in training: act = y · up with y = gate · sigmoid(gate), and dgate and
-     * dup from dact with the bits of act_backward; both also as rows of tiles. */
+    /* Backward of one row of a gated MLP: recomputes act = y · up with y = gate · sigmoid(gate),
+     * and computes dgate and dup from dact with the bits of act_backward, also as rows of tiles. */
     void (*gated_backward)(const struct gated_backward_row *r, int64_t n);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q,
@@ -372,17 +379,16 @@ struct kernels {
     void (*exp)(float *y, const float *x, int64_t n); /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
-    /* dp = p (dp - mean) scale: backward of a softmax, mean being Σ p dp, and of the scaling of its
-     * scores. */
+    /* Backward of a softmax of scaled scores: dp = p (dp - mean) scale, where mean is Σ p dp. */
     void (*softmax_backward)(float *dp, const float *p, float mean, float scale, int64_t n);
-    /* Backward of a norm, x̂ = (x - mean) rstd. gain: dg += dy x̂ and (unless NULL) db += dy, in the
-     * order of rows. back, one row: u = dy ⊙ g replaces dy, dx (+)= rstd (u - mean(u) - x̂ mean(u ⊙
-     * x̂)); only `centred` norms have mean(u), and mean is 0 for the others. dx may be dy unless
-     * `add`. */
+    /* Backward of a norm, x̂ = (x - mean) rstd. norm_gain_backward: dg += dy x̂ and (unless NULL)
+     * db += dy, in the order of rows. norm_backward, for one row: u = dy ⊙ g replaces dy, dx (+)=
+     * rstd (u - mean(u) - x̂ mean(u ⊙ x̂)). Norms that are not `centred` (RMS norm) have mean 0 and
+     * no term mean(u). dx may be dy unless `add`. */
     void (*norm_gain_backward)(const struct norm_rows *rows, float *dg, float *db);
     void (*norm_backward)(float *dx, float *dy, const float *x, const float *g, float mean,
                           float rstd, bool centred, int64_t n, bool add);
-    /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
+    /* dst[c][r] = src[r][c]. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                       int64_t cols);
     /* AdamW on n values: m, v, w updated in place; bc1/bc2 are the bias corrections 1-β^t.
@@ -401,17 +407,17 @@ struct kernels {
 #define GELU_LINE 0x1.988454p+0f
 #define GELU_CUBE 0x1.2444f2p-4f
 
-/* The table for this process: best level available, capped by SHOAL_CPU. An unknown or unavailable
- * SHOAL_CPU gives a message and exit status 2. */
+/* The table for this process: that of the best available level, capped by SHOAL_CPU. An unknown or
+ * unavailable SHOAL_CPU gives a message and exit status 2. */
 const struct kernels *kernels_get(void);
-/* A table for one level, or NULL when the machine lacks it. For tests and benches. */
+/* The table of one level, or NULL if the machine does not support it. For tests and benches. */
 const struct kernels *kernels_level(enum cpu_level level);
 enum numeric_class
 kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
-/* Rows of such elements. */
+/* Bytes of one element. */
 size_t dtype_size(enum dtype e);
 int dtype_parse(const char *name, enum dtype *out,
                 struct error *err); /* "f32", "bf16", "f16", "i8" */
@@ -422,7 +428,7 @@ float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n);
  */
 void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n);
 float row_amax(const float *x, int64_t n); /* the largest |x|; NaN is ignored */
-/* The gemm_* and mix_* functions, selected by dtype. */
+/* The slots gemm_* (x wᵀ) and gemm_nn_* (t v) of a dtype. */
 void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
              const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
 void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -440,8 +446,8 @@ void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_
  *
  * The bits of a query depend on that query, its range and the keys and values of its range only:
  * keys are taken in blocks that begin at fixed positions, whatever the other rows of the job are.
- * Exception: an infinity or a NaN among the values of one position can reach the queries of other
- * rows of the job that do not attend to this position, because 0 · Inf is NaN.
+ * Exception: an infinity or a NaN in the values of one position can appear in the results of
+ * queries of the same job that do not attend to this position, because 0 · Inf is NaN.
  */
 #define ATTENTION_MAX_DIM 256
 struct attention_page { /* positions of one page: rows of keys and of values */
@@ -462,8 +468,9 @@ struct attention_job {
     const float *q;   /* head h of row r is q + r ldq + h E; out likewise with ldo */
     float *out;
     int64_t ldq, ldo;
-    /* Instead of out, if not NULL: inputs of the next product, in which row 0 is tiles_row and head
-     * 0 begins at tiles_column. E and tiles_column are multiples of 32. */
+    /* If not NULL, results are written to the tiles of these inputs of the next product instead of
+     * `out`: row 0 to row tiles_row, head 0 from column tiles_column on. E and tiles_column are
+     * multiples of 32. */
     const struct gemm_input *tiles;
     int64_t tiles_row, tiles_column;
     const int32_t *first, *end; /* [rows] positions [first, end), not empty, both ascending */
@@ -475,11 +482,11 @@ struct attention_job {
 };
 
 /*
- * Backward of one kv head of a sequence of which row i attends to the positions
- * [max(i + 1 - window, 0), i]: dq, dk and dv are overwritten, dk and dv with the sums over the
+ * Backward of the attention of one kv head of a sequence, in which row i attends to the positions
+ * [max(i + 1 - window, 0), i]. dq, dk and dv are overwritten; dk and dv are sums over the query
  * heads. Queries, keys, values, probabilities and the gradients of scores are rounded to bf16, sums
  * are f32, in an order that depends on `rows` and `n_heads` only. `stats` are those of the forward
- * pass. Scratch grows with `rows`, and not with its square.
+ * pass. The scratch size is linear in `rows`.
  */
 struct attention_backward_job {
     int64_t head_dim, n_heads, rows, window;
@@ -497,33 +504,37 @@ struct attention_backward_job {
 
 /* matrix products on a thread pool */
 
-/* Rows of x, with the int8 blocks and the bf16 tiles that the caller requests; the caller provides
- * scratch. */
+/* Prepares rows of x, with int8 blocks and bf16 tiles if requested, in scratch that the caller
+ * provides. */
 size_t gemm_input_scratch(int64_t max_rows, int64_t max_k);
 void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
                         bool int8, bool tiles, void *scratch, struct pool *pool);
-/* The same for contiguous rows, with the forms that the n matrices need. */
+/* The same for contiguous rows, with the int8 blocks or tiles that products with the n matrices
+ * need. */
 struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows,
                                  enum row_path path, void *scratch, struct pool *pool);
-/* Inputs that have tiles alone: the caller packs each row once. */
+/* Inputs with tiles only: the caller packs each row once with gemm_input_pack_row. */
 struct gemm_input gemm_input_tiles(int64_t rows, int64_t k, enum row_path path, void *scratch);
 void gemm_input_pack_row(const struct gemm_input *in, int64_t row, const float *x);
-/* The first value of a row in the tiles; of column k, a multiple of 32, 16 k values further. */
+/* The address of a row's first value in the tiles; the value of column k, a multiple of 32, is 16 k
+ * elements further. */
 uint16_t *gemm_input_tile_row(const struct gemm_input *in, int64_t row);
 /* A view of some rows; it has tiles only if `begin` is a multiple of 16. */
 struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, int64_t end);
-/* The same of their tiles alone, for any `begin`: the view starts at the tile that contains it and
- * skips the rows before, so outputs are addressed `skip` rows before those of `begin`. */
+/* A view of the tiles only, for any `begin`: it starts at the tile that contains row `begin` and
+ * skips the rows before it, so the caller passes an output address that is `skip` rows before that
+ * of row `begin`. */
 struct gemm_input gemm_input_tile_rows(const struct gemm_input *in, int64_t begin, int64_t end);
-/* Zeroes the rows of the last tile that do not exist. */
+/* Fills the unused rows of the last tile with zeros. */
 void gemm_input_pad_tiles(const struct gemm_input *in);
-/* in->x to in->tiles, which the caller provides. */
+/* Packs in->x into in->tiles, which the caller provides. */
 void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool);
-/* Writes t [rows][ld], of which `ranks` columns exist, as rows at, at + 1, … of gemm_low_rank.t. */
+/* Packs t [rows][ld], of which `ranks` columns exist, into rows at, at + 1, … of gemm_low_rank.t.
+ */
 void gemm_low_rank_pack(uint16_t *tiles, int64_t at, const float *t, int64_t ld, int64_t rows,
                         int64_t ranks);
-/* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold the forms of the
- * inputs that w->type/packed needs. */
+/* y[rows][ldy] (+)= x wᵀ; threads of the pool compute ranges of outputs or of rows. `in` must have
+ * the int8 blocks or tiles that w needs (see gemm_input_for). */
 void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                 bool add, struct pool *pool);
 /* Outputs [n0, n1) of the same, in the calling thread; n0 is a multiple of 16. */
@@ -534,14 +545,14 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
           int64_t ldw, int64_t k, int64_t n, bool add, struct pool *pool);
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                int64_t cols, struct pool *pool); /* dst[c][r] = src[r][c] */
-/* The mix_* slots over the pool: y[m][c] (+)= Σ_j t(m, j) v[j][c], one chain of fused multiply-adds
- * in the order of j. The chain starts from y, without `add` from +0. dW = dYᵀ X is
+/* The gemm_nn_* slots over the pool: y[m][c] (+)= Σ_j t(m, j) v[j][c], one chain of fused
+ * multiply-adds in the order of j. The chain starts from y, or without `add` from +0. dW = dYᵀ X is
  * gemm_nn_parallel(…, dW, K, dY, 1, lddy, N, X, ldx, rows, K, …). */
 void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                       int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
                       struct pool *pool);
 
-/* The numbers of a backward product. */
+/* The arithmetic of a backward product. */
 enum grad_path { GRAD_F32, GRAD_INT8, GRAD_TILES };
 
 /*
@@ -564,7 +575,7 @@ size_t matrix_mul_backward_scratch(int64_t max_n, int threads);
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
                          const struct matrix *w, enum grad_path path, bool add, void *scratch,
                          struct pool *pool);
-/* dX from inputs dY [rows][N] that have tiles: GRAD_TILES without slices of outputs. */
+/* GRAD_TILES for dY [rows][N] that is packed in tiles already, without slices of outputs. */
 void matrix_mul_backward_tiles(float *dx, int64_t lddx, const struct gemm_input *dy,
                                const struct matrix *w, bool add, struct pool *pool);
 /* dW[N][K] += dY[rows][N]ᵀ X[rows][K] in tiles, in groups of 32 rows from the first one, over the

@@ -579,7 +579,7 @@ static uint8_t nf4_choose_scale(const float *x, int n, float unit, uint8_t *code
     return (uint8_t)best;
 }
 
-static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
+static void nf4_quantize(const float *x, uint8_t *dst, int64_t k) {
     uint8_t *bytes = dst + sizeof(float), *nibbles = bytes + nf4_blocks(k), codes[NF4_BLOCK];
     float scale = 0;
     for (int64_t i = 0; i < k; i++) scale = fabsf(x[i]) > scale ? fabsf(x[i]) : scale;
@@ -633,7 +633,7 @@ void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n)
     if (t == TENSOR_F32)
         memcpy(dst, src, (size_t)n * sizeof *src);
     else if (t == TENSOR_NF4)
-        nf4_encode(src, dst, n);
+        nf4_quantize(src, dst, n);
     else
         for (int64_t i = 0; i < n; i += traits->block, out += traits->bytes) {
             uint16_t h = t == TENSOR_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);

@@ -1,14 +1,15 @@
 /*
  * amx_attention: causal attention in bf16 tiles, forward and backward: the fast class on AMX.
  *
- * A query is one head of one row: query r * n_heads + h. Products are computed transposed, [keys
- * or elements of a head][16 queries], so the lanes of a vector are 16 queries. Maxima, sums and
- * masks then need no operation across lanes, and probabilities leave the vectors in the order in
- * which the second product reads them. Only queries, values and results are transposed, never the
- * square of scores.
+ * A query is one head of one row: query r * n_heads + h. Products are computed transposed, [keys or
+ * elements of a head][16 queries], so the lanes of a vector are 16 queries. Maxima, sums and masks
+ * then need no operation across lanes, and probabilities are stored in the order in which the
+ * second product reads them. Only queries, values and results are transposed, never the matrix of
+ * scores.
  *
- * Blocks of KEY_BLOCK keys are packed once for up to QUERIES queries. Between blocks a query keeps
- * its maximum, its sum and its unnormalized output (online softmax, Milakov and Gimelshein 2018).
+ * Blocks of KEY_BLOCK keys are packed once for up to QUERIES queries. Between blocks each query has
+ * a running maximum, a sum and an unnormalized output (online softmax, Milakov and Gimelshein
+ * 2018).
  *
  * Invariant: a query's result does not depend on other queries. Key tiles and blocks begin at fixed
  * positions, and a tile without keys of a query leaves the bits of the query's sums unchanged.
@@ -20,7 +21,7 @@
 
 enum {
     KEY_TILE = 32,   /* keys of one tile of values or probabilities */
-    KEY_BLOCK = 128, /* keys between two changes of the running maximum */
+    KEY_BLOCK = 128, /* keys between two updates of the running maximum */
     QUERIES = 512,   /* queries that share the packed keys */
 };
 
@@ -98,7 +99,7 @@ INLINE __m512 exp2_masked(__m512 x, __mmask16 mask) {
 
 /* packing */
 
-/* 16 rows of floats as [Ep/32][16 pairs of elements][16 rows][2]. */
+/* Packs 16 rows of floats as [Ep/32][16 pairs of elements][16 rows][2]. */
 static void rows_pack_pairs(uint16_t *to, const float *const rows[PANEL], int64_t n, int64_t ep) {
     const __m512 one = _mm512_set1_ps(1.0f);
     for (int64_t e = 0; e < ep; e += 32, to += TILE) {
@@ -138,7 +139,7 @@ INLINE __m512 tile_row_load(const struct tile_rows *r, int i, int64_t e, __mmask
     return elems_load(r->row[i], e, mask & r->mask[i], _mm512_set1_ps(r->scale[i]), type);
 }
 
-/* 32 rows of n elements as [2][Ep/32][16 rows][32 elements]. */
+/* Packs 32 rows of n elements as [2][Ep/32][16 rows][32 elements]. */
 INLINE void rows_pack(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
                       enum dtype type) {
     for (int64_t e = 0; e < ep; e += 32) {
@@ -151,7 +152,7 @@ INLINE void rows_pack(uint16_t *to, const struct tile_rows *r, int64_t n, int64_
     }
 }
 
-/* 32 rows of n elements as [Ep/16][16 elements][32 rows]. */
+/* Packs 32 rows of n elements as [Ep/16][16 elements][32 rows]. */
 INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
                                  enum dtype type) {
     for (int64_t e = 0; e < ep; e += 16, to += TILE) {
@@ -167,7 +168,7 @@ INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_
     }
 }
 
-/* 16 queries; the lanes after the last query repeat it. */
+/* Packs 16 queries and initialises their state; the lanes after the last query repeat it. */
 static void queries_pack(const struct query_block *b, int64_t tile) {
     const struct attention_job *j = b->job;
     const float *rows[PANEL];
@@ -190,7 +191,8 @@ INLINE void keys_pack_as(const struct query_block *b, int64_t at, const struct t
     rows_pack_transposed(b->v + at % KEY_BLOCK * b->ep, v, b->e, b->ep, type);
 }
 
-/* Packs 32 positions from `at` on; those outside of [begin, end) become zeros. */
+/* Packs the keys and values of 32 positions from `at` on; positions outside of [begin, end) become
+ * zeros. */
 static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, int64_t end) {
     const struct attention_keys *keys = &b->job->keys;
     const struct attention_page page = keys->get_page(keys->ctx, at / keys->page);
@@ -217,7 +219,8 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
 
 /* products */
 
-/* Sums 0 … 3, or 0 and 1, of four or two tiles of rows that are `stride` elements apart. */
+/* Adds one step to the sums in tiles 0 … 3 (or 0 and 1): four (or two) row tiles, `stride` elements
+ * apart, times one column tile. */
 INLINE void sums_add(const uint16_t *rows, int64_t stride, const uint16_t *columns, bool four) {
     _tile_loadd(4, columns, 64);
     _tile_loadd(5, rows, 64);
@@ -350,7 +353,8 @@ INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, _
 static void running_max_update(const struct query_block *b, int64_t tile, __m512 max) {
     const __m512 old = _mm512_loadu_ps(b->max + tile * PANEL);
     if (_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ) == 0) return;
-    // -Inf - -Inf: max_ps returns its second operand for NaN, and sums of such queries are 0.
+    // -Inf - -Inf is NaN, for which max_ps returns its second operand; the sums of such queries are
+    // 0.
     const __m512 by =
         exp2_masked(_mm512_max_ps(_mm512_sub_ps(old, max), _mm512_set1_ps(EXP2_LO)), 0xFFFF);
     float *out = b->out + tile * b->ep * PANEL, *sum = b->sum + tile * PANEL;
@@ -390,7 +394,7 @@ static void probabilities_compute(const struct query_block *b, int64_t tile, int
     _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), _mm512_add_ps(sum[0], sum[1])));
 }
 
-/* One block of keys for 16 queries. */
+/* Adds one block of keys to the results of 16 queries. */
 static void tile_attend(const struct query_block *b, int64_t tile, int64_t block) {
     const int64_t ep = b->ep, t0 = MAX(b->first[tile * PANEL] - block, 0) / KEY_TILE,
                   end = MIN(b->end[(tile + 1) * PANEL - 1] - block, KEY_BLOCK),
@@ -410,7 +414,8 @@ INLINE __m512 output_load(const float *x, int64_t i, __m512 by) {
     return _mm512_fmadd_ps(_mm512_loadu_ps(x + i * PANEL), by, _mm512_setzero_ps());
 }
 
-/* Rows of 16 queries from x [Ep][16], times `by`. Lanes of one row hold the same numbers. */
+/* Writes the rows of 16 queries from x [Ep][16], times `by`. Lanes with the same row have the same
+ * values. */
 static void queries_write(float *const rows[PANEL], const float *x, __m512 by, int64_t n) {
     for (int64_t e = 0; e < n; e += 16) {
         const __mmask16 mask = elems_mask(n - e);
@@ -424,7 +429,7 @@ static void queries_write(float *const rows[PANEL], const float *x, __m512 by, i
     }
 }
 
-/* The same to rows of tiles; n is a multiple of 32. */
+/* The same for rows of bf16 tiles; n is a multiple of 32. */
 static void queries_write_tiles(uint16_t *const rows[PANEL], const float *x, __m512 by, int64_t n) {
     for (int64_t e = 0; e < n; e += 32) {
         __m512i r[16];
@@ -569,7 +574,7 @@ static void backward_keys_pack(const struct backward_block *b) {
     memset(b->dv, 0, (size_t)(b->keys * b->ep) * sizeof *b->dv);
 }
 
-/* 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times factor[i]. */
+/* Packs 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times factor[i]. */
 static void rows_pack_scaled(uint16_t *to, const float *const rows[GROUP_QUERIES],
                              const float *factor, int64_t n, int64_t ep) {
     for (int64_t e = 0; e < ep; e += 16, to += TILE) {
@@ -602,8 +607,8 @@ static float dout_dot_out(const float *dout, const float *out, int64_t n) {
     return total;
 }
 
-/* Statistics, range and rows of query i of the block. After the last query there are queries of
- * zeros, which contribute nothing. Returns the inverse of the query's sum. */
+/* Sets the statistics, the key range and the rows of query i of the block. Queries after the last
+ * one are zeros and contribute nothing. Returns the inverse of the query's sum. */
 static float backward_query(const struct backward_block *b, int64_t i, const float **q,
                             const float **dout) {
     const struct attention_backward_job *j = b->job;
@@ -640,7 +645,7 @@ static void backward_queries_pack(const struct backward_block *b, int64_t group)
     memset(b->dq + at, 0, (size_t)(GROUP_QUERIES * b->ep) * sizeof *b->dq);
 }
 
-/* Vectors of 16 queries that turn scores into probabilities and gradients. */
+/* The constants of 16 queries that probabilities and gradients are computed with. */
 struct gradient_lanes {
     struct ranges r;
     __m512 minus_max, factor, minus_delta;
@@ -727,7 +732,7 @@ static void group_backward(const struct backward_block *b, int64_t group, int64_
                     b->ds_pairs + i * KEY_BLOCK * PANEL, b->ep, t[0], t[1]);
 }
 
-/* Sums 0 and 1, of a0 by b0 and b1; 2 and 3 of a1. */
+/* Adds a0 b0, a0 b1, a1 b0 and a1 b1 to the sums in tiles 0 … 3. */
 INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0,
                        const uint16_t *b1) {
     _tile_loadd(6, b0, 64);
@@ -793,7 +798,7 @@ static void queries_backward(const struct backward_block *b) {
     for (int64_t i = 0; i * PANEL < b->n; i++) backward_queries_write(b, i);
 }
 
-/* Rows of keys from tiles. */
+/* Writes rows of keys from tiles. */
 static void keys_write(float *to, int64_t ld, const float *d, const struct backward_block *b) {
     for (int64_t row = 0; row < b->job->rows; row++) {
         const float *from = d + row / KEY_TILE * KEY_TILE * b->ep + row % 16 * PANEL +

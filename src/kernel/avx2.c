@@ -2,11 +2,11 @@
  * avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
  *
  * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
- * rows × 3 outputs fills twelve of the sixteen registers, and shuffles walk the fixed tree of
+ * rows × 3 outputs fills twelve of the sixteen registers, and shuffles compute the fixed tree of
  * kernel.h for several outputs at once. Blocks of outputs stay in the second-level cache, blocks of
- * rows in the first, and the order within an output's lane is never changed, so blocking cannot
- * change a bit. Many rows are multiplied with transposed outputs (gemm_lanes). This file exports
- * only the fill function.
+ * rows in the first. Blocking never changes the order of the sum in a lane, so it cannot change a
+ * bit. Many rows are multiplied with transposed outputs (gemm_lanes). This file exports only the
+ * fill function.
  *
  * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
  * vectors; nothing outside the caller's arrays is read or written.
@@ -19,13 +19,14 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
-/* Keeps a vector in its register here, and the steps around it in the order written: without it gcc
- * sinks eight accumulators' additions below their products, runs out of registers and spills. */
+/* Keeps a vector in its register here, and the surrounding steps in the order of the source.
+ * Without it gcc moves the additions of eight accumulators after all products, runs out of
+ * registers and spills. */
 #define KEEP_IN_REGISTER(v) __asm__ volatile("" : "+x"(v))
 
 static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
-/* The first n of 8 lanes: no lane when n is below 0, all when n is above 8. */
+/* A mask of the first n of 8 lanes: no lane if n is below 0, all if n is above 8. */
 INLINE __m256i tail_mask(int64_t n) {
     int64_t c = n < 0 ? 0 : n > 8 ? 8 : n;
     return _mm256_loadu_si256((const __m256i *)(mask_table + 8 - c));
@@ -173,7 +174,7 @@ INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool a
     *y = add ? *y + s : s;
 }
 
-/* One row against outputs n0..n1. */
+/* One row times outputs n0..n1. */
 INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64_t k, int64_t n0,
                      int64_t n1, bool add, enum dtype e) {
     int64_t n = n0;
@@ -181,7 +182,7 @@ INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64
     for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, e), k, add, e);
 }
 
-/* Rows m0..m1 (few enough for the first-level cache) against outputs n0..n1. */
+/* Rows m0..m1 (few enough for the first-level cache) times outputs n0..n1. */
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
                       enum dtype e) {
@@ -215,7 +216,7 @@ INLINE void transpose_8(__m256 *v) {
     UNROLL for (int i = 0; i < 8; i++) v[i] = t[i];
 }
 
-/* Sixteen outputs as [lane][k / 16][output]. */
+/* Packs sixteen outputs as [lane][k / 16][output]. */
 INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum dtype e) {
     for (int64_t i = 0; i < k; i += 8)
         for (int o = 0; o < 16; o += 8) {
@@ -274,7 +275,7 @@ INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, cons
     }
 }
 
-/* A separate function: when inlined, the compiler keeps other values in the registers of its
+/* Not inlined, because the compiler would otherwise keep other values in the registers of the
  * innermost loop. */
 static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const float *x,
                                                     int64_t ldx, const float *panel, int64_t k,
@@ -282,10 +283,10 @@ static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const
     lanes_block(y, ldy, x, ldx, panel, k, add, 6);
 }
 
-/* Many rows over a K of whole steps: outputs side by side in a vector, one lane after the other.
- * Nothing is shuffled at the end of a dot, which is a fifth of its time when K is small, and
- * bf16 is widened once for all rows. Sixteen outputs stay in the caches while all rows are
- * multiplied. */
+/* Many rows, and a K that is a multiple of 32: a vector holds one lane of eight outputs, and the
+ * lanes are computed one after the other. No shuffles are needed at the end of a dot, which take a
+ * fifth of its time when K is small, and bf16 is widened once for all rows. Sixteen outputs stay in
+ * the caches while all rows are multiplied. */
 INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                        const void *w, int64_t ldw, int64_t k, bool add, enum dtype e) {
     _Alignas(32) float panel[16 * LANES_K];
@@ -353,7 +354,7 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
         store_up_to_8(y + r * ldy + 8 * c, acc[r * C + c], part ? n : 8);
 }
 
-/* R rows against all n columns: 8 accumulators at a time. */
+/* R rows times all n columns: 8 accumulators at a time. */
 INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dtype e) {
     float *y = p->y + m * p->ldy;
     const float *t = p->t + m * p->tm;
@@ -377,7 +378,7 @@ INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, 
     }
 }
 
-/* R rows of 16 columns: with R = 6 twelve accumulators, two of v and one of t. */
+/* R rows by 16 columns. With R = 6 there are twelve accumulators, two vectors of v and one of t. */
 INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int R) {
     __m256 acc[12];
@@ -426,7 +427,7 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
         gemm_nn_blocked(p, tiles, size);
         return;
     }
-    // few columns, as with a small rank: eight rows keep the same number of sums in flight
+    // few columns, as with a small rank: with eight rows there are as many independent sums
     for (; p->n <= 8 && m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
     for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
@@ -453,7 +454,7 @@ INLINE __m256i quad_broadcast(const void *x) {
     return _mm256_set1_epi32(four);
 }
 
-/* One row of int8 blocks against R rows of int8 weights, neither below -127; eight lanes each. */
+/* One row of int8 blocks times R rows of int8 weights, all at least -127; eight lanes each. */
 INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t *w, int64_t ldw,
                      int64_t k, int R) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -487,7 +488,8 @@ static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const
     }
 }
 
-/* R rows of C times eight outputs, over all pairs; C == 1: n of the eight, when below that. */
+/* R rows by C · 8 outputs, over all pairs. With C == 1 and n below 8, only the first n outputs
+ * exist. */
 INLINE void pairs_block(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                         const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int R, int C) {
     __m256i acc[8];
@@ -536,11 +538,11 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
  * How weights are multiplied with activations. MADDUBS multiplies unsigned by signed bytes and adds
  * pairs in 16 bits, saturating, so int8 weights need care and those of six bits or fewer do not.
  *
- * SIGNED: any int8. The sign of w moves over to x; a pair is at most 2 * 128 * 127, and is widened
- * at once.
+ * SIGNED: any int8. The sign of w is applied to x; a pair is at most 2 * 128 * 127, and is widened
+ * immediately.
  *
  * NARROW: u = w + c is in 0..63. A 16-bit lane starts from -c Σx and adds the products u x of half
- * a group. It may wrap in between but ends as Σ w x, which fits: 16 products of at most 16 * 127,
+ * a group. It may overflow in between, but the result Σ w x fits: 16 products of at most 16 * 127,
  * or 8 of 32 * 127 for q6_k.
  *
  * NARROW_CENTRED: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
@@ -548,8 +550,7 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
  */
 enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED };
 
-/* One group of R rows against one panel. All pointers are at the first row, panel and block of the
- * range. */
+/* R rows times one panel. All pointers are at the first row, panel and block of the range. */
 struct panel_job {
     const int8_t *x;         /* [R][K] */
     const float *dx;         /* [R][K/32] */
@@ -665,7 +666,8 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
 REDUCE_8(sum_of_8, _mm256_add_epi16) // each dword two 16-bit lanes
 REDUCE_8(max_of_8, _mm256_max_epi32)
 
-/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad are added in one lane each. */
+/* Computes the starting values of NARROW's lanes. Byte pairs 0 and 1 of every quad have one lane
+ * each. */
 static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
     const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
@@ -706,8 +708,8 @@ static int8_t narrow_centre(const struct matrix *w) {
     return w->layout == LAYOUT_Q6 ? 32 : w->layout == LAYOUT_Q4 ? w->zero : 16;
 }
 
-/* Rows m..m+R against panels p0..p1. Outputs from n1 on (the padding of a panel) are computed and
- * dropped. */
+/* Rows m..m+R times panels p0..p1. Outputs from n1 on (the padding of a panel) are computed but not
+ * stored. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
                         enum matrix_layout l, enum int8_product_kind kind) {
@@ -849,7 +851,7 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
     if (in->rows > 0) bf16_gemm_run(&c, n0, tiles, ARRAY_LEN(tiles));
 }
 
-/* Eight lanes of the largest |v|. Magnitudes order as integers do, with NaN above all. */
+/* Eight lanes of the largest |v|. Magnitudes compare like integers, and NaN is the largest. */
 INLINE __m256i lanes_amax(const __m256 v[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), magnitude);
@@ -914,8 +916,8 @@ INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float
     return _mm256_testz_si256(odd, odd);
 }
 
-/* Computes the scales of many blocks before the numbers of any block, so that divisions wait for
- * nothing. */
+/* Computes the scales of many blocks before the first block is quantised, so that the divisions
+ * overlap. */
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     enum { MANY = 64 };
     int64_t b = 0, blocks = k / QK;
@@ -938,7 +940,7 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     for (; b < blocks; b++) block_quantize(x, b, q, d);
 }
 
-/* Packs four vectors of integers as 16-bit numbers, in order. */
+/* Packs four vectors of 32-bit integers as 16-bit integers, in order. */
 INLINE void words_store(int16_t *q, const __m256i a[4]) {
     UNROLL for (int i = 0; i < 4; i += 2) {
         __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a[i], a[i + 1]), 0xd8);

@@ -1,14 +1,14 @@
 /*
- * avx512: the kernels where 512-bit registers pay, for processors with AVX-512 F, BW, VL, DQ and
- * VNNI.
+ * avx512: the kernels that are faster with 512-bit registers, for processors with AVX-512 F, BW,
+ * VL, DQ and VNNI.
  *
  * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one
  * accumulator and the fixed tree is done for eight outputs at once. In packed products the lanes
- * are the panel's 16 outputs instead, and nothing is reduced across lanes. Slots that gain nothing
- * here keep the AVX2 functions.
+ * are the panel's 16 outputs instead, and nothing is reduced across lanes. Slots that would not be
+ * faster keep the AVX2 functions.
  *
- * Invariant: every slot gives the bits of scalar.c. This file never queries the processor, never
- * allocates, and no result depends on how rows or outputs were grouped. test/kernel/test_emulated.c
+ * Invariant: every slot gives the bits of scalar.c. This file never queries the processor and never
+ * allocates, and no result depends on the division of rows or outputs. test/kernel/test_emulated.c
  * runs this same source on emulated instructions.
  */
 #include <math.h>
@@ -40,17 +40,18 @@ INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t 
     }
 }
 
-/* Lanes l and l + 8 of two accumulators: a's sums in the low half, b's in the high half. */
+/* Adds lanes l and l + 8 of two accumulators: a's sums in the low half, b's in the high half. */
 INLINE __m512 fold_8(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
 }
 
-/* Lanes l and l + 4: one quarter for each of four accumulators, in order. */
+/* Adds lanes l and l + 4: the result has one quarter for each of four accumulators, in order. */
 INLINE __m512 fold_4(__m512 ab, __m512 cd) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
 }
 
-/* The tree over eight lanes each: element c of the result is the sum of half c of the four. */
+/* The rest of the tree, over the eight lanes of each half: element c of the result is the sum of
+ * half c of the four vectors. */
 INLINE __m256 halves_sum8(__m512 ab, __m512 cd, __m512 ef, __m512 gh) {
     __m512 lo = fold_4(ab, cd), hi = fold_4(ef, gh);
     __m512 two = _mm512_add_ps(_mm512_shuffle_ps(lo, hi, 0x44), _mm512_shuffle_ps(lo, hi, 0xEE));
@@ -95,8 +96,8 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     }
 }
 
-/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. They are separate functions, not
- * inlined into one, because a compiler's time grows faster than the size of a function. */
+/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. They are not inlined into one
+ * function, because the time of the compiler grows faster than the size of a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
                         int64_t ldw, int64_t k, bool add);
 #define TILE(name, rows, cols, e)                                                                  \
@@ -130,8 +131,8 @@ static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
-/* Rows in blocks, in each block 8 outputs at a time; the remaining outputs are done by 4 and by
- * 1. */
+/* Multiplies blocks of rows, in each block 8 outputs at a time; the remaining outputs are computed
+ * by 4 and by 1. */
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
@@ -198,8 +199,8 @@ INLINE __m512 add_integers(__m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* The sums of 256 bytes by groups, times the offset: 16 sums of 16 bytes, or in the first 8 lanes
- * sums of 32 bytes. Words are shuffled as floats. */
+/* The sums of 256 bytes in groups, times the offset: 16 sums of 16 bytes, or in the first 8 lanes
+ * sums of 32 bytes. 32-bit words are shuffled as floats. */
 INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     __m512 v[4];
 #pragma GCC unroll 4
@@ -221,7 +222,7 @@ INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
 }
 
-/* The same from sums that were computed before. */
+/* correction[b] = -offset · q_sum[b]. */
 static void corrections_scale(int32_t *correction, const int32_t *q_sum, int32_t offset,
                               int64_t blocks) {
     const __m512i by = _mm512_set1_epi32(-offset);
@@ -260,7 +261,7 @@ static void corrections_fill(int32_t correction[Q_ROW_BLOCK][Q_BLOCKS], const st
     }
 }
 
-/* Quad p of the first and of the second half of one panel's block, as unsigned bytes. */
+/* Loads quad p of the first and of the second half of one panel's block, as unsigned bytes. */
 INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512i *lo,
                        __m512i *hi) {
     __m512i raw = _mm512_loadu_si512(block + 64 * p);
@@ -283,7 +284,7 @@ INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512
     }
 }
 
-/* Four bytes in every lane. */
+/* Broadcasts four bytes to every lane. */
 INLINE __m512i quad_spread(const void *x) {
     int32_t four;
     memcpy(&four, x, sizeof four);
@@ -409,7 +410,7 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
     }
 }
 
-/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
+/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) times all panels. */
 static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0,
                        int64_t n1) {
     int32_t correction[Q_ROW_BLOCK][Q_BLOCKS];
@@ -507,8 +508,8 @@ INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, 
     }
 }
 
-/* The function of the level below: a single row of w, as a perturbation has, would leave half of
- * each vector idle. */
+/* The function of the level below. It is used for a single row of w, as in a perturbation, which
+ * would use only half of each vector here. */
 static void (*lower_gemm_i8_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                                 int64_t ldw, int64_t n0, int64_t n1);
 
@@ -551,8 +552,8 @@ INLINE void pairs_step(__m512i acc[8][4], const int16_t *t, int64_t ldt, const i
     }
 }
 
-/* `rows` rows of some vectors of outputs over all pairs. Four pairs at a time: at the end of a loop
- * gcc copies all sums. */
+/* `rows` rows by some vectors of outputs, over all pairs. The loop is unrolled by four pairs,
+ * because gcc copies all sums at the end of an iteration. */
 INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int rows, int vectors,
                        __mmask16 tail) {
@@ -583,7 +584,7 @@ INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
     }
 }
 
-/* Rows of all outputs, `vectors` at a time. */
+/* `rows` rows times all outputs, `vectors` vectors at a time. */
 INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int rows,
                        int vectors) {
@@ -719,7 +720,7 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
     }
 }
 
-/* The formula of act_backward_with; the gradient without `up` is d dy. */
+/* The formula of act_backward_with; without `up`, dx = d · dy. */
 static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x,
                                 const float *up, int64_t n, bool gelu) {
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
@@ -758,7 +759,8 @@ static float avx512_softmax(float *x, int64_t n) {
     return lanes_sum(acc);
 }
 
-/* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
+/* Continues rows × vectors accumulators of y over all of k; the last vector has the lanes of
+ * `tail`. */
 INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                                   const void *v, int64_t ldv, int64_t k, int rows, int vectors,
                                   __mmask16 tail, enum dtype e) {
@@ -794,7 +796,7 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
     }
 }
 
-/* Eight, or at most four rows against all n columns. */
+/* Eight rows, or at most four, times all n columns. */
 INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum dtype e) {
     const size_t size = e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
@@ -809,8 +811,8 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum
                               p->ldv, p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
-/* Rows of at most eight columns, as with a small rank: half vectors, of which a unit may start
- * twice as many. */
+/* `rows` rows by at most eight columns, as with a small rank, in 256-bit vectors, of which the
+ * processor can start twice as many per cycle. */
 INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
     const __mmask8 mask = (__mmask8)lanes_mask(p->n);
     const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
@@ -842,7 +844,8 @@ INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, 
     }
 }
 
-/* Rows of two vectors: twice the number of sums that two units of four steps keep in flight. */
+/* Rows of a tile of two vectors: 24 independent sums are three times what two units with a latency
+ * of four cycles need. */
 enum { GEMM_NN_TILE_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
@@ -902,7 +905,7 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
     }
     int64_t m = 0;
     const bool narrow = p->n <= 8 && e == DTYPE_F32;
-    // adjacent rows: the number that a cache line holds
+    // adjacent rows: as many as a cache line holds
     for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) gemm_nn_narrow_rows(p, m, 16, 1);
     for (; narrow && m + 8 <= p->rows; m += 8) gemm_nn_narrow_rows(p, m, 8, p->tm);
     for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
@@ -928,7 +931,7 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
 GEMM_NN(avx512_gemm_nn_f32, float, DTYPE_F32)
 GEMM_NN(avx512_gemm_nn_bf16, uint16_t, DTYPE_BF16)
 
-/* One k of some rows and panels, `stride` weights apart; half 0 when k is even. */
+/* One k of `rows` rows and `panels` panels, which are `stride` weights apart; half is k % 2. */
 INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
                         int64_t stride, int half, int rows, int panels) {
     __m512 v[4];

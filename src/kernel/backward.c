@@ -1,17 +1,16 @@
 /*
- * backward: products along the outputs of a weight matrix, dX = dY W, and plain sums of rows over a
- * pool, from which the rest of a backward pass is built.
+ * backward: products of a backward pass: dX = dY W, whose sum runs over the outputs of a weight
+ * matrix, and gemm_nn over a pool, from which the rest of a backward pass is built.
  *
- * A matrix is packed for y = x Wᵀ only. Here its rows are used in place, or are widened a tile at a
- * time, or (quantised types, when the caller requests int8) one block of inputs is transposed: the
- * same numbers with quads along the outputs, transposed once for many rows of dY. The scale differs
- * from output to output, so it is multiplied into dY; the transposed block then has unit scales and
- * the forward slots multiply it. This scaling happens once for every block of inputs, so it is done
- * in 16 bits, with the product's bound as the largest value. Nothing is allocated and no level is
- * named.
+ * A matrix is packed for y = x Wᵀ only. For dX its rows are used in place, or are widened a tile at
+ * a time, or (quantised types, if the caller requests int8) one block of inputs is transposed once
+ * for many rows of dY, so that its quads run along the outputs. The scale differs from output to
+ * output, so it is multiplied into dY; the transposed block then has scales of 1 and is multiplied
+ * by the forward slots. This scaling is repeated for every block of inputs, so it is done in 16
+ * bits. Nothing is allocated, and no level is named.
  *
  * Invariant: a row of dX depends only on the same row of dY, and the sum of each of its values runs
- * over the outputs in one order, however rows and inputs are cut.
+ * over the outputs in one order, however rows and inputs are divided.
  */
 #include <string.h>
 
@@ -21,7 +20,7 @@ enum {
     INT8_ROWS = 32,       /* rows of dY that are quantised for one block of inputs at once */
     TRANSPOSE_ROWS = 256, /* rows of dY per transposed block; a multiple of INT8_ROWS */
     TILE_ROWS = 512,      /* the same where dY is in tiles; a multiple of 16 */
-    OUTPUT_SLICE = 4096,  /* outputs that are summed before the next ones are added */
+    OUTPUT_SLICE = 4096,  /* outputs that are summed before the sum is added to dX */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
     MIN_BLOCKS = TILE_INPUTS, /* blocks of inputs whose minima are summed at once */
@@ -68,7 +67,7 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
         pool_run(use, gemm_nn_by_columns, &p, n, 64);
 }
 
-/* One product, and the location of the threads' scratch. */
+/* One product and its scratch. */
 struct backward_job {
     float *dx;
     const float *dy;
@@ -157,13 +156,15 @@ static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* Numbers of types with minima are not negative. Rounding dY would cost twice as much with them as
- * with numbers around zero, so half their range moves into the minimum. */
+/* The integers of types with minima are not negative. The rounding of dY would give twice the error
+ * with them as with integers around zero, so half of their range is subtracted and added to the
+ * minimum. Returns that half. */
 static int code_centre(const struct matrix *w) {
     return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
 }
 
-/* out[i][b]: the minima of outputs [o, o + n), blocks [b0, b0 + blocks), of centred numbers. */
+/* Sets out[i][b] to the minima of outputs [o, o + n), blocks [b0, b0 + blocks), for centred
+ * integers. */
 static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t n, int64_t b0,
                           int64_t blocks) {
     int64_t stride = layout_scales(w->layout, w->k);
@@ -176,7 +177,7 @@ static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t
     }
 }
 
-/* dX of every input of blocks [b0, b1) begins with, or is raised by, Σ_o dY[m][o] min[o][b]. */
+/* Sets dX of every input of blocks [b0, b1) to Σ_o dY[m][o] min[o][b], or adds this sum to it. */
 static void backward_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
     const struct backward_job *p = ctx;
     float *tile = (float *)(void *)scratch_of_thread(p, thread);
@@ -198,7 +199,8 @@ static void backward_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
         }
 }
 
-/* The scales of unit u (a block's inputs under one scale) for outputs [o, o + n), then zeros. */
+/* Sets `by` to the scales of unit u (a block's inputs under one scale) for outputs [o, o + n), then
+ * zeros. */
 static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t o, int64_t n) {
     int64_t stride = layout_scales(w->layout, w->k), at = o / PANEL * stride;
     for (int64_t i = 0; i < n; i += PANEL, at += stride) {
@@ -214,8 +216,8 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each
- * shuffle is written as the two steps that SSE2 has; otherwise gcc does it byte by byte. */
+/* Transposes four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect
+ * shuffles. Each shuffle is written as two SSE2 instructions; otherwise gcc moves single bytes. */
 typedef uint8_t byte_quads __attribute__((vector_size(16)));
 typedef uint64_t qword_pair __attribute__((vector_size(16)));
 static byte_quads halves_interleave(byte_quads x) {
@@ -233,9 +235,9 @@ static byte_quads quads_at(const uint8_t *p) {
     return x;
 }
 
-/* Sixteen outputs of an int8 unit. A source panel has quads of inputs under each output, the
- * transposed panels have quads of outputs under each input and are `panel` bytes apart. Centred:
- * less 16. */
+/* Transposes sixteen outputs of an int8 unit. A source panel has quads of inputs for each output;
+ * the transposed panels have quads of outputs for each input and are `panel` bytes apart. `centred`
+ * subtracts 16. */
 static void bytes_transpose(uint8_t *to, size_t panel, const uint8_t *from, int inputs,
                             bool centred) {
     for (int p = 0; p < inputs / 4; p++)
@@ -246,8 +248,8 @@ static void bytes_transpose(uint8_t *to, size_t panel, const uint8_t *from, int 
         }
 }
 
-/* The same for 32 outputs in nibbles: a low nibble belongs to inputs 0 to 15, and in the transposed
- * block to outputs 0 to 15. */
+/* The same for 32 outputs in nibbles: low nibbles are inputs 0 to 15, and in the transposed block
+ * outputs 0 to 15. */
 static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
                               const uint8_t *second) {
     for (int p = 0; p < 4; p++)
@@ -262,7 +264,8 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
         }
 }
 
-/* Unit u of outputs [o, o + n). n is a multiple of 32; missing outputs are zeros. */
+/* Transposes unit u of outputs [o, o + n). n is a multiple of 32; outputs that do not exist become
+ * zeros. */
 static void panels_transpose(const struct transposed_panels *t, const struct matrix *w, int64_t u,
                              int64_t o, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
@@ -283,8 +286,8 @@ static void panels_transpose(const struct transposed_panels *t, const struct mat
     }
 }
 
-/* Prefetches the unit that is transposed next, panels [g, end): its blocks are pages apart, where
- * hardware does not prefetch. */
+/* Prefetches panels [g, end) of the unit that is transposed next. Its blocks are pages apart, so
+ * the processor does not prefetch them. */
 static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
     int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
             scales = layout_scales(w->layout, w->k);
@@ -295,7 +298,7 @@ static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_
     }
 }
 
-/* dY of the slice in 16 bits; outputs that only fill the last block are zeros. */
+/* Quantises dY of the slice to 16 bits; the last block is filled up with zeros. */
 static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct backward_job *p = ctx;

@@ -2,12 +2,12 @@
  * kernel: the level that this machine runs, the layout of weights in memory, and products over a
  * thread pool.
  *
- * It does no heavy arithmetic: it packs, converts and cuts work into ranges, and calls the table.
+ * It does no heavy arithmetic: it packs, converts, divides work into ranges, and calls the table.
  * Levels are chosen from feature bits and from the state that the system saves on a context switch
  * (XCR0, and the permission call that AMX needs), never from a processor's model.
  *
- * Invariant: how a product is cut over threads never changes the numbers, because every output of a
- * slot depends only on one row of x and one row of w.
+ * Invariant: the division of a product over threads never changes the results, because every output
+ * of a slot depends only on one row of x and one row of w.
  */
 #include "kernel/kernel.h"
 
@@ -183,12 +183,13 @@ static int64_t source_row(const int32_t *order, int64_t i) {
     return order ? order[i] : i;
 }
 
-/* Bytes of one output's block inside a panel: quads of four, PANEL * 4 bytes apart. */
+/* Writes one output's block into its panel: quads of four bytes, PANEL * 4 bytes apart. */
 static void quads_write(uint8_t *block, int lane, const uint8_t *bytes, int quads) {
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
-/* Packs one output's block into its panel: nibbles as in a file, or the numbers themselves. */
+/* Packs the 32 integers of one output's block into its panel, as nibbles in the order of a file or
+ * as int8. */
 static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) {
     uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
     if (m->layout == LAYOUT_Q4) {
@@ -245,7 +246,7 @@ static void bf16_row_pack(struct matrix *m, int64_t i, const uint8_t *row) {
         memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], row + 2 * k, 2);
 }
 
-/* Stores one file row of `type`, which is m->type unless f16 is widened. */
+/* Packs one file row of `type`, which is m->type unless f16 is widened. */
 static int row_pack(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
                     struct error *err) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(type);
@@ -275,7 +276,7 @@ int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *e
     return row_pack(m, m->file_type, i, row, err);
 }
 
-/* Rejects impossible shapes before anything is computed from them. */
+/* Rejects impossible shapes before sizes are computed from them. */
 static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(type);
     if (!traits) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
@@ -342,7 +343,8 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
     return matrix_alloc_data(m, arena, err);
 }
 
-/* Products of panels lose the scale of a super-block, so its file bytes stay reachable. */
+/* Panels do not contain the scale of a super-block, so for types with super-blocks m keeps a
+ * pointer to the file rows. */
 static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_t *order,
                                 struct arena *arena, struct error *err) {
     if (tensor_type_block(m->type) <= QK) return OK;
@@ -372,7 +374,8 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     return rc == OK ? matrix_set_file_rows(m, rows, row_order, arena, err) : rc;
 }
 
-/* The 32 numbers of block b of output i, less the zero point; for nf4 the indices of the codes. */
+/* Unpacks the 32 integers of block b of output i, minus the zero point; for nf4 the indices of the
+ * codes. */
 static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[QK]) {
     bool nibbles = m->layout >= LAYOUT_Q4;
     int payload = nibbles ? QK / 2 : QK, lane = (int)(i % PANEL);
@@ -385,7 +388,7 @@ static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[
     }
 }
 
-/* The scale of the 16 weights from k on, the factor of their numbers. */
+/* The scale of output i's 16 weights from k on. */
 static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
     int64_t at = i / PANEL * layout_scales(m->layout, m->k) + i % PANEL;
     if (m->layout == LAYOUT_NF4) return (float)m->scale_bytes[at + k / NF4_BLOCK * PANEL];
@@ -498,7 +501,7 @@ static size_t align_64(size_t n) {
 
 enum { INPUT_PARTS = 7 };
 
-/* Offsets of the parts from a 64-byte boundary; the last is the end. */
+/* Offsets of the arrays of a gemm_input from a 64-byte boundary; the last is the end. */
 static void gemm_input_layout(int64_t rows, int64_t k, size_t at[INPUT_PARTS + 1]) {
     size_t r = (size_t)rows, tiled = (r + 15) / 16 * 16, kp = (size_t)(k + 31) / 32 * 32,
            packed = kernels_get()->int8_tile_rows ? tiled : 0;
@@ -590,8 +593,9 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
     }
 }
 
-/* t over s, rounded half to even; s is the row's largest magnitude over 32767. Values that are not
- * finite give zeros and a NaN scale, so that they show in the result. */
+/* Quantises a row to 16 bits: t / s, rounded half to even, and returns s, the row's largest
+ * magnitude over 32767. Values that are not finite give zeros and a NaN scale, so that the result
+ * is NaN too. */
 static float row_quantize_i16(const float *t, int64_t n, int16_t *out) {
     float s = row_amax(t, n) / 32767.0f;
     bool fine = s >= FLT_MIN && s <= FLT_MAX;
@@ -624,7 +628,8 @@ size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
     return at[INPUT_PARTS] + 64;
 }
 
-/* Σ q of each block, which is multiplied with offsets of weights; and d times it, for minima. */
+/* Computes Σ q of each block, by which products multiply the offsets of weights, and d times it,
+ * for minima. */
 static void block_sums_compute(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
                                int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
@@ -666,7 +671,7 @@ void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool) {
     pool_run(pool, pack_tiles_range, in, in->rows, 16);
 }
 
-/* Rows per tile of in->q_tiles, or 0. */
+/* Rows per tile of gemm_input.q_tiles, or 0. */
 static int64_t int8_tile_rows(int64_t rows) {
     const struct kernels *k = kernels_get();
     return k->int8_tile_rows ? k->int8_tile_rows(rows) : 0;
@@ -678,7 +683,7 @@ static void int8_row_to_tiles(const struct gemm_input *in, int64_t m, const int8
     int8_row_pack_tile(in->q_tiles + at, in->d_tiles + at / QK, q, d, in->k, m % tile, tile);
 }
 
-/* The last tile's rows that do not exist become zeros. */
+/* Fills the last tile with zeros, before its rows are packed. */
 static void int8_tiles_pad(const struct gemm_input *in) {
     const int64_t tile = int8_tile_rows(in->rows), last = (in->rows - 1) / tile * tile * in->k;
     memset(in->q_tiles + last, 0, (size_t)(tile * in->k));
@@ -698,7 +703,7 @@ static void quantize_rows_range(void *ctx, int64_t begin, int64_t end, int threa
     }
 }
 
-/* The tiles of inputs without other forms. */
+/* The address of the bf16 tiles in a scratch of gemm_input_scratch bytes. */
 static uint16_t *tiles_in_scratch(int64_t rows, int64_t k, void *scratch) {
     size_t at[INPUT_PARTS + 1];
     gemm_input_layout(rows, k, at);
@@ -773,7 +778,7 @@ struct gemm_input gemm_input_tile_rows(const struct gemm_input *in, int64_t begi
     return part;
 }
 
-#define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
+#define SERIAL_OPS 65536 /* multiply-adds below which waking threads takes longer than it saves */
 
 struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
     return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
@@ -835,7 +840,7 @@ void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct
     else
         CHECK((!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum));
     struct pool *use = matrix_pool_for(pool, in->rows, w->n, w->k);
-    // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are shared out.
+    // With few outputs and many rows (a LoRA's A), threads would be idle unless rows are divided.
     if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)
         pool_run(use, matrix_mul_rows, &p, in->rows, 16);
     else

@@ -1,18 +1,18 @@
 /*
  * quant: the weight types, and rows between f32 and the blocks of a file.
  *
- * One table names each type, its block and how kernel.c packs it; a quantised type adds two
- * functions. `read` takes a block apart into whole numbers, scales and minima, which serve for
- * decoding and for packing alike. `write` chooses them as llama.cpp's reference quantiser does,
- * search included, with the same float operations in the same order, so that files agree byte for
- * byte (test_quant holds hashes of its blocks).
+ * One table has each type's name, block and packing for kernel.c, and the functions of quantised
+ * types. `decode` splits a block into integers, scales and minima, from which kernel.c computes
+ * values and panels. `quantize` chooses them as llama.cpp's reference quantiser does, search
+ * included, with the same float operations in the same order, so that files are equal byte for byte
+ * (test_quant has hashes of its blocks). `encode` is the inverse of `decode`.
  *
- * Not here: panels and products (kernel.c and the levels), and which tensor of a model gets which
- * type (model/gguf.c).
+ * Not here: panels and products (kernel.c and the levels), and the choice of a type for each tensor
+ * of a model (model/quant_mix.c).
  *
- * Invariant: any bytes decode and any floats encode without undefined behaviour. A block made of
- * values that are not finite has a scale that is not finite, which matrix_set_row refuses, or
- * meaningless numbers.
+ * Invariant: any bytes can be decoded and any floats quantised without undefined behaviour. A block
+ * of values that are not finite has a scale that is not finite, which matrix_set_row refuses, or
+ * meaningless integers.
  */
 #include <math.h>
 #include <string.h>
@@ -39,14 +39,14 @@ static int clip(int v, int lo, int hi) {
     return v < lo ? lo : v > hi ? hi : v;
 }
 
-/* lo..hi after rounding towards zero; NaN becomes 0. */
+/* Rounds towards zero and clips to lo..hi; NaN becomes 0. */
 static int value_clip(float v, int lo, int hi) {
     if (v != v) return 0;
     return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
 }
 
-/* To the nearest whole number, halves to even, for |v| < 2^22; something for all others. The
- * addition leaves the number in the low bits of the mantissa. */
+/* Rounds to the nearest integer, halves to even, for |v| < 2^22; the result for other values is
+ * unspecified. The addition leaves the integer in the low bits of the mantissa. */
 static int round_to_int(float v) {
     float shifted = v + 0x1.8p+23f;
     int32_t bits;
@@ -88,7 +88,7 @@ static struct value_range range_of(const float *x, int n) {
     return r;
 }
 
-/* n bytes of nibbles: low ones are the first n numbers, high ones the next n. */
+/* n bytes of nibbles: the low nibbles are the first n integers, the high ones the next n. */
 static void nibbles_decode(const uint8_t *bytes, int n, int zero, int8_t *q) {
     for (int i = 0; i < n; i++) {
         q[i] = (int8_t)((bytes[i] & 15) - zero);
@@ -265,7 +265,8 @@ static void q5_k_decode(const uint8_t *b, struct quant_block *s) {
         s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
 }
 
-/* One candidate of affine_fit: the least squares fit of x to its own rounding. */
+/* One candidate of affine_fit: a rounding of x, with the scale and minimum of its least squares
+ * fit. */
 struct affine {
     float scale, min, error;
     uint8_t q[QK];
@@ -285,8 +286,8 @@ static void affine_round(struct affine *a, const float *x, float inverse, float 
         a->q[i] = (uint8_t)clip(round_to_int(inverse * (x[i] - lo)), 0, top);
 }
 
-/* Scale and minimum that fit the rounded numbers best under the weights; false when there is no
- * unique answer. */
+/* Sets the scale and minimum with the smallest weighted error for a->q; returns false if there is
+ * no unique solution. */
 static bool affine_solve(struct affine *a, const float *x, const float *w, float sum_w,
                          float sum_x) {
     float l = 0, l2 = 0, xl = 0;
@@ -307,8 +308,9 @@ static bool affine_solve(struct affine *a, const float *x, const float *w, float
     return true;
 }
 
-/* x ≈ scale q + min with q in 0..top, min <= 0, weighted: `steps` + 1 roundings, their ranges from
- * top + from upwards by `by`, each with its best scale; the smallest error wins. */
+/* x ≈ scale q + min with q in 0..top and min <= 0: tries `steps` + 1 roundings, with ranges from
+ * top + from upwards in steps of `by`, each with its best scale, and takes the one with the
+ * smallest weighted error. */
 static void affine_fit(struct affine *best, const float *x, const float *w, int top, float from,
                        float by, int steps) {
     struct value_range r = range_of(x, QK);
@@ -324,7 +326,7 @@ static void affine_fit(struct affine *best, const float *x, const float *w, int 
     best->scale = 1 / inverse;
     affine_round(best, x, inverse, lo, top);
     best->error = affine_error(best, x, w);
-    // The reference rounds every later try against the minimum found so far.
+    // As in the reference, each try uses the minimum of the best candidate so far.
     for (int step = 0; step <= steps; step++) {
         struct affine a;
         inverse = (from + by * (float)step + (float)top) / (r.hi - best->min);
@@ -335,7 +337,8 @@ static void affine_fit(struct affine *best, const float *x, const float *w, int 
     }
 }
 
-/* d, dmin and the twelve bytes of a super-block, and its numbers under the scales as stored. */
+/* Writes d, dmin and the twelve bytes of scales of a super-block, and sets q to its integers for
+ * the stored scales. */
 static void k_quantize(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
     struct affine fit[SUB_BLOCKS];
     float top_scale = 0, top_min = 0, w[QK];
@@ -398,8 +401,8 @@ static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
     }
 }
 
-/* x ≈ scale q with q in -32..31: nineteen roundings, each with its best scale under the weights x²;
- * the one that explains most wins. */
+/* x ≈ scale q with q in -32..31: tries nineteen roundings, each with its best scale under the
+ * weights x², and takes the one with the smallest weighted error. */
 static float symmetric_fit(const float *x, int8_t *q) {
     float extreme = extreme_of(x, Q6_GROUP), scale = 0, best = 0;
     memset(q, -32, Q6_GROUP); // the result of the reference when all values are near zero
@@ -543,9 +546,9 @@ static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
     }
 }
 
-/* Codes of n weights, the nearest in units of `unit` (of two equally near codes the lower), and
- * their squared error. A code is the number of midpoints below it, counted for all weights at
- * once. */
+/* Sets the codes of n weights to the nearest ones in units of `unit` (the lower one of two equally
+ * near codes) and returns their squared error. A weight's code is the number of midpoints below the
+ * weight, counted for all weights at once. */
 static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *codes) {
     float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
     int32_t count[NF4_BLOCK] = {0};
@@ -562,8 +565,8 @@ static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *code
     return error;
 }
 
-/* The scale byte with the smallest error: tried from the byte that reaches the largest weight down
- * to three quarters of it, which clips that weight in favour of the others. */
+/* Returns the scale byte with the smallest error. Tries bytes from the one that represents the
+ * largest weight down to three quarters of it, which clips that weight in favour of the others. */
 static uint8_t nf4_choose_scale(const float *x, int n, float unit, uint8_t *codes) {
     int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
     float least = nf4_round_to_codes(x, n, (float)top * unit, codes);

@@ -2,11 +2,10 @@
  * scalar: every slot in plain C, one number at a time.
  *
  * The other levels are compared with this definition, so it is written to be read, not to be fast.
- * It uses no instruction that C does not guarantee; fmaf() is the C library's, which is exact on
- * every machine. The naive order of kernel.h is spelled out here: sixteen partial sums, the tail
- * padded with zeros, then the fixed tree.
+ * It is plain C; fmaf() is the C library's, which is exact on every machine. It follows the order
+ * of kernel.h literally: sixteen partial sums, the tail padded with zeros, then the fixed tree.
  *
- * Invariant: no result depends on how a caller cuts rows or outputs into ranges.
+ * Invariant: no result depends on how a caller divides rows or outputs into ranges.
  */
 #include <math.h>
 #include <string.h>
@@ -310,7 +309,7 @@ static float exp_value(float x) {
     p = fmaf(p, r, EXP_C2);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    // In two steps, so that 2^128 and the denormals are reached with one rounding.
+    // In two steps, so that results up to 2^128 and denormals are rounded once.
     float y = p * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
     return FLT_MAX < y ? FLT_MAX : y;
 }

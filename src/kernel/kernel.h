@@ -196,8 +196,8 @@ struct prefetch_range {
 };
 struct prefetch_list {
     const struct prefetch_range *ranges;
-    int64_t n, bytes_done; /* ranges left; bytes of the first one that are prefetched already */
-    int64_t lines_per_step;
+    /* ranges left, bytes of the first one that are prefetched already */
+    int64_t n, bytes_done, lines_per_step;
 };
 
 /*

@@ -28,7 +28,7 @@ struct attend_job {
 
 /* One query head of one sample: the offsets of its first rows, and the row strides. */
 struct head {
-    int64_t at_q, at_k, ldq, ldk, n;
+    int64_t offset_q, offset_k, ldq, ldk, n;
     int64_t window; /* number of keys that a row attends to, including its own */
     float scale;
 };
@@ -78,8 +78,8 @@ static struct head head_of(const struct trainer *t, int l, const struct packed_s
     const struct model_config *c = &t->c;
     int64_t e = c->head_dim, kv = h / (c->n_heads / c->n_kv_heads);
     struct head r = {.ldq = c->n_heads * e, .ldk = c->n_kv_heads * e, .n = sp->end - sp->begin};
-    r.at_q = sp->begin * r.ldq + h * e;
-    r.at_k = sp->begin * r.ldk + kv * e;
+    r.offset_q = sp->begin * r.ldq + h * e;
+    r.offset_k = sp->begin * r.ldk + kv * e;
     r.window = layer_is_sliding(c, l) ? c->window : r.n;
     r.scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
     return r;
@@ -106,8 +106,9 @@ static void softmax_block(const struct trainer *t, const struct head *h, float *
 }
 
 /* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns. */
-static void along_keys(const struct trainer *t, float *y, int64_t ldy, const float *x, int64_t ldx,
-                       int64_t rows, const float *m, int64_t ldm, int64_t n) {
+static void scores_from_transposed(const struct trainer *t, float *y, int64_t ldy, const float *x,
+                                   int64_t ldx, int64_t rows, const float *m, int64_t ldm,
+                                   int64_t n) {
     for (int64_t i = 0; i < rows; i++) memset(y + i * ldy, 0, (size_t)n * sizeof *y);
     t->k->gemm_nn_f32(y, ldy, x, ldx, 1, rows, m, ldm, t->c.head_dim, n);
 }
@@ -120,11 +121,11 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t item = begin; item < end; item++) {
         struct head h = head_of(t, job->l, &t->seqs[item / heads], item % heads);
         struct scratch s = scratch_view(t, thread, h.n);
-        const float *k = job->a->k + h.at_k, *v = job->a->v + h.at_k;
+        const float *k = job->a->k + h.offset_k, *v = job->a->v + h.offset_k;
         for (int64_t i0 = 0; i0 < h.n; i0 += BLOCK) {
             int64_t i1 = MIN(i0 + BLOCK, h.n), j0 = first_key(&h, i0);
-            float *out = job->a->att + h.at_q + i0 * h.ldq;
-            t->k->gemm_f32(s.p, s.ld, job->a->q + h.at_q + i0 * h.ldq, h.ldq, i1 - i0,
+            float *out = job->a->att + h.offset_q + i0 * h.ldq;
+            t->k->gemm_f32(s.p, s.ld, job->a->q + h.offset_q + i0 * h.ldq, h.ldq, i1 - i0,
                            k + j0 * h.ldk, h.ldk, e, 0, i1 - j0, false);
             softmax_block(t, &h, s.p, s.ld, by, i0, i1);
             for (int64_t i = 0; i < i1 - i0; i++)
@@ -153,13 +154,13 @@ static void head_attend_tiles(const struct attend_job *job, const struct packed_
         s.first[i] = (int32_t)first_key(&h, i);
         s.end[i] = (int32_t)i + 1;
     }
-    struct attention_page rows = {.k = a->k + h.at_k, .v = a->v + h.at_k};
+    struct attention_page rows = {.k = a->k + h.offset_k, .v = a->v + h.offset_k};
     struct attention_job kernel = {
         .head_dim = t->c.head_dim,
         .n_heads = group,
         .rows = h.n,
-        .q = a->q + h.at_q,
-        .out = a->att + h.at_q,
+        .q = a->q + h.offset_q,
+        .out = a->att + h.offset_q,
         .ldq = h.ldq,
         .ldo = h.ldq,
         .first = s.first,
@@ -185,10 +186,10 @@ static void attend_tiles_items(void *ctx, int64_t begin, int64_t end, int thread
 void attention_forward(struct trainer *t, int l) {
     struct attend_job job = {.t = t, .a = &t->acts[l], .l = l};
     if (attention_uses_tiles(t)) {
-        pool_run(t->pool, attend_tiles_items, &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
+        pool_run(t->pool, attend_tiles_items, &job, (int64_t)t->n_seqs * t->c.n_kv_heads, 1);
         return;
     }
-    pool_run(t->pool, attend_items, &job, (int64_t)t->n_spans * t->c.n_heads, 1);
+    pool_run(t->pool, attend_items, &job, (int64_t)t->n_seqs * t->c.n_heads, 1);
 }
 
 /* Softmax backward on one block: dp becomes the gradient of the raw scores, p probabilities. */
@@ -213,10 +214,10 @@ static void head_backward(const struct trainer *t, const struct activations *a,
     float by[BLOCK];
     for (int64_t i0 = 0; i0 < h->n; i0 += BLOCK) {
         int64_t i1 = MIN(i0 + BLOCK, h->n), nb = i1 - i0, j0 = first_key(h, i0), nk = i1 - j0;
-        int64_t row = h->at_q + i0 * h->ldq, key = h->at_k + j0 * h->ldk;
-        along_keys(t, s->p, ld, a->q + row, h->ldq, nb, s->kt + j0, ld, nk);
+        int64_t row = h->offset_q + i0 * h->ldq, key = h->offset_k + j0 * h->ldk;
+        scores_from_transposed(t, s->p, ld, a->q + row, h->ldq, nb, s->kt + j0, ld, nk);
         softmax_block(t, h, s->p, ld, by, i0, i1);
-        along_keys(t, s->dp, ld, t->datt + row, h->ldq, nb, s->vt + j0, ld, nk);
+        scores_from_transposed(t, s->dp, ld, t->datt + row, h->ldq, nb, s->vt + j0, ld, nk);
         softmax_block_backward(t, h, s->p, s->dp, ld, by, i0, i1);
         for (int64_t i = 0; i < nb; i++)
             memset(t->dq + row + i * h->ldq, 0, (size_t)e * sizeof(float));
@@ -258,15 +259,15 @@ static void head_backward_tiles(const struct attend_job *job, const struct packe
         .n_heads = group,
         .rows = h.n,
         .window = h.window,
-        .q = a->q + h.at_q,
-        .out = a->att + h.at_q,
-        .dout = t->datt + h.at_q,
-        .dq = t->dq + h.at_q,
+        .q = a->q + h.offset_q,
+        .out = a->att + h.offset_q,
+        .dout = t->datt + h.offset_q,
+        .dq = t->dq + h.offset_q,
         .ldq = h.ldq,
-        .k = a->k + h.at_k,
-        .v = a->v + h.at_k,
-        .dk = t->dk + h.at_k,
-        .dv = t->dv + h.at_k,
+        .k = a->k + h.offset_k,
+        .v = a->v + h.offset_k,
+        .dk = t->dk + h.offset_k,
+        .dv = t->dv + h.offset_k,
         .ldk = h.ldk,
         .stats = a->att_stats + sp->begin * ld_stats + kv * group * 2,
         .ld_stats = ld_stats,
@@ -287,5 +288,5 @@ static void attend_backward_tiles_items(void *ctx, int64_t begin, int64_t end, i
 void attention_backward(struct trainer *t, int l) {
     struct attend_job job = {.t = t, .a = &t->acts[l], .l = l};
     pool_run(t->pool, attention_uses_tiles(t) ? attend_backward_tiles_items : attend_backward_items,
-             &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
+             &job, (int64_t)t->n_seqs * t->c.n_kv_heads, 1);
 }

@@ -145,10 +145,10 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
  * single adapters. It does not include accumulated gradients. */
 struct trainer_snapshot;
 struct trainer_snapshot *trainer_snapshot_new(const struct trainer *t); /* empty */
-size_t trainer_snapshot_bytes(const struct trainer_snapshot *u);
-void trainer_snapshot_save(struct trainer_snapshot *u, const struct trainer *t, int i);
-void trainer_snapshot_restore(const struct trainer_snapshot *u, struct trainer *t, int i);
-void trainer_snapshot_free(struct trainer_snapshot *u);
+size_t trainer_snapshot_bytes(const struct trainer_snapshot *s);
+void trainer_snapshot_save(struct trainer_snapshot *s, const struct trainer *t, int i);
+void trainer_snapshot_restore(const struct trainer_snapshot *s, struct trainer *t, int i);
+void trainer_snapshot_free(struct trainer_snapshot *s);
 
 /*
  * es: estimates an adapter's gradient from forward passes alone (evolution strategies), for a

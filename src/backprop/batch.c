@@ -17,14 +17,14 @@
 
 #define CHUNK 512 /* rows per chunk in a layer's row-wise parts; a multiple of 32 */
 
-static void *act_take(struct trainer *t, size_t bytes) {
+static void *act_alloc(struct trainer *t, size_t bytes) {
     if (!t->measuring) return arena_alloc(&t->act, bytes);
     t->act_bytes += (MAX(bytes, 1) + 63) / 64 * 64;
     return NULL;
 }
 
-static float *floats(struct trainer *t, int64_t n) {
-    return act_take(t, (size_t)n * sizeof(float));
+static float *act_floats(struct trainer *t, int64_t n) {
+    return act_alloc(t, (size_t)n * sizeof(float));
 }
 
 static size_t tiles_bytes(int64_t rows, int64_t width) {
@@ -33,7 +33,7 @@ static size_t tiles_bytes(int64_t rows, int64_t width) {
 
 /* The largest adapter part of this projection among the trainer's adapters (with checkpointing: in
  * any layer): 0 nothing, 1 a low-rank part, 2 DoRA. */
-static int projection_adapted(const struct trainer *t, int l, int p) {
+static int projection_adapter_kind(const struct trainer *t, int l, int p) {
     int found = 0;
     for (int i = 0; i < t->n_adapters; i++) {
         const struct adapter_config *c = &t->adapters[i]->config;
@@ -45,103 +45,103 @@ static int projection_adapted(const struct trainer *t, int l, int p) {
 }
 
 /* Allocates all activations of a layer except x. */
-static void layer_lay(struct trainer *t, int l, struct activations *a) {
+static void layer_activations_alloc(struct trainer *t, int l, struct activations *a) {
     const struct model_config *c = &t->c;
     int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
             g = (int64_t)c->n_kv_heads * c->head_dim;
-    a->q = floats(t, m * q);
-    a->k = floats(t, m * g);
-    a->v = floats(t, m * g);
+    a->q = act_floats(t, m * q);
+    a->k = act_floats(t, m * g);
+    a->v = act_floats(t, m * g);
     if (c->arch->qk_norm) {
-        a->q_raw = floats(t, m * q);
-        a->k_raw = floats(t, m * g);
+        a->q_raw = act_floats(t, m * q);
+        a->k_raw = act_floats(t, m * g);
     }
-    a->att = floats(t, m * q);
-    if (attention_uses_tiles(t)) a->att_stats = floats(t, m * 2 * c->n_heads);
-    a->mid = floats(t, m * c->d_model);
+    a->att = act_floats(t, m * q);
+    if (attention_uses_tiles(t)) a->att_stats = act_floats(t, m * 2 * c->n_heads);
+    a->mid = act_floats(t, m * c->d_model);
     if (t->mlp_tiles) {
-        a->gate_tiles = act_take(t, tiles_bytes(m, c->d_ff));
-        a->up_tiles = act_take(t, tiles_bytes(m, c->d_ff));
+        a->gate_tiles = act_alloc(t, tiles_bytes(m, c->d_ff));
+        a->up_tiles = act_alloc(t, tiles_bytes(m, c->d_ff));
     } else {
-        if (!c->arch->ungated) a->gate = floats(t, m * c->d_ff);
-        a->up = floats(t, m * c->d_ff);
+        if (!c->arch->ungated) a->gate = act_floats(t, m * c->d_ff);
+        a->up = act_floats(t, m * c->d_ff);
     }
-    for (int i = 0; i < 2 && c->arch->post_norms; i++) a->branch[i] = floats(t, m * c->d_model);
+    for (int i = 0; i < 2 && c->arch->post_norms; i++) a->branch[i] = act_floats(t, m * c->d_model);
     for (int p = 0; p < N_PROJ; p++) {
-        int adapted = projection_adapted(t, l, p);
+        int adapted = projection_adapter_kind(t, l, p);
         if (!adapted) continue;
-        a->h[p] = floats(t, m * t->max_r);
-        if (adapted == 2) a->z[p] = floats(t, m * proj_out(c, (enum proj)p));
+        a->h[p] = act_floats(t, m * t->max_r);
+        if (adapted == 2) a->z[p] = act_floats(t, m * proj_out(c, (enum proj)p));
         if (t->dropout > 0)
-            a->keep[p] = act_take(t, (size_t)(m * ((proj_in(c, (enum proj)p) + 7) / 8)));
+            a->dropout_mask[p] = act_alloc(t, (size_t)(m * ((proj_in(c, (enum proj)p) + 7) / 8)));
     }
 }
 
 /* With checkpointing, all layers below the kept ones share one set of activations. */
-static void activations_lay(struct trainer *t) {
+static void activations_alloc(struct trainer *t) {
     struct activations shared = {0};
     for (int l = 0; l <= t->c.n_layers; l++) {
         struct activations *a = &t->acts[l];
-        *a = (struct activations){.x = floats(t, t->cap_rows * t->c.d_model)};
+        *a = (struct activations){.x = act_floats(t, t->cap_rows * t->c.d_model)};
         if (l == t->c.n_layers) break;
         if (!t->checkpointing || l >= t->c.n_layers - t->n_full_layers) {
-            layer_lay(t, l, a);
+            layer_activations_alloc(t, l, a);
             continue;
         }
-        if (l == 0) layer_lay(t, 0, &shared);
+        if (l == 0) layer_activations_alloc(t, 0, &shared);
         float *x = a->x;
         *a = shared;
         a->x = x;
     }
 }
 
-static void gradients_lay(struct trainer *t, int64_t wide) {
+static void gradients_alloc(struct trainer *t, int64_t wide) {
     const struct model_config *c = &t->c;
     int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
             g = (int64_t)c->n_kv_heads * c->head_dim, d = c->d_model, n = t->chunk;
-    t->dx = floats(t, m * d);
-    t->dq = floats(t, m * q);
-    t->dk = floats(t, m * g);
-    t->dv = floats(t, m * g);
-    t->datt = floats(t, m * q);
-    t->rstd = floats(t, m * c->n_heads);
-    t->mean = floats(t, m * c->n_heads);
-    t->xn = floats(t, n * d);
-    t->dxn = floats(t, n * d);
-    t->act_buf = floats(t, n * c->d_ff);
-    t->dact = floats(t, n * c->d_ff);
-    t->dgate = floats(t, n * c->d_ff);
-    t->dup = floats(t, n * c->d_ff);
+    t->dx = act_floats(t, m * d);
+    t->dq = act_floats(t, m * q);
+    t->dk = act_floats(t, m * g);
+    t->dv = act_floats(t, m * g);
+    t->datt = act_floats(t, m * q);
+    t->rstd = act_floats(t, m * c->n_heads);
+    t->mean = act_floats(t, m * c->n_heads);
+    t->xn = act_floats(t, n * d);
+    t->dxn = act_floats(t, n * d);
+    t->act_buf = act_floats(t, n * c->d_ff);
+    t->dact = act_floats(t, n * c->d_ff);
+    t->dgate = act_floats(t, n * c->d_ff);
+    t->dup = act_floats(t, n * c->d_ff);
     if (t->mlp_tiles) {
-        t->act_tiles = act_take(t, tiles_bytes(n, c->d_ff));
-        t->dgate_tiles = act_take(t, tiles_bytes(n, c->d_ff));
-        t->dup_tiles = act_take(t, tiles_bytes(n, c->d_ff));
+        t->act_tiles = act_alloc(t, tiles_bytes(n, c->d_ff));
+        t->dgate_tiles = act_alloc(t, tiles_bytes(n, c->d_ff));
+        t->dup_tiles = act_alloc(t, tiles_bytes(n, c->d_ff));
     }
     if (t->full) return;
-    t->dh = floats(t, n * t->max_r);
-    if (t->dropout > 0) t->drop = floats(t, n * wide);
+    t->dh = act_floats(t, n * t->max_r);
+    if (t->dropout > 0) t->drop = act_floats(t, n * wide);
     for (int i = 0; i < t->n_adapters; i++)
-        if (t->adapters[i]->config.dora && !t->dora_out) t->dora_out = floats(t, n * wide);
+        if (t->adapters[i]->config.dora && !t->dora_out) t->dora_out = act_floats(t, n * wide);
 }
 
-static void head_lay(struct trainer *t) {
+static void lm_head_alloc(struct trainer *t) {
     int64_t n = t->head_chunk, d = t->c.d_model;
-    t->hx = floats(t, n * d);
-    t->hn = floats(t, n * d);
-    t->dhn = floats(t, n * d);
-    t->logits = floats(t, n * t->cap_columns);
+    t->hx = act_floats(t, n * d);
+    t->hn = act_floats(t, n * d);
+    t->dhn = act_floats(t, n * d);
+    t->logits = act_floats(t, n * t->cap_columns);
 }
 
-static void rope_lay(struct trainer *t) {
+static void rope_alloc(struct trainer *t) {
     int64_t n = t->cap_len * (t->c.head_dim / 2);
     if (t->c.arch->learned_pos) return;
-    t->rope_cos = floats(t, n);
-    t->rope_sin = floats(t, n);
-    t->rope_neg = floats(t, n);
+    t->rope_cos = act_floats(t, n);
+    t->rope_sin = act_floats(t, n);
+    t->rope_neg = act_floats(t, n);
     if (t->c.rope_local_theta <= 0.0f) return;
-    t->local_cos = floats(t, n);
-    t->local_sin = floats(t, n);
-    t->local_neg = floats(t, n);
+    t->local_cos = act_floats(t, n);
+    t->local_sin = act_floats(t, n);
+    t->local_neg = act_floats(t, n);
 }
 
 static void rope_fill(struct trainer *t) {
@@ -152,7 +152,7 @@ static void rope_fill(struct trainer *t) {
     for (int64_t i = 0; t->local_cos && i < n; i++) t->local_neg[i] = -t->local_sin[i];
 }
 
-static void batch_lay(struct trainer *t) {
+static void batch_alloc(struct trainer *t) {
     int64_t wide = t->c.d_model;
     for (int p = 0; p < N_PROJ; p++)
         wide = MAX(wide, MAX(proj_in(&t->c, (enum proj)p), proj_out(&t->c, (enum proj)p)));
@@ -160,41 +160,41 @@ static void batch_lay(struct trainer *t) {
     /* about 16 MB of logits at a time */
     t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
     t->dora_out = NULL;
-    activations_lay(t);
-    gradients_lay(t, wide);
-    head_lay(t);
-    rope_lay(t);
-    t->in_scratch = act_take(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
-    t->back_scratch =
-        act_take(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
+    activations_alloc(t);
+    gradients_alloc(t, wide);
+    lm_head_alloc(t);
+    rope_alloc(t);
+    t->in_scratch = act_alloc(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
+    t->backward_scratch =
+        act_alloc(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
     if (t->full && t->grad_path == GRAD_TILES)
-        t->grad_scratch = act_take(t, weight_grad_scratch(MAX(t->chunk, t->head_chunk), wide));
+        t->grad_scratch = act_alloc(t, weight_grad_scratch(MAX(t->chunk, t->head_chunk), wide));
     if (t->lora_tiles) {
-        t->dy_scratch = act_take(t, gemm_input_scratch(t->chunk, wide));
-        if (t->dropout > 0) t->drop_tiles = act_take(t, tiles_bytes(t->chunk, wide));
+        t->dy_scratch = act_alloc(t, gemm_input_scratch(t->chunk, wide));
+        if (t->dropout > 0) t->drop_tiles = act_alloc(t, tiles_bytes(t->chunk, wide));
         for (int i = 0; i < 2; i++) {
-            t->low_tiles[i] = act_take(t, tiles_bytes(t->chunk, LOW_RANK_MAX));
-            t->low_parts[i] = act_take(t, (size_t)t->cap_rows * sizeof *t->low_parts[i]);
+            t->low_rank_tiles[i] = act_alloc(t, tiles_bytes(t->chunk, LOW_RANK_MAX));
+            t->low_rank_parts[i] = act_alloc(t, (size_t)t->cap_rows * sizeof *t->low_rank_parts[i]);
         }
-        t->low_rows = act_take(t, (size_t)t->cap_rows * sizeof *t->low_rows);
-        t->t_scratch = act_take(t, (size_t)pool_size(t->pool) * lora_tile_scratch(t));
+        t->low_rank_rows = act_alloc(t, (size_t)t->cap_rows * sizeof *t->low_rank_rows);
+        t->lora_scratch = act_alloc(t, (size_t)pool_size(t->pool) * lora_tile_scratch(t));
     }
-    t->seqs = act_take(t, (size_t)t->cap_rows * sizeof *t->seqs);
-    t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
-    t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
-    t->target_row = act_take(t, (size_t)t->cap_rows * sizeof *t->target_row);
-    t->target_token = act_take(t, (size_t)t->cap_rows * sizeof *t->target_token);
-    t->target_group = act_take(t, (size_t)t->cap_rows * sizeof *t->target_group);
-    t->target_nll = act_take(t, (size_t)t->cap_rows * sizeof *t->target_nll);
-    t->target_weight = act_take(t, (size_t)t->cap_rows * sizeof *t->target_weight);
+    t->seqs = act_alloc(t, (size_t)t->cap_rows * sizeof *t->seqs);
+    t->tokens_in = act_alloc(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
+    t->pos = act_alloc(t, (size_t)t->cap_rows * sizeof *t->pos);
+    t->target_row = act_alloc(t, (size_t)t->cap_rows * sizeof *t->target_row);
+    t->target_token = act_alloc(t, (size_t)t->cap_rows * sizeof *t->target_token);
+    t->target_group = act_alloc(t, (size_t)t->cap_rows * sizeof *t->target_group);
+    t->target_nll = act_alloc(t, (size_t)t->cap_rows * sizeof *t->target_nll);
+    t->target_weight = act_alloc(t, (size_t)t->cap_rows * sizeof *t->target_weight);
     for (int i = 0; i < pool_size(t->pool); i++)
-        t->att_scratch[i] = act_take(t, attention_scratch(t, t->cap_len));
+        t->att_scratch[i] = act_alloc(t, attention_scratch(t, t->cap_len));
 }
 
 static size_t batch_bytes(struct trainer *t) {
     t->act_bytes = 0;
     t->measuring = true;
-    batch_lay(t);
+    batch_alloc(t);
     t->measuring = false;
     return t->act_bytes;
 }
@@ -203,8 +203,8 @@ static size_t batch_bytes(struct trainer *t) {
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->n_full_layers = 0;
-    if (!t->checkpointing || t->cap_whole <= rows) return;
-    t->cap_rows = t->cap_whole;
+    if (!t->checkpointing || t->cap_call_rows <= rows) return;
+    t->cap_rows = t->cap_call_rows;
     size_t room = batch_bytes(t);
     t->cap_rows = rows;
     size_t least = batch_bytes(t);
@@ -214,16 +214,16 @@ static void choose_checkpointed_layers(struct trainer *t) {
 }
 
 /* Rounds up with a margin, so that a slightly larger batch needs no new layout. */
-static int64_t rounded(int64_t rows) {
+static int64_t rows_round_up(int64_t rows) {
     int64_t step = rows < 128 ? 16 : 128;
     return (rows / step + 1) * step;
 }
 
-static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
-    t->cap_rows = MAX(t->cap_rows, rounded(rows));
+static void capacity_raise(struct trainer *t, int64_t rows, int64_t longest) {
+    t->cap_rows = MAX(t->cap_rows, rows_round_up(rows));
     t->cap_columns = MAX(t->cap_columns, t->columns);
     t->cap_len = MAX(t->cap_len, (longest / 64 + 1) * 64);
-    t->cap_whole = MAX(t->cap_whole, rounded(t->total_rows));
+    t->cap_call_rows = MAX(t->cap_call_rows, rows_round_up(t->call_rows));
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
@@ -231,7 +231,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     size_t bytes = 0;
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
-    caps_raise(&s, rows, longest);
+    capacity_raise(&s, rows, longest);
     s.n_full_layers = 0;
     s.cap_columns = t->c.vocab_size;
     if (rows > 0) bytes = batch_bytes(&s);
@@ -244,23 +244,23 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
 
 void batch_free_activations(struct trainer *t) {
     arena_release(&t->act);
-    t->cap_rows = t->cap_len = t->cap_whole = t->cap_columns = 0;
+    t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
 }
 
 /* Makes a new layout if the batch exceeds the current one: counts, allocates everything at once (so
  * a batch too large for the machine is an error), and assigns the arrays. */
 static int batch_reserve(struct trainer *t, struct error *err) {
-    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->total_rows <= t->cap_whole &&
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->call_rows <= t->cap_call_rows &&
         t->columns <= t->cap_columns)
         return OK;
-    caps_raise(t, t->rows, t->longest);
+    capacity_raise(t, t->rows, t->longest);
     arena_release(&t->act);
     choose_checkpointed_layers(t);
     if (arena_reserve(&t->act, batch_bytes(t), err) != OK) {
         batch_free_activations(t);
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }
-    batch_lay(t);
+    batch_alloc(t);
     rope_fill(t);
     return OK;
 }
@@ -281,8 +281,8 @@ int batch_fit(const struct trainer *t, const struct train_sample *samples, int n
 }
 
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n) {
-    t->total_rows = 0;
-    for (int i = 0; i < n; i++) t->total_rows += sample_rows(&samples[i]);
+    t->call_rows = 0;
+    for (int i = 0; i < n; i++) t->call_rows += sample_rows(&samples[i]);
 }
 
 static int sample_check(const struct trainer *t, const struct train_sample *s, int i,
@@ -316,15 +316,15 @@ static int batch_measure(struct trainer *t, const struct train_sample *samples, 
 
 static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t adapter,
                         int64_t ordinal) {
-    int64_t at = t->n_spans ? t->seqs[t->n_spans - 1].end : 0;
+    int64_t at = t->n_seqs ? t->seqs[t->n_seqs - 1].end : 0;
     int32_t rows = sample_rows(s);
     if (!rows) return;
-    t->seqs[t->n_spans++] = (struct packed_seq){.begin = at,
-                                                .end = at + rows,
-                                                .target = t->targets,
-                                                .adapter = adapter,
-                                                .ordinal = ordinal,
-                                                .sample = s};
+    t->seqs[t->n_seqs++] = (struct packed_seq){.begin = at,
+                                               .end = at + rows,
+                                               .target = t->targets,
+                                               .adapter = adapter,
+                                               .ordinal = ordinal,
+                                               .sample = s};
     for (int32_t i = 0; i < rows; i++) {
         t->tokens_in[at + i] = s->tokens[i];
         t->pos[at + i] = i;
@@ -340,7 +340,7 @@ int batch_pack(struct trainer *t, const struct train_sample *samples, int n, str
     int rc = batch_measure(t, samples, n, err);
     if (!rc) rc = batch_reserve(t, err);
     if (rc) return rc;
-    t->n_spans = 0;
+    t->n_seqs = 0;
     t->targets = 0;
     for (int g = 0; g < t->n_groups; g++) {
         int64_t ordinal = t->groups[g].samples;

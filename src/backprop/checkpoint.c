@@ -22,7 +22,7 @@
 #define PREFIX 16
 #define TRAILER (HASH_LEN - 1)
 
-static json_t *header_make(const struct trainer *t, const json_t *extra) {
+static json_t *header_new(const struct trainer *t, const json_t *extra) {
     json_t *groups = json_array(), *tensors = json_array();
     for (int i = 0; i < t->n_groups; i++)
         json_array_append_new(groups,
@@ -36,25 +36,25 @@ static json_t *header_make(const struct trainer *t, const json_t *extra) {
                      extra ? json_deep_copy(extra) : json_null());
 }
 
-static int put(struct atomic_file *w, struct sha256 *h, const void *p, size_t n,
-               struct error *err) {
+static int write_hashed(struct atomic_file *w, struct sha256 *h, const void *p, size_t n,
+                        struct error *err) {
     sha256_update(h, p, n);
     return atomic_file_write(w, p, n, err);
 }
 
-static int state_put(const struct trainer *t, struct atomic_file *w, const char *header,
-                     struct error *err) {
+static int state_write(const struct trainer *t, struct atomic_file *w, const char *header,
+                       struct error *err) {
     struct sha256 h;
     char hash[HASH_LEN];
     uint32_t numbers[2] = {VERSION, (uint32_t)strlen(header)};
     sha256_init(&h);
-    int rc = put(w, &h, MAGIC, 8, err);
-    if (!rc) rc = put(w, &h, numbers, sizeof numbers, err);
-    if (!rc) rc = put(w, &h, header, numbers[1], err);
+    int rc = write_hashed(w, &h, MAGIC, 8, err);
+    if (!rc) rc = write_hashed(w, &h, numbers, sizeof numbers, err);
+    if (!rc) rc = write_hashed(w, &h, header, numbers[1], err);
     for (int i = 0; !rc && i < t->n_tensors; i++) {
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
-        rc = put(w, &h, t->tensors[i].w, bytes, err);
-        if (!rc) rc = put(w, &h, t->moments[i].data, t->moments[i].bytes, err);
+        rc = write_hashed(w, &h, t->tensors[i].w, bytes, err);
+        if (!rc) rc = write_hashed(w, &h, t->moments[i].data, t->moments[i].bytes, err);
     }
     sha256_final(&h, hash);
     return rc ? rc : atomic_file_write(w, hash, TRAILER, err);
@@ -68,10 +68,10 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
     struct atomic_file w;
     int rc = atomic_file_open(&w, path, err);
     if (rc) return rc;
-    json_t *header = header_make(t, extra);
+    json_t *header = header_new(t, extra);
     CHECK(header);
     char *text = json_canonical(header);
-    rc = state_put(t, &w, text, err);
+    rc = state_write(t, &w, text, err);
     if (!rc) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     free(text);
@@ -126,13 +126,13 @@ static bool tensors_match(const struct trainer *t, const json_t *tensors) {
 
 static int header_check(const struct trainer *t, const json_t *header, const char *path,
                         size_t bytes, struct error *err) {
-    const char *print = json_string_value(json_object_get(header, "fingerprint"));
+    const char *fingerprint = json_string_value(json_object_get(header, "fingerprint"));
     const json_t *groups = json_object_get(header, "groups");
     if (!tensors_match(t, json_object_get(header, "tensors")) ||
         json_array_size(groups) != (size_t)t->n_groups)
         return error_set(err, ERR_MISMATCH,
                          "checkpoint '%s' holds other tensors than this run trains", path);
-    if (!print || strcmp(print, t->fingerprint))
+    if (!fingerprint || strcmp(fingerprint, t->fingerprint))
         return error_set(
             err, ERR_MISMATCH,
             "checkpoint '%s' was made with another base or other options; remove it to "
@@ -145,7 +145,7 @@ static int header_check(const struct trainer *t, const json_t *header, const cha
     return OK;
 }
 
-static void state_take(struct trainer *t, const uint8_t *p, const json_t *header) {
+static void state_read(struct trainer *t, const uint8_t *p, const json_t *header) {
     for (int i = 0; i < t->n_tensors; i++) {
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
         memcpy(t->tensors[i].w, p, bytes);
@@ -162,7 +162,7 @@ static void state_take(struct trainer *t, const uint8_t *p, const json_t *header
         g->nll = g->count = 0;
     }
     t->updates = json_integer_value(json_object_get(header, "updates"));
-    t->tokens = t->seen = 0;
+    t->tokens_since_update = t->targets_since_update = 0;
     t->derived_stale = true;
 }
 
@@ -174,7 +174,7 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
     json_t *header = file_check(&map, path, &at, err);
     rc = header ? header_check(t, header, path, map.size - TRAILER - at, err) : err->code;
     if (!rc) {
-        state_take(t, map.data + at, header);
+        state_read(t, map.data + at, header);
         if (extra) *extra = json_incref(json_object_get(header, "extra"));
     }
     json_decref(header);

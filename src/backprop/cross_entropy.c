@@ -34,11 +34,11 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* The logit of choice i, whose panel begins at column i · CHOICE_PANEL. */
-static float *choice_at(const struct trainer *t, float *row, int32_t i) {
+static float *choice_logit(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
 
-static void choice_panels(struct trainer *t, const struct gemm_input *in) {
+static void choice_logits_compute(struct trainer *t, const struct gemm_input *in) {
     const struct matrix *w = &t->model->head;
     for (int32_t i = 0; i < t->n_choices; i++) {
         int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL, n1 = MIN(n0 + CHOICE_PANEL, w->n);
@@ -55,7 +55,7 @@ static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) 
     double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
     const float *w = t->choice_weight + target * n;
     for (int32_t i = 0; i < n; i++) {
-        logp[i] = *choice_at(t, row, i) * t->logit_scale;
+        logp[i] = *choice_logit(t, row, i) * t->logit_scale;
         max = fmax(max, logp[i]);
         total += w[i];
     }
@@ -65,7 +65,7 @@ static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) 
         if (t->choices[i] == t->target_token[target]) t->target_nll[target] = -logp[i];
     }
     for (int32_t i = 0; i < n; i++)
-        *choice_at(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
+        *choice_logit(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
 }
 
 /* Computes the nll from the logits, and replaces the logits by weight · (softmax minus the target's
@@ -100,7 +100,7 @@ static void choices_backward(struct trainer *t, int64_t n) {
     for (int32_t k = 0; k < t->n_choices; k++) {
         matrix_get_row(&t->model->head, t->choices[k], w);
         for (int64_t i = 0; i < n; i++) {
-            float dy = *choice_at(t, t->logits + i * t->columns, k);
+            float dy = *choice_logit(t, t->logits + i * t->columns, k);
             t->k->axpy(t->dhn + i * d, dy, w, d);
             if (t->full) t->k->axpy(t->g_head + t->choices[k] * d, dy, t->hn + i * d, d);
         }
@@ -111,7 +111,7 @@ static void choices_backward(struct trainer *t, int64_t n) {
 static void lm_head_backward(struct trainer *t, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
-    matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->grad_path, false, t->back_scratch,
+    matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->grad_path, false, t->backward_scratch,
                         t->pool);
     if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
 }
@@ -140,7 +140,7 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
         pool_run(t->pool, gather_rows, &job, n, 8);
         struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->row_path, t->in_scratch, t->pool);
         if (t->choices)
-            choice_panels(t, &in);
+            choice_logits_compute(t, &in);
         else
             matrix_mul(t->logits, w->n, &in, w, false, t->pool);
         pool_run(t->pool, cross_entropy_rows, &job, n, 1);

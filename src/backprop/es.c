@@ -46,7 +46,7 @@ struct member_score {
 };
 struct fitness {
     const char *name;
-    double (*of)(const struct member_score *s, int n);
+    double (*compute)(const struct member_score *s, int n);
 };
 struct shaping {
     const char *name;
@@ -64,7 +64,7 @@ struct es {
     struct pool *pool;
     const struct fitness *fitness;
     const struct shaping *shaping;
-    double mean, spread; /* fitness of the last call */
+    double fitness_mean, fitness_std; /* fitness of the last call */
 
     /* grows with the longest sample seen */
     struct forward *forward;
@@ -74,7 +74,7 @@ struct es {
     int32_t *out_rows;        /* [max_rows] rows that predict a target */
     int32_t *target;          /* [max_rows] the target token of each out row */
     struct member_score *out; /* [max_rows] score of one target each */
-    const float **enter;      /* [max_rows] where the row begins in `stream` */
+    const float **row_input;  /* [max_rows] where the row begins in `stream` */
 
     /* state of a pass */
     struct seq seqs[MAX_SEQS];
@@ -91,16 +91,16 @@ struct es {
     uint64_t seed;
     const struct train_sample *samples;
     int n;
-    int32_t first;      /* lowest layer that the adapter changes */
-    float *stream;      /* its input, [rows of all samples][D]; NULL if `first` is 0 */
-    int64_t *stream_at; /* [n + 1] first row of each sample */
+    int32_t first;          /* lowest layer that the adapter changes */
+    float *stream;          /* its input, [rows of all samples][D]; NULL if `first` is 0 */
+    int64_t *stream_offset; /* [n + 1] first row of each sample */
     struct lora_pack *center, **pairs; /* [N/2]: those of the pass in progress */
     float *factors;                    /* factors of one pair, all projections: [2][in], [out][2] */
     size_t *factor_at;                 /* [L][N_PROJ] */
     double *coef;                      /* [N/2] coefficient of each pair's direction */
 
-    size_t fixed_size, packs_size, packs_most; /* bytes: es_new's arrays; packs, now and at most */
-    size_t stream_most;
+    size_t fixed_size, packs_size, packs_peak; /* bytes: es_new's arrays; packs, now and at most */
+    size_t stream_peak;
 };
 
 static double fitness_loss(const struct member_score *s, int n) {
@@ -110,12 +110,12 @@ static double fitness_loss(const struct member_score *s, int n) {
 }
 
 static double fitness_exact(const struct member_score *s, int n) {
-    double right = 0, asked = 0;
+    double correct = 0, scored = 0;
     for (int i = 0; i < n; i++) {
-        right += s[i].targets > 0 && s[i].hits == s[i].targets;
-        asked += s[i].targets > 0;
+        correct += s[i].targets > 0 && s[i].hits == s[i].targets;
+        scored += s[i].targets > 0;
     }
-    return right / asked;
+    return correct / scored;
 }
 
 static const struct fitness fitness_functions[] = {{"loss", fitness_loss},
@@ -205,7 +205,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
 }
 
 /* Number of floats of one pair's factors; sets the offset of each projection. */
-static size_t factors_lay(const struct model_config *c, size_t *at) {
+static size_t factors_layout(const struct model_config *c, size_t *at) {
     size_t floats = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
         enum proj p = (enum proj)(i % N_PROJ);
@@ -230,7 +230,7 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
     e->factor_at = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *e->factor_at);
     e->head_chunk = LOGIT_BYTES / (int64_t)sizeof(float) / c->vocab_size;
     e->head_chunk = MAX(MIN(e->head_chunk, o->pass_rows), 16);
-    size_t factors = factors_lay(c, e->factor_at),
+    size_t factors = factors_layout(c, e->factor_at),
            scratch = gemm_input_scratch(e->head_chunk, c->d_model);
     e->factors = xcalloc(factors, sizeof *e->factors);
     e->logits = xcalloc((size_t)(e->head_chunk * c->vocab_size), sizeof *e->logits);
@@ -240,19 +240,19 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
     return e;
 }
 
-static void forward_drop(struct es *e) {
+static void forward_release(struct es *e) {
     forward_free(e->forward);
     free(e->rows);
     free(e->out_rows);
     free(e->target);
     free(e->out);
-    free(e->enter);
+    free(e->row_input);
     e->forward = NULL;
 }
 
 void es_free(struct es *e) {
     if (!e) return;
-    forward_drop(e);
+    forward_release(e);
     free(e->pairs);
     free(e->coef);
     free(e->factor_at);
@@ -263,15 +263,15 @@ void es_free(struct es *e) {
 }
 
 double es_fitness_mean(const struct es *e) {
-    return e->mean;
+    return e->fitness_mean;
 }
 
 double es_fitness_std(const struct es *e) {
-    return e->spread;
+    return e->fitness_std;
 }
 
 size_t es_bytes(const struct es *e) {
-    return e->fixed_size + e->forward_size + e->packs_most + e->stream_most;
+    return e->fixed_size + e->forward_size + e->packs_peak + e->stream_peak;
 }
 
 /* Rows of a sample. The last target is only predicted, and later tokens have no effect. */
@@ -282,11 +282,11 @@ static int32_t sample_rows(const struct train_sample *s) {
 }
 
 /* Makes room for the longest sample. */
-static int forward_fit(struct es *e, struct error *err) {
+static int forward_reserve(struct es *e, struct error *err) {
     int32_t longest = 1;
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
     if (e->forward && longest <= e->slot_len) return OK;
-    forward_drop(e);
+    forward_release(e);
     e->slot_len = (longest + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE * KV_PAGE_SIZE;
     e->max_rows = MAX((int32_t)e->o->pass_rows, e->slot_len);
     struct forward_options fo = {.max_rows = e->max_rows,
@@ -298,15 +298,15 @@ static int forward_fit(struct es *e, struct error *err) {
     size_t rows = (size_t)e->max_rows;
     e->forward_size = forward_bytes(&e->m->config, &fo) +
                       rows * (sizeof *e->rows + sizeof *e->out_rows + sizeof *e->target +
-                              sizeof *e->out + sizeof *e->enter);
+                              sizeof *e->out + sizeof *e->row_input);
     e->forward = forward_new(e->m, &fo);
     e->rows = try_calloc(rows, sizeof *e->rows, err);
     e->out_rows = try_calloc(rows, sizeof *e->out_rows, err);
     e->target = try_calloc(rows, sizeof *e->target, err);
     e->out = try_calloc(rows, sizeof *e->out, err);
-    e->enter = try_calloc(rows, sizeof *e->enter, err);
-    if (e->forward && e->rows && e->out_rows && e->target && e->out && e->enter) return OK;
-    forward_drop(e);
+    e->row_input = try_calloc(rows, sizeof *e->row_input, err);
+    if (e->forward && e->rows && e->out_rows && e->target && e->out && e->row_input) return OK;
+    forward_release(e);
     return error_set(err, ERR_MEMORY, "no memory for passes of %d tokens (%zu MB)", e->max_rows,
                      e->forward_size >> 20);
 }
@@ -317,14 +317,14 @@ struct sign_noise {
     float *u, *v, *p, *q; /* [out], [in], [R], [R] */
 };
 
-static struct sign_noise signs_new(const struct model_config *c, int32_t r) {
+static struct sign_noise sign_noise_new(const struct model_config *c, int32_t r) {
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *all = xcalloc(2 * (widest + (size_t)r), sizeof *all);
     return (struct sign_noise){all, all + widest, all + 2 * widest, all + 2 * widest + r};
 }
 
-static void signs_make(const struct model_config *c, const struct lora_perturbation *z, int32_t l,
-                       enum proj proj, int32_t r, struct sign_noise *s) {
+static void sign_noise_generate(const struct model_config *c, const struct lora_perturbation *z,
+                                int32_t l, enum proj proj, int32_t r, struct sign_noise *s) {
     lora_perturbation_signs(z, l, proj, true, 0, proj_out(c, proj), DTYPE_F32, s->u);
     lora_perturbation_signs(z, l, proj, false, 0, proj_in(c, proj), DTYPE_F32, s->v);
     lora_perturbation_signs(z, c->n_layers + l, proj, true, 0, r, DTYPE_F32, s->p);
@@ -351,8 +351,8 @@ static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread
         if (!lo->r) continue;
         int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
         float *a = j->factors + j->at[i], *b = a + 2 * in;
-        struct sign_noise s = signs_new(&j->t->c, lo->r);
-        signs_make(&j->t->c, &j->noise, l, proj, lo->r, &s);
+        struct sign_noise s = sign_noise_new(&j->t->c, lo->r);
+        sign_noise_generate(&j->t->c, &j->noise, l, proj, lo->r, &s);
         memset(a, 0, (size_t)in * sizeof *a);
         for (int32_t r = 0; r < lo->r; r++) k->axpy(a, s.p[r], lo->a + r * in, in);
         memcpy(a + in, s.v, (size_t)in * sizeof *a);
@@ -387,15 +387,15 @@ struct adapter *es_perturbation(const struct trainer *t, int index,
     return a;
 }
 
-static struct lora_pack *pack_made(struct es *e, struct lora *loras) {
+static struct lora_pack *lora_pack_create(struct es *e, struct lora *loras) {
     struct lora_pack *p = lora_pack_new(&e->m->config, loras, DTYPE_F32);
     e->packs_size += p->bytes;
-    e->packs_most = MAX(e->packs_most, e->packs_size);
+    e->packs_peak = MAX(e->packs_peak, e->packs_size);
     free(loras);
     return p;
 }
 
-static void pack_drop(struct es *e, struct lora_pack **p) {
+static void lora_pack_release(struct es *e, struct lora_pack **p) {
     e->packs_size -= *p ? (*p)->bytes : 0;
     lora_pack_free(*p);
     *p = NULL;
@@ -415,7 +415,7 @@ static struct lora_pack *perturbation_pack(struct es *e, int pair) {
                                      .r = 2,
                                      .scale = lo->scale * (float)e->o->sigma};
     }
-    return pack_made(e, loras);
+    return lora_pack_create(e, loras);
 }
 
 static struct lora_pack *center_pack(struct es *e) {
@@ -425,10 +425,10 @@ static struct lora_pack *center_pack(struct es *e) {
         const struct lora_params *lo = trainer_lora(e->t, e->index, i / N_PROJ, i % N_PROJ);
         loras[i] = (struct lora){.a = lo->a, .b = lo->b, .r = lo->r, .scale = lo->scale};
     }
-    return pack_made(e, loras);
+    return lora_pack_create(e, loras);
 }
 
-struct sum_job {
+struct gradient_job {
     const struct trainer *t;
     int index;
     uint64_t seed;
@@ -439,7 +439,7 @@ struct sum_job {
 /* g -= Σ coef E over the pairs, in their order, in projections [begin, end). */
 static void es_gradient_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct sum_job *j = ctx;
+    const struct gradient_job *j = ctx;
     const struct kernels *k = j->t->k;
     for (int64_t i = begin; i < end; i++) {
         int32_t l = (int32_t)i / N_PROJ;
@@ -447,12 +447,12 @@ static void es_gradient_items(void *ctx, int64_t begin, int64_t end, int thread)
         const struct lora_params *lo = trainer_lora(j->t, j->index, l, (int)proj);
         if (!lo->r) continue;
         int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
-        struct sign_noise s = signs_new(&j->t->c, lo->r);
+        struct sign_noise s = sign_noise_new(&j->t->c, lo->r);
         for (int pair = 0; pair < j->n; pair++) {
             float by = (float)-j->coef[pair];
             if (by == 0) continue;
             const struct lora_perturbation z = {j->seed, (uint32_t)pair};
-            signs_make(&j->t->c, &z, l, proj, lo->r, &s);
+            sign_noise_generate(&j->t->c, &z, l, proj, lo->r, &s);
             for (int32_t r = 0; r < lo->r; r++) k->axpy(lo->ga + r * in, by * s.q[r], s.v, in);
             for (int64_t o = 0; o < out; o++) k->axpy(lo->gb + o * lo->r, by * s.u[o], s.p, lo->r);
         }
@@ -462,7 +462,7 @@ static void es_gradient_items(void *ctx, int64_t begin, int64_t end, int thread)
 
 void es_add_gradient(struct trainer *t, int index, uint64_t seed, const double *coef, int n) {
     CHECK(!t->full && index >= 0 && index < t->n_adapters);
-    struct sum_job j = {t, index, seed, coef, n};
+    struct gradient_job j = {t, index, seed, coef, n};
     pool_run(t->pool, es_gradient_items, &j, (int64_t)t->c.n_layers * N_PROJ, 1);
     t->groups[index].count += 1;
 }
@@ -497,7 +497,8 @@ static bool pass_add(struct es *e, int member, int sample, struct member_score *
             e->out_rows[e->n_out++] = e->n_rows;
         }
         if (e->stream)
-            e->enter[e->n_rows] = e->stream + (e->stream_at[sample] + i) * e->m->config.d_model;
+            e->row_input[e->n_rows] =
+                e->stream + (e->stream_offset[sample] + i) * e->m->config.d_model;
         e->rows[e->n_rows++] = (struct batch_row){s->tokens[i], i, e->n_seqs};
     }
     g->end = e->n_rows;
@@ -511,7 +512,7 @@ struct head_rows {
     int64_t first;
 };
 
-static void head_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lm_head_score_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct head_rows *h = ctx;
     struct es *e = h->e;
@@ -530,7 +531,7 @@ static void head_items(void *ctx, int64_t begin, int64_t end, int thread) {
 
 /* Computes the logits of the outputs, a chunk at a time, and their scores. The loss has the
  * trainer's bits. */
-static void head_run(struct es *e) {
+static void lm_head_score(struct es *e) {
     const struct matrix *w = &e->m->head;
     int64_t d = e->m->config.d_model;
     const float *hidden = forward_hidden(e->forward);
@@ -541,19 +542,19 @@ static void head_run(struct es *e) {
         struct gemm_input in =
             gemm_input_for(w, 1, hidden + first * d, n, path, e->in_scratch, e->pool);
         matrix_mul(e->logits, w->n, &in, w, false, e->pool);
-        pool_run(e->pool, head_items, &h, n, 1);
+        pool_run(e->pool, lm_head_score_items, &h, n, 1);
     }
 }
 
 static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
     if (e->n_rows && e->stream)
-        forward_upper_layers(e->forward, e->first, e->enter, e->rows, e->n_rows, e->segs, e->n_segs,
-                             e->out_rows, e->n_out, NULL);
+        forward_upper_layers(e->forward, e->first, e->row_input, e->rows, e->n_rows, e->segs,
+                             e->n_segs, e->out_rows, e->n_out, NULL);
     else if (e->n_rows)
         forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
                     NULL);
-    head_run(e);
+    lm_head_score(e);
     for (int32_t i = 0; i < e->n_seqs; i++) {
         const struct seq *q = &e->seqs[i];
         *q->score = (struct member_score){.targets = q->n_out};
@@ -570,7 +571,7 @@ static int pass_run(struct es *e, struct error *err) {
     return rc;
 }
 
-static int32_t lowest_layer(const struct es *e) {
+static int32_t lowest_adapted_layer(const struct es *e) {
     int32_t i = 0, n = e->m->config.n_layers * N_PROJ;
     while (i < n && !trainer_lora(e->t, e->index, i / N_PROJ, i % N_PROJ)->r) i++;
     return MIN(i / N_PROJ, e->m->config.n_layers - 1);
@@ -587,7 +588,7 @@ static void lower_layers_forward(struct es *e) {
                                  e->stream + from * e->m->config.d_model);
             while (e->n_seqs > 0) kv_cache_truncate(forward_kv_cache(e->forward), --e->n_seqs, 0);
             e->n_rows = 0;
-            from = e->stream_at[i];
+            from = e->stream_offset[i];
         }
         for (int32_t k = 0; k < rows; k++)
             e->rows[e->n_rows++] = (struct batch_row){s->tokens[k], k, e->n_seqs};
@@ -597,29 +598,29 @@ static void lower_layers_forward(struct es *e) {
 
 /* Caches the output of the layers below the adapter, which is the same for all members. */
 static int lower_layers_cache(struct es *e, struct error *err) {
-    e->first = lowest_layer(e);
+    e->first = lowest_adapted_layer(e);
     if (!e->first) return OK;
-    e->stream_at = xcalloc((size_t)e->n + 1, sizeof *e->stream_at);
+    e->stream_offset = xcalloc((size_t)e->n + 1, sizeof *e->stream_offset);
     for (int i = 0; i < e->n; i++)
-        e->stream_at[i + 1] = e->stream_at[i] + sample_rows(&e->samples[i]);
+        e->stream_offset[i + 1] = e->stream_offset[i] + sample_rows(&e->samples[i]);
     size_t row = (size_t)e->m->config.d_model * sizeof *e->stream,
-           rows = (size_t)e->stream_at[e->n];
+           rows = (size_t)e->stream_offset[e->n];
     e->stream = try_calloc(rows, row, err);
     if (!e->stream) return err->code;
-    e->stream_most = MAX(e->stream_most, rows * row);
+    e->stream_peak = MAX(e->stream_peak, rows * row);
     lower_layers_forward(e);
     return OK;
 }
 
 static void lower_layers_release(struct es *e) {
     free(e->stream);
-    free(e->stream_at);
+    free(e->stream_offset);
     e->stream = NULL;
-    e->stream_at = NULL;
+    e->stream_offset = NULL;
 }
 
-static void pairs_drop(struct es *e, int64_t end) {
-    for (int64_t i = 0; i < end; i++) pack_drop(e, &e->pairs[i]);
+static void pairs_release(struct es *e, int64_t end) {
+    for (int64_t i = 0; i < end; i++) lora_pack_release(e, &e->pairs[i]);
 }
 
 /* scores [N][n] */
@@ -631,9 +632,9 @@ static int evaluate_population(struct es *e, struct member_score *scores, struct
         i += added;
         if (added && i < all) continue;
         rc = pass_run(e, err);
-        pairs_drop(e, i / e->n / 2);
+        pairs_release(e, i / e->n / 2);
     }
-    pairs_drop(e, e->o->population / 2);
+    pairs_release(e, e->o->population / 2);
     return rc;
 }
 
@@ -641,19 +642,19 @@ static int evaluate_population(struct es *e, struct member_score *scores, struct
 static void pair_coefficients(struct es *e, const struct member_score *scores) {
     int n = (int)e->o->population;
     double *f = xmalloc((size_t)n * sizeof *f), squares = 0;
-    e->mean = 0;
+    e->fitness_mean = 0;
     for (int i = 0; i < n; i++) {
-        f[i] = e->fitness->of(scores + (int64_t)i * e->n, e->n);
-        e->mean += f[i] / n;
+        f[i] = e->fitness->compute(scores + (int64_t)i * e->n, e->n);
+        e->fitness_mean += f[i] / n;
     }
-    for (int i = 0; i < n; i++) squares += (f[i] - e->mean) * (f[i] - e->mean) / n;
-    e->spread = sqrt(squares);
+    for (int i = 0; i < n; i++) squares += (f[i] - e->fitness_mean) * (f[i] - e->fitness_mean) / n;
+    e->fitness_std = sqrt(squares);
     e->shaping->shape(f, n);
     for (int i = 0; i < n / 2; i++) e->coef[i] = (f[2 * i] - f[2 * i + 1]) / (n * e->o->sigma);
     free(f);
 }
 
-static void group_count(struct es *e, const struct member_score *scores) {
+static void param_group_add_counts(struct es *e, const struct member_score *scores) {
     struct param_group *g = &e->t->groups[e->index];
     double nll = 0;
     int64_t targets = 0;
@@ -663,11 +664,11 @@ static void group_count(struct es *e, const struct member_score *scores) {
     }
     g->nll += nll / (double)targets;
     g->samples += e->n;
-    e->t->seen += targets;
-    for (int i = 0; i < e->n; i++) e->t->tokens += e->o->population * e->samples[i].n;
+    e->t->targets_since_update += targets;
+    for (int i = 0; i < e->n; i++) e->t->tokens_since_update += e->o->population * e->samples[i].n;
 }
 
-static bool targets_any(const struct train_sample *s, int n) {
+static bool has_targets(const struct train_sample *s, int n) {
     for (int i = 0; i < n; i++)
         if (sample_rows(&s[i])) return true;
     return false;
@@ -681,14 +682,14 @@ int es_accumulate(struct es *e, struct trainer *t, int index, const struct train
                          "adapter %d has DoRA's magnitudes, which cannot be "
                          "trained without gradients",
                          index);
-    if (!targets_any(samples, n)) return OK;
+    if (!has_targets(samples, n)) return OK;
     struct rng seed = rng_make(t->seed, RNG_NOISE, 0, (uint32_t)t->groups[index].updates);
     e->t = t;
     e->index = index;
     e->seed = rng_u64(&seed);
     e->samples = samples;
     e->n = n;
-    int rc = forward_fit(e, err);
+    int rc = forward_reserve(e, err);
     if (rc) return rc;
     struct member_score *scores = xcalloc((size_t)(e->o->population * n), sizeof *scores);
     e->center = center_pack(e);
@@ -696,10 +697,10 @@ int es_accumulate(struct es *e, struct trainer *t, int index, const struct train
     if (!rc) rc = evaluate_population(e, scores, err);
     if (!rc) {
         pair_coefficients(e, scores);
-        group_count(e, scores);
+        param_group_add_counts(e, scores);
         es_add_gradient(t, index, e->seed, e->coef, (int)e->o->population / 2);
     }
-    pack_drop(e, &e->center);
+    lora_pack_release(e, &e->center);
     lower_layers_release(e);
     free(scores);
     return rc;

@@ -46,10 +46,11 @@ struct activations {
     float *mid;                      /* [M][D] residual stream after attention */
     float *gate, *up;                /* [M][F], biases included; gate is NULL without gating */
     uint16_t *gate_tiles, *up_tiles; /* mlp_tiles: the same in bf16 instead, in tiles */
-    float *branch[2];      /* [M][D] attention's and MLP's outputs before their norm, or NULL */
-    float *h[N_PROJ];      /* [M][Rmax] scale · A x; NULL without adapters */
-    float *z[N_PROJ];      /* [M][O] before DoRA's multipliers; NULL without DoRA */
-    uint8_t *keep[N_PROJ]; /* [M][(I + 7) / 8] bits: kept by dropout; NULL without dropout */
+    float *branch[2]; /* [M][D] attention's and MLP's outputs before their norm, or NULL */
+    float *h[N_PROJ]; /* [M][Rmax] scale · A x; NULL without adapters */
+    float *z[N_PROJ]; /* [M][O] before DoRA's multipliers; NULL without DoRA */
+    uint8_t
+        *dropout_mask[N_PROJ]; /* [M][(I + 7) / 8] bits: kept by dropout; NULL without dropout */
 };
 
 struct packed_seq { /* rows of one sample */
@@ -109,21 +110,21 @@ struct trainer {
     int n_tensors;
     struct param_group *groups;
     int n_groups;
-    int64_t updates, tokens, seen; /* tokens and targets since the last update */
+    int64_t updates, tokens_since_update, targets_since_update;
 
     /* one batch; arrays are in `act` and grow with the largest batch so far */
     struct arena act;
     bool measuring; /* a dry run of the layout, which only counts into act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len;     /* capacity of `act` */
-    int64_t columns, cap_columns;  /* columns of a row of logits: V, or a panel for each choice */
-    int64_t total_rows, cap_whole; /* rows of all samples of a call; a pass may have fewer */
+    int64_t cap_rows, cap_len;    /* capacity of `act` */
+    int64_t columns, cap_columns; /* columns of a row of logits: V, or a panel for each choice */
+    int64_t call_rows, cap_call_rows; /* rows of all samples of a call; a pass may have fewer */
     int64_t rows, targets, longest;
     int64_t chunk;       /* C: rows that a layer's row-wise parts take at a time */
     bool dropout_active; /* dropout applies in this pass */
     bool derived_stale;  /* parameters changed since bt, mult and norm were made */
     struct packed_seq *seqs;
-    int n_spans;
+    int n_seqs;
     int32_t *tokens_in, *pos; /* [M] */
     int64_t *target_row;      /* [targets] ascending */
     int32_t *target_token, *target_group;
@@ -141,18 +142,18 @@ struct trainer {
     uint16_t *act_tiles, *dgate_tiles, *dup_tiles; /* mlp_tiles: [C][F] */
     uint16_t *drop_tiles;                          /* lora_tiles: [C][max I] inputs after dropout */
     /* the low-rank parts of the next product in tiles */
-    struct gemm_low_rank low;
-    uint16_t *low_tiles[2];             /* [C][LOW_RANK_MAX] */
-    struct low_rank_rows *low_rows;     /* [M] */
-    struct low_rank_part *low_parts[2]; /* [M] */
-    float *dora_out;                    /* [C][max O] a product that DoRA scales, then its dz */
-    float *dh;                          /* [C][Rmax] */
-    float *rstd, *mean;                 /* [max(C, M)·H] statistics of the rows under a norm */
-    void *in_scratch;                   /* gemm_input_scratch of a chunk */
-    void *dy_scratch;                   /* lora_tiles: the same for dY */
-    char *t_scratch;                    /* lora_tiles: [threads][lora_tile_scratch] */
-    void *back_scratch;                 /* scratch of matrix_mul_backward */
-    void *grad_scratch;                 /* full mode with tiles: scratch of weight_grad_tiles */
+    struct gemm_low_rank low_rank;
+    uint16_t *low_rank_tiles[2];             /* [C][LOW_RANK_MAX] */
+    struct low_rank_rows *low_rank_rows;     /* [M] */
+    struct low_rank_part *low_rank_parts[2]; /* [M] */
+    float *dora_out;        /* [C][max O] a product that DoRA scales, then its dz */
+    float *dh;              /* [C][Rmax] */
+    float *rstd, *mean;     /* [max(C, M)·H] statistics of the rows under a norm */
+    void *in_scratch;       /* gemm_input_scratch of a chunk */
+    void *dy_scratch;       /* lora_tiles: the same for dY */
+    char *lora_scratch;     /* lora_tiles: [threads][lora_tile_scratch] */
+    void *backward_scratch; /* scratch of matrix_mul_backward */
+    void *grad_scratch;     /* full mode with tiles: scratch of weight_grad_tiles */
     /* the head's chunk of N rows */
     int64_t head_chunk;     /* N */
     float *hx, *hn, *dhn;   /* [N][D]: residual stream, normed, gradient */
@@ -193,10 +194,10 @@ void lora_dropout_mask(struct trainer *t, int l, int p); /* samples the mask of 
  * 2. Returns the parts of h B that join the chains of their products in tiles, or NULL. */
 const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
                                       const struct gemm_input *x);
-/* y += B h of all other parts, times DoRA's multipliers; keeps z. With `aside`, that buffer holds
- * the product so far, which is not yet part of y: y is the residual stream, which DoRA must not
- * scale. */
-void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
+/* y += B h of all other parts, times DoRA's multipliers; keeps z. With `base_out`, that buffer
+ * holds the product so far, which is not yet part of y: y is the residual stream, which DoRA must
+ * not scale. */
+void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *base_out,
              const struct gemm_input *x);
 /* Whether every part of this projection joins the chain of its product in tiles. */
 bool lora_in_chain(const struct trainer *t, int l, int p);
@@ -241,8 +242,8 @@ void activation_forward(struct trainer *t, const float *gate, const float *up, i
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* mlp_tiles: both at once, from the gates and ups that were kept in `g`. */
 void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows);
-/* Rotates the heads of all rows of y; `back` rotates in the other direction. */
-void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
+/* Rotates the heads of all rows of y; `inverse` rotates in the other direction. */
+void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool inverse);
 /* Full mode: dw[n][k] += dyᵀ x over the rows. */
 void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, const float *x,
                      int64_t k, int64_t rows);

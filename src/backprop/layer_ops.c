@@ -216,13 +216,13 @@ static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back) {
+void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool inverse) {
     bool local = t->local_cos && layer_is_sliding(&t->c, l);
     struct rows_job j = {.t = t,
                          .y = y,
                          .width = width,
                          .x = local ? t->local_cos : t->rope_cos,
-                         .u = local ? (back ? t->local_neg : t->local_sin)
-                                    : (back ? t->rope_neg : t->rope_sin)};
+                         .u = local ? (inverse ? t->local_neg : t->local_sin)
+                                    : (inverse ? t->rope_neg : t->rope_sin)};
     if (!t->c.arch->learned_pos) pool_run(t->pool, rope_items, &j, t->rows, 8);
 }

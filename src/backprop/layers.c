@@ -15,8 +15,8 @@
 #include "backprop/internal.h"
 
 /* The input rows x in the form that the projections p, p + 1, … of a layer need; they share it. */
-static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const float *x,
-                                   int64_t rows) {
+static struct gemm_input input_prepare(struct trainer *t, int l, int p, int n, const float *x,
+                                       int64_t rows) {
     return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->in_scratch,
                           t->pool);
 }
@@ -25,16 +25,16 @@ static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const
 static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
-    float *aside = add && t->acts[l].z[p] ? t->dora_out : NULL;
-    struct gemm_input with_low = *in;
-    with_low.low = lora_down(t, l, p, 1, s, in);
-    matrix_mul(aside ? aside : y, w->n, &with_low, w, add && !aside, t->pool);
-    lora_up(t, l, p, s, y, aside, in);
+    float *base_out = add && t->acts[l].z[p] ? t->dora_out : NULL;
+    struct gemm_input with_low_rank = *in;
+    with_low_rank.low = lora_down(t, l, p, 1, s, in);
+    matrix_mul(base_out ? base_out : y, w->n, &with_low_rank, w, add && !base_out, t->pool);
+    lora_up(t, l, p, s, y, base_out, in);
 }
 
 /* The gradient of a projection's outputs: rows, and tiles where a product needs them. */
-static struct gemm_input outputs_of(struct trainer *t, int l, int p, const float *dy,
-                                    uint16_t *tiles, int64_t rows) {
+static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, const float *dy,
+                                             uint16_t *tiles, int64_t rows) {
     const int64_t n = t->model->layers[l].proj[p].n;
     struct gemm_input in = {.rows = rows, .k = n, .ldx = n, .x = dy, .tiles = tiles};
     if (!tiles && t->lora_tiles)
@@ -51,8 +51,8 @@ static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_r
     if (chain)
         matrix_mul_backward_tiles(dx, w->k, dy, w, add, t->pool);
     else if (dx)
-        matrix_mul_backward(dx, w->k, dy->x, w->n, s.rows, w, t->grad_path, add, t->back_scratch,
-                            t->pool);
+        matrix_mul_backward(dx, w->k, dy->x, w->n, s.rows, w, t->grad_path, add,
+                            t->backward_scratch, t->pool);
     if (dx) lora_backward_up(t, l, p, s, dx, dy, chain);
 }
 
@@ -70,7 +70,7 @@ static void linear_backward_weights(struct trainer *t, int l, int p, struct row_
 static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
                             const float *dy, uint16_t *tiles, const float *x, bool add) {
     const float *dz = dora_backward(t, l, p, s, dy);
-    struct gemm_input in = outputs_of(t, l, p, dz, dz == dy ? tiles : NULL, s.rows);
+    struct gemm_input in = output_grad_prepare(t, l, p, dz, dz == dy ? tiles : NULL, s.rows);
     linear_backward_inputs(t, l, p, s, dx, &in, add);
     linear_backward_weights(t, l, p, s, &in, x);
 }
@@ -95,8 +95,8 @@ static void branch_forward(struct trainer *t, int l, int p, struct row_range s, 
 
 /* The gradient of the projection that ends a branch: dx, or dx through the backward pass of the
  * norm. */
-static const float *branch_back(struct trainer *t, struct row_range s, const float *branch,
-                                const float *norm, float *g_norm) {
+static const float *branch_backward(struct trainer *t, struct row_range s, const float *branch,
+                                    const float *norm, float *g_norm) {
     int64_t d = t->c.d_model;
     const float *dx = t->dx + s.r0 * d;
     if (!branch) return dx;
@@ -136,7 +136,7 @@ static void attention_block_forward(struct trainer *t, int l) {
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
         norm_forward(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, s.rows, d);
-        struct gemm_input in = inputs_of(t, l, PROJ_Q, 3, t->xn, s.rows);
+        struct gemm_input in = input_prepare(t, l, PROJ_Q, 3, t->xn, s.rows);
         linear_forward(t, l, PROJ_Q, s, a->q + r0 * q, &in, false);
         linear_forward(t, l, PROJ_K, s, a->k + r0 * g, &in, false);
         linear_forward(t, l, PROJ_V, s, a->v + r0 * g, &in, false);
@@ -151,7 +151,7 @@ static void attention_block_forward(struct trainer *t, int l) {
 }
 
 /* mlp_tiles: gates and ups of a range of rows. */
-static struct gemm_gated gated_at(const struct trainer *t, int l, struct row_range s) {
+static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range s) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
     const int64_t at = s.r0 * ((t->c.d_ff + 31) / 32 * 32);
@@ -169,32 +169,32 @@ struct gated_job {
 };
 
 /* Items are pairs of panels of outputs. */
-static void gated_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void gate_up_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct gated_job *j = ctx;
     (void)thread;
     j->t->k->gemm_tiles_silu(&j->g, &j->in, 32 * begin, MIN(32 * end, j->t->c.d_ff));
 }
 
-static void rows_pack(struct trainer *t, uint16_t *tiles, const float *x, int64_t rows) {
+static void rows_pack_tiles(struct trainer *t, uint16_t *tiles, const float *x, int64_t rows) {
     struct gemm_input in = {.rows = rows, .k = t->c.d_ff, .ldx = t->c.d_ff, .x = x, .tiles = tiles};
     gemm_input_pack_tiles(&in, t->pool);
 }
 
 /* mlp_tiles: gate, up and activation of the normed rows; returns the inputs of the next product.
  * Where some adapter's part does not join the chains, the same from separate products. */
-static struct gemm_input gated_forward(struct trainer *t, int l, struct row_range s,
-                                       const struct gemm_input *in) {
-    struct gated_job j = {t, gated_at(t, l, s), *in};
+static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct row_range s,
+                                               const struct gemm_input *in) {
+    struct gated_job j = {t, gated_mlp_rows(t, l, s), *in};
     if (t->full || (lora_in_chain(t, l, PROJ_GATE) && lora_in_chain(t, l, PROJ_UP))) {
         j.in.low = lora_down(t, l, PROJ_GATE, 2, s, in);
-        pool_run(t->pool, gated_items, &j, (t->c.d_ff + 31) / 32, 1);
+        pool_run(t->pool, gate_up_tiles_items, &j, (t->c.d_ff + 31) / 32, 1);
     } else {
         linear_forward(t, l, PROJ_GATE, s, t->dgate, in, false);
         linear_forward(t, l, PROJ_UP, s, t->dup, in, false);
         activation_forward(t, t->dgate, t->dup, s.rows);
-        rows_pack(t, j.g.gate_out, t->dgate, s.rows);
-        rows_pack(t, j.g.up_out, t->dup, s.rows);
-        rows_pack(t, t->act_tiles, t->act_buf, s.rows);
+        rows_pack_tiles(t, j.g.gate_out, t->dgate, s.rows);
+        rows_pack_tiles(t, j.g.up_out, t->dup, s.rows);
+        rows_pack_tiles(t, t->act_tiles, t->act_buf, s.rows);
     }
     return (struct gemm_input){.path = t->row_path,
                                .rows = s.rows,
@@ -205,8 +205,8 @@ static struct gemm_input gated_forward(struct trainer *t, int l, struct row_rang
 
 /* Gate, up and activation in f32, likewise. Without `down` the inputs are not prepared for the base
  * product. */
-static struct gemm_input plain_mlp_forward(struct trainer *t, int l, struct row_range s,
-                                           const struct gemm_input *in, bool down) {
+static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_range s,
+                                         const struct gemm_input *in, bool down) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t f = t->c.d_ff;
@@ -217,7 +217,7 @@ static struct gemm_input plain_mlp_forward(struct trainer *t, int l, struct row_
     bias_forward(t, up, w->bias[PROJ_UP], s.rows, f);
     activation_forward(t, gate, up, s.rows);
     if (!down && !t->lora_tiles) return (struct gemm_input){.x = t->act_buf};
-    return inputs_of(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
+    return input_prepare(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
 }
 
 /* Attention's output projection and the MLP. Without `whole` only the values that the backward pass
@@ -231,12 +231,13 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
         float *mid = a->mid + r0 * d, *branch[2] = {NULL, NULL};
         for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
         const bool down = whole || branch[1] || a->z[PROJ_DOWN];
-        struct gemm_input in = inputs_of(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
+        struct gemm_input in = input_prepare(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
         branch_forward(t, l, PROJ_O, s, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
         norm_forward(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, s.rows, d);
-        in = inputs_of(t, l, a->gate || t->mlp_tiles ? PROJ_GATE : PROJ_UP,
-                       a->gate || t->mlp_tiles ? 2 : 1, t->xn, s.rows);
-        in = t->mlp_tiles ? gated_forward(t, l, s, &in) : plain_mlp_forward(t, l, s, &in, down);
+        in = input_prepare(t, l, a->gate || t->mlp_tiles ? PROJ_GATE : PROJ_UP,
+                           a->gate || t->mlp_tiles ? 2 : 1, t->xn, s.rows);
+        in = t->mlp_tiles ? gate_up_forward_tiles(t, l, s, &in)
+                          : gate_up_forward(t, l, s, &in, down);
         if (down)
             branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
                            w->post_ffn_norm);
@@ -256,7 +257,7 @@ static void mlp_activation_backward(struct trainer *t, int l, struct row_range s
     const struct activations *a = &t->acts[l];
     const int64_t at = s.r0 * t->c.d_ff;
     if (t->mlp_tiles) {
-        const struct gemm_gated g = gated_at(t, l, s);
+        const struct gemm_gated g = gated_mlp_rows(t, l, s);
         gated_backward(t, &g, s.rows);
         return;
     }
@@ -274,9 +275,9 @@ static void mlp_backward(struct trainer *t, int l) {
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
         const bool gated = !t->c.arch->ungated, tiles = t->mlp_tiles;
-        const float *dy = branch_back(t, s, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
+        const float *dy = branch_backward(t, s, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
         const float *dz = dora_backward(t, l, PROJ_DOWN, s, dy);
-        struct gemm_input in = outputs_of(t, l, PROJ_DOWN, dz, NULL, s.rows);
+        struct gemm_input in = output_grad_prepare(t, l, PROJ_DOWN, dz, NULL, s.rows);
         linear_backward_inputs(t, l, PROJ_DOWN, s, t->dact, &in, false);
         mlp_activation_backward(t, l, s);
         linear_backward_weights(t, l, PROJ_DOWN, s, &in, t->act_buf);
@@ -325,7 +326,7 @@ void layer_backward(struct trainer *t, int l) {
     mlp_backward(t, l);
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct row_range s = row_range_at(t, r0);
-        const float *dy = branch_back(t, s, a->branch[0], w->post_attn_norm, g->post_attn_norm);
+        const float *dy = branch_backward(t, s, a->branch[0], w->post_attn_norm, g->post_attn_norm);
         linear_backward(t, l, PROJ_O, s, t->datt + r0 * q, dy, NULL, a->att + r0 * q, false);
     }
     attention_backward(t, l);

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct low_job {
+struct lora_job {
     struct trainer *t;
     int l, p;
     struct row_range s;
@@ -31,7 +31,7 @@ struct low_job {
 
 /* Whether an adapter's part joins the chain of sums of the base product. In the forward pass the
  * rule is the one of serving, so that the trained model is the served model. */
-static bool part_in_chain(const struct low_job *j, const struct lora_params *lp) {
+static bool part_in_chain(const struct lora_job *j, const struct lora_params *lp) {
     if (!j->chain || lp->r > LOW_RANK_MAX) return false;
     return j->backward ? !j->t->dropout_active : !lp->m;
 }
@@ -43,22 +43,22 @@ size_t lora_tile_scratch(const struct trainer *t) {
 }
 
 /* y[rows] = in wᵀ for rows [at, at + rows) of the inputs, w [n][K] in f32. */
-static void down_tiles(const struct low_job *j, float *y, int64_t at, int64_t rows, const float *w,
-                       int64_t n) {
+static void lora_down_tiles(const struct lora_job *j, float *y, int64_t at, int64_t rows,
+                            const float *w, int64_t n) {
     const struct matrix m = matrix_view(DTYPE_F32, false, w, n, j->in->k);
     const struct gemm_input in = gemm_input_tile_rows(j->in, at, at + rows);
     j->t->k->gemm_tiles(y - in.skip * j->t->max_r, j->t->max_r, &in, &m, 0, n, false);
 }
 
 /* y[rows][width] (+)= h w, w [n][width] in f32. */
-static void up_tiles(const struct low_job *j, float *y, int64_t width, const float *h, int64_t rows,
-                     const float *w, int64_t n, bool add, int thread) {
+static void lora_up_tiles(const struct lora_job *j, float *y, int64_t width, const float *h,
+                          int64_t rows, const float *w, int64_t n, bool add, int thread) {
     const struct trainer *t = j->t;
     const struct matrix m = matrix_view(DTYPE_F32, false, w, n, width);
     for (int64_t i = 0; i < rows; i += TILE_ROWS) {
         struct gemm_input in;
         gemm_input_prepare(&in, h + i * t->max_r, t->max_r, MIN(rows - i, TILE_ROWS), n, false,
-                           true, t->t_scratch + (size_t)thread * lora_tile_scratch(t), NULL);
+                           true, t->lora_scratch + (size_t)thread * lora_tile_scratch(t), NULL);
         t->k->gemm_tiles_backward(y + i * width, width, &in, &m, 0, 0, width, add);
     }
 }
@@ -66,22 +66,21 @@ static void up_tiles(const struct low_job *j, float *y, int64_t width, const flo
 /* Iterator over runs of rows of one adapter: lora_rows_next returns the next one within [begin,
  * end). */
 struct lora_rows {
-    int span;           /* next index in trainer.spans */
+    int seq;            /* next index in trainer.spans */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
 
-static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t begin,
+static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_t begin,
                            int64_t end) {
     const struct trainer *t = j->t;
-    while (r->span < t->n_spans && t->seqs[r->span].end <= begin) r->span++;
-    if (r->span >= t->n_spans || t->seqs[r->span].begin >= end) return false;
-    int adapter = t->seqs[r->span].adapter;
-    r->begin = MAX(t->seqs[r->span].begin, begin);
-    for (; r->span < t->n_spans && t->seqs[r->span].begin < end &&
-           t->seqs[r->span].adapter == adapter;
-         r->span++)
-        r->end = MIN(t->seqs[r->span].end, end);
+    while (r->seq < t->n_seqs && t->seqs[r->seq].end <= begin) r->seq++;
+    if (r->seq >= t->n_seqs || t->seqs[r->seq].begin >= end) return false;
+    int adapter = t->seqs[r->seq].adapter;
+    r->begin = MAX(t->seqs[r->seq].begin, begin);
+    for (; r->seq < t->n_seqs && t->seqs[r->seq].begin < end && t->seqs[r->seq].adapter == adapter;
+         r->seq++)
+        r->end = MIN(t->seqs[r->seq].end, end);
     r->lp = trainer_lora(t, adapter, j->l, j->p);
     return true;
 }
@@ -109,7 +108,7 @@ static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32
 /* One random stream per sample, layer and projection. Items are samples. */
 static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     uint32_t threshold = dropout_threshold(t);
@@ -117,7 +116,7 @@ static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread
         const struct packed_seq *sp = &t->seqs[s];
         uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + j->p);
         struct rng r = rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
-        uint8_t *bits = t->acts[j->l].keep[j->p] + sp->begin * stride;
+        uint8_t *bits = t->acts[j->l].dropout_mask[j->p] + sp->begin * stride;
         memset(bits, 0, (size_t)((sp->end - sp->begin) * stride));
         for (int64_t i = sp->begin; i < sp->end; i++, bits += stride)
             dropout_mask_row(&r, bits, width, threshold);
@@ -125,9 +124,9 @@ static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread
 }
 
 void lora_dropout_mask(struct trainer *t, int l, int p) {
-    struct low_job j = {.t = t, .l = l, .p = p};
+    struct lora_job j = {.t = t, .l = l, .p = p};
     if (t->dropout_active && t->acts[l].h[p])
-        pool_run(t->pool, dropout_mask_items, &j, t->n_spans, 1);
+        pool_run(t->pool, dropout_mask_items, &j, t->n_seqs, 1);
 }
 
 /* y (+)= x where kept, scaled up; else (+)= 0. Four columns at a time: four decision bits select a
@@ -153,24 +152,24 @@ static float dropout_factor(const struct trainer *t) {
 }
 
 /* Rows [begin, end) of the range; y and x point to the range's first row. */
-static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin,
+static void dropout_rows(const struct lora_job *j, float *y, const float *x, int64_t begin,
                          int64_t end, bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
-    const uint8_t *keep = t->acts[j->l].keep[j->p] + j->s.r0 * stride;
+    const uint8_t *dropout_mask = t->acts[j->l].dropout_mask[j->p] + j->s.r0 * stride;
     float factor = dropout_factor(t), factors[16][4];
     for (int bits = 0; bits < 16; bits++)
         for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
     for (int64_t i = begin; i < end; i++)
-        dropout_row(y + i * width, x + i * width, keep + i * stride, factors, width, add);
+        dropout_row(y + i * width, x + i * width, dropout_mask + i * stride, factors, width, add);
 }
 
 /* The inputs where kept, else zero; dropout_factor is applied to h instead. Items are rows. */
 static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const int64_t width = j->in->k, stride = (width + 7) / 8;
-    const uint8_t *keep = j->t->acts[j->l].keep[j->p] + j->s.r0 * stride;
+    const uint8_t *dropout_mask = j->t->acts[j->l].dropout_mask[j->p] + j->s.r0 * stride;
     uint64_t masks[16]; // of four values
     for (int bits = 0; bits < 16; bits++) {
         masks[bits] = 0;
@@ -184,27 +183,27 @@ static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int threa
             const int64_t at = c / 32 * 512 + c % 32;
             uint64_t four;
             memcpy(&four, row + at, sizeof four);
-            four &= c < width ? masks[keep[i * stride + c / 8] >> c % 8 & 15] : 0;
+            four &= c < width ? masks[dropout_mask[i * stride + c / 8] >> c % 8 & 15] : 0;
             memcpy(to + at, &four, sizeof four);
         }
     }
 }
 
-/* y (+)= x ⊙ by */
-static void times(float *restrict y, const float *restrict x, const float *restrict by, int64_t n,
-                  bool add) {
-    for (int64_t i = 0; i < n; i++) y[i] = add ? y[i] + x[i] * by[i] : x[i] * by[i];
+/* y (+)= x ⊙ factor */
+static void mul_rows(float *restrict y, const float *restrict x, const float *restrict factor,
+                     int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++) y[i] = add ? y[i] + x[i] * factor[i] : x[i] * factor[i];
 }
 
 static void dropout_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     dropout_rows(j, j->t->drop, j->x, begin, end, false);
 }
 
 static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
     const float factor = j->in && t->dropout_active ? dropout_factor(t) : 1.0f;
@@ -214,7 +213,7 @@ static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
         float *h = t->acts[j->l].h[j->p] + r.begin * ld;
         if (!r.lp->r) continue;
         if (j->in)
-            down_tiles(j, h, at, rows, r.lp->a, r.lp->r);
+            lora_down_tiles(j, h, at, rows, r.lp->a, r.lp->r);
         else
             t->k->gemm_f32(h, ld, j->x + at * in, in, rows, r.lp->a, in, in, 0, r.lp->r, false);
         for (int64_t i = 0; i < rows; i++) t->k->scale(h + i * ld, r.lp->scale * factor, r.lp->r);
@@ -223,7 +222,7 @@ static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
     const struct activations *a = &t->acts[j->l];
@@ -235,65 +234,66 @@ static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
         if (j->dora_out && !r.lp->m) t->k->axpy(y, 1.0f, j->dora_out + at * out, rows * out);
         if (!r.lp->r || part_in_chain(j, r.lp)) continue;
         if (j->in)
-            up_tiles(j, to, out, h, rows, r.lp->bt, r.lp->r, true, thread);
+            lora_up_tiles(j, to, out, h, rows, r.lp->bt, r.lp->r, true, thread);
         else
             t->k->gemm_nn_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
         if (!r.lp->m) continue;
         float *z = a->z[j->p] + r.begin * out;
         memcpy(z, to, (size_t)(rows * out) * sizeof *z);
         for (int64_t i = 0; i < rows; i++)
-            times(y + i * out, z + i * out, r.lp->mult, out, j->dora_out != NULL);
+            mul_rows(y + i * out, z + i * out, r.lp->mult, out, j->dora_out != NULL);
     }
 }
 
 /* Rows of an item: many where their weights are packed for each item. */
-static int64_t rows_grain(const struct trainer *t) {
+static int64_t rows_per_item(const struct trainer *t) {
     return t->lora_tiles ? 32 : 8;
 }
 
 /* The parts of one product, or of gate and up, that join its chain; forward B, backward A. */
-static const struct gemm_low_rank *chain_list(const struct low_job *first, int n) {
+static const struct gemm_low_rank *chained_low_rank(const struct lora_job *first, int n) {
     struct trainer *t = first->t;
     struct lora_rows r = {0};
-    t->low = (struct gemm_low_rank){.t = {t->low_tiles[0], t->low_tiles[1]}, .rows = t->low_rows};
+    t->low_rank = (struct gemm_low_rank){.t = {t->low_rank_tiles[0], t->low_rank_tiles[1]},
+                                         .rows = t->low_rank_rows};
     while (lora_rows_next(first, &r, first->s.r0, first->s.r0 + first->s.rows)) {
-        const int adapter = t->seqs[r.span - 1].adapter, at = t->low.n;
-        struct low_rank_rows *rows = &t->low_rows[at];
+        const int adapter = t->seqs[r.seq - 1].adapter, at = t->low_rank.n;
+        struct low_rank_rows *rows = &t->low_rank_rows[at];
         *rows = (struct low_rank_rows){.begin = r.begin - first->s.r0, .end = r.end - first->s.r0};
         for (int i = 0; i < n; i++) {
             const struct lora_params *lp = trainer_lora(t, adapter, first->l, first->p + i);
             const enum proj p = (enum proj)(first->p + i);
             const float *v = first->backward ? lp->a : lp->bt;
             const int64_t width = first->backward ? proj_in(&t->c, p) : proj_out(&t->c, p);
-            struct low_rank_part *part = &t->low_parts[i][at];
+            struct low_rank_part *part = &t->low_rank_parts[i][at];
             if (!lp->r || !part_in_chain(first, lp)) continue;
             *part = (struct low_rank_part){.v = matrix_view(DTYPE_F32, false, v, lp->r, width)};
             rows->parts[i] = part;
             rows->n_parts[i] = 1;
         }
-        if (rows->n_parts[0] + rows->n_parts[1] > 0) t->low.n++;
+        if (rows->n_parts[0] + rows->n_parts[1] > 0) t->low_rank.n++;
     }
-    return t->low.n > 0 ? &t->low : NULL;
+    return t->low_rank.n > 0 ? &t->low_rank : NULL;
 }
 
-static bool product_in_tiles(const struct trainer *t, int l, int p) {
+static bool product_uses_tiles(const struct trainer *t, int l, int p) {
     return matrix_uses_tiles(&t->model->layers[l].proj[p], t->row_path);
 }
 
-static struct low_job forward_job(struct trainer *t, int l, int p, struct row_range s,
-                                  const struct gemm_input *x) {
-    return (struct low_job){.t = t,
-                            .l = l,
-                            .p = p,
-                            .s = s,
-                            .x = x->x,
-                            .in = x->tiles ? x : NULL, // the same rule as in serving
-                            .chain = x->tiles && product_in_tiles(t, l, p)};
+static struct lora_job forward_job(struct trainer *t, int l, int p, struct row_range s,
+                                   const struct gemm_input *x) {
+    return (struct lora_job){.t = t,
+                             .l = l,
+                             .p = p,
+                             .s = s,
+                             .x = x->x,
+                             .in = x->tiles ? x : NULL, // the same rule as in serving
+                             .chain = x->tiles && product_uses_tiles(t, l, p)};
 }
 
 bool lora_in_chain(const struct trainer *t, int l, int p) {
-    const struct low_job j = {.t = (struct trainer *)(uintptr_t)t,
-                              .chain = t->lora_tiles && product_in_tiles(t, l, p)};
+    const struct lora_job j = {.t = (struct trainer *)(uintptr_t)t,
+                               .chain = t->lora_tiles && product_uses_tiles(t, l, p)};
     for (int i = 0; i < t->n_adapters; i++) {
         const struct lora_params *lp = trainer_lora(t, i, l, p);
         if (lp->r && !part_in_chain(&j, lp)) return false;
@@ -303,13 +303,13 @@ bool lora_in_chain(const struct trainer *t, int l, int p) {
 
 const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
                                       const struct gemm_input *x) {
-    const struct low_job first = forward_job(t, l, p, s, x);
+    const struct lora_job first = forward_job(t, l, p, s, x);
     if (t->full) return NULL;
     for (int i = 0; i < n; i++) {
-        struct low_job j = forward_job(t, l, p + i, s, x);
+        struct lora_job j = forward_job(t, l, p + i, s, x);
         struct gemm_input dropped = *x;
         if (!t->acts[l].h[p + i]) continue;
-        j.tiles = t->low_tiles[i];
+        j.tiles = t->low_rank_tiles[i];
         if (t->dropout_active && j.in) {
             pool_run(t->pool, dropout_tiles_items, &j, s.rows, 16);
             dropped.tiles = t->drop_tiles;
@@ -318,23 +318,23 @@ const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, st
             pool_run(t->pool, dropout_items, &j, s.rows, 8);
             j.x = t->drop;
         }
-        pool_run(t->pool, down_items, &j, s.rows, rows_grain(t));
+        pool_run(t->pool, down_items, &j, s.rows, rows_per_item(t));
     }
-    return first.chain ? chain_list(&first, n) : NULL;
+    return first.chain ? chained_low_rank(&first, n) : NULL;
 }
 
-void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
+void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *base_out,
              const struct gemm_input *x) {
-    struct low_job j = forward_job(t, l, p, s, x);
-    j.y = y, j.dora_out = aside;
-    if (t->full || !t->acts[l].h[p] || (!aside && lora_in_chain(t, l, p))) return;
-    pool_run(t->pool, up_items, &j, s.rows, rows_grain(t));
+    struct lora_job j = forward_job(t, l, p, s, x);
+    j.y = y, j.dora_out = base_out;
+    if (t->full || !t->acts[l].h[p] || (!base_out && lora_in_chain(t, l, p))) return;
+    pool_run(t->pool, up_items, &j, s.rows, rows_per_item(t));
 }
 
 /* dm[o] += Σ over rows of dy z / norm. Items are outputs. */
 static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p);
     struct lora_rows r = {0};
@@ -347,23 +347,23 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* dz = mult ⊙ dy, in t->aside. */
+/* dz = mult ⊙ dy, in t->dora_out. */
 static void dora_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     int64_t out = proj_out(&j->t->c, (enum proj)j->p);
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, j->s.r0 + begin, j->s.r0 + end))
         for (int64_t i = r.begin - j->s.r0; i < r.end - j->s.r0; i++)
             if (r.lp->m)
-                times(j->y + i * out, j->dy + i * out, r.lp->mult, out, false);
+                mul_rows(j->y + i * out, j->dy + i * out, r.lp->mult, out, false);
             else
                 memcpy(j->y + i * out, j->dy + i * out, (size_t)out * sizeof(float));
 }
 
 const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy) {
     if (t->full || !t->acts[l].z[p]) return dy;
-    struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->dora_out, .dy = dy};
+    struct lora_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->dora_out, .dy = dy};
     pool_run(t->pool, magnitude_items, &j, proj_out(&t->c, (enum proj)p), 16);
     pool_run(t->pool, dora_backward_items, &j, s.rows, 8);
     return t->dora_out;
@@ -372,7 +372,7 @@ const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, 
 /* dh. Items are rows. */
 static void backward_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
     struct lora_rows r = {0};
@@ -383,7 +383,7 @@ static void backward_down_items(void *ctx, int64_t begin, int64_t end, int threa
         for (int64_t i = 0; !t->lora_tiles && i < rows; i++)
             memset(dh + i * ld, 0, (size_t)rank * sizeof *dh);
         if (t->lora_tiles)
-            down_tiles(j, dh, at, rows, r.lp->bt, rank);
+            lora_down_tiles(j, dh, at, rows, r.lp->bt, rank);
         else
             t->k->gemm_nn_f32(dh, ld, j->dy + at * out, out, 1, rows, r.lp->b, rank, out, rank);
         for (int64_t i = 0; i < rows; i++) t->k->scale(dh + i * ld, r.lp->scale, rank);
@@ -393,7 +393,7 @@ static void backward_down_items(void *ctx, int64_t begin, int64_t end, int threa
 
 /* dx. Items are rows. */
 static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
     struct lora_rows r = {0};
@@ -403,7 +403,7 @@ static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread)
         float *dx = (t->dropout_active ? t->drop : j->y) + at * in;
         if (!rank || part_in_chain(j, r.lp)) continue;
         if (t->lora_tiles) {
-            up_tiles(j, dx, in, dh, rows, r.lp->a, rank, !t->dropout_active, thread);
+            lora_up_tiles(j, dx, in, dh, rows, r.lp->a, rank, !t->dropout_active, thread);
         } else {
             if (t->dropout_active) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
             t->k->gemm_nn_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
@@ -415,7 +415,7 @@ static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread)
 /* dA[:, i] += Σ dhᵀ x and dB[o] += Σ dzᵀ h: items are columns of A, then rows of B. */
 static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    const struct low_job *j = ctx;
+    const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
             ld = t->max_r, i0 = MIN(begin, in), i1 = MIN(end, in), o0 = MAX(begin - in, 0),
@@ -434,38 +434,38 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static struct low_job backward_job(struct trainer *t, int l, int p, struct row_range s,
-                                   const struct gemm_input *dy, bool chain) {
-    return (struct low_job){.t = t,
-                            .l = l,
-                            .p = p,
-                            .s = s,
-                            .dy = dy->x,
-                            .in = dy,
-                            .backward = true,
-                            .chain = chain,
-                            .tiles = t->low_tiles[0]};
+static struct lora_job backward_job(struct trainer *t, int l, int p, struct row_range s,
+                                    const struct gemm_input *dy, bool chain) {
+    return (struct lora_job){.t = t,
+                             .l = l,
+                             .p = p,
+                             .s = s,
+                             .dy = dy->x,
+                             .in = dy,
+                             .backward = true,
+                             .chain = chain,
+                             .tiles = t->low_rank_tiles[0]};
 }
 
 const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p, struct row_range s,
                                                const struct gemm_input *dy, bool chain) {
-    struct low_job j = backward_job(t, l, p, s, dy, chain);
+    struct lora_job j = backward_job(t, l, p, s, dy, chain);
     if (t->full || !t->acts[l].h[p]) return NULL;
-    pool_run(t->pool, backward_down_items, &j, s.rows, rows_grain(t));
-    return chain ? chain_list(&j, 1) : NULL;
+    pool_run(t->pool, backward_down_items, &j, s.rows, rows_per_item(t));
+    return chain ? chained_low_rank(&j, 1) : NULL;
 }
 
 void lora_backward_up(struct trainer *t, int l, int p, struct row_range s, float *dx,
                       const struct gemm_input *dy, bool chain) {
-    struct low_job j = backward_job(t, l, p, s, dy, chain);
+    struct lora_job j = backward_job(t, l, p, s, dy, chain);
     j.y = dx;
     if (t->full || !t->acts[l].h[p]) return;
-    pool_run(t->pool, backward_up_items, &j, s.rows, rows_grain(t));
+    pool_run(t->pool, backward_up_items, &j, s.rows, rows_per_item(t));
 }
 
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range s,
                            const struct gemm_input *dy, const float *x) {
-    struct low_job j = backward_job(t, l, p, s, dy, false);
+    struct lora_job j = backward_job(t, l, p, s, dy, false);
     j.x = x;
     if (t->full || !t->acts[l].h[p]) return;
     if (t->dropout_active) pool_run(t->pool, dropout_items, &j, s.rows, 8);

@@ -48,7 +48,7 @@ struct step_job {
     float factor, lr, bc1, bc2;
 };
 
-static struct step_job step_job_make(struct trainer *t, const struct param_group *g) {
+static struct step_job step_job_new(struct trainer *t, const struct param_group *g) {
     struct step_job j = {.t = t};
     int64_t n = 0;
     for (int i = g->first; i < g->first + g->n_tensors; i++)
@@ -89,7 +89,7 @@ static void square_items(void *ctx, int64_t begin, int64_t end, int thread) {
 
 /* Sum of squares of a group's gradients. */
 static double grad_norm_squared(struct trainer *t, const struct param_group *g) {
-    struct step_job job = step_job_make(t, g);
+    struct step_job job = step_job_new(t, g);
     double sum = 0;
     pool_run(t->pool, square_items, &job, job.n_pieces, SUMS);
     for (int64_t p = 0; p < job.n_pieces; p++) sum += job.pieces[p].squares;
@@ -159,7 +159,7 @@ static void sgd(const struct step_job *j, int tensor, int64_t begin, int64_t end
     }
 }
 
-static void sgd_bare(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
+static void sgd_no_momentum(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
     struct train_tensor *x = &j->t->tensors[tensor];
     float decay = decay_of(j->t, tensor);
     for (int64_t i = begin; i < end; i++) x->w[i] -= j->lr * (x->g[i] + decay * x->w[i]);
@@ -174,7 +174,7 @@ static void piece_step(const struct step_job *j, const struct piece *p) {
     if (t->optim == OPTIM_SGD)
         sgd(j, p->tensor, begin, end);
     else if (t->optim == OPTIM_SGD_NO_MOMENTUM)
-        sgd_bare(j, p->tensor, begin, end);
+        sgd_no_momentum(j, p->tensor, begin, end);
     else if (t->optim == OPTIM_ADAMW_8BIT)
         adamw_8bit(j, p->tensor, begin, end);
     else
@@ -193,7 +193,7 @@ static void param_group_step(struct trainer *t, struct param_group *g, double no
     double factor = 1.0 / g->count;
     if (t->max_grad_norm > 0 && norm > t->max_grad_norm) factor *= t->max_grad_norm / norm;
     g->updates++;
-    struct step_job job = step_job_make(t, g);
+    struct step_job job = step_job_new(t, g);
     job.factor = (float)factor, job.lr = lr;
     job.bc1 = (float)(1 - math_pow(t->beta1, (double)g->updates));
     job.bc2 = (float)(1 - math_pow(t->beta2, (double)g->updates));
@@ -217,7 +217,7 @@ static int grad_norms_compute(struct trainer *t, double *norms, struct error *er
 }
 
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err) {
-    struct update_stats s = {.tokens = t->tokens, .targets = t->seen};
+    struct update_stats s = {.tokens = t->tokens_since_update, .targets = t->targets_since_update};
     double count = 0;
     for (int i = 0; i < t->n_groups; i++) count += t->groups[i].count;
     if (count <= 0) return error_set(err, ERR_STATE, "an update without a single target token");
@@ -234,7 +234,7 @@ int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct
     free(norms);
     if (rc) return rc;
     s.loss /= count;
-    t->tokens = t->seen = 0;
+    t->tokens_since_update = t->targets_since_update = 0;
     t->derived_stale = true;
     t->updates++;
     if (out) *out = s;

@@ -20,50 +20,50 @@ static size_t tensor_bytes(const struct trainer *t, int i) {
 }
 
 struct trainer_snapshot *trainer_snapshot_new(const struct trainer *t) {
-    struct trainer_snapshot *u = xcalloc(1, sizeof *u);
+    struct trainer_snapshot *s = xcalloc(1, sizeof *s);
     size_t size = 0;
     for (int i = 0; i < t->n_tensors; i++) size += tensor_bytes(t, i) + t->moments[i].bytes;
-    u->size = size;
-    u->groups = xcalloc((size_t)t->n_groups, sizeof *u->groups);
-    u->bytes = xmalloc(size);
-    return u;
+    s->size = size;
+    s->groups = xcalloc((size_t)t->n_groups, sizeof *s->groups);
+    s->bytes = xmalloc(size);
+    return s;
 }
 
-size_t trainer_snapshot_bytes(const struct trainer_snapshot *u) {
-    return u->size;
+size_t trainer_snapshot_bytes(const struct trainer_snapshot *s) {
+    return s->size;
 }
 
-/* Copies adapter i's tensors from the trainer to the snapshot or, with `back`, the other way. */
-static void adapter_copy(const struct trainer_snapshot *u, const struct trainer *t, int i,
-                         bool back) {
-    uint8_t *p = u->bytes;
+/* Copies adapter i's tensors from the trainer to the snapshot or, with `restore`, the other way. */
+static void adapter_copy(const struct trainer_snapshot *s, const struct trainer *t, int i,
+                         bool restore) {
+    uint8_t *p = s->bytes;
     int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
     for (int k = 0; k < end; k++) {
         uint8_t *w = (uint8_t *)t->tensors[k].w, *m = t->moments[k].data, *p_m;
         size_t n = tensor_bytes(t, k), n_m = t->moments[k].bytes;
         p_m = p + n;
         if (k >= first) {
-            memcpy(back ? w : p, back ? p : w, n);
-            memcpy(back ? m : p_m, back ? p_m : m, n_m);
+            memcpy(restore ? w : p, restore ? p : w, n);
+            memcpy(restore ? m : p_m, restore ? p_m : m, n_m);
         }
         p = p_m + n_m;
     }
 }
 
-void trainer_snapshot_save(struct trainer_snapshot *u, const struct trainer *t, int i) {
-    adapter_copy(u, t, i, false);
-    u->groups[i] = t->groups[i];
+void trainer_snapshot_save(struct trainer_snapshot *s, const struct trainer *t, int i) {
+    adapter_copy(s, t, i, false);
+    s->groups[i] = t->groups[i];
 }
 
-void trainer_snapshot_restore(const struct trainer_snapshot *u, struct trainer *t, int i) {
-    adapter_copy(u, t, i, true);
-    t->groups[i].updates = u->groups[i].updates;
+void trainer_snapshot_restore(const struct trainer_snapshot *s, struct trainer *t, int i) {
+    adapter_copy(s, t, i, true);
+    t->groups[i].updates = s->groups[i].updates;
     t->derived_stale = true;
 }
 
-void trainer_snapshot_free(struct trainer_snapshot *u) {
-    if (!u) return;
-    free(u->groups);
-    free(u->bytes);
-    free(u);
+void trainer_snapshot_free(struct trainer_snapshot *s) {
+    if (!s) return;
+    free(s->groups);
+    free(s->bytes);
+    free(s);
 }

@@ -45,7 +45,7 @@ static float *grad_of(const struct trainer *t, const void *w) {
     return NULL;
 }
 
-static void layer_grads_find(struct trainer *t, int l) {
+static void layer_grads_set(struct trainer *t, int l) {
     const struct model_layer *w = &t->model->layers[l];
     struct layer_grads *g = &t->layers[l];
     for (int p = 0; p < N_PROJ; p++) {
@@ -64,13 +64,13 @@ static void layer_grads_find(struct trainer *t, int l) {
 
 /* Adds all weights of the model, trained in place. Matrices decay, except token and position
  * tables. */
-static void full_params(struct trainer *t, struct model *m) {
+static void full_params_add(struct trainer *t, struct model *m) {
     for (int32_t i = 0; i < model_weight_count(&t->c); i++) {
         struct model_weight w = model_weight_at(m, i);
         bool table = w.data == m->embed.data || w.data == m->pos_embed.data;
         tensor_add(t, w.data, w.n * w.k, w.n > 1 && !table, "%s", w.name);
     }
-    for (int l = 0; l < t->c.n_layers; l++) layer_grads_find(t, l);
+    for (int l = 0; l < t->c.n_layers; l++) layer_grads_set(t, l);
     t->g_embed = grad_of(t, m->embed.data);
     t->g_head = grad_of(t, m->head.data);
     t->g_pos = grad_of(t, m->pos_embed.data);
@@ -150,7 +150,7 @@ static void base_fingerprint(const struct trainer *t, struct sha256 *h) {
     rows_hash(&m->head, 16, h);
 }
 
-static void fingerprint_make(struct trainer *t) {
+static void fingerprint_compute(struct trainer *t) {
     const struct model_config *c = &t->c;
     struct sha256 h;
     struct buf b = {0};
@@ -218,16 +218,16 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     return t;
 }
 
-static bool matrix_writable(const struct matrix *m) {
+static bool matrix_is_writable(const struct matrix *m) {
     return m->n == 0 || (m->type == TENSOR_F32 && !m->packed);
 }
 
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err) {
-    bool f32 = matrix_writable(&m->embed) && matrix_writable(&m->head) &&
-               matrix_writable(&m->pos_embed) && m->n_maps == 0;
+    bool f32 = matrix_is_writable(&m->embed) && matrix_is_writable(&m->head) &&
+               matrix_is_writable(&m->pos_embed) && m->n_maps == 0;
     for (int l = 0; l < m->config.n_layers; l++)
-        for (int p = 0; p < N_PROJ; p++) f32 = f32 && matrix_writable(&m->layers[l].proj[p]);
+        for (int p = 0; p < N_PROJ; p++) f32 = f32 && matrix_is_writable(&m->layers[l].proj[p]);
     if (!f32) {
         error_set(err, ERR_STATE,
                   "model '%s' cannot be trained whole: its weights are not f32 in memory", m->name);
@@ -247,8 +247,8 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
         trainer_free(t);
         return NULL;
     }
-    full_params(t, m);
-    fingerprint_make(t);
+    full_params_add(t, m);
+    fingerprint_compute(t);
     return t;
 }
 
@@ -300,7 +300,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
         return NULL;
     }
     for (int i = 0; i < n; i++) adapter_add(t, i);
-    fingerprint_make(t);
+    fingerprint_compute(t);
     return t;
 }
 
@@ -328,7 +328,7 @@ void trainer_zero_grad(struct trainer *t) {
         t->groups[i].samples = 0;
         t->groups[i].nll = t->groups[i].count = 0;
     }
-    t->tokens = t->seen = 0;
+    t->tokens_since_update = t->targets_since_update = 0;
 }
 
 int64_t trainer_update_count(const struct trainer *t) {
@@ -475,12 +475,12 @@ static int layers_backward(struct trainer *t, struct error *err) {
 
 /* Calls the loss function with the samples of a pass and the log-probabilities of their targets. */
 static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct error *err) {
-    struct loss_sample *v = xcalloc((size_t)t->n_spans, sizeof *v);
+    struct loss_sample *v = xcalloc((size_t)t->n_seqs, sizeof *v);
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
     for (int64_t i = 0; i < t->targets; i++) logp[i] = -t->target_nll[i];
-    for (int s = 0; s < t->n_spans; s++) {
+    for (int s = 0; s < t->n_seqs; s++) {
         int64_t at = t->seqs[s].target,
-                end = s + 1 < t->n_spans ? t->seqs[s + 1].target : t->targets;
+                end = s + 1 < t->n_seqs ? t->seqs[s + 1].target : t->targets;
         v[s] = (struct loss_sample){.sample = t->seqs[s].sample,
                                     .logp = logp + at,
                                     .weight = t->target_weight + at,
@@ -489,8 +489,8 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
         v[s].logp = t->choice_logp + at * t->n_choices;
         v[s].weight = t->choice_weight + at * t->n_choices;
     }
-    int rc = loss->fn(loss->ctx, v, t->n_spans, err);
-    for (int s = 0; !rc && s < t->n_spans; s++) {
+    int rc = loss->fn(loss->ctx, v, t->n_seqs, err);
+    for (int s = 0; !rc && s < t->n_seqs; s++) {
         struct param_group *g = &t->groups[t->seqs[s].adapter];
         for (int32_t i = 0; i < v[s].n && !t->choices; i++) v[s].weight[i] = -v[s].weight[i];
         g->nll += v[s].loss;
@@ -501,7 +501,7 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
     return rc;
 }
 
-static void likelihood_add(struct trainer *t) {
+static void nll_add(struct trainer *t) {
     for (int64_t i = 0; i < t->targets; i++) {
         t->groups[t->target_group[i]].nll += t->target_nll[i];
         t->groups[t->target_group[i]].count += 1;
@@ -509,7 +509,7 @@ static void likelihood_add(struct trainer *t) {
 }
 
 /* Makes room for a loss over choices. Every target must be one of the choices. */
-static int choices_begin(struct trainer *t, const struct loss_fn *loss, struct error *err) {
+static int choices_alloc(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;
     t->n_choices = loss->n_choices;
@@ -526,7 +526,7 @@ static int choices_begin(struct trainer *t, const struct loss_fn *loss, struct e
     return t->choice_logp && t->choice_weight ? OK : err->code;
 }
 
-static void choices_end(struct trainer *t) {
+static void choices_free(struct trainer *t) {
     free(t->choice_logp);
     free(t->choice_weight);
     t->choice_logp = NULL;
@@ -551,15 +551,15 @@ static int pass_accumulate(struct trainer *t, const struct train_sample *samples
     t->logit_scale = loss && loss->temperature > 0 ? 1 / loss->temperature : 1;
     for (int64_t i = 0; i < t->targets; i++) t->target_weight[i] = 1;
     if (t->targets) {
-        if ((rc = choices_begin(t, loss, err)) == OK) rc = forward_backward(t, loss, err);
-        choices_end(t);
+        if ((rc = choices_alloc(t, loss, err)) == OK) rc = forward_backward(t, loss, err);
+        choices_free(t);
         if (rc) return rc;
-        if (!loss) likelihood_add(t);
-        t->seen += t->targets;
+        if (!loss) nll_add(t);
+        t->targets_since_update += t->targets;
     }
     for (int i = 0; i < n; i++) {
         t->groups[t->full ? 0 : samples[i].adapter].samples++;
-        t->tokens += samples[i].n;
+        t->tokens_since_update += samples[i].n;
     }
     return OK;
 }
@@ -581,14 +581,14 @@ int trainer_accumulate(struct trainer *t, const struct train_sample *samples, in
     return rc;
 }
 
-static int32_t sample_targets(const struct train_sample *s) {
+static int32_t sample_target_count(const struct train_sample *s) {
     int32_t n = 0;
     for (int32_t i = 1; i < s->n; i++) n += s->mask[i] != 0;
     return n;
 }
 
-static int pass_score(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                      struct error *err) {
+static int pass_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
+                    struct error *err) {
     t->columns = t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
@@ -597,8 +597,8 @@ static int pass_score(struct trainer *t, const struct train_sample *samples, int
     if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err))))
         return rc;
     int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // first target of each sample
-    for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
-    for (int s = 0; s < t->n_spans; s++) {
+    for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_target_count(&samples[i]);
+    for (int s = 0; s < t->n_seqs; s++) {
         int64_t i = t->seqs[s].sample - samples;
         memcpy(nll + at[i], t->target_nll + t->seqs[s].target,
                (size_t)(at[i + 1] - at[i]) * sizeof *nll);
@@ -613,8 +613,8 @@ int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int
     batch_set_call_rows(t, samples, n);
     for (int i = 0, taken; !rc && i < n; i += taken) {
         taken = batch_fit(t, samples + i, n - i);
-        rc = pass_score(t, samples + i, taken, nll, err);
-        for (int k = i; k < i + taken; k++) nll += sample_targets(&samples[k]);
+        rc = pass_nll(t, samples + i, taken, nll, err);
+        for (int k = i; k < i + taken; k++) nll += sample_target_count(&samples[k]);
     }
     return rc;
 }
@@ -622,7 +622,7 @@ int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int
 int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                        int32_t *targets, struct error *err) {
     int64_t all = 0;
-    for (int i = 0; i < n; i++) all += targets[i] = sample_targets(&samples[i]);
+    for (int i = 0; i < n; i++) all += targets[i] = sample_target_count(&samples[i]);
     double *each = xcalloc((size_t)all + 1, sizeof *each), *from = each;
     int rc = trainer_token_nll(t, samples, n, each, err);
     for (int i = 0; i < n; i++) {

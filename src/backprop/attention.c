@@ -2,16 +2,16 @@
  * attention: causal attention of the packed samples, forward and backward.
  *
  * A work item is one sample and one kv head (forward in f32: one query head), so no two threads
- * write to the same place and the gradients of a shared kv head are summed over its query heads in
+ * write to the same memory and the gradients of a shared kv head are summed over its query heads in
  * order. Blocks of BLOCK query rows are multiplied with all keys that any of these rows attends to.
- * Probabilities are recomputed in the backward pass instead of being kept, because they would be
+ * Probabilities are recomputed in the backward pass instead of being stored, because they would be
  * the only activation that grows with the square of the length (as in Dao et al. 2022).
  *
- * In the fast class on AMX, the attention kernels do the whole item of a kv head, in bf16.
+ * In the fast class on AMX, the attention kernels compute the whole item of a kv head, in bf16.
  *
- * Invariant: a sample's numbers depend on no rows of other samples; those of the forward pass have
- * the engine's bits. The f32 backward pass computes its scores along the keys, from keys that were
- * transposed once: the same numbers except for rounding, at twice the speed.
+ * Invariant: a sample's results depend on no rows of other samples; those of the forward pass have
+ * the engine's bits. The f32 backward pass computes its scores from keys that were transposed once:
+ * the same scores except for rounding, at twice the speed.
  */
 #include "backprop/internal.h"
 
@@ -48,7 +48,7 @@ bool attention_uses_tiles(const struct trainer *t) {
     return t->k->attention && t->model->cls == NUMERIC_FAST && t->c.head_dim <= ATTENTION_MAX_DIM;
 }
 
-/* The ranges of a sample's rows, and what the kernels need. */
+/* The key ranges of a sample's rows, and the scratch of the kernels. */
 struct tile_scratch {
     int32_t *first, *end; /* [length padded] */
     void *kernel;
@@ -105,7 +105,8 @@ static void softmax_block(const struct trainer *t, const struct head *h, float *
     }
 }
 
-/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns. */
+/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns; m are transposed keys or values.
+ */
 static void scores_from_transposed(const struct trainer *t, float *y, int64_t ldy, const float *x,
                                    int64_t ldx, int64_t rows, const float *m, int64_t ldm,
                                    int64_t n) {

@@ -4,10 +4,11 @@
  *
  * A trainer is a step function over explicit state: trainer_accumulate adds the gradients of a
  * packed batch (samples are end to end, attention is block-diagonal), trainer_update applies the
- * optimizer. The state can be saved and loaded at every update, to the same bits; results do not
- * depend on threads. Every adapter's gradient is the mean over its target tokens, so three adapters
- * that train together get the bits of three separate trainings. The forward pass has the engine's
- * bits. One thread drives a trainer; its pool runs the work.
+ * optimizer. The state can be saved and loaded between updates; a resumed run has the same bits,
+ * and results do not depend on the number of threads. The gradient of each adapter is the mean over
+ * its own target tokens, so three adapters that train together get the bits of three separate
+ * trainings. The forward pass has the engine's bits. Only one thread may call a trainer; its pool
+ * runs the work.
  */
 #ifndef SHOAL_BACKPROP_H
 #define SHOAL_BACKPROP_H
@@ -47,8 +48,8 @@ enum optim {
 };
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err);
-/* Checked configuration of a fresh adapter: rank, alpha, dropout, targets and layers. Its `modules`
- * are malloc'ed; the caller frees them in every case. */
+/* Sets `out` to the checked configuration of a new adapter: rank, alpha, dropout, targets and
+ * layers. out->modules is malloc'ed; the caller frees it, on errors too. */
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
                          struct adapter_config *out, struct error *err);
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
@@ -63,18 +64,19 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err);
 void trainer_free(struct trainer *t);
-/* Bytes of the trainer, besides the model, for passes of that many rows (0: without passes) and
- * samples of that length. */
+/* Bytes of the trainer, without the model, for passes of `rows` rows (0: without the memory of
+ * passes) and samples of at most `longest` tokens. */
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest);
 /* Forward and backward of one micro-batch; losses and target counts are summed until the update.
  * Returns ERR_NUMERIC with the layer's name if a NaN or Inf appears. */
 int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,
                        struct error *err);
 /*
- * A loss that is a function of the targets' log-probabilities. `fn` receives every sample of a pass
- * with the log-probabilities of its targets. It sets the derivative of the loss by each of them,
- * the loss, and the sample's share of the count by which the update divides the adapter's gradient.
- * Preference losses and policy gradients have this form. Costs a second forward pass of the head.
+ * A loss that is a function of the targets' log-probabilities, such as preference losses and policy
+ * gradients. `fn` receives every sample of a pass with the log-probabilities of its targets. It
+ * sets the derivative of the loss by each of them, the loss, and the sample's part of the count by
+ * which the update divides the adapter's gradient. Such a loss needs a second forward pass of the
+ * head.
  */
 struct loss_sample {
     const struct train_sample *sample;
@@ -87,9 +89,9 @@ struct loss_fn {
     int (*fn)(void *ctx, struct loss_sample *samples, int n, struct error *err);
     void *ctx;
     float temperature; /* divisor of the logits before the softmax; 0: 1 */
-    /* A policy over n_choices actions: every target is one of these tokens, and the
-     * log-probabilities are those of all choices, normalised over the choices. NULL: those of the
-     * targets in the whole vocabulary. */
+    /* For a policy over n_choices actions: every target is one of these tokens, and logp has the
+     * log-probabilities of all choices, normalised over the choices. NULL: logp has those of the
+     * targets, over the whole vocabulary. */
     const int32_t *choices;
     int32_t n_choices;
 };
@@ -106,26 +108,28 @@ int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct
 void trainer_zero_grad(struct trainer *t);
 int64_t trainer_update_count(const struct trainer *t);
 double trainer_adapter_loss(const struct trainer *t, int i); /* mean loss of the last update */
-/* Forward only: summed negative log-likelihood of the targets, and their number. For held-out loss
- * and tests. */
+/* Forward pass only: the summed negative log-likelihood of the targets, and their number. For
+ * held-out loss and tests. */
 int trainer_eval_loss(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                       int64_t *targets, struct error *err);
-/* The same per sample: nll [n], targets [n]; and per target, sample after sample. */
+/* The same for each sample: nll [n], targets [n]; and (trainer_token_nll) for each target, sample
+ * after sample. */
 int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                        int32_t *targets, struct error *err);
 int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                       struct error *err);
 struct adapter *trainer_export_adapter(const struct trainer *t, int i,
                                        json_t *lineage); /* a snapshot */
-/* Lets several adapters of one layout share one slot of a trainer: read and replace the slot's
- * parameters and optimizer state. moments NULL: no state yet. */
+/* Functions with which several adapters of the same layout use one slot of a trainer in turn: they
+ * read and replace the slot's parameters and optimizer state. moments NULL: a new optimizer state.
+ */
 const float *trainer_adapter_params(const struct trainer *t,
                                     int i); /* [adapter_param_count], in the adapter's layout */
 size_t trainer_optimizer_state_bytes(const struct trainer *t, int i);
 void trainer_optimizer_state(const struct trainer *t, int i, uint8_t *out);
 void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
                             int64_t updates);
-/* Frees the memory of passes until the next one. */
+/* Frees the memory of passes; the next pass allocates it again. */
 void trainer_free_activations(struct trainer *t);
 /* Parameters and their gradients as flat arrays, for tests and optimizers: tensor i of
  * trainer_n_tensors. */
@@ -137,12 +141,13 @@ struct train_tensor {
 };
 int trainer_n_tensors(const struct trainer *t);
 struct train_tensor *trainer_tensor(struct trainer *t, int i);
-/* The complete state for the next update, in one file with a checksum; written atomically. */
+/* Saves the complete state of training between two updates, in one file with a checksum, which is
+ * written atomically. */
 int trainer_save(const struct trainer *t, const char *path, const json_t *extra, struct error *err);
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err);
 
-/* snapshot: a copy of the state that updates change in each adapter of a trainer, to undo them for
- * single adapters. It does not include accumulated gradients. */
+/* snapshot: a copy of the parameters and optimizer state of a trainer's adapters, with which the
+ * updates of single adapters can be undone. It does not include accumulated gradients. */
 struct trainer_snapshot;
 struct trainer_snapshot *trainer_snapshot_new(const struct trainer *t); /* empty */
 size_t trainer_snapshot_bytes(const struct trainer_snapshot *s);
@@ -162,8 +167,8 @@ void trainer_snapshot_free(struct trainer_snapshot *s);
  * is added to the trainer's gradient. For unshaped fitness it is an unbiased estimate of -∇f up to
  * O(σ²). It needs no derivative: any base and any fitness function can be used.
  *
- * One thread drives it. Its results depend only on the samples, the adapter, the options, the
- * trainer's seed and the adapter's count of updates.
+ * Only one thread may call it. Its results depend only on the samples, the adapter, the options,
+ * the trainer's seed and the adapter's count of updates.
  */
 
 struct es_options {     /* filled from option rows */
@@ -179,11 +184,13 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
                      struct error *err);
 
 struct es;
-/* The options must be checked and, like the model and the pool, must outlive it. */
+/* The options must have passed es_options_check. Options, model and pool must outlive the result.
+ */
 struct es *es_new(const struct model *m, const struct es_options *o, struct pool *pool);
 void es_free(struct es *e);
-/* Adds the estimate for adapter `index` of a LoRA trainer; all members share the samples. The
- * reported loss is the mean over members. Calls between two updates use the same directions. */
+/* Adds the estimate for adapter `index` of a LoRA trainer; all members are evaluated on the same
+ * samples. The reported loss is the mean over members. Calls between two updates use the same
+ * directions. */
 int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples,
                   int n, struct error *err);
 /* Mean and standard deviation of the members' fitness in the last call, before shaping. */

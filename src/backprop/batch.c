@@ -3,12 +3,12 @@
  *
  * Samples of one adapter are adjacent, in the order given; attention is block-diagonal, so there is
  * no padding. Memory grows to the largest batch so far and is then reused. The size of a pass is
- * counted first and allocated at once, so a batch too large for the machine is an error and does
- * not end the program. Plans use the same count without a trainer's memory (trainer_bytes).
+ * computed first and allocated at once, so a batch too large for the machine is an error and does
+ * not end the program. Memory plans use the same computation without allocating (trainer_bytes).
  *
- * With gradient checkpointing, the limit is the size of one pass over all samples in which only the
- * last layer keeps its activations. Passes over few samples leave most of that memory free; as many
- * of the upper layers as fit into it then keep their activations.
+ * With gradient checkpointing, the limit is the size of one pass over all samples in which all
+ * layers share one set of activations. Passes over few samples leave most of that memory free; the
+ * activations of as many upper layers as fit into it are then stored.
  */
 #include "backprop/internal.h"
 
@@ -31,8 +31,8 @@ static size_t tiles_bytes(int64_t rows, int64_t width) {
     return (size_t)((rows + 15) / 16 * 16 * ((width + 31) / 32 * 32)) * sizeof(uint16_t);
 }
 
-/* The largest adapter part of this projection among the trainer's adapters (with checkpointing: in
- * any layer): 0 nothing, 1 a low-rank part, 2 DoRA. */
+/* Whether an adapter of the trainer adapts this projection (with checkpointing: in any layer): 0
+ * no, 1 by LoRA, 2 by DoRA. */
 static int projection_adapter_kind(const struct trainer *t, int l, int p) {
     int found = 0;
     for (int i = 0; i < t->n_adapters; i++) {
@@ -77,7 +77,7 @@ static void layer_activations_alloc(struct trainer *t, int l, struct activations
     }
 }
 
-/* With checkpointing, all layers below the kept ones share one set of activations. */
+/* With checkpointing, all layers below those with stored activations share one set. */
 static void activations_alloc(struct trainer *t) {
     struct activations shared = {0};
     for (int l = 0; l <= t->c.n_layers; l++) {
@@ -199,7 +199,8 @@ static size_t batch_bytes(struct trainer *t) {
     return t->act_bytes;
 }
 
-/* Keeps as many layers as fit into the memory of one pass over all rows. */
+/* Sets n_full_layers to the number of layers whose activations fit into the memory of one pass over
+ * all rows. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->n_full_layers = 0;
@@ -213,7 +214,7 @@ static void choose_checkpointed_layers(struct trainer *t) {
     t->n_full_layers = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
 }
 
-/* Rounds up with a margin, so that a slightly larger batch needs no new layout. */
+/* Rounds up with a margin, so that a slightly larger batch needs no new allocation. */
 static int64_t rows_round_up(int64_t rows) {
     int64_t step = rows < 128 ? 16 : 128;
     return (rows / step + 1) * step;
@@ -227,7 +228,7 @@ static void capacity_raise(struct trainer *t, int64_t rows, int64_t longest) {
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
-    struct trainer s = *t; // a copy, laid out without memory
+    struct trainer s = *t; // a copy, whose arrays are only counted
     size_t bytes = 0;
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
@@ -247,8 +248,8 @@ void batch_free_activations(struct trainer *t) {
     t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
 }
 
-/* Makes a new layout if the batch exceeds the current one: counts, allocates everything at once (so
- * a batch too large for the machine is an error), and assigns the arrays. */
+/* If the batch exceeds the capacity, computes the new size, allocates it at once (so a batch too
+ * large for the machine is an error), and assigns the arrays. */
 static int batch_reserve(struct trainer *t, struct error *err) {
     if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->call_rows <= t->cap_call_rows &&
         t->columns <= t->cap_columns)

@@ -5,8 +5,8 @@
  *   for each tensor: f32[n], then its optimizer state
  *   SHA-256 of everything before, 64 hex characters
  *
- * The header holds the fingerprint of the trainer (shape, base, options), the counts of updates,
- * the tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every
+ * The header has the fingerprint of the trainer (shape, base, options), the counts of updates, the
+ * tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every
  * machine that Shoal runs on.
  *
  * Invariants: a checkpoint is saved only between updates, so it contains no gradient; the whole
@@ -87,7 +87,7 @@ static size_t state_bytes(const struct trainer *t) {
 }
 
 /* Checks magic, version, checksum and lengths. Returns the parsed header; *at is the offset of the
- * numbers. */
+ * tensors. */
 static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
                           struct error *err) {
     uint32_t numbers[2];

@@ -2,9 +2,10 @@
  * cross_entropy: final norm, logits, cross-entropy and their gradient, fused and in chunks.
  *
  * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
- * exist all at once; they become their own gradient in place. This is the gradient of the *sum*
- * over targets; the update divides it. A loss over choices needs only the logits of the choices, so
- * only the panels of the head that contain them are multiplied, with the same bits.
+ * exist all at once; they are replaced by their gradient in place. This is the gradient of the
+ * *sum* over targets; the update divides it by their number. A loss over choices needs only the
+ * logits of the choices, so only the panels of the head that contain them are multiplied, with the
+ * same bits.
  *
  * Invariant: chunks are a function of the vocabulary's size only, so sums over rows keep their
  * order.
@@ -92,7 +93,8 @@ static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread
     }
 }
 
-/* dhn of n rows whose gradient has few nonzero logits, and the gradient of the head. */
+/* Computes dhn of n rows from the gradients of the choices' logits, and in full training adds the
+ * gradient of the head. */
 static void choices_backward(struct trainer *t, int64_t n) {
     int64_t d = t->c.d_model;
     float *w = xmalloc((size_t)d * sizeof *w);

@@ -14,19 +14,20 @@
  * instead of in · out, and the estimate's error grows with their number. The result remains one
  * plain adapter of its rank.
  *
- * The signs are lora_perturbation_signs of the pair's number in its update: u and v of its
- * projection; p and q, R each, of the same projection L layers further down. They are generated
- * when a pair is evaluated and again when its fitness is known, and not stored in between.
+ * The signs are lora_perturbation_signs of the pair's number in its update: u and v with the layer
+ * number l of the projection; p and q, R each, with the layer number L + l. They are generated when
+ * a pair is evaluated and again when its fitness is known, and are not stored in between.
  *
  * Exact match needs no generation: greedy decoding produces the target answer if and only if every
- * target token is the most probable one after the tokens before it, and one forward pass over the
- * sample shows that.
+ * target token is the most probable one after the tokens before it, which one forward pass over the
+ * sample computes.
  *
- * If the adapter changes the upper layers only, the layers below are computed once for all members.
+ * If the adapter changes upper layers only, the layers below them are computed once for all
+ * members.
  *
- * Invariant: rows of the forward pass are independent of their neighbours, scores are summed per
- * sample and samples in order, and sums over pairs are in their order. So neither threads nor
- * passes change a bit.
+ * Invariant: rows of the forward pass do not depend on other rows of the batch, scores are summed
+ * per sample and samples in order, and sums over pairs are in their order. So neither the number of
+ * threads nor the division into passes changes a bit.
  */
 #include "backprop/internal.h"
 
@@ -35,7 +36,7 @@
 #include <string.h>
 
 enum {
-    MAX_SEQS = 64,         /* sequences per pass; each may waste a page of the KV cache */
+    MAX_SEQS = 64, /* sequences per pass; each may leave a page of the KV cache partly unused */
     LOGIT_BYTES = 8 << 20, /* bytes of logits that exist at once */
 };
 
@@ -66,7 +67,7 @@ struct es {
     const struct shaping *shaping;
     double fitness_mean, fitness_std; /* fitness of the last call */
 
-    /* grows with the longest sample seen */
+    /* these grow with the longest sample so far */
     struct forward *forward;
     int32_t slot_len, max_rows;
     size_t forward_size;      /* bytes, including the arrays below */
@@ -125,7 +126,7 @@ static void shape_none(double *f, int n) {
     (void)f, (void)n;
 }
 
-/* Equal fitness of all members carries no information: zeros. */
+/* If all members have the same fitness, the result is zeros. */
 static void shape_zscore(double *f, int n) {
     double mean = 0, squares = 0;
     for (int i = 0; i < n; i++) mean += f[i] / n;
@@ -281,7 +282,7 @@ static int32_t sample_rows(const struct train_sample *s) {
     return MAX(last, 0);
 }
 
-/* Makes room for the longest sample. */
+/* Allocates the forward pass, if the present one is too short for the longest sample. */
 static int forward_reserve(struct es *e, struct error *err) {
     int32_t longest = 1;
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
@@ -339,7 +340,7 @@ struct pair_job {
     const size_t *at; /* … at this offset: [L][N_PROJ] */
 };
 
-/* One pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
+/* Computes one pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
 static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct pair_job *j = ctx;
@@ -473,7 +474,7 @@ static bool pass_has_room(const struct es *e, int32_t rows) {
     return e->n_seqs < MAX_SEQS && e->n_rows + rows <= e->max_rows;
 }
 
-/* Appends a member's forward pass over a sample; false if there is no room in the pass. */
+/* Appends a member's forward pass over a sample; returns false if it does not fit into the pass. */
 static bool pass_add(struct es *e, int member, int sample, struct member_score *score) {
     const struct train_sample *s = &e->samples[sample];
     int32_t rows = sample_rows(s), pair = member / 2;

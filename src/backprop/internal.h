@@ -7,16 +7,15 @@
  * operations, cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
  *
  * Letters as in model.h; M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I
- * and O a projection's inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last
- * token is only ever a target, and rows after the last target have no effect, so they are not
- * computed.
+ * and O a projection's inputs and outputs. A sample of n tokens has at most n - 1 rows: the last
+ * token is only a target, and rows after the last target have no effect, so they are not computed.
  *
  * The forward pass equals the one in serving: the same products over the same (quantised) matrices
  * and the same order of sums, so a row's logits have the bits that the engine would compute under
  * f32 adapters and an f32 KV cache. The trained model is the served model.
  *
- * Invariant of LoRA mode: no number in an adapter's path depends on rows of another adapter, nor on
- * the distribution of its samples over calls, chunks or threads. Its gradient is one chain of fused
+ * Invariant of LoRA mode: no value computed for an adapter depends on rows of another adapter, nor
+ * on the division of its samples over calls, chunks or threads. Its gradient is one chain of fused
  * multiply-adds over its rows, in the order in which they were given.
  */
 #ifndef SHOAL_BACKPROP_INTERNAL_H
@@ -25,7 +24,7 @@
 #include "backprop/backprop.h"
 #include "model/model.h"
 
-/* Parameters that are clipped and counted together: one adapter, or the whole model. */
+/* Parameters with a common gradient norm and target count: one adapter, or the whole model. */
 struct param_group {
     int64_t updates;      /* AdamW's t */
     int64_t samples;      /* samples since the last update; keys the dropout */
@@ -36,21 +35,21 @@ struct param_group {
 };
 
 /* Activations of one layer for the backward pass. With gradient checkpointing the lower layers
- * share all of them except x, and recompute them before a layer's backward pass. */
+ * share one set of arrays, except x; its values are recomputed before the backward pass of each
+ * layer. */
 struct activations {
-    float *x;                        /* [M][D] residual stream at the layer's input */
-    float *q_raw, *k_raw;            /* [M][Q], [M][G] before the heads' norm; NULL without one */
-    float *q, *k, *v;                /* [M][Q], [M][G], [M][G]: after RoPE */
-    float *att;                      /* [M][Q] */
-    float *att_stats;                /* [M][H][2] of the attention kernels; NULL without them */
-    float *mid;                      /* [M][D] residual stream after attention */
-    float *gate, *up;                /* [M][F], biases included; gate is NULL without gating */
+    float *x;             /* [M][D] residual stream at the layer's input */
+    float *q_raw, *k_raw; /* [M][Q], [M][G] before the q and k norms; NULL without them */
+    float *q, *k, *v;     /* [M][Q], [M][G], [M][G]: after RoPE */
+    float *att;           /* [M][Q] */
+    float *att_stats;     /* [M][H][2] of the attention kernels; NULL without them */
+    float *mid;           /* [M][D] residual stream after attention */
+    float *gate, *up;     /* [M][F], biases included; gate is NULL without gating */
     uint16_t *gate_tiles, *up_tiles; /* mlp_tiles: the same in bf16 instead, in tiles */
     float *branch[2]; /* [M][D] attention's and MLP's outputs before their norm, or NULL */
     float *h[N_PROJ]; /* [M][Rmax] scale · A x; NULL without adapters */
     float *z[N_PROJ]; /* [M][O] before DoRA's multipliers; NULL without DoRA */
-    uint8_t
-        *dropout_mask[N_PROJ]; /* [M][(I + 7) / 8] bits: kept by dropout; NULL without dropout */
+    uint8_t *dropout_mask[N_PROJ]; /* [M][(I + 7) / 8] bits: 1 where kept; NULL without dropout */
 };
 
 struct packed_seq { /* rows of one sample */
@@ -68,7 +67,7 @@ struct layer_grads {
         *q_norm, *k_norm;
 };
 
-struct lora_params {         /* one adapter's part of one projection */
+struct lora_params {         /* one adapter's LoRA of one projection */
     float *a, *b, *m;        /* [R][I], [O][R]; DoRA's magnitude [O] or NULL */
     float *ga, *gb, *gm;     /* their gradients */
     float *bt, *mult, *norm; /* recomputed when stale: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
@@ -83,12 +82,12 @@ struct trainer {
     struct pool *pool;
     bool full;
     bool checkpointing;       /* gradient checkpointing of activations */
-    int n_full_layers;        /* with it: number of upper layers that keep their activations */
+    int n_full_layers;        /* with it: number of upper layers whose activations are stored */
     enum row_path row_path;   /* of all rows: the model's class */
     enum grad_path grad_path; /* of dX through the base's products, and of dW */
     bool lora_tiles; /* LoRA mode: adapters' products may be in tiles; not their gradients */
-    bool mlp_tiles;  /* gate, up and activation are one product in tiles, and are kept in bf16 */
-    char fingerprint[HASH_LEN]; /* hash of all inputs of an update besides the state */
+    bool mlp_tiles;  /* gate, up and activation are one product in tiles, and are stored in bf16 */
+    char fingerprint[HASH_LEN]; /* hash of everything that an update depends on except the state */
     uint64_t seed;
     enum optim optim;
     float beta1, beta2, eps, decay, momentum, max_grad_norm;
@@ -114,15 +113,16 @@ struct trainer {
 
     /* one batch; arrays are in `act` and grow with the largest batch so far */
     struct arena act;
-    bool measuring; /* a dry run of the layout, which only counts into act_bytes */
+    bool measuring; /* the arrays are not allocated; only their bytes are added to act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len;    /* capacity of `act` */
-    int64_t columns, cap_columns; /* columns of a row of logits: V, or a panel for each choice */
+    int64_t cap_rows, cap_len; /* capacity of `act` */
+    int64_t columns,
+        cap_columns; /* columns of a row of logits: V, or CHOICE_PANEL for each choice */
     int64_t call_rows, cap_call_rows; /* rows of all samples of a call; a pass may have fewer */
     int64_t rows, targets, longest;
-    int64_t chunk;       /* C: rows that a layer's row-wise parts take at a time */
+    int64_t chunk;       /* C: rows that a layer's row-wise parts process at a time */
     bool dropout_active; /* dropout applies in this pass */
-    bool derived_stale;  /* parameters changed since bt, mult and norm were made */
+    bool derived_stale;  /* parameters changed since bt, mult and norm were computed */
     struct packed_seq *seqs;
     int n_seqs;
     int32_t *tokens_in, *pos; /* [M] */
@@ -170,12 +170,15 @@ static inline struct lora_params *trainer_lora(const struct trainer *t, int adap
     return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
 }
 
-#define CHOICE_PANEL 16 /* least number of outputs per product, one of which is the choice */
+#define CHOICE_PANEL                                                                               \
+    16 /* outputs of the smallest product of the head, one of which is the choice */
 
-/* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
+/* batch.c: packs samples (those of one adapter together, in the order given) and allocates their
+ * memory. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
-/* The number of samples that the next pass takes from a call: few with checkpointing, otherwise
- * all; the bits are the same. Before it, batch_set_call_rows sets the rows of the whole call. */
+/* The number of samples of a call that the next pass processes: few with checkpointing, otherwise
+ * all; the bits are the same. batch_set_call_rows, which sets the rows of the whole call, must be
+ * called first. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
 void batch_free_activations(struct trainer *t); /* frees their memory */
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n);
@@ -184,7 +187,8 @@ void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, 
 void layer_forward(struct trainer *t, int l);
 void layer_backward(struct trainer *t, int l);
 
-/* lora.c. A range is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at the first of them. */
+/* lora.c. A row_range is rows [r0, r0 + rows) of the batch; y, x, dy and dx begin at its first row.
+ */
 struct row_range {
     int64_t r0, rows;
 };
@@ -194,9 +198,9 @@ void lora_dropout_mask(struct trainer *t, int l, int p); /* samples the mask of 
  * 2. Returns the parts of h B that join the chains of their products in tiles, or NULL. */
 const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
                                       const struct gemm_input *x);
-/* y += B h of all other parts, times DoRA's multipliers; keeps z. With `base_out`, that buffer
- * holds the product so far, which is not yet part of y: y is the residual stream, which DoRA must
- * not scale. */
+/* y += B h of all other parts, times DoRA's multipliers; stores z. With `base_out`, that buffer has
+ * the base product, which is not yet added to y: y is the residual stream, which DoRA must not
+ * scale. */
 void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *base_out,
              const struct gemm_input *x);
 /* Whether every part of this projection joins the chain of its product in tiles. */
@@ -224,9 +228,9 @@ void attention_backward(struct trainer *t, int l);
 /* layer_ops.c: row-wise operations, over the pool. */
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                   int64_t rows, int64_t width);
-/* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
- * order. dy is overwritten; dx may be equal to dy unless `add`. A non-NULL `b` marks a LayerNorm,
- * as in norm_forward. */
+/* Backward of y = norm(x), rows of `width`: dx (+)= its gradient; dg and db (may be NULL) += sums
+ * over rows, in order. dy is overwritten; dx may be equal to dy unless `add`. A norm with `b` is a
+ * LayerNorm, as in norm_forward. */
 struct norm_params {
     const float *g, *b;
     float *dg, *db;
@@ -240,7 +244,7 @@ void rows_copy(struct trainer *t, float *y, const float *x, int64_t rows, int64_
 /* t->act_buf = act(gate) · up, or act(up); and back, from t->dact to t->dgate and t->dup. */
 void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
-/* mlp_tiles: both at once, from the gates and ups that were kept in `g`. */
+/* mlp_tiles: both at once, from the gates and ups stored in `g`. */
 void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows);
 /* Rotates the heads of all rows of y; `inverse` rotates in the other direction. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool inverse);
@@ -252,7 +256,7 @@ void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, c
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
 
 /* optimizer.c */
-#define MOMENT_BLOCK 256 /* numbers that share the scales of 8-bit moments */
+#define MOMENT_BLOCK 256 /* values that share the scales of 8-bit moments */
 struct optimizer_state { /* optimizer state of one tensor, in the layout of its rule */
     void *data;
     size_t bytes;

@@ -3,7 +3,7 @@
  * engine's bits, and backward.
  *
  * Norms (Zhang & Sennrich 2019; Ba, Kiros & Hinton 2016), biases, the rotary embedding (Su et al.
- * 2021) and the gated activation. Values that are cheap to recompute are not kept: roots of mean
+ * 2021) and the gated activation. Values that are cheap to recompute are not stored: roots of mean
  * squares, normed rows, activations.
  *
  * Invariant: threads split rows or, if sums run over rows, columns; every sum is in the order of
@@ -183,7 +183,8 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
     const int64_t f = t->c.d_ff;
     for (int64_t i = begin; i < end; i++) {
         uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
-        const int64_t at = dgate_tiles - j->dgate.tiles; // all four have this layout
+        const int64_t at =
+            dgate_tiles - j->dgate.tiles; // the offset is the same in all four arrays
         const struct gated_backward_row row = {.gate = j->g->gate_out + at,
                                                .up = j->g->up_out + at,
                                                .dact = t->dact + i * f,

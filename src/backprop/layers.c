@@ -1,12 +1,13 @@
 /*
- * layers: one transformer layer: the forward pass, which keeps the backward pass's inputs, and the
- * backward pass.
+ * layers: one transformer layer: the forward pass, which stores the inputs of the backward pass,
+ * and the backward pass.
  *
- * Forward x Wᵀ with the engine's products; dX = dY W over the same matrix, read along its rows; in
- * full training dW += dYᵀ X. Everything except attention runs in chunks of rows, so that
- * intermediate values stay small and in cache. Values that are cheap to recompute (outputs of
- * norms, the activation) are not kept. With gradient checkpointing a layer keeps only its input; it
- * runs forward again, except for its last product, before its backward pass (Chen et al. 2016).
+ * The forward pass computes x Wᵀ with the engine's products; the backward pass computes dX = dY W
+ * with the same matrix, and in full training dW += dYᵀ X. Everything except attention runs in
+ * chunks of rows, so that intermediate values stay small and in cache. Values that are cheap to
+ * recompute (outputs of norms, the activation) are not stored. With gradient checkpointing only the
+ * input of a layer is stored; the layer's forward pass, except for its last product, is run again
+ * before its backward pass (Chen et al. 2016).
  *
  * Invariant: threads split outputs, never a sum, and sums over rows continue from chunk to chunk,
  * so results depend on neither. Sums over rows in tiles take 32 rows at a time from the first row
@@ -14,14 +15,14 @@
  */
 #include "backprop/internal.h"
 
-/* The input rows x in the form that the projections p, p + 1, … of a layer need; they share it. */
+/* Prepares the input rows x for the n projections p, p + 1, … of a layer. */
 static struct gemm_input input_prepare(struct trainer *t, int l, int p, int n, const float *x,
                                        int64_t rows) {
     return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->in_scratch,
                           t->pool);
 }
 
-/* y (+)= x Wᵀ and the adapters' parts, for a range of rows. */
+/* y (+)= x Wᵀ plus the adapters' parts, for a range of rows. */
 static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -32,7 +33,8 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range s, 
     lora_up(t, l, p, s, y, base_out, in);
 }
 
-/* The gradient of a projection's outputs: rows, and tiles where a product needs them. */
+/* Prepares the gradient of a projection's outputs as the input of products: rows, and tiles if a
+ * product needs them. */
 static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, const float *dy,
                                              uint16_t *tiles, int64_t rows) {
     const int64_t n = t->model->layers[l].proj[p].n;
@@ -42,7 +44,7 @@ static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, co
     return in;
 }
 
-/* dx (+)= dy W and the adapters' parts. dx may be NULL if it is not needed. */
+/* dx (+)= dy W plus the adapters' parts. dx may be NULL if it is not needed. */
 static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_range s, float *dx,
                                    struct gemm_input *dy, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -56,7 +58,7 @@ static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_r
     if (dx) lora_backward_up(t, l, p, s, dx, dy, chain);
 }
 
-/* The gradients of the weights, after linear_backward_inputs. */
+/* Adds the gradients of the weights; must follow linear_backward_inputs. */
 static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range s,
                                     const struct gemm_input *dy, const float *x) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -79,7 +81,8 @@ static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
     return (struct row_range){r0, MIN(t->chunk, t->rows - r0)};
 }
 
-/* out = x + the end of a branch: a projection of `in`, its bias, and its norm if it has one. */
+/* out = x + the output of a branch (attention or MLP): a projection of `in`, its bias, and its norm
+ * if it has one. */
 static void branch_forward(struct trainer *t, int l, int p, struct row_range s, float *out,
                            const float *x, const struct gemm_input *in, float *branch,
                            const float *norm) {
@@ -93,8 +96,8 @@ static void branch_forward(struct trainer *t, int l, int p, struct row_range s, 
     residual_forward(t, out, t->dxn, s.rows, d);
 }
 
-/* The gradient of the projection that ends a branch: dx, or dx through the backward pass of the
- * norm. */
+/* The gradient of the output of a branch's last projection: dx, or dx after the backward pass of
+ * the branch's norm. */
 static const float *branch_backward(struct trainer *t, struct row_range s, const float *branch,
                                     const float *norm, float *g_norm) {
     int64_t d = t->c.d_model;
@@ -150,7 +153,7 @@ static void attention_block_forward(struct trainer *t, int l) {
     attention_forward(t, l);
 }
 
-/* mlp_tiles: gates and ups of a range of rows. */
+/* mlp_tiles: the matrices, gates and ups of a range of rows. */
 static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range s) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
@@ -180,8 +183,8 @@ static void rows_pack_tiles(struct trainer *t, uint16_t *tiles, const float *x, 
     gemm_input_pack_tiles(&in, t->pool);
 }
 
-/* mlp_tiles: gate, up and activation of the normed rows; returns the inputs of the next product.
- * Where some adapter's part does not join the chains, the same from separate products. */
+/* mlp_tiles: computes gate, up and activation of the normed rows; returns the inputs of the next
+ * product. If some adapter's part does not join the chains of sums, separate products are used. */
 static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct row_range s,
                                                const struct gemm_input *in) {
     struct gated_job j = {t, gated_mlp_rows(t, l, s), *in};
@@ -203,8 +206,7 @@ static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct 
                                .tiles = t->act_tiles};
 }
 
-/* Gate, up and activation in f32, likewise. Without `down` the inputs are not prepared for the base
- * product. */
+/* The same in f32. Without `down` the result is not prepared for the base product. */
 static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_range s,
                                          const struct gemm_input *in, bool down) {
     const struct model_layer *w = &t->model->layers[l];
@@ -220,8 +222,8 @@ static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_ra
     return input_prepare(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
 }
 
-/* Attention's output projection and the MLP. Without `whole` only the values that the backward pass
- * reads, which exclude the last product. */
+/* Attention's output projection and the MLP. Without `whole`, only the values that the backward
+ * pass reads are computed: the last product is omitted. */
 static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct model_layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
@@ -252,7 +254,7 @@ void layer_forward(struct trainer *t, int l) {
     mlp_forward(t, l, true);
 }
 
-/* t->act_buf, and from t->dact the gradients of gates and ups. */
+/* Computes t->act_buf, and from t->dact the gradients of gates and ups. */
 static void mlp_activation_backward(struct trainer *t, int l, struct row_range s) {
     const struct activations *a = &t->acts[l];
     const int64_t at = s.r0 * t->c.d_ff;
@@ -297,7 +299,7 @@ static void qkv_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, nq = (int64_t)t->c.n_heads * t->c.head_dim,
             nk = (int64_t)t->c.n_kv_heads * t->c.head_dim;
-    float *dxn = t->full || l > 0 ? t->dxn : NULL; // below the first layer all weights are frozen
+    float *dxn = t->full || l > 0 ? t->dxn : NULL; // nothing before the first layer is trained
     struct norm_params n = {w->attn_norm, w->attn_norm_bias, g->attn_norm, g->attn_norm_bias};
     rope_rotate(t, l, t->dq, nq, true);
     rope_rotate(t, l, t->dk, nk, true);
@@ -317,7 +319,7 @@ void layer_backward(struct trainer *t, int l) {
     const struct layer_grads *g = &t->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
-    // the shared activations still hold the last layer that uses them
+    // after the forward pass, the shared activations are those of the last layer that uses them
     if (t->checkpointing && l + 1 < t->c.n_layers - t->n_full_layers) {
         for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
         attention_block_forward(t, l);

@@ -1,16 +1,17 @@
 /*
- * lora: the adapters' part of a projection, forward and backward, each adapter on its own rows.
+ * lora: the adapters' parts of a projection, forward and backward, each adapter on its own rows.
  *
  *   h = scale · A drop(x)    z = W x + B h       y = z; with DoRA y = (m / ‖W + scale B A‖) ⊙ z
  *   dh = scale · Bᵀ dz       dA += dhᵀ drop(x)   dB += dzᵀ h   dx += drop(Aᵀ dh)
  *
  * LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT its norm is a constant for the gradient.
- * Dropout applies before A only, also with DoRA. The rows of a range are processed run by run
- * (neighbouring samples of one adapter), all runs in one parallel region, so that twenty adapters
- * cost as many wake-ups as one. Where the base product runs in tiles, B h forward and Aᵀ dh
- * backward are further steps of its chains of sums (part_in_chain).
+ * Dropout applies before A only, also with DoRA. The rows of a range are processed in runs
+ * (adjacent samples of one adapter). All runs are one parallel region, so that threads are woken
+ * once for any number of adapters. If the base product runs in tiles, B h (forward) and Aᵀ dh
+ * (backward) continue its chains of sums (part_in_chain).
  *
- * Invariant: see internal.h. Sums over rows are chains in their order, and threads split outputs.
+ * Invariant: see internal.h. Sums over rows are chains in the order of the rows, and threads divide
+ * outputs.
  */
 #include "backprop/internal.h"
 
@@ -29,8 +30,8 @@ struct lora_job {
     uint16_t *tiles; /* the parts that join its chain */
 };
 
-/* Whether an adapter's part joins the chain of sums of the base product. In the forward pass the
- * rule is the one of serving, so that the trained model is the served model. */
+/* Whether an adapter's part continues the chain of sums of the base product. The forward pass uses
+ * the same rule as serving, so that the trained model is the served model. */
 static bool part_in_chain(const struct lora_job *j, const struct lora_params *lp) {
     if (!j->chain || lp->r > LOW_RANK_MAX) return false;
     return j->backward ? !j->t->dropout_active : !lp->m;
@@ -85,12 +86,13 @@ static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_
     return true;
 }
 
-/* In units of 1/65536, so that the scaling factor makes the kept values exactly unbiased. */
+/* The probability of dropout in units of 1/65536, from which dropout_factor is computed, so that
+ * the result is exactly unbiased. */
 static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
-/* The decisions of a row, two per random number, into zeroed bits. */
+/* Sets the dropout decisions of a row in zeroed bits; one random number gives two decisions. */
 static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
     enum { MANY = 64 };
     uint32_t draws[MANY];
@@ -129,8 +131,8 @@ void lora_dropout_mask(struct trainer *t, int l, int p) {
         pool_run(t->pool, dropout_mask_items, &j, t->n_seqs, 1);
 }
 
-/* y (+)= x where kept, scaled up; else (+)= 0. Four columns at a time: four decision bits select a
- * row of factors. */
+/* y (+)= x times the factor where kept, else 0. Four columns at a time: four bits of the mask
+ * select a row of `factors`. */
 static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
                         const float (*factors)[4], int64_t width, bool add) {
     int64_t c = 0;
@@ -164,7 +166,8 @@ static void dropout_rows(const struct lora_job *j, float *y, const float *x, int
         dropout_row(y + i * width, x + i * width, dropout_mask + i * stride, factors, width, add);
 }
 
-/* The inputs where kept, else zero; dropout_factor is applied to h instead. Items are rows. */
+/* Applies dropout to inputs in tiles, without dropout_factor, which is applied to h instead. Items
+ * are rows. */
 static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -245,12 +248,13 @@ static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Rows of an item: many where their weights are packed for each item. */
+/* Rows of an item: more if the weights are packed again for each item. */
 static int64_t rows_per_item(const struct trainer *t) {
     return t->lora_tiles ? 32 : 8;
 }
 
-/* The parts of one product, or of gate and up, that join its chain; forward B, backward A. */
+/* Returns the parts of one product, or of gate and up, that continue its chain of sums, or NULL: B
+ * in the forward pass, A in the backward pass. */
 static const struct gemm_low_rank *chained_low_rank(const struct lora_job *first, int n) {
     struct trainer *t = first->t;
     struct lora_rows r = {0};
@@ -369,7 +373,7 @@ const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, 
     return t->dora_out;
 }
 
-/* dh. Items are rows. */
+/* Computes dh. Items are rows. */
 static void backward_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -391,7 +395,7 @@ static void backward_down_items(void *ctx, int64_t begin, int64_t end, int threa
     }
 }
 
-/* dx. Items are rows. */
+/* Adds to dx. Items are rows. */
 static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;

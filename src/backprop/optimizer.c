@@ -2,16 +2,17 @@
  * optimizer: learning-rate schedules, gradient clipping and the step: AdamW (Loshchilov & Hutter
  * 2019), AdamW with 8-bit states (Dettmers et al. 2022), SGD with momentum.
  *
- * 8-bit states hold both moments in blocks of MOMENT_BLOCK with two scales: m as the sign and
+ * 8-bit states store both moments in blocks of MOMENT_BLOCK with two scales: m as the sign and
  * square root of its ratio to the block's largest value, v as the fourth root of its ratio. Small
- * values keep most of their precision that way, and v, a divisor, never rounds to zero.
+ * values keep most of their precision that way, and v, a divisor, is never rounded to zero.
  *
- * Each group (an adapter, or the whole model) is averaged over its own targets, clipped by its own
- * norm and stepped by its own count, so groups that train together take the same steps as alone. A
- * group without a target since the last update is not stepped.
+ * The gradient of each group (an adapter, or the whole model) is averaged over the group's targets
+ * and clipped by its norm, and the group has its own count of updates, so groups that train
+ * together take the same steps as alone. A group without a target since the last update takes no
+ * step.
  *
  * Invariant: norms are summed in double over fixed pieces in a fixed order; no parameter changes
- * before all norms are known to be finite.
+ * before all norms have been checked to be finite.
  */
 #include "backprop/internal.h"
 
@@ -33,7 +34,7 @@ float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t st
     return (float)(lr * (min_ratio + (1 - min_ratio) * left));
 }
 
-/* Part of a tensor of the group. */
+/* A part of a tensor of the group. */
 struct piece {
     int tensor;
     int64_t begin, n;
@@ -61,7 +62,8 @@ static struct step_job step_job_new(struct trainer *t, const struct param_group 
     return j;
 }
 
-/* Sums of squares of `many` arrays, each in its order; several chains of additions overlap. */
+/* Sums of squares of `many` arrays, each in order; the chains of additions of several arrays
+ * overlap. */
 static inline void squares_sum(const float *const g[SUMS], int64_t n, int many, double sum[SUMS]) {
     for (int64_t e = 0; e < n; e++)
         for (int i = 0; i < many; i++) sum[i] += (double)g[i][e] * (double)g[i][e];

@@ -1,8 +1,6 @@
 /*
- * snapshot: undoes updates.
- *
- * A snapshot is a copy of every adapter's parameters and optimizer state. It does not include
- * accumulated gradients.
+ * snapshot: undoes updates. A snapshot is a copy of every adapter's parameters and optimizer state.
+ * It does not include accumulated gradients.
  */
 #include "backprop/internal.h"
 

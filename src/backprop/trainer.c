@@ -2,7 +2,7 @@
  * trainer: parameters and the order of one forward and backward pass.
  *
  * Full training works on the model's f32 arrays. LoRA training works on copies of the adapters'
- * floats over a frozen base, which exists once, quantised or not: in the model. This file does not
+ * floats over the frozen base model, which is not copied and may be quantised. This file does not
  * pack batches, choose samples or learning rates, or decide when to update.
  *
  * Invariant: gradients are sums until trainer_update divides by each group's count.
@@ -79,7 +79,8 @@ static void full_params_add(struct trainer *t, struct model *m) {
     t->groups[0].n_tensors = t->n_tensors;
 }
 
-/* The magnitudes of adapter i in the trainer's copy of its floats; NULL without DoRA. */
+/* The magnitudes of projection j of adapter i, in the trainer's copy of its floats; NULL without
+ * DoRA. */
 static float *magnitude_of(const struct trainer *t, int i, int64_t j) {
     const struct adapter *ad = t->adapters[i];
     return ad->config.dora ? t->data[i] + (ad->magnitude[j] - ad->data) : NULL;
@@ -128,8 +129,8 @@ static size_t lora_bytes(const struct model_config *c, const struct adapter_conf
            tensors * (256 + 8 * 64 + MOMENT_BLOCK);
 }
 
-/* Hashes a sample of the frozen base's weights: enough to distinguish two models of one shape
- * without reading them whole. */
+/* Hashes a sample of the base model's weights, which is enough to distinguish two models of one
+ * shape without reading all weights. */
 static void rows_hash(const struct matrix *m, int64_t step, struct sha256 *h) {
     float *row = xmalloc((size_t)m->k * sizeof *row);
     for (int64_t i = 0; i < m->n; i += step) {
@@ -403,7 +404,7 @@ static void finite_items(void *ctx, int64_t begin, int64_t end, int thread) {
     struct finite_job *j = ctx;
     uint32_t bits[64] = {0}, bad = 0;
     (void)thread;
-    for (int64_t i = begin; i < end; i += 64) { // the constant length lets gcc use vectors
+    for (int64_t i = begin; i < end; i += 64) { // with a constant length gcc uses vectors
         memcpy(bits, j->x + i, (size_t)MIN(end - i, 64) * sizeof *bits);
         for (int k = 0; k < 64; k++) bad |= (bits[k] & 0x7f800000u) + 0x00800000u;
     }
@@ -508,7 +509,7 @@ static void nll_add(struct trainer *t) {
     }
 }
 
-/* Makes room for a loss over choices. Every target must be one of the choices. */
+/* Allocates the arrays of a loss over choices. Every target must be one of the choices. */
 static int choices_alloc(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;

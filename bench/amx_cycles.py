@@ -63,7 +63,7 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def missing(size):
+def l2_miss_share(size):
     """The share of a buffer, read again and again in order, that the L2 cache has evicted before.
 
     Pages fall on cache sets at random; those of a color with more pages than ways evict each other.
@@ -76,7 +76,7 @@ def missing(size):
     return max(0, 1 - fits / mean)
 
 
-def results(size, whole):
+def store_cycles(size, whole):
     """Cycles that `size` bytes of results take; `whole` is the size of the buffer."""
     return size / (WRITE_L3 if whole > L2_BYTES else WRITE_L2)
 
@@ -110,7 +110,7 @@ def exact_product(rows, k, n, kind):
     work.add(tiles * panels * blocks, fold * VECTOR + tile_product(tall), 1, 2, 1, fold)
     if kind == "q4_0":  # once for eight tiles
         work.add(ceil(tiles, 8) * panels * blocks, 4 * UNPACK * VECTOR, vector=4 * UNPACK)
-    work.add(tiles * panels, results(64 * tall, 4 * rows * n))
+    work.add(tiles * panels, store_cycles(64 * tall, 4 * rows * n))
     return work
 
 
@@ -120,7 +120,7 @@ def tiles_2x2(work, rows, k, n, result_bytes, hidden=0):
     The rows come from the L2 cache, as far as they fit; the weights from L1 if both operands of a block fit there.
     `hidden` vector steps per step are computed between products.
     """
-    columns, steps, absent = ceil(n, 32), ceil(k, 32), missing(2 * rows * k + 64 * k)
+    columns, steps, absent = ceil(n, 32), ceil(k, 32), l2_miss_share(2 * rows * k + 64 * k)
     rows_load = LOAD_L2 + absent * (LOAD_L3 - LOAD_L2)
     weights_load = LOAD_L1 if 4 * 32 * k <= L1_BYTES else LOAD_L2
     for m in range(0, rows, 32):
@@ -128,7 +128,7 @@ def tiles_2x2(work, rows, k, n, result_bytes, hidden=0):
         tiles, height = len(tall), sum(tall)
         step = max(2 * sum(map(tile_product, tall)), tiles * rows_load + 2 * weights_load, hidden * VECTOR)
         work.add(columns * steps, step, 2 * tiles, tiles + 2, vector=hidden)
-        end = 2 * tiles * STORE_WAIT + results(height * 32 * result_bytes, rows * n * result_bytes)
+        end = 2 * tiles * STORE_WAIT + store_cycles(height * 32 * result_bytes, rows * n * result_bytes)
         work.add(columns, end, stores=2 * tiles)
 
 

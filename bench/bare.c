@@ -1,11 +1,11 @@
 /*
- * bare: the load of bench/load.c on the engine itself, without threads or HTTP.
+ * bare: the load of bench/load.c applied to the engine directly, without a server, threads or HTTP.
  *
  *   build/bare MODEL STREAMS SECONDS MEAN_TOKENS MAX_LEN ADAPTER [ADAPTER …]
  *
- * The conversations and adapters are the same, each stream sends one request after another, and the
- * output is the same JSON object. The next request replaces a finished one before the following
- * engine step, which no client can do.
+ * The conversations, the adapters and the JSON output are the same, and each stream sends one
+ * request after another. Here the next request of a stream is submitted before the following engine
+ * step, which no client of a server can achieve.
  */
 #include "adapter/adapter.h"
 #include "engine/engine.h"
@@ -15,14 +15,14 @@ struct stream {
     struct engine_request request;
     struct token_ids prompt;
     int number;
-    int32_t seen;
-    double sent, first, last;
+    int32_t n_tokens;
+    double sent_at, first, last;
 };
 static struct model *m;
 static struct engine *e;
 static struct adapter *adapters[256];
 static int n_adapters, mean_tokens;
-static uint64_t asked_so_far;
+static uint64_t n_requests;
 static struct tally tally;
 
 static void or_die(int rc, const struct error *err) {
@@ -31,12 +31,12 @@ static void or_die(int rc, const struct error *err) {
     exit(1);
 }
 
-static void ask(struct stream *s) {
+static void request_submit(struct stream *s) {
     struct error err;
     char text[64];
-    snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)++asked_so_far % 900,
+    snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)++n_requests % 900,
              s->number % 90);
-    s->sent = clock_now();
+    s->sent_at = clock_now();
     engine_request_release(&s->request);
     s->prompt.n = 0;
     or_die(
@@ -46,34 +46,35 @@ static void ask(struct stream *s) {
                                          .n_prompt = (int32_t)s->prompt.n,
                                          .adapter = adapters[s->number % n_adapters],
                                          .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
-                                         .max_tokens = tally_length(asked_so_far, mean_tokens)};
-    s->seen = 0;
+                                         .max_tokens = tally_reply_length(n_requests, mean_tokens)};
+    s->n_tokens = 0;
     s->last = 0;
     or_die(engine_submit(e, &s->request, &err), &err);
 }
 
-/* Counts new tokens; returns whether the stream continues. */
-static bool look(struct stream *s, double now) {
-    if (s->seen < s->request.n_out) {
-        tally_words(&tally, now, s->sent, s->last);
+/* Counts new tokens and submits the next request when one is finished; returns whether the stream
+ * continues. */
+static bool stream_update(struct stream *s, double now) {
+    if (s->n_tokens < s->request.n_out) {
+        tally_add_token(&tally, now, s->sent_at, s->last);
         if (s->last == 0) s->first = now;
         s->last = now;
-        s->seen = s->request.n_out;
+        s->n_tokens = s->request.n_out;
     }
     if (!s->request.done) return true;
-    tally_reply(&tally, s->first, now, s->request.n_out);
+    tally_add_reply(&tally, s->first, now, s->request.n_out);
     if (now >= tally.began + tally.seconds) return false;
-    ask(s);
+    request_submit(s);
     return true;
 }
 
-static void drive(struct stream **v, int n) {
-    for (int i = 0; i < n; i++) ask(v[i]);
+static void run_streams(struct stream **v, int n) {
+    for (int i = 0; i < n; i++) request_submit(v[i]);
     while (n > 0) {
         engine_step(e);
         double now = clock_now();
         for (int i = 0; i < n; i++)
-            while (i < n && !look(v[i], now)) v[i] = v[--n];
+            while (i < n && !stream_update(v[i], now)) v[i] = v[--n];
     }
 }
 
@@ -100,7 +101,7 @@ int main(int argc, char **argv) {
         v[i]->number = i;
     }
     tally = tally_new(clock_now(), atof(argv[3]));
-    drive(v, n);
+    run_streams(v, n);
     tally_print(&tally, n, 0);
     return 0;
 }

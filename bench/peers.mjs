@@ -22,7 +22,7 @@ import {pathToFileURL} from "node:url";
 const [shoal, rounds, modelPath, ...adapters] = process.argv.slice(2);
 const threads = availableParallelism();
 const PROMPT = 512, IN = 64, OUT = 64, STREAMS = 20;
-const COLD = adapters.length >= STREAMS;
+const HAS_MANY_ADAPTERS = adapters.length >= STREAMS;
 const streams = Array.from({length: STREAMS}, (_, i) => i);
 
 const run = (program, ...args) =>
@@ -115,9 +115,9 @@ async function packagePeer(folder) {
     };
     const base = (await context(1)).getSequence();
     const adapted = adapters.length ? (await context(1, adapters[0])).getSequence() : null;
-    const batch = await context(STREAMS, null, 256), together = streams.map(() => batch.getSequence());
-    const apart = [];
-    for (const a of adapters.slice(0, STREAMS)) apart.push((await context(1, a, 256)).getSequence());
+    const batch = await context(STREAMS, null, 256), batched = streams.map(() => batch.getSequence());
+    const perAdapter = [];
+    for (const a of adapters.slice(0, STREAMS)) perAdapter.push((await context(1, a, 256)).getSequence());
     const sequenceOf = async adapter => {
         const sequence = adapter === undefined ? base : adapted;
         await sequence.clearHistory();
@@ -136,10 +136,10 @@ async function packagePeer(folder) {
             await sequence.evaluateWithoutGeneratingNewTokens(tokens(0, IN));
             return OUT / await seconds(() => generate(sequence));
         },
-        serve: () => serve(together),
+        serve: () => serve(batched),
         serveAdapters: async () => {
             let total = 0;
-            for (const s of apart) total += OUT / await serve([s]);
+            for (const s of perAdapter) total += OUT / await serve([s]);
             return STREAMS * OUT / total;
         },
     };
@@ -150,7 +150,7 @@ const peer = await (process.env.LLAMA_BIN ? nativePeer(process.env.LLAMA_BIN) : 
 const groups = {
     prefill: {"1 0": () => peer.prompt(), ...(adapters.length && {"1 1": () => peer.prompt(0)})},
     decode: {"1 0": () => peer.stream(), ...(adapters.length && {"1 1": () => peer.stream(0)})},
-    serve: {[`${STREAMS} 0`]: peer.serve, ...(COLD && {[`${STREAMS} ${STREAMS}`]: peer.serveAdapters})},
+    serve: {[`${STREAMS} 0`]: peer.serve, ...(HAS_MANY_ADAPTERS && {[`${STREAMS} ${STREAMS}`]: peer.serveAdapters})},
 };
 
 async function peerRun(what) {
@@ -193,14 +193,14 @@ console.log(`${modelPath}: ${threads} threads, ${rounds} rounds; ${peer.name}`);
 console.log("what streams adapters" + column("llama.cpp", 12) + column("shoal", 10) + column("ratio", 8) +
             column("exact", 10) + column("ratio", 8));
 for (const name of names) {
-    const of = who => runs.map(r => r[who][name]);
-    const ratio = who => median(runs.map(r => r[who][name] / r.peer[name]));
+    const of = side => runs.map(r => r[side][name]);
+    const ratio = side => median(runs.map(r => r[side][name] / r.peer[name]));
     console.log(name.padEnd(21) + column(median(of("peer")).toFixed(1), 12) +
                 column(median(of("fast")).toFixed(1), 10) + column(ratio("fast").toFixed(2), 8) +
                 column(median(of("exact")).toFixed(1), 10) + column(ratio("exact").toFixed(2), 8));
 }
-const med = (who, name) => median(runs.map(r => r[who][name]));
-if (COLD)
+const med = (side, name) => median(runs.map(r => r[side][name]));
+if (HAS_MANY_ADAPTERS)
     console.log(`20 different adapters: ${(med("fast", "serve 20 20") / med("peer", "serve 20 20")).toFixed(2)} ` +
                 `of llama.cpp's, ${(med("fast", "serve 20 20") / med("peer", "serve 20 0")).toFixed(2)} of its batch ` +
                 `without, ${(med("fast", "serve 20 20") / med("fast", "serve 20 0")).toFixed(2)} of Shoal's without`);

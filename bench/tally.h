@@ -27,22 +27,23 @@ static inline struct tally tally_new(double began, double seconds) {
                           .between.v = malloc(sizeof(float) * TALLY_SAMPLES)};
 }
 
-/* Number of tokens of the n-th reply: between half of the mean and one and a half, so that replies
- * do not end at the same time, as in real traffic. */
-static inline int tally_length(uint64_t n, int mean) {
+/* Number of tokens of the n-th reply: between half and one and a half times the mean, so that, as
+ * in real traffic, replies do not end at the same time. */
+static inline int tally_reply_length(uint64_t n, int mean) {
     return mean / 2 + (int)(n * 2654435761u % (uint64_t)(mean + 1));
 }
 
 /* Counts a token at `t` of a stream whose request was sent at `sent` and whose last token came at
  * `last`, or none yet. */
-static inline void tally_words(struct tally *y, double t, double sent, double last) {
+static inline void tally_add_token(struct tally *y, double t, double sent, double last) {
     struct samples *s = last > 0 ? &y->between : &y->first;
     if (s->n < TALLY_SAMPLES) s->v[s->n++] = (float)(t - (last > 0 ? last : sent));
 }
 
-/* A complete reply of n tokens, the first at `first` and the last at `t`: spread evenly between, so
- * that every second has its tokens even if few replies end in it. */
-static inline void tally_reply(struct tally *y, double first, double t, int n) {
+/* Counts a complete reply of n tokens, the first at `first` and the last at `t`. The tokens are
+ * distributed evenly over this time, so that the rate is correct even if few replies end in the
+ * measured interval. */
+static inline void tally_add_reply(struct tally *y, double first, double t, int n) {
     double from = y->began + y->seconds * 0.25, to = y->began + y->seconds * 0.75;
     double a = first > from ? first : from, b = t < to ? t : to;
     y->replies++;
@@ -50,14 +51,14 @@ static inline void tally_reply(struct tally *y, double first, double t, int n) {
     if (b > a) y->tokens_middle += n * (b - a) / (t - first);
 }
 
-static inline int tally_order(const void *a, const void *b) {
+static inline int compare_floats(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
 
 static inline double tally_quantile(struct samples *s, double q) {
     if (s->n == 0) return 0;
-    qsort(s->v, (size_t)s->n, sizeof *s->v, tally_order);
+    qsort(s->v, (size_t)s->n, sizeof *s->v, compare_floats);
     return (double)s->v[(int)(q * (s->n - 1))];
 }
 

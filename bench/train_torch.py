@@ -65,7 +65,7 @@ def torch_step(shape, kind, samples, tokens, rank):
     cos, sin = angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
     future = torch.full((tokens, tokens), float("-inf")).triu(1)
 
-    def turn(x):
+    def apply_rope(x):
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -80,12 +80,12 @@ def torch_step(shape, kind, samples, tokens, rank):
         def forward(self, x):
             n, t, _ = x.shape
             split = lambda y, count: y.view(n, t, count, e).transpose(1, 2)
-            wide = lambda y: y.repeat_interleave(heads // kv, dim=1)
+            repeat_kv = lambda y: y.repeat_interleave(heads // kv, dim=1)
             h = rms_norm(x)
-            q, k = turn(split(self.q(h), heads)), wide(turn(split(self.k(h), kv)))
+            q, k = apply_rope(split(self.q(h), heads)), repeat_kv(apply_rope(split(self.k(h), kv)))
             scores = q @ k.transpose(2, 3) / math.sqrt(e) + future
             p = scores.softmax(-1, dtype=torch.float32).to(x.dtype)
-            att = (p @ wide(split(self.v(h), kv))).transpose(1, 2)
+            att = (p @ repeat_kv(split(self.v(h), kv))).transpose(1, 2)
             x = x + self.o(att.reshape(n, t, heads * e))
             h = rms_norm(x)
             return x + self.down(F.silu(self.gate(h)) * self.up(h))
@@ -115,25 +115,25 @@ def torch_step(shape, kind, samples, tokens, rank):
     return {"tps": samples * tokens / (time.perf_counter() - start), "VmHWM": peak_bytes()}
 
 
-def lines_of(*command):
+def json_lines(*command):
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return [json.loads(line) for line in out.splitlines()]
 
 
 def shoal_step(shoal, shape, quant, samples, tokens, rank):
     """The same for Shoal, and the number of forward passes of the step."""
-    lines = lines_of(shoal, "bench", "--json", "--quiet", "--what", "train", "--reps", "1",
-                     "--shape", shape, "--quant", quant, "--samples", str(samples),
-                     "--tokens", str(tokens), "--rank", str(rank))
+    lines = json_lines(shoal, "bench", "--json", "--quiet", "--what", "train", "--reps", "1",
+                       "--shape", shape, "--quant", quant, "--samples", str(samples),
+                       "--tokens", str(tokens), "--rank", str(rank))
     step, forward, memory = lines
     return {"tps": step["tps"], "VmHWM": memory["VmHWM"], "forwards": forward["ratio"]}
 
 
 def torch_run(shape, kind, size):
-    return lines_of(sys.executable, __file__, "--one", json.dumps(shape), kind, *map(str, size))[0]
+    return json_lines(sys.executable, __file__, "--one", json.dumps(shape), kind, *map(str, size))[0]
 
 
-def torch_about():
+def torch_description():
     """PyTorch's version and the instruction sets of its kernels and of oneDNN, which prints its own with a product."""
     code = ("import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x; "
             "print('version', torch.__version__, torch.__config__.show())")
@@ -156,29 +156,29 @@ def torch_types(shape, types, rank):
 
 def rounds_run(sides, rounds):
     """Name → measurements, alternately."""
-    seen = {name: [] for name in sides}
+    measurements = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():
-            seen[name].append(run())
-    return seen
+            measurements[name].append(run())
+    return measurements
 
 
 def median(measurements, key):
     return statistics.median(x[key] for x in measurements)
 
 
-def report(seen):
-    for side, v in seen.items():
+def report(measurements):
+    for side, v in measurements.items():
         print("%-11s %8.1f tokens/s  %6.0f MB  %d rounds" % (
             side, median(v, "tps"), 1e-6 * median(v, "VmHWM"), len(v)))
         if "forwards" in v[0]:
             print("%11s a step takes %.2f forward passes" % ("", median(v, "forwards")))
-    for own in (side for side in seen if side.startswith("shoal")):
-        for peer in (side for side in seen if side.startswith("torch")):
-            speed = [a["tps"] / b["tps"] for a, b in zip(seen[own], seen[peer])]
+    for own in (side for side in measurements if side.startswith("shoal")):
+        for peer in (side for side in measurements if side.startswith("torch")):
+            speed = [a["tps"] / b["tps"] for a, b in zip(measurements[own], measurements[peer])]
             print("%s / %s: x %.2f the tokens a second, %.2f of the memory" % (
                 own, peer, statistics.median(speed),
-                median(seen[own], "VmHWM") / median(seen[peer], "VmHWM")))
+                median(measurements[own], "VmHWM") / median(measurements[peer], "VmHWM")))
 
 
 def main(shoal, rounds, name, quants, types, samples="4", tokens="512", rank="8"):
@@ -187,13 +187,13 @@ def main(shoal, rounds, name, quants, types, samples="4", tokens="512", rank="8"
     if not os.path.exists(model):
         subprocess.run([shoal, "model", "new", "--quiet", "--shape", name, "--quant", "q4_0",
                         model], check=True)
-    shape = lines_of(shoal, "model", "info", model, "--json")[0]
+    shape = json_lines(shoal, "model", "info", model, "--json")[0]
     if shape["arch"] != "llama":
         sys.exit("train_torch: '%s' is no llama" % name)
     sides = {}
     for quant in quants.split():
         sides["shoal " + quant] = lambda quant=quant: shoal_step(shoal, name, quant, *size)
-    print("%s, rank %d, %d x %d tokens; %s" % (name, size[2], size[0], size[1], torch_about()))
+    print("%s, rank %d, %d x %d tokens; %s" % (name, size[2], size[0], size[1], torch_description()))
     for kind in torch_types(shape, types.split(), size[2]):
         sides["torch " + kind] = lambda kind=kind: torch_run(shape, kind, size)
     sys.stdout.flush()

@@ -108,8 +108,8 @@ static double *estimate(const struct model *m, struct adapter *a, const struct t
 }
 
 /* w += s (B A + sigma (E_B A + B E_A)) of one projection and pair. */
-static void naive_matrix(const struct model *m, const struct adapter *a, int32_t l, enum proj p,
-                         const struct lora_perturbation *z, double sigma, float *w) {
+static void naive_add_member(const struct model *m, const struct adapter *a, int32_t l, enum proj p,
+                             const struct lora_perturbation *z, double sigma, float *w) {
     const struct model_config *c = &m->config;
     const struct lora *lo = &a->loras[l * N_PROJ + p];
     int64_t in = proj_in(c, p), out = proj_out(c, p);
@@ -142,8 +142,8 @@ static double naive_loss(struct adapter *a, const struct lora_perturbation *z, d
     for (int32_t l = 0; l < m->config.n_layers; l++)
         for (int p = 0; p < N_PROJ; p++)
             if (a->loras[l * N_PROJ + p].r)
-                naive_matrix(m, a, l, (enum proj)p, z, sigma,
-                             (float *)(uintptr_t)m->layers[l].proj[p].data);
+                naive_add_member(m, a, l, (enum proj)p, z, sigma,
+                                 (float *)(uintptr_t)m->layers[l].proj[p].data);
     struct trainer *t = trainer_new_lora(m, &empty, 1, &o, NULL, &err);
     double nll;
     int64_t targets;
@@ -157,7 +157,7 @@ static double naive_loss(struct adapter *a, const struct lora_perturbation *z, d
 
 /* One pair's unshaped estimate is its difference of losses over 2σ along its direction; the naive
  * implementation, which computes every layer, gives the same difference. */
-static void member_check(int32_t first) {
+static void check_member(int32_t first) {
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a =
         fixture_adapter_from(&m->config, first, 3, "q_proj,up_proj,down_proj", 0.05f, 7);
@@ -188,8 +188,8 @@ static void member_check(int32_t first) {
 
 static void test_member(void **state) {
     (void)state;
-    member_check(0);
-    member_check(1); // layers below the adapted ones are computed once for both members
+    check_member(0);
+    check_member(1); // layers below the adapted ones are computed once for both members
 }
 
 /* For signs in D dimensions the estimate is the gradient plus noise of |gradient| · sqrt(D / P) in
@@ -278,8 +278,8 @@ static void params_hash(struct trainer *t, char out[HASH_LEN]) {
 }
 
 /* Updates [from, to) of the first adapter, or of both. */
-static void updates(struct trainer *t, struct es *e, const struct setup *u, int n_adapters,
-                    int from, int to) {
+static void run_updates(struct trainer *t, struct es *e, const struct setup *u, int n_adapters,
+                        int from, int to) {
     struct update_stats st;
     for (int k = from; k < to; k++) {
         for (int i = 0; i < n_adapters; i++)
@@ -303,7 +303,7 @@ static void test_bits(void **state) {
             eo.pass_rows = k < 2 ? 1024 : 50;
             struct trainer *t = trainer_new_lora(u.m, u.a, 1, &o, pool, &err);
             struct es *e = es_new(u.m, &eo, pool);
-            updates(t, e, &u, 1, 0, 2);
+            run_updates(t, e, &u, 1, 0, 2);
             params_hash(t, k ? got : want);
             if (k) assert_string_equal(want, got);
             es_free(e);
@@ -327,17 +327,17 @@ static void test_resume(void **state) {
     int fd = mkstemp(path);
     struct trainer *t = trainer_new_lora(u.m, u.a, 2, &o, NULL, &err), *c;
     struct es *e = es_new(u.m, &eo, NULL), *f = es_new(u.m, &eo, NULL);
-    updates(t, e, &u, 2, 0, 2);
+    run_updates(t, e, &u, 2, 0, 2);
     assert_int_equal(trainer_save(t, path, NULL, &err), OK);
-    updates(t, e, &u, 2, 2, 4);
+    run_updates(t, e, &u, 2, 2, 4);
     c = trainer_new_lora(u.m, u.a, 2, &o, NULL, &err);
     assert_int_equal(trainer_load(c, path, NULL, &err), OK);
-    updates(c, f, &u, 2, 2, 4);
+    run_updates(c, f, &u, 2, 2, 4);
     params_hash(t, want);
     params_hash(c, got);
     assert_string_equal(want, got);
     struct trainer *alone = trainer_new_lora(u.m, &u.a[1], 1, &o, NULL, &err);
-    updates(alone, f, &u, 1, 0, 4);
+    run_updates(alone, f, &u, 1, 0, 4);
     struct adapter *one = trainer_export_adapter(alone, 0, NULL),
                    *two = trainer_export_adapter(t, 1, NULL);
     assert_string_equal(one->hash, two->hash);
@@ -437,13 +437,13 @@ static void test_memory(void **state) {
     (void)state;
     struct setup u = setup_make(TENSOR_Q4_0, 0);
     struct train_options o = options();
-    size_t held[2], adapter = adapter_param_count(&u.m->config, &u.a[0]->config) * sizeof(float);
+    size_t bytes[2], adapter = adapter_param_count(&u.m->config, &u.a[0]->config) * sizeof(float);
     for (int k = 0; k < 2; k++) {
         struct es_options eo = es_options(k ? 256 : 32, 0.02, "zscore");
         struct trainer *t = trainer_new_lora(u.m, u.a, 1, &o, NULL, &err);
         struct es *e = es_new(u.m, &eo, NULL);
         assert_int_equal(es_accumulate(e, t, 0, u.s, 6, &err), OK);
-        held[k] = es_bytes(e);
+        bytes[k] = es_bytes(e);
         es_free(e);
         trainer_free(t);
         options_release(es_option_rows, &eo);
@@ -456,9 +456,9 @@ static void test_memory(void **state) {
     size_t inference =
         forward_bytes(&u.m->config, &fo) + 1024 * (size_t)u.m->config.vocab_size * sizeof(float);
     print_message("%zu bytes with 32 members, %zu with 256; inference %zu, the adapter %zu\n",
-                  held[0], held[1], inference, adapter);
-    assert_true(held[1] < held[0] + (16u << 10));
-    assert_true(held[0] < inference + 10 * adapter + (512u << 10));
+                  bytes[0], bytes[1], inference, adapter);
+    assert_true(bytes[1] < bytes[0] + (16u << 10));
+    assert_true(bytes[0] < inference + 10 * adapter + (512u << 10));
     options_release(train_option_rows, &o);
     setup_release(&u);
 }

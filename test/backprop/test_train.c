@@ -251,7 +251,7 @@ static struct adapter *adapter_make(const struct model_config *c, int32_t r, con
 }
 
 /* B is zero in a new adapter: sets it to random values. */
-static void adapters_stir(struct trainer *t) {
+static void adapters_randomize(struct trainer *t) {
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
         struct rng r =
@@ -297,7 +297,7 @@ static int64_t tensor_check(const struct ref *r, double *w, const struct train_t
     return checked;
 }
 
-static void full_gradients(const char *name, bool small, struct pool *pool) {
+static void check_full_gradients(const char *name, bool small, struct pool *pool) {
     struct model_config c = shape(name, small);
     struct model *m = model_make(&c, pool);
     struct train_options o = options();
@@ -329,10 +329,10 @@ static void full_gradients(const char *name, bool small, struct pool *pool) {
 static void test_full_gradients(void **state) {
     (void)state;
     struct pool *pool = pool_new(2);
-    full_gradients("tiny-llama", true, pool);
-    full_gradients("tiny-qwen3", true, pool);
-    full_gradients("tiny-llama", false, pool);
-    full_gradients("tiny-qwen3", false, pool);
+    check_full_gradients("tiny-llama", true, pool);
+    check_full_gradients("tiny-qwen3", true, pool);
+    check_full_gradients("tiny-llama", false, pool);
+    check_full_gradients("tiny-qwen3", false, pool);
     pool_free(pool);
 }
 
@@ -345,12 +345,12 @@ static struct trainer *lora_trainer(const struct model *m, const struct train_op
     assert_non_null(t);
     adapter_release(ad[0]);
     adapter_release(ad[1]);
-    adapters_stir(t);
+    adapters_randomize(t);
     return t;
 }
 
 /* The reference's array of tensor "I.layers.L.PATH.lora_X.weight". */
-static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int *rank_of) {
+static double **ref_lora_tensor(struct ref *r, const char *name, int *adapter, int *rank_of) {
     int l;
     assert_int_equal(sscanf(name, "%d.layers.%d.", adapter, &l), 2);
     for (int p = 0; p < N_PROJ; p++) {
@@ -363,7 +363,7 @@ static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int
     return NULL;
 }
 
-static void ref_wear(struct ref *r, struct trainer *t, int adapter) {
+static void ref_set_adapter(struct ref *r, struct trainer *t, int adapter) {
     int owner, p;
     r->scale = 2;
     for (int l = 0; l < r->c.n_layers; l++)
@@ -375,12 +375,12 @@ static void ref_wear(struct ref *r, struct trainer *t, int adapter) {
         const struct train_tensor *x = trainer_tensor(t, i);
         double **slot;
         if (x->name[0] - '0' != adapter) continue;
-        slot = ref_lora_slot(r, x->name, &owner, &p);
+        slot = ref_lora_tensor(r, x->name, &owner, &p);
         *slot = widen(x->w, x->n);
     }
 }
 
-static void lora_gradients(const char *name, struct pool *pool) {
+static void check_lora_gradients(const char *name, struct pool *pool) {
     struct model_config c = shape(name, true);
     struct model *m = model_make(&c, pool);
     struct train_options o = options();
@@ -394,12 +394,12 @@ static void lora_gradients(const char *name, struct pool *pool) {
     assert_int_equal(trainer_eval_loss(t, s, 4, &nll, &targets, &err), OK);
     assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
     for (int a = 0; a < 2; a++) {
-        ref_wear(&r, t, a);
+        ref_set_adapter(&r, t, a);
         expected += ref_loss(&r, s, 4, a);
         for (int i = 0; i < trainer_n_tensors(t); i++) {
             const struct train_tensor *x = trainer_tensor(t, i);
             if (x->name[0] - '0' != a) continue;
-            checked += tensor_check(&r, *ref_lora_slot(&r, x->name, &owner, &p), x, 1, s, 4, a);
+            checked += tensor_check(&r, *ref_lora_tensor(&r, x->name, &owner, &p), x, 1, s, 4, a);
         }
     }
     assert_true(fabs(nll - expected) < 1e-4 * expected);
@@ -414,8 +414,8 @@ static void lora_gradients(const char *name, struct pool *pool) {
 static void test_lora_gradients(void **state) {
     (void)state;
     struct pool *pool = pool_new(2);
-    lora_gradients("tiny-llama", pool);
-    lora_gradients("tiny-qwen3", pool);
+    check_lora_gradients("tiny-llama", pool);
+    check_lora_gradients("tiny-qwen3", pool);
     pool_free(pool);
 }
 
@@ -496,18 +496,18 @@ static void test_threads(void **state) {
 }
 
 /* The samples of one adapter only, renumbered to 0, in one or in several calls. */
-static void train_alone(struct trainer *t, int adapter, int updates, bool split) {
+static void train_one_adapter(struct trainer *t, int adapter, int updates, bool split) {
     for (int u = 0; u < updates; u++) {
-        struct train_sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), own[12];
+        struct train_sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), selected[12];
         int n = 0;
         for (int i = 0; i < 12; i++)
             if (s[i].adapter == adapter) {
-                own[n] = s[i];
-                own[n++].adapter = 0;
+                selected[n] = s[i];
+                selected[n++].adapter = 0;
             }
         for (int i = 0; split && i < n; i++)
-            assert_int_equal(trainer_accumulate(t, own + i, 1, &err), OK);
-        if (!split) assert_int_equal(trainer_accumulate(t, own, n, &err), OK);
+            assert_int_equal(trainer_accumulate(t, selected + i, 1, &err), OK);
+        if (!split) assert_int_equal(trainer_accumulate(t, selected, n, &err), OK);
         assert_int_equal(trainer_update(t, 1e-2f, NULL, &err), OK);
         samples_free(s, 12);
     }
@@ -515,7 +515,7 @@ static void train_alone(struct trainer *t, int adapter, int updates, bool split)
 
 /* Several adapters over one base, one of them DoRA: of low ranks, or (`wide`) one of a rank that no
  * chain of sums in tiles takes. */
-static void together_equals_alone(enum numeric_class cls, double dropout, bool wide) {
+static void check_together_equals_alone(enum numeric_class cls, double dropout, bool wide) {
     static const char *const targets[] = {"all-linear", "q_proj,v_proj", "all-linear"};
     struct model_config c = shape("tiny-llama", false);
     struct pool *pool = pool_new(2);
@@ -534,7 +534,7 @@ static void together_equals_alone(enum numeric_class cls, double dropout, bool w
     train_some(all, 0, 3, 3);
     for (int i = 0; i < 6; i++) {
         struct trainer *one = trainer_new_lora(m, &ad[i % 3], 1, &o, pool, &err);
-        train_alone(one, i % 3, 3, i >= 3);
+        train_one_adapter(one, i % 3, 3, i >= 3);
         struct adapter *a = trainer_export_adapter(all, i % 3, NULL),
                        *b = trainer_export_adapter(one, 0, NULL);
         assert_string_equal(a->hash, b->hash);
@@ -553,14 +553,14 @@ static void together_equals_alone(enum numeric_class cls, double dropout, bool w
 
 static void test_together_equals_alone(void **state) {
     (void)state;
-    together_equals_alone(NUMERIC_EXACT, 0.1, false);
-    for (int i = 0; i < 4; i++) together_equals_alone(NUMERIC_FAST, i & 1 ? 0.1 : 0, i & 2);
+    check_together_equals_alone(NUMERIC_EXACT, 0.1, false);
+    for (int i = 0; i < 4; i++) check_together_equals_alone(NUMERIC_FAST, i & 1 ? 0.1 : 0, i & 2);
 }
 
 /* Mean training loss (with dropout) of adapters moved by `step` along their gradient's
  * direction. */
-static double dropped_loss(const struct model *m, const struct train_options *o,
-                           const struct train_sample *s, double step, double *slope) {
+static double loss_with_dropout(const struct model *m, const struct train_options *o,
+                                const struct train_sample *s, double step, double *slope) {
     struct trainer *t = lora_trainer(m, o, NULL), *probe = lora_trainer(m, o, NULL);
     struct update_stats st;
     double squares = 0;
@@ -591,11 +591,11 @@ static void test_dropout(void **state) {
     double slope, unused, nll;
     int64_t targets;
     o.lora_dropout = 0.3;
-    double above = dropped_loss(m, &o, s, 2e-3, &slope),
-           below = dropped_loss(m, &o, s, -2e-3, &unused);
+    double above = loss_with_dropout(m, &o, s, 2e-3, &slope),
+           below = loss_with_dropout(m, &o, s, -2e-3, &unused);
     double measured = (above - below) / 4e-3;
     if (fabs(measured - slope) > 5e-3 * slope) fail_msg("slope %g instead of %g", measured, slope);
-    double dropped = dropped_loss(m, &o, s, 0, &unused);
+    double dropped = loss_with_dropout(m, &o, s, 0, &unused);
     struct trainer *t = lora_trainer(m, &o, NULL);
     assert_int_equal(trainer_eval_loss(t, s, 4, &nll, &targets, &err), OK);
     assert_true(fabs(nll - dropped) > 1e-3 * nll); /* off in trainer_eval_loss */
@@ -609,10 +609,10 @@ static char *temporary(const char *name) {
     return xasprintf("/tmp/shoal-test-train-%d-%s", (int)getpid(), name);
 }
 
-static void resume_equals(const struct model *base, bool full) {
+static void check_resume(const struct model *base, bool full) {
     struct train_options o = options();
     char *path = temporary("state"), hash[2][HASH_LEN];
-    struct model *m = full ? model_make(&base->config, NULL) : NULL, *again = NULL;
+    struct model *m = full ? model_make(&base->config, NULL) : NULL, *resumed = NULL;
     json_t *extra = json_pack("{s:i}", "place", 17), *back = NULL;
     o.lora_dropout = 0.1;
     o.weight_decay = 0.1;
@@ -622,8 +622,8 @@ static void resume_equals(const struct model *base, bool full) {
     train_some(t, 2, 2, full ? 1 : 2);
     params_hash(t, hash[0]);
     trainer_free(t);
-    if (full) again = model_make(&base->config, NULL);
-    t = full ? trainer_new_full(again, &o, NULL, &err) : lora_trainer(base, &o, NULL);
+    if (full) resumed = model_make(&base->config, NULL);
+    t = full ? trainer_new_full(resumed, &o, NULL, &err) : lora_trainer(base, &o, NULL);
     assert_int_equal(trainer_load(t, path, &back, &err), OK);
     assert_int_equal(trainer_update_count(t), 2);
     assert_true(json_equal(extra, back));
@@ -631,7 +631,7 @@ static void resume_equals(const struct model *base, bool full) {
     params_hash(t, hash[1]);
     assert_string_equal(hash[0], hash[1]);
     trainer_free(t);
-    if (full) model_close(m), model_close(again);
+    if (full) model_close(m), model_close(resumed);
     json_decref(extra);
     json_decref(back);
     unlink(path);
@@ -643,13 +643,13 @@ static void test_resume(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", false);
     struct model *m = model_make(&c, NULL);
-    resume_equals(m, true);
-    resume_equals(m, false);
+    check_resume(m, true);
+    check_resume(m, false);
     model_close(m);
 }
 
-static void load_refused(struct trainer *t, const char *path, const struct buf *b, size_t n,
-                         int code, const char *word) {
+static void assert_load_fails(struct trainer *t, const char *path, const struct buf *b, size_t n,
+                              int code, const char *word) {
     char before[HASH_LEN], after[HASH_LEN];
     params_hash(t, before);
     assert_int_equal(file_write(path, b->data, n, &err), OK);
@@ -669,10 +669,10 @@ static void test_bad_checkpoints(void **state) {
     struct buf b = {0};
     assert_int_equal(trainer_save(t, path, NULL, &err), OK);
     assert_int_equal(file_read(path, 1 << 24, &b, &err), OK);
-    load_refused(t, path, &b, b.len - 1, ERR_FORMAT, "damaged");
-    load_refused(t, path, &b, b.len / 2, ERR_FORMAT, "damaged");
-    load_refused(t, path, &b, 79, ERR_FORMAT, "not a training checkpoint");
-    load_refused(t, path, &b, 0, ERR_FORMAT, "");
+    assert_load_fails(t, path, &b, b.len - 1, ERR_FORMAT, "damaged");
+    assert_load_fails(t, path, &b, b.len / 2, ERR_FORMAT, "damaged");
+    assert_load_fails(t, path, &b, 79, ERR_FORMAT, "not a training checkpoint");
+    assert_load_fails(t, path, &b, 0, ERR_FORMAT, "");
     static const struct {
         int at;
         const char *word;
@@ -686,16 +686,16 @@ static void test_bad_checkpoints(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(flips); i++) {
         b.data[flips[i].at] ^= 0x40;
-        load_refused(t, path, &b, b.len, ERR_FORMAT, flips[i].word);
+        assert_load_fails(t, path, &b, b.len, ERR_FORMAT, flips[i].word);
         b.data[flips[i].at] ^= 0x40;
     }
     trainer_free(t);
     o.beta2 = 0.95;
     t = lora_trainer(m, &o, NULL);
-    load_refused(t, path, &b, b.len, ERR_MISMATCH, "other options");
+    assert_load_fails(t, path, &b, b.len, ERR_MISMATCH, "other options");
     trainer_free(t);
     t = trainer_new_full(m, &o, NULL, &err);
-    load_refused(t, path, &b, b.len, ERR_MISMATCH, "other tensors");
+    assert_load_fails(t, path, &b, b.len, ERR_MISMATCH, "other tensors");
     struct train_sample *s = samples_make(1, c.vocab_size, 1, 1);
     assert_int_equal(trainer_accumulate(t, s, 1, &err), OK);
     assert_int_equal(trainer_save(t, path, NULL, &err), ERR_STATE);
@@ -708,7 +708,7 @@ static void test_bad_checkpoints(void **state) {
     options_release(train_option_rows, &o);
 }
 
-static double overfit(struct trainer *t, float lr, int updates) {
+static double train_overfit(struct trainer *t, float lr, int updates) {
     struct train_sample *s = samples_make(32, 300, 1, 500);
     struct update_stats st = {0};
     for (int u = 0; u < updates; u++) {
@@ -730,12 +730,12 @@ static void test_overfit(void **state) {
     for (int64_t i = 0; i < m->head.n * m->head.k; i++) ((float *)m->head.data)[i] *= 4;
     struct adapter *ad = adapter_make(&c, 16, "all-linear", 3);
     struct trainer *lora = trainer_new_lora(m, &ad, 1, &o, pool, &err);
-    double by_lora = overfit(lora, 1e-2f, 300);
+    double by_lora = train_overfit(lora, 1e-2f, 300);
     trainer_free(lora);
     model_close(m);
     m = model_new(&c, 4, NUMERIC_EXACT);
     struct trainer *full = trainer_new_full(m, &o, pool, &err);
-    double by_all = overfit(full, 1e-2f, 150);
+    double by_all = train_overfit(full, 1e-2f, 150);
     trainer_free(full);
     print_message(
         "32 samples: loss %.4f after 300 updates of an adapter, %.4f after 150 of all weights\n",
@@ -1014,7 +1014,7 @@ static void test_fast_class(void **state) {
 /* The same of all weights: the gradients of both classes are near, and the bits after training do
  * not depend on threads. They are equal on every processor without AMX, and on every one with it.
  */
-static void full_fast_class(const char *name, bool f32_backward, const char *tiles) {
+static void check_full_fast_class(const char *name, bool f32_backward, const char *tiles) {
     struct model_config c = shape(name, false);
     c.max_seq_len = 256;
     struct train_options o = options();
@@ -1050,27 +1050,28 @@ static void full_fast_class(const char *name, bool f32_backward, const char *til
 
 static void test_full_fast_class(void **state) {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++) full_fast_class(all_shapes[i], false, NULL);
-    full_fast_class("tiny-qwen3", false,
-                    "d9bcf3d3dbc2ccdfc5fc5bf65da829becf97acee1cb13e3d4af2a3a4eae23dfd");
-    full_fast_class("tiny-qwen3", true,
-                    "001730a78e50e16343b05e8699ecbc78c3408e69ffee313f0405ffdcdefed576");
+    for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++)
+        check_full_fast_class(all_shapes[i], false, NULL);
+    check_full_fast_class("tiny-qwen3", false,
+                          "d9bcf3d3dbc2ccdfc5fc5bf65da829becf97acee1cb13e3d4af2a3a4eae23dfd");
+    check_full_fast_class("tiny-qwen3", true,
+                          "001730a78e50e16343b05e8699ecbc78c3408e69ffee313f0405ffdcdefed576");
 }
 
 /* Recomputed activations equal stored ones. */
 static void test_checkpointing(void **state) {
     (void)state;
-    char kept[HASH_LEN], again[HASH_LEN];
+    char stored[HASH_LEN], recomputed[HASH_LEN];
     struct pool *pool = pool_new(2);
     struct train_options o = options();
     o.lora_dropout = 0.1;
     for (size_t i = 0; i < 2 * ARRAY_LEN(all_shapes); i++) {
         struct pair p = pair_make(all_shapes[i / 2], i % 2 ? TENSOR_Q4_0 : TENSOR_F32, i % 3 == 0);
         o.gradient_checkpointing = false;
-        trained_hash(&p, &o, pool, kept);
+        trained_hash(&p, &o, pool, stored);
         o.gradient_checkpointing = true;
-        trained_hash(&p, &o, pool, again);
-        assert_string_equal(kept, again);
+        trained_hash(&p, &o, pool, recomputed);
+        assert_string_equal(stored, recomputed);
         pair_release(&p);
     }
     options_release(train_option_rows, &o);
@@ -1193,7 +1194,7 @@ static void test_optimizers(void **state) {
 }
 
 /* The likelihood as a loss over log-probabilities. */
-static int likelihood(void *ctx, struct loss_sample *v, int n, struct error *e) {
+static int likelihood_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)e;
     for (int i = 0; i < n; i++) {
         ++*(int *)ctx;
@@ -1214,7 +1215,7 @@ static void test_losses(void **state) {
     struct update_stats st[2];
     struct train_sample *s = samples_make(6, p.m->config.vocab_size, 1, 90);
     int seen = 0;
-    struct loss_fn loss = {.fn = likelihood, .ctx = &seen};
+    struct loss_fn loss = {.fn = likelihood_loss, .ctx = &seen};
     for (int k = 0; k < 2; k++) {
         t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
         assert_int_equal(trainer_accumulate_loss(t[k], s, 6, k ? &loss : NULL, &err), OK);

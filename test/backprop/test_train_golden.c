@@ -89,7 +89,7 @@ static const json_t *tensor_entry(const struct golden *g, const char *name) {
     return NULL;
 }
 
-static float *weight_place(struct model *m, const struct weight_info *w) {
+static float *weight_data(struct model *m, const struct weight_info *w) {
     const struct matrix *matrix = weight_matrix(m, w);
     return (float *)(uintptr_t)(matrix ? matrix->data : *weight_norm(m, w));
 }
@@ -103,7 +103,7 @@ static void model_make(struct golden *g) {
         weight_at(&g->config, i, NAMING_HF, &w);
         const json_t *e = tensor_entry(g, w.name);
         float base = (float)number_at(e, 2) + (w.offset ? 1 : 0), scale = (float)number_at(e, 3);
-        fixture_formula(weight_place(g->m, &w), w.n * w.k, json_string_value(json_array_get(e, 0)),
+        fixture_formula(weight_data(g->m, &w), w.n * w.k, json_string_value(json_array_get(e, 0)),
                         base, scale);
     }
 }
@@ -179,15 +179,15 @@ static void samples_make(struct golden *g) {
 /* The trainer's tensor of that name; in full training, the one that contains the model's weight of
  * that name. */
 static struct train_tensor *tensor_find(struct golden *g, const char *name) {
-    float *place = NULL;
+    float *data = NULL;
     for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
         struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
-        if (strcmp(w.name, name) == 0) place = weight_place(g->m, &w);
+        if (strcmp(w.name, name) == 0) data = weight_data(g->m, &w);
     }
     for (int i = 0; i < trainer_n_tensors(g->t); i++) {
         struct train_tensor *x = trainer_tensor(g->t, i);
-        if (g->adapter ? strcmp(x->name, name) == 0 : x->w == place) return x;
+        if (g->adapter ? strcmp(x->name, name) == 0 : x->w == data) return x;
     }
     fail_msg("%s: the trainer has no tensor '%s'", g->name, name);
     return NULL;
@@ -307,7 +307,7 @@ static void golden_close(struct golden *g) {
 }
 
 /* Whether the error means that this model cannot be trained. */
-static bool untrainable(const struct error *err) {
+static bool is_untrainable(const struct error *err) {
     return err->code == ERR_MISMATCH &&
            (strstr(err->text, "cannot be trained") || strstr(err->text, "is for plain LoRA only"));
 }
@@ -322,7 +322,7 @@ static void golden_trains(void **state) {
         updates_check(&g);
         weights_check(&g);
         print_message("%s: at most %.1e off\n", g.name, TOLERANCE * g.worst);
-    } else if (untrainable(&err)) {
+    } else if (is_untrainable(&err)) {
         fprintf(stderr, "SKIP: %s: %s\n", g.name, err.text);
     } else {
         fail_msg("%s: %s", g.name, err.text);

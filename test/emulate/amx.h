@@ -7,10 +7,11 @@
  * odd elements of the pairs, adds them at the end, and reads and writes denormals as zero; its
  * products are exact in f32.
  *
- * With `emulated_strict`, memory is shared between tiles and vectors only at emulated_memory_barrier(),
- * which stands for tile_memory_barrier(): a compiler may move vector stores and loads over tile
- * instructions up to there. Until then the data of tile stores is visible to tile loads alone, and
- * a tile load of what a vector store wrote aborts. (Stores by plain C are not noticed.)
+ * With `emulated_strict`, memory is shared between tiles and vectors only at
+ * emulated_memory_barrier(), which replaces tile_memory_barrier(): a compiler may move vector
+ * stores and loads over tile instructions up to that point. Before it, the data of a tile store is
+ * visible to tile loads only, and a tile load of memory that a vector store wrote aborts. (Stores
+ * by plain C are not detected.)
  */
 #ifndef SHOAL_TEST_EMULATE_AMX_H
 #define SHOAL_TEST_EMULATE_AMX_H
@@ -70,18 +71,18 @@ EMULATED void _tile_zero(int t) {
     memset(tile_at(t)->data, 0, sizeof emulated_tiles[t].data);
 }
 
-EMULATED void tile_put(const struct emulated_tile *tile, char *to, int64_t stride) {
+EMULATED void tile_write(const struct emulated_tile *tile, char *to, int64_t stride) {
     for (int r = 0; r < tile->rows; r++)
         memcpy(to + r * stride, tile->data[r], (size_t)tile->row_bytes);
 }
 
 EMULATED void emulated_memory_barrier(void) {
     for (int i = 0; i < emulated_n_stores; i++)
-        tile_put(&emulated_stores[i].tile, emulated_stores[i].to, emulated_stores[i].stride);
+        tile_write(&emulated_stores[i].tile, emulated_stores[i].to, emulated_stores[i].stride);
     emulated_n_stores = emulated_n_vectors = 0;
 }
 
-static void emulated_written(const void *p, size_t bytes) {
+static void emulated_record_store(const void *p, size_t bytes) {
     if (!emulated_strict) return;
     tile_require(bytes == 64 && emulated_n_vectors < 16384, "few vector stores between publishes");
     emulated_vectors[emulated_n_vectors++] = p;
@@ -123,7 +124,7 @@ EMULATED void _tile_loadd(int t, const void *p, int64_t stride) {
 EMULATED void _tile_stored(int t, void *p, int64_t stride) {
     const struct emulated_tile *tile = tile_at(t);
     if (!emulated_strict) {
-        tile_put(tile, p, stride);
+        tile_write(tile, p, stride);
         return;
     }
     tile_require(emulated_n_stores < 256, "few tile stores between publishes");

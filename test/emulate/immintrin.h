@@ -47,7 +47,7 @@ typedef union {
 #define EACH_LANE for (int l = 0; l < 16; l++)
 
 /* Every store of a whole vector is recorded: amx.h. */
-static void emulated_written(const void *p, size_t bytes);
+static void emulated_record_store(const void *p, size_t bytes);
 
 /* moves */
 
@@ -101,11 +101,11 @@ EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) {
 
 EMULATED void _mm512_storeu_ps(void *p, __m512 a) {
     memcpy(p, &a, sizeof a);
-    emulated_written(p, sizeof a);
+    emulated_record_store(p, sizeof a);
 }
 EMULATED void _mm512_storeu_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
-    emulated_written(p, sizeof a);
+    emulated_record_store(p, sizeof a);
 }
 
 EMULATED __m512 _mm512_mask_loadu_ps(__m512 src, __mmask16 k, const void *p) {

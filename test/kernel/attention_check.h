@@ -23,23 +23,23 @@
 struct attention_case {
     int64_t head_dim, n_heads, rows;
     int32_t at, window; /* position of the first row; a row attends to `window` positions */
-    enum dtype elem;
+    enum dtype dtype;
     int64_t page;
 };
 
 /* The positions of one kv head in pages; the last one holds only what exists. */
 struct attention_pages {
-    enum dtype elem;
+    enum dtype dtype;
     int64_t e, ld, page, n, count;
     void *k[64], *v[64];
     uint16_t *k_scale[64], *v_scale[64];
 };
 
 static inline void attention_row_store(void *rows, uint16_t *scales, int64_t row, int64_t ld,
-                                       enum dtype elem, const float *x, int64_t e) {
-    char *to = (char *)rows + row * ld * (int64_t)dtype_size(elem);
-    if (elem != DTYPE_I8) {
-        dtype_from_f32(elem, x, to, e);
+                                       enum dtype dtype, const float *x, int64_t e) {
+    char *to = (char *)rows + row * ld * (int64_t)dtype_size(dtype);
+    if (dtype != DTYPE_I8) {
+        dtype_from_f32(dtype, x, to, e);
         return;
     }
     scales[row] = f32_to_f16(row_amax(x, e) / 127.0f);
@@ -47,21 +47,21 @@ static inline void attention_row_store(void *rows, uint16_t *scales, int64_t row
 }
 
 /* Of n positions with keys and values of e floats. */
-static inline struct attention_pages *attention_pages_new(enum dtype elem, int64_t page,
+static inline struct attention_pages *attention_pages_new(enum dtype dtype, int64_t page,
                                                           const float *k, const float *v, int64_t n,
                                                           int64_t e) {
     struct attention_pages *p = xcalloc(1, sizeof *p);
-    *p = (struct attention_pages){.elem = elem, .e = e, .ld = e + 3, .page = page, .n = n};
+    *p = (struct attention_pages){.dtype = dtype, .e = e, .ld = e + 3, .page = page, .n = n};
     p->count = (n + page - 1) / page;
     assert_true(p->count <= (int64_t)ARRAY_LEN(p->k));
     for (int64_t i = 0; i < p->count; i++) {
         const int64_t rows = MIN(page, n - i * page);
-        const size_t bytes = (size_t)((rows - 1) * p->ld + e) * dtype_size(elem);
+        const size_t bytes = (size_t)((rows - 1) * p->ld + e) * dtype_size(dtype);
         p->k[i] = xmalloc(bytes), p->v[i] = xmalloc(bytes);
         p->k_scale[i] = xmalloc((size_t)rows * 2), p->v_scale[i] = xmalloc((size_t)rows * 2);
         for (int64_t r = 0; r < rows; r++) {
-            attention_row_store(p->k[i], p->k_scale[i], r, p->ld, elem, k + (i * page + r) * e, e);
-            attention_row_store(p->v[i], p->v_scale[i], r, p->ld, elem, v + (i * page + r) * e, e);
+            attention_row_store(p->k[i], p->k_scale[i], r, p->ld, dtype, k + (i * page + r) * e, e);
+            attention_row_store(p->v[i], p->v_scale[i], r, p->ld, dtype, v + (i * page + r) * e, e);
         }
     }
     return p;
@@ -85,7 +85,7 @@ static inline double attention_value(const struct attention_pages *p, int64_t po
     const int64_t page = pos / p->page, row = pos % p->page, at = row * p->ld + i;
     const void *rows = values ? p->v[page] : p->k[page];
     const uint16_t *scales = values ? p->v_scale[page] : p->k_scale[page];
-    switch (p->elem) {
+    switch (p->dtype) {
     case DTYPE_BF16:
         return (double)bf16_to_f32(((const uint16_t *)rows)[at]);
     case DTYPE_F16:
@@ -166,7 +166,7 @@ static inline struct attention_job attention_job_of(const struct kernels *k,
         .first = d->first + begin,
         .end = d->end + begin,
         .scale = 1.0f / sqrtf((float)d->c.head_dim),
-        .keys = {p->elem, p->page, p->ld, attention_page_at, p},
+        .keys = {p->dtype, p->page, p->ld, attention_page_at, p},
         .scratch = attention_scratch_new(k->attention_scratch(d->c.head_dim)),
     };
 }
@@ -180,8 +180,8 @@ static inline void attention_run(const struct kernels *k, const struct attention
 }
 
 static inline float *attention_run_all(const struct kernels *k, const struct attention_data *d,
-                                       enum dtype elem, int64_t page) {
-    struct attention_pages *p = attention_pages_new(elem, page, d->k, d->v, d->n, d->c.head_dim);
+                                       enum dtype dtype, int64_t page) {
+    struct attention_pages *p = attention_pages_new(dtype, page, d->k, d->v, d->n, d->c.head_dim);
     float *out = attention_out_new(d);
     attention_run(k, d, p, 0, d->c.rows, out);
     attention_pages_free(p);
@@ -235,7 +235,7 @@ static inline void attention_near(const struct attention_data *d, const struct a
 static inline void attention_case_check(const struct kernels *k, struct rng *r,
                                         struct attention_case c) {
     struct attention_data d = attention_data_make(r, c);
-    struct attention_pages *p = attention_pages_new(c.elem, c.page, d.k, d.v, d.n, c.head_dim);
+    struct attention_pages *p = attention_pages_new(c.dtype, c.page, d.k, d.v, d.n, c.head_dim);
     float *out = attention_out_new(&d);
     attention_run(k, &d, p, 0, c.rows, out);
     attention_near(&d, p, out);
@@ -275,13 +275,13 @@ static inline void attention_tiles_check(const struct kernels *k, struct rng *r,
     enum { ROW = 3, FIRST = 32 }; // of the first output in the tiles
     if (c.head_dim % 32 != 0) return;
     struct attention_data d = attention_data_make(r, c);
-    struct attention_pages *p = attention_pages_new(c.elem, c.page, d.k, d.v, d.n, c.head_dim);
+    struct attention_pages *p = attention_pages_new(c.dtype, c.page, d.k, d.v, d.n, c.head_dim);
     const int64_t width = FIRST + c.n_heads * c.head_dim;
     const size_t bytes = gemm_input_scratch(ROW + c.rows, width);
     void *scratch = attention_scratch_new(bytes), *expected = attention_scratch_new(bytes);
     struct gemm_input in = gemm_input_tiles(ROW + c.rows, width, ROWS_KNOWN, scratch),
                       want = gemm_input_tiles(ROW + c.rows, width, ROWS_KNOWN, expected);
-    float *out = attention_run_all(k, &d, c.elem, c.page);
+    float *out = attention_run_all(k, &d, c.dtype, c.page);
     for (int64_t i = 0; i < c.rows; i += step) {
         struct attention_job job = attention_job_of(k, &d, p, i, MIN(i + step, c.rows), NULL);
         job.tiles = &in;
@@ -305,13 +305,13 @@ static inline void attention_neighbour_check(const struct kernels *k, struct rng
                                              struct attention_case c, int64_t pos, int64_t row) {
     struct attention_data d = attention_data_make(r, c);
     const int64_t width = c.n_heads * c.head_dim;
-    float *want = attention_run_all(k, &d, c.elem, c.page), *got;
+    float *want = attention_run_all(k, &d, c.dtype, c.page), *got;
     for (int64_t i = 0; i < width; i++) d.q[row * d.ldq + i] = i % 3 ? NAN : INFINITY;
     for (int64_t i = 0; i < c.head_dim; i++) {
         d.k[pos * c.head_dim + i] *= 0x1p+60f;
         d.v[pos * c.head_dim + i] = 0x1p+120f;
     }
-    got = attention_run_all(k, &d, c.elem, c.page);
+    got = attention_run_all(k, &d, c.dtype, c.page);
     for (int64_t i = 0; i < c.rows; i++) {
         const bool sees = d.first[i] <= pos && pos < d.end[i];
         const bool same = !memcmp(got + i * d.ldo, want + i * d.ldo, (size_t)width * sizeof *got);
@@ -325,13 +325,13 @@ static inline void attention_neighbour_check(const struct kernels *k, struct rng
 static inline void attention_outside_check(const struct kernels *k, struct rng *r,
                                            struct attention_case c) {
     struct attention_data d = attention_data_make(r, c);
-    float *want = attention_run_all(k, &d, c.elem, c.page), *got;
+    float *want = attention_run_all(k, &d, c.dtype, c.page), *got;
     const int64_t half = c.rows / 2;
     for (int64_t j = 0; j < d.n; j++) {
         for (int64_t i = 0; i < c.head_dim && (j < d.first[0] || j >= d.end[half - 1]); i++)
             d.k[j * c.head_dim + i] = d.v[j * c.head_dim + i] = j % 2 ? NAN : INFINITY;
     }
-    struct attention_pages *p = attention_pages_new(c.elem, c.page, d.k, d.v, d.n, c.head_dim);
+    struct attention_pages *p = attention_pages_new(c.dtype, c.page, d.k, d.v, d.n, c.head_dim);
     got = attention_out_new(&d);
     attention_run(k, &d, p, 0, half, got);
     assert_memory_equal(got, want, (size_t)(half * d.ldo) * sizeof *got);

@@ -160,13 +160,14 @@ static int32_t *q_sums_of(const int8_t *q, int64_t blocks) {
     return q_sum;
 }
 
-static void half_put(uint8_t *to, struct rng *r) {
+static void f16_random_write(uint8_t *to, struct rng *r) {
     const uint16_t d = f32_to_f16(rng_normal(r));
     memcpy(to, &d, sizeof d);
 }
 
 /* Random bytes, all 256 values included, with scales and minima that are numbers. */
-static void rows_make(uint8_t *file, struct rng *r, enum tensor_type type, int64_t n, int64_t k) {
+static void quant_rows_random(uint8_t *file, struct rng *r, enum tensor_type type, int64_t n,
+                              int64_t k) {
     const size_t row = tensor_row_bytes(type, k),
                  block = tensor_row_bytes(type, tensor_type_block(type));
     for (size_t i = 0; i < row * (size_t)n; i++)
@@ -176,8 +177,8 @@ static void rows_make(uint8_t *file, struct rng *r, enum tensor_type type, int64
         memcpy(file + i * row, &scale, sizeof scale);
     }
     for (size_t i = 0; type != TENSOR_NF4 && i < row * (size_t)n; i += block) {
-        half_put(file + i + (type == TENSOR_Q6_K ? 208 : 0), r);
-        if (type == TENSOR_Q4_1) half_put(file + i + 2, r);
+        f16_random_write(file + i + (type == TENSOR_Q6_K ? 208 : 0), r);
+        if (type == TENSOR_Q4_1) f16_random_write(file + i + 2, r);
     }
 }
 
@@ -192,7 +193,7 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     struct error err;
     *c = (struct packed_case){.n = n, .k = k, .rows = rows};
     c->file = xmalloc(tensor_row_bytes(type, k) * (size_t)n);
-    rows_make(c->file, r, type, n, k);
+    quant_rows_random(c->file, r, type, n, k);
     assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err),
                      OK);
     c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k};
@@ -223,7 +224,7 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     const struct prefetch_range soon[] = {{want, 1}, {before, size * 4}};
     struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
     struct gemm_input in = c->in;
-    in.ahead = &ahead; // asking for memory changes nothing
+    in.ahead = &ahead; // prefetches change no result
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
@@ -329,7 +330,7 @@ static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k
     c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k, .x = numbers(r, rows * k, PLAIN)};
 }
 
-/* Without tiles the fast class has scalar's bits. */
+/* Without tiles the fast class has the bits of scalar.c. */
 static void bf16_compare(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1,
                          bool add) {
     const int64_t ldy = c->n + 2, size = (c->rows - 1) * ldy + c->n;
@@ -472,9 +473,9 @@ static void test_exp_everywhere(void **state) {
     }
 }
 
-static void gemm_nn_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool turned,
+static void gemm_nn_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool transposed,
                          enum flavour flavour) {
-    const int64_t tm = turned ? 1 : k, tj = turned ? rows : 1, ldv = n + 1, ldy = n + 2;
+    const int64_t tm = transposed ? 1 : k, tj = transposed ? rows : 1, ldv = n + 1, ldy = n + 2;
     float *t = numbers(r, rows * k, flavour), *v = numbers(r, k * ldv, flavour);
     float *want = numbers(r, rows * ldy, PLAIN), *got = malloc((size_t)(rows * ldy) * sizeof *got);
     uint16_t *half = malloc((size_t)(k * ldv) * sizeof *half);
@@ -546,12 +547,12 @@ static void test_attention(void **state) {
                                    .rows = rows[i],
                                    .at = at[i],
                                    .window = i % 2 ? INT32_MAX : 40,
-                                   .elem = (enum dtype)(i % N_DTYPE),
+                                   .dtype = (enum dtype)(i % N_DTYPE),
                                    .page = 32};
         attention_case_check(&tiles, &r, c);
         attention_division_check(&tiles, &r, c, 1 + (int64_t)i % 4);
         attention_tiles_check(&tiles, &r, c, 1 + (int64_t)i % 4);
-        c.elem = DTYPE_F32;
+        c.dtype = DTYPE_F32;
         if (c.rows > 3) attention_neighbour_check(&tiles, &r, c, c.at + 3, 1);
         if (c.rows > 1) attention_outside_check(&tiles, &r, c);
     }
@@ -583,7 +584,7 @@ static void strict_grad(const struct weight_grad_job *job, int64_t n0, int64_t n
     assert_int_equal(emulated_n_stores, 0);
 }
 
-/* The tables as the levels fill them, each over the one before. */
+/* Fills the tables of the levels, each starting from the table of the level below. */
 static int tables_fill(void **state) {
     (void)state;
     scalar = kernels_level(CPU_SCALAR);

@@ -30,7 +30,7 @@
 static struct rng source;
 static const struct kernels *ref;
 
-/* n floats that begin one float after a 64-byte boundary, canaries behind. */
+/* n floats that begin one float after a 64-byte boundary, followed by canaries. */
 struct floats {
     float *base, *v;
     int64_t n;
@@ -164,8 +164,9 @@ static void check_rope(const struct kernels *k, int64_t n, int nasty) {
     floats_free(y);
 }
 
-/* n columns of three rows: a gain's gradient, and a row of a norm's backward pass, also in place.
- */
+/* n columns of three rows: the gradient of a norm's gain, and a row of the norm's backward pass,
+ * also in place.
+ * */
 static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
     static const float mean[3] = {0, 0.25f, -1}, rstd[3] = {1.5f, 0.3f, 7};
     struct floats x = filled(3 * n, nasty), dy = filled(3 * n, nasty), g = filled(n, 0),
@@ -238,7 +239,7 @@ static void check_adamw(const struct kernels *k, int64_t n, int nasty) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
 
-static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
+static void check_quantize_rows(const struct kernels *k, int64_t n, int nasty) {
     int64_t kq = n / 32 * 32;
     struct floats x = filled(n, nasty);
     int8_t *q = malloc((size_t)kq * 2 + 1);
@@ -246,7 +247,7 @@ static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
     uint16_t *h = malloc((size_t)n * 2 * sizeof(uint16_t) + 1);
     if (nasty == 2)
         for (int64_t i = 0; i < n; i++)
-            x.v[i] *= 1e-16f; // scales around the smallest with a finite inverse
+            x.v[i] *= 1e-16f; // scales near the smallest one whose inverse is finite
     ref->quantize_row(x.v, kq, q, d);
     k->quantize_row(x.v, kq, q + kq, d + kq / 32);
     assert_memory_equal(q, q + kq, (size_t)kq);
@@ -287,9 +288,9 @@ static void test_adamw(void **state) {
     (void)state;
     each_size(check_adamw);
 }
-static void test_rows_down(void **state) {
+static void test_quantize_rows(void **state) {
     (void)state;
-    each_size(check_rows_down);
+    each_size(check_quantize_rows);
 }
 
 /* exp on every 4099th float, so that every exponent occurs. */
@@ -310,8 +311,8 @@ static void test_exp_range(void **state) {
     }
 }
 
-/* n floats as elements of every type. */
-struct elems {
+/* n floats converted to every dtype. */
+struct typed_rows {
     void *v[N_DTYPE];
 };
 
@@ -319,8 +320,8 @@ static void near(double got, double want, double tolerance, const char *what) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%s is %.9g, expected %.9g", what, got, want);
 }
 
-static struct elems elems_of(const float *x, int64_t n) {
-    struct elems r;
+static struct typed_rows typed_rows_new(const float *x, int64_t n) {
+    struct typed_rows r;
     for (int e = 0; e < N_DTYPE; e++) {
         r.v[e] = malloc((size_t)n * dtype_size((enum dtype)e));
         dtype_from_f32((enum dtype)e, x, r.v[e], n);
@@ -328,7 +329,7 @@ static struct elems elems_of(const float *x, int64_t n) {
     return r;
 }
 
-static void elems_free(struct elems e) {
+static void typed_rows_free(struct typed_rows e) {
     for (int i = 0; i < N_DTYPE; i++) free(e.v[i]);
 }
 
@@ -336,7 +337,7 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
     int64_t ldx = width + 3, ldw = width + 1, ldy = n + 2;
     struct floats x = filled(rows * ldx, nasty), w = filled(n * ldw, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
-    struct elems h = elems_of(w.v, n * ldw);
+    struct typed_rows h = typed_rows_new(w.v, n * ldw);
     for (int add = 0; add < 2; add++) {
         ref->gemm_f32(y.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
         k->gemm_f32(z.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
@@ -351,7 +352,7 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
         k->gemm_i8(z.v, ldy, x.v, ldx, rows, h.v[DTYPE_I8], ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_i8", k, width);
     }
-    elems_free(h);
+    typed_rows_free(h);
     floats_free(x);
     floats_free(w);
     floats_free(y);
@@ -360,11 +361,12 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
 
 /* The rows of t are contiguous or transposed, with a large stride over j. */
 static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int64_t width,
-                          int nasty, bool turned) {
-    int64_t ldv = n + 1, ldy = n + 2, tm = turned ? 1 : width + 3, tj = turned ? rows + 3 : 1;
+                          int nasty, bool transposed) {
+    int64_t ldv = n + 1, ldy = n + 2, tm = transposed ? 1 : width + 3,
+            tj = transposed ? rows + 3 : 1;
     struct floats t = filled((rows + 3) * (width + 3), nasty), v = filled(width * ldv, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
-    struct elems h = elems_of(v.v, width * ldv);
+    struct typed_rows h = typed_rows_new(v.v, width * ldv);
     ref->gemm_nn_f32(y.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
     k->gemm_nn_f32(z.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "gemm_nn_f32", k, width);
@@ -377,7 +379,7 @@ static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int6
     ref->gemm_nn_i8(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
     k->gemm_nn_i8(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "gemm_nn_i8", k, width);
-    elems_free(h);
+    typed_rows_free(h);
     struct floats all[] = {t, v, y, z};
     for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
 }
@@ -389,9 +391,9 @@ static void test_gemm_nn(void **state) {
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
-            for (int turned = 0; turned < 2; turned++)
+            for (int transposed = 0; transposed < 2; transposed++)
                 check_gemm_nn(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
-                              i % 5 == 4, turned);
+                              i % 5 == 4, transposed);
         // Beyond one block of rows, and one of the sum, at every level.
         static const int64_t large[][3] = {
             {97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
@@ -543,7 +545,7 @@ static void test_gemm_nn_i8_pairs(void **state) {
             if (m == 2)
                 assert_true(isnan(y.v[m * N + c]));
             else
-                near((double)y.v[m * N + c], want, off, "pairs_mix");
+                near((double)y.v[m * N + c], want, off, "gemm_nn_i8_pairs");
         }
     struct floats all[] = {t, y, y0};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
@@ -570,7 +572,7 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     for (int add = 0; add < 2; add++) {
         struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
         packed_mul(ref, y.v, n + 1, &in, &w, add);
-        in.ahead = add ? &ahead : NULL; // asking for memory changes nothing
+        in.ahead = add ? &ahead : NULL; // prefetches change no result
         packed_mul(k, z.v, n + 1, &in, &w, add);
         same_all(y.v, z.v, rows * (n + 1), tensor_type_name(t), k, width);
     }
@@ -582,7 +584,7 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     floats_free(z);
 }
 
-/* Every number of rows up to some tiles; K in one chunk and in several. Only q8_0 and q4_0 have
+/* Every number of rows up to several tiles; K in one chunk and in several. Only q8_0 and q4_0 have
  * blocks that `extreme` can fill. */
 static void test_packed(void **state) {
     (void)state;
@@ -825,11 +827,12 @@ static void check_backward(enum tensor_type t, enum numeric_class cls, enum grad
         for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
             matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, path,
                                 false, scratch, pool);
-        same_all(first.v, other.v, rows * lddx, "matrix_mul_back's cut", kernels_get(), threads);
+        same_all(first.v, other.v, rows * lddx, "matrix_mul_backward, divided", kernels_get(),
+                 threads);
         matrix_mul_backward(other.v, lddx, dy.v, lddy, rows, &w, path, true, scratch, pool);
         for (int64_t i = 0; i < rows * k; i++)
             near((double)other.v[i / k * lddx + i % k], 2 * (double)first.v[i / k * lddx + i % k],
-                 1e-4 + 1e-4 * fabs(want[i]), "matrix_mul_back added");
+                 1e-4 + 1e-4 * fabs(want[i]), "matrix_mul_backward, added");
         pool_free(pool);
         floats_free(other);
     }
@@ -985,7 +988,7 @@ static void test_gemm_nn_pool(void **state) {
             struct floats z = filled(rows * n, 1);
             struct pool *pool = pool_new(threads);
             gemm_nn_parallel(DTYPE_F32, z.v, n, t.v, 1, rows, rows, v.v, n, k, n, false, pool);
-            same_all(y.v, z.v, rows * n, "mix over a pool", kernels_get(), threads);
+            same_all(y.v, z.v, rows * n, "gemm_nn over a pool", kernels_get(), threads);
             pool_free(pool);
             floats_free(z);
         }
@@ -1102,7 +1105,7 @@ static void test_scalar_gemm_nn(void **state) {
     (void)state;
     enum { M = 3, N = 24, K = 37 };
     struct floats t = filled(M * K, 0), v = filled(K * N, 0), y0 = filled(M * N, 0);
-    struct elems h = elems_of(v.v, K * N);
+    struct typed_rows h = typed_rows_new(v.v, K * N);
     float d = dtype_from_f32(DTYPE_I8, v.v, h.v[DTYPE_I8], K * N);
     for (int e = 0; e < N_DTYPE; e++) {
         struct floats y = copied(y0);
@@ -1115,14 +1118,14 @@ static void test_scalar_gemm_nn(void **state) {
                 want += (double)t.v[i / N * K + j] *
                         (e == DTYPE_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
                                        : (double)v.v[j * N + i % N]);
-            near((double)y.v[i], want, off, "mix");
+            near((double)y.v[i], want, off, "gemm_nn");
         }
         floats_free(y);
     }
     for (int i = 0; i < K * N; i++)
         near((double)((int8_t *)h.v[DTYPE_I8])[i] * (double)d, (double)v.v[i], (double)d * 0.501,
              "i8");
-    elems_free(h);
+    typed_rows_free(h);
     struct floats all[] = {t, v, y0};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
@@ -1314,13 +1317,13 @@ static void test_type_names(void **state) {
     assert_int_equal(tensor_row_bytes(TENSOR_Q8_0, 64), 68);
 }
 
-/* The level of a new process under SHOAL_CPU, or 100 + its exit status. Runs before a level is
- * chosen in this process. */
-static int level_under(const char *wish) {
+/* The level that a new process chooses with this SHOAL_CPU, or 100 + its exit status. Must be
+ * called before this process chooses a level. */
+static int level_with_shoal_cpu(const char *name) {
     pid_t pid = fork();
     if (pid == 0) {
         if (!freopen("/dev/null", "w", stderr)) _exit(99);
-        setenv("SHOAL_CPU", wish, 1);
+        setenv("SHOAL_CPU", name, 1);
         _exit(50 + (int)kernels_get()->level);
     }
     int status = 0;
@@ -1333,10 +1336,10 @@ static void test_levels(void **state) {
     for (int l = 0; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         assert_true((k != NULL) == cpu_has((enum cpu_level)l));
-        assert_int_equal(level_under(cpu_level_name((enum cpu_level)l)), k ? l : 102);
+        assert_int_equal(level_with_shoal_cpu(cpu_level_name((enum cpu_level)l)), k ? l : 102);
         if (k) assert_string_equal(k->name, cpu_level_name((enum cpu_level)l));
     }
-    assert_int_equal(level_under("sse9"), 102);
+    assert_int_equal(level_with_shoal_cpu("sse9"), 102);
 }
 
 static void test_attention(void **state) {
@@ -1353,7 +1356,7 @@ static void test_attention(void **state) {
                                      .rows = rows,
                                      .at = (int32_t)(rows * 37 % 200),
                                      .window = rows % 3 ? INT32_MAX : (int32_t)rows + 5,
-                                     .elem = (enum dtype)(i % N_DTYPE),
+                                     .dtype = (enum dtype)(i % N_DTYPE),
                                      .page = rows % 2 ? 32 : 96,
                                  });
         }
@@ -1372,12 +1375,12 @@ static void test_attention_rows(void **state) {
                                    .rows = 160 + (int64_t)i,
                                    .at = i % 2 ? 0 : 201,
                                    .window = i == 3 ? 45 : INT32_MAX,
-                                   .elem = (enum dtype)(i % N_DTYPE),
+                                   .dtype = (enum dtype)(i % N_DTYPE),
                                    .page = 32};
         attention_case_check(k, &source, c);
         attention_division_check(k, &source, c, steps[i]);
         attention_tiles_check(k, &source, c, steps[i]);
-        c.elem = DTYPE_F32;
+        c.dtype = DTYPE_F32;
         attention_neighbour_check(k, &source, c, c.at + 70, 130);
         attention_neighbour_check(k, &source, c, c.at ? 180 : 3, 9);
         c.window = 50;
@@ -1554,7 +1557,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_exp_range),
         cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_rows_down),
+        cmocka_unit_test(test_quantize_rows),
         cmocka_unit_test(test_gemm_nn),
         cmocka_unit_test(test_int8_rows),
         cmocka_unit_test(test_gemm_nn_i8_pairs),

@@ -159,7 +159,7 @@ static void test_nf4(void **state) {
 static void test_names_and_fit(void **state) {
     (void)state;
     static const struct {
-        const char *asked;
+        const char *requested;
         int64_t k;
         const char *got;
     } fits[] = {
@@ -169,7 +169,7 @@ static void test_names_and_fit(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(fits); i++) {
         enum tensor_type t;
-        assert_int_equal(tensor_type_parse(fits[i].asked, &t), OK);
+        assert_int_equal(tensor_type_parse(fits[i].requested, &t), OK);
         assert_string_equal(tensor_type_name(tensor_type_fallback(t, fits[i].k)), fits[i].got);
     }
     for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
@@ -250,7 +250,7 @@ static void product_verify(const struct product_case *c, const float *y, int64_t
     }
 }
 
-static void product_check(enum tensor_type t, int64_t n, int64_t k, int64_t rows, bool extreme) {
+static void check_product(enum tensor_type t, int64_t n, int64_t k, int64_t rows, bool extreme) {
     struct product_case c;
     case_make(&c, t, n, k, rows, extreme);
     size_t size = (size_t)(rows * (n + 1));
@@ -283,9 +283,9 @@ static void test_products(void **state) {
         enum tensor_type t = all_types[ti];
         for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
             for (int extreme = 0; extreme < 2; extreme++)
-                product_check(t, shapes[i].n, shapes[i].k, shapes[i].rows, extreme);
-        if (tensor_type_block(t) == 32) product_check(t, 20, 96, 3, false);
-        if (tensor_type_block(t) == 32) product_check(t, 33, 32, 6, true);
+                check_product(t, shapes[i].n, shapes[i].k, shapes[i].rows, extreme);
+        if (tensor_type_block(t) == 32) check_product(t, 20, 96, 3, false);
+        if (tensor_type_block(t) == 32) check_product(t, 33, 32, 6, true);
     }
 }
 
@@ -358,7 +358,7 @@ static void test_rows_round_trip(void **state) {
     for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
         enum tensor_type t = all_types[ti];
         struct product_case c;
-        struct matrix ordered, put;
+        struct matrix ordered, set_by_row;
         struct error err;
         int32_t order[N];
         float want[K], got[K];
@@ -368,21 +368,21 @@ static void test_rows_round_trip(void **state) {
         for (int i = 0; i < N; i++) order[i] = (i * 8 + 3) % N;
         assert_int_equal(
             matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, &c.arena, &err), OK);
-        assert_int_equal(matrix_alloc(&put, t, N, K, NUMERIC_EXACT, &c.arena, &err), OK);
+        assert_int_equal(matrix_alloc(&set_by_row, t, N, K, NUMERIC_EXACT, &c.arena, &err), OK);
         for (int i = 0; i < N; i++) {
             const uint8_t *row = c.file + (size_t)order[i] * bytes;
-            assert_int_equal(matrix_set_row(&put, i, row, &err), OK);
+            assert_int_equal(matrix_set_row(&set_by_row, i, row, &err), OK);
             tensor_to_f32(t, row, want, K);
             matrix_get_row(&ordered, i, got);
             assert_memory_equal(got, want, sizeof got);
-            matrix_get_row(&put, i, got);
+            matrix_get_row(&set_by_row, i, got);
             assert_memory_equal(got, want, sizeof got);
             assert_true(matrix_encode_row(&ordered, i, file));
             assert_memory_equal(file, row, bytes);
-            assert_int_equal(matrix_encode_row(&put, i, file), tensor_type_block(t) == 32);
+            assert_int_equal(matrix_encode_row(&set_by_row, i, file), tensor_type_block(t) == 32);
             if (tensor_type_block(t) == 32) assert_memory_equal(file, row, bytes);
         }
-        assert_true(matrix_bytes(&put) >= bytes * N);
+        assert_true(matrix_bytes(&set_by_row) >= bytes * N);
         arena_release(&c.arena);
     }
 }
@@ -567,14 +567,14 @@ static void test_divergence(void **state) {
     enum { N = 8, V = 300 };
     static float logits[2][N * V];
     const struct model *const both[2] = {a, b};
-    const struct lora_segment bare = {.end = N};
+    const struct lora_segment base_only = {.end = N};
     for (int i = 0; i < 2; i++) {
         struct forward_options o = {.max_rows = N, .n_slots = 1, .slot_len = N};
         struct forward *f = forward_new(both[i], &o);
         struct batch_row rows[N];
         int32_t out[N];
         for (int t = 0; t < N; t++) rows[t] = (struct batch_row){ids[t], t, 0}, out[t] = t;
-        forward_run(f, rows, N, &bare, 1, out, N, logits[i]);
+        forward_run(f, rows, N, &base_only, 1, out, N, logits[i]);
         forward_free(f);
     }
     double nll[2] = {0, 0}, kl = 0;
@@ -604,7 +604,7 @@ static void test_divergence(void **state) {
 
 /* A model created in a type and one that is written and opened have the same weights, and for
  * blocks of 32 the same file. */
-static void typed_check(const struct model_config *c, enum tensor_type t) {
+static void check_typed(const struct model_config *c, enum tensor_type t) {
     struct error err;
     struct model *plain = model_new(c, 4, NUMERIC_EXACT);
     struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
@@ -623,7 +623,7 @@ static void typed_check(const struct model_config *c, enum tensor_type t) {
 }
 
 /* Without a file: every row of a matrix is converted to its type once, vectors never. */
-static void typed_rows_check(const struct model_config *c, enum tensor_type t) {
+static void check_typed_rows(const struct model_config *c, enum tensor_type t) {
     struct model *plain = model_new(c, 4, NUMERIC_EXACT);
     struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
     const struct quant_scheme q = quant_pure(t);
@@ -655,8 +655,8 @@ static void test_model_new_typed(void **state) {
         const struct model_config c = small_config_of(shapes[i], true);
         for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
             enum tensor_type t = all_types[ti];
-            typed_rows_check(&c, t);
-            if (c.arch->gguf) typed_check(&c, t);
+            check_typed_rows(&c, t);
+            if (c.arch->gguf) check_typed(&c, t);
         }
     }
     log_quiet = false;

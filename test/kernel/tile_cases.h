@@ -210,33 +210,33 @@ static void tile_gated_backward_case(const struct kernels *k, struct rng *r, int
     for (int i = 0; i < 4; i++) free(tiles[i]);
 }
 
-enum { LOW_PARTS = 3 };
+enum { LOW_RANK_PARTS = 3 };
 
 /* Low-rank parts of three ranges of rows, of which the second has two; rows between them have none.
  * t and v hold values that every element type holds exactly. */
-struct low_case {
-    struct low_rank_part parts[LOW_PARTS];
+struct low_rank_case {
+    struct low_rank_part parts[LOW_RANK_PARTS];
     struct low_rank_rows rows[2];
     struct gemm_low_rank low;
     uint16_t *tiles;
-    float *t;            /* [rows][LOW_RANK_MAX] */
-    float *v[LOW_PARTS]; /* [ranks][n] */
-    char *views[LOW_PARTS];
+    float *t;                 /* [rows][LOW_RANK_MAX] */
+    float *v[LOW_RANK_PARTS]; /* [ranks][n] */
+    char *views[LOW_RANK_PARTS];
 };
 
-static void low_case_make(struct low_case *c, const struct kernels *kern, struct rng *r,
-                          int64_t rows, int64_t n) {
+static void low_rank_case_make(struct low_rank_case *c, const struct kernels *kern, struct rng *r,
+                               int64_t rows, int64_t n) {
     static const int64_t ranks[] = {8, 3, 33}, at[] = {0, 0, 4};
     static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
     const size_t bytes = (size_t)((rows + 15) / 16 * 16 * LOW_RANK_MAX) * sizeof(uint16_t);
-    *c = (struct low_case){.tiles = memset(xmalloc(bytes), 0, bytes),
-                           .t = xcalloc((size_t)(rows * LOW_RANK_MAX), sizeof(float))};
+    *c = (struct low_rank_case){.tiles = memset(xmalloc(bytes), 0, bytes),
+                                .t = xcalloc((size_t)(rows * LOW_RANK_MAX), sizeof(float))};
     for (int64_t i = 0; i < rows * LOW_RANK_MAX; i++)
         c->t[i] = i % LOW_RANK_MAX < 37 ? tile_round(rng_normal(r)) : 0;
     for (int64_t m = 0; m < rows; m++)
         kern->tiles_pack_row(c->t + m * LOW_RANK_MAX, LOW_RANK_MAX,
                              c->tiles + m / 16 * 16 * LOW_RANK_MAX + m % 16 * 32);
-    for (int k = 0; k < LOW_PARTS; k++) {
+    for (int k = 0; k < LOW_RANK_PARTS; k++) {
         const bool pairs = types[k] == DTYPE_I8;
         const int64_t stored = (ranks[k] + 1) / 2 * 2;
         c->v[k] = xcalloc((size_t)(stored * n), sizeof(float));
@@ -258,14 +258,14 @@ static void low_case_make(struct low_case *c, const struct kernels *kern, struct
     c->low = (struct gemm_low_rank){{c->tiles, c->tiles}, c->rows, 2};
 }
 
-static void low_case_free(struct low_case *c) {
-    for (int k = 0; k < LOW_PARTS; k++) free(c->v[k]), free(c->views[k]);
+static void low_rank_case_free(struct low_rank_case *c) {
+    for (int k = 0; k < LOW_RANK_PARTS; k++) free(c->v[k]), free(c->views[k]);
     free(c->tiles), free(c->t);
 }
 
 /* Output (m, o) of x wᵀ with the parts of list `of`, as one chain. */
-static float low_case_want(const struct low_case *c, const struct gemm_input *in,
-                           const float *weights, int64_t n, int64_t m, int64_t o, int of) {
+static float low_rank_case_want(const struct low_rank_case *c, const struct gemm_input *in,
+                                const float *weights, int64_t n, int64_t m, int64_t o, int of) {
     const int64_t k = (in->k + 31) / 32 * 32;
     float *x = xcalloc((size_t)(k + LOW_RANK_MAX), sizeof *x),
           *w = xcalloc((size_t)(k + LOW_RANK_MAX), sizeof *w);
@@ -291,11 +291,11 @@ static void tile_low_rank_case(const struct kernels *k, struct rng *r, int64_t r
     tile_case_make(&c, r, TENSOR_BF16, rows, n, width);
     for (int backward = 0; backward < 2; backward++) {
         const int64_t outs = backward ? width : n, inner = backward ? n : width;
-        struct low_case low;
+        struct low_rank_case low;
         struct gemm_input in = tile_inputs(k, r, rows, inner);
         float *y = xmalloc((size_t)(rows * outs) * sizeof *y),
               *column = xmalloc((size_t)inner * sizeof *column);
-        low_case_make(&low, k, r, rows, outs);
+        low_rank_case_make(&low, k, r, rows, outs);
         in.low = &low.low;
         if (backward)
             k->gemm_tiles_backward(y, outs, &in, &c.w, 0, 0, outs, false);
@@ -304,29 +304,29 @@ static void tile_low_rank_case(const struct kernels *k, struct rng *r, int64_t r
         for (int64_t i = 0; i < rows * outs; i++) {
             for (int64_t j = 0; j < inner; j++)
                 column[j] = c.weights[backward ? j * outs + i % outs : i % outs * inner + j];
-            const float want = low_case_want(&low, &in, column, outs, i / outs, i % outs, 0);
+            const float want = low_rank_case_want(&low, &in, column, outs, i / outs, i % outs, 0);
             if (!tile_same(y[i], want))
                 fail_msg("low-rank, backward %d: [%lld][%lld] is %a, not %a", backward,
                          (long long)(i / outs), (long long)(i % outs), (double)y[i], (double)want);
         }
         free(y), free(column);
-        low_case_free(&low);
+        low_rank_case_free(&low);
         tile_inputs_free(&in);
     }
     tile_case_free(&c);
 }
 
 /* A gated product with parts gives the bits of two products, each with its own. */
-static void tile_gated_low_case(const struct kernels *k, struct rng *r, int64_t rows, int64_t n,
-                                int64_t width) {
+static void tile_gated_low_rank_case(const struct kernels *k, struct rng *r, int64_t rows,
+                                     int64_t n, int64_t width) {
     struct tile_case w[2];
-    struct low_case low;
+    struct low_rank_case low;
     struct gemm_input in = tile_inputs(k, r, rows, width);
     const int64_t tiles = (n + 31) / 32;
     const size_t bytes = (size_t)((rows + 15) / 16 * 16 * tiles * 32) * sizeof(uint16_t);
     uint16_t *out[3];
     float *y = xmalloc((size_t)(rows * n) * sizeof *y);
-    low_case_make(&low, k, r, rows, n);
+    low_rank_case_make(&low, k, r, rows, n);
     for (int i = 0; i < 3; i++) out[i] = memset(xmalloc(bytes), 0x55, bytes);
     for (int i = 0; i < 2; i++) tile_case_make(&w[i], r, TENSOR_Q8_0, rows, n, width);
     in.low = &low.low;
@@ -348,7 +348,7 @@ static void tile_gated_low_case(const struct kernels *k, struct rng *r, int64_t 
     for (int i = 0; i < 3; i++) free(out[i]);
     for (int i = 0; i < 2; i++) tile_case_free(&w[i]);
     free(y);
-    low_case_free(&low);
+    low_rank_case_free(&low);
     tile_inputs_free(&in);
 }
 
@@ -405,8 +405,8 @@ static float *tile_values(struct rng *r, int64_t n, float **rounded) {
 }
 
 /* A gradient of weights: outputs from n0 on, all arrays of exactly their size. */
-static void tile_grad_case(const struct kernels *k, struct rng *r, int64_t rows, int64_t n0,
-                           int64_t n, int64_t width) {
+static void tile_weight_grad_case(const struct kernels *k, struct rng *r, int64_t rows, int64_t n0,
+                                  int64_t n, int64_t width) {
     const int64_t groups = (rows + 31) / 32;
     float *y, *x, *dw = xmalloc((size_t)(n * width) * sizeof *dw),
                   *dy = tile_values(r, rows * n, &y), *in = tile_values(r, rows * width, &x);
@@ -429,16 +429,16 @@ static void tile_grad_case(const struct kernels *k, struct rng *r, int64_t rows,
 }
 
 /* Whole blocks and parts of them; more groups than are held at once. */
-static void tile_grad_cases(const struct kernels *k) {
+static void tile_weight_grad_cases(const struct kernels *k) {
     static const int64_t ns[] = {64, 5, 80, 70, 32}, widths[] = {96, 40, 72, 8, 32},
                          rows[] = {1, 31, 32, 33, 70, 97};
     struct rng r = rng_make(22, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(ns); i++)
         for (size_t j = 0; j < ARRAY_LEN(widths); j++)
-            tile_grad_case(k, &r, rows[(i + j) % ARRAY_LEN(rows)], ns[i] > 64 ? 32 : 0, ns[i],
-                           widths[j]);
-    tile_grad_case(k, &r, 1056, 0, 32, 32);
-    tile_grad_case(k, &r, 530, 0, 48, 70);
+            tile_weight_grad_case(k, &r, rows[(i + j) % ARRAY_LEN(rows)], ns[i] > 64 ? 32 : 0,
+                                  ns[i], widths[j]);
+    tile_weight_grad_case(k, &r, 1056, 0, 32, 32);
+    tile_weight_grad_case(k, &r, 530, 0, 48, 70);
 }
 
 /* Every type; row counts around whole tiles and blocks; outputs that do not fill a tile; inputs and
@@ -461,7 +461,7 @@ static void tile_cases_run(const struct kernels *k, bool all) {
         for (int64_t j = 1; j < 4; j++)
             tile_view_case(k, &r, i < 4 ? (enum dtype)i : DTYPE_I8, i == 4, 17 * j - 14,
                            i == 4 ? 10 * j : 11 * j, 40 * j - 7);
-    tile_grad_cases(k);
+    tile_weight_grad_cases(k);
     tile_gated_case(k, &r, TENSOR_Q4_0, 33, 48, 64);
     tile_gated_case(k, &r, TENSOR_BF16, 5, 70, 100);
     tile_gated_case(k, &r, TENSOR_Q8_0, 48, 33, 2080);
@@ -469,7 +469,7 @@ static void tile_cases_run(const struct kernels *k, bool all) {
     tile_gated_backward_case(k, &r, 96);
     tile_low_rank_case(k, &r, 5, 18, 40);
     tile_low_rank_case(k, &r, 70, 35, 33);
-    tile_gated_low_case(k, &r, 50, 40, 64);
+    tile_gated_low_rank_case(k, &r, 50, 40, 64);
     tile_case_run(k, &r, TENSOR_Q8_0, 35, 18, 2112);
     tile_case_run(k, &r, TENSOR_F32, 17, 2100, 40);
     if (all) tile_case_run(k, &r, TENSOR_Q4_0, 530, 40, 4160);

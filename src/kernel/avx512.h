@@ -36,7 +36,7 @@ INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole,
     return whole ? _mm512_loadu_ps(f) : _mm512_maskz_loadu_ps(mask, f);
 }
 
-/* 2^n for n in -126 … 127; any other n gives some number. */
+/* 2^n for n in -126 … 127; the result for other n is unspecified. */
 INLINE __m512 power_of_2(__m512i n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }

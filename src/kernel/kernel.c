@@ -116,7 +116,7 @@ bool cpu_has(enum cpu_level level) {
     return level <= best_level;
 }
 
-const struct kernels *kernels_level(enum cpu_level level) {
+const struct kernels *kernels_for_level(enum cpu_level level) {
     return cpu_has(level) ? &tables[level] : NULL;
 }
 

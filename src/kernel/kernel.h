@@ -1,5 +1,6 @@
 /*
- * kernel: every loop that touches many numbers.
+ * kernel: weight matrices, and all numeric loops: matrix products, attention, and operations on
+ * rows.
  *
  * A `struct kernels` is a table of function pointers: scalar functions first, then overwritten by
  * those that the processor and the system allow (feature bits, XCR0, the AMX permission call),
@@ -411,7 +412,7 @@ struct kernels {
  * unavailable SHOAL_CPU gives a message and exit status 2. */
 const struct kernels *kernels_get(void);
 /* The table of one level, or NULL if the machine does not support it. For tests and benches. */
-const struct kernels *kernels_level(enum cpu_level level);
+const struct kernels *kernels_for_level(enum cpu_level level);
 enum numeric_class
 kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
 const char *cpu_level_name(enum cpu_level level);

@@ -289,7 +289,7 @@ static int32_t float_bits(float f) {
     return i;
 }
 
-/* 2^n for n in -126..127; any other n (possible only with a NaN) gives some float. */
+/* 2^n for n in -126..127; the result for other n (only after a NaN) is unspecified. */
 static float power_of_two(int32_t n) {
     uint32_t bits = ((uint32_t)n + 127) << 23;
     float f;

@@ -27,7 +27,7 @@ struct attention_case {
     int64_t page;
 };
 
-/* The positions of one kv head in pages; the last one holds only what exists. */
+/* The positions of one kv head in pages; the last page has only as many rows as exist. */
 struct attention_pages {
     enum dtype dtype;
     int64_t e, ld, page, n, count;
@@ -299,8 +299,8 @@ static inline void attention_tiles_check(const struct kernels *k, struct rng *r,
     attention_data_free(&d);
 }
 
-/* Rows that do not attend to position `pos` keep their bits when its key and value become large
- * numbers, and all other rows when the query of `row` becomes NaN. */
+/* When the key and value of position `pos` become large, rows that do not attend to it have the
+ * same bits as before. When the query of `row` becomes NaN, all other rows have the same bits. */
 static inline void attention_neighbour_check(const struct kernels *k, struct rng *r,
                                              struct attention_case c, int64_t pos, int64_t row) {
     struct attention_data d = attention_data_make(r, c);
@@ -321,7 +321,8 @@ static inline void attention_neighbour_check(const struct kernels *k, struct rng
     attention_data_free(&d);
 }
 
-/* Positions outside of the ranges of all rows of a job are not read as numbers. */
+/* The keys and values of positions outside of the ranges of all rows of a job do not affect the
+ * results. */
 static inline void attention_outside_check(const struct kernels *k, struct rng *r,
                                            struct attention_case c) {
     struct attention_data d = attention_data_make(r, c);

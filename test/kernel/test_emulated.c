@@ -56,7 +56,7 @@ static struct kernels wide, tiles;
 
 enum flavour { PLAIN, TINY, NASTY, FLAVOURS };
 
-/* PLAIN: normal. TINY: products underflow, so that lanes meet -0 and denormals. NASTY: one in four
+/* PLAIN: normal. TINY: products underflow, so that lanes have -0 and denormals. NASTY: one in four
  * is special. */
 static float number(struct rng *r, enum flavour flavour) {
     static const float special[] = {
@@ -587,7 +587,7 @@ static void strict_grad(const struct weight_grad_job *job, int64_t n0, int64_t n
 /* Fills the tables of the levels, each starting from the table of the level below. */
 static int tables_fill(void **state) {
     (void)state;
-    scalar = kernels_level(CPU_SCALAR);
+    scalar = kernels_for_level(CPU_SCALAR);
     if (scalar == NULL) return -1;
     wide = *scalar;
     emulated_fill_avx512(&wide);

@@ -117,7 +117,7 @@ typedef void (*size_check)(const struct kernels *k, int64_t n, int nasty);
 
 static void each_size(size_check check) {
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (int i = 0; k && i < SIZE_COUNT; i++)
             for (int nasty = 0; nasty < 3; nasty++) check(k, size_at(i), nasty);
     }
@@ -303,7 +303,7 @@ static void test_exp_range(void **state) {
         for (; n < N && u < 1ull << 32; n++, u += 4099) x[n] = bits_float((uint32_t)u);
         ref->exp(y, x, n);
         for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-            const struct kernels *k = kernels_level((enum cpu_level)l);
+            const struct kernels *k = kernels_for_level((enum cpu_level)l);
             if (!k) continue;
             k->exp(z, x, n);
             same_all(y, z, n, "exp", k, n);
@@ -389,7 +389,7 @@ static void test_gemm_nn(void **state) {
     static const int64_t ns[] = {1, 7, 8, 16, 31, 64, 100, 130}, ks[] = {1, 2, 5, 8, 33},
                          ms[] = {1, 2, 4, 7, 13, 24};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
             for (int transposed = 0; transposed < 2; transposed++)
                 check_gemm_nn(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
@@ -406,7 +406,7 @@ static void test_gemm(void **state) {
     (void)state;
     static const int64_t widths[] = {1, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 70, 192, 577};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (size_t i = 0; k && i < ARRAY_LEN(widths); i++)
             for (int64_t rows = 1; rows <= 6; rows++)
                 for (int64_t n = 1; n <= 14; n += rows == 3 ? 1 : 4)
@@ -513,7 +513,7 @@ static void test_int8_rows(void **state) {
     static const int64_t widths[] = {32, 64, 192, 576}, ns[] = {1, 7, 8, 9, 16, 48, 64, 100, 130},
                          pairs[] = {1, 2, 4, 32};
     for (int l = CPU_SCALAR; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (int64_t rows = 1; k && rows <= 6; rows++)
             for (size_t i = 0; i < ARRAY_LEN(ns); i++) {
                 check_gemm_i8_i8(k, rows, ns[i] % 20, widths[i % ARRAY_LEN(widths)]);
@@ -593,7 +593,7 @@ static void test_packed(void **state) {
     static const int64_t widths[] = {32, 64, 96, 192, 256, 288, 576, 768},
                          counts[] = {1, 7, 8, 9, 15, 16, 17, 40, 50};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (size_t i = 0; k && i < 70 * 2 * ARRAY_LEN(of); i++) {
             const size_t t = i % ARRAY_LEN(of), block = (size_t)tensor_type_block(of[t]);
             const int64_t rows = 1 + (int64_t)(i / ARRAY_LEN(of) % 70), turn = (int64_t)(i / 7);
@@ -616,7 +616,7 @@ static void test_bf16_fast(void **state) {
     (void)state;
     static const int64_t widths[] = {1, 31, 64, 75}, counts[] = {1, 16, 17, 50, 100};
     for (int l = CPU_AVX2; l < CPU_AMX; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (int64_t rows = 1; k && rows <= 20; rows++)
             for (size_t i = 0; i < ARRAY_LEN(counts); i++)
                 check_packed(k, TENSOR_BF16, rows, counts[i],
@@ -677,7 +677,7 @@ static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TE
 static void test_invariance(void **state) {
     (void)state;
     for (int l = 0; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (size_t t = 0; k && t < ARRAY_LEN(types); t++)
             check_invariance(k, types[t], NUMERIC_EXACT);
         if (k) check_invariance(k, TENSOR_BF16, NUMERIC_FAST);
@@ -1334,7 +1334,7 @@ static int level_with_shoal_cpu(const char *name) {
 static void test_levels(void **state) {
     (void)state;
     for (int l = 0; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         assert_true((k != NULL) == cpu_has((enum cpu_level)l));
         assert_int_equal(level_with_shoal_cpu(cpu_level_name((enum cpu_level)l)), k ? l : 102);
         if (k) assert_string_equal(k->name, cpu_level_name((enum cpu_level)l));
@@ -1345,7 +1345,7 @@ static void test_levels(void **state) {
 static void test_attention(void **state) {
     (void)state;
     static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4};
-    const struct kernels *k = kernels_level(CPU_AMX);
+    const struct kernels *k = kernels_for_level(CPU_AMX);
     if (!k) skip();
     for (int64_t rows = 1; rows <= 70; rows += rows < 18 ? 1 : 13) {
         for (size_t i = 0; i < ARRAY_LEN(dims) * N_DTYPE; i++) {
@@ -1367,7 +1367,7 @@ static void test_attention(void **state) {
 static void test_attention_rows(void **state) {
     (void)state;
     static const int64_t steps[] = {1, 7, 40, 64, 100};
-    const struct kernels *k = kernels_level(CPU_AMX);
+    const struct kernels *k = kernels_for_level(CPU_AMX);
     if (!k) skip();
     for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
         struct attention_case c = {.head_dim = i % 2 ? 64 : 80,
@@ -1392,7 +1392,7 @@ static void test_attention_backward(void **state) {
     (void)state;
     static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4},
                          lengths[] = {1, 2, 15, 16, 17, 31, 33, 64, 70, 127, 200, 293};
-    const struct kernels *k = kernels_level(CPU_AMX);
+    const struct kernels *k = kernels_for_level(CPU_AMX);
     struct rng r = rng_make(23, RNG_TEST, 0, 0); // with few rows the error varies with the data
     if (!k) skip();
     for (size_t i = 0; i < ARRAY_LEN(dims) * ARRAY_LEN(lengths); i++) {
@@ -1496,7 +1496,7 @@ static void bench_run(const char *only) {
         exit(2);
     }
     for (int l = 0; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
+        const struct kernels *k = kernels_for_level((enum cpu_level)l);
         if (!k) continue;
         printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
@@ -1519,7 +1519,7 @@ static void bench_run(const char *only) {
 /* The products of the fast class on AMX. */
 static void test_tiles(void **state) {
     (void)state;
-    const struct kernels *k = kernels_level(CPU_AMX);
+    const struct kernels *k = kernels_for_level(CPU_AMX);
     if (!k) {
         print_message("no AMX here: test_emulated runs these cases\n");
         skip();
@@ -1529,7 +1529,7 @@ static void test_tiles(void **state) {
 
 int main(int argc, char **argv) {
     source = rng_make(1, RNG_TEST, 0, 0);
-    ref = kernels_level(CPU_SCALAR);
+    ref = kernels_for_level(CPU_SCALAR);
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         bench_run(argc > 2 ? argv[2] : NULL);
         return 0;

@@ -260,10 +260,10 @@ static void check_product(enum tensor_type t, int64_t n, int64_t k, int64_t rows
     for (size_t i = 0; i < size; i++) before[i] = (float)(i % 7) - 3.0f;
     for (int add = 0; add < 2; add++) {
         memcpy(want, before, size * sizeof *want);
-        product(kernels_level(CPU_SCALAR), &c.w, &c.in, 0, n, add, want, n + 1);
+        product(kernels_for_level(CPU_SCALAR), &c.w, &c.in, 0, n, add, want, n + 1);
         product_verify(&c, want, n + 1, add ? before : NULL);
         for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-            const struct kernels *level = kernels_level((enum cpu_level)l);
+            const struct kernels *level = kernels_for_level((enum cpu_level)l);
             if (!level) continue;
             memcpy(got, before, size * sizeof *got);
             product(level, &c.w, &c.in, 0, n, add, got, n + 1);
@@ -311,9 +311,9 @@ static void test_products_ends(void **state) {
         gemm_input_prepare(&in, x, K, ROWS, K, true, false,
                            arena_alloc(&arena, gemm_input_scratch(ROWS, K)), NULL);
         assert_int_equal(abs(in.q[0]), 127);
-        product(kernels_level(CPU_SCALAR), &w, &in, 0, N, false, want, N);
+        product(kernels_for_level(CPU_SCALAR), &w, &in, 0, N, false, want, N);
         for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-            const struct kernels *level = kernels_level((enum cpu_level)l);
+            const struct kernels *level = kernels_for_level((enum cpu_level)l);
             if (!level) continue;
             product(level, &w, &in, 0, N, false, got, N);
             if (memcmp(got, want, sizeof got) != 0)

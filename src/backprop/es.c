@@ -54,7 +54,7 @@ struct shaping {
     void (*shape)(double *f, int n); /* in place */
 };
 
-struct seq { /* one member's forward pass over one sample */
+struct member_seq { /* one member's forward pass over one sample */
     int32_t sample, out, n_out;
     struct member_score *score;
 };
@@ -78,7 +78,7 @@ struct es {
     const float **row_input;  /* [max_rows] where the row begins in `stream` */
 
     /* state of a pass */
-    struct seq seqs[MAX_SEQS];
+    struct member_seq seqs[MAX_SEQS];
     struct lora_segment segs[MAX_SEQS];
     struct lora_part parts[MAX_SEQS][2];
     int32_t n_rows, n_seqs, n_segs, n_out;
@@ -490,8 +490,8 @@ static bool pass_add(struct es *e, int member, int sample, struct member_score *
         g = &e->segs[e->n_segs++];
         *g = (struct lora_segment){.begin = e->n_rows, .parts = parts, .n_parts = 2};
     }
-    struct seq *q = &e->seqs[e->n_seqs];
-    *q = (struct seq){.sample = sample, .out = e->n_out, .score = score};
+    struct member_seq *q = &e->seqs[e->n_seqs];
+    *q = (struct member_seq){.sample = sample, .out = e->n_out, .score = score};
     for (int32_t i = 0; i < rows; i++) {
         if (s->mask[i + 1]) {
             e->target[e->n_out] = s->tokens[i + 1];
@@ -557,7 +557,7 @@ static int pass_run(struct es *e, struct error *err) {
                     NULL);
     lm_head_score(e);
     for (int32_t i = 0; i < e->n_seqs; i++) {
-        const struct seq *q = &e->seqs[i];
+        const struct member_seq *q = &e->seqs[i];
         *q->score = (struct member_score){.targets = q->n_out};
         for (int32_t k = q->out; k < q->out + q->n_out; k++) {
             q->score->nll += e->out[k].nll;

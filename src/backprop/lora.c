@@ -204,7 +204,7 @@ static void dropout_items(void *ctx, int64_t begin, int64_t end, int thread) {
     dropout_rows(j, j->t->drop, j->x, begin, end, false);
 }
 
-static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
@@ -224,7 +224,7 @@ static void down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static void up_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lora_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
@@ -322,7 +322,7 @@ const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, st
             pool_run(t->pool, dropout_items, &j, s.rows, 8);
             j.x = t->drop;
         }
-        pool_run(t->pool, down_items, &j, s.rows, rows_per_item(t));
+        pool_run(t->pool, lora_down_items, &j, s.rows, rows_per_item(t));
     }
     return first.chain ? chained_low_rank(&first, n) : NULL;
 }
@@ -332,7 +332,7 @@ void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, floa
     struct lora_job j = forward_job(t, l, p, s, x);
     j.y = y, j.dora_out = base_out;
     if (t->full || !t->acts[l].h[p] || (!base_out && lora_in_chain(t, l, p))) return;
-    pool_run(t->pool, up_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_up_items, &j, s.rows, rows_per_item(t));
 }
 
 /* dm[o] += Σ over rows of dy z / norm. Items are outputs. */
@@ -374,7 +374,7 @@ const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, 
 }
 
 /* Computes dh. Items are rows. */
-static void backward_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lora_backward_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
@@ -396,7 +396,7 @@ static void backward_down_items(void *ctx, int64_t begin, int64_t end, int threa
 }
 
 /* Adds to dx. Items are rows. */
-static void backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lora_backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
@@ -455,7 +455,7 @@ const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p, 
                                                const struct gemm_input *dy, bool chain) {
     struct lora_job j = backward_job(t, l, p, s, dy, chain);
     if (t->full || !t->acts[l].h[p]) return NULL;
-    pool_run(t->pool, backward_down_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_backward_down_items, &j, s.rows, rows_per_item(t));
     return chain ? chained_low_rank(&j, 1) : NULL;
 }
 
@@ -464,7 +464,7 @@ void lora_backward_up(struct trainer *t, int l, int p, struct row_range s, float
     struct lora_job j = backward_job(t, l, p, s, dy, chain);
     j.y = dx;
     if (t->full || !t->acts[l].h[p]) return;
-    pool_run(t->pool, backward_up_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_backward_up_items, &j, s.rows, rows_per_item(t));
 }
 
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range s,

@@ -746,8 +746,8 @@ INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b
 }
 
 /* d [Ep/32][2][2][16 keys][16 elements] += p by x over the groups [g0, g1), for 32 keys. */
-static void keys_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep, int64_t g0,
-                     int64_t g1) {
+static void key_grads_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep, int64_t g0,
+                          int64_t g1) {
     const int64_t second = BACK_QUERIES / GROUP_QUERIES * TILE;
     for (int64_t e = 0; e < ep; e += 32, d += 4 * PANEL * PANEL) {
         sums_load(d, true);
@@ -759,7 +759,7 @@ static void keys_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep,
     }
 }
 
-static void block_backward(const struct backward_block *b, int64_t block, int64_t groups) {
+static void key_block_backward(const struct backward_block *b, int64_t block, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) group_backward(b, g, block);
     for (int64_t i = 0; i < KEY_BLOCK / KEY_TILE && block + i * KEY_TILE < b->keys; i++) {
         int64_t t[2], g0 = groups, g1 = 0; // the groups that attend to this tile
@@ -771,12 +771,12 @@ static void block_backward(const struct backward_block *b, int64_t block, int64_
         }
         if (g0 >= g1) continue;
         const int64_t at = (block + i * KEY_TILE) * b->ep, tile = i * KEY_TILE * BACK_QUERIES;
-        keys_add(b->dv + at, b->p + tile, b->dout_pairs, b->ep, g0, g1);
-        keys_add(b->dk + at, b->ds + tile, b->q_pairs, b->ep, g0, g1);
+        key_grads_add(b->dv + at, b->p + tile, b->dout_pairs, b->ep, g0, g1);
+        key_grads_add(b->dk + at, b->ds + tile, b->q_pairs, b->ep, g0, g1);
     }
 }
 
-static void backward_queries_write(const struct backward_block *b, int64_t tile) {
+static void query_grads_write(const struct backward_block *b, int64_t tile) {
     const struct attention_backward_job *j = b->job;
     float *rows[PANEL], unused[ATTENTION_MAX_DIM];
     for (int64_t i = 0; i < PANEL; i++) {
@@ -793,13 +793,13 @@ static void queries_backward(const struct backward_block *b) {
     tile_memory_barrier(b->q);
     for (int64_t block = b->first[0] / KEY_BLOCK * KEY_BLOCK; block < b->end[b->n - 1];
          block += KEY_BLOCK)
-        block_backward(b, block, groups);
+        key_block_backward(b, block, groups);
     tile_memory_barrier(b->dq);
-    for (int64_t i = 0; i * PANEL < b->n; i++) backward_queries_write(b, i);
+    for (int64_t i = 0; i * PANEL < b->n; i++) query_grads_write(b, i);
 }
 
 /* Writes rows of keys from tiles. */
-static void keys_write(float *to, int64_t ld, const float *d, const struct backward_block *b) {
+static void key_grads_write(float *to, int64_t ld, const float *d, const struct backward_block *b) {
     for (int64_t row = 0; row < b->job->rows; row++) {
         const float *from = d + row / KEY_TILE * KEY_TILE * b->ep + row % 16 * PANEL +
                             row % KEY_TILE / 16 * 2 * PANEL * PANEL;
@@ -820,8 +820,8 @@ static void amx_attention_backward(const struct attention_backward_job *job) {
         b.n = MIN(queries - b.begin, BACK_QUERIES);
         queries_backward(&b);
     }
-    keys_write(job->dk, job->ldk, b.dk, &b);
-    keys_write(job->dv, job->ldk, b.dv, &b);
+    key_grads_write(job->dk, job->ldk, b.dk, &b);
+    key_grads_write(job->dv, job->ldk, b.dv, &b);
 }
 
 static size_t amx_attention_backward_scratch(int64_t head_dim, int64_t rows) {

@@ -112,7 +112,8 @@ INLINE struct panel_scales panel_scales_of(const struct matrix *w, int64_t panel
 }
 
 /* q d (unit) + min, rounded as in matrix_get_row. */
-INLINE __m512 weight(__m512 q, __m512 d, __m512 unit, __m512 min, enum matrix_layout l, bool mins) {
+INLINE __m512 weight_value(__m512 q, __m512 d, __m512 unit, __m512 min, enum matrix_layout l,
+                           bool mins) {
     __m512 v = _mm512_mul_ps(q, d);
     if (l == LAYOUT_NF4) v = _mm512_mul_ps(v, unit);
     return mins ? _mm512_add_ps(v, min) : v;
@@ -140,8 +141,8 @@ INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t
             const __m512i quads = _mm512_loadu_si512(s->data + b * (QK * PANEL) + 64 * p);
             for (int j = 0; j < 4; j += 2)
                 pairs_store(to + 64 * p + 16 * j,
-                            weight(quad_byte(quads, j), d, unit, min, l, mins),
-                            weight(quad_byte(quads, j + 1), d, unit, min, l, mins));
+                            weight_value(quad_byte(quads, j), d, unit, min, l, mins),
+                            weight_value(quad_byte(quads, j + 1), d, unit, min, l, mins));
         }
         return;
     }
@@ -155,7 +156,8 @@ INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t
             const __m512 even = _mm512_permutexvar_ps(_mm512_srli_epi32(quads, shift), s->codes),
                          odd = _mm512_permutexvar_ps(_mm512_srli_epi32(quads, shift + 8), s->codes);
             pairs_store(to + TILE / 2 * (i / 2) + 64 * p + 32 * (i % 2),
-                        weight(even, d, unit, min, l, mins), weight(odd, d, unit, min, l, mins));
+                        weight_value(even, d, unit, min, l, mins),
+                        weight_value(odd, d, unit, min, l, mins));
         }
     }
 }

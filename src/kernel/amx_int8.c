@@ -331,14 +331,15 @@ static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const s
         return;
     }
     const int64_t tile = int8_tile_rows(in->rows),
-                  some = MIN((in->rows + tile - 1) / tile, SUPER_TILES) * tile,
+                  super_rows = MIN((in->rows + tile - 1) / tile, SUPER_TILES) * tile,
                   panels = (n1 + PANEL - 1) / PANEL - n0 / PANEL;
     const struct int8_product p = {
-        y, ldy, in, w, n0, n1, tile, MIN(in->k, COPY_BYTES / some / 256 * 256), add};
+        y, ldy, in, w, n0, n1, tile, MIN(in->k, COPY_BYTES / super_rows / 256 * 256), add};
     struct scratch s;
     tile_config_int8((int)tile, layout_group(w->layout));
-    prefetch_begin(in->ahead, panels * ((in->rows + some - 1) / some));
-    for (int64_t m = 0; m < in->rows; m += some) row_tiles_mul(&p, &s, m, MIN(in->rows - m, some));
+    prefetch_begin(in->ahead, panels * ((in->rows + super_rows - 1) / super_rows));
+    for (int64_t m = 0; m < in->rows; m += super_rows)
+        row_tiles_mul(&p, &s, m, MIN(in->rows - m, super_rows));
 }
 
 /* Set once, when the table is filled. */

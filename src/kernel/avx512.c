@@ -235,13 +235,13 @@ static void corrections_scale(int32_t *correction, const int32_t *q_sum, int32_t
 /* start[b] = -offset · Σ q over block b; elements after the last block are overwritten. */
 static void corrections_sum(int32_t *correction, const int8_t *q, int32_t offset, int64_t blocks,
                             int group) {
-    const int64_t some = 256 / group;
-    for (int64_t b = 0; b < blocks; b += some) {
+    const int64_t blocks_per_step = 256 / group;
+    for (int64_t b = 0; b < blocks; b += blocks_per_step) {
         int8_t tail[256] = {0};
-        const bool whole = b + some <= blocks;
+        const bool whole = b + blocks_per_step <= blocks;
         if (!whole) memcpy(tail, q + b * group, (size_t)((blocks - b) * group));
         const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
-        _mm512_mask_storeu_ps(correction + b, lanes_mask(some),
+        _mm512_mask_storeu_ps(correction + b, lanes_mask(blocks_per_step),
                               _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
     }
 }

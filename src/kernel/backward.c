@@ -77,40 +77,42 @@ struct backward_job {
     char *scratch;
     size_t thread_bytes;
     /* int8 and tiles: the current slice and rows, at the start of the scratch */
-    int64_t slice, n, first, some; /* outputs [slice, slice + n), rows [first, first + some) */
-    int16_t *q;                    /* [some][whole_blocks(n)]: dY in 16 bits */
-    float *d;                      /* [some][whole_blocks(n) / 32], times 2^23 */
-    struct gemm_input tiles;       /* [some][n]: dY in tiles */
+    /* outputs [first_output, first_output + n_outputs), rows [first_row, first_row + n_rows) */
+    int64_t first_output, n_outputs, first_row, n_rows;
+    int16_t *q;              /* [n_rows][whole_blocks(n_outputs)]: dY in 16 bits */
+    float *d;                /* [n_rows][whole_blocks(n_outputs) / 32], times 2^23 */
+    struct gemm_input tiles; /* [n_rows][n_outputs]: dY in tiles */
 };
 
 /* Scratch of one thread, for slices of n outputs (a multiple of 32). */
 struct transposed_panels {
-    int8_t *q;         /* [INT8_ROWS][n]: dY times the scales, quantised */
-    float *d;          /* [INT8_ROWS][n / 32] */
-    float *by;         /* [n]: the scales of the current block */
-    int16_t *q_by;     /* [n]: the same in 16 bits */
-    float *d_by;       /* [n / 32] */
-    uint8_t *panels;   /* [2][n][16], in LAYOUT_Q4 and LAYOUT_NF4 half of that */
-    float *ones;       /* [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
-    uint8_t *one_byte; /* LAYOUT_NF4: [2][n / 64 rounded up][16] */
+    int8_t *q;                 /* [INT8_ROWS][n]: dY times the scales, quantised */
+    float *d;                  /* [INT8_ROWS][n / 32] */
+    float *scales;             /* [n]: the scales of the current block */
+    int16_t *q_scales;         /* [n]: the same in 16 bits */
+    float *d_scales;           /* [n / 32] */
+    uint8_t *panels;           /* [2][n][16], in LAYOUT_Q4 and LAYOUT_NF4 half of that */
+    float *unit_scales;        /* [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
+    uint8_t *unit_scale_bytes; /* LAYOUT_NF4: [2][n / 64 rounded up][16] */
 };
 
 static int64_t whole_blocks(int64_t n) {
     return (n + QK - 1) / QK * QK;
 }
 
-/* Per output: q, panels, then d (a 32nd of INT8_ROWS floats), by, ones, q_by, d_by and one_byte. */
+/* Per output: q, panels, then d (a 32nd of INT8_ROWS floats), scales, unit_scales, q_scales,
+ * d_scales and unit_scale_bytes. */
 enum { TRANSPOSED_BYTES = INT8_ROWS + 2 * PANEL + 4 * (INT8_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
 
 static struct transposed_panels transposed_panels_layout(char *at, int64_t n) {
     struct transposed_panels t = {.q = (int8_t *)at};
     t.panels = (uint8_t *)at + INT8_ROWS * n;
     t.d = (float *)(void *)(t.panels + 2 * PANEL * n);
-    t.by = t.d + INT8_ROWS / QK * n;
-    t.ones = t.by + n;
-    t.q_by = (int16_t *)(void *)(t.ones + n);
-    t.d_by = (float *)(void *)(t.q_by + n);
-    t.one_byte = (uint8_t *)(t.d_by + n / QK);
+    t.scales = t.d + INT8_ROWS / QK * n;
+    t.unit_scales = t.scales + n;
+    t.q_scales = (int16_t *)(void *)(t.unit_scales + n);
+    t.d_scales = (float *)(void *)(t.q_scales + n);
+    t.unit_scale_bytes = (uint8_t *)(t.d_scales + n / QK);
     return t;
 }
 
@@ -142,16 +144,16 @@ static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) 
     const struct matrix *w = p->w;
     float *tile = (float *)(void *)scratch_of_thread(p, thread);
     for (int64_t k = begin * QK; k < MIN(end * QK, w->k); k += TILE_INPUTS) {
-        int64_t some = MIN(MIN(end * QK, w->k) - k, TILE_INPUTS);
+        int64_t n_inputs = MIN(MIN(end * QK, w->k) - k, TILE_INPUTS);
         for (int64_t o = 0; o < w->n; o += TILE_OUTPUTS) {
             int64_t n = MIN(w->n - o, TILE_OUTPUTS);
             for (int64_t i = 0; i < n; i++)
-                matrix_get_row_part(w, o + i, k, k + some, tile + i * TILE_INPUTS);
-            const struct gemm_nn_job m = {
-                DTYPE_F32,
-                {p->dx + k, p->dy + o, tile, p->lddx, p->lddy, 1, p->rows, TILE_INPUTS, n, some},
-                p->add || o > 0};
-            gemm_nn_part(&m, 0, p->rows, 0, some);
+                matrix_get_row_part(w, o + i, k, k + n_inputs, tile + i * TILE_INPUTS);
+            const struct gemm_nn_job m = {DTYPE_F32,
+                                          {p->dx + k, p->dy + o, tile, p->lddx, p->lddy, 1, p->rows,
+                                           TILE_INPUTS, n, n_inputs},
+                                          p->add || o > 0};
+            gemm_nn_part(&m, 0, p->rows, 0, n_inputs);
         }
     }
 }
@@ -303,14 +305,14 @@ static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread)
     (void)thread;
     const struct backward_job *p = ctx;
     const struct kernels *kern = kernels_get();
-    int64_t whole = p->n / QK * QK, padded = whole_blocks(p->n);
+    int64_t whole = p->n_outputs / QK * QK, padded = whole_blocks(p->n_outputs);
     for (int64_t i = begin; i < end; i++) {
-        const float *dy = p->dy + (p->first + i) * p->lddy + p->slice;
+        const float *dy = p->dy + (p->first_row + i) * p->lddy + p->first_output;
         int16_t *q = p->q + i * padded;
         float *d = p->d + i * (padded / QK), tail[QK] = {0};
         kern->quantize_row16(dy, whole, q, d);
-        if (whole < p->n) {
-            memcpy(tail, dy + whole, (size_t)(p->n - whole) * sizeof *tail);
+        if (whole < p->n_outputs) {
+            memcpy(tail, dy + whole, (size_t)(p->n_outputs - whole) * sizeof *tail);
             kern->quantize_row16(tail, QK, q + whole, d + whole / QK);
         }
         for (int64_t b = 0; b < padded / QK; b++) d[b] *= 0x1p23f;
@@ -321,11 +323,11 @@ static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread)
 static void rows_quantize(const struct transposed_panels *t, const struct backward_job *p,
                           int64_t m, int64_t rows) {
     const struct kernels *kern = kernels_get();
-    int64_t padded = whole_blocks(p->n), blocks = padded / QK;
+    int64_t padded = whole_blocks(p->n_outputs), blocks = padded / QK;
     for (int64_t i = 0; i < rows; i++) {
         const float *d = p->d + (m + i) * blocks;
-        kern->multiply_to_int8(p->q + (m + i) * padded, t->q_by, padded, t->q + i * padded);
-        for (int64_t b = 0; b < blocks; b++) t->d[i * blocks + b] = d[b] * t->d_by[b];
+        kern->multiply_to_int8(p->q + (m + i) * padded, t->q_scales, padded, t->q + i * padded);
+        for (int64_t b = 0; b < blocks; b++) t->d[i * blocks + b] = d[b] * t->d_scales[b];
     }
 }
 
@@ -335,32 +337,33 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
     int group = layout_group(w->layout);
-    int64_t padded = whole_blocks(p->n), first = p->slice / PANEL,
-            panels = (p->n + PANEL - 1) / PANEL;
+    int64_t padded = whole_blocks(p->n_outputs), first = p->first_output / PANEL,
+            panels = (p->n_outputs + PANEL - 1) / PANEL;
     float unit[2 * PANEL];
     struct transposed_panels t = transposed_panels_layout(scratch_of_thread(p, thread), padded);
     struct matrix transposed = *w;
     transposed.n = group, transposed.k = padded;
     if (w->mins) transposed.type = TENSOR_Q5_0, transposed.zero = (int8_t)code_centre(w);
-    transposed.data = t.panels, transposed.scales = t.ones, transposed.scale_bytes = t.one_byte;
+    transposed.data = t.panels, transposed.scales = t.unit_scales,
+    transposed.scale_bytes = t.unit_scale_bytes;
     transposed.row_scales = unit;
     for (int i = 0; i < 2 * PANEL; i++) unit[i] = NF4_UNIT;
-    for (int64_t i = 0; i < padded; i++) t.ones[i] = 1.0f;
-    memset(t.one_byte, 1, (size_t)padded);
+    for (int64_t i = 0; i < padded; i++) t.unit_scales[i] = 1.0f;
+    memset(t.unit_scale_bytes, 1, (size_t)padded);
     for (int64_t u = begin; u < end; u++) {
-        scales_gather(t.by, w, u, p->slice, p->n);
-        kern->quantize_row16(t.by, padded, t.q_by, t.d_by);
-        panels_transpose(&t, w, u, p->slice, padded);
-        for (int64_t m = 0; m < p->some; m += INT8_ROWS) {
-            struct gemm_input in = {.rows = MIN(p->some - m, INT8_ROWS), .k = padded};
+        scales_gather(t.scales, w, u, p->first_output, p->n_outputs);
+        kern->quantize_row16(t.scales, padded, t.q_scales, t.d_scales);
+        panels_transpose(&t, w, u, p->first_output, padded);
+        for (int64_t m = 0; m < p->n_rows; m += INT8_ROWS) {
+            struct gemm_input in = {.rows = MIN(p->n_rows - m, INT8_ROWS), .k = padded};
             in.q = t.q, in.d = t.d;
             if (u + 1 < end)
-                panels_prefetch(w, u + 1, first + panels * m / p->some,
-                                first + panels * (m + in.rows) / p->some);
+                panels_prefetch(w, u + 1, first + panels * m / p->n_rows,
+                                first + panels * (m + in.rows) / p->n_rows);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
-                p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &transposed, 0, group,
-                p->add || w->mins || p->slice > 0);
+                p->dx + (p->first_row + m) * p->lddx + u * group, p->lddx, &in, &transposed, 0,
+                group, p->add || w->mins || p->first_output > 0);
         }
     }
 }
@@ -368,12 +371,12 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
 static void backward_int8_all(struct backward_job *p, struct pool *pool) {
     p->q = (int16_t *)(void *)p->scratch;
     p->scratch += shared_scratch(p->w->n);
-    for (p->slice = 0; p->slice < p->w->n; p->slice += OUTPUT_SLICE)
-        for (p->first = 0; p->first < p->rows; p->first += TRANSPOSE_ROWS) {
-            p->n = MIN(p->w->n - p->slice, OUTPUT_SLICE);
-            p->some = MIN(p->rows - p->first, TRANSPOSE_ROWS);
-            p->d = (float *)(void *)(p->q + p->some * whole_blocks(p->n));
-            pool_run(pool, grad_quantize_i16, p, p->some, 8);
+    for (p->first_output = 0; p->first_output < p->w->n; p->first_output += OUTPUT_SLICE)
+        for (p->first_row = 0; p->first_row < p->rows; p->first_row += TRANSPOSE_ROWS) {
+            p->n_outputs = MIN(p->w->n - p->first_output, OUTPUT_SLICE);
+            p->n_rows = MIN(p->rows - p->first_row, TRANSPOSE_ROWS);
+            p->d = (float *)(void *)(p->q + p->n_rows * whole_blocks(p->n_outputs));
+            pool_run(pool, grad_quantize_i16, p, p->n_rows, 8);
             pool_run(pool, backward_int8, p, p->w->k / layout_group(p->w->layout), 1);
         }
 }
@@ -382,18 +385,18 @@ static void backward_int8_all(struct backward_job *p, struct pool *pool) {
 static void backward_tiles(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     (void)thread;
-    kernels_get()->gemm_tiles_backward(p->dx + p->first * p->lddx, p->lddx, &p->tiles, p->w,
-                                       p->slice, begin * QK, MIN(end * QK, p->w->k),
-                                       p->add || p->slice > 0);
+    kernels_get()->gemm_tiles_backward(p->dx + p->first_row * p->lddx, p->lddx, &p->tiles, p->w,
+                                       p->first_output, begin * QK, MIN(end * QK, p->w->k),
+                                       p->add || p->first_output > 0);
 }
 
 static void backward_tiles_all(struct backward_job *p, struct pool *pool) {
-    for (p->slice = 0; p->slice < p->w->n; p->slice += OUTPUT_SLICE)
-        for (p->first = 0; p->first < p->rows; p->first += TILE_ROWS) {
-            p->tiles = (struct gemm_input){.rows = MIN(p->rows - p->first, TILE_ROWS),
-                                           .k = MIN(p->w->n - p->slice, OUTPUT_SLICE),
+    for (p->first_output = 0; p->first_output < p->w->n; p->first_output += OUTPUT_SLICE)
+        for (p->first_row = 0; p->first_row < p->rows; p->first_row += TILE_ROWS) {
+            p->tiles = (struct gemm_input){.rows = MIN(p->rows - p->first_row, TILE_ROWS),
+                                           .k = MIN(p->w->n - p->first_output, OUTPUT_SLICE),
                                            .ldx = p->lddy,
-                                           .x = p->dy + p->first * p->lddy + p->slice,
+                                           .x = p->dy + p->first_row * p->lddy + p->first_output,
                                            .tiles = (uint16_t *)(void *)p->scratch};
             gemm_input_pack_tiles(&p->tiles, pool);
             pool_run(pool, backward_tiles, p, (p->w->k + QK - 1) / QK, 1);

@@ -616,9 +616,10 @@ void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_
     float s[ROWS];
     CHECK(n % 2 == 0 && n <= RANKS);
     for (int64_t m = 0; m < rows; m += ROWS) {
-        int64_t some = MIN(rows - m, ROWS);
-        for (int64_t i = 0; i < some; i++) s[i] = row_quantize_i16(t + (m + i) * ldt, n, q[i]);
-        kernels_get()->gemm_nn_i16_i8(y + m * ldy, ldy, q[0], RANKS, s, some, v, ldv, n / 2, width);
+        int64_t n_rows = MIN(rows - m, ROWS);
+        for (int64_t i = 0; i < n_rows; i++) s[i] = row_quantize_i16(t + (m + i) * ldt, n, q[i]);
+        kernels_get()->gemm_nn_i16_i8(y + m * ldy, ldy, q[0], RANKS, s, n_rows, v, ldv, n / 2,
+                                      width);
     }
 }
 

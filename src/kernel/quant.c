@@ -40,7 +40,7 @@ static int clip(int v, int lo, int hi) {
 }
 
 /* Rounds towards zero and clips to lo..hi; NaN becomes 0. */
-static int value_clip(float v, int lo, int hi) {
+static int clip_float(float v, int lo, int hi) {
     if (v != v) return 0;
     return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
 }
@@ -114,7 +114,7 @@ static void q8_0_encode(const struct quant_block *s, uint8_t *b) {
 static void q8_0_quantize(const float *x, uint8_t *b) {
     struct quant_block s = {.scale[0] = amax_of(x, QK) / 127.0f};
     float inverse = inverse_of(s.scale[0]);
-    for (int i = 0; i < QK; i++) s.q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
+    for (int i = 0; i < QK; i++) s.q[i] = (int8_t)clip_float(roundf(x[i] * inverse), -128, 127);
     q8_0_encode(&s, b);
 }
 
@@ -123,7 +123,7 @@ static void symmetric_quantize(const float *x, int zero, struct quant_block *s) 
     s->scale[0] = extreme_of(x, QK) / (float)-zero;
     float inverse = inverse_of(s->scale[0]), half = (float)zero + 0.5f;
     for (int i = 0; i < QK; i++)
-        s->q[i] = (int8_t)(value_clip(x[i] * inverse + half, 0, 2 * zero - 1) - zero);
+        s->q[i] = (int8_t)(clip_float(x[i] * inverse + half, 0, 2 * zero - 1) - zero);
 }
 
 /* The smallest value becomes 0, the largest `top`. */
@@ -133,7 +133,7 @@ static void affine_quantize(const float *x, int top, struct quant_block *s) {
     s->min[0] = r.lo;
     float inverse = inverse_of(s->scale[0]);
     for (int i = 0; i < QK; i++)
-        s->q[i] = (int8_t)value_clip((x[i] - r.lo) * inverse + 0.5f, 0, top);
+        s->q[i] = (int8_t)clip_float((x[i] - r.lo) * inverse + 0.5f, 0, top);
 }
 
 static void q4_0_decode(const uint8_t *b, struct quant_block *s) {
@@ -568,7 +568,7 @@ static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *code
 /* Returns the scale byte with the smallest error. Tries bytes from the one that represents the
  * largest weight down to three quarters of it, which clips that weight in favour of the others. */
 static uint8_t nf4_choose_scale(const float *x, int n, float unit, uint8_t *codes) {
-    int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
+    int top = clip_float(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
     float least = nf4_round_to_codes(x, n, (float)top * unit, codes);
     for (int step = 1; step <= 8; step++) {
         uint8_t tried[NF4_BLOCK];

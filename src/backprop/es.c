@@ -75,7 +75,7 @@ struct es {
     int32_t *out_rows;        /* [max_rows] rows that predict a target */
     int32_t *target;          /* [max_rows] the target token of each out row */
     struct member_score *out; /* [max_rows] score of one target each */
-    const float **row_input;  /* [max_rows] where the row begins in `stream` */
+    const float **row_input;  /* [max_rows] each row's input in `stream` */
 
     /* state of a pass */
     struct member_seq seqs[MAX_SEQS];
@@ -92,8 +92,8 @@ struct es {
     uint64_t seed;
     const struct train_sample *samples;
     int n;
-    int32_t first;          /* lowest layer that the adapter changes */
-    float *stream;          /* its input, [rows of all samples][D]; NULL if `first` is 0 */
+    int32_t first_layer;    /* lowest layer that the adapter changes */
+    float *stream;          /* inputs of first_layer, [rows of all samples][D]; NULL if it is 0 */
     int64_t *stream_offset; /* [n + 1] first row of each sample */
     struct lora_pack *center, **pairs; /* [N/2]: those of the pass in progress */
     float *factors;                    /* factors of one pair, all projections: [2][in], [out][2] */
@@ -550,7 +550,7 @@ static void lm_head_score(struct es *e) {
 static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
     if (e->n_rows && e->stream)
-        forward_upper_layers(e->forward, e->first, e->row_input, e->rows, e->n_rows, e->segs,
+        forward_upper_layers(e->forward, e->first_layer, e->row_input, e->rows, e->n_rows, e->segs,
                              e->n_segs, e->out_rows, e->n_out, NULL);
     else if (e->n_rows)
         forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
@@ -585,7 +585,7 @@ static void lower_layers_forward(struct es *e) {
         const struct train_sample *s = &e->samples[i];
         int32_t rows = i < e->n ? sample_rows(s) : 0;
         if (e->n_rows && (i == e->n || !pass_has_room(e, rows))) {
-            forward_lower_layers(e->forward, e->first, e->rows, e->n_rows,
+            forward_lower_layers(e->forward, e->first_layer, e->rows, e->n_rows,
                                  e->stream + from * e->m->config.d_model);
             while (e->n_seqs > 0) kv_cache_truncate(forward_kv_cache(e->forward), --e->n_seqs, 0);
             e->n_rows = 0;
@@ -599,8 +599,8 @@ static void lower_layers_forward(struct es *e) {
 
 /* Caches the output of the layers below the adapter, which is the same for all members. */
 static int lower_layers_cache(struct es *e, struct error *err) {
-    e->first = lowest_adapted_layer(e);
-    if (!e->first) return OK;
+    e->first_layer = lowest_adapted_layer(e);
+    if (!e->first_layer) return OK;
     e->stream_offset = xcalloc((size_t)e->n + 1, sizeof *e->stream_offset);
     for (int i = 0; i < e->n; i++)
         e->stream_offset[i + 1] = e->stream_offset[i] + sample_rows(&e->samples[i]);

@@ -2,9 +2,10 @@
  * arch: the differences between architectures as table rows: names, shapes, and the canonical list
  * of weights.
  *
- * No file is read here and no number is multiplied. A new architecture of this family is one row of
- * `archs` and, if it has tensors that no other has, rows of `parts`. forward.c implements a row's
- * flags; hf_config.c and gguf.c have their names in config.json and GGUF.
+ * This file reads no model file and computes no values. A new architecture of this family is one
+ * row of `archs` and, if it has tensors that no other architecture has, rows of `weight_table`.
+ * forward.c implements a row's flags; hf_config.c and gguf.c have the names of its settings in
+ * config.json and GGUF.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
  * same order for every format; model_new numbers its random streams by that order, so it must not
@@ -73,27 +74,28 @@ const struct arch *arch_find(const char *name) {
     return NULL;
 }
 
-/* A multimodal config.json has "gemma3" where that of the text model alone has "gemma3_text". */
-static bool arch_is(const struct arch *a, const char *name, enum tensor_naming naming) {
+/* The model_type in config.json is "gemma3" for a multimodal model and "gemma3_text" for a text
+ * model. */
+static bool arch_has_name(const struct arch *a, const char *name, enum tensor_naming naming) {
     if (naming == NAMING_GGUF) return a->gguf && strcmp(a->gguf, name) == 0;
     return strcmp(a->hf_type, name) == 0 || strcmp(a->name, name) == 0;
 }
 
 int arch_require(const char *name, enum tensor_naming naming, const struct arch **out,
                  struct error *err) {
-    struct buf known = {0};
+    struct buf known_names = {0};
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
-        if (arch_is(&archs[i], name, naming)) {
+        if (arch_has_name(&archs[i], name, naming)) {
             *out = &archs[i];
-            buf_release(&known);
+            buf_release(&known_names);
             return OK;
         }
         if (naming == NAMING_HF || archs[i].gguf)
-            buf_printf(&known, "%s%s", i ? ", " : "", archs[i].name);
+            buf_printf(&known_names, "%s%s", i ? ", " : "", archs[i].name);
     }
     error_set(err, ERR_MISMATCH, "architecture '%.64s' is not supported (supported: %s)", name,
-              known.data);
-    buf_release(&known);
+              known_names.data);
+    buf_release(&known_names);
     return err->code;
 }
 
@@ -112,9 +114,9 @@ void sliding_window_pattern_set(struct model_config *c, int32_t p) {
 
 int32_t sliding_window_pattern(const struct model_config *c) {
     for (int32_t p = 1; p <= c->n_layers + 1; p++) {
-        struct model_config same = {.n_layers = c->n_layers};
-        sliding_window_pattern_set(&same, p);
-        if (memcmp(same.local, c->local, sizeof(same.local)) == 0) return p;
+        struct model_config candidate = {.n_layers = c->n_layers};
+        sliding_window_pattern_set(&candidate, p);
+        if (memcmp(candidate.local, c->local, sizeof(candidate.local)) == 0) return p;
     }
     return 0;
 }
@@ -124,7 +126,7 @@ const char *const proj_names[N_PROJ] = {
 };
 
 const char *proj_hf_path(const struct arch *a, enum proj p) {
-    static const char *const usual[N_PROJ] = {
+    static const char *const llama[N_PROJ] = {
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
         "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj",
     };
@@ -137,15 +139,15 @@ const char *proj_hf_path(const struct arch *a, enum proj p) {
         "mlp.c_fc",
         "mlp.c_proj",
     };
-    return a->hf_names == HF_NEO ? neo[p] : usual[p];
+    return a->hf_names == HF_NEO ? neo[p] : llama[p];
 }
 
-static bool proj_absent(const struct model_config *c, enum proj p) {
+static bool proj_is_absent(const struct model_config *c, enum proj p) {
     return p == PROJ_GATE && c->arch->ungated;
 }
 
 int32_t proj_in(const struct model_config *c, enum proj p) {
-    if (proj_absent(c, p)) return 0;
+    if (proj_is_absent(c, p)) return 0;
     switch (p) {
     case PROJ_O:
         return c->n_heads * c->head_dim;
@@ -157,7 +159,7 @@ int32_t proj_in(const struct model_config *c, enum proj p) {
 }
 
 int32_t proj_out(const struct model_config *c, enum proj p) {
-    if (proj_absent(c, p)) return 0;
+    if (proj_is_absent(c, p)) return 0;
     switch (p) {
     case PROJ_Q:
         return c->n_heads * c->head_dim;
@@ -172,39 +174,39 @@ int32_t proj_out(const struct model_config *c, enum proj p) {
     }
 }
 
-enum part_id {
-    PART_EMBED,
-    PART_POS_EMBED,
-    PART_ATTN_NORM, /* the first of a layer */
-    PART_ATTN_NORM_BIAS,
-    PART_Q,
-    PART_Q_BIAS,
-    PART_K,
-    PART_K_BIAS,
-    PART_V,
-    PART_V_BIAS,
-    PART_O,
-    PART_O_BIAS,
-    PART_Q_NORM,
-    PART_K_NORM,
-    PART_POST_ATTN_NORM,
-    PART_FFN_NORM,
-    PART_FFN_NORM_BIAS,
-    PART_GATE,
-    PART_GATE_BIAS,
-    PART_UP,
-    PART_UP_BIAS,
-    PART_DOWN,
-    PART_DOWN_BIAS,
-    PART_POST_FFN_NORM, /* the last of a layer */
-    PART_FINAL_NORM,
-    PART_FINAL_NORM_BIAS,
-    PART_HEAD,
-    N_PARTS
+enum weight_id {
+    WEIGHT_EMBED,
+    WEIGHT_POS_EMBED,
+    WEIGHT_ATTN_NORM, /* the first of a layer */
+    WEIGHT_ATTN_NORM_BIAS,
+    WEIGHT_Q,
+    WEIGHT_Q_BIAS,
+    WEIGHT_K,
+    WEIGHT_K_BIAS,
+    WEIGHT_V,
+    WEIGHT_V_BIAS,
+    WEIGHT_O,
+    WEIGHT_O_BIAS,
+    WEIGHT_Q_NORM,
+    WEIGHT_K_NORM,
+    WEIGHT_POST_ATTN_NORM,
+    WEIGHT_FFN_NORM,
+    WEIGHT_FFN_NORM_BIAS,
+    WEIGHT_GATE,
+    WEIGHT_GATE_BIAS,
+    WEIGHT_UP,
+    WEIGHT_UP_BIAS,
+    WEIGHT_DOWN,
+    WEIGHT_DOWN_BIAS,
+    WEIGHT_POST_FFN_NORM, /* the last of a layer */
+    WEIGHT_FINAL_NORM,
+    WEIGHT_FINAL_NORM_BIAS,
+    WEIGHT_HEAD,
+    N_WEIGHT_IDS
 };
 
-/* The kind of tensor that a part is. It determines the shape and the models that have the part. */
-enum part_kind {
+/* The kind of a weight determines its shape and the models that have it. */
+enum weight_kind {
     KIND_EMBED,     /* [V, D] */
     KIND_POS_EMBED, /* [max_seq_len, D] */
     KIND_HEAD,      /* [V, D], unless tied */
@@ -218,57 +220,57 @@ enum part_kind {
 
 /* Tensors of a layer omit the layer's prefix ("model.layers.N."); projections have no Hugging Face
  * name here: proj_hf_path gives it. */
-static const struct part {
-    enum part_kind kind;
+static const struct weight_row {
+    enum weight_kind kind;
     int proj;
     const char *gguf, *llama, *gemma, *neo; /* gemma NULL: as llama */
-} parts[N_PARTS] = {
-    [PART_EMBED] = {KIND_EMBED, -1, "token_embd.weight", "model.embed_tokens.weight", NULL,
-                    "transformer.wte.weight"},
-    [PART_POS_EMBED] = {KIND_POS_EMBED, -1, NULL, NULL, NULL, "transformer.wpe.weight"},
-    [PART_ATTN_NORM] = {KIND_NORM, -1, "attn_norm.weight", "input_layernorm.weight", NULL,
-                        "ln_1.weight"},
-    [PART_ATTN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_1.bias"},
-    [PART_Q] = {.kind = KIND_PROJ, .proj = PROJ_Q, .gguf = "attn_q.weight"},
-    [PART_Q_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_Q, .gguf = "attn_q.bias"},
-    [PART_K] = {.kind = KIND_PROJ, .proj = PROJ_K, .gguf = "attn_k.weight"},
-    [PART_K_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_K, .gguf = "attn_k.bias"},
-    [PART_V] = {.kind = KIND_PROJ, .proj = PROJ_V, .gguf = "attn_v.weight"},
-    [PART_V_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_V, .gguf = "attn_v.bias"},
-    [PART_O] = {.kind = KIND_PROJ, .proj = PROJ_O, .gguf = "attn_output.weight"},
-    [PART_O_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_O, .gguf = "attn_output.bias"},
-    [PART_Q_NORM] = {KIND_HEAD_NORM, -1, "attn_q_norm.weight", "self_attn.q_norm.weight", NULL,
-                     NULL},
-    [PART_K_NORM] = {KIND_HEAD_NORM, -1, "attn_k_norm.weight", "self_attn.k_norm.weight", NULL,
-                     NULL},
-    [PART_POST_ATTN_NORM] = {KIND_POST_NORM, -1, "post_attention_norm.weight", NULL,
-                             "post_attention_layernorm.weight", NULL},
-    [PART_FFN_NORM] = {KIND_NORM, -1, "ffn_norm.weight", "post_attention_layernorm.weight",
-                       "pre_feedforward_layernorm.weight", "ln_2.weight"},
-    [PART_FFN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_2.bias"},
-    [PART_GATE] = {.kind = KIND_PROJ, .proj = PROJ_GATE, .gguf = "ffn_gate.weight"},
-    [PART_GATE_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_GATE, .gguf = "ffn_gate.bias"},
-    [PART_UP] = {.kind = KIND_PROJ, .proj = PROJ_UP, .gguf = "ffn_up.weight"},
-    [PART_UP_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_UP, .gguf = "ffn_up.bias"},
-    [PART_DOWN] = {.kind = KIND_PROJ, .proj = PROJ_DOWN, .gguf = "ffn_down.weight"},
-    [PART_DOWN_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_DOWN, .gguf = "ffn_down.bias"},
-    [PART_POST_FFN_NORM] = {KIND_POST_NORM, -1, "post_ffw_norm.weight", NULL,
-                            "post_feedforward_layernorm.weight", NULL},
-    [PART_FINAL_NORM] = {KIND_NORM, -1, "output_norm.weight", "model.norm.weight", NULL,
-                         "transformer.ln_f.weight"},
-    [PART_FINAL_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "transformer.ln_f.bias"},
-    [PART_HEAD] = {KIND_HEAD, -1, "output.weight", "lm_head.weight", NULL, "lm_head.weight"},
+} weight_table[N_WEIGHT_IDS] = {
+    [WEIGHT_EMBED] = {KIND_EMBED, -1, "token_embd.weight", "model.embed_tokens.weight", NULL,
+                      "transformer.wte.weight"},
+    [WEIGHT_POS_EMBED] = {KIND_POS_EMBED, -1, NULL, NULL, NULL, "transformer.wpe.weight"},
+    [WEIGHT_ATTN_NORM] = {KIND_NORM, -1, "attn_norm.weight", "input_layernorm.weight", NULL,
+                          "ln_1.weight"},
+    [WEIGHT_ATTN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_1.bias"},
+    [WEIGHT_Q] = {.kind = KIND_PROJ, .proj = PROJ_Q, .gguf = "attn_q.weight"},
+    [WEIGHT_Q_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_Q, .gguf = "attn_q.bias"},
+    [WEIGHT_K] = {.kind = KIND_PROJ, .proj = PROJ_K, .gguf = "attn_k.weight"},
+    [WEIGHT_K_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_K, .gguf = "attn_k.bias"},
+    [WEIGHT_V] = {.kind = KIND_PROJ, .proj = PROJ_V, .gguf = "attn_v.weight"},
+    [WEIGHT_V_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_V, .gguf = "attn_v.bias"},
+    [WEIGHT_O] = {.kind = KIND_PROJ, .proj = PROJ_O, .gguf = "attn_output.weight"},
+    [WEIGHT_O_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_O, .gguf = "attn_output.bias"},
+    [WEIGHT_Q_NORM] = {KIND_HEAD_NORM, -1, "attn_q_norm.weight", "self_attn.q_norm.weight", NULL,
+                       NULL},
+    [WEIGHT_K_NORM] = {KIND_HEAD_NORM, -1, "attn_k_norm.weight", "self_attn.k_norm.weight", NULL,
+                       NULL},
+    [WEIGHT_POST_ATTN_NORM] = {KIND_POST_NORM, -1, "post_attention_norm.weight", NULL,
+                               "post_attention_layernorm.weight", NULL},
+    [WEIGHT_FFN_NORM] = {KIND_NORM, -1, "ffn_norm.weight", "post_attention_layernorm.weight",
+                         "pre_feedforward_layernorm.weight", "ln_2.weight"},
+    [WEIGHT_FFN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_2.bias"},
+    [WEIGHT_GATE] = {.kind = KIND_PROJ, .proj = PROJ_GATE, .gguf = "ffn_gate.weight"},
+    [WEIGHT_GATE_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_GATE, .gguf = "ffn_gate.bias"},
+    [WEIGHT_UP] = {.kind = KIND_PROJ, .proj = PROJ_UP, .gguf = "ffn_up.weight"},
+    [WEIGHT_UP_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_UP, .gguf = "ffn_up.bias"},
+    [WEIGHT_DOWN] = {.kind = KIND_PROJ, .proj = PROJ_DOWN, .gguf = "ffn_down.weight"},
+    [WEIGHT_DOWN_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_DOWN, .gguf = "ffn_down.bias"},
+    [WEIGHT_POST_FFN_NORM] = {KIND_POST_NORM, -1, "post_ffw_norm.weight", NULL,
+                              "post_feedforward_layernorm.weight", NULL},
+    [WEIGHT_FINAL_NORM] = {KIND_NORM, -1, "output_norm.weight", "model.norm.weight", NULL,
+                           "transformer.ln_f.weight"},
+    [WEIGHT_FINAL_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "transformer.ln_f.bias"},
+    [WEIGHT_HEAD] = {KIND_HEAD, -1, "output.weight", "lm_head.weight", NULL, "lm_head.weight"},
 };
 
-static bool part_present(const struct model_config *c, int part) {
-    const struct part *p = &parts[part];
+static bool has_weight(const struct model_config *c, int id) {
+    const struct weight_row *p = &weight_table[id];
     switch (p->kind) {
     case KIND_POS_EMBED:
         return c->arch->learned_pos;
     case KIND_HEAD:
         return !c->tied;
     case KIND_PROJ:
-        return !proj_absent(c, (enum proj)p->proj);
+        return !proj_is_absent(c, (enum proj)p->proj);
     case KIND_PROJ_BIAS:
         return c->biased & BIT(p->proj);
     case KIND_NORM_BIAS:
@@ -282,35 +284,36 @@ static bool part_present(const struct model_config *c, int part) {
     }
 }
 
-/* The number of parts of [from, to] that this model has. */
-static int32_t parts_count(const struct model_config *c, int from, int to) {
+/* The number of weights with ids in [from, to] that this model has. */
+static int32_t weight_ids_count(const struct model_config *c, int from, int to) {
     int32_t n = 0;
-    for (int part = from; part <= to; part++) n += part_present(c, part);
+    for (int id = from; id <= to; id++) n += has_weight(c, id);
     return n;
 }
 
-/* The j-th of these parts. */
-static int part_pick(const struct model_config *c, int from, int32_t j) {
-    for (int part = from;; part++)
-        if (part_present(c, part) && j-- == 0) return part;
+/* The id of the j-th weight from `from` on that this model has. */
+static int weight_id_at(const struct model_config *c, int from, int32_t j) {
+    for (int id = from;; id++)
+        if (has_weight(c, id) && j-- == 0) return id;
 }
 
 static int32_t layer_weight_count(const struct model_config *c) {
-    return parts_count(c, PART_ATTN_NORM, PART_POST_FFN_NORM);
+    return weight_ids_count(c, WEIGHT_ATTN_NORM, WEIGHT_POST_FFN_NORM);
 }
 
 int32_t weight_count(const struct model_config *c) {
-    return parts_count(c, PART_EMBED, PART_POS_EMBED) + c->n_layers * layer_weight_count(c) +
-           parts_count(c, PART_FINAL_NORM, PART_HEAD);
+    return weight_ids_count(c, WEIGHT_EMBED, WEIGHT_POS_EMBED) +
+           c->n_layers * layer_weight_count(c) +
+           weight_ids_count(c, WEIGHT_FINAL_NORM, WEIGHT_HEAD);
 }
 
 static void weight_shape(const struct model_config *c, struct weight_info *w) {
-    const struct part *p = &parts[w->part];
+    const struct weight_row *p = &weight_table[w->id];
     enum proj proj = (enum proj)p->proj;
-    w->norm = p->kind >= KIND_PROJ_BIAS;
-    w->bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
-    w->offset = w->norm && !w->bias && c->arch->norm_offset;
-    w->n = w->norm ? 1 : c->vocab_size;
+    w->is_vector = p->kind >= KIND_PROJ_BIAS;
+    w->is_bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
+    w->has_offset = w->is_vector && !w->is_bias && c->arch->norm_offset;
+    w->n = w->is_vector ? 1 : c->vocab_size;
     w->k = c->d_model;
     if (p->kind == KIND_HEAD_NORM) w->k = c->head_dim;
     if (p->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
@@ -323,76 +326,77 @@ static void weight_shape(const struct model_config *c, struct weight_info *w) {
         w->rope_heads = proj == PROJ_Q ? c->n_heads : proj == PROJ_K ? c->n_kv_heads : 0;
 }
 
-static void hf_name(const struct arch *a, struct weight_info *w) {
-    const struct part *p = &parts[w->part];
-    const char *own = a->hf_names == HF_NEO                 ? p->neo
-                      : a->hf_names == HF_GEMMA && p->gemma ? p->gemma
-                                                            : p->llama;
+static void weight_hf_name(const struct arch *a, struct weight_info *w) {
+    const struct weight_row *p = &weight_table[w->id];
+    const char *name = a->hf_names == HF_NEO                 ? p->neo
+                       : a->hf_names == HF_GEMMA && p->gemma ? p->gemma
+                                                             : p->llama;
     size_t size = sizeof(w->name);
     if (p->kind == KIND_PROJ || p->kind == KIND_PROJ_BIAS)
         snprintf(w->name, size, "%s.%d.%s.%s", a->hf_layers, (int)w->layer,
-                 proj_hf_path(a, (enum proj)p->proj), w->bias ? "bias" : "weight");
+                 proj_hf_path(a, (enum proj)p->proj), w->is_bias ? "bias" : "weight");
     else if (w->layer >= 0)
-        snprintf(w->name, size, "%s.%d.%s", a->hf_layers, (int)w->layer, own);
+        snprintf(w->name, size, "%s.%d.%s", a->hf_layers, (int)w->layer, name);
     else
-        snprintf(w->name, size, "%s", own);
+        snprintf(w->name, size, "%s", name);
 }
 
 void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
                struct weight_info *out) {
     CHECK(i >= 0 && i < weight_count(c));
-    int32_t before = parts_count(c, PART_EMBED, PART_POS_EMBED), per_layer = layer_weight_count(c),
-            in_layers = c->n_layers * per_layer;
+    int32_t n_before = weight_ids_count(c, WEIGHT_EMBED, WEIGHT_POS_EMBED),
+            per_layer = layer_weight_count(c), n_in_layers = c->n_layers * per_layer;
     *out = (struct weight_info){.layer = -1};
-    if (i < before) {
-        out->part = part_pick(c, PART_EMBED, i);
-    } else if (i < before + in_layers) {
-        out->layer = (i - before) / per_layer;
-        out->part = part_pick(c, PART_ATTN_NORM, (i - before) % per_layer);
+    if (i < n_before) {
+        out->id = weight_id_at(c, WEIGHT_EMBED, i);
+    } else if (i < n_before + n_in_layers) {
+        out->layer = (i - n_before) / per_layer;
+        out->id = weight_id_at(c, WEIGHT_ATTN_NORM, (i - n_before) % per_layer);
     } else {
-        out->part = part_pick(c, PART_FINAL_NORM, i - before - in_layers);
+        out->id = weight_id_at(c, WEIGHT_FINAL_NORM, i - n_before - n_in_layers);
     }
     weight_shape(c, out);
     if (naming == NAMING_HF)
-        hf_name(c->arch, out);
+        weight_hf_name(c->arch, out);
     else if (out->layer >= 0)
-        snprintf(out->name, sizeof(out->name), "blk.%d.%s", (int)out->layer, parts[out->part].gguf);
+        snprintf(out->name, sizeof(out->name), "blk.%d.%s", (int)out->layer,
+                 weight_table[out->id].gguf);
     else
-        snprintf(out->name, sizeof(out->name), "%s", parts[out->part].gguf);
+        snprintf(out->name, sizeof(out->name), "%s", weight_table[out->id].gguf);
 }
 
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w) {
-    if (w->norm) return NULL;
-    if (w->part == PART_EMBED) return &m->embed;
-    if (w->part == PART_POS_EMBED) return &m->pos_embed;
-    if (w->part == PART_HEAD) return &m->head;
-    return &m->layers[w->layer].proj[parts[w->part].proj];
+    if (w->is_vector) return NULL;
+    if (w->id == WEIGHT_EMBED) return &m->embed;
+    if (w->id == WEIGHT_POS_EMBED) return &m->pos_embed;
+    if (w->id == WEIGHT_HEAD) return &m->head;
+    return &m->layers[w->layer].proj[weight_table[w->id].proj];
 }
 
-const float **weight_norm(struct model *m, const struct weight_info *w) {
-    if (w->part == PART_FINAL_NORM) return &m->final_norm;
-    if (w->part == PART_FINAL_NORM_BIAS) return &m->final_norm_bias;
-    if (!w->norm) return NULL;
+const float **weight_vector(struct model *m, const struct weight_info *w) {
+    if (w->id == WEIGHT_FINAL_NORM) return &m->final_norm;
+    if (w->id == WEIGHT_FINAL_NORM_BIAS) return &m->final_norm_bias;
+    if (!w->is_vector) return NULL;
     struct model_layer *l = &m->layers[w->layer];
-    switch (w->part) {
-    case PART_ATTN_NORM:
+    switch (w->id) {
+    case WEIGHT_ATTN_NORM:
         return &l->attn_norm;
-    case PART_ATTN_NORM_BIAS:
+    case WEIGHT_ATTN_NORM_BIAS:
         return &l->attn_norm_bias;
-    case PART_POST_ATTN_NORM:
+    case WEIGHT_POST_ATTN_NORM:
         return &l->post_attn_norm;
-    case PART_FFN_NORM:
+    case WEIGHT_FFN_NORM:
         return &l->ffn_norm;
-    case PART_FFN_NORM_BIAS:
+    case WEIGHT_FFN_NORM_BIAS:
         return &l->ffn_norm_bias;
-    case PART_POST_FFN_NORM:
+    case WEIGHT_POST_FFN_NORM:
         return &l->post_ffn_norm;
-    case PART_Q_NORM:
+    case WEIGHT_Q_NORM:
         return &l->q_norm;
-    case PART_K_NORM:
+    case WEIGHT_K_NORM:
         return &l->k_norm;
     default:
-        return &l->bias[parts[w->part].proj];
+        return &l->bias[weight_table[w->id].proj];
     }
 }
 
@@ -411,39 +415,40 @@ static int size_check(const char *what, int32_t value, int32_t max, struct error
     return error_set(err, ERR_FORMAT, "'%s' is %d, outside 1..%d", what, (int)value, (int)max);
 }
 
-static bool positive(float x) {
+static bool is_positive(float x) {
     return x > 0.0f && isfinite(x);
 }
 
-static int windows_check(const struct model_config *c, struct error *err) {
-    bool any = c->local[0] || c->local[1];
-    if (any && c->n_layers > SLIDING_LAYERS_MAX)
+static int sliding_window_check(const struct model_config *c, struct error *err) {
+    bool has_window = c->local[0] || c->local[1];
+    if (has_window && c->n_layers > SLIDING_LAYERS_MAX)
         return error_set(err, ERR_FORMAT, "%d layers are too many for sliding windows (at most %d)",
                          (int)c->n_layers, SLIDING_LAYERS_MAX);
-    if (any && (c->window < 1 || c->window > 1 << 24))
+    if (has_window && (c->window < 1 || c->window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->window, 1 << 24);
     /* 0 means "not used" in other architectures */
     if (c->arch->hf_names != HF_GEMMA) return OK;
-    if (!positive(c->rope_local_theta))
+    if (!is_positive(c->rope_local_theta))
         return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",
                          (double)c->rope_local_theta);
-    if (!positive(c->query_pre_attn_scalar))
+    if (!is_positive(c->query_pre_attn_scalar))
         return error_set(err, ERR_FORMAT, "query pre-attention scalar %g is not a positive number",
                          (double)c->query_pre_attn_scalar);
     return OK;
 }
 
-static int scaling_check(const struct rope_scaling *s, struct error *err) {
+static int rope_scaling_check(const struct rope_scaling *s, struct error *err) {
     if (s->kind == ROPE_DEFAULT) return OK;
-    if (!positive(s->factor) || s->factor < 1.0f)
+    if (!is_positive(s->factor) || s->factor < 1.0f)
         return error_set(err, ERR_FORMAT, "rope scaling factor %g is below 1", (double)s->factor);
     if (s->kind == ROPE_LINEAR) return OK;
     if (s->original_len < 1)
         return error_set(err, ERR_FORMAT, "rope scaling has an original length of %d positions",
                          (int)s->original_len);
-    if (s->kind == ROPE_LLAMA3 && !(positive(s->low_freq_factor) && positive(s->high_freq_factor) &&
-                                    s->low_freq_factor < s->high_freq_factor))
+    if (s->kind == ROPE_LLAMA3 &&
+        !(is_positive(s->low_freq_factor) && is_positive(s->high_freq_factor) &&
+          s->low_freq_factor < s->high_freq_factor))
         return error_set(err, ERR_FORMAT, "rope scaling's frequency factors %g and %g do not rise",
                          (double)s->low_freq_factor, (double)s->high_freq_factor);
     return OK;
@@ -475,14 +480,14 @@ int model_config_check(const struct model_config *c, struct error *err) {
     if (!(c->rms_norm_eps > 0.0f) || !(c->rms_norm_eps < 1.0f))
         return error_set(err, ERR_FORMAT, "rms norm epsilon %g is not in (0, 1)",
                          (double)c->rms_norm_eps);
-    int rc = windows_check(c, err);
-    return rc == OK ? scaling_check(&c->rope_scaling, err) : rc;
+    int rc = sliding_window_check(c, err);
+    return rc == OK ? rope_scaling_check(&c->rope_scaling, err) : rc;
 }
 
 static const struct {
     const char *name, *arch;
     struct model_config c;
-} shapes[] = {
+} presets[] = {
     {"smollm-135m",
      "llama",
      {.n_layers = 30,
@@ -684,18 +689,19 @@ static const struct {
 };
 
 int model_preset_find(const char *name, struct model_config *out, struct error *err) {
-    struct buf known = {0};
-    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
-        if (strcmp(shapes[i].name, name) == 0) {
-            buf_release(&known);
-            *out = shapes[i].c;
-            out->arch = arch_find(shapes[i].arch);
+    struct buf known_names = {0};
+    for (size_t i = 0; i < ARRAY_LEN(presets); i++) {
+        if (strcmp(presets[i].name, name) == 0) {
+            buf_release(&known_names);
+            *out = presets[i].c;
+            out->arch = arch_find(presets[i].arch);
             out->biased = out->arch->biased;
             return OK;
         }
-        buf_printf(&known, "%s%s", i ? ", " : "", shapes[i].name);
+        buf_printf(&known_names, "%s%s", i ? ", " : "", presets[i].name);
     }
-    int rc = error_set(err, ERR_MISSING, "shape '%s' is not known; there are %s", name, known.data);
-    buf_release(&known);
+    int rc = error_set(err, ERR_MISSING, "shape '%s' is not known; there are %s", name,
+                       known_names.data);
+    buf_release(&known_names);
     return rc;
 }

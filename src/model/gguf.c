@@ -1092,7 +1092,7 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
 
 static void entry_put(struct buf *b, const char *name, const struct weight_info *w, uint32_t type,
                       uint64_t *offset) {
-    uint32_t n_dims = w->norm ? 1 : 2;
+    uint32_t n_dims = w->is_vector ? 1 : 2;
     uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
     string_put(b, name, strlen(name));
     buf_add(b, &n_dims, sizeof(n_dims));
@@ -1111,14 +1111,14 @@ static void table_put(struct buf *b, const struct model_config *c, const struct 
     int n_fallback = 0;
     if (has_rope_freqs(c))
         entry_put(b, "rope_freqs.weight",
-                  &(struct weight_info){.norm = true, .n = 1, .k = c->head_dim / 2}, TENSOR_F32,
-                  &offset);
+                  &(struct weight_info){.is_vector = true, .n = 1, .k = c->head_dim / 2},
+                  TENSOR_F32, &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_GGUF, &w);
         enum tensor_type t = quant_weight_type(q, c, &w);
         entry_put(b, w.name, &w, t, &offset);
-        if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
+        if (!w.is_vector && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
         log_info(
@@ -1181,11 +1181,11 @@ static int weight_put(struct atomic_file *out, struct row_encoding *e, struct po
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
-    e->order = w->norm ? NULL : order;
+    e->order = w->is_vector ? NULL : order;
     for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_AT_ONCE) {
         int64_t n = MIN(ROWS_AT_ONCE, w->n - e->first);
         pool_run(pool, rows_encode, e, n, 1);
-        if (order && w->norm) elements_order(e, order);
+        if (order && w->is_vector) elements_order(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
                            "'%s' holds a weight that is not a number or beyond 65504, for which %s "

@@ -3,9 +3,9 @@
  * folder; all other code uses model.h.
  *
  * A model's weights are one canonical list (weight_at): embedding, each layer's tensors, final
- * norm, head. A format only supplies names. A reader turns its file into a `struct model_config`
+ * norm, head. A format only supplies names. A reader converts its file to a `struct model_config`
  * and a name-sorted array of `struct tensor_info`; model_bind checks that array against the list
- * and makes the matrices. A writer walks the list and gets one row at a time from weight_row, so
+ * and creates the matrices. A writer walks the list and gets one row at a time from weight_row, so
  * that no weight is ever held twice.
  */
 #ifndef SHOAL_MODEL_INTERNAL_H
@@ -19,20 +19,21 @@ enum tensor_naming { NAMING_HF, NAMING_GGUF };
  * matrices [n, k]. */
 struct weight_info {
     char name[96];
-    int part;           /* index into arch.c's table of parts */
+    int id;             /* index into arch.c's weight_table */
     int32_t layer;      /* -1 outside the layers */
     int32_t rope_heads; /* > 0: the rows are this many heads of a rotary projection (q or k) */
-    bool norm;          /* a vector: a norm's weight or a bias, always f32 */
-    bool bias;          /* the bias of a projection or of a norm */
-    bool offset;        /* a norm that Hugging Face stores less 1 */
+    bool is_vector;     /* a norm's weight or a bias, always f32 */
+    bool is_bias;       /* the bias of a projection or of a norm */
+    bool has_offset;    /* a norm whose weights Hugging Face stores minus 1 */
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
 void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
                struct weight_info *out);
-/* The location of the weight in `m`; exactly one of the two is not NULL. */
+/* The weight's location in `m`: weight_matrix returns NULL for a vector, weight_vector for a
+ * matrix. */
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
-const float **weight_norm(struct model *m, const struct weight_info *w);
+const float **weight_vector(struct model *m, const struct weight_info *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
  * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats: the row,
  * unless it was copied. */
@@ -60,21 +61,23 @@ float rope_divisor(const struct model_config *c, int32_t i);
 /* Sets c->rope_scaling to the scaling with these divisors [E/2]; false when no known kind fits. */
 bool rope_scaling_recover(struct model_config *c, const float *divisors);
 
-/* p > 0 when exactly the layers p-1, 2p-1, … are not local; 0 when no such p exists. */
+/* The p > 0 for which exactly the layers p-1, 2p-1, … have full attention, or 0 if there is none.
+ */
 int32_t sliding_window_pattern(const struct model_config *c);
-/* Makes every layer local except each p-th. */
+/* Gives every layer a sliding window except each p-th. */
 void sliding_window_pattern_set(struct model_config *c, int32_t p);
 void layer_set_sliding(struct model_config *c,
                        int32_t layer); /* SLIDING_LAYERS_MAX and up: no-op */
 
-/* Plausible and inside the limits that keep every product of two sizes within int32. */
+/* Checks that all values are plausible and within limits that keep every product of two sizes
+ * within int32. */
 int model_config_check(const struct model_config *c, struct error *err);
 /* The architecture that a format calls `name`, or ERR_MISMATCH with a list of the known names. */
 int arch_require(const char *name, enum tensor_naming naming, const struct arch **out,
                  struct error *err);
 
-/* Errors that list every offending tensor: collected first; at most TENSOR_ERRORS_SHOWN are named,
- * the rest counted. */
+/* Collects one message per invalid tensor for a single error, which quotes at most
+ * TENSOR_ERRORS_SHOWN of them and counts the rest. */
 enum { TENSOR_ERRORS_SHOWN = 20 };
 struct tensor_errors {
     struct buf text;
@@ -90,16 +93,17 @@ void tensors_sort(struct tensor_info *t, int n);
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name);
 enum tensor_type tensors_main_type(const struct tensor_info *t, int n);
 
-/* An empty model named after `path`, owning nothing yet. */
+/* An empty model named after `path`. */
 struct model *model_alloc(const char *path, enum numeric_class cls);
-/* The model keeps the mapping until it is closed; *map is cleared. The hash covers the maps in the
- * order added. */
+/* Moves the mapping into the model, which keeps it until model_close, and clears *map. The model's
+ * hash covers the mappings in the order in which they were added. */
 void model_add_map(struct model *m, struct file_map *map);
 /*
- * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
- * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
- * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data are in mapped
- * files; the pages of packed tensors are dropped (file_map_evict).
+ * Creates every weight of m->config from `t` (sorted by name), whose names must be exactly those of
+ * the canonical list under `naming`. Otherwise one ERR_MISMATCH lists the missing and unknown
+ * tensors and those of a wrong shape. `interleaved`: the rows of rotary projections are in
+ * llama2.c's order. The tensors' data are in mapped files; the pages of tensors that were packed
+ * are evicted (file_map_evict).
  */
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_naming naming,
                bool interleaved, struct error *err);

@@ -2,24 +2,25 @@
  * forward: a batch of rows (tokens), each with its own sequence and adapters, through one frozen
  * base model.
  *
- * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
- * segment. Products that read the same input (q, k, v; gate, up) are one parallel region. It
- * computes the base products and the first halves of the low-rank parts, t = gain · A x. All this
- * work is put on one line of costs that is cut into equal parts, so twenty short segments spread
- * over threads as well as one long one. The next region goes by rows, adds Σ_r t_r b_r and runs the
- * epilogue of these rows while they are in the caches. Known rows that are multiplied in tiles
- * differ: their t comes first, and t B is part of the base product (segment_in_chain). The residual
- * stream is the output that o and down accumulate into. Attention goes block by block of rows (one
- * row's heads that share keys, or up to MAX_QUERIES rows of a sequence) and page by page of the
- * cache. The other components of an adapter are applied in place: DoRA's multipliers after a
- * product, replaced embedding rows at token look-up, a replaced head at the outputs.
+ * Each layer's base weights are read once for all rows; adapters add their low-rank updates segment
+ * by segment. Products that read the same input (q, k, v; gate, up) run in one parallel region. It
+ * computes the base products and LoRA's down projections, t = gain · A x. All this work is one list
+ * of tasks whose total cost is divided into equal shares, so twenty short segments use the threads
+ * as well as one long segment. The next region processes blocks of rows: it adds LoRA's up
+ * projections, Σ_r t_r b_r, and runs the epilogue of these rows while they are in the caches. Known
+ * rows that are multiplied in tiles differ: their t is computed first, and t B is fused into the
+ * base product (segment_is_fused). The o and down projections accumulate into the residual stream.
+ * Attention processes one block of rows after another (one row's heads that share keys, or up to
+ * MAX_QUERIES rows of a sequence) and within it one page of the cache after another. The other
+ * components of an adapter are applied in place: DoRA's multipliers after a product, replaced
+ * embedding rows at token look-up, a replaced head at the outputs.
  *
  * Invariant: a row's bits depend only on the tokens of its sequence and on its adapters. The
  * arithmetic of every kernel call is independent of the number of rows, outputs or pages in the
- * call, so cuts and chunks may fall anywhere.
+ * call, so work can be divided at any point.
  *
- * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has a separate
- * pass, which keeps activations).
+ * This file does not manage the cache's pages (kv_cache.c), schedule, sample or compute gradients
+ * (backprop has its own forward pass, which keeps activations).
  */
 #include "model/model.h"
 
@@ -28,14 +29,14 @@
 #include <string.h>
 
 enum {
-    RANK_CHUNK = 64, /* higher ranks are added in rounds of this size */
-    B_ROWS = 32,     /* rows of low-rank outputs per block; the block's epilogue follows at once */
-    B_TILE_ROWS = 128,      /* the same in tiles, whose weights are packed once per block */
-    CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
+    RANK_CHUNK = 64,   /* higher ranks are added in rounds of this size */
+    LORA_UP_ROWS = 32, /* rows per block of lora_up_run, whose epilogue runs after each block */
+    LORA_UP_TILE_ROWS = 128, /* the same in tiles, whose weights are packed once per block */
+    OUTPUT_ALIGN = 32, /* shares are cut at multiples of it: two panels of weights, cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it saves */
     MAX_FUSED = 3,
-    LORA_COST = 4,     /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
-    PARTS = 64,        /* number of parts that a line of costs is cut into */
+    LORA_COST = 4,      /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
+    N_WORK_SHARES = 64, /* number of equal shares that the cost of a task list is divided into */
     MAX_QUERIES = 8,   /* queries on the same keys at once: rows of a sequence, or heads of a row */
     TILE_QUERIES = 64, /* rows of a sequence in a block that attends in tiles */
 };
@@ -45,18 +46,18 @@ enum gemm_task_kind { TASK_BASE, TASK_GATED, TASK_LORA_DOWN };
 /* One product y[rows][n]. Any range of its outputs can be computed separately. */
 struct gemm_task {
     enum gemm_task_kind kind;
-    const struct matrix *w;          /* TASK_BASE */
-    struct gemm_gated gated;         /* TASK_GATED: its outputs are the next product's tiles */
-    const struct gemm_input *in;     /* inputs of all rows */
-    const struct gemm_low_rank *low; /* low-rank parts of the product in tiles, or NULL */
-    const struct lora_segment *seg;  /* TASK_LORA_DOWN */
-    const struct lora_part *part;    /* TASK_LORA_DOWN; its map is NULL for a perturbation */
-    const struct lora_module *map;
+    const struct matrix *w;               /* TASK_BASE */
+    struct gemm_gated gated;              /* TASK_GATED: its outputs are the next product's tiles */
+    const struct gemm_input *in;          /* inputs of all rows */
+    const struct gemm_low_rank *low_rank; /* LoRA updates fused into the product, or NULL */
+    const struct lora_segment *seg;       /* TASK_LORA_DOWN */
+    const struct lora_part *part;         /* TASK_LORA_DOWN */
+    const struct lora_module *module;     /* of the part; NULL for a perturbation */
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
     int64_t ldy, rows, k, n;
-    int64_t start;  /* start of the job on the line */
-    int64_t r0, at; /* TASK_LORA_DOWN: ranks from r0 of the part go to t[at…] */
+    int64_t start_cost;           /* cost of the tasks before this one in the list */
+    int64_t first_rank, t_column; /* TASK_LORA_DOWN: its ranks and their first column in t */
     bool add;
 };
 
@@ -77,72 +78,72 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                            /* [B, D] residual stream */
-    float *h;                            /* [B, D] after a norm */
-    float *q, *att;                      /* [B, H·E] */
-    float *k, *v;                        /* [B, K·E] before they enter the cache */
-    float *gate, *up;                    /* [B, F] */
-    float *hidden;                       /* [B, D] final-norm rows of out_rows */
-    float *normed;                       /* [threads][D] a row between its norm and its tiles */
-    float *lora_hidden;                  /* [MAX_FUSED][B, RANK_CHUNK] */
-    uint16_t *low_tiles;                 /* [MAX_FUSED][B, LOW_RANK_MAX] the same in tiles */
-    struct low_rank_rows *low_rows;      /* [MAX_FUSED][B] */
-    struct low_rank_part *low_parts;     /* [MAX_FUSED][max_parts] */
-    struct gemm_low_rank low[MAX_FUSED]; /* of the products that run together */
-    float *scores;                       /* [threads][MAX_QUERIES][slot_len] */
-    uint8_t *att_scratch;                /* [threads][attention_scratch of the kernel] */
-    int32_t *key_first, *key_end;   /* [B] positions that a known row attends to in this layer */
-    float *cos, *sin;               /* [slot_len, E/2] */
-    float *cos_local, *sin_local;   /* the same for local layers */
-    float *signs;                   /* [threads][widest matrix]: a factor of a perturbation */
-    struct query_block *blocks;     /* [B] */
-    struct batch_row *kept_rows;    /* [B] in the last layer: the rows with requested results, */
-    struct lora_segment *kept_segs; /* [B] their segments, */
-    int32_t *kept_outs;             /* [B] and their indices: 0, 1, … */
-    int64_t *attend_cost;           /* [B + 1] cost of the blocks before block i */
-    struct gemm_task *jobs;         /* [MAX_FUSED · (2 + max_parts)] */
-    struct prefetch_range *extents; /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
-    void *in_scratch;
+    float *x;                 /* [B, D] residual stream */
+    float *h;                 /* [B, D] after a norm */
+    float *q, *attn;          /* [B, H·E] */
+    float *k, *v;             /* [B, K·E] before they enter the cache */
+    float *gate, *up;         /* [B, F] */
+    float *hidden;            /* [B, D] final-norm rows of out_rows */
+    float *normed;            /* [threads][D] a normed row before it is packed in tiles */
+    float *lora_hidden;       /* [MAX_FUSED][B, RANK_CHUNK] */
+    uint16_t *low_rank_tiles; /* [MAX_FUSED][B, LOW_RANK_MAX] the same in tiles */
+    struct low_rank_rows *low_rank_rows;      /* [MAX_FUSED][B] */
+    struct low_rank_part *low_rank_parts;     /* [MAX_FUSED][max_parts] */
+    struct gemm_low_rank low_rank[MAX_FUSED]; /* fused updates of the products that run together */
+    float *scores;                            /* [threads][MAX_QUERIES][slot_len] */
+    uint8_t *attn_scratch;                    /* [threads][attention_scratch of the kernel] */
+    int32_t *key_first, *key_end;     /* [B] positions that a known row attends to in this layer */
+    float *cos, *sin;                 /* [slot_len, E/2] */
+    float *cos_local, *sin_local;     /* the same for layers with a sliding window */
+    float *signs;                     /* [threads][widest matrix]: a factor of a perturbation */
+    struct query_block *blocks;       /* [B] */
+    struct batch_row *requested_rows; /* [B] in the last layer: the rows with requested results, */
+    struct lora_segment *requested_segs;    /* [B] their segments, */
+    int32_t *requested_outs;                /* [B] and their indices: 0, 1, … */
+    int64_t *attention_cost;                /* [B + 1] cost of the blocks before block i */
+    struct gemm_task *tasks;                /* [MAX_FUSED · (2 + max_parts)] */
+    struct prefetch_range *prefetch_ranges; /* [MAX_FUSED · max_parts]: LoRA factors of the tasks */
+    void *input_scratch;
     uint16_t *act_tiles; /* [B] rows of F values in tiles: activations of known rows */
-    char *t_scratch;     /* [threads][t_scratch_bytes] low-rank inputs in tiles */
+    char *lora_scratch;  /* [threads][lora_scratch_bytes] inputs of B in tiles */
     struct kv_cache *kv;
 
     /* the call in progress */
     const struct batch_row *rows;
     const struct lora_segment *segs;
     int32_t n_rows, n_segs, n_blocks, layer;
-    struct gemm_input att_tiles; /* attention of known rows, instead of att; or no tiles */
-    int32_t n_act;   /* rows at the start whose activation is an epilogue; the others' is fused */
-    int32_t n_exact; /* rows that come first and take ROWS_EXACT; the rest takes ROWS_KNOWN */
-    int n_jobs;
-    int n_extents;
-    int64_t cost, base_cost; /* cost of the line's jobs, and of its base jobs, which come first */
-    int64_t b_cost;          /* cost of the low-rank parts' second halves in this round */
-    int parts;               /* number of parts of the line */
+    struct gemm_input attn_tiles; /* attention of known rows, instead of attn; or no tiles */
+    int32_t n_unfused_act;        /* first rows, whose activation is an epilogue and not fused */
+    int32_t n_exact;              /* first rows, which take ROWS_EXACT; the rest takes ROWS_KNOWN */
+    int n_tasks;
+    int n_prefetch_ranges;
+    int64_t tasks_cost, base_tasks_cost; /* cost of all tasks; of the base tasks, which are first */
+    int64_t lora_up_cost;                /* cost of the up projections of this round of ranks */
+    int n_work_shares;                   /* number of shares of the parallel region */
 };
 
-static struct forward_options options_of(const struct forward_options *o) {
-    struct forward_options r = *o;
-    if (r.max_parts == 0) r.max_parts = r.max_rows + 15;
-    return r;
+static struct forward_options options_resolve(const struct forward_options *o) {
+    struct forward_options resolved = *o;
+    if (resolved.max_parts == 0) resolved.max_parts = resolved.max_rows + 15;
+    return resolved;
 }
 
-static struct kv_cache_options kv_options_of(const struct forward_options *o) {
+static struct kv_cache_options kv_cache_options_of(const struct forward_options *o) {
     return (struct kv_cache_options){
         .n_slots = o->n_slots, .slot_len = o->slot_len, .n_pages = o->n_pages, .elem = o->kv_elem};
 }
 
-/* Rows of both paths: each has its own alignment and last tile. */
-static size_t inputs_scratch(int64_t rows, int64_t k) {
+/* Bytes for the inputs of exact and known rows: each kind has its own alignment and last tile. */
+static size_t inputs_scratch_bytes(int64_t rows, int64_t k) {
     return gemm_input_scratch(rows, k) + gemm_input_scratch(16, k);
 }
 
-static size_t t_scratch_bytes(void) {
-    return kernels_get()->gemm_tiles ? gemm_input_scratch(B_TILE_ROWS, RANK_CHUNK) : 0;
+static size_t lora_scratch_bytes(void) {
+    return kernels_get()->gemm_tiles ? gemm_input_scratch(LORA_UP_TILE_ROWS, RANK_CHUNK) : 0;
 }
 
 /* Elements of the low-rank tiles of one product. */
-static size_t low_tiles_size(const struct forward_options *o) {
+static size_t low_rank_tiles_size(const struct forward_options *o) {
     return ((size_t)o->max_rows + 15) / 16 * 16 * LOW_RANK_MAX;
 }
 
@@ -152,10 +153,10 @@ static size_t attention_scratch_bytes(const struct model_config *c) {
     return (k->attention_scratch(c->head_dim) + 63) / 64 * 64;
 }
 
-/* Lays every array into `base` (NULL: only counts) and returns the bytes. Only this function knows
- * the sizes. */
-static size_t slab_lay(struct forward *f, const struct model_config *c,
-                       const struct forward_options *o, uint8_t *base) {
+/* Assigns every array its place in `base` (NULL: only counts) and returns the number of bytes. Only
+ * this function knows the sizes. */
+static size_t buffers_layout(struct forward *f, const struct model_config *c,
+                             const struct forward_options *o, uint8_t *base) {
     size_t used = 0, fl = sizeof(float), rows = (size_t)o->max_rows;
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim,
            kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
@@ -166,7 +167,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->h = slab_take(base, &used, rows * d * fl);
     size_t attention = used; // gate and up reuse the space of attention, which is finished by then
     f->q = slab_take(base, &used, rows * q * fl);
-    f->att = slab_take(base, &used, rows * q * fl);
+    f->attn = slab_take(base, &used, rows * q * fl);
     f->k = slab_take(base, &used, rows * kv * fl);
     f->v = slab_take(base, &used, rows * kv * fl);
     size_t end = used;
@@ -178,7 +179,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->normed = slab_take(base, &used, threads * d * fl);
     f->lora_hidden = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
     f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
-    f->att_scratch = slab_take(base, &used, threads * attention_scratch_bytes(c));
+    f->attn_scratch = slab_take(base, &used, threads * attention_scratch_bytes(c));
     f->key_first = slab_take(base, &used, rows * sizeof *f->key_first);
     f->key_end = slab_take(base, &used, rows * sizeof *f->key_end);
     f->cos = slab_take(base, &used, rope * fl);
@@ -189,29 +190,31 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     }
     f->signs = slab_take(base, &used, threads * widest * fl);
     f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
-    f->kept_rows = slab_take(base, &used, rows * sizeof *f->kept_rows);
-    f->kept_segs = slab_take(base, &used, rows * sizeof *f->kept_segs);
-    f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
-    f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
-    f->jobs =
+    f->requested_rows = slab_take(base, &used, rows * sizeof *f->requested_rows);
+    f->requested_segs = slab_take(base, &used, rows * sizeof *f->requested_segs);
+    f->requested_outs = slab_take(base, &used, rows * sizeof *f->requested_outs);
+    f->attention_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
+    f->tasks =
         slab_take(base, &used, MAX_FUSED * (2 + (size_t)o->max_parts) * sizeof(struct gemm_task));
-    f->extents =
+    f->prefetch_ranges =
         slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
-    f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)widest));
-    f->t_scratch = slab_take(base, &used, threads * t_scratch_bytes());
+    f->input_scratch = slab_take(base, &used, inputs_scratch_bytes(o->max_rows, (int64_t)widest));
+    f->lora_scratch = slab_take(base, &used, threads * lora_scratch_bytes());
     if (!kernels_get()->gemm_tiles) return used;
     f->act_tiles = slab_take(base, &used, (rows + 15) / 16 * 16 * ((ff + 31) / 32 * 32) * 2);
-    f->low_tiles = slab_take(base, &used, MAX_FUSED * low_tiles_size(o) * sizeof *f->low_tiles);
-    f->low_rows = slab_take(base, &used, MAX_FUSED * rows * sizeof *f->low_rows);
-    f->low_parts = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof *f->low_parts);
+    f->low_rank_tiles =
+        slab_take(base, &used, MAX_FUSED * low_rank_tiles_size(o) * sizeof *f->low_rank_tiles);
+    f->low_rank_rows = slab_take(base, &used, MAX_FUSED * rows * sizeof *f->low_rank_rows);
+    f->low_rank_parts =
+        slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof *f->low_rank_parts);
     return used;
 }
 
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o) {
     struct forward f;
-    struct forward_options r = options_of(o);
-    struct kv_cache_options ko = kv_options_of(&r);
-    return sizeof f + 64 + slab_lay(&f, c, &r, NULL) + kv_cache_bytes(c, &ko);
+    struct forward_options r = options_resolve(o);
+    struct kv_cache_options ko = kv_cache_options_of(&r);
+    return sizeof f + 64 + buffers_layout(&f, c, &r, NULL) + kv_cache_bytes(c, &ko);
 }
 
 struct forward *forward_new(const struct model *m, const struct forward_options *o) {
@@ -220,16 +223,16 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     CHECK(!m->config.arch->learned_pos || o->slot_len <= m->config.max_seq_len);
     struct forward *f = xcalloc(1, sizeof *f);
     f->m = m;
-    f->o = options_of(o);
+    f->o = options_resolve(o);
     f->kern = kernels_get();
-    struct kv_cache_options ko = kv_options_of(&f->o);
+    struct kv_cache_options ko = kv_cache_options_of(&f->o);
     f->kv = kv_cache_new(&m->config, &ko);
-    f->slab = calloc(1, slab_lay(f, &m->config, &f->o, NULL) + 64);
+    f->slab = calloc(1, buffers_layout(f, &m->config, &f->o, NULL) + 64);
     if (!f->kv || !f->slab) {
         forward_free(f);
         return NULL;
     }
-    slab_lay(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
+    buffers_layout(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
     if (m->config.rope_local_theta > 0.0f)
         rope_table_local(&m->config, o->slot_len, f->cos_local, f->sin_local);
@@ -259,46 +262,46 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static const struct lora_module *part_map(const struct lora_part *p, int32_t layer,
-                                          enum proj proj) {
+static const struct lora_module *part_module(const struct lora_part *p, int32_t layer,
+                                             enum proj proj) {
     return p->pack ? lora_module_at(p->pack, layer, proj) : NULL;
 }
 
-static int64_t map_rank(const struct lora_module *m) {
+static int64_t module_rank(const struct lora_module *m) {
     return m ? m->r : 1;
 }
 
-/* Columns of t that a part takes: even, so that rounds never split the pairs of int8 maps. */
+/* Columns of t that a part takes: even, so that rounds never split the pairs of int8 factors. */
 static int64_t part_width(int64_t r) {
     return (r + 1) / 2 * 2;
 }
 
-static float *signs_of(const struct forward *f, int thread) {
+static float *signs_buffer(const struct forward *f, int thread) {
     const struct model_config *c = &f->m->config;
     return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
 }
 
 /* Row by row, eight ranks at a time as vectors. */
 static void gains_apply(float *t, int64_t rows, const float *gain, float weight, int64_t n) {
-    float by[RANK_CHUNK];
-    for (int64_t r = 0; r < n; r++) by[r] = gain[r] * weight;
+    float factor[RANK_CHUNK];
+    for (int64_t r = 0; r < n; r++) factor[r] = gain[r] * weight;
     for (int64_t i = 0; i < rows; i++, t += RANK_CHUNK) {
         int64_t r = 0;
         for (; r + 8 <= n; r += 8)
-            for (int l = 0; l < 8; l++) t[r + l] *= by[r + l];
-        for (; r < n; r++) t[r] *= by[r];
+            for (int l = 0; l < 8; l++) t[r + l] *= factor[r + l];
+        for (; r < n; r++) t[r] *= factor[r];
     }
 }
 
-/* t = weight · gain · A x for ranks [n0, n1) of the job. */
+/* t = weight · gain · A x for ranks [n0, n1) of the task. */
 static void lora_down_range(const struct forward *f, const struct gemm_task *j, int64_t n0,
                             int64_t n1, int thread) {
     const struct lora_part *p = j->part;
-    float *t = j->t + j->at;
+    float *t = j->t + j->t_column;
     const int32_t first = j->in->path == ROWS_EXACT ? 0 : f->n_exact;
     struct gemm_input in = gemm_input_rows(j->in, j->seg->begin - first, j->seg->end - first);
     if (!p->pack) {
-        float *v = signs_of(f, thread);
+        float *v = signs_buffer(f, thread);
         lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k,
                                 in.q ? DTYPE_I8 : DTYPE_F32, v);
         if (in.q)
@@ -308,8 +311,8 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
-    const struct lora_module *m = j->map;
-    const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)dtype_size(p->pack->elem);
+    const struct lora_module *m = j->module;
+    const char *a = (const char *)m->a + j->first_rank * j->k * (int64_t)dtype_size(p->pack->elem);
     if (j->in->tiles) {
         const struct matrix rows = matrix_view(p->pack->elem, false, a, j->n, j->k);
         in = gemm_input_tile_rows(j->in, j->seg->begin - first, j->seg->end - first);
@@ -319,11 +322,11 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
     } else {
         gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1, false);
     }
-    gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
+    gains_apply(t + n0, j->rows, m->gain + j->first_rank + n0, p->weight, n1 - n0);
 }
 
 /* The first segment that ends after row i, or n_segs. */
-static int32_t segment_from(const struct forward *f, int64_t i) {
+static int32_t segment_lower_bound(const struct forward *f, int64_t i) {
     int32_t lo = 0, hi = f->n_segs;
     while (lo < hi) {
         int32_t mid = (lo + hi) / 2;
@@ -335,32 +338,35 @@ static int32_t segment_from(const struct forward *f, int64_t i) {
     return lo;
 }
 
-/* Cost of one output of a job on the line, in multiply-adds of packed weights. */
-static int64_t job_unit(const struct gemm_task *j) {
+/* Cost of one output of a task, in multiply-adds of packed weights. */
+static int64_t task_output_cost(const struct gemm_task *j) {
     return j->rows * j->k * (j->kind == TASK_BASE ? 1 : j->kind == TASK_GATED ? 2 : LORA_COST);
 }
 
-/* Runs a range of a base product, which also prefetches the range's share of the line's maps. */
-static void base_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1) {
-    int64_t unit = job_unit(j), lo = f->n_extents * (j->start + n0 * unit) / f->base_cost,
-            hi = f->n_extents * (j->start + n1 * unit) / f->base_cost;
-    struct prefetch_list a = {f->extents + lo, hi - lo, 0, 0};
+/* Computes outputs [n0, n1) of a base product. It also prefetches the LoRA factors for the tasks
+ * that follow, each range of outputs its share. */
+static void base_task_run_range(const struct forward *f, const struct gemm_task *j, int64_t n0,
+                                int64_t n1) {
+    int64_t unit = task_output_cost(j),
+            lo = f->n_prefetch_ranges * (j->start_cost + n0 * unit) / f->base_tasks_cost,
+            hi = f->n_prefetch_ranges * (j->start_cost + n1 * unit) / f->base_tasks_cost;
+    struct prefetch_list a = {f->prefetch_ranges + lo, hi - lo, 0, 0};
     struct gemm_input in = *j->in;
     if (a.n > 0) in.ahead = &a;
-    in.low = j->low;
+    in.low = j->low_rank;
     matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
 }
 
-/* Outputs [n0, n1) of the job. */
-static void job_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1,
-                      int thread) {
+/* Computes outputs [n0, n1) of the task. */
+static void task_run_range(const struct forward *f, const struct gemm_task *j, int64_t n0,
+                           int64_t n1, int thread) {
     struct gemm_input in = *j->in;
     switch (j->kind) {
     case TASK_BASE:
-        base_range(f, j, n0, n1);
+        base_task_run_range(f, j, n0, n1);
         return;
     case TASK_GATED:
-        in.low = j->low;
+        in.low = j->low_rank;
         f->kern->gemm_tiles_silu(&j->gated, &in, n0, n1);
         return;
     case TASK_LORA_DOWN:
@@ -369,21 +375,21 @@ static void job_range(const struct forward *f, const struct gemm_task *j, int64_
     }
 }
 
-/* The output of a job at `pos` on the line, rounded down to CUT; both sides of a cut get the same
- * output. */
-static int64_t job_cut(const struct gemm_task *j, int64_t pos) {
-    int64_t unit = job_unit(j);
-    if (pos <= j->start) return 0;
-    if (pos >= j->start + j->n * unit) return j->n;
-    return (pos - j->start) / unit / CUT * CUT;
+/* The task's output at which the list reaches `cost`, rounded down to OUTPUT_ALIGN; the shares
+ * before and after `cost` get the same output. */
+static int64_t task_output_at(const struct gemm_task *j, int64_t cost) {
+    int64_t unit = task_output_cost(j);
+    if (cost <= j->start_cost) return 0;
+    if (cost >= j->start_cost + j->n * unit) return j->n;
+    return (cost - j->start_cost) / unit / OUTPUT_ALIGN * OUTPUT_ALIGN;
 }
 
-/* The last job that begins at or before `pos`. */
-static int job_at(const struct forward *f, int64_t pos) {
-    int lo = 0, hi = f->n_jobs - 1;
+/* The last task that begins at or before `cost`. */
+static int task_find(const struct forward *f, int64_t cost) {
+    int lo = 0, hi = f->n_tasks - 1;
     while (lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (f->jobs[mid].start <= pos)
+        if (f->tasks[mid].start_cost <= cost)
             lo = mid;
         else
             hi = mid - 1;
@@ -391,102 +397,104 @@ static int job_at(const struct forward *f, int64_t pos) {
     return lo;
 }
 
-static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
+static void tasks_run_shares(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    int64_t lo = f->cost * begin / f->parts, hi = f->cost * end / f->parts;
-    for (int i = job_at(f, lo); i < f->n_jobs && f->jobs[i].start < hi; i++) {
-        const struct gemm_task *j = &f->jobs[i];
-        int64_t n0 = job_cut(j, lo), n1 = job_cut(j, hi);
-        if (n0 < n1) job_range(f, j, n0, n1, thread);
+    int64_t lo = f->tasks_cost * begin / f->n_work_shares,
+            hi = f->tasks_cost * end / f->n_work_shares;
+    for (int i = task_find(f, lo); i < f->n_tasks && f->tasks[i].start_cost < hi; i++) {
+        const struct gemm_task *j = &f->tasks[i];
+        int64_t n0 = task_output_at(j, lo), n1 = task_output_at(j, hi);
+        if (n0 < n1) task_run_range(f, j, n0, n1, thread);
     }
 }
 
-static void job_add(struct forward *f, struct gemm_task j) {
-    CHECK(f->n_jobs < MAX_FUSED * (2 + f->o.max_parts));
-    j.start = f->cost;
-    f->jobs[f->n_jobs++] = j;
-    f->cost += j.n * job_unit(&j);
-    if (j.kind == TASK_BASE) f->base_cost = f->cost;
+static void task_add(struct forward *f, struct gemm_task j) {
+    CHECK(f->n_tasks < MAX_FUSED * (2 + f->o.max_parts));
+    j.start_cost = f->tasks_cost;
+    f->tasks[f->n_tasks++] = j;
+    f->tasks_cost += j.n * task_output_cost(&j);
+    if (j.kind == TASK_BASE) f->base_tasks_cost = f->tasks_cost;
 }
 
-static void base_job_rows(struct forward *f, const struct matrix *w, const struct gemm_input *in,
-                          const struct gemm_low_rank *low, float *y, bool add) {
+static void base_task_add_rows(struct forward *f, const struct matrix *w,
+                               const struct gemm_input *in, const struct gemm_low_rank *low,
+                               float *y, bool add) {
     if (in->rows == 0) return;
-    job_add(f, (struct gemm_task){.kind = TASK_BASE,
-                                  .w = w,
-                                  .in = in,
-                                  .low = low && low->n > 0 ? low : NULL,
-                                  .y = y,
-                                  .ldy = w->n,
-                                  .rows = in->rows,
-                                  .k = w->k,
-                                  .n = w->n,
-                                  .add = add});
+    task_add(f, (struct gemm_task){.kind = TASK_BASE,
+                                   .w = w,
+                                   .in = in,
+                                   .low_rank = low && low->n > 0 ? low : NULL,
+                                   .y = y,
+                                   .ldy = w->n,
+                                   .rows = in->rows,
+                                   .k = w->k,
+                                   .n = w->n,
+                                   .add = add});
     f->stats.weight_passes++;
 }
 
-static void base_job(struct forward *f, const struct matrix *w, const struct row_inputs *in,
-                     const struct gemm_low_rank *low, float *y, bool add) {
-    base_job_rows(f, w, &in->exact, NULL, y, add);
-    base_job_rows(f, w, &in->known, low, y + in->exact.rows * w->n, add);
+static void base_task_add(struct forward *f, const struct matrix *w, const struct row_inputs *in,
+                          const struct gemm_low_rank *low, float *y, bool add) {
+    base_task_add_rows(f, w, &in->exact, NULL, y, add);
+    base_task_add_rows(f, w, &in->known, low, y + in->exact.rows * w->n, add);
 }
 
-/* Scratch for inputs of known rows: behind those of the exact rows. */
-static void *known_scratch(const struct forward *f, int64_t n_exact, int64_t k) {
-    return (char *)f->in_scratch + (n_exact > 0 ? gemm_input_scratch(n_exact, k) : 0);
+/* Scratch for inputs of known rows: it follows that of the exact rows. */
+static void *known_input_scratch(const struct forward *f, int64_t n_exact, int64_t k) {
+    return (char *)f->input_scratch + (n_exact > 0 ? gemm_input_scratch(n_exact, k) : 0);
 }
 
-/* Rows x [n_exact + n_known][K] in the forms that n matrices need. */
-static struct row_inputs inputs_for(const struct forward *f, const struct matrix *w, int n,
-                                    const float *x, int64_t n_exact, int64_t n_known) {
-    void *second = known_scratch(f, n_exact, w->k);
+/* Converts rows x [n_exact + n_known][K] to the forms that n matrices need. */
+static struct row_inputs inputs_prepare(const struct forward *f, const struct matrix *w, int n,
+                                        const float *x, int64_t n_exact, int64_t n_known) {
+    void *second = known_input_scratch(f, n_exact, w->k);
     return (struct row_inputs){
-        .exact = gemm_input_for(w, n, x, n_exact, ROWS_EXACT, f->in_scratch, f->o.pool),
+        .exact = gemm_input_for(w, n, x, n_exact, ROWS_EXACT, f->input_scratch, f->o.pool),
         .known = gemm_input_for(w, n, x + n_exact * w->k, n_known, ROWS_KNOWN, second, f->o.pool)};
 }
 
 /* The same for all rows of the call. */
-static struct row_inputs inputs_of(const struct forward *f, const struct matrix *w, int n,
-                                   const float *x) {
-    return inputs_for(f, w, n, x, f->n_exact, f->n_rows - f->n_exact);
+static struct row_inputs inputs_prepare_all(const struct forward *f, const struct matrix *w, int n,
+                                            const float *x) {
+    return inputs_prepare(f, w, n, x, f->n_exact, f->n_rows - f->n_exact);
 }
 
 /* Whether the products of known rows with n matrices read tiles alone; perturbations read f32. */
 static bool known_rows_use_tiles(const struct forward *f, const struct matrix *w, int n) {
     for (int i = 0; i < n; i++)
         if (!matrix_uses_tiles(&w[i], ROWS_KNOWN)) return false;
-    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++)
+    for (int32_t s = segment_lower_bound(f, f->n_exact); s < f->n_segs; s++)
         for (int32_t i = 0; i < f->segs[s].n_parts; i++)
             if (!f->segs[s].parts[i].pack) return false;
     return f->n_exact < f->n_rows;
 }
 
-/* Tiles of the known rows, to be packed row by row, if their products with n matrices read tiles
- * alone; else no tiles. */
-static struct gemm_input known_tiles(const struct forward *f, const struct matrix *w, int n) {
+/* Empty tiles for the known rows, to be packed row by row, if their products with n matrices read
+ * tiles alone; else no tiles. */
+static struct gemm_input known_input_tiles(const struct forward *f, const struct matrix *w, int n) {
     if (!known_rows_use_tiles(f, w, n)) return (struct gemm_input){0};
     return gemm_input_tiles(f->n_rows - f->n_exact, w->k, ROWS_KNOWN,
-                            known_scratch(f, f->n_exact, w->k));
+                            known_input_scratch(f, f->n_exact, w->k));
 }
 
-/* Rows x of which the known ones may have been packed in `tiles` already. */
+/* The same as inputs_prepare_all, but the known rows may be packed in `tiles` already. */
 static struct row_inputs inputs_with_tiles(const struct forward *f, const struct matrix *w, int n,
                                            const float *x, const struct gemm_input *tiles) {
-    if (!tiles->tiles) return inputs_of(f, w, n, x);
-    struct row_inputs in = inputs_for(f, w, n, x, f->n_exact, 0);
+    if (!tiles->tiles) return inputs_prepare_all(f, w, n, x);
+    struct row_inputs in = inputs_prepare(f, w, n, x, f->n_exact, 0);
     in.known = *tiles;
     return in;
 }
 
-/* Runs the jobs and clears the line. */
-static void jobs_run(struct forward *f) {
-    if (f->n_jobs == 0) return;
+/* Runs all tasks and empties the list. */
+static void tasks_run(struct forward *f) {
+    if (f->n_tasks == 0) return;
     double t0 = clock_now();
-    struct pool *pool = pool_for(f, f->cost);
-    f->parts = pool ? PARTS : 1;
-    pool_run(pool, jobs_part, f, f->parts, 1);
-    f->n_jobs = f->n_extents = 0;
-    f->cost = f->base_cost = 0;
+    struct pool *pool = pool_for(f, f->tasks_cost);
+    f->n_work_shares = pool ? N_WORK_SHARES : 1;
+    pool_run(pool, tasks_run_shares, f, f->n_work_shares, 1);
+    f->n_tasks = f->n_prefetch_ranges = 0;
+    f->tasks_cost = f->base_tasks_cost = 0;
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
@@ -496,35 +504,35 @@ static const float *dora_mult(const struct forward *f, const struct lora_segment
     return lora_module_at(g->parts[0].pack, f->layer, p)->mult;
 }
 
-/* Whether the low-rank parts of a segment are steps of the product's own chain of sums (`low` of
- * its inputs) instead of a product of their own. A property of the rows and their adapters, so that
- * bits do not depend on the rest of the batch. */
-static bool segment_in_chain(const struct forward *f, const struct lora_segment *g, enum proj p) {
+/* Whether a segment's LoRA update is fused into the base product, which then accumulates it in the
+ * same chain of sums (gemm_input.low), instead of being a separate product. This depends only on
+ * the rows and their adapters, so that bits do not depend on the rest of the batch. */
+static bool segment_is_fused(const struct forward *f, const struct lora_segment *g, enum proj p) {
     const struct model_layer *l = &f->m->layers[f->layer];
     int64_t ranks = 0;
     if (g->begin < f->n_exact || !matrix_uses_tiles(&l->proj[p], ROWS_KNOWN)) return false;
     for (int32_t i = 0; i < g->n_parts; i++) {
         if (!g->parts[i].pack) return false;
-        ranks += part_width(map_rank(part_map(&g->parts[i], f->layer, p)));
+        ranks += part_width(module_rank(part_module(&g->parts[i], f->layer, p)));
     }
     return ranks <= LOW_RANK_MAX && !dora_mult(f, g, p);
 }
 
-/* Adds both factors of a map, which are contiguous in memory, to the prefetch list. */
-static void extent_add(struct forward *f, const struct lora_module *m) {
-    f->extents[f->n_extents++] =
+/* Adds both factors of a module, which are contiguous in memory, to the prefetch list. */
+static void lora_prefetch_add(struct forward *f, const struct lora_module *m) {
+    f->prefetch_ranges[f->n_prefetch_ranges++] =
         (struct prefetch_range){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
 }
 
-/* Adds the jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment; the parts'
- * ranks are numbered consecutively. Returns the largest number of ranks from r0 on in a segment;
- * below 1: no ranks are left. */
+/* Adds the tasks of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment that is not
+ * fused; the ranks of a segment's parts are numbered consecutively. Returns the largest number of
+ * ranks from r0 on in any segment; below 1: no ranks are left. */
 static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct row_inputs *in,
                                float *low, int64_t r0) {
-    int64_t out = proj_out(&f->m->config, p), most = 0;
+    int64_t out = proj_out(&f->m->config, p), max_ranks = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct lora_segment *g = &f->segs[s];
-        if (segment_in_chain(f, g, p)) continue;
+        if (segment_is_fused(f, g, p)) continue;
         struct gemm_task j = {.kind = TASK_LORA_DOWN,
                               .seg = g,
                               .proj = p,
@@ -532,25 +540,25 @@ static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct row_
                               .t = low + (int64_t)g->begin * RANK_CHUNK,
                               .rows = g->end - g->begin,
                               .k = proj_in(&f->m->config, p)};
-        int64_t at = -r0;
+        int64_t column = -r0;
         for (int32_t i = 0; i < g->n_parts; i++) {
-            const struct lora_module *m = part_map(&g->parts[i], f->layer, p);
-            int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
+            const struct lora_module *m = part_module(&g->parts[i], f->layer, p);
+            int64_t r = module_rank(m), lo = MAX(-column, 0), hi = MIN(r, RANK_CHUNK - column);
             if (lo < hi) {
                 j.part = &g->parts[i];
-                j.map = m;
+                j.module = m;
                 j.n = hi - lo;
-                j.r0 = lo;
-                j.at = at + lo;
-                job_add(f, j);
-                if (r0 == 0 && m) extent_add(f, m);
+                j.first_rank = lo;
+                j.t_column = column + lo;
+                task_add(f, j);
+                if (r0 == 0 && m) lora_prefetch_add(f, m);
             }
-            at += part_width(r);
+            column += part_width(r);
         }
-        f->b_cost += LORA_COST * j.rows * out * MAX(MIN(at, RANK_CHUNK), 0);
-        most = MAX(most, at);
+        f->lora_up_cost += LORA_COST * j.rows * out * MAX(MIN(column, RANK_CHUNK), 0);
+        max_ranks = MAX(max_ranks, column);
     }
-    return most;
+    return max_ranks;
 }
 
 struct projection {
@@ -559,166 +567,167 @@ struct projection {
     bool add; /* accumulate into y, which holds the residual stream */
 };
 
-/* Lists the parts that join the chain of product i. */
-static void low_rank_list(struct forward *f, enum proj p, int i) {
-    struct low_rank_rows *rows = f->low_rows + (int64_t)i * f->o.max_rows;
-    struct low_rank_part *part = f->low_parts + (int64_t)i * f->o.max_parts;
+/* Lists the parts whose updates are fused into product i. */
+static void fused_lora_list(struct forward *f, enum proj p, int i) {
+    struct low_rank_rows *rows = f->low_rank_rows + (int64_t)i * f->o.max_rows;
+    struct low_rank_part *part = f->low_rank_parts + (int64_t)i * f->o.max_parts;
     const int64_t out = proj_out(&f->m->config, p);
-    f->low[i] =
-        (struct gemm_low_rank){.t = {f->low_tiles + i * low_tiles_size(&f->o)}, .rows = rows};
-    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++) {
+    f->low_rank[i] = (struct gemm_low_rank){
+        .t = {f->low_rank_tiles + i * low_rank_tiles_size(&f->o)}, .rows = rows};
+    for (int32_t s = segment_lower_bound(f, f->n_exact); s < f->n_segs; s++) {
         const struct lora_segment *g = &f->segs[s];
         struct low_rank_rows r = {
             .begin = g->begin - f->n_exact, .end = g->end - f->n_exact, .parts = {part}};
-        if (!segment_in_chain(f, g, p)) continue;
-        for (int64_t k = 0, at = 0; k < g->n_parts; k++) {
-            const struct lora_module *m = part_map(&g->parts[k], f->layer, p);
+        if (!segment_is_fused(f, g, p)) continue;
+        for (int64_t k = 0, column = 0; k < g->n_parts; k++) {
+            const struct lora_module *m = part_module(&g->parts[k], f->layer, p);
             const enum dtype e = g->parts[k].pack->elem;
             if (m->r > 0)
                 *part++ =
-                    (struct low_rank_part){matrix_view(e, e == DTYPE_I8, m->bt, m->r, out), at};
-            at += part_width(m->r);
+                    (struct low_rank_part){matrix_view(e, e == DTYPE_I8, m->bt, m->r, out), column};
+            column += part_width(m->r);
         }
         r.n_parts[0] = (int)(part - r.parts[0]);
-        if (r.n_parts[0] > 0) rows[f->low[i].n++] = r;
+        if (r.n_parts[0] > 0) rows[f->low_rank[i].n++] = r;
     }
 }
 
-struct low_rank_job {
+struct fused_lora_job {
     struct forward *f;
     const struct gemm_input *in; /* known rows */
-    const struct projection *v;
-    int64_t blocks; /* of B_TILE_ROWS rows */
+    const struct projection *projections;
+    int64_t blocks; /* of LORA_UP_TILE_ROWS rows */
 };
 
 /* t = weight · gain · A x of all parts for rows [begin, end) of the inputs, in tiles. */
-static void low_rank_down(const struct low_rank_job *j, const struct lora_segment *g, int i,
-                          int64_t begin, int64_t end) {
+static void fused_lora_down(const struct fused_lora_job *j, const struct lora_segment *g, int i,
+                            int64_t begin, int64_t end) {
     struct forward *f = j->f;
     float *t = f->lora_hidden + ((int64_t)i * f->o.max_rows + f->n_exact + begin) * RANK_CHUNK;
     const struct gemm_input in = gemm_input_tile_rows(j->in, begin, end);
     memset(t, 0, (size_t)(end - begin) * RANK_CHUNK * sizeof *t);
-    for (int64_t k = 0, at = 0; k < g->n_parts; k++) {
+    for (int64_t k = 0, column = 0; k < g->n_parts; k++) {
         const struct lora_part *p = &g->parts[k];
-        const struct lora_module *m = part_map(p, f->layer, j->v[i].p);
+        const struct lora_module *m = part_module(p, f->layer, j->projections[i].p);
         const struct matrix a = matrix_view(p->pack->elem, false, m->a, m->r, j->in->k);
         if (m->r > 0) {
-            f->kern->gemm_tiles(t + at - in.skip * RANK_CHUNK, RANK_CHUNK, &in, &a, 0, m->r, false);
-            gains_apply(t + at, end - begin, m->gain, p->weight, m->r);
+            f->kern->gemm_tiles(t + column - in.skip * RANK_CHUNK, RANK_CHUNK, &in, &a, 0, m->r,
+                                false);
+            gains_apply(t + column, end - begin, m->gain, p->weight, m->r);
         }
-        at += part_width(m->r);
+        column += part_width(m->r);
     }
-    gemm_low_rank_pack(f->low_tiles + (size_t)i * low_tiles_size(&f->o), begin, t, RANK_CHUNK,
-                       end - begin, RANK_CHUNK);
+    gemm_low_rank_pack(f->low_rank_tiles + (size_t)i * low_rank_tiles_size(&f->o), begin, t,
+                       RANK_CHUNK, end - begin, RANK_CHUNK);
 }
 
 /* Items are blocks of rows, of one product after the other. */
-static void low_rank_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct low_rank_job *j = ctx;
+static void fused_lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct fused_lora_job *j = ctx;
     const struct forward *f = j->f;
     (void)thread;
     for (int64_t item = begin; item < end; item++) {
         const int i = (int)(item / j->blocks);
-        const int64_t r0 = item % j->blocks * B_TILE_ROWS + f->n_exact,
-                      r1 = MIN(r0 + B_TILE_ROWS, f->n_rows);
-        for (int32_t s = segment_from(f, r0); s < f->n_segs && f->segs[s].begin < r1; s++)
-            if (segment_in_chain(f, &f->segs[s], j->v[i].p))
-                low_rank_down(j, &f->segs[s], i, MAX(r0, f->segs[s].begin) - f->n_exact,
-                              MIN(r1, f->segs[s].end) - f->n_exact);
+        const int64_t r0 = item % j->blocks * LORA_UP_TILE_ROWS + f->n_exact,
+                      r1 = MIN(r0 + LORA_UP_TILE_ROWS, f->n_rows);
+        for (int32_t s = segment_lower_bound(f, r0); s < f->n_segs && f->segs[s].begin < r1; s++)
+            if (segment_is_fused(f, &f->segs[s], j->projections[i].p))
+                fused_lora_down(j, &f->segs[s], i, MAX(r0, f->segs[s].begin) - f->n_exact,
+                                MIN(r1, f->segs[s].end) - f->n_exact);
     }
 }
 
-/* Sets f->low for n products of the same inputs. */
-static void low_rank_prepare(struct forward *f, const struct gemm_input *in,
-                             const struct projection *v, int n) {
-    struct low_rank_job j = {f, in, v, (in->rows + B_TILE_ROWS - 1) / B_TILE_ROWS};
+/* Sets f->low_rank for n products of the same inputs, and computes their t. */
+static void fused_lora_prepare(struct forward *f, const struct gemm_input *in,
+                               const struct projection *v, int n) {
+    struct fused_lora_job j = {f, in, v, (in->rows + LORA_UP_TILE_ROWS - 1) / LORA_UP_TILE_ROWS};
     int lists = 0;
     for (int i = 0; i < n; i++) {
-        f->low[i].n = 0;
-        if (in->tiles) low_rank_list(f, v[i].p, i);
-        lists += f->low[i].n;
+        f->low_rank[i].n = 0;
+        if (in->tiles) fused_lora_list(f, v[i].p, i);
+        lists += f->low_rank[i].n;
     }
     if (lists == 0) return;
     double t0 = clock_now();
-    pool_run(pool_for(f, in->rows * in->k * 16), low_rank_items, &j, n * j.blocks, 1);
+    pool_run(pool_for(f, in->rows * in->k * 16), fused_lora_down_items, &j, n * j.blocks, 1);
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
 /* The segment that contains row i, or NULL. */
 static const struct lora_segment *segment_of(const struct forward *f, int64_t i) {
-    int32_t s = segment_from(f, i);
+    int32_t s = segment_lower_bound(f, i);
     return s < f->n_segs && f->segs[s].begin <= i ? &f->segs[s] : NULL;
 }
 
 /*
- * DoRA scales a finished product, base part included. A product that is added to the residual
- * stream must first be complete, so it is computed in f->h, which is free by then. Rows without
- * DoRA add their base product from there with the same single addition as without any DoRA row, so
- * their bits are independent of the other rows of the batch.
+ * DoRA scales a complete product, including the base part. A product that is added to the residual
+ * stream must therefore be computed elsewhere first: in f->h, which is unused at that point. Rows
+ * without DoRA add their base product from there in one addition, as in a batch without DoRA rows,
+ * so their bits are independent of the other rows of the batch.
  */
 struct dora_forward_job {
     const struct forward *f;
-    const struct projection *v;
+    const struct projection *projections;
     const float *dora_out; /* [B, out] or NULL */
     int64_t out;
 };
 
-static bool dora_any(const struct forward *f, enum proj p) {
+static bool any_segment_has_dora(const struct forward *f, enum proj p) {
     for (int32_t s = 0; s < f->n_segs; s++)
         if (dora_mult(f, &f->segs[s], p)) return true;
     return false;
 }
 
-static float *dora_aside(const struct forward *f, const struct projection *v, int n) {
-    if (!v->add || !dora_any(f, v->p)) return NULL;
+static float *dora_output_buffer(const struct forward *f, const struct projection *v, int n) {
+    if (!v->add || !any_segment_has_dora(f, v->p)) return NULL;
     CHECK(n == 1 && proj_out(&f->m->config, v->p) == f->m->config.d_model);
     return f->h;
 }
 
-static void plain_add_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void add_rows_without_dora(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct dora_forward_job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        if (dora_mult(j->f, segment_of(j->f, i), j->v->p)) continue;
-        float *y = j->v->y + i * j->out;
+        if (dora_mult(j->f, segment_of(j->f, i), j->projections->p)) continue;
+        float *y = j->projections->y + i * j->out;
         for (int64_t n = 0; n < j->out; n++) y[n] += j->dora_out[i * j->out + n];
     }
 }
 
-static void dora_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void scale_rows_with_dora(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct dora_forward_job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        const float *mult = dora_mult(j->f, segment_of(j->f, i), j->v->p);
-        float *y = j->v->y + i * j->out;
+        const float *mult = dora_mult(j->f, segment_of(j->f, i), j->projections->p);
+        float *y = j->projections->y + i * j->out;
         for (int64_t n = 0; mult && n < j->out; n++)
             y[n] = j->dora_out ? y[n] + mult[n] * j->dora_out[i * j->out + n] : mult[n] * y[n];
     }
 }
 
-static void dora_run(const struct forward *f, const struct projection *v, const float *aside,
-                     pool_fn fn) {
+static void dora_run_rows(const struct forward *f, const struct projection *v,
+                          const float *dora_out, pool_fn fn) {
     struct dora_forward_job j = {
-        .f = f, .v = v, .dora_out = aside, .out = proj_out(&f->m->config, v->p)};
+        .f = f, .projections = v, .dora_out = dora_out, .out = proj_out(&f->m->config, v->p)};
     pool_run(pool_for(f, 4 * f->n_rows * j.out), fn, &j, f->n_rows, 1);
 }
 
-/* The work on each row after a product; run NULL: none. */
+/* The operations on each row after a product; run NULL: none. */
 struct epilogue {
     pool_fn run;
     void *ctx;
     int64_t cost; /* cost of all rows */
 };
 
-/* The second halves of a round's low-rank parts, and the epilogue. */
+/* LoRA's up projections of one round of ranks, followed by the epilogue. */
 struct lora_up {
     const struct forward *f;
-    const struct projection *v;
+    const struct projection *projections;
     int n;
     bool tiles; /* of known rows */
     float *dora_out;
     int64_t r0; /* the round's first rank */
-    struct epilogue after;
+    struct epilogue epilogue;
 };
 
 /* y += t Bᵀ in tiles for `n` ranks of a part. */
@@ -726,9 +735,9 @@ static void lora_up_tiles(const struct forward *f, float *y, int64_t width, cons
                           int64_t rows, enum dtype e, const void *bt, int64_t n, int thread) {
     const struct matrix b = matrix_view(e, e == DTYPE_I8, bt, n, width);
     struct gemm_input in;
-    CHECK(rows <= B_TILE_ROWS);
+    CHECK(rows <= LORA_UP_TILE_ROWS);
     gemm_input_prepare(&in, t, RANK_CHUNK, rows, n, false, true,
-                       f->t_scratch + (size_t)thread * t_scratch_bytes(), NULL);
+                       f->lora_scratch + (size_t)thread * lora_scratch_bytes(), NULL);
     f->kern->gemm_tiles_backward(y, width, &in, &b, 0, 0, width, true);
 }
 
@@ -737,100 +746,108 @@ static void lora_up_tiles(const struct forward *f, float *y, int64_t width, cons
 static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, int i,
                          int64_t begin, int64_t end, int thread) {
     const struct forward *f = b->f;
-    const enum proj proj = b->v[i].p;
+    const enum proj proj = b->projections[i].p;
     const int64_t n = proj_out(&f->m->config, proj), rows = end - begin;
     const float *t = f->lora_hidden + (i * (int64_t)f->o.max_rows + begin) * RANK_CHUNK;
-    float *y = (b->dora_out && dora_mult(f, g, proj) ? b->dora_out : b->v[i].y) + begin * n;
-    int64_t at = -b->r0; // index in t of the part's first rank
-    for (int32_t k = 0; k < g->n_parts && at < RANK_CHUNK; k++) {
+    float *y =
+        (b->dora_out && dora_mult(f, g, proj) ? b->dora_out : b->projections[i].y) + begin * n;
+    int64_t column = -b->r0; // index in t of the part's first rank
+    for (int32_t k = 0; k < g->n_parts && column < RANK_CHUNK; k++) {
         const struct lora_part *p = &g->parts[k];
-        const struct lora_module *m = part_map(p, f->layer, proj);
-        int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
+        const struct lora_module *m = part_module(p, f->layer, proj);
+        int64_t r = module_rank(m), lo = MAX(-column, 0), hi = MIN(r, RANK_CHUNK - column);
         if (lo < hi && !m) {
-            float *u = signs_of(f, thread);
+            float *u = signs_buffer(f, thread);
             lora_perturbation_signs(&p->noise, f->layer, proj, true, 0, n, DTYPE_F32, u);
-            gemm_nn(DTYPE_F32, y, n, t + at, RANK_CHUNK, 1, rows, u, n, 1, n);
+            gemm_nn(DTYPE_F32, y, n, t + column, RANK_CHUNK, 1, rows, u, n, 1, n);
         } else if (lo < hi) {
             enum dtype e = p->pack->elem;
             const char *bt = (const char *)m->bt + lo * n * (int64_t)dtype_size(e);
             if (b->tiles && g->begin >= f->n_exact)
-                lora_up_tiles(f, y, n, t + at + lo, rows, e, bt, hi - lo, thread);
+                lora_up_tiles(f, y, n, t + column + lo, rows, e, bt, hi - lo, thread);
             else if (e == DTYPE_I8)
-                gemm_nn_i8_pairs(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n,
+                gemm_nn_i8_pairs(y, n, t + column + lo, RANK_CHUNK, rows, (const int8_t *)bt, n,
                                  hi - lo, n);
             else
-                gemm_nn(e, y, n, t + at + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
+                gemm_nn(e, y, n, t + column + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
         }
-        at += part_width(r);
+        column += part_width(r);
     }
 }
 
-/* Works in blocks of rows that stay in the caches until the epilogue is done. */
-static void lora_up_part(void *ctx, int64_t begin, int64_t end, int thread) {
+/* Processes blocks of rows that stay in the caches until their epilogue is done. */
+static void lora_up_run_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_up *b = ctx;
     const struct forward *f = b->f;
     for (int64_t stop; begin < end; begin = stop) {
-        stop = MIN(begin + (b->tiles && begin >= f->n_exact ? B_TILE_ROWS : B_ROWS), end);
-        for (int32_t s = segment_from(f, begin); s < f->n_segs && f->segs[s].begin < stop; s++)
+        stop =
+            MIN(begin + (b->tiles && begin >= f->n_exact ? LORA_UP_TILE_ROWS : LORA_UP_ROWS), end);
+        for (int32_t s = segment_lower_bound(f, begin); s < f->n_segs && f->segs[s].begin < stop;
+             s++)
             for (int i = 0; i < b->n; i++)
-                if (!segment_in_chain(f, &f->segs[s], b->v[i].p))
+                if (!segment_is_fused(f, &f->segs[s], b->projections[i].p))
                     lora_up_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
                                  MIN(stop, f->segs[s].end), thread);
-        if (b->after.run) b->after.run(b->after.ctx, begin, stop, thread);
+        if (b->epilogue.run) b->epilogue.run(b->epilogue.ctx, begin, stop, thread);
     }
 }
 
-static void after_run(const struct forward *f, const struct epilogue *a) {
+static void epilogue_run(const struct forward *f, const struct epilogue *a) {
     if (a->run) pool_run(pool_for(f, a->cost), a->run, a->ctx, f->n_rows, 1);
 }
 
 static void lora_up_run(struct forward *f, struct lora_up *b) {
     double t0 = clock_now();
-    pool_run(pool_for(f, f->b_cost + b->after.cost), lora_up_part, b, f->n_rows,
-             f->n_rows < 8 * B_ROWS        ? 1
-             : b->tiles && f->n_exact == 0 ? B_ROWS
+    pool_run(pool_for(f, f->lora_up_cost + b->epilogue.cost), lora_up_run_rows, b, f->n_rows,
+             f->n_rows < 8 * LORA_UP_ROWS  ? 1
+             : b->tiles && f->n_exact == 0 ? LORA_UP_ROWS
                                            : 8);
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, then the epilogue. */
+/* y (+)= x Wᵀ + Σ_parts t Bᵀ for products that share one input, then the epilogue. */
 static void products_run(struct forward *f, const struct row_inputs *in, const struct projection *v,
-                         int n, struct epilogue after) {
+                         int n, struct epilogue epilogue) {
     const struct model_layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
-    float *aside = dora_aside(f, v, n);
+    float *dora_buffer = dora_output_buffer(f, v, n);
     bool dora = false;
-    low_rank_prepare(f, &in->known, v, n);
+    fused_lora_prepare(f, &in->known, v, n);
     for (int i = 0; i < n; i++) {
-        dora |= dora_any(f, v[i].p);
-        base_job(f, &layer->proj[v[i].p], in, &f->low[i], aside ? aside : v[i].y,
-                 v[i].add && !aside);
+        dora |= any_segment_has_dora(f, v[i].p);
+        base_task_add(f, &layer->proj[v[i].p], in, &f->low_rank[i],
+                      dora_buffer ? dora_buffer : v[i].y, v[i].add && !dora_buffer);
     }
-    for (int64_t r0 = 0, most;; r0 += RANK_CHUNK) {
-        most = f->b_cost = 0;
+    for (int64_t r0 = 0, max_ranks;; r0 += RANK_CHUNK) {
+        max_ranks = f->lora_up_cost = 0;
         for (int i = 0; i < n; i++) {
             int64_t ranks = lora_down_tasks(f, v[i].p, in, f->lora_hidden + i * low, r0);
-            most = MAX(most, ranks);
+            max_ranks = MAX(max_ranks, ranks);
         }
-        jobs_run(f);
-        if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
-        if (most <= 0) break;
-        struct lora_up b = {
-            .f = f, .v = v, .n = n, .tiles = in->known.tiles, .dora_out = aside, .r0 = r0};
-        const bool last = most <= RANK_CHUNK && !dora;
-        if (last) b.after = after;
+        tasks_run(f);
+        if (dora_buffer && r0 == 0) dora_run_rows(f, &v[0], dora_buffer, add_rows_without_dora);
+        if (max_ranks <= 0) break;
+        struct lora_up b = {.f = f,
+                            .projections = v,
+                            .n = n,
+                            .tiles = in->known.tiles,
+                            .dora_out = dora_buffer,
+                            .r0 = r0};
+        const bool last = max_ranks <= RANK_CHUNK && !dora;
+        if (last) b.epilogue = epilogue;
         lora_up_run(f, &b);
         if (last) return;
     }
     for (int i = 0; i < n; i++)
-        if (dora_any(f, v[i].p)) dora_run(f, &v[i], aside, dora_rows);
-    after_run(f, &after);
+        if (any_segment_has_dora(f, v[i].p))
+            dora_run_rows(f, &v[i], dora_buffer, scale_rows_with_dora);
+    epilogue_run(f, &epilogue);
 }
 
 struct norm_job {
     const struct forward *f;
-    const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
-    const int32_t *pick;    /* rows of x, or NULL: all in order */
+    const float *x, *g, *b;   /* b: LayerNorm's bias, or NULL for an RMS norm */
+    const int32_t *row_index; /* rows of x, or NULL: all in order */
     float *y;
     const struct gemm_input *tiles; /* NULL, or of known rows, instead of y if it has tiles */
 };
@@ -840,10 +857,10 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = j->f;
     const struct model_config *c = &f->m->config;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t from = j->pick ? j->pick[i] : i;
+        const int64_t row = j->row_index ? j->row_index[i] : i;
         const bool tiles = j->tiles && j->tiles->tiles && i >= f->n_exact;
         float *y = tiles ? f->normed + thread * c->d_model : j->y + i * c->d_model;
-        norm_row(f->kern, y, j->x + from * c->d_model, j->g, j->b, c->rms_norm_eps, c->d_model);
+        norm_row(f->kern, y, j->x + row * c->d_model, j->g, j->b, c->rms_norm_eps, c->d_model);
         if (tiles) gemm_input_pack_row(j->tiles, i - f->n_exact, y);
     }
 }
@@ -852,18 +869,18 @@ static void norm_run(struct norm_job *j, int64_t rows) {
     pool_run(pool_for(j->f, 4 * rows * j->f->m->config.d_model), norm_rows, j, rows, 1);
 }
 
-/* The residual stream after a norm, as the inputs of n matrices: in f->h, but for known rows whose
- * products need their tiles alone. */
+/* The residual stream after a norm, as the inputs of n matrices. The rows are in f->h, except for
+ * known rows whose products read only tiles. */
 static struct row_inputs norm_inputs(const struct forward *f, const struct matrix *w, int n,
                                      const float *g, const float *b) {
-    const struct gemm_input tiles = known_tiles(f, w, n);
+    const struct gemm_input tiles = known_input_tiles(f, w, n);
     struct norm_job j = {.f = f, .x = f->x, .g = g, .b = b, .y = f->h, .tiles = &tiles};
     norm_run(&j, f->n_rows);
     return inputs_with_tiles(f, w, n, f->h, &tiles);
 }
 
 /* The adapter's row for token `id`, or NULL for the base's row. */
-static const float *table_row(const struct vocab_override *t, int32_t id, int64_t d) {
+static const float *vocab_override_row(const struct vocab_override *t, int32_t id, int64_t d) {
     int32_t lo = 0, hi = t->n;
     while (lo < hi) {
         int32_t mid = (lo + hi) / 2;
@@ -876,7 +893,7 @@ static const float *table_row(const struct vocab_override *t, int32_t id, int64_
     return t->full ? t->full + id * d : NULL;
 }
 
-/* x += B (scale · A[:, token]), in rounds of ranks like every low-rank part. */
+/* x += B (scale · A[:, token]), in rounds of RANK_CHUNK ranks. */
 static void embed_lora(const struct forward *f, const struct lora *lo, int32_t token, float *x) {
     float t[RANK_CHUNK];
     int64_t vocab = f->m->config.vocab_size;
@@ -897,13 +914,13 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         int32_t token = f->rows[i].token;
         float *x = f->x + i * d, *pos = f->h + i * d;
         const struct lora_segment *g = segment_of(f, i);
-        const struct vocab_override *own = g && g->overlay ? &g->overlay->embed : NULL;
-        const float *row = own ? table_row(own, token, d) : NULL;
+        const struct vocab_override *override = g && g->overlay ? &g->overlay->embed : NULL;
+        const float *row = override ? vocab_override_row(override, token, d) : NULL;
         if (row)
             memcpy(x, row, (size_t)d * sizeof *row);
         else
             matrix_get_row(&f->m->embed, token, x);
-        if (own) embed_lora(f, &own->lora, token, x);
+        if (override) embed_lora(f, &override->lora, token, x);
         if (arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
         if (!arch->learned_pos) continue;
         matrix_get_row(&f->m->pos_embed, f->rows[i].pos, pos);
@@ -911,7 +928,7 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Outputs [at, at + rows) of one segment with its adapter's head. */
+/* Outputs of one segment, whose adapter changes the head. */
 struct head_job {
     const struct forward *f;
     const struct vocab_override *t;
@@ -919,8 +936,8 @@ struct head_job {
     float *logits;       /* [rows, V] */
 };
 
-/* Computes the logits of replaced rows of the head again. */
-static void head_ids(void *ctx, int64_t begin, int64_t end, int thread) {
+/* Recomputes the logits of the head's rows that the adapter replaces. */
+static void head_replace_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct head_job *j = ctx;
     int64_t d = j->f->m->config.d_model, vocab = j->f->m->config.vocab_size;
     (void)thread;
@@ -930,7 +947,7 @@ static void head_ids(void *ctx, int64_t begin, int64_t end, int thread) {
                 j->f->kern->dot(j->hidden + i * d, j->t->rows + k * d, d);
 }
 
-static void head_mult(void *ctx, int64_t begin, int64_t end, int thread) {
+static void head_scale(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct head_job *j = ctx;
     int64_t vocab = j->f->m->config.vocab_size;
     (void)thread;
@@ -938,13 +955,13 @@ static void head_mult(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.mult[n];
 }
 
-static void head_override(struct forward *f, const struct vocab_override *t, int64_t at,
-                          int64_t rows, float *logits) {
+static void head_override_apply(struct forward *f, const struct vocab_override *t, int64_t begin,
+                                int64_t rows, float *logits) {
     int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
     const struct lora *lo = &t->lora;
-    struct head_job j = {f, t, f->hidden + at * d, logits + at * vocab};
+    struct head_job j = {f, t, f->hidden + begin * d, logits + begin * vocab};
     if (t->full) gemm(j.logits, vocab, j.hidden, d, rows, t->full, d, d, vocab, false, f->o.pool);
-    pool_run(pool_for(f, rows * t->n * d), head_ids, &j, rows, 1);
+    pool_run(pool_for(f, rows * t->n * d), head_replace_rows, &j, rows, 1);
     for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
         int64_t r = MIN(lo->r - r0, RANK_CHUNK);
         gemm(f->lora_hidden, RANK_CHUNK, j.hidden, d, rows, lo->a + r0 * d, d, d, r, false,
@@ -954,11 +971,11 @@ static void head_override(struct forward *f, const struct vocab_override *t, int
         gemm(j.logits, vocab, f->lora_hidden, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
              f->o.pool);
     }
-    if (lo->mult) pool_run(pool_for(f, rows * vocab), head_mult, &j, rows, 1);
+    if (lo->mult) pool_run(pool_for(f, rows * vocab), head_scale, &j, rows, 1);
 }
 
 /* False when every output's adapter replaces the whole head. */
-static bool base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
+static bool is_base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
     for (int32_t i = 0; i < n_out; i++) {
         const struct lora_segment *g = segment_of(f, out_rows[i]);
         if (!g || !g->overlay || !g->overlay->head.full) return true;
@@ -969,20 +986,20 @@ static bool base_head_needed(const struct forward *f, const int32_t *out_rows, i
 /* Consecutive outputs of one segment are one product. */
 static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out,
                                float *logits) {
-    for (int32_t at = 0, end; at < n_out; at = end) {
-        const struct lora_segment *g = segment_of(f, out_rows[at]);
-        for (end = at + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
-        if (g && g->overlay) head_override(f, &g->overlay->head, at, end - at, logits);
+    for (int32_t begin = 0, end; begin < n_out; begin = end) {
+        const struct lora_segment *g = segment_of(f, out_rows[begin]);
+        for (end = begin + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
+        if (g && g->overlay) head_override_apply(f, &g->overlay->head, begin, end - begin, logits);
     }
 }
 
 /* The input of the down projection, in f->gate. */
-static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void activation_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_layer *l = &f->m->layers[f->layer];
     int64_t n = f->m->config.d_ff;
     (void)thread;
-    for (int64_t i = begin; i < MIN(end, f->n_act); i++) {
+    for (int64_t i = begin; i < MIN(end, f->n_unfused_act); i++) {
         float *gate = f->gate + i * n, *up = f->up + i * n;
         if (l->bias[PROJ_GATE]) f->kern->axpy(gate, 1.0f, l->bias[PROJ_GATE], n);
         if (l->bias[PROJ_UP]) f->kern->axpy(up, 1.0f, l->bias[PROJ_UP], n);
@@ -997,8 +1014,8 @@ struct residual_branch {
     const float *bias, *norm; /* either may be NULL */
 };
 
-/* With a norm the branch is in f->h, without one it has been added to f->x already. */
-static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+/* With a norm, the branch's output is in f->h; without a norm, it has been added to f->x. */
+static void residual_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct residual_branch *b = ctx;
     const struct model_config *c = &b->f->m->config;
     int64_t d = c->d_model;
@@ -1016,9 +1033,9 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 static void residual_project(struct forward *f, const struct row_inputs *in, enum proj p,
                              const float *norm) {
     struct residual_branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
-    struct epilogue after = {b.bias || b.norm ? branch_rows : NULL, &b,
-                             4 * (int64_t)f->n_rows * f->m->config.d_model};
-    products_run(f, in, &(struct projection){p, norm ? f->h : f->x, !norm}, 1, after);
+    struct epilogue epilogue = {b.bias || b.norm ? residual_rows : NULL, &b,
+                                4 * (int64_t)f->n_rows * f->m->config.d_model};
+    products_run(f, in, &(struct projection){p, norm ? f->h : f->x, !norm}, 1, epilogue);
 }
 
 static void rope_row(const struct forward *f, float *x, int64_t pos) {
@@ -1031,8 +1048,8 @@ static void rope_row(const struct forward *f, float *x, int64_t pos) {
 }
 
 /* Bias, norms and rotary embedding of one row's `n` heads, in place. */
-static void heads_finish(const struct forward *f, float *x, int64_t row, int32_t n,
-                         const float *bias, const float *norm) {
+static void heads_add_bias_norm_rope(const struct forward *f, float *x, int64_t row, int32_t n,
+                                     const float *bias, const float *norm) {
     int64_t e = f->m->config.head_dim;
     x += row * n * e;
     if (bias) f->kern->axpy(x, 1.0f, bias, n * e);
@@ -1047,11 +1064,11 @@ static void query_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct model_layer *l = &f->m->layers[f->layer];
     (void)thread;
     for (int64_t i = begin; i < end; i++)
-        heads_finish(f, f->q, i, f->m->config.n_heads, l->bias[PROJ_Q], l->q_norm);
+        heads_add_bias_norm_rope(f, f->q, i, f->m->config.n_heads, l->bias[PROJ_Q], l->q_norm);
 }
 
 /* Writes finished keys and values into the cache. */
-static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void kv_store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -1059,7 +1076,7 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         const struct batch_row *r = &f->rows[i];
-        heads_finish(f, f->k, i, c->n_kv_heads, l->bias[PROJ_K], l->k_norm);
+        heads_add_bias_norm_rope(f, f->k, i, c->n_kv_heads, l->bias[PROJ_K], l->k_norm);
         if (l->bias[PROJ_V]) f->kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
             kv_cache_write(f->kv, r->slot, r->pos, f->layer, g, false, f->k + i * kv + g * e);
@@ -1070,18 +1087,18 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 
 static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     query_rows(ctx, begin, end, thread);
-    store_rows(ctx, begin, end, thread);
+    kv_store_rows(ctx, begin, end, thread);
 }
 
 /* Number of positions that a row attends to in this layer; the row's position is the last. */
-static int32_t attend_len(const struct forward *f, const struct batch_row *r) {
+static int32_t attention_len(const struct forward *f, const struct batch_row *r) {
     const struct model_config *c = &f->m->config;
     return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
 }
 
-/* Known rows of the fast class; the layers' attention is a property of the row like its products.
- */
-static bool attends_in_tiles(const struct forward *f, int32_t row) {
+/* True for known rows of the fast class. Like a row's products, its attention depends on the row
+ * alone. */
+static bool row_attends_in_tiles(const struct forward *f, int32_t row) {
     return f->kern->attention && row >= f->n_exact && f->m->config.head_dim <= ATTENTION_MAX_DIM;
 }
 
@@ -1089,7 +1106,7 @@ static bool attends_in_tiles(const struct forward *f, int32_t row) {
  * to rows[i · step]. */
 struct attention_block {
     const float *q;
-    float *att;
+    float *attn;
     int64_t n, ld;
     const struct batch_row *rows;
     int32_t step; /* 0: all queries belong to one row */
@@ -1097,23 +1114,24 @@ struct attention_block {
 };
 
 /* A query attends to positions [first, sees). */
-static int32_t query_sees(const struct attention_block *v, int64_t i) {
+static int32_t query_end(const struct attention_block *v, int64_t i) {
     return v->rows[i * v->step].pos + 1;
 }
 
 static int32_t query_first(const struct forward *f, const struct attention_block *v, int64_t i) {
-    return query_sees(v, i) - attend_len(f, &v->rows[i * v->step]);
+    return query_end(v, i) - attention_len(f, &v->rows[i * v->step]);
 }
 
-/* scores[i][j] = q_i · k_j, for all positions that any query sees, and the rest of their pages. */
+/* scores[i][j] = q_i · k_j, for all positions that any query attends to and the other positions of
+ * their pages. */
 static void attention_scores(const struct forward *f, const struct attention_block *v,
                              float *scores) {
-    int32_t most = query_sees(v, v->n - 1);
+    int32_t end = query_end(v, v->n - 1);
     int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
-    for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page * KV_PAGE_SIZE < most; page++) {
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page * KV_PAGE_SIZE < end; page++) {
         struct kv_cache_rows k = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, false);
         gemm_nt(f->o.kv_elem, scores + page * KV_PAGE_SIZE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
-                MIN(most - page * KV_PAGE_SIZE, KV_PAGE_SIZE), false);
+                MIN(end - page * KV_PAGE_SIZE, KV_PAGE_SIZE), false);
     }
 }
 
@@ -1131,31 +1149,33 @@ static void attention_scores_dequantize(const struct forward *f, const struct at
 }
 
 /* att_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
-static void page_mix(const struct forward *f, const struct attention_block *v, const float *p,
-                     int64_t i, int64_t n, int32_t page, int32_t lo, int32_t hi) {
+static void page_add_values(const struct forward *f, const struct attention_block *v,
+                            const float *p, int64_t i, int64_t n, int32_t page, int32_t lo,
+                            int32_t hi) {
     if (lo >= hi) return;
     int64_t e = f->m->config.head_dim, es = (int64_t)dtype_size(f->o.kv_elem), ld = f->o.slot_len;
     const char *rows = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, true).v;
-    gemm_nn(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE_SIZE + lo, ld, 1,
+    gemm_nn(f->o.kv_elem, v->attn + i * v->ld, v->ld, p + i * ld + page * KV_PAGE_SIZE + lo, ld, 1,
             n, rows + lo * e * es, e, hi - lo, e);
 }
 
-/* Adds a page's values in the order of positions: first the positions before the range that all
- * queries see, query by query, then that range for all queries, then each query's remaining
- * positions. */
+/* Adds a page's values in the order of positions. Positions that all queries attend to are one
+ * product; those before and after this range are added query by query. */
 static void attention_values(const struct forward *f, const struct attention_block *v,
                              const float *p, int32_t page) {
     int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE_SIZE;
     for (int64_t i = 0; i < v->n; i++) {
         lo[i] = MIN(MAX(query_first(f, v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
-        hi[i] = MIN(MAX(query_sees(v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
+        hi[i] = MIN(MAX(query_end(v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
         all_lo = MAX(all_lo, lo[i]);
         all_hi = MIN(all_hi, hi[i]);
     }
     if (all_lo >= all_hi) all_lo = all_hi = KV_PAGE_SIZE;
-    for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, lo[i], MIN(all_lo, hi[i]));
-    page_mix(f, v, p, 0, v->n, page, all_lo, all_hi);
-    for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
+    for (int64_t i = 0; i < v->n; i++)
+        page_add_values(f, v, p, i, 1, page, lo[i], MIN(all_lo, hi[i]));
+    page_add_values(f, v, p, 0, v->n, page, all_lo, all_hi);
+    for (int64_t i = 0; i < v->n; i++)
+        page_add_values(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
 }
 
 static float score_scale(const struct model_config *c) {
@@ -1167,21 +1187,21 @@ static void attention_queries(const struct forward *f, const struct attention_bl
                               float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim;
-    float by[MAX_QUERIES], scale = score_scale(c);
+    float inverse_sum[MAX_QUERIES], scale = score_scale(c);
     attention_scores(f, v, scores);
     for (int64_t i = 0; i < v->n; i++) {
-        int32_t first = query_first(f, v, i), end = query_sees(v, i);
+        int32_t first = query_first(f, v, i), end = query_end(v, i);
         float *s = scores + i * f->o.slot_len;
         attention_scores_dequantize(f, v, s, first, end, false);
         f->kern->scale(s + first, scale, end - first);
-        by[i] = 1.0f / f->kern->softmax(s + first, end - first);
+        inverse_sum[i] = 1.0f / f->kern->softmax(s + first, end - first);
         attention_scores_dequantize(f, v, s, first, end, true);
-        memset(v->att + i * v->ld, 0, (size_t)e * sizeof *v->att);
+        memset(v->attn + i * v->ld, 0, (size_t)e * sizeof *v->attn);
     }
-    int32_t last = (query_sees(v, v->n - 1) - 1) / KV_PAGE_SIZE;
+    int32_t last = (query_end(v, v->n - 1) - 1) / KV_PAGE_SIZE;
     for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page <= last; page++)
         attention_values(f, v, scores, page);
-    for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->att + i * v->ld, by[i], e);
+    for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->attn + i * v->ld, inverse_sum[i], e);
 }
 
 /* The pages of one kv head of a sequence. */
@@ -1190,7 +1210,7 @@ struct page_source {
     int32_t slot, head;
 };
 
-static struct attention_page page_find(const void *ctx, int64_t page) {
+static struct attention_page attention_page_get(const void *ctx, int64_t page) {
     const struct page_source *s = ctx;
     const struct forward *f = s->f;
     const struct kv_cache_rows k =
@@ -1201,49 +1221,49 @@ static struct attention_page page_find(const void *ctx, int64_t page) {
 }
 
 /* One kv head of a block of known rows, in tiles. */
-static void attend_tiles(const struct forward *f, int32_t head, const struct query_block *b,
-                         int thread) {
+static void attention_run_tiles(const struct forward *f, int32_t head, const struct query_block *b,
+                                int thread) {
     const struct model_config *c = &f->m->config;
     const struct page_source source = {f, f->rows[b->begin].slot, head};
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads, ld = c->n_heads * e,
-            at = b->begin * ld + head * group * e;
+            column = b->begin * ld + head * group * e;
     const struct attention_job job = {
         .head_dim = e,
         .n_heads = group,
         .rows = b->end - b->begin,
-        .q = f->q + at,
-        .out = f->att + at,
+        .q = f->q + column,
+        .out = f->attn + column,
         .ldq = ld,
         .ldo = ld,
-        .tiles = f->att_tiles.tiles ? &f->att_tiles : NULL,
+        .tiles = f->attn_tiles.tiles ? &f->attn_tiles : NULL,
         .tiles_row = b->begin - f->n_exact,
         .tiles_column = head * group * e,
         .first = f->key_first + b->begin,
         .end = f->key_end + b->begin,
         .scale = score_scale(c),
-        .keys = {f->o.kv_elem, KV_PAGE_SIZE, e, page_find, &source},
-        .scratch = f->att_scratch + (size_t)thread * attention_scratch_bytes(c),
+        .keys = {f->o.kv_elem, KV_PAGE_SIZE, e, attention_page_get, &source},
+        .scratch = f->attn_scratch + (size_t)thread * attention_scratch_bytes(c),
     };
     f->kern->attention(&job);
 }
 
 /* One kv head of one block: a single row's heads together, or the rows of each head in turn. */
-static void attend_item(const struct forward *f, int32_t head, const struct query_block *b,
-                        int thread) {
+static void attention_run_item(const struct forward *f, int32_t head, const struct query_block *b,
+                               int thread) {
     const struct model_config *c = &f->m->config;
     float *scores = f->scores + thread * MAX_QUERIES * f->o.slot_len;
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
-            at = ((int64_t)b->begin * c->n_heads + head * group) * e;
-    struct attention_block v = {.q = f->q + at,
-                                .att = f->att + at,
+            begin = ((int64_t)b->begin * c->n_heads + head * group) * e;
+    struct attention_block v = {.q = f->q + begin,
+                                .attn = f->attn + begin,
                                 .n = group,
                                 .ld = e,
                                 .rows = &f->rows[b->begin],
                                 .slot = f->rows[b->begin].slot,
                                 .head = head};
     if (b->end - b->begin == 1) {
-        for (int64_t left = group; left > 0; left -= v.n, v.q += v.n * e, v.att += v.n * e) {
-            v.n = MIN(left, MAX_QUERIES);
+        for (int64_t n_left = group; n_left > 0; n_left -= v.n, v.q += v.n * e, v.attn += v.n * e) {
+            v.n = MIN(n_left, MAX_QUERIES);
             attention_queries(f, &v, scores);
         }
         return;
@@ -1251,16 +1271,18 @@ static void attend_item(const struct forward *f, int32_t head, const struct quer
     v.n = b->end - b->begin;
     v.ld = c->n_heads * e;
     v.step = 1;
-    for (int64_t h = 0; h < group; h++, v.q += e, v.att += e) attention_queries(f, &v, scores);
+    for (int64_t h = 0; h < group; h++, v.q += e, v.attn += e) attention_queries(f, &v, scores);
 }
 
-/* First item (head-major) that begins at or after `pos` on the line of attention costs. */
-static int64_t attend_cut(const struct forward *f, int64_t pos) {
-    int64_t per_head = f->attend_cost[f->n_blocks], head = pos / per_head, rest = pos % per_head;
+/* Items are blocks of rows, for one kv head after the other. Returns the first item before which
+ * the summed cost is at least `cost`. */
+static int64_t attention_item_at(const struct forward *f, int64_t cost) {
+    int64_t per_head = f->attention_cost[f->n_blocks], head = cost / per_head,
+            rest = cost % per_head;
     int64_t lo = 0, hi = f->n_blocks;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        if (f->attend_cost[mid] < rest)
+        if (f->attention_cost[mid] < rest)
             lo = mid + 1;
         else
             hi = mid;
@@ -1268,22 +1290,22 @@ static int64_t attend_cut(const struct forward *f, int64_t pos) {
     return head * f->n_blocks + lo;
 }
 
-static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
+static void attention_run_shares(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
-    int64_t total = f->attend_cost[f->n_blocks] * c->n_kv_heads;
-    int64_t to = attend_cut(f, total * end / f->parts);
-    for (int64_t i = attend_cut(f, total * begin / f->parts); i < to; i++) {
+    int64_t total = f->attention_cost[f->n_blocks] * c->n_kv_heads;
+    int64_t to = attention_item_at(f, total * end / f->n_work_shares);
+    for (int64_t i = attention_item_at(f, total * begin / f->n_work_shares); i < to; i++) {
         struct query_block b = f->blocks[i % f->n_blocks];
         const int32_t head = (int32_t)(i / f->n_blocks), slot = f->rows[b.begin].slot;
-        if (!attends_in_tiles(f, b.begin)) {
-            attend_item(f, head, &b, thread);
+        if (!row_attends_in_tiles(f, b.begin)) {
+            attention_run_item(f, head, &b, thread);
             continue;
         }
         // blocks of one sequence and head share the packing of its keys
         while (i + 1 < to && b.end < f->n_rows && f->rows[b.end].slot == slot)
             b.end = f->blocks[++i % f->n_blocks].end;
-        attend_tiles(f, head, &b, thread);
+        attention_run_tiles(f, head, &b, thread);
     }
 }
 
@@ -1291,71 +1313,71 @@ static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
 static struct row_inputs attention_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct matrix *o = &f->m->layers[f->layer].proj[PROJ_O];
-    const bool tiles = c->head_dim % 32 == 0 && attends_in_tiles(f, f->n_rows - 1);
-    f->att_tiles = tiles ? known_tiles(f, o, 1) : (struct gemm_input){0};
+    const bool tiles = c->head_dim % 32 == 0 && row_attends_in_tiles(f, f->n_rows - 1);
+    f->attn_tiles = tiles ? known_input_tiles(f, o, 1) : (struct gemm_input){0};
     double t0 = clock_now();
     for (int32_t i = f->n_exact; i < f->n_rows; i++) {
         f->key_end[i] = f->rows[i].pos + 1;
-        f->key_first[i] = f->key_end[i] - attend_len(f, &f->rows[i]);
+        f->key_first[i] = f->key_end[i] - attention_len(f, &f->rows[i]);
     }
-    f->attend_cost[0] = 0;
+    f->attention_cost[0] = 0;
     for (int32_t b = 0; b < f->n_blocks; b++) {
-        int64_t sees = 0;
+        int64_t n_keys = 0;
         for (int32_t i = f->blocks[b].begin; i < f->blocks[b].end; i++)
-            sees += attend_len(f, &f->rows[i]);
-        f->attend_cost[b + 1] = f->attend_cost[b] + sees;
+            n_keys += attention_len(f, &f->rows[i]);
+        f->attention_cost[b + 1] = f->attention_cost[b] + n_keys;
     }
-    struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_blocks] * c->n_heads * c->head_dim);
-    f->parts = pool ? PARTS : 1;
-    pool_run(pool, attend_part, f, f->parts, 1);
+    struct pool *pool = pool_for(f, 2 * f->attention_cost[f->n_blocks] * c->n_heads * c->head_dim);
+    f->n_work_shares = pool ? N_WORK_SHARES : 1;
+    pool_run(pool, attention_run_shares, f, f->n_work_shares, 1);
     f->stats.kernel_seconds += clock_now() - t0;
-    return inputs_with_tiles(f, o, 1, f->att, &f->att_tiles);
+    return inputs_with_tiles(f, o, 1, f->attn, &f->attn_tiles);
 }
 
-/* Cuts the rows into blocks that attend together. */
-static void blocks_make(struct forward *f) {
+/* Divides the rows into blocks that attend together. */
+static void query_blocks_make(struct forward *f) {
     f->n_blocks = 0;
     for (int32_t i = 0; i < f->n_rows;) {
         struct query_block *b = &f->blocks[f->n_blocks++];
-        const int32_t most = attends_in_tiles(f, i) ? TILE_QUERIES : MAX_QUERIES;
+        const int32_t max_rows = row_attends_in_tiles(f, i) ? TILE_QUERIES : MAX_QUERIES;
         *b = (struct query_block){i, i};
         do b->end++;
-        while (b->end < f->n_rows && b->end != f->n_exact && b->end - i < most &&
+        while (b->end < f->n_rows && b->end != f->n_exact && b->end - i < max_rows &&
                f->rows[b->end].slot == f->rows[i].slot);
         i = b->end;
     }
 }
 
 /*
- * Drops the rows without requested results. Once the last layer's keys and values are stored, the
- * call continues with the requested rows and their residual stream alone. Their bits are the same,
- * because no row depends on its neighbours.
+ * Removes the rows without requested results. Once the last layer's keys and values are stored, the
+ * call continues with the requested rows and their residual stream only. Their bits are the same,
+ * because no row depends on other rows of the batch.
  */
-static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t n) {
+static void rows_keep_requested(struct forward *f, const int32_t *requested, int32_t n) {
     size_t d = (size_t)f->m->config.d_model;
-    int32_t n_segs = 0, at = 0, n_exact = 0;
-    while (n_exact < n && wanted[n_exact] < f->n_exact) n_exact++;
+    int32_t n_segs = 0, next = 0, n_exact = 0;
+    while (n_exact < n && requested[n_exact] < f->n_exact) n_exact++;
     for (int32_t s = 0; s < f->n_segs; s++) {
         struct lora_segment g = f->segs[s];
-        while (at < n && wanted[at] < g.begin) at++;
-        int32_t begin = at;
-        while (at < n && wanted[at] < g.end) at++;
+        while (next < n && requested[next] < g.begin) next++;
+        int32_t begin = next;
+        while (next < n && requested[next] < g.end) next++;
         g.begin = begin;
-        g.end = at;
-        if (at > begin) f->kept_segs[n_segs++] = g;
+        g.end = next;
+        if (next > begin) f->requested_segs[n_segs++] = g;
     }
     for (int32_t i = 0; i < n; i++) { // wanted[i] >= i, so row i is no longer needed
-        size_t from = (size_t)wanted[i], to = (size_t)i;
+        size_t from = (size_t)requested[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
-        f->kept_rows[i] = f->rows[from];
-        f->kept_outs[i] = i;
+        f->requested_rows[i] = f->rows[from];
+        f->requested_outs[i] = i;
     }
-    f->rows = f->kept_rows;
-    f->segs = f->kept_segs;
+    f->rows = f->requested_rows;
+    f->segs = f->requested_segs;
     f->n_rows = n;
     f->n_exact = n_exact;
     f->n_segs = n_segs;
-    blocks_make(f);
+    query_blocks_make(f);
 }
 
 /* Computes queries, and keys and values into the cache. */
@@ -1371,9 +1393,9 @@ static void qkv_run(struct forward *f) {
                           4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
-/* The same when the call continues only with the rows in `wanted`: the queries of other rows are
+/* The same when the call continues only with the rows in `requested`: the queries of other rows are
  * not computed. */
-static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n) {
+static void qkv_run_requested(struct forward *f, const int32_t *requested, int32_t n) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
     const struct projection kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
@@ -1381,16 +1403,16 @@ static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n
     struct row_inputs in = norm_inputs(f, &l->proj[PROJ_K], 2, l->attn_norm, l->attn_norm_bias);
     products_run(
         f, &in, kv, 2,
-        (struct epilogue){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
-    rows_keep_outputs(f, wanted, n);
+        (struct epilogue){kv_store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
+    rows_keep_requested(f, requested, n);
     if (n == 0) return;
     in = norm_inputs(f, &l->proj[PROJ_Q], 1, l->attn_norm, l->attn_norm_bias);
     products_run(f, &in, &q, 1,
                  (struct epilogue){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
 }
 
-/* Prefetches the addresses of the layer's factors: many adapters' maps have left the caches since
- * the previous layer, and one thread looks all of them up. */
+/* Prefetches the layer's lora_modules, which one thread will look up: with many adapters they have
+ * left the caches since the previous layer. */
 static void lora_prefetch(const struct forward *f) {
     for (int32_t s = 0; s < f->n_segs; s++)
         for (int32_t i = 0; i < f->segs[s].n_parts; i++)
@@ -1399,29 +1421,30 @@ static void lora_prefetch(const struct forward *f) {
                     lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
-/* Gate, up and activation of known rows are one product, with the same bits, where nothing comes
- * between them but low-rank parts in its chains. */
+/* Whether gate, up and activation of known rows can be one product, with the same bits: every
+ * segment's LoRA update of gate and up must be fused. */
 static bool mlp_is_fused(const struct forward *f) {
     const struct model_layer *l = &f->m->layers[f->layer];
     if (f->n_exact == f->n_rows || !layer_gates_in_tiles(l, f->m->config.arch, ROWS_KNOWN))
         return false;
-    for (int32_t s = segment_from(f, f->n_exact); s < f->n_segs; s++)
+    for (int32_t s = segment_lower_bound(f, f->n_exact); s < f->n_segs; s++)
         for (int p = PROJ_GATE; p <= PROJ_UP; p++)
-            if (!segment_in_chain(f, &f->segs[s], (enum proj)p)) return false;
+            if (!segment_is_fused(f, &f->segs[s], (enum proj)p)) return false;
     return true;
 }
 
-/* The parts of gate and up as those of one product, or NULL if there are none. */
-static const struct gemm_low_rank *low_rank_pair(struct forward *f, const struct gemm_input *in,
-                                                 const struct projection gate_up[2]) {
-    struct gemm_low_rank *low = &f->low[2];
-    struct low_rank_rows *rows = f->low_rows + 2 * (int64_t)f->o.max_rows;
-    low_rank_prepare(f, in, gate_up, 2);
-    *low = (struct gemm_low_rank){.t = {f->low[0].t[0], f->low[1].t[0]}, .rows = rows};
-    for (int i = 0, k = 0; i < f->low[0].n || k < f->low[1].n; low->n++) {
-        const struct low_rank_rows *gate = i < f->low[0].n ? &f->low[0].rows[i] : NULL,
-                                   *up = k < f->low[1].n ? &f->low[1].rows[k] : NULL;
-        if (gate && up && gate->begin != up->begin) // of the later one there is none in these rows
+/* The fused LoRA updates of gate and up, combined for one product, or NULL if there are none. */
+static const struct gemm_low_rank *fused_lora_gate_up(struct forward *f,
+                                                      const struct gemm_input *in,
+                                                      const struct projection gate_up[2]) {
+    struct gemm_low_rank *low = &f->low_rank[2];
+    struct low_rank_rows *rows = f->low_rank_rows + 2 * (int64_t)f->o.max_rows;
+    fused_lora_prepare(f, in, gate_up, 2);
+    *low = (struct gemm_low_rank){.t = {f->low_rank[0].t[0], f->low_rank[1].t[0]}, .rows = rows};
+    for (int i = 0, k = 0; i < f->low_rank[0].n || k < f->low_rank[1].n; low->n++) {
+        const struct low_rank_rows *gate = i < f->low_rank[0].n ? &f->low_rank[0].rows[i] : NULL,
+                                   *up = k < f->low_rank[1].n ? &f->low_rank[1].rows[k] : NULL;
+        if (gate && up && gate->begin != up->begin) // only the earlier one has these rows
             *(gate->begin < up->begin ? &up : &gate) = NULL;
         rows[low->n] = gate ? *gate : *up;
         rows[low->n].n_parts[0] = gate ? gate->n_parts[0] : 0;
@@ -1433,8 +1456,8 @@ static const struct gemm_low_rank *low_rank_pair(struct forward *f, const struct
     return low->n > 0 ? low : NULL;
 }
 
-/* The MLP up to its activation; returns the inputs of the down projection. */
-static struct row_inputs mlp_up(struct forward *f) {
+/* Runs the MLP up to its activation; returns the inputs of the down projection. */
+static struct row_inputs mlp_up_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
     const struct matrix *w = &l->proj[c->arch->ungated ? PROJ_UP : PROJ_GATE];
@@ -1442,24 +1465,24 @@ static struct row_inputs mlp_up(struct forward *f) {
     const int n = c->arch->ungated ? 1 : 2;
     struct row_inputs in = norm_inputs(f, w, n, l->ffn_norm, l->ffn_norm_bias), rest = in;
     const bool fused = mlp_is_fused(f);
-    f->n_act = fused ? f->n_exact : f->n_rows;
+    f->n_unfused_act = fused ? f->n_exact : f->n_rows;
     if (fused) {
         rest.known = (struct gemm_input){.path = ROWS_KNOWN};
-        job_add(f, (struct gemm_task){.kind = TASK_GATED,
-                                      .gated = {.gate = &l->proj[PROJ_GATE],
-                                                .up = &l->proj[PROJ_UP],
-                                                .act = f->act_tiles},
-                                      .in = &in.known,
-                                      .low = low_rank_pair(f, &in.known, gate_up),
-                                      .rows = in.known.rows,
-                                      .k = c->d_model,
-                                      .n = c->d_ff});
+        task_add(f, (struct gemm_task){.kind = TASK_GATED,
+                                       .gated = {.gate = &l->proj[PROJ_GATE],
+                                                 .up = &l->proj[PROJ_UP],
+                                                 .act = f->act_tiles},
+                                       .in = &in.known,
+                                       .low_rank = fused_lora_gate_up(f, &in.known, gate_up),
+                                       .rows = in.known.rows,
+                                       .k = c->d_model,
+                                       .n = c->d_ff});
         f->stats.weight_passes += 2;
     }
     products_run(f, &rest, gate_up + 2 - n, n,
-                 (struct epilogue){act_rows, f, 8 * (int64_t)f->n_act * c->d_ff});
-    struct row_inputs down =
-        inputs_for(f, &l->proj[PROJ_DOWN], 1, f->gate, f->n_exact, f->n_act - f->n_exact);
+                 (struct epilogue){activation_rows, f, 8 * (int64_t)f->n_unfused_act * c->d_ff});
+    struct row_inputs down = inputs_prepare(f, &l->proj[PROJ_DOWN], 1, f->gate, f->n_exact,
+                                            f->n_unfused_act - f->n_exact);
     if (fused)
         down.known = (struct gemm_input){.path = ROWS_KNOWN,
                                          .rows = in.known.rows,
@@ -1469,19 +1492,19 @@ static struct row_inputs mlp_up(struct forward *f) {
     return down;
 }
 
-/* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
-static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
+/* `requested` [n_requested]: the only rows whose results matter; NULL: all. */
+static void layer_run(struct forward *f, const int32_t *requested, int32_t n_requested) {
     const struct model_layer *l = &f->m->layers[f->layer];
     lora_prefetch(f);
-    if (wanted)
-        qkv_outputs_only(f, wanted, n_wanted);
+    if (requested)
+        qkv_run_requested(f, requested, n_requested);
     else
         qkv_run(f);
     if (f->n_rows == 0) return;
     struct row_inputs in = attention_run(f);
     residual_project(f, &in, PROJ_O, l->post_attn_norm);
 
-    in = mlp_up(f);
+    in = mlp_up_run(f);
     residual_project(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
@@ -1526,7 +1549,7 @@ static void call_begin(struct forward *f, const struct batch_row *rows, int32_t 
         for (f->n_exact = 0; f->n_exact < n_rows && rows[f->n_exact].sampled;) f->n_exact++;
     for (int32_t i = 0; i < n_rows; i++)
         CHECK(kv_cache_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
-    blocks_make(f);
+    query_blocks_make(f);
     f->stats.steps++;
     f->stats.rows += (uint64_t)n_rows;
 }
@@ -1537,29 +1560,30 @@ static void embed_run(struct forward *f) {
 }
 
 /* Runs layers from `first` on, then the outputs. */
-static void layers_finish(struct forward *f, int32_t first, const int32_t *out_rows, int32_t n_out,
-                          float *logits) {
+static void layers_run_from(struct forward *f, int32_t first, const int32_t *out_rows,
+                            int32_t n_out, float *logits) {
     const struct model_config *c = &f->m->config;
-    bool narrow = n_out < f->n_rows && is_ascending(out_rows, n_out);
+    bool only_requested = n_out < f->n_rows && is_ascending(out_rows, n_out);
     for (f->layer = first; f->layer < c->n_layers; f->layer++)
-        layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
-    if (narrow) out_rows = f->kept_outs;
+        layer_run(f, only_requested && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
+    if (only_requested) out_rows = f->requested_outs;
     if (n_out > 0) {
         struct norm_job j = {.f = f,
                              .x = f->x,
                              .g = f->m->final_norm,
                              .b = f->m->final_norm_bias,
-                             .pick = out_rows,
+                             .row_index = out_rows,
                              .y = f->hidden};
         norm_run(&j, n_out);
     }
     if (n_out > 0 && logits) {
         int32_t n_exact = 0;
         while (n_exact < n_out && out_rows[n_exact] < f->n_exact) n_exact++;
-        struct row_inputs in = inputs_for(f, &f->m->head, 1, f->hidden, n_exact, n_out - n_exact);
-        if (base_head_needed(f, out_rows, n_out))
-            base_job(f, &f->m->head, &in, NULL, logits, false);
-        jobs_run(f);
+        struct row_inputs in =
+            inputs_prepare(f, &f->m->head, 1, f->hidden, n_exact, n_out - n_exact);
+        if (is_base_head_needed(f, out_rows, n_out))
+            base_task_add(f, &f->m->head, &in, NULL, logits, false);
+        tasks_run(f);
         head_overrides_run(f, out_rows, n_out, logits);
     }
 }
@@ -1569,7 +1593,7 @@ void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows
                  int32_t n_out, float *logits) {
     call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
     embed_run(f);
-    layers_finish(f, 0, out_rows, n_out, logits);
+    layers_run_from(f, 0, out_rows, n_out, logits);
 }
 
 void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
@@ -1589,5 +1613,5 @@ void forward_upper_layers(struct forward *f, int32_t first, const float *const *
     CHECK(first > 0 && first < f->m->config.n_layers);
     call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
     for (int32_t i = 0; i < n_rows; i++) memcpy(f->x + (size_t)i * d, streams[i], d * sizeof *f->x);
-    layers_finish(f, first, out_rows, n_out, logits);
+    layers_run_from(f, first, out_rows, n_out, logits);
 }

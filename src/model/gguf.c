@@ -27,22 +27,22 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "values are copied in the byte order of the file");
 
 enum gguf_type {
-    KV_U8,
-    KV_I8,
-    KV_U16,
-    KV_I16,
-    KV_U32,
-    KV_I32,
-    KV_F32,
-    KV_BOOL,
-    KV_STRING,
+    GGUF_TYPE_U8,
+    GGUF_TYPE_I8,
+    GGUF_TYPE_U16,
+    GGUF_TYPE_I16,
+    GGUF_TYPE_U32,
+    GGUF_TYPE_I32,
+    GGUF_TYPE_F32,
+    GGUF_TYPE_BOOL,
+    GGUF_TYPE_STRING,
     GGUF_TYPE_ARRAY,
-    KV_U64,
-    KV_I64,
-    KV_F64,
-    KV_TYPES
+    GGUF_TYPE_U64,
+    GGUF_TYPE_I64,
+    GGUF_TYPE_F64,
+    GGUF_N_TYPES
 };
-static const uint8_t kv_sizes[KV_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+static const uint8_t gguf_type_sizes[GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 /* For a string, `data` and `n` are its bytes; for an array, its first element (for strings: the
  * length word of the first) and its count. */
@@ -61,7 +61,7 @@ struct gguf {
     int n_tensors;
 };
 
-/* Reads past the end give zeros and set `bad`, so that a run of reads needs one check. */
+/* Reads past the end return zeros and set `bad`, so that one check after several reads suffices. */
 struct gguf_cursor {
     const uint8_t *data;
     size_t size, pos;
@@ -72,7 +72,7 @@ static size_t cursor_left(const struct gguf_cursor *c) {
     return c->size - c->pos;
 }
 
-static const uint8_t *cursor_take(struct gguf_cursor *c, uint64_t n) {
+static const uint8_t *cursor_read_bytes(struct gguf_cursor *c, uint64_t n) {
     if (c->bad || n > cursor_left(c)) {
         c->bad = true;
         return NULL;
@@ -82,47 +82,47 @@ static const uint8_t *cursor_take(struct gguf_cursor *c, uint64_t n) {
     return p;
 }
 
-static uint64_t cursor_uint(struct gguf_cursor *c, size_t size) {
+static uint64_t cursor_read_uint(struct gguf_cursor *c, size_t size) {
     uint64_t value = 0;
-    const uint8_t *p = cursor_take(c, size);
+    const uint8_t *p = cursor_read_bytes(c, size);
     if (p) memcpy(&value, p, size);
     return value;
 }
 
-static const uint8_t *cursor_string(struct gguf_cursor *c, uint64_t *len) {
-    *len = cursor_uint(c, 8);
-    return cursor_take(c, *len);
+static const uint8_t *cursor_read_string(struct gguf_cursor *c, uint64_t *len) {
+    *len = cursor_read_uint(c, 8);
+    return cursor_read_bytes(c, *len);
 }
 
 static void array_read(struct gguf_cursor *c, struct gguf_kv *kv) {
-    kv->element = (uint32_t)cursor_uint(c, 4);
-    kv->n = cursor_uint(c, 8);
+    kv->element = (uint32_t)cursor_read_uint(c, 4);
+    kv->n = cursor_read_uint(c, 8);
     kv->data = c->data + c->pos;
-    if (kv->element >= KV_TYPES || kv->element == GGUF_TYPE_ARRAY) {
+    if (kv->element >= GGUF_N_TYPES || kv->element == GGUF_TYPE_ARRAY) {
         c->bad = true; /* arrays of arrays exist only in the specification */
-    } else if (kv->element != KV_STRING) {
+    } else if (kv->element != GGUF_TYPE_STRING) {
         if (kv->n > cursor_left(c))
             c->bad = true;
         else
-            cursor_take(c, kv->n * kv_sizes[kv->element]);
+            cursor_read_bytes(c, kv->n * gguf_type_sizes[kv->element]);
     } else {
         uint64_t len;
-        for (uint64_t i = 0; i < kv->n && !c->bad; i++) cursor_string(c, &len);
+        for (uint64_t i = 0; i < kv->n && !c->bad; i++) cursor_read_string(c, &len);
     }
 }
 
 static int kv_read(struct gguf_cursor *c, struct gguf_kv *kv, struct error *err) {
-    kv->key = (const char *)cursor_string(c, &kv->key_len);
+    kv->key = (const char *)cursor_read_string(c, &kv->key_len);
     if (c->bad || kv->key_len == 0 || kv->key_len > 0xFFFF)
         return error_set(err, ERR_FORMAT,
                          "the metadata is cut off or has a key of impossible length");
-    kv->type = (uint32_t)cursor_uint(c, 4);
-    if (kv->type == KV_STRING)
-        kv->data = cursor_string(c, &kv->n);
+    kv->type = (uint32_t)cursor_read_uint(c, 4);
+    if (kv->type == GGUF_TYPE_STRING)
+        kv->data = cursor_read_string(c, &kv->n);
     else if (kv->type == GGUF_TYPE_ARRAY)
         array_read(c, kv);
-    else if (kv->type < KV_TYPES)
-        kv->data = cursor_take(c, kv_sizes[kv->type]);
+    else if (kv->type < GGUF_N_TYPES)
+        kv->data = cursor_read_bytes(c, gguf_type_sizes[kv->type]);
     else
         c->bad = true;
     if (c->bad)
@@ -162,7 +162,7 @@ static const struct gguf_kv *gguf_find(const struct gguf *g, const char *key) {
 }
 
 /* Names of types that are not supported, for the error message. */
-static const char *ggml_type_text(uint32_t type, char out[16]) {
+static const char *ggml_type_name(uint32_t type, char out[16]) {
     static const char *const names[] = {
         [9] = "q8_1",    [10] = "q2_k",   [11] = "q3_k",  [15] = "q8_k",   [16] = "iq2_xxs",
         [17] = "iq2_xs", [20] = "iq4_nl", [22] = "iq2_s", [23] = "iq4_xs", [39] = "mxfp4"};
@@ -173,13 +173,13 @@ static const char *ggml_type_text(uint32_t type, char out[16]) {
 
 static int tensor_dims(struct tensor_info *t, struct gguf_cursor *c, int64_t *elements,
                        struct error *err) {
-    uint64_t n_dims = cursor_uint(c, 4), product = 1;
+    uint64_t n_dims = cursor_read_uint(c, 4), product = 1;
     if (c->bad || n_dims < 1 || n_dims > 4)
         return error_set(err, ERR_FORMAT, "tensor '%.96s' has %llu dimensions", t->name,
                          (unsigned long long)n_dims);
     t->n_dims = (int)n_dims;
     for (int i = t->n_dims - 1; i >= 0; i--) {
-        uint64_t dim = cursor_uint(c, 8);
+        uint64_t dim = cursor_read_uint(c, 8);
         /* Every type takes at least half a byte per element, so a larger number cannot be in the
          * file. */
         if (dim == 0 || __builtin_mul_overflow(product, dim, &product) ||
@@ -198,20 +198,20 @@ static int tensor_read(struct tensor_info *t, struct gguf_cursor *c, uint64_t *o
                        struct tensor_errors *unsupported, struct error *err) {
     uint64_t len;
     int64_t elements = 0;
-    const uint8_t *name = cursor_string(c, &len);
+    const uint8_t *name = cursor_read_string(c, &len);
     if (c->bad || len == 0 || len > 255 || memchr(name, 0, (size_t)len))
         return error_set(err, ERR_FORMAT, "the tensor table is cut off or has an impossible name");
     t->name = xcalloc((size_t)len + 1, 1);
     memcpy(t->name, name, (size_t)len);
     int rc = tensor_dims(t, c, &elements, err);
     if (rc != OK) return rc;
-    uint32_t type = (uint32_t)cursor_uint(c, 4);
-    *offset = cursor_uint(c, 8);
+    uint32_t type = (uint32_t)cursor_read_uint(c, 4);
+    *offset = cursor_read_uint(c, 8);
     if (c->bad) return error_set(err, ERR_FORMAT, "tensor '%.96s' is cut off", t->name);
     char text[16];
     int64_t k = t->dims[t->n_dims - 1];
     if (!tensor_type_known(type)) {
-        tensor_errors_add(unsupported, "'%.96s' is %s", t->name, ggml_type_text(type, text));
+        tensor_errors_add(unsupported, "'%.96s' is %s", t->name, ggml_type_name(type, text));
         return OK;
     }
     t->type = (enum tensor_type)type;
@@ -229,21 +229,22 @@ static uint64_t align_up(uint64_t n, uint64_t alignment) {
 }
 
 /* Checks invariant 3; `offsets` are those of the tensors in file order. */
-static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start,
-                         struct error *err) {
-    uint64_t at = 0, end = start;
+static int tensors_locate(struct gguf *g, const uint64_t *offsets, uint64_t start,
+                          struct error *err) {
+    uint64_t offset = 0, end = start;
     for (int i = 0; i < g->n_tensors; i++) {
         struct tensor_info *t = &g->tensors[i];
-        if (offsets[i] != at)
+        if (offsets[i] != offset)
             return error_set(err, ERR_FORMAT,
                              "tensor '%.96s' begins at %llu, the one before it ends at %llu",
-                             t->name, (unsigned long long)offsets[i], (unsigned long long)at);
-        if (start > g->map.size || at > g->map.size - start || t->size > g->map.size - start - at)
+                             t->name, (unsigned long long)offsets[i], (unsigned long long)offset);
+        if (start > g->map.size || offset > g->map.size - start ||
+            t->size > g->map.size - start - offset)
             return error_set(err, ERR_FORMAT,
                              "tensor '%.96s' is outside the file, which may be cut off", t->name);
-        t->data = g->map.data + start + at;
-        end = start + at + t->size;
-        at = align_up(at + t->size, g->alignment);
+        t->data = g->map.data + start + offset;
+        end = start + offset + t->size;
+        offset = align_up(offset + t->size, g->alignment);
     }
     if (g->n_tensors > 0 && g->map.size > align_up(end, g->alignment))
         return error_set(err, ERR_FORMAT, "%llu bytes follow the last tensor",
@@ -268,7 +269,7 @@ static int tensors_read(struct gguf *g, struct gguf_cursor *c, uint64_t n_tensor
     }
     int bad = tensor_errors_report(&unsupported, ERR_MISMATCH, err);
     if (rc == OK && bad != OK) rc = error_wrap(err, "only %s can be read", tensor_type_list());
-    if (rc == OK) rc = tensors_place(g, offsets, align_up(c->pos, g->alignment), err);
+    if (rc == OK) rc = tensors_locate(g, offsets, align_up(c->pos, g->alignment), err);
     free(offsets);
     if (rc != OK) return rc;
     tensors_sort(g->tensors, g->n_tensors);
@@ -281,8 +282,9 @@ static int tensors_read(struct gguf *g, struct gguf_cursor *c, uint64_t n_tensor
 static int alignment_read(struct gguf *g, struct error *err) {
     const struct gguf_kv *kv = gguf_find(g, "general.alignment");
     uint32_t value = 32;
-    if (kv && kv->type == KV_U32) memcpy(&value, kv->data, sizeof(value));
-    if ((kv && kv->type != KV_U32) || value < 8 || value > 1u << 20 || (value & (value - 1)) != 0)
+    if (kv && kv->type == GGUF_TYPE_U32) memcpy(&value, kv->data, sizeof(value));
+    if ((kv && kv->type != GGUF_TYPE_U32) || value < 8 || value > 1u << 20 ||
+        (value & (value - 1)) != 0)
         return error_set(err, ERR_FORMAT,
                          "'general.alignment' is not a power of two from 8 to 1048576");
     g->alignment = value;
@@ -291,12 +293,12 @@ static int alignment_read(struct gguf *g, struct error *err) {
 
 static int gguf_parse(struct gguf *g, struct error *err) {
     struct gguf_cursor c = {.data = g->map.data, .size = g->map.size};
-    const uint8_t *magic = cursor_take(&c, 4);
+    const uint8_t *magic = cursor_read_bytes(&c, 4);
     if (!magic || memcmp(magic, "GGUF", 4) != 0)
         return error_set(err, ERR_FORMAT, "not a GGUF file");
-    uint32_t version = (uint32_t)cursor_uint(&c, 4);
-    uint64_t n_tensors = cursor_uint(&c, 8);
-    g->n_kv = cursor_uint(&c, 8);
+    uint32_t version = (uint32_t)cursor_read_uint(&c, 4);
+    uint64_t n_tensors = cursor_read_uint(&c, 8);
+    g->n_kv = cursor_read_uint(&c, 8);
     if (c.bad) return error_set(err, ERR_FORMAT, "the header is cut off");
     if (version != 2 && version != 3)
         return error_set(err, ERR_FORMAT, "GGUF version %u is not read, only 2 and 3%s",
@@ -325,51 +327,51 @@ static int gguf_open(struct gguf *g, const char *path, struct error *err) {
     return rc;
 }
 
-static bool kv_integer(const struct gguf_kv *kv, int64_t *out) {
+static bool kv_get_integer(const struct gguf_kv *kv, int64_t *out) {
     uint64_t bits = 0;
-    if (kv->type >= KV_TYPES || kv->type == KV_F32 || kv->type == KV_F64 || kv->type == KV_STRING ||
-        kv->type == GGUF_TYPE_ARRAY || kv->type == KV_BOOL)
+    if (kv->type >= GGUF_N_TYPES || kv->type == GGUF_TYPE_F32 || kv->type == GGUF_TYPE_F64 ||
+        kv->type == GGUF_TYPE_STRING || kv->type == GGUF_TYPE_ARRAY || kv->type == GGUF_TYPE_BOOL)
         return false;
-    memcpy(&bits, kv->data, kv_sizes[kv->type]);
+    memcpy(&bits, kv->data, gguf_type_sizes[kv->type]);
     switch (kv->type) {
-    case KV_I8:
+    case GGUF_TYPE_I8:
         *out = (int8_t)bits;
         return true;
-    case KV_I16:
+    case GGUF_TYPE_I16:
         *out = (int16_t)bits;
         return true;
-    case KV_I32:
+    case GGUF_TYPE_I32:
         *out = (int32_t)bits;
         return true;
     default:
         *out = (int64_t)bits;
-        return kv->type == KV_I64 || *out >= 0;
+        return kv->type == GGUF_TYPE_I64 || *out >= 0;
     }
 }
 
-static bool kv_number(const struct gguf_kv *kv, double *out) {
+static bool kv_get_number(const struct gguf_kv *kv, double *out) {
     float f;
     int64_t i;
-    if (kv->type == KV_F64) {
+    if (kv->type == GGUF_TYPE_F64) {
         memcpy(out, kv->data, sizeof(*out));
-    } else if (kv->type == KV_F32) {
+    } else if (kv->type == GGUF_TYPE_F32) {
         memcpy(&f, kv->data, sizeof(f));
         *out = (double)f;
     } else {
-        if (!kv_integer(kv, &i)) return false;
+        if (!kv_get_integer(kv, &i)) return false;
         *out = (double)i;
     }
     return true;
 }
 
 static bool kv_equals(const struct gguf_kv *kv, const char *text) {
-    return kv && kv->type == KV_STRING && kv->n == strlen(text) &&
+    return kv && kv->type == GGUF_TYPE_STRING && kv->n == strlen(text) &&
            memcmp(kv->data, text, kv->n) == 0;
 }
 
 /* A terminated copy, or NULL when the value is not a string or holds a NUL. */
-static char *kv_text(const struct gguf_kv *kv, struct arena *arena) {
-    if (!kv || kv->type != KV_STRING || memchr(kv->data, 0, (size_t)kv->n)) return NULL;
+static char *kv_get_text(const struct gguf_kv *kv, struct arena *arena) {
+    if (!kv || kv->type != GGUF_TYPE_STRING || memchr(kv->data, 0, (size_t)kv->n)) return NULL;
     char *text = arena_alloc(arena, (size_t)kv->n + 1);
     memcpy(text, kv->data, (size_t)kv->n);
     return text;
@@ -379,7 +381,7 @@ static char *kv_text(const struct gguf_kv *kv, struct arena *arena) {
 static int bool_get(const struct gguf *g, const char *key, bool *out, struct error *err) {
     const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv) return OK;
-    if (kv->type != KV_BOOL || *kv->data > 1)
+    if (kv->type != GGUF_TYPE_BOOL || *kv->data > 1)
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a bool", key);
     *out = *kv->data == 1;
     return OK;
@@ -398,7 +400,7 @@ static int int_get(const struct gguf *g, const char *arch, const char *suffix, i
         return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
     *out = fallback;
     if (!kv) return OK;
-    if (!kv_integer(kv, &value) || value < 0 || value > INT32_MAX)
+    if (!kv_get_integer(kv, &value) || value < 0 || value > INT32_MAX)
         return error_set(
             err, ERR_FORMAT, "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
             kv->type == GGUF_TYPE_ARRAY ? " (a value for each layer is not supported)" : "");
@@ -414,17 +416,18 @@ static int float_get(const struct gguf *g, const char *arch, const char *suffix,
     snprintf(key, sizeof(key), "%s.%s", arch, suffix);
     const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv && fallback == 0.0f) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
-    if (kv && !kv_number(kv, &value))
+    if (kv && !kv_get_number(kv, &value))
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a number", key);
     *out = (float)value;
     return OK;
 }
 
-/* Keys that would change the arithmetic in unsupported ways must be absent or neutral. */
-static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
+/* Keys that would change the arithmetic in an unsupported way must be absent or have a value that
+ * changes nothing. */
+static int unsupported_keys_check(const struct gguf *g, const char *arch, struct error *err) {
     static const struct {
         const char *suffix;
-        double neutral, also;
+        double neutral, alternative;
     } numbers[] = {{"expert_count", 0, 0},
                    {"attention.clamp_kqv", 0, 0},
                    {"attn_logit_softcapping", 0, 0},
@@ -440,8 +443,8 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
         double value = numbers[i].neutral;
         snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].suffix);
         const struct gguf_kv *kv = gguf_find(g, key);
-        if (kv &&
-            (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
+        if (kv && (!kv_get_number(kv, &value) ||
+                   (value != numbers[i].neutral && value != numbers[i].alternative)))
             return error_set(err, ERR_MISMATCH,
                              "metadata '%s' asks for a feature that is not supported", key);
     }
@@ -450,7 +453,7 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
 
 /* "none", "linear" or "yarn"; a factor without a type is linear; an older key has the same
  * meaning. */
-static int scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
+static int rope_scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
     const char *arch = c->arch->gguf;
     char key[96];
@@ -459,7 +462,7 @@ static int scaling_read(const struct gguf *g, struct model_config *c, struct err
     bool yarn = type && kv_equals(type, "yarn"), none = type && kv_equals(type, "none");
     if (type && !none && !yarn && !kv_equals(type, "linear"))
         return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
-                         type->type == KV_STRING ? (int)MIN(type->n, 32) : 0,
+                         type->type == GGUF_TYPE_STRING ? (int)MIN(type->n, 32) : 0,
                          (const char *)type->data);
     float linear;
     int rc = float_get(g, arch, "rope.scale_linear", 1.0f, &linear, err);
@@ -475,8 +478,9 @@ static int scaling_read(const struct gguf *g, struct model_config *c, struct err
     return OK;
 }
 
-/* One bool per layer, true for local layers; or the period, as llama.cpp has it. */
-static int window_pattern_read(const struct gguf *g, struct model_config *c, struct error *err) {
+/* One bool per layer, true for a sliding window; or the period, as llama.cpp writes it. */
+static int sliding_window_pattern_read(const struct gguf *g, struct model_config *c,
+                                       struct error *err) {
     static const char suffix[] = "attention.sliding_window_pattern";
     char key[96];
     int32_t period;
@@ -487,7 +491,7 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
         if (rc == OK) sliding_window_pattern_set(c, period > 0 ? period : SLIDING_LAYERS_MAX + 1);
         return rc;
     }
-    if (kv->element != KV_BOOL || kv->n != (uint64_t)c->n_layers)
+    if (kv->element != GGUF_TYPE_BOOL || kv->n != (uint64_t)c->n_layers)
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a list of %d bools", key,
                          (int)c->n_layers);
     for (int32_t l = 0; l < c->n_layers; l++)
@@ -495,15 +499,16 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
     return OK;
 }
 
-/* No key has the scale of Gemma's scores. Only the largest size (62 layers) uses a width other than
- * that of the head. */
-static float gemma_scalar(const struct model_config *c) {
+/* GGUF has no key for query_pre_attn_scalar. It is the head's width in all of Gemma's sizes except
+ * the largest one (62 layers). */
+static float gemma_default_query_scalar(const struct model_config *c) {
     return (float)(c->n_layers == 62 && c->n_heads > 0 ? c->d_model / c->n_heads : c->head_dim);
 }
 
-/* Gemma's windows. Keys that are missing in older files were constants of the programs that read
- * them: every 6th layer has full attention and local layers rotate with theta 10000. */
-static int windows_read(const struct gguf *g, struct model_config *c, struct error *err) {
+/* Gemma's sliding windows. For keys that older files lack, the constants of the programs that read
+ * those files are used: every 6th layer has full attention, and layers with a window use rope theta
+ * 10000. */
+static int sliding_window_read(const struct gguf *g, struct model_config *c, struct error *err) {
     if (c->arch->hf_names != HF_GEMMA) {
         int32_t window;
         int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &window, err);
@@ -514,12 +519,12 @@ static int windows_read(const struct gguf *g, struct model_config *c, struct err
                                                    c->arch->gguf);
     }
     int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
-    if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
+    if (rc == OK && c->window > 0) rc = sliding_window_pattern_read(g, c, err);
     if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
     if (rc == OK)
         rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
     if (rc == OK)
-        rc = float_get(g, "shoal", "query_pre_attn_scalar", gemma_scalar(c),
+        rc = float_get(g, "shoal", "query_pre_attn_scalar", gemma_default_query_scalar(c),
                        &c->query_pre_attn_scalar, err);
     return rc;
 }
@@ -532,8 +537,8 @@ static const char *bias_name(enum proj p) {
     return names[p];
 }
 
-/* No key lists the projections with biases: the first layer's tensors decide, and the others must
- * agree. */
+/* No key lists the projections with biases: they are those of the first layer's tensors, and
+ * model_bind requires the same of the other layers. */
 static void biases_read(const struct gguf *g, struct model_config *c) {
     c->biased = c->arch->biased;
     for (int p = 0; p < N_PROJ; p++)
@@ -544,13 +549,13 @@ static int arch_read(const struct gguf *g, const struct arch **out, struct error
     struct arena scratch = {0};
     int64_t splits;
     const struct gguf_kv *split = gguf_find(g, "split.count"), *type = gguf_find(g, "general.type");
-    const char *name = kv_text(gguf_find(g, "general.architecture"), &scratch);
+    const char *name = kv_get_text(gguf_find(g, "general.architecture"), &scratch);
     int rc;
     if (type && !kv_equals(type, "model"))
         rc = error_set(err, ERR_MISMATCH, "it holds '%.*s', not a model",
-                       type->type == KV_STRING ? (int)MIN(type->n, 32) : 0,
+                       type->type == GGUF_TYPE_STRING ? (int)MIN(type->n, 32) : 0,
                        (const char *)type->data);
-    else if (split && (!kv_integer(split, &splits) || splits > 1))
+    else if (split && (!kv_get_integer(split, &splits) || splits > 1))
         rc = error_set(err, ERR_MISMATCH, "it is one part of a split model; join the parts first");
     else if (!name)
         rc = error_set(err, ERR_FORMAT, "metadata 'general.architecture' is missing");
@@ -569,8 +574,8 @@ static int sizes_read(const struct gguf *g, struct model_config *c, struct error
     if (rc == OK) rc = int_get(g, arch, "attention.head_count", REQUIRED, &c->n_heads, err);
     if (rc == OK) rc = int_get(g, arch, "attention.head_count_kv", c->n_heads, &c->n_kv_heads, err);
     if (rc != OK) return rc;
-    int32_t natural = c->n_heads > 0 ? c->d_model / c->n_heads : 0, value_length, rotary;
-    rc = int_get(g, arch, "attention.key_length", natural, &c->head_dim, err);
+    int32_t default_head_dim = c->n_heads > 0 ? c->d_model / c->n_heads : 0, value_length, rotary;
+    rc = int_get(g, arch, "attention.key_length", default_head_dim, &c->head_dim, err);
     if (rc == OK) rc = int_get(g, arch, "attention.value_length", c->head_dim, &value_length, err);
     if (rc == OK) rc = int_get(g, arch, "rope.dimension_count", c->head_dim, &rotary, err);
     if (rc == OK && value_length != c->head_dim)
@@ -587,15 +592,15 @@ static int sizes_read(const struct gguf *g, struct model_config *c, struct error
 /* The size of the vocabulary is that of the embedding; the key, if present, must agree. */
 static int vocab_read(const struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *embed = tensors_find(g->tensors, g->n_tensors, "token_embd.weight");
-    int32_t stated;
+    int32_t key_value;
     if (!embed || embed->n_dims != 2 || embed->dims[0] > INT32_MAX)
         return error_set(err, ERR_MISMATCH, "tensor 'token_embd.weight' is missing or no matrix");
     c->vocab_size = (int32_t)embed->dims[0];
-    int rc = int_get(g, c->arch->gguf, "vocab_size", c->vocab_size, &stated, err);
-    if (rc == OK && stated != c->vocab_size)
+    int rc = int_get(g, c->arch->gguf, "vocab_size", c->vocab_size, &key_value, err);
+    if (rc == OK && key_value != c->vocab_size)
         rc = error_set(err, ERR_MISMATCH,
                        "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->gguf,
-                       (int)stated, (int)c->vocab_size);
+                       (int)key_value, (int)c->vocab_size);
     return rc;
 }
 
@@ -607,9 +612,9 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
         rc = float_get(g, c->arch->gguf, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
                        err);
     if (rc == OK) rc = float_get(g, c->arch->gguf, "rope.freq_base", 1e4f, &c->rope_theta, err);
-    if (rc == OK) rc = extras_refuse(g, c->arch->gguf, err);
-    if (rc == OK) rc = scaling_read(g, c, err);
-    if (rc == OK) rc = windows_read(g, c, err);
+    if (rc == OK) rc = unsupported_keys_check(g, c->arch->gguf, err);
+    if (rc == OK) rc = rope_scaling_read(g, c, err);
+    if (rc == OK) rc = sliding_window_read(g, c, err);
     if (rc == OK) rc = vocab_read(g, c, err);
     if (rc == OK) biases_read(g, c);
     if (rc == OK) rc = model_config_check(c, err);
@@ -617,9 +622,9 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     return rc;
 }
 
-/* Pre-tokenizers for which llama.cpp looks up whole pieces before merging, and adds BOS by
+/* Pre-tokenizers for which llama.cpp looks up whole words before merging, and adds BOS by
  * default. */
-static bool pre_takes_words(const char *pre) {
+static bool pre_ignores_merges(const char *pre) {
     static const char *const names[] = {"llama3", "llama-v3", "llama-bpe", "tekken"};
     for (size_t i = 0; pre && i < ARRAY_LEN(names); i++)
         if (strcmp(pre, names[i]) == 0) return true;
@@ -653,7 +658,7 @@ static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *le
     struct gguf_cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has checked it */
     uint64_t len, total = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
-        cursor_string(&c, &len);
+        cursor_read_string(&c, &len);
         if (len > STRING_MAX)
             return error_set(err, ERR_FORMAT, "metadata '%.*s' holds a string of %llu bytes",
                              (int)kv->key_len, kv->key, (unsigned long long)len);
@@ -663,7 +668,7 @@ static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *le
     if (!text) return err->code;
     c.pos = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
-        const uint8_t *bytes = cursor_string(&c, &len);
+        const uint8_t *bytes = cursor_read_string(&c, &len);
         list[i] = memcpy(text, bytes, (size_t)len);
         lens[i] = (int32_t)len;
         text += len + 1; /* arena memory is zeroed, so the text ends with NUL */
@@ -674,15 +679,16 @@ static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *le
 static int pieces_read(const struct gguf *g, int32_t vocab, struct tokenizer_spec *spec,
                        struct arena *arena, struct error *err) {
     const struct gguf_kv *tokens, *scores, *types;
-    int rc = array_get(g, "tokenizer.ggml.tokens", KV_STRING, 0, &tokens, err);
+    int rc = array_get(g, "tokenizer.ggml.tokens", GGUF_TYPE_STRING, 0, &tokens, err);
     if (rc != OK) return rc;
     if (!tokens || tokens->n == 0)
         return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.tokens' is missing");
     if (tokens->n > (uint64_t)vocab)
         return error_set(err, ERR_MISMATCH, "the tokenizer has %llu tokens, the model %d",
                          (unsigned long long)tokens->n, (int)vocab);
-    rc = array_get(g, "tokenizer.ggml.scores", KV_F32, tokens->n, &scores, err);
-    if (rc == OK) rc = array_get(g, "tokenizer.ggml.token_type", KV_I32, tokens->n, &types, err);
+    rc = array_get(g, "tokenizer.ggml.scores", GGUF_TYPE_F32, tokens->n, &scores, err);
+    if (rc == OK)
+        rc = array_get(g, "tokenizer.ggml.token_type", GGUF_TYPE_I32, tokens->n, &types, err);
     if (rc != OK) return rc;
     spec->n = (int32_t)tokens->n;
     rc = arena_reserve(arena, tokens->n * (sizeof(char *) + 4 + 4 + 1) + 4 * 64, err);
@@ -710,7 +716,7 @@ static int pieces_read(const struct gguf *g, int32_t vocab, struct tokenizer_spe
 static int merges_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                        struct error *err) {
     const struct gguf_kv *merges;
-    int rc = array_get(g, "tokenizer.ggml.merges", KV_STRING, 0, &merges, err);
+    int rc = array_get(g, "tokenizer.ggml.merges", GGUF_TYPE_STRING, 0, &merges, err);
     if (rc != OK) return rc;
     if (!merges) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.merges' is missing");
     spec->n_merges = (int32_t)merges->n;
@@ -726,31 +732,31 @@ static int merges_read(const struct gguf *g, struct tokenizer_spec *spec, struct
     return OK;
 }
 
-/* An id that is absent, or all ones as some writers use for "none", is -1. */
-static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
-                        struct error *err) {
+/* *out is -1 when the key is absent, or has all bits set, which some writers use for "none". */
+static int token_id_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
+                         struct error *err) {
     const struct gguf_kv *kv = gguf_find(g, key);
     int64_t value = -1;
     *out = -1;
     if (!kv) return OK;
-    if (!kv_integer(kv, &value) || (value >= n && value != UINT32_MAX))
+    if (!kv_get_integer(kv, &value) || (value >= n && value != UINT32_MAX))
         return error_set(err, ERR_FORMAT, "metadata '%s' names no token", key);
     if (value >= 0 && value < n) *out = (int32_t)value;
     return OK;
 }
 
 /* For a unigram model's normalisation llama.cpp has a table and a flag; other normalizers are
- * stored under a key of ours. */
+ * stored under a key of Shoal's. */
 static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                            struct error *err) {
     const struct gguf_kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
     bool one_space = false;
-    spec->normalizer = kv_text(gguf_find(g, "shoal.tokenizer.normalizer"), arena);
+    spec->normalizer = kv_get_text(gguf_find(g, "shoal.tokenizer.normalizer"), arena);
     if (spec->kind != TOKENIZER_UNIGRAM || spec->normalizer) return OK;
     int rc = bool_get(g, "tokenizer.ggml.remove_extra_whitespaces", &one_space, err);
     if (rc != OK) return rc;
-    if (table &&
-        (table->type != GGUF_TYPE_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
+    if (table && (table->type != GGUF_TYPE_ARRAY ||
+                  (table->element != GGUF_TYPE_U8 && table->element != GGUF_TYPE_I8)))
         return error_set(err, ERR_FORMAT,
                          "metadata 'tokenizer.ggml.precompiled_charsmap' is not an array of bytes");
     char *text =
@@ -760,18 +766,19 @@ static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, st
     return OK;
 }
 
-static int behaviour_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
-                          struct error *err) {
-    const char *pattern = kv_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
-    const char *pre = kv_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
+static int tokenizer_settings_read(const struct gguf *g, struct tokenizer_spec *spec,
+                                   struct arena *arena, struct error *err) {
+    const char *pattern = kv_get_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
+    const char *pre = kv_get_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
     spec->pre = pattern ? pattern : spec->kind != TOKENIZER_BPE ? NULL : pre ? pre : "default";
-    spec->ignore_merges = pre_takes_words(spec->pre);
+    spec->ignore_merges = pre_ignores_merges(spec->pre);
     spec->add_bos = spec->kind == TOKENIZER_SPM || spec->ignore_merges;
     spec->add_eos = spec->kind == TOKENIZER_UNIGRAM;
     spec->add_space_prefix = spec->kind == TOKENIZER_SPM;
-    int rc = special_read(g, "tokenizer.ggml.bos_token_id", spec->n, &spec->bos, err);
-    if (rc == OK) rc = special_read(g, "tokenizer.ggml.eos_token_id", spec->n, &spec->eos, err);
-    if (rc == OK) rc = special_read(g, "tokenizer.ggml.unknown_token_id", spec->n, &spec->unk, err);
+    int rc = token_id_read(g, "tokenizer.ggml.bos_token_id", spec->n, &spec->bos, err);
+    if (rc == OK) rc = token_id_read(g, "tokenizer.ggml.eos_token_id", spec->n, &spec->eos, err);
+    if (rc == OK)
+        rc = token_id_read(g, "tokenizer.ggml.unknown_token_id", spec->n, &spec->unk, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_bos_token", &spec->add_bos, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_eos_token", &spec->add_eos, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_space_prefix", &spec->add_space_prefix, err);
@@ -797,11 +804,11 @@ static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer 
     if (spec.kind == TOKENIZER_SPM && !kv_equals(model, "llama"))
         rc = error_set(err, ERR_MISMATCH,
                        "tokenizer kind '%.*s' is not supported (supported: gpt2, llama, t5)",
-                       model->type == KV_STRING ? (int)MIN(model->n, 32) : 0,
+                       model->type == GGUF_TYPE_STRING ? (int)MIN(model->n, 32) : 0,
                        (const char *)model->data);
     if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
     if (rc == OK && spec.kind == TOKENIZER_BPE) rc = merges_read(g, &spec, &arena, err);
-    if (rc == OK) rc = behaviour_read(g, &spec, &arena, err);
+    if (rc == OK) rc = tokenizer_settings_read(g, &spec, &arena, err);
     if (rc == OK && !(*out = tokenizer_new(&spec, err))) rc = err->code;
     arena_release(&arena);
     return rc;
@@ -818,9 +825,10 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* rope_freqs.weight divides the rotary frequencies: all ones means no scaling, other values must be
- * a known scaling. */
-static int rope_freqs_take(struct gguf *g, struct model_config *c, struct error *err) {
+/* Converts the tensor rope_freqs.weight, by which the rotary frequencies are divided, to
+ * c->rope_scaling and removes it from the list. All ones mean no scaling; other values must be a
+ * known scaling. */
+static int rope_freqs_read(struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
     size_t size = sizeof(float) * (size_t)c->head_dim / 2;
@@ -834,10 +842,10 @@ static int rope_freqs_take(struct gguf *g, struct model_config *c, struct error 
         return error_set(err, ERR_MISMATCH,
                          "tensor 'rope_freqs.weight' scales the rotary positions in a way that is "
                          "not supported (llama3's is, with frequency factors 1 and 4)");
-    int at = (int)(t - g->tensors);
-    free(g->tensors[at].name);
-    memmove(&g->tensors[at], &g->tensors[at + 1],
-            sizeof(*g->tensors) * (size_t)(g->n_tensors - at - 1));
+    int index = (int)(t - g->tensors);
+    free(g->tensors[index].name);
+    memmove(&g->tensors[index], &g->tensors[index + 1],
+            sizeof(*g->tensors) * (size_t)(g->n_tensors - index - 1));
     g->n_tensors--;
     return OK;
 }
@@ -847,12 +855,12 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     struct model *m = model_alloc(path, cls);
     int rc = gguf_open(&g, path, err);
     if (rc == OK) rc = config_read(&g, &m->config, err);
-    if (rc == OK) rc = rope_freqs_take(&g, &m->config, err);
+    if (rc == OK) rc = rope_freqs_read(&g, &m->config, err);
     if (rc == OK)
         rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
     if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
     if (rc == OK) {
-        m->chat_template = kv_text(gguf_find(&g, "tokenizer.chat_template"), &m->arena);
+        m->chat_template = kv_get_text(gguf_find(&g, "tokenizer.chat_template"), &m->arena);
         model_add_map(m, &g.map);
     }
     gguf_close(&g);
@@ -876,98 +884,99 @@ int gguf_model_measure(const char *path, enum numeric_class cls, struct model_si
     return rc == OK ? OK : error_wrap(err, "'%s'", path);
 }
 
-struct kv_out {
+struct kv_writer {
     struct buf text;
     uint64_t n;
 };
 
-static void string_put(struct buf *b, const char *bytes, uint64_t len) {
+static void buf_add_string(struct buf *b, const char *bytes, uint64_t len) {
     buf_add(b, &len, sizeof(len));
     buf_add(b, bytes, (size_t)len);
 }
 
-static void kv_put(struct kv_out *o, const char *key, uint32_t type, const void *value) {
-    string_put(&o->text, key, strlen(key));
+static void kv_add(struct kv_writer *o, const char *key, uint32_t type, const void *value) {
+    buf_add_string(&o->text, key, strlen(key));
     buf_add(&o->text, &type, sizeof(type));
-    if (type < KV_TYPES && kv_sizes[type]) buf_add(&o->text, value, kv_sizes[type]);
+    if (type < GGUF_N_TYPES && gguf_type_sizes[type])
+        buf_add(&o->text, value, gguf_type_sizes[type]);
     o->n++;
 }
 
-static void kv_put_u32(struct kv_out *o, const char *key, uint32_t value) {
-    kv_put(o, key, KV_U32, &value);
+static void kv_add_u32(struct kv_writer *o, const char *key, uint32_t value) {
+    kv_add(o, key, GGUF_TYPE_U32, &value);
 }
 
-static void kv_put_bool(struct kv_out *o, const char *key, bool value) {
+static void kv_add_bool(struct kv_writer *o, const char *key, bool value) {
     uint8_t byte = value;
-    kv_put(o, key, KV_BOOL, &byte);
+    kv_add(o, key, GGUF_TYPE_BOOL, &byte);
 }
 
-static void kv_put_text(struct kv_out *o, const char *key, const char *value) {
-    kv_put(o, key, KV_STRING, NULL);
-    string_put(&o->text, value, strlen(value));
+static void kv_add_text(struct kv_writer *o, const char *key, const char *value) {
+    kv_add(o, key, GGUF_TYPE_STRING, NULL);
+    buf_add_string(&o->text, value, strlen(value));
 }
 
-static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, uint64_t n) {
-    kv_put(o, key, GGUF_TYPE_ARRAY, NULL);
+static void kv_add_array(struct kv_writer *o, const char *key, uint32_t element, uint64_t n) {
+    kv_add(o, key, GGUF_TYPE_ARRAY, NULL);
     buf_add(&o->text, &element, sizeof(element));
     buf_add(&o->text, &n, sizeof(n));
 }
 
-static void arch_put_f32(struct kv_out *o, const struct model_config *c, const char *suffix,
-                         float value) {
+static void arch_kv_add_f32(struct kv_writer *o, const struct model_config *c, const char *suffix,
+                            float value) {
     char key[96];
     snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
-    kv_put(o, key, KV_F32, &value);
+    kv_add(o, key, GGUF_TYPE_F32, &value);
 }
 
-static void arch_put_u32(struct kv_out *o, const struct model_config *c, const char *suffix,
-                         int32_t value) {
+static void arch_kv_add_u32(struct kv_writer *o, const struct model_config *c, const char *suffix,
+                            int32_t value) {
     char key[96];
     snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
-    kv_put_u32(o, key, (uint32_t)value);
+    kv_add_u32(o, key, (uint32_t)value);
 }
 
 /* llama3's scaling is stored as the tensor rope_freqs.weight instead. */
-static void scaling_put(struct kv_out *o, const struct model_config *c) {
+static void rope_scaling_write(struct kv_writer *o, const struct model_config *c) {
     const struct rope_scaling *s = &c->rope_scaling;
     char key[96];
     if (s->kind != ROPE_LINEAR && s->kind != ROPE_YARN) return;
     snprintf(key, sizeof(key), "%s.rope.scaling.type", c->arch->gguf);
-    kv_put_text(o, key, rope_kind_name(s->kind));
-    arch_put_f32(o, c, "rope.scaling.factor", s->factor);
+    kv_add_text(o, key, rope_kind_name(s->kind));
+    arch_kv_add_f32(o, c, "rope.scaling.factor", s->factor);
     if (s->kind == ROPE_YARN)
-        arch_put_u32(o, c, "rope.scaling.original_context_length", s->original_len);
+        arch_kv_add_u32(o, c, "rope.scaling.original_context_length", s->original_len);
 }
 
-static void pattern_put(struct kv_out *o, const struct model_config *c) {
+static void sliding_window_pattern_write(struct kv_writer *o, const struct model_config *c) {
     static const char suffix[] = "attention.sliding_window_pattern";
     int32_t period = sliding_window_pattern(c);
     char key[96];
     if (period > 0) {
-        arch_put_u32(o, c, suffix, period);
+        arch_kv_add_u32(o, c, suffix, period);
         return;
     }
     snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
-    kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
+    kv_add_array(o, key, GGUF_TYPE_BOOL, (uint64_t)c->n_layers);
     for (int32_t l = 0; l < c->n_layers; l++)
         buf_add(&o->text, &(uint8_t){layer_is_sliding(c, l)}, 1);
 }
 
-static void gemma_put(struct kv_out *o, const struct model_config *c) {
+static void gemma_write(struct kv_writer *o, const struct model_config *c) {
     if (c->window) {
-        arch_put_u32(o, c, "attention.sliding_window", c->window);
-        pattern_put(o, c);
+        arch_kv_add_u32(o, c, "attention.sliding_window", c->window);
+        sliding_window_pattern_write(o, c);
     }
-    arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
-    if (c->query_pre_attn_scalar == gemma_scalar(c)) return;
-    kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
+    arch_kv_add_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
+    if (c->query_pre_attn_scalar == gemma_default_query_scalar(c)) return;
+    kv_add(o, "shoal.query_pre_attn_scalar", GGUF_TYPE_F32, &c->query_pre_attn_scalar);
     log_info(
         "GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
         "head's width",
         (double)c->query_pre_attn_scalar);
 }
 
-static void config_put(struct kv_out *o, const struct model *m, const struct quant_scheme *q) {
+static void config_write(struct kv_writer *o, const struct model *m, const struct quant_scheme *q) {
     const struct model_config *c = &m->config;
     const struct {
         const char *suffix;
@@ -980,121 +989,121 @@ static void config_put(struct kv_out *o, const struct model *m, const struct qua
         {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
     };
     char key[96];
-    kv_put_text(o, "general.architecture", c->arch->gguf);
-    kv_put_text(o, "general.type", "model");
-    kv_put_text(o, "general.name", m->name);
-    kv_put_u32(o, "general.file_type", quant_file_type(q));
-    kv_put_u32(o, "general.quantization_version", 2);
+    kv_add_text(o, "general.architecture", c->arch->gguf);
+    kv_add_text(o, "general.type", "model");
+    kv_add_text(o, "general.name", m->name);
+    kv_add_u32(o, "general.file_type", quant_file_type(q));
+    kv_add_u32(o, "general.quantization_version", 2);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, sizes[i].suffix);
-        kv_put_u32(o, key, (uint32_t)sizes[i].value);
+        kv_add_u32(o, key, (uint32_t)sizes[i].value);
     }
-    arch_put_f32(o, c, "attention.layer_norm_rms_epsilon", c->rms_norm_eps);
-    arch_put_f32(o, c, "rope.freq_base", c->rope_theta);
-    scaling_put(o, c);
-    if (c->arch->hf_names == HF_GEMMA) gemma_put(o, c);
+    arch_kv_add_f32(o, c, "attention.layer_norm_rms_epsilon", c->rms_norm_eps);
+    arch_kv_add_f32(o, c, "rope.freq_base", c->rope_theta);
+    rope_scaling_write(o, c);
+    if (c->arch->hf_names == HF_GEMMA) gemma_write(o, c);
 }
 
 /* llama.cpp assumes that the number of tokens is the number of embedding rows, so rows beyond the
  * tokenizer get a name. */
-static void pieces_put(struct kv_out *o, const struct tokenizer_spec *s, int32_t vocab) {
-    kv_put_array(o, "tokenizer.ggml.tokens", KV_STRING, (uint64_t)vocab);
+static void pieces_write(struct kv_writer *o, const struct tokenizer_spec *s, int32_t vocab) {
+    kv_add_array(o, "tokenizer.ggml.tokens", GGUF_TYPE_STRING, (uint64_t)vocab);
     for (int32_t i = 0; i < vocab; i++) {
         char pad[32];
         if (i < s->n)
-            string_put(&o->text, s->pieces[i], (uint64_t)s->lens[i]);
+            buf_add_string(&o->text, s->pieces[i], (uint64_t)s->lens[i]);
         else
-            string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
+            buf_add_string(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
     }
     if (s->kind != TOKENIZER_BPE) {
-        kv_put_array(o, "tokenizer.ggml.scores", KV_F32, (uint64_t)vocab);
+        kv_add_array(o, "tokenizer.ggml.scores", GGUF_TYPE_F32, (uint64_t)vocab);
         for (int32_t i = 0; i < vocab; i++) {
             float score = i < s->n && s->scores ? s->scores[i] : 0.0f;
             buf_add(&o->text, &score, sizeof(score));
         }
     }
     enum { NORMAL = 1, UNUSED = 5 };
-    kv_put_array(o, "tokenizer.ggml.token_type", KV_I32, (uint64_t)vocab);
+    kv_add_array(o, "tokenizer.ggml.token_type", GGUF_TYPE_I32, (uint64_t)vocab);
     for (int32_t i = 0; i < vocab; i++) {
         int32_t type = i >= s->n ? UNUSED : s->types ? s->types[i] : NORMAL;
         buf_add(&o->text, &type, sizeof(type));
     }
 }
 
-static void special_put(struct kv_out *o, const char *key, int32_t id) {
-    if (id >= 0) kv_put_u32(o, key, (uint32_t)id);
+static void token_id_write(struct kv_writer *o, const char *key, int32_t id) {
+    if (id >= 0) kv_add_u32(o, key, (uint32_t)id);
 }
 
-static void normalizer_put(struct kv_out *o, const struct model *m) {
+static void normalizer_write(struct kv_writer *o, const struct model *m) {
     const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     size_t len = 0;
-    char *said = NULL;
+    char *representable = NULL;
     if (s->kind == TOKENIZER_UNIGRAM) {
         uint8_t *table = s->normalizer ? normalizer_charsmap(s->normalizer, &len) : NULL;
-        char *spaces = normalizer_from_sentencepiece(table, len, true);
-        bool one_space = s->normalizer && strcmp(spaces, s->normalizer) == 0;
-        said = normalizer_from_sentencepiece(table, len, one_space);
-        kv_put_text(o, "tokenizer.ggml.pre", "default");
-        kv_put_bool(o, "tokenizer.ggml.remove_extra_whitespaces", one_space);
-        if (len > 0) kv_put_array(o, "tokenizer.ggml.precompiled_charsmap", KV_U8, len);
+        char *collapsing = normalizer_from_sentencepiece(table, len, true);
+        bool one_space = s->normalizer && strcmp(collapsing, s->normalizer) == 0;
+        representable = normalizer_from_sentencepiece(table, len, one_space);
+        kv_add_text(o, "tokenizer.ggml.pre", "default");
+        kv_add_bool(o, "tokenizer.ggml.remove_extra_whitespaces", one_space);
+        if (len > 0) kv_add_array(o, "tokenizer.ggml.precompiled_charsmap", GGUF_TYPE_U8, len);
         if (len > 0) buf_add(&o->text, table, len);
-        free(spaces);
+        free(collapsing);
         free(table);
     }
     if (s->kind == TOKENIZER_UNIGRAM && !s->user_pieces)
-        kv_put_bool(o, "shoal.tokenizer.user_pieces", false);
-    if (s->split_words) kv_put_bool(o, "shoal.tokenizer.split_words", true);
-    if (s->kind != TOKENIZER_BPE && *s->pre) kv_put_text(o, "shoal.tokenizer.pre_pattern", s->pre);
-    if (s->normalizer && (!said || strcmp(said, s->normalizer) != 0)) {
-        kv_put_text(o, "shoal.tokenizer.normalizer", s->normalizer);
+        kv_add_bool(o, "shoal.tokenizer.user_pieces", false);
+    if (s->split_words) kv_add_bool(o, "shoal.tokenizer.split_words", true);
+    if (s->kind != TOKENIZER_BPE && *s->pre) kv_add_text(o, "shoal.tokenizer.pre_pattern", s->pre);
+    if (s->normalizer && (!representable || strcmp(representable, s->normalizer) != 0)) {
+        kv_add_text(o, "shoal.tokenizer.normalizer", s->normalizer);
         log_info("'%s': other programs will not normalise text as this tokenizer asks", m->name);
     }
-    free(said);
+    free(representable);
 }
 
-static void tokenizer_put(struct kv_out *o, const struct model *m) {
+static void tokenizer_write(struct kv_writer *o, const struct model *m) {
     if (!m->tok) {
-        kv_put_text(o, "tokenizer.ggml.model", "none");
+        kv_add_text(o, "tokenizer.ggml.model", "none");
         return;
     }
     const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     static const char *const kinds[] = {
         [TOKENIZER_BPE] = "gpt2", [TOKENIZER_SPM] = "llama", [TOKENIZER_UNIGRAM] = "t5"};
-    kv_put_text(o, "tokenizer.ggml.model", kinds[s->kind]);
+    kv_add_text(o, "tokenizer.ggml.model", kinds[s->kind]);
     const char *pre = s->pre && *s->pre ? s->pre : "default";
     if (s->kind == TOKENIZER_BPE)
-        kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
-    pieces_put(o, s, m->config.vocab_size);
+        kv_add_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
+    pieces_write(o, s, m->config.vocab_size);
     if (s->kind == TOKENIZER_BPE) {
-        kv_put_array(o, "tokenizer.ggml.merges", KV_STRING, (uint64_t)s->n_merges);
+        kv_add_array(o, "tokenizer.ggml.merges", GGUF_TYPE_STRING, (uint64_t)s->n_merges);
         for (int32_t i = 0; i < s->n_merges; i++)
-            string_put(&o->text, s->merges[i], strlen(s->merges[i]));
+            buf_add_string(&o->text, s->merges[i], strlen(s->merges[i]));
     }
-    special_put(o, "tokenizer.ggml.bos_token_id", s->bos);
-    special_put(o, "tokenizer.ggml.eos_token_id", s->eos);
-    special_put(o, "tokenizer.ggml.unknown_token_id", s->unk);
-    kv_put_bool(o, "tokenizer.ggml.add_bos_token", s->add_bos);
+    token_id_write(o, "tokenizer.ggml.bos_token_id", s->bos);
+    token_id_write(o, "tokenizer.ggml.eos_token_id", s->eos);
+    token_id_write(o, "tokenizer.ggml.unknown_token_id", s->unk);
+    kv_add_bool(o, "tokenizer.ggml.add_bos_token", s->add_bos);
     if (s->add_eos || s->kind == TOKENIZER_UNIGRAM)
-        kv_put_bool(o, "tokenizer.ggml.add_eos_token", s->add_eos);
-    kv_put_bool(o, "tokenizer.ggml.add_space_prefix", s->add_space_prefix);
-    normalizer_put(o, m);
-    if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
+        kv_add_bool(o, "tokenizer.ggml.add_eos_token", s->add_eos);
+    kv_add_bool(o, "tokenizer.ggml.add_space_prefix", s->add_space_prefix);
+    normalizer_write(o, m);
+    if (m->chat_template) kv_add_text(o, "tokenizer.chat_template", m->chat_template);
     if (s->kind == TOKENIZER_BPE && pre_is_pattern(pre)) {
-        kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);
+        kv_add_text(o, "shoal.tokenizer.pre_pattern", pre);
         log_info(
             "'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
             "as gpt-2 does",
             m->name);
     }
-    if (s->ignore_merges != (s->kind == TOKENIZER_BPE && pre_takes_words(pre)))
-        kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
+    if (s->ignore_merges != (s->kind == TOKENIZER_BPE && pre_ignores_merges(pre)))
+        kv_add_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
 }
 
-static void entry_put(struct buf *b, const char *name, const struct weight_info *w, uint32_t type,
-                      uint64_t *offset) {
+static void tensor_entry_write(struct buf *b, const char *name, const struct weight_info *w,
+                               uint32_t type, uint64_t *offset) {
     uint32_t n_dims = w->is_vector ? 1 : 2;
     uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
-    string_put(b, name, strlen(name));
+    buf_add_string(b, name, strlen(name));
     buf_add(b, &n_dims, sizeof(n_dims));
     buf_add(b, dims, sizeof(*dims) * n_dims);
     buf_add(b, &type, sizeof(type));
@@ -1106,18 +1115,19 @@ static bool has_rope_freqs(const struct model_config *c) {
     return c->rope_scaling.kind == ROPE_LLAMA3;
 }
 
-static void table_put(struct buf *b, const struct model_config *c, const struct quant_scheme *q) {
+static void weight_table_write(struct buf *b, const struct model_config *c,
+                               const struct quant_scheme *q) {
     uint64_t offset = 0;
     int n_fallback = 0;
     if (has_rope_freqs(c))
-        entry_put(b, "rope_freqs.weight",
-                  &(struct weight_info){.is_vector = true, .n = 1, .k = c->head_dim / 2},
-                  TENSOR_F32, &offset);
+        tensor_entry_write(b, "rope_freqs.weight",
+                           &(struct weight_info){.is_vector = true, .n = 1, .k = c->head_dim / 2},
+                           TENSOR_F32, &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_GGUF, &w);
         enum tensor_type t = quant_weight_type(q, c, &w);
-        entry_put(b, w.name, &w, t, &offset);
+        tensor_entry_write(b, w.name, &w, t, &offset);
         if (!w.is_vector && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
@@ -1127,12 +1137,12 @@ static void table_put(struct buf *b, const struct model_config *c, const struct 
             n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
 }
 
-static int padding_put(struct atomic_file *w, struct error *err) {
+static int padding_write(struct atomic_file *w, struct error *err) {
     static const uint8_t zeros[32];
     return atomic_file_write(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
 }
 
-enum { ROWS_AT_ONCE = 256 };
+enum { ROWS_PER_WRITE = 256 };
 
 /* The state of writing rows of one weight to a file. */
 struct row_encoding {
@@ -1141,14 +1151,14 @@ struct row_encoding {
     enum tensor_type type;
     const int32_t *order; /* or NULL */
     int64_t first;
-    size_t longest; /* floats of the longest row of any weight */
-    float *scratch; /* [threads][longest] */
-    uint8_t *out;   /* [ROWS_AT_ONCE][tensor_row_bytes] */
+    size_t max_row_len; /* floats of the longest row of any weight */
+    float *scratch;     /* [threads][longest] */
+    uint8_t *out;       /* [ROWS_PER_WRITE][tensor_row_bytes] */
     atomic_bool bad;
 };
 
-/* Scales are f16: larger values and NaN would be lost. For rows that were copied, the scratch holds
- * older numbers, which passed the check. */
+/* Scales are f16, which cannot represent larger values or NaN. For rows that were copied, the
+ * scratch holds the values of an earlier row, which passed this check. */
 static bool row_fits(const struct row_encoding *e, const float *row) {
     if (!tensor_type_is_quantized(e->type)) return true;
     for (int64_t i = 0; i < e->w->k; i++)
@@ -1158,34 +1168,34 @@ static bool row_fits(const struct row_encoding *e, const float *row) {
 
 static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
     struct row_encoding *e = ctx;
-    float *scratch = e->scratch + (size_t)thread * e->longest;
-    size_t bytes = tensor_row_bytes(e->type, e->w->k);
+    float *scratch = e->scratch + (size_t)thread * e->max_row_len;
+    size_t row_bytes = tensor_row_bytes(e->type, e->w->k);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = e->order ? e->order[e->first + i] : e->first + i;
-        weight_row(e->m, e->w, row, e->type, scratch, e->out + (size_t)i * bytes);
+        weight_row(e->m, e->w, row, e->type, scratch, e->out + (size_t)i * row_bytes);
         if (!row_fits(e, scratch)) atomic_store(&e->bad, true);
     }
 }
 
 /* A bias is one row, so the order applies to its elements. */
-static void elements_order(struct row_encoding *e, const int32_t *order) {
+static void elements_permute(struct row_encoding *e, const int32_t *order) {
     float *v = (float *)(void *)e->out;
     memcpy(e->scratch, v, sizeof(*v) * (size_t)e->w->k);
     for (int64_t i = 0; i < e->w->k; i++) v[i] = e->scratch[order[i]];
 }
 
-static int weight_put(struct atomic_file *out, struct row_encoding *e, struct pool *pool,
-                      struct progress *p, int64_t *done, struct error *err) {
+static int weight_write(struct atomic_file *out, struct row_encoding *e, struct pool *pool,
+                        struct progress *p, int64_t *done, struct error *err) {
     const struct weight_info *w = e->w;
     bool permute = w->rope_heads > 0 && e->m->config.arch->gguf_permuted;
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
     e->order = w->is_vector ? NULL : order;
-    for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_AT_ONCE) {
-        int64_t n = MIN(ROWS_AT_ONCE, w->n - e->first);
+    for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_PER_WRITE) {
+        int64_t n = MIN(ROWS_PER_WRITE, w->n - e->first);
         pool_run(pool, rows_encode, e, n, 1);
-        if (order && w->is_vector) elements_order(e, order);
+        if (order && w->is_vector) elements_permute(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
                            "'%s' holds a weight that is not a number or beyond 65504, for which %s "
@@ -1197,36 +1207,37 @@ static int weight_put(struct atomic_file *out, struct row_encoding *e, struct po
         if (p) progress_update(p, *done, w->name);
     }
     free(order);
-    return rc == OK ? padding_put(out, err) : rc;
+    return rc == OK ? padding_write(out, err) : rc;
 }
 
-static int rope_freqs_put(struct atomic_file *out, const struct model_config *c,
-                          struct error *err) {
+static int rope_freqs_write(struct atomic_file *out, const struct model_config *c,
+                            struct error *err) {
     int rc = OK;
     for (int32_t i = 0; rc == OK && i < c->head_dim / 2; i++)
         rc = atomic_file_write(out, &(float){rope_divisor(c, i)}, sizeof(float), err);
-    return rc == OK ? padding_put(out, err) : rc;
+    return rc == OK ? padding_write(out, err) : rc;
 }
 
-static int weights_put(struct atomic_file *out, const struct model *m, const struct quant_scheme *q,
-                       struct pool *pool, struct progress *p, struct error *err) {
+static int weights_write(struct atomic_file *out, const struct model *m,
+                         const struct quant_scheme *q, struct pool *pool, struct progress *p,
+                         struct error *err) {
     const struct model_config *c = &m->config;
     struct row_encoding e = {.m = m};
     struct weight_info w;
     int64_t done = 0;
-    int rc = has_rope_freqs(c) ? rope_freqs_put(out, c, err) : OK;
+    int rc = has_rope_freqs(c) ? rope_freqs_write(out, c, err) : OK;
     for (int32_t i = 0; i < weight_count(c); i++) {
         weight_at(c, i, NAMING_GGUF, &w);
-        e.longest = MAX(e.longest, (size_t)w.k);
+        e.max_row_len = MAX(e.max_row_len, (size_t)w.k);
     }
-    e.scratch = try_calloc((size_t)pool_size(pool) * e.longest, sizeof(float), err);
-    e.out = e.scratch ? try_calloc(ROWS_AT_ONCE, sizeof(float) * (e.longest + 1), err) : NULL;
+    e.scratch = try_calloc((size_t)pool_size(pool) * e.max_row_len, sizeof(float), err);
+    e.out = e.scratch ? try_calloc(ROWS_PER_WRITE, sizeof(float) * (e.max_row_len + 1), err) : NULL;
     if (!e.out) rc = err->code;
     for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
         weight_at(c, i, NAMING_GGUF, &w);
         e.w = &w;
         e.type = quant_weight_type(q, c, &w);
-        rc = weight_put(out, &e, pool, p, &done, err);
+        rc = weight_write(out, &e, pool, p, &done, err);
     }
     free(e.out);
     free(e.scratch);
@@ -1234,9 +1245,9 @@ static int weights_put(struct atomic_file *out, const struct model *m, const str
 }
 
 static void header_build(struct buf *b, const struct model *m, const struct quant_scheme *q) {
-    struct kv_out o = {0};
-    config_put(&o, m, q);
-    tokenizer_put(&o, m);
+    struct kv_writer o = {0};
+    config_write(&o, m, q);
+    tokenizer_write(&o, m);
     uint32_t version = 3;
     uint64_t n_tensors = (uint64_t)weight_count(&m->config) + (has_rope_freqs(&m->config) ? 1 : 0);
     buf_puts(b, "GGUF");
@@ -1244,21 +1255,21 @@ static void header_build(struct buf *b, const struct model *m, const struct quan
     buf_add(b, &n_tensors, sizeof(n_tensors));
     buf_add(b, &o.n, sizeof(o.n));
     buf_add(b, o.text.data, o.text.len);
-    table_put(b, &m->config, q);
+    weight_table_write(b, &m->config, q);
     buf_release(&o.text);
 }
 
 /* Refuses configurations that the format cannot express or that gguf_open could not read. */
-static int expressible(const struct model_config *c, struct error *err) {
+static int gguf_config_check(const struct model_config *c, struct error *err) {
     if (!c->arch->gguf)
         return error_set(err, ERR_MISMATCH,
                          "architecture '%s' has no GGUF form; write a Hugging Face directory "
                          "instead",
                          c->arch->name);
-    struct model_config back = *c;
+    struct model_config reread = *c;
     float *divisors = xmalloc(sizeof(float) * (size_t)c->head_dim);
     for (int32_t i = 0; i < c->head_dim / 2; i++) divisors[i] = rope_divisor(c, i);
-    bool ok = !has_rope_freqs(c) || rope_scaling_recover(&back, divisors);
+    bool ok = !has_rope_freqs(c) || rope_scaling_recover(&reread, divisors);
     free(divisors);
     return ok ? OK
               : error_set(err, ERR_MISMATCH,
@@ -1269,14 +1280,14 @@ static int expressible(const struct model_config *c, struct error *err) {
 
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err) {
-    if (expressible(&m->config, err) != OK) return err->code;
+    if (gguf_config_check(&m->config, err) != OK) return err->code;
     struct buf header = {0};
     struct atomic_file w;
     header_build(&header, m, q);
     int rc = atomic_file_open(&w, path, err);
     if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
-    if (rc == OK) rc = padding_put(&w, err);
-    if (rc == OK) rc = weights_put(&w, m, q, pool, p, err);
+    if (rc == OK) rc = padding_write(&w, err);
+    if (rc == OK) rc = weights_write(&w, m, q, pool, p, err);
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     buf_release(&header);
@@ -1290,13 +1301,13 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
 }
 
 /* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */
-static json_t *kv_json(const struct gguf_kv *kv) {
+static json_t *kv_to_json(const struct gguf_kv *kv) {
     int64_t whole;
     double real;
-    if (kv->type == KV_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
-    if (kv->type == KV_BOOL) return json_boolean(*kv->data);
-    if (kv_integer(kv, &whole)) return json_integer(whole);
-    return kv->type != GGUF_TYPE_ARRAY && kv_number(kv, &real) ? json_real(real) : json_null();
+    if (kv->type == GGUF_TYPE_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
+    if (kv->type == GGUF_TYPE_BOOL) return json_boolean(*kv->data);
+    if (kv_get_integer(kv, &whole)) return json_integer(whole);
+    return kv->type != GGUF_TYPE_ARRAY && kv_get_number(kv, &real) ? json_real(real) : json_null();
 }
 
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
@@ -1308,7 +1319,7 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
     }
     st->metadata = json_object();
     for (uint64_t i = 0; i < g.n_kv; i++) {
-        json_t *value = kv_json(&g.kv[i]);
+        json_t *value = kv_to_json(&g.kv[i]);
         if (value) json_object_setn_new(st->metadata, g.kv[i].key, (size_t)g.kv[i].key_len, value);
     }
     st->map = g.map;
@@ -1318,22 +1329,22 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
     return OK;
 }
 
-static void kv_put_json(struct kv_out *o, const char *key, const json_t *value) {
+static void kv_add_json(struct kv_writer *o, const char *key, const json_t *value) {
     float real = (float)json_real_value(value);
     CHECK(json_is_string(value) || json_is_number(value));
     if (json_is_string(value))
-        kv_put_text(o, key, json_string_value(value));
+        kv_add_text(o, key, json_string_value(value));
     else if (json_is_integer(value))
-        kv_put_u32(o, key, (uint32_t)json_integer_value(value));
+        kv_add_u32(o, key, (uint32_t)json_integer_value(value));
     else
-        kv_put(o, key, KV_F32, &real);
+        kv_add(o, key, GGUF_TYPE_F32, &real);
 }
 
-static void tensors_table_put(struct buf *b, const struct tensor_info *t, int n) {
+static void tensor_table_write(struct buf *b, const struct tensor_info *t, int n) {
     uint64_t offset = 0;
     for (int i = 0; i < n; i++) {
         uint32_t n_dims = (uint32_t)t[i].n_dims, type = t[i].type;
-        string_put(b, t[i].name, strlen(t[i].name));
+        buf_add_string(b, t[i].name, strlen(t[i].name));
         buf_add(b, &n_dims, sizeof(n_dims));
         for (int d = t[i].n_dims - 1; d >= 0; d--) buf_add(b, &t[i].dims[d], sizeof(int64_t));
         buf_add(b, &type, sizeof(type));
@@ -1348,14 +1359,14 @@ static int text_compare(const void *a, const void *b) {
 
 static void tensors_header_build(struct buf *b, const json_t *metadata, const struct tensor_info *t,
                                  int n) {
-    struct kv_out o = {0};
+    struct kv_writer o = {0};
     struct strings keys = {0};
     const char *key;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) strings_add(&keys, key);
     if (keys.n > 1) qsort(keys.v, (size_t)keys.n, sizeof(*keys.v), text_compare);
     for (int i = 0; i < keys.n; i++)
-        kv_put_json(&o, keys.v[i], json_object_get(metadata, keys.v[i]));
+        kv_add_json(&o, keys.v[i], json_object_get(metadata, keys.v[i]));
     strings_release(&keys);
     uint32_t version = 3;
     uint64_t n_tensors = (uint64_t)n;
@@ -1364,7 +1375,7 @@ static void tensors_header_build(struct buf *b, const json_t *metadata, const st
     buf_add(b, &n_tensors, sizeof(n_tensors));
     buf_add(b, &o.n, sizeof(o.n));
     buf_add(b, o.text.data, o.text.len);
-    tensors_table_put(b, t, n);
+    tensor_table_write(b, t, n);
     buf_release(&o.text);
 }
 
@@ -1375,10 +1386,10 @@ int gguf_tensors_write(const char *path, const json_t *metadata, const struct te
     tensors_header_build(&header, metadata, tensors, n);
     int rc = atomic_file_open(&w, path, err);
     if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
-    if (rc == OK) rc = padding_put(&w, err);
+    if (rc == OK) rc = padding_write(&w, err);
     for (int i = 0; rc == OK && i < n; i++) {
         rc = atomic_file_write(&w, tensors[i].data, tensors[i].size, err);
-        if (rc == OK) rc = padding_put(&w, err);
+        if (rc == OK) rc = padding_write(&w, err);
     }
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);

@@ -70,38 +70,40 @@ static int shard_find(const struct shards *s, const char *name) {
 }
 
 /* An index may only name files in its own directory. */
-static bool shard_name_ok(const char *name) {
+static bool shard_name_is_valid(const char *name) {
     return name && name[0] != '\0' && name[0] != '.' && !strchr(name, '/') && strlen(name) < 256;
 }
 
 enum { SHARDS_MAX = 1024 };
 
-static int index_walk(struct shards *s, const char *dir, const json_t *root, struct error *err) {
+static int index_open_shards(struct shards *s, const char *dir, const json_t *root,
+                             struct error *err) {
     const json_t *files = json_object_get(root, "weight_map");
-    struct tensor_errors lost = {0};
+    struct tensor_errors missing = {0};
     const char *tensor;
     json_t *value;
     if (!json_is_object(files)) return error_set(err, ERR_FORMAT, "'weight_map' is missing");
     int rc = OK;
     json_object_foreach ((json_t *)(uintptr_t)files, tensor, value) {
         const char *name = json_string_value(value);
-        if (!shard_name_ok(name))
+        if (!shard_name_is_valid(name))
             rc = error_set(err, ERR_FORMAT, "'%.96s' is in no file of this directory", tensor);
         else if (shard_find(s, name) < 0)
             rc = s->n < SHARDS_MAX ? shard_add(s, dir, name, err)
                                    : error_set(err, ERR_FORMAT, "too many files");
         if (rc != OK) break;
         if (!safetensors_find(&s->files[shard_find(s, name)], tensor))
-            tensor_errors_add(&lost, "'%.96s' is not in '%.96s'", tensor, name);
+            tensor_errors_add(&missing, "'%.96s' is not in '%.96s'", tensor, name);
     }
-    int lost_rc = tensor_errors_report(&lost, ERR_MISMATCH, rc == OK ? err : &(struct error){0});
-    return rc == OK ? lost_rc : rc;
+    int missing_rc =
+        tensor_errors_report(&missing, ERR_MISMATCH, rc == OK ? err : &(struct error){0});
+    return rc == OK ? missing_rc : rc;
 }
 
 static int index_read(struct shards *s, const char *dir, const char *path, struct error *err) {
     json_t *root = json_parse_file(path, err);
     if (!root) return err->code;
-    int rc = index_walk(s, dir, root, err);
+    int rc = index_open_shards(s, dir, root, err);
     json_decref(root);
     return rc == OK ? OK : error_wrap(err, "'%s'", path);
 }
@@ -110,12 +112,12 @@ static int shards_merge(struct shards *s, struct error *err) {
     for (int i = 0; i < s->n; i++) s->n_tensors += s->files[i].n_tensors;
     s->tensors = try_calloc((size_t)s->n_tensors, sizeof(*s->tensors), err);
     if (!s->tensors) return err->code;
-    int at = 0;
+    int n_copied = 0;
     for (int i = 0; i < s->n; i++) {
         if (s->files[i].n_tensors)
-            memcpy(s->tensors + at, s->files[i].tensors,
+            memcpy(s->tensors + n_copied, s->files[i].tensors,
                    sizeof(*s->tensors) * (size_t)s->files[i].n_tensors);
-        at += s->files[i].n_tensors;
+        n_copied += s->files[i].n_tensors;
     }
     tensors_sort(s->tensors, s->n_tensors);
     for (int i = 1; i < s->n_tensors; i++)
@@ -146,56 +148,60 @@ static int shards_open(struct shards *s, const char *dir, struct error *err) {
     return rc;
 }
 
-static void tensor_drop(struct shards *s, int at) {
-    memmove(&s->tensors[at], &s->tensors[at + 1],
-            sizeof(*s->tensors) * (size_t)(s->n_tensors - at - 1));
+static void tensor_remove(struct shards *s, int index) {
+    memmove(&s->tensors[index], &s->tensors[index + 1],
+            sizeof(*s->tensors) * (size_t)(s->n_tensors - index - 1));
     s->n_tensors--;
 }
 
-static bool name_ends(const char *name, const char *ending) {
+static bool name_has_suffix(const char *name, const char *ending) {
     size_t n = strlen(name), e = strlen(ending);
     return n >= e && strcmp(name + n - e, ending) == 0;
 }
 
-/* Tensors that some savers add and that carry no information: rotary frequencies, which follow from
- * theta, and GPT-Neo's masks. */
-static bool name_idle(const char *name) {
-    return name_ends(name, ".rotary_emb.inv_freq") || name_ends(name, ".attn.attention.bias") ||
-           name_ends(name, ".attn.attention.masked_bias");
+/* True for tensors that some programs save although they are constants: rotary frequencies, which
+ * follow from theta, and GPT-Neo's masks. */
+static bool tensor_is_ignored(const char *name) {
+    return name_has_suffix(name, ".rotary_emb.inv_freq") ||
+           name_has_suffix(name, ".attn.attention.bias") ||
+           name_has_suffix(name, ".attn.attention.masked_bias");
 }
 
 /*
  * A multimodal checkpoint holds the language model under "language_model." or
  * "model.language_model.": its names are those of a text model from the last "model." or "lm_head."
- * on. The other parts are dropped: Shoal reads and writes text.
+ * on. The other tensors are removed: Shoal reads and writes text. Returns the number of tensors of
+ * the language model, or 0 if the checkpoint is not multimodal.
  */
-static int language_model_take(struct shards *s) {
+static int language_model_select(struct shards *s) {
     static const char infix[] = "language_model.";
     int n = 0;
     for (int i = 0; i < s->n_tensors; i++) n += strstr(s->tensors[i].name, infix) != NULL;
     if (n == 0) return 0;
     for (int i = s->n_tensors - 1; i >= 0; i--) {
-        char *at = strstr(s->tensors[i].name, infix);
+        char *match = strstr(s->tensors[i].name, infix);
         /* "language_model.model.x" gives "model.x"; so does "model.language_model.x". */
-        if (at && at == s->tensors[i].name)
-            s->tensors[i].name = at + strlen(infix);
-        else if (at)
-            s->tensors[i].name = at + strlen("language_");
+        if (match && match == s->tensors[i].name)
+            s->tensors[i].name = match + strlen(infix);
+        else if (match)
+            s->tensors[i].name = match + strlen("language_");
         else if (strcmp(s->tensors[i].name, "lm_head.weight") != 0)
-            tensor_drop(s, i);
+            tensor_remove(s, i);
     }
     tensors_sort(s->tensors, s->n_tensors);
     return n;
 }
 
-/* Also drops the head of a tied model, which must then be byte-equal to the embedding. */
-static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
-    int before = s->n_tensors;
-    if (c->arch->hf_names == HF_GEMMA && language_model_take(s) > 0 && s->n_tensors < before)
+/* Removes tensors that are not weights of the model. The head of a tied model is removed too; it
+ * must be byte-equal to the embedding. */
+static int ignored_tensors_remove(struct shards *s, const struct model_config *c,
+                                  struct error *err) {
+    int n_before = s->n_tensors;
+    if (c->arch->hf_names == HF_GEMMA && language_model_select(s) > 0 && s->n_tensors < n_before)
         log_info("%d tensors that are not the language model's are left out",
-                 before - s->n_tensors);
+                 n_before - s->n_tensors);
     for (int i = s->n_tensors - 1; i >= 0; i--)
-        if (name_idle(s->tensors[i].name)) tensor_drop(s, i);
+        if (tensor_is_ignored(s->tensors[i].name)) tensor_remove(s, i);
     struct weight_info first;
     weight_at(c, 0, NAMING_HF, &first);
     const struct tensor_info *head = tensors_find(s->tensors, s->n_tensors, "lm_head.weight");
@@ -207,14 +213,14 @@ static int extras_drop(struct shards *s, const struct model_config *c, struct er
                          "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
                          "embedding");
     file_map_evict(head->data, head->size);
-    tensor_drop(s, (int)(head - s->tensors));
+    tensor_remove(s, (int)(head - s->tensors));
     return OK;
 }
 
 static int weights_read(struct model *m, const char *dir, struct error *err) {
     struct shards s = {0};
     int rc = shards_open(&s, dir, err);
-    if (rc == OK) rc = extras_drop(&s, &m->config, err);
+    if (rc == OK) rc = ignored_tensors_remove(&s, &m->config, err);
     if (rc == OK) rc = model_bind(m, s.tensors, s.n_tensors, NAMING_HF, false, err);
     for (int i = 0; rc == OK && i < s.n; i++) model_add_map(m, &s.files[i].map);
     shards_release(&s);
@@ -235,14 +241,14 @@ static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct 
 }
 
 /* A special token is a string or an object with 'content'; returns its id or -1. */
-static int32_t special_id(const struct tokenizer *tok, const json_t *value) {
+static int32_t special_token_id(const struct tokenizer *tok, const json_t *value) {
     if (json_is_object(value)) value = json_object_get(value, "content");
     const char *piece = json_string_value(value);
     return piece ? tokenizer_piece_to_id(tok, piece) : -1;
 }
 
 /* An id, or the first of a list of ids. */
-static int32_t config_id(const struct tokenizer *tok, const json_t *root, const char *key) {
+static int32_t config_token_id(const struct tokenizer *tok, const json_t *root, const char *key) {
     const json_t *v = json_field(root, key);
     if (json_is_array(v)) v = json_array_get(v, 0);
     json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
@@ -250,45 +256,46 @@ static int32_t config_id(const struct tokenizer *tok, const json_t *root, const 
 }
 
 /* tokenizer_config.json has priority if it has the key (null: no such token), then
- * generation_config.json, then config.json. `now` is the value of the tokenizer's own file. */
-static int32_t special_choose(const struct tokenizer *tok, const json_t *const roots[3],
-                              const char *name, int32_t now) {
+ * generation_config.json, then config.json. `current` is the value of the tokenizer's own file. */
+static int32_t special_token_choose(const struct tokenizer *tok, const json_t *const roots[3],
+                                    const char *name, int32_t current) {
     char key[32];
     snprintf(key, sizeof(key), "%s_token", name);
-    if (json_object_get(roots[0], key)) return special_id(tok, json_object_get(roots[0], key));
+    if (json_object_get(roots[0], key))
+        return special_token_id(tok, json_object_get(roots[0], key));
     snprintf(key, sizeof(key), "%s_token_id", name);
     for (int i = 1; i < 3; i++) {
-        int32_t id = config_id(tok, roots[i], key);
+        int32_t id = config_token_id(tok, roots[i], key);
         if (id >= 0) return id;
     }
-    return now;
+    return current;
 }
 
-/* The tokenizer's own file lacks the special roles. A tokenizer is immutable, so a new one replaces
- * it. */
+/* The tokenizer's own file does not define which tokens are BOS and EOS. A tokenizer is immutable,
+ * so a new one replaces it. */
 static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
-    const struct tokenizer_spec *now = tokenizer_get_spec(*tok);
-    struct tokenizer_spec spec = *now;
-    spec.bos = special_choose(*tok, roots, "bos", now->bos);
-    spec.eos = special_choose(*tok, roots, "eos", now->eos);
+    const struct tokenizer_spec *current = tokenizer_get_spec(*tok);
+    struct tokenizer_spec spec = *current;
+    spec.bos = special_token_choose(*tok, roots, "bos", current->bos);
+    spec.eos = special_token_choose(*tok, roots, "eos", current->eos);
     const json_t *add_bos = json_field(roots[0], "add_bos_token");
     if (json_is_boolean(add_bos)) spec.add_bos = json_is_true(add_bos);
     const json_t *add_eos = json_field(roots[0], "add_eos_token");
     if (json_is_boolean(add_eos)) spec.add_eos = json_is_true(add_eos);
-    if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos &&
-        spec.add_eos == now->add_eos)
+    if (spec.bos == current->bos && spec.eos == current->eos && spec.add_bos == current->add_bos &&
+        spec.add_eos == current->add_eos)
         return OK;
-    struct tokenizer *fresh = tokenizer_new(&spec, err);
-    if (!fresh) return err->code;
+    struct tokenizer *replacement = tokenizer_new(&spec, err);
+    if (!replacement) return err->code;
     tokenizer_free(*tok);
-    *tok = fresh;
+    *tok = replacement;
     return OK;
 }
 
 /* A string, or a list of {name, template} of which 'default' is used. chat_template.jinja in the
  * same directory has priority. */
-static int template_read(struct model *m, const char *dir, const json_t *config,
-                         struct error *err) {
+static int chat_template_read(struct model *m, const char *dir, const json_t *config,
+                              struct error *err) {
     char *path = path_join(dir, "chat_template.jinja");
     struct buf text = {0};
     const json_t *v = json_field(config, "chat_template");
@@ -308,26 +315,26 @@ static int template_read(struct model *m, const char *dir, const json_t *config,
 }
 
 /* *out is NULL when the file does not exist. */
-static int optional_json(const char *dir, const char *name, json_t **out, struct error *err) {
+static int optional_json_read(const char *dir, const char *name, json_t **out, struct error *err) {
     char *path = path_join(dir, name);
-    bool there = path_exists(path);
-    *out = there ? json_parse_file(path, err) : NULL;
+    bool exists = path_exists(path);
+    *out = exists ? json_parse_file(path, err) : NULL;
     free(path);
-    return there && !*out ? err->code : OK;
+    return exists && !*out ? err->code : OK;
 }
 
 static int tokenizer_read(struct model *m, const char *dir, const json_t *config,
                           struct error *err) {
     json_t *tok_config = NULL, *generation = NULL;
     int rc = tokenizer_files_read(dir, &m->tok, err);
-    if (rc == OK) rc = optional_json(dir, "tokenizer_config.json", &tok_config, err);
-    if (rc == OK) rc = optional_json(dir, "generation_config.json", &generation, err);
+    if (rc == OK) rc = optional_json_read(dir, "tokenizer_config.json", &tok_config, err);
+    if (rc == OK) rc = optional_json_read(dir, "generation_config.json", &generation, err);
     const json_t *const roots[3] = {tok_config, generation, config};
     if (rc == OK && m->tok) rc = specials_apply(&m->tok, roots, err);
     if (rc == OK && m->tok && tokenizer_vocab_size(m->tok) > m->config.vocab_size)
         rc = error_set(err, ERR_MISMATCH, "'%s': the tokenizer has %d tokens, the model %d", dir,
                        (int)tokenizer_vocab_size(m->tok), (int)m->config.vocab_size);
-    if (rc == OK) rc = template_read(m, dir, tok_config, err);
+    if (rc == OK) rc = chat_template_read(m, dir, tok_config, err);
     json_decref(tok_config);
     json_decref(generation);
     return rc;
@@ -344,8 +351,8 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     return NULL;
 }
 
-/* Size of the files that a tokenizer may be made from. */
-static size_t words_measure(const char *dir) {
+/* Total size of the files from which a tokenizer may be read. */
+static size_t tokenizer_files_size(const char *dir) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model",
                                         "tokenizer_config.json"};
     size_t sum = 0;
@@ -372,7 +379,7 @@ int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size 
         out->config = m->config;
         tensors_measure(s.tensors, s.n_tensors, cls, false, out);
         out->type = tensors_main_type(s.tensors, s.n_tensors);
-        out->words = words_measure(dir);
+        out->words = tokenizer_files_size(dir);
     }
     json_decref(config);
     shards_release(&s);
@@ -394,7 +401,7 @@ static int json_write(const char *dir, const char *name, json_t *value, struct e
     return rc;
 }
 
-static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
+static void json_set_piece(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
     int len = 0;
     const char *piece = id >= 0 ? tokenizer_id_to_piece(tok, id, &len) : NULL;
     json_t *value = piece ? json_stringn(piece, (size_t)len) : NULL;
@@ -409,8 +416,8 @@ static int tokenizer_write(const struct model *m, const char *dir, struct error 
     if (rc != OK) return rc;
     json_t *root = json_object();
     json_object_set_new(root, "add_bos_token", json_boolean(tokenizer_add_bos(m->tok)));
-    piece_set(root, "bos_token", m->tok, tokenizer_bos(m->tok));
-    piece_set(root, "eos_token", m->tok, tokenizer_eos(m->tok));
+    json_set_piece(root, "bos_token", m->tok, tokenizer_bos(m->tok));
+    json_set_piece(root, "eos_token", m->tok, tokenizer_eos(m->tok));
     json_t *template = json_string(m->chat_template ? m->chat_template : chatml_template);
     json_object_set_new(root, "chat_template", template ? template : json_string(chatml_template));
     json_object_set_new(root, "model_max_length", json_integer(m->config.max_seq_len));
@@ -418,8 +425,9 @@ static int tokenizer_write(const struct model *m, const char *dir, struct error 
     return json_write(dir, "tokenizer_config.json", root, err);
 }
 
-/* Norms come first: they are f32 and so stay aligned, whatever the sizes of the 16-bit matrices. */
-static int32_t weights_ordered(const struct model_config *c, struct weight_info *list) {
+/* Norms and biases come first: they are f32 and are thus aligned for any sizes of the 16-bit
+ * matrices. */
+static int32_t weights_list_vectors_first(const struct model_config *c, struct weight_info *list) {
     int32_t n = 0;
     struct weight_info w;
     for (int pass = 0; pass < 2; pass++)
@@ -449,20 +457,20 @@ static int weights_header(const struct weight_info *list, int32_t n, enum tensor
     return rc;
 }
 
-static int weights_put(struct atomic_file *out, const struct model *m,
-                       const struct weight_info *list, int32_t n, enum tensor_type type,
-                       struct error *err) {
-    int64_t longest = 0;
-    for (int32_t i = 0; i < n; i++) longest = MAX(longest, list[i].k);
-    float *scratch = xmalloc(sizeof(float) * (size_t)longest * 2);
+static int weight_rows_write(struct atomic_file *out, const struct model *m,
+                             const struct weight_info *list, int32_t n, enum tensor_type type,
+                             struct error *err) {
+    int64_t max_row_len = 0;
+    for (int32_t i = 0; i < n; i++) max_row_len = MAX(max_row_len, list[i].k);
+    float *scratch = xmalloc(sizeof(float) * (size_t)max_row_len * 2);
     int rc = OK;
     for (int32_t i = 0; i < n; i++) {
         enum tensor_type t = list[i].is_vector ? TENSOR_F32 : type;
         for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
-            weight_row(m, &list[i], r, t, scratch, scratch + longest);
+            weight_row(m, &list[i], r, t, scratch, scratch + max_row_len);
             for (int64_t j = 0; j < list[i].k && list[i].has_offset; j++)
-                scratch[longest + j] -= 1.0f;
-            rc = atomic_file_write(out, scratch + longest, tensor_row_bytes(t, list[i].k), err);
+                scratch[max_row_len + j] -= 1.0f;
+            rc = atomic_file_write(out, scratch + max_row_len, tensor_row_bytes(t, list[i].k), err);
         }
     }
     free(scratch);
@@ -472,14 +480,14 @@ static int weights_put(struct atomic_file *out, const struct model *m,
 static int weights_write(const struct model *m, const char *dir, enum tensor_type type,
                          struct error *err) {
     struct weight_info *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
-    int32_t n = weights_ordered(&m->config, list);
+    int32_t n = weights_list_vectors_first(&m->config, list);
     struct buf header = {0};
     struct atomic_file w = {0};
     char *path = path_join(dir, "model.safetensors");
     int rc = weights_header(list, n, type, &header, err);
     if (rc == OK) rc = atomic_file_open(&w, path, err);
     if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
-    if (rc == OK) rc = weights_put(&w, m, list, n, type, err);
+    if (rc == OK) rc = weight_rows_write(&w, m, list, n, type, err);
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     free(path);

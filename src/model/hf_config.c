@@ -21,19 +21,21 @@ const json_t *json_field(const json_t *root, const char *key) {
     return json_is_null(v) ? NULL : v;
 }
 
-/* The names of sizes in the usual configurations and in GPT-Neo's. */
+/* Key names that differ between Llama-like configurations, Gemma's and GPT-Neo's. */
 struct size_keys {
     const char *layers, *heads, *epsilon, *act;
 };
-static const struct size_keys usual_keys = {"num_hidden_layers", "num_attention_heads",
-                                            "rms_norm_eps", "hidden_act"};
+static const struct size_keys default_keys = {"num_hidden_layers", "num_attention_heads",
+                                              "rms_norm_eps", "hidden_act"};
 static const struct size_keys gemma_keys = {"num_hidden_layers", "num_attention_heads",
                                             "rms_norm_eps", "hidden_activation"};
 static const struct size_keys neo_keys = {"num_layers", "num_heads", "layer_norm_epsilon",
                                           "activation_function"};
 
-static const struct size_keys *keys_of(const struct arch *a) {
-    return a->hf_names == HF_NEO ? &neo_keys : a->hf_names == HF_GEMMA ? &gemma_keys : &usual_keys;
+static const struct size_keys *size_keys_of(const struct arch *a) {
+    return a->hf_names == HF_NEO     ? &neo_keys
+           : a->hf_names == HF_GEMMA ? &gemma_keys
+                                     : &default_keys;
 }
 
 /* `fallback` 0: required. */
@@ -71,7 +73,7 @@ static int bool_get(const json_t *root, const char *key, bool fallback, bool *ou
     return OK;
 }
 
-static int unsupported(const char *key, const json_t *value, struct error *err) {
+static int unsupported_error(const char *key, const json_t *value, struct error *err) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
     int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key,
                        text ? text : "?");
@@ -87,16 +89,16 @@ static bool is_off(const json_t *v) {
 static int act_check(const json_t *root, const struct arch *a, struct error *err) {
     static const char *const silu[] = {"silu", "swish"}, *const gelu[] = {"gelu_pytorch_tanh",
                                                                           "gelu_new"};
-    const char *key = keys_of(a)->act;
+    const char *key = size_keys_of(a)->act;
     const json_t *v = json_field(root, key);
     const char *name = json_string_value(v);
     for (int i = 0; name && i < 2; i++)
         if (strcmp(name, a->gelu ? gelu[i] : silu[i]) == 0) return OK;
-    return v ? unsupported(key, v, err) : OK;
+    return v ? unsupported_error(key, v, err) : OK;
 }
 
-/* Refuses, by name, settings that would change the arithmetic in unsupported ways. */
-static int extras_refuse(const json_t *root, const struct arch *a, struct error *err) {
+/* Refuses settings that would change the arithmetic in an unsupported way; the error names them. */
+static int unsupported_keys_check(const json_t *root, const struct arch *a, struct error *err) {
     static const char *const keys[] = {"use_sliding_window",
                                        "use_bidirectional_attention",
                                        "qkv_bias",
@@ -112,41 +114,41 @@ static int extras_refuse(const json_t *root, const struct arch *a, struct error 
                                        "hidden_size_per_layer_input"};
     const json_t *v;
     for (size_t i = 0; i < ARRAY_LEN(keys); i++)
-        if (!is_off(v = json_field(root, keys[i]))) return unsupported(keys[i], v, err);
+        if (!is_off(v = json_field(root, keys[i]))) return unsupported_error(keys[i], v, err);
     if ((v = json_field(root, "partial_rotary_factor")) && json_number_value(v) != 1.0)
-        return unsupported("partial_rotary_factor", v, err);
+        return unsupported_error("partial_rotary_factor", v, err);
     return act_check(root, a, err);
 }
 
 /* Refuses keys of a rotary description that are not supported, or not with this value. */
-static int scaling_extras_refuse(const char *key, const json_t *rope, struct error *err) {
+static int rope_scaling_keys_check(const char *key, const json_t *rope, struct error *err) {
     static const struct {
         const char *key;
-        double only; /* the only supported value; NaN: no value is */
+        double supported; /* the only supported value; NaN: no value is */
     } keys[] = {{"beta_fast", 32},         {"beta_slow", 1},    {"partial_rotary_factor", 1},
                 {"attention_factor", NAN}, {"mscale", NAN},     {"mscale_all_dim", NAN},
                 {"short_factor", NAN},     {"long_factor", NAN}};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
         const json_t *v = json_field(rope, keys[i].key);
-        if (v && !(json_is_number(v) && json_number_value(v) == keys[i].only))
-            return unsupported(key, rope, err);
+        if (v && !(json_is_number(v) && json_number_value(v) == keys[i].supported))
+            return unsupported_error(key, rope, err);
     }
-    return json_is_false(json_field(rope, "truncate")) ? unsupported(key, rope, err) : OK;
+    return json_is_false(json_field(rope, "truncate")) ? unsupported_error(key, rope, err) : OK;
 }
 
 /* One object with its kind; the newer form may omit the kind. */
-static int scaling_read(const char *key, const json_t *rope, struct model_config *c,
-                        struct error *err) {
+static int rope_scaling_read(const char *key, const json_t *rope, struct model_config *c,
+                             struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
     const json_t *type = json_field(rope, "rope_type");
     if (!type) type = json_field(rope, "type");
     const char *name = json_string_value(type);
     if (!json_is_object(rope) || (type ? !name : strcmp(key, "rope_scaling") == 0))
-        return unsupported(key, rope, err);
+        return unsupported_error(key, rope, err);
     int kind = name ? rope_kind_find(name) : ROPE_DEFAULT;
-    if (kind < 0) return unsupported(key, rope, err);
+    if (kind < 0) return unsupported_error(key, rope, err);
     *s = (struct rope_scaling){.kind = (enum rope_kind)kind};
-    int rc = scaling_extras_refuse(key, rope, err);
+    int rc = rope_scaling_keys_check(key, rope, err);
     if (rc != OK || kind == ROPE_DEFAULT) return rc;
     rc = float_get(rope, "factor", 0, &s->factor, err);
     if (rc == OK && kind == ROPE_LLAMA3)
@@ -161,30 +163,31 @@ static int scaling_read(const char *key, const json_t *rope, struct model_config
 
 static int rope_read(const json_t *root, struct model_config *c, struct error *err) {
     bool gemma = c->arch->hf_names == HF_GEMMA;
-    const json_t *old = json_field(root, "rope_scaling"),
-                 *now = json_field(root, "rope_parameters");
-    const json_t *full = json_field(now, "full_attention"),
-                 *local = json_field(now, "sliding_attention");
-    const json_t *from = full ? full : now;
+    const json_t *scaling = json_field(root, "rope_scaling"),
+                 *parameters = json_field(root, "rope_parameters");
+    const json_t *full = json_field(parameters, "full_attention"),
+                 *local = json_field(parameters, "sliding_attention");
+    const json_t *rope = full ? full : parameters;
     int rc = OK;
-    if (full && !gemma) return unsupported("rope_parameters", now, err);
-    if (old) rc = scaling_read("rope_scaling", old, c, err);
-    if (rc == OK && from) rc = scaling_read("rope_parameters", from, c, err);
+    if (full && !gemma) return unsupported_error("rope_parameters", parameters, err);
+    if (scaling) rc = rope_scaling_read("rope_scaling", scaling, c, err);
+    if (rc == OK && rope) rc = rope_scaling_read("rope_parameters", rope, c, err);
     if (rc == OK)
-        rc = float_get(json_field(from, "rope_theta") ? from : root, "rope_theta",
+        rc = float_get(json_field(rope, "rope_theta") ? rope : root, "rope_theta",
                        gemma ? 1e6 : 1e4, &c->rope_theta, err);
     if (rc != OK || !gemma) return rc;
     if (local) {
         const json_t *kind = json_field(local, "rope_type");
         if (kind && strcmp(json_is_string(kind) ? json_string_value(kind) : "", "default") != 0)
-            return unsupported("rope_parameters", now, err);
+            return unsupported_error("rope_parameters", parameters, err);
         return float_get(local, "rope_theta", 1e4, &c->rope_local_theta, err);
     }
     return float_get(root, "rope_local_base_freq", 1e4, &c->rope_local_theta, err);
 }
 
-/* A list of one word per layer: *local marks a local layer, `full` is the other word. */
-static int layer_words_read(const char *key, const json_t *list, const char *full,
+/* Reads a list of one word per layer: `local` stands for a sliding window, `full` for full
+ * attention. */
+static int layer_types_read(const char *key, const json_t *list, const char *full,
                             const char *local, struct model_config *c, struct error *err) {
     if (json_array_size(list) != (size_t)c->n_layers)
         return error_set(err, ERR_FORMAT, "'%s' is not a list of %d layers", key, (int)c->n_layers);
@@ -193,19 +196,20 @@ static int layer_words_read(const char *key, const json_t *list, const char *ful
         if (word && local && strcmp(word, local) == 0)
             layer_set_sliding(c, l);
         else if (!word || strcmp(word, full) != 0)
-            return unsupported(key, list, err);
+            return unsupported_error(key, list, err);
     }
     return OK;
 }
 
-static int gemma_windows_read(const json_t *root, struct model_config *c, struct error *err) {
+static int gemma_sliding_window_read(const json_t *root, struct model_config *c,
+                                     struct error *err) {
     const json_t *types = json_field(root, "layer_types");
     int32_t period;
     int rc = int_get(root, "sliding_window", 4096, &c->window, err);
     if (rc == OK) rc = int_get(root, "sliding_window_pattern", 6, &period, err);
     if (rc != OK) return rc;
     if (types)
-        return layer_words_read("layer_types", types, "full_attention", "sliding_attention", c,
+        return layer_types_read("layer_types", types, "full_attention", "sliding_attention", c,
                                 err);
     sliding_window_pattern_set(c, period);
     return OK;
@@ -223,25 +227,25 @@ static int attention_types_expand(const json_t *types, json_t *out) {
     return OK;
 }
 
-static int neo_windows_read(const json_t *root, struct model_config *c, struct error *err) {
+static int neo_sliding_window_read(const json_t *root, struct model_config *c, struct error *err) {
     const json_t *layers = json_field(root, "attention_layers"),
                  *types = json_field(root, "attention_types");
     const char *key = layers ? "attention_layers" : "attention_types";
     json_t *words = json_array();
     int rc = int_get(root, "window_size", 256, &c->window, err);
     if (rc == OK && !layers && attention_types_expand(types, words) != OK)
-        rc = unsupported(key, types, err);
-    if (rc == OK) rc = layer_words_read(key, layers ? layers : words, "global", "local", c, err);
+        rc = unsupported_error(key, types, err);
+    if (rc == OK) rc = layer_types_read(key, layers ? layers : words, "global", "local", c, err);
     json_decref(words);
     return rc;
 }
 
-/* The attention windows of the layers. */
-static int windows_read(const json_t *root, struct model_config *c, struct error *err) {
-    if (c->arch->hf_names == HF_GEMMA) return gemma_windows_read(root, c, err);
-    if (c->arch->hf_names == HF_NEO) return neo_windows_read(root, c, err);
+/* Reads which layers have a sliding window, and its size. */
+static int sliding_window_read(const json_t *root, struct model_config *c, struct error *err) {
+    if (c->arch->hf_names == HF_GEMMA) return gemma_sliding_window_read(root, c, err);
+    if (c->arch->hf_names == HF_NEO) return neo_sliding_window_read(root, c, err);
     const json_t *types = json_field(root, "layer_types");
-    return types ? layer_words_read("layer_types", types, "full_attention", NULL, c, err) : OK;
+    return types ? layer_types_read("layer_types", types, "full_attention", NULL, c, err) : OK;
 }
 
 static int biases_read(const json_t *root, struct model_config *c, struct error *err) {
@@ -251,8 +255,8 @@ static int biases_read(const json_t *root, struct model_config *c, struct error 
     if (rc == OK) rc = bool_get(root, "mlp_bias", false, &mlp, err);
     if (rc != OK) return rc;
     if (attention && c->arch->biased)
-        return unsupported("attention_bias", json_field(root, "attention_bias"), err);
-    if (mlp && !is_llama) return unsupported("mlp_bias", json_field(root, "mlp_bias"), err);
+        return unsupported_error("attention_bias", json_field(root, "attention_bias"), err);
+    if (mlp && !is_llama) return unsupported_error("mlp_bias", json_field(root, "mlp_bias"), err);
     c->biased = c->arch->biased;
     if (attention) c->biased |= 1u << PROJ_Q | 1u << PROJ_K | 1u << PROJ_V | 1u << PROJ_O;
     if (mlp) c->biased |= 1u << PROJ_GATE | 1u << PROJ_UP | 1u << PROJ_DOWN;
@@ -260,21 +264,21 @@ static int biases_read(const json_t *root, struct model_config *c, struct error 
 }
 
 static int head_dim_read(const json_t *root, struct model_config *c, struct error *err) {
-    bool stated = json_field(root, "head_dim") != NULL;
-    if (!stated && c->arch->hf_names == HF_GEMMA) {
+    bool is_given = json_field(root, "head_dim") != NULL;
+    if (!is_given && c->arch->hf_names == HF_GEMMA) {
         c->head_dim = 256;
         return OK;
     }
-    if (!stated && c->d_model % c->n_heads != 0)
+    if (!is_given && c->d_model % c->n_heads != 0)
         return error_set(err, ERR_FORMAT,
                          "'hidden_size' %d is not a multiple of '%s' %d, and 'head_dim' is missing",
-                         (int)c->d_model, keys_of(c->arch)->heads, (int)c->n_heads);
-    return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
+                         (int)c->d_model, size_keys_of(c->arch)->heads, (int)c->n_heads);
+    return int_get(root, "head_dim", is_given ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
 }
 
 /* Gemma's published files omit some sizes that have defaults in their class. */
 static int sizes_read(const json_t *root, struct model_config *c, struct error *err) {
-    const struct size_keys *keys = keys_of(c->arch);
+    const struct size_keys *keys = size_keys_of(c->arch);
     bool gemma = c->arch->hf_names == HF_GEMMA, neo = c->arch->hf_names == HF_NEO;
     int rc = int_get(root, keys->layers, 0, &c->n_layers, err);
     if (rc == OK) rc = int_get(root, "hidden_size", 0, &c->d_model, err);
@@ -290,7 +294,7 @@ static int sizes_read(const json_t *root, struct model_config *c, struct error *
     return rc == OK ? head_dim_read(root, c, err) : rc;
 }
 
-/* Scores are divided by the square root of this, if it differs from the head's width. */
+/* query_pre_attn_scalar: scores are divided by its square root; 0: by that of the head's width. */
 static int score_scale_read(const json_t *root, struct model_config *c, struct error *err) {
     if (c->arch->hf_names == HF_NEO) c->query_pre_attn_scalar = 1.0f;
     if (c->arch->hf_names != HF_GEMMA) return OK;
@@ -310,14 +314,14 @@ int hf_config_read(const json_t *root, struct model_config *c, struct error *err
     const json_t *text = json_field(root, "text_config"), *outer = root;
     if (json_is_object(text)) root = text;
     if (rc == OK && json_field(root, "model_type")) rc = arch_read(root, &c->arch, err);
-    if (rc == OK) rc = extras_refuse(root, c->arch, err);
+    if (rc == OK) rc = unsupported_keys_check(root, c->arch, err);
     if (rc == OK) rc = sizes_read(root, c, err);
     if (rc == OK) rc = biases_read(root, c, err);
     if (rc == OK)
-        rc = float_get(root, keys_of(c->arch)->epsilon, c->arch->layer_norm ? 1e-5 : 1e-6,
+        rc = float_get(root, size_keys_of(c->arch)->epsilon, c->arch->layer_norm ? 1e-5 : 1e-6,
                        &c->rms_norm_eps, err);
     if (rc == OK) rc = rope_read(root, c, err);
-    if (rc == OK) rc = windows_read(root, c, err);
+    if (rc == OK) rc = sliding_window_read(root, c, err);
     if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
     if (rc == OK) rc = score_scale_read(root, c, err);
     const char *tie = "tie_word_embeddings";
@@ -327,12 +331,12 @@ int hf_config_read(const json_t *root, struct model_config *c, struct error *err
 }
 
 int hf_config_check(const struct model_config *c, struct error *err) {
-    uint32_t own = c->biased & ~c->arch->biased;
+    uint32_t extra = c->biased & ~c->arch->biased;
     uint32_t attention = 1u << PROJ_Q | 1u << PROJ_K | 1u << PROJ_V | 1u << PROJ_O;
     uint32_t mlp = 1u << PROJ_GATE | 1u << PROJ_UP | 1u << PROJ_DOWN;
-    bool whole = ((own & attention) == 0 || (own & attention) == attention) &&
-                 ((own & mlp) == 0 || (own & mlp) == mlp);
-    if (whole && (!(own & mlp) || strcmp(c->arch->name, "llama") == 0)) return OK;
+    bool complete = ((extra & attention) == 0 || (extra & attention) == attention) &&
+                    ((extra & mlp) == 0 || (extra & mlp) == mlp);
+    if (complete && (!(extra & mlp) || strcmp(c->arch->name, "llama") == 0)) return OK;
     return error_set(err, ERR_MISMATCH,
                      "config.json cannot say that only some projections of a '%s' model have "
                      "biases; write a GGUF file instead",
@@ -361,7 +365,7 @@ static void id_set(json_t *root, const char *key, int32_t id) {
     json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
 }
 
-static json_t *scaling_json(const struct rope_scaling *s) {
+static json_t *rope_scaling_json(const struct rope_scaling *s) {
     if (s->kind == ROPE_DEFAULT) return json_null();
     json_t *out = json_object();
     json_object_set_new(out, "rope_type", json_string(rope_kind_name(s->kind)));
@@ -374,43 +378,43 @@ static json_t *scaling_json(const struct rope_scaling *s) {
     return out;
 }
 
-static json_t *layer_words_json(const struct model_config *c, const char *full, const char *local) {
+static json_t *layer_types_json(const struct model_config *c, const char *full, const char *local) {
     json_t *out = json_array();
     for (int32_t l = 0; l < c->n_layers; l++)
         json_array_append_new(out, json_string(layer_is_sliding(c, l) ? local : full));
     return out;
 }
 
-static void usual_put(json_t *root, const struct model_config *c) {
-    uint32_t own = c->biased & ~c->arch->biased;
+static void default_fields_set(json_t *root, const struct model_config *c) {
+    uint32_t extra = c->biased & ~c->arch->biased;
     int_set(root, "num_key_value_heads", c->n_kv_heads);
     int_set(root, "head_dim", c->head_dim);
     float_set(root, "rope_theta", c->rope_theta);
-    json_object_set_new(root, "rope_scaling", scaling_json(&c->rope_scaling));
-    json_object_set_new(root, "attention_bias", json_boolean(own & 1u << PROJ_Q));
-    if (own & 1u << PROJ_UP) json_object_set_new(root, "mlp_bias", json_true());
+    json_object_set_new(root, "rope_scaling", rope_scaling_json(&c->rope_scaling));
+    json_object_set_new(root, "attention_bias", json_boolean(extra & 1u << PROJ_Q));
+    if (extra & 1u << PROJ_UP) json_object_set_new(root, "mlp_bias", json_true());
 }
 
-static void gemma_put(json_t *root, const struct model_config *c) {
+static void gemma_fields_set(json_t *root, const struct model_config *c) {
     int32_t period = sliding_window_pattern(c);
     float_set(root, "rope_local_base_freq", c->rope_local_theta);
     float_set(root, "query_pre_attn_scalar", c->query_pre_attn_scalar);
     if (c->window) int_set(root, "sliding_window", c->window);
     if (period) int_set(root, "sliding_window_pattern", period);
     json_object_set_new(root, "layer_types",
-                        layer_words_json(c, "full_attention", "sliding_attention"));
+                        layer_types_json(c, "full_attention", "sliding_attention"));
 }
 
-static void neo_put(json_t *root, const struct model_config *c) {
+static void neo_fields_set(json_t *root, const struct model_config *c) {
     if (c->window) int_set(root, "window_size", c->window);
-    json_object_set_new(root, "attention_layers", layer_words_json(c, "global", "local"));
+    json_object_set_new(root, "attention_layers", layer_types_json(c, "global", "local"));
     json_object_set_new(root, "attention_types",
-                        json_pack("[[o,i]]", layer_words_json(c, "global", "local"), 1));
+                        json_pack("[[o,i]]", layer_types_json(c, "global", "local"), 1));
 }
 
 json_t *hf_config_json(const struct model *m, enum tensor_type type) {
     const struct model_config *c = &m->config;
-    const struct size_keys *keys = keys_of(c->arch);
+    const struct size_keys *keys = size_keys_of(c->arch);
     json_t *root = json_object();
     json_object_set_new(root, "architectures", json_pack("[s]", c->arch->hf_class));
     json_object_set_new(root, "model_type", json_string(c->arch->hf_type));
@@ -426,10 +430,10 @@ json_t *hf_config_json(const struct model *m, enum tensor_type type) {
                                     : c->arch->hf_names == HF_NEO ? "gelu_new"
                                                                   : "gelu_pytorch_tanh"));
     if (c->arch->hf_names == HF_NEO)
-        neo_put(root, c);
+        neo_fields_set(root, c);
     else
-        usual_put(root, c);
-    if (c->arch->hf_names == HF_GEMMA) gemma_put(root, c);
+        default_fields_set(root, c);
+    if (c->arch->hf_names == HF_GEMMA) gemma_fields_set(root, c);
     json_object_set_new(root, "tie_word_embeddings", json_boolean(c->tied));
     json_object_set_new(root, "torch_dtype",
                         json_string(type == TENSOR_F32   ? "float32"

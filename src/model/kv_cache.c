@@ -7,13 +7,13 @@
  *     page: [L][K heads][keys, values] of rows [KV_PAGE_SIZE][E] elements
  *                                         | scales [KV_PAGE_SIZE] f16 (int8 only)
  *
- * Invariants: a page's count is the number of tables that contain it; a page that is written has
- * count 1 (kv_cache_reserve copies a shared one first), so the positions that a sequence has read
- * never change; free pages form a list through `next`. The system allocates the memory of a page
- * when it is first touched.
+ * Invariants: (1) a page's reference count is the number of tables that contain it; (2) only pages
+ * with reference count 1 are written (kv_cache_reserve copies a shared page first), so the
+ * positions that a sequence has read never change; (3) free pages form a list through `next_free`.
+ * The system allocates the memory of a page when it is first accessed.
  *
- * Not here: the tokens of a page and the choice of sequences that share it (the engine), the
- * numbers (forward.c).
+ * The engine knows the tokens of a page and decides which sequences share it; forward.c computes
+ * the keys and values.
  */
 #include "model/model.h"
 
@@ -22,13 +22,13 @@
 
 struct kv_cache {
     struct kv_cache_options o;
-    int32_t n_layers, n_heads, head_dim, table_len, n_free, first_free;
-    size_t plane, page; /* bytes of one head's keys or values in a page; of a page */
-    uint8_t *data;      /* [n_pages][page] */
-    int32_t *count;     /* [n_pages] */
-    int32_t *next;      /* [n_pages] list of free pages */
-    int32_t *tables;    /* [n_slots][table_len] page numbers */
-    int32_t *lens;      /* [n_slots] pages in use */
+    int32_t n_layers, n_heads, head_dim, table_len, n_free, first_free_page;
+    size_t plane_bytes, page_bytes; /* one head's keys or values in a page; a page */
+    uint8_t *data;                  /* [n_pages][page_bytes] */
+    int32_t *ref_count;             /* [n_pages] number of tables that contain the page */
+    int32_t *next_free;             /* [n_pages] list of free pages */
+    int32_t *tables;                /* [n_slots][table_len] page numbers */
+    int32_t *n_slot_pages;          /* [n_slots] pages in use */
 };
 
 static size_t round_up(size_t n) {
@@ -59,36 +59,36 @@ static struct kv_cache kv_cache_shape(const struct model_config *c,
                           .table_len = kv_cache_pages_for(o->slot_len)};
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
     size_t scales = o->elem == DTYPE_I8 ? KV_PAGE_SIZE * sizeof(uint16_t) : 0;
-    kv.plane = round_up((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
-    kv.page = kv.plane * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
+    kv.plane_bytes = round_up((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
+    kv.page_bytes = kv.plane_bytes * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
     return kv;
 }
 
-static size_t tables_size(const struct kv_cache *kv) {
+static size_t tables_bytes(const struct kv_cache *kv) {
     return ((size_t)kv->o.n_slots * (size_t)(kv->table_len + 1) + 2 * (size_t)kv->o.n_pages) *
            sizeof(int32_t);
 }
 
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o) {
     struct kv_cache kv = kv_cache_shape(c, o);
-    return sizeof kv + tables_size(&kv) + (size_t)kv.o.n_pages * kv.page + 64;
+    return sizeof kv + tables_bytes(&kv) + (size_t)kv.o.n_pages * kv.page_bytes + 64;
 }
 
 struct kv_cache *kv_cache_new(const struct model_config *c, const struct kv_cache_options *o) {
     CHECK(o->n_slots > 0 && o->slot_len > 0 && o->n_pages >= 0);
     struct kv_cache *kv = xcalloc(1, sizeof *kv);
     *kv = kv_cache_shape(c, o);
-    kv->data = calloc((size_t)kv->o.n_pages * kv->page + 64, 1);
-    kv->tables = calloc(tables_size(kv), 1);
+    kv->data = calloc((size_t)kv->o.n_pages * kv->page_bytes + 64, 1);
+    kv->tables = calloc(tables_bytes(kv), 1);
     if (!kv->data || !kv->tables) {
         kv_cache_free(kv);
         return NULL;
     }
-    kv->lens = kv->tables + (int64_t)o->n_slots * kv->table_len;
-    kv->count = kv->lens + o->n_slots;
-    kv->next = kv->count + kv->o.n_pages;
+    kv->n_slot_pages = kv->tables + (int64_t)o->n_slots * kv->table_len;
+    kv->ref_count = kv->n_slot_pages + o->n_slots;
+    kv->next_free = kv->ref_count + kv->o.n_pages;
     kv->n_free = kv->o.n_pages;
-    for (int32_t i = 0; i < kv->o.n_pages; i++) kv->next[i] = i + 1;
+    for (int32_t i = 0; i < kv->o.n_pages; i++) kv->next_free[i] = i + 1;
     return kv;
 }
 
@@ -99,48 +99,48 @@ void kv_cache_free(struct kv_cache *kv) {
     free(kv);
 }
 
-static int32_t *table_of(const struct kv_cache *kv, int32_t slot) {
+static int32_t *page_table(const struct kv_cache *kv, int32_t slot) {
     CHECK(slot >= 0 && slot < kv->o.n_slots);
     return kv->tables + (int64_t)slot * kv->table_len;
 }
 
-static uint8_t *page_at(const struct kv_cache *kv, int32_t page) {
-    return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) + (size_t)page * kv->page;
+static uint8_t *page_data(const struct kv_cache *kv, int32_t page) {
+    return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) + (size_t)page * kv->page_bytes;
 }
 
 static int32_t page_alloc(struct kv_cache *kv) {
-    int32_t page = kv->first_free;
-    kv->first_free = kv->next[page];
+    int32_t page = kv->first_free_page;
+    kv->first_free_page = kv->next_free[page];
     kv->n_free--;
-    kv->count[page] = 1;
+    kv->ref_count[page] = 1;
     return page;
 }
 
 static void page_unref(struct kv_cache *kv, int32_t page) {
-    if (--kv->count[page] > 0) return;
-    kv->next[page] = kv->first_free;
-    kv->first_free = page;
+    if (--kv->ref_count[page] > 0) return;
+    kv->next_free[page] = kv->first_free_page;
+    kv->first_free_page = page;
     kv->n_free++;
 }
 
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n) {
-    int32_t *table = table_of(kv, slot), keep = kv_cache_pages_for(n);
-    while (kv->lens[slot] > keep) page_unref(kv, table[--kv->lens[slot]]);
+    int32_t *table = page_table(kv, slot), n_pages = kv_cache_pages_for(n);
+    while (kv->n_slot_pages[slot] > n_pages) page_unref(kv, table[--kv->n_slot_pages[slot]]);
 }
 
 /* Replaces a shared page that is about to be written by a private copy. */
 static bool page_copy_on_write(struct kv_cache *kv, int32_t *page) {
-    if (kv->count[*page] == 1) return true;
+    if (kv->ref_count[*page] == 1) return true;
     if (kv->n_free == 0) return false;
-    int32_t own = page_alloc(kv);
-    memcpy(page_at(kv, own), page_at(kv, *page), kv->page);
+    int32_t copy = page_alloc(kv);
+    memcpy(page_data(kv, copy), page_data(kv, *page), kv->page_bytes);
     page_unref(kv, *page);
-    *page = own;
+    *page = copy;
     return true;
 }
 
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to) {
-    int32_t *table = table_of(kv, slot), *len = &kv->lens[slot];
+    int32_t *table = page_table(kv, slot), *len = &kv->n_slot_pages[slot];
     CHECK(from >= 0 && to <= kv->o.slot_len && kv_cache_pages_for(from) <= *len);
     for (int32_t i = from / KV_PAGE_SIZE; i < kv_cache_pages_for(to); i++) {
         if (i < *len) {
@@ -154,29 +154,30 @@ bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t t
 }
 
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n) {
-    int32_t *a = table_of(kv, from), *b = table_of(kv, to), pages = kv_cache_pages_for(n);
-    CHECK(pages <= kv->lens[from]);
+    int32_t *source = page_table(kv, from), *target = page_table(kv, to),
+            pages = kv_cache_pages_for(n);
+    CHECK(pages <= kv->n_slot_pages[from]);
     if (from == to) return;
     kv_cache_truncate(kv, to, 0);
     for (int32_t i = 0; i < pages; i++) {
-        b[i] = a[i];
-        kv->count[a[i]]++;
+        target[i] = source[i];
+        kv->ref_count[source[i]]++;
     }
-    kv->lens[to] = pages;
+    kv->n_slot_pages[to] = pages;
 }
 
 struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page,
                                  int32_t layer, int32_t head, bool values) {
     const int32_t *table = kv->tables + (int64_t)slot * kv->table_len;
     size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
-    uint8_t *at = page_at(kv, table[page]) + plane * kv->plane;
+    uint8_t *data = page_data(kv, table[page]) + plane * kv->plane_bytes;
     size_t rows = (size_t)(KV_PAGE_SIZE * kv->head_dim) * dtype_size(kv->o.elem);
-    return (struct kv_cache_rows){.v = at, .d = (uint16_t *)(void *)(at + rows)};
+    return (struct kv_cache_rows){.v = data, .d = (uint16_t *)(void *)(data + rows)};
 }
 
-/* int8: the scale is rounded to f16 first, so that the values read are the nearest under that
- * scale. */
-static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
+/* Returns the scale. It is rounded to f16 before the values are quantised with it, so that each
+ * int8 value is the nearest one under the stored scale. */
+static uint16_t row_quantize(const float *x, int8_t *q, int64_t n) {
     uint16_t d = f32_to_f16(MIN(row_amax(x, n) / 127.0f, 65504.0f));
     i8_from_f32(x, f16_to_f32(d), q, n);
     return d;
@@ -185,11 +186,11 @@ static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
 void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
                     bool values, const float *x) {
     struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, layer, head, values);
-    int64_t e = kv->head_dim, at = pos % KV_PAGE_SIZE;
+    int64_t e = kv->head_dim, row = pos % KV_PAGE_SIZE;
     if (kv->o.elem == DTYPE_I8)
-        r.d[at] = row_quantise(x, (int8_t *)r.v + at * e, e);
+        r.d[row] = row_quantize(x, (int8_t *)r.v + row * e, e);
     else
-        dtype_from_f32(kv->o.elem, x, (char *)r.v + at * e * (int64_t)dtype_size(kv->o.elem), e);
+        dtype_from_f32(kv->o.elem, x, (char *)r.v + row * e * (int64_t)dtype_size(kv->o.elem), e);
 }
 
 /* Bytes of one row, its scale included. */
@@ -203,8 +204,8 @@ size_t kv_cache_position_bytes(const struct kv_cache *kv) {
     return (row + scale) * 2 * (size_t)kv->n_heads * (size_t)kv->n_layers;
 }
 
-/* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or
- * into them. */
+/* Copies rows and scales from the pages to `bytes`, or with `out` false in the other direction, in
+ * the order of positions, layers, heads, keys before values. */
 static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_t *bytes,
                       bool out) {
     size_t scale, row = row_bytes(kv, &scale);
@@ -224,7 +225,7 @@ static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_
 }
 
 void kv_cache_save(const struct kv_cache *kv, int32_t slot, int32_t n, void *out) {
-    CHECK(kv_cache_pages_for(n) <= kv->lens[slot]);
+    CHECK(kv_cache_pages_for(n) <= kv->n_slot_pages[slot]);
     slot_copy(kv, slot, n, out, true);
 }
 

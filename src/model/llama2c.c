@@ -62,12 +62,12 @@ static const char *const file_order[] = {
 };
 
 /* Whether `w` is the weight that `pattern` names, in any layer. */
-static bool weight_is(const struct weight_info *w, const char *pattern) {
-    const char *hole = strstr(pattern, "%d");
-    if (!hole || w->layer < 0) return !hole && strcmp(w->name, pattern) == 0;
+static bool weight_matches(const struct weight_info *w, const char *pattern) {
+    const char *placeholder = strstr(pattern, "%d");
+    if (!placeholder || w->layer < 0) return !placeholder && strcmp(w->name, pattern) == 0;
     char name[96];
-    snprintf(name, sizeof(name), "%.*s%d%s", (int)(hole - pattern), pattern, (int)w->layer,
-             hole + 2);
+    snprintf(name, sizeof(name), "%.*s%d%s", (int)(placeholder - pattern), pattern, (int)w->layer,
+             placeholder + 2);
     return strcmp(w->name, name) == 0;
 }
 
@@ -80,10 +80,10 @@ static struct tensor_info tensor_at(const struct weight_info *w, const uint8_t *
     return t;
 }
 
-/* Lays the canonical list over the file; returns the number of tensors and the size that the file
- * must have. The data pointers are good only if the file has that size. */
-static int tensors_lay(const struct model_config *c, const uint8_t *file, struct tensor_info *list,
-                       uint64_t *size) {
+/* Computes the place of each weight in the file. Returns the number of tensors, and in *size the
+ * size that the file must have. The data pointers are valid only if the file has that size. */
+static int tensors_layout(const struct model_config *c, const uint8_t *file,
+                          struct tensor_info *list, uint64_t *size) {
     int n = 0;
     *size = HEADER_BYTES;
     for (size_t i = 0; i < ARRAY_LEN(file_order); i++) {
@@ -94,7 +94,7 @@ static int tensors_lay(const struct model_config *c, const uint8_t *file, struct
         for (int32_t j = 0; j < weight_count(c); j++) {
             struct weight_info w;
             weight_at(c, j, NAMING_HF, &w);
-            if (!weight_is(&w, file_order[i])) continue;
+            if (!weight_matches(&w, file_order[i])) continue;
             list[n] = tensor_at(&w, (const uint8_t *)((uintptr_t)file + *size));
             *size += list[n++].size;
         }
@@ -104,12 +104,12 @@ static int tensors_lay(const struct model_config *c, const uint8_t *file, struct
 
 static int weights_read(struct model *m, const struct file_map *map, struct error *err) {
     uint64_t params = (uint64_t)model_param_count(&m->config), size = 0;
-    /* Also keeps the sums of tensors_lay from overflowing. */
+    /* This check also prevents overflow in tensors_layout. */
     if (params > map->size / sizeof(float))
         return error_set(err, ERR_FORMAT, "its header needs %llu numbers, the file has %zu bytes",
                          (unsigned long long)params, map->size);
     struct tensor_info *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
-    int n = tensors_lay(&m->config, map->data, list, &size);
+    int n = tensors_layout(&m->config, map->data, list, &size);
     int rc = OK;
     if (size != map->size)
         rc = error_set(err, ERR_FORMAT, "its header needs a file of %llu bytes, this one has %zu",

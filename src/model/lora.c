@@ -1,6 +1,6 @@
 /*
- * lora: low-rank maps in the layout of the forward pass: packs of an adapter's factors, and
- * perturbations made from a counter.
+ * lora: low-rank updates in the layout of the forward pass: packs of an adapter's factors, and
+ * perturbations that are computed from a counter.
  *
  * A pack keeps A by rows, so that t = A x is one dot product per row, and B by columns, so that y
  * += Σ_r t_r b_r runs along the outputs. In int8 every row has one scale, which is folded into the
@@ -19,8 +19,8 @@ static size_t round_up(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* Takes `size` bytes of the slab at *used; NULL base: only counts. */
-static void *take(uint8_t *base, size_t *used, size_t size) {
+/* Reserves `size` bytes of the pack's memory at *used; NULL base: only counts. */
+static void *pack_reserve(uint8_t *base, size_t *used, size_t size) {
     size_t at = *used;
     *used = at + round_up(size);
     return base ? base + at : NULL;
@@ -30,8 +30,8 @@ static size_t pack_rank(enum dtype e, int32_t r) {
     return e == DTYPE_I8 ? ((size_t)r + 1) / 2 * 2 : (size_t)r;
 }
 
-static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const struct lora *loras,
-                       uint8_t *base) {
+static size_t pack_layout(struct lora_pack *p, const struct model_config *c,
+                          const struct lora *loras, uint8_t *base) {
     size_t used = 0, es = dtype_size(p->elem);
     int32_t n = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
@@ -39,28 +39,28 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
                out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
         p->index[i] = r > 0 ? (int16_t)n : -1;
         if (r == 0) continue;
-        p->maps[n++] = (struct lora_module){
-            .a = take(base, &used, r * in * es),
-            .bt = take(base, &used, r * out * es),
-            .gain = take(base, &used, r * sizeof(float)),
-            .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
+        p->modules[n++] = (struct lora_module){
+            .a = pack_reserve(base, &used, r * in * es),
+            .bt = pack_reserve(base, &used, r * out * es),
+            .gain = pack_reserve(base, &used, r * sizeof(float)),
+            .mult = loras[i].mult ? pack_reserve(base, &used, out * sizeof(float)) : NULL,
             .r = (int32_t)r};
     }
     return used;
 }
 
-/* Writes the factors to the memory that the map's const pointers refer to. */
-static void map_fill(const struct lora_module *m, const struct lora *lo, enum dtype e, int64_t in,
-                     int64_t out, float *column, int8_t *narrow) {
+/* Writes the factors to the memory to which the module's const pointers refer. */
+static void module_fill(const struct lora_module *m, const struct lora *lo, enum dtype e,
+                        int64_t in, int64_t out, float *column, int8_t *column_i8) {
     int64_t es = (int64_t)dtype_size(e);
     if (lo->mult) memcpy((float *)(uintptr_t)m->mult, lo->mult, (size_t)out * sizeof *lo->mult);
     for (int32_t r = 0; r < lo->r; r++) {
         for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
         float da = dtype_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);
         char *bt = (char *)(uintptr_t)m->bt + r * out * es;
-        float db = dtype_from_f32(e, column, e == DTYPE_I8 ? (char *)narrow : bt, out);
+        float db = dtype_from_f32(e, column, e == DTYPE_I8 ? (char *)column_i8 : bt, out);
         for (int64_t n = 0; e == DTYPE_I8 && n < out; n++)
-            bt[r % 2 + 2 * n - r % 2 * out] = narrow[n];
+            bt[r % 2 + 2 * n - r % 2 * out] = column_i8[n];
         ((float *)(uintptr_t)m->gain)[r] = lo->scale * da * db;
     }
 }
@@ -72,31 +72,31 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
     CHECK(n <= INT16_MAX);
     for (int32_t i = 0; i < n; i++) adapted += loras[i].r > 0;
     p->elem = elem;
-    p->maps = xcalloc((size_t)MAX(adapted, 1), sizeof *p->maps);
+    p->modules = xcalloc((size_t)MAX(adapted, 1), sizeof *p->modules);
     p->index = xcalloc((size_t)n, sizeof *p->index);
-    size_t size = pack_lay(p, c, loras, NULL);
+    size_t size = pack_layout(p, c, loras, NULL);
     p->data = xcalloc(size + 64, 1);
     p->bytes =
-        sizeof *p + (size_t)adapted * sizeof *p->maps + (size_t)n * sizeof *p->index + size + 64;
-    pack_lay(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
+        sizeof *p + (size_t)adapted * sizeof *p->modules + (size_t)n * sizeof *p->index + size + 64;
+    pack_layout(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *column = xcalloc(widest, sizeof *column);
-    int8_t *narrow = xcalloc(widest, 1);
+    int8_t *column_i8 = xcalloc(widest, 1);
     for (int32_t i = 0; i < n; i++) {
         enum proj proj = (enum proj)(i % N_PROJ);
         if (p->index[i] >= 0)
-            map_fill(&p->maps[p->index[i]], &loras[i], elem, proj_in(c, proj), proj_out(c, proj),
-                     column, narrow);
+            module_fill(&p->modules[p->index[i]], &loras[i], elem, proj_in(c, proj),
+                        proj_out(c, proj), column, column_i8);
     }
     free(column);
-    free(narrow);
+    free(column_i8);
     return p;
 }
 
 const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj) {
     static const struct lora_module none;
-    int16_t at = p->index[layer * N_PROJ + (int32_t)proj];
-    return at < 0 ? &none : &p->maps[at];
+    int16_t index = p->index[layer * N_PROJ + (int32_t)proj];
+    return index < 0 ? &none : &p->modules[index];
 }
 
 static float elem_at(enum dtype e, const void *p, int64_t i) {
@@ -115,7 +115,7 @@ void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in
 
 void lora_pack_free(struct lora_pack *p) {
     if (!p) return;
-    free(p->maps);
+    free(p->modules);
     free(p->index);
     free(p->data);
     free(p);

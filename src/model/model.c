@@ -1,14 +1,14 @@
 /*
- * model: a model as an object: opened from a path, bound tensor by tensor, made from a seed,
- * hashed, closed.
+ * model: opens a model from a path, binds its tensors, creates models from a seed, computes hashes,
+ * and closes models.
  *
  * The formats are in gguf.c, hf.c and llama2c.c; nothing here depends on their bytes. Loading is
  * strict: the tensors of a file must be exactly the canonical list of its configuration, and one
  * error names every offending tensor.
  *
- * Invariants: a struct model that was returned is complete; f32 (and exact-class bf16) matrices
- * that need no reordering point into m->maps, everything else into m->arena; nothing outlives
- * model_close.
+ * Invariants: (1) a struct model that was returned is complete; (2) f32 (and exact-class bf16)
+ * matrices whose rows need no reordering point into m->maps, all other data is in m->arena;
+ * (3) model_close frees all of it.
  */
 #include "hub/hub.h"
 #include "model/internal.h"
@@ -63,11 +63,11 @@ const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const
 
 /* "[4, 8]" */
 static const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
-    size_t at = 0;
-    out[at++] = '[';
+    size_t len = 0;
+    out[len++] = '[';
     for (int i = 0; i < n_dims; i++)
-        at += (size_t)snprintf(out + at, 96 - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
-    snprintf(out + at, 96 - at, "]");
+        len += (size_t)snprintf(out + len, 96 - len, "%s%lld", i ? ", " : "", (long long)dims[i]);
+    snprintf(out + len, 96 - len, "]");
     return out;
 }
 
@@ -113,22 +113,23 @@ void model_close(struct model *m) {
     free(m);
 }
 
-/* The error for a file that is not a model has a hint about its format. */
-static int model_refuse(const char *path, const struct file_map *map, struct error *err) {
+/* Sets the error for a file that is not a model, with a hint if its format is recognised. */
+static int model_format_error(const char *path, const struct file_map *map, struct error *err) {
     static const struct {
         const char *magic;
         size_t len;
         const char *hint;
-    } known[] = {
+    } formats[] = {
         {"PK\x03\x04", 4,
          "a pickled PyTorch checkpoint runs code when read; save it as safetensors"},
         {"\x80\x02", 2, "a Python pickle runs code when read; save it as safetensors"},
         {"ggjt", 4, "it is older than GGUF; convert it again"},
         {"lmgg", 4, "it is older than GGUF; convert it again"},
     };
-    for (size_t i = 0; i < ARRAY_LEN(known); i++)
-        if (map->size >= known[i].len && memcmp(map->data, known[i].magic, known[i].len) == 0)
-            return error_set(err, ERR_FORMAT, "'%s' is not a model file: %s", path, known[i].hint);
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++)
+        if (map->size >= formats[i].len && memcmp(map->data, formats[i].magic, formats[i].len) == 0)
+            return error_set(err, ERR_FORMAT, "'%s' is not a model file: %s", path,
+                             formats[i].hint);
     if (map->size > 8 && map->data[8] == '{')
         return error_set(err, ERR_FORMAT,
                          "'%s' is bare safetensors: name its directory, with config.json", path);
@@ -147,7 +148,7 @@ static struct model *model_read(const char *path, enum numeric_class cls, struct
     struct file_map map;
     if (file_map_open(&map, path, err) != OK) return NULL;
     bool gguf = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
-    if (!gguf) model_refuse(path, &map, err);
+    if (!gguf) model_format_error(path, &map, err);
     file_map_close(&map);
     return gguf ? gguf_model_open(path, cls, err) : NULL;
 }
@@ -183,7 +184,7 @@ static void weight_check(const struct weight_info *w, const struct tensor_info *
     }
 }
 
-/* found[i]: the tensor of weight i. */
+/* Sets found[i] to the tensor of weight i. */
 static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
                          enum tensor_naming naming, const struct tensor_info **found,
                          struct error *err) {
@@ -203,20 +204,20 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
     return tensor_errors_report(&offenders, ERR_MISMATCH, err);
 }
 
-/* A norm or a bias; `order` as for matrix_init, over its elements. */
+/* Binds a norm or a bias; `order` is as in matrix_init, but for elements instead of rows. */
 static int vector_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
                        const int32_t *order, float offset, struct error *err) {
     size_t n = (size_t)w->k;
     float *v = arena_try_alloc(&m->arena, sizeof(*v) * n, err);
-    float *from = order ? try_calloc(n, sizeof(*from), err) : v;
-    if (v && from) {
-        tensor_to_f32(t->type, t->data, from, w->k);
-        for (size_t i = 0; i < n && order; i++) v[i] = from[order[i]];
+    float *source = order ? try_calloc(n, sizeof(*source), err) : v;
+    if (v && source) {
+        tensor_to_f32(t->type, t->data, source, w->k);
+        for (size_t i = 0; i < n && order; i++) v[i] = source[order[i]];
         for (size_t i = 0; i < n && offset != 0.0f; i++) v[i] += offset;
         *weight_vector(m, w) = v;
     }
-    if (order) free(from);
-    return v && from ? OK : err->code;
+    if (order) free(source);
+    return v && source ? OK : err->code;
 }
 
 static int weight_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
@@ -230,7 +231,7 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
             ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
             : vector_bind(m, w, t, order, w->has_offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
     if (rc == OK && matrix && matrix->data != t->data)
-        file_map_evict(t->data, t->size); // never both resident
+        file_map_evict(t->data, t->size); // the packed copy replaces it in memory
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
@@ -276,7 +277,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_
  * (Irwin–Hall of order 4, a bell that ends at ±3.46 standard deviations). Box–Muller in double
  * would take ten times as long for a shape of 135 million.
  */
-static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
+static void fill_random(float *w, int64_t n, float std, struct rng *rng) {
     /* A sum of four uniforms on [0, 65536) has variance 65536²/3. */
     const float scale = std * sqrtf(3.0f) / 65536.0f;
     for (int64_t i = 0; i < n; i++) {
@@ -287,15 +288,15 @@ static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
 }
 
 /* Encodes one row at a time as `type`. */
-static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type type,
-                        const struct weight_info *w, float std, struct rng *rng) {
+static void matrix_init_random(struct model *m, struct matrix *matrix, enum tensor_type type,
+                               const struct weight_info *w, float std, struct rng *rng) {
     struct error err;
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
     void *bytes = xmalloc(size + sizeof(float)); // no type takes more, except for nf4's row scale
     int rc = matrix_alloc(matrix, type, w->n, w->k, m->cls, &m->arena, &err);
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
-        init_fill(row, w->k, std, rng);
+        fill_random(row, w->k, std, rng);
         tensor_from_f32(type, row, bytes, w->k);
         rc = matrix_set_row(matrix, i, bytes, &err);
     }
@@ -318,15 +319,15 @@ static void weight_init(struct model *m, const struct weight_info *w, int32_t in
     float std = residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f;
     struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)index, 0);
     const struct quant_scheme q = quant_pure(m->type);
-    matrix_make(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
+    matrix_init_random(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
 }
 
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls) {
     return model_new_quantized(c, seed, TENSOR_F32, cls);
 }
 
-/* All weights in one reservation: a page of slack for each would be half a megabyte of a small
- * model. */
+/* Reserves all weights at once: the unused end of one page per weight would add up to half a
+ * megabyte for a small model. */
 static void weights_reserve(struct model *m) {
     const struct quant_scheme q = quant_pure(m->type);
     size_t size = 0;
@@ -380,10 +381,10 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
 void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out) {
     /* weight_matrix and weight_vector return pointers; nothing is written through them here. */
-    struct model *owner = (struct model *)(uintptr_t)m;
-    const struct matrix *matrix = weight_matrix(owner, w);
+    struct model *mutable_model = (struct model *)(uintptr_t)m;
+    const struct matrix *matrix = weight_matrix(mutable_model, w);
     if (!matrix) {
-        tensor_from_f32(type, *weight_vector(owner, w), out, w->k);
+        tensor_from_f32(type, *weight_vector(mutable_model, w), out, w->k);
     } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
         matrix_get_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);
@@ -407,14 +408,14 @@ static void config_hash(struct sha256 *h, const struct model_config *c) {
 }
 
 static void weights_hash(struct sha256 *h, const struct model *m) {
-    int64_t longest = MAX(m->config.d_ff, MAX(m->config.d_model, proj_in(&m->config, PROJ_O)));
-    float *row = xmalloc(sizeof(float) * (size_t)longest * 2);
+    int64_t max_row_len = MAX(m->config.d_ff, MAX(m->config.d_model, proj_in(&m->config, PROJ_O)));
+    float *row = xmalloc(sizeof(float) * (size_t)max_row_len * 2);
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
         struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
         for (int64_t r = 0; r < w.n; r++) {
-            weight_row(m, &w, r, TENSOR_F32, row, row + longest);
-            sha256_update(h, row + longest, sizeof(float) * (size_t)w.k);
+            weight_row(m, &w, r, TENSOR_F32, row, row + max_row_len);
+            sha256_update(h, row + max_row_len, sizeof(float) * (size_t)w.k);
         }
     }
     free(row);
@@ -426,7 +427,7 @@ static void weights_hash(struct sha256 *h, const struct model *m) {
  * configuration and f32 rows. Code that trains such a model clears m->hash[0], so that the hash is
  * computed again.
  */
-static void hash_fill(struct model *m) {
+static void hash_compute(struct model *m) {
     struct sha256 h;
     sha256_init(&h);
     if (m->n_maps == 0) {
@@ -436,7 +437,7 @@ static void hash_fill(struct model *m) {
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
         if (m->n_maps > 1) sha256_update(&h, &size, sizeof(size));
-        for (size_t at = 0, n; at < m->maps[i].size; at += n) { // little of it stays in memory
+        for (size_t at = 0, n; at < m->maps[i].size; at += n) { // evicted as soon as it was read
             n = MIN(m->maps[i].size - at, (size_t)4 << 20);
             sha256_update(&h, m->maps[i].data + at, n);
             file_map_evict(m->maps[i].data + at, n);
@@ -446,10 +447,10 @@ static void hash_fill(struct model *m) {
 }
 
 const char *model_hash(struct model *m, struct error *err) {
-    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER; // for all models: seldom taken
+    static pthread_mutex_t hash_lock = PTHREAD_MUTEX_INITIALIZER; // for all models: seldom taken
     (void)err; /* everything is mapped or in memory, so no error is possible */
-    pthread_mutex_lock(&once);
-    if (!m->hash[0]) hash_fill(m);
-    pthread_mutex_unlock(&once);
+    pthread_mutex_lock(&hash_lock);
+    if (!m->hash[0]) hash_compute(m);
+    pthread_mutex_unlock(&hash_lock);
     return m->hash;
 }

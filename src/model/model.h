@@ -2,11 +2,11 @@
  * model: a frozen base model — its files, its shape — and the forward pass over a batch of rows.
  * The tokenizer and the chat template are in separate folders.
  *
- * A `struct model` is opened once, never written again and shared by all threads. It is opened in
- * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
- * memory-mapped, the rest is packed for the kernels, and its pages of the file are dropped. In
- * memory there is one convention, Hugging Face's: rotary pairs are (i, i + head_dim/2); GGUF llama
- * files, whose q and k rows are permuted, are un-permuted when opened and permuted when written.
+ * A `struct model` is opened once, is immutable afterwards and is shared by all threads. It is
+ * opened from a GGUF v3 file or a Hugging Face directory, which is mapped: f32 (and exact-class
+ * bf16) weights are used in place, other weights are packed for the kernels and their pages of the
+ * file are evicted. In memory, rotary pairs are always (i, i + head_dim/2), as in Hugging Face's
+ * files. In GGUF llama files the rows of q and k are permuted: opening and writing convert them.
  *
  * Letters: B rows, T tokens, D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size,
  * R rank, L n_layers.
@@ -21,8 +21,8 @@
 /* shape */
 
 /* An architecture is one row of the table in arch.c: its names in both formats and its differences
- * from the others. All of it is computed in f32: where another program rounds in between (Gemma's
- * embedding scale to bf16), this one does not. */
+ * from the others. All of it is computed in f32, without the intermediate rounding of other
+ * programs (such as Gemma's embedding scale to bf16). */
 struct arch {
     const char *name;      /* "llama", "gemma3" */
     const char *gguf;      /* GGUF's general.architecture; NULL: no GGUF form exists */
@@ -32,12 +32,12 @@ struct arch {
     const char *hf_embed;  /* "model.embed_tokens" */
     enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* family of tensor names */
     uint32_t biased;       /* bit p: projection p always has a bias */
-    bool tied;             /* the head is the embedding unless config.json has another value */
+    bool tied;             /* the head is the embedding, if config.json does not set it */
     bool qk_norm;          /* RMS norm of each q and k head before RoPE */
     bool gguf_permuted;    /* q/k rows permuted in GGUF relative to Hugging Face */
-    bool post_norms;       /* RMS norms of the outputs of attention and MLP, before the stream */
-    bool norm_offset;      /* Hugging Face stores the weights of norms less 1 */
-    bool scaled_embedding; /* times sqrt(D) */
+    bool post_norms;       /* RMS norms of attention's and MLP's outputs, before they are added */
+    bool norm_offset;      /* Hugging Face stores the weights of norms minus 1 */
+    bool scaled_embedding; /* the embedding is multiplied by sqrt(D) */
     bool layer_norm;       /* LayerNorm with bias instead of RMS norm */
     bool learned_pos;      /* a table of positions is added to the embedding; no RoPE */
     bool ungated;          /* MLP down(act(up x)), no gate */
@@ -45,7 +45,7 @@ struct arch {
 };
 const struct arch *arch_find(const char *name); /* NULL when unknown */
 
-/* Scalings of rotary positions beyond the length that a model was first trained at: rope.c */
+/* Scaling of rotary positions beyond the context length of the original training; see rope.c. */
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_scaling {
     enum rope_kind kind;
@@ -63,11 +63,11 @@ struct model_config {
     bool tied;                      /* the head is the embedding */
     /* The rest is 0 if the architecture does not use it. */
     struct rope_scaling rope_scaling; /* layers with full attention */
-    float rope_local_theta;           /* layers with a window, unscaled; 0: as the others */
+    float rope_local_theta;           /* layers with a window, without scaling; 0: rope_theta */
     float query_pre_attn_scalar;      /* scores are q·k / sqrt of this; 0: head_dim */
     uint32_t biased;                  /* bit p: projection p has a bias */
-    int32_t window;                   /* keys that a row of a local layer sees, including its own */
-    uint64_t local[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l is local */
+    int32_t window; /* keys to which a row attends in a layer with a window, its own included */
+    uint64_t local[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l has a sliding window */
 };
 bool layer_is_sliding(const struct model_config *c, int32_t layer);
 
@@ -101,7 +101,7 @@ struct model {
     const float *final_norm_bias; /* [D], or NULL */
     enum tensor_type type;        /* type of most weights */
     enum numeric_class cls;
-    struct tokenizer *tok; /* NULL when the files hold none */
+    struct tokenizer *tok; /* NULL when the files have none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */
     struct file_map *maps;
@@ -117,24 +117,23 @@ struct model_size {
     struct model_config config;
     enum tensor_type type; /* type of most weights */
     size_t weights;        /* bytes in memory, packed or in place */
-    size_t passing;        /* most further bytes, read while one weight is packed */
-    size_t file;           /* bytes of the tensors as stored */
-    size_t words;          /* stored bytes of the tokenizer; GGUF: all except the tensors */
+    size_t passing;        /* largest tensor in memory twice while it is packed */
+    size_t file;           /* bytes of the tensors in the file */
+    size_t words;          /* bytes of the tokenizer's files; GGUF: all bytes except the tensors */
 };
 int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
                   struct error *err);
-/* SHA-256, computed on first use and kept, by any thread: of a single file's bytes, of config.json
- * and the shards of a directory, of config and rows of a model in memory. Code that changes weights
- * in place clears m->hash[0]. */
+/* The SHA-256 of a single file's bytes, of config.json and the shards of a directory, or of the
+ * configuration and rows of a model in memory. It is computed on first use and kept in m->hash; any
+ * thread may call. Code that changes weights in place clears m->hash[0]. */
 const char *model_hash(struct model *m, struct error *err);
-/* Writes dense weights as `type`; norms stay f32. Both are canonical: same content, same bytes. */
+/* Write matrices as `type`; norms and biases stay f32. Equal models give equal bytes. */
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
-/* The weights of a model in canonical order, under Hugging Face's names: [n, k], n = 1 for a
- * vector. For code that trains all of them: `data` is the model's own memory if the weight is f32
- * there. */
+/* The weights of a model in canonical order, with Hugging Face's names: [n, k], n = 1 for a vector.
+ * For full fine-tuning: `data` points into the model, where the weight must be f32. */
 struct model_weight {
     char name[96];
     float *data;
@@ -160,18 +159,18 @@ int model_quantize_gguf(const struct model *m, const char *path, const struct qu
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
  * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
-/* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
- * the result of model_new, model_write_gguf and model_open, without the file. */
+/* The result of model_new, model_write_gguf with `type`, and model_open, but without a file: only
+ * one row is in memory as f32 at a time. */
 struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
                                   enum tensor_type type, enum numeric_class cls);
-/* The shapes of `model new` and `bench`: some published ones, fry, and tiny ones for tests. */
+/* The shapes of `model new` and `bench`: some published models, fry, and tiny ones for tests. */
 int model_preset_find(const char *name, struct model_config *out, struct error *err);
-/* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
+/* Opens llama2.c's legacy .bin (v0) with its tokenizer .bin. */
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
                            struct error *err);
 int64_t model_param_count(const struct model_config *c);
 
-/* safetensors and GGUF, shared with adapters */
+/* safetensors and GGUF files, also of adapters */
 
 struct tensor_info {
     char *name;
@@ -190,33 +189,35 @@ struct safetensors {
     json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
-/* Opens by file_map_open_copy. */
+/* The same, with a private copy of the file in memory (file_map_open_copy). */
 int safetensors_read(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
-/* Canonical: tensors in the given order, metadata keys sorted, header padded with spaces to 8. */
+/* Equal input gives equal bytes: tensors in the given order, sorted metadata keys, the header
+ * padded with spaces to a multiple of 8. */
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err);
 
-/* The same for a GGUF file that is not a model, such as an adapter: `metadata` holds its scalars
- * (strings, whole numbers, reals; an array is null). Close it with safetensors_close. */
+/* Opens a GGUF file that is not a model, such as an adapter, as a struct safetensors: `metadata`
+ * has its scalars (strings, integers, reals; an array is null). Close it with safetensors_close. */
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
-/* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
+/* Equal input gives equal bytes: sorted keys, integers as u32, reals as f32, tensors in the given
+ * order. */
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
                        int n, struct error *err);
 
 /* forward pass */
 
-/* One adapter's low-rank map of one projection: y += scale · B (A x). */
+/* One adapter's low-rank update of one projection: y += scale · B (A x). */
 struct lora {
     const float *a; /* [R, in] */
     const float *b; /* [out, R] */
-    int32_t r;      /* 0: no map */
+    int32_t r;      /* rank; 0: not adapted */
     float scale;
     const float *mult; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
 };
-/* An adapter's own version of a [V, D] table, the embedding or the head: a row is taken from
- * `rows`, else from `full`, else from the base, and then the low-rank part is added. */
+/* An adapter's changes of a [V, D] table, the embedding or the head. A row is taken from `rows`,
+ * else from `full`, else from the base model; then the low-rank update is added. */
 struct vocab_override {
     const float *full;  /* [V, D] or NULL */
     const int32_t *ids; /* [n] ascending */
@@ -227,9 +228,9 @@ struct vocab_override {
 struct vocab_overrides {
     struct vocab_override embed, head;
 };
-/* A low-rank map in the layout of the forward pass: B transposed, both in f32, bf16, f16 or int8
- * (each row of A and of Bᵀ with its own scale; R is even, an odd rank is followed by zeros). The
- * arrays of a map are contiguous. Immutable. */
+/* A low-rank update in the layout of the forward pass: B transposed, both factors in f32, bf16, f16
+ * or int8 (each row of A and of Bᵀ with its own scale; R is even, an odd rank is padded with
+ * zeros). The arrays of a module are contiguous. Immutable. */
 struct lora_module {
     const void *a;     /* [R, in] */
     const void *bt;    /* [R, out]; int8: [R / 2, out, 2] */
@@ -239,35 +240,35 @@ struct lora_module {
 };
 struct lora_pack {
     enum dtype elem;
-    struct lora_module *maps; /* maps of the adapted projections; see lora_module_at */
-    int16_t *index;           /* [L][N_PROJ] into maps, -1: not adapted */
-    size_t bytes;             /* all of it */
+    struct lora_module *modules; /* of the adapted projections; see lora_module_at */
+    int16_t *index;              /* [L][N_PROJ] into modules, -1: not adapted */
+    size_t bytes;                /* all of it */
     void *data;
 };
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
                                 enum dtype elem);
-/* One projection's map; of rank 0 if the adapter does not change it. */
+/* One projection's module; its rank is 0 if the adapter does not change the projection. */
 const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj);
-/* A's rows and B's (columns of Bᵀ) of a map that is not int8, as f32. */
+/* Converts both factors of a module that is not int8 to f32: a [R, in], b [out, R]. */
 void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
                         float *a, float *b);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
 /*
- * A rank-1 perturbation that is not stored: ΔW = u vᵀ for every projection, the entries of u [out]
- * and v [in] are ±1 from a counter, rng (seed, RNG_NOISE, member, layer · N_PROJ + projection):
- * bits of v, then of u.
+ * A rank-1 perturbation that is not stored: ΔW = u vᵀ for every projection. The entries of u [out]
+ * and v [in] are ±1, computed from a counter: rng (seed, RNG_NOISE, member, 2 · (layer · N_PROJ +
+ * projection) + (1 for u, 0 for v)).
  */
 struct lora_perturbation {
     uint64_t seed;
     uint32_t member;
 };
-/* The signs [begin, begin + n) of one factor in f32 or int8; begin is a multiple of 16. */
+/* Writes the signs [begin, begin + n) of one factor as f32 or int8. */
 void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u,
                              int64_t begin, int64_t n, enum dtype e, void *out);
 
-/* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
- * with DoRA must be the only term, with weight 1. */
+/* One weighted term of a segment's sum of low-rank updates: an adapter's pack, or a perturbation if
+ * pack is NULL. A pack with DoRA must be the only term, with weight 1. */
 struct lora_part {
     const struct lora_pack *pack;
     struct lora_perturbation noise;
@@ -275,20 +276,20 @@ struct lora_part {
 };
 struct batch_row {
     int32_t token;
-    int32_t pos;  /* position in its sequence: the row sees positions 0..pos of its slot */
+    int32_t pos;  /* position in its sequence: the row attends to positions 0..pos of its slot */
     int32_t slot; /* the KV sequence */
     /* The token was sampled by this model. In the fast class such rows come before all others of a
      * call and take the products that are faster for few rows (ROWS_EXACT): the numeric path of a
      * row depends on this flag only. */
     bool sampled;
 };
-/* Rows [begin, end) run under the base plus the sum of the parts, added in their order. Rows are
- * sorted so that segments do not overlap. */
+/* Rows [begin, end) are computed with the base model plus the sum of the parts, which are added in
+ * their order. Segments are ascending and do not overlap. */
 struct lora_segment {
     int32_t begin, end;
     const struct lora_part *parts;
     int32_t n_parts;
-    const struct vocab_overrides *overlay; /* or NULL: the base's embedding and head */
+    const struct vocab_overrides *overlay; /* or NULL: the base model's embedding and head */
 };
 
 /*
@@ -304,9 +305,9 @@ struct kv_cache_options {
     int32_t n_pages;           /* 0: enough for all slots */
     enum dtype elem;
 };
-/* The element type where no other is chosen: bf16 in the fast class, f32 in the exact class. */
+/* The element type for "auto": bf16 in the fast class, f32 in the exact class. */
 enum dtype kv_cache_default_dtype(enum numeric_class cls);
-/* "auto", for the default, or the name of a dtype. */
+/* Parses "auto" (kv_cache_default_dtype) or the name of a dtype. */
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
                          struct error *err);
 struct kv_cache *kv_cache_new(const struct model_config *c,
@@ -314,12 +315,12 @@ struct kv_cache *kv_cache_new(const struct model_config *c,
 void kv_cache_free(struct kv_cache *kv);
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
 int32_t kv_cache_pages_for(int32_t positions);
-/* Makes positions [from, to) of a slot writable and keeps [0, from). False when pages run out; the
- * positions that a reader could see are then unchanged. */
+/* Makes positions [from, to) of a slot writable; [0, from) are unchanged. Returns false when pages
+ * run out; no position that was in use has changed then. */
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot,
                        int32_t n); /* releases the pages beyond n positions */
-/* The first n positions of `to` become those of `from`: pages are shared, nothing is copied. */
+/* Replaces slot `to` by the first n positions of slot `from`: the pages are shared, not copied. */
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
 /* Saves the keys and values of a slot's first n positions as bytes in a fixed order, and loads them
  * into an empty slot. */
@@ -350,27 +351,27 @@ struct forward_stats {
     uint64_t steps, rows, weight_passes; /* weight_passes: number of reads of a whole base matrix */
     double kernel_seconds;               /* time in products and attention */
 };
-struct forward; /* KV cache and scratch; allocated once, driven by one thread */
+struct forward; /* KV cache and scratch; allocated once; one thread at a time may call */
 /* NULL when forward_bytes cannot be allocated. */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
 struct kv_cache *forward_kv_cache(const struct forward *f);
-/* Runs all rows through the model, appending to the KV cache, whose pages for them must be free or
- * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
- * out_rows[0..n_out), those of sampled rows first. Segments and slots have sampled rows only or
- * none. The bits of a row depend only on its sequence's tokens, on which of them were sampled, and
- * on its adapters. */
+/* Runs all rows through the model and writes their keys and values to the KV cache, whose pages for
+ * them must be free or reserved. Rows of one slot must be contiguous and ascending in pos. logits:
+ * [n_out][V] for rows out_rows[0..n_out), those of sampled rows first, or NULL. The rows of a
+ * segment or a slot are either all sampled or all not sampled. The bits of a row depend only on its
+ * sequence's tokens, on which of them were sampled, and on its adapters. */
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
                  const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                  int32_t n_out, float *logits);
 /*
- * The same in two halves, for rows that read the same tokens under adapters that change nothing
- * below layer `first`: the layers below it are computed once for all of them, without adapters.
+ * The same in two halves, for sequences with the same tokens whose adapters change nothing below
+ * layer `first`: the layers below it are computed once for all of them, without adapters.
  * forward_lower_layers writes the residual stream before layer `end`, [n_rows][D].
- * forward_upper_layers reads that of row i from streams[i] [D]; overlays do not change embeddings
- * any more. Each half writes its own layers of the cache and reads no others, so the second may use
- * other slots.
+ * forward_upper_layers reads the stream of row i from streams[i] [D] and ignores changes of the
+ * embedding. Each half reads and writes only its own layers of the cache, so the second half may
+ * use other slots.
  */
 void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
                           int32_t n_rows, float *stream);
@@ -379,18 +380,16 @@ void forward_upper_layers(struct forward *f, int32_t first, const float *const *
                           const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                           int32_t n_out, float *logits);
 const struct forward_stats *forward_stats(const struct forward *f);
-/* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
+/* The hidden states after the final norm of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);
-/* Cosine and sine of each position and pair, each [n_pos][E/2]; rope_table_local is for local
- * layers if rope_local_theta is set. */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; rope_table_local is for layers
+ * with a sliding window if rope_local_theta is set. */
 void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 
 /*
- * rows: the operations of the forward pass on one row between products, which differ by
- * architecture.
- *
- * Plain functions of arrays: elementwise sums and the kernel table's reductions, so that a row's
+ * Operations on one row between the products of a layer, which differ by architecture
+ * (norm_act.c). They use elementwise arithmetic and the kernel table's reductions, so that a row's
  * bits are the same at every processor level and for every caller.
  */
 

@@ -1,8 +1,8 @@
 /*
- * model_size: the memory that a model will take, from its header alone: no weight is read.
+ * model_size: computes a model's memory from its headers; no weight is read.
  *
- * Not here: the engine's own memory (engine/memory_plan.c), and the pages that the system caches of
- * files that were only read through: these pages are dropped as soon as a weight is packed
+ * It does not include the engine's own memory (engine/memory_plan.c), nor the system's page cache
+ * for weights that are packed: their pages are evicted as soon as the weight is packed
  * (file_map_evict).
  */
 #include "hub/hub.h"
@@ -12,14 +12,14 @@
 #include <string.h>
 
 /* Bytes in memory; a norm becomes f32. */
-static size_t tensor_held(const struct tensor_info *t, enum numeric_class cls) {
+static size_t tensor_memory_bytes(const struct tensor_info *t, enum numeric_class cls) {
     if (t->n_dims > 1) return matrix_bytes_of(t->type, t->dims[0], t->dims[1], cls);
     return (size_t)(t->n_dims ? t->dims[0] : 1) * sizeof(float);
 }
 
-/* Whether rows are used in place in the file; other rows are in memory twice while they are packed,
- * widened or reordered. */
-static bool stays(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
+/* Whether the tensor is used in place in the mapped file. Other tensors are in memory twice while
+ * they are packed, converted or reordered. */
+static bool is_used_in_place(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
     return !rotary && t->n_dims > 1 &&
            (t->type == TENSOR_F32 || (t->type == TENSOR_BF16 && cls == NUMERIC_EXACT));
 }
@@ -29,9 +29,9 @@ void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls,
     for (int i = 0; i < n; i++) {
         bool rotary = interleaved && t[i].n_dims > 1 && t[i].dims[0] < out->config.vocab_size;
         if (out->config.tied && strcmp(t[i].name, "lm_head.weight") == 0) continue; // a copy
-        out->weights += tensor_held(&t[i], cls);
+        out->weights += tensor_memory_bytes(&t[i], cls);
         out->file += t[i].size;
-        if (!stays(&t[i], cls, rotary)) out->passing = MAX(out->passing, t[i].size);
+        if (!is_used_in_place(&t[i], cls, rotary)) out->passing = MAX(out->passing, t[i].size);
     }
 }
 

@@ -55,7 +55,7 @@ uint32_t quant_file_type(const struct quant_scheme *q) {
 }
 
 /* The first and the last eighth of the layers, and every third between. */
-static bool more_bits(int32_t layer, int32_t n) {
+static bool layer_gets_more_bits(int32_t layer, int32_t n) {
     return layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2;
 }
 
@@ -69,9 +69,10 @@ static enum tensor_type mix_type(const struct quant_scheme *q, const struct mode
         return w->k % tensor_type_block(q->type) ? TENSOR_Q8_0 : TENSOR_Q6_K;
     }
     if (!value && !down) return q->type;
-    if (q->mix == QUANT_MEDIUM) return more_bits(w->layer, c->n_layers) ? TENSOR_Q6_K : q->type;
-    int32_t few = value ? 4 : c->n_layers / 8;
-    return q->type == TENSOR_Q4_K && w->layer < few ? TENSOR_Q5_K : q->type;
+    if (q->mix == QUANT_MEDIUM)
+        return layer_gets_more_bits(w->layer, c->n_layers) ? TENSOR_Q6_K : q->type;
+    int32_t n_first_layers = value ? 4 : c->n_layers / 8;
+    return q->type == TENSOR_Q4_K && w->layer < n_first_layers ? TENSOR_Q5_K : q->type;
 }
 
 enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,

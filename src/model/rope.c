@@ -2,11 +2,12 @@
  * rope: rotary positions — the angles of each position, the scalings for long contexts, and the
  * order of rows in files that interleave the pairs.
  *
- * Every known scaling leaves pair i a share e of its frequency f and divides the rest by the
- * factor: f' = f (e + (1 - e) / factor). They differ in e alone:
+ * Every known scaling keeps a share e of pair i's frequency f and divides the rest by the factor:
+ * f' = f (e + (1 - e) / factor). They differ only in e:
  *
  *     linear  e = 0
- *     llama3  e = (N f / 2π - low) / (high - low), N the original length: turns made within it
+ *     llama3  e = (N f / 2π - low) / (high - low); N is the original length, N f / 2π the number of
+ *             turns within it
  *     yarn    e falls from 1 to 0 between the pairs that make 32 turns and one turn within N;
  *             and q·k grows by (0.1 ln factor + 1)², which is part of the table
  *
@@ -43,7 +44,7 @@ static double yarn_pair(const struct model_config *c, double turns) {
     return c->head_dim * math_log(n / (turns * 2 * PI)) / (2 * math_log((double)c->rope_theta));
 }
 
-static double yarn_share(const struct model_config *c, int32_t i) {
+static double yarn_kept_share(const struct model_config *c, int32_t i) {
     double low = floor(yarn_pair(c, 32)), high = ceil(yarn_pair(c, 1));
     low = low < 0 ? 0 : low;
     high = high > c->head_dim - 1 ? c->head_dim - 1 : high;
@@ -52,7 +53,7 @@ static double yarn_share(const struct model_config *c, int32_t i) {
 }
 
 /* The share of pair i's frequency that is kept. */
-static double frequency_share(const struct model_config *c, int32_t i, double freq) {
+static double kept_share(const struct model_config *c, int32_t i, double freq) {
     const struct rope_scaling *s = &c->rope_scaling;
     switch (s->kind) {
     case ROPE_LINEAR:
@@ -61,7 +62,7 @@ static double frequency_share(const struct model_config *c, int32_t i, double fr
         return unit_clamp((s->original_len * freq / (2 * PI) - (double)s->low_freq_factor) /
                           ((double)s->high_freq_factor - (double)s->low_freq_factor));
     case ROPE_YARN:
-        return yarn_share(c, i);
+        return yarn_kept_share(c, i);
     default:
         return 1.0;
     }
@@ -73,7 +74,7 @@ static double frequency(float theta, int32_t i, int32_t head_dim) {
 
 float rope_divisor(const struct model_config *c, int32_t i) {
     if (c->rope_scaling.kind == ROPE_DEFAULT) return 1.0f;
-    double e = frequency_share(c, i, frequency(c->rope_theta, i, c->head_dim));
+    double e = kept_share(c, i, frequency(c->rope_theta, i, c->head_dim));
     return (float)(1.0 / (e + (1.0 - e) / (double)c->rope_scaling.factor));
 }
 
@@ -96,7 +97,7 @@ void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *
     for (int32_t i = 0; i < half; i++) {
         freq[i] = frequency(c->rope_theta, i, c->head_dim);
         if (s->kind == ROPE_DEFAULT) continue;
-        double e = frequency_share(c, i, freq[i]);
+        double e = kept_share(c, i, freq[i]);
         freq[i] *= e + (1.0 - e) / (double)s->factor;
     }
     table_fill(freq, half, gain, n_pos, cos, sin);
@@ -111,8 +112,8 @@ void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, f
     free(freq);
 }
 
-/* Converters compute divisors in float32. */
-static bool divisors_match(const struct model_config *c, const float *divisors) {
+/* Compares with a tolerance, because converters compute the divisors in float32. */
+static bool are_divisors_equal(const struct model_config *c, const float *divisors) {
     for (int32_t i = 0; i < c->head_dim / 2; i++)
         if (!(fabsf(rope_divisor(c, i) - divisors[i]) <= 1e-4f * divisors[i])) return false;
     return true;
@@ -123,14 +124,14 @@ bool rope_scaling_recover(struct model_config *c, const float *divisors) {
     for (int32_t i = 0; i < c->head_dim / 2; i++)
         factor = divisors[i] > factor ? divisors[i] : factor;
     c->rope_scaling = (struct rope_scaling){.kind = ROPE_DEFAULT};
-    if (divisors_match(c, divisors)) return true;
+    if (are_divisors_equal(c, divisors)) return true;
     for (int32_t len = 16; len <= 1 << 20; len *= 2) {
         c->rope_scaling = (struct rope_scaling){.kind = ROPE_LLAMA3,
                                                 .factor = factor,
                                                 .low_freq_factor = 1.0f,
                                                 .high_freq_factor = 4.0f,
                                                 .original_len = len};
-        if (divisors_match(c, divisors)) return true;
+        if (are_divisors_equal(c, divisors)) return true;
     }
     return false;
 }

@@ -3,9 +3,9 @@
  *
  *     u64 N | N bytes of JSON | tensor bytes, end to end, to the end of the file
  *
- * It knows nothing of models or adapters. F32, F16 and BF16 are the supported element types; BOOL
- * and U8 pass as masks, for readers that can ignore them; others are refused by name. The format
- * does not guarantee alignment of the data, so readers must not assume any.
+ * This file is independent of models and adapters. F32, F16 and BF16 are the supported element
+ * types; BOOL and U8 pass as masks, for readers that can ignore them; others are refused by name.
+ * The format does not guarantee alignment of the data, so readers must not assume any.
  *
  * Invariants after opening: (1) every tensor's bytes are inside the mapping; (2) their sizes follow
  * from shape and type; (3) together they cover the data without hole or overlap; (4) the array is
@@ -40,14 +40,14 @@ static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
                         struct error *err) {
     const char *dtype = json_string_value(json_object_get(spec, "dtype"));
     if (!dtype) return error_set(err, ERR_FORMAT, "tensor '%.96s' has no 'dtype'", t->name);
-    int row = dtype_find(dtype);
-    if (row < 0)
+    int index = dtype_find(dtype);
+    if (index < 0)
         return error_set(err, ERR_FORMAT,
                          "tensor '%.96s' has dtype '%.16s'; F32, F16 and BF16 can be read", t->name,
                          dtype);
-    t->type = dtypes[row].type;
-    t->mask = dtypes[row].mask;
-    *size = dtypes[row].size;
+    t->type = dtypes[index].type;
+    t->mask = dtypes[index].mask;
+    *size = dtypes[index].size;
     return OK;
 }
 
@@ -69,8 +69,8 @@ static int tensor_shape(struct tensor_info *t, const json_t *spec, size_t size, 
     return OK;
 }
 
-static int tensor_place(struct tensor_info *t, const json_t *spec, const uint8_t *data,
-                        size_t available, struct error *err) {
+static int tensor_locate(struct tensor_info *t, const json_t *spec, const uint8_t *data,
+                         size_t available, struct error *err) {
     const json_t *offsets = json_object_get(spec, "data_offsets");
     const json_t *from = json_array_get(offsets, 0), *to = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(from) || !json_is_integer(to))
@@ -96,7 +96,7 @@ static int tensor_read(struct tensor_info *t, const char *name, const json_t *sp
     size_t size = 0;
     int rc = tensor_dtype(t, spec, &size, err);
     if (rc == OK) rc = tensor_shape(t, spec, size, err);
-    if (rc == OK) rc = tensor_place(t, spec, data, available, err);
+    if (rc == OK) rc = tensor_locate(t, spec, data, available, err);
     return rc;
 }
 
@@ -108,22 +108,22 @@ static int tensor_by_offset(const void *a, const void *b) {
 }
 
 /* Checks invariant 3. Leaves the array sorted by offset. */
-static int tensors_cover(struct safetensors *st, const uint8_t *data, size_t available,
-                         struct error *err) {
+static int tensors_check_coverage(struct safetensors *st, const uint8_t *data, size_t available,
+                                  struct error *err) {
     if (st->n_tensors > 1)
         qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), tensor_by_offset);
-    const uint8_t *at = data;
+    const uint8_t *expected = data;
     for (int i = 0; i < st->n_tensors; i++) {
         const struct tensor_info *t = &st->tensors[i];
-        if ((const uint8_t *)t->data != at)
+        if ((const uint8_t *)t->data != expected)
             return error_set(err, ERR_FORMAT, "tensor '%.96s' %s", t->name,
-                             (const uint8_t *)t->data < at ? "overlaps another"
-                                                           : "follows a hole in the data");
-        at += t->size;
+                             (const uint8_t *)t->data < expected ? "overlaps another"
+                                                                 : "follows a hole in the data");
+        expected += t->size;
     }
-    if (at != data + available)
+    if (expected != data + available)
         return error_set(err, ERR_FORMAT, "%zu bytes follow the last tensor",
-                         (size_t)(data + available - at));
+                         (size_t)(data + available - expected));
     return OK;
 }
 
@@ -154,7 +154,7 @@ static int header_read(struct safetensors *st, json_t *header, const uint8_t *da
                  : tensor_read(&st->tensors[st->n_tensors++], name, spec, data, available, err);
         if (rc != OK) return rc;
     }
-    rc = tensors_cover(st, data, available, err);
+    rc = tensors_check_coverage(st, data, available, err);
     tensors_sort(st->tensors, st->n_tensors);
     return rc;
 }
@@ -229,7 +229,7 @@ static void header_tensor_add(struct buf *out, const struct tensor_info *t, cons
 int safetensors_header(const struct tensor_info *tensors, int n, const json_t *metadata,
                        struct buf *out, struct error *err) {
     struct buf text = {0};
-    uint64_t at = 0;
+    uint64_t offset = 0;
     buf_puts(&text, "{");
     if (metadata && json_object_size(metadata) > 0) {
         char *sorted = json_canonical(metadata);
@@ -237,9 +237,9 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
         free(sorted);
     }
     for (int i = 0; i < n; i++) {
-        int row = 0;
-        while (row < (int)ARRAY_LEN(dtypes) && dtypes[row].type != tensors[i].type) row++;
-        if (row == (int)ARRAY_LEN(dtypes)) {
+        int dtype = 0;
+        while (dtype < (int)ARRAY_LEN(dtypes) && dtypes[dtype].type != tensors[i].type) dtype++;
+        if (dtype == (int)ARRAY_LEN(dtypes)) {
             buf_release(&text);
             return error_set(
                 err, ERR_USAGE,
@@ -247,8 +247,8 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
                 tensor_type_name(tensors[i].type));
         }
         if (i) buf_puts(&text, ",");
-        header_tensor_add(&text, &tensors[i], dtypes[row].name, at);
-        at += tensors[i].size;
+        header_tensor_add(&text, &tensors[i], dtypes[dtype].name, offset);
+        offset += tensors[i].size;
     }
     buf_puts(&text, "}");
     while (text.len % 8 != 0) buf_puts(&text, " ");

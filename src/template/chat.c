@@ -50,7 +50,7 @@ static void put_text(struct chat_encoding *e, const char *text, size_t len) {
 
 static void put_special(struct chat_encoding *e, int32_t id) {
     token_ids_add(e->out, id);
-    e->within = tok_prefix_once(e->t);
+    e->within = tokenizer_adds_space_once(e->t);
     mask_from(e, e->out->n - 1);
 }
 
@@ -174,12 +174,12 @@ static void chat_template_free(struct chat_template *c) {
 void tokenizer_set_chat_template(struct tokenizer *t, const char *text) {
     bool own = text && strcmp(text, chatml_template) != 0;
     struct chat_template *c = own ? chat_template_new(t, text) : NULL;
-    tok_own_template(t, c, chat_template_free);
+    tokenizer_attach_template(t, c, chat_template_free);
     if (c && c->jinja) c->end = turn_end(t);
 }
 
 int32_t tokenizer_eot(const struct tokenizer *t) {
-    const struct chat_template *c = tok_template(t);
+    const struct chat_template *c = tokenizer_get_template(t);
     if (c && c->end >= 0) return c->end;
     int32_t end = tokenizer_piece_to_id(t, "<|im_end|>");
     return end >= 0 ? end : tokenizer_eos(t);
@@ -346,7 +346,7 @@ static int tools_refuse(const struct chat_template_input *chat, struct error *er
 int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat,
                          struct chat_text *out, struct error *err) {
     *out = (struct chat_text){0};
-    if (tok_template(t)) return template_render(tok_template(t), chat, out, err);
+    if (tokenizer_get_template(t)) return template_render(tokenizer_get_template(t), chat, out, err);
     if (tools_refuse(chat, err) != OK) return err->code;
     struct chat_template c = {.now = -1,
                               .jinja = jinja_parse(chatml_template, strlen(chatml_template), err)};
@@ -429,7 +429,7 @@ int chat_template_encode(const struct tokenizer *t, const struct chat_template_i
                          struct token_ids *out, struct buf *mask, struct error *err) {
     struct chat_text text;
     if (chat->template) return foreign_encode(t, chat, out, mask, err);
-    if (!tok_template(t)) return plain_encode(t, chat, out, mask, err);
+    if (!tokenizer_get_template(t)) return plain_encode(t, chat, out, mask, err);
     int rc = chat_template_render(t, chat, &text, err);
     if (rc == OK) text_encode(t, &text, out, mask);
     chat_text_release(&text);
@@ -439,7 +439,7 @@ int chat_template_encode(const struct tokenizer *t, const struct chat_template_i
 int chat_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
                 bool generation_prompt, struct token_ids *out, struct buf *mask,
                 struct error *err) {
-    if (!tok_template(t)) {
+    if (!tokenizer_get_template(t)) {
         chat_ml_encode(t, msgs, n, generation_prompt, out, mask);
         return OK;
     }

@@ -1,17 +1,18 @@
 /*
  * bpe_train: byte-level BPE vocabularies from text.
  *
- * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and
- * the most frequent pair of neighbours becomes a token until the vocabulary is full. Of equally
- * frequent pairs the one with the greatest (left, right) bytes wins, which makes the result a
- * function of the text alone. Specials are cut out of the text and take no part. Training does not
- * shuffle, sample or prune.
+ * The text is split into words by the tokenizer's own pattern, equal words are stored once with
+ * their count, and the most frequent pair of neighbours becomes a token until the vocabulary is
+ * full. Of equally
+ * frequent pairs the one with the greatest (left, right) bytes is chosen, so the result depends
+ * only on the text. Special tokens in the text are not part of any word. Training does not shuffle,
+ * sample or prune.
  *
- * Counts are updated, not recomputed: a merge visits the words that hold its pair and changes the
- * counts of the neighbouring pairs. The queue may lag behind the counts:
+ * Counts are updated, not recomputed: a merge visits the words that contain its pair and changes
+ * the counts of the neighbouring pairs. The queue is updated lazily:
  *   1. every pair with a count above 0 has a queue entry whose count is at least as large;
- *   2. an entry whose count differs from that of its pair is queued again with the right count, or
- *      dropped, never used.
+ *   2. an entry whose count differs from that of its pair is never used: it is queued again with
+ * the right count, or removed.
  */
 #include "tokenizer/internal.h"
 
@@ -19,8 +20,8 @@
 #include <string.h>
 
 struct word {
-    uint32_t at; /* start of its symbols in trainer.symbols */
-    int32_t n;   /* number of symbols left */
+    uint32_t first_symbol; /* index in trainer_state.symbols */
+    int32_t n;             /* number of symbols left */
     int64_t count;
     const char *text; /* its bytes, borrowed; text_len 0: empty slot of the word table */
     uint32_t text_len;
@@ -30,7 +31,7 @@ struct pair {
     int64_t count;
     struct token_ids words; /* indices of words that hold or held the pair, with repeats */
 };
-struct queued {
+struct queue_entry {
     int64_t count;
     int32_t pair;
 };
@@ -41,7 +42,7 @@ struct token_bytes {
 
 struct trainer_state {
     struct arena arena;
-    struct tokenizer *cutter; /* specials and bytes only */
+    struct tokenizer *splitter; /* specials and bytes only */
     pcre2_match_data *match;
     struct word *words; /* hash table while counting, then the first n_words */
     size_t n_words, words_cap;
@@ -50,7 +51,7 @@ struct trainer_state {
     int32_t n_pairs, pairs_cap;
     int32_t *pair_index; /* open addressing: pair + 1 */
     uint64_t pair_mask;
-    struct queued *queue;
+    struct queue_entry *queue;
     size_t n_queue, queue_cap;
     struct token_bytes *tokens; /* [n_tokens] raw bytes; specials are empty */
     int32_t *token_index;       /* open addressing by bytes: token + 1 */
@@ -91,26 +92,27 @@ static void word_count(void *ctx, const char *p, size_t n) {
 
 static void fragment_count(void *ctx, int32_t id, const char *p, size_t n) {
     struct trainer_state *s = ctx;
-    if (id < 0) bpe_split(s->cutter, s->match, p, n, word_count, s);
+    if (id < 0) bpe_split(s->splitter, s->match, p, n, word_count, s);
 }
 
-static int word_order(const void *a, const void *b) {
+static int word_compare(const void *a, const void *b) {
     const struct word *x = a, *y = b;
     return (x->text > y->text) - (x->text < y->text);
 }
 
-/* By first appearance, so that nothing depends on the hash. */
-static void words_prepare(struct trainer_state *s) {
+/* Sorts the words by first appearance, so that the result does not depend on the hash, and creates
+ * their symbols. */
+static void words_to_symbols(struct trainer_state *s) {
     size_t n = 0;
     for (size_t i = 0; i < s->words_cap; i++)
         if (s->words[i].text_len) s->words[n++] = s->words[i];
-    qsort(s->words, n, sizeof(*s->words), word_order);
+    qsort(s->words, n, sizeof(*s->words), word_compare);
     for (size_t i = 0; i < n; i++) {
         struct word *w = &s->words[i];
-        w->at = (uint32_t)s->symbols.n;
+        w->first_symbol = (uint32_t)s->symbols.n;
         w->n = (int32_t)w->text_len;
         for (uint32_t k = 0; k < w->text_len; k++)
-            token_ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
+            token_ids_add(&s->symbols, s->splitter->byte_ids[(uint8_t)w->text[k]]);
     }
 }
 
@@ -134,7 +136,7 @@ static void pairs_grow(struct trainer_state *s) {
         *pair_slot(s, s->pairs[i].left, s->pairs[i].right) = i + 1;
 }
 
-static int32_t pair_get(struct trainer_state *s, int32_t left, int32_t right) {
+static int32_t pair_find_or_add(struct trainer_state *s, int32_t left, int32_t right) {
     if (s->n_pairs == s->pairs_cap) pairs_grow(s);
     int32_t *slot = pair_slot(s, left, right);
     if (!*slot) {
@@ -149,31 +151,32 @@ static int bytes_compare(struct token_bytes a, struct token_bytes b) {
     return c ? c : (a.len > b.len) - (a.len < b.len);
 }
 
-static bool queued_before(const struct trainer_state *s, struct queued a, struct queued b) {
+static bool queue_entry_precedes(const struct trainer_state *s, struct queue_entry a,
+                                 struct queue_entry b) {
     if (a.count != b.count) return a.count > b.count;
     const struct pair *x = &s->pairs[a.pair], *y = &s->pairs[b.pair];
     int c = bytes_compare(s->tokens[x->left], s->tokens[y->left]);
     return (c ? c : bytes_compare(s->tokens[x->right], s->tokens[y->right])) > 0;
 }
 
-static void queue_push(struct trainer_state *s, struct queued x) {
+static void queue_push(struct trainer_state *s, struct queue_entry x) {
     if (s->n_queue == s->queue_cap) {
         s->queue_cap = s->queue_cap ? s->queue_cap * 2 : 1024;
         s->queue = xrealloc(s->queue, sizeof(*s->queue) * s->queue_cap);
     }
     size_t i = s->n_queue++;
-    for (; i > 0 && queued_before(s, x, s->queue[(i - 1) / 2]); i = (i - 1) / 2)
+    for (; i > 0 && queue_entry_precedes(s, x, s->queue[(i - 1) / 2]); i = (i - 1) / 2)
         s->queue[i] = s->queue[(i - 1) / 2];
     s->queue[i] = x;
 }
 
-static struct queued queue_pop(struct trainer_state *s) {
-    struct queued top = s->queue[0], last = s->queue[--s->n_queue];
+static struct queue_entry queue_pop(struct trainer_state *s) {
+    struct queue_entry top = s->queue[0], last = s->queue[--s->n_queue];
     size_t i = 0;
     for (size_t child = 1; child < s->n_queue; child = 2 * i + 1) {
-        if (child + 1 < s->n_queue && queued_before(s, s->queue[child + 1], s->queue[child]))
+        if (child + 1 < s->n_queue && queue_entry_precedes(s, s->queue[child + 1], s->queue[child]))
             child++;
-        if (!queued_before(s, s->queue[child], last)) break;
+        if (!queue_entry_precedes(s, s->queue[child], last)) break;
         s->queue[i] = s->queue[child];
         i = child;
     }
@@ -182,12 +185,12 @@ static struct queued queue_pop(struct trainer_state *s) {
 }
 
 /* The most frequent pair, or -1 when no pair is left. */
-static int32_t pair_best(struct trainer_state *s) {
+static int32_t queue_pop_best(struct trainer_state *s) {
     while (s->n_queue > 0) {
-        struct queued q = queue_pop(s);
+        struct queue_entry q = queue_pop(s);
         int64_t count = s->pairs[q.pair].count;
         if (q.count == count && count > 0) return q.pair;
-        if (q.count > count && count > 0) queue_push(s, (struct queued){count, q.pair});
+        if (q.count > count && count > 0) queue_push(s, (struct queue_entry){count, q.pair});
     }
     return -1;
 }
@@ -195,56 +198,58 @@ static int32_t pair_best(struct trainer_state *s) {
 static void pairs_count(struct trainer_state *s) {
     for (size_t i = 0; i < s->n_words; i++) {
         const struct word *w = &s->words[i];
-        const int32_t *v = s->symbols.v + w->at;
+        const int32_t *v = s->symbols.v + w->first_symbol;
         for (int32_t k = 0; k + 1 < w->n; k++) {
-            int32_t at = pair_get(s, v[k], v[k + 1]); /* may move s->pairs */
-            struct pair *p = &s->pairs[at];
+            int32_t index = pair_find_or_add(s, v[k], v[k + 1]); /* may move s->pairs */
+            struct pair *p = &s->pairs[index];
             p->count += w->count;
             if (p->words.n == 0 || p->words.v[p->words.n - 1] != (int32_t)i)
                 token_ids_add(&p->words, (int32_t)i);
         }
     }
-    for (int32_t i = 0; i < s->n_pairs; i++) queue_push(s, (struct queued){s->pairs[i].count, i});
+    for (int32_t i = 0; i < s->n_pairs; i++)
+        queue_push(s, (struct queue_entry){s->pairs[i].count, i});
 }
 
-/* Changes a pair's count. Pairs that a merge adds are collected in `grown` and queued after the
- * merge. */
-static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by,
-                        int32_t word, struct token_ids *grown) {
-    int32_t i = pair_get(s, left, right);
+/* Adds `delta` to a pair's count. Pairs whose count increases are collected in `increased` and
+ * queued after the merge. */
+static void pair_count_add(struct trainer_state *s, int32_t left, int32_t right, int64_t delta,
+                           int32_t word, struct token_ids *increased) {
+    int32_t i = pair_find_or_add(s, left, right);
     struct pair *p = &s->pairs[i];
-    p->count += by;
-    if (by < 0) return;
+    p->count += delta;
+    if (delta < 0) return;
     if (p->words.n == 0 || p->words.v[p->words.n - 1] != word) token_ids_add(&p->words, word);
-    token_ids_add(grown, i);
+    token_ids_add(increased, i);
 }
 
-static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right,
-                       int32_t made, struct token_ids *grown) {
+static void word_apply_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right,
+                             int32_t merged, struct token_ids *increased) {
     struct word *w = &s->words[word];
-    int32_t *v = s->symbols.v + w->at, n = 0;
+    int32_t *v = s->symbols.v + w->first_symbol, n = 0;
     for (int32_t i = 0; i < w->n; i++) {
         if (i + 1 >= w->n || v[i] != left || v[i + 1] != right) {
             v[n++] = v[i];
             continue;
         }
         if (n > 0) {
-            pair_change(s, v[n - 1], left, -w->count, word, grown);
-            pair_change(s, v[n - 1], made, w->count, word, grown);
+            pair_count_add(s, v[n - 1], left, -w->count, word, increased);
+            pair_count_add(s, v[n - 1], merged, w->count, word, increased);
         }
         if (i + 2 < w->n) {
-            pair_change(s, right, v[i + 2], -w->count, word, grown);
-            pair_change(s, made, v[i + 2], w->count, word, grown);
+            pair_count_add(s, right, v[i + 2], -w->count, word, increased);
+            pair_count_add(s, merged, v[i + 2], w->count, word, increased);
         }
-        v[n++] = made;
+        v[n++] = merged;
         i++;
     }
     w->n = n;
 }
 
-/* Two merges that make the same text share one token: the vocabulary holds every string once. (No
- * merge makes a single byte.) */
-static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct token_bytes b) {
+/* Two merges with the same result share one token, because the vocabulary has every string once.
+ * (No merge gives a single byte.) */
+static int32_t token_find_or_add(struct trainer_state *s, struct token_bytes a,
+                                 struct token_bytes b) {
     struct token_bytes t = {.len = a.len + b.len};
     char *p = arena_alloc(&s->arena, (size_t)t.len);
     memcpy(p, a.p, (size_t)a.len);
@@ -258,23 +263,24 @@ static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct 
     return s->n_tokens - 1;
 }
 
-static void pair_merge(struct trainer_state *s, int32_t pair) {
+static void pair_apply_merge(struct trainer_state *s, int32_t pair) {
     int32_t left = s->pairs[pair].left, right = s->pairs[pair].right;
-    int32_t made = token_make(s, s->tokens[left], s->tokens[right]);
-    int32_t merge[3] = {left, right, made};
-    struct token_ids words = s->pairs[pair].words, grown = {0};
+    int32_t merged = token_find_or_add(s, s->tokens[left], s->tokens[right]);
+    int32_t merge[3] = {left, right, merged};
+    struct token_ids words = s->pairs[pair].words, increased = {0};
     buf_add(&s->merges, merge, sizeof(merge));
     s->pairs[pair].words = (struct token_ids){0}; /* the array of pairs may move in the meantime */
-    for (int i = 0; i < words.n; i++) word_merge(s, words.v[i], left, right, made, &grown);
+    for (int i = 0; i < words.n; i++)
+        word_apply_merge(s, words.v[i], left, right, merged, &increased);
     s->pairs[pair].count = 0;
-    for (int i = 0; i < grown.n; i++)
-        if (s->pairs[grown.v[i]].count > 0)
-            queue_push(s, (struct queued){s->pairs[grown.v[i]].count, grown.v[i]});
+    for (int i = 0; i < increased.n; i++)
+        if (s->pairs[increased.v[i]].count > 0)
+            queue_push(s, (struct queue_entry){s->pairs[increased.v[i]].count, increased.v[i]});
     token_ids_release(&words);
-    token_ids_release(&grown);
+    token_ids_release(&increased);
 }
 
-static void piece_write(struct buf *out, struct token_bytes t) {
+static void piece_append(struct buf *out, struct token_bytes t) {
     for (int32_t i = 0; i < t.len; i++) {
         char c[4];
         int n = bytes_to_unicode_piece((uint8_t)t.p[i], c);
@@ -285,18 +291,18 @@ static void piece_write(struct buf *out, struct token_bytes t) {
 static const char *piece_text(struct trainer_state *s, struct token_bytes a,
                               const struct token_bytes *b) {
     struct buf out = {0};
-    piece_write(&out, a);
+    piece_append(&out, a);
     if (b) {
         buf_puts(&out, " ");
-        piece_write(&out, *b);
+        piece_append(&out, *b);
     }
     char *text = arena_strdup(&s->arena, out.data);
     buf_release(&out);
     return text;
 }
 
-/* Specials, then the bytes in GPT-2's order. A chat model ends at <|im_end|>, any other at its
- * first special. */
+/* Special tokens, then the bytes in GPT-2's order. EOS is <|im_end|> if it is among the special
+ * tokens, else the first one. */
 static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, const char *pre,
                        const char **specials, int n) {
     const char **pieces = arena_alloc(&s->arena, sizeof(*pieces) * (size_t)s->vocab);
@@ -352,7 +358,7 @@ static struct tokenizer *spec_finish(struct trainer_state *s, struct tokenizer_s
 
 static void trainer_release(struct trainer_state *s) {
     for (int32_t i = 0; i < s->n_pairs; i++) token_ids_release(&s->pairs[i].words);
-    tokenizer_free(s->cutter);
+    tokenizer_free(s->splitter);
     pcre2_match_data_free(s->match);
     free(s->words);
     free(s->pairs);
@@ -363,7 +369,8 @@ static void trainer_release(struct trainer_state *s) {
     arena_release(&s->arena);
 }
 
-static int train_check(size_t len, int32_t vocab, const char **specials, int n, struct error *err) {
+static int train_arguments_check(size_t len, int32_t vocab, const char **specials, int n,
+                                 struct error *err) {
     if (vocab < 256 + n || vocab > 1 << 20)
         return error_set(
             err, ERR_USAGE,
@@ -388,17 +395,17 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     for (s->token_mask = 1023; s->token_mask < (uint64_t)s->vocab * 2;)
         s->token_mask = s->token_mask * 2 + 1;
     s->token_index = arena_alloc(&s->arena, sizeof(*s->token_index) * (s->token_mask + 1));
-    split_special_tokens(s->cutter, text, len, true, fragment_count, s);
-    words_prepare(s);
+    split_special_tokens(s->splitter, text, len, true, fragment_count, s);
+    words_to_symbols(s);
     pairs_count(s);
     while (s->n_tokens < s->vocab) {
-        int32_t best = pair_best(s);
+        int32_t best = queue_pop_best(s);
         if (best < 0)
             return error_set(err, ERR_USAGE,
                              "the text yields %d tokens and not %d: give more text or a smaller "
                              "vocabulary",
                              s->n_tokens, s->vocab);
-        pair_merge(s, best);
+        pair_apply_merge(s, best);
     }
     return OK;
 }
@@ -406,13 +413,13 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
 /* One thread is enough: a few MB per second, once per model. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                       const char **specials, int n_specials, struct error *err) {
-    if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
+    if (train_arguments_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};
     struct tokenizer_spec spec;
     struct tokenizer *t = NULL;
     spec_begin(&s, &spec, pre, specials, n_specials);
-    s.cutter = tokenizer_new(&spec, err);
-    if (s.cutter && train_run(&s, text, len, err) == OK) t = spec_finish(&s, &spec, err);
+    s.splitter = tokenizer_new(&spec, err);
+    if (s.splitter && train_run(&s, text, len, err) == OK) t = spec_finish(&s, &spec, err);
     trainer_release(&s);
     return t;
 }

@@ -3,10 +3,10 @@
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models without a file.
  * (gguf.c reads the tokenizer of GGUF files.)
  *
- * A reader turns its file into a struct tokenizer_spec, or reports the part that is not supported:
- * normalizers, pre-tokenizers and decoders that would treat text otherwise are refused and never
- * skipped. One thing is ignored, with a message: spaces that added tokens would swallow. hf.c reads
- * tokenizer_config.json.
+ * A reader converts its file to a struct tokenizer_spec, or reports the part that is not supported:
+ * normalizers, pre-tokenizers and decoders that are not implemented are refused, never skipped.
+ * Only the options by which added tokens remove spaces around them are ignored, with a warning.
+ * hf.c reads tokenizer_config.json.
  *
  * Invariant: tokenizer_from_json reads the output of tokenizer_write_json as a tokenizer with the
  * same ids for every text, and writing that tokenizer gives the same bytes again.
@@ -32,24 +32,24 @@ struct tokenizer_reader {
     uint8_t *types;
     float *scores; /* UNIGRAM: [n] */
     const char **merges;
-    json_t *steps;        /* normalizers that are neither of the next two */
-    bool prefixes, marks; /* a ▁ is prepended to the text; spaces become ▁ */
-    bool trims;           /* words are cut at all white space, which is lost */
+    json_t *steps;                    /* normalizers except those for the next two */
+    bool adds_prefix, escapes_spaces; /* a ▁ is prepended to the text; spaces become ▁ */
+    bool splits_at_spaces;            /* text is split at all white space, which is not encoded */
 };
 
-static const char *type_of(const json_t *v) {
+static const char *json_type_name(const json_t *v) {
     const char *s = json_string_value(json_object_get(v, "type"));
     return s ? s : json_is_null(v) || !v ? "null" : "without a type";
 }
 
-static bool text_is(const json_t *v, const char *key, const char *want) {
+static bool json_string_is(const json_t *v, const char *key, const char *want) {
     const char *s = json_string_value(json_object_get(v, key));
     return s && strcmp(s, want) == 0;
 }
 
-static bool flag(const json_t *v, const char *key, bool missing) {
+static bool json_flag(const json_t *v, const char *key, bool fallback) {
     const json_t *b = json_object_get(v, key);
-    return json_is_boolean(b) ? json_is_true(b) : missing;
+    return json_is_boolean(b) ? json_is_true(b) : fallback;
 }
 
 static json_t *replace_json(const char *kind, const char *from, const char *to) {
@@ -64,7 +64,7 @@ static int reader_id(const json_t *v, const char *piece, int32_t *id, struct err
     return OK;
 }
 
-static int vocab_count(struct tokenizer_reader *r, int32_t *max, struct error *err) {
+static int vocab_max_id(struct tokenizer_reader *r, int32_t *max, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     const char *piece;
     int32_t id = -1;
@@ -90,7 +90,7 @@ static int reader_count(struct tokenizer_reader *r, struct error *err) {
     const char *piece;
     int32_t id = -1, max = -1;
     size_t i;
-    if (vocab_count(r, &max, err) != OK) return err->code;
+    if (vocab_max_id(r, &max, err) != OK) return err->code;
     json_array_foreach (added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
@@ -105,8 +105,8 @@ static int reader_count(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_put(struct tokenizer_reader *r, int32_t id, const char *piece, size_t len,
-                      uint8_t type, struct error *err) {
+static int reader_set_piece(struct tokenizer_reader *r, int32_t id, const char *piece, size_t len,
+                            uint8_t type, struct error *err) {
     if (len > INT32_MAX) return error_set(err, ERR_FORMAT, "token %d is too long", id);
     if (r->pieces[id] && ((size_t)r->lens[id] != len || memcmp(r->pieces[id], piece, len) != 0))
         return error_set(err, ERR_FORMAT, "tokens '%.80s' and '%.80s' have the same id %d",
@@ -117,26 +117,26 @@ static int reader_put(struct tokenizer_reader *r, int32_t id, const char *piece,
     return OK;
 }
 
-static int hole_name(int32_t id, char out[24]) {
+static int placeholder_name(int32_t id, char out[24]) {
     return snprintf(out, 24, "[PAD%d]", id);
 }
 
-/* A list of [piece, score] whose index is the id. A placeholder written for a missing id is read as
- * one again. */
+/* Reads a list of [piece, score] whose index is the id. Placeholders, which tokenizer_write_json
+ * writes for missing ids, become unused pieces again. */
 static int unigram_vocab(struct tokenizer_reader *r, struct error *err) {
     size_t i;
     json_t *v;
-    char hole[24];
+    char placeholder[24];
     json_array_foreach (json_object_get(r->model, "vocab"), i, v) {
         const char *piece = json_string_value(json_array_get(v, 0));
         const json_t *score = json_array_get(v, 1);
         int32_t id = (int32_t)i;
         if (!piece || !json_is_number(score))
             return error_set(err, ERR_FORMAT, "token %d is not a piece and its score", id);
-        hole_name(id, hole);
+        placeholder_name(id, placeholder);
         r->scores[id] = (float)json_number_value(score);
-        uint8_t type = strcmp(piece, hole) == 0 ? PIECE_UNUSED : PIECE_NORMAL;
-        if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
+        uint8_t type = strcmp(piece, placeholder) == 0 ? PIECE_UNUSED : PIECE_NORMAL;
+        if (reader_set_piece(r, id, piece, strlen(piece), type, err) != OK) return err->code;
     }
     return OK;
 }
@@ -147,7 +147,8 @@ static int reader_vocab(struct tokenizer_reader *r, struct error *err) {
     const char *piece;
     json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
-        if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
+        if (reader_set_piece(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK)
+            return err->code;
     }
     return OK;
 }
@@ -157,13 +158,13 @@ static int reader_added(struct tokenizer_reader *r, struct error *err) {
     json_t *v;
     json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
-        uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
+        uint8_t type = json_flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
-        if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
-        normalized += type == PIECE_USER && flag(v, "normalized", false);
+        if (reader_set_piece(r, id, piece, strlen(piece), type, err) != OK) return err->code;
+        normalized += type == PIECE_USER && json_flag(v, "normalized", false);
         users += type == PIECE_USER;
-        stripping +=
-            flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
+        stripping += json_flag(v, "lstrip", false) || json_flag(v, "rstrip", false) ||
+                     json_flag(v, "single_word", false);
     }
     r->spec.user_pieces = r->spec.kind == TOKENIZER_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
@@ -172,11 +173,11 @@ static int reader_added(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static void reader_holes(struct tokenizer_reader *r) {
+static void reader_fill_missing_ids(struct tokenizer_reader *r) {
     for (int32_t id = 0; id < r->spec.n; id++) {
         if (r->pieces[id]) continue;
         char *name = arena_alloc(&r->arena, 24);
-        r->lens[id] = hole_name(id, name);
+        r->lens[id] = placeholder_name(id, name);
         r->pieces[id] = name;
         r->types[id] = PIECE_UNUSED;
     }
@@ -222,7 +223,7 @@ static int32_t reader_find(const struct tokenizer_reader *r, const char *piece) 
     return -1;
 }
 
-/* By id in unigram models; the id may be null. */
+/* Unigram models have the unknown token's id, which may be null. */
 static int unigram_unk(struct tokenizer_reader *r, struct error *err) {
     const json_t *v = json_object_get(r->model, "unk_id");
     if (!v || json_is_null(v)) return OK;
@@ -247,127 +248,130 @@ static int reader_unk(struct tokenizer_reader *r, struct error *err) {
 }
 
 /* Calls fn for each member of a Sequence under `list`, or for the value itself. */
-typedef int (*part_fn)(struct tokenizer_reader *r, const json_t *part, struct error *err);
-static int parts_each(struct tokenizer_reader *r, const json_t *v, const char *list, part_fn fn,
+typedef int (*step_fn)(struct tokenizer_reader *r, const json_t *part, struct error *err);
+static int steps_each(struct tokenizer_reader *r, const json_t *v, const char *list, step_fn fn,
                       struct error *err) {
     size_t i;
     json_t *part;
     if (!v || json_is_null(v)) return OK;
-    if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
+    if (strcmp(json_type_name(v), "Sequence") != 0) return fn(r, v, err);
     json_array_foreach (json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
     }
     return OK;
 }
 
-/* The steps are checked when the tokenizer is made. */
-static int any_normalizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+/* tokenizer_new checks the steps. */
+static int normalizer_append(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)err;
     json_array_append(r->steps, (json_t *)(uintptr_t)part);
     return OK;
 }
 
-static bool replaces(const json_t *part, const char *from, const char *to) {
+static bool is_replace_step(const json_t *part, const char *from, const char *to) {
     const json_t *pattern = json_object_get(part, "pattern");
-    return strcmp(type_of(part), "Replace") == 0 && text_is(part, "content", to) &&
-           (text_is(pattern, "String", from) || text_is(pattern, "Regex", from));
+    return strcmp(json_type_name(part), "Replace") == 0 && json_string_is(part, "content", to) &&
+           (json_string_is(pattern, "String", from) || json_string_is(pattern, "Regex", from));
 }
 
-/* llm-jp's pattern for the beginning of a text: the only line that does not follow a newline. */
+/* llm-jp's pattern for the beginning of a text: the beginning of a line that follows no newline. */
 #define TEXT_BEGIN "(?<!\\n)^"
 
-static int spm_normalizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
-    bool prefix =
-        (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", METASPACE_CHAR)) ||
-        replaces(part, TEXT_BEGIN, METASPACE_CHAR);
-    bool mark = replaces(part, " ", METASPACE_CHAR);
-    if (!prefix && !mark && (r->prefixes || r->marks))
+static int spm_normalizer_read(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+    bool is_prefix = (strcmp(json_type_name(part), "Prepend") == 0 &&
+                      json_string_is(part, "prepend", METASPACE_CHAR)) ||
+                     is_replace_step(part, TEXT_BEGIN, METASPACE_CHAR);
+    bool is_space_mark = is_replace_step(part, " ", METASPACE_CHAR);
+    if (!is_prefix && !is_space_mark && (r->adds_prefix || r->escapes_spaces))
         return error_set(err, ERR_FORMAT,
                          "normalizer '%s' is not supported after the one that writes ▁",
-                         type_of(part));
-    if (!prefix && !mark) return any_normalizer(r, part, err);
-    r->prefixes |= prefix;
-    r->marks |= mark;
-    r->spec.add_space_prefix = r->prefixes;
+                         json_type_name(part));
+    if (!is_prefix && !is_space_mark) return normalizer_append(r, part, err);
+    r->adds_prefix |= is_prefix;
+    r->escapes_spaces |= is_space_mark;
+    r->spec.add_space_prefix = r->adds_prefix;
     return OK;
 }
 
 static const char *metaspace_scheme(const json_t *part) {
     const char *scheme = json_string_value(json_object_get(part, "prepend_scheme"));
     if (scheme) return scheme; /* older files have a flag instead */
-    return flag(part, "add_prefix_space", true) ? "always" : "never";
+    return json_flag(part, "add_prefix_space", true) ? "always" : "never";
 }
 
-/* Pieces that end at a space never occur, because spaces are ▁ by then. Cutting words at white
- * space and adding a ▁ to each equals one space between words and a ▁ for it. */
-static int spm_pre_tokenizer(struct tokenizer_reader *r, const json_t *part, struct error *err) {
-    if (strcmp(type_of(part), "Split") == 0 &&
-        text_is(json_object_get(part, "pattern"), "String", " "))
+/* A Split at spaces has no effect, because spaces are ▁ at that point. WhitespaceSplit with a ▁
+ * before each word is equivalent to collapsing white space to single spaces that become ▁. */
+static int spm_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *part,
+                                  struct error *err) {
+    if (strcmp(json_type_name(part), "Split") == 0 &&
+        json_string_is(json_object_get(part, "pattern"), "String", " "))
         return OK;
-    if (strcmp(type_of(part), "WhitespaceSplit") == 0 && !r->prefixes && !r->marks) {
+    if (strcmp(json_type_name(part), "WhitespaceSplit") == 0 && !r->adds_prefix &&
+        !r->escapes_spaces) {
         json_array_append_new(r->steps, replace_json("Regex", "\\s+", " "));
         json_array_append_new(r->steps, json_pack("{s:s,s:b,s:b}", "type", "Strip", "strip_left", 1,
                                                   "strip_right", 1));
-        r->trims = true;
+        r->splits_at_spaces = true;
         return OK;
     }
     const char *scheme = metaspace_scheme(part);
-    if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", METASPACE_CHAR) ||
-        r->prefixes || (r->trims && (strcmp(scheme, "always") != 0 || !flag(part, "split", true))))
+    if (strcmp(json_type_name(part), "Metaspace") != 0 ||
+        !json_string_is(part, "replacement", METASPACE_CHAR) || r->adds_prefix ||
+        (r->splits_at_spaces && (strcmp(scheme, "always") != 0 || !json_flag(part, "split", true))))
         return error_set(err, ERR_FORMAT,
                          "pre-tokenizer '%s' is not supported for sentencepiece models as it is "
                          "used here",
-                         type_of(part));
+                         json_type_name(part));
     r->spec.add_space_prefix = strcmp(scheme, "never") != 0;
     r->spec.pre = strcmp(scheme, "first") == 0 ? PREFIX_FIRST : PREFIX_ALWAYS;
-    r->spec.split_words = flag(part, "split", true);
-    r->marks = true;
+    r->spec.split_words = json_flag(part, "split", true);
+    r->escapes_spaces = true;
     return OK;
 }
 
-static int bpe_decoder(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int bpe_decoder_check(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)r;
-    if (strcmp(type_of(part), "ByteLevel") == 0) return OK;
+    if (strcmp(json_type_name(part), "ByteLevel") == 0) return OK;
     return error_set(err, ERR_FORMAT, "decoder '%s' is not supported for byte-level BPE",
-                     type_of(part));
+                     json_type_name(part));
 }
 
-static int spm_decoder(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int spm_decoder_check(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)r;
-    const char *type = type_of(part);
-    bool strip = strcmp(type, "Strip") == 0 && text_is(part, "content", " ") &&
-                 json_integer_value(json_object_get(part, "start")) <= 1 &&
-                 json_integer_value(json_object_get(part, "stop")) == 0;
-    if (strip || strcmp(type, "ByteFallback") == 0 || strcmp(type, "Fuse") == 0 ||
-        strcmp(type, "Metaspace") == 0 || replaces(part, METASPACE_CHAR, " ") ||
-        replaces(part, TEXT_BEGIN " ", ""))
+    const char *type = json_type_name(part);
+    bool is_strip = strcmp(type, "Strip") == 0 && json_string_is(part, "content", " ") &&
+                    json_integer_value(json_object_get(part, "start")) <= 1 &&
+                    json_integer_value(json_object_get(part, "stop")) == 0;
+    if (is_strip || strcmp(type, "ByteFallback") == 0 || strcmp(type, "Fuse") == 0 ||
+        strcmp(type, "Metaspace") == 0 || is_replace_step(part, METASPACE_CHAR, " ") ||
+        is_replace_step(part, TEXT_BEGIN " ", ""))
         return OK;
     return error_set(err, ERR_FORMAT, "decoder '%s' is not supported as it is used here", type);
 }
 
-static bool split_keeps_all(const json_t *split) {
-    bool invert = flag(split, "invert", false);
-    return text_is(split, "behavior", invert ? "Removed" : "Isolated");
+static bool split_keeps_all_text(const json_t *split) {
+    bool invert = json_flag(split, "invert", false);
+    return json_string_is(split, "behavior", invert ? "Removed" : "Isolated");
 }
 
 /* The three shapes of byte-level pre-tokenizers that one pattern can replace. */
-static int bpe_pre_tokenizer(struct tokenizer_reader *r, const json_t *v, struct error *err) {
+static int bpe_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *v, struct error *err) {
     const json_t *list = json_object_get(v, "pretokenizers");
-    bool sequence = strcmp(type_of(v), "Sequence") == 0;
+    bool sequence = strcmp(json_type_name(v), "Sequence") == 0;
     const json_t *last = sequence ? json_array_get(list, json_array_size(list) - 1) : v;
     const json_t *before = sequence && json_array_size(list) == 2 ? json_array_get(list, 0) : NULL;
-    bool regex = flag(last, "use_regex", true),
+    bool regex = json_flag(last, "use_regex", true),
          alone = !before && (!sequence || json_array_size(list) == 1);
     const char *pattern =
         json_string_value(json_object_get(json_object_get(before, "pattern"), "Regex"));
-    r->spec.add_space_prefix = flag(last, "add_prefix_space", true) && regex;
-    if (strcmp(type_of(last), "ByteLevel") == 0) {
+    r->spec.add_space_prefix = json_flag(last, "add_prefix_space", true) && regex;
+    if (strcmp(json_type_name(last), "ByteLevel") == 0) {
         if (alone && regex) r->spec.pre = "gpt-2";
-        if (regex && strcmp(type_of(before), "Digits") == 0 &&
-            flag(before, "individual_digits", false) && !r->spec.add_space_prefix)
+        if (regex && strcmp(json_type_name(before), "Digits") == 0 &&
+            json_flag(before, "individual_digits", false) && !r->spec.add_space_prefix)
             r->spec.pre = "smollm";
-        if (!regex && strcmp(type_of(before), "Split") == 0 && pattern && split_keeps_all(before) &&
-            !flag(last, "add_prefix_space", true))
+        if (!regex && strcmp(json_type_name(before), "Split") == 0 && pattern &&
+            split_keeps_all_text(before) && !json_flag(last, "add_prefix_space", true))
             r->spec.pre = pretokenizer_name(pattern, r->spec.ignore_merges);
     }
     if (r->spec.pre && pretokenizer_pattern(r->spec.pre)) return OK;
@@ -377,43 +381,44 @@ static int bpe_pre_tokenizer(struct tokenizer_reader *r, const json_t *v, struct
     return err->code;
 }
 
-static int part_byte_level(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int byte_level_detect(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)err;
-    if (strcmp(type_of(part), "ByteLevel") == 0) r->spec.kind = TOKENIZER_BPE;
+    if (strcmp(json_type_name(part), "ByteLevel") == 0) r->spec.kind = TOKENIZER_BPE;
     return OK;
 }
 
-static int bpe_cutting(struct tokenizer_reader *r, struct error *err) {
+static int bpe_pipeline_read(struct tokenizer_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer");
-    if (parts_each(r, norm, "normalizers", any_normalizer, err) != OK ||
-        bpe_pre_tokenizer(r, json_object_get(r->root, "pre_tokenizer"), err) != OK)
+    if (steps_each(r, norm, "normalizers", normalizer_append, err) != OK ||
+        bpe_pre_tokenizer_read(r, json_object_get(r->root, "pre_tokenizer"), err) != OK)
         return err->code;
-    return parts_each(r, json_object_get(r->root, "decoder"), "decoders", bpe_decoder, err);
+    return steps_each(r, json_object_get(r->root, "decoder"), "decoders", bpe_decoder_check, err);
 }
 
-static int spm_cutting(struct tokenizer_reader *r, struct error *err) {
+static int spm_pipeline_read(struct tokenizer_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer"),
                  *pre = json_object_get(r->root, "pre_tokenizer");
-    if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK ||
-        parts_each(r, pre, "pretokenizers", spm_pre_tokenizer, err) != OK)
+    if (steps_each(r, norm, "normalizers", spm_normalizer_read, err) != OK ||
+        steps_each(r, pre, "pretokenizers", spm_pre_tokenizer_read, err) != OK)
         return err->code;
-    if ((r->spec.kind == TOKENIZER_UNIGRAM && !r->marks) || (r->trims && !r->spec.split_words))
+    if ((r->spec.kind == TOKENIZER_UNIGRAM && !r->escapes_spaces) ||
+        (r->splits_at_spaces && !r->spec.split_words))
         return error_set(err, ERR_FORMAT, "spaces do not become ▁, which is not supported here");
-    return parts_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder, err);
+    return steps_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder_check, err);
 }
 
-static int reader_cutting(struct tokenizer_reader *r, struct error *err) {
+static int reader_pipeline(struct tokenizer_reader *r, struct error *err) {
     const json_t *pre = json_object_get(r->root, "pre_tokenizer");
     r->steps = json_array();
     if (r->spec.kind != TOKENIZER_UNIGRAM) {
         r->spec.kind = TOKENIZER_SPM;
-        parts_each(r, pre, "pretokenizers", part_byte_level, err);
+        steps_each(r, pre, "pretokenizers", byte_level_detect, err);
     }
-    if (r->spec.kind == TOKENIZER_SPM && !flag(r->model, "byte_fallback", false))
+    if (r->spec.kind == TOKENIZER_SPM && !json_flag(r->model, "byte_fallback", false))
         return error_set(err, ERR_FORMAT,
                          "neither a byte-level BPE nor one with byte fallback (pre-tokenizer '%s')",
-                         type_of(pre));
-    int rc = r->spec.kind == TOKENIZER_BPE ? bpe_cutting(r, err) : spm_cutting(r, err);
+                         json_type_name(pre));
+    int rc = r->spec.kind == TOKENIZER_BPE ? bpe_pipeline_read(r, err) : spm_pipeline_read(r, err);
     if (rc != OK || json_array_size(r->steps) == 0) return rc;
     char *text = normalizer_to_json(r->steps);
     r->spec.normalizer = arena_strdup(&r->arena, text);
@@ -421,10 +426,10 @@ static int reader_cutting(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-/* In a template a special token is a label; the label's entry names the token. -1 when the label
- * has no entry. */
-static int32_t label_id(const struct tokenizer_reader *r, const json_t *template,
-                        const char *label) {
+/* The id of the token for a label of a TemplateProcessing template, or -1 if it has no entry for
+ * the label. */
+static int32_t label_token_id(const struct tokenizer_reader *r, const json_t *template,
+                              const char *label) {
     const json_t *entry = json_object_get(json_object_get(template, "special_tokens"), label);
     const json_t *id = json_array_get(json_object_get(entry, "ids"), 0);
     json_int_t value = json_is_integer(id) ? json_integer_value(id) : -1;
@@ -435,12 +440,13 @@ static const char *template_label(const json_t *part) {
     return json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
 }
 
-/* The token before the text is the BOS, the one after it the EOS. Our own files also label the
- * roles that the template does not use. */
-static int post_processor(struct tokenizer_reader *r, const json_t *part, struct error *err) {
-    if (strcmp(type_of(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
-    if (strcmp(type_of(part), "TemplateProcessing") != 0)
-        return error_set(err, ERR_FORMAT, "post-processor '%s' is not supported", type_of(part));
+/* The token before the text is BOS, the one after it EOS. Files written by Shoal also have labels
+ * for tokens that the template does not use. */
+static int post_processor_read(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+    if (strcmp(json_type_name(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
+    if (strcmp(json_type_name(part), "TemplateProcessing") != 0)
+        return error_set(err, ERR_FORMAT, "post-processor '%s' is not supported",
+                         json_type_name(part));
     const json_t *single = json_object_get(part, "single");
     size_t n = json_array_size(single);
     const char *before = template_label(json_array_get(single, 0)),
@@ -448,11 +454,11 @@ static int post_processor(struct tokenizer_reader *r, const json_t *part, struct
     if (n > 1u + (before != NULL) + (after != NULL))
         return error_set(err, ERR_FORMAT,
                          "a post-processor that adds several tokens on one side is not supported");
-    r->spec.bos = label_id(r, part, before ? before : "bos");
-    r->spec.eos = label_id(r, part, after ? after : "eos");
+    r->spec.bos = label_token_id(r, part, before ? before : "bos");
+    r->spec.eos = label_token_id(r, part, after ? after : "eos");
     r->spec.add_bos = before != NULL;
     r->spec.add_eos = after != NULL;
-    if (r->spec.unk < 0) r->spec.unk = label_id(r, part, "unk");
+    if (r->spec.unk < 0) r->spec.unk = label_token_id(r, part, "unk");
     if ((before && r->spec.bos < 0) || (after && r->spec.eos < 0))
         return error_set(err, ERR_FORMAT,
                          "the post-processor's token '%.80s' is not in the vocabulary",
@@ -478,7 +484,7 @@ static int reader_model(struct tokenizer_reader *r, struct error *err) {
         const char *s = json_string_value(json_object_get(r->model, affixes[i]));
         if (s && *s) return error_set(err, ERR_FORMAT, "'%s' is not supported", affixes[i]);
     }
-    r->spec.ignore_merges = flag(r->model, "ignore_merges", false);
+    r->spec.ignore_merges = json_flag(r->model, "ignore_merges", false);
     return OK;
 }
 
@@ -494,19 +500,19 @@ static int reader_arrays(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_run(struct tokenizer_reader *r, struct error *err) {
+static int reader_parse(struct tokenizer_reader *r, struct error *err) {
     r->spec.bos = r->spec.eos = r->spec.unk = -1;
     if (reader_model(r, err) != OK || reader_count(r, err) != OK || reader_arrays(r, err) != OK)
         return err->code;
     if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
-    reader_holes(r);
+    reader_fill_missing_ids(r);
     if (r->spec.kind != TOKENIZER_UNIGRAM && reader_merges(r, err) != OK) return err->code;
-    if (reader_cutting(r, err) != OK || reader_unk(r, err) != OK) return err->code;
-    return parts_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor,
-                      err);
+    if (reader_pipeline(r, err) != OK || reader_unk(r, err) != OK) return err->code;
+    return steps_each(r, json_object_get(r->root, "post_processor"), "processors",
+                      post_processor_read, err);
 }
 
-static bool is_byte_name(const char *p, int32_t len) {
+static bool is_byte_piece(const char *p, int32_t len) {
     return len == 6 && memcmp(p, "<0x", 3) == 0 && strspn(p + 3, "0123456789ABCDEF") == 2 &&
            p[5] == '>';
 }
@@ -522,7 +528,7 @@ static float *scores_from_merges(struct tokenizer_reader *r, const struct tokeni
     return scores;
 }
 
-static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
+static bool spm_merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
     int32_t n, m;
     struct spm_merge *x = spm_merges(a, &n), *y = spm_merges(b, &m);
     bool same = n == m;
@@ -534,31 +540,31 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
 }
 
 /*
- * When a SentencePiece model is converted to a merge list, the list has every way to make every
- * piece, in the order of scores. Such a list is converted back to scores, so that the tokenizer
- * behaves as the original. Any other list is used unchanged.
+ * The merge list of a converted SentencePiece model has every pair of pieces that forms a piece, in
+ * the order of scores. Such a list is converted back to scores, so that the tokenizer gives the
+ * same ids as the original model. Any other list is used unchanged.
  */
 static struct tokenizer *reader_spm(struct tokenizer_reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
         return NULL; /* for the scores below */
-    struct tokenizer *listed = tokenizer_new(&r->spec, err);
-    if (!listed) return NULL;
-    r->spec.scores = scores_from_merges(r, listed);
+    struct tokenizer *from_list = tokenizer_new(&r->spec, err);
+    if (!from_list) return NULL;
+    r->spec.scores = scores_from_merges(r, from_list);
     struct tokenizer_spec spec = r->spec;
     spec.n_merges = 0;
     struct error ignored;
-    struct tokenizer *scored = tokenizer_new(&spec, &ignored);
-    bool same = scored && merges_equal(listed, scored);
-    tokenizer_free(listed);
-    if (same) return scored;
-    tokenizer_free(scored);
+    struct tokenizer *from_scores = tokenizer_new(&spec, &ignored);
+    bool same = from_scores && spm_merges_equal(from_list, from_scores);
+    tokenizer_free(from_list);
+    if (same) return from_scores;
+    tokenizer_free(from_scores);
     return tokenizer_new(&r->spec, err);
 }
 
-static struct tokenizer *reader_make(struct tokenizer_reader *r, struct error *err) {
+static struct tokenizer *reader_build(struct tokenizer_reader *r, struct error *err) {
     if (r->spec.kind == TOKENIZER_BPE) return tokenizer_new(&r->spec, err);
-    for (int32_t id = 0; id < r->spec.n && flag(r->model, "byte_fallback", false); id++)
-        if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
+    for (int32_t id = 0; id < r->spec.n && json_flag(r->model, "byte_fallback", false); id++)
+        if (r->types[id] == PIECE_NORMAL && is_byte_piece(r->pieces[id], r->lens[id]))
             r->types[id] = PIECE_BYTE;
     return r->spec.kind == TOKENIZER_SPM ? reader_spm(r, err) : tokenizer_new(&r->spec, err);
 }
@@ -568,7 +574,7 @@ struct tokenizer *tokenizer_from_json(const char *path, struct error *err) {
     json_t *root = json_parse_file(path, err);
     if (!root) return NULL;
     struct tokenizer_reader r = {.root = root, .model = json_object_get(root, "model")};
-    if (reader_run(&r, err) == OK) t = reader_make(&r, err);
+    if (reader_parse(&r, err) == OK) t = reader_build(&r, err);
     if (!t) error_wrap(err, "'%s'", path);
     json_decref(r.steps);
     arena_release(&r.arena);
@@ -579,11 +585,12 @@ struct tokenizer *tokenizer_from_json(const char *path, struct error *err) {
 static int piece_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
     const char *p = s->pieces[id];
     size_t len = (size_t)s->lens[id];
-    bool good = memchr(p, 0, len) == NULL;
-    for (size_t i = 0, n; good && i < len; i += n)
-        good = (n = (size_t)utf8_len(p + i, len - i)) > 0;
-    return good ? OK
-                : error_set(err, ERR_MISMATCH, "token %d is not UTF-8 text, which JSON needs", id);
+    bool is_valid = memchr(p, 0, len) == NULL;
+    for (size_t i = 0, n; is_valid && i < len; i += n)
+        is_valid = (n = (size_t)utf8_len(p + i, len - i)) > 0;
+    return is_valid
+               ? OK
+               : error_set(err, ERR_MISMATCH, "token %d is not UTF-8 text, which JSON needs", id);
 }
 
 static json_t *vocab_json(const struct tokenizer_spec *s, struct error *err) {
@@ -665,11 +672,11 @@ static bool has_bytes(const struct tokenizer_spec *s) {
     return false;
 }
 
-/* tokenizer.json has no unused pieces: only the names of placeholders are recognised on reading. */
+/* tokenizer.json cannot mark pieces as unused: the reader recognises only placeholders, by name. */
 static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
-    char hole[24];
-    hole_name(id, hole);
-    if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], hole) == 0) return OK;
+    char placeholder[24];
+    placeholder_name(id, placeholder);
+    if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], placeholder) == 0) return OK;
     return error_set(err, ERR_MISMATCH,
                      "token %d ('%.80s') is never to be used, which tokenizer.json cannot say", id,
                      s->pieces[id]);
@@ -709,7 +716,9 @@ static json_t *model_json(const struct tokenizer *t, struct error *err) {
 }
 
 static json_t *metaspace_json(const struct tokenizer *t) {
-    const char *scheme = !t->spec.add_space_prefix ? "never" : t->prefix_once ? "first" : "always";
+    const char *scheme = !t->spec.add_space_prefix ? "never"
+                         : t->prefix_text_only     ? "first"
+                                                   : "always";
     return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", METASPACE_CHAR,
                      "prepend_scheme", scheme, "split", (int)t->spec.split_words);
 }
@@ -724,15 +733,16 @@ static json_t *steps_json(const char *text) {
     return steps;
 }
 
-/* If a space is added before every text, a normalizer adds it, otherwise a pre-tokenizer. */
-static void cutting_spm(json_t *root, const struct tokenizer *t) {
+/* Writes the space before a text as a Metaspace pre-tokenizer if prefix_unless_space is set,
+ * otherwise as a Prepend normalizer. */
+static void spm_pipeline_write(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
     json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "),
                                  "type", "ByteFallback", "type", "Fuse");
-    if (t->prefix_joins && (t->spec.add_space_prefix || t->spec.split_words))
+    if (t->prefix_unless_space && (t->spec.add_space_prefix || t->spec.split_words))
         pre = metaspace_json(t);
     if (t->spec.add_space_prefix) {
-        if (!t->prefix_joins)
+        if (!t->prefix_unless_space)
             json_array_append_new(
                 normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend", METASPACE_CHAR));
         json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
@@ -751,9 +761,9 @@ static json_t *byte_level_json(bool prefix, bool regex) {
                      "trim_offsets", 1, "use_regex", (int)regex);
 }
 
-/* A prefix space before the text and a Split exclude each other: ByteLevel would add the space
- * before every piece. */
-static int cutting_bpe(json_t *root, const struct tokenizer_spec *s, struct error *err) {
+/* A space before the text cannot be combined with a Split: ByteLevel would add the space before
+ * every word. */
+static int bpe_pipeline_write(json_t *root, const struct tokenizer_spec *s, struct error *err) {
     const char *pattern = pretokenizer_pattern(s->pre);
     bool gpt2 = strcmp(pattern, pretokenizer_pattern("gpt-2")) == 0;
     if (s->add_space_prefix && !gpt2)
@@ -787,9 +797,9 @@ static json_t *template_part(const char *kind, const char *id, int type_id) {
     return json_pack("{s:{s:s,s:i}}", kind, "id", id, "type_id", type_id);
 }
 
-/* The template determines whether a BOS is added; its table of labels also keeps the roles that the
- * template does not use. */
-static json_t *roles_json(const struct tokenizer_spec *s) {
+/* The template has BOS and EOS if they are added to texts; its table of labels also has those that
+ * the template does not use. */
+static json_t *post_processor_json(const struct tokenizer_spec *s) {
     json_t *labels = json_object(), *single = json_array(), *pair = json_array();
     label_add(labels, "bos", s, s->bos);
     label_add(labels, "eos", s, s->eos);
@@ -817,10 +827,10 @@ int tokenizer_write_json(const struct tokenizer *t, const char *path, struct err
                              "added_tokens", added_json(s));
     int rc = OK;
     if (s->kind == TOKENIZER_BPE)
-        rc = cutting_bpe(root, s, err);
+        rc = bpe_pipeline_write(root, s, err);
     else
-        cutting_spm(root, t);
-    json_object_set_new(root, "post_processor", roles_json(s));
+        spm_pipeline_write(root, t);
+    json_object_set_new(root, "post_processor", post_processor_json(s));
     json_object_set_new(root, "model", model);
     if (rc != OK) {
         error_wrap(err, "'%s'", path);
@@ -834,7 +844,7 @@ int tokenizer_write_json(const struct tokenizer *t, const char *path, struct err
     return rc;
 }
 
-/* A spec that grows piece by piece. */
+/* Collects pieces for a tokenizer_spec. */
 struct spec_builder {
     struct buf text;
     struct token_ids begin, lens;
@@ -842,7 +852,7 @@ struct spec_builder {
 };
 
 /* Reserves room for n pieces of `bytes` bytes in all. */
-static int growing_reserve(struct spec_builder *g, size_t n, size_t bytes, struct error *err) {
+static int spec_builder_reserve(struct spec_builder *g, size_t n, size_t bytes, struct error *err) {
     n = MIN(n, (size_t)VOCAB_LIMIT + 1);
     if (buf_reserve(&g->text, bytes, err) != OK ||
         buf_reserve(&g->scores, n * sizeof(float), err) != OK ||
@@ -855,8 +865,8 @@ static int growing_reserve(struct spec_builder *g, size_t n, size_t bytes, struc
     return OK;
 }
 
-static void growing_add(struct spec_builder *g, const char *p, size_t len, float score,
-                        uint8_t type) {
+static void spec_builder_add(struct spec_builder *g, const char *p, size_t len, float score,
+                             uint8_t type) {
     token_ids_add(&g->begin, (int32_t)g->text.len);
     token_ids_add(&g->lens, (int32_t)len);
     buf_add(&g->text, p, len);
@@ -864,8 +874,8 @@ static void growing_add(struct spec_builder *g, const char *p, size_t len, float
     buf_add(&g->types, &type, 1);
 }
 
-static struct tokenizer *growing_tokenizer(const struct spec_builder *g,
-                                           struct tokenizer_spec *spec, struct error *err) {
+static struct tokenizer *spec_builder_finish(const struct spec_builder *g,
+                                             struct tokenizer_spec *spec, struct error *err) {
     const char **pieces = try_calloc((size_t)g->begin.n + 1, sizeof(*pieces), err);
     if (!pieces) return NULL;
     for (int i = 0; i < g->begin.n; i++) pieces[i] = g->text.data + g->begin.v[i];
@@ -879,7 +889,7 @@ static struct tokenizer *growing_tokenizer(const struct spec_builder *g,
     return t;
 }
 
-static void growing_release(struct spec_builder *g) {
+static void spec_builder_release(struct spec_builder *g) {
     buf_release(&g->text);
     buf_release(&g->scores);
     buf_release(&g->types);
@@ -893,9 +903,9 @@ static void replace_all(struct buf *out, const char *p, size_t len, const char *
     out->len = 0;
     buf_add(out, "", 0);
     for (size_t i = 0; i < len;) {
-        bool hit = len - i >= from_len && memcmp(p + i, from, from_len) == 0;
-        buf_add(out, hit ? to : p + i, hit ? strlen(to) : 1);
-        i += hit ? from_len : 1;
+        bool matches = len - i >= from_len && memcmp(p + i, from, from_len) == 0;
+        buf_add(out, matches ? to : p + i, matches ? strlen(to) : 1);
+        i += matches ? from_len : 1;
     }
 }
 
@@ -908,11 +918,11 @@ struct protobuf_field {
     const uint8_t *data; /* the bytes of other wire types */
     size_t size;
 };
-struct message_view {
+struct protobuf_view {
     const uint8_t *p, *end;
 };
 
-static bool varint_read(struct message_view *m, uint64_t *out) {
+static bool protobuf_read_varint(struct protobuf_view *m, uint64_t *out) {
     *out = 0;
     for (int shift = 0; shift < 64 && m->p < m->end; shift += 7) {
         uint8_t byte = *m->p++;
@@ -923,21 +933,22 @@ static bool varint_read(struct message_view *m, uint64_t *out) {
 }
 
 /* Returns 1 for a field, 0 at the end, a negative number for ERR_FORMAT. */
-static int field_next(struct message_view *m, struct protobuf_field *f, struct error *err) {
+static int protobuf_next_field(struct protobuf_view *m, struct protobuf_field *f,
+                               struct error *err) {
     uint64_t key, size = 0;
     if (m->p == m->end) return 0;
-    if (!varint_read(m, &key)) return error_set(err, ERR_FORMAT, "it ends inside a field");
+    if (!protobuf_read_varint(m, &key)) return error_set(err, ERR_FORMAT, "it ends inside a field");
     *f = (struct protobuf_field){.number = key >> 3, .wire = (int)(key & 7)};
-    bool good = true;
+    bool complete = true;
     switch (f->wire) {
     case 0:
-        good = varint_read(m, &f->value);
+        complete = protobuf_read_varint(m, &f->value);
         break;
     case 1:
         size = 8;
         break;
     case 2:
-        good = varint_read(m, &size);
+        complete = protobuf_read_varint(m, &size);
         break;
     case 5:
         size = 4;
@@ -945,7 +956,7 @@ static int field_next(struct message_view *m, struct protobuf_field *f, struct e
     default:
         return error_set(err, ERR_FORMAT, "it has a field of the unknown wire type %d", f->wire);
     }
-    if (!good || size > (size_t)(m->end - m->p))
+    if (!complete || size > (size_t)(m->end - m->p))
         return error_set(err, ERR_FORMAT, "it ends inside a field");
     f->data = m->p;
     f->size = (size_t)size;
@@ -953,11 +964,11 @@ static int field_next(struct message_view *m, struct protobuf_field *f, struct e
     return 1;
 }
 
-static struct message_view field_message(const struct protobuf_field *f) {
-    return (struct message_view){f->data, f->data + f->size};
+static struct protobuf_view protobuf_submessage(const struct protobuf_field *f) {
+    return (struct protobuf_view){f->data, f->data + f->size};
 }
 
-static int32_t field_int(const struct protobuf_field *f) {
+static int32_t protobuf_int(const struct protobuf_field *f) {
     return (int32_t)(uint32_t)f->value; /* negative numbers come as 64 bits */
 }
 
@@ -967,17 +978,17 @@ struct sp_model {
     struct tokenizer_spec spec;
     int32_t model_type;             /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct protobuf_field charsmap; /* the compiled table of replacements */
-    bool one_space, keeps_spaces, suffix;
-    bool trained; /* a whole file has a trainer section; without it the file is cut short */
+    bool collapses_spaces, keeps_raw_spaces, space_suffix;
+    bool has_trainer_section; /* a file without it is truncated */
 };
 
 static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
-    struct message_view v = field_message(outer);
+    struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f, text = {0};
     float score = 0;
     int64_t type = PIECE_NORMAL;
     int rc;
-    while ((rc = field_next(&v, &f, err)) > 0) {
+    while ((rc = protobuf_next_field(&v, &f, err)) > 0) {
         if (f.number == 1 && f.wire == 2) text = f;
         if (f.number == 2 && f.wire == 5) memcpy(&score, f.data, sizeof(score));
         if (f.number == 3 && f.wire == 0) type = (int64_t)MIN(f.value, 255u);
@@ -991,24 +1002,24 @@ static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, stru
     const char *p = text.data ? (const char *)text.data : "";
     if (type == PIECE_USER && m->model_type == 2) { /* matched in the original text */
         replace_all(&m->scratch, p, text.size, METASPACE_CHAR, " ");
-        growing_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
+        spec_builder_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
-        growing_add(&m->pieces, p, text.size, score, (uint8_t)type);
+        spec_builder_add(&m->pieces, p, text.size, score, (uint8_t)type);
     }
     return OK;
 }
 
 static int sp_trainer(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
-    struct message_view v = field_message(outer);
+    struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f;
     int rc;
-    while ((rc = field_next(&v, &f, err)) > 0) {
+    while ((rc = protobuf_next_field(&v, &f, err)) > 0) {
         if (f.wire != 0) continue;
-        if (f.number == 3) m->model_type = field_int(&f);
-        if (f.number == 24) m->suffix = f.value != 0;
-        if (f.number == 40) m->spec.unk = field_int(&f);
-        if (f.number == 41) m->spec.bos = field_int(&f);
-        if (f.number == 42) m->spec.eos = field_int(&f);
+        if (f.number == 3) m->model_type = protobuf_int(&f);
+        if (f.number == 24) m->space_suffix = f.value != 0;
+        if (f.number == 40) m->spec.unk = protobuf_int(&f);
+        if (f.number == 41) m->spec.bos = protobuf_int(&f);
+        if (f.number == 42) m->spec.eos = protobuf_int(&f);
     }
     return rc;
 }
@@ -1017,28 +1028,27 @@ static int sp_trainer(struct sp_model *m, const struct protobuf_field *outer, st
  * spaces become one; 5: spaces become ▁. */
 static int sp_normalizer(struct sp_model *m, const struct protobuf_field *outer,
                          struct error *err) {
-    struct message_view v = field_message(outer);
+    struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f;
     int rc;
-    while ((rc = field_next(&v, &f, err)) > 0) {
+    while ((rc = protobuf_next_field(&v, &f, err)) > 0) {
         if (f.number == 2 && f.wire == 2) m->charsmap = f;
         if (f.number == 3 && f.wire == 0) m->spec.add_space_prefix = f.value != 0;
-        if (f.number == 4 && f.wire == 0) m->one_space = f.value != 0;
-        if (f.number == 5 && f.wire == 0) m->keeps_spaces = f.value == 0;
+        if (f.number == 4 && f.wire == 0) m->collapses_spaces = f.value != 0;
+        if (f.number == 5 && f.wire == 0) m->keeps_raw_spaces = f.value == 0;
     }
     return rc;
 }
 
-/* The sections after the pieces define the meaning of the pieces, so pieces are read in a second
- * pass. */
+/* How pieces are read depends on the sections after them, so they are read in a second pass. */
 static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
                      struct error *err) {
-    struct message_view v = {file->data, file->data + file->size};
+    struct protobuf_view v = {file->data, file->data + file->size};
     struct protobuf_field f;
     int rc;
-    while ((rc = field_next(&v, &f, err)) > 0) {
+    while ((rc = protobuf_next_field(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
-        m->trained |= f.number == 2;
+        m->has_trainer_section |= f.number == 2;
         if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
         if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
         if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
@@ -1050,21 +1060,22 @@ static int sp_fields(struct sp_model *m, const struct file_map *file, bool piece
 static int sp_read(struct sp_model *m, const struct file_map *file, struct error *err) {
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
-    if (growing_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK) return err->code;
+    if (spec_builder_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK)
+        return err->code;
     if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
     if (m->pieces.begin.n == 0)
         return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
-    if (!m->trained)
+    if (!m->has_trainer_section)
         return error_set(err, ERR_FORMAT,
                          "it ends before its settings: cut short, or no sentencepiece model");
     if (m->model_type != 1 && m->model_type != 2)
         return error_set(err, ERR_FORMAT,
                          "sentencepiece model type %d is not supported (1 unigram, 2 BPE are)",
                          m->model_type);
-    if (m->keeps_spaces || m->suffix)
+    if (m->keeps_raw_spaces || m->space_suffix)
         return error_set(err, ERR_FORMAT, "%s is not supported",
-                         m->suffix ? "'treat_whitespace_as_suffix'"
-                                   : "'escape_whitespaces' that is off");
+                         m->space_suffix ? "'treat_whitespace_as_suffix'"
+                                         : "'escape_whitespaces' that is off");
     m->spec.kind = m->model_type == 1 ? TOKENIZER_UNIGRAM : TOKENIZER_SPM;
     m->spec.user_pieces = m->model_type == 1;
     return OK;
@@ -1074,19 +1085,19 @@ struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *e
     struct file_map file;
     if (file_map_open(&file, path, err) != OK) return NULL;
     struct sp_model m = {.model_type = 1,
-                         .one_space = true,
+                         .collapses_spaces = true,
                          .spec = {.unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
     struct tokenizer *t = NULL;
     char *norm = NULL;
     if (sp_read(&m, &file, err) == OK) {
-        norm = normalizer_from_sentencepiece(m.charsmap.data, m.charsmap.size, m.one_space);
+        norm = normalizer_from_sentencepiece(m.charsmap.data, m.charsmap.size, m.collapses_spaces);
         m.spec.normalizer = norm;
         m.spec.add_bos = m.spec.bos >= 0;
-        t = growing_tokenizer(&m.pieces, &m.spec, err);
+        t = spec_builder_finish(&m.pieces, &m.spec, err);
     }
     free(norm);
     if (!t) error_wrap(err, "'%s'", path);
-    growing_release(&m.pieces);
+    spec_builder_release(&m.pieces);
     buf_release(&m.scratch);
     file_map_close(&file);
     return t;
@@ -1101,38 +1112,38 @@ static void llama2c_piece(struct spec_builder *g, struct buf *scratch, const cha
     static const char *const specials[] = {"<unk>", "\n<s>\n", "\n</s>\n"};
     for (int32_t i = 0; i < 3; i++)
         if (len == strlen(specials[i]) && memcmp(p, specials[i], len) == 0) {
-            growing_add(g, specials[i] + (i > 0), len - (i > 0 ? 2 : 0), score,
-                        i == 0 ? PIECE_UNKNOWN : PIECE_CONTROL);
+            spec_builder_add(g, specials[i] + (i > 0), len - (i > 0 ? 2 : 0), score,
+                             i == 0 ? PIECE_UNKNOWN : PIECE_CONTROL);
             return;
         }
-    bool byte = is_byte_name(p, (int32_t)MIN(len, 7u));
+    bool byte = is_byte_piece(p, (int32_t)MIN(len, 7u));
     replace_all(scratch, p, len, " ", METASPACE_CHAR);
-    growing_add(g, scratch->data, scratch->len, score, byte ? PIECE_BYTE : PIECE_NORMAL);
+    spec_builder_add(g, scratch->data, scratch->len, score, byte ? PIECE_BYTE : PIECE_NORMAL);
 }
 
 static int llama2c_read(struct spec_builder *g, struct buf *scratch, const struct file_map *file,
                         int32_t vocab, struct error *err) {
-    size_t at = 4;
+    size_t pos = 4;
     int32_t longest = 0;
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
-    if (growing_reserve(g, file->size / 8 + 1, 3 * file->size, err) != OK)
+    if (spec_builder_reserve(g, file->size / 8 + 1, 3 * file->size, err) != OK)
         return err->code; /* a space becomes three bytes */
     if (file->size >= 4) memcpy(&longest, file->data, 4);
     for (int32_t i = 0; i < vocab; i++) {
         float score;
         int32_t len;
-        if (file->size < at || file->size - at < 8)
+        if (file->size < pos || file->size - pos < 8)
             return error_set(err, ERR_MISMATCH, "it ends at token %d of %d", i, vocab);
-        memcpy(&score, file->data + at, 4);
-        memcpy(&len, file->data + at + 4, 4);
-        at += 8;
-        if (len < 0 || len > longest || (size_t)len > file->size - at)
+        memcpy(&score, file->data + pos, 4);
+        memcpy(&len, file->data + pos + 4, 4);
+        pos += 8;
+        if (len < 0 || len > longest || (size_t)len > file->size - pos)
             return error_set(err, ERR_FORMAT, "token %d has the impossible length %d", i, len);
-        llama2c_piece(g, scratch, (const char *)file->data + at, (size_t)len, score);
-        at += (size_t)len;
+        llama2c_piece(g, scratch, (const char *)file->data + pos, (size_t)len, score);
+        pos += (size_t)len;
     }
-    if (at != file->size)
+    if (pos != file->size)
         return error_set(err, ERR_MISMATCH, "it continues after the model's %d tokens", vocab);
     return OK;
 }
@@ -1154,9 +1165,9 @@ struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct
         (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
         rc = error_set(err, ERR_FORMAT,
                        "tokens 1 and 2 are not '<s>' and '</s>': no llama2.c tokenizer");
-    if (rc == OK) t = growing_tokenizer(&g, &spec, err);
+    if (rc == OK) t = spec_builder_finish(&g, &spec, err);
     if (!t) error_wrap(err, "'%s'", path);
-    growing_release(&g);
+    spec_builder_release(&g);
     buf_release(&scratch);
     file_map_close(&file);
     return t;
@@ -1167,22 +1178,23 @@ struct tokenizer *tokenizer_new_bytes(int32_t vocab) {
     static const char *const specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     if (vocab < 3 + 256) return NULL;
     struct spec_builder g = {0};
-    for (int i = 0; i < 3; i++) growing_add(&g, specials[i], strlen(specials[i]), 0, PIECE_CONTROL);
+    for (int i = 0; i < 3; i++)
+        spec_builder_add(&g, specials[i], strlen(specials[i]), 0, PIECE_CONTROL);
     for (int i = 0; i < 256; i++) {
         char piece[4];
         int len = bytes_to_unicode_piece(bytes_to_unicode_byte(i), piece);
-        growing_add(&g, piece, (size_t)len, 0, PIECE_NORMAL);
+        spec_builder_add(&g, piece, (size_t)len, 0, PIECE_NORMAL);
     }
     for (int32_t id = g.begin.n; id < vocab; id++) {
         char piece[24];
         int len = snprintf(piece, sizeof(piece), "[PAD%d]", id);
-        growing_add(&g, piece, (size_t)len, 0, PIECE_UNUSED);
+        spec_builder_add(&g, piece, (size_t)len, 0, PIECE_UNUSED);
     }
     struct tokenizer_spec spec = {
         .kind = TOKENIZER_BPE, .pre = "gpt-2", .bos = 0, .eos = 2, .unk = -1};
     struct error err;
-    struct tokenizer *t = growing_tokenizer(&g, &spec, &err);
+    struct tokenizer *t = spec_builder_finish(&g, &spec, &err);
     CHECK(t);
-    growing_release(&g);
+    spec_builder_release(&g);
     return t;
 }

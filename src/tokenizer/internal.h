@@ -1,16 +1,16 @@
 /*
  * tokenizer: the declarations that the tokenizer's source files share. Private to this folder.
  *
- * normalizer.c normalises a fragment of text if the model has a normalizer; then the fragment is
- * cut. Both kinds of BPE use one merge loop: the fragment becomes symbols (ids), and the
- * neighbouring pair of lowest rank is merged, the leftmost first, until no pair of the table is
+ * Added tokens divide a text into fragments. normalizer.c normalises a fragment if the model has a
+ * normalizer. Both kinds of BPE then use one merge loop: the fragment becomes symbols (ids), and
+ * the neighbouring pair of lowest rank is merged, the leftmost first, until no pair of the table is
  * left. They differ in the preparation (a PCRE2 pattern and bytes, or ▁ for spaces and characters)
- * and in the source of the ranks (the merge list, or the pieces' scores). Unigram shares SPM's ▁
- * and bytes, and cuts by the best sum of scores (unigram.c).
+ * and in the source of the ranks (the merge list, or the pieces' scores). Unigram has the same ▁
+ * and byte fallback as SPM, but maximises the sum of scores (unigram.c).
  *
  * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
- * that occur inside pieces but are not pieces: they can merge, and fall back to bytes when they do
- * not.
+ * that occur in pieces but are not pieces: they can merge; a symbol that remains is encoded as
+ * bytes.
  */
 #ifndef SHOAL_TOKENIZER_INTERNAL_H
 #define SHOAL_TOKENIZER_INTERNAL_H
@@ -31,9 +31,9 @@ struct byte_pair {
 };
 struct merge_table {
     struct merge_slot *slots;
-    uint64_t mask;  /* slots - 1; at most half of them are used */
-    uint64_t *seen; /* four bits per slot, one set by each pair: most lookups find no pair, and
-                       these bits stay in a near cache */
+    uint64_t mask;    /* slots - 1; at most half of them are used */
+    uint64_t *filter; /* Bloom filter with four bits per slot and one hash: most lookups find no
+                         pair, and the filter fits into a near cache */
     int32_t n;
 };
 
@@ -50,15 +50,16 @@ struct tokenizer {
     struct merge_table pairs;
     struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
-    int32_t *matched; /* tokens matched whole in text, sorted by their bytes, then by id */
-    int32_t matched_begin[257];
+    int32_t
+        *added_tokens; /* control, unknown and user-defined tokens, by their bytes, then by id */
+    int32_t added_begin[257];
     struct normalizer *norm;    /* NULL: text is not normalised */
     pcre2_code *code;           /* BPE's pre-tokenizer */
     struct trie *trie;          /* UNIGRAM: its normal pieces */
     int32_t ascii[128];         /* SPM: symbol of each one-byte character, or -1 */
-    bool prefix_once;           /* SPM: a space before a text only, not after special tokens too */
-    bool prefix_joins;          /* SPM: no such space before another space */
-    bool words;                 /* SPM: words are encoded apart: no piece crosses their ends */
+    bool prefix_text_only;      /* SPM: a space is added before a text, not after special tokens */
+    bool prefix_unless_space;   /* SPM: no space is added before another space */
+    bool splits_words;          /* SPM: words are encoded separately: no piece crosses their ends */
     struct chat_template *chat; /* NULL: ChatML */
     void (*chat_free)(struct chat_template *c);
 };
@@ -71,7 +72,7 @@ struct encoder {
     const struct tokenizer *t;
     struct token_ids *out;
     int begin;                /* SPM: where this fragment's ids begin in `out` */
-    int32_t *id, *at;         /* symbols and their start offsets; [cap], n used */
+    int32_t *id, *at;         /* [cap] symbols and their offsets in the text, n used */
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
@@ -81,7 +82,7 @@ struct encoder {
     struct buf normal, scratch; /* the normalised fragment, before that rewriting */
     pcre2_match_data *match;
     struct cached_word *cache; /* words of this call already encoded; NULL: a short text */
-    bool unknown;              /* the word's ids depend on the text before it: not for the cache */
+    bool unknown; /* the word has unknown tokens, so its ids depend on the text before */
 };
 
 /* tokenizer.c */
@@ -90,7 +91,7 @@ int utf8_len(const char *p, size_t left); /* 1..4 bytes of a valid character, 0 
 int32_t vocab_find(const struct tokenizer *t, const char *p, size_t n);
 void vocab_index_build(struct tokenizer *t);
 void merge_table_init(struct merge_table *p, struct arena *a, int64_t max_pairs);
-/* The first one of equal pairs is kept. */
+/* Does nothing if the table has the pair. */
 void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t rank, int32_t id);
 const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left, int32_t right);
 /* Fills the table from spec.merges; OK or ERR_FORMAT. */
@@ -99,7 +100,7 @@ int merge_table_build(struct tokenizer *t, struct error *err);
 /* normalizer.c */
 struct normalizer *normalizer_new(const char *json, struct error *err);
 void normalizer_free(struct normalizer *n);
-/* Writes the normalised text to `out`; `scratch` is temporary room. */
+/* Writes the normalised text to `out`; `scratch` is temporary memory. */
 void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
                       struct buf *scratch);
 /* A normalizer's JSON text from its steps, malloc'ed. */
@@ -113,21 +114,23 @@ void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *t
                word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
-/* Reserves room for n symbols. The caller then fills id, at and n, and encoder_merge merges in
- * place. False: no memory, and the output is marked as refused. */
+/* Reserves memory for n symbols. The caller then sets id, at and n, and encoder_merge merges in
+ * place. False: out of memory, which the output records. */
 bool encoder_reserve(struct encoder *e, int32_t n);
 /* xrealloc, or NULL when there is no memory and the output has may_refuse. */
 void *token_ids_realloc(struct token_ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
-/* Called at the start of each fragment with its length; allocates the cache if it pays. */
-void encoder_cache(struct encoder *e, size_t len);
+/* Called at the start of each fragment with its length; allocates the cache if the text is long
+ * enough to benefit. */
+void encoder_init_cache(struct encoder *e, size_t len);
 /* Adds the word's ids from the cache, or by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
-/* GPT-2's order of the bytes, printable ones first, and its character for a byte (the length). */
+/* GPT-2's order of the bytes, printable ones first; and its character for a byte as UTF-8 (returns
+ * the length). */
 int bytes_to_unicode_byte(int i);
 int bytes_to_unicode_piece(int byte, char out[4]);
-/* NULL and ERR_FORMAT when the pattern does not compile. \s is Unicode's White_Space in it. */
+/* NULL and ERR_FORMAT when the pattern does not compile. In it, \s is Unicode's White_Space. */
 pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struct error *err);
 
 /* spm.c */
@@ -136,15 +139,15 @@ pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struc
 int spm_prepare(struct tokenizer *t, struct error *err);
 /* The length of the character at p; 1 for bytes outside UTF-8. */
 size_t char_len(const char *p, size_t left);
-/* Byte tokens if the vocabulary has all of them, else unknown, one token for a run of
- * characters. */
+/* Adds byte tokens if the vocabulary has all that are needed, else the unknown token, once for a
+ * run of unknown characters. */
 void encoder_byte_fallback(struct encoder *e, const char *p, size_t n);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 struct spm_merge {
     int32_t left, right, rank, id, left_len;
 };
-/* The merges that follow from the scores, best first; malloc'ed. */
+/* All merges of the pair table in the order of their ranks; malloc'ed. */
 struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n);
 
 /* unigram.c */

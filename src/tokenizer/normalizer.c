@@ -3,14 +3,15 @@
  * SentencePiece's compiled table of replacements, and the small edits of tokenizer.json's
  * normalizers.
  *
- * A normalizer is kept as the JSON text that tokenizer.json has for it (tokenizer_spec.normalizer),
- * so that every file can carry it; here that text becomes a list of steps. Other normalizers are
- * refused by name. Replacing spaces by ▁ and adding one before a text are not steps: see spm.c.
+ * A tokenizer_spec has its normalizer as the JSON text of tokenizer.json, so that every file format
+ * can store it; this file parses the text to a list of steps. Normalizers that are not implemented
+ * are refused by name. Replacing spaces by ▁ and adding one before a text are not steps: see spm.c.
  *
- * Invariants: a step reads the whole fragment and writes a new one; bytes outside UTF-8 pass every
- * step unchanged. Only ranges that may change are passed to the Unicode library: text between two
- * characters that are starters, are unchanged by the form and never combine with the character
- * before them is copied.
+ * Invariants: a step reads the whole fragment and writes a new one; no step changes bytes that are
+ * not UTF-8. Only ranges that may change are passed to the Unicode library. A character is inert
+ * for a normalisation form if it is a starter, the form does not change it, and it never combines
+ * with the character before it. A range from an inert character up to the next one can therefore be
+ * normalised separately, and is copied if it has no other characters.
  */
 #define _GNU_SOURCE /* memmem */
 #include "tokenizer/internal.h"
@@ -24,17 +25,15 @@
 enum step_kind { STEP_UNICODE, STEP_CHARSMAP, STEP_REPLACE, STEP_REGEX, STEP_PREPEND, STEP_STRIP };
 
 enum {
-    INERT_END = 0x30000, /* no character beyond it changes or combines */
+    INERT_END = 0x30000, /* all characters from here on are inert */
     DEPTH_LIMIT = 8,
-    GROWTH_LIMIT =
-        4096, /* limit of all steps together, times a text's length: no honest file comes near */
+    GROWTH_LIMIT = 4096, /* limit of output length / input length for all steps together */
 };
 
 struct step {
     enum step_kind kind;
     uninorm_t form;
-    uint32_t
-        *inert; /* [INERT_END / 32] bits: this form never changes it nor joins it to the left */
+    uint32_t *inert; /* [INERT_END / 32] bits: the character is inert */
     char *from, *to; /* STEP_REPLACE; STEP_PREPEND uses `to` */
     size_t from_len, to_len;
     pcre2_code *code;
@@ -53,16 +52,16 @@ struct normalizer {
 
 /* Unicode */
 
-static void bit_clear(uint32_t *bits, uint32_t c) {
+static void bits_clear(uint32_t *bits, uint32_t c) {
     if (c < INERT_END) bits[c / 32] &= ~(1u << c % 32);
 }
 
-static bool stands_for_itself(uninorm_t form, uint32_t c) {
-    uint32_t room[32];
-    size_t n = ARRAY_LEN(room);
-    uint32_t *got = u32_normalize(form, &c, 1, room, &n);
-    bool same = got && n == 1 && got[0] == c;
-    if (got != room) free(got);
+static bool is_unchanged_by_form(uninorm_t form, uint32_t c) {
+    uint32_t buffer[32];
+    size_t n = ARRAY_LEN(buffer);
+    uint32_t *result = u32_normalize(form, &c, 1, buffer, &n);
+    bool same = result && n == 1 && result[0] == c;
+    if (result != buffer) free(result);
     return same;
 }
 
@@ -72,12 +71,12 @@ static uint32_t *inert_bits(uninorm_t form) {
     for (uint32_t c = 0x80; c < INERT_END; c++) {
         ucs4_t parts[UC_DECOMPOSITION_MAX_LENGTH];
         int n = uc_canonical_decomposition(c, parts);
-        for (int i = 1; i < n; i++) bit_clear(bits, parts[i]); /* these combine to the left */
-        /* a character without any decomposition cannot change: few need the full check */
+        for (int i = 1; i < n; i++) bits_clear(bits, parts[i]); /* these may combine to the left */
+        /* a character without decomposition cannot change; only the others need the full check */
         int tag;
         bool plain = n < 0 && uc_decomposition(c, &tag, parts) < 0;
-        if (uc_combining_class(c) != 0 || (!plain && !stands_for_itself(form, c)))
-            bit_clear(bits, c);
+        if (uc_combining_class(c) != 0 || (!plain && !is_unchanged_by_form(form, c)))
+            bits_clear(bits, c);
     }
     return bits;
 }
@@ -94,16 +93,17 @@ static bool is_inert(const struct step *s, const char *p, int n) {
     return c >= INERT_END || (s->inert[c / 32] >> c % 32 & 1);
 }
 
-static void normalize_stretch(const struct step *s, const char *p, size_t n, struct buf *out) {
-    uint8_t room[512];
-    size_t len = sizeof(room);
-    uint8_t *got = u8_normalize(s->form, (const uint8_t *)p, n, room, &len);
-    CHECK(got); /* it is valid UTF-8 */
-    buf_add(out, got, len);
-    if (got != room) free(got);
+static void normalize_range(const struct step *s, const char *p, size_t n, struct buf *out) {
+    uint8_t buffer[512];
+    size_t len = sizeof(buffer);
+    uint8_t *result = u8_normalize(s->form, (const uint8_t *)p, n, buffer, &len);
+    CHECK(result); /* it is valid UTF-8 */
+    buf_add(out, result, len);
+    if (result != buffer) free(result);
 }
 
-/* A range to normalise is an inert character and the characters after it that are not inert. */
+/* Normalises each range of an inert character and the following characters that are not inert, and
+ * copies the rest. */
 static void step_unicode(const struct step *s, const char *p, size_t len, struct buf *out) {
     size_t done = 0, starter = 0;
     for (size_t i = 0; i < len;) {
@@ -117,7 +117,7 @@ static void step_unicode(const struct step *s, const char *p, size_t len, struct
         for (; end < len && (n = utf8_len(p + end, len - end)) > 0 && !is_inert(s, p + end, n);)
             end += (size_t)n;
         buf_add(out, p + done, starter - done);
-        normalize_stretch(s, p + starter, end - starter, out);
+        normalize_range(s, p + starter, end - starter, out);
         done = starter = i = end;
     }
     buf_add(out, p + done, len - done);
@@ -177,7 +177,7 @@ static void step_replace(const struct step *s, const char *p, size_t len, struct
     buf_add(out, p + done, len - done);
 }
 
-/* When the pattern gives up on a text, the rest stays unchanged. */
+/* If matching fails, for example at PCRE2's limits, the rest of the text stays unchanged. */
 static void step_regex(const struct step *s, const char *p, size_t len, struct buf *out) {
     pcre2_match_data *md = pcre2_match_data_create(1, NULL);
     CHECK(md);
@@ -257,7 +257,7 @@ void normalizer_apply(const struct normalizer *n, const char *p, size_t len, str
 
 /* Reading */
 
-static const char *text_at(const json_t *v, const char *key) {
+static const char *json_text(const json_t *v, const char *key) {
     return json_string_value(json_object_get(v, key));
 }
 
@@ -276,7 +276,7 @@ static int charsmap_parse(struct step *s, size_t size, struct error *err) {
 }
 
 static int charsmap_step(struct step *s, const json_t *v, struct error *err) {
-    const char *text = text_at(v, "precompiled_charsmap");
+    const char *text = json_text(v, "precompiled_charsmap");
     size_t len = text ? strlen(text) : 0, size = 0;
     s->kind = STEP_CHARSMAP;
     s->blob = xmalloc(len + 1);
@@ -295,8 +295,8 @@ static int regex_step(struct step *s, const char *pattern, struct error *err) {
 
 static int replace_step(struct step *s, const json_t *v, struct error *err) {
     const json_t *pattern = json_object_get(v, "pattern");
-    const char *from = text_at(pattern, "String"), *regex = text_at(pattern, "Regex"),
-               *to = text_at(v, "content");
+    const char *from = json_text(pattern, "String"), *regex = json_text(pattern, "Regex"),
+               *to = json_text(v, "content");
     if (!to || (!from && !regex) || (from && !*from))
         return error_set(err, ERR_FORMAT, "normalizer 'Replace' lacks its pattern or content");
     s->to = xstrdup(to);
@@ -334,9 +334,9 @@ static int step_parse(struct step *s, const char *type, const json_t *v, struct 
         s->right = json_is_true(json_object_get(v, "strip_right"));
         return OK;
     }
-    if (strcmp(type, "Prepend") == 0 && text_at(v, "prepend")) {
+    if (strcmp(type, "Prepend") == 0 && json_text(v, "prepend")) {
         s->kind = STEP_PREPEND;
-        s->to = xstrdup(text_at(v, "prepend"));
+        s->to = xstrdup(json_text(v, "prepend"));
         s->to_len = strlen(s->to);
         return OK;
     }
@@ -368,7 +368,7 @@ static int growth_check(struct normalizer *n, const struct step *s, struct error
 }
 
 static int steps_parse(struct normalizer *n, const json_t *v, int depth, struct error *err) {
-    const char *type = text_at(v, "type");
+    const char *type = json_text(v, "type");
     size_t i;
     json_t *part;
     if (depth > DEPTH_LIMIT) return error_set(err, ERR_FORMAT, "normalizers are nested too deeply");
@@ -411,7 +411,7 @@ void normalizer_free(struct normalizer *n) {
 }
 
 /* The steps for SentencePiece's settings; NULL when no step is needed. malloc'ed. */
-char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space) {
+char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool collapse_spaces) {
     json_t *steps = json_array();
     if (len > 0) {
         size_t size = sodium_base64_encoded_len(len, sodium_base64_VARIANT_ORIGINAL);
@@ -421,7 +421,7 @@ char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_s
             steps, json_pack("{s:s,s:s}", "type", "Precompiled", "precompiled_charsmap", text));
         free(text);
     }
-    if (one_space) {
+    if (collapse_spaces) {
         json_array_append_new(steps,
                               json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "Regex",
                                         "\\A +|[ " METASPACE_CHAR "]+\\z", "content", ""));

@@ -2,16 +2,16 @@
  * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and the functions that
  * its unigram models (unigram.c) share with it: ▁, bytes, decoding.
  *
- * Spaces become ▁, another ▁ precedes a text and follows every special token (but see
- * prefix_prepare), and characters merge by the score of the resulting piece, the leftmost first,
- * across spaces and without any pattern. Characters that no piece covers become byte tokens, or, in
- * a vocabulary without byte tokens, one unknown token for a run of them. A vocabulary read from a
- * tokenizer.json whose merge list differs from the order of the scores keeps that list, and ranks
- * come from it.
+ * Spaces become ▁. Another ▁ is added at the beginning of a text and after every special token (but
+ * see prefix_prepare). Symbols, at first characters, are merged in the order of the resulting
+ * piece's score, the leftmost first, across spaces and without any pattern. Characters that no
+ * piece covers become byte tokens, or, in a vocabulary without byte tokens, one unknown token for a
+ * run of them. A vocabulary read from a tokenizer.json whose merge list differs from the order of
+ * the scores keeps that list, and ranks come from it.
  *
- * Pieces marked unused are never made (SentencePiece would make and split them).
+ * Unused pieces are never the result of a merge (SentencePiece forms them and then splits them).
  *
- * Invariant: the pair table holds every way to cut a normal piece into two symbols, so merging
+ * Invariant: the pair table has every way to split a normal piece into two symbols, so merging
  * compares integers only.
  */
 #include "tokenizer/internal.h"
@@ -27,19 +27,20 @@ size_t char_len(const char *p, size_t left) {
     return n > 0 ? (size_t)n : 1;
 }
 
-static bool mergeable(const struct tokenizer *t, int32_t id) {
+static bool is_mergeable(const struct tokenizer *t, int32_t id) {
     return id >= t->spec.n || (id >= 0 && t->spec.types[id] == PIECE_NORMAL);
 }
 
-static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t n) {
+static int32_t symbol_find_mergeable(const struct tokenizer *t, const char *p, size_t n) {
     int32_t id = vocab_find(t, p, n);
-    return mergeable(t, id) ? id : -1;
+    return is_mergeable(t, id) ? id : -1;
 }
 
 /* The length up to the next ▁ that follows another character; `each`: up to the next ▁. */
-static size_t word_len(const char *p, size_t left, bool each) {
+static size_t word_len(const char *p, size_t left, bool every_mark) {
     size_t i = 0;
-    while (left - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0 && (i == 0 || !each)) i += 3;
+    while (left - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0 && (i == 0 || !every_mark))
+        i += 3;
     while (i < left) {
         const char *mark = memchr(p + i, METASPACE_CHAR[0], left - i);
         if (!mark) return left;
@@ -77,20 +78,20 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
     return OK;
 }
 
-/* The positions of characters that occur in pieces but are not pieces themselves, with repeats. */
-struct prefix_pieces {
+/* The positions in pieces of characters that are not pieces themselves, with repeats. */
+struct unlisted_chars {
     struct token_ids piece, at;
 };
 
-static int piece_scan(const struct tokenizer *t, int32_t id, struct prefix_pieces *s, int64_t *cuts,
-                      struct error *err) {
+static int piece_scan(const struct tokenizer *t, int32_t id, struct unlisted_chars *s,
+                      int64_t *n_splits, struct error *err) {
     size_t len = (size_t)t->lens[id];
     if (len > PIECE_LIMIT)
         return error_set(err, ERR_FORMAT, "token %d is %zu bytes long, above the limit of %d", id,
                          len, PIECE_LIMIT);
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(t->text[id] + i, len - i);
-        *cuts += i > 0;
+        *n_splits += i > 0;
         if (n == len || vocab_find(t, t->text[id] + i, n) >= 0) continue;
         token_ids_add(&s->piece, id);
         token_ids_add(&s->at, (int32_t)i);
@@ -98,20 +99,22 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct prefix_piece
     return OK;
 }
 
-/* Repeats get symbols that are never found, which costs little: vocabularies have few strays or
- * none. */
-static int strays_add(struct tokenizer *t, const struct prefix_pieces *s, struct error *err) {
-    size_t n = (size_t)t->spec.n, all = n + (size_t)s->piece.n;
-    size_t each = sizeof(*t->text) + sizeof(*t->lens) + 4 * sizeof(*t->index); /* its slots */
-    if (arena_reserve(&t->arena, all * each + 4 * 64, err) != OK) return err->code;
-    const char **text = arena_alloc(&t->arena, sizeof(*text) * all);
-    int32_t *lens = arena_alloc(&t->arena, sizeof(*lens) * all);
+/* Gives each unlisted character a symbol. The symbols of repeated characters are never found, which
+ * costs little: vocabularies have few such characters or none. */
+static int unlisted_chars_add(struct tokenizer *t, const struct unlisted_chars *s,
+                              struct error *err) {
+    size_t n = (size_t)t->spec.n, n_all = n + (size_t)s->piece.n;
+    size_t symbol_bytes =
+        sizeof(*t->text) + sizeof(*t->lens) + 4 * sizeof(*t->index); /* its slots */
+    if (arena_reserve(&t->arena, n_all * symbol_bytes + 4 * 64, err) != OK) return err->code;
+    const char **text = arena_alloc(&t->arena, sizeof(*text) * n_all);
+    int32_t *lens = arena_alloc(&t->arena, sizeof(*lens) * n_all);
     memcpy(text, t->text, sizeof(*text) * n);
     memcpy(lens, t->lens, sizeof(*lens) * n);
     for (int i = 0; i < s->piece.n; i++) {
-        int32_t id = s->piece.v[i], at = s->at.v[i];
-        text[t->n_symbols] = text[id] + at;
-        lens[t->n_symbols++] = (int32_t)char_len(text[id] + at, (size_t)(lens[id] - at));
+        int32_t id = s->piece.v[i], offset = s->at.v[i];
+        text[t->n_symbols] = text[id] + offset;
+        lens[t->n_symbols++] = (int32_t)char_len(text[id] + offset, (size_t)(lens[id] - offset));
     }
     t->text = text;
     t->lens = lens;
@@ -119,11 +122,12 @@ static int strays_add(struct tokenizer *t, const struct prefix_pieces *s, struct
     return OK;
 }
 
-/* Gives symbols to strays; `cuts` is the number of ways to cut a piece in two. */
-static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) {
-    struct prefix_pieces s = {0};
-    size_t text = 0; /* a stray takes at least one byte of this */
-    *cuts = 0;
+/* Gives symbols to unlisted characters; sets *n_splits to the number of ways to split pieces in
+ * two. */
+static int chars_prepare(struct tokenizer *t, int64_t *n_splits, struct error *err) {
+    struct unlisted_chars s = {0};
+    size_t text = 0; /* bytes of all pieces, an upper bound on the number of unlisted characters */
+    *n_splits = 0;
     for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];
     text = MIN(text, (size_t)INT32_MAX);
     s.piece.v = try_calloc(text, sizeof(int32_t), err);
@@ -131,8 +135,8 @@ static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) 
     s.piece.cap = s.at.cap = (int)text;
     int rc = s.at.v ? OK : err->code;
     for (int32_t id = 0; id < t->spec.n && rc == OK; id++)
-        if (mergeable(t, id)) rc = piece_scan(t, id, &s, cuts, err);
-    if (rc == OK && s.piece.n > 0) rc = strays_add(t, &s, err);
+        if (is_mergeable(t, id)) rc = piece_scan(t, id, &s, n_splits, err);
+    if (rc == OK && s.piece.n > 0) rc = unlisted_chars_add(t, &s, err);
     token_ids_release(&s.piece);
     token_ids_release(&s.at);
     return rc;
@@ -169,17 +173,18 @@ static int32_t *score_ranks(const struct tokenizer_spec *s, struct error *err) {
     return ranks;
 }
 
-static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *err) {
+static int pairs_from_scores(struct tokenizer *t, int64_t n_splits, struct error *err) {
     int32_t *ranks = score_ranks(&t->spec, err);
     if (!ranks) return err->code;
-    merge_table_init(&t->pairs, &t->arena, cuts);
+    merge_table_init(&t->pairs, &t->arena, n_splits);
     for (int32_t id = 0; id < t->spec.n; id++) {
-        if (!mergeable(t, id)) continue;
+        if (!is_mergeable(t, id)) continue;
         const char *p = t->text[id];
         size_t len = (size_t)t->lens[id];
-        if (vocab_find(t, p, len) != id) continue; /* a repeated piece is never made */
+        if (vocab_find(t, p, len) != id) continue; /* merges give the first of equal pieces */
         for (size_t i = len > 0 ? char_len(p, len) : 0; i < len; i += char_len(p + i, len - i)) {
-            int32_t left = symbol_mergeable(t, p, i), right = symbol_mergeable(t, p + i, len - i);
+            int32_t left = symbol_find_mergeable(t, p, i),
+                    right = symbol_find_mergeable(t, p + i, len - i);
             if (left >= 0 && right >= 0) merge_table_add(&t->pairs, left, right, ranks[id], id);
         }
     }
@@ -188,39 +193,38 @@ static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *er
 }
 
 /*
- * Whether ▁ occurs only at the beginning of a piece (or in the initial run of ▁), as in models
- * trained on words. A text then splits into words that cannot merge with each other, are short, and
- * repeat.
+ * Whether ▁ occurs in pieces only at the beginning (as one or several ▁), as in models trained on
+ * words. Words of a text can then be encoded separately and cached, because no merge crosses them.
  */
-static bool pieces_are_words(const struct tokenizer *t) {
+static bool pieces_stay_within_words(const struct tokenizer *t) {
     for (int32_t id = 0; id < t->spec.n; id++) {
         size_t len = (size_t)t->lens[id];
-        if (mergeable(t, id) && len > 0 && word_len(t->text[id], len, false) < len) return false;
+        if (is_mergeable(t, id) && len > 0 && word_len(t->text[id], len, false) < len) return false;
     }
     return true;
 }
 
-/* Hugging Face's newer files place the space differently from SentencePiece; the name of the scheme
- * is stored in `pre`, which has no other use for this kind. */
+/* Hugging Face's newer files have other rules for the added space than SentencePiece. `pre`, which
+ * has no other use for this kind, has the name of the rule. */
 static void prefix_prepare(struct tokenizer *t) {
-    t->prefix_once = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
-    t->prefix_joins = t->prefix_once || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
+    t->prefix_text_only = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
+    t->prefix_unless_space = t->prefix_text_only || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
 }
 
 int spm_prepare(struct tokenizer *t, struct error *err) {
-    int64_t cuts;
+    int64_t n_splits;
     if (bytes_prepare(t, err) != OK) return err->code;
     if (t->spec.kind == TOKENIZER_UNIGRAM) {
         if (unigram_prepare(t, err) != OK) return err->code;
     } else if (t->spec.n_merges > 0) {
         if (merge_table_build(t, err) != OK) return err->code;
     } else {
-        if (chars_prepare(t, &cuts, err) != OK) return err->code;
-        if (pairs_from_scores(t, cuts, err) != OK) return err->code;
+        if (chars_prepare(t, &n_splits, err) != OK) return err->code;
+        if (pairs_from_scores(t, n_splits, err) != OK) return err->code;
     }
-    t->words = t->spec.split_words || pieces_are_words(t);
+    t->splits_words = t->spec.split_words || pieces_stay_within_words(t);
     prefix_prepare(t);
-    for (int c = 0; c < 128; c++) t->ascii[c] = symbol_mergeable(t, &(char){(char)c}, 1);
+    for (int c = 0; c < 128; c++) t->ascii[c] = symbol_find_mergeable(t, &(char){(char)c}, 1);
     return OK;
 }
 
@@ -235,15 +239,15 @@ void encoder_byte_fallback(struct encoder *e, const char *p, size_t n) {
         token_ids_add(e->out, t->spec.unk);
 }
 
-static bool begins_with_space(const char *p, size_t n) {
+static bool starts_with_space(const char *p, size_t n) {
     return (n > 0 && *p == ' ') || (n >= 3 && memcmp(p, METASPACE_CHAR, 3) == 0);
 }
 
-static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
+static void spaces_escape(struct encoder *e, const char *text, size_t len, bool first) {
     struct buf *b = &e->text;
     b->len = 0;
     if (first && e->t->spec.add_space_prefix &&
-        !(e->t->prefix_joins && begins_with_space(text, len)))
+        !(e->t->prefix_unless_space && starts_with_space(text, len)))
         buf_puts(b, METASPACE_CHAR);
     for (size_t i = 0, n; i < len; i += n) {
         const char *space = memchr(text + i, ' ', len - i);
@@ -256,14 +260,14 @@ static void text_escape(struct encoder *e, const char *text, size_t len, bool fi
 }
 
 /* Encodes a part of the fragment that no merge crosses. */
-static void part_encode(struct encoder *e, const char *p, size_t len) {
+static void segment_encode(struct encoder *e, const char *p, size_t len) {
     e->n = 0;
     if (!encoder_reserve(e, (int32_t)len)) return;
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(p + i, len - i);
         e->at[e->n] = (int32_t)i;
-        e->id[e->n++] =
-            (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]] : symbol_mergeable(e->t, p + i, n);
+        e->id[e->n++] = (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]]
+                                            : symbol_find_mergeable(e->t, p + i, n);
     }
     encoder_merge(e);
     for (int32_t i = 0; i < e->n; i++) {
@@ -277,14 +281,14 @@ static void part_encode(struct encoder *e, const char *p, size_t len) {
 
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
     bool unigram = e->t->spec.kind == TOKENIZER_UNIGRAM;
-    text_escape(e, text, len, first);
+    spaces_escape(e, text, len, first);
     const char *p = e->text.data, *end = p + e->text.len;
-    encoder_cache(e, len);
+    encoder_init_cache(e, len);
     e->begin = e->out->n;
     while (p < end) {
         size_t left = (size_t)(end - p);
-        size_t n = e->t->words ? word_len(p, left, e->t->spec.split_words) : left;
-        encoder_word(e, p, n, unigram ? unigram_viterbi : part_encode);
+        size_t n = e->t->splits_words ? word_len(p, left, e->t->spec.split_words) : left;
+        encoder_word(e, p, n, unigram ? unigram_viterbi : segment_encode);
         p += n;
     }
 }

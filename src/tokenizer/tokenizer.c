@@ -1,14 +1,15 @@
 /*
  * tokenizer: the code that all kinds of tokenizer share — the vocabulary and its index, the pair
- * table, tokens that are matched whole in text, and the outer loops of encoding and decoding.
+ * table, added tokens (control, unknown and user-defined tokens, which are matched in the text
+ * before anything else), and the outer loops of encoding and decoding.
  *
  * It does not handle patterns, bytes and scores (bpe.c, spm.c, unigram.c), normalisation
- * (normalizer.c) or files (files.c). Two deliberate limits: added tokens do not swallow spaces
+ * (normalizer.c) or files (files.c). Two deliberate limits: added tokens do not remove spaces
  * around them, and all of them are matched in the original text, before it is normalised.
  *
- * Invariant: a tokenizer is immutable after tokenizer_new, and every call keeps its scratch to
- * itself, so any number of threads may use one. Control and unknown tokens come out of text only
- * when the caller passed TOKENIZER_PARSE_SPECIAL.
+ * Invariants: a tokenizer is immutable after tokenizer_new, and every call has its own scratch
+ * memory, so any number of threads may use one tokenizer. Text is encoded as control tokens only if
+ * the caller passes TOKENIZER_PARSE_SPECIAL.
  */
 #include "tokenizer/internal.h"
 
@@ -53,7 +54,7 @@ int utf8_len(const char *p, size_t left) {
     return n;
 }
 
-static uint64_t slots_for(int64_t n) {
+static uint64_t slots_needed(int64_t n) {
     uint64_t size = 16;
     while (size < (uint64_t)n * 2) size *= 2;
     return size;
@@ -69,10 +70,9 @@ static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     return &t->index[i];
 }
 
-/* Among equal pieces the lookup finds the lowest id. SPM calls it again once its extra symbols are
- * known. */
+/* Of equal pieces the index has the lowest id. SPM builds it again after adding symbols. */
 void vocab_index_build(struct tokenizer *t) {
-    uint64_t size = slots_for(t->n_symbols);
+    uint64_t size = slots_needed(t->n_symbols);
     t->index = arena_alloc(&t->arena, sizeof(*t->index) * size);
     t->index_mask = size - 1;
     for (int32_t id = 0; id < t->n_symbols; id++) {
@@ -86,21 +86,21 @@ int32_t vocab_find(const struct tokenizer *t, const char *p, size_t n) {
 }
 
 void merge_table_init(struct merge_table *p, struct arena *a, int64_t max_pairs) {
-    uint64_t size = slots_for(max_pairs);
+    uint64_t size = slots_needed(max_pairs);
     p->slots = arena_alloc(a, sizeof(*p->slots) * size);
-    p->seen = arena_alloc(a, size / 2);
+    p->filter = arena_alloc(a, size / 2);
     p->mask = size - 1;
     p->n = 0;
     for (uint64_t i = 0; i < size; i++) p->slots[i].key = UINT64_MAX;
 }
 
-static uint64_t pair_place(uint64_t key) {
+static uint64_t pair_hash(uint64_t key) {
     key *= 0x9E3779B97F4A7C15u;
     return key ^ (key >> 29);
 }
 
 static struct merge_slot *pair_slot(const struct merge_table *p, uint64_t key) {
-    uint64_t i = pair_place(key) >> 2 & p->mask;
+    uint64_t i = pair_hash(key) >> 2 & p->mask;
     while (p->slots[i].key != key && p->slots[i].key != UINT64_MAX) i = (i + 1) & p->mask;
     return &p->slots[i];
 }
@@ -110,8 +110,8 @@ void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t
     struct merge_slot *s = pair_slot(p, key);
     if (s->key == key) return;
     *s = (struct merge_slot){key, rank, id};
-    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
-    p->seen[bit / 64] |= (uint64_t)1 << bit % 64;
+    uint64_t bit = pair_hash(key) & (p->mask * 4 + 3);
+    p->filter[bit / 64] |= (uint64_t)1 << bit % 64;
     p->n++;
 }
 
@@ -119,8 +119,8 @@ const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t l
                                           int32_t right) {
     if (left < 0 || right < 0) return NULL;
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
-    if (!(p->seen[bit / 64] >> bit % 64 & 1)) return NULL;
+    uint64_t bit = pair_hash(key) & (p->mask * 4 + 3);
+    if (!(p->filter[bit / 64] >> bit % 64 & 1)) return NULL;
     struct merge_slot *s = pair_slot(p, key);
     return s->key == UINT64_MAX ? NULL : s;
 }
@@ -178,8 +178,7 @@ static int spec_check(const struct tokenizer_spec *s, struct error *err) {
     return OK;
 }
 
-/* One block for all pieces, each with a NUL after it, so that a vocabulary costs its bytes and not
- * 64 per piece. */
+/* One allocation for all pieces, each followed by a NUL: separate ones would take 64 bytes each. */
 static void spec_copy_pieces(struct tokenizer *t, const struct tokenizer_spec *s) {
     size_t total = 0, n = (size_t)s->n;
     for (size_t i = 0; i < n; i++) total += (size_t)s->lens[i] + 1;
@@ -209,13 +208,14 @@ static void spec_copy_merges(struct tokenizer *t, const struct tokenizer_spec *s
     t->spec.merges = merges;
 }
 
-/* ChatML's marks are control tokens even if a file lists them as ordinary added tokens: a message
- * must not forge a turn. */
-static uint8_t piece_type(const struct tokenizer *t, const struct tokenizer_spec *s, int32_t id) {
+/* ChatML's markers are control tokens even if a file has them as user-defined tokens, so that the
+ * text of a message cannot start or end a turn. */
+static uint8_t piece_type_of(const struct tokenizer *t, const struct tokenizer_spec *s,
+                             int32_t id) {
     uint8_t type = s->types ? s->types[id] : PIECE_NORMAL;
-    bool mark = type == PIECE_USER && (strcmp(t->text[id], "<|im_start|>") == 0 ||
-                                       strcmp(t->text[id], "<|im_end|>") == 0);
-    return mark ? PIECE_CONTROL : type;
+    bool is_chatml = type == PIECE_USER && (strcmp(t->text[id], "<|im_start|>") == 0 ||
+                                            strcmp(t->text[id], "<|im_end|>") == 0);
+    return is_chatml ? PIECE_CONTROL : type;
 }
 
 static void spec_copy(struct tokenizer *t, const struct tokenizer_spec *s) {
@@ -223,7 +223,7 @@ static void spec_copy(struct tokenizer *t, const struct tokenizer_spec *s) {
     spec_copy_pieces(t, s);
     spec_copy_merges(t, s);
     uint8_t *types = arena_alloc(&t->arena, (size_t)s->n);
-    for (int32_t i = 0; i < s->n; i++) types[i] = piece_type(t, s, i);
+    for (int32_t i = 0; i < s->n; i++) types[i] = piece_type_of(t, s, i);
     t->spec.types = types;
     if (s->scores) {
         float *scores = arena_alloc(&t->arena, sizeof(*scores) * (size_t)s->n);
@@ -234,54 +234,55 @@ static void spec_copy(struct tokenizer *t, const struct tokenizer_spec *s) {
     if (s->normalizer) t->spec.normalizer = arena_strdup(&t->arena, s->normalizer);
 }
 
-static bool is_matched(const struct tokenizer *t, int32_t id) {
+static bool is_added_token(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
     return t->lens[id] > 0 && (type == PIECE_UNKNOWN || type == PIECE_CONTROL ||
                                (type == PIECE_USER && !t->spec.user_pieces));
 }
 
-struct match_key {
+struct token_key {
     const char *text;
     int32_t len, id;
 };
 
-static int match_key_order(const void *a, const void *b) {
-    const struct match_key *x = a, *y = b;
+static int token_key_compare(const void *a, const void *b) {
+    const struct token_key *x = a, *y = b;
     int order = memcmp(x->text, y->text, (size_t)MIN(x->len, y->len));
     if (order == 0) order = (x->len > y->len) - (x->len < y->len);
     return order ? order : (x->id > y->id) - (x->id < y->id);
 }
 
-static int matcher_build(struct tokenizer *t, struct error *err) {
-    struct match_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
+static int added_tokens_build(struct tokenizer *t, struct error *err) {
+    struct token_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
     if (!keys) return err->code;
     int32_t n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
-        if (is_matched(t, id)) keys[n++] = (struct match_key){t->text[id], t->lens[id], id};
-    qsort(keys, (size_t)n, sizeof(*keys), match_key_order);
-    t->matched = arena_alloc(&t->arena, sizeof(*t->matched) * (size_t)(n + 1));
+        if (is_added_token(t, id)) keys[n++] = (struct token_key){t->text[id], t->lens[id], id};
+    qsort(keys, (size_t)n, sizeof(*keys), token_key_compare);
+    t->added_tokens = arena_alloc(&t->arena, sizeof(*t->added_tokens) * (size_t)(n + 1));
     for (int32_t i = 0; i < n; i++) {
-        t->matched[i] = keys[i].id;
-        t->matched_begin[(uint8_t)*keys[i].text + 1] = i + 1;
+        t->added_tokens[i] = keys[i].id;
+        t->added_begin[(uint8_t)*keys[i].text + 1] = i + 1;
     }
     for (int c = 1; c <= 256; c++)
-        t->matched_begin[c] = MAX(t->matched_begin[c], t->matched_begin[c - 1]);
+        t->added_begin[c] = MAX(t->added_begin[c], t->added_begin[c - 1]);
     free(keys);
     return OK;
 }
 
 /*
  * The bytes that a tokenizer's tables take from its arena: pieces and merges with their texts,
- * index, and pairs. A SentencePiece vocabulary has one pair for each position where a piece can be
- * cut. With this bound, lack of memory is an error and does not end the process.
+ * index, and pairs. A SentencePiece vocabulary has one pair for each position at which a piece can
+ * be split. Reserving this bound first makes lack of memory an error instead of the end of the
+ * process.
  */
 static size_t spec_bytes(const struct tokenizer_spec *s) {
     size_t n = (size_t)s->n, text = n, merges = (size_t)s->n_merges, slack = 32 * 64;
     for (size_t i = 0; i < n; i++) text += (size_t)s->lens[i];
     int64_t pairs =
         s->n_merges > 0 || s->kind == TOKENIZER_BPE ? s->n_merges : (int64_t)text - s->n;
-    size_t tables = slots_for(s->n) * sizeof(int32_t) +
-                    slots_for(pairs) * (sizeof(struct merge_slot) + 1) +
+    size_t tables = slots_needed(s->n) * sizeof(int32_t) +
+                    slots_needed(pairs) * (sizeof(struct merge_slot) + 1) +
                     n * (sizeof(char *) + 3 * sizeof(int32_t) + 1);
     for (size_t i = 0; i < merges; i++) text += strlen(s->merges[i]) + 1 + sizeof(char *);
     return tables + text + slack;
@@ -294,7 +295,7 @@ struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error 
     if (rc == OK) {
         spec_copy(t, spec);
         vocab_index_build(t);
-        rc = matcher_build(t, err);
+        rc = added_tokens_build(t, err);
     }
     if (rc == OK) rc = spec->kind == TOKENIZER_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
     if (rc == OK && spec->normalizer && !(t->norm = normalizer_new(spec->normalizer, err)))
@@ -352,15 +353,15 @@ const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t) {
     return &t->spec;
 }
 
-/* Among matched[lo, hi), which have `at` bytes in common, finds those whose next byte is `c`:
- * returns the first one, or with `behind` the first one after them. Tokens of `at` bytes precede
- * all others. */
-static int32_t match_bound(const struct tokenizer *t, int32_t lo, int32_t hi, int32_t at, uint8_t c,
-                           bool behind) {
+/* Among matched[lo, hi), which have `n_common` bytes in common, finds those whose next byte is `c`:
+ * returns the first one, or with `after` the first one after them. Tokens of `n_common` bytes come
+ * first. */
+static int32_t added_token_bound(const struct tokenizer *t, int32_t lo, int32_t hi,
+                                 int32_t n_common, uint8_t c, bool after) {
     while (lo < hi) {
-        int32_t mid = lo + (hi - lo) / 2, id = t->matched[mid];
-        int byte = t->lens[id] > at ? (uint8_t)t->text[id][at] : -1;
-        if (byte < c || (behind && byte == c))
+        int32_t mid = lo + (hi - lo) / 2, id = t->added_tokens[mid];
+        int byte = t->lens[id] > n_common ? (uint8_t)t->text[id][n_common] : -1;
+        if (byte < c || (after && byte == c))
             lo = mid + 1;
         else
             hi = mid;
@@ -368,22 +369,23 @@ static int32_t match_bound(const struct tokenizer *t, int32_t lo, int32_t hi, in
     return lo;
 }
 
-/* The longest token that the text begins with, among equal ones the lowest id, or -1. The range of
- * tokens that agree with the text shrinks byte by byte, so that many tokens with a common beginning
- * cost no more than a few. */
-static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
-    int32_t best = -1, lo = t->matched_begin[(uint8_t)*p], hi = t->matched_begin[(uint8_t)*p + 1];
-    for (int32_t at = 1; lo < hi; at++) {
+/* The longest added token with which the text begins, of equal ones the lowest id, or -1.
+ * `control`: control and unknown tokens count too. Each byte of text narrows the range of tokens
+ * with the same beginning by binary search, so that many such tokens take hardly more time than a
+ * few. */
+static int32_t added_token_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
+    int32_t best = -1, lo = t->added_begin[(uint8_t)*p], hi = t->added_begin[(uint8_t)*p + 1];
+    for (int32_t n_common = 1; lo < hi; n_common++) {
         bool found = false;
-        for (; lo < hi && t->lens[t->matched[lo]] == at; lo++) {
-            int32_t id = t->matched[lo];
+        for (; lo < hi && t->lens[t->added_tokens[lo]] == n_common; lo++) {
+            int32_t id = t->added_tokens[lo];
             if (found || (!control && t->spec.types[id] != PIECE_USER)) continue;
             best = id;
             found = true;
         }
-        if ((size_t)at >= left) break;
-        lo = match_bound(t, lo, hi, at, (uint8_t)p[at], false);
-        hi = match_bound(t, lo, hi, at, (uint8_t)p[at], true);
+        if ((size_t)n_common >= left) break;
+        lo = added_token_bound(t, lo, hi, n_common, (uint8_t)p[n_common], false);
+        hi = added_token_bound(t, lo, hi, n_common, (uint8_t)p[n_common], true);
     }
     return best;
 }
@@ -392,7 +394,7 @@ void split_special_tokens(const struct tokenizer *t, const char *text, size_t le
                           fragment_fn fn, void *ctx) {
     size_t begin = 0, i = 0;
     while (i < len) {
-        int32_t id = match_at(t, text + i, len - i, control);
+        int32_t id = added_token_at(t, text + i, len - i, control);
         if (id < 0) {
             i++;
             continue;
@@ -404,7 +406,7 @@ void split_special_tokens(const struct tokenizer *t, const char *text, size_t le
     if (len > begin) fn(ctx, -1, text + begin, len - begin);
 }
 
-/* `first`: the fragment begins a text or follows a special token, where some tokenizers put a
+/* `first`: the fragment begins a text or follows a special token, where some tokenizers add a
  * space. */
 struct fragment_state {
     struct encoder *e;
@@ -419,15 +421,16 @@ static void text_encode(struct encoder *e, const char *p, size_t n, bool first) 
         p = e->normal.data;
         n = e->normal.len;
     }
-    for (size_t part; n > 0; p += part, n -= part, first = false) {
-        part = n;
-        if (part > TEXT_LIMIT) /* only normalisation makes it so long: it is cut at a character */
-            for (part = TEXT_LIMIT; part > TEXT_LIMIT - 4 && ((uint8_t)p[part] & 0xC0) == 0x80;)
-                part--;
+    for (size_t n_part; n > 0; p += n_part, n -= n_part, first = false) {
+        n_part = n;
+        if (n_part > TEXT_LIMIT) /* only after normalisation: split between two characters */
+            for (n_part = TEXT_LIMIT;
+                 n_part > TEXT_LIMIT - 4 && ((uint8_t)p[n_part] & 0xC0) == 0x80;)
+                n_part--;
         if (e->t->spec.kind == TOKENIZER_BPE)
-            bpe_encode(e, p, part, first);
+            bpe_encode(e, p, n_part, first);
         else
-            spm_encode(e, p, part, first);
+            spm_encode(e, p, n_part, first);
     }
 }
 
@@ -437,7 +440,7 @@ static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
         token_ids_add(s->e->out, id);
     else
         text_encode(s->e, p, n, s->first);
-    s->first = id >= 0 && !s->e->t->prefix_once;
+    s->first = id >= 0 && !s->e->t->prefix_text_only;
 }
 
 static void encoder_release(struct encoder *e) {
@@ -480,8 +483,7 @@ void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials
     }
 }
 
-/* Removes the space that encoding put at the beginning and after every token that was matched
- * whole. */
+/* Removes the space that encoding added at the beginning and after added tokens. */
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                       struct buf *out) {
     tokenizer_decode_offsets(t, ids, n, specials, out, NULL);
@@ -491,16 +493,16 @@ void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int
                               struct buf *out, int32_t *ends) {
     bool prefixed = t->spec.kind != TOKENIZER_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
-        size_t before = out->len;
-        if (ends) ends[i] = (int32_t)before;
+        size_t begin = out->len;
+        if (ends) ends[i] = (int32_t)begin;
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         tokenizer_decode_token(t, ids[i], specials, out);
-        if (is_matched(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
-            first = prefixed && (!t->prefix_once || (first && ids[i] == t->spec.bos));
-        } else if (out->len > before) {
-            if (first && out->data[before] == ' ') {
-                memmove(out->data + before, out->data + before + 1,
-                        out->len - before); /* with the NUL */
+        if (is_added_token(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
+            first = prefixed && (!t->prefix_text_only || (first && ids[i] == t->spec.bos));
+        } else if (out->len > begin) {
+            if (first && out->data[begin] == ' ') {
+                memmove(out->data + begin, out->data + begin + 1,
+                        out->len - begin); /* with the NUL */
                 out->len--;
             }
             first = false;
@@ -509,17 +511,17 @@ void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int
     }
 }
 
-bool tok_prefix_once(const struct tokenizer *t) {
-    return t->prefix_once;
+bool tokenizer_adds_space_once(const struct tokenizer *t) {
+    return t->prefix_text_only;
 }
 
-void tok_own_template(struct tokenizer *t, struct chat_template *c,
-                      void (*release)(struct chat_template *)) {
+void tokenizer_attach_template(struct tokenizer *t, struct chat_template *c,
+                               void (*release)(struct chat_template *)) {
     if (t->chat_free) t->chat_free(t->chat);
     t->chat = c;
     t->chat_free = release;
 }
 
-struct chat_template *tok_template(const struct tokenizer *t) {
+struct chat_template *tokenizer_get_template(const struct tokenizer *t) {
     return t->chat;
 }

@@ -28,17 +28,16 @@ int32_t tokenizer_piece_to_id(const struct tokenizer *t,
 struct token_ids {
     int32_t *v;
     int n, cap;
-    /* Set by callers that accept an error instead of the end of the process when the system
-     * refuses memory for the tokens or for encoding: `refused` is then set, and the tokens are
-     * incomplete. */
+    /* If the caller sets may_refuse, lack of memory for the tokens or for encoding sets `refused`,
+     * and the tokens are then incomplete. Otherwise it ends the process. */
     bool may_refuse, refused;
 };
 void token_ids_add(struct token_ids *s, int32_t id);
 void token_ids_release(struct token_ids *s);
-/* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
+/* Appends to `out`. Any bytes are accepted; invalid UTF-8 becomes byte tokens. */
 void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                       struct token_ids *out);
-/* Appends the bytes of one token; special tokens give nothing unless `specials`. */
+/* Appends the bytes of one token; a special token has no bytes unless `specials`. */
 void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                       struct buf *out);
@@ -64,9 +63,9 @@ struct tokenizer_spec {
                                spaces into ▁; NULL: no normalizer */
     int32_t bos, eos, unk;  /* -1: none */
     bool add_bos, add_eos, add_space_prefix, ignore_merges;
-    bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
-    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
-                         as in SentencePiece; else they are cut out of the original text */
+    bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, and no piece crosses words */
+    bool user_pieces; /* UNIGRAM: user-defined pieces are pieces with a high score, as in
+                         SentencePiece; else they are added tokens */
 };
 struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
 struct tokenizer *tokenizer_from_json(const char *path,
@@ -79,28 +78,29 @@ struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct
 struct tokenizer *tokenizer_new_bytes(int32_t vocab);
 const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t); /* for the writers */
 int tokenizer_write_json(const struct tokenizer *t, const char *path, struct error *err);
-/* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the
- * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
- * Specials get the first ids. */
+/* Byte-level BPE training: counts the pre-tokens of `text` and merges the most frequent pair (of
+ * ties the lexicographically greatest, as GPT-2-style trainers do) until there are `vocab` tokens.
+ * Special tokens get the first ids. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                       const char **specials, int n_specials, struct error *err);
 
 /* for chat templates (template/template.h) */
 
-/* A flag of tokenizer_encode: the text continues another text, so no space is put before it. */
+/* A flag of tokenizer_encode: the text continues another text, so no space is added before it. */
 #define TOKENIZER_NO_PREFIX_SPACE 0x100
-/* Cuts out the tokens that are matched whole; fn gets their id, or -1 for the text between. */
+/* Splits a text at its added tokens: calls fn with each token's id, and with -1 for the text
+ * between them. `control`: control and unknown tokens count, not only user-defined ones. */
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
 void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
                           fragment_fn fn, void *ctx);
-/* SPM: a space is put before the first text only, not after special tokens too. */
-bool tok_prefix_once(const struct tokenizer *t);
-/* The tokenizer's chat template, which it owns; NULL: ChatML. Replacing it frees the previous one.
- */
+/* SPM: a space is added before the first text only, not after special tokens. */
+bool tokenizer_adds_space_once(const struct tokenizer *t);
+/* The tokenizer's chat template; NULL: ChatML. The tokenizer owns it and calls `release` when it is
+ * replaced and in tokenizer_free. */
 struct chat_template;
-void tok_own_template(struct tokenizer *t, struct chat_template *c,
-                      void (*release)(struct chat_template *));
-struct chat_template *tok_template(const struct tokenizer *t);
+void tokenizer_attach_template(struct tokenizer *t, struct chat_template *c,
+                               void (*release)(struct chat_template *));
+struct chat_template *tokenizer_get_template(const struct tokenizer *t);
 
 /* for readers and writers of model files */
 
@@ -114,13 +114,13 @@ enum piece_type {
     PIECE_BYTE
 };
 
-/* A normalizer's JSON text from SentencePiece's settings: a compiled table of replacements, and
- * whether runs of spaces become one (NULL when neither is set). malloc'ed. */
-char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
-/* The table at the start of such a text, malloc'ed, or NULL. */
+/* A normalizer's JSON text for SentencePiece's settings: a compiled table of replacements, and
+ * whether runs of spaces become one. NULL if neither is set; malloc'ed. */
+char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool collapse_spaces);
+/* The compiled table of a normalizer that begins with one, malloc'ed, or NULL. */
 uint8_t *normalizer_charsmap(const char *json, size_t *len);
-/* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the reverse
- * lookup. */
+/* The pattern for a name of tokenizer.ggml.pre, `pre` itself when it is a pattern, else NULL; and
+ * the name for a pattern, or the pattern itself. */
 const char *pretokenizer_pattern(const char *pre);
 const char *pretokenizer_name(const char *pattern, bool ignore_merges);
 

@@ -1,19 +1,19 @@
 /*
- * unigram: SentencePiece's unigram model (llm-jp, T5): of all ways to cut a fragment into pieces,
- * the one whose scores sum highest.
+ * unigram: SentencePiece's unigram model (llm-jp, T5): finds the segmentation of a fragment into
+ * pieces with the highest sum of scores (Viterbi).
  *
- * spm.c does everything around the cut: spaces as ▁, bytes for text that no piece covers, decoding.
- * Rules of the reference: a character that is not a piece may be unknown, at the lowest score of a
- * normal piece less 10; a user-defined piece of n bytes scores n times the highest score less 0.1,
- * which nothing beats; positions are visited from left to right, and of equal sums the first is
- * kept, so the longest last piece wins. Sums are double, as in Hugging Face's and llama.cpp's
- * programs; SentencePiece itself sums in float, and its rounding makes the cuts of long texts
- * drift.
+ * spm.c does the rest: spaces as ▁, bytes for text that no piece covers, decoding. Rules of the
+ * reference: a character that is not a piece may be unknown, with the lowest score of a normal
+ * piece minus 10; a user-defined piece of n bytes has n times the highest score minus 0.1, which is
+ * better than any other segmentation of these bytes; positions are visited from left to right, and
+ * of equal sums the first is kept, so the longest last piece is chosen. Sums are double, as in
+ * Hugging Face's and llama.cpp's programs; SentencePiece itself sums in float, and its rounding
+ * changes the segmentation of long texts.
  *
- * Pieces are found with a double array: node s has the child for byte c at base[s] + c exactly if
- * the check of that element is s. Invariant of the walk: once no piece found so far reaches beyond
- * a position, the text before it is decided; its ids are then emitted there, the sum starts again
- * at 0, and memory is proportional to the longest undecided range and not to the text.
+ * Pieces are found with a double-array trie: node s has the child for byte c at element base[s] + c
+ * exactly if the check of that element is s. Invariant of the search: once no piece found so far
+ * extends beyond a position, the segmentation before it is final. Its ids are emitted and the sum
+ * starts again at 0, so memory is proportional to the longest range that is not final.
  */
 #include "tokenizer/internal.h"
 
@@ -25,7 +25,7 @@ enum {
     NODE_LIMIT = 1 << 28, /* elements of the double array */
     SEARCH_LIMIT = 8192,
     UNKNOWN_PENALTY = 10, /* from the reference */
-    FREE = -1,
+    NO_PARENT = -1,
 };
 
 struct trie_node {
@@ -34,8 +34,9 @@ struct trie_node {
 };
 struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
-    int32_t n, next;         /* next: where the search for free elements begins */
-    float unknown, highest;  /* the score of unknown, and the highest of a normal piece or 0 */
+    int32_t n, search_from;  /* search_from: first element that base_find_free considers */
+    float unknown_score,
+        max_score; /* of an unknown character; the highest of a normal piece, or 0 */
 };
 
 /* A position in the text: the best path to it. */
@@ -58,53 +59,54 @@ static int trie_grow(struct trie *t, int64_t n, struct error *err) {
     struct trie_node *nodes = try_realloc(t->nodes, sizeof(*t->nodes) * (size_t)size, err);
     if (!nodes) return err->code;
     t->nodes = nodes;
-    for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, FREE, -1, 0};
+    for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, NO_PARENT, -1, 0};
     t->n = (int32_t)size;
     return OK;
 }
 
-static bool room_at(const struct trie *t, int64_t base, const uint8_t *bytes, int n) {
+static bool base_is_free(const struct trie *t, int64_t base, const uint8_t *bytes, int n) {
     for (int i = 0; i < n; i++) {
-        int64_t at = base + bytes[i];
-        if (at < t->n && t->nodes[at].check != FREE) return false;
+        int64_t element = base + bytes[i];
+        if (element < t->n && t->nodes[element].check != NO_PARENT) return false;
     }
     return true;
 }
 
-/* The first base with room for all children. If nearly all elements visited are taken, or very many
- * were visited, later searches begin after them: no file can make building quadratic. */
-static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
-    int64_t begin = MAX(t->next, bytes[0] + 1), at = begin, taken = 0;
-    for (;; at++) {
-        bool used = at < t->n && t->nodes[at].check != FREE;
-        taken += used;
-        if (!used && room_at(t, at - bytes[0], bytes, n)) break;
+/* The first base whose elements for all children are free. If nearly all elements visited were
+ * taken, or very many were visited, later searches begin after them, so that no file makes the
+ * construction quadratic. */
+static int64_t base_find_free(struct trie *t, const uint8_t *bytes, int n) {
+    int64_t begin = MAX(t->search_from, bytes[0] + 1), element = begin, n_taken = 0;
+    for (;; element++) {
+        bool used = element < t->n && t->nodes[element].check != NO_PARENT;
+        n_taken += used;
+        if (!used && base_is_free(t, element - bytes[0], bytes, n)) break;
     }
-    if (taken * 20 >= (at - begin + 1) * 19 || at - begin > SEARCH_LIMIT)
-        t->next = (int32_t)MIN(at, NODE_LIMIT);
-    return at - bytes[0];
+    if (n_taken * 20 >= (element - begin + 1) * 19 || element - begin > SEARCH_LIMIT)
+        t->search_from = (int32_t)MIN(element, NODE_LIMIT);
+    return element - bytes[0];
 }
 
 static uint8_t byte_of(const struct trie_build *b, int32_t i, int32_t depth) {
     return (uint8_t)b->t->text[b->sorted[i]][depth];
 }
 
-static void piece_end(const struct trie_build *b, struct trie_node *node, int32_t id) {
+static void node_set_piece(const struct trie_build *b, struct trie_node *node, int32_t id) {
     const struct tokenizer_spec *s = &b->t->spec;
     bool user = s->types[id] == PIECE_USER;
     node->id = id;
-    node->score = user ? b->trie->highest * (float)s->lens[id] - 0.1f : s->scores[id];
+    node->score = user ? b->trie->max_score * (float)s->lens[id] - 0.1f : s->scores[id];
 }
 
-/* Adds the pieces sorted[lo..hi), which agree in their first `depth` bytes, under node `at`. */
-static int trie_insert(const struct trie_build *b, int32_t at, int32_t lo, int32_t hi,
+/* Adds the pieces sorted[lo..hi), whose first `depth` bytes are equal, under `node`. */
+static int trie_insert(const struct trie_build *b, int32_t node, int32_t lo, int32_t hi,
                        int32_t depth, struct error *err) {
     struct trie *t = b->trie;
     uint8_t bytes[256];
     int32_t begin[257];
     int n = 0;
     for (; lo < hi && b->t->lens[b->sorted[lo]] == depth; lo++) /* equal pieces: the lowest id */
-        if (t->nodes[at].id < 0) piece_end(b, &t->nodes[at], b->sorted[lo]);
+        if (t->nodes[node].id < 0) node_set_piece(b, &t->nodes[node], b->sorted[lo]);
     for (int32_t i = lo; i < hi; i++) {
         if (n > 0 && byte_of(b, i, depth) == bytes[n - 1]) continue;
         bytes[n] = byte_of(b, i, depth);
@@ -112,10 +114,10 @@ static int trie_insert(const struct trie_build *b, int32_t at, int32_t lo, int32
     }
     begin[n] = hi;
     if (n == 0) return OK;
-    int64_t base = base_find(t, bytes, n);
+    int64_t base = base_find_free(t, bytes, n);
     if (trie_grow(t, base + bytes[n - 1] + 1, err) != OK) return err->code;
-    t->nodes[at].base = (int32_t)base;
-    for (int i = 0; i < n; i++) t->nodes[base + bytes[i]].check = at;
+    t->nodes[node].base = (int32_t)base;
+    for (int i = 0; i < n; i++) t->nodes[base + bytes[i]].check = node;
     for (int i = 0; i < n; i++)
         if (trie_insert(b, (int32_t)base + bytes[i], begin[i], begin[i + 1], depth + 1, err) != OK)
             return err->code;
@@ -127,7 +129,7 @@ struct piece_key {
     int32_t len, id;
 };
 
-static int piece_order(const void *a, const void *b) {
+static int piece_compare(const void *a, const void *b) {
     const struct piece_key *x = a, *y = b;
     int c = memcmp(x->p, y->p, (size_t)MIN(x->len, y->len));
     if (c != 0) return c;
@@ -135,12 +137,12 @@ static int piece_order(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-static bool in_trie(const struct tokenizer *t, int32_t id) {
+static bool is_in_trie(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
     return type == PIECE_NORMAL || (type == PIECE_USER && t->spec.user_pieces);
 }
 
-/* The ids of pieces to be found, sorted by their bytes; malloc'ed, or NULL. */
+/* The ids of the trie's pieces, sorted by their bytes; malloc'ed, or NULL. */
 static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n, struct error *err) {
     struct piece_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
     int32_t *ids = keys ? try_calloc((size_t)t->spec.n, sizeof(*ids), err) : NULL;
@@ -150,20 +152,20 @@ static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n, struct erro
         return NULL;
     }
     for (int32_t id = 0; id < t->spec.n; id++)
-        if (in_trie(t, id) && t->lens[id] > 0)
+        if (is_in_trie(t, id) && t->lens[id] > 0)
             keys[(*n)++] = (struct piece_key){t->text[id], t->lens[id], id};
-    qsort(keys, (size_t)*n, sizeof(*keys), piece_order);
+    qsort(keys, (size_t)*n, sizeof(*keys), piece_compare);
     for (int32_t i = 0; i < *n; i++) ids[i] = keys[i].id;
     free(keys);
     return ids;
 }
 
-static int scores_read(const struct tokenizer *t, struct trie *trie, struct error *err) {
+static int score_bounds_compute(const struct tokenizer *t, struct trie *trie, struct error *err) {
     float lowest = 0;
-    trie->highest = 0;
+    trie->max_score = 0;
     for (int32_t id = 0; id < t->spec.n; id++) {
         float score = t->spec.scores[id];
-        if (!in_trie(t, id)) continue;
+        if (!is_in_trie(t, id)) continue;
         if (t->lens[id] > PIECE_LIMIT)
             return error_set(err, ERR_FORMAT, "token %d is %d bytes long, above the limit of %d",
                              id, t->lens[id], PIECE_LIMIT);
@@ -172,16 +174,16 @@ static int scores_read(const struct tokenizer *t, struct trie *trie, struct erro
                              (double)score);
         if (t->spec.types[id] != PIECE_NORMAL) continue;
         lowest = MIN(lowest, score);
-        trie->highest = MAX(trie->highest, score);
+        trie->max_score = MAX(trie->max_score, score);
     }
-    trie->unknown = lowest - UNKNOWN_PENALTY;
+    trie->unknown_score = lowest - UNKNOWN_PENALTY;
     return OK;
 }
 
 int unigram_prepare(struct tokenizer *t, struct error *err) {
     int32_t n;
     t->trie = xcalloc(1, sizeof(*t->trie));
-    if (scores_read(t, t->trie, err) != OK) return err->code;
+    if (score_bounds_compute(t, t->trie, err) != OK) return err->code;
     int32_t *sorted = pieces_sorted(t, &n, err);
     if (!sorted) return err->code;
     struct trie_build b = {t->trie, t, sorted};
@@ -212,13 +214,13 @@ static void viterbi_relax(struct viterbi_node *to, double sum, int32_t from, int
 }
 
 /* Emits the ids of the best path from p to `end`, and clears the lattice up to there. */
-static void lattice_give(struct encoder *e, const char *p, int32_t end) {
+static void lattice_emit(struct encoder *e, const char *p, int32_t end) {
     struct viterbi_node *l = e->lattice;
     int32_t n = 0;
     if (!encoder_reserve(e, end)) return;
-    for (int32_t at = end; at > 0; at = l[at].from) {
-        e->id[n] = l[at].id;
-        e->at[n++] = l[at].from;
+    for (int32_t pos = end; pos > 0; pos = l[pos].from) {
+        e->id[n] = l[pos].id;
+        e->at[n++] = l[pos].from;
     }
     for (int32_t i = n - 1, next; i >= 0; i--) {
         next = i > 0 ? e->at[i - 1] : end;
@@ -230,14 +232,14 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }
 
-/* Relaxes every piece that begins at `at`, and unknown if no piece covers exactly one character
- * there; returns the furthest position reached. */
-static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
+/* Relaxes every piece that begins at `pos`, and the unknown token if no piece is exactly the
+ * character at `pos`; returns the furthest position reached. */
+static int32_t pieces_relax(struct encoder *e, const char *p, size_t left, int32_t pos) {
     const struct trie *t = e->t->trie;
-    struct viterbi_node *l = e->lattice + at;
-    double sum = at > 0 ? l->sum : 0;
-    int32_t node = 0, furthest = 0, one = (int32_t)char_len(p, left);
-    bool single = false;
+    struct viterbi_node *l = e->lattice + pos;
+    double sum = pos > 0 ? l->sum : 0;
+    int32_t node = 0, furthest = 0, char_end = (int32_t)char_len(p, left);
+    bool has_char_piece = false;
     size_t limit = MIN(left, (size_t)PIECE_LIMIT);
     for (size_t i = 0; i < limit; i++) {
         int32_t child = t->nodes[node].base + (uint8_t)p[i];
@@ -245,23 +247,23 @@ static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32
         node = child;
         if (t->nodes[node].id < 0) continue;
         furthest = (int32_t)i + 1;
-        single |= furthest == one;
-        viterbi_relax(l + furthest, sum + (double)t->nodes[node].score, at, t->nodes[node].id);
+        has_char_piece |= furthest == char_end;
+        viterbi_relax(l + furthest, sum + (double)t->nodes[node].score, pos, t->nodes[node].id);
     }
-    if (!single) viterbi_relax(l + one, sum + (double)t->unknown, at, UNKNOWN);
-    return at + MAX(furthest, one);
+    if (!has_char_piece) viterbi_relax(l + char_end, sum + (double)t->unknown_score, pos, UNKNOWN);
+    return pos + MAX(furthest, char_end);
 }
 
 void unigram_viterbi(struct encoder *e, const char *p, size_t len) {
     while (len > 0) {
-        int32_t at = 0, reach = 0;
+        int32_t pos = 0, reach = 0;
         do {
-            size_t left = len - (size_t)at;
-            lattice_reserve(e, (size_t)at + 1 + MIN(left, (size_t)PIECE_LIMIT));
-            reach = MAX(reach, pieces_offer(e, p + at, left, at));
-            at += (int32_t)char_len(p + at, left);
-        } while (at < reach);
-        lattice_give(e, p, reach);
+            size_t left = len - (size_t)pos;
+            lattice_reserve(e, (size_t)pos + 1 + MIN(left, (size_t)PIECE_LIMIT));
+            reach = MAX(reach, pieces_relax(e, p + pos, left, pos));
+            pos += (int32_t)char_len(p + pos, left);
+        } while (pos < reach);
+        lattice_emit(e, p, reach);
         p += reach;
         len -= (size_t)reach;
     }

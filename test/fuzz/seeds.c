@@ -164,9 +164,9 @@ static void seeds_hf(void) {
     }
 }
 
-static void seed_sentencepiece(const char *name, char model_type, char one_space) {
+static void seed_sentencepiece(const char *name, char model_type, char collapse_spaces) {
     const char trainer[] = {0x12, 2, 0x18, model_type},
-               normalizer[] = {0x1A, 4, 0x18, 1, 0x20, one_space};
+               normalizer[] = {0x1A, 4, 0x18, 1, 0x20, collapse_spaces};
     struct buf b = {0};
     for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
         uint8_t len = (uint8_t)strlen(pieces[i]);

@@ -350,9 +350,9 @@ static void test_cache_and_pieces_agree(void **state) {
 static void test_spm_words_agree(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
-    assert_true(t->words);
+    assert_true(t->splits_words);
     struct tokenizer whole = *t; /* a copy that does not split */
-    whole.words = false;
+    whole.splits_words = false;
     struct buf b = {0};
     struct rng r = rng_make(9, RNG_TEST, 0, 0);
     for (int i = 0; i < 20000; i++) buf_add(&b, &"aabbcc   x\n"[rng_below(&r, 11)], 1);
@@ -370,7 +370,7 @@ static void test_spm_words_agree(void **state) {
                                   .unk = -1};
     struct error err;
     t = made(tokenizer_new(&spec, &err), &err);
-    assert_false(t->words);
+    assert_false(t->splits_words);
     ASSERT_ENCODES(t, "a a", 0, 2, 1);
     tokenizer_free(t);
 }
@@ -1223,8 +1223,8 @@ static void test_unigram_words_agree(void **state) {
     struct error err;
     struct tokenizer *t = made(tokenizer_from_json(path, &err), &err);
     struct tokenizer other = *t;
-    other.words = !t->words;
-    for (uint32_t seed = 0; seed < 20 && t->words; seed++) {
+    other.words = !t->splits_words;
+    for (uint32_t seed = 0; seed < 20 && t->splits_words; seed++) {
         struct buf b = odd_text(seed, 9000, false);
         assert_same_ids(t, &other, b.data, b.len, 0);
         buf_release(&b);

@@ -5,9 +5,9 @@
  * (jinja_value.c, Python's semantics) with filters, tests, methods and functions (jinja_builtin.c).
  *
  * All memory is in the arena of one `struct jinja_ctx` and is released at once. An error is a
- * longjmp to the entry point, so no function in here cleans up or returns a code. Every operation
- * with a cost in time or memory in proportion to its input goes through jinja_alloc,
- * jinja_charge_bytes or jinja_charge_scan.
+ * longjmp to the entry point, so these functions neither clean up nor return a code. Every
+ * operation whose time or memory is proportional to its input calls jinja_alloc, jinja_charge_bytes
+ * or jinja_charge_scan.
  */
 #ifndef SHOAL_TEMPLATE_INTERNAL_H
 #define SHOAL_TEMPLATE_INTERNAL_H
@@ -24,16 +24,17 @@
  * elements that are examined one by one. Every loop whose length a template or its variables
  * determine charges one of them before it starts or in each iteration.
  *
- * Invariant: steps < next between charges; jinja_check_limits runs when steps reach next.
+ * Invariant: steps < next_check between charges; jinja_check_limits runs when steps reach
+ * next_check.
  */
 struct jinja_ctx {
-    jmp_buf out;
+    jmp_buf fail_jump;
     struct error *err;
     struct arena arena;
-    char *free; /* bump allocation in blocks of the arena */
-    size_t left, bytes, max_bytes;
-    uint64_t steps, next, max_steps; /* next: steps at which `stop` is polled, or the limit */
-    bool (*stop)(void *ctx);         /* or NULL */
+    char *block_pos; /* bump allocation in blocks of the arena */
+    size_t block_left, bytes, max_bytes;
+    uint64_t steps, next_check, max_steps; /* next_check: steps at which limits are checked */
+    bool (*stop)(void *ctx);               /* or NULL */
     void *stop_ctx;
     int depth, line;
 };
@@ -49,7 +50,7 @@ void jinja_enter(struct jinja_ctx *w);        /* one level deeper; w->depth-- le
 
 static inline void jinja_add_steps(struct jinja_ctx *w, uint64_t steps) {
     w->steps += steps;
-    if (w->steps >= w->next) jinja_check_limits(w);
+    if (w->steps >= w->next_check) jinja_check_limits(w);
 }
 
 static inline void jinja_charge_bytes(struct jinja_ctx *w, size_t bytes) {
@@ -60,7 +61,8 @@ static inline void jinja_charge_scan(struct jinja_ctx *w, size_t n) {
     jinja_add_steps(w, 1 + n / 8);
 }
 
-/* Room for one more element of `size` bytes after the n in v. */
+/* Returns v, or a larger copy of it, with memory for one more element of `size` bytes after the n
+ * in v. */
 void *jinja_grow(struct jinja_ctx *w, void *v, size_t n, size_t *cap, size_t size);
 
 /* values */
@@ -79,7 +81,7 @@ enum value_kind {
     V_INT,
     V_FLOAT,
     V_STR,
-    V_MARKUP, /* result of `safe` and `escape`: may only be printed */
+    V_MARKUP, /* result of `safe` and `escape`: can only be printed */
     V_LIST,
     V_DICT,
     V_NAMESPACE,
@@ -102,8 +104,8 @@ struct value {
         const struct function *function;
     };
 };
-/* Python's lists, tuples and other iterables. A generator is empty after its first walk; a view (of
- * a dict) has a length but no index. */
+/* Python's lists, tuples and other iterables. A generator is empty after its first iteration; a
+ * view (of a dict) has a length but no index. */
 enum list_kind { LIST, TUPLE, GENERATOR, VIEW, RANGE };
 struct list {
     struct value *v;
@@ -114,7 +116,7 @@ struct pair {
     struct value key, value;
 };
 struct dict_bucket {
-    uint32_t at, tag; /* index of the pair + 1, 0: free; the upper half of the key's hash */
+    uint32_t pair_plus_1, hash_tag; /* index of the pair + 1, 0: free; upper half of the hash */
 };
 /* Pairs in insertion order; none is ever removed. Beyond a few pairs, `slots` is a hash table of
  * the first `hashed` of them. The hash has a secret key per process, so that a caller cannot choose
@@ -123,9 +125,9 @@ struct dict {
     struct pair *v;
     size_t n, cap;
     struct dict_bucket *slots;
-    size_t n_slots, hashed; /* n_slots: a power of 2 */
-    bool odd;               /* some key is not hashed and is compared with each in turn */
-    int message;            /* index in messages, or -1 */
+    size_t n_slots, hashed;  /* n_slots: a power of 2 */
+    bool has_unhashable_key; /* some key cannot be hashed, so lookups compare with all keys */
+    int message;             /* index in messages, or -1 */
 };
 struct jinja_method {
     struct value self;
@@ -159,7 +161,7 @@ void text_puts(struct jinja_ctx *w, struct text *t, const char *s);
 struct str text_str(const struct text *t);
 
 struct str str_from(struct jinja_ctx *w, const char *p, size_t n, uint8_t origin); /* copies */
-struct str str_part(struct str s, size_t begin, size_t end);                       /* bytes */
+struct str str_slice(struct str s, size_t begin, size_t end);                      /* bytes */
 bool str_is(struct str s, const char *name);
 bool str_equal(struct str a, struct str b);
 size_t str_length(struct jinja_ctx *w, struct str s); /* characters */
@@ -194,7 +196,7 @@ bool value_equal(struct jinja_ctx *w, struct value a, struct value b);
 int value_compare(struct jinja_ctx *w, struct value a, struct value b); /* fails when unordered */
 bool value_in(struct jinja_ctx *w, struct value needle, struct value hay);
 struct str value_str(struct jinja_ctx *w, struct value v); /* Python's str() */
-/* The items that a walk over v visits; empties a generator. */
+/* The items of an iteration over v; empties a generator. */
 struct list *value_items(struct jinja_ctx *w, struct value v);
 struct json_style {
     bool ascii, sort_keys;
@@ -282,20 +284,20 @@ struct args {
     size_t n_named;
     int64_t now; /* for strftime_now */
 };
-/* Argument i, or the argument called `name`, or `other`. */
-struct value arg_get(const struct args *a, size_t i, const char *name, struct value other);
+/* Argument i, or the argument called `name`, or `fallback`. */
+struct value arg_get(const struct args *a, size_t i, const char *name, struct value fallback);
 struct function {
     const char *name;
     struct value (*call)(struct jinja_ctx *w, const struct args *a);
 };
-bool filter_known(struct str name);
-bool jinja_test_known(struct str name);
+bool filter_exists(struct str name);
+bool jinja_test_exists(struct str name);
 const struct function *function_find(struct str name); /* global functions */
 struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
                           const struct args *a);
 bool jinja_test_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
 struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, const struct args *a);
-/* Whether Python's type of v has this attribute, and whether it is one that we have. */
+/* Whether Python's type of v has this method, supported or not. */
 bool method_exists(struct value v, struct str name);
 
 #endif

@@ -2,15 +2,17 @@
  * jinja: rendering as a walk over the tree of a template with its variables.
  *
  * Scopes are those of Jinja: loops, macros, captured blocks, `with` and call blocks have a scope,
- * `if` has not; a `set` writes to the innermost scope, and only a namespace outlives it. One
- * difference remains: a caller's variable that a block sets later on, and that only blocks within
- * it read before, is undefined there in Jinja; here it has the caller's value.
+ * `if` has none; a `set` writes to the innermost scope, and only attributes of a namespace are
+ * visible after its end. One difference remains: if a block sets a variable that the input has
+ * too, and only blocks inside it read the variable before that, it is undefined there in Jinja;
+ * here it has the input's value.
  *
- * While the item of a loop is a message of the conversation, the output belongs to that message:
- * this finds the assistant's turns in the output of templates that do not mark them.
+ * Output that is written while the item of a loop is a message of the conversation is recorded as
+ * that message's: this finds the assistant's turns in the output of templates that do not mark
+ * them.
  *
- * Invariant: r->runs cover r->root from its beginning, in ascending order, and adjacent runs
- * differ.
+ * Invariant: r->ranges cover r->root from its beginning, in ascending order, and adjacent ranges
+ * have different messages.
  */
 #define _GNU_SOURCE
 #include "template/internal.h"
@@ -19,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* work */
+/* limits, errors, memory */
 
 void jinja_fail(struct jinja_ctx *w, const char *fmt, ...) {
     char text[1024];
@@ -28,13 +30,13 @@ void jinja_fail(struct jinja_ctx *w, const char *fmt, ...) {
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     error_set(w->err, ERR_FORMAT, "line %d: %s", w->line, text);
-    longjmp(w->out, 1);
+    longjmp(w->fail_jump, 1);
 }
 
-/* Adds the line to the out-of-memory error in `err` and leaves the walk. */
-static _Noreturn void jinja_out_of_memory(struct jinja_ctx *w) {
+/* Adds the line to the out-of-memory error in w->err and jumps to the entry point. */
+static _Noreturn void jinja_fail_memory(struct jinja_ctx *w) {
     error_wrap(w->err, "line %d", w->line);
-    longjmp(w->out, 1);
+    longjmp(w->fail_jump, 1);
 }
 
 enum { STEPS_PER_POLL = 1 << 16 };
@@ -44,7 +46,7 @@ void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *c
                             .line = 1,
                             .max_bytes = JINJA_MAX_BYTES,
                             .max_steps = JINJA_MAX_STEPS,
-                            .next = MIN(STEPS_PER_POLL, JINJA_MAX_STEPS),
+                            .next_check = MIN(STEPS_PER_POLL, JINJA_MAX_STEPS),
                             .stop = stop,
                             .stop_ctx = ctx};
 }
@@ -53,15 +55,15 @@ void jinja_check_limits(struct jinja_ctx *w) {
     if (w->steps >= w->max_steps)
         jinja_fail(w, "the template takes too many steps, more than %llu",
                    (unsigned long long)w->max_steps);
-    w->next = MIN(w->steps + STEPS_PER_POLL, w->max_steps);
+    w->next_check = MIN(w->steps + STEPS_PER_POLL, w->max_steps);
     if (!w->stop || !w->stop(w->stop_ctx)) return;
     error_set(w->err, ERR_STATE, "line %d: the rendering was ended", w->line);
-    longjmp(w->out, 1);
+    longjmp(w->fail_jump, 1);
 }
 
 static void *jinja_alloc_block(struct jinja_ctx *w, size_t size) {
     void *p = arena_try_alloc(&w->arena, size, w->err);
-    if (!p) jinja_out_of_memory(w);
+    if (!p) jinja_fail_memory(w);
     return p;
 }
 
@@ -73,22 +75,22 @@ void *jinja_alloc(struct jinja_ctx *w, size_t size) {
     w->bytes += size;
     jinja_charge_bytes(w, size);
     if (size > block / 4) return jinja_alloc_block(w, size);
-    if (size > w->left) {
-        w->free = jinja_alloc_block(w, block);
-        w->left = block;
+    if (size > w->block_left) {
+        w->block_pos = jinja_alloc_block(w, block);
+        w->block_left = block;
     }
-    void *p = w->free;
-    w->free += size;
-    w->left -= size;
+    void *p = w->block_pos;
+    w->block_pos += size;
+    w->block_left -= size;
     return p;
 }
 
 void *jinja_grow(struct jinja_ctx *w, void *v, size_t n, size_t *cap, size_t size) {
     if (n < *cap) return v;
-    size_t more = MAX(n * 2, (size_t)4);
-    void *out = jinja_alloc(w, more * size);
+    size_t new_cap = MAX(n * 2, (size_t)4);
+    void *out = jinja_alloc(w, new_cap * size);
     if (n) memcpy(out, v, n * size);
-    *cap = more;
+    *cap = new_cap;
     return out;
 }
 
@@ -109,8 +111,8 @@ struct render {
     struct jinja_scope *scope;
     struct text *out, root;
     struct str captured; /* input of the innermost filter of a block */
-    struct jinja_run *runs;
-    size_t n_runs, runs_cap;
+    struct jinja_message_range *ranges;
+    size_t n_ranges, ranges_cap;
     int message;       /* message of the enclosing loop, or -1 */
     size_t max_output; /* bytes of root */
     int64_t now;
@@ -130,7 +132,7 @@ static struct jinja_scope *scope_push(struct render *r, struct jinja_scope *pare
     return r->scope = s;
 }
 
-static struct value name_get(struct render *r, struct str name) {
+static struct value name_lookup(struct render *r, struct str name) {
     for (struct jinja_scope *s = r->scope; s; s = s->parent) {
         const struct value *found = dict_find(&r->w, &s->vars, STRING(name));
         if (found) return *found;
@@ -143,14 +145,14 @@ static struct value name_get(struct render *r, struct str name) {
 
 /* output */
 
-static void print(struct render *r, struct str s) {
+static void output_add(struct render *r, struct str s) {
     if (s.n == 0) return;
     bool root = r->out == &r->root;
     if (root && s.n > r->max_output - r->root.n)
         jinja_fail(&r->w, "the template writes more than %zu KiB", r->max_output >> 10);
-    if (root && (r->n_runs == 0 || r->runs[r->n_runs - 1].message != r->message)) {
-        r->runs = jinja_grow(&r->w, r->runs, r->n_runs, &r->runs_cap, sizeof *r->runs);
-        r->runs[r->n_runs++] = (struct jinja_run){r->root.n, r->message};
+    if (root && (r->n_ranges == 0 || r->ranges[r->n_ranges - 1].message != r->message)) {
+        r->ranges = jinja_grow(&r->w, r->ranges, r->n_ranges, &r->ranges_cap, sizeof *r->ranges);
+        r->ranges[r->n_ranges++] = (struct jinja_message_range){r->root.n, r->message};
     }
     text_add(&r->w, r->out, s);
 }
@@ -172,11 +174,11 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
         else
             a.v[a.n++] = eval(r, n);
     }
-    jinja_add_steps(&r->w, a.n_named); /* looked up by name, in a few places for each call */
+    jinja_add_steps(&r->w, a.n_named); /* for the lookups by name */
     return a;
 }
 
-/* The text that a body writes, with its own scope. */
+/* Runs a body with its own scope and returns the text that it writes. */
 static struct str capture(struct render *r, const struct nodes *body, enum loop_control *flow) {
     struct text t = {0}, *out = r->out;
     struct jinja_scope *scope = r->scope;
@@ -274,7 +276,7 @@ static struct value eval_test(struct render *r, const struct node *n) {
     return BOOL(jinja_test_apply(&r->w, n->name, v, &a));
 }
 
-static bool compare(struct render *r, int op, struct value a, struct value b) {
+static bool compare_values(struct render *r, int op, struct value a, struct value b) {
     struct jinja_ctx *w = &r->w;
     if (op == OP('=', '=')) return value_equal(w, a, b);
     if (op == OP('!', '=')) return !value_equal(w, a, b);
@@ -293,7 +295,7 @@ static struct value eval_compare(struct render *r, const struct node *n) {
     for (size_t i = 0; i < n->list.n; i++) {
         struct value b = eval(r, n->list.v[i]->a);
         r->w.line = n->line;
-        if (!compare(r, n->list.v[i]->op, a, b)) return BOOL(false);
+        if (!compare_values(r, n->list.v[i]->op, a, b)) return BOOL(false);
         a = b;
     }
     return BOOL(true);
@@ -340,7 +342,7 @@ static struct value eval_kind(struct render *r, const struct node *n) {
     case NODE_CONST:
         return n->value;
     case NODE_NAME:
-        return name_get(r, n->name);
+        return name_lookup(r, n->name);
     case NODE_LIST:
     case NODE_TUPLE:
         return eval_list(r, n);
@@ -392,7 +394,7 @@ static void assign(struct render *r, const struct node *target, struct value v) 
     if (target->kind == NODE_NAME) {
         scope_set(r, r->scope, target->name, v);
     } else if (target->kind == NODE_NSREF) {
-        struct value ns = name_get(r, target->name);
+        struct value ns = name_lookup(r, target->name);
         if (ns.kind != V_NAMESPACE)
             jinja_fail(&r->w, "'%.*s' is no namespace", (int)MIN(target->name.n, 60u),
                        target->name.p);
@@ -414,7 +416,7 @@ static struct list *loop_items(struct render *r, const struct node *n) {
         scope_push(r, scope);
         assign(r, n->a, all->v[i]);
         struct value item = all->v[i];
-        if (n->a->kind != NODE_NAME) { /* as loop.previtem shows it */
+        if (n->a->kind != NODE_NAME) { /* loop.previtem is then a tuple */
             item = LIST_VALUE(list_new(&r->w, TUPLE));
             const struct list *parts = value_items(&r->w, all->v[i]);
             for (size_t k = 0; k < parts->n; k++) list_add(&r->w, item.list, parts->v[k]);
@@ -464,7 +466,7 @@ static void run_call_block(struct render *r, const struct node *n) {
     struct args a = eval_args(r, &n->a->list);
     a.named[a.n_named++] = (struct pair){STRING(STR("caller")), macro_value(r, n)};
     if (f.kind != V_MACRO) jinja_fail(&r->w, "'call' of a %s is not supported", value_type(f));
-    print(r, value_str(&r->w, call_value(r, f, &a)));
+    output_add(r, value_str(&r->w, call_value(r, f, &a)));
 }
 
 static enum loop_control run_set_block(struct render *r, const struct node *n) {
@@ -482,7 +484,7 @@ static enum loop_control run_filter_block(struct render *r, const struct node *n
     if (flow != NEXT) return flow;
     r->captured = s;
     struct value v = eval(r, n->b);
-    print(r, v.kind == V_MARKUP ? v.s : value_str(&r->w, v));
+    output_add(r, v.kind == V_MARKUP ? v.s : value_str(&r->w, v));
     return NEXT;
 }
 
@@ -506,20 +508,20 @@ static void run_generation(struct render *r, const struct node *n) {
         origins[i] = (uint8_t)((s.origins ? s.origins[i] : 0) | JINJA_GENERATED);
     jinja_charge_scan(&r->w, s.n);
     s.origins = origins;
-    print(r, s);
+    output_add(r, s);
 }
 
 static void run_print(struct render *r, const struct node *n) {
     struct value v = eval(r, n->a);
     r->w.line = n->line;
-    print(r, v.kind == V_MARKUP ? v.s : value_str(&r->w, v));
+    output_add(r, v.kind == V_MARKUP ? v.s : value_str(&r->w, v));
 }
 
 static enum loop_control run_one(struct render *r, const struct node *n) {
     r->w.line = n->line;
     switch (n->kind) {
     case NODE_TEXT:
-        print(r, n->value.s);
+        output_add(r, n->value.s);
         return NEXT;
     case NODE_PRINT:
         run_print(r, n);
@@ -564,10 +566,10 @@ static enum loop_control run(struct render *r, const struct nodes *body) {
 
 /* entry */
 
-/* Memory and output are allowed in proportion to the input: the copies that a template makes of a
- * long conversation fit, and a short request cannot take much memory, or have much text tokenized.
- * A string takes at least twice its bytes here. */
-static void variables_set(struct render *r, const struct jinja_input *in) {
+/* Creates the variables, and sets the limits of memory and output in proportion to their size: the
+ * copies that a template makes of a long conversation fit, but a short request cannot take much
+ * memory or produce much text. A string takes at least twice its bytes here. */
+static void variables_bind(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;
     scope_push(r, NULL);
@@ -578,21 +580,21 @@ static void variables_set(struct render *r, const struct jinja_input *in) {
     }
     json_object_foreach ((json_t *)(uintptr_t)in->trusted, name, v)
         set_named(r, r->scope, name, value_from_json(&r->w, v, 0));
-    r->max_output = JINJA_OWN_TEXT + 2 * r->w.bytes;
-    r->w.max_bytes = MIN(JINJA_MAX_BYTES, JINJA_OWN_BYTES + 16 * r->w.bytes);
+    r->max_output = JINJA_BASE_TEXT + 2 * r->w.bytes;
+    r->w.max_bytes = MIN(JINJA_MAX_BYTES, JINJA_BASE_BYTES + 16 * r->w.bytes);
 }
 
-static void output_take(struct render *r, struct jinja_output *out) {
+static void output_copy(struct render *r, struct jinja_output *out) {
     const struct text *t = &r->root;
     out->text = try_calloc(t->n + 1, 1, r->w.err);
     out->origins = out->text ? try_calloc(t->n + 1, 1, r->w.err) : NULL;
-    out->runs = out->origins ? try_calloc(r->n_runs + 1, sizeof *out->runs, r->w.err) : NULL;
-    if (!out->runs) jinja_out_of_memory(&r->w);
+    out->runs = out->origins ? try_calloc(r->n_ranges + 1, sizeof *out->runs, r->w.err) : NULL;
+    if (!out->runs) jinja_fail_memory(&r->w);
     out->n = t->n;
-    out->n_runs = r->n_runs;
+    out->n_runs = r->n_ranges;
     if (t->n) memcpy(out->text, t->p, t->n);
     if (t->origins) memcpy(out->origins, t->origins, t->n);
-    if (r->n_runs) memcpy(out->runs, r->runs, r->n_runs * sizeof *out->runs);
+    if (r->n_ranges) memcpy(out->runs, r->ranges, r->n_ranges * sizeof *out->runs);
 }
 
 int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jinja_output *out,
@@ -603,14 +605,14 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     jinja_ctx_init(&r->w, err, in->stop, in->stop_ctx);
     r->w.steps = in->spent;
     if (in->max_steps) r->w.max_steps = in->max_steps;
-    r->w.next = MIN(r->w.next, r->w.max_steps);
+    r->w.next_check = MIN(r->w.next_check, r->w.max_steps);
     r->out = &r->root;
     r->message = -1;
     r->now = in->now;
-    if (setjmp(r->w.out) == 0) {
-        variables_set(r, in);
+    if (setjmp(r->w.fail_jump) == 0) {
+        variables_bind(r, in);
         run(r, &j->body);
-        output_take(r, out);
+        output_copy(r, out);
     } else {
         rc = err->code;
     }

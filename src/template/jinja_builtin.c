@@ -2,9 +2,9 @@
  * jinja_builtin: Jinja's filters, tests and global functions, and the methods of Python's strings,
  * lists and dicts, as tables.
  *
- * A row without a function is a name that Jinja has and this subset lacks: using it is an error
- * with its name. `map`, `select` and similar filters give generators, as in Jinja: true even when
- * empty, without a length, and empty after one walk.
+ * A row without a function is a feature of Jinja that is not supported: using it is an error with
+ * its name. `map`, `select` and similar filters return generators, as in Jinja: they are true even
+ * when empty, have no length, and are empty after one iteration.
  */
 #define _GNU_SOURCE
 #include "template/internal.h"
@@ -16,15 +16,15 @@
 
 /* arguments */
 
-struct value arg_get(const struct args *a, size_t i, const char *name, struct value other) {
+struct value arg_get(const struct args *a, size_t i, const char *name, struct value fallback) {
     if (i < a->n) return a->v[i];
     for (size_t k = 0; name && k < a->n_named; k++)
         if (str_is(a->named[k].key.s, name)) return a->named[k].value;
-    return other;
+    return fallback;
 }
 
 /* Whether a list of names between single spaces contains `name`. */
-static bool name_listed(const char *names, struct str name) {
+static bool name_is_in_list(const char *names, struct str name) {
     for (const char *p = names; p && *p && name.n; p++) {
         if (*p == name.p[0] && strcspn(p, " ") == name.n && memcmp(p, name.p, name.n) == 0)
             return true;
@@ -34,30 +34,30 @@ static bool name_listed(const char *names, struct str name) {
     return false;
 }
 
-/* str_is for a search in a table, where most names begin with another letter. */
-static bool row_is(struct str s, const char *name) {
+/* str_is, faster for a search in a table, where most names begin with another letter. */
+static bool name_is(struct str s, const char *name) {
     return s.n && s.p[0] == name[0] && str_is(s, name);
 }
 
-/* Rejects more than `max` positional arguments, and names that are not in the space-separated
- * list. */
+/* Fails for fewer than `min` arguments, more than `max` positional ones, or a name that is not in
+ * the space-separated list. */
 static void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min,
                        size_t max, const char *names) {
     if (a->n > max) jinja_fail(w, "'%s' takes at most %zu arguments", what, max);
     if (a->n + a->n_named < min) jinja_fail(w, "'%s' needs %zu arguments", what, min);
     for (size_t i = 0; i < a->n_named; i++) {
         struct str s = a->named[i].key.s;
-        if (!name_listed(names, s))
+        if (!name_is_in_list(names, s))
             jinja_fail(w, "'%s' has no argument '%.*s'", what, (int)MIN(s.n, 60u), s.p);
     }
 }
 
-static struct str need_str(struct jinja_ctx *w, struct value v, const char *what) {
+static struct str require_str(struct jinja_ctx *w, struct value v, const char *what) {
     if (v.kind != V_STR) jinja_fail(w, "'%s' needs a string, not a %s", what, value_type(v));
     return v.s;
 }
 
-static int64_t need_int(struct jinja_ctx *w, struct value v, const char *what) {
+static int64_t require_int(struct jinja_ctx *w, struct value v, const char *what) {
     if (v.kind != V_INT && v.kind != V_BOOL)
         jinja_fail(w, "'%s' needs an integer, not a %s", what, value_type(v));
     return v.i;
@@ -68,17 +68,17 @@ static int64_t need_int(struct jinja_ctx *w, struct value v, const char *what) {
 /* A dotted path of names and indices: "function.name", "0". */
 static struct value path_get(struct jinja_ctx *w, struct value v, struct value path) {
     if (path.kind == V_INT) return value_item(w, v, path);
-    struct str s = need_str(w, path, "attribute");
-    for (size_t at = 0; at <= s.n;) {
-        size_t dot = str_find(w, s, STR("."), at);
+    struct str s = require_str(w, path, "attribute");
+    for (size_t begin = 0; begin <= s.n;) {
+        size_t dot = str_find(w, s, STR("."), begin);
         if (dot == SIZE_MAX) dot = s.n;
-        struct str part = str_part(s, at, dot);
+        struct str part = str_slice(s, begin, dot);
         bool digits = part.n > 0 && part.n < 10;
         for (size_t i = 0; i < part.n; i++) digits &= part.p[i] >= '0' && part.p[i] <= '9';
         struct value index = STRING(part);
         if (digits) index = INT(strtol(str_from(w, part.p, part.n, 0).p, NULL, 10));
         v = value_item(w, v, index);
-        at = dot + 1;
+        begin = dot + 1;
     }
     return v;
 }
@@ -112,7 +112,7 @@ static void keyed_sort(struct jinja_ctx *w, struct keyed *v, struct keyed *scrat
     jinja_charge_bytes(w, n * sizeof *v);
 }
 
-static struct value sort_list(struct jinja_ctx *w, const struct list *l, struct value attribute,
+static struct value list_sort(struct jinja_ctx *w, const struct list *l, struct value attribute,
                               bool cased, bool reverse) {
     struct keyed *v = jinja_alloc(w, (l->n + 1) * sizeof *v);
     for (size_t i = 0; i < l->n; i++)
@@ -130,13 +130,13 @@ static struct value filter_sort(struct jinja_ctx *w, struct value v, const struc
     struct value attribute = arg_get(a, 2, "attribute", NONE);
     if (attribute.kind == V_STR && str_find(w, attribute.s, STR(","), 0) != SIZE_MAX)
         jinja_fail(w, "'sort' by several attributes is not supported");
-    return sort_list(w, value_items(w, v), attribute, cased, reverse);
+    return list_sort(w, value_items(w, v), attribute, cased, reverse);
 }
 
 static struct value filter_dictsort(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "dictsort", 0, 3, "case_sensitive by reverse");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
-    struct str by = need_str(w, arg_get(a, 1, "by", STRING(STR("key"))), "dictsort");
+    struct str by = require_str(w, arg_get(a, 1, "by", STRING(STR("key"))), "dictsort");
     bool reverse = value_truth(arg_get(a, 2, "reverse", BOOL(false)));
     if (v.kind != V_DICT) jinja_fail(w, "'dictsort' needs a dict, not a %s", value_type(v));
     if (!str_is(by, "key") && !str_is(by, "value"))
@@ -148,7 +148,7 @@ static struct value filter_dictsort(struct jinja_ctx *w, struct value v, const s
         list_add(w, pair, v.dict->v[i].value);
         list_add(w, pairs, LIST_VALUE(pair));
     }
-    return sort_list(w, pairs, INT(str_is(by, "value")), cased, reverse);
+    return list_sort(w, pairs, INT(str_is(by, "value")), cased, reverse);
 }
 
 static struct value filter_unique(struct jinja_ctx *w, struct value v, const struct args *a) {
@@ -167,8 +167,8 @@ static struct value filter_unique(struct jinja_ctx *w, struct value v, const str
     return LIST_VALUE(out);
 }
 
-static struct value extreme(struct jinja_ctx *w, struct value v, const struct args *a,
-                            const char *name, int sign) {
+static struct value min_or_max(struct jinja_ctx *w, struct value v, const struct args *a,
+                               const char *name, int sign) {
     args_check(w, a, name, 0, 2, "case_sensitive attribute");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
     struct value attribute = arg_get(a, 1, "attribute", NONE);
@@ -185,11 +185,11 @@ static struct value extreme(struct jinja_ctx *w, struct value v, const struct ar
 }
 
 static struct value filter_min(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return extreme(w, v, a, "min", -1);
+    return min_or_max(w, v, a, "min", -1);
 }
 
 static struct value filter_max(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return extreme(w, v, a, "max", 1);
+    return min_or_max(w, v, a, "max", 1);
 }
 
 static struct value filter_sum(struct jinja_ctx *w, struct value v, const struct args *a) {
@@ -300,24 +300,25 @@ static struct value filter_map(struct jinja_ctx *w, struct value v, const struct
     struct value attribute = arg_get(a, a->n, "attribute", NONE);
     if (a->n == 0 && attribute.kind != V_NONE) {
         args_check(w, a, "map", 0, 0, "attribute default");
-        struct value other = arg_get(a, 0, "default", UNDEFINED);
+        struct value fallback = arg_get(a, 0, "default", UNDEFINED);
         for (size_t i = 0; i < l->n; i++) {
             struct value item = path_get(w, l->v[i], attribute);
-            list_add(w, out, item.kind == V_UNDEFINED && other.kind != V_UNDEFINED ? other : item);
+            list_add(w, out,
+                     item.kind == V_UNDEFINED && fallback.kind != V_UNDEFINED ? fallback : item);
         }
         return LIST_VALUE(out);
     }
-    struct str name = need_str(w, arg_get(a, 0, NULL, NONE), "map");
+    struct str name = require_str(w, arg_get(a, 0, NULL, NONE), "map");
     struct args rest = args_rest(a, 1);
-    if (!filter_known(name))
+    if (!filter_exists(name))
         jinja_fail(w, "there is no filter '%.*s'", (int)MIN(name.n, 60u), name.p);
     for (size_t i = 0; i < l->n; i++) list_add(w, out, filter_apply(w, name, l->v[i], &rest));
     return LIST_VALUE(out);
 }
 
 /* select, reject, selectattr, rejectattr */
-static struct value choose(struct jinja_ctx *w, struct value v, const struct args *a,
-                           bool attribute, bool wanted) {
+static struct value select_items(struct jinja_ctx *w, struct value v, const struct args *a,
+                                 bool attribute, bool wanted) {
     struct value path = attribute ? arg_get(a, 0, NULL, UNDEFINED) : NONE;
     struct args rest = args_rest(a, attribute);
     struct list *out = list_new(w, GENERATOR);
@@ -325,9 +326,9 @@ static struct value choose(struct jinja_ctx *w, struct value v, const struct arg
     if (path.kind == V_UNDEFINED) jinja_fail(w, "the name of an attribute is missing");
     struct str name = {0};
     if (rest.n) {
-        name = need_str(w, rest.v[0], "select");
+        name = require_str(w, rest.v[0], "select");
         rest = args_rest(&rest, 1);
-        if (!jinja_test_known(name))
+        if (!jinja_test_exists(name))
             jinja_fail(w, "there is no test '%.*s'", (int)MIN(name.n, 60u), name.p);
     }
     for (size_t i = 0; i < l->n; i++) {
@@ -339,24 +340,24 @@ static struct value choose(struct jinja_ctx *w, struct value v, const struct arg
 }
 
 static struct value filter_select(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return choose(w, v, a, false, true);
+    return select_items(w, v, a, false, true);
 }
 
 static struct value filter_reject(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return choose(w, v, a, false, false);
+    return select_items(w, v, a, false, false);
 }
 
 static struct value filter_selectattr(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return choose(w, v, a, true, true);
+    return select_items(w, v, a, true, true);
 }
 
 static struct value filter_rejectattr(struct jinja_ctx *w, struct value v, const struct args *a) {
-    return choose(w, v, a, true, false);
+    return select_items(w, v, a, true, false);
 }
 
 static struct value filter_attr(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "attr", 1, 1, "name");
-    struct str name = need_str(w, arg_get(a, 0, "name", NONE), "attr");
+    struct str name = require_str(w, arg_get(a, 0, "name", NONE), "attr");
     if (v.kind == V_DICT && !method_exists(v, name))
         return (struct value){.kind = V_UNDEFINED, .s = name};
     return value_attr(w, v, name);
@@ -367,7 +368,7 @@ static struct value filter_attr(struct jinja_ctx *w, struct value v, const struc
 static struct value filter_trim(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "trim", 0, 1, "chars");
     struct value chars = arg_get(a, 0, "chars", NONE);
-    struct str set = chars.kind == V_NONE ? STR("") : need_str(w, chars, "trim");
+    struct str set = chars.kind == V_NONE ? STR("") : require_str(w, chars, "trim");
     return STRING(str_strip(w, value_str(w, v), chars.kind == V_NONE ? NULL : &set,
                             STRIP_LEFT | STRIP_RIGHT));
 }
@@ -387,8 +388,8 @@ static struct str capitalize(struct jinja_ctx *w, struct str s) {
     struct text t = {0};
     int len = 0;
     if (s.n) char_at(s.p, &len);
-    text_add(w, &t, str_case(w, str_part(s, 0, (size_t)len), TO_UPPER));
-    text_add(w, &t, str_case(w, str_part(s, (size_t)len, s.n), TO_LOWER));
+    text_add(w, &t, str_case(w, str_slice(s, 0, (size_t)len), TO_UPPER));
+    text_add(w, &t, str_case(w, str_slice(s, (size_t)len, s.n), TO_LOWER));
     return text_str(&t);
 }
 
@@ -406,7 +407,7 @@ static struct value filter_title(struct jinja_ctx *w, struct value v, const stru
     bool begins = true;
     for (size_t i = 0; i < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
-        struct str one = str_part(s, i, i + (size_t)len);
+        struct str one = str_slice(s, i, i + (size_t)len);
         text_add(w, &t, str_case(w, one, begins ? TO_UPPER : TO_LOWER));
         begins = char_is_space(c) || (c && c < 0x80 && strchr("-({[<", (int)c));
     }
@@ -418,11 +419,11 @@ static struct value filter_replace(struct jinja_ctx *w, struct value v, const st
     struct value count = arg_get(a, 2, "count", NONE);
     return STRING(str_replace(w, value_str(w, v), value_str(w, arg_get(a, 0, "old", NONE)),
                               value_str(w, arg_get(a, 1, "new", NONE)),
-                              count.kind == V_NONE ? -1 : need_int(w, count, "replace")));
+                              count.kind == V_NONE ? -1 : require_int(w, count, "replace")));
 }
 
 /* Length of the line end at s.p + i, or 0. */
-static size_t line_end(struct str s, size_t i) {
+static size_t line_end_len(struct str s, size_t i) {
     int len;
     uint32_t c = char_at(s.p + i, &len);
     if (c == '\r' && i + 1 < s.n && s.p[i + 1] == '\n') return 2;
@@ -433,19 +434,19 @@ static size_t line_end(struct str s, size_t i) {
 
 static struct list *split_lines(struct jinja_ctx *w, struct str s, bool keep) {
     struct list *out = list_new(w, LIST);
-    size_t from = 0;
+    size_t begin = 0;
     for (size_t i = 0; i < s.n;) {
-        size_t end = line_end(s, i);
+        size_t end = line_end_len(s, i);
         if (!end) {
             i++;
             while (i < s.n && ((uint8_t)s.p[i] & 0xC0) == 0x80) i++;
             continue;
         }
-        list_add(w, out, STRING(str_part(s, from, keep ? i + end : i)));
-        from = i += end;
+        list_add(w, out, STRING(str_slice(s, begin, keep ? i + end : i)));
+        begin = i += end;
     }
     jinja_charge_scan(w, s.n);
-    if (from < s.n) list_add(w, out, STRING(str_part(s, from, s.n)));
+    if (begin < s.n) list_add(w, out, STRING(str_slice(s, begin, s.n)));
     return out;
 }
 
@@ -454,18 +455,18 @@ static struct value filter_indent(struct jinja_ctx *w, struct value v, const str
     struct value width = arg_get(a, 0, "width", INT(4));
     bool first = value_truth(arg_get(a, 1, "first", BOOL(false)));
     bool blank = value_truth(arg_get(a, 2, "blank", BOOL(false)));
-    struct str by =
+    struct str prefix =
         width.kind == V_STR
             ? width.s
-            : value_binary(w, '*', STRING(STR(" ")), INT(need_int(w, width, "indent"))).s;
+            : value_binary(w, '*', STRING(STR(" ")), INT(require_int(w, width, "indent"))).s;
     struct text whole = {0}, t = {0};
-    text_add(w, &whole, need_str(w, v, "indent"));
+    text_add(w, &whole, require_str(w, v, "indent"));
     text_puts(w, &whole, "\n");
     const struct list *lines = split_lines(w, text_str(&whole), false);
     for (size_t i = 0; i < lines->n; i++) {
         struct str line = lines->v[i].s;
         if (i) text_puts(w, &t, "\n");
-        if (i ? blank || line.n : first) text_add(w, &t, by);
+        if (i ? blank || line.n : first) text_add(w, &t, prefix);
         text_add(w, &t, line);
     }
     return STRING(text_str(&t));
@@ -520,28 +521,29 @@ static struct value filter_escape(struct jinja_ctx *w, struct value v, const str
 static struct value filter_tojson(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "tojson", 0, 4, "ensure_ascii indent separators sort_keys");
     struct value indent = arg_get(a, 1, "indent", NONE), parts = arg_get(a, 2, "separators", NONE);
-    struct str by = STR("");
+    struct str indent_text = STR("");
     if (indent.kind == V_STR)
-        by = indent.s;
+        indent_text = indent.s;
     else if (indent.kind != V_NONE)
-        by = value_binary(w, '*', STRING(STR(" ")), INT(need_int(w, indent, "tojson"))).s;
+        indent_text =
+            value_binary(w, '*', STRING(STR(" ")), INT(require_int(w, indent, "tojson"))).s;
     struct json_style style = {.ascii = value_truth(arg_get(a, 0, "ensure_ascii", BOOL(false))),
                                .sort_keys = value_truth(arg_get(a, 3, "sort_keys", BOOL(false))),
                                .item = indent.kind == V_NONE ? STR(", ") : STR(","),
                                .key = STR(": "),
-                               .indent = indent.kind == V_NONE ? NULL : &by};
+                               .indent = indent.kind == V_NONE ? NULL : &indent_text};
     if (parts.kind != V_NONE) {
         const struct list *l = value_items(w, parts);
         if (l->n != 2) jinja_fail(w, "'tojson' needs two separators");
-        style.item = need_str(w, l->v[0], "tojson");
-        style.key = need_str(w, l->v[1], "tojson");
+        style.item = require_str(w, l->v[0], "tojson");
+        style.key = require_str(w, l->v[1], "tojson");
     }
     return STRING(value_json(w, v, &style));
 }
 
 /* numbers */
 
-static bool digits_only(const char *p) {
+static bool is_digits_only(const char *p) {
     size_t n = strspn(p, "0123456789");
     return n > 0 && p[n] == 0;
 }
@@ -551,7 +553,7 @@ static bool int_parse(struct jinja_ctx *w, struct str s, int64_t *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
     jinja_charge_scan(w, s.n);
-    if (strlen(p) != s.n || !digits_only(p + (*p == '+' || *p == '-'))) {
+    if (strlen(p) != s.n || !is_digits_only(p + (*p == '+' || *p == '-'))) {
         if (memchr(s.p, '_', s.n)) jinja_fail(w, "'int' of this string is not supported");
         return false;
     }
@@ -575,8 +577,8 @@ static bool float_parse(struct jinja_ctx *w, struct str s, double *out) {
 
 static struct value filter_int(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "int", 0, 2, "default base");
-    struct value other = arg_get(a, 0, "default", INT(0));
-    int64_t base = need_int(w, arg_get(a, 1, "base", INT(10)), "int"), i;
+    struct value fallback = arg_get(a, 0, "default", INT(0));
+    int64_t base = require_int(w, arg_get(a, 1, "base", INT(10)), "int"), i;
     double f = 0;
     if (base != 10) jinja_fail(w, "'int' in base %lld is not supported", (long long)base);
     if (v.kind == V_INT || v.kind == V_BOOL) return INT(v.i);
@@ -585,8 +587,8 @@ static struct value filter_int(struct jinja_ctx *w, struct value v, const struct
     if (v.kind == V_FLOAT)
         f = v.f;
     else if (v.kind != V_STR || !float_parse(w, v.s, &f))
-        return other;
-    if (isnan(f)) return other;
+        return fallback;
+    if (isnan(f)) return fallback;
     if (!(fabs(f) < 9e18)) jinja_fail(w, "'int' of this float is not possible");
     return INT((int64_t)f);
 }
@@ -610,8 +612,8 @@ static struct value filter_abs(struct jinja_ctx *w, struct value v, const struct
 /* Halves round to the even neighbour of the exact value, as in Python's round. */
 static struct value filter_round(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "round", 0, 2, "precision method");
-    int64_t precision = need_int(w, arg_get(a, 0, "precision", INT(0)), "round");
-    struct str method = need_str(w, arg_get(a, 1, "method", STRING(STR("common"))), "round");
+    int64_t precision = require_int(w, arg_get(a, 0, "precision", INT(0)), "round");
+    struct str method = require_str(w, arg_get(a, 1, "method", STRING(STR("common"))), "round");
     if (!value_is_number(v)) jinja_fail(w, "'round' needs a number, not a %s", value_type(v));
     if (precision < 0 || precision > 20)
         jinja_fail(w, "this precision of 'round' is not supported");
@@ -638,7 +640,7 @@ static struct value filter_default(struct jinja_ctx *w, struct value v, const st
     return missing ? arg_get(a, 0, "default_value", STRING(STR(""))) : v;
 }
 
-/* Sorted by name. NULL: Jinja has it, we do not. */
+/* Sorted by name. NULL: a filter of Jinja that is not supported. */
 static const struct jinja_filter {
     const char *name;
     struct value (*apply)(struct jinja_ctx *w, struct value v, const struct args *a);
@@ -701,11 +703,11 @@ static const struct jinja_filter {
 
 static const struct jinja_filter *filter_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(filters); i++)
-        if (row_is(name, filters[i].name)) return &filters[i];
+        if (name_is(name, filters[i].name)) return &filters[i];
     return NULL;
 }
 
-bool filter_known(struct str name) {
+bool filter_exists(struct str name) {
     return filter_find(name) != NULL;
 }
 
@@ -752,8 +754,8 @@ TEST_OF(mapping, v.kind == V_DICT)
 TEST_OF(escaped, v.kind == V_MARKUP)
 TEST_OF(callable,
         v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION || v.kind == V_UNDEFINED)
-TEST_OF(filter, v.kind == V_STR && filter_known(v.s))
-TEST_OF(test, v.kind == V_STR && jinja_test_known(v.s))
+TEST_OF(filter, v.kind == V_STR && filter_exists(v.s))
+TEST_OF(test, v.kind == V_STR && jinja_test_exists(v.s))
 TEST_OF(iterable, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_LIST || v.kind == V_DICT ||
                       v.kind == V_UNDEFINED || v.kind == V_LOOP)
 TEST_OF(sequence, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_DICT ||
@@ -771,8 +773,9 @@ static bool test_upper(struct jinja_ctx *w, struct value v, const struct args *a
     return str_is_case(w, value_str(w, v), TO_UPPER);
 }
 
-static bool remainder_is(struct jinja_ctx *w, struct value v, struct value by, int64_t wanted) {
-    return value_equal(w, value_binary(w, '%', v, by), INT(wanted));
+static bool remainder_is(struct jinja_ctx *w, struct value v, struct value divisor,
+                         int64_t wanted) {
+    return value_equal(w, value_binary(w, '%', v, divisor), INT(wanted));
 }
 
 static bool test_even(struct jinja_ctx *w, struct value v, const struct args *a) {
@@ -874,11 +877,11 @@ static const struct jinja_test {
 
 static const struct jinja_test *test_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(tests); i++)
-        if (row_is(name, tests[i].name)) return &tests[i];
+        if (name_is(name, tests[i].name)) return &tests[i];
     return NULL;
 }
 
-bool jinja_test_known(struct str name) {
+bool jinja_test_exists(struct str name) {
     return test_find(name) != NULL;
 }
 
@@ -893,7 +896,7 @@ static struct value strip_method(struct jinja_ctx *w, struct str s, const struct
                                  const char *name, int sides) {
     args_check(w, a, name, 0, 1, NULL);
     struct value chars = arg_get(a, 0, NULL, NONE);
-    struct str set = chars.kind == V_NONE ? STR("") : need_str(w, chars, name);
+    struct str set = chars.kind == V_NONE ? STR("") : require_str(w, chars, name);
     return STRING(str_strip(w, s, chars.kind == V_NONE ? NULL : &set, sides));
 }
 
@@ -921,74 +924,75 @@ static struct list *split_space(struct jinja_ctx *w, struct str s, int64_t max) 
         size_t end = 0;
         int len;
         while (end < s.n && !char_is_space(char_at(s.p + end, &len))) end += (size_t)len;
-        list_add(w, out, STRING(str_part(s, 0, end)));
+        list_add(w, out, STRING(str_slice(s, 0, end)));
         size_t next = end;
         while (next < s.n && char_is_space(char_at(s.p + next, &len))) next += (size_t)len;
         jinja_charge_scan(w, 2 * next);
-        s = str_part(s, next, s.n);
+        s = str_slice(s, next, s.n);
     }
     return out;
 }
 
 static struct value str_split(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "split", 0, 2, "sep maxsplit");
-    struct value by = arg_get(a, 0, "sep", NONE);
-    int64_t max = need_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "split");
-    if (by.kind == V_NONE) return LIST_VALUE(split_space(w, s, max));
-    struct str sep = need_str(w, by, "split");
+    struct value sep_value = arg_get(a, 0, "sep", NONE);
+    int64_t max = require_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "split");
+    if (sep_value.kind == V_NONE) return LIST_VALUE(split_space(w, s, max));
+    struct str sep = require_str(w, sep_value, "split");
     if (sep.n == 0) jinja_fail(w, "'split' by an empty string is not possible");
     struct list *out = list_new(w, LIST);
     size_t from = 0, hit;
     while ((max < 0 || (int64_t)out->n < max) && (hit = str_find(w, s, sep, from)) != SIZE_MAX) {
-        list_add(w, out, STRING(str_part(s, from, hit)));
+        list_add(w, out, STRING(str_slice(s, from, hit)));
         from = hit + sep.n;
     }
-    list_add(w, out, STRING(str_part(s, from, s.n)));
+    list_add(w, out, STRING(str_slice(s, from, s.n)));
     return LIST_VALUE(out);
 }
 
 static struct value str_rsplit(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "rsplit", 0, 2, "sep maxsplit");
-    struct value by = arg_get(a, 0, "sep", NONE);
-    int64_t max = need_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "rsplit");
+    struct value sep_value = arg_get(a, 0, "sep", NONE);
+    int64_t max = require_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "rsplit");
     if (max < 0) return str_split(w, s, a);
-    struct str sep = need_str(w, by, "rsplit");
+    struct str sep = require_str(w, sep_value, "rsplit");
     if (sep.n == 0) jinja_fail(w, "'rsplit' by an empty string is not possible");
-    struct list *backwards = list_new(w, LIST), *out = list_new(w, LIST);
+    struct list *reversed = list_new(w, LIST), *out = list_new(w, LIST);
     size_t hit;
-    while ((int64_t)backwards->n < max && (hit = str_rfind(w, s, sep)) != SIZE_MAX) {
-        list_add(w, backwards, STRING(str_part(s, hit + sep.n, s.n)));
-        s = str_part(s, 0, hit);
+    while ((int64_t)reversed->n < max && (hit = str_rfind(w, s, sep)) != SIZE_MAX) {
+        list_add(w, reversed, STRING(str_slice(s, hit + sep.n, s.n)));
+        s = str_slice(s, 0, hit);
     }
     list_add(w, out, STRING(s));
-    for (size_t i = backwards->n; i-- > 0;) list_add(w, out, backwards->v[i]);
+    for (size_t i = reversed->n; i-- > 0;) list_add(w, out, reversed->v[i]);
     return LIST_VALUE(out);
 }
 
 /* partition and rpartition */
-static struct value parted(struct jinja_ctx *w, struct str s, const struct args *a, bool right) {
+static struct value partition_at(struct jinja_ctx *w, struct str s, const struct args *a,
+                                 bool right) {
     const char *name = right ? "rpartition" : "partition";
     args_check(w, a, name, 1, 1, NULL);
-    struct str sep = need_str(w, a->v[0], name), none = STR("");
+    struct str sep = require_str(w, a->v[0], name), none = STR("");
     if (sep.n == 0) jinja_fail(w, "'partition' by an empty string is not possible");
     size_t hit = right ? str_rfind(w, s, sep) : str_find(w, s, sep, 0);
     struct list *out = list_new(w, TUPLE);
     struct str parts[3] = {right ? none : s, none, right ? s : none};
     if (hit != SIZE_MAX) {
-        parts[0] = str_part(s, 0, hit);
-        parts[1] = str_part(s, hit, hit + sep.n);
-        parts[2] = str_part(s, hit + sep.n, s.n);
+        parts[0] = str_slice(s, 0, hit);
+        parts[1] = str_slice(s, hit, hit + sep.n);
+        parts[2] = str_slice(s, hit + sep.n, s.n);
     }
     for (int i = 0; i < 3; i++) list_add(w, out, STRING(parts[i]));
     return LIST_VALUE(out);
 }
 
 static struct value str_partition(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return parted(w, s, a, false);
+    return partition_at(w, s, a, false);
 }
 
 static struct value str_rpartition(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return parted(w, s, a, true);
+    return partition_at(w, s, a, true);
 }
 
 static struct value str_splitlines(struct jinja_ctx *w, struct str s, const struct args *a) {
@@ -997,72 +1001,74 @@ static struct value str_splitlines(struct jinja_ctx *w, struct str s, const stru
 }
 
 /* startswith and endswith: a string, or a tuple of which one matches. */
-static bool affixed(struct jinja_ctx *w, struct str s, struct value what, bool end) {
+static bool has_affix(struct jinja_ctx *w, struct str s, struct value what, bool end) {
     if (what.kind == V_LIST && what.list->kind == TUPLE) {
         for (size_t i = 0; i < what.list->n; i++)
-            if (affixed(w, s, STRING(need_str(w, what.list->v[i], "startswith")), end)) return true;
+            if (has_affix(w, s, STRING(require_str(w, what.list->v[i], "startswith")), end))
+                return true;
         return false;
     }
-    struct str part = need_str(w, what, end ? "endswith" : "startswith");
+    struct str part = require_str(w, what, end ? "endswith" : "startswith");
     jinja_charge_bytes(w, part.n);
     return part.n <= s.n &&
-           str_equal(end ? str_part(s, s.n - part.n, s.n) : str_part(s, 0, part.n), part);
+           str_equal(end ? str_slice(s, s.n - part.n, s.n) : str_slice(s, 0, part.n), part);
 }
 
 static struct value str_startswith(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "startswith", 1, 1, NULL);
-    return BOOL(affixed(w, s, a->v[0], false));
+    return BOOL(has_affix(w, s, a->v[0], false));
 }
 
 static struct value str_endswith(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "endswith", 1, 1, NULL);
-    return BOOL(affixed(w, s, a->v[0], true));
+    return BOOL(has_affix(w, s, a->v[0], true));
 }
 
-static struct value str_removed(struct jinja_ctx *w, struct str s, const struct args *a, bool end) {
+static struct value remove_affix(struct jinja_ctx *w, struct str s, const struct args *a,
+                                 bool end) {
     args_check(w, a, end ? "removesuffix" : "removeprefix", 1, 1, NULL);
-    struct str part = need_str(w, a->v[0], "removeprefix");
-    if (!affixed(w, s, a->v[0], end)) return STRING(s);
-    return STRING(end ? str_part(s, 0, s.n - part.n) : str_part(s, part.n, s.n));
+    struct str part = require_str(w, a->v[0], "removeprefix");
+    if (!has_affix(w, s, a->v[0], end)) return STRING(s);
+    return STRING(end ? str_slice(s, 0, s.n - part.n) : str_slice(s, part.n, s.n));
 }
 
 static struct value str_removeprefix(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return str_removed(w, s, a, false);
+    return remove_affix(w, s, a, false);
 }
 
 static struct value str_removesuffix(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return str_removed(w, s, a, true);
+    return remove_affix(w, s, a, true);
 }
 
 /* find, rfind, index, rindex: the position in characters. */
-static struct value found_at(struct jinja_ctx *w, struct str s, const struct args *a, bool right,
-                             bool must) {
+static struct value find_index(struct jinja_ctx *w, struct str s, const struct args *a, bool right,
+                               bool required) {
     args_check(w, a, right ? "rfind" : "find", 1, 1, NULL);
-    struct str part = need_str(w, a->v[0], "find");
-    size_t at = right ? str_rfind(w, s, part) : str_find(w, s, part, 0);
-    if (at == SIZE_MAX && must) jinja_fail(w, "'index' does not find the string");
-    return INT(at == SIZE_MAX ? -1 : (int64_t)str_length(w, str_part(s, 0, at)));
+    struct str part = require_str(w, a->v[0], "find");
+    size_t offset = right ? str_rfind(w, s, part) : str_find(w, s, part, 0);
+    if (offset == SIZE_MAX && required) jinja_fail(w, "'index' does not find the string");
+    return INT(offset == SIZE_MAX ? -1 : (int64_t)str_length(w, str_slice(s, 0, offset)));
 }
 
 static struct value str_find_method(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return found_at(w, s, a, false, false);
+    return find_index(w, s, a, false, false);
 }
 
 static struct value str_rfind_method(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return found_at(w, s, a, true, false);
+    return find_index(w, s, a, true, false);
 }
 
 static struct value str_index(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return found_at(w, s, a, false, true);
+    return find_index(w, s, a, false, true);
 }
 
 static struct value str_rindex(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return found_at(w, s, a, true, true);
+    return find_index(w, s, a, true, true);
 }
 
 static struct value str_count(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "count", 1, 1, NULL);
-    struct str part = need_str(w, a->v[0], "count");
+    struct str part = require_str(w, a->v[0], "count");
     int64_t n = 0;
     if (part.n == 0) return INT((int64_t)str_length(w, s) + 1);
     for (size_t at = 0; (at = str_find(w, s, part, at)) != SIZE_MAX; at += part.n) n++;
@@ -1071,9 +1077,9 @@ static struct value str_count(struct jinja_ctx *w, struct str s, const struct ar
 
 static struct value str_replace_method(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "replace", 2, 3, NULL);
-    return STRING(str_replace(w, s, need_str(w, a->v[0], "replace"),
-                              need_str(w, a->v[1], "replace"),
-                              need_int(w, arg_get(a, 2, NULL, INT(-1)), "replace")));
+    return STRING(str_replace(w, s, require_str(w, a->v[0], "replace"),
+                              require_str(w, a->v[1], "replace"),
+                              require_int(w, arg_get(a, 2, NULL, INT(-1)), "replace")));
 }
 
 static struct value str_join(struct jinja_ctx *w, struct str s, const struct args *a) {
@@ -1082,7 +1088,7 @@ static struct value str_join(struct jinja_ctx *w, struct str s, const struct arg
     struct text t = {0};
     for (size_t i = 0; i < l->n; i++) {
         if (i) text_add(w, &t, s);
-        text_add(w, &t, need_str(w, l->v[i], "join"));
+        text_add(w, &t, require_str(w, l->v[i], "join"));
     }
     return STRING(text_str(&t));
 }
@@ -1119,8 +1125,8 @@ static bool char_is_east_asian(uint32_t c) {
 }
 
 /* isdigit and similar methods, for ASCII and East Asian letters; any other character is refused. */
-static struct value all_chars(struct jinja_ctx *w, struct str s, const struct args *a,
-                              const char *name, bool letters, bool digits) {
+static struct value all_chars_are(struct jinja_ctx *w, struct str s, const struct args *a,
+                                  const char *name, bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
     bool all = s.n > 0;
     int len;
@@ -1136,15 +1142,15 @@ static struct value all_chars(struct jinja_ctx *w, struct str s, const struct ar
 }
 
 static struct value str_isdigit(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return all_chars(w, s, a, "isdigit", false, true);
+    return all_chars_are(w, s, a, "isdigit", false, true);
 }
 
 static struct value str_isalpha(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return all_chars(w, s, a, "isalpha", true, false);
+    return all_chars_are(w, s, a, "isalpha", true, false);
 }
 
 static struct value str_isalnum(struct jinja_ctx *w, struct str s, const struct args *a) {
-    return all_chars(w, s, a, "isalnum", true, true);
+    return all_chars_are(w, s, a, "isalnum", true, true);
 }
 
 static struct value str_isspace(struct jinja_ctx *w, struct str s, const struct args *a) {
@@ -1165,20 +1171,20 @@ static struct value str_format(struct jinja_ctx *w, struct str s, const struct a
         } else if (c == '{') {
             end = str_find(w, s, STR("}"), i);
             if (end == SIZE_MAX) jinja_fail(w, "'format' has a '{' alone");
-            struct str name = str_part(s, i + 1, end);
+            struct str name = str_slice(s, i + 1, end);
             const char *p = str_from(w, name.p, name.n, 0).p;
             if (strpbrk(p, ":!.[{")) jinja_fail(w, "'{%s}' in a format is not supported", p);
             if (name.n > 9) p = str_from(w, name.p, name.n, 0).p;
-            size_t at = name.n == 0 ? used++ : digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
+            size_t at = name.n == 0 ? used++ : is_digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
             jinja_add_steps(w, 8 + a->n_named);
-            struct value v = arg_get(a, at, name.n && !digits_only(p) ? p : NULL, UNDEFINED);
+            struct value v = arg_get(a, at, name.n && !is_digits_only(p) ? p : NULL, UNDEFINED);
             if (at != SIZE_MAX && at >= a->n) jinja_fail(w, "'format' has too few values");
             if (v.kind == V_UNDEFINED) jinja_fail(w, "'format' has no value for '%s'", p);
             text_add(w, &t, value_str(w, v));
             i = end;
             continue;
         }
-        text_add(w, &t, str_part(s, i, i + 1));
+        text_add(w, &t, str_slice(s, i, i + 1));
     }
     return STRING(text_str(&t));
 }
@@ -1263,19 +1269,19 @@ static struct value loop_method(struct jinja_ctx *w, struct loop *l, struct str 
         args_check(w, a, "cycle", 1, SIZE_MAX, NULL);
         return a->v[l->i % a->n];
     }
-    struct list *now = list_new(w, TUPLE);
+    struct list *values = list_new(w, TUPLE);
     args_check(w, a, "changed", 0, SIZE_MAX, NULL);
-    for (size_t i = 0; i < a->n; i++) list_add(w, now, a->v[i]);
-    bool changed = !l->changed || !value_equal(w, *l->changed, LIST_VALUE(now));
+    for (size_t i = 0; i < a->n; i++) list_add(w, values, a->v[i]);
+    bool changed = !l->changed || !value_equal(w, *l->changed, LIST_VALUE(values));
     l->changed = jinja_alloc(w, sizeof *l->changed);
-    *l->changed = LIST_VALUE(now);
+    *l->changed = LIST_VALUE(values);
     return BOOL(changed);
 }
 
 /* The attributes of Python's types that this subset has, and those that it lacks and refuses by
  * name. */
 static const struct attributes {
-    const char *have, *lack;
+    const char *supported, *unsupported;
 } str_attributes =
     {NULL, "capitalize casefold center count encode endswith expandtabs find format format_map "
            "index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
@@ -1307,7 +1313,7 @@ static const struct attributes *attributes_of(struct value v) {
 
 bool method_exists(struct value v, struct str name) {
     const struct attributes *a = attributes_of(v);
-    return name_listed(a->have, name) || name_listed(a->lack, name);
+    return name_is_in_list(a->supported, name) || name_is_in_list(a->unsupported, name);
 }
 
 struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, const struct args *a) {
@@ -1315,8 +1321,8 @@ struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, cons
     jinja_add_steps(w, 8);
     if (v.kind == V_STR)
         for (size_t i = 0; i < ARRAY_LEN(str_methods); i++)
-            if (row_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
-    if (!name_listed(attributes_of(v)->have, m->name))
+            if (name_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
+    if (!name_is_in_list(attributes_of(v)->supported, m->name))
         jinja_fail(w, "the method '%.*s' of a %s is not supported", (int)m->name.n, m->name.p,
                    value_type(v));
     if (v.kind == V_DICT) return dict_method(w, v, m->name, a);
@@ -1331,7 +1337,7 @@ enum { MAX_RANGE = 100000 }; /* the limit of Jinja's sandbox */
 static struct value function_range(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "range", 1, 3, NULL);
     int64_t v[3] = {0, 0, 1};
-    for (size_t i = 0; i < a->n; i++) v[a->n == 1 ? 1 : i] = need_int(w, a->v[i], "range");
+    for (size_t i = 0; i < a->n; i++) v[a->n == 1 ? 1 : i] = require_int(w, a->v[i], "range");
     if (v[2] == 0) jinja_fail(w, "the step of 'range' is 0");
     struct list *out = list_new(w, RANGE);
     int64_t i = v[0];
@@ -1376,12 +1382,12 @@ _Noreturn static struct value function_raise(struct jinja_ctx *w, const struct a
     struct str s = value_str(w, arg_get(a, 0, "message", NONE));
     error_set(w->err, ERR_MISMATCH, "it refuses this conversation: %.*s", (int)MIN(s.n, 1000u),
               s.p);
-    longjmp(w->out, 1);
+    longjmp(w->fail_jump, 1);
 }
 
 static struct value function_strftime(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "strftime_now", 1, 1, "format");
-    struct str format = need_str(w, arg_get(a, 0, "format", NONE), "strftime_now");
+    struct str format = require_str(w, arg_get(a, 0, "format", NONE), "strftime_now");
     char out[512];
     time_t seconds = (time_t)a->now;
     struct tm tm;
@@ -1392,7 +1398,7 @@ static struct value function_strftime(struct jinja_ctx *w, const struct args *a)
     return STRING(str_from(w, out, n, 0));
 }
 
-static struct value function_lacking(struct jinja_ctx *w, const struct args *a) {
+static struct value function_unsupported(struct jinja_ctx *w, const struct args *a) {
     (void)a;
     jinja_fail(w, "the functions 'lipsum', 'cycler' and 'joiner' are not supported");
 }
@@ -1401,10 +1407,10 @@ const struct function *function_find(struct str name) {
     static const struct function functions[] = {
         {"range", function_range},           {"dict", function_dict},
         {"namespace", function_namespace},   {"raise_exception", function_raise},
-        {"strftime_now", function_strftime}, {"lipsum", function_lacking},
-        {"cycler", function_lacking},        {"joiner", function_lacking},
+        {"strftime_now", function_strftime}, {"lipsum", function_unsupported},
+        {"cycler", function_unsupported},    {"joiner", function_unsupported},
     };
     for (size_t i = 0; i < ARRAY_LEN(functions); i++)
-        if (row_is(name, functions[i].name)) return &functions[i];
+        if (name_is(name, functions[i].name)) return &functions[i];
     return NULL;
 }

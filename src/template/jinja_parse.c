@@ -2,9 +2,10 @@
  * jinja_parse: template text → tokens → tree, after Jinja2's own lexer and parser.
  *
  * White space: `trim_blocks` removes the newline after a block or a comment, `lstrip_blocks` the
- * blanks before one that begins its line. '-' removes all white space on its side, '+' keeps it;
- * one newline at the very end is removed. Nothing is evaluated here. Filters and tests that Jinja
- * does not have are refused here, those that this subset lacks at run time.
+ * blanks before a tag that is first in its line. '-' removes all white space on its side, '+' keeps
+ * it; one newline at the end of the template is removed. Nothing is evaluated here. Filters and
+ * tests that Jinja does not have are refused here; those of Jinja that are not supported are
+ * refused when they are used.
  *
  * Invariant: tokens end with T_END, and the parser never moves past it.
  */
@@ -35,13 +36,13 @@ struct jinja_token {
 struct jinja_parser {
     struct jinja_ctx *w;
     const char *p;
-    size_t n, at; /* the lexer's position */
+    size_t n, pos; /* bytes of p; the lexer's position */
     int line;
     struct jinja_token *tokens;
     size_t n_tokens, cap;
-    size_t next;
-    int loops;          /* enclosing for-loops here, within the macro */
-    struct node *macro; /* the enclosing macro here */
+    size_t next_token;
+    int loops;          /* number of enclosing for-loops within the macro */
+    struct node *macro; /* the enclosing macro, or NULL */
 };
 
 /* lexer */
@@ -52,12 +53,12 @@ static void token_add(struct jinja_parser *p, struct jinja_token t) {
     p->tokens[p->n_tokens++] = t;
 }
 
-static void advance(struct jinja_parser *p, size_t to) {
-    for (; p->at < to; p->at++) p->line += p->p[p->at] == '\n';
+static void lex_advance(struct jinja_parser *p, size_t to) {
+    for (; p->pos < to; p->pos++) p->line += p->p[p->pos] == '\n';
     p->w->line = p->line;
 }
 
-static bool looking_at(const struct jinja_parser *p, size_t at, const char *s) {
+static bool matches_at(const struct jinja_parser *p, size_t at, const char *s) {
     size_t n = strlen(s);
     return p->n - at >= n && memcmp(p->p + at, s, n) == 0;
 }
@@ -72,12 +73,12 @@ static bool is_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
-static bool is_word(char c) {
+static bool is_word_char(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
 }
 
 /* The digits of a number and the underscores between them; only the digits are kept. */
-static size_t digits_take(const struct jinja_parser *p, size_t at, char *out, size_t *n) {
+static size_t lex_digits(const struct jinja_parser *p, size_t at, char *out, size_t *n) {
     while (at < p->n && (is_digit(p->p[at]) ||
                          (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
         if (*n >= 60) jinja_fail(p->w, "a number is too long");
@@ -89,11 +90,11 @@ static size_t digits_take(const struct jinja_parser *p, size_t at, char *out, si
 
 static void lex_number(struct jinja_parser *p) {
     char text[64];
-    size_t n = 0, at = digits_take(p, p->at, text, &n);
-    bool after_dot = p->at > 0 && p->p[p->at - 1] == '.', real = false;
+    size_t n = 0, at = lex_digits(p, p->pos, text, &n);
+    bool after_dot = p->pos > 0 && p->p[p->pos - 1] == '.', real = false;
     if (!after_dot && at + 1 < p->n && p->p[at] == '.' && is_digit(p->p[at + 1])) {
         text[n++] = '.';
-        at = digits_take(p, at + 1, text, &n);
+        at = lex_digits(p, at + 1, text, &n);
         real = true;
     }
     size_t e = at + 1;
@@ -101,22 +102,22 @@ static void lex_number(struct jinja_parser *p) {
     if (!after_dot && e < p->n && (p->p[at] == 'e' || p->p[at] == 'E') && is_digit(p->p[e])) {
         text[n++] = 'e';
         if (p->p[e - 1] == '-') text[n++] = '-';
-        at = digits_take(p, e, text, &n);
+        at = lex_digits(p, e, text, &n);
         real = true;
     }
     text[n] = 0;
     if (!real && text[0] == '0' && strspn(text, "0") != n)
         jinja_fail(p->w, "the number '%s' begins with 0", text);
-    if (at < p->n && is_word(p->p[at]))
+    if (at < p->n && is_word_char(p->p[at]))
         jinja_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
     if (!real && n > 18) jinja_fail(p->w, "the integer '%s' is too large", text);
     token_add(p,
               (struct jinja_token){.kind = T_VALUE,
                                    .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
-    advance(p, at);
+    lex_advance(p, at);
 }
 
-static void char_put(struct jinja_parser *p, struct text *t, uint32_t c) {
+static void text_add_char(struct jinja_parser *p, struct text *t, uint32_t c) {
     char b[4];
     int n = 0;
     if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
@@ -139,8 +140,10 @@ static void char_put(struct jinja_parser *p, struct text *t, uint32_t c) {
     text_add(p->w, t, (struct str){b, (size_t)n, NULL});
 }
 
-/* `count` digits of base 16 (or up to three of base 8) at `at`. */
-static size_t code_take(struct jinja_parser *p, struct text *t, size_t at, int count, int base) {
+/* Adds the character whose code has `count` digits of base 16, or up to three of base 8, at `at`.
+ */
+static size_t lex_code_escape(struct jinja_parser *p, struct text *t, size_t at, int count,
+                              int base) {
     char digits[9] = {0};
     int n = 0;
     for (; n < count && at + (size_t)n < p->n; n++) {
@@ -150,12 +153,12 @@ static size_t code_take(struct jinja_parser *p, struct text *t, size_t at, int c
         digits[n] = c;
     }
     if (base == 16 && n < count) jinja_fail(p->w, "an escape in a string is cut short");
-    char_put(p, t, (uint32_t)strtoul(digits, NULL, base));
+    text_add_char(p, t, (uint32_t)strtoul(digits, NULL, base));
     return at + (size_t)n;
 }
 
 /* Python's escapes; an unknown escape stays unchanged. `at` is after the backslash. */
-static size_t escape_take(struct jinja_parser *p, struct text *t, size_t at) {
+static size_t lex_escape(struct jinja_parser *p, struct text *t, size_t at) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = p->p[at];
     const char *simple = c ? strchr(from, c) : NULL;
@@ -164,44 +167,44 @@ static size_t escape_take(struct jinja_parser *p, struct text *t, size_t at) {
         return at + 1;
     }
     if (c == '\n') return at + 1;
-    if (c == 'x') return code_take(p, t, at + 1, 2, 16);
-    if (c == 'u') return code_take(p, t, at + 1, 4, 16);
-    if (c == 'U') return code_take(p, t, at + 1, 8, 16);
-    if (c >= '0' && c <= '7') return code_take(p, t, at, 3, 8);
+    if (c == 'x') return lex_code_escape(p, t, at + 1, 2, 16);
+    if (c == 'u') return lex_code_escape(p, t, at + 1, 4, 16);
+    if (c == 'U') return lex_code_escape(p, t, at + 1, 8, 16);
+    if (c >= '0' && c <= '7') return lex_code_escape(p, t, at, 3, 8);
     if (c == 'N') jinja_fail(p->w, "\\N in a string is not supported");
     text_puts(p->w, t, "\\");
     return at;
 }
 
 static void lex_string(struct jinja_parser *p) {
-    char quote = p->p[p->at];
+    char quote = p->p[p->pos];
     struct text t = {0};
-    size_t at = p->at + 1;
+    size_t at = p->pos + 1;
     while (at < p->n && p->p[at] != quote) {
         if (p->p[at] == '\\' && at + 1 < p->n) {
-            at = escape_take(p, &t, at + 1);
+            at = lex_escape(p, &t, at + 1);
         } else {
             text_add(p->w, &t, (struct str){p->p + at++, 1, NULL});
         }
     }
     if (at >= p->n) jinja_fail(p->w, "a string is not closed");
     token_add(p, (struct jinja_token){.kind = T_VALUE, .value = STRING(text_str(&t))});
-    advance(p, at + 1);
+    lex_advance(p, at + 1);
 }
 
 static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
     static const char *const two[] = {"//", "**", "==", "!=", ">=", "<="};
-    char c = p->p[p->at];
+    char c = p->p[p->pos];
     int op = c;
     for (size_t i = 0; i < ARRAY_LEN(two); i++)
-        if (looking_at(p, p->at, two[i])) op = OP(two[i][0], two[i][1]);
+        if (matches_at(p, p->pos, two[i])) op = OP(two[i][0], two[i][1]);
     if (op == c && (!c || !strchr("+-/*%~[](){}><=.:|,;", c))) {
         int len;
-        uint32_t u = char_at(p->p + p->at, &len);
+        uint32_t u = char_at(p->p + p->pos, &len);
         jinja_fail(p->w,
                    u < 0x80 ? "unexpected character '%.*s'"
                             : "the character '%.*s' outside of strings is not supported",
-                   len, p->p + p->at);
+                   len, p->p + p->pos);
     }
     if (c == '(' || c == '[' || c == '{') {
         if (*depth == JINJA_MAX_DEPTH) jinja_fail(p->w, "nested too deeply");
@@ -212,19 +215,19 @@ static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
             jinja_fail(p->w, "unexpected '%c', expected '%c'", c, stack[*depth]);
     }
     token_add(p, (struct jinja_token){.kind = T_OP, .op = op});
-    advance(p, p->at + (op == c ? 1 : 2));
+    lex_advance(p, p->pos + (op == c ? 1 : 2));
 }
 
-/* The length of a tag's end here, with the white space that it removes, or 0. */
+/* The length of a tag's end at the current position, with the white space that it removes, or 0. */
 static size_t tag_end(const struct jinja_parser *p, const char *end, bool block) {
-    size_t at = p->at;
+    size_t at = p->pos;
     char sign = p->p[at];
     if (sign == '-' || (sign == '+' && block)) at++;
-    if (!looking_at(p, at, end)) return 0;
+    if (!matches_at(p, at, end)) return 0;
     at += 2;
-    if (sign == '-') return skip_space(p, at) - p->at;
+    if (sign == '-') return skip_space(p, at) - p->pos;
     if (block && sign != '+' && at < p->n && p->p[at] == '\n') at++;
-    return at - p->at;
+    return at - p->pos;
 }
 
 /* Reads tokens from after the opening of a block or a print through its end. */
@@ -232,24 +235,24 @@ static void lex_tag(struct jinja_parser *p, bool block) {
     const char *end = block ? "%}" : "}}";
     char stack[JINJA_MAX_DEPTH];
     int depth = 0;
-    while (p->at < p->n) {
-        char c = p->p[p->at];
-        size_t n = depth == 0 ? tag_end(p, end, block) : 0, space = skip_space(p, p->at);
+    while (p->pos < p->n) {
+        char c = p->p[p->pos];
+        size_t n = depth == 0 ? tag_end(p, end, block) : 0, space = skip_space(p, p->pos);
         if (n) {
             token_add(p, (struct jinja_token){.kind = block ? T_BLOCK_END : T_PRINT_END});
-            advance(p, p->at + n);
+            lex_advance(p, p->pos + n);
             return;
         }
-        if (space > p->at) {
-            advance(p, space);
+        if (space > p->pos) {
+            lex_advance(p, space);
         } else if (is_digit(c)) {
             lex_number(p);
-        } else if (is_word(c)) {
-            size_t to = p->at;
-            while (to < p->n && is_word(p->p[to])) to++;
-            token_add(
-                p, (struct jinja_token){.kind = T_NAME, .name = {p->p + p->at, to - p->at, NULL}});
-            advance(p, to);
+        } else if (is_word_char(c)) {
+            size_t to = p->pos;
+            while (to < p->n && is_word_char(p->p[to])) to++;
+            token_add(p, (struct jinja_token){.kind = T_NAME,
+                                              .name = {p->p + p->pos, to - p->pos, NULL}});
+            lex_advance(p, to);
         } else if (c == '\'' || c == '"') {
             lex_string(p);
         } else {
@@ -261,42 +264,42 @@ static void lex_tag(struct jinja_parser *p, bool block) {
 
 /* Adds the text before a tag, without the white space that the tag removes. */
 static void lex_text(struct jinja_parser *p, size_t end, char sign, bool lstrip) {
-    struct str s = {p->p + p->at, end - p->at, NULL};
-    bool line_starts = p->at == 0 || p->p[p->at - 1] == '\n';
+    struct str s = {p->p + p->pos, end - p->pos, NULL};
+    bool line_starts = p->pos == 0 || p->p[p->pos - 1] == '\n';
     if (sign == '-') {
         s = str_strip(p->w, s, NULL, STRIP_RIGHT);
     } else if (sign != '+' && lstrip) {
         size_t from = s.n;
         while (from > 0 && s.p[from - 1] != '\n') from--;
-        bool blank = skip_space(p, p->at + from) >= end;
+        bool blank = skip_space(p, p->pos + from) >= end;
         if (blank && from < s.n && (from > 0 || line_starts)) s.n = from;
     }
     if (s.n) token_add(p, (struct jinja_token){.kind = T_TEXT, .name = s});
-    advance(p, end);
+    lex_advance(p, end);
 }
 
 static void lex_comment(struct jinja_parser *p) {
-    size_t sign = p->at + 2 < p->n && (p->p[p->at + 2] == '-' || p->p[p->at + 2] == '+');
-    for (advance(p, p->at + 2 + sign); p->at < p->n; advance(p, p->at + 1)) {
+    size_t sign = p->pos + 2 < p->n && (p->p[p->pos + 2] == '-' || p->p[p->pos + 2] == '+');
+    for (lex_advance(p, p->pos + 2 + sign); p->pos < p->n; lex_advance(p, p->pos + 1)) {
         size_t n = tag_end(p, "#}", true);
         if (!n) continue;
-        advance(p, p->at + n);
+        lex_advance(p, p->pos + n);
         return;
     }
     jinja_fail(p->w, "a comment is not closed");
 }
 
-/* The length of {% raw %} here with the tag's end, or 0. */
+/* The length of a {% raw %} or {% endraw %} tag at `at`, or 0. */
 static size_t raw_tag(const struct jinja_parser *p, size_t at, const char *word, bool closing) {
     size_t from = at;
-    if (!looking_at(p, at, "{%")) return 0;
+    if (!matches_at(p, at, "{%")) return 0;
     at += 2;
     if (at < p->n && (p->p[at] == '-' || p->p[at] == '+')) at++;
     at = skip_space(p, at);
-    if (!looking_at(p, at, word)) return 0;
+    if (!matches_at(p, at, word)) return 0;
     at = skip_space(p, at + strlen(word));
     struct jinja_parser end = *p;
-    end.at = at;
+    end.pos = at;
     size_t n = at < p->n ? tag_end(&end, "%}", true) : 0;
     if (n && !closing && p->p[at] == '+') return 0;
     /* The newline after the opening stays. */
@@ -305,20 +308,20 @@ static size_t raw_tag(const struct jinja_parser *p, size_t at, const char *word,
 }
 
 static void lex_raw(struct jinja_parser *p, size_t n) {
-    advance(p, p->at + n);
-    for (size_t end = p->at; end < p->n; end++) {
+    lex_advance(p, p->pos + n);
+    for (size_t end = p->pos; end < p->n; end++) {
         size_t m = p->p[end] == '{' ? raw_tag(p, end, "endraw", true) : 0;
         if (!m) continue;
         lex_text(p, end, p->p[end + 2], true);
-        advance(p, end + m);
+        lex_advance(p, end + m);
         return;
     }
     jinja_fail(p->w, "'{%% endraw %%}' is missing");
 }
 
 static void lex(struct jinja_parser *p) {
-    while (p->at < p->n) {
-        size_t end = p->at;
+    while (p->pos < p->n) {
+        size_t end = p->pos;
         while (end < p->n && !(p->p[end] == '{' && end + 1 < p->n && strchr("%{#", p->p[end + 1]) &&
                                p->p[end + 1]))
             end++;
@@ -335,7 +338,7 @@ static void lex(struct jinja_parser *p) {
             lex_comment(p);
         } else {
             token_add(p, (struct jinja_token){.kind = what == '%' ? T_BLOCK : T_PRINT});
-            advance(p, end + 2 + (sign == '-' || sign == '+'));
+            lex_advance(p, end + 2 + (sign == '-' || sign == '+'));
             lex_tag(p, what == '%');
         }
     }
@@ -345,16 +348,16 @@ static void lex(struct jinja_parser *p) {
 /* tokens */
 
 static const struct jinja_token *peek(const struct jinja_parser *p) {
-    return &p->tokens[p->next];
+    return &p->tokens[p->next_token];
 }
 
-static const struct jinja_token *look(const struct jinja_parser *p) {
-    return &p->tokens[MIN(p->next + 1, p->n_tokens - 1)];
+static const struct jinja_token *peek_second(const struct jinja_parser *p) {
+    return &p->tokens[MIN(p->next_token + 1, p->n_tokens - 1)];
 }
 
 static const struct jinja_token *take(struct jinja_parser *p) {
     const struct jinja_token *t = peek(p);
-    if (t->kind != T_END) p->next++;
+    if (t->kind != T_END) p->next_token++;
     p->w->line = peek(p)->line;
     return t;
 }
@@ -373,7 +376,7 @@ _Noreturn static void unexpected(struct jinja_parser *p, const char *wanted) {
     jinja_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
 }
 
-static bool at_op(const struct jinja_parser *p, int op) {
+static bool next_is_op(const struct jinja_parser *p, int op) {
     return peek(p)->kind == T_OP && peek(p)->op == op;
 }
 
@@ -381,18 +384,18 @@ static bool token_is(const struct jinja_token *t, const char *name) {
     return t->kind == T_NAME && str_is(t->name, name);
 }
 
-static bool at_name(const struct jinja_parser *p, const char *name) {
+static bool next_is_name(const struct jinja_parser *p, const char *name) {
     return token_is(peek(p), name);
 }
 
 static bool skip_op(struct jinja_parser *p, int op) {
-    bool found = at_op(p, op);
+    bool found = next_is_op(p, op);
     if (found) take(p);
     return found;
 }
 
 static bool skip_name(struct jinja_parser *p, const char *name) {
-    bool found = at_name(p, name);
+    bool found = next_is_name(p, name);
     if (found) take(p);
     return found;
 }
@@ -442,9 +445,9 @@ static struct node *parse_primary(struct jinja_parser *p, bool namespaces);
 
 static bool tuple_ends(const struct jinja_parser *p, enum tuple_form form) {
     const struct jinja_token *t = peek(p);
-    return t->kind == T_PRINT_END || t->kind == T_BLOCK_END || at_op(p, ')') ||
-           (form == TUPLE_TARGET && at_name(p, "in")) ||
-           (form == TUPLE_NO_COND && at_name(p, "recursive"));
+    return t->kind == T_PRINT_END || t->kind == T_BLOCK_END || next_is_op(p, ')') ||
+           (form == TUPLE_TARGET && next_is_name(p, "in")) ||
+           (form == TUPLE_NO_COND && next_is_name(p, "recursive"));
 }
 
 static struct node *parse_tuple(struct jinja_parser *p, enum tuple_form form) {
@@ -501,9 +504,9 @@ static struct node *parse_list(struct jinja_parser *p, bool dict) {
     struct node *n = node_new(p, dict ? NODE_DICT : NODE_LIST);
     int close = dict ? '}' : ']';
     take(p);
-    while (!at_op(p, close)) {
+    while (!next_is_op(p, close)) {
         if (n->list.n) expect_op(p, ',');
-        if (at_op(p, close)) break;
+        if (next_is_op(p, close)) break;
         nodes_add(p, &n->list, parse_expression(p));
         if (!dict) continue;
         expect_op(p, ':');
@@ -517,8 +520,8 @@ static struct node *parse_primary(struct jinja_parser *p, bool namespaces) {
     const struct jinja_token *t = peek(p);
     if (t->kind == T_NAME) return parse_name(p, namespaces);
     if (t->kind == T_VALUE) return parse_value(p);
-    if (at_op(p, '[')) return parse_list(p, false);
-    if (at_op(p, '{')) return parse_list(p, true);
+    if (next_is_op(p, '[')) return parse_list(p, false);
+    if (next_is_op(p, '{')) return parse_list(p, true);
     if (!skip_op(p, '(')) unexpected(p, "an expression");
     struct node *n = parse_tuple(p, TUPLE_PARENTHESES);
     expect_op(p, ')');
@@ -526,13 +529,14 @@ static struct node *parse_primary(struct jinja_parser *p, bool namespaces) {
 }
 
 static struct node *parse_subscribed(struct jinja_parser *p) {
-    struct node *first = at_op(p, ':') ? NULL : parse_expression(p);
-    if (!at_op(p, ':')) return first;
+    struct node *first = next_is_op(p, ':') ? NULL : parse_expression(p);
+    if (!next_is_op(p, ':')) return first;
     struct node *n = node_new(p, NODE_SLICE);
     nodes_add(p, &n->list, first);
     for (int i = 0; i < 2; i++) {
-        bool there = skip_op(p, ':') && !at_op(p, ':') && !at_op(p, ']') && !at_op(p, ',');
-        nodes_add(p, &n->list, there ? parse_expression(p) : NULL);
+        bool present =
+            skip_op(p, ':') && !next_is_op(p, ':') && !next_is_op(p, ']') && !next_is_op(p, ',');
+        nodes_add(p, &n->list, present ? parse_expression(p) : NULL);
     }
     return n;
 }
@@ -554,7 +558,7 @@ static struct node *parse_subscript(struct jinja_parser *p, struct node *a) {
     }
     expect_op(p, '[');
     struct node *t = node_new(p, NODE_TUPLE);
-    while (!at_op(p, ']')) {
+    while (!next_is_op(p, ']')) {
         if (t->list.n) expect_op(p, ',');
         nodes_add(p, &t->list, parse_subscribed(p));
     }
@@ -567,12 +571,12 @@ static struct node *parse_subscript(struct jinja_parser *p, struct node *a) {
 static void parse_args(struct jinja_parser *p, struct nodes *out) {
     bool named = false;
     expect_op(p, '(');
-    for (bool first = true; !at_op(p, ')'); first = false) {
+    for (bool first = true; !next_is_op(p, ')'); first = false) {
         if (!first) expect_op(p, ',');
-        if (at_op(p, ')')) break;
-        if (at_op(p, '*') || at_op(p, OP('*', '*')))
+        if (next_is_op(p, ')')) break;
+        if (next_is_op(p, '*') || next_is_op(p, OP('*', '*')))
             jinja_fail(p->w, "'*' before an argument is not supported");
-        if (peek(p)->kind == T_NAME && look(p)->kind == T_OP && look(p)->op == '=') {
+        if (peek(p)->kind == T_NAME && peek_second(p)->kind == T_OP && peek_second(p)->op == '=') {
             struct node *n = node_new(p, NODE_KWARG);
             n->name = take(p)->name;
             take(p);
@@ -595,9 +599,9 @@ static struct node *parse_call(struct jinja_parser *p, struct node *a) {
 
 static struct node *parse_postfix(struct jinja_parser *p, struct node *n) {
     for (;;) {
-        if (at_op(p, '.') || at_op(p, '['))
+        if (next_is_op(p, '.') || next_is_op(p, '['))
             n = parse_subscript(p, n);
-        else if (at_op(p, '('))
+        else if (next_is_op(p, '('))
             n = parse_call(p, n);
         else
             return n;
@@ -607,9 +611,9 @@ static struct node *parse_postfix(struct jinja_parser *p, struct node *n) {
 static struct node *parse_filter(struct jinja_parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_FILTER, a, NULL);
     n->name = expect_name(p);
-    if (!filter_known(n->name))
+    if (!filter_exists(n->name))
         jinja_fail(p->w, "there is no filter '%.*s'", (int)n->name.n, n->name.p);
-    if (at_op(p, '(')) parse_args(p, &n->list);
+    if (next_is_op(p, '(')) parse_args(p, &n->list);
     return n;
 }
 
@@ -621,8 +625,9 @@ static struct node *parse_filters(struct jinja_parser *p, struct node *a) {
 static bool test_argument_follows(const struct jinja_parser *p) {
     const struct jinja_token *t = peek(p);
     if (t->kind == T_VALUE) return true;
-    if (t->kind == T_NAME) return !at_name(p, "else") && !at_name(p, "or") && !at_name(p, "and");
-    return at_op(p, '[') || at_op(p, '{');
+    if (t->kind == T_NAME)
+        return !next_is_name(p, "else") && !next_is_name(p, "or") && !next_is_name(p, "and");
+    return next_is_op(p, '[') || next_is_op(p, '{');
 }
 
 static struct node *parse_test(struct jinja_parser *p, struct node *a) {
@@ -630,12 +635,12 @@ static struct node *parse_test(struct jinja_parser *p, struct node *a) {
     take(p);
     bool negated = skip_name(p, "not");
     n->name = expect_name(p);
-    if (!jinja_test_known(n->name))
+    if (!jinja_test_exists(n->name))
         jinja_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
-    if (at_op(p, '(')) {
+    if (next_is_op(p, '(')) {
         parse_args(p, &n->list);
     } else if (test_argument_follows(p)) {
-        if (at_name(p, "is")) jinja_fail(p->w, "tests cannot be chained with 'is'");
+        if (next_is_name(p, "is")) jinja_fail(p->w, "tests cannot be chained with 'is'");
         nodes_add(p, &n->list, parse_postfix(p, parse_primary(p, false)));
     }
     return negated ? node_of(p, NODE_NOT, n, NULL) : n;
@@ -644,7 +649,7 @@ static struct node *parse_test(struct jinja_parser *p, struct node *a) {
 static struct node *parse_unary(struct jinja_parser *p, bool filters) {
     struct node *n;
     jinja_enter(p->w);
-    if (at_op(p, '-') || at_op(p, '+')) {
+    if (next_is_op(p, '-') || next_is_op(p, '+')) {
         n = node_new(p, take(p)->op == '-' ? NODE_NEG : NODE_POS);
         n->a = parse_unary(p, false);
     } else {
@@ -652,11 +657,11 @@ static struct node *parse_unary(struct jinja_parser *p, bool filters) {
     }
     n = parse_postfix(p, n);
     while (filters) {
-        if (at_op(p, '|'))
+        if (next_is_op(p, '|'))
             n = parse_filters(p, n);
-        else if (at_name(p, "is"))
+        else if (next_is_name(p, "is"))
             n = parse_test(p, n);
-        else if (at_op(p, '('))
+        else if (next_is_op(p, '('))
             n = parse_call(p, n);
         else
             break;
@@ -677,7 +682,7 @@ static bool op_of_level(const struct jinja_parser *p, int level) {
 static struct node *parse_math(struct jinja_parser *p, int level) {
     if (level > 3) return parse_unary(p, true);
     struct node *a = parse_math(p, level + 1);
-    if (level == 1 && at_op(p, '~')) {
+    if (level == 1 && next_is_op(p, '~')) {
         struct node *n = node_new(p, NODE_CONCAT);
         nodes_add(p, &n->list, a);
         while (skip_op(p, '~')) nodes_add(p, &n->list, parse_math(p, level + 1));
@@ -697,7 +702,7 @@ static int compare_op(struct jinja_parser *p) {
     for (size_t i = 0; i < ARRAY_LEN(ops); i++)
         if (skip_op(p, ops[i])) return ops[i];
     if (skip_name(p, "in")) return OP_IN;
-    if (!at_name(p, "not") || !token_is(look(p), "in")) return 0;
+    if (!next_is_name(p, "not") || !token_is(peek_second(p), "in")) return 0;
     take(p);
     take(p);
     return OP_NOT_IN;
@@ -716,7 +721,7 @@ static struct node *parse_compare(struct jinja_parser *p) {
 }
 
 static struct node *parse_not(struct jinja_parser *p) {
-    if (!at_name(p, "not")) return parse_compare(p);
+    if (!next_is_name(p, "not")) return parse_compare(p);
     jinja_enter(p->w);
     struct node *n = node_new(p, NODE_NOT);
     take(p);
@@ -808,7 +813,7 @@ static struct node *parse_for(struct jinja_parser *p) {
     expect_keyword(p, "in");
     n->b = parse_tuple(p, TUPLE_NO_COND);
     if (skip_name(p, "if")) n->c = parse_expression(p);
-    if (at_name(p, "recursive")) jinja_fail(p->w, "recursive loops are not supported");
+    if (next_is_name(p, "recursive")) jinja_fail(p->w, "recursive loops are not supported");
     p->loops++;
     parse_block(p, &n->list, ends);
     p->loops--;
@@ -834,7 +839,7 @@ static struct node *parse_if(struct jinja_parser *p) {
 /* Parameters and body of a macro or a call block. */
 static void parse_signature(struct jinja_parser *p, struct node *n) {
     expect_op(p, '(');
-    while (!at_op(p, ')')) {
+    while (!next_is_op(p, ')')) {
         if (n->list.n) expect_op(p, ',');
         struct node *param = node_new(p, NODE_NAME);
         param->name = expect_name(p);
@@ -867,7 +872,7 @@ static struct node *parse_macro(struct jinja_parser *p) {
 
 static struct node *parse_call_block(struct jinja_parser *p) {
     struct node *n = node_new(p, NODE_CALL_BLOCK);
-    if (at_op(p, '(')) parse_signature(p, n);
+    if (next_is_op(p, '(')) parse_signature(p, n);
     n->a = parse_expression(p);
     if (n->a->kind != NODE_CALL) jinja_fail(p->w, "'call' needs a call");
     parse_macro_body(p, n, "endcall");
@@ -902,20 +907,20 @@ static struct node *parse_with(struct jinja_parser *p) {
     return n;
 }
 
-static struct node *parse_leave(struct jinja_parser *p, enum node_kind kind, const char *name) {
+static struct node *parse_loop_exit(struct jinja_parser *p, enum node_kind kind, const char *name) {
     if (p->loops == 0) jinja_fail(p->w, "'%s' outside of a loop", name);
     return node_new(p, kind);
 }
 
 static struct node *parse_break(struct jinja_parser *p) {
-    return parse_leave(p, NODE_BREAK, "break");
+    return parse_loop_exit(p, NODE_BREAK, "break");
 }
 
 static struct node *parse_continue(struct jinja_parser *p) {
-    return parse_leave(p, NODE_CONTINUE, "continue");
+    return parse_loop_exit(p, NODE_CONTINUE, "continue");
 }
 
-/* A tag that Jinja has and this table lacks is refused as not supported, any other as unknown. */
+/* NULL: a tag of Jinja that is not supported. Other names are unknown tags. */
 static const struct statement {
     const char *name;
     struct node *(*parse)(struct jinja_parser *p);
@@ -949,9 +954,9 @@ static struct node *parse_statement(struct jinja_parser *p) {
     jinja_fail(p->w, "unexpected tag '%.*s'", (int)MIN(name.n, 40u), name.p);
 }
 
-static bool at_end_tag(const struct jinja_parser *p, const char *const *ends) {
+static bool next_is_end_tag(const struct jinja_parser *p, const char *const *ends) {
     for (; ends && *ends; ends++)
-        if (at_name(p, *ends)) return true;
+        if (next_is_name(p, *ends)) return true;
     return false;
 }
 
@@ -977,7 +982,7 @@ static void parse_body(struct jinja_parser *p, struct nodes *out, const char *co
             if (peek(p)->kind != T_PRINT_END) unexpected(p, "the end of '{{'");
             take(p);
         } else {
-            if (at_end_tag(p, ends)) break;
+            if (next_is_end_tag(p, ends)) break;
             n = parse_statement(p);
             if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
             take(p);
@@ -988,7 +993,7 @@ static void parse_body(struct jinja_parser *p, struct nodes *out, const char *co
 }
 
 /* Newlines become \n, one at the end is removed, and text that is not UTF-8 is refused. */
-static void source_take(struct jinja_parser *p, const char *text, size_t len) {
+static void source_normalize(struct jinja_parser *p, const char *text, size_t len) {
     char *copy = jinja_alloc(p->w, len + 8);
     jinja_charge_scan(p->w, len);
     if (u8_check((const uint8_t *)text, len)) jinja_fail(p->w, "the template is not UTF-8");
@@ -1008,10 +1013,10 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
     }
     struct jinja *j = xcalloc(1, sizeof *j);
     jinja_ctx_init(&j->w, err, NULL, NULL);
-    if (setjmp(j->w.out) == 0) {
+    if (setjmp(j->w.fail_jump) == 0) {
         struct jinja_parser *p = jinja_alloc(&j->w, sizeof *p);
         *p = (struct jinja_parser){.w = &j->w, .line = 1};
-        source_take(p, text, len);
+        source_normalize(p, text, len);
         lex(p);
         parse_body(p, &j->body, NULL);
         return j;

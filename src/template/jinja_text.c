@@ -2,11 +2,11 @@
  * jinja_text: strings of templates: UTF-8 with Python's semantics in characters. Every operation
  * keeps the origin of every byte.
  *
- * Upper and lower case are known for ASCII, Latin-1, Greek and Cyrillic letters and full-width
- * ones, and for scripts without case, such as Japanese and Chinese; another character is an error,
- * never left unchanged.
+ * Changes of case support ASCII, Latin-1, Greek, Cyrillic and full-width letters, and scripts
+ * without case, such as Japanese and Chinese. Any other character is an error instead of being left
+ * unchanged.
  *
- * Invariant: a `struct str` is valid UTF-8. Parts share the memory of their whole.
+ * Invariant: a `struct str` is valid UTF-8. A slice shares the memory of its string.
  */
 #include "template/internal.h"
 
@@ -51,7 +51,7 @@ struct str str_from(struct jinja_ctx *w, const char *p, size_t n, uint8_t origin
     return (struct str){copy, n, origins};
 }
 
-struct str str_part(struct str s, size_t begin, size_t end) {
+struct str str_slice(struct str s, size_t begin, size_t end) {
     return (struct str){s.p + begin, end - begin, s.origins ? s.origins + begin : NULL};
 }
 
@@ -248,7 +248,7 @@ struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars,
         end = at;
     }
     jinja_add_steps(w, 1 + (begin + s.n - end) / 2);
-    return str_part(s, begin, end);
+    return str_slice(s, begin, end);
 }
 
 /* An empty `old` matches before every character and at the end. */
@@ -259,16 +259,16 @@ struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct
     for (int64_t n = 0; max < 0 || n < max; n++) {
         size_t hit = str_find(w, s, old, at);
         if (hit == SIZE_MAX) break;
-        text_add(w, &t, str_part(s, at, hit));
+        text_add(w, &t, str_slice(s, at, hit));
         text_add(w, &t, new);
         at = hit + old.n;
         if (old.n) continue;
         if (at == s.n) break;
         int len;
         char_at(s.p + at, &len);
-        text_add(w, &t, str_part(s, at, at + (size_t)len));
+        text_add(w, &t, str_slice(s, at, at + (size_t)len));
         at += (size_t)len;
     }
-    text_add(w, &t, str_part(s, at, s.n));
+    text_add(w, &t, str_slice(s, at, s.n));
     return text_str(&t);
 }

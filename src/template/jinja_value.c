@@ -30,16 +30,16 @@ struct dict *dict_new(struct jinja_ctx *w) {
     return d;
 }
 
-static bool hashable(struct jinja_ctx *w, struct value v) {
-    bool fine = v.kind != V_DICT && (v.kind != V_LIST || v.list->kind != LIST);
+static bool is_hashable(struct jinja_ctx *w, struct value v) {
+    bool result = v.kind != V_DICT && (v.kind != V_LIST || v.list->kind != LIST);
     jinja_enter(w);
-    for (size_t i = 0; fine && v.kind == V_LIST && v.list->kind == TUPLE && i < v.list->n; i++)
-        fine = hashable(w, v.list->v[i]);
+    for (size_t i = 0; result && v.kind == V_LIST && v.list->kind == TUPLE && i < v.list->n; i++)
+        result = is_hashable(w, v.list->v[i]);
     w->depth--;
-    return fine;
+    return result;
 }
 
-/* Equal numbers of different kinds have one hash: floats that are integers are hashed as such. */
+/* Equal numbers of different kinds have equal hashes: integral floats are hashed as integers. */
 static uint64_t number_hash(struct value v) {
     int64_t i = v.i;
     if (v.kind == V_FLOAT && v.f >= -0x1p63 && v.f < 0x1p63 && v.f == (double)(int64_t)v.f)
@@ -49,7 +49,7 @@ static uint64_t number_hash(struct value v) {
     return hash_siphash(&i, sizeof i);
 }
 
-/* False: keys of this kind are not hashed. Equal keys have equal hashes. */
+/* Returns false if keys of this kind are not hashed. Equal keys have equal hashes. */
 static bool key_hash(struct jinja_ctx *w, struct value key, uint64_t *out) {
     if (key.kind == V_STR) {
         jinja_charge_bytes(w, 4 * key.s.n);
@@ -85,12 +85,14 @@ static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct
                                      uint64_t hash) {
     for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
         struct dict_bucket *s = &d->slots[i];
-        if (!s->at || (s->tag == hash >> 32 && keys_equal(w, d->v[s->at - 1].key, key))) return s;
+        if (!s->pair_plus_1 ||
+            (s->hash_tag == hash >> 32 && keys_equal(w, d->v[s->pair_plus_1 - 1].key, key)))
+            return s;
     }
 }
 
-/* Brings the table up to date: at most half full. */
-static void dict_hash(struct jinja_ctx *w, struct dict *d) {
+/* Adds the pairs that the hash table lacks; it is at most half full. */
+static void dict_update_table(struct jinja_ctx *w, struct dict *d) {
     uint64_t hash;
     if (2 * d->n > d->n_slots) {
         d->n_slots = MAX(d->n_slots, (size_t)16);
@@ -98,10 +100,10 @@ static void dict_hash(struct jinja_ctx *w, struct dict *d) {
         d->slots = jinja_alloc(w, d->n_slots * sizeof *d->slots);
         d->hashed = 0;
     }
-    for (; d->hashed < d->n && !d->odd; d->hashed++) {
+    for (; d->hashed < d->n && !d->has_unhashable_key; d->hashed++) {
         struct value key = d->v[d->hashed].key;
-        d->odd = !key_hash(w, key, &hash);
-        if (!d->odd)
+        d->has_unhashable_key = !key_hash(w, key, &hash);
+        if (!d->has_unhashable_key)
             *dict_slot(w, d, key, hash) = (struct dict_bucket){(uint32_t)d->hashed + 1, hash >> 32};
     }
 }
@@ -116,11 +118,12 @@ static struct value *dict_scan(struct jinja_ctx *w, struct dict *d, struct value
 struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key) {
     const size_t few = 8;
     uint64_t hash;
-    if (d->n <= few || d->odd || !key_hash(w, key, &hash)) return dict_scan(w, d, key);
-    dict_hash(w, d);
-    if (d->odd) return dict_scan(w, d, key);
+    if (d->n <= few || d->has_unhashable_key || !key_hash(w, key, &hash))
+        return dict_scan(w, d, key);
+    dict_update_table(w, d);
+    if (d->has_unhashable_key) return dict_scan(w, d, key);
     const struct dict_bucket *s = dict_slot(w, d, key, hash);
-    return s->at ? &d->v[s->at - 1].value : NULL;
+    return s->pair_plus_1 ? &d->v[s->pair_plus_1 - 1].value : NULL;
 }
 
 static struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key) {
@@ -134,11 +137,11 @@ static void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, s
 }
 
 void dict_set(struct jinja_ctx *w, struct dict *d, struct value key, struct value v) {
-    if (key.kind != V_STR && !hashable(w, key))
+    if (key.kind != V_STR && !is_hashable(w, key))
         jinja_fail(w, "a %s cannot be a key", value_type(key));
-    struct value *there = dict_find(w, d, key);
-    if (there)
-        *there = v;
+    struct value *existing = dict_find(w, d, key);
+    if (existing)
+        *existing = v;
     else
         dict_append(w, d, key, v);
 }
@@ -163,7 +166,7 @@ struct list *value_items(struct jinja_ctx *w, struct value v) {
         out = list_new(w, LIST);
         for (size_t i = 0; i < v.s.n; i += (size_t)len) {
             char_at(v.s.p + i, &len);
-            list_add(w, out, STRING(str_part(v.s, i, i + (size_t)len)));
+            list_add(w, out, STRING(str_slice(v.s, i, i + (size_t)len)));
         }
         return out;
     case V_MARKUP:
@@ -222,7 +225,7 @@ static int number_compare(struct value a, struct value b) {
     return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
 }
 
-static void refuse_markup(struct jinja_ctx *w, struct value a, struct value b) {
+static void markup_check(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind == V_MARKUP || b.kind == V_MARKUP)
         jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
 }
@@ -250,7 +253,7 @@ bool value_equal(struct jinja_ctx *w, struct value a, struct value b) {
     bool same;
     jinja_add_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b) == 0;
-    refuse_markup(w, a, b);
+    markup_check(w, a, b);
     if (a.kind != b.kind) return false;
     switch (a.kind) {
     case V_UNDEFINED:
@@ -288,7 +291,7 @@ int value_compare(struct jinja_ctx *w, struct value a, struct value b) {
         jinja_charge_bytes(w, MIN(a.s.n, b.s.n));
         return c ? (c > 0) - (c < 0) : (a.s.n > b.s.n) - (a.s.n < b.s.n);
     }
-    refuse_markup(w, a, b);
+    markup_check(w, a, b);
     if (!is_sequence(a) || !is_sequence(b) || a.list->kind != b.list->kind)
         jinja_fail(w, "a %s and a %s have no order", value_type(a), value_type(b));
     jinja_enter(w);
@@ -303,13 +306,13 @@ int value_compare(struct jinja_ctx *w, struct value a, struct value b) {
 
 bool value_in(struct jinja_ctx *w, struct value needle, struct value hay) {
     if (hay.kind == V_STR) {
-        refuse_markup(w, needle, hay);
+        markup_check(w, needle, hay);
         if (needle.kind != V_STR)
             jinja_fail(w, "'in' a string needs a string, not a %s", value_type(needle));
         return str_find(w, hay.s, needle.s, 0) != SIZE_MAX;
     }
     if (hay.kind == V_DICT) {
-        if (!hashable(w, needle)) jinja_fail(w, "a %s cannot be a key", value_type(needle));
+        if (!is_hashable(w, needle)) jinja_fail(w, "a %s cannot be a key", value_type(needle));
         return dict_find(w, hay.dict, needle) != NULL;
     }
     const struct list *l = value_items(w, hay);
@@ -339,7 +342,7 @@ static struct str float_repr(struct jinja_ctx *w, double f) {
 }
 
 /* Assigned characters that Python's repr writes as escapes. */
-static bool char_hidden(uint32_t c) {
+static bool char_is_escaped(uint32_t c) {
     return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c != ' ' && char_is_space(c)) || c == 0xAD ||
            (c >= 0x600 && c <= 0x605) || (c >= 0x200B && c <= 0x200F) ||
            (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) ||
@@ -347,27 +350,28 @@ static bool char_hidden(uint32_t c) {
            (c >= 0xE0000 && c <= 0xE0FFF) || c >= 0xF0000;
 }
 
-/* Adds the bytes from i on that JSON and repr write unchanged; returns their end. wide: bytes
- * beyond ASCII too. */
-static size_t plain_add(struct jinja_ctx *w, struct text *t, struct str s, size_t i, bool wide) {
+/* Adds the bytes from i on that need no escape in JSON or repr; returns their end. wide: bytes
+ * beyond ASCII need none either. */
+static size_t add_unescaped(struct jinja_ctx *w, struct text *t, struct str s, size_t i,
+                            bool wide) {
     size_t end = i;
     for (; end < s.n; end++) {
         uint8_t c = (uint8_t)s.p[end];
         if (c < 0x20 || (c >= 0x7F && !wide) || c == '"' || c == '\\' || (c == '\'' && !wide))
             break;
     }
-    if (end > i) text_add(w, t, str_part(s, i, end));
+    if (end > i) text_add(w, t, str_slice(s, i, end));
     return end;
 }
 
 static void repr_char(struct jinja_ctx *w, struct text *t, struct str s, uint32_t c, char quote) {
     char b[12];
-    jinja_add_steps(w, char_hidden(c) ? 6 : 1);
+    jinja_add_steps(w, char_is_escaped(c) ? 6 : 1);
     if (c == '\n' || c == '\r' || c == '\t')
         snprintf(b, sizeof b, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
     else if (c == '\\' || c == (uint32_t)quote)
         snprintf(b, sizeof b, "\\%c", (char)c);
-    else if (!char_hidden(c))
+    else if (!char_is_escaped(c))
         return text_add(w, t, s);
     else
         snprintf(b, sizeof b,
@@ -384,9 +388,9 @@ static void repr_str(struct jinja_ctx *w, struct text *t, struct str s) {
     int len;
     text_puts(w, t, quote);
     jinja_charge_scan(w, s.n);
-    for (size_t i = 0; (i = plain_add(w, t, s, i, false)) < s.n; i += (size_t)len) {
+    for (size_t i = 0; (i = add_unescaped(w, t, s, i, false)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
-        repr_char(w, t, str_part(s, i, i + (size_t)len), c, quote[0]);
+        repr_char(w, t, str_slice(s, i, i + (size_t)len), c, quote[0]);
     }
     text_puts(w, t, quote);
 }
@@ -483,9 +487,9 @@ static void json_str(struct jinja_ctx *w, struct text *t, struct str s, bool asc
     int len;
     text_puts(w, t, "\"");
     jinja_charge_scan(w, s.n);
-    for (size_t i = 0; (i = plain_add(w, t, s, i, !ascii)) < s.n; i += (size_t)len) {
+    for (size_t i = 0; (i = add_unescaped(w, t, s, i, !ascii)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
-        json_char(w, t, str_part(s, i, i + (size_t)len), c, ascii);
+        json_char(w, t, str_slice(s, i, i + (size_t)len), c, ascii);
     }
     text_puts(w, t, "\"");
 }
@@ -528,8 +532,8 @@ static const struct dict *dict_sorted(struct jinja_ctx *w, const struct dict *d)
     return out;
 }
 
-static void json_put(struct jinja_ctx *w, struct text *t, struct value v,
-                     const struct json_style *s, int level);
+static void json_add_value(struct jinja_ctx *w, struct text *t, struct value v,
+                           const struct json_style *s, int level);
 
 static void json_dict(struct jinja_ctx *w, struct text *t, const struct dict *d,
                       const struct json_style *s, int level) {
@@ -540,7 +544,7 @@ static void json_dict(struct jinja_ctx *w, struct text *t, const struct dict *d,
         struct value key = d->v[i].key;
         json_str(w, t, key.kind == V_STR ? key.s : json_scalar(w, key), s->ascii);
         text_add(w, t, s->key);
-        json_put(w, t, d->v[i].value, s, level);
+        json_add_value(w, t, d->v[i].value, s, level);
     }
 }
 
@@ -549,12 +553,12 @@ static void json_list(struct jinja_ctx *w, struct text *t, const struct list *l,
     for (size_t i = 0; i < l->n; i++) {
         if (i) text_add(w, t, s->item);
         json_break(w, t, s, level);
-        json_put(w, t, l->v[i], s, level);
+        json_add_value(w, t, l->v[i], s, level);
     }
 }
 
-static void json_put(struct jinja_ctx *w, struct text *t, struct value v,
-                     const struct json_style *s, int level) {
+static void json_add_value(struct jinja_ctx *w, struct text *t, struct value v,
+                           const struct json_style *s, int level) {
     bool list = is_sequence(v), empty;
     if (v.kind == V_STR) return json_str(w, t, v.s, s->ascii);
     if (v.kind != V_DICT && !list) return text_add(w, t, json_scalar(w, v));
@@ -572,7 +576,7 @@ static void json_put(struct jinja_ctx *w, struct text *t, struct value v,
 
 struct str value_json(struct jinja_ctx *w, struct value v, const struct json_style *style) {
     struct text t = {0};
-    json_put(w, &t, v, style, 0);
+    json_add_value(w, &t, v, style, 0);
     return text_str(&t);
 }
 
@@ -610,7 +614,7 @@ struct value value_from_json(struct jinja_ctx *w, const json_t *v, uint8_t origi
 }
 
 /* The roles that templates print within special tokens. */
-static bool role_known(const char *role) {
+static bool role_is_known(const char *role) {
     static const char *const roles[] = {"system", "user",     "assistant", "tool",
                                         "model",  "function", "ipython",   "developer"};
     for (size_t i = 0; role && i < ARRAY_LEN(roles); i++)
@@ -623,12 +627,13 @@ struct value value_messages(struct jinja_ctx *w, const json_t *list) {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *m = json_array_get(list, i);
         const char *role = json_string_value(json_object_get(m, "role"));
-        bool own = role && strcmp(role, "assistant") == 0;
-        struct value v = value_from_json(w, m, own ? JINJA_DATA | JINJA_ASSISTANT : JINJA_DATA);
+        bool is_assistant = role && strcmp(role, "assistant") == 0;
+        struct value v =
+            value_from_json(w, m, is_assistant ? JINJA_DATA | JINJA_ASSISTANT : JINJA_DATA);
         list_add(w, out, v);
         if (v.kind != V_DICT) continue;
         v.dict->message = (int)i;
-        struct value *r = role_known(role) ? dict_get(w, v.dict, "role") : NULL;
+        struct value *r = role_is_known(role) ? dict_get(w, v.dict, "role") : NULL;
         if (r) r->s.origins = NULL;
     }
     return LIST_VALUE(out);
@@ -636,9 +641,9 @@ struct value value_messages(struct jinja_ctx *w, const json_t *list) {
 
 /* arithmetic */
 
-_Noreturn static void op_fail(struct jinja_ctx *w, int op, struct value a, struct value b) {
+_Noreturn static void operator_fail(struct jinja_ctx *w, int op, struct value a, struct value b) {
     char name[] = {(char)op, (char)(op >> 8), 0};
-    refuse_markup(w, a, b);
+    markup_check(w, a, b);
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED) {
         struct str s = a.kind == V_UNDEFINED ? a.s : b.s;
         jinja_fail(w, "'%.*s' is undefined", (int)MIN(s.n, 60u), s.p ? s.p : "");
@@ -659,11 +664,11 @@ static struct value int_power(struct jinja_ctx *w, int64_t base, int64_t exponen
 
 static struct value int_binary(struct jinja_ctx *w, int op, int64_t a, int64_t b) {
     int64_t out = 0;
-    bool over = false;
+    bool overflow = false;
     if ((op == '/' || op == OP('/', '/') || op == '%') && b == 0) jinja_fail(w, "division by zero");
-    if (op == '+') over = __builtin_add_overflow(a, b, &out);
-    if (op == '-') over = __builtin_sub_overflow(a, b, &out);
-    if (op == '*') over = __builtin_mul_overflow(a, b, &out);
+    if (op == '+') overflow = __builtin_add_overflow(a, b, &out);
+    if (op == '-') overflow = __builtin_sub_overflow(a, b, &out);
+    if (op == '*') overflow = __builtin_mul_overflow(a, b, &out);
     if (op == '/') {
         int64_t exact = (int64_t)1 << 53;
         if (a > exact || a < -exact || b > exact || b < -exact)
@@ -673,14 +678,14 @@ static struct value int_binary(struct jinja_ctx *w, int op, int64_t a, int64_t b
     if (op == OP('*', '*')) return int_power(w, a, b);
     if (op == OP('/', '/') || op == '%') {
         if (b == -1) {
-            over = op != '%' && __builtin_sub_overflow(0, a, &out);
+            overflow = op != '%' && __builtin_sub_overflow(0, a, &out);
         } else {
             int64_t q = a / b, r = a % b;
             bool floor_differs = r != 0 && (r < 0) != (b < 0);
             out = op == '%' ? r + (floor_differs ? b : 0) : q - floor_differs;
         }
     }
-    if (over) jinja_fail(w, "an integer is too large");
+    if (overflow) jinja_fail(w, "an integer is too large");
     return INT(out);
 }
 
@@ -709,8 +714,8 @@ static struct value float_binary(struct jinja_ctx *w, int op, double a, double b
     return FLOAT(op == '%' ? float_mod(a, b) : float_floordiv(a, b));
 }
 
-/* n copies of `size` bytes at p; NULL: nothing is copied. */
-static void *copies(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
+/* Memory with n copies of the `size` bytes at p; p NULL: without content. */
+static void *repeat_bytes(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
     char *out = jinja_alloc(w, n * size + 1);
     jinja_charge_bytes(w, n * size);
     jinja_add_steps(w, n);
@@ -718,21 +723,21 @@ static void *copies(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
     return out;
 }
 
-static struct value repeat(struct jinja_ctx *w, struct value v, int64_t times) {
+static struct value value_repeat(struct jinja_ctx *w, struct value v, int64_t times) {
     bool text = v.kind == V_STR;
     size_t size = text ? v.s.n : v.list->n, n = times > 0 ? (size_t)times : 0;
     if (size && n > w->max_bytes / size) n = w->max_bytes / size + 1; /* will be refused */
     if (size == 0) n = 0;
     if (text)
-        return STRING(((struct str){copies(w, v.s.p, size, n), n * size,
-                                    v.s.origins ? copies(w, v.s.origins, size, n) : NULL}));
+        return STRING(((struct str){repeat_bytes(w, v.s.p, size, n), n * size,
+                                    v.s.origins ? repeat_bytes(w, v.s.origins, size, n) : NULL}));
     struct list *out = list_new(w, v.list->kind);
-    out->v = copies(w, v.list->v, size * sizeof *out->v, n);
+    out->v = repeat_bytes(w, v.list->v, size * sizeof *out->v, n);
     out->n = out->cap = n * size;
     return LIST_VALUE(out);
 }
 
-static struct value join_two(struct jinja_ctx *w, struct value a, struct value b) {
+static struct value concatenate(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind == V_STR) {
         struct text t = {0};
         text_add(w, &t, a.s);
@@ -745,7 +750,7 @@ static struct value join_two(struct jinja_ctx *w, struct value a, struct value b
     return LIST_VALUE(out);
 }
 
-static bool repeats(struct value v, struct value times) {
+static bool is_repeat(struct value v, struct value times) {
     return (v.kind == V_STR || is_sequence(v)) && (times.kind == V_INT || times.kind == V_BOOL);
 }
 
@@ -757,11 +762,11 @@ struct value value_binary(struct jinja_ctx *w, int op, struct value a, struct va
         return int_binary(w, op, a.i, b.i);
     }
     if (op == '%' && a.kind == V_STR) return STRING(value_percent(w, a.s, b));
-    if (op == '*' && repeats(a, b)) return repeat(w, a, b.i);
-    if (op == '*' && repeats(b, a)) return repeat(w, b, a.i);
+    if (op == '*' && is_repeat(a, b)) return value_repeat(w, a, b.i);
+    if (op == '*' && is_repeat(b, a)) return value_repeat(w, b, a.i);
     bool lists = is_sequence(a) && is_sequence(b) && a.list->kind == b.list->kind;
-    if (op == '+' && ((a.kind == V_STR && b.kind == V_STR) || lists)) return join_two(w, a, b);
-    op_fail(w, op, a, b);
+    if (op == '+' && ((a.kind == V_STR && b.kind == V_STR) || lists)) return concatenate(w, a, b);
+    operator_fail(w, op, a, b);
 }
 
 /* Formats one "%5.2f" at p (after the '%'); returns the length of the specification. */
@@ -806,7 +811,7 @@ struct str value_percent(struct jinja_ctx *w, struct str format, struct value ar
     jinja_charge_scan(w, format.n);
     for (size_t i = 0; i < format.n; i++) {
         if (format.p[i] != '%') continue;
-        text_add(w, &t, str_part(format, from, i));
+        text_add(w, &t, str_slice(format, from, i));
         if (copy[i + 1] == '%') {
             text_puts(w, &t, "%");
             from = ++i + 1;
@@ -819,7 +824,7 @@ struct str value_percent(struct jinja_ctx *w, struct str format, struct value ar
         i += percent_one(w, &t, copy + i + 1, v);
         from = i + 1;
     }
-    text_add(w, &t, str_part(format, from, format.n));
+    text_add(w, &t, str_slice(format, from, format.n));
     bool subscripted =
         args.kind == V_DICT || args.kind == V_UNDEFINED ||
         (args.kind == V_LIST && (args.list->kind == LIST || args.list->kind == RANGE));
@@ -874,10 +879,10 @@ struct value value_attr(struct jinja_ctx *w, struct value v, struct str name) {
 /* Byte offset of character i <= length. */
 static size_t char_offset(struct jinja_ctx *w, struct str s, size_t i, size_t length) {
     if (s.n == length) return i;
-    size_t at = 0;
+    size_t offset = 0;
     jinja_charge_scan(w, i);
-    for (int len; i > 0; i--, at += (size_t)len) char_at(s.p + at, &len);
-    return at;
+    for (int len; i > 0; i--, offset += (size_t)len) char_at(s.p + offset, &len);
+    return offset;
 }
 
 static struct value index_at(struct jinja_ctx *w, struct value v, int64_t i) {
@@ -893,14 +898,14 @@ static struct value index_at(struct jinja_ctx *w, struct value v, int64_t i) {
     int len;
     size_t at = char_offset(w, v.s, (size_t)i, (size_t)n);
     char_at(v.s.p + at, &len);
-    return STRING(str_part(v.s, at, at + (size_t)len));
+    return STRING(str_slice(v.s, at, at + (size_t)len));
 }
 
 struct value value_item(struct jinja_ctx *w, struct value v, struct value index) {
     if (v.kind == V_UNDEFINED)
         jinja_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     if (v.kind == V_DICT) {
-        const struct value *found = hashable(w, index) ? dict_find(w, v.dict, index) : NULL;
+        const struct value *found = is_hashable(w, index) ? dict_find(w, v.dict, index) : NULL;
         if (found) return *found;
     }
     bool whole = index.kind == V_INT || index.kind == V_BOOL;
@@ -909,8 +914,8 @@ struct value value_item(struct jinja_ctx *w, struct value v, struct value index)
     return UNDEFINED;
 }
 
-static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t other) {
-    if (v.kind == V_NONE) return other;
+static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t fallback) {
+    if (v.kind == V_NONE) return fallback;
     if (v.kind != V_INT && v.kind != V_BOOL)
         jinja_fail(w, "a slice needs integers, not a %s", value_type(v));
     return v.i;
@@ -918,8 +923,8 @@ static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t other) {
 
 /* Python's slice.indices: a bound into [lowest, highest]. */
 static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64_t low,
-                           int64_t high, int64_t other) {
-    int64_t i = slice_part(w, v, other);
+                           int64_t high, int64_t fallback) {
+    int64_t i = slice_part(w, v, fallback);
     if (v.kind == V_NONE) return i;
     if (i < 0) i += n;
     return MIN(MAX(i, low), high);
@@ -931,8 +936,8 @@ static struct value slice_str(struct jinja_ctx *w, struct str s, int64_t n, int6
     struct text t = {0};
     if (step == 1) {
         end = MAX(begin, end);
-        return STRING(str_part(s, char_offset(w, s, (size_t)begin, (size_t)n),
-                               char_offset(w, s, (size_t)end, (size_t)n)));
+        return STRING(str_slice(s, char_offset(w, s, (size_t)begin, (size_t)n),
+                                char_offset(w, s, (size_t)end, (size_t)n)));
     }
     const struct list *items = value_items(w, STRING(s));
     for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) text_add(w, &t, items->v[i].s);

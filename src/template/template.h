@@ -3,12 +3,12 @@
  *
  * Jinja: the part of Jinja2 that Hugging Face's templates use.
  *
- * A `struct jinja` is parsed once, never written again and shared by all threads; rendering keeps
- * its state to itself. The settings are those of transformers: trim_blocks, lstrip_blocks, the
- * immutable sandbox, break and continue, its `tojson`, raise_exception, strftime_now and {%
- * generation %}. A feature that this subset lacks is an error with its name and line.
+ * A `struct jinja` is parsed once, is immutable afterwards and is shared by all threads; each
+ * rendering has its own state. The settings are those of transformers: trim_blocks, lstrip_blocks,
+ * the immutable sandbox, break and continue, its `tojson`, raise_exception, strftime_now and {%
+ * generation %}. A feature that is not supported is an error with its name and line.
  *
- * A template is foreign code and reaches nothing but its variables. Its length, recursion, steps
+ * A template is untrusted code and has access only to its variables. Its length, recursion, steps
  * and memory are bounded: every operation is charged to one budget in proportion to its work, and
  * an error names the limit that was reached.
  *
@@ -28,11 +28,11 @@
 #define JINJA_MAX_TEXT ((size_t)1 << 20)     /* bytes of a template */
 #define JINJA_MAX_STEPS ((uint64_t)20000000) /* per parse, or renderings with a common budget */
 #define JINJA_MAX_BYTES ((size_t)256 << 20)  /* memory of one parse or rendering */
-#define JINJA_OWN_BYTES ((size_t)32 << 20)   /* memory limit, plus a multiple of the input */
-#define JINJA_OWN_TEXT ((size_t)1 << 20)     /* output limit, plus a multiple of the input */
+#define JINJA_BASE_BYTES ((size_t)32 << 20)  /* memory limit, plus a multiple of the input */
+#define JINJA_BASE_TEXT ((size_t)1 << 20)    /* output limit, plus a multiple of the input */
 
 struct jinja;
-/* Errors name the line; callers add the owner of the template. */
+/* Errors have the line number; callers add which template it is. */
 struct jinja *jinja_parse(const char *text, size_t len, struct error *err);
 void jinja_free(struct jinja *j);
 
@@ -41,8 +41,9 @@ void jinja_free(struct jinja *j);
 #define JINJA_ASSISTANT 2 /* a string inside a message of the assistant */
 #define JINJA_GENERATED 4 /* written within {% generation %} */
 
-/* Bytes from `begin` on were written while a loop was at messages[message]; -1: at no message. */
-struct jinja_run {
+/* The bytes from `begin` to the next range were written while the item of a loop was
+ * messages[message]; -1: no message. */
+struct jinja_message_range {
     size_t begin;
     int message;
 };
@@ -50,7 +51,7 @@ struct jinja_output {
     char *text;       /* [n] and a NUL */
     uint8_t *origins; /* [n] */
     size_t n;
-    struct jinja_run *runs; /* [n_runs], ascending; they cover the text */
+    struct jinja_message_range *runs; /* [n_runs], ascending; they cover the text */
     size_t n_runs;
     uint64_t steps; /* steps used; set after an error too */
     size_t bytes;
@@ -76,23 +77,23 @@ void jinja_output_release(struct jinja_output *out);
 struct chat_message {
     const char *role, *content;
 };
-/* The template that writers give to models without one: ChatML,
+/* The template that is written to the files of models without one: ChatML,
  * <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n. A tokenizer
- * with no other template encodes it without rendering. A tokenizer that lacks the two special
- * tokens gets them as plain text. */
+ * without another template encodes ChatML directly, without rendering. If its vocabulary lacks the
+ * two special tokens, they are encoded as plain text. */
 extern const char chatml_template[];
-/* Gives the tokenizer a chat template (Jinja); NULL is ChatML. model_open calls it. An unreadable
- * template is reported only when a conversation is encoded. */
+/* Sets the tokenizer's chat template (Jinja); NULL is ChatML. model_open calls it. A syntax error
+ * in the template is reported only when a conversation is encoded. */
 void tokenizer_set_chat_template(struct tokenizer *t, const char *text);
 /* The token that ends the assistant's turn: the template's, <|im_end|>, or the end of text. */
 int32_t tokenizer_eot(const struct tokenizer *t);
 /* Appends ids; `mask` (may be NULL) gets one byte per token: 1 for the assistant's own text and the
- * end of its turn. The content of messages is never read as a special token. Conversations that the
- * template refuses are refused with its message. */
+ * end of its turn. The content of messages is never encoded as special tokens. If the template
+ * raises an exception, the error has its message. */
 int chat_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
                 bool generation_prompt, struct token_ids *out, struct buf *mask, struct error *err);
 
-/* The same from JSON, with the other inputs of templates: tool calls, tools, parts. */
+/* The same from JSON, with the other inputs of templates: tool calls, tools, content parts. */
 struct chat_template_input {
     const json_t *messages; /* array of objects, as in OpenAI's API */
     const json_t *tools;    /* array, or NULL */
@@ -106,14 +107,14 @@ struct chat_template_input {
 int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat,
                          struct token_ids *out, struct buf *mask, struct error *err);
 
-/* The output of the template. The spans cover the text: `data` is the users' text, in which no
- * special token may be read; `own` is the assistant's part, from the end of the header that
- * generation gets to the end of its turn. `own` is the text within {% generation %}. In templates
- * without that, it is the text that was written while a loop was at a message of the assistant, and
- * the strings of such a message wherever they are written. */
+/* The output of the template. The spans cover the text. `user_data`: text from the variables, which
+ * is never encoded as special tokens. `assistant`: the assistant's part, from the end of the
+ * generation prompt to the end of the turn. It is the text within {% generation %}. In templates
+ * without that, it is the text that is written while the item of a loop is a message of the
+ * assistant, and the strings of such a message wherever they are written. */
 struct chat_span {
     size_t begin, end;
-    bool data, own;
+    bool user_data, assistant;
 };
 struct chat_text {
     char *text;

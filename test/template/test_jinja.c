@@ -307,14 +307,14 @@ static void test_published(void **state) {
 
 /* origin of each part of a text */
 
-static void spans_show(const struct chat_text *c, struct buf *out) {
+static void spans_format(const struct chat_text *c, struct buf *out) {
     for (size_t i = 0; i < c->n_spans; i++) {
         const struct chat_span *s = &c->spans[i];
-        bool begins = s->own && (i == 0 || !c->spans[i - 1].own);
-        bool ends = s->own && (i + 1 == c->n_spans || !c->spans[i + 1].own);
+        bool begins = s->assistant && (i == 0 || !c->spans[i - 1].assistant);
+        bool ends = s->assistant && (i + 1 == c->n_spans || !c->spans[i + 1].assistant);
         assert_int_equal(s->begin, i ? c->spans[i - 1].end : 0);
-        buf_printf(out, "%s%s%.*s%s%s", begins ? "«" : "", s->data ? "‹" : "",
-                   (int)(s->end - s->begin), c->text + s->begin, s->data ? "›" : "",
+        buf_printf(out, "%s%s%.*s%s%s", begins ? "«" : "", s->user_data ? "‹" : "",
+                   (int)(s->end - s->begin), c->text + s->begin, s->user_data ? "›" : "",
                    ends ? "»" : "");
     }
     buf_puts(out, "");
@@ -324,17 +324,18 @@ static int turns_check(const char *name, const char *template, const char *json,
     struct tokenizer *t = tokenizer_new_bytes(259);
     struct error err;
     struct chat_text text;
-    struct buf shown = {0};
+    struct buf formatted = {0};
     struct chat_template_input chat = {.messages = json_parse(json, strlen(json), name, &err)};
     assert_non_null(chat.messages);
     tokenizer_set_chat_template(t, template);
     if (chat_template_render(t, &chat, &text, &err) != OK) fail_msg("%s: %s", name, err.text);
-    spans_show(&text, &shown);
-    while (shown.len && shown.data[shown.len - 1] == '\n') shown.data[--shown.len] = 0;
-    bool same = strcmp(shown.data, want) == 0;
-    if (!same) fprintf(stderr, "%s gives\n%s\nexpected\n%s\n", name, shown.data, want);
+    spans_format(&text, &formatted);
+    while (formatted.len && formatted.data[formatted.len - 1] == '\n')
+        formatted.data[--formatted.len] = 0;
+    bool same = strcmp(formatted.data, want) == 0;
+    if (!same) fprintf(stderr, "%s gives\n%s\nexpected\n%s\n", name, formatted.data, want);
     chat_text_release(&text);
-    buf_release(&shown);
+    buf_release(&formatted);
     json_decref((json_t *)(uintptr_t)chat.messages);
     tokenizer_free(t);
     return !same;

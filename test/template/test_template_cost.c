@@ -193,7 +193,7 @@ static bool limit_named(const struct template_cost *r) {
     return false;
 }
 
-static int by_size(const void *a, const void *b) {
+static int template_cost_compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -216,7 +216,7 @@ static void test_hostile(void **state) {
         most = MAX(most, r.seconds);
         all[i] = ns;
     }
-    qsort(all, ARRAY_LEN(all), sizeof *all, by_size);
+    qsort(all, ARRAY_LEN(all), sizeof *all, template_cost_compare);
     double median = all[ARRAY_LEN(all) / 2], costly = all[ARRAY_LEN(all) - 1];
     fprintf(stderr, "%zu hostile templates: at most %.2f s each and %.0f ns a step, median %.0f\n",
             ARRAY_LEN(hostile), most, costly, median);
@@ -525,12 +525,12 @@ static void test_flat_ollama(void **state) {
 
 /* ends */
 
-struct patience {
+struct poll_limit {
     int polls, most;
 };
 
-static bool patience_ends(void *ctx) {
-    struct patience *p = ctx;
+static bool poll_limit_reached(void *ctx) {
+    struct poll_limit *p = ctx;
     return ++p->polls > p->most;
 }
 
@@ -541,8 +541,9 @@ static void test_stop(void **state) {
     static const char text[] = "{% set l = range(9999)|list %}" IF("-1 in l");
     struct jinja *j = jinja_parse(text, sizeof text - 1, &err);
     for (int most = 0; most < 100; most += 33) {
-        struct patience p = {.most = most};
-        struct jinja_input in = {.vars = NULL, .now = -1, .stop = patience_ends, .stop_ctx = &p};
+        struct poll_limit p = {.most = most};
+        struct jinja_input in = {
+            .vars = NULL, .now = -1, .stop = poll_limit_reached, .stop_ctx = &p};
         in.vars = json_object();
         assert_int_equal(jinja_render(j, &in, &out, &err), ERR_STATE);
         assert_non_null(strstr(err.text, "was ended"));
@@ -557,12 +558,12 @@ static void test_stop(void **state) {
 /* Number of polls of a conversation with n messages, every second one the assistant's. */
 static int chat_polls(const char *template, int n, uint64_t most, int want) {
     struct tokenizer *t = tokenizer_new_bytes(259);
-    struct patience p = {.most = (int)most};
+    struct poll_limit p = {.most = (int)most};
     struct token_ids ids = {0};
     struct error err = {0};
     struct chat_template_input chat = {.messages = conversation(n, 40),
                                        .template = template,
-                                       .stop = patience_ends,
+                                       .stop = poll_limit_reached,
                                        .stop_ctx = &p};
     int rc = chat_template_encode(t, &chat, &ids, NULL, &err);
     if (rc != want) fail_msg("'%.60s': %d %s", template, rc, rc ? err.text : "");

@@ -54,7 +54,7 @@ static void put_file(const char *path, const void *data, size_t n) {
     assert_int_equal(fclose(f), 0);
 }
 
-static struct tokenizer *made(struct tokenizer *t, const struct error *err) {
+static struct tokenizer *assert_tokenizer(struct tokenizer *t, const struct error *err) {
     if (!t) fail_msg("%s", err->text);
     return t;
 }
@@ -119,7 +119,7 @@ static void put_utf8(struct buf *b, uint32_t c) {
 
 /* Text with the irregularities of real text: words, digits, spaces of all kinds, scripts, emoji,
  * and invalid bytes. */
-static struct buf odd_text(uint32_t seed, size_t n, bool valid) {
+static struct buf irregular_text(uint32_t seed, size_t n, bool valid) {
     static const char *const bits[] = {"the",
                                        " and",
                                        "I'll",
@@ -180,7 +180,7 @@ static struct tokenizer *trained_small(const char *pre) {
     struct tokenizer *t = tokenizer_train_bpe(text.data, text.len, 340, pre,
                                               (const char **)(uintptr_t)chatml, 3, &err);
     buf_release(&text);
-    return made(t, &err);
+    return assert_tokenizer(t, &err);
 }
 
 struct spm_entry {
@@ -237,7 +237,7 @@ static struct tokenizer *spm_small(bool prefix) {
                                   .add_bos = true,
                                   .add_space_prefix = prefix};
     struct error err;
-    return made(tokenizer_new(&spec, &err), &err);
+    return assert_tokenizer(tokenizer_new(&spec, &err), &err);
 }
 
 static void test_every_byte_and_plane(void **state) {
@@ -251,7 +251,7 @@ static void test_every_byte_and_plane(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(toks); i++) {
         assert_round_trip(toks[i], all.data, all.len);
         for (uint32_t seed = 0; seed < 200; seed++) {
-            struct buf b = odd_text(seed, 100, false);
+            struct buf b = irregular_text(seed, 100, false);
             assert_round_trip(toks[i], b.data, b.len);
             buf_release(&b);
         }
@@ -328,7 +328,7 @@ static void test_merge_equals_naive(void **state) {
 static void test_cache_and_pieces_agree(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
-    struct buf b = odd_text(7, 30000, true);
+    struct buf b = irregular_text(7, 30000, true);
     struct token_ids whole = encoded(t, b.data, b.len, 0), parts = {0};
     size_t begin = 0;
     for (size_t i = 1; i <= b.len; i++) { /* every word ends between a newline and a letter */
@@ -369,7 +369,7 @@ static void test_spm_words_agree(void **state) {
                                   .eos = -1,
                                   .unk = -1};
     struct error err;
-    t = made(tokenizer_new(&spec, &err), &err);
+    t = assert_tokenizer(tokenizer_new(&spec, &err), &err);
     assert_false(t->splits_words);
     ASSERT_ENCODES(t, "a a", 0, 2, 1);
     tokenizer_free(t);
@@ -396,7 +396,7 @@ static void encode_again(void *ctx, int64_t begin, int64_t end, int thread) {
 static void test_threads_share_one(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("qwen2");
-    struct buf b = odd_text(3, 20000, false);
+    struct buf b = irregular_text(3, 20000, false);
     struct token_ids want = encoded(t, b.data, b.len, 0);
     struct job j = {.t = t, .text = &b, .want = &want};
     struct pool *pool = pool_new(4);
@@ -412,22 +412,22 @@ struct words {
     struct buf text; /* words with | after each */
 };
 
-static void word_note(void *ctx, const char *p, size_t n) {
+static void word_append(void *ctx, const char *p, size_t n) {
     struct words *w = ctx;
     buf_add(&w->text, p, n);
     buf_puts(&w->text, "|");
 }
 
-static void cut_append(const struct tokenizer *t, const char *p, size_t n, struct words *w) {
+static void words_append(const struct tokenizer *t, const char *p, size_t n, struct words *w) {
     pcre2_match_data *md = pcre2_match_data_create(1, NULL);
-    bpe_split(t, md, p, n, word_note, w);
+    bpe_split(t, md, p, n, word_append, w);
     pcre2_match_data_free(md);
 }
 
-static void assert_cuts(const char *pre, const char *text, const char *want) {
+static void assert_words(const char *pre, const char *text, const char *want) {
     struct tokenizer *t = trained_small(pre);
     struct words w = {0};
-    cut_append(t, text, strlen(text), &w);
+    words_append(t, text, strlen(text), &w);
     assert_string_equal(w.text.data, want);
     buf_release(&w.text);
     tokenizer_free(t);
@@ -435,18 +435,18 @@ static void assert_cuts(const char *pre, const char *text, const char *want) {
 
 static void test_patterns(void **state) {
     (void)state;
-    assert_cuts("gpt-2", "I'll  go 123, été\n\n x", "I|'ll| | go| 123|,| été|\n\n| x|");
-    assert_cuts("smollm", "a  12 b 3", "a|  |1|2| b| |3|");
-    assert_cuts("llama-bpe", "We'Ve 12345\n\n  x", "We|'Ve| |123|45|\n\n| | x|");
-    assert_cuts("qwen2", "(abc) 12\n", "(abc|)| |1|2|\n|");
-    assert_cuts("gpt-4o", "helloWorld's A1b", "hello|World's| A|1|b|");
-    assert_cuts("tekken", "helloWorld 12", "hello|World| |1|2|");
+    assert_words("gpt-2", "I'll  go 123, été\n\n x", "I|'ll| | go| 123|,| été|\n\n| x|");
+    assert_words("smollm", "a  12 b 3", "a|  |1|2| b| |3|");
+    assert_words("llama-bpe", "We'Ve 12345\n\n  x", "We|'Ve| |123|45|\n\n| | x|");
+    assert_words("qwen2", "(abc) 12\n", "(abc|)| |1|2|\n|");
+    assert_words("gpt-4o", "helloWorld's A1b", "hello|World's| A|1|b|");
+    assert_words("tekken", "helloWorld 12", "hello|World| |1|2|");
     /* U+180E is not white space in this version of Unicode: it joins the punctuation, and the space
      * is before the word. */
-    assert_cuts("gpt-2", "a\xE1\xA0\x8E b", "a|\xE1\xA0\x8E| b|");
-    assert_cuts("[^a]+|\\s", "xxaaxx",
-                "xx|aa|xx|");             /* text between matches of a pattern is a word */
-    assert_cuts("(?=[a])", "ab", "a|b|"); /* and an empty match gets a character */
+    assert_words("gpt-2", "a\xE1\xA0\x8E b", "a|\xE1\xA0\x8E| b|");
+    assert_words("[^a]+|\\s", "xxaaxx",
+                 "xx|aa|xx|");             /* text between matches of a pattern is a word */
+    assert_words("(?=[a])", "ab", "a|b|"); /* and an empty match gets a character */
 }
 
 /* Digits first, then GPT-2's pattern on the text between them, as in the reference. */
@@ -455,14 +455,14 @@ static void test_digits_pattern_is_two_stages(void **state) {
     struct tokenizer *one = trained_small("smollm"), *gpt2 = trained_small("gpt-2"),
                      *digit = trained_small("[\\p{N}]");
     for (uint32_t seed = 0; seed < 400; seed++) {
-        struct buf b = odd_text(seed, 60, true);
+        struct buf b = irregular_text(seed, 60, true);
         struct words got = {0}, digits = {0}, want = {0};
-        cut_append(one, b.data, b.len, &got);
-        cut_append(digit, b.data, b.len, &digits); /* odd_text has no other | */
+        words_append(one, b.data, b.len, &got);
+        words_append(digit, b.data, b.len, &digits); /* irregular_text has no other | */
         for (char *p = digits.text.data, *bar; (bar = strchr(p, '|')); p = bar + 1)
-            cut_append(gpt2, p, (size_t)(bar - p), &want);
-        /* odd_text's "<|im_end|>" contains bars: both sides treat them equally only if no word ends
-         * there */
+            words_append(gpt2, p, (size_t)(bar - p), &want);
+        /* irregular_text's "<|im_end|>" contains bars: both sides treat them equally only if no
+         * word ends there */
         if (!strchr(b.data, '|')) assert_string_equal(got.text.data, want.text.data);
         buf_release(&b);
         buf_release(&got.text);
@@ -488,7 +488,7 @@ static void test_long_runs(void **state) {
     tokenizer_free(t);
 }
 
-static void assert_refused(const char *pre, const char *says) {
+static void assert_refused(const char *pre, const char *message) {
     const char *pieces[] = {"a"};
     int32_t lens[] = {1};
     struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
@@ -502,7 +502,7 @@ static void assert_refused(const char *pre, const char *says) {
     struct error err;
     assert_null(tokenizer_new(&spec, &err));
     assert_int_equal(err.code, ERR_FORMAT);
-    if (!strstr(err.text, says)) fail_msg("'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, message)) fail_msg("'%s' does not say '%s'", err.text, message);
 }
 
 static void test_refused_specs(void **state) {
@@ -536,7 +536,7 @@ static void test_refused_specs(void **state) {
     spec.kind = TOKENIZER_SPM;
     assert_null(tokenizer_new(&spec, &err)); /* no scores */
     spec.kind = TOKENIZER_BPE;
-    struct tokenizer *t = made(tokenizer_new(&spec, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_new(&spec, &err), &err);
     ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0,
                    1); /* a byte that is not in the vocabulary gives no token */
     tokenizer_free(t);
@@ -568,33 +568,35 @@ static void test_specials_only_where_allowed(void **state) {
 
 static void test_spm_rules(void **state) {
     (void)state;
-    struct tokenizer *t = spm_small(true), *bare = spm_small(false);
+    struct tokenizer *t = spm_small(true), *no_prefix = spm_small(false);
     ASSERT_ENCODES(t, "abc", 0, 9,
                    6); /* "ab" ties with "bc" and is further left; then it merges with the ▁ */
-    ASSERT_ENCODES(bare, "abc", 0, 7, 6);
-    ASSERT_ENCODES(bare, "cbc", TOKENIZER_ADD_BOS, 1, 6, 8);
-    ASSERT_ENCODES(bare, "    b", 0, 11, 5);
-    ASSERT_ENCODES(bare, "é", 0, 15, 16);      /* bytes */
-    ASSERT_ENCODES(bare, "éab", 0, 15, 16, 7); /* "ab" scores above "éa" */
-    ASSERT_ENCODES(bare, "éac", 0, 13, 6);     /* a piece of characters that are not pieces */
-    ASSERT_ENCODES(bare, "xyz\xFFg", 0, 0);    /* a run without byte pieces is one unknown token */
-    ASSERT_ENCODES(bare, "xax", 0, 0, 4, 0);
-    ASSERT_ENCODES(bare, "unused", 0, 0, 17, 0);
-    ASSERT_ENCODES(bare, "<s>", 0, 18, 19); /* never the control token, not by merging either */
+    ASSERT_ENCODES(no_prefix, "abc", 0, 7, 6);
+    ASSERT_ENCODES(no_prefix, "cbc", TOKENIZER_ADD_BOS, 1, 6, 8);
+    ASSERT_ENCODES(no_prefix, "    b", 0, 11, 5);
+    ASSERT_ENCODES(no_prefix, "é", 0, 15, 16);      /* bytes */
+    ASSERT_ENCODES(no_prefix, "éab", 0, 15, 16, 7); /* "ab" scores above "éa" */
+    ASSERT_ENCODES(no_prefix, "éac", 0, 13, 6);     /* a piece of characters that are not pieces */
+    ASSERT_ENCODES(no_prefix, "xyz\xFFg", 0,
+                   0); /* a run without byte pieces is one unknown token */
+    ASSERT_ENCODES(no_prefix, "xax", 0, 0, 4, 0);
+    ASSERT_ENCODES(no_prefix, "unused", 0, 0, 17, 0);
+    ASSERT_ENCODES(no_prefix, "<s>", 0, 18,
+                   19); /* never the control token, not by merging either */
     ASSERT_ENCODES(t, "<s>a", TOKENIZER_PARSE_SPECIAL, 1, 3, 4);
     ASSERT_ENCODES(t, "a<tool>a", 0, 3, 4, 12, 3, 4);
     tokenizer_free(t);
-    tokenizer_free(bare);
+    tokenizer_free(no_prefix);
 }
 
 static void test_spm_decode(void **state) {
     (void)state;
-    struct tokenizer *t = spm_small(true), *bare = spm_small(false);
+    struct tokenizer *t = spm_small(true), *no_prefix = spm_small(false);
     static const char *const texts[] = {"ab",        " ab",  "  ab  ", "a<tool>b",
                                         "a<tool> b", "éa é", "    "};
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
         assert_round_trip(t, texts[i], strlen(texts[i]));
-        assert_round_trip(bare, texts[i], strlen(texts[i]));
+        assert_round_trip(no_prefix, texts[i], strlen(texts[i]));
     }
     struct buf b = {0};
     tokenizer_decode(t, (const int32_t[]){1, 9, 6, 2}, 4, false, &b);
@@ -604,7 +606,7 @@ static void test_spm_decode(void **state) {
     assert_string_equal(b.data, " ab");
     buf_release(&b);
     tokenizer_free(t);
-    tokenizer_free(bare);
+    tokenizer_free(no_prefix);
 }
 
 typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t len,
@@ -625,7 +627,7 @@ static void vector_check(const struct tokenizer *t, const char *text, size_t len
 }
 
 /* A separate line separates the items; the .out file has one line for each. */
-static int vectors_each(const char *name, const struct tokenizer *t) {
+static int vectors_check_all(const char *name, const struct tokenizer *t) {
     char file[64];
     snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf.inp", name);
     struct buf inp = file_text(shared_path(file));
@@ -651,7 +653,7 @@ static struct tokenizer *gguf_tokenizer(const char *name) {
     snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf", name);
     char *path = shared_path(file);
     struct error err;
-    struct tokenizer *t = made(gguf_tokenizer_open(path, &err), &err);
+    struct tokenizer *t = assert_tokenizer(gguf_tokenizer_open(path, &err), &err);
     free(path);
     return t;
 }
@@ -659,7 +661,7 @@ static struct tokenizer *gguf_tokenizer(const char *name) {
 static void test_vectors(void **state) {
     const char *name = *state;
     struct tokenizer *t = gguf_tokenizer(name);
-    assert_true(vectors_each(name, t) > 40);
+    assert_true(vectors_check_all(name, t) > 40);
     tokenizer_free(t);
 }
 
@@ -700,7 +702,7 @@ static struct tokenizer *qwen_tokenizer(void) {
     spec.lens = lens;
     spec.types = types;
     struct error err;
-    struct tokenizer *t = made(tokenizer_new(&spec, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_new(&spec, &err), &err);
     free(spec.pieces);
     free(spec.merges);
     free(lens);
@@ -713,7 +715,7 @@ static struct tokenizer *qwen_tokenizer(void) {
 static void test_vectors_qwen2(void **state) {
     (void)state;
     struct tokenizer *t = qwen_tokenizer();
-    assert_true(vectors_each("qwen2", t) > 40);
+    assert_true(vectors_check_all("qwen2", t) > 40);
     ASSERT_ENCODES(t, "<|im_start|>", TOKENIZER_PARSE_SPECIAL, 151644);
     tokenizer_free(t);
 }
@@ -724,9 +726,10 @@ static void test_train_equals_reference(void **state) {
     struct buf list = file_text(shared_path("bpe-training/train-bpe-reference-merges.txt"));
     char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
     struct error err;
-    struct tokenizer *t = made(tokenizer_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
-                                                   (const char **)(uintptr_t)chatml, 1, &err),
-                               &err);
+    struct tokenizer *t =
+        assert_tokenizer(tokenizer_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
+                                             (const char **)(uintptr_t)chatml, 1, &err),
+                         &err);
     const struct tokenizer_spec *s = tokenizer_get_spec(t);
     int32_t n;
     const char **want = lines_of(&list, &n);
@@ -802,9 +805,10 @@ static void test_train_equals_naive(void **state) {
         }
         naive_train(words, 16, 3, &want);
         struct error err;
-        struct tokenizer *t = made(tokenizer_train_bpe(joined.data, joined.len, 260, "gpt-2",
-                                                       (const char **)(uintptr_t)chatml, 1, &err),
-                                   &err);
+        struct tokenizer *t =
+            assert_tokenizer(tokenizer_train_bpe(joined.data, joined.len, 260, "gpt-2",
+                                                 (const char **)(uintptr_t)chatml, 1, &err),
+                             &err);
         for (int32_t i = 0; i < tokenizer_get_spec(t)->n_merges; i++)
             buf_printf(&got, "%s\n", tokenizer_get_spec(t)->merges[i]);
         assert_string_equal(got.data, want.data);
@@ -826,7 +830,8 @@ static void test_train_limits(void **state) {
     const char *twice[] = {"<a>", "<a>"};
     assert_null(tokenizer_train_bpe("ab", 2, 300, "gpt-2", twice, 2, &err));
     assert_non_null(strstr(err.text, "twice"));
-    struct tokenizer *t = made(tokenizer_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
+    struct tokenizer *t =
+        assert_tokenizer(tokenizer_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
     assert_int_equal(tokenizer_eos(t), 2);
     ASSERT_ENCODES(t, "!", 0, 3);
     tokenizer_free(t);
@@ -842,7 +847,7 @@ static void assert_json_round_trip(const struct tokenizer *t) {
     char *a = temp_path("a.json"), *b = temp_path("b.json");
     struct error err;
     if (tokenizer_write_json(t, a, &err) != OK) fail_msg("%s", err.text);
-    struct tokenizer *u = made(tokenizer_from_json(a, &err), &err);
+    struct tokenizer *u = assert_tokenizer(tokenizer_from_json(a, &err), &err);
     if (tokenizer_write_json(u, b, &err) != OK) fail_msg("%s", err.text);
     struct buf x = file_text(a), y = file_text(b); /* frees the paths */
     assert_int_equal(x.len, y.len);
@@ -863,7 +868,7 @@ static void assert_json_round_trip(const struct tokenizer *t) {
     assert_int_equal(tokenizer_get_spec(u)->unk, tokenizer_get_spec(t)->unk);
     assert_int_equal(tokenizer_add_bos(u), tokenizer_add_bos(t));
     for (uint32_t seed = 0; seed < 200; seed++) {
-        struct buf text = odd_text(seed, 300, false);
+        struct buf text = irregular_text(seed, 300, false);
         assert_same_ids(t, u, text.data, text.len,
                         seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS : 0);
         buf_release(&text);
@@ -934,59 +939,65 @@ static void test_json_shapes(void **state) {
     (void)state;
     struct error err;
     struct tokenizer *t =
-        made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
+        assert_tokenizer(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
     assert_string_equal(tokenizer_get_spec(t)->pre, "gpt-2");
     ASSERT_ENCODES(t, "ab a", 0, 2, 3, 0);
     assert_int_equal(tokenizer_eos(t), -1);
     tokenizer_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}",
-                         BPE_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}",
+                    BPE_MODEL),
+        &err);
     ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true by default */
     ASSERT_ENCODES(t, " ab", 0, 3, 2);
     assert_json_round_trip(t);
     tokenizer_free(t);
-    t = made(json_quoted(&err,
-                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
-                         "'individual_digits':true}," BYTE_LEVEL_WORDS "]}",
-                         BPE_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(&err,
+                    ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
+                    "'individual_digits':true}," BYTE_LEVEL_WORDS "]}",
+                    BPE_MODEL),
+        &err);
     assert_string_equal(tokenizer_get_spec(t)->pre, "smollm");
     tokenizer_free(t);
-    t = made(json_quoted(&err,
-                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','"
-                         "behavior':'Isolated',"
-                         "'invert':false,'pattern':{'Regex':'[a-z]|[^a-z]+'}}," BYTE_LEVEL
-                         "]},'added_tokens':[{'id':9,"
-                         "'content':'<x>','special':true},{'id':7,'content':'b1','special':false}]",
-                         BPE_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(&err,
+                    ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','"
+                    "behavior':'Isolated',"
+                    "'invert':false,'pattern':{'Regex':'[a-z]|[^a-z]+'}}," BYTE_LEVEL
+                    "]},'added_tokens':[{'id':9,"
+                    "'content':'<x>','special':true},{'id':7,'content':'b1','special':false}]",
+                    BPE_MODEL),
+        &err);
     ASSERT_ENCODES(t, "ab<x>b1", 0, 0, 1, 7);
     tokenizer_free(t);
-    t = made(json_quoted(&err,
-                         ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','"
-                         "prepend':'▁'},{'type':"
-                         "'Replace','pattern':{'String':' '},'content':'▁'}]},'pre_tokenizer':null",
-                         SPM_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(&err,
+                    ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','"
+                    "prepend':'▁'},{'type':"
+                    "'Replace','pattern':{'String':' '},'content':'▁'}]},'pre_tokenizer':null",
+                    SPM_MODEL),
+        &err);
     ASSERT_ENCODES(t, "abAx", 0, 4, 3, 5, 0);
     assert_int_equal(tokenizer_get_spec(t)->n_merges, 0); /* the merges follow from the scores */
     assert_json_round_trip(t);
     tokenizer_free(t);
-    t = made(json_quoted(
-                 &err,
-                 ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
-                 "'split':false}",
-                 SPM_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(
+            &err,
+            ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
+            "'split':false}",
+            SPM_MODEL),
+        &err);
     ASSERT_ENCODES(t, "ab", 0, 3);
     tokenizer_free(t);
-    t = made(json_quoted(
-                 &err,
-                 ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
-                 "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]",
-                 SPM_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(
+            &err,
+            ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
+            "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]",
+            SPM_MODEL),
+        &err);
     ASSERT_ENCODES(t, "ab<x>ab", TOKENIZER_PARSE_SPECIAL, 4, 3, 7,
                    3);                 /* a space before the text only */
     ASSERT_ENCODES(t, " ab", 0, 4, 3); /* and none before a space */
@@ -999,7 +1010,7 @@ static void test_json_shapes(void **state) {
 static void test_json_merges_override_scores(void **state) {
     (void)state;
     struct error err;
-    struct tokenizer *t = made(
+    struct tokenizer *t = assert_tokenizer(
         json_quoted(&err, ",'pre_tokenizer':null",
                     "'type':'BPE','byte_fallback':true,'vocab':{'a':0,'b':1,'ab':2,'ba':3,'aba':4},"
                     "'merges':['a b','b a','a ba']"),
@@ -1011,12 +1022,12 @@ static void test_json_merges_override_scores(void **state) {
     tokenizer_free(t);
 }
 
-static void assert_json_refused(const char *rest, const char *model, const char *says) {
+static void assert_json_refused(const char *rest, const char *model, const char *message) {
     struct error err;
     struct tokenizer *t = json_quoted(&err, rest, model);
     if (t) fail_msg("{%s}%s was not refused", model, rest);
     assert_true(err.code < 0);
-    if (!strstr(err.text, says)) fail_msg("'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, message)) fail_msg("'%s' does not say '%s'", err.text, message);
 }
 
 static void test_json_refusals(void **state) {
@@ -1135,31 +1146,31 @@ static struct tokenizer *unigram_small(bool bytes, const char *normalizer, bool 
                                   .user_pieces = true,
                                   .add_space_prefix = prefix};
     struct error err;
-    return made(tokenizer_new(&spec, &err), &err);
+    return assert_tokenizer(tokenizer_new(&spec, &err), &err);
 }
 
 static void test_unigram_rules(void **state) {
     (void)state;
     struct tokenizer *t = unigram_small(false, NULL, true),
-                     *bare = unigram_small(false, NULL, false),
+                     *no_prefix = unigram_small(false, NULL, false),
                      *bytes = unigram_small(true, NULL, false);
-    ASSERT_ENCODES(bare, "ab", 0, 6);
+    ASSERT_ENCODES(no_prefix, "ab", 0, 6);
     ASSERT_ENCODES(
-        bare, "aba", 0,
+        no_prefix, "aba", 0,
         8); /* all three segmentations score -7: the one whose split is furthest left wins */
     ASSERT_ENCODES(t, "a", 0, 9);
-    ASSERT_ENCODES(bare, "b a", 0, 11); /* across a space */
-    ASSERT_ENCODES(bare, "あい", 0, 14);
-    ASSERT_ENCODES(bare, "い", 0, 0); /* unknown, once for a run */
-    ASSERT_ENCODES(bare, "いxyz\xFFい", 0, 0);
+    ASSERT_ENCODES(no_prefix, "b a", 0, 11); /* across a space */
+    ASSERT_ENCODES(no_prefix, "あい", 0, 14);
+    ASSERT_ENCODES(no_prefix, "い", 0, 0); /* unknown, once for a run */
+    ASSERT_ENCODES(no_prefix, "いxyz\xFFい", 0, 0);
     ASSERT_ENCODES(bytes, "い", 0, 19 + 0xE3, 19 + 0x81, 19 + 0x84);
-    ASSERT_ENCODES(bare, "[PAD16]", 0, 0);         /* unused: never made */
-    ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* wins against every other segmentation */
-    ASSERT_ENCODES(bare, "<s>", 0, 17, 18);        /* never the control token */
-    ASSERT_ENCODES(bare, "<s>a", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1,
-                   4, 2);
+    ASSERT_ENCODES(no_prefix, "[PAD16]", 0, 0);         /* unused: never made */
+    ASSERT_ENCODES(no_prefix, "a<tool>b", 0, 4, 15, 5); /* wins against every other segmentation */
+    ASSERT_ENCODES(no_prefix, "<s>", 0, 17, 18);        /* never the control token */
+    ASSERT_ENCODES(no_prefix, "<s>a",
+                   TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1, 4, 2);
     tokenizer_free(t);
-    tokenizer_free(bare);
+    tokenizer_free(no_prefix);
     tokenizer_free(bytes);
 }
 
@@ -1221,11 +1232,11 @@ static void test_unigram_words_agree(void **state) {
     (void)state;
     char *path = shared_path("llm-jp/tokenizer.json");
     struct error err;
-    struct tokenizer *t = made(tokenizer_from_json(path, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_from_json(path, &err), &err);
     struct tokenizer other = *t;
     other.words = !t->splits_words;
     for (uint32_t seed = 0; seed < 20 && t->splits_words; seed++) {
-        struct buf b = odd_text(seed, 9000, false);
+        struct buf b = irregular_text(seed, 9000, false);
         assert_same_ids(t, &other, b.data, b.len, 0);
         buf_release(&b);
     }
@@ -1243,7 +1254,7 @@ static void test_unigram_round_trip(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(toks); i++) {
         assert_round_trip(toks[i], all.data, all.len);
         for (uint32_t seed = 0; seed < 200; seed++) {
-            struct buf b = odd_text(seed, 100, false);
+            struct buf b = irregular_text(seed, 100, false);
             if (strlen(b.data) == b.len && !strstr(b.data, "▁"))
                 assert_round_trip(toks[i], b.data, b.len);
             buf_release(&b);
@@ -1263,14 +1274,15 @@ static void test_vector_table(void **state) {
         struct tokenizer *plain = qwen_tokenizer();
         struct tokenizer_spec spec = *tokenizer_get_spec(plain);
         spec.normalizer = "{\"type\":\"NFC\"}";
-        t = made(tokenizer_new(&spec, &err), &err);
+        t = assert_tokenizer(tokenizer_new(&spec, &err), &err);
         tokenizer_free(plain);
     } else {
         bool json = strcmp(name, "llm-jp-2.2") == 0;
         char *path = shared_path(json ? "llm-jp/tokenizer.json"
                                       : "llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-        t = made(json ? tokenizer_from_json(path, &err) : tokenizer_from_sentencepiece(path, &err),
-                 &err);
+        t = assert_tokenizer(json ? tokenizer_from_json(path, &err)
+                                  : tokenizer_from_sentencepiece(path, &err),
+                             &err);
         free(path);
     }
     struct buf table = file_text(xstrdup("test/vectors/tokenizer.txt"));
@@ -1516,7 +1528,7 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     tokenizer_free(m->tok);
     m->tok = t;
     if (model_write_gguf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
-    struct tokenizer *u = made(gguf_tokenizer_open(path, &err), &err);
+    struct tokenizer *u = assert_tokenizer(gguf_tokenizer_open(path, &err), &err);
     const struct tokenizer_spec *x = tokenizer_get_spec(t), *y = tokenizer_get_spec(u);
     assert_int_equal(x->kind, y->kind);
     assert_string_equal(x->normalizer ? x->normalizer : "", y->normalizer ? y->normalizer : "");
@@ -1524,7 +1536,7 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     assert_int_equal(x->split_words, y->split_words);
     assert_int_equal(x->user_pieces, y->user_pieces);
     for (uint32_t seed = 0; seed < 200; seed++) {
-        struct buf b = odd_text(seed, 200, false);
+        struct buf b = irregular_text(seed, 200, false);
         assert_same_ids(t, u, b.data, b.len,
                         seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS
                                  : 0);
@@ -1553,7 +1565,7 @@ static void test_gguf_round_trip(void **state) {
     struct tokenizer_spec spec = *tokenizer_get_spec(plain);
     struct error err;
     spec.normalizer = "{\"type\":\"NFC\"}";
-    struct tokenizer *nfc = made(tokenizer_new(&spec, &err), &err);
+    struct tokenizer *nfc = assert_tokenizer(tokenizer_new(&spec, &err), &err);
     tokenizer_free(plain);
     assert_json_round_trip(nfc);
     assert_gguf_round_trip(nfc);
@@ -1566,7 +1578,7 @@ static void test_llm_jp_round_trips(void **state) {
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
     struct error err;
-    struct tokenizer *t = made(tokenizer_from_json(json, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_from_json(json, &err), &err);
     ASSERT_ENCODES(t, "<EOD|LLM-jp>", TOKENIZER_PARSE_SPECIAL, 7);
     ASSERT_ENCODES(t, "a", TOKENIZER_ADD_EOS, 367, 7);
     struct token_ids forged = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
@@ -1574,7 +1586,7 @@ static void test_llm_jp_round_trips(void **state) {
     token_ids_release(&forged);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
-    t = made(tokenizer_from_sentencepiece(model, &err), &err);
+    t = assert_tokenizer(tokenizer_from_sentencepiece(model, &err), &err);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
     free(json);
@@ -1584,23 +1596,23 @@ static void test_llm_jp_round_trips(void **state) {
 static void test_unigram_json(void **state) {
     (void)state;
     struct error err;
-    struct tokenizer *t = made(
+    struct tokenizer *t = assert_tokenizer(
         json_quoted(&err, ",'pre_tokenizer':" METASPACE("always", "false"), UNIGRAM_MODEL), &err);
     ASSERT_ENCODES(t, "a b", 0, 1, 5);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':" METASPACE("first", "true"), UNIGRAM_MODEL),
-             &err);
+    t = assert_tokenizer(
+        json_quoted(&err, ",'pre_tokenizer':" METASPACE("first", "true"), UNIGRAM_MODEL), &err);
     ASSERT_ENCODES(t, "a b", 0, 3, 1, 4); /* words are split before pieces are matched */
     ASSERT_ENCODES(t, "  a", 0, 1, 3);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
-    t = made(json_quoted(&err,
-                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':"
-                         "'WhitespaceSplit'},{'type':'Metaspace','replacement':'▁',"
-                         "'add_prefix_space':true}]}",
-                         UNIGRAM_MODEL),
-             &err);
+    t = assert_tokenizer(json_quoted(&err,
+                                     ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':"
+                                     "'WhitespaceSplit'},{'type':'Metaspace','replacement':'▁',"
+                                     "'add_prefix_space':true}]}",
+                                     UNIGRAM_MODEL),
+                         &err);
     ASSERT_ENCODES(t, " a\n　b ", 0, 3, 1, 4);
     struct token_ids none = encoded(t, " \n ", 3, 0);
     assert_int_equal(none.n, 0);
@@ -1679,7 +1691,7 @@ static void test_sentencepiece(void **state) {
     struct error err;
     struct buf file = spm_model_file(1);
     put_file(path, file.data, file.len);
-    struct tokenizer *t = made(tokenizer_from_sentencepiece(path, &err), &err),
+    struct tokenizer *t = assert_tokenizer(tokenizer_from_sentencepiece(path, &err), &err),
                      *want = spm_small(true);
     ASSERT_ENCODES(t, "ab<tool>", TOKENIZER_ADD_BOS, 1, 9, 12);
     tokenizer_free(t);
@@ -1687,9 +1699,9 @@ static void test_sentencepiece(void **state) {
     buf_release(&file);
     file = spm_model_file(2);
     put_file(path, file.data, file.len);
-    t = made(tokenizer_from_sentencepiece(path, &err), &err);
+    t = assert_tokenizer(tokenizer_from_sentencepiece(path, &err), &err);
     for (uint32_t seed = 0; seed < 100; seed++) {
-        struct buf text = odd_text(seed, 40, false);
+        struct buf text = irregular_text(seed, 40, false);
         assert_same_ids(want, t, text.data, text.len, TOKENIZER_ADD_BOS);
         buf_release(&text);
     }
@@ -1731,7 +1743,7 @@ static void test_llama2c(void **state) {
     int32_t vocab;
     struct buf file = llama2c_file(&vocab);
     put_file(path, file.data, file.len);
-    struct tokenizer *t = made(tokenizer_from_llama2c(path, vocab, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_from_llama2c(path, vocab, &err), &err);
     ASSERT_ENCODES(t, "a bA", TOKENIZER_ADD_BOS, 1, 6, 4, 7, 3);
     assert_string_equal(tokenizer_id_to_piece(t, 1, NULL), "<s>");
     assert_string_equal(tokenizer_id_to_piece(t, 6, NULL), "▁a");
@@ -1761,7 +1773,7 @@ static void test_stories(void **state) {
     (void)state;
     char *path = shared_path("../stories260K/tok512.bin");
     struct error err;
-    struct tokenizer *t = made(tokenizer_from_llama2c(path, 512, &err), &err);
+    struct tokenizer *t = assert_tokenizer(tokenizer_from_llama2c(path, 512, &err), &err);
     ASSERT_ENCODES(t, "Once upon a time", TOKENIZER_ADD_BOS, 1, 403, 407, 261,
                    378); /* the reference model's output */
     struct buf b = {0};
@@ -1769,7 +1781,7 @@ static void test_stories(void **state) {
     assert_string_equal(b.data, "Once upon a time, there was");
     buf_release(&b);
     for (uint32_t seed = 0; seed < 20; seed++) {
-        b = odd_text(seed, 200, false);
+        b = irregular_text(seed, 200, false);
         if (!strstr(b.data, "▁") && strlen(b.data) == b.len) assert_round_trip(t, b.data, b.len);
         buf_release(&b);
     }
@@ -1782,7 +1794,7 @@ static void test_broken_json(void **state) {
     char *path = temp_path("cut.json");
     struct error err;
     struct tokenizer *t = spm_small(true),
-                     *bytes = made(
+                     *bytes = assert_tokenizer(
                          json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
     assert_int_equal(tokenizer_write_json(t, path, &err),
                      ERR_MISMATCH); /* é of "éa" is not a token */
@@ -1973,8 +1985,9 @@ static void bench_run(void) {
     bench_one("qwen3", qwen_tokenizer(), texts);
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-    bench_one("llm-jp 2.2", made(tokenizer_from_json(json, &err), &err), texts);
-    bench_one("llm-jp 3.1", made(tokenizer_from_sentencepiece(model, &err), &err), texts);
+    bench_one("llm-jp 2.2", assert_tokenizer(tokenizer_from_json(json, &err), &err), texts);
+    bench_one("llm-jp 3.1", assert_tokenizer(tokenizer_from_sentencepiece(model, &err), &err),
+              texts);
 }
 
 int main(int argc, char **argv) {

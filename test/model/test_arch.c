@@ -45,7 +45,7 @@ static const char *tmp_path(const char *name) {
     return arena_strdup(&tmp_paths, path);
 }
 
-/* A list of tensors to write; it owns names and data. */
+/* Tensors to be written; owns their names and data. */
 struct tensors {
     struct tensor_info v[256];
     int n;
@@ -128,19 +128,19 @@ static void model_run(const struct model *m, const json_t *g, const struct adapt
     int n = (int)json_array_size(tokens), vocab = m->config.vocab_size, d = m->config.d_model;
     struct forward_options o = {.max_rows = chunk, .n_slots = 1, .slot_len = n};
     struct forward *f = forward_new(m, &o);
-    for (int at = 0; at < n; at += chunk) {
+    for (int pos = 0; pos < n; pos += chunk) {
         struct batch_row rows[64];
-        int32_t out[64], count = MIN(chunk, n - at);
+        int32_t out[64], count = MIN(chunk, n - pos);
         for (int i = 0; i < count; i++) {
-            int32_t token = (int32_t)json_integer_value(json_array_get(tokens, (size_t)(at + i)));
-            rows[i] = (struct batch_row){.token = token, .pos = at + i};
+            int32_t token = (int32_t)json_integer_value(json_array_get(tokens, (size_t)(pos + i)));
+            rows[i] = (struct batch_row){.token = token, .pos = pos + i};
             out[i] = i;
         }
         struct lora_part part;
         struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
-        forward_run(f, rows, count, &seg, 1, out, count, logits + (int64_t)at * vocab);
+        forward_run(f, rows, count, &seg, 1, out, count, logits + (int64_t)pos * vocab);
         if (hidden)
-            memcpy(hidden + (int64_t)at * d, forward_hidden(f),
+            memcpy(hidden + (int64_t)pos * d, forward_hidden(f),
                    sizeof(float) * (size_t)(count * d));
     }
     forward_free(f);
@@ -167,7 +167,7 @@ static void assert_rows_near(const json_t *g, const json_t *want, const float *g
 }
 
 /* After every layer: a truncated model applies the final norm to that layer's output. */
-static void check_layers(const struct model *m, const json_t *g) {
+static void assert_layers_match(const struct model *m, const json_t *g) {
     size_t n = json_array_size(json_object_get(g, "tokens"));
     float *logits = xcalloc(n * (size_t)m->config.vocab_size, sizeof *logits);
     float *hidden = xcalloc(n * (size_t)m->config.d_model, sizeof *hidden);
@@ -175,9 +175,9 @@ static void check_layers(const struct model *m, const json_t *g) {
     assert_int_equal(json_array_size(layers), m->config.n_layers);
     for (int32_t l = 0; l < m->config.n_layers; l++) {
         char what[64];
-        struct model cut = *m;
-        cut.config.n_layers = l + 1;
-        model_run(&cut, g, NULL, 7, logits, hidden);
+        struct model truncated = *m;
+        truncated.config.n_layers = l + 1;
+        model_run(&truncated, g, NULL, 7, logits, hidden);
         snprintf(what, sizeof what, "hidden states after layer %d", (int)l);
         assert_rows_near(g, json_array_get(layers, (size_t)l), hidden, m->config.d_model, what);
     }
@@ -186,7 +186,7 @@ static void check_layers(const struct model *m, const json_t *g) {
     free(hidden);
 }
 
-static float *logits_of(const struct model *m, const json_t *g) {
+static float *logits_compute(const struct model *m, const json_t *g) {
     float *logits =
         xcalloc(json_array_size(json_object_get(g, "tokens")) * (size_t)m->config.vocab_size,
                 sizeof *logits);
@@ -195,13 +195,13 @@ static float *logits_of(const struct model *m, const json_t *g) {
 }
 
 static void assert_same_bits(const struct model *m, const char *path, const json_t *g) {
-    struct model *back = open_ok(path);
-    float *a = logits_of(m, g), *b = logits_of(back, g);
+    struct model *reread = open_ok(path);
+    float *a = logits_compute(m, g), *b = logits_compute(reread, g);
     size_t n = json_array_size(json_object_get(g, "tokens")) * (size_t)m->config.vocab_size;
     assert_memory_equal(a, b, n * sizeof *a);
     free(a);
     free(b);
-    model_close(back);
+    model_close(reread);
 }
 
 static bool file_has(const struct buf *file, const void *bytes, size_t n) {
@@ -232,13 +232,14 @@ static void assert_vector_stored(const struct model *m, const struct buf *file,
     if (m->config.arch->norm_offset) base += 1.0f;
     fixture_formula(raw, n, name, base, scale);
     for (int32_t i = 0; i < n; i++) {
-        int32_t j = i % e, from = permuted ? i - j + j % 2 * (e / 2) + j / 2 : i;
-        v[i] = raw[from];
+        int32_t j = i % e, source = permuted ? i - j + j % 2 * (e / 2) + j / 2 : i;
+        v[i] = raw[source];
     }
-    if (!file_has(file, v, sizeof *v * (size_t)n)) fail_msg("'%s' is stored otherwise", gguf);
+    if (!file_has(file, v, sizeof *v * (size_t)n))
+        fail_msg("'%s' has other values in the GGUF file", gguf);
 }
 
-static void check_gguf(const struct model *m, const json_t *g, const char *name) {
+static void assert_gguf_matches(const struct model *m, const json_t *g, const char *name) {
     char file_name[64];
     struct error err;
     snprintf(file_name, sizeof file_name, "%s.gguf", name);
@@ -302,33 +303,33 @@ static const char *adapter_files_write(const struct model *m, const json_t *g, c
     return dir;
 }
 
-static void check_adapter(const struct model *m, const json_t *g, const char *name) {
+static void assert_adapter_matches(const struct model *m, const json_t *g, const char *name) {
     struct error err;
     struct adapter *a = adapter_load(adapter_files_write(m, g, name), &m->config, &err);
     if (!a) fail_msg("%s", err.text);
-    float *logits = logits_of(m, g);
+    float *logits = logits_compute(m, g);
     model_run(m, g, a, 9, logits, NULL);
     assert_rows_near(g, json_object_get(g, "adapted"), logits, m->config.vocab_size, "adapted");
     free(logits);
     assert_int_equal(adapter_save(a, tmp_path("adapter-again"), "base", &err), OK);
-    struct adapter *back = adapter_load(tmp_path("adapter-again"), &m->config, &err);
-    if (!back) fail_msg("%s", err.text);
-    assert_string_equal(a->hash, back->hash);
-    adapter_release(back);
+    struct adapter *reread = adapter_load(tmp_path("adapter-again"), &m->config, &err);
+    if (!reread) fail_msg("%s", err.text);
+    assert_string_equal(a->hash, reread->hash);
+    adapter_release(reread);
     adapter_release(a);
 }
 
-static void golden_check(const char *name) {
-    char again[64];
+static void golden_test(const char *name) {
+    char copy[64];
     struct error err;
     json_t *g = golden_open(name);
     struct model *m = open_ok(model_write(g, name));
-    check_layers(m, g);
-    check_adapter(m, g, name);
-    snprintf(again, sizeof again, "%s-again", name);
-    assert_int_equal(model_write_hf(m, tmp_path(again), TENSOR_F32, &err), OK);
-    assert_same_bits(m, tmp_path(again), g);
-    check_gguf(m, g, name);
+    assert_layers_match(m, g);
+    assert_adapter_matches(m, g, name);
+    snprintf(copy, sizeof copy, "%s-again", name);
+    assert_int_equal(model_write_hf(m, tmp_path(copy), TENSOR_F32, &err), OK);
+    assert_same_bits(m, tmp_path(copy), g);
+    assert_gguf_matches(m, g, name);
     model_close(m);
     json_decref(g);
 }
@@ -336,7 +337,7 @@ static void golden_check(const char *name) {
 #define GOLDEN_TEST(function, name)                                                                \
     static void function(void **state) {                                                           \
         (void)state;                                                                               \
-        golden_check(name);                                                                        \
+        golden_test(name);                                                                         \
     }
 GOLDEN_TEST(llama_llama3, "llama-llama3")
 GOLDEN_TEST(llama_biased, "llama-biased")
@@ -357,24 +358,24 @@ static void published_configs(void **state) {
         const json_t *entry = json_array_get(list, i);
         const char *name = json_string_value(json_object_get(entry, "name"));
         struct model m = {0};
-        struct model_config back = {0};
+        struct model_config reread = {0};
         if (hf_config_read(json_object_get(entry, "config"), &m.config, &err) != OK)
             fail_msg("%s: %s", name, err.text);
         int64_t params = model_param_count(&m.config);
         if (params != json_integer_value(json_object_get(entry, "params")))
             fail_msg("%s: %lld parameters", name, (long long)params);
         assert_int_equal(m.config.window, json_integer_value(json_object_get(entry, "window")));
-        json_t *again = hf_config_json(&m, TENSOR_BF16);
-        if (hf_config_read(again, &back, &err) != OK) fail_msg("%s, again: %s", name, err.text);
-        assert_memory_equal(&m.config, &back, sizeof back);
-        json_decref(again);
+        json_t *written = hf_config_json(&m, TENSOR_BF16);
+        if (hf_config_read(written, &reread, &err) != OK) fail_msg("%s, again: %s", name, err.text);
+        assert_memory_equal(&m.config, &reread, sizeof reread);
+        json_decref(written);
     }
     json_decref(list);
 }
 
-/* One local layer: a changed token at position 3 changes exactly the rows that have it in their
- * window. */
-static void window_check(const char *shape) {
+/* With one layer, which has a sliding window, a changed token at position 3 changes exactly the
+ * rows whose window contains it. */
+static void assert_window_is_exact(const char *shape) {
     enum { N = 24, CHANGED = 3 };
     struct model_config c;
     struct error err;
@@ -386,21 +387,22 @@ static void window_check(const char *shape) {
     struct forward *f = forward_new(m, &o);
     size_t size = (size_t)(N * c.vocab_size);
     float *a = xcalloc(size, sizeof *a), *b = xcalloc(size, sizeof *b);
-    for (int turn = 0; turn < 2; turn++) {
+    for (int run = 0; run < 2; run++) {
         struct batch_row rows[N];
         int32_t out[N];
         for (int i = 0; i < N; i++) {
-            rows[i] = (struct batch_row){.token = 10 + i, .pos = i, .slot = turn};
+            rows[i] = (struct batch_row){.token = 10 + i, .pos = i, .slot = run};
             out[i] = i;
         }
-        if (turn) rows[CHANGED].token = 99;
-        forward_run(f, rows, N, NULL, 0, out, N, turn ? b : a);
+        if (run) rows[CHANGED].token = 99;
+        forward_run(f, rows, N, NULL, 0, out, N, run ? b : a);
     }
     for (int i = 0; i < N; i++) {
         bool same = memcmp(a + i * c.vocab_size, b + i * c.vocab_size,
                            sizeof *a * (size_t)c.vocab_size) == 0;
-        bool sees = i >= CHANGED && i < CHANGED + c.window;
-        if (same == sees) fail_msg("%s: row %d %s", shape, i, sees ? "does not see" : "sees");
+        bool in_window = i >= CHANGED && i < CHANGED + c.window;
+        if (same == in_window)
+            fail_msg("%s: row %d %s", shape, i, in_window ? "does not see" : "sees");
     }
     forward_free(f);
     model_close(m);
@@ -410,31 +412,31 @@ static void window_check(const char *shape) {
 
 static void windows_are_exact(void **state) {
     (void)state;
-    window_check("tiny-gemma3");
-    window_check("tiny-gpt-neo");
+    assert_window_is_exact("tiny-gemma3");
+    assert_window_is_exact("tiny-gpt-neo");
 }
 
-/* In addition to the golden ones, possible values of rope_freqs.weight. */
+/* Values that rope_freqs.weight may have, in addition to those of the golden files. */
 static void llama3_divisors_are_recovered(void **state) {
     (void)state;
-    struct model_config c, back;
+    struct model_config c, reread;
     struct error err;
     float divisors[32];
     assert_int_equal(model_preset_find("llama3.2-1b", &c, &err), OK);
     for (int32_t i = 0; i < 32; i++) divisors[i] = rope_divisor(&c, i) * (1.0f + 1e-6f);
-    back = c;
-    memset(&back.rope_scaling, 0, sizeof back.rope_scaling);
-    assert_true(rope_scaling_recover(&back, divisors));
-    assert_int_equal(back.rope_scaling.kind, ROPE_LLAMA3);
-    assert_int_equal(back.rope_scaling.original_len, 8192);
-    assert_true(fabsf(back.rope_scaling.factor - 32.0f) < 1e-3f);
+    reread = c;
+    memset(&reread.rope_scaling, 0, sizeof reread.rope_scaling);
+    assert_true(rope_scaling_recover(&reread, divisors));
+    assert_int_equal(reread.rope_scaling.kind, ROPE_LLAMA3);
+    assert_int_equal(reread.rope_scaling.original_len, 8192);
+    assert_true(fabsf(reread.rope_scaling.factor - 32.0f) < 1e-3f);
     for (int32_t i = 0; i < 32; i++) divisors[i] = 1.0f;
-    assert_true(rope_scaling_recover(&back, divisors));
-    assert_int_equal(back.rope_scaling.kind, ROPE_DEFAULT);
+    assert_true(rope_scaling_recover(&reread, divisors));
+    assert_int_equal(reread.rope_scaling.kind, ROPE_DEFAULT);
     divisors[0] = 2.0f;
-    assert_false(rope_scaling_recover(&back, divisors));
+    assert_false(rope_scaling_recover(&reread, divisors));
     divisors[0] = NAN;
-    assert_false(rope_scaling_recover(&back, divisors));
+    assert_false(rope_scaling_recover(&reread, divisors));
 }
 
 int main(void) {

@@ -64,7 +64,8 @@ static void naive_rope(double *x, int pos, int e, double theta) {
     }
 }
 
-static void naive_attend(const struct naive *t, int layer, int pos, const double *q, double *out) {
+static void naive_attention(const struct naive *t, int layer, int pos, const double *q,
+                            double *out) {
     const struct model_config *c = &t->m->config;
     int e = c->head_dim, kv = c->n_kv_heads * e;
     double score[N_TOKENS];
@@ -88,7 +89,7 @@ static void naive_attend(const struct naive *t, int layer, int pos, const double
 static void naive_token(struct naive *t, int token, int pos, double *logits) {
     const struct model_config *c = &t->m->config;
     int d = c->d_model, e = c->head_dim, kv = c->n_kv_heads * e, ff = c->d_ff;
-    double x[64], h[64], o[64], q[256], att[256], gate[256], up[256];
+    double x[64], h[64], o[64], q[256], attn[256], gate[256], up[256];
     float embed[64];
     assert_true(d <= 64 && c->n_heads * e <= 256 && ff <= 256);
     matrix_get_row(&t->m->embed, token, embed);
@@ -109,8 +110,8 @@ static void naive_token(struct naive *t, int token, int pos, double *logits) {
             if (w->k_norm) naive_norm(k + i * e, k + i * e, w->k_norm, e, (double)c->rms_norm_eps);
             naive_rope(k + i * e, pos, e, (double)c->rope_theta);
         }
-        naive_attend(t, l, pos, q, att);
-        naive_linear(t, l, PROJ_O, o, att);
+        naive_attention(t, l, pos, q, attn);
+        naive_linear(t, l, PROJ_O, o, attn);
         for (int i = 0; i < d; i++) x[i] += o[i];
         naive_norm(h, x, w->ffn_norm, d, (double)c->rms_norm_eps);
         naive_linear(t, l, PROJ_GATE, gate, h);
@@ -162,23 +163,23 @@ static void sequence_run(struct forward *f, const struct model *m, struct adapte
                          float *logits) {
     struct batch_row rows[64];
     int32_t out[64];
-    for (int at = from; at < n; at += chunk) {
-        int count = MIN(chunk, n - at);
+    for (int pos = from; pos < n; pos += chunk) {
+        int count = MIN(chunk, n - pos);
         for (int i = 0; i < count; i++) {
-            rows[i] = (struct batch_row){.token = tokens[at + i],
-                                         .pos = at + i,
+            rows[i] = (struct batch_row){.token = tokens[pos + i],
+                                         .pos = pos + i,
                                          .slot = slot,
-                                         .sampled = row_is_sampled(slot, at + i)};
+                                         .sampled = row_is_sampled(slot, pos + i)};
             out[i] = i;
         }
         struct lora_part part;
         struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
         forward_run(f, rows, count, &seg, 1, out, count,
-                    logits + (int64_t)at * m->config.vocab_size);
+                    logits + (int64_t)pos * m->config.vocab_size);
     }
 }
 
-static void close_to_naive(const struct model *m, struct adapter *a) {
+static void assert_close_to_naive(const struct model *m, struct adapter *a) {
     int32_t tokens[N_TOKENS], vocab = m->config.vocab_size;
     float *got = xcalloc((size_t)(N_TOKENS * vocab), sizeof *got);
     double *want = xcalloc((size_t)(N_TOKENS * vocab), sizeof *want), worst = 0, top = 0;
@@ -209,9 +210,9 @@ static void naive_agrees(void **state) {
         struct model *m = fixture_model(cases[i].shape, cases[i].tied, TENSOR_F32, NUMERIC_EXACT);
         struct adapter *all = fixture_adapter(&m->config, 5, "all-linear", 0.2f, 1);
         struct adapter *some = fixture_adapter(&m->config, 16, "q_proj,down_proj", 0.1f, 2);
-        close_to_naive(m, NULL);
-        close_to_naive(m, all);
-        close_to_naive(m, some);
+        assert_close_to_naive(m, NULL);
+        assert_close_to_naive(m, all);
+        assert_close_to_naive(m, some);
         adapter_release(all);
         adapter_release(some);
         model_close(m);
@@ -223,7 +224,7 @@ static void large_rank_agrees(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 530, "all-linear", 0.02f, 1);
-    close_to_naive(m, a);
+    assert_close_to_naive(m, a);
     adapter_release(a);
     model_close(m);
 }
@@ -251,7 +252,7 @@ static void adapted_run(const struct model *m, const struct adapter *a, enum dty
 static void narrow_factors_agree(void **state) {
     (void)state;
     static const int ranks[] = {1, 3, 8, 67};
-    static const double share[N_DTYPE] = {
+    static const double max_error[N_DTYPE] = {
         [DTYPE_F32] = 0, [DTYPE_BF16] = 1e-2, [DTYPE_F16] = 2e-3, [DTYPE_I8] = 4e-2};
     for (int q = 0; q < 2; q++) {
         struct model *m =
@@ -265,15 +266,15 @@ static void narrow_factors_agree(void **state) {
             struct adapter *a =
                 fixture_adapter(&m->config, ranks[i / N_DTYPE], "all-linear", 0.1f, 3);
             adapted_run(m, a, e, e == DTYPE_F32 ? full : got);
-            double lost = 0, done = 0;
+            double error = 0, effect = 0;
             for (int64_t j = 0; e != DTYPE_F32 && j < n; j++) {
-                lost += pow((double)(got[j] - full[j]), 2);
-                done += pow((double)(full[j] - base[j]), 2);
+                error += pow((double)(got[j] - full[j]), 2);
+                effect += pow((double)(full[j] - base[j]), 2);
             }
-            assert_true(e == DTYPE_F32 || (lost > 0 && done > 0));
-            if (sqrt(lost) > (share[e] + (q ? 8e-2 : 0)) * sqrt(done))
+            assert_true(e == DTYPE_F32 || (error > 0 && effect > 0));
+            if (sqrt(error) > (max_error[e] + (q ? 8e-2 : 0)) * sqrt(effect))
                 fail_msg("%s, rank %d: %g of %g", m->type == TENSOR_F32 ? "f32" : "q8_0",
-                         ranks[i / N_DTYPE], sqrt(lost), sqrt(done));
+                         ranks[i / N_DTYPE], sqrt(error), sqrt(effect));
             adapter_release(a);
         }
         free(base);
@@ -305,48 +306,49 @@ static void rope_agrees(void **state) {
  * sampled rows, which come first in a batch. */
 enum { N_SEQS = 6, N_KNOWN = 11 };
 
-/* The next rows of sequence s: at most `most`, all sampled or all known. */
-static int mixed_count(int s, int at, int most) {
-    int end = row_is_sampled(s, at) || !sampled_from[s] ? N_TOKENS : sampled_from[s];
-    return MIN(most, end - at);
+/* The number of next rows of sequence s: at most `max`, all sampled or all known. */
+static int mixed_count(int s, int pos, int max) {
+    int end = row_is_sampled(s, pos) || !sampled_from[s] ? N_TOKENS : sampled_from[s];
+    return MIN(max, end - pos);
 }
 
 static void mixed_run(struct forward *f, const struct model *m, struct adapter *const *by_seq,
                       int32_t tokens[N_SEQS][N_TOKENS], uint32_t id, float *logits) {
-    int at[N_SEQS] = {0}, left = N_SEQS * N_TOKENS;
+    int pos[N_SEQS] = {0}, n_left = N_SEQS * N_TOKENS;
     int64_t vocab = m->config.vocab_size;
     float *buf = xcalloc((size_t)(64 * vocab), sizeof *buf);
     struct rng rng = rng_make(17, RNG_TEST, id, 0);
-    while (left > 0) {
+    while (n_left > 0) {
         struct batch_row rows[64];
         struct lora_segment segs[N_SEQS];
         struct lora_part parts[N_SEQS];
         int32_t out[64], n = 0, n_segs = 0;
         for (int i = 0; i < 2 * N_SEQS; i++) {
-            int s = i % N_SEQS, most = (int)rng_below(&rng, 10),
-                count = mixed_count(s, at[s], most);
-            bool sampled = row_is_sampled(s, at[s]);
+            int s = i % N_SEQS, max = (int)rng_below(&rng, 10), count = mixed_count(s, pos[s], max);
+            bool sampled = row_is_sampled(s, pos[s]);
             if (count == 0 || sampled != (i < N_SEQS)) continue;
             if (n_segs > 0 && rows[n - 1].slot == s) continue;
             segs[n_segs++] = adapter_lora_segment(by_seq[s], n, n + count, &parts[s]);
             for (int k = 0; k < count; k++, n++) {
-                rows[n] = (struct batch_row){
-                    .token = tokens[s][at[s] + k], .pos = at[s] + k, .slot = s, .sampled = sampled};
+                rows[n] = (struct batch_row){.token = tokens[s][pos[s] + k],
+                                             .pos = pos[s] + k,
+                                             .slot = s,
+                                             .sampled = sampled};
                 out[n] = n;
             }
-            at[s] += count;
+            pos[s] += count;
         }
         if (n == 0) continue;
         forward_run(f, rows, n, segs, n_segs, out, n, buf);
         for (int i = 0; i < n; i++)
             memcpy(logits + (rows[i].slot * N_TOKENS + rows[i].pos) * vocab, buf + i * vocab,
                    (size_t)vocab * sizeof *buf);
-        left -= n;
+        n_left -= n;
     }
     free(buf);
 }
 
-static void invariance_check(const struct model *m) {
+static void assert_bits_invariant(const struct model *m) {
     int64_t vocab = m->config.vocab_size, per_seq = N_TOKENS * vocab;
     struct adapter *a[4], *by_seq[N_SEQS];
     int32_t tokens[N_SEQS][N_TOKENS];
@@ -359,11 +361,11 @@ static void invariance_check(const struct model *m) {
     }
     float *want = xcalloc((size_t)(N_SEQS * per_seq), sizeof *want);
     float *got = xcalloc((size_t)(N_SEQS * per_seq), sizeof *got);
-    struct forward *alone = forward_make(m, NULL);
+    struct forward *single = forward_make(m, NULL);
     sampled_from[1] = sampled_from[4] = N_KNOWN;
     for (int s = 0; s < N_SEQS; s++)
-        sequence_run(alone, m, by_seq[s], tokens[s], 0, N_TOKENS, s, 1, want + s * per_seq);
-    forward_free(alone);
+        sequence_run(single, m, by_seq[s], tokens[s], 0, N_TOKENS, s, 1, want + s * per_seq);
+    forward_free(single);
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
         struct forward *f = forward_make(m, pool);
@@ -398,7 +400,7 @@ static void bits_invariant(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
-        invariance_check(m);
+        assert_bits_invariant(m);
         model_close(m);
     }
 }
@@ -409,7 +411,7 @@ static void wide_bits_invariant(void **state) {
     (void)state;
     for (int cls = NUMERIC_EXACT; cls <= NUMERIC_FAST; cls++) {
         struct model *m = fixture_model("fry", true, TENSOR_Q8_0, (enum numeric_class)cls);
-        invariance_check(m);
+        assert_bits_invariant(m);
         model_close(m);
     }
     static const char *const shapes[] = {"tiny-gemma3", "tiny-gpt-neo"};
@@ -420,88 +422,90 @@ static void wide_bits_invariant(void **state) {
         c.d_model = 192;
         c.d_ff = 512;
         struct model *m = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
-        invariance_check(m);
+        assert_bits_invariant(m);
         model_close(m);
     }
 }
 
-enum { WANTED_SEQS = 4, WANTED_LEN = 5, WANTED_ROWS = WANTED_SEQS * WANTED_LEN };
+enum { REQUESTED_SEQS = 4, REQUESTED_LEN = 5, REQUESTED_ROWS = REQUESTED_SEQS * REQUESTED_LEN };
 
-/* Four sequences of five tokens, the third without an adapter, then one more token of each, whose
- * logits follow those of `out`. */
-static void wanted_run(const struct model *m, struct adapter *const a[], const int32_t *out,
-                       int32_t n_out, float *logits) {
+/* Runs four sequences of five tokens, the third without an adapter, then one more token of each.
+ * The logits of the latter follow those of `out`. */
+static void requested_run(const struct model *m, struct adapter *const a[], const int32_t *out,
+                          int32_t n_out, float *logits) {
     struct forward *f = forward_make(m, NULL);
-    struct batch_row rows[WANTED_ROWS];
-    struct lora_segment segs[WANTED_SEQS];
-    struct lora_part parts[WANTED_SEQS];
+    struct batch_row rows[REQUESTED_ROWS];
+    struct lora_segment segs[REQUESTED_SEQS];
+    struct lora_part parts[REQUESTED_SEQS];
     const int32_t all[] = {0, 1, 2, 3};
     int n = 0;
-    for (int32_t i = 0; i < WANTED_ROWS; i++)
-        rows[i] = (struct batch_row){.token = 7 + i, .pos = i % WANTED_LEN, .slot = i / WANTED_LEN};
-    for (int32_t s = 0; s < WANTED_SEQS; s++)
+    for (int32_t i = 0; i < REQUESTED_ROWS; i++)
+        rows[i] =
+            (struct batch_row){.token = 7 + i, .pos = i % REQUESTED_LEN, .slot = i / REQUESTED_LEN};
+    for (int32_t s = 0; s < REQUESTED_SEQS; s++)
         if (s != 2)
-            segs[n++] =
-                adapter_lora_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
-    forward_run(f, rows, WANTED_ROWS, segs, n, out, n_out, logits);
-    for (int32_t s = 0; s < WANTED_SEQS; s++)
-        rows[s] = (struct batch_row){.token = 3 + s, .pos = WANTED_LEN, .slot = s};
+            segs[n++] = adapter_lora_segment(a[s % 2], s * REQUESTED_LEN, (s + 1) * REQUESTED_LEN,
+                                             &parts[s]);
+    forward_run(f, rows, REQUESTED_ROWS, segs, n, out, n_out, logits);
+    for (int32_t s = 0; s < REQUESTED_SEQS; s++)
+        rows[s] = (struct batch_row){.token = 3 + s, .pos = REQUESTED_LEN, .slot = s};
     segs[0] = adapter_lora_segment(a[0], 0, 1, &parts[0]);
-    forward_run(f, rows, WANTED_SEQS, segs, 1, all, WANTED_SEQS,
+    forward_run(f, rows, REQUESTED_SEQS, segs, 1, all, REQUESTED_SEQS,
                 logits + (int64_t)n_out * m->config.vocab_size);
     forward_free(f);
 }
 
-/* Rows without requested results are omitted from the last layer: the other rows' bits, and the
- * cache for the next token, do not change. */
+/* Rows without requested results are omitted from the last layer. This changes neither the bits of
+ * the other rows nor the cache for the next token. */
 static void rows_without_results_are_omitted(void **state) {
     (void)state;
     static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt-neo"};
-    static const int32_t some[] = {0, 4, 7, 8, 11, 19};
+    static const int32_t requested[] = {0, 4, 7, 8, 11, 19};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct model *m =
             fixture_model(shapes[i], true, i == 1 ? TENSOR_Q4_0 : TENSOR_F32, NUMERIC_EXACT);
         size_t v = (size_t)m->config.vocab_size;
         struct adapter *a[2] = {fixture_adapter(&m->config, 8, "all-linear", 0.2f, 1),
                                 fixture_adapter(&m->config, 3, "q_proj,o_proj", 0.2f, 2)};
-        float *full = xcalloc((WANTED_ROWS + WANTED_SEQS) * v, sizeof *full),
-              *part = xcalloc((WANTED_ROWS + WANTED_SEQS) * v, sizeof *part);
-        int32_t every[WANTED_ROWS];
-        for (int32_t k = 0; k < WANTED_ROWS; k++) every[k] = k;
-        wanted_run(m, a, every, WANTED_ROWS, full);
-        for (int n_some = 0; n_some <= (int)ARRAY_LEN(some); n_some += 3) {
-            wanted_run(m, a, some, n_some, part);
-            for (int k = 0; k < n_some; k++)
-                assert_memory_equal(part + (size_t)k * v, full + (size_t)some[k] * v,
-                                    v * sizeof *part);
-            assert_memory_equal(part + (size_t)n_some * v, full + WANTED_ROWS * v,
-                                WANTED_SEQS * v * sizeof *part);
+        float *want = xcalloc((REQUESTED_ROWS + REQUESTED_SEQS) * v, sizeof *want),
+              *got = xcalloc((REQUESTED_ROWS + REQUESTED_SEQS) * v, sizeof *got);
+        int32_t all[REQUESTED_ROWS];
+        for (int32_t k = 0; k < REQUESTED_ROWS; k++) all[k] = k;
+        requested_run(m, a, all, REQUESTED_ROWS, want);
+        for (int n_requested = 0; n_requested <= (int)ARRAY_LEN(requested); n_requested += 3) {
+            requested_run(m, a, requested, n_requested, got);
+            for (int k = 0; k < n_requested; k++)
+                assert_memory_equal(got + (size_t)k * v, want + (size_t)requested[k] * v,
+                                    v * sizeof *got);
+            assert_memory_equal(got + (size_t)n_requested * v, want + REQUESTED_ROWS * v,
+                                REQUESTED_SEQS * v * sizeof *got);
         }
-        free(full);
-        free(part);
+        free(want);
+        free(got);
         adapter_release(a[0]);
         adapter_release(a[1]);
         model_close(m);
     }
 }
 
-enum { HALVES_SEQS = 2, HALVES_MEMBERS = 4, HALVES_ROWS = HALVES_MEMBERS * WANTED_LEN };
+enum { HALVES_SEQS = 2, HALVES_MEMBERS = 4, HALVES_ROWS = HALVES_MEMBERS * REQUESTED_LEN };
 
-/* Two sequences that four members process, each with its adapter or none. */
+/* Rows of four members, each with its adapter or none, which share two sequences of tokens. */
 static int halves_rows(struct adapter *const a[], struct batch_row *rows, struct lora_segment *segs,
                        struct lora_part *parts) {
     int n = 0;
     for (int32_t i = 0; i < HALVES_ROWS; i++)
-        rows[i] = (struct batch_row){.token = 9 + i % (HALVES_SEQS * WANTED_LEN),
-                                     .pos = i % WANTED_LEN,
-                                     .slot = i / WANTED_LEN};
+        rows[i] = (struct batch_row){.token = 9 + i % (HALVES_SEQS * REQUESTED_LEN),
+                                     .pos = i % REQUESTED_LEN,
+                                     .slot = i / REQUESTED_LEN};
     for (int32_t s = 0; s < HALVES_MEMBERS; s++)
         if (a[s])
-            segs[n++] = adapter_lora_segment(a[s], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
+            segs[n++] =
+                adapter_lora_segment(a[s], s * REQUESTED_LEN, (s + 1) * REQUESTED_LEN, &parts[s]);
     return n;
 }
 
-static void halves_check(const struct model *m, int32_t first, struct pool *pool) {
+static void assert_halves_equal_whole(const struct model *m, int32_t first, struct pool *pool) {
     static const int32_t out[] = {4, 8, 9, 14, 19};
     enum { N_OUT = ARRAY_LEN(out) };
     size_t d = (size_t)m->config.d_model, n = N_OUT * (size_t)m->config.vocab_size;
@@ -514,13 +518,13 @@ static void halves_check(const struct model *m, int32_t first, struct pool *pool
     struct lora_part parts[HALVES_MEMBERS];
     const float *streams[HALVES_ROWS];
     float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got),
-          *stream = xcalloc(HALVES_SEQS * WANTED_LEN * d, sizeof *stream);
+          *stream = xcalloc(HALVES_SEQS * REQUESTED_LEN * d, sizeof *stream);
     int n_segs = halves_rows(a, rows, segs, parts);
     struct forward *whole = forward_make(m, NULL), *halves = forward_make(m, pool);
     forward_run(whole, rows, HALVES_ROWS, segs, n_segs, out, N_OUT, want);
-    forward_lower_layers(halves, first, rows, HALVES_SEQS * WANTED_LEN, stream);
+    forward_lower_layers(halves, first, rows, HALVES_SEQS * REQUESTED_LEN, stream);
     for (int32_t i = 0; i < HALVES_ROWS; i++) {
-        streams[i] = stream + (size_t)(i % (HALVES_SEQS * WANTED_LEN)) * d;
+        streams[i] = stream + (size_t)(i % (HALVES_SEQS * REQUESTED_LEN)) * d;
         rows[i].slot = HALVES_MEMBERS - rows[i].slot;
     }
     forward_upper_layers(halves, first, streams, rows, HALVES_ROWS, segs, n_segs, out, N_OUT, got);
@@ -547,7 +551,7 @@ static void lower_layers_are_shared(void **state) {
     struct pool *pool = pool_new(2);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, true, cases[i].type, NUMERIC_EXACT);
-        halves_check(m, cases[i].first, i % 2 ? NULL : pool);
+        assert_halves_equal_whole(m, cases[i].first, i % 2 ? NULL : pool);
         model_close(m);
     }
     pool_free(pool);
@@ -591,21 +595,21 @@ static void adapters_change_results(void **state) {
     struct adapter *zero = adapter_new(&m->config, &c, 3),
                    *real = fixture_adapter(&m->config, 4, "v_proj", 0.2f, 4);
     size_t n = (size_t)(N_TOKENS * m->config.vocab_size);
-    float *base = xcalloc(n, sizeof *base), *with = xcalloc(n, sizeof *with);
+    float *base = xcalloc(n, sizeof *base), *adapted = xcalloc(n, sizeof *adapted);
     int32_t tokens[N_TOKENS];
     tokens_fill(tokens, N_TOKENS, m->config.vocab_size, 9);
     struct forward *f = forward_make(m, NULL);
     sequence_run(f, m, NULL, tokens, 0, N_TOKENS, 0, 5, base);
-    sequence_run(f, m, zero, tokens, 0, N_TOKENS, 1, 5, with);
-    for (size_t i = 0; i < n; i++) assert_true(base[i] == with[i]); // -0 and +0 are equal here
-    sequence_run(f, m, real, tokens, 0, N_TOKENS, 1, 5, with);
-    assert_memory_not_equal(base, with, n * sizeof *base);
+    sequence_run(f, m, zero, tokens, 0, N_TOKENS, 1, 5, adapted);
+    for (size_t i = 0; i < n; i++) assert_true(base[i] == adapted[i]); // -0 and +0 are equal here
+    sequence_run(f, m, real, tokens, 0, N_TOKENS, 1, 5, adapted);
+    assert_memory_not_equal(base, adapted, n * sizeof *base);
     forward_free(f);
     adapter_release(zero);
     adapter_release(real);
     model_close(m);
     free(base);
-    free(with);
+    free(adapted);
 }
 
 static void copies_continue(void **state) {

@@ -56,14 +56,14 @@ static const char *tmp_path(const char *name) {
     return arena_strdup(&tmp_paths, path);
 }
 
-static void file_put(const char *path, const void *data, size_t size) {
+static void file_write_unsynced(const char *path, const void *data, size_t size) {
     FILE *f = fopen(path, "wb"); /* not file_write, which waits for the disk */
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, size, f), size);
     assert_int_equal(fclose(f), 0);
 }
 
-static struct buf file_get(const char *path) {
+static struct buf file_read_all(const char *path) {
     struct buf b = {0};
     struct error err;
     assert_int_equal(file_read(path, (size_t)1 << 30, &b, &err), OK);
@@ -71,7 +71,7 @@ static struct buf file_get(const char *path) {
 }
 
 static void assert_files_equal(const char *a, const char *b) {
-    struct buf x = file_get(a), y = file_get(b);
+    struct buf x = file_read_all(a), y = file_read_all(b);
     assert_int_equal(x.len, y.len);
     assert_memory_equal(x.data, y.data, x.len);
     buf_release(&x);
@@ -96,7 +96,7 @@ static char *shared_path(const char *name) {
     return NULL;
 }
 
-static struct model_config config_named(const char *name) {
+static struct model_config preset_config(const char *name) {
     struct model_config c;
     struct error err;
     assert_int_equal(model_preset_find(name, &c, &err), OK);
@@ -104,8 +104,8 @@ static struct model_config config_named(const char *name) {
 }
 
 /* The smallest model with a tokenizer of bytes. */
-static struct model_config config_smallest(const char *arch, bool tied) {
-    struct model_config c = config_named("tiny-llama");
+static struct model_config smallest_config(const char *arch, bool tied) {
+    struct model_config c = preset_config("tiny-llama");
     c.arch = arch_find(arch);
     c.n_layers = 1;
     c.d_model = c.d_ff = 8;
@@ -116,7 +116,7 @@ static struct model_config config_smallest(const char *arch, bool tied) {
     return c;
 }
 
-static struct model *model_make(const struct model_config *c, const char *name) {
+static struct model *model_create(const struct model_config *c, const char *name) {
     struct model *m = model_new(c, 7, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, name);
     for (int32_t i = 0; i < weight_count(c); i++) {
@@ -152,7 +152,7 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
 }
 
 /* Row i of `w` after a conversion to `type` and back. */
-static void row_through(const struct model *m, const struct weight_info *w, int64_t i,
+static void row_convert(const struct model *m, const struct weight_info *w, int64_t i,
                         enum tensor_type type, float *out) {
     float *plain = xmalloc(sizeof(float) * (size_t)w->k),
           *stored = xmalloc(sizeof(float) * (size_t)w->k);
@@ -177,8 +177,8 @@ static void assert_weights_equal(const struct model *a, const struct model *b,
         weight_at(&a->config, i, NAMING_HF, &w);
         float *x = xmalloc(sizeof(float) * (size_t)w.k), *y = xmalloc(sizeof(float) * (size_t)w.k);
         for (int64_t r = 0; r < w.n; r++) {
-            row_through(a, &w, r, type, x);
-            row_through(b, &w, r, TENSOR_F32, y);
+            row_convert(a, &w, r, type, x);
+            row_convert(b, &w, r, TENSOR_F32, y);
             if (memcmp(x, y, sizeof(float) * (size_t)w.k) != 0)
                 fail_msg("%s row %d differs", w.name, (int)r);
         }
@@ -187,8 +187,8 @@ static void assert_weights_equal(const struct model *a, const struct model *b,
     }
 }
 
-/* Unused tokens (type 5) become normal ones (1) in tokenizer.json, which cannot represent them. */
-static int type_seen(uint8_t type) {
+/* tokenizer.json cannot represent unused tokens (type 5): they become normal tokens (1). */
+static int type_in_json(uint8_t type) {
     return type == 5 ? 1 : type;
 }
 
@@ -205,7 +205,7 @@ static void assert_tokenizers_equal(const struct tokenizer *a, const struct toke
     for (int32_t i = 0; i < x->n; i++) {
         assert_int_equal(x->lens[i], y->lens[i]);
         assert_memory_equal(x->pieces[i], y->pieces[i], (size_t)x->lens[i]);
-        assert_int_equal(type_seen(x->types[i]), type_seen(y->types[i]));
+        assert_int_equal(type_in_json(x->types[i]), type_in_json(y->types[i]));
     }
     for (int32_t i = 0; i < x->n_merges; i++) assert_string_equal(x->merges[i], y->merges[i]);
 }
@@ -217,7 +217,7 @@ static struct model *open_ok(const char *path, enum numeric_class cls) {
     return m;
 }
 
-/* The error of opening `path` contains every one of `parts` (comma separated). */
+/* Opening `path` fails, and the error contains each of `parts`, which are separated by '|'. */
 static void assert_refused(const char *path, const char *parts) {
     struct error err = {0};
     struct model *m = model_open(path, NUMERIC_EXACT, &err);
@@ -242,14 +242,14 @@ static void test_shapes(void **state) {
     struct model_config c;
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
-        c = config_named(known[i].name);
+        c = preset_config(known[i].name);
         assert_int_equal(model_param_count(&c), known[i].params);
         assert_int_equal(model_config_check(&c, &err), OK);
     }
     assert_int_equal(model_preset_find("gpt-5", &c, &err), ERR_MISSING);
     assert_non_null(strstr(err.text, "'gpt-5'"));
     assert_non_null(strstr(err.text, "tiny-qwen3"));
-    c = config_named("tiny-qwen3");
+    c = preset_config("tiny-qwen3");
     assert_int_equal(proj_in(&c, PROJ_O), 64);
     assert_int_equal(proj_out(&c, PROJ_K), 32);
     assert_int_equal(proj_in(&c, PROJ_DOWN), 64);
@@ -290,7 +290,7 @@ static void test_weight_names(void **state) {
         {"tiny-gpt-neo", "transformer.ln_f.bias", NULL, 13, 4, 6},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct model_config c = config_named(cases[i].shape);
+        struct model_config c = preset_config(cases[i].shape);
         struct weight_info w;
         assert_int_equal(weight_count(&c), cases[i].others + c.n_layers * cases[i].per_layer);
         assert_int_equal(projections_named(&c), cases[i].projections * c.n_layers);
@@ -304,7 +304,7 @@ static void test_weight_names(void **state) {
 
 static void test_rope_table(void **state) {
     (void)state;
-    struct model_config c = config_named("tiny-qwen3");
+    struct model_config c = preset_config("tiny-qwen3");
     float cos_t[40 * 8], sin_t[40 * 8];
     rope_table(&c, 40, cos_t, sin_t);
     for (int p = 0; p < 40; p++)
@@ -315,7 +315,7 @@ static void test_rope_table(void **state) {
         }
 }
 
-static void moments(const struct matrix *w, double *mean, double *std) {
+static void mean_and_std(const struct matrix *w, double *mean, double *std) {
     double sum = 0, square = 0, n = (double)(w->n * w->k);
     const float *v = w->data;
     for (int64_t i = 0; i < w->n * w->k; i++) {
@@ -328,7 +328,7 @@ static void moments(const struct matrix *w, double *mean, double *std) {
 
 static void test_model_new(void **state) {
     (void)state;
-    struct model_config c = config_named("fry");
+    struct model_config c = preset_config("fry");
     struct model *a = model_new(&c, 1, NUMERIC_EXACT), *b = model_new(&c, 1, NUMERIC_EXACT);
     struct model *other = model_new(&c, 2, NUMERIC_EXACT);
     struct error err;
@@ -336,9 +336,9 @@ static void test_model_new(void **state) {
     assert_weights_equal(a, b, TENSOR_F32);
     assert_string_equal(model_hash(a, &err), model_hash(b, &err));
     assert_string_not_equal(model_hash(a, &err), model_hash(other, &err));
-    moments(&a->embed, &mean, &std);
+    mean_and_std(&a->embed, &mean, &std);
     assert_true(fabs(mean) < 4 * 0.02 / sqrt(768 * 192) && fabs(std - 0.02) < 0.0002);
-    moments(&a->layers[5].proj[PROJ_DOWN], &mean, &std);
+    mean_and_std(&a->layers[5].proj[PROJ_DOWN], &mean, &std);
     assert_true(fabs(std * sqrt(12) - 0.02) < 0.0003);
     assert_true(a->layers[3].ffn_norm[191] == 1.0f);
     assert_ptr_equal(a->head.data, a->embed.data);
@@ -355,34 +355,35 @@ static void gguf_round_trip(const struct model_config *c, enum tensor_type type,
                             enum numeric_class cls) {
     struct error err;
     dir_make(tmp_path("again"), &err);
-    const char *path = tmp_path("trip.gguf"), *again = tmp_path("again/trip.gguf");
-    struct model *m = model_make(c, "trip");
+    const char *path = tmp_path("trip.gguf"), *copy = tmp_path("again/trip.gguf");
+    struct model *m = model_create(c, "trip");
     assert_int_equal(model_write_gguf(m, path, type, &err), OK);
-    struct model *back = open_ok(path, cls);
-    assert_string_equal(back->name, "trip");
-    assert_configs_equal(c, &back->config);
-    assert_weights_equal(m, back, type);
-    assert_tokenizers_equal(m->tok, back->tok);
-    if (c->d_model % 32 == 0) assert_int_equal(back->type, type);
-    assert_int_equal(model_write_gguf(back, again, type, &err), OK);
-    assert_files_equal(path, again);
+    struct model *reread = open_ok(path, cls);
+    assert_string_equal(reread->name, "trip");
+    assert_configs_equal(c, &reread->config);
+    assert_weights_equal(m, reread, type);
+    assert_tokenizers_equal(m->tok, reread->tok);
+    if (c->d_model % 32 == 0) assert_int_equal(reread->type, type);
+    assert_int_equal(model_write_gguf(reread, copy, type, &err), OK);
+    assert_files_equal(path, copy);
     char hash[HASH_LEN];
     assert_int_equal(sha256_file(path, hash, &err), OK);
-    assert_string_equal(model_hash(back, &err), hash);
+    assert_string_equal(model_hash(reread, &err), hash);
     model_close(m);
-    model_close(back);
+    model_close(reread);
 }
 
 static void test_gguf_round_trips(void **state) {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(all_types); i++) {
-        struct model_config llama = config_named("tiny-llama"), qwen = config_named("tiny-qwen3");
+        struct model_config llama = preset_config("tiny-llama"), qwen = preset_config("tiny-qwen3");
         gguf_round_trip(&llama, all_types[i], NUMERIC_EXACT);
         gguf_round_trip(&qwen, all_types[i], NUMERIC_FAST);
         llama.tied = true;
         llama.d_ff = 44; /* not a multiple of 32: block types fall back */
         gguf_round_trip(&llama, all_types[i], NUMERIC_FAST);
-        struct model_config qwen2 = config_named("tiny-qwen2"), gemma = config_named("tiny-gemma3");
+        struct model_config qwen2 = preset_config("tiny-qwen2"),
+                            gemma = preset_config("tiny-gemma3");
         gguf_round_trip(&qwen2, all_types[i], NUMERIC_EXACT);
         gguf_round_trip(&gemma, all_types[i], NUMERIC_EXACT);
         gemma.local[0] = 0x6; /* no period: a list of layers */
@@ -398,8 +399,8 @@ static void test_gguf_round_trips(void **state) {
 static void test_gguf_extras(void **state) {
     (void)state;
     struct error err;
-    struct model_config c = config_named("tiny-llama");
-    struct model *m = model_make(&c, "extras");
+    struct model_config c = preset_config("tiny-llama");
+    struct model *m = model_create(&c, "extras");
     const char *pieces[256], *merges[] = {"a b", "ab c"};
     char text[256][8];
     int32_t lens[256];
@@ -432,22 +433,22 @@ static void test_gguf_extras(void **state) {
     assert_non_null(m->tok);
     m->chat_template = arena_strdup(&m->arena, "{{ messages }} ü");
     assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
-    struct model *back = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
-    assert_string_equal(back->chat_template, "{{ messages }} ü");
-    const struct tokenizer_spec *s = tokenizer_get_spec(back->tok);
+    struct model *reread = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
+    assert_string_equal(reread->chat_template, "{{ messages }} ü");
+    const struct tokenizer_spec *s = tokenizer_get_spec(reread->tok);
     assert_string_equal(s->pre, "[a-z]+|\\s|.");
     assert_true(s->ignore_merges && !s->add_bos && s->bos == -1 && s->eos == 0);
     assert_string_equal(s->merges[1], "ab c");
     assert_int_equal(s->n, 300);
     assert_string_equal(s->pieces[299], "[PAD299]");
     assert_int_equal(s->types[299], 5);
-    model_close(back);
+    model_close(reread);
     tokenizer_free(m->tok);
-    m->tok = NULL; /* a model without a tokenizer is a model */
+    m->tok = NULL; /* the tokenizer is optional */
     assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
-    back = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
-    assert_null(back->tok);
-    model_close(back);
+    reread = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
+    assert_null(reread->tok);
+    model_close(reread);
     model_close(m);
 }
 
@@ -471,10 +472,10 @@ static void test_gguf_permutation(void **state) {
     static const char *const names[] = {"tiny-llama", "tiny-qwen3"};
     struct error err;
     for (int n = 0; n < 2; n++) {
-        struct model_config c = config_named(names[n]);
-        struct model *m = model_make(&c, "p");
+        struct model_config c = preset_config(names[n]);
+        struct model *m = model_create(&c, "p");
         assert_int_equal(model_write_gguf(m, tmp_path("p.gguf"), TENSOR_F32, &err), OK);
-        struct buf file = file_get(tmp_path("p.gguf"));
+        struct buf file = file_read_all(tmp_path("p.gguf"));
         int e = c.head_dim, heads[2] = {c.n_heads, c.n_kv_heads};
         for (int p = PROJ_Q; p <= PROJ_K; p++) {
             const float *stored = gguf_weight_data(&file, m, 2 + p),
@@ -497,13 +498,13 @@ static void test_gguf_permutation(void **state) {
 static void test_gguf_foreign_blocks(void **state) {
     (void)state;
     struct error err;
-    struct model_config c = config_named("tiny-qwen3");
-    struct model *m = model_make(&c, "blocks");
+    struct model_config c = preset_config("tiny-qwen3");
+    struct model *m = model_create(&c, "blocks");
     dir_make(tmp_path("again"), &err);
     const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0};
     for (int n = 0; n < 2; n++) {
         assert_int_equal(model_write_gguf(m, tmp_path("blocks.gguf"), types[n], &err), OK);
-        struct buf file = file_get(tmp_path("blocks.gguf"));
+        struct buf file = file_read_all(tmp_path("blocks.gguf"));
         size_t row = tensor_row_bytes(types[n], 32);
         uint8_t first[64];
         tensor_from_f32(types[n], m->embed.data, first, 32);
@@ -512,11 +513,12 @@ static void test_gguf_foreign_blocks(void **state) {
         for (int i = 0; i < 300; i++)
             for (size_t j = 2; j < row; j++)
                 block[(size_t)i * row + j] = n == 0 ? (uint8_t)(i % 50 + 3) : 0x7A;
-        file_put(tmp_path("blocks.gguf"), file.data, file.len);
-        struct model *back = open_ok(tmp_path("blocks.gguf"), NUMERIC_EXACT);
-        assert_int_equal(model_write_gguf(back, tmp_path("again/blocks.gguf"), types[n], &err), OK);
+        file_write_unsynced(tmp_path("blocks.gguf"), file.data, file.len);
+        struct model *reread = open_ok(tmp_path("blocks.gguf"), NUMERIC_EXACT);
+        assert_int_equal(model_write_gguf(reread, tmp_path("again/blocks.gguf"), types[n], &err),
+                         OK);
         assert_files_equal(tmp_path("blocks.gguf"), tmp_path("again/blocks.gguf"));
-        model_close(back);
+        model_close(reread);
         buf_release(&file);
     }
     model_close(m);
@@ -531,16 +533,16 @@ static void test_hf_round_trips(void **state) {
     static const char *const shape_names[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen2",
                                               "tiny-gemma3", "tiny-gpt-neo"};
     for (int n = 0; n < 3 * (int)ARRAY_LEN(shape_names); n++) {
-        struct model_config c = config_named(shape_names[n / 3]);
-        struct model *m = model_make(&c, "hf");
+        struct model_config c = preset_config(shape_names[n / 3]);
+        struct model *m = model_create(&c, "hf");
         assert_int_equal(model_write_hf(m, tmp_path("hf"), types[n % 3], &err), OK);
-        struct model *back = open_ok(tmp_path("hf/"), NUMERIC_EXACT);
-        assert_string_equal(back->name, "hf");
-        assert_configs_equal(&c, &back->config);
-        assert_weights_equal(m, back, types[n % 3]);
-        assert_tokenizers_equal(m->tok, back->tok);
-        assert_non_null(strstr(back->chat_template, "<|im_start|>"));
-        back->chat_template = arena_strdup(&back->arena, "{{ bos_token }}'\n'");
+        struct model *reread = open_ok(tmp_path("hf/"), NUMERIC_EXACT);
+        assert_string_equal(reread->name, "hf");
+        assert_configs_equal(&c, &reread->config);
+        assert_weights_equal(m, reread, types[n % 3]);
+        assert_tokenizers_equal(m->tok, reread->tok);
+        assert_non_null(strstr(reread->chat_template, "<|im_start|>"));
+        reread->chat_template = arena_strdup(&reread->arena, "{{ bos_token }}'\n'");
         assert_int_equal(model_write_hf(m, tmp_path("hf2"), types[n % 3], &err), OK);
         for (size_t f = 0; f < ARRAY_LEN(files); f++) {
             char a[64], b[64];
@@ -548,27 +550,27 @@ static void test_hf_round_trips(void **state) {
             snprintf(b, sizeof(b), "hf2/%s", files[f]);
             assert_files_equal(tmp_path(a), tmp_path(b));
         }
-        assert_int_equal(model_write_hf(back, tmp_path("hf3"), types[n % 3], &err), OK);
+        assert_int_equal(model_write_hf(reread, tmp_path("hf3"), types[n % 3], &err), OK);
         assert_files_equal(tmp_path("hf/model.safetensors"), tmp_path("hf3/model.safetensors"));
         struct model *third = open_ok(tmp_path("hf3"), NUMERIC_FAST);
         assert_string_equal(third->chat_template, "{{ bos_token }}'\n'");
-        assert_string_equal(model_hash(back, &err), model_hash(third, &err));
+        assert_string_equal(model_hash(reread, &err), model_hash(third, &err));
         model_close(third);
-        model_close(back);
+        model_close(reread);
         model_close(m);
     }
-    struct model_config c = config_named("tiny-llama");
-    struct model *m = model_make(&c, "hf");
+    struct model_config c = preset_config("tiny-llama");
+    struct model *m = model_create(&c, "hf");
     assert_int_equal(model_write_hf(m, tmp_path("hf"), TENSOR_Q4_0, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "GGUF"));
     model_close(m);
 }
 
 /* Writes a small model to tmp/NAME and returns it. */
-static struct model *hf_make(const char *name, bool tied) {
+static struct model *hf_model_create(const char *name, bool tied) {
     struct error err;
-    struct model_config c = config_smallest("llama", tied);
-    struct model *m = model_make(&c, name);
+    struct model_config c = smallest_config("llama", tied);
+    struct model *m = model_create(&c, name);
     assert_int_equal(model_write_hf(m, tmp_path(name), TENSOR_F32, &err), OK);
     return m;
 }
@@ -576,7 +578,7 @@ static struct model *hf_make(const char *name, bool tied) {
 static void test_hf_shards(void **state) {
     (void)state;
     struct error err;
-    struct model *m = hf_make("shards", false);
+    struct model *m = hf_model_create("shards", false);
     char *single = xstrdup(tmp_path("shards/model.safetensors"));
     char *index = xstrdup(tmp_path("shards/model.safetensors.index.json"));
     struct safetensors st;
@@ -592,10 +594,10 @@ static void test_hf_shards(void **state) {
     json_t *root = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 1, "weight_map", map);
     assert_int_equal(json_dump_file(root, index, 0), 0);
     unlink(single);
-    struct model *back = open_ok(tmp_path("shards"), NUMERIC_EXACT);
-    assert_weights_equal(m, back, TENSOR_F32);
-    assert_int_equal(back->n_maps, 3);
-    model_close(back);
+    struct model *reread = open_ok(tmp_path("shards"), NUMERIC_EXACT);
+    assert_weights_equal(m, reread, TENSOR_F32);
+    assert_int_equal(reread->n_maps, 3);
+    model_close(reread);
 
     json_object_set_new(map, "model.norm.weight", json_string("one.safetensors"));
     json_dump_file(root, index, 0);
@@ -619,7 +621,8 @@ static void test_hf_shards(void **state) {
 }
 
 /* Writes `root` as DIR/config.json, with one field set; `value` is JSON, NULL removes the field. */
-static void config_put(const char *dir, const json_t *root, const char *key, const char *value) {
+static void config_write_changed(const char *dir, const json_t *root, const char *key,
+                                 const char *value) {
     json_t *changed = json_deep_copy(root);
     char *path = path_join(tmp_path(dir), "config.json");
     if (value)
@@ -631,7 +634,7 @@ static void config_put(const char *dir, const json_t *root, const char *key, con
     free(path);
 }
 
-static json_t *config_get(const char *dir) {
+static json_t *config_read(const char *dir) {
     struct error err;
     char *path = path_join(tmp_path(dir), "config.json");
     json_t *root = json_parse_file(path, &err);
@@ -689,15 +692,15 @@ static void test_hf_config(void **state) {
         {"vocab_size", "301", "embed_tokens|[300, 8]|[301, 8]"},
         {"tie_word_embeddings", "3", "'tie_word_embeddings'"},
     };
-    struct model *m = hf_make("conf", true);
-    json_t *config = config_get("conf");
+    struct model *m = hf_model_create("conf", true);
+    json_t *config = config_read("conf");
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
-        config_put("conf", config, refused[i].key, refused[i].value);
+        config_write_changed("conf", config, refused[i].key, refused[i].value);
         assert_refused(tmp_path("conf"), refused[i].message);
     }
     json_t *headless = json_deep_copy(config);
     json_object_del(headless, "head_dim");
-    config_put("conf", headless, "num_attention_heads", "3");
+    config_write_changed("conf", headless, "num_attention_heads", "3");
     assert_refused(tmp_path("conf"), "'hidden_size' 8 is not a multiple");
     json_decref(headless);
     static const struct {
@@ -713,10 +716,10 @@ static void test_hf_config(void **state) {
                     {"initializer_range", "0.02"},
                     {"use_cache", "true"}};
     for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
-        config_put("conf", config, accepted[i].key, accepted[i].value);
-        struct model *back = open_ok(tmp_path("conf"), NUMERIC_EXACT);
-        assert_configs_equal(&m->config, &back->config);
-        model_close(back);
+        config_write_changed("conf", config, accepted[i].key, accepted[i].value);
+        struct model *reread = open_ok(tmp_path("conf"), NUMERIC_EXACT);
+        assert_configs_equal(&m->config, &reread->config);
+        model_close(reread);
     }
     json_decref(config);
     model_close(m);
@@ -745,11 +748,11 @@ static void test_hf_windows(void **state) {
     };
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
-        struct model_config c = config_named(refused[i].shape);
-        struct model *m = model_make(&c, "windows");
+        struct model_config c = preset_config(refused[i].shape);
+        struct model *m = model_create(&c, "windows");
         assert_int_equal(model_write_hf(m, tmp_path("windows"), TENSOR_F32, &err), OK);
-        json_t *config = config_get("windows");
-        config_put("windows", config, refused[i].key, refused[i].value);
+        json_t *config = config_read("windows");
+        config_write_changed("windows", config, refused[i].key, refused[i].value);
         assert_refused(tmp_path("windows"), refused[i].message);
         json_decref(config);
         model_close(m);
@@ -759,7 +762,7 @@ static void test_hf_windows(void **state) {
 /* Appends a BOOL tensor of 16 elements to DIR/model.safetensors. */
 static void mask_add(const char *dir, const char *name) {
     char *path = path_join(tmp_path(dir), "model.safetensors");
-    struct buf file = file_get(path), out = {0};
+    struct buf file = file_read_all(path), out = {0};
     uint64_t len, data;
     memcpy(&len, file.data, sizeof(len));
     data = file.len - sizeof(len) - len;
@@ -773,7 +776,7 @@ static void mask_add(const char *dir, const char *name) {
     buf_puts(&out, text);
     buf_add(&out, file.data + sizeof(len) + len, data);
     buf_add(&out, "\1\0\0\0\1\1\0\0\1\1\1\0\1\1\1\1", 16);
-    file_put(path, out.data, out.len);
+    file_write_unsynced(path, out.data, out.len);
     buf_release(&file);
     buf_release(&out);
     json_decref(header);
@@ -785,13 +788,13 @@ static void mask_add(const char *dir, const char *name) {
 static void test_masks(void **state) {
     (void)state;
     struct error err;
-    struct model_config c = config_named("tiny-gpt-neo");
-    struct model *m = model_make(&c, "masks");
+    struct model_config c = preset_config("tiny-gpt-neo");
+    struct model *m = model_create(&c, "masks");
     assert_int_equal(model_write_hf(m, tmp_path("masks"), TENSOR_F32, &err), OK);
     mask_add("masks", "transformer.h.0.attn.attention.bias");
-    struct model *back = open_ok(tmp_path("masks"), NUMERIC_EXACT);
-    assert_weights_equal(m, back, TENSOR_F32);
-    model_close(back);
+    struct model *reread = open_ok(tmp_path("masks"), NUMERIC_EXACT);
+    assert_weights_equal(m, reread, TENSOR_F32);
+    model_close(reread);
     mask_add("masks", "transformer.h.0.attn.mask");
     assert_refused(tmp_path("masks"), "'transformer.h.0.attn.mask' is unknown");
     model_close(m);
@@ -801,34 +804,34 @@ static void test_masks(void **state) {
  * the tokenizer. */
 static void test_hf_tokenizer_config(void **state) {
     (void)state;
-    struct model *m = hf_make("tokconf", true);
+    struct model *m = hf_model_create("tokconf", true);
     const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     char config[512];
     snprintf(config, sizeof(config),
              "{\"bos_token\":null,\"eos_token\":{\"content\":\"%s\"},\"chat_template\":["
              "{\"name\":\"tool\",\"template\":\"x\"},{\"name\":\"default\",\"template\":\"y\"}]}",
              s->pieces[s->bos >= 0 ? s->bos : s->eos]);
-    file_put(tmp_path("tokconf/tokenizer_config.json"), config, strlen(config));
-    struct model *back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
-    assert_int_equal(tokenizer_bos(back->tok), -1);
-    assert_int_equal(tokenizer_eos(back->tok), s->bos >= 0 ? s->bos : s->eos);
-    assert_string_equal(back->chat_template, "y");
-    model_close(back);
+    file_write_unsynced(tmp_path("tokconf/tokenizer_config.json"), config, strlen(config));
+    struct model *reread = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
+    assert_int_equal(tokenizer_bos(reread->tok), -1);
+    assert_int_equal(tokenizer_eos(reread->tok), s->bos >= 0 ? s->bos : s->eos);
+    assert_string_equal(reread->chat_template, "y");
+    model_close(reread);
 
-    file_put(tmp_path("tokconf/tokenizer_config.json"), "{}", 2);
-    file_put(tmp_path("tokconf/generation_config.json"),
-             "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
-    file_put(tmp_path("tokconf/chat_template.jinja"), "z\n", 2);
-    back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
-    assert_int_equal(tokenizer_bos(back->tok), 4);
-    assert_int_equal(tokenizer_eos(back->tok), 5);
-    assert_string_equal(back->chat_template, "z\n");
-    model_close(back);
+    file_write_unsynced(tmp_path("tokconf/tokenizer_config.json"), "{}", 2);
+    file_write_unsynced(tmp_path("tokconf/generation_config.json"),
+                        "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
+    file_write_unsynced(tmp_path("tokconf/chat_template.jinja"), "z\n", 2);
+    reread = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
+    assert_int_equal(tokenizer_bos(reread->tok), 4);
+    assert_int_equal(tokenizer_eos(reread->tok), 5);
+    assert_string_equal(reread->chat_template, "z\n");
+    model_close(reread);
 
     unlink(tmp_path("tokconf/tokenizer.json"));
-    back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
-    assert_null(back->tok);
-    model_close(back);
+    reread = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
+    assert_null(reread->tok);
+    model_close(reread);
     model_close(m);
 }
 
@@ -836,7 +839,7 @@ static void test_hf_tokenizer_config(void **state) {
 static void test_errors_name_every_tensor(void **state) {
     (void)state;
     struct error err;
-    struct model *m = hf_make("strict", false);
+    struct model *m = hf_model_create("strict", false);
     char *path = xstrdup(tmp_path("strict/model.safetensors"));
     struct safetensors st;
     assert_int_equal(safetensors_open(&st, path, &err), OK);
@@ -855,8 +858,8 @@ static void test_errors_name_every_tensor(void **state) {
         tmp_path("strict"),
         "3 offending tensors|'model.norm.weight' is missing|'model.norm.bias' is unknown|"
         "k_proj.weight' is f32 [8, 4], expected [4, 8]");
-    json_t *config = config_get("strict");
-    config_put("strict", config, "num_hidden_layers", "9");
+    json_t *config = config_read("strict");
+    config_write_changed("strict", config, "num_hidden_layers", "9");
     json_decref(config);
     assert_refused(tmp_path("strict"), "75 offending tensors|and 55 more");
     free(t);
@@ -870,7 +873,7 @@ static void test_errors_name_every_tensor(void **state) {
 static void test_harmless_extras(void **state) {
     (void)state;
     struct error err;
-    struct model *m = hf_make("extra", true);
+    struct model *m = hf_model_create("extra", true);
     char *path = xstrdup(tmp_path("extra/model.safetensors"));
     struct safetensors st;
     assert_int_equal(safetensors_open(&st, path, &err), OK);
@@ -882,9 +885,9 @@ static void test_harmless_extras(void **state) {
     t[n + 1] = *safetensors_find(&st, "model.norm.weight");
     t[n + 1].name = (char *)(uintptr_t) "model.layers.0.self_attn.rotary_emb.inv_freq";
     assert_int_equal(safetensors_write(path, t, n + 2, NULL, &err), OK);
-    struct model *back = open_ok(tmp_path("extra"), NUMERIC_EXACT);
-    assert_weights_equal(m, back, TENSOR_F32);
-    model_close(back);
+    struct model *reread = open_ok(tmp_path("extra"), NUMERIC_EXACT);
+    assert_weights_equal(m, reread, TENSOR_F32);
+    model_close(reread);
     float *changed = xmalloc(t[n].size);
     memcpy(changed, t[n].data, t[n].size);
     changed[5] += 1.0f;
@@ -898,21 +901,21 @@ static void test_harmless_extras(void **state) {
     model_close(m);
 }
 
-static void put(struct buf *b, const void *p, size_t n) {
+static void buf_put(struct buf *b, const void *p, size_t n) {
     buf_add(b, p, n);
 }
 static void put_u32(struct buf *b, uint32_t v) {
-    put(b, &v, 4);
+    buf_put(b, &v, 4);
 }
 static void put_u64(struct buf *b, uint64_t v) {
-    put(b, &v, 8);
+    buf_put(b, &v, 8);
 }
 static void put_str(struct buf *b, const char *s) {
     put_u64(b, strlen(s));
-    put(b, s, strlen(s));
+    buf_put(b, s, strlen(s));
 }
-static void put_head(struct buf *b, uint32_t version, uint64_t tensors, uint64_t kvs) {
-    put(b, "GGUF", 4);
+static void put_header(struct buf *b, uint32_t version, uint64_t tensors, uint64_t kvs) {
+    buf_put(b, "GGUF", 4);
     put_u32(b, version);
     put_u64(b, tensors);
     put_u64(b, kvs);
@@ -928,11 +931,11 @@ static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, 
 }
 
 /* Pads to the data section, adds `data` zero bytes and expects an error. */
-static void refuse_gguf(struct buf *b, size_t data, const char *message) {
+static void assert_gguf_refused(struct buf *b, size_t data, const char *message) {
     static const char zeros[4096];
     assert_true(data <= 2048);
-    put(b, zeros, (32 - b->len % 32) % 32 + data);
-    file_put(tmp_path("lie.gguf"), b->data, b->len);
+    buf_put(b, zeros, (32 - b->len % 32) % 32 + data);
+    file_write_unsynced(tmp_path("lie.gguf"), b->data, b->len);
     assert_refused(tmp_path("lie.gguf"), message);
     buf_release(b);
 }
@@ -940,56 +943,59 @@ static void refuse_gguf(struct buf *b, size_t data, const char *message) {
 static void test_gguf_invalid_metadata(void **state) {
     (void)state;
     struct buf b = {0};
-    put_head(&b, 3, (uint64_t)1 << 60, 0), refuse_gguf(&b, 64, "tensors do not fit");
-    put_head(&b, 3, 0, (uint64_t)1 << 60), refuse_gguf(&b, 64, "metadata entries do not fit");
-    put_head(&b, 1, 0, 0), refuse_gguf(&b, 0, "version 1");
-    put_head(&b, 4, 0, 0), refuse_gguf(&b, 0, "version 4");
-    put_head(&b, 3u << 24, 0, 0), refuse_gguf(&b, 0, "little-endian");
-    put_head(&b, 3, 0, 0), refuse_gguf(&b, 0, "'general.architecture' is missing");
+    put_header(&b, 3, (uint64_t)1 << 60, 0), assert_gguf_refused(&b, 64, "tensors do not fit");
+    put_header(&b, 3, 0, (uint64_t)1 << 60),
+        assert_gguf_refused(&b, 64, "metadata entries do not fit");
+    put_header(&b, 1, 0, 0), assert_gguf_refused(&b, 0, "version 1");
+    put_header(&b, 4, 0, 0), assert_gguf_refused(&b, 0, "version 4");
+    put_header(&b, 3u << 24, 0, 0), assert_gguf_refused(&b, 0, "little-endian");
+    put_header(&b, 3, 0, 0), assert_gguf_refused(&b, 0, "'general.architecture' is missing");
     static const uint64_t lengths[] = {(uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7, 1000, 0};
     for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
-        put_head(&b, 3, 0, 1), put_u64(&b, lengths[i]),
-            refuse_gguf(&b, 100, "key of impossible length");
+        put_header(&b, 3, 0, 1), put_u64(&b, lengths[i]),
+            assert_gguf_refused(&b, 100, "key of impossible length");
         if (lengths[i] == 0) continue;
-        put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
-        refuse_gguf(&b, 100, "metadata 'a' is cut off");
+        put_header(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
+        assert_gguf_refused(&b, 100, "metadata 'a' is cut off");
         for (uint32_t element = 0; element < 14;
              element++) { /* 9: arrays of arrays, 13: not a type */
-            put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element),
+            put_header(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element),
                 put_u64(&b, lengths[i]);
-            refuse_gguf(&b, 100, "metadata 'a' is cut off");
+            assert_gguf_refused(&b, 100, "metadata 'a' is cut off");
         }
     }
-    put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 13), refuse_gguf(&b, 100, "metadata 'a'");
-    put_head(&b, 3, 0, 2);
+    put_header(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 13),
+        assert_gguf_refused(&b, 100, "metadata 'a'");
+    put_header(&b, 3, 0, 2);
     for (int i = 0; i < 2; i++) put_str(&b, "twice"), put_u32(&b, 4), put_u32(&b, 1);
-    refuse_gguf(&b, 0, "'twice' appears twice");
+    assert_gguf_refused(&b, 0, "'twice' appears twice");
     static const uint32_t alignments[] = {0, 1, 33, 1u << 31};
     for (size_t i = 0; i < ARRAY_LEN(alignments); i++) {
-        put_head(&b, 3, 0, 1), put_str(&b, "general.alignment"), put_u32(&b, 4),
+        put_header(&b, 3, 0, 1), put_str(&b, "general.alignment"), put_u32(&b, 4),
             put_u32(&b, alignments[i]);
-        refuse_gguf(&b, 0, "'general.alignment'");
+        assert_gguf_refused(&b, 0, "'general.alignment'");
     }
-    put_head(&b, 3, 0, 1), put_str(&b, "general.type"), put_u32(&b, 8), put_str(&b, "adapter");
-    refuse_gguf(&b, 0, "'adapter', not a model");
-    put_head(&b, 3, 0, 1), put_str(&b, "split.count"), put_u32(&b, 2), put(&b, "\2\0", 2);
-    refuse_gguf(&b, 0, "split");
+    put_header(&b, 3, 0, 1), put_str(&b, "general.type"), put_u32(&b, 8), put_str(&b, "adapter");
+    assert_gguf_refused(&b, 0, "'adapter', not a model");
+    put_header(&b, 3, 0, 1), put_str(&b, "split.count"), put_u32(&b, 2), buf_put(&b, "\2\0", 2);
+    assert_gguf_refused(&b, 0, "split");
 }
 
 static void test_gguf_invalid_tensors(void **state) {
     (void)state;
     struct buf b = {0};
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32),
-        refuse_gguf(&b, 128, "'t' begins at 32");
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, UINT64_MAX - 31),
-        refuse_gguf(&b, 64, "'t' begins at");
-    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "u", 4, 4, 0, 32);
-    refuse_gguf(&b, 128, "'u' begins at 32, the one before it ends at 64");
-    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "t", 4, 4, 0, 64);
-    refuse_gguf(&b, 128, "'t' appears twice");
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0),
-        refuse_gguf(&b, 32, "'t' is outside the file");
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 128, "64 bytes follow");
+    put_header(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32),
+        assert_gguf_refused(&b, 128, "'t' begins at 32");
+    put_header(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, UINT64_MAX - 31),
+        assert_gguf_refused(&b, 64, "'t' begins at");
+    put_header(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "u", 4, 4, 0, 32);
+    assert_gguf_refused(&b, 128, "'u' begins at 32, the one before it ends at 64");
+    put_header(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "t", 4, 4, 0, 64);
+    assert_gguf_refused(&b, 128, "'t' appears twice");
+    put_header(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0),
+        assert_gguf_refused(&b, 32, "'t' is outside the file");
+    put_header(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0),
+        assert_gguf_refused(&b, 128, "64 bytes follow");
     static const uint64_t dims[][2] = {{(uint64_t)1 << 32, (uint64_t)1 << 32},
                                        {UINT64_MAX, 2},
                                        {0, 5},
@@ -997,30 +1003,32 @@ static void test_gguf_invalid_tensors(void **state) {
                                        {(uint64_t)1 << 63, 2},
                                        {1000000, 1000000}};
     for (size_t i = 0; i < ARRAY_LEN(dims); i++) {
-        put_head(&b, 3, 1, 0), put_tensor(&b, "t", dims[i][0], dims[i][1], 0, 0);
-        refuse_gguf(&b, 64, "'t' has dimensions that do not fit");
+        put_header(&b, 3, 1, 0), put_tensor(&b, "t", dims[i][0], dims[i][1], 0, 0);
+        assert_gguf_refused(&b, 64, "'t' has dimensions that do not fit");
     }
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0),
-        refuse_gguf(&b, 64, "not a multiple of 32");
-    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 10, 0), put_tensor(&b, "u", 32, 1, 99, 160);
-    refuse_gguf(&b, 64, "2 offending tensors|'t' is q2_k|'u' is type 99|f32, f16, bf16");
-    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0),
-        refuse_gguf(&b, 100, "'t' has 0 dimensions");
-    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5),
-        refuse_gguf(&b, 100, "'t' has 5 dimensions");
-    put_head(&b, 3, 1, 0), put_u64(&b, (uint64_t)1 << 63),
-        refuse_gguf(&b, 100, "tensor table is cut off");
-    put_head(&b, 3, 1, 0), put_u64(&b, 3), put(&b, "a\0b", 3),
-        refuse_gguf(&b, 100, "impossible name");
+    put_header(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0),
+        assert_gguf_refused(&b, 64, "not a multiple of 32");
+    put_header(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 10, 0),
+        put_tensor(&b, "u", 32, 1, 99, 160);
+    assert_gguf_refused(&b, 64, "2 offending tensors|'t' is q2_k|'u' is type 99|f32, f16, bf16");
+    put_header(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0),
+        assert_gguf_refused(&b, 100, "'t' has 0 dimensions");
+    put_header(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5),
+        assert_gguf_refused(&b, 100, "'t' has 5 dimensions");
+    put_header(&b, 3, 1, 0), put_u64(&b, (uint64_t)1 << 63),
+        assert_gguf_refused(&b, 100, "tensor table is cut off");
+    put_header(&b, 3, 1, 0), put_u64(&b, 3), buf_put(&b, "a\0b", 3),
+        assert_gguf_refused(&b, 100, "impossible name");
 }
 
 /* Replaces one metadata value of a written file by another of the same length. */
-static void gguf_edit(const char *from, const char *to, size_t n, const char *message) {
-    struct buf file = file_get(tmp_path("edit.gguf"));
-    char *at = memmem(file.data, file.len, from, n);
-    assert_non_null(at);
-    memcpy(at, to, n);
-    file_put(tmp_path("edited.gguf"), file.data, file.len);
+static void assert_edited_gguf_refused(const char *from, const char *to, size_t n,
+                                       const char *message) {
+    struct buf file = file_read_all(tmp_path("edit.gguf"));
+    char *match = memmem(file.data, file.len, from, n);
+    assert_non_null(match);
+    memcpy(match, to, n);
+    file_write_unsynced(tmp_path("edited.gguf"), file.data, file.len);
     assert_refused(tmp_path("edited.gguf"), message);
     buf_release(&file);
 }
@@ -1028,36 +1036,39 @@ static void gguf_edit(const char *from, const char *to, size_t n, const char *me
 static void test_gguf_wrong_keys(void **state) {
     (void)state;
     struct error err;
-    struct model_config c = config_smallest("llama", false);
-    struct model *m = model_make(&c, "edit");
+    struct model_config c = smallest_config("llama", false);
+    struct model *m = model_create(&c, "edit");
     assert_int_equal(model_write_gguf(m, tmp_path("edit.gguf"), TENSOR_F32, &err), OK);
-    gguf_edit("llama.block_count", "llama.block_kount", 17, "'llama.block_count' is missing");
-    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\4\0\0\0\2", 22,
-              "'blk.1.attn_norm.weight' is missing");
-    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\6\0\0\0\1", 22,
-              "not a whole number");
-    gguf_edit("rope.dimension_count\4\0\0\0\4", "rope.dimension_count\4\0\0\0\2", 25,
-              "2 of 4 dimensions");
-    gguf_edit("value_length\4\0\0\0\4", "value_length\4\0\0\0\6", 17, "values of width 6");
-    gguf_edit("vocab_size\4\0\0\0\54", "vocab_size\4\0\0\0\55", 15, "'llama.vocab_size' is 301");
-    gguf_edit("\15\0\0\0\0\0\0\0output.weight", "\15\0\0\0\0\0\0\0outpux.weight", 21,
-              "'outpux.weight' is unknown");
-    gguf_edit("blk.0.attn_q.weight", "blk.7.attn_q.weight", 19,
-              "'blk.7.attn_q.weight' is unknown|is missing");
-    gguf_edit("architecture\10\0\0\0\5\0\0\0\0\0\0\0llama",
-              "architecture\10\0\0\0\5\0\0\0\0\0\0\0gemma", 29, "'gemma'");
+    assert_edited_gguf_refused("llama.block_count", "llama.block_kount", 17,
+                               "'llama.block_count' is missing");
+    assert_edited_gguf_refused("llama.block_count\4\0\0\0\1", "llama.block_count\4\0\0\0\2", 22,
+                               "'blk.1.attn_norm.weight' is missing");
+    assert_edited_gguf_refused("llama.block_count\4\0\0\0\1", "llama.block_count\6\0\0\0\1", 22,
+                               "not a whole number");
+    assert_edited_gguf_refused("rope.dimension_count\4\0\0\0\4", "rope.dimension_count\4\0\0\0\2",
+                               25, "2 of 4 dimensions");
+    assert_edited_gguf_refused("value_length\4\0\0\0\4", "value_length\4\0\0\0\6", 17,
+                               "values of width 6");
+    assert_edited_gguf_refused("vocab_size\4\0\0\0\54", "vocab_size\4\0\0\0\55", 15,
+                               "'llama.vocab_size' is 301");
+    assert_edited_gguf_refused("\15\0\0\0\0\0\0\0output.weight", "\15\0\0\0\0\0\0\0outpux.weight",
+                               21, "'outpux.weight' is unknown");
+    assert_edited_gguf_refused("blk.0.attn_q.weight", "blk.7.attn_q.weight", 19,
+                               "'blk.7.attn_q.weight' is unknown|is missing");
+    assert_edited_gguf_refused("architecture\10\0\0\0\5\0\0\0\0\0\0\0llama",
+                               "architecture\10\0\0\0\5\0\0\0\0\0\0\0gemma", 29, "'gemma'");
     model_close(m);
 }
 
-/* Every length except the full one, with one file that shrinks. */
+/* Every length except the full one; the file is truncated step by step. */
 static void test_gguf_truncated(void **state) {
     (void)state;
     struct error err;
-    struct model_config c = config_smallest("qwen3", false);
-    struct model *m = model_make(&c, "cut");
+    struct model_config c = smallest_config("qwen3", false);
+    struct model *m = model_create(&c, "cut");
     const char *path = tmp_path("cut.gguf");
     assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
-    struct buf file = file_get(path);
+    struct buf file = file_read_all(path);
     for (size_t len = file.len - 1; len < file.len; len--) {
         assert_int_equal(truncate(path, (off_t)len), 0);
         struct model *cut = model_open(path, NUMERIC_EXACT, &err);
@@ -1067,13 +1078,14 @@ static void test_gguf_truncated(void **state) {
     model_close(m);
 }
 
-/* Each byte before the data, changed in three ways: the file may open or not, but not crash. */
-static void gguf_corrupt(const struct model_config *c) {
+/* Changes each byte before the data in one of three ways: opening the file may fail, but must not
+ * crash. */
+static void gguf_change_bytes(const struct model_config *c) {
     struct error err;
-    struct model *m = model_make(c, "bad");
+    struct model *m = model_create(c, "bad");
     const char *path = tmp_path("bad.gguf");
     assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
-    struct buf file = file_get(path);
+    struct buf file = file_read_all(path);
     size_t header = (size_t)((const char *)(const void *)gguf_weight_data(&file, m, 0) - file.data);
     FILE *f = fopen(path, "r+b");
     setbuf(f, NULL);
@@ -1096,22 +1108,23 @@ static void gguf_corrupt(const struct model_config *c) {
 
 static void test_gguf_corrupted(void **state) {
     (void)state;
-    struct model_config llama = config_smallest("llama", true), gemma = config_named("tiny-gemma3");
+    struct model_config llama = smallest_config("llama", true),
+                        gemma = preset_config("tiny-gemma3");
     llama.biased = 1u << PROJ_Q;
     llama.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8.0f, 1.0f, 4.0f, 16};
-    gguf_corrupt(&llama);
-    gguf_corrupt(&gemma);
+    gguf_change_bytes(&llama);
+    gguf_change_bytes(&gemma);
 }
 
 /* A safetensors file of this header and `data` zero bytes. */
-static void refuse_safetensors(const char *header, size_t data, const char *message) {
+static void assert_safetensors_refused(const char *header, size_t data, const char *message) {
     static const char zeros[256];
     struct buf b = {0};
     struct error err = {0};
     struct safetensors st;
     put_str(&b, header);
-    put(&b, zeros, data);
-    file_put(tmp_path("lie.safetensors"), b.data, b.len);
+    buf_put(&b, zeros, data);
+    file_write_unsynced(tmp_path("lie.safetensors"), b.data, b.len);
     if (safetensors_open(&st, tmp_path("lie.safetensors"), &err) == OK)
         fail_msg("opened: %s", header);
     if (!strstr(err.text, message)) fail_msg("no '%s' in: %s", message, err.text);
@@ -1128,38 +1141,38 @@ static void test_safetensors_invalid(void **state) {
     static const uint64_t lengths[] = {(uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7, 100};
     for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
         struct buf b = {0};
-        put_u64(&b, lengths[i]), put(&b, "{}", 2);
-        file_put(tmp_path("lie.safetensors"), b.data, b.len);
+        put_u64(&b, lengths[i]), buf_put(&b, "{}", 2);
+        file_write_unsynced(tmp_path("lie.safetensors"), b.data, b.len);
         assert_int_equal(safetensors_open(&st, tmp_path("lie.safetensors"), &err), ERR_FORMAT);
         buf_release(&b);
     }
-    refuse_safetensors("[]", 0, "not a JSON object");
-    refuse_safetensors("{\"a\":1}", 0, "'a' is not described");
-    refuse_safetensors("{\"__metadata__\":{\"a\":1}}", 0, "'a' is not a string");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 4, "outside the file");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,4]") "}", 4, "need 8");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 12, "4 bytes follow");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[4,8]") "}", 8, "hole");
-    refuse_safetensors(
+    assert_safetensors_refused("[]", 0, "not a JSON object");
+    assert_safetensors_refused("{\"a\":1}", 0, "'a' is not described");
+    assert_safetensors_refused("{\"__metadata__\":{\"a\":1}}", 0, "'a' is not a string");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 4, "outside the file");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[2]", "[0,4]") "}", 4, "need 8");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 12, "4 bytes follow");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[4,8]") "}", 8, "hole");
+    assert_safetensors_refused(
         "{\"a\":" T("\"F32\"", "[2]", "[0,8]") ",\"b\":" T("\"F32\"", "[2]", "[4,12]") "}", 12,
         "overlaps");
-    refuse_safetensors(
+    assert_safetensors_refused(
         "{\"a\":" T("\"F32\"", "[1]", "[0,4]") ",\"a\":" T("\"F32\"", "[1]", "[0,4]") "}", 4, "");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[8,4]") "}", 8, "outside the file");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[-4,0]") "}", 8, "outside the file");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,9223372036854775807]") "}", 8,
-                       "outside the file");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[-1]", "[0,4]") "}", 4, "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[4294967296,4294967296]", "[0,0]") "}", 0,
-                       "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[4611686018427387905]", "[0,4]") "}", 4,
-                       "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1,1,1,1,1]", "[0,4]") "}", 4, "at most 4");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1.0]", "[0,4]") "}", 4, "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"I64\"", "[1]", "[0,8]") "}", 8, "'I64'");
-    refuse_safetensors("{\"a\":" T("7", "[1]", "[0,8]") "}", 8, "no 'dtype'");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0]") "}", 4, "'data_offsets'");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[\"0\",4]") "}", 4, "'data_offsets'");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[8,4]") "}", 8, "outside the file");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[-4,0]") "}", 8, "outside the file");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[0,9223372036854775807]") "}", 8,
+                               "outside the file");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[-1]", "[0,4]") "}", 4, "impossible shape");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[4294967296,4294967296]", "[0,0]") "}", 0,
+                               "impossible shape");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[4611686018427387905]", "[0,4]") "}", 4,
+                               "impossible shape");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1,1,1,1,1]", "[0,4]") "}", 4, "at most 4");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1.0]", "[0,4]") "}", 4, "impossible shape");
+    assert_safetensors_refused("{\"a\":" T("\"I64\"", "[1]", "[0,8]") "}", 8, "'I64'");
+    assert_safetensors_refused("{\"a\":" T("7", "[1]", "[0,8]") "}", 8, "no 'dtype'");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[0]") "}", 4, "'data_offsets'");
+    assert_safetensors_refused("{\"a\":" T("\"F32\"", "[1]", "[\"0\",4]") "}", 4, "'data_offsets'");
 }
 
 /* Scalars, empty tensors, four dimensions, metadata, names out of order; written twice the same;
@@ -1194,13 +1207,13 @@ static void test_safetensors_round_trip(void **state) {
     assert_int_equal(safetensors_open(&st, path, &err), OK);
     assert_int_equal(st.n_tensors, 3);
     for (int i = 0; i < 3; i++) {
-        const struct tensor_info *back = safetensors_find(&st, t[i].name);
-        assert_non_null(back);
-        assert_int_equal(back->type, t[i].type);
-        assert_int_equal(back->n_dims, t[i].n_dims);
-        assert_memory_equal(back->dims, t[i].dims, sizeof(t[i].dims));
-        assert_int_equal(back->size, t[i].size);
-        assert_memory_equal(back->data, t[i].data, t[i].size);
+        const struct tensor_info *reread = safetensors_find(&st, t[i].name);
+        assert_non_null(reread);
+        assert_int_equal(reread->type, t[i].type);
+        assert_int_equal(reread->n_dims, t[i].n_dims);
+        assert_memory_equal(reread->dims, t[i].dims, sizeof(t[i].dims));
+        assert_int_equal(reread->size, t[i].size);
+        assert_memory_equal(reread->data, t[i].data, t[i].size);
     }
     assert_null(safetensors_find(&st, "b"));
     assert_true(json_equal(st.metadata, metadata));
@@ -1210,14 +1223,14 @@ static void test_safetensors_round_trip(void **state) {
     assert_int_equal(safetensors_write(tmp_path("again.safetensors"), t, 3, metadata, &err), OK);
     assert_files_equal(path, tmp_path("again.safetensors"));
     json_decref(metadata);
-    struct buf file = file_get(path);
+    struct buf file = file_read_all(path);
     for (size_t len = file.len - 1; len < file.len; len--) {
         assert_int_equal(truncate(path, (off_t)len), 0);
         assert_true(safetensors_open(&st, path, &err) < 0);
     }
     for (size_t i = 0; i < file.len; i++) {
         file.data[i] ^= 0x11;
-        file_put(path, file.data, file.len);
+        file_write_unsynced(path, file.data, file.len);
         if (safetensors_open(&st, path, &err) == OK) safetensors_close(&st);
         file.data[i] ^= 0x11;
     }
@@ -1230,11 +1243,12 @@ static void test_not_models(void **state) {
     (void)state;
     assert_refused(tmp_path("absent.gguf"), "absent.gguf");
     assert_refused(tmp_dir, "no config.json");
-    file_put(tmp_path("x.bin"), "", 0), assert_refused(tmp_path("x.bin"), "not a model");
-    file_put(tmp_path("x.bin"), "PK\3\4....", 8), assert_refused(tmp_path("x.bin"), "safetensors");
-    file_put(tmp_path("x.bin"), "\12\0\0\0\0\0\0\0{       ", 16),
+    file_write_unsynced(tmp_path("x.bin"), "", 0), assert_refused(tmp_path("x.bin"), "not a model");
+    file_write_unsynced(tmp_path("x.bin"), "PK\3\4....", 8),
+        assert_refused(tmp_path("x.bin"), "safetensors");
+    file_write_unsynced(tmp_path("x.bin"), "\12\0\0\0\0\0\0\0{       ", 16),
         assert_refused(tmp_path("x.bin"), "directory");
-    struct model *m = hf_make("pickle", true);
+    struct model *m = hf_model_create("pickle", true);
     rename(tmp_path("pickle/model.safetensors"), tmp_path("pickle/pytorch_model.bin"));
     assert_refused(tmp_path("pickle"), "pickle|safetensors");
     unlink(tmp_path("pickle/pytorch_model.bin"));
@@ -1253,31 +1267,31 @@ static void file_limit_set(rlim_t limit) {
 static void test_failed_writes(void **state) {
     (void)state;
     struct error err;
-    void (*old)(int) = signal(SIGXFSZ, SIG_IGN);
-    struct model_config c = config_smallest("llama", false);
-    struct model *m = model_make(&c, "full");
+    void (*old_handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    struct model_config c = smallest_config("llama", false);
+    struct model *m = model_create(&c, "full");
     const char *dir = tmp_path("full"), *path = tmp_path("full/m.gguf"), *hf = tmp_path("full/hf");
     dir_make(hf, &err);
     assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
-    struct buf whole = file_get(path);
-    file_put(path, "old", 3);
-    for (size_t limit = 0; limit < whole.len; limit += 1 + whole.len / 50) {
+    struct buf expected = file_read_all(path);
+    file_write_unsynced(path, "old", 3);
+    for (size_t limit = 0; limit < expected.len; limit += 1 + expected.len / 50) {
         file_limit_set(limit);
         int gguf = model_write_gguf(m, path, TENSOR_F32, &err);
         int dir_rc = limit < 8192 ? model_write_hf(m, hf, TENSOR_F32, &err) : ERR_IO;
         file_limit_set(RLIM_INFINITY);
         assert_int_equal(gguf, ERR_IO);
         assert_int_equal(dir_rc, ERR_IO);
-        struct buf now = file_get(path);
-        assert_string_equal(now.data, "old");
-        buf_release(&now);
+        struct buf found = file_read_all(path);
+        assert_string_equal(found.data, "old");
+        buf_release(&found);
         assert_int_equal(tmp_leftovers(dir) + tmp_leftovers(hf), 0);
         assert_false(path_exists(tmp_path("full/hf/config.json")));
     }
     assert_true(model_write_gguf(m, tmp_path("no/such/dir.gguf"), TENSOR_F32, &err) < 0);
-    assert_true(model_write_hf(m, path, TENSOR_F32, &err) < 0); /* a file is in the way */
-    signal(SIGXFSZ, old);
-    buf_release(&whole);
+    assert_true(model_write_hf(m, path, TENSOR_F32, &err) < 0); /* the path is a file */
+    signal(SIGXFSZ, old_handler);
+    buf_release(&expected);
     model_close(m);
 }
 
@@ -1292,7 +1306,7 @@ static void put_weights(struct buf *b, const struct model *m, const char *hf_suf
         float *scratch = xmalloc(sizeof(float) * (size_t)w.k * 2);
         for (int64_t r = 0; r < w.n; r++) {
             weight_row(m, &w, order ? order[r] : r, TENSOR_F32, scratch, scratch + w.k);
-            put(b, scratch + w.k, sizeof(float) * (size_t)w.k);
+            buf_put(b, scratch + w.k, sizeof(float) * (size_t)w.k);
         }
         free(scratch);
         free(order);
@@ -1318,14 +1332,14 @@ static void llama2c_write(const struct model *m, const char *path) {
                          c->n_heads,    c->n_kv_heads, c->tied ? c->vocab_size : -c->vocab_size,
                          c->max_seq_len};
     struct buf b = {0};
-    put(&b, header, sizeof(header));
+    buf_put(&b, header, sizeof(header));
     for (size_t i = 0; i < ARRAY_LEN(order); i++) {
         float angle = 0.5f;
         for (int j = 0; !order[i] && j < c->max_seq_len * c->head_dim; j++)
-            put(&b, &angle, sizeof(angle));
+            buf_put(&b, &angle, sizeof(angle));
         if (order[i]) put_weights(&b, m, order[i]);
     }
-    file_put(path, b.data, b.len);
+    file_write_unsynced(path, b.data, b.len);
     buf_release(&b);
 }
 
@@ -1345,11 +1359,11 @@ static void llama2c_tokenizer_write(const char *path, int32_t vocab) {
             snprintf(piece, sizeof(piece), "<0x%02X>", i - 3);
         else
             snprintf(piece, sizeof(piece), "%c%c", 'a' + (i - 259) / 26, 'a' + (i - 259) % 26);
-        put(&b, &score, 4);
+        buf_put(&b, &score, 4);
         put_u32(&b, (uint32_t)strlen(piece));
-        put(&b, piece, strlen(piece));
+        buf_put(&b, piece, strlen(piece));
     }
-    file_put(path, b.data, b.len);
+    file_write_unsynced(path, b.data, b.len);
     buf_release(&b);
 }
 
@@ -1364,36 +1378,36 @@ static void test_llama2c(void **state) {
     struct error err;
     const char *bin = tmp_path("l2c.bin"), *tok = tmp_path("tok.bin");
     for (int tied = 0; tied < 2; tied++) {
-        struct model_config c = config_named("tiny-llama");
+        struct model_config c = preset_config("tiny-llama");
         c.tied = tied;
-        struct model *m = model_make(&c, "l2c");
+        struct model *m = model_create(&c, "l2c");
         llama2c_write(m, bin);
         llama2c_tokenizer_write(tok, 300);
-        struct model *back = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
-        if (!back) fail_msg("%s", err.text);
-        assert_configs_equal(&c, &back->config);
-        assert_weights_equal(m, back, TENSOR_F32);
-        assert_int_equal(tokenizer_vocab_size(back->tok), 300);
-        model_close(back);
+        struct model *reread = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
+        if (!reread) fail_msg("%s", err.text);
+        assert_configs_equal(&c, &reread->config);
+        assert_weights_equal(m, reread, TENSOR_F32);
+        assert_int_equal(tokenizer_vocab_size(reread->tok), 300);
+        model_close(reread);
         model_close(m);
     }
-    struct buf file = file_get(bin);
+    struct buf file = file_read_all(bin);
     for (size_t len = 0; len < 40; len++) {
         assert_int_equal(truncate(bin, (off_t)(len < 20 ? file.len - 1 - len : 39 - len)), 0);
         assert_llama2c_refused(bin, "l2c.bin");
     }
     buf_add(&file, "", 1);
-    file_put(bin, file.data, file.len);
+    file_write_unsynced(bin, file.data, file.len);
     assert_llama2c_refused(bin, "its header needs a file of");
-    static const int32_t lies[][2] = {
+    static const int32_t wrong_values[][2] = {
         {0, -1}, {0, 0},  {0, INT32_MAX}, {1, 1 << 19}, {2, 4096},    {3, 5}, {3, 0},
         {4, 3},  {4, -2}, {5, INT32_MIN}, {5, 0},       {6, 1 << 24}, {6, -1}};
-    for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
-        struct buf lie = file_get(bin);
-        memcpy(lie.data + 4 * lies[i][0], &lies[i][1], 4);
-        file_put(tmp_path("lie.bin"), lie.data, lie.len - 1);
+    for (size_t i = 0; i < ARRAY_LEN(wrong_values); i++) {
+        struct buf changed = file_read_all(bin);
+        memcpy(changed.data + 4 * wrong_values[i][0], &wrong_values[i][1], 4);
+        file_write_unsynced(tmp_path("lie.bin"), changed.data, changed.len - 1);
         assert_llama2c_refused(tmp_path("lie.bin"), "lie.bin");
-        buf_release(&lie);
+        buf_release(&changed);
     }
     buf_release(&file);
 }
@@ -1413,10 +1427,10 @@ static void test_real_gguf(void **state) {
     int len;
     assert_memory_equal(tokenizer_id_to_piece(m->tok, 2, &len), "</s>", 4);
     assert_int_equal(model_write_gguf(m, tmp_path("real.gguf"), TENSOR_F16, &err), OK);
-    struct model *back = open_ok(tmp_path("real.gguf"), NUMERIC_EXACT);
-    assert_weights_equal(m, back, TENSOR_F16);
-    assert_tokenizers_equal(m->tok, back->tok);
-    model_close(back);
+    struct model *reread = open_ok(tmp_path("real.gguf"), NUMERIC_EXACT);
+    assert_weights_equal(m, reread, TENSOR_F16);
+    assert_tokenizers_equal(m->tok, reread->tok);
+    model_close(reread);
     model_close(m);
     free(path);
 }
@@ -1433,9 +1447,9 @@ static void test_real_llama2c(void **state) {
     assert_int_equal(m->config.n_kv_heads, 4);
     assert_true(m->config.tied);
     assert_int_equal(model_write_gguf(m, tmp_path("stories260K.gguf"), TENSOR_F32, &err), OK);
-    struct model *back = open_ok(tmp_path("stories260K.gguf"), NUMERIC_EXACT);
-    assert_weights_equal(m, back, TENSOR_F32);
-    model_close(back);
+    struct model *reread = open_ok(tmp_path("stories260K.gguf"), NUMERIC_EXACT);
+    assert_weights_equal(m, reread, TENSOR_F32);
+    model_close(reread);
     model_close(m);
     free(bin);
     free(tok);

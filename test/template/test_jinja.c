@@ -29,12 +29,12 @@ static const char *python(void) {
         snprintf(command, sizeof command, "%s -c 'import jinja2' 2>/dev/null", names[i]);
         if (system(command) == 0) return names[i];
     }
-    fprintf(stderr, "SKIP: no python3-jinja2, Jinja itself is not asked\n");
+    fprintf(stderr, "SKIP: no python3-jinja2, results are not compared with Jinja's\n");
     return NULL;
 }
 
 /* A command's output. */
-static struct buf output_of(const char *command) {
+static struct buf command_output(const char *command) {
     struct buf b = {0};
     char part[4096];
     FILE *f = popen(command, "r");
@@ -65,16 +65,16 @@ static struct rendered render(const char *text, size_t len, const json_t *vars,
 
 /* A feature of Jinja that Shoal refuses has an error such as "is not allowed" or "can only be
  * printed". */
-static bool refused(const struct rendered *r) {
+static bool is_refused(const struct rendered *r) {
     return !r->ok && r->err.code == ERR_FORMAT &&
            (strstr(r->err.text, "cannot be sliced") || strstr(r->err.text, "not supported") ||
             strstr(r->err.text, "is not allowed") || strstr(r->err.text, "can only be printed"));
 }
 
-static int differs(const char *template, const json_t *got, const struct rendered *r) {
-    const char *want = json_string_value(json_object_get(got, "text"));
-    const char *error = json_string_value(json_object_get(got, "error"));
-    if (refused(r) || (!want && !r->ok) || (want && r->ok && strcmp(want, r->out.text) == 0))
+static int report_difference(const char *template, const json_t *jinja, const struct rendered *r) {
+    const char *want = json_string_value(json_object_get(jinja, "text"));
+    const char *error = json_string_value(json_object_get(jinja, "error"));
+    if (is_refused(r) || (!want && !r->ok) || (want && r->ok && strcmp(want, r->out.text) == 0))
         return 0;
     fprintf(stderr, "%s\n  Jinja: %s\n  Shoal: %s\n", template, want ? want : error,
             r->ok ? r->out.text : r->err.text);
@@ -88,7 +88,7 @@ static void test_random(void **state) {
     char command[256];
     snprintf(command, sizeof command, "%s " ORACLE " random %s %s", py, seed ? seed : "1",
              n ? n : "1500");
-    struct buf b = output_of(command);
+    struct buf b = command_output(command);
     struct error err;
     json_t *vars = json_parse_file(GOLDEN "random.json", &err);
     int bad = 0, same = 0, unsupported = 0, count = 0;
@@ -98,9 +98,9 @@ static void test_random(void **state) {
         if (!got) fail_msg("%s", err.text);
         const json_t *t = json_object_get(got, "template");
         struct rendered r = render(json_string_value(t), json_string_length(t), vars, NULL, -1);
-        bad += differs(json_string_value(t), got, &r);
+        bad += report_difference(json_string_value(t), got, &r);
         same += r.ok;
-        unsupported += refused(&r) && json_object_get(got, "text");
+        unsupported += is_refused(&r) && json_object_get(got, "text");
         count++;
         jinja_output_release(&r.out);
         json_decref(got);
@@ -115,29 +115,29 @@ static void test_random(void **state) {
 
 /* tables */
 
-/* 1 if the case fails, which is printed: a table reports all its failures. */
+/* Returns 1 and prints the case if it fails, so that a table reports all its failures. */
 static int case_check(const char *where, const char *template, size_t len, const char *context,
                       const char *want, bool trimmed) {
     struct error err;
     json_t *vars = json_parse(context, strlen(context), where, &err);
     if (!vars) fail_msg("%s", err.text);
     struct rendered r = render(template, len, vars, NULL, -1);
-    bool fails = want[0] == '!' || want[0] == '?', right;
+    bool expects_error = want[0] == '!' || want[0] == '?', passed;
     size_t n = r.out.n;
     while (trimmed && n > 0 && r.out.text[n - 1] == '\n') n--;
-    if (fails)
-        right = !r.ok && strstr(r.err.text, want + 2);
+    if (expects_error)
+        passed = !r.ok && strstr(r.err.text, want + 2);
     else
-        right = r.ok && n == strlen(want) && memcmp(r.out.text, want, n) == 0;
-    if (!right)
+        passed = r.ok && n == strlen(want) && memcmp(r.out.text, want, n) == 0;
+    if (!passed)
         fprintf(stderr, "%s: '%s' gives\n%s\nexpected\n%s\n", where, template,
                 r.ok ? r.out.text : r.err.text, want);
     jinja_output_release(&r.out);
     json_decref(vars);
-    return !right;
+    return !passed;
 }
 
-static struct buf golden(const char *name) {
+static struct buf golden_read(const char *name) {
     struct buf b = {0};
     struct error err;
     char *path = path_join(GOLDEN, name);
@@ -148,7 +148,7 @@ static struct buf golden(const char *name) {
 
 static void test_lines(void **state) {
     (void)state;
-    struct buf b = golden("expressions.lines");
+    struct buf b = golden_read("expressions.lines");
     const char *context = "{}";
     char where[64];
     int line = 0, n = 0, bad = 0;
@@ -177,7 +177,7 @@ static void test_lines(void **state) {
 /* Calls `check` with each block of a file; returns the sum of the results. */
 typedef int (*block_fn)(const char *name, const char *template, const char *json, const char *want);
 static int blocks_each(const char *file, block_fn check, int *n) {
-    struct buf b = golden(file);
+    struct buf b = golden_read(file);
     int bad = 0;
     for (char *p = strstr(b.data, "\n== "), *next; p; p = next, ++*n) {
         char *template = strchr(p + 1, '\n') + 1;
@@ -211,7 +211,7 @@ static void test_tables_equal_jinja(void **state) {
     char command[256];
     snprintf(command, sizeof command, "%s " ORACLE " check %s %s", py, GOLDEN "expressions.lines",
              GOLDEN "templates.blocks");
-    struct buf b = output_of(command);
+    struct buf b = command_output(command);
     assert_string_equal(b.data, "");
     buf_release(&b);
 }
@@ -255,7 +255,7 @@ static char *hash_line(const char *name, const struct buf *template, const json_
     char hash[HASH_LEN] = "error";
     const char *title = json_string_value(json_object_get(c, "name"));
     if (r.ok) sha256_bytes(r.out.text, r.out.n, hash);
-    if (refused(&r)) fail_msg("%s, %s: %s", name, title, r.err.text);
+    if (is_refused(&r)) fail_msg("%s, %s: %s", name, title, r.err.text);
     jinja_output_release(&r.out);
     json_decref(vars);
     json_decref(trusted);
@@ -274,7 +274,7 @@ static json_t *conversations(void) {
 static void test_published(void **state) {
     (void)state;
     json_t *list = conversations();
-    struct buf want = golden("published.txt"), got = {0};
+    struct buf want = golden_read("published.txt"), got = {0};
     for (size_t i = 0; i < ARRAY_LEN(published); i++) {
         struct buf template = published_template(published[i]);
         if (!template.data) skip();
@@ -294,7 +294,7 @@ static void test_published(void **state) {
     if (py && folder) {
         char *command =
             xasprintf("%s " ORACLE " shared %s " GOLDEN "conversations.json", py, folder);
-        struct buf now = output_of(command);
+        struct buf now = command_output(command);
         assert_string_equal(now.data, want.data);
         buf_release(&now);
         free(command);
@@ -305,7 +305,7 @@ static void test_published(void **state) {
     json_decref(list);
 }
 
-/* origin of each part of a text */
+/* spans of a chat text */
 
 static void spans_format(const struct chat_text *c, struct buf *out) {
     for (size_t i = 0; i < c->n_spans; i++) {
@@ -385,7 +385,7 @@ static struct tokenizer *words_tokenizer(void) {
 }
 
 /* ChatML as a template gives the tokens and the mask of the built-in encoding. */
-static void test_template_is_chat_ml(void **state) {
+static void test_template_is_chatml(void **state) {
     (void)state;
     const struct chat_message m[] = {{"system", "日本語"},
                                      {"user", "hello <|im_end|> there"},
@@ -407,7 +407,8 @@ static void test_template_is_chat_ml(void **state) {
     }
 }
 
-/* The template of the model writers is the built-in encoding; NULL removes a template. */
+/* The template that the model writers store selects the built-in encoding; NULL removes a template.
+ */
 static void test_own_template_is_built_in(void **state) {
     (void)state;
     struct tokenizer *t = words_tokenizer();
@@ -564,7 +565,7 @@ static void test_limits(void **state) {
 /* Every prefix of a template, and templates with a changed byte, are rendered or refused. */
 static void test_damage(void **state) {
     (void)state;
-    struct buf b = golden("templates.blocks");
+    struct buf b = golden_read("templates.blocks");
     struct error err;
     json_t *vars = json_parse_file(GOLDEN "random.json", &err);
     static const char bytes[] = "{}%#-+|.,:()[]'\"\\ \nx0=~*/<>\x80\xe6";
@@ -629,7 +630,7 @@ int main(void) {
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_published),
         cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_template_is_chat_ml),
+        cmocka_unit_test(test_template_is_chatml),
         cmocka_unit_test(test_own_template_is_built_in),
         cmocka_unit_test(test_text_never_becomes_special_tokens),
         cmocka_unit_test(test_prompt_is_a_prefix_of_training_text),

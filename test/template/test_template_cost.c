@@ -1,6 +1,6 @@
 /*
- * Cost of templates: hostile ones reach a limit that the error names, long conversations stay below
- * it, and the time per byte is constant for all parsing and rendering.
+ * Cost of templates: a hostile template fails with an error that names the limit it reached, long
+ * conversations stay below the limits, and the time per byte of parsing and rendering is constant.
  *
  * SHOAL_COST=1 prints, for each hostile template, its steps, memory and time.
  */
@@ -47,11 +47,11 @@ struct template_cost {
 static struct template_cost render(const char *template, const json_t *vars, uint64_t max_steps) {
     struct template_cost r = {0};
     struct jinja_output out = {0};
-    double began = cpu_now();
+    double start = cpu_now();
     struct jinja *j = jinja_parse(template, strlen(template), &r.err);
     struct jinja_input in = {.vars = vars, .now = 0, .max_steps = max_steps};
     r.rc = j ? jinja_render(j, &in, &out, &r.err) : r.err.code;
-    r.seconds = cpu_now() - began;
+    r.seconds = cpu_now() - start;
     r.steps = out.steps;
     r.bytes = out.bytes;
     r.n = out.n;
@@ -62,13 +62,13 @@ static struct template_cost render(const char *template, const json_t *vars, uin
 
 /* hostile templates */
 
-#define FOREVER "{% for a in range(99999) %}{% for b in range(999) %}"
-#define END "{% endfor %}{% endfor %}"
-#define IF(x) FOREVER "{% if " x " %}{% endif %}" END
+#define LONG_LOOPS "{% for a in range(99999) %}{% for b in range(999) %}"
+#define END_LOOPS "{% endfor %}{% endfor %}"
+#define IF(x) LONG_LOOPS "{% if " x " %}{% endif %}" END_LOOPS
 #define L "{% set l = range(9999)|list %}"
 #define S "{% set s = 'a' * 99999 %}"
 /* A list of 2^40 elements of which most are the same. */
-#define DEEP                                                                                       \
+#define SHARED_LISTS                                                                               \
     "{% set n = namespace(l=[1], m=[1], t=(1,)) %}{% for i in range(40) %}{% set n.l = [n.l, "     \
     "n.l] %}"                                                                                      \
     "{% set n.m = [n.m, n.m] %}{% set n.t = (n.t, n.t) %}{% endfor %}"
@@ -76,7 +76,7 @@ static struct template_cost render(const char *template, const json_t *vars, uin
 static const struct {
     const char *name, *template;
 } hostile[] = {
-    {"empty loops", FOREVER END},
+    {"empty loops", LONG_LOOPS END_LOOPS},
     {"in a list", L IF("-1 in l")},
     {"in a list of strings", "{% set l = ['a'] * 9999 %}" IF("'b' in l")},
     {"in a list of other kinds", "{% set l = ['a'] * 9999 %}" IF("1 in l")},
@@ -84,17 +84,20 @@ static const struct {
     {"in a string, half found", S "{% set t = 'a' * 5000 ~ 'b' %}" IF("t in s")},
     {"equal lists", "{% set l = range(9999)|list %}{% set m = l + [] %}" IF("l == m")},
     {"equal strings", S "{% set t = s ~ '' %}" IF("s == t")},
-    {"equal deep lists", DEEP IF("n.l == n.m")},
+    {"equal deep lists", SHARED_LISTS IF("n.l == n.m")},
     {"equal dicts", "{% set d = dict(range(9999)|map('string')|map('list')|select('none')) %}" IF(
                         "{'a': 1, 'b': [1, 2]} == {'b': [1, 2], 'a': 1}")},
     {"order of lists", "{% set l = [1] * 9999 %}{% set m = [1] * 9999 + [2] %}" IF("l < m")},
     {"order of strings", S "{% set t = s ~ 'b' %}" IF("s < t")},
-    {"a deep key", DEEP IF("n.t in {1: 1}")},
+    {"a deep key", SHARED_LISTS IF("n.t in {1: 1}")},
     {"a deep key of a dict of many",
-     DEEP "{% set d = {1:1,2:1,3:1,4:1,5:1,6:1,7:1,8:1,9:1} %}" IF("n.t in d")},
-    {"doubling by +", "{% set n = namespace(s='ab') %}" FOREVER "{% set n.s = n.s + n.s %}" END},
-    {"doubling by ~", "{% set n = namespace(s='ab') %}" FOREVER "{% set n.s = n.s ~ n.s %}" END},
-    {"doubling of lists", "{% set n = namespace(l=[1]) %}" FOREVER "{% set n.l = n.l + n.l %}" END},
+     SHARED_LISTS "{% set d = {1:1,2:1,3:1,4:1,5:1,6:1,7:1,8:1,9:1} %}" IF("n.t in d")},
+    {"doubling by +",
+     "{% set n = namespace(s='ab') %}" LONG_LOOPS "{% set n.s = n.s + n.s %}" END_LOOPS},
+    {"doubling by ~",
+     "{% set n = namespace(s='ab') %}" LONG_LOOPS "{% set n.s = n.s ~ n.s %}" END_LOOPS},
+    {"doubling of lists",
+     "{% set n = namespace(l=[1]) %}" LONG_LOOPS "{% set n.l = n.l + n.l %}" END_LOOPS},
     {"repetition", "{{ 'x' * 999999999999 }}"},
     {"repetition of lists", "{{ ([1] * 999999999999)|length }}"},
     {"short repetitions", IF("'x' * 999")},
@@ -149,23 +152,23 @@ static const struct {
     {"JSON of lists", L IF("l|tojson(indent=9)")},
     {"JSON, sorted",
      "{% set d = {'c': 1, 'b': 1, 'a': 1, 'd': {}} %}" IF("d|tojson(sort_keys=true)")},
-    {"JSON of deep lists", DEEP "{{ n.l|tojson }}"},
+    {"JSON of deep lists", SHARED_LISTS "{{ n.l|tojson }}"},
     {"repr of strings", S IF("[s]|string")},
-    {"repr of deep lists", DEEP "{{ n.l }}"},
+    {"repr of deep lists", SHARED_LISTS "{{ n.l }}"},
     {"escape", S IF("s|escape")},
     {"indent", "{% set s = 'a\\n' * 9999 %}" IF("s|indent(99)")},
     {"macros",
-     "{% macro m(x) %}{{ m(x) if x else '' }}{{ m(x) if x else '' }}{% endmacro %}" FOREVER
-     "{{ m(0) }}" END},
+     "{% macro m(x) %}{{ m(x) if x else '' }}{{ m(x) if x else '' }}{% endmacro %}" LONG_LOOPS
+     "{{ m(0) }}" END_LOOPS},
     {"macros that call themselves twice",
      "{% macro m(x) %}{% if x %}{{ m(x - 1) }}{{ m(x - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"},
     {"names that are not there", IF("nothing")},
     {"attributes", "{% set d = {'a': 1} %}" IF("d.a")},
     {"attributes of strings", IF("'a'.b")},
     {"methods", IF("'a'.strip()")},
-    {"loop variables", FOREVER "{% if loop.previtem %}{% endif %}" END},
-    {"loop.changed", L FOREVER "{% if loop.changed(l) %}{% endif %}" END},
-    {"namespaces", "{% set n = namespace() %}" FOREVER "{% set n.a = b %}" END},
+    {"loop variables", LONG_LOOPS "{% if loop.previtem %}{% endif %}" END_LOOPS},
+    {"loop.changed", L LONG_LOOPS "{% if loop.changed(l) %}{% endif %}" END_LOOPS},
+    {"namespaces", "{% set n = namespace() %}" LONG_LOOPS "{% set n.a = b %}" END_LOOPS},
     {"dicts", IF("{'a': 1, 'b': 2, 'c': 3, 'd': 4, 'e': 5, 'f': 6, 'g': 7, 'h': 8, 'i': 9}")},
     {"dicts of tuples", IF("{(1, 2): 1, (1, 'a', (2, 3)): 2}")},
     {"copies of dicts",
@@ -173,18 +176,18 @@ static const struct {
     {"range", IF("range(99999)")},
     {"a range too long", "{{ range(1000000000)|length }}"},
     {"a width", "{{ 'a'|center(1000000000) }}"},
-    {"captured blocks", FOREVER "{% set x %}{{ x }}{{ x }}aa{% endset %}" END},
+    {"captured blocks", LONG_LOOPS "{% set x %}{{ x }}{{ x }}aa{% endset %}" END_LOOPS},
     {"generation",
-     S FOREVER "{% set x %}{% generation %}{{ s }}{% endgeneration %}{% endset %}" END},
-    {"output", S FOREVER "{{ s }}" END},
-    {"short outputs", FOREVER "a{{ b }}" END},
+     S LONG_LOOPS "{% set x %}{% generation %}{{ s }}{% endgeneration %}{% endset %}" END_LOOPS},
+    {"output", S LONG_LOOPS "{{ s }}" END_LOOPS},
+    {"short outputs", LONG_LOOPS "a{{ b }}" END_LOOPS},
     {"arithmetic", IF("1 + b * 2 - 3 // 4 % 5")},
     {"powers", IF("2 ** 62")},
     {"floats", IF("1.5 // 0.7 % 3.1")},
     {"conditions", IF("(not (b and a or b) if b else a)")},
 };
 
-static bool limit_named(const struct template_cost *r) {
+static bool error_names_limit(const struct template_cost *r) {
     static const char *const words[] = {"too many steps",    "MiB of memory",
                                         "nested too deeply", "writes more than",
                                         "'range' is longer", "'center' is not supported"};
@@ -193,17 +196,17 @@ static bool limit_named(const struct template_cost *r) {
     return false;
 }
 
-static int template_cost_compare(const void *a, const void *b) {
+static int double_compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* Each ends at a limit, and no operation takes much more time per step than others: work that is
- * not counted would show as a step of microseconds. */
+/* Each template reaches a limit, and no operation takes much more time per step than others: work
+ * without steps would appear as steps that take microseconds. */
 static void test_hostile(void **state) {
     (void)state;
     json_t *vars = json_object();
-    double most = 0, all[ARRAY_LEN(hostile)];
+    double max_seconds = 0, all[ARRAY_LEN(hostile)];
     for (size_t i = 0; i < ARRAY_LEN(hostile); i++) {
         struct template_cost r = render(hostile[i].template, vars, TIMED ? 0 : 1000000);
         double ns = r.seconds * 1e9 / (double)MAX(r.steps, (uint64_t)100000);
@@ -211,15 +214,15 @@ static void test_hostile(void **state) {
             fprintf(stderr, "%-40s %9llu steps %4zu MiB %6.3f s %6.1f ns a step %s\n",
                     hostile[i].name, (unsigned long long)r.steps, r.bytes >> 20, r.seconds, ns,
                     r.rc ? r.err.text : "");
-        if (!limit_named(&r))
+        if (!error_names_limit(&r))
             fail_msg("%s: %s", hostile[i].name, r.rc ? r.err.text : "it is rendered");
-        most = MAX(most, r.seconds);
+        max_seconds = MAX(max_seconds, r.seconds);
         all[i] = ns;
     }
-    qsort(all, ARRAY_LEN(all), sizeof *all, template_cost_compare);
+    qsort(all, ARRAY_LEN(all), sizeof *all, double_compare);
     double median = all[ARRAY_LEN(all) / 2], costly = all[ARRAY_LEN(all) - 1];
     fprintf(stderr, "%zu hostile templates: at most %.2f s each and %.0f ns a step, median %.0f\n",
-            ARRAY_LEN(hostile), most, costly, median);
+            ARRAY_LEN(hostile), max_seconds, costly, median);
     if (TIMED) assert_true(costly < 25 * median);
     json_decref(vars);
 }
@@ -300,37 +303,38 @@ static void test_long_conversations(void **state) {
 /* time per byte */
 
 /* Processes an input of about `size` bytes: its bytes, and its steps or 0. */
-struct sized {
+struct sized_input {
     double seconds;
     uint64_t steps;
     size_t bytes;
 };
-typedef struct sized (*sized_fn)(const void *ctx, size_t size);
+typedef struct sized_input (*sized_fn)(const void *ctx, size_t size);
 
 /* Steps per byte stay within a factor of 1.6 of the minimum, seconds per byte within 3 for inputs
  * that take more than 10 ms: below that, other processes dominate. Memory stays allocated, because
  * the first access to a page costs more than the work in it. */
-static void assert_flat(const char *name, sized_fn fn, const void *ctx, size_t from, size_t to) {
-    double least = 1e9, least_steps = 1e9;
+static void assert_cost_is_linear(const char *name, sized_fn fn, const void *ctx, size_t from,
+                                  size_t to) {
+    double min_seconds = 1e9, min_steps = 1e9;
     if (!TIMED) to = MAX(to / 8, from);
     for (size_t size = from; size <= to; size *= 2) {
-        struct sized best = {.seconds = 1e9};
+        struct sized_input best = {.seconds = 1e9};
         for (int run = 0; run < (TIMED ? 3 : 1); run++) {
-            struct sized s = fn(ctx, size);
+            struct sized_input s = fn(ctx, size);
             if (s.seconds < best.seconds) best = s;
         }
         double bytes = (double)best.bytes, steps = (double)best.steps;
         if (getenv("SHOAL_COST"))
             fprintf(stderr, "%-24s %9zu bytes %8.2f ns a byte %7.3f steps\n", name, best.bytes,
                     best.seconds / bytes * 1e9, steps / bytes);
-        least = MIN(least, best.seconds / bytes);
-        least_steps = MIN(least_steps, steps / bytes);
-        if (steps / bytes > 1.6 * least_steps)
+        min_seconds = MIN(min_seconds, best.seconds / bytes);
+        min_steps = MIN(min_steps, steps / bytes);
+        if (steps / bytes > 1.6 * min_steps)
             fail_msg("%s: %.3f steps a byte at %zu bytes, %.3f before", name, steps / bytes,
-                     best.bytes, least_steps);
-        if (TIMED && best.seconds > 0.01 && best.seconds / bytes > 3 * least)
+                     best.bytes, min_steps);
+        if (TIMED && best.seconds > 0.01 && best.seconds / bytes > 3 * min_seconds)
             fail_msg("%s: %.1f ns a byte at %zu bytes, %.1f before", name,
-                     best.seconds / bytes * 1e9, best.bytes, least * 1e9);
+                     best.seconds / bytes * 1e9, best.bytes, min_seconds * 1e9);
     }
 }
 
@@ -338,15 +342,15 @@ static size_t json_bytes(const json_t *v) {
     return json_dumpb(v, NULL, 0, JSON_COMPACT);
 }
 
-static struct sized sized_render(const char *template, json_t *vars) {
+static struct sized_input sized_render(const char *template, json_t *vars) {
     struct template_cost r = render(template, vars, 0);
-    struct sized s = {r.seconds, r.steps, json_bytes(vars) + strlen(template)};
+    struct sized_input s = {r.seconds, r.steps, json_bytes(vars) + strlen(template)};
     if (r.rc != OK) fail_msg("'%.60s': %s", template, r.err.text);
     json_decref(vars);
     return s;
 }
 
-static struct sized sized_kwargs(const void *ctx, size_t n) {
+static struct sized_input sized_kwargs(const void *ctx, size_t n) {
     json_t *vars = json_object();
     char name[32];
     for (size_t i = 0; i < n; i++) {
@@ -356,20 +360,20 @@ static struct sized sized_kwargs(const void *ctx, size_t n) {
     return sized_render(ctx, vars);
 }
 
-static struct sized sized_messages(const void *ctx, size_t n) {
+static struct sized_input sized_messages(const void *ctx, size_t n) {
     return sized_render(ctx, chat_vars(conversation((int)n, 20), NULL));
 }
 
-static struct sized sized_content(const void *ctx, size_t n) {
+static struct sized_input sized_content(const void *ctx, size_t n) {
     return sized_render(ctx, chat_vars(conversation(4, n / 4), NULL));
 }
 
-static struct sized sized_tools(const void *ctx, size_t n) {
+static struct sized_input sized_tools(const void *ctx, size_t n) {
     return sized_render(ctx, chat_vars(conversation(2, 20), tools((int)n)));
 }
 
 /* {l: [["0", 0], ["1", 1] …]} */
-static struct sized sized_pairs(const void *ctx, size_t n) {
+static struct sized_input sized_pairs(const void *ctx, size_t n) {
     json_t *list = json_array();
     char name[32];
     for (size_t i = 0; i < n; i++) {
@@ -384,16 +388,16 @@ struct repeated {
     bool text_only; /* parsed, not rendered: it is nested too deeply for rendering */
 };
 
-static struct sized sized_text(const void *ctx, size_t size) {
+static struct sized_input sized_text(const void *ctx, size_t size) {
     const struct repeated *r = ctx;
     struct buf b = {0};
     struct error err;
     buf_puts(&b, r->before);
     while (b.len + strlen(r->part) + strlen(r->after) <= size) buf_puts(&b, r->part);
     buf_puts(&b, r->after);
-    double began = cpu_now();
+    double start = cpu_now();
     struct jinja *j = jinja_parse(b.data, b.len, &err);
-    struct sized s = {cpu_now() - began, 0, b.len};
+    struct sized_input s = {cpu_now() - start, 0, b.len};
     if (!j) fail_msg("'%s': %s", r->part, err.text);
     jinja_free(j);
     if (!r->text_only) {
@@ -412,26 +416,32 @@ static void test_flat_variables(void **state) {
     (void)state;
     static const char each[] = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
                                "<|im_end|>\n{% endfor %}{{ key0000007 }}{{ nothing }}";
-    assert_flat("kwargs", sized_kwargs, "{{ key0000007 }}{{ nothing }}", 1 << 10, 1 << 16);
-    assert_flat("messages", sized_messages, each, 1 << 10, 1 << 15);
-    assert_flat("content", sized_content,
-                "{% for m in messages %}{{ m.role + ': ' + m.content|trim }}{% if '</think>' in "
-                "m.content %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}",
-                1 << 16, 4 << 20);
-    assert_flat("tools", sized_tools, "{% for t in tools %}{{ t|tojson }}{% endfor %}", 64, 4096);
-    assert_flat("tools, indented", sized_tools, "{{ tools|tojson(indent=4) }}", 64, 4096);
-    assert_flat("a dict", sized_pairs, "{% set d = dict(l) %}{{ d['0000007'] }}{{ d.nothing }}",
-                1 << 10, 1 << 16);
-    assert_flat("lookups", sized_pairs,
-                "{% set d = dict(l) %}{% for p in l %}{% if p[0] in d %}{% endif %}{% endfor %}",
-                1 << 10, 1 << 16);
-    assert_flat("unique", sized_pairs, "{{ l|map(attribute=0)|unique|list|length }}", 1 << 10,
-                1 << 16);
-    assert_flat("sort", sized_pairs, "{{ l|map(attribute=0)|sort|length }}", 1 << 10, 1 << 16);
-    assert_flat("sorted keys", sized_pairs, "{{ dict(l)|tojson(sort_keys=true) }}", 1 << 10,
-                1 << 15);
-    assert_flat("repr", sized_pairs, "{{ l }}{{ dict(l) == dict(l) }}{{ l == l[:] }}", 1 << 10,
-                1 << 15);
+    assert_cost_is_linear("kwargs", sized_kwargs, "{{ key0000007 }}{{ nothing }}", 1 << 10,
+                          1 << 16);
+    assert_cost_is_linear("messages", sized_messages, each, 1 << 10, 1 << 15);
+    assert_cost_is_linear(
+        "content", sized_content,
+        "{% for m in messages %}{{ m.role + ': ' + m.content|trim }}{% if '</think>' in "
+        "m.content %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}",
+        1 << 16, 4 << 20);
+    assert_cost_is_linear("tools", sized_tools, "{% for t in tools %}{{ t|tojson }}{% endfor %}",
+                          64, 4096);
+    assert_cost_is_linear("tools, indented", sized_tools, "{{ tools|tojson(indent=4) }}", 64, 4096);
+    assert_cost_is_linear("a dict", sized_pairs,
+                          "{% set d = dict(l) %}{{ d['0000007'] }}{{ d.nothing }}", 1 << 10,
+                          1 << 16);
+    assert_cost_is_linear(
+        "lookups", sized_pairs,
+        "{% set d = dict(l) %}{% for p in l %}{% if p[0] in d %}{% endif %}{% endfor %}", 1 << 10,
+        1 << 16);
+    assert_cost_is_linear("unique", sized_pairs, "{{ l|map(attribute=0)|unique|list|length }}",
+                          1 << 10, 1 << 16);
+    assert_cost_is_linear("sort", sized_pairs, "{{ l|map(attribute=0)|sort|length }}", 1 << 10,
+                          1 << 16);
+    assert_cost_is_linear("sorted keys", sized_pairs, "{{ dict(l)|tojson(sort_keys=true) }}",
+                          1 << 10, 1 << 15);
+    assert_cost_is_linear("repr", sized_pairs, "{{ l }}{{ dict(l) == dict(l) }}{{ l == l[:] }}",
+                          1 << 10, 1 << 15);
 }
 
 static void test_flat_texts(void **state) {
@@ -457,8 +467,8 @@ static void test_flat_texts(void **state) {
         {"{% macro m() %}", "{{ a }}", "{% endmacro %}", false},
     };
     for (size_t i = 0; i < ARRAY_LEN(texts); i++)
-        assert_flat(texts[i].part, sized_text, &texts[i], 1 << 14,
-                    1 << (texts[i].text_only ? 19 : 20));
+        assert_cost_is_linear(texts[i].part, sized_text, &texts[i], 1 << 14,
+                              1 << (texts[i].text_only ? 19 : 20));
     struct error err;
     char *text = xcalloc(JINJA_MAX_TEXT + 2, 1);
     memset(text, 'a', JINJA_MAX_TEXT + 1);
@@ -469,39 +479,39 @@ static void test_flat_texts(void **state) {
 
 /* Templates of Ollama */
 
-static struct sized sized_turns(const void *ctx, size_t n) {
+static struct sized_input sized_turns(const void *ctx, size_t n) {
     json_t *messages = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(messages,
                               json_pack("{s:s,s:s}", "role", ctx, "content", "some text"));
-    double began = cpu_now();
+    double start = cpu_now();
     json_t *v = go_template_variables(messages);
-    struct sized s = {cpu_now() - began, 0, json_bytes(messages)};
+    struct sized_input s = {cpu_now() - start, 0, json_bytes(messages)};
     json_decref(v);
     json_decref(messages);
     return s;
 }
 
-static struct sized sized_go(const void *ctx, size_t size) {
+static struct sized_input sized_go(const void *ctx, size_t size) {
     struct buf b = {0}, out = {0};
     struct error err;
     while (b.len + strlen(ctx) <= size) buf_puts(&b, ctx);
-    double began = cpu_now();
+    double start = cpu_now();
     if (go_template_jinja(b.data, false, &out, &err) != OK) fail_msg("%s", err.text);
-    struct sized s = {cpu_now() - began, 0, b.len};
+    struct sized_input s = {cpu_now() - start, 0, b.len};
     buf_release(&b);
     buf_release(&out);
     return s;
 }
 
-static struct sized sized_modelfile(const void *ctx, size_t size) {
+static struct sized_input sized_modelfile(const void *ctx, size_t size) {
     struct buf b = {0};
     struct error err;
     json_t *v = json_object();
     while (b.len + strlen(ctx) <= size) buf_puts(&b, ctx);
-    double began = cpu_now();
+    double start = cpu_now();
     if (ollama_modelfile(b.data, v, &err) != OK) fail_msg("%s", err.text);
-    struct sized s = {cpu_now() - began, 0, b.len};
+    struct sized_input s = {cpu_now() - start, 0, b.len};
     json_decref(v);
     buf_release(&b);
     return s;
@@ -516,22 +526,22 @@ static void test_flat_ollama(void **state) {
                                         "# a\n\n  \n",          "SYSTEM \"\"\"a\nb\"\"\"\n",
                                         "PARAMETER top_k 5\n",  "ADAPTER a\n"};
     for (size_t i = 0; i < ARRAY_LEN(roles); i++)
-        assert_flat(roles[i], sized_turns, roles[i], 1 << 11, 1 << 17);
+        assert_cost_is_linear(roles[i], sized_turns, roles[i], 1 << 11, 1 << 17);
     for (size_t i = 0; i < ARRAY_LEN(go); i++)
-        assert_flat(go[i], sized_go, go[i], 1 << 11, 1 << 16);
+        assert_cost_is_linear(go[i], sized_go, go[i], 1 << 11, 1 << 16);
     for (size_t i = 0; i < ARRAY_LEN(files); i++)
-        assert_flat(files[i], sized_modelfile, files[i], 1 << 14, 1 << 20);
+        assert_cost_is_linear(files[i], sized_modelfile, files[i], 1 << 14, 1 << 20);
 }
 
-/* ends */
+/* stopping */
 
 struct poll_limit {
-    int polls, most;
+    int polls, max_polls;
 };
 
 static bool poll_limit_reached(void *ctx) {
     struct poll_limit *p = ctx;
-    return ++p->polls > p->most;
+    return ++p->polls > p->max_polls;
 }
 
 static void test_stop(void **state) {
@@ -540,15 +550,15 @@ static void test_stop(void **state) {
     struct jinja_output out;
     static const char text[] = "{% set l = range(9999)|list %}" IF("-1 in l");
     struct jinja *j = jinja_parse(text, sizeof text - 1, &err);
-    for (int most = 0; most < 100; most += 33) {
-        struct poll_limit p = {.most = most};
+    for (int max_polls = 0; max_polls < 100; max_polls += 33) {
+        struct poll_limit p = {.max_polls = max_polls};
         struct jinja_input in = {
             .vars = NULL, .now = -1, .stop = poll_limit_reached, .stop_ctx = &p};
         in.vars = json_object();
         assert_int_equal(jinja_render(j, &in, &out, &err), ERR_STATE);
         assert_non_null(strstr(err.text, "was ended"));
-        assert_int_equal(p.polls, most + 1);
-        assert_true(out.steps < (uint64_t)(most + 2) * 100000);
+        assert_int_equal(p.polls, max_polls + 1);
+        assert_true(out.steps < (uint64_t)(max_polls + 2) * 100000);
         jinja_output_release(&out);
         json_decref((json_t *)(uintptr_t)in.vars);
     }
@@ -556,9 +566,9 @@ static void test_stop(void **state) {
 }
 
 /* Number of polls of a conversation with n messages, every second one the assistant's. */
-static int chat_polls(const char *template, int n, uint64_t most, int want) {
+static int chat_polls(const char *template, int n, uint64_t max_polls, int want_rc) {
     struct tokenizer *t = tokenizer_new_bytes(259);
-    struct poll_limit p = {.most = (int)most};
+    struct poll_limit p = {.max_polls = (int)max_polls};
     struct token_ids ids = {0};
     struct error err = {0};
     struct chat_template_input chat = {.messages = conversation(n, 40),
@@ -566,14 +576,14 @@ static int chat_polls(const char *template, int n, uint64_t most, int want) {
                                        .stop = poll_limit_reached,
                                        .stop_ctx = &p};
     int rc = chat_template_encode(t, &chat, &ids, NULL, &err);
-    if (rc != want) fail_msg("'%.60s': %d %s", template, rc, rc ? err.text : "");
+    if (rc != want_rc) fail_msg("'%.60s': %d %s", template, rc, rc ? err.text : "");
     token_ids_release(&ids);
     json_decref((json_t *)(uintptr_t)chat.messages);
     tokenizer_free(t);
     return p.polls;
 }
 
-/* A template without a recognisable header is queried once, not at each turn. */
+/* The header of a template is searched once, also if there is none, and not at each turn. */
 static void test_header_is_searched_once(void **state) {
     (void)state;
     static const char text[] = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"

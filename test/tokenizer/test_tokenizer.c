@@ -90,7 +90,7 @@ static void assert_round_trip(const struct tokenizer *t, const char *text, size_
     struct buf b = {0};
     tokenizer_decode(t, ids.v, ids.n, false, &b);
     if (b.len != len || (len && memcmp(b.data, text, len) != 0))
-        fail_msg("'%.60s' does not come back", text);
+        fail_msg("'%.60s' is not restored", text);
     token_ids_release(&ids);
     buf_release(&b);
 }
@@ -282,18 +282,19 @@ static void test_utf8_len(void **state) {
     assert_int_equal(utf8_len("\0", 1), 1);
 }
 
-/* Looks up all pairs again after every merge. */
+/* A naive merge loop, which looks up all pairs after every merge. */
 static void naive_merge(const struct tokenizer *t, struct token_ids *v) {
     for (;;) {
         const struct merge_slot *best = NULL;
-        int at = 0;
+        int best_pos = 0;
         for (int i = 0; i + 1 < v->n; i++) {
             const struct merge_slot *s = merge_table_find(&t->pairs, v->v[i], v->v[i + 1]);
-            if (s && (!best || s->rank < best->rank)) best = s, at = i;
+            if (s && (!best || s->rank < best->rank)) best = s, best_pos = i;
         }
         if (!best) return;
-        v->v[at] = best->id;
-        memmove(v->v + at + 1, v->v + at + 2, sizeof(*v->v) * (size_t)(v->n - at - 2));
+        v->v[best_pos] = best->id;
+        memmove(v->v + best_pos + 1, v->v + best_pos + 2,
+                sizeof(*v->v) * (size_t)(v->n - best_pos - 2));
         v->n--;
     }
 }
@@ -329,34 +330,35 @@ static void test_cache_and_pieces_agree(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
     struct buf b = irregular_text(7, 30000, true);
-    struct token_ids whole = encoded(t, b.data, b.len, 0), parts = {0};
+    struct token_ids want = encoded(t, b.data, b.len, 0), got = {0};
     size_t begin = 0;
     for (size_t i = 1; i <= b.len; i++) { /* every word ends between a newline and a letter */
-        bool cut = i == b.len ||
-                   (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
-        if (!cut) continue;
-        tokenizer_encode(t, b.data + begin, i - begin, 0, &parts);
+        bool is_end = i == b.len || (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 &&
+                                     b.data[i - 2] != '\n');
+        if (!is_end) continue;
+        tokenizer_encode(t, b.data + begin, i - begin, 0, &got);
         begin = i;
     }
-    assert_ids(&parts, whole.v, whole.n, "long text");
-    token_ids_release(&whole);
-    token_ids_release(&parts);
+    assert_ids(&got, want.v, want.n, "long text");
+    token_ids_release(&want);
+    token_ids_release(&got);
     buf_release(&b);
     tokenizer_free(t);
 }
 
-/* SPM splits texts into words if no piece spans words; with a vocabulary that has one such piece it
- * must not. */
+/* SPM encodes words separately if no piece spans words; it must not if the vocabulary has such a
+ * piece. */
 static void test_spm_words_agree(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
     assert_true(t->splits_words);
-    struct tokenizer whole = *t; /* a copy that does not split */
-    whole.splits_words = false;
+    struct tokenizer unsplit = *t; /* a copy that does not split */
+    unsplit.splits_words = false;
     struct buf b = {0};
     struct rng r = rng_make(9, RNG_TEST, 0, 0);
     for (int i = 0; i < 20000; i++) buf_add(&b, &"aabbcc   x\n"[rng_below(&r, 11)], 1);
-    for (size_t n = 0; n < b.len; n += n < 100 ? 1 : 4999) assert_same_ids(&whole, t, b.data, n, 0);
+    for (size_t n = 0; n < b.len; n += n < 100 ? 1 : 4999)
+        assert_same_ids(&unsplit, t, b.data, n, 0);
     buf_release(&b);
     tokenizer_free(t);
     const char *pieces[] = {"▁", "a", "a▁"};
@@ -382,7 +384,7 @@ struct job {
     bool same[8];
 };
 
-static void encode_again(void *ctx, int64_t begin, int64_t end, int thread) {
+static void encode_repeatedly(void *ctx, int64_t begin, int64_t end, int thread) {
     struct job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
@@ -400,7 +402,7 @@ static void test_threads_share_one(void **state) {
     struct token_ids want = encoded(t, b.data, b.len, 0);
     struct job j = {.t = t, .text = &b, .want = &want};
     struct pool *pool = pool_new(4);
-    pool_run(pool, encode_again, &j, ARRAY_LEN(j.same), 1);
+    pool_run(pool, encode_repeatedly, &j, ARRAY_LEN(j.same), 1);
     for (size_t i = 0; i < ARRAY_LEN(j.same); i++) assert_true(j.same[i]);
     pool_free(pool);
     token_ids_release(&want);
@@ -502,7 +504,7 @@ static void assert_refused(const char *pre, const char *message) {
     struct error err;
     assert_null(tokenizer_new(&spec, &err));
     assert_int_equal(err.code, ERR_FORMAT);
-    if (!strstr(err.text, message)) fail_msg("'%s' does not say '%s'", err.text, message);
+    if (!strstr(err.text, message)) fail_msg("'%s' does not contain '%s'", err.text, message);
 }
 
 static void test_refused_specs(void **state) {
@@ -750,7 +752,7 @@ static void test_train_equals_reference(void **state) {
     buf_release(&list);
 }
 
-/* Counts all pairs again for each merge. */
+/* A naive training, which counts all pairs for each merge. */
 static void naive_train(const char *const *words, int n_words, int n_merges, struct buf *out) {
     char piece[512][2][24]; /* pairs of neighbours: left, right */
     char v[16][32][24];
@@ -777,10 +779,10 @@ static void naive_train(const char *const *words, int n_words, int n_merges, str
         for (int w = 0; w < n_words; w++) {
             int k = 0;
             for (int i = 0; i < len[w]; i++, k++) {
-                bool hit = i + 1 < len[w] && !strcmp(v[w][i], piece[best][0]) &&
-                           !strcmp(v[w][i + 1], piece[best][1]);
+                bool is_pair = i + 1 < len[w] && !strcmp(v[w][i], piece[best][0]) &&
+                               !strcmp(v[w][i + 1], piece[best][1]);
                 if (k != i) memcpy(v[w][k], v[w][i], 24);
-                if (!hit) continue;
+                if (!is_pair) continue;
                 i++;
                 snprintf(v[w][k], 24, "%.11s%.11s", piece[best][0], piece[best][1]);
             }
@@ -1027,7 +1029,7 @@ static void assert_json_refused(const char *rest, const char *model, const char 
     struct tokenizer *t = json_quoted(&err, rest, model);
     if (t) fail_msg("{%s}%s was not refused", model, rest);
     assert_true(err.code < 0);
-    if (!strstr(err.text, message)) fail_msg("'%s' does not say '%s'", err.text, message);
+    if (!strstr(err.text, message)) fail_msg("'%s' does not contain '%s'", err.text, message);
 }
 
 static void test_json_refusals(void **state) {
@@ -1155,16 +1157,15 @@ static void test_unigram_rules(void **state) {
                      *no_prefix = unigram_small(false, NULL, false),
                      *bytes = unigram_small(true, NULL, false);
     ASSERT_ENCODES(no_prefix, "ab", 0, 6);
-    ASSERT_ENCODES(
-        no_prefix, "aba", 0,
-        8); /* all three segmentations score -7: the one whose split is furthest left wins */
+    ASSERT_ENCODES(no_prefix, "aba", 0, 8); /* all three segmentations have the sum -7; the one with
+                                               the longest last piece is chosen */
     ASSERT_ENCODES(t, "a", 0, 9);
     ASSERT_ENCODES(no_prefix, "b a", 0, 11); /* across a space */
     ASSERT_ENCODES(no_prefix, "あい", 0, 14);
     ASSERT_ENCODES(no_prefix, "い", 0, 0); /* unknown, once for a run */
     ASSERT_ENCODES(no_prefix, "いxyz\xFFい", 0, 0);
     ASSERT_ENCODES(bytes, "い", 0, 19 + 0xE3, 19 + 0x81, 19 + 0x84);
-    ASSERT_ENCODES(no_prefix, "[PAD16]", 0, 0);         /* unused: never made */
+    ASSERT_ENCODES(no_prefix, "[PAD16]", 0, 0);         /* unused pieces are never chosen */
     ASSERT_ENCODES(no_prefix, "a<tool>b", 0, 4, 15, 5); /* wins against every other segmentation */
     ASSERT_ENCODES(no_prefix, "<s>", 0, 17, 18);        /* never the control token */
     ASSERT_ENCODES(no_prefix, "<s>a",
@@ -1183,25 +1184,25 @@ static void naive_unigram(const struct tokenizer *t, const char *p, size_t n,
     int32_t *id = xcalloc(n + 1, sizeof(*id));
     for (size_t end = 1; end <= n; end++) {
         sum[end] = -1e300;
-        for (size_t at = 0, one; at < end; at += one) {
-            one = char_len(p + at, n - at);
-            int32_t found = vocab_find(t, p + at, end - at);
+        for (size_t pos = 0, char_size; pos < end; pos += char_size) {
+            char_size = char_len(p + pos, n - pos);
+            int32_t found = vocab_find(t, p + pos, end - pos);
             bool normal = found >= 0 && t->spec.types[found] == PIECE_NORMAL;
             bool user = found >= 0 && t->spec.types[found] == PIECE_USER;
-            if (!normal && !user && at + one != end) continue;
+            if (!normal && !user && pos + char_size != end) continue;
             double score = normal ? (double)t->spec.scores[found] : user ? -0.1 : -7.0 - 10.0;
-            if (sum[at] + score <= sum[end]) continue;
-            sum[end] = sum[at] + score;
-            from[end] = at;
+            if (sum[pos] + score <= sum[end]) continue;
+            sum[end] = sum[pos] + score;
+            from[end] = pos;
             id[end] = normal || user ? found : t->spec.unk;
         }
     }
-    struct token_ids back = {0};
-    for (size_t at = n; at > 0; at = from[at]) token_ids_add(&back, id[at]);
-    for (int i = back.n - 1; i >= 0; i--)
-        if (back.v[i] != t->spec.unk || out->n == 0 || out->v[out->n - 1] != t->spec.unk)
-            token_ids_add(out, back.v[i]);
-    token_ids_release(&back);
+    struct token_ids reversed = {0};
+    for (size_t pos = n; pos > 0; pos = from[pos]) token_ids_add(&reversed, id[pos]);
+    for (int i = reversed.n - 1; i >= 0; i--)
+        if (reversed.v[i] != t->spec.unk || out->n == 0 || out->v[out->n - 1] != t->spec.unk)
+            token_ids_add(out, reversed.v[i]);
+    token_ids_release(&reversed);
     free(sum);
     free(from);
     free(id);
@@ -1234,7 +1235,7 @@ static void test_unigram_words_agree(void **state) {
     struct error err;
     struct tokenizer *t = assert_tokenizer(tokenizer_from_json(path, &err), &err);
     struct tokenizer other = *t;
-    other.words = !t->splits_words;
+    other.splits_words = !t->splits_words;
     for (uint32_t seed = 0; seed < 20 && t->splits_words; seed++) {
         struct buf b = irregular_text(seed, 9000, false);
         assert_same_ids(t, &other, b.data, b.len, 0);
@@ -1286,7 +1287,7 @@ static void test_vector_table(void **state) {
         free(path);
     }
     struct buf table = file_text(xstrdup("test/vectors/tokenizer.txt"));
-    int32_t n, seen = 0;
+    int32_t n, n_checked = 0;
     const char **lines = lines_of(&table, &n);
     for (int32_t i = 0; i < n; i++) {
         size_t len = strlen(name);
@@ -1306,9 +1307,9 @@ static void test_vector_table(void **state) {
         token_ids_release(&want);
         token_ids_release(&got);
         json_decref(text);
-        seen++;
+        n_checked++;
     }
-    assert_true(seen > 25);
+    assert_true(n_checked > 25);
     free(lines);
     buf_release(&table);
     tokenizer_free(t);
@@ -1316,7 +1317,7 @@ static void test_vector_table(void **state) {
 
 /* Normalisation */
 
-static void normalized(const char *json, const char *text, size_t len, struct buf *out) {
+static void normalize_text(const char *json, const char *text, size_t len, struct buf *out) {
     struct error err;
     struct buf scratch = {0};
     struct normalizer *n = normalizer_new(json, &err);
@@ -1396,7 +1397,7 @@ static void test_ranges_equal_whole_text(void **state) {
             uint32_t c = from[rng_below(&r, ARRAY_LEN(from))] + rng_below(&r, 0x80);
             put_utf8(&text, c);
         }
-        normalized(forms[f].json, text.data, text.len, &got);
+        normalize_text(forms[f].json, text.data, text.len, &got);
         size_t n = 0;
         uint8_t *want = u8_normalize(forms[f].form, (uint8_t *)text.data, text.len, NULL, &n);
         assert_non_null(want);
@@ -1409,35 +1410,35 @@ static void test_ranges_equal_whole_text(void **state) {
 }
 
 /* SentencePiece's table in its simplest form: every node has 256 separate slots. */
-struct map_build {
+struct charsmap_builder {
     uint32_t units[64 * 256];
     uint32_t blocks;
     struct buf targets;
 };
 
-static void map_add(struct map_build *m, const char *key, const char *target) {
-    uint32_t at = 0, base = 256; /* the root's children */
+static void charsmap_add(struct charsmap_builder *m, const char *key, const char *target) {
+    uint32_t unit = 0, base = 256; /* the root's children */
     for (const char *p = key; *p; p++) {
-        at = base ^ (uint8_t)*p;
-        if (m->units[at] == 0) m->units[at] = (at ^ (++m->blocks * 256)) << 10 | (uint8_t)*p;
-        base = at ^ (m->units[at] >> 10);
+        unit = base ^ (uint8_t)*p;
+        if (m->units[unit] == 0) m->units[unit] = (unit ^ (++m->blocks * 256)) << 10 | (uint8_t)*p;
+        base = unit ^ (m->units[unit] >> 10);
     }
-    m->units[at] |= 1u << 8;
+    m->units[unit] |= 1u << 8;
     m->units[base] = 1u << 31 | (uint32_t)m->targets.len;
     buf_add(&m->targets, target, strlen(target) + 1);
 }
 
-static struct buf map_blob(void) {
-    struct map_build *m = xcalloc(1, sizeof(*m));
+static struct buf charsmap_blob(void) {
+    struct charsmap_builder *m = xcalloc(1, sizeof(*m));
     m->blocks = 1;
     m->units[0] = 256u << 10;
-    map_add(m, "Ａ", "a");
-    map_add(m, "ｶ", "カ");
-    map_add(m, "ｶﾞ", "ガ");
-    map_add(m, "\t", " ");
-    map_add(m, "　", " ");
-    map_add(m, "㍿", "株式会社");
-    map_add(m, "\x01", "");
+    charsmap_add(m, "Ａ", "a");
+    charsmap_add(m, "ｶ", "カ");
+    charsmap_add(m, "ｶﾞ", "ガ");
+    charsmap_add(m, "\t", " ");
+    charsmap_add(m, "　", " ");
+    charsmap_add(m, "㍿", "株式会社");
+    charsmap_add(m, "\x01", "");
     struct buf b = {0};
     uint32_t size = (m->blocks + 1) * 256 * 4;
     buf_add(&b, &size, 4);
@@ -1450,10 +1451,10 @@ static struct buf map_blob(void) {
 
 static void test_charsmap(void **state) {
     (void)state;
-    struct buf blob = map_blob(), out = {0};
+    struct buf blob = charsmap_blob(), out = {0};
     char *json = normalizer_from_sentencepiece(blob.data, blob.len, false);
     const char *text = "ＡAｶﾞｶx\t　㍿\x01\xFF\xEF\xBD";
-    normalized(json, text, strlen(text), &out);
+    normalize_text(json, text, strlen(text), &out);
     assert_string_equal(out.data, "aAガカx  株式会社\xFF\xEF\xBD");
     size_t len;
     uint8_t *bytes = normalizer_charsmap(json, &len);
@@ -1464,32 +1465,32 @@ static void test_charsmap(void **state) {
     json = normalizer_from_sentencepiece(blob.data, blob.len, true);
     text = "  a\t b \t";
     out.len = 0;
-    normalized(json, text, strlen(text), &out);
+    normalize_text(json, text, strlen(text), &out);
     assert_string_equal(out.data, "a b");
     free(json);
     struct rng r = rng_make(31, RNG_TEST, 0, 0);
     struct error err;
     for (int i = 0; i < 2000; i++) { /* with a changed byte or truncated, it is refused or reads
                                         only within its bounds */
-        struct buf bad = {0}, room = {0};
+        struct buf bad = {0}, scratch = {0};
         size_t cut = i % 4 ? blob.len : rng_below(&r, (uint32_t)blob.len);
         buf_add(&bad, blob.data, cut);
         for (int k = 0; k < 50 && cut > 0; k++)
             bad.data[rng_below(&r, (uint32_t)cut)] = (char)rng_u32(&r);
         char *broken = normalizer_from_sentencepiece(bad.data ? bad.data : "", bad.len, false);
         struct normalizer *n = broken ? normalizer_new(broken, &err) : NULL;
-        if (n) normalizer_apply(n, text, strlen(text), &out, &room);
-        if (n) normalizer_apply(n, "ＡｶﾞｶﾞｶAｶ", strlen("ＡｶﾞｶﾞｶAｶ"), &out, &room);
+        if (n) normalizer_apply(n, text, strlen(text), &out, &scratch);
+        if (n) normalizer_apply(n, "ＡｶﾞｶﾞｶAｶ", strlen("ＡｶﾞｶﾞｶAｶ"), &out, &scratch);
         normalizer_free(n);
         free(broken);
         buf_release(&bad);
-        buf_release(&room);
+        buf_release(&scratch);
     }
     buf_release(&blob);
     buf_release(&out);
 }
 
-/* A megabyte of one character does not take quadratic time (which would be minutes). */
+/* A megabyte of repeated text does not take quadratic time, which would be minutes. */
 static void test_runs_are_not_quadratic(void **state) {
     (void)state;
     struct tokenizer *toks[] = {
@@ -1550,7 +1551,7 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
 
 static void test_gguf_round_trip(void **state) {
     (void)state;
-    struct buf blob = map_blob();
+    struct buf blob = charsmap_blob();
     log_quiet = true;
     for (int i = 0; i < 4; i++) {
         char *json =
@@ -1581,9 +1582,9 @@ static void test_llm_jp_round_trips(void **state) {
     struct tokenizer *t = assert_tokenizer(tokenizer_from_json(json, &err), &err);
     ASSERT_ENCODES(t, "<EOD|LLM-jp>", TOKENIZER_PARSE_SPECIAL, 7);
     ASSERT_ENCODES(t, "a", TOKENIZER_ADD_EOS, 367, 7);
-    struct token_ids forged = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
-    for (int i = 0; i < forged.n; i++) assert_false(tokenizer_is_special(t, forged.v[i]));
-    token_ids_release(&forged);
+    struct token_ids text_ids = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
+    for (int i = 0; i < text_ids.n; i++) assert_false(tokenizer_is_special(t, text_ids.v[i]));
+    token_ids_release(&text_ids);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
     t = assert_tokenizer(tokenizer_from_sentencepiece(model, &err), &err);
@@ -1662,7 +1663,7 @@ static struct buf spm_model_file(int model_type) {
 
 /* Refused at every truncation except before the last field, which is optional; a changed byte never
  * crashes the reader or the tokenizer. */
-static void assert_broken_model(const char *path, struct buf *file) {
+static void assert_damage_is_handled(const char *path, struct buf *file) {
     struct error err;
     for (size_t n = 0; n < file->len; n++) {
         put_file(path, file->data, n);
@@ -1695,7 +1696,7 @@ static void test_sentencepiece(void **state) {
                      *want = spm_small(true);
     ASSERT_ENCODES(t, "ab<tool>", TOKENIZER_ADD_BOS, 1, 9, 12);
     tokenizer_free(t);
-    assert_broken_model(path, &file);
+    assert_damage_is_handled(path, &file);
     buf_release(&file);
     file = spm_model_file(2);
     put_file(path, file.data, file.len);
@@ -1708,7 +1709,7 @@ static void test_sentencepiece(void **state) {
     ASSERT_ENCODES(t, "abc", TOKENIZER_ADD_BOS, 1, 9, 6);
     tokenizer_free(t);
     tokenizer_free(want);
-    assert_broken_model(path, &file);
+    assert_damage_is_handled(path, &file);
     buf_release(&file);
     file = spm_model_file(3);
     put_file(path, file.data, file.len);
@@ -1821,15 +1822,15 @@ static void test_broken_json(void **state) {
     tokenizer_free(bytes);
 }
 
-/* A unigram file with every feature and a changed byte: refused, or it works. */
+/* Truncated unigram files are refused; those with a changed byte are refused or can be used. */
 static void test_broken_unigram_json(void **state) {
     (void)state;
-    struct buf blob = map_blob(), file = {0};
+    struct buf blob = charsmap_blob(), file = {0};
     char *json = normalizer_from_sentencepiece(blob.data + blob.len - 4, 4, true);
     char *path = temp_path("cut.json");
     struct error err;
-    struct normalizer *none = normalizer_new(json, &err); /* four bytes are not a table */
-    assert_null(none);
+    struct normalizer *invalid = normalizer_new(json, &err); /* four bytes are not a table */
+    assert_null(invalid);
     free(json);
     json = normalizer_from_sentencepiece("", 0, true);
     struct tokenizer *t = unigram_small(false, json, true);
@@ -1880,17 +1881,17 @@ static void test_chat_marks(void **state) {
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n"
         "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
         "<|im_start|>assistant\n日本<|im_end|>\n<|im_start|>assistant\n");
-    struct token_ids own = {0};
+    struct token_ids assistant = {0};
     int ends = 0;
     for (int i = 0; i < ids.n; i++) {
-        if (mask.data[i]) token_ids_add(&own, ids.v[i]);
+        if (mask.data[i]) token_ids_add(&assistant, ids.v[i]);
         ends += ids.v[i] == 2;
     }
     assert_int_equal(ends, 5); /* the one that the user typed is text */
     text.len = 0;
-    tokenizer_decode(t, own.v, own.n, true, &text);
+    tokenizer_decode(t, assistant.v, assistant.n, true, &text);
     assert_string_equal(text.data, "ho<|im_end|>日本<|im_end|>");
-    token_ids_release(&own);
+    token_ids_release(&assistant);
     token_ids_release(&ids);
     buf_release(&mask);
     buf_release(&text);
@@ -1916,8 +1917,8 @@ static void test_chat_prefix(void **state) {
     }
 }
 
-/* Without the two tokens the marks are text, a BOS precedes them, and the space prefix is only at
- * the beginning. */
+/* Without the two special tokens ChatML's markers are encoded as text, after BOS, and a space is
+ * added only at the beginning. */
 static void test_chat_plain(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
@@ -1956,7 +1957,7 @@ static struct buf bench_text(bool japanese) {
     return b;
 }
 
-static void bench_one(const char *name, struct tokenizer *t, const struct buf texts[2]) {
+static void bench_tokenizer(const char *name, struct tokenizer *t, const struct buf texts[2]) {
     printf("%-14s", name);
     for (int i = 0; i < 2; i++) {
         double best = 1e9;
@@ -1981,13 +1982,13 @@ static void bench_run(void) {
     const struct buf texts[2] = {bench_text(false), bench_text(true)};
     static const char *const names[] = {"gpt-2", "starcoder", "llama-spm"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        bench_one(names[i], gguf_tokenizer(names[i]), texts);
-    bench_one("qwen3", qwen_tokenizer(), texts);
+        bench_tokenizer(names[i], gguf_tokenizer(names[i]), texts);
+    bench_tokenizer("qwen3", qwen_tokenizer(), texts);
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-    bench_one("llm-jp 2.2", assert_tokenizer(tokenizer_from_json(json, &err), &err), texts);
-    bench_one("llm-jp 3.1", assert_tokenizer(tokenizer_from_sentencepiece(model, &err), &err),
-              texts);
+    bench_tokenizer("llm-jp 2.2", assert_tokenizer(tokenizer_from_json(json, &err), &err), texts);
+    bench_tokenizer("llm-jp 3.1", assert_tokenizer(tokenizer_from_sentencepiece(model, &err), &err),
+                    texts);
 }
 
 int main(int argc, char **argv) {

@@ -120,7 +120,7 @@ def module_names():
     return ["model.layers.%d.%s" % (i, p) for i in range(L) for p in PROJ] + ["model.embed_tokens", "lm_head"]
 
 
-def selected(key, name, c):
+def is_selected(key, name, c):
     if key == "all-linear":
         return name not in ("model.embed_tokens", "lm_head")
     if isinstance(key, str):
@@ -128,8 +128,8 @@ def selected(key, name, c):
     return any(name == k or name.endswith("." + k) for k in key or [])
 
 
-def targeted(name, c):
-    if not selected(c["target_modules"], name, c) or selected(c.get("exclude_modules"), name, c):
+def is_targeted(name, c):
+    if not is_selected(c["target_modules"], name, c) or is_selected(c.get("exclude_modules"), name, c):
         return False
     if c.get("layers_to_transform") is None:
         return True
@@ -137,14 +137,14 @@ def targeted(name, c):
     return m is not None and int(m.group(1)) in c["layers_to_transform"]
 
 
-def pattern(table, name, default):
+def pattern_value(table, name, default):
     for key, value in (table or {}).items():
         if re.match(r"(.*\.)?(%s)$" % key, name):
             return value
     return default
 
 
-def dims(name):
+def proj_shape(name):
     if name in ("model.embed_tokens", "lm_head"):
         return V, D
     return PROJ[name.split(".", 3)[3]]
@@ -152,31 +152,31 @@ def dims(name):
 
 def write_case(folder, name, base, config, rng):
     os.makedirs(folder, exist_ok=True)
-    pre, t = "base_model.model.", {}
+    prefix, t = "base_model.model.", {}
     weights = read_safetensors("%s/../%s/model.safetensors" % (folder, base))
     for m in module_names():
-        if not targeted(m, config):
+        if not is_targeted(m, config):
             continue
-        r, (out, inner) = pattern(config.get("rank_pattern"), m, config["r"]), dims(m)
+        r, (out, inner) = pattern_value(config.get("rank_pattern"), m, config["r"]), proj_shape(m)
         if m == "model.embed_tokens":
-            t[pre + m + ".lora_embedding_A"] = matrix(rng, r, V, 0.5)
-            t[pre + m + ".lora_embedding_B"] = matrix(rng, D, r, 0.5)
+            t[prefix + m + ".lora_embedding_A"] = matrix(rng, r, V, 0.5)
+            t[prefix + m + ".lora_embedding_B"] = matrix(rng, D, r, 0.5)
         else:
-            t[pre + m + ".lora_A.weight"] = matrix(rng, r, inner, 0.5)
-            t[pre + m + ".lora_B.weight"] = matrix(rng, out, r, 0.5)
+            t[prefix + m + ".lora_A.weight"] = matrix(rng, r, inner, 0.5)
+            t[prefix + m + ".lora_B.weight"] = matrix(rng, out, r, 0.5)
         if config.get("use_dora"):
-            t[pre + m + ".lora_magnitude_vector"] = vector(rng, out, 1.2, 0.3)
+            t[prefix + m + ".lora_magnitude_vector"] = vector(rng, out, 1.2, 0.3)
         if m in ("model.embed_tokens", "lm_head"):  # PEFT adds the base's own table
-            own = weights.get(m + ".weight", weights["model.embed_tokens.weight"])
-            t[pre + m + ".base_layer.weight"] = own
+            table = weights.get(m + ".weight", weights["model.embed_tokens.weight"])
+            t[prefix + m + ".base_layer.weight"] = table
     for m in config.get("modules_to_save", []):
-        t[pre + {"lm_head": "lm_head", "embed_tokens": "model.embed_tokens"}[m] + ".weight"] = matrix(rng, V, D, 0.7)
+        t[prefix + {"lm_head": "lm_head", "embed_tokens": "model.embed_tokens"}[m] + ".weight"] = matrix(rng, V, D, 0.7)
     ids = config.get("trainable_token_indices", {})
     for m, v in (ids if isinstance(ids, dict) else {"embed_tokens": ids}).items():
         where = {"lm_head": "lm_head", "embed_tokens": "model.embed_tokens"}[m]
-        t[pre + where + ".token_adapter.trainable_tokens_delta"] = matrix(rng, len(v), D, 0.7)
+        t[prefix + where + ".token_adapter.trainable_tokens_delta"] = matrix(rng, len(v), D, 0.7)
     if name == "resized_tied":  # in place, so embedding and head
-        t[pre + "model.embed_tokens.weight"] = matrix(rng, V, D, 0.7)
+        t[prefix + "model.embed_tokens.weight"] = matrix(rng, V, D, 0.7)
     write_safetensors(folder + "/adapter_model.safetensors", t)
     config = dict(config, peft_type="LORA", base_model_name_or_path=base, lora_dropout=0.0, bias="none")
     json.dump(config, open(folder + "/adapter_config.json", "w"), indent=2, sort_keys=True)
@@ -212,44 +212,44 @@ class Net:
         ids = ids if isinstance(ids, dict) else {"embed_tokens": ids}
         rows = self.a.get("model.embed_tokens.token_adapter.trainable_tokens_delta")
         if "embed_tokens" in ids:
-            self.embed = self.replaced(self.embed, ids["embed_tokens"], rows)
+            self.embed = self.replace_rows(self.embed, ids["embed_tokens"], rows)
             if self.tied:
-                self.head = self.replaced(self.head, ids["embed_tokens"], rows)
+                self.head = self.replace_rows(self.head, ids["embed_tokens"], rows)
         if "lm_head" in ids:
-            self.head = self.replaced(self.head, ids["lm_head"], self.a["lm_head.token_adapter.trainable_tokens_delta"])
+            self.head = self.replace_rows(self.head, ids["lm_head"], self.a["lm_head.token_adapter.trainable_tokens_delta"])
 
     @staticmethod
-    def replaced(table, ids, rows):
+    def replace_rows(table, ids, rows):
         table = [list(r) for r in table]
         for i, row in zip(ids, rows):
             table[i] = row
         return table
 
     def scale(self, m):
-        r = pattern(self.c.get("rank_pattern"), m, self.c["r"])
-        alpha = pattern(self.c.get("alpha_pattern"), m, self.c["lora_alpha"])
+        r = pattern_value(self.c.get("rank_pattern"), m, self.c["r"])
+        alpha = pattern_value(self.c.get("alpha_pattern"), m, self.c["lora_alpha"])
         return alpha / math.sqrt(r) if self.c.get("use_rslora") else alpha / r
 
     def linear(self, m, x):
         w = self.head if m == "lm_head" else self.w[m + ".weight"]
         y = [dot(row, x) for row in w]
-        if not targeted(m, self.c):
+        if not is_targeted(m, self.c):
             return y
         a, b, s = self.a[m + ".lora_A.weight"], self.a[m + ".lora_B.weight"], self.scale(m)
-        low = [dot(row, x) for row in a]
-        low = [s * dot(row, low) for row in b]
+        update = [dot(row, x) for row in a]
+        update = [s * dot(row, update) for row in b]
         if not self.c.get("use_dora"):
-            return [p + q for p, q in zip(y, low)]
+            return [p + q for p, q in zip(y, update)]
         mag, out = self.a[m + ".lora_magnitude_vector"], []
         for n in range(len(w)):
             full = [w[n][k] + s * math.fsum(b[n][i] * a[i][k] for i in range(len(a))) for k in range(len(x))]
             ratio = mag[n] / math.sqrt(dot(full, full))
-            out.append(y[n] + (ratio - 1) * y[n] + ratio * low[n])  # PEFT's form
+            out.append(y[n] + (ratio - 1) * y[n] + ratio * update[n])  # PEFT's form
         return out
 
     def embedding(self, token):
         x, m = self.embed[token], "model.embed_tokens"
-        if not targeted(m, self.c):
+        if not is_targeted(m, self.c):
             return list(x)
         a, b, s = self.a[m + ".lora_embedding_A"], self.a[m + ".lora_embedding_B"], self.scale(m)
         return [x[d] + s * math.fsum(a[i][token] * b[d][i] for i in range(len(a))) for d in range(D)]
@@ -277,13 +277,13 @@ class Net:
                 q = self.linear(p + "self_attn.q_proj", h)
                 cache[layer][0].append(self.rope(self.linear(p + "self_attn.k_proj", h), pos))
                 cache[layer][1].append(self.linear(p + "self_attn.v_proj", h))
-                att = []
+                attn = []
                 for head in range(H):
                     qh = self.rope(q[head * E:(head + 1) * E], pos)
                     scores = [math.exp(dot(qh, k) / math.sqrt(E)) for k in cache[layer][0]]
                     z = math.fsum(scores)
-                    att += [math.fsum(s / z * v[i] for s, v in zip(scores, cache[layer][1])) for i in range(E)]
-                x = [u + v for u, v in zip(x, self.linear(p + "self_attn.o_proj", att))]
+                    attn += [math.fsum(s / z * v[i] for s, v in zip(scores, cache[layer][1])) for i in range(E)]
+                x = [u + v for u, v in zip(x, self.linear(p + "self_attn.o_proj", attn))]
                 h = self.norm(x, p + "post_attention_layernorm.weight")
                 g, u = self.linear(p + "mlp.gate_proj", h), self.linear(p + "mlp.up_proj", h)
                 h = [a / (1 + math.exp(-a)) * b for a, b in zip(g, u)]

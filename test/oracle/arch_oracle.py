@@ -15,7 +15,7 @@ bit for bit.
     hidden    [layer][row][width]: the final norm of the residual stream after that layer
     logits    [row][vocabulary]
     adapter   [rank, alpha]; its tensors have PEFT's names and `weight`s of scale 0.25
-    adapted   logits under the adapter, which is on every projection
+    adapted   logits with the adapter, which adapts every projection
     gguf_keys required keys of the GGUF file other than sizes
 
 It follows the papers and the model classes' public descriptions, and shares no code with src/. It uses the standard
@@ -93,7 +93,7 @@ def softmax(scores):
     return [a / total for a in e]
 
 
-# rotary positions: inverse frequencies and the factor on cosine and sine
+# Rotary positions: inverse frequencies, and the factor of cosine and sine.
 
 def rope_default(dim, theta):
     return [theta ** (-2 * i / dim) for i in range(dim // 2)], 1.0
@@ -159,7 +159,7 @@ class Model:
         hd, kd = self.heads * self.e, self.kv * self.e
         self.sizes = {"q": (hd, self.d), "k": (kd, self.d), "v": (kd, self.d), "o": (self.d, hd),
                       "gate": (self.f, self.d), "up": (self.f, self.d), "down": (self.d, self.f)}
-        self.declare()
+        self.declare_tensors()
 
     def add(self, name, shape, gguf, base=0.0, scale=0.5):
         self.w[name] = tensor(name, shape, base, scale)
@@ -171,7 +171,7 @@ class Model:
         if self.neo:
             self.add(name[:-len("weight")] + "bias", (width,), None)
 
-    def declare(self):
+    def declare_tensors(self):
         gguf = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
                 "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
         if self.neo:
@@ -228,7 +228,7 @@ class Model:
             y = [u + ALPHA / RANK * v for u, v in zip(y, linear(b, linear(a, x)))]
         return y
 
-    def attend(self, l, q, keys, values, pos):
+    def attention(self, l, q, keys, values, pos):
         window = self.layers[l][1]
         first = max(0, pos + 1 - window) if window else 0
         out = []
@@ -242,7 +242,7 @@ class Model:
                 out.append(sum(a * v[shared][i] for a, v in zip(p, values[first:pos + 1])))
         return out
 
-    def heads_prepare(self, l, x, which, pos):
+    def norm_and_rotate_heads(self, l, x, which, pos):
         out = []
         for i in range(0, len(x), self.e):
             head = x[i:i + self.e]
@@ -263,10 +263,10 @@ class Model:
         at = self.path % l
         before = at + ("ln_1" if self.neo else "input_layernorm")
         h = self.norm(before, x)
-        q = self.heads_prepare(l, self.project(l, "q", h), "q", pos)
-        cache[l][0].append(self.heads_prepare(l, self.project(l, "k", h), "k", pos))
+        q = self.norm_and_rotate_heads(l, self.project(l, "q", h), "q", pos)
+        cache[l][0].append(self.norm_and_rotate_heads(l, self.project(l, "k", h), "k", pos))
         cache[l][1].append(self.project(l, "v", h))
-        h = self.project(l, "o", self.attend(l, q, cache[l][0], cache[l][1], pos))
+        h = self.project(l, "o", self.attention(l, q, cache[l][0], cache[l][1], pos))
         if self.gemma:
             h = self.norm(at + "post_attention_layernorm", h)
         x = [a + b for a, b in zip(x, h)]
@@ -297,8 +297,8 @@ class Model:
         return hidden, logits
 
 
-def base_config(case, kind, klass):
-    return {"architectures": [klass], "model_type": kind, "hidden_size": case["d"],
+def base_config(case, kind, class_name):
+    return {"architectures": [class_name], "model_type": kind, "hidden_size": case["d"],
             "intermediate_size": case["f"], "num_hidden_layers": len(case["layers"]),
             "num_attention_heads": case["heads"], "num_key_value_heads": case["kv"],
             "head_dim": case["e"], "vocab_size": case["v"], "max_position_embeddings": 64,
@@ -367,8 +367,8 @@ def gemma_config(c, kind):
 
 
 def gemma3():
-    wide, near = rope_linear(8, 1000000.0, 8.0), rope_default(8, 10000.0)
-    layers = [(near, 8)] * 5 + [(wide, 0), (near, 8)]
+    full_rope, local_rope = rope_linear(8, 1000000.0, 8.0), rope_default(8, 10000.0)
+    layers = [(local_rope, 8)] * 5 + [(full_rope, 0), (local_rope, 8)]
     c = shape(gemma=True, layers=layers, d=16, e=8, heads=2, kv=1, f=24, v=40, tied=True,
               qk_norm=True, eps=1e-6,
               gguf_keys=["gemma3.attention.sliding_window", "gemma3.rope.scaling.type", "linear",
@@ -380,8 +380,8 @@ def gemma3():
 
 
 def gemma3_multimodal():
-    wide, near = rope_default(8, 500000.0), rope_default(8, 2000.0)
-    layers = [(wide, 0), (near, 7), (near, 7)]
+    full_rope, local_rope = rope_default(8, 500000.0), rope_default(8, 2000.0)
+    layers = [(full_rope, 0), (local_rope, 7), (local_rope, 7)]
     c = shape(prefix="language_model.model", gemma=True, layers=layers, e=8, heads=8, kv=4,
               tied=True, qk_norm=True, eps=1e-6, scalar=20)
     text = dict(gemma_config(c, "gemma3_text"), sliding_window=7,
@@ -389,7 +389,7 @@ def gemma3_multimodal():
                 rope_parameters={
                     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
                     "sliding_attention": {"rope_type": "default", "rope_theta": 2000.0}})
-    del text["num_attention_heads"], text["num_key_value_heads"]  # the class's own 8 and 4
+    del text["num_attention_heads"], text["num_key_value_heads"]  # then the defaults of the class apply: 8 and 4
     c["config"] = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
                    "text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
     return c
@@ -427,7 +427,7 @@ def golden(name):
             "adapted": rounded(adapted), "gguf_keys": case["gguf_keys"]}
 
 
-def text_of(g):
+def golden_text(g):
     lines = ['"%s": %s' % (k, json.dumps(v)) for k, v in g.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -462,7 +462,7 @@ def main():
             print("not ok oracle %s: %s" % (name, why) if why else "ok oracle " + name)
         else:
             with open(os.path.join(FOLDER, name + ".json"), "w") as f:
-                f.write(text_of(golden(name)))
+                f.write(golden_text(golden(name)))
     sys.exit(failed)
 
 

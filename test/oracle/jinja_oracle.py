@@ -2,7 +2,7 @@
 """Renders chat templates with Jinja2, configured like in transformers.
 
   jinja_oracle.py check FILE...    whether the tables' expected results are Jinja's
-  jinja_oracle.py fill FILE...     writes Jinja's results into the tables; '?' lines stay
+  jinja_oracle.py fill FILE...     writes Jinja's results into the tables, except for '?' results
   jinja_oracle.py render           a JSON line in {template, vars, trusted, now}, one out {text} or {error}
   jinja_oracle.py shared DIR FILE  hashes of every template of DIR with the conversations of FILE
   jinja_oracle.py random SEED N    N random templates: {template, vars} with {text} or {error}
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """{% generation %}: transformers records its position; the text is that of its body."""
+    """{% generation %}: transformers also records its position; the text is that of its body."""
 
     tags = {"generation"}
 
@@ -101,8 +101,8 @@ def check(path):
         got = outcome(template, context)
         if want.startswith("? "):
             continue
-        right = "error" in got if want.startswith("! ") else want == quoted(path, got.get("text", "\0"))
-        if not right:
+        correct = "error" in got if want.startswith("! ") else want == quoted(path, got.get("text", "\0"))
+        if not correct:
             bad += 1
             print(f"{path}: {name}: {template!r}: expected {want!r}, Jinja gives {got!r}")
     return bad
@@ -112,7 +112,7 @@ def cases(path):
     return lines_cases(path) if path.endswith(".lines") else blocks_cases(path)
 
 
-def fill(path):
+def fill_results(path):
     results = {}
     for name, template, context, want in cases(path):
         got = outcome(template, context)
@@ -144,7 +144,7 @@ def conversation_vars(c, prompt):
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def shared(folder, conversations):
+def print_hashes(folder, conversations):
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".jinja"):
             continue
@@ -182,7 +182,7 @@ METHODS = ["strip()", "split(',')", "split()", "upper()", "lower()", "title()", 
 TEXTS = [" text ", "\n", "  \n  ", "日本\n", "}", "{ ", "\t", "# x"]
 
 
-class Maker:
+class TemplateGenerator:
     def __init__(self, seed):
         self.r = random.Random(seed)
 
@@ -241,13 +241,13 @@ class Maker:
             return t("if " + self.expr(2)) + body() + orelse + t("endif")
         if p < 0.78:
             names = self.pick(["x", "x", "y", "x, y"])
-            over = self.pick(["l", "w", "m", "d", "d.items()", "t", "el", "range(2)", self.expr(2)])
+            iterable = self.pick(["l", "w", "m", "d", "d.items()", "t", "el", "range(2)", self.expr(2)])
             cond = self.pick(["", "", " if x"])
             inner = body() + self.pick(["", "{{ loop.index }}", "{% if loop.last %}{% break %}{% endif %}",
                                         "{{ loop.previtem }}", "{% set x = 5 %}{{ x }}",
                                         "{% continue %}", "{{ loop.cycle('a', 'b') }}"])
             orelse = t("else") + body() if self.r.random() < 0.2 else ""
-            return t(f"for {names} in {over}{cond}") + inner + orelse + t("endfor")
+            return t(f"for {names} in {iterable}{cond}") + inner + orelse + t("endfor")
         if p < 0.86:
             return t(f"set {self.pick(['x', 'y', 'q'])} = {self.expr(2)}")
         if p < 0.89:
@@ -268,7 +268,7 @@ class Maker:
         return self.body(3) + self.pick(["", "\n", "\n\n"])
 
 
-def show(value):
+def print_json(value):
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
@@ -279,17 +279,17 @@ def main(argv):
         return sum(check(path) for path in argv[1:]) > 0
     if len(argv) > 1 and argv[0] == "fill":
         for path in argv[1:]:
-            fill(path)
+            fill_results(path)
     elif argv == ["render"]:
         for line in sys.stdin:
             v = json.loads(line)
-            show(outcome(v["template"], v["vars"], v.get("trusted"), v.get("now", -1)))
+            print_json(outcome(v["template"], v["vars"], v.get("trusted"), v.get("now", -1)))
     elif len(argv) == 3 and argv[0] == "shared":
-        shared(argv[1], argv[2])
+        print_hashes(argv[1], argv[2])
     elif len(argv) == 3 and argv[0] == "random":
         for i in range(int(argv[2])):
-            template = Maker(int(argv[1]) * 1000003 + i).template()
-            show({"template": template, **outcome(template, copy.deepcopy(CONTEXT))})
+            template = TemplateGenerator(int(argv[1]) * 1000003 + i).template()
+            print_json({"template": template, **outcome(template, copy.deepcopy(CONTEXT))})
     else:
         sys.stderr.write(__doc__)
         return 2

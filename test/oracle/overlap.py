@@ -13,47 +13,47 @@ import unicodedata
 DENSE = "\u2e80-\U0010ffff"
 
 
-def narrow(text):
+def to_half_width(text):
     return "".join(chr(ord(c) - 0xFEE0) if "\uff01" <= c <= "\uff5e" else c for c in text)
 
 
-def is_sign(c):
+def is_punctuation(c):
     return not c.isspace() and unicodedata.category(c)[0] not in "LNM"
 
 
 def squad_words(text):
     text = re.split(r"(?i)(?:answer|答え|答案)[:：]", text)[-1]
-    text = "".join(c for c in narrow(text).lower() if not is_sign(c))
+    text = "".join(c for c in to_half_width(text).lower() if not is_punctuation(c))
     text = re.sub(f"([{DENSE}])", r" \1 ", text)
     return [w for w in text.split() if w not in ("a", "an", "the")]
 
 
 def rouge_words(text):
-    text = "".join(" " if is_sign(c) else c for c in narrow(text).lower())
+    text = "".join(" " if is_punctuation(c) else c for c in to_half_width(text).lower())
     return re.sub(f"([{DENSE}])", r" \1 ", text).split()
 
 
 def bleu_words(text):
-    text = narrow(text)
+    text = to_half_width(text)
     text = re.sub(f"([{DENSE}])", r" \1 ", text)
-    text = "".join(f" {c} " if is_sign(c) and c not in ".,-'" else c for c in text)
+    text = "".join(f" {c} " if is_punctuation(c) and c not in ".,-'" else c for c in text)
     text = re.sub(r"(?<![0-9])([.,])", r" \1 ", text)
     text = re.sub(r"([.,])(?![0-9])", r" \1 ", text)
     text = re.sub(r"([0-9])-", r"\1 - ", text)
     return text.split()
 
 
-def harmonic(both, n, m):
+def harmonic(common, n, m):
     if n == 0 or m == 0:
         return float(n == m)
-    p, r = both / n, both / m
-    return 2 * p * r / (p + r) if both else 0.0
+    p, r = common / n, common / m
+    return 2 * p * r / (p + r) if common else 0.0
 
 
 def f1(answer, gold):
     a, b = squad_words(answer), squad_words(gold)
-    both = sum((collections.Counter(a) & collections.Counter(b)).values())
-    return harmonic(both, len(a), len(b))
+    common = sum((collections.Counter(a) & collections.Counter(b)).values())
+    return harmonic(common, len(a), len(b))
 
 
 def rouge_l(answer, gold):
@@ -72,11 +72,11 @@ def bleu(answer, gold):
     for n in range(1, min(4, len(a)) + 1):
         x = collections.Counter(tuple(a[i:i + n]) for i in range(len(a) - n + 1))
         y = collections.Counter(tuple(b[i:i + n]) for i in range(len(b) - n + 1))
-        both, total = sum((x & y).values()), sum(x.values())
-        matched += both
-        if not both:
+        common, total = sum((x & y).values()), sum(x.values())
+        matched += common
+        if not common:
             smooth *= 2
-        logs.append(math.log(both / total if both else 1 / (smooth * total)))
+        logs.append(math.log(common / total if common else 1 / (smooth * total)))
     if not matched:
         return 0.0
     brevity = 1 - len(b) / len(a) if len(a) < len(b) else 0

@@ -44,8 +44,8 @@ class Var:
     tape = []
     __array_ufunc__ = None  # makes numpy call Var's operator for `array + Var`
 
-    def __init__(self, value, pulls=()):
-        self.value, self.pulls, self.grad = value, pulls, None
+    def __init__(self, value, backward_fns=()):
+        self.value, self.backward_fns, self.grad = value, backward_fns, None
 
     def __add__(self, other):
         return op(self.value + val(other), (self, lambda g: g), (other, lambda g: g))
@@ -81,12 +81,12 @@ def val(x):
     return x.value if isinstance(x, Var) else x
 
 
-def op(value, *pulls):
-    """A result without tracked inputs is a plain array."""
-    live = [(v, back) for v, back in pulls if isinstance(v, Var)]
-    if not live:
+def op(value, *backward_fns):
+    """The result of an operation, recorded if an input is tracked; else a plain array."""
+    tracked = [(v, back) for v, back in backward_fns if isinstance(v, Var)]
+    if not tracked:
         return value
-    out = Var(value, live)
+    out = Var(value, tracked)
     Var.tape.append(out)
     return out
 
@@ -145,7 +145,7 @@ def backward(loss):
     for v in reversed(Var.tape):
         if v.grad is None:
             continue
-        for parent, back in v.pulls:
+        for parent, back in v.backward_fns:
             g = unbroadcast(back(v.grad), parent.value.shape)
             parent.grad = g if parent.grad is None else parent.grad + g
     Var.tape.clear()
@@ -153,8 +153,8 @@ def backward(loss):
 
 # The model, all positions of a sample at once.
 
-class Trainee(arch_oracle.Model):
-    """`params` are trained, by the trainer's names; `live` contains them on the tape."""
+class TrainedModel(arch_oracle.Model):
+    """`params` has the trained weights, with the trainer's names; `tracked` has them as Vars on the tape."""
 
     def __init__(self, case, spec):
         super().__init__(case)
@@ -166,7 +166,7 @@ class Trainee(arch_oracle.Model):
         for l in range(0 if self.full else len(self.layers)):
             for p in self.names:
                 self.declare_lora(l, p)
-        self.live = self.params
+        self.tracked = self.params
 
     def lora_name(self, l, p, what):
         return "0.layers.%d.%s.lora_%s" % (l, self.names[p], what)
@@ -180,7 +180,7 @@ class Trainee(arch_oracle.Model):
             self.params[self.lora_name(l, p, what)] = np.array(values)
 
     def get(self, name):
-        return self.live.get(name, self.w.get(name))
+        return self.tracked.get(name, self.w.get(name))
 
     def norm(self, name, x):
         g, n = self.get(name + ".weight"), val(x).shape[-1]
@@ -199,7 +199,7 @@ class Trainee(arch_oracle.Model):
             a, b = (self.get(self.lora_name(l, p, k + ".weight")) for k in "AB")
             y = y + (x @ transpose(a, 1, 0)) @ transpose(b, 1, 0) * self.scale
             if self.dora:
-                # PEFT's: the gradient treats the rows' norm as a constant
+                # as in PEFT, the norm of the rows is a constant in the gradient
                 if name not in self.dora_norms:
                     merged = w + self.scale * val(b) @ val(a)
                     self.dora_norms[name] = np.sqrt((merged * merged).sum(axis=1))
@@ -221,16 +221,16 @@ class Trainee(arch_oracle.Model):
         quarter[half:, :half], quarter[:half, half:] = -np.eye(half), np.eye(half)
         return x * (gain * np.cos(angle)) + (x @ quarter) * (gain * np.sin(angle))
 
-    def attend(self, l, h):
+    def attention(self, l, h):
         window, group, t = self.layers[l][1], self.heads // self.kv, val(h).shape[0]
         q = self.split(l, self.project(l, "q", h), self.heads, "q")
         k = self.split(l, self.project(l, "k", h), self.kv, "k")
         v = self.split(l, self.project(l, "v", h), self.kv, "")
         q = reshape(q, self.kv, group, t, self.e)
         k, v = reshape(k, self.kv, 1, t, self.e), reshape(v, self.kv, 1, t, self.e)
-        ago = np.arange(t)[:, None] - np.arange(t)[None, :]
-        seen = (ago >= 0) & ((ago < window) if window else True)
-        e = exp((q @ transpose(k, 0, 1, 3, 2)) * self.scalar ** -0.5) * seen
+        distance_back = np.arange(t)[:, None] - np.arange(t)[None, :]
+        mask_visible = (distance_back >= 0) & ((distance_back < window) if window else True)
+        e = exp((q @ transpose(k, 0, 1, 3, 2)) * self.scalar ** -0.5) * mask_visible
         out = reshape((e / total(e, -1)) @ v, self.heads, t, self.e)
         return self.project(l, "o", reshape(transpose(out, 1, 0, 2), t, self.heads * self.e))
 
@@ -250,7 +250,7 @@ class Trainee(arch_oracle.Model):
         if self.gemma:
             names = ("input_layernorm", "pre_feedforward_layernorm")
             after = lambda name, h: self.norm(at + name, h)
-        x = x + after("post_attention_layernorm", self.attend(l, self.norm(at + names[0], x)))
+        x = x + after("post_attention_layernorm", self.attention(l, self.norm(at + names[0], x)))
         return x + after("post_feedforward_layernorm", self.mlp(l, self.norm(at + names[1], x)))
 
     def logits(self, tokens):
@@ -267,16 +267,16 @@ class Trainee(arch_oracle.Model):
         return self.norm(self.last_norm, x) @ transpose(head, 1, 0)
 
     def nll(self, tokens, mask):
-        """Summed over the targets."""
+        """The negative log-likelihood, summed over the targets."""
         at = np.flatnonzero(mask[1:])
         z = take(self.logits(tokens), at)
         z = z - val(z).max(axis=-1, keepdims=True)
-        own = take(z, (np.arange(len(at)), np.array(tokens)[at + 1]))
-        return total(log(total(exp(z), -1)), (0, 1)) - reshape(total(own, 0), 1, 1)
+        target_logits = take(z, (np.arange(len(at)), np.array(tokens)[at + 1]))
+        return total(log(total(exp(z), -1)), (0, 1)) - reshape(total(target_logits, 0), 1, 1)
 
     def gradients(self, samples):
         """(mean loss, mean gradients) of one update."""
-        self.live = {name: Var(v) for name, v in self.params.items()}
+        self.tracked = {name: Var(v) for name, v in self.params.items()}
         self.dora_norms.clear()
         targets = sum(int(mask[1:].sum()) for _, mask in samples)
         loss = 0.0
@@ -285,8 +285,8 @@ class Trainee(arch_oracle.Model):
             loss += nll.value.item()
             backward(nll)
         grads = {name: (np.zeros_like(v.value) if v.grad is None else v.grad) / targets
-                 for name, v in self.live.items()}
-        self.live = self.params
+                 for name, v in self.tracked.items()}
+        self.tracked = self.params
         return loss / targets, grads
 
 
@@ -295,15 +295,15 @@ class Trainee(arch_oracle.Model):
 def learning_rate(o, step):
     if step < o["warmup"]:
         return o["lr"] * (step + 1) / o["warmup"]
-    done = (step - o["warmup"]) / (o["updates"] - o["warmup"])
-    left = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
+    progress = (step - o["warmup"]) / (o["updates"] - o["warmup"])
+    factor = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress}
     if o["lr_scheduler"] == "constant":
         return o["lr"]
-    return o["lr"] * (o["min_lr_ratio"] + (1 - o["min_lr_ratio"]) * left[o["lr_scheduler"]])
+    return o["lr"] * (o["min_lr_ratio"] + (1 - o["min_lr_ratio"]) * factor[o["lr_scheduler"]])
 
 
 def decays(name, shape):
-    """Matrices have weight decay; norms, biases, magnitudes and the tables of tokens and positions do not."""
+    """Matrices have weight decay; norms, biases, magnitudes and the embeddings of tokens and positions have none."""
     return len(shape) == 2 and not any(part in name for part in ("embed_tokens", "wte", "wpe"))
 
 
@@ -367,8 +367,8 @@ def sample(name, i, vocab):
     return [draw(1 + j, vocab) for j in range(n)], np.array(mask)
 
 
-def agree_with_answers(net, s):
-    """The same model has the results of arch_oracle."""
+def check_against_arch_oracle(net, s):
+    """Asserts that the model has the results of arch_oracle."""
     if s["rslora"] or s["dora"]:
         return
     with open(os.path.join(arch_oracle.FOLDER, s["model"] + ".json")) as f:
@@ -377,19 +377,19 @@ def agree_with_answers(net, s):
     assert abs(off).max() < 1e-6, "logits differ by %g" % abs(off).max()
 
 
-def agree_with_differences(net, one, grads):
-    """Along a direction per tensor, the slope from two more passes."""
+def check_against_finite_differences(net, one, grads):
+    """Asserts for each tensor that the gradient along one direction equals the central difference."""
     targets, h = one[1][1:].sum(), 1e-5
     for name, w in net.params.items():
         d = np.reshape([weight(name_hash(name + "?"), i) for i in range(w.size)], w.shape)
-        around = []
-        for side in (h, -h):
-            w += side * d
-            around.append(net.nll(*one).item() / targets)
-            w -= side * d
-        slope, told = (around[0] - around[1]) / (2 * h), float((grads[name] * d).sum())
-        assert abs(slope - told) < 1e-6 * (1 + norm([grads[name]]) * norm([d])), \
-            "%s: slope %g, told %g" % (name, slope, told)
+        losses_at = []
+        for offset in (h, -h):
+            w += offset * d
+            losses_at.append(net.nll(*one).item() / targets)
+            w -= offset * d
+        slope, gradient = (losses_at[0] - losses_at[1]) / (2 * h), float((grads[name] * d).sum())
+        assert abs(slope - gradient) < 1e-6 * (1 + norm([grads[name]]) * norm([d])), \
+            "%s: slope %g, gradient %g" % (name, slope, gradient)
 
 
 def rounded(x):
@@ -404,10 +404,10 @@ def entries(g):
 def golden(name):
     s = CASES[name]
     case = arch_oracle.CASES[s["model"]]()
-    net = Trainee(case, s)
+    net = TrainedModel(case, s)
     samples = [sample(name, i, case["v"]) for i in range(SAMPLES)]
-    agree_with_answers(net, s)
-    agree_with_differences(net, samples[0], net.gradients(samples[:1])[1])
+    check_against_arch_oracle(net, s)
+    check_against_finite_differences(net, samples[0], net.gradients(samples[:1])[1])
     out = {"losses": [], "norms": []}
     adamw = AdamW(s["options"])
     for step in range(s["options"]["updates"]):
@@ -434,7 +434,7 @@ def distance(a, b):
     return 0 if a == b else math.inf
 
 
-def text_of(g):
+def golden_text(g):
     lines = []
     for k, v in g.items():
         if k in ("gradients", "weights"):
@@ -469,7 +469,7 @@ def main():
             print("not ok oracle %s: %s" % (name, why) if why else "ok oracle " + name)
         else:
             with open(os.path.join(FOLDER, name + ".json"), "w") as f:
-                f.write(text_of(golden(name)))
+                f.write(golden_text(golden(name)))
     sys.exit(failed)
 
 

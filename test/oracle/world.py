@@ -6,8 +6,8 @@
     python3 test/oracle/world.py --show CASE TICK  every agent's texts at that tick
 
 The code is written for obvious correctness, not speed: cells are pairs (x, y), kinds of cells are sets of them, and
-every search begins from scratch. It follows the rules in src/world/world.h and shares no code with src/; even Philox is
-implemented again. Python's random module is not used: actions of the traces come from a Philox stream too, so the files
+every search begins from scratch. It follows the rules in src/world/world.h and shares no code with src/; it also has its own
+implementation of Philox. Python's random module is not used: actions of the traces come from a Philox stream too, so the files
 never change.
 """
 import hashlib
@@ -93,7 +93,7 @@ KNOWN = 10  # number of food cells that an agent remembers
 TRIES = 64  # attempts to find a free cell
 
 
-def beside(cell, direction):
+def neighbour(cell, direction):
     return cell[0] + STEP[direction][0], cell[1] + STEP[direction][1]
 
 
@@ -128,24 +128,24 @@ class World:
         self.count = dict.fromkeys(["food_grown", "food_eaten", "food_lost", "material_grown", "material_built",
                                     "material_lost", "energy_given", "energy_spent"], 0)
         if rules["map"]:
-            self.read_map()
+            self.parse_map()
         else:
             self.size = rules["size"]
             self.homes = self.place_homes()
             self.walls = self.place_walls()
-        self.agents = [self.be_born(i) for i in range(n_agents)]
+        self.agents = [self.new_agent(i) for i in range(n_agents)]
         self.predators = [self.free_cell(PREDATOR_BEGIN, p, self.homes) for p in range(rules["predators"])]
         self.grow(1)
         self.grow(0)
-        self.look()
+        self.update_memory()
 
     def stream(self, ident, step):
         return Stream(self.seed, RNG_WORLD, ident, step)
 
     # reset
 
-    def read_map(self):
-        """Cells that the drawing lacks for a square, in the north or east, are walls."""
+    def parse_map(self):
+        """A map that is not square is extended to a square, in the north or east, by walls."""
         rows = self.rules["map"]
         height, width = len(rows), len(rows[0])
         self.size = max(height, width)
@@ -195,7 +195,7 @@ class World:
         """The free cells that can be reached from a home."""
         reached = set(self.homes)
         while True:
-            more = {beside(c, d) for c in reached for d in STEP} & free - reached
+            more = {neighbour(c, d) for c in reached for d in STEP} & free - reached
             if not more:
                 return reached
             reached |= more
@@ -208,13 +208,13 @@ class World:
                 return cell
         return self.homes[0]
 
-    def be_born(self, i):
+    def new_agent(self, i):
         cell = self.begins[i % len(self.begins)] if self.begins else self.free_cell(BEGIN, i)
         self.count["energy_given"] += self.rules["energy"]
         return Agent(cell, self.rules["energy"])
 
     def grow(self, extra=0):
-        """Food, then material; at reset once more."""
+        """Adds food, then material; reset calls it twice."""
         if self.tick % self.rules["food_every"] == 0:
             self.grow_kind("food", self.food, self.stream(FOOD, 2 * self.tick + extra))
         if self.tick % self.rules["material_every"] == 0:
@@ -238,10 +238,10 @@ class World:
                 agent.steps += 1
                 self.lose_energy(agent, 1)
         for p in range(len(self.predators)):
-            self.hunt(p)
+            self.move_predator(p)
         self.tick += 1
         self.grow()
-        self.look()
+        self.update_memory()
 
     def act(self, agent, action):
         agent.word, action = action // len(ACTIONS), action % len(ACTIONS)
@@ -255,7 +255,7 @@ class World:
             return rewards[self.pick(agent)]
         if action == DROP:
             return rewards[self.drop(agent)]
-        cell = beside(agent.cell, action)
+        cell = neighbour(agent.cell, action)
         if cell in self.walls:
             agent.blocked += 1
             return rewards["blocked"]
@@ -310,8 +310,8 @@ class World:
             self.count[agent.holds + "_lost"] += 1
         agent.holds = None
 
-    def hunt(self, p):
-        self.predators[p] = self.hunted_to(p)
+    def move_predator(self, p):
+        self.predators[p] = self.predator_target(p)
         for agent in self.agents:
             if agent.alive and agent.cell == self.predators[p] and agent.cell not in self.homes:
                 agent.bites += 1
@@ -319,31 +319,31 @@ class World:
                 agent.total += self.rules["rewards"]["bitten"]
                 self.lose_energy(agent, min(self.rules["bite"], agent.energy))
 
-    def hunted_to(self, p):
+    def predator_target(self, p):
         at = self.predators[p]
         seen = [a for a in self.agents if a.alive and distance(a.cell, at) <= self.rules["sight"]]
         if seen:
             prey = min(seen, key=lambda a: distance(a.cell, at))  # the first of the nearest
-            tried = self.ways(prey.cell[0] - at[0], prey.cell[1] - at[1])
+            candidates = self.approach_directions(prey.cell[0] - at[0], prey.cell[1] - at[1])
         else:
-            tried = [self.stream(PREDATOR_MOVE + p, self.tick).below(4)]
-        for direction in tried:
-            cell = beside(at, direction)
+            candidates = [self.stream(PREDATOR_MOVE + p, self.tick).below(4)]
+        for direction in candidates:
+            cell = neighbour(at, direction)
             if cell not in self.walls and cell not in self.homes:
                 return cell
         return at
 
     @staticmethod
-    def ways(dx, dy):
+    def approach_directions(dx, dy):
         """The directions that reduce the distance, the longer axis first."""
         along_x = [EAST if dx > 0 else WEST] if dx else []
         along_y = [NORTH if dy > 0 else SOUTH] if dy else []
         return along_x + along_y if abs(dx) >= abs(dy) else along_y + along_x
 
-    def look(self):
+    def update_memory(self):
         for agent in self.agents:
             for direction in STEP if agent.alive else []:
-                cell = beside(agent.cell, direction)
+                cell = neighbour(agent.cell, direction)
                 if cell in self.food and cell not in agent.known:
                     agent.known = (agent.known + [cell])[-KNOWN:]
 
@@ -368,16 +368,16 @@ class World:
     def items(self, agent):
         kinds = [("food", self.food), ("home", self.homes), ("wall", self.walls), ("material", self.material),
                  ("wolf", self.predators)]
-        return [name + ARROW[d] for name, cells in kinds for d in STEP if beside(agent.cell, d) in cells]
+        return [name + ARROW[d] for name, cells in kinds for d in STEP if neighbour(agent.cell, d) in cells]
 
     def heard(self, agent):
         return [str(a.word) for a in self.agents
                 if a is not agent and a.alive and a.word and distance(a.cell, agent.cell) <= self.rules["hearing"]]
 
     def observe(self, agent):
-        return self.in_letters(agent) if self.rules["brief"] else self.in_words(agent)
+        return self.observe_letters(agent) if self.rules["brief"] else self.observe_words(agent)
 
-    def in_words(self, agent):
+    def observe_words(self, agent):
         text = "At (%d,%d), E%d" % (agent.cell + (agent.energy,))
         if agent.holds:
             text += ", has " + agent.holds
@@ -398,10 +398,10 @@ class World:
             places = [c for c in agent.known if c not in agent.seen]
         return min(places, key=lambda c: distance(c, agent.cell), default=agent.cell)  # the first of the nearest
 
-    def in_letters(self, agent):
+    def observe_letters(self, agent):
         hidden = [("z", self.predators), ("x", self.walls)]
         ground = [("f", self.food), ("m", self.material), ("h", self.homes), ("o", agent.seen)]
-        slots = [first_letter(hidden + ground, beside(agent.cell, d), "u") for d in STEP]
+        slots = [first_letter(hidden + ground, neighbour(agent.cell, d), "u") for d in STEP]
         slots.append(first_letter(ground, agent.cell, "o") if self.rules["here"] else "o")
         slots.append({None: "-", "food": "f", "material": "m"}[agent.holds])
         (x, y), (goal_x, goal_y) = agent.cell, self.goal(agent)
@@ -424,7 +424,7 @@ class World:
         return ["".join(letter((x, y)) for x in range(self.size)) for y in reversed(range(self.size))]
 
 
-# Meanings of text answers
+# Actions of text answers
 
 MOVES = [(["north", "up", "↑"], NORTH), (["south", "down", "↓"], SOUTH), (["east", "right", "→"], EAST),
          (["west", "left", "←"], WEST)]
@@ -454,15 +454,15 @@ ANSWERS = [
 
 
 def answers():
-    """Each with its meanings under the rules "legacy" and "repaired"."""
+    """Each answer with its action under the rules "legacy" and "repaired"."""
     return ["%s\n" % as_json([text, parse(text, False), parse(text, True)]) for text in ANSWERS]
 
 
 # Traces
 
 class Actor:
-    """With probability one half the action of an all-knowing agent or of the policy; else a random one. Words are
-    random.
+    """Chooses a greedy action that knows the whole world, with a probability of `greedy` percent, else a random one.
+    Words are random.
     """
 
     def __init__(self, world, case):
@@ -472,10 +472,10 @@ class Actor:
     def act(self, agent):
         word = self.r.below(self.world.rules["words"] + 1)
         greedy = self.r.below(100) < self.share
-        anything = self.r.below(len(ACTIONS))
-        return len(ACTIONS) * word + (self.wise(agent, anything) if greedy and agent.alive else anything)
+        random_action = self.r.below(len(ACTIONS))
+        return len(ACTIONS) * word + (self.greedy_action(agent, random_action) if greedy and agent.alive else random_action)
 
-    def wise(self, agent, otherwise):
+    def greedy_action(self, agent, otherwise):
         w = self.world
         goals = set(w.homes) if agent.holds else w.food | w.material
         if self.explores:
@@ -488,9 +488,9 @@ class Actor:
         near = set(goals)  # grows until it reaches the agent
         while True:
             for direction in STEP:
-                if beside(cell, direction) in near:
+                if neighbour(cell, direction) in near:
                     return direction
-            more = {beside(c, d) for c in near for d in STEP} - self.world.walls - near
+            more = {neighbour(c, d) for c in near for d in STEP} - self.world.walls - near
             if not more:
                 return otherwise
             near |= more
@@ -504,7 +504,7 @@ def cell_number(world, cell):
     return cell[1] * world.size + cell[0]
 
 
-def agent_line(world, agent, spell):
+def agent_line(world, agent, full_texts):
     """[cell, energy, alive, reward], its two texts and its memory, or only the beginning of the texts' hash; [] for an
     agent that died earlier.
     """
@@ -514,7 +514,7 @@ def agent_line(world, agent, spell):
     if not agent.alive:
         return line
     texts = [world.observe(agent), world.prompt(agent)]
-    if spell:
+    if full_texts:
         return line + texts + [[cell_number(world, c) for c in agent.known]]
     return line + [hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]]
 
@@ -694,9 +694,9 @@ def check_all():
         failed |= why is not None
         print("not ok oracle world %s: %s" % (name, why) if why else "ok oracle world " + name)
     names = {name + ".jsonl" for name in list(CASES) + ["answers"]}
-    for stray in sorted(set(f for f in os.listdir(FOLDER) if f.endswith(".jsonl")) - names):
+    for extra in sorted(set(f for f in os.listdir(FOLDER) if f.endswith(".jsonl")) - names):
         failed = True
-        print("not ok oracle world %s: the oracle has no such case" % stray)
+        print("not ok oracle world %s: the oracle has no such case" % extra)
     return failed
 
 
@@ -704,7 +704,7 @@ def show(name, tick):
     def visit(world):
         for i, agent in enumerate(world.agents):
             if world.tick == tick:
-                print("%d %s %r %s" % (i, "lives" if agent.alive else "dead", agent.reward, world.prompt(agent)))
+                print("%d %s %r %s" % (i, "alive" if agent.alive else "dead", agent.reward, world.prompt(agent)))
     trace(name, visit)
 
 

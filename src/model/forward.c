@@ -1,6 +1,6 @@
 /*
- * forward: a batch of rows (tokens), each with its own sequence and adapters, through one frozen
- * base model.
+ * forward: the forward pass of a batch of rows (tokens), each with its own sequence and adapters,
+ * through one frozen base model.
  *
  * Each layer's base weights are read once for all rows; adapters add their low-rank updates segment
  * by segment. Products that read the same input (q, k, v; gate, up) run in one parallel region. It
@@ -1113,7 +1113,7 @@ struct attention_block {
     int32_t slot, head;
 };
 
-/* A query attends to positions [first, sees). */
+/* A query attends to positions [query_first, query_end). */
 static int32_t query_end(const struct attention_block *v, int64_t i) {
     return v->rows[i * v->step].pos + 1;
 }

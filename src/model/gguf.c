@@ -446,7 +446,7 @@ static int unsupported_keys_check(const struct gguf *g, const char *arch, struct
         if (kv && (!kv_get_number(kv, &value) ||
                    (value != numbers[i].neutral && value != numbers[i].alternative)))
             return error_set(err, ERR_MISMATCH,
-                             "metadata '%s' asks for a feature that is not supported", key);
+                             "metadata '%s' needs a feature that is not supported", key);
     }
     return OK;
 }
@@ -514,8 +514,8 @@ static int sliding_window_read(const struct gguf *g, struct model_config *c, str
         int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &window, err);
         return rc != OK || window == 0 ? rc
                                        : error_set(err, ERR_MISMATCH,
-                                                   "metadata '%s.attention.sliding_window' asks "
-                                                   "for a feature that is not supported",
+                                                   "metadata '%s.attention.sliding_window' needs "
+                                                   "a feature that is not supported",
                                                    c->arch->gguf);
     }
     int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
@@ -740,7 +740,7 @@ static int token_id_read(const struct gguf *g, const char *key, int32_t n, int32
     *out = -1;
     if (!kv) return OK;
     if (!kv_get_integer(kv, &value) || (value >= n && value != UINT32_MAX))
-        return error_set(err, ERR_FORMAT, "metadata '%s' names no token", key);
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not the id of a token", key);
     if (value >= 0 && value < n) *out = (int32_t)value;
     return OK;
 }
@@ -1056,7 +1056,8 @@ static void normalizer_write(struct kv_writer *o, const struct model *m) {
     if (s->kind != TOKENIZER_BPE && *s->pre) kv_add_text(o, "shoal.tokenizer.pre_pattern", s->pre);
     if (s->normalizer && (!representable || strcmp(representable, s->normalizer) != 0)) {
         kv_add_text(o, "shoal.tokenizer.normalizer", s->normalizer);
-        log_info("'%s': other programs will not normalise text as this tokenizer asks", m->name);
+        log_info("'%s': other programs will not normalise text as this tokenizer requires",
+                 m->name);
     }
     free(representable);
 }

@@ -338,7 +338,7 @@ int hf_config_check(const struct model_config *c, struct error *err) {
                     ((extra & mlp) == 0 || (extra & mlp) == mlp);
     if (complete && (!(extra & mlp) || strcmp(c->arch->name, "llama") == 0)) return OK;
     return error_set(err, ERR_MISMATCH,
-                     "config.json cannot say that only some projections of a '%s' model have "
+                     "config.json cannot express that only some projections of a '%s' model have "
                      "biases; write a GGUF file instead",
                      c->arch->name);
 }

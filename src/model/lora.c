@@ -21,9 +21,9 @@ static size_t round_up(size_t n) {
 
 /* Reserves `size` bytes of the pack's memory at *used; NULL base: only counts. */
 static void *pack_reserve(uint8_t *base, size_t *used, size_t size) {
-    size_t at = *used;
-    *used = at + round_up(size);
-    return base ? base + at : NULL;
+    size_t offset = *used;
+    *used = offset + round_up(size);
+    return base ? base + offset : NULL;
 }
 
 static size_t pack_rank(enum dtype e, int32_t r) {

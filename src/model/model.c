@@ -131,8 +131,9 @@ static int model_format_error(const char *path, const struct file_map *map, stru
             return error_set(err, ERR_FORMAT, "'%s' is not a model file: %s", path,
                              formats[i].hint);
     if (map->size > 8 && map->data[8] == '{')
-        return error_set(err, ERR_FORMAT,
-                         "'%s' is bare safetensors: name its directory, with config.json", path);
+        return error_set(
+            err, ERR_FORMAT,
+            "'%s' is a safetensors file: give its directory, which needs a config.json", path);
     return error_set(err, ERR_FORMAT,
                      "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
 }
@@ -437,10 +438,10 @@ static void hash_compute(struct model *m) {
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
         if (m->n_maps > 1) sha256_update(&h, &size, sizeof(size));
-        for (size_t at = 0, n; at < m->maps[i].size; at += n) { // evicted as soon as it was read
-            n = MIN(m->maps[i].size - at, (size_t)4 << 20);
-            sha256_update(&h, m->maps[i].data + at, n);
-            file_map_evict(m->maps[i].data + at, n);
+        for (size_t pos = 0, n; pos < m->maps[i].size; pos += n) { // evicted as soon as it was read
+            n = MIN(m->maps[i].size - pos, (size_t)4 << 20);
+            sha256_update(&h, m->maps[i].data + pos, n);
+            file_map_evict(m->maps[i].data + pos, n);
         }
     }
     sha256_final(&h, m->hash);

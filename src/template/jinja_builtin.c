@@ -488,14 +488,14 @@ static struct value filter_wordcount(struct jinja_ctx *w, struct value v, const 
     args_check(w, a, "wordcount", 0, 0, NULL);
     struct str s = value_str(w, v);
     int64_t n = 0;
-    bool within = false;
+    bool in_word = false;
     jinja_charge_scan(w, s.n);
     for (size_t i = 0; i < s.n; i++) {
         uint8_t c = (uint8_t)s.p[i];
         if (c >= 0x80) jinja_fail(w, "'wordcount' of this text is not supported");
         bool word = c == '_' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
-        n += word && !within;
-        within = word;
+        n += word && !in_word;
+        in_word = word;
     }
     return INT(n);
 }
@@ -1071,7 +1071,7 @@ static struct value str_count(struct jinja_ctx *w, struct str s, const struct ar
     struct str part = require_str(w, a->v[0], "count");
     int64_t n = 0;
     if (part.n == 0) return INT((int64_t)str_length(w, s) + 1);
-    for (size_t at = 0; (at = str_find(w, s, part, at)) != SIZE_MAX; at += part.n) n++;
+    for (size_t pos = 0; (pos = str_find(w, s, part, pos)) != SIZE_MAX; pos += part.n) n++;
     return INT(n);
 }
 
@@ -1175,10 +1175,10 @@ static struct value str_format(struct jinja_ctx *w, struct str s, const struct a
             const char *p = str_from(w, name.p, name.n, 0).p;
             if (strpbrk(p, ":!.[{")) jinja_fail(w, "'{%s}' in a format is not supported", p);
             if (name.n > 9) p = str_from(w, name.p, name.n, 0).p;
-            size_t at = name.n == 0 ? used++ : is_digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
+            size_t pos = name.n == 0 ? used++ : is_digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
             jinja_add_steps(w, 8 + a->n_named);
-            struct value v = arg_get(a, at, name.n && !is_digits_only(p) ? p : NULL, UNDEFINED);
-            if (at != SIZE_MAX && at >= a->n) jinja_fail(w, "'format' has too few values");
+            struct value v = arg_get(a, pos, name.n && !is_digits_only(p) ? p : NULL, UNDEFINED);
+            if (pos != SIZE_MAX && pos >= a->n) jinja_fail(w, "'format' has too few values");
             if (v.kind == V_UNDEFINED) jinja_fail(w, "'format' has no value for '%s'", p);
             text_add(w, &t, value_str(w, v));
             i = end;

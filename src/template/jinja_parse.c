@@ -58,15 +58,15 @@ static void lex_advance(struct jinja_parser *p, size_t to) {
     p->w->line = p->line;
 }
 
-static bool matches_at(const struct jinja_parser *p, size_t at, const char *s) {
+static bool matches_at(const struct jinja_parser *p, size_t pos, const char *s) {
     size_t n = strlen(s);
-    return p->n - at >= n && memcmp(p->p + at, s, n) == 0;
+    return p->n - pos >= n && memcmp(p->p + pos, s, n) == 0;
 }
 
-static size_t skip_space(const struct jinja_parser *p, size_t at) {
+static size_t skip_space(const struct jinja_parser *p, size_t pos) {
     int len;
-    while (at < p->n && char_is_space(char_at(p->p + at, &len))) at += (size_t)len;
-    return at;
+    while (pos < p->n && char_is_space(char_at(p->p + pos, &len))) pos += (size_t)len;
+    return pos;
 }
 
 static bool is_digit(char c) {
@@ -78,43 +78,43 @@ static bool is_word_char(char c) {
 }
 
 /* The digits of a number and the underscores between them; only the digits are kept. */
-static size_t lex_digits(const struct jinja_parser *p, size_t at, char *out, size_t *n) {
-    while (at < p->n && (is_digit(p->p[at]) ||
-                         (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
+static size_t lex_digits(const struct jinja_parser *p, size_t pos, char *out, size_t *n) {
+    while (pos < p->n && (is_digit(p->p[pos]) ||
+                          (p->p[pos] == '_' && *n && pos + 1 < p->n && is_digit(p->p[pos + 1])))) {
         if (*n >= 60) jinja_fail(p->w, "a number is too long");
-        if (p->p[at] != '_') out[(*n)++] = p->p[at];
-        at++;
+        if (p->p[pos] != '_') out[(*n)++] = p->p[pos];
+        pos++;
     }
-    return at;
+    return pos;
 }
 
 static void lex_number(struct jinja_parser *p) {
     char text[64];
-    size_t n = 0, at = lex_digits(p, p->pos, text, &n);
+    size_t n = 0, pos = lex_digits(p, p->pos, text, &n);
     bool after_dot = p->pos > 0 && p->p[p->pos - 1] == '.', real = false;
-    if (!after_dot && at + 1 < p->n && p->p[at] == '.' && is_digit(p->p[at + 1])) {
+    if (!after_dot && pos + 1 < p->n && p->p[pos] == '.' && is_digit(p->p[pos + 1])) {
         text[n++] = '.';
-        at = lex_digits(p, at + 1, text, &n);
+        pos = lex_digits(p, pos + 1, text, &n);
         real = true;
     }
-    size_t e = at + 1;
+    size_t e = pos + 1;
     if (e < p->n && (p->p[e] == '+' || p->p[e] == '-')) e++;
-    if (!after_dot && e < p->n && (p->p[at] == 'e' || p->p[at] == 'E') && is_digit(p->p[e])) {
+    if (!after_dot && e < p->n && (p->p[pos] == 'e' || p->p[pos] == 'E') && is_digit(p->p[e])) {
         text[n++] = 'e';
         if (p->p[e - 1] == '-') text[n++] = '-';
-        at = lex_digits(p, e, text, &n);
+        pos = lex_digits(p, e, text, &n);
         real = true;
     }
     text[n] = 0;
     if (!real && text[0] == '0' && strspn(text, "0") != n)
         jinja_fail(p->w, "the number '%s' begins with 0", text);
-    if (at < p->n && is_word_char(p->p[at]))
-        jinja_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
+    if (pos < p->n && is_word_char(p->p[pos]))
+        jinja_fail(p->w, "a number like '%s%c' is not supported", text, p->p[pos]);
     if (!real && n > 18) jinja_fail(p->w, "the integer '%s' is too large", text);
     token_add(p,
               (struct jinja_token){.kind = T_VALUE,
                                    .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
-    lex_advance(p, at);
+    lex_advance(p, pos);
 }
 
 static void text_add_char(struct jinja_parser *p, struct text *t, uint32_t c) {
@@ -140,56 +140,56 @@ static void text_add_char(struct jinja_parser *p, struct text *t, uint32_t c) {
     text_add(p->w, t, (struct str){b, (size_t)n, NULL});
 }
 
-/* Adds the character whose code has `count` digits of base 16, or up to three of base 8, at `at`.
+/* Adds the character whose code has `count` digits of base 16, or up to three of base 8, at `pos`.
  */
-static size_t lex_code_escape(struct jinja_parser *p, struct text *t, size_t at, int count,
+static size_t lex_code_escape(struct jinja_parser *p, struct text *t, size_t pos, int count,
                               int base) {
     char digits[9] = {0};
     int n = 0;
-    for (; n < count && at + (size_t)n < p->n; n++) {
-        char c = p->p[at + (size_t)n];
+    for (; n < count && pos + (size_t)n < p->n; n++) {
+        char c = p->p[pos + (size_t)n];
         bool ok = base == 8 ? c >= '0' && c <= '7' : strchr("0123456789abcdefABCDEF", c) && c;
         if (!ok) break;
         digits[n] = c;
     }
     if (base == 16 && n < count) jinja_fail(p->w, "an escape in a string is cut short");
     text_add_char(p, t, (uint32_t)strtoul(digits, NULL, base));
-    return at + (size_t)n;
+    return pos + (size_t)n;
 }
 
-/* Python's escapes; an unknown escape stays unchanged. `at` is after the backslash. */
-static size_t lex_escape(struct jinja_parser *p, struct text *t, size_t at) {
+/* Python's escapes; an unknown escape stays unchanged. `pos` is after the backslash. */
+static size_t lex_escape(struct jinja_parser *p, struct text *t, size_t pos) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
-    char c = p->p[at];
+    char c = p->p[pos];
     const char *simple = c ? strchr(from, c) : NULL;
     if (simple) {
         text_add(p->w, t, (struct str){to + (simple - from), 1, NULL});
-        return at + 1;
+        return pos + 1;
     }
-    if (c == '\n') return at + 1;
-    if (c == 'x') return lex_code_escape(p, t, at + 1, 2, 16);
-    if (c == 'u') return lex_code_escape(p, t, at + 1, 4, 16);
-    if (c == 'U') return lex_code_escape(p, t, at + 1, 8, 16);
-    if (c >= '0' && c <= '7') return lex_code_escape(p, t, at, 3, 8);
+    if (c == '\n') return pos + 1;
+    if (c == 'x') return lex_code_escape(p, t, pos + 1, 2, 16);
+    if (c == 'u') return lex_code_escape(p, t, pos + 1, 4, 16);
+    if (c == 'U') return lex_code_escape(p, t, pos + 1, 8, 16);
+    if (c >= '0' && c <= '7') return lex_code_escape(p, t, pos, 3, 8);
     if (c == 'N') jinja_fail(p->w, "\\N in a string is not supported");
     text_puts(p->w, t, "\\");
-    return at;
+    return pos;
 }
 
 static void lex_string(struct jinja_parser *p) {
     char quote = p->p[p->pos];
     struct text t = {0};
-    size_t at = p->pos + 1;
-    while (at < p->n && p->p[at] != quote) {
-        if (p->p[at] == '\\' && at + 1 < p->n) {
-            at = lex_escape(p, &t, at + 1);
+    size_t pos = p->pos + 1;
+    while (pos < p->n && p->p[pos] != quote) {
+        if (p->p[pos] == '\\' && pos + 1 < p->n) {
+            pos = lex_escape(p, &t, pos + 1);
         } else {
-            text_add(p->w, &t, (struct str){p->p + at++, 1, NULL});
+            text_add(p->w, &t, (struct str){p->p + pos++, 1, NULL});
         }
     }
-    if (at >= p->n) jinja_fail(p->w, "a string is not closed");
+    if (pos >= p->n) jinja_fail(p->w, "a string is not closed");
     token_add(p, (struct jinja_token){.kind = T_VALUE, .value = STRING(text_str(&t))});
-    lex_advance(p, at + 1);
+    lex_advance(p, pos + 1);
 }
 
 static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
@@ -220,14 +220,14 @@ static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
 
 /* The length of a tag's end at the current position, with the white space that it removes, or 0. */
 static size_t tag_end(const struct jinja_parser *p, const char *end, bool block) {
-    size_t at = p->pos;
-    char sign = p->p[at];
-    if (sign == '-' || (sign == '+' && block)) at++;
-    if (!matches_at(p, at, end)) return 0;
-    at += 2;
-    if (sign == '-') return skip_space(p, at) - p->pos;
-    if (block && sign != '+' && at < p->n && p->p[at] == '\n') at++;
-    return at - p->pos;
+    size_t pos = p->pos;
+    char sign = p->p[pos];
+    if (sign == '-' || (sign == '+' && block)) pos++;
+    if (!matches_at(p, pos, end)) return 0;
+    pos += 2;
+    if (sign == '-') return skip_space(p, pos) - p->pos;
+    if (block && sign != '+' && pos < p->n && p->p[pos] == '\n') pos++;
+    return pos - p->pos;
 }
 
 /* Reads tokens from after the opening of a block or a print through its end. */
@@ -289,22 +289,22 @@ static void lex_comment(struct jinja_parser *p) {
     jinja_fail(p->w, "a comment is not closed");
 }
 
-/* The length of a {% raw %} or {% endraw %} tag at `at`, or 0. */
-static size_t raw_tag(const struct jinja_parser *p, size_t at, const char *word, bool closing) {
-    size_t from = at;
-    if (!matches_at(p, at, "{%")) return 0;
-    at += 2;
-    if (at < p->n && (p->p[at] == '-' || p->p[at] == '+')) at++;
-    at = skip_space(p, at);
-    if (!matches_at(p, at, word)) return 0;
-    at = skip_space(p, at + strlen(word));
+/* The length of a {% raw %} or {% endraw %} tag at `pos`, or 0. */
+static size_t raw_tag(const struct jinja_parser *p, size_t pos, const char *word, bool closing) {
+    size_t from = pos;
+    if (!matches_at(p, pos, "{%")) return 0;
+    pos += 2;
+    if (pos < p->n && (p->p[pos] == '-' || p->p[pos] == '+')) pos++;
+    pos = skip_space(p, pos);
+    if (!matches_at(p, pos, word)) return 0;
+    pos = skip_space(p, pos + strlen(word));
     struct jinja_parser end = *p;
-    end.pos = at;
-    size_t n = at < p->n ? tag_end(&end, "%}", true) : 0;
-    if (n && !closing && p->p[at] == '+') return 0;
-    /* The newline after the opening stays. */
-    if (n && !closing && p->p[at] != '-') n = 2;
-    return n ? at + n - from : 0;
+    end.pos = pos;
+    size_t n = pos < p->n ? tag_end(&end, "%}", true) : 0;
+    if (n && !closing && p->p[pos] == '+') return 0;
+    /* The newline after the opening tag is not removed. */
+    if (n && !closing && p->p[pos] != '-') n = 2;
+    return n ? pos + n - from : 0;
 }
 
 static void lex_raw(struct jinja_parser *p, size_t n) {

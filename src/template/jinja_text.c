@@ -203,9 +203,9 @@ struct str str_case(struct jinja_ctx *w, struct str s, enum char_case to) {
 struct str str_title(struct jinja_ctx *w, struct str s) {
     char *p = str_copy(w, s);
     int len;
-    bool within = false;
+    bool in_word = false;
     for (size_t i = 0; i < s.n; i += (size_t)len)
-        char_convert(w, p + i, within ? TO_LOWER : TO_UPPER, &len, &within);
+        char_convert(w, p + i, in_word ? TO_LOWER : TO_UPPER, &len, &in_word);
     return (struct str){p, s.n, s.origins};
 }
 
@@ -241,11 +241,11 @@ struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars,
         begin += (size_t)len;
     }
     while ((sides & STRIP_RIGHT) && end > begin) {
-        size_t at = end - 1;
-        while (((uint8_t)s.p[at] & 0xC0) == 0x80) at--;
-        uint32_t c = char_at(s.p + at, &len);
-        if (!char_stripped(w, s.p + at, len, c, chars)) break;
-        end = at;
+        size_t pos = end - 1;
+        while (((uint8_t)s.p[pos] & 0xC0) == 0x80) pos--;
+        uint32_t c = char_at(s.p + pos, &len);
+        if (!char_stripped(w, s.p + pos, len, c, chars)) break;
+        end = pos;
     }
     jinja_add_steps(w, 1 + (begin + s.n - end) / 2);
     return str_slice(s, begin, end);
@@ -255,20 +255,20 @@ struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars,
 struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new,
                        int64_t max) {
     struct text t = {0};
-    size_t at = 0;
+    size_t pos = 0;
     for (int64_t n = 0; max < 0 || n < max; n++) {
-        size_t hit = str_find(w, s, old, at);
+        size_t hit = str_find(w, s, old, pos);
         if (hit == SIZE_MAX) break;
-        text_add(w, &t, str_slice(s, at, hit));
+        text_add(w, &t, str_slice(s, pos, hit));
         text_add(w, &t, new);
-        at = hit + old.n;
+        pos = hit + old.n;
         if (old.n) continue;
-        if (at == s.n) break;
+        if (pos == s.n) break;
         int len;
-        char_at(s.p + at, &len);
-        text_add(w, &t, str_slice(s, at, at + (size_t)len));
-        at += (size_t)len;
+        char_at(s.p + pos, &len);
+        text_add(w, &t, str_slice(s, pos, pos + (size_t)len));
+        pos += (size_t)len;
     }
-    text_add(w, &t, str_slice(s, at, s.n));
+    text_add(w, &t, str_slice(s, pos, s.n));
     return text_str(&t);
 }

@@ -172,7 +172,7 @@ struct list *value_items(struct jinja_ctx *w, struct value v) {
     case V_MARKUP:
         jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
     default:
-        jinja_fail(w, "a %s cannot be walked through", value_type(v));
+        jinja_fail(w, "a %s cannot be iterated", value_type(v));
     }
 }
 
@@ -383,8 +383,8 @@ static void repr_char(struct jinja_ctx *w, struct text *t, struct str s, uint32_
 }
 
 static void repr_str(struct jinja_ctx *w, struct text *t, struct str s) {
-    bool single = memchr(s.p, '\'', s.n), twice = memchr(s.p, '"', s.n);
-    char quote[] = {single && !twice ? '"' : '\'', 0};
+    bool has_single = memchr(s.p, '\'', s.n), has_double = memchr(s.p, '"', s.n);
+    char quote[] = {has_single && !has_double ? '"' : '\'', 0};
     int len;
     text_puts(w, t, quote);
     jinja_charge_scan(w, s.n);

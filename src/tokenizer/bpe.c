@@ -1,13 +1,12 @@
 /*
  * bpe: byte-level BPE (the GPT-2 family) and the merge loop that SPM uses too.
  *
- * A PCRE2 pattern cuts a fragment into words. Each byte of a word becomes one symbol, and the merge
- * of lowest rank is applied, the leftmost first, until no merge is left. Short words are scanned
- * for it; long words use a heap over a linked list, so that a megabyte without a space still takes
- * O(n log n).
- * The vocabulary writes bytes as GPT-2's printable characters. A byte that the vocabulary lacks
- * gives no token, as in the reference (SmolLM and StarCoder lack some bytes that UTF-8 uses rarely
- * or never).
+ * A PCRE2 pattern splits a fragment into words. Each byte of a word becomes one symbol, and the
+ * merge of lowest rank is applied, the leftmost first, until no merge is left. Short words are
+ * scanned for it; long words use a heap over a linked list, so that a megabyte without a space
+ * still takes O(n log n). The vocabulary writes bytes as GPT-2's printable characters. A byte that
+ * the vocabulary lacks gives no token, as in the reference (SmolLM and StarCoder lack some bytes
+ * that UTF-8 uses rarely or never).
  *
  * Whole words are looked up in the vocabulary only if the model sets ignore_merges, because the
  * result could otherwise differ from that of the merges.
@@ -202,7 +201,7 @@ static int pretokenizer_prepare(struct tokenizer *t, struct error *err) {
     const char *pre = t->spec.pre;
     if (!*pre || strcmp(pre, "default") == 0) {
         log_warn(
-            "the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
+            "the tokenizer does not name its pre-tokenizer: using 'gpt-2', and token boundaries "
             "may be wrong");
         t->spec.pre = pre = "gpt-2";
     }
@@ -323,7 +322,7 @@ bool encoder_reserve(struct encoder *e, int32_t n) {
     if (n <= e->cap) return true;
     e->cap = 0;
     size_t cap = (size_t)MAX(n, 256);
-    if (!scratch_reserve(e, &e->id, cap) || !scratch_reserve(e, &e->at, cap)) return false;
+    if (!scratch_reserve(e, &e->id, cap) || !scratch_reserve(e, &e->offset, cap)) return false;
     e->cap = (int32_t)cap;
     return true;
 }
@@ -343,8 +342,7 @@ static bool encoder_reserve_long(struct encoder *e) {
 
 /* A symbol, and its merge with the right neighbour: the token merged_id at `rank`, or INT32_MAX. */
 struct symbol_link {
-    int32_t id, at, rank,
-        merged_id; /* at: its offset in the text, or its byte if the offset is not needed */
+    int32_t id, offset, rank, merged_id; /* offset: in the text; or the byte, if it is not needed */
 };
 
 static void link_find_merge(const struct merge_table *pairs, struct symbol_link *l, int32_t i,
@@ -370,12 +368,13 @@ static int32_t symbols_merge(const struct merge_table *pairs, struct symbol_link
 
 static void merge_short(struct encoder *e) {
     struct symbol_link l[SHORT_WORD];
-    for (int32_t i = 0; i < e->n; i++) l[i] = (struct symbol_link){.id = e->id[i], .at = e->at[i]};
+    for (int32_t i = 0; i < e->n; i++)
+        l[i] = (struct symbol_link){.id = e->id[i], .offset = e->offset[i]};
     for (int32_t i = 0; i < e->n; i++) link_find_merge(&e->t->pairs, l, i, e->n);
     e->n = symbols_merge(&e->t->pairs, l, e->n);
     for (int32_t i = 0; i < e->n; i++) {
         e->id[i] = l[i].id;
-        e->at[i] = l[i].at;
+        e->offset[i] = l[i].offset;
     }
 }
 
@@ -440,7 +439,7 @@ static void merge_long(struct encoder *e) {
     int32_t n = 0;
     for (int32_t i = 0; i >= 0; i = e->next[i]) {
         e->id[n] = e->id[i];
-        e->at[n++] = e->at[i];
+        e->offset[n++] = e->offset[i];
     }
     e->n = n;
 }
@@ -498,7 +497,7 @@ static void word_encode_short(struct encoder *e, const uint8_t *p, int32_t n) {
         if (t->byte_ids[p[i]] >= 0)
             l[n_known++] = (struct symbol_link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
     for (int32_t i = 0; i + 1 < n_known; i++) {
-        const struct byte_pair *s = &t->byte_pairs[l[i].at << 8 | l[i + 1].at];
+        const struct byte_pair *s = &t->byte_pairs[l[i].offset << 8 | l[i + 1].offset];
         l[i].rank = s->rank;
         l[i].merged_id = s->id;
     }

@@ -57,7 +57,7 @@ struct trainer_state {
     int32_t *token_index;       /* open addressing by bytes: token + 1 */
     uint64_t token_mask;
     int32_t n_tokens, vocab;
-    struct buf merges; /* int32 left, right, made */
+    struct buf merges; /* int32 left, right, merged */
 };
 
 static struct word *word_slot(struct word *table, size_t cap, const char *p, size_t n) {

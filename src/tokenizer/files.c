@@ -168,7 +168,7 @@ static int reader_added(struct tokenizer_reader *r, struct error *err) {
     }
     r->spec.user_pieces = r->spec.kind == TOKENIZER_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
-        log_warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
+        log_warn("%zu added tokens have 'lstrip', 'rstrip' or 'single_word', which are ignored",
                  stripping);
     return OK;
 }
@@ -628,7 +628,7 @@ static int merge_append(json_t *list, const struct tokenizer_spec *s, const stru
     if (m->left >= s->n || m->right >= s->n)
         return error_set(err, ERR_MISMATCH,
                          "token %d ('%.80s') has a character that is not a token: tokenizer.json "
-                         "cannot say how it is made",
+                         "cannot express its merges",
                          m->id, s->pieces[m->id]);
     const char *a = s->pieces[m->left], *b = s->pieces[m->right];
     if (strchr(a, ' ') || strchr(b, ' '))
@@ -678,7 +678,7 @@ static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error
     placeholder_name(id, placeholder);
     if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], placeholder) == 0) return OK;
     return error_set(err, ERR_MISMATCH,
-                     "token %d ('%.80s') is never to be used, which tokenizer.json cannot say", id,
+                     "token %d ('%.80s') is unused, which tokenizer.json cannot express", id,
                      s->pieces[id]);
 }
 
@@ -1124,12 +1124,12 @@ static void llama2c_piece(struct spec_builder *g, struct buf *scratch, const cha
 static int llama2c_read(struct spec_builder *g, struct buf *scratch, const struct file_map *file,
                         int32_t vocab, struct error *err) {
     size_t pos = 4;
-    int32_t longest = 0;
+    int32_t max_len = 0;
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     if (spec_builder_reserve(g, file->size / 8 + 1, 3 * file->size, err) != OK)
         return err->code; /* a space becomes three bytes */
-    if (file->size >= 4) memcpy(&longest, file->data, 4);
+    if (file->size >= 4) memcpy(&max_len, file->data, 4);
     for (int32_t i = 0; i < vocab; i++) {
         float score;
         int32_t len;
@@ -1138,7 +1138,7 @@ static int llama2c_read(struct spec_builder *g, struct buf *scratch, const struc
         memcpy(&score, file->data + pos, 4);
         memcpy(&len, file->data + pos + 4, 4);
         pos += 8;
-        if (len < 0 || len > longest || (size_t)len > file->size - pos)
+        if (len < 0 || len > max_len || (size_t)len > file->size - pos)
             return error_set(err, ERR_FORMAT, "token %d has the impossible length %d", i, len);
         llama2c_piece(g, scratch, (const char *)file->data + pos, (size_t)len, score);
         pos += (size_t)len;

@@ -72,7 +72,7 @@ struct encoder {
     const struct tokenizer *t;
     struct token_ids *out;
     int begin;                /* SPM: where this fragment's ids begin in `out` */
-    int32_t *id, *at;         /* [cap] symbols and their offsets in the text, n used */
+    int32_t *id, *offset;     /* [cap] symbols and their offsets in the text, n used */
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
@@ -114,10 +114,10 @@ void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *t
                word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
-/* Reserves memory for n symbols. The caller then sets id, at and n, and encoder_merge merges in
+/* Reserves memory for n symbols. The caller then sets id, offset and n, and encoder_merge merges in
  * place. False: out of memory, which the output records. */
 bool encoder_reserve(struct encoder *e, int32_t n);
-/* xrealloc, or NULL when there is no memory and the output has may_refuse. */
+/* xrealloc, but returns NULL when memory runs out and the output has may_refuse. */
 void *token_ids_realloc(struct token_ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
 /* Called at the start of each fragment with its length; allocates the cache if the text is long

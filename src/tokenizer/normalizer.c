@@ -1,5 +1,5 @@
 /*
- * normalizer: normalisation of text before a tokenizer cuts it: Unicode normalisation,
+ * normalizer: normalisation of text before it is tokenized: Unicode normalisation,
  * SentencePiece's compiled table of replacements, and the small edits of tokenizer.json's
  * normalizers.
  *
@@ -134,15 +134,15 @@ static uint32_t unit_offset(uint32_t unit) {
 /* The longest entry that `p` begins with: its length and where its replacement is, or 0. */
 static size_t charsmap_find(const struct step *s, const char *p, size_t left, uint32_t *value) {
     size_t best = 0;
-    uint32_t at = unit_offset(s->units[0]);
+    uint32_t index = unit_offset(s->units[0]);
     for (size_t i = 0; i < left; i++) {
-        at ^= (uint8_t)p[i];
-        if (at >= s->n_units) break;
-        uint32_t unit = s->units[at];
+        index ^= (uint8_t)p[i];
+        if (index >= s->n_units) break;
+        uint32_t unit = s->units[index];
         if ((unit & (1u << 31 | 0xFF)) != (uint8_t)p[i]) break;
-        at ^= unit_offset(unit);
-        if (at >= s->n_units) break;
-        uint32_t found = s->units[at] & 0x7FFFFFFF;
+        index ^= unit_offset(unit);
+        if (index >= s->n_units) break;
+        uint32_t found = s->units[index] & 0x7FFFFFFF;
         if (!(unit >> 8 & 1) || found >= s->targets_len) continue;
         best = i + 1;
         *value = found;
@@ -169,10 +169,10 @@ static void step_replace(const struct step *s, const char *p, size_t len, struct
     size_t done = 0;
     const char *hit;
     while ((hit = memmem(p + done, len - done, s->from, s->from_len))) {
-        size_t at = (size_t)(hit - p);
-        buf_add(out, p + done, at - done);
+        size_t pos = (size_t)(hit - p);
+        buf_add(out, p + done, pos - done);
         buf_add(out, s->to, s->to_len);
-        done = at + s->from_len;
+        done = pos + s->from_len;
     }
     buf_add(out, p + done, len - done);
 }
@@ -345,14 +345,14 @@ static int step_parse(struct step *s, const char *type, const json_t *v, struct 
 
 /* The maximum number of output bytes per input byte. */
 static size_t step_growth(const struct step *s) {
-    size_t longest = 1;
+    size_t max_len = 1;
     switch (s->kind) {
     case STEP_UNICODE:
         return 18; /* Unicode's own bound, U+FDFA */
     case STEP_CHARSMAP:
         for (size_t i = 0, n; i < s->targets_len; i += n + 1)
-            longest = MAX(longest, n = strlen(s->targets + i));
-        return longest;
+            max_len = MAX(max_len, n = strlen(s->targets + i));
+        return max_len;
     case STEP_REPLACE:
         return s->to_len / s->from_len + 1;
     default: /* a pattern may match the empty string before every character */

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* SentencePiece's own limit is far lower; it bounds the work of cutting pieces into pairs. */
+/* Bounds the work of splitting pieces in two; SentencePiece's own limit is far lower. */
 enum { PIECE_LIMIT = 1024 };
 
 size_t char_len(const char *p, size_t left) {
@@ -80,7 +80,7 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
 
 /* The positions in pieces of characters that are not pieces themselves, with repeats. */
 struct unlisted_chars {
-    struct token_ids piece, at;
+    struct token_ids piece, offset;
 };
 
 static int piece_scan(const struct tokenizer *t, int32_t id, struct unlisted_chars *s,
@@ -94,7 +94,7 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct unlisted_cha
         *n_splits += i > 0;
         if (n == len || vocab_find(t, t->text[id] + i, n) >= 0) continue;
         token_ids_add(&s->piece, id);
-        token_ids_add(&s->at, (int32_t)i);
+        token_ids_add(&s->offset, (int32_t)i);
     }
     return OK;
 }
@@ -112,7 +112,7 @@ static int unlisted_chars_add(struct tokenizer *t, const struct unlisted_chars *
     memcpy(text, t->text, sizeof(*text) * n);
     memcpy(lens, t->lens, sizeof(*lens) * n);
     for (int i = 0; i < s->piece.n; i++) {
-        int32_t id = s->piece.v[i], offset = s->at.v[i];
+        int32_t id = s->piece.v[i], offset = s->offset.v[i];
         text[t->n_symbols] = text[id] + offset;
         lens[t->n_symbols++] = (int32_t)char_len(text[id] + offset, (size_t)(lens[id] - offset));
     }
@@ -131,14 +131,14 @@ static int chars_prepare(struct tokenizer *t, int64_t *n_splits, struct error *e
     for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];
     text = MIN(text, (size_t)INT32_MAX);
     s.piece.v = try_calloc(text, sizeof(int32_t), err);
-    s.at.v = s.piece.v ? try_calloc(text, sizeof(int32_t), err) : NULL;
-    s.piece.cap = s.at.cap = (int)text;
-    int rc = s.at.v ? OK : err->code;
+    s.offset.v = s.piece.v ? try_calloc(text, sizeof(int32_t), err) : NULL;
+    s.piece.cap = s.offset.cap = (int)text;
+    int rc = s.offset.v ? OK : err->code;
     for (int32_t id = 0; id < t->spec.n && rc == OK; id++)
         if (is_mergeable(t, id)) rc = piece_scan(t, id, &s, n_splits, err);
     if (rc == OK && s.piece.n > 0) rc = unlisted_chars_add(t, &s, err);
     token_ids_release(&s.piece);
-    token_ids_release(&s.at);
+    token_ids_release(&s.offset);
     return rc;
 }
 
@@ -265,17 +265,17 @@ static void segment_encode(struct encoder *e, const char *p, size_t len) {
     if (!encoder_reserve(e, (int32_t)len)) return;
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(p + i, len - i);
-        e->at[e->n] = (int32_t)i;
+        e->offset[e->n] = (int32_t)i;
         e->id[e->n++] = (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]]
                                             : symbol_find_mergeable(e->t, p + i, n);
     }
     encoder_merge(e);
     for (int32_t i = 0; i < e->n; i++) {
-        size_t at = (size_t)e->at[i], next = i + 1 < e->n ? (size_t)e->at[i + 1] : len;
+        size_t begin = (size_t)e->offset[i], next = i + 1 < e->n ? (size_t)e->offset[i + 1] : len;
         if (e->id[i] >= 0 && e->id[i] < e->t->spec.n)
             token_ids_add(e->out, e->id[i]);
         else
-            encoder_byte_fallback(e, p + at, next - at);
+            encoder_byte_fallback(e, p + begin, next - begin);
     }
 }
 

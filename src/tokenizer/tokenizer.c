@@ -445,7 +445,7 @@ static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
 
 static void encoder_release(struct encoder *e) {
     free(e->id);
-    free(e->at);
+    free(e->offset);
     free(e->prev);
     free(e->next);
     free(e->heap);

@@ -42,7 +42,7 @@ struct trie {
 /* A position in the text: the best path to it. */
 struct viterbi_node {
     double sum;
-    int32_t from, id; /* id -1: not reached; unknown is INT32_MAX */
+    int32_t prev, id; /* id -1: not reached; unknown is INT32_MAX */
 };
 #define UNKNOWN INT32_MAX
 
@@ -209,8 +209,8 @@ static struct viterbi_node *lattice_reserve(struct encoder *e, size_t n) {
     return e->lattice;
 }
 
-static void viterbi_relax(struct viterbi_node *to, double sum, int32_t from, int32_t id) {
-    if (to->id < 0 || sum > to->sum) *to = (struct viterbi_node){sum, from, id};
+static void viterbi_relax(struct viterbi_node *to, double sum, int32_t prev, int32_t id) {
+    if (to->id < 0 || sum > to->sum) *to = (struct viterbi_node){sum, prev, id};
 }
 
 /* Emits the ids of the best path from p to `end`, and clears the lattice up to there. */
@@ -218,16 +218,16 @@ static void lattice_emit(struct encoder *e, const char *p, int32_t end) {
     struct viterbi_node *l = e->lattice;
     int32_t n = 0;
     if (!encoder_reserve(e, end)) return;
-    for (int32_t pos = end; pos > 0; pos = l[pos].from) {
+    for (int32_t pos = end; pos > 0; pos = l[pos].prev) {
         e->id[n] = l[pos].id;
-        e->at[n++] = l[pos].from;
+        e->offset[n++] = l[pos].prev;
     }
     for (int32_t i = n - 1, next; i >= 0; i--) {
-        next = i > 0 ? e->at[i - 1] : end;
+        next = i > 0 ? e->offset[i - 1] : end;
         if (e->id[i] != UNKNOWN)
             token_ids_add(e->out, e->id[i]);
         else
-            encoder_byte_fallback(e, p + e->at[i], (size_t)(next - e->at[i]));
+            encoder_byte_fallback(e, p + e->offset[i], (size_t)(next - e->offset[i]));
     }
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }

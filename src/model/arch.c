@@ -310,10 +310,10 @@ int32_t weight_count(const struct model_config *c) {
 static void weight_shape(const struct model_config *c, struct weight_info *w) {
     const struct weight_row *p = &weight_table[w->id];
     enum proj proj = (enum proj)p->proj;
-    w->is_vector = p->kind >= KIND_PROJ_BIAS;
+    w->norm = p->kind >= KIND_PROJ_BIAS;
     w->is_bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
-    w->has_offset = w->is_vector && !w->is_bias && c->arch->norm_offset;
-    w->n = w->is_vector ? 1 : c->vocab_size;
+    w->offset = w->norm && !w->is_bias && c->arch->norm_offset;
+    w->n = w->norm ? 1 : c->vocab_size;
     w->k = c->d_model;
     if (p->kind == KIND_HEAD_NORM) w->k = c->head_dim;
     if (p->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
@@ -366,17 +366,17 @@ void weight_at(const struct model_config *c, int32_t i, enum tensor_naming namin
 }
 
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w) {
-    if (w->is_vector) return NULL;
+    if (w->norm) return NULL;
     if (w->id == WEIGHT_EMBED) return &m->embed;
     if (w->id == WEIGHT_POS_EMBED) return &m->pos_embed;
     if (w->id == WEIGHT_HEAD) return &m->head;
     return &m->layers[w->layer].proj[weight_table[w->id].proj];
 }
 
-const float **weight_vector(struct model *m, const struct weight_info *w) {
+const float **weight_norm(struct model *m, const struct weight_info *w) {
     if (w->id == WEIGHT_FINAL_NORM) return &m->final_norm;
     if (w->id == WEIGHT_FINAL_NORM_BIAS) return &m->final_norm_bias;
-    if (!w->is_vector) return NULL;
+    if (!w->norm) return NULL;
     struct model_layer *l = &m->layers[w->layer];
     switch (w->id) {
     case WEIGHT_ATTN_NORM:

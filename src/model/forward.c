@@ -52,7 +52,7 @@ struct gemm_task {
     const struct gemm_low_rank *low_rank; /* LoRA updates fused into the product, or NULL */
     const struct lora_segment *seg;       /* TASK_LORA_DOWN */
     const struct lora_part *part;         /* TASK_LORA_DOWN */
-    const struct lora_module *module;     /* of the part; NULL for a perturbation */
+    const struct lora_module *module;     /* the part's factors; NULL for a perturbation */
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
     int64_t ldy, rows, k, n;
@@ -596,7 +596,7 @@ struct fused_lora_job {
     struct forward *f;
     const struct gemm_input *in; /* known rows */
     const struct projection *projections;
-    int64_t blocks; /* of LORA_UP_TILE_ROWS rows */
+    int64_t blocks; /* number of blocks of LORA_UP_TILE_ROWS rows */
 };
 
 /* t = weight · gain · A x of all parts for rows [begin, end) of the inputs, in tiles. */
@@ -724,7 +724,7 @@ struct lora_up {
     const struct forward *f;
     const struct projection *projections;
     int n;
-    bool tiles; /* of known rows */
+    bool tiles; /* known rows are in tiles */
     float *dora_out;
     int64_t r0; /* the round's first rank */
     struct epilogue epilogue;

@@ -1102,7 +1102,7 @@ static void tokenizer_write(struct kv_writer *o, const struct model *m) {
 
 static void tensor_entry_write(struct buf *b, const char *name, const struct weight_info *w,
                                uint32_t type, uint64_t *offset) {
-    uint32_t n_dims = w->is_vector ? 1 : 2;
+    uint32_t n_dims = w->norm ? 1 : 2;
     uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
     buf_add_string(b, name, strlen(name));
     buf_add(b, &n_dims, sizeof(n_dims));
@@ -1122,14 +1122,14 @@ static void weight_table_write(struct buf *b, const struct model_config *c,
     int n_fallback = 0;
     if (has_rope_freqs(c))
         tensor_entry_write(b, "rope_freqs.weight",
-                           &(struct weight_info){.is_vector = true, .n = 1, .k = c->head_dim / 2},
+                           &(struct weight_info){.norm = true, .n = 1, .k = c->head_dim / 2},
                            TENSOR_F32, &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_GGUF, &w);
         enum tensor_type t = quant_weight_type(q, c, &w);
         tensor_entry_write(b, w.name, &w, t, &offset);
-        if (!w.is_vector && w.k % tensor_type_block(q->type)) n_fallback++;
+        if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
         log_info(
@@ -1192,11 +1192,11 @@ static int weight_write(struct atomic_file *out, struct row_encoding *e, struct 
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
-    e->order = w->is_vector ? NULL : order;
+    e->order = w->norm ? NULL : order;
     for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_PER_WRITE) {
         int64_t n = MIN(ROWS_PER_WRITE, w->n - e->first);
         pool_run(pool, rows_encode, e, n, 1);
-        if (order && w->is_vector) elements_permute(e, order);
+        if (order && w->norm) elements_permute(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
                            "'%s' holds a weight that is not a number or beyond 65504, for which %s "

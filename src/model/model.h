@@ -240,7 +240,7 @@ struct lora_module {
 };
 struct lora_pack {
     enum dtype elem;
-    struct lora_module *modules; /* of the adapted projections; see lora_module_at */
+    struct lora_module *modules; /* one for each adapted projection; see lora_module_at */
     int16_t *index;              /* [L][N_PROJ] into modules, -1: not adapted */
     size_t bytes;                /* all of it */
     void *data;

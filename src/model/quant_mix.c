@@ -77,7 +77,7 @@ static enum tensor_type mix_type(const struct quant_scheme *q, const struct mode
 
 enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
                                    const struct weight_info *w) {
-    if (w->is_vector) return TENSOR_F32;
+    if (w->norm) return TENSOR_F32;
     return tensor_type_fallback(q->mix == QUANT_PURE ? q->type : mix_type(q, c, w), w->k);
 }
 

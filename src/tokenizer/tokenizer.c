@@ -70,7 +70,7 @@ static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     return &t->index[i];
 }
 
-/* Of equal pieces the index has the lowest id. SPM builds it again after adding symbols. */
+/* The index has the lowest id of equal pieces. SPM builds it again after adding symbols. */
 void vocab_index_build(struct tokenizer *t) {
     uint64_t size = slots_needed(t->n_symbols);
     t->index = arena_alloc(&t->arena, sizeof(*t->index) * size);

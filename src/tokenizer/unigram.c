@@ -36,7 +36,7 @@ struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
     int32_t n, search_from;  /* search_from: first element that base_find_free considers */
     float unknown_score,
-        max_score; /* of an unknown character; the highest of a normal piece, or 0 */
+        max_score; /* an unknown character's; the highest of a normal piece, or 0 */
 };
 
 /* A position in the text: the best path to it. */

@@ -122,8 +122,8 @@ static struct model *model_create(const struct model_config *c, const char *name
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
-        if (!w.is_vector) continue;
-        float *norm = (float *)(uintptr_t)*weight_vector(m, &w);
+        if (!w.norm) continue;
+        float *norm = (float *)(uintptr_t)*weight_norm(m, &w);
         for (int64_t j = 0; j < w.k; j++) norm[j] = 1.0f + 0.01f * (float)(j + i);
     }
     return m;
@@ -157,7 +157,7 @@ static void row_convert(const struct model *m, const struct weight_info *w, int6
     float *plain = xmalloc(sizeof(float) * (size_t)w->k),
           *stored = xmalloc(sizeof(float) * (size_t)w->k);
     bool blocks = type == TENSOR_Q4_0 || type == TENSOR_Q8_0;
-    if (w->is_vector)
+    if (w->norm)
         type = TENSOR_F32;
     else if (blocks && w->k % 32 != 0)
         type = TENSOR_F16;

@@ -32,7 +32,7 @@ static int target_find(const char *name, size_t len) {
     return -1;
 }
 
-static int target_unknown(const char *name, size_t len, struct error *err) {
+static int unknown_target_error(const char *name, size_t len, struct error *err) {
     struct buf known = {0};
     for (int p = 0; p < N_PROJ; p++) buf_printf(&known, "%s, ", proj_names[p]);
     error_set(err, ERR_USAGE, "unknown target '%.*s' (known: %sor all-linear)", (int)MIN(len, 80),
@@ -42,28 +42,29 @@ static int target_unknown(const char *name, size_t len, struct error *err) {
 }
 
 int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err) {
-    int n = 0;
+    int n_named = 0;
     memset(target, 0, N_PROJ * sizeof *target);
     for (const char *p = list; *p;) {
         size_t len = strcspn(p, ", ");
         if (len == strlen("all-linear") && memcmp(p, "all-linear", len) == 0) {
             for (int i = 0; i < N_PROJ; i++) target[i] = true;
-            n++;
+            n_named++;
         } else if (len > 0) {
             int i = target_find(p, len);
-            if (i < 0) return target_unknown(p, len, err);
+            if (i < 0) return unknown_target_error(p, len, err);
             target[i] = true;
-            n++;
+            n_named++;
         }
         p += len + (p[len] != 0);
     }
-    return n > 0
+    return n_named > 0
                ? OK
                : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
 }
 
 /* Sets the entries of on [L] for one of "all", "4" and "4-7", the first n characters of `text`. */
-static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, struct error *err) {
+static int layers_select(const char *text, size_t n, int32_t n_layers, bool *selected,
+                         struct error *err) {
     char item[32], *end;
     long first = 0, last = n_layers - 1;
     snprintf(item, sizeof item, "%.*s", (int)MIN(n, sizeof item), text);
@@ -77,32 +78,33 @@ static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, s
     if (first > last || last >= n_layers)
         return error_set(err, ERR_USAGE, "layers '%s' are not in 0-%d, the model's", item,
                          (int)n_layers - 1);
-    for (long l = first; l <= last; l++) on[l] = true;
+    for (long l = first; l <= last; l++) selected[l] = true;
     return OK;
 }
 
-static struct adapter_module *modules_of(const struct adapter_config *c, const bool *on,
-                                         int32_t n_layers) {
+static struct adapter_module *modules_from_layers(const struct adapter_config *c,
+                                                  const bool *selected, int32_t n_layers) {
     struct adapter_module *m = xcalloc((size_t)n_layers * N_PROJ, sizeof *m);
     for (int32_t i = 0; i < n_layers * N_PROJ; i++)
-        if (on[i / N_PROJ] && c->target[i % N_PROJ]) m[i] = (struct adapter_module){c->r, c->alpha};
+        if (selected[i / N_PROJ] && c->target[i % N_PROJ])
+            m[i] = (struct adapter_module){c->r, c->alpha};
     return m;
 }
 
 int adapter_layers_parse(const char *list, const struct model_config *shape,
                          struct adapter_config *c, struct error *err) {
-    int32_t n = shape->n_layers, named = 0;
-    bool *on = xcalloc((size_t)n, sizeof *on);
+    int32_t n = shape->n_layers, n_selected = 0;
+    bool *selected = xcalloc((size_t)n, sizeof *selected);
     int rc = OK;
     for (const char *p = list; !rc && *p;) {
         size_t len = strcspn(p, ", ");
-        if (len > 0) rc = layers_mark(p, len, n, on, err);
+        if (len > 0) rc = layers_select(p, len, n, selected, err);
         p += len + (p[len] != 0);
     }
-    for (int32_t l = 0; l < n; l++) named += on[l];
-    if (!rc && !named) rc = error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
-    if (!rc && named < n) c->modules = modules_of(c, on, n);
-    free(on);
+    for (int32_t l = 0; l < n; l++) n_selected += selected[l];
+    if (!rc && !n_selected) rc = error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
+    if (!rc && n_selected < n) c->modules = modules_from_layers(c, selected, n);
+    free(selected);
     return rc;
 }
 
@@ -157,7 +159,7 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
                     (a->shape.vocab_size == shape->vocab_size && a->shape.tied == shape->tied));
 }
 
-int adapter_require_plain(const struct adapter *a, const char *what, struct error *err) {
+int adapter_require_plain(const struct adapter *a, const char *operation, struct error *err) {
     const struct adapter_config *c = &a->config;
     const char *why =
         c->dora ? "DoRA (use_dora)"
@@ -167,33 +169,33 @@ int adapter_require_plain(const struct adapter *a, const char *what, struct erro
                              : NULL;
     if (!why) return OK;
     return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only",
-                     a->hash, why, what);
+                     a->hash, why, operation);
 }
 
-static bool module_same(struct adapter_module a, struct adapter_module b) {
+static bool module_equal(struct adapter_module a, struct adapter_module b) {
     return a.r == b.r && (a.r == 0 || a.alpha == b.alpha);
 }
 
 /* The pair that most modules have, the first of equals: the file's top-level r and lora_alpha. */
-static struct adapter_module modules_commonest(const struct adapter_module *modules, int32_t n) {
-    struct adapter_module best = {0, 0};
-    int32_t most = 0;
+static struct adapter_module modules_most_common(const struct adapter_module *modules, int32_t n) {
+    struct adapter_module most_common = {0, 0};
+    int32_t max_count = 0;
     for (int32_t i = 0; i < n; i++) {
         int32_t count = 0;
         for (int32_t j = 0; j < n && modules[i].r > 0; j++)
-            count += module_same(modules[i], modules[j]);
-        if (count > most) most = count, best = modules[i];
+            count += module_equal(modules[i], modules[j]);
+        if (count > max_count) max_count = count, most_common = modules[i];
     }
-    return best;
+    return most_common;
 }
 
 /* True when `modules` is equivalent to "these projections, in all layers, with this rank and
  * alpha". */
-static bool modules_uniform(const struct adapter_module *modules, int32_t n,
-                            struct adapter_module all) {
+static bool modules_are_uniform(const struct adapter_module *modules, int32_t n,
+                                struct adapter_module all) {
     for (int32_t i = 0; i < n; i++) {
         bool layers_differ = (modules[i].r == 0) != (modules[i % N_PROJ].r == 0);
-        if (layers_differ || (modules[i].r > 0 && !module_same(modules[i], all))) return false;
+        if (layers_differ || (modules[i].r > 0 && !module_equal(modules[i], all))) return false;
     }
     return true;
 }
@@ -214,21 +216,21 @@ static struct adapter_config config_normalise(const struct model_config *shape,
     c.head.ids = ids_copy(&from->head);
     for (int p = 0; p < N_PROJ; p++) c.target[p] &= proj_out(shape, (enum proj)p) > 0;
     if (!from->modules) return c;
-    struct adapter_module *own = xcalloc((size_t)n, sizeof *own);
+    struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
     memset(c.target, 0, sizeof c.target);
     for (int32_t i = 0; i < n; i++) {
         if (from->modules[i].r == 0 || proj_out(shape, i % N_PROJ) == 0) continue;
-        own[i] = from->modules[i];
+        modules[i] = from->modules[i];
         c.target[i % N_PROJ] = true;
     }
-    struct adapter_module top = modules_commonest(own, n);
-    if (top.r == 0) top = c.embed.lora.r ? c.embed.lora : c.head.lora;
-    if (top.r == 0) top = (struct adapter_module){c.r, c.alpha}; // only whole tables or rows
-    c.r = top.r;
-    c.alpha = top.alpha;
-    bool uniform = modules_uniform(own, n, top);
-    c.modules = uniform ? NULL : own;
-    if (uniform) free(own);
+    struct adapter_module common = modules_most_common(modules, n);
+    if (common.r == 0) common = c.embed.lora.r ? c.embed.lora : c.head.lora;
+    if (common.r == 0) common = (struct adapter_module){c.r, c.alpha}; // only whole tables or rows
+    c.r = common.r;
+    c.alpha = common.alpha;
+    bool uniform = modules_are_uniform(modules, n, common);
+    c.modules = uniform ? NULL : modules;
+    if (uniform) free(modules);
     return c;
 }
 
@@ -257,36 +259,36 @@ static float module_scale(struct adapter_module m, bool rslora) {
 }
 
 /* Points one of the two tables at its data at *at and advances *at. */
-static struct vocab_override table_lay(const struct adapter *a,
-                                       const struct adapter_vocab_config *t, bool head,
-                                       const float **at) {
+static struct vocab_override table_set_pointers(const struct adapter *a,
+                                                const struct adapter_vocab_config *t, bool head,
+                                                const float **cursor) {
     size_t d = (size_t)a->shape.d_model, v = (size_t)a->shape.vocab_size;
     size_t in = head ? d : v, out = head ? v : d, r = (size_t)t->lora.r;
     struct vocab_override table = {.n = t->n_ids, .ids = t->ids};
     if (r > 0)
-        table.lora = (struct lora){.a = *at,
-                                   .b = *at + r * in,
+        table.lora = (struct lora){.a = *cursor,
+                                   .b = *cursor + r * in,
                                    .r = t->lora.r,
                                    .scale = module_scale(t->lora, a->config.rslora)};
-    *at += r * (in + out);
+    *cursor += r * (in + out);
     if (head && r > 0 && a->config.dora) {
-        a->magnitude[a->shape.n_layers * N_PROJ] = *at;
-        *at += v;
+        a->magnitude[a->shape.n_layers * N_PROJ] = *cursor;
+        *cursor += v;
     }
-    table.full = t->full ? *at : NULL;
-    *at += t->full ? v * d : 0;
-    table.rows = t->n_ids ? *at : NULL;
-    *at += (size_t)t->n_ids * d;
+    table.full = t->full ? *cursor : NULL;
+    *cursor += t->full ? v * d : 0;
+    table.rows = t->n_ids ? *cursor : NULL;
+    *cursor += (size_t)t->n_ids * d;
     return table;
 }
 
 /* If embedding and head are tied, PEFT's trained rows of the embedding apply to the head as well.
  */
-static void tables_lay(struct adapter *a, const float *at) {
+static void tables_set_pointers(struct adapter *a, const float *cursor) {
     if (!tables_are_used(&a->config)) return;
     struct vocab_overrides *o = a->overlay = xcalloc(1, sizeof *o);
-    o->embed = table_lay(a, &a->config.embed, false, &at);
-    o->head = table_lay(a, &a->config.head, true, &at);
+    o->embed = table_set_pointers(a, &a->config.embed, false, &cursor);
+    o->head = table_set_pointers(a, &a->config.head, true, &cursor);
     if (a->shape.tied && o->head.n == 0 && !o->head.full) {
         o->head.n = o->embed.n;
         o->head.ids = o->embed.ids;
@@ -295,26 +297,28 @@ static void tables_lay(struct adapter *a, const float *at) {
 }
 
 /* Points every lora at its place in a->data. */
-static void loras_lay(struct adapter *a) {
-    const float *at = a->data;
+static void loras_set_pointers(struct adapter *a) {
+    const float *cursor = a->data;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
         for (int p = 0; p < N_PROJ; p++) {
             struct adapter_module m = adapter_module_at(&a->config, l, p);
             if (m.r == 0) continue;
             size_t n_a = (size_t)m.r * (size_t)proj_in(&a->shape, p);
-            a->loras[l * N_PROJ + p] = (struct lora){
-                .a = at, .b = at + n_a, .r = m.r, .scale = module_scale(m, a->config.rslora)};
-            at += module_floats(&a->shape, p, m.r);
+            a->loras[l * N_PROJ + p] = (struct lora){.a = cursor,
+                                                     .b = cursor + n_a,
+                                                     .r = m.r,
+                                                     .scale = module_scale(m, a->config.rslora)};
+            cursor += module_floats(&a->shape, p, m.r);
         }
     }
     int32_t n = a->shape.n_layers * N_PROJ;
     if (a->config.dora) a->magnitude = xcalloc((size_t)n + 1, sizeof *a->magnitude);
     for (int32_t i = 0; a->config.dora && i < n; i++) {
         if (a->loras[i].r == 0) continue;
-        a->magnitude[i] = at;
-        at += proj_out(&a->shape, i % N_PROJ);
+        a->magnitude[i] = cursor;
+        cursor += proj_out(&a->shape, i % N_PROJ);
     }
-    tables_lay(a, at);
+    tables_set_pointers(a, cursor);
 }
 
 static uint32_t float_bits(float f) {
@@ -323,7 +327,8 @@ static uint32_t float_bits(float f) {
     return u;
 }
 
-static void table_describe(struct buf *b, const char *name, const struct adapter_vocab_config *t) {
+static void table_append_hash_text(struct buf *b, const char *name,
+                                   const struct adapter_vocab_config *t) {
     if (!table_is_used(t)) return;
     buf_printf(b, "%s r %d alpha %08x full %d ids", name, (int)t->lora.r, float_bits(t->lora.alpha),
                t->full);
@@ -351,8 +356,8 @@ void adapter_hash_compute(struct adapter *a) {
             buf_printf(&b, "%d %d %08x\n", (int)i, (int)c->modules[i].r,
                        float_bits(c->modules[i].alpha));
     if (c->dora) buf_puts(&b, "dora\n");
-    table_describe(&b, "embed", &c->embed);
-    table_describe(&b, "head", &c->head);
+    table_append_hash_text(&b, "embed", &c->embed);
+    table_append_hash_text(&b, "head", &c->head);
     struct sha256 h;
     sha256_init(&h);
     sha256_update(&h, b.data, b.len);
@@ -372,7 +377,7 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
     CHECK(a->n_data > 0);
     a->loras = xcalloc((size_t)shape->n_layers * N_PROJ, sizeof *a->loras);
     a->data = data ? data : xcalloc(a->n_data, sizeof *a->data);
-    loras_lay(a);
+    loras_set_pointers(a);
     return a;
 }
 
@@ -421,16 +426,17 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
 }
 
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
-    struct lora_pack **at = (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache: no content
-    struct lora_pack *p = __atomic_load_n(at, __ATOMIC_ACQUIRE), *none = NULL;
+    struct lora_pack **slot =
+        (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache: no content
+    struct lora_pack *p = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *expected = NULL;
     if (p) return p;
     CHECK(a->data &&
           adapter_is_ready(a)); // adapter_pack_only freed the data, or adapter_bind was not called
     p = lora_pack_new(&a->shape, a->loras, elem);
-    if (__atomic_compare_exchange_n(at, &none, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    if (__atomic_compare_exchange_n(slot, &expected, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return p;
     lora_pack_free(p); // another thread was first: the same content
-    return none;
+    return expected;
 }
 
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,

@@ -91,8 +91,8 @@ int adapter_config_check(const struct model_config *shape, const struct adapter_
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
 /* True if layers and projections have equal sizes; with tables, also vocabulary and tying. */
 bool adapter_fits(const struct adapter *a, const struct model_config *shape);
-/* OK, or ERR_MISMATCH with the reason why `what` ("blending") works with plain LoRA only. */
-int adapter_require_plain(const struct adapter *a, const char *what, struct error *err);
+/* OK, or ERR_MISMATCH with the reason why `operation` ("blending") works with plain LoRA only. */
+int adapter_require_plain(const struct adapter *a, const char *operation, struct error *err);
 /* False for DoRA before adapter_bind: such an adapter must not be run. */
 bool adapter_is_ready(const struct adapter *a);
 /* Call it once, before the adapter is shared. Computes DoRA's multipliers m / ‖W + scale · B A‖
@@ -251,16 +251,16 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
  * published. `notes` (object or NULL) is added to version.json. */
 int adapter_publish(const struct adapter *a, const char *dir, const char *base, const json_t *notes,
                     struct error *err);
-/* Makes the previous version current again, or the one whose hash begins with `to` (not NULL).
- * ERR_MISSING when no such version exists. */
-int adapter_rollback(const char *dir, const struct model_config *shape, const char *to,
+/* Makes the previous version current again, or the one whose hash begins with `hash_prefix` (not
+ * NULL). ERR_MISSING when no such version exists. */
+int adapter_rollback(const char *dir, const struct model_config *shape, const char *hash_prefix,
                      char hash[HASH_LEN], struct error *err);
 /* An array with the content of each version.json, newest first, each with "current". */
 json_t *adapter_versions(const char *dir, struct error *err);
 /* Saves an adapter that is not to be published as DIR/rejected-HASH8, with its version.json; *where
  * receives the malloc'ed path. */
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
-                          const json_t *notes, char **where, struct error *err);
+                          const json_t *notes, char **saved_path, struct error *err);
 
 /* merging and measuring */
 
@@ -361,9 +361,9 @@ void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b);
  * written. By Eckart and Young the error is the norm of the omitted singular values. */
 void svd_write_factors(const struct svd *sv, int r, float *a, float *b);
 
-/* The number of singular values, the largest first, that hold `share` of a matrix whose ‖·‖² is
- * total2: 1 to `most`, `most` also if they hold less. */
-int32_t svd_energy_rank(const struct svd *sv, double total2, double share, int32_t most);
+/* The number of singular values, the largest first, that hold `energy` of a matrix whose ‖·‖² is
+ * total2: 1 to `max_rank`, `max_rank` also if they hold less. */
+int32_t svd_energy_rank(const struct svd *sv, double total2, double energy, int32_t max_rank);
 
 /*
  * An adapter under construction: modules are added in order of layer and projection, each with its
@@ -413,10 +413,10 @@ struct lora_cut {
     } kinds[N_PROJ];
 };
 /* An adapter of the difference between two models of one shape. Sets the hashes of both models. */
-int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation cut,
+int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
                     struct pool *pool, struct lora_cut *out, struct error *err);
 /* The adapter at lower ranks. */
-int adapter_resize(const struct adapter *from, struct lora_truncation cut, struct pool *pool,
-                   struct lora_cut *out, struct error *err);
+int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
+                   struct pool *pool, struct lora_cut *out, struct error *err);
 
 #endif

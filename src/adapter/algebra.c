@@ -21,7 +21,7 @@ static void lineage_set(json_t *o, const char *key, const char *value) {
 }
 
 /* The fewest digits that read back as the same float. */
-static void lineage_number(json_t *o, const char *key, float f) {
+static void lineage_set_float(json_t *o, const char *key, float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, (double)f);
@@ -42,9 +42,8 @@ static json_t *lineage_make(const char *operator, const struct adapter * a,
 }
 
 /* Takes over `data` and `lineage`. */
-static struct adapter *adapter_finish(const struct model_config *shape,
-                                      const struct adapter_config *c, float *data,
-                                      json_t *lineage) {
+static struct adapter *child_new(const struct model_config *shape, const struct adapter_config *c,
+                                 float *data, json_t *lineage) {
     struct adapter *out = adapter_from_data(shape, c, data, lineage);
     free(data);
     json_decref(lineage);
@@ -73,13 +72,13 @@ static void module_blend(const struct lora *a, const struct lora *b, float t, in
     arena_release(&ar);
 }
 
-/* The rank `wanted`, or the larger of the parents' ranks: of the whole, or of the module if ranks
- * are mixed. */
+/* The rank `requested`, or the larger of the parents' ranks: of the whole, or of the module if
+ * ranks are mixed. */
 static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int32_t i,
-                          int32_t wanted) {
+                          int32_t requested) {
     int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
     if (ra == 0 && rb == 0) return 0;
-    if (wanted > 0) return wanted;
+    if (requested > 0) return requested;
     bool mixed = a->config.modules || b->config.modules;
     return mixed ? MAX(ra, rb) : MAX(a->config.r, b->config.r);
 }
@@ -94,14 +93,14 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
         int32_t ri = blend_rank(a, b, i, r);
         modules[i] = (struct adapter_module){ri, (float)ri};
     }
-    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *dst = data;
     for (int32_t i = 0; i < n; i++) {
         int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ);
         if (modules[i].r == 0) continue;
-        module_blend(lora_at(a, i), lora_at(b, i), t, out, in, modules[i].r, at);
-        at += (size_t)modules[i].r * ((size_t)in + out);
+        module_blend(lora_at(a, i), lora_at(b, i), t, out, in, modules[i].r, dst);
+        dst += (size_t)modules[i].r * ((size_t)in + out);
     }
-    struct adapter *child = adapter_finish(&a->shape, &c, data, lineage);
+    struct adapter *child = child_new(&a->shape, &c, data, lineage);
     free(modules);
     return child;
 }
@@ -138,16 +137,16 @@ static struct adapter *blend_legacy(const struct adapter *a, const struct adapte
     for (int32_t i = 0; i < n; i++)
         if (lora_at(b, i)->r > 0)
             modules[i] = adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ);
-    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *dst = data;
     for (int32_t i = 0; i < n; i++) {
         const struct lora *la = lora_at(a, i), *lb = lora_at(b, i);
         size_t in = (size_t)proj_in(&a->shape, i % N_PROJ),
                out = (size_t)proj_out(&a->shape, i % N_PROJ);
         size_t n_a = in * (size_t)modules[i].r, n_b = out * (size_t)modules[i].r;
-        for (size_t k = 0; k < n_a; k++) *at++ = (1 - t) * la->a[k] + t * lb->a[k];
-        for (size_t k = 0; k < n_b; k++) *at++ = (1 - t) * la->b[k] + t * lb->b[k];
+        for (size_t k = 0; k < n_a; k++) *dst++ = (1 - t) * la->a[k] + t * lb->a[k];
+        for (size_t k = 0; k < n_b; k++) *dst++ = (1 - t) * la->b[k] + t * lb->b[k];
     }
-    struct adapter *child = adapter_finish(&a->shape, &c, data, lineage);
+    struct adapter *child = child_new(&a->shape, &c, data, lineage);
     free(modules);
     return child;
 }
@@ -168,7 +167,7 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
     }
     if (kind == BLEND_LEGACY && legacy_check(a, b, r, err)) return NULL;
     json_t *lineage = lineage_make(kind == BLEND_LEGACY ? "blend-seed" : "blend-delta", a, b);
-    lineage_number(lineage, "t", t);
+    lineage_set_float(lineage, "t", t);
     struct adapter *child =
         kind == BLEND_LEGACY ? blend_legacy(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
     for (size_t i = 0; i < child->n_data; i++) {
@@ -227,10 +226,10 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
     char number[24];
     snprintf(number, sizeof number, "%llu", (unsigned long long)seed);
     json_t *lineage = lineage_make(absolute ? "mutate-absolute" : "mutate-relative", a, NULL);
-    lineage_number(lineage, "p", p);
-    lineage_number(lineage, "std", std);
+    lineage_set_float(lineage, "p", p);
+    lineage_set_float(lineage, "std", std);
     lineage_set(lineage, "seed", number);
-    return adapter_finish(&a->shape, &a->config, data, lineage);
+    return child_new(&a->shape, &a->config, data, lineage);
 }
 
 /* Scales B and leaves alpha at the value set by training: a zero adapter can then be trained like a
@@ -246,8 +245,8 @@ struct adapter *adapter_scale(const struct adapter *a, float s) {
         for (size_t k = 0; k < n; k++) b[k] = s == 0 ? 0 : b[k] * s;
     }
     json_t *lineage = lineage_make("scale", a, NULL);
-    lineage_number(lineage, "s", s);
-    return adapter_finish(&a->shape, &a->config, data, lineage);
+    lineage_set_float(lineage, "s", s);
+    return child_new(&a->shape, &a->config, data, lineage);
 }
 
 double adapter_dot(const struct adapter *a, const struct adapter *b) {
@@ -262,12 +261,12 @@ double adapter_dot(const struct adapter *a, const struct adapter *b) {
 
 /* Norms are never negative, but a sum of products that cancel may be a rounding error below zero.
  */
-static double root(double x) {
+static double sqrt_or_zero(double x) {
     return x > 0 ? sqrt(x) : 0;
 }
 
 double adapter_cosine(const struct adapter *a, const struct adapter *b) {
-    double norms = root(adapter_dot(a, a)) * root(adapter_dot(b, b));
+    double norms = sqrt_or_zero(adapter_dot(a, a)) * sqrt_or_zero(adapter_dot(b, b));
     if (norms == 0) return 0;
     double c = adapter_dot(a, b) / norms;
     return MAX(-1.0, MIN(1.0, c));
@@ -276,6 +275,7 @@ double adapter_cosine(const struct adapter *a, const struct adapter *b) {
 /* Computed from the three inner products: equal content gives exactly 0, near-equal content is
  * resolved down to about 1e-8. */
 double adapter_distance(const struct adapter *a, const struct adapter *b) {
-    double aa = adapter_dot(a, a), bb = adapter_dot(b, b), mean = (root(aa) + root(bb)) / 2;
-    return mean == 0 ? 0 : root(aa + bb - 2 * adapter_dot(a, b)) / mean;
+    double aa = adapter_dot(a, a), bb = adapter_dot(b, b),
+           mean = (sqrt_or_zero(aa) + sqrt_or_zero(bb)) / 2;
+    return mean == 0 ? 0 : sqrt_or_zero(aa + bb - 2 * adapter_dot(a, b)) / mean;
 }

@@ -14,28 +14,27 @@
 
 /* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant in the hot
  * loop, so that the compiler keeps the entries in registers. */
-static inline __attribute__((always_inline)) double columns_square(const float *row,
-                                                                   const double *w,
-                                                                   const struct lora *lo, int64_t k,
-                                                                   int64_t j, int n) {
-    double sum[8], square = 0;
+static inline __attribute__((always_inline)) double
+columns_sum_squares(const float *row, const double *w, const struct lora *lo, int64_t k, int64_t j,
+                    int n) {
+    double sum[8], sum_squares = 0;
     const float *a = lo->a + j;
     for (int t = 0; t < n; t++) sum[t] = (double)row[j + t];
     for (int32_t r = 0; r < lo->r; r++, a += k)
         for (int t = 0; t < n; t++) sum[t] += w[r] * (double)a[t];
-    for (int t = 0; t < n; t++) square += sum[t] * sum[t];
-    return square;
+    for (int t = 0; t < n; t++) sum_squares += sum[t] * sum[t];
+    return sum_squares;
 }
 
 /* ‖row + scale · b A‖ of one output; `w` holds R doubles. */
 static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
                        double *w) {
-    double square = 0;
+    double sum_squares = 0;
     int64_t j = 0;
     for (int32_t r = 0; r < lo->r; r++) w[r] = (double)lo->scale * (double)b[r];
-    for (; j + 8 <= k; j += 8) square += columns_square(row, w, lo, k, j, 8);
-    if (j < k) square += columns_square(row, w, lo, k, j, (int)(k - j));
-    return sqrt(square);
+    for (; j + 8 <= k; j += 8) sum_squares += columns_sum_squares(row, w, lo, k, j, 8);
+    if (j < k) sum_squares += columns_sum_squares(row, w, lo, k, j, (int)(k - j));
+    return sqrt(sum_squares);
 }
 
 double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k) {
@@ -46,8 +45,9 @@ double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t
 }
 
 /* `full` (may be NULL) replaces w, row by row. */
-static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
-                       const float *magnitude, float *mult, const char *name, struct error *err) {
+static int module_compute_multipliers(const struct matrix *w, const float *full,
+                                      const struct lora *lo, const float *magnitude, float *mult,
+                                      const char *name, struct error *err) {
     float *row = xmalloc((size_t)w->k * sizeof *row);
     double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
     int rc = OK;
@@ -73,16 +73,16 @@ struct adapter *adapter_new_for_model(const struct model *m, const struct adapte
     plain_config.dora = false;
     struct adapter *plain = adapter_new(&m->config, &plain_config, seed), *a;
     if (!c->dora) return plain;
-    float *data = xmalloc(adapter_param_count(&m->config, c) * sizeof *data), *to = data;
+    float *data = xmalloc(adapter_param_count(&m->config, c) * sizeof *data), *dst = data;
     memcpy(data, plain->data, plain->n_data * sizeof *data);
-    to += plain->n_data;
+    dst += plain->n_data;
     for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (plain->loras[i].r == 0) continue;
         float *row = xmalloc((size_t)w->k * sizeof *row);
         for (int64_t o = 0; o < w->n; o++) {
             matrix_get_row(w, o, row);
-            *to++ = (float)lora_row_norm(&plain->loras[i], o, row, w->k);
+            *dst++ = (float)lora_row_norm(&plain->loras[i], o, row, w->k);
         }
         free(row);
     }
@@ -97,7 +97,7 @@ bool adapter_is_ready(const struct adapter *a) {
     return !a->config.dora || a->bound.head;
 }
 
-static int dora_bind(struct adapter *a, const struct model *m, struct error *err) {
+static int dora_compute_multipliers(struct adapter *a, const struct model *m, struct error *err) {
     int32_t n = a->shape.n_layers * N_PROJ;
     char name[NAME_MAX_LEN];
     int rc = OK;
@@ -107,15 +107,16 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
         float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)w->n, err);
         peft_module_name(name, a->shape.arch, i);
         rc = !mult ? err->code
-                   : module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, name, err);
+                   : module_compute_multipliers(w, NULL, &a->loras[i], a->magnitude[i], mult, name,
+                                                err);
         a->loras[i].mult = mult;
     }
     struct vocab_override *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
         float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)m->head.n, err);
         rc = !mult ? err->code
-                   : module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult,
-                                 "lm_head", err);
+                   : module_compute_multipliers(&m->head, head->full, &head->lora, a->magnitude[n],
+                                                mult, "lm_head", err);
         head->lora.mult = mult;
     }
     if (rc == OK) return OK;
@@ -128,12 +129,12 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
 /* If at least three quarters of the rows of a whole table equal the base's rows to the bit, keeps
  * only the other rows: the base's product is computed for all rows of a batch anyway, the product
  * with a separate table is not. */
-static int table_thin(struct vocab_override *t, const struct matrix *base, struct arena *arena,
-                      struct error *err) {
+static int table_reduce_to_rows(struct vocab_override *t, const struct matrix *base,
+                                struct arena *arena, struct error *err) {
     const float *full = t->full;
     if (!full) return OK;
     size_t size = (size_t)base->k * sizeof *full;
-    int32_t *ids = try_calloc((size_t)base->n, sizeof *ids, err), *own, n = 0;
+    int32_t *ids = try_calloc((size_t)base->n, sizeof *ids, err), *ids_copy, n = 0;
     if (!ids) return err->code;
     float *row = xmalloc(size), *rows;
     int rc = OK;
@@ -142,12 +143,12 @@ static int table_thin(struct vocab_override *t, const struct matrix *base, struc
         if (memcmp(row, full + i * base->k, size) != 0) ids[n++] = i;
     }
     if (n > 0 && n <= base->n / 4) {
-        own = arena_try_alloc(arena, (size_t)n * sizeof *ids, err);
-        rows = own ? arena_try_alloc(arena, size * (size_t)n, err) : NULL;
+        ids_copy = arena_try_alloc(arena, (size_t)n * sizeof *ids, err);
+        rows = ids_copy ? arena_try_alloc(arena, size * (size_t)n, err) : NULL;
         if (!rows) rc = err->code;
         for (int32_t i = 0; rows && i < n; i++)
             memcpy(rows + i * base->k, full + ids[i] * base->k, size);
-        if (rows) t->ids = memcpy(own, ids, (size_t)n * sizeof *ids), t->rows = rows, t->n = n;
+        if (rows) t->ids = memcpy(ids_copy, ids, (size_t)n * sizeof *ids), t->rows = rows, t->n = n;
     }
     if (rc == OK && n <= base->n / 4) t->full = NULL;
     free(row);
@@ -157,10 +158,10 @@ static int table_thin(struct vocab_override *t, const struct matrix *base, struc
 
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
     CHECK(adapter_fits(a, &m->config) && !a->bound.head);
-    if (a->config.dora && dora_bind(a, m, err) != OK) return err->code;
+    if (a->config.dora && dora_compute_multipliers(a, m, err) != OK) return err->code;
     if (!a->overlay) return OK;
-    int rc = table_thin(&a->overlay->embed, &m->embed, &a->bound, err);
-    return rc == OK ? table_thin(&a->overlay->head, &m->head, &a->bound, err) : rc;
+    int rc = table_reduce_to_rows(&a->overlay->embed, &m->embed, &a->bound, err);
+    return rc == OK ? table_reduce_to_rows(&a->overlay->head, &m->head, &a->bound, err) : rc;
 }
 
 bool adapter_path_is_gguf(const char *path) {
@@ -169,30 +170,30 @@ bool adapter_path_is_gguf(const char *path) {
 }
 
 /* A converted or quantised base has another hash and still fits, so this only warns. */
-static void base_compare(const struct adapter *a, const char *path, struct model *m) {
-    const char *made = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
+static void base_hash_check(const struct adapter *a, const char *path, struct model *m) {
+    const char *trained_on = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
     struct error err;
-    const char *have = made ? model_hash(m, &err) : NULL;
-    if (have && strcmp(made, have) != 0)
+    const char *actual = trained_on ? model_hash(m, &err) : NULL;
+    if (actual && strcmp(trained_on, actual) != 0)
         log_warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
-                 made, m->name, have);
+                 trained_on, m->name, actual);
 }
 
-struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
-                                   struct error *err) {
-    struct adapter_load_hints known = {.model = m, .hash = hash};
-    struct adapter *a = adapter_path_is_gguf(path) ? gguf_load(path, &m->config, &known, err)
-                                                   : peft_load(path, &m->config, &known, err);
+struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
+                                       struct error *err) {
+    struct adapter_load_hints hints = {.model = m, .hash = hash};
+    struct adapter *a = adapter_path_is_gguf(path) ? gguf_load(path, &m->config, &hints, err)
+                                                   : peft_load(path, &m->config, &hints, err);
     if (!a) return NULL;
     if (adapter_bind(a, m, err) != OK) {
         error_wrap(err, "adapter '%s'", path);
         adapter_release(a);
         return NULL;
     }
-    if (!hash) base_compare(a, path, m);
+    if (!hash) base_hash_check(a, path, m);
     return a;
 }
 
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
-    return adapter_open_known(path, m, NULL, err);
+    return adapter_open_with_hash(path, m, NULL, err);
 }

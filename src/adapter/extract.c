@@ -16,39 +16,39 @@
 
 #define FIRST_RANK 16 /* singular values tried first for --energy, then doubled */
 
-struct piece {
+struct factorized_module {
     float *ab; /* A [r][in], then B [out][r] */
     int32_t r; /* 0: ΔW is zero */
-    double size2, lost2;
+    double norm2, lost_norm2;
 };
 struct svd_job {
-    struct lora_truncation cut;
+    struct lora_truncation truncation;
     const struct model_config *shape;
-    const struct model *base, *tuned; /* extract */
-    const struct adapter *from;       /* resize */
-    struct piece *pieces;             /* [L][N_PROJ] */
+    const struct model *base, *tuned;  /* extract */
+    const struct adapter *source;      /* resize */
+    struct factorized_module *modules; /* [L][N_PROJ] */
 };
 
-static void piece_fill(const struct svd_job *c, int32_t i, const struct svd *sv, int32_t r,
-                       double total2) {
-    struct piece *p = &c->pieces[i];
+static void module_store_factors(const struct svd_job *job, int32_t i, const struct svd *sv,
+                                 int32_t r, double total2) {
+    struct factorized_module *m = &job->modules[i];
     double kept2 = 0;
-    *p = (struct piece){.r = r, .size2 = total2};
-    p->ab = xcalloc((size_t)r * (size_t)(sv->in + sv->out), sizeof *p->ab);
-    svd_write_factors(sv, r, p->ab, p->ab + (size_t)r * (size_t)sv->in);
+    *m = (struct factorized_module){.r = r, .norm2 = total2};
+    m->ab = xcalloc((size_t)r * (size_t)(sv->in + sv->out), sizeof *m->ab);
+    svd_write_factors(sv, r, m->ab, m->ab + (size_t)r * (size_t)sv->in);
     for (int32_t k = 0; k < MIN(r, sv->n); k++) kept2 += sv->s[k] * sv->s[k];
-    p->lost2 = MAX(0, total2 - kept2);
+    m->lost_norm2 = MAX(0, total2 - kept2);
 }
 
-static int32_t rank_limit(const struct svd_job *c, int32_t i) {
-    int32_t most = c->cut.rank ? c->cut.rank : ADAPTER_RANK_MAX;
-    return MIN(most, MIN(proj_in(c->shape, i % N_PROJ), proj_out(c->shape, i % N_PROJ)));
+static int32_t rank_limit(const struct svd_job *job, int32_t i) {
+    int32_t max_rank = job->truncation.rank ? job->truncation.rank : ADAPTER_RANK_MAX;
+    return MIN(max_rank, MIN(proj_in(job->shape, i % N_PROJ), proj_out(job->shape, i % N_PROJ)));
 }
 
 /* w [out][in] := ΔW of module i; returns ‖ΔW‖². */
-static double delta_read(const struct svd_job *c, int32_t i, float *w) {
-    const struct matrix *a = &c->base->layers[i / N_PROJ].proj[i % N_PROJ];
-    const struct matrix *b = &c->tuned->layers[i / N_PROJ].proj[i % N_PROJ];
+static double delta_compute(const struct svd_job *job, int32_t i, float *w) {
+    const struct matrix *a = &job->base->layers[i / N_PROJ].proj[i % N_PROJ];
+    const struct matrix *b = &job->tuned->layers[i / N_PROJ].proj[i % N_PROJ];
     float *row = xmalloc((size_t)a->k * sizeof *row);
     double total2 = 0;
     for (int64_t o = 0; o < a->n; o++, w += a->k) {
@@ -65,102 +65,109 @@ static double delta_read(const struct svd_job *c, int32_t i, float *w) {
 
 /* With --energy, doubles the number of singular values until the rank that holds the energy is
  * below it. */
-static void module_extract(const struct svd_job *c, int32_t i) {
-    int in = proj_in(c->shape, i % N_PROJ), out = proj_out(c->shape, i % N_PROJ);
-    int32_t most = rank_limit(c, i);
+static void module_extract(const struct svd_job *job, int32_t i) {
+    int in = proj_in(job->shape, i % N_PROJ), out = proj_out(job->shape, i % N_PROJ);
+    int32_t max_rank = rank_limit(job, i);
     float *w = xmalloc((size_t)in * (size_t)out * sizeof *w);
-    double total2 = delta_read(c, i, w);
-    int32_t look = c->cut.energy > 0 ? MIN(FIRST_RANK, most) : most;
-    c->pieces[i].size2 = total2;
-    for (bool done = total2 == 0 || !isfinite(total2); !done; look = MIN(2 * look, most)) {
+    double total2 = delta_compute(job, i, w);
+    int32_t n_values = job->truncation.energy > 0 ? MIN(FIRST_RANK, max_rank) : max_rank;
+    job->modules[i].norm2 = total2;
+    for (bool done = total2 == 0 || !isfinite(total2); !done;
+         n_values = MIN(2 * n_values, max_rank)) {
         struct arena ar = {0};
-        struct svd sv = randomized_svd(w, out, in, look, &ar);
-        int32_t r = c->cut.energy > 0 ? svd_energy_rank(&sv, total2, c->cut.energy, look) : look;
-        done = r < look || look == most;
-        if (done) piece_fill(c, i, &sv, r, total2);
+        struct svd sv = randomized_svd(w, out, in, n_values, &ar);
+        int32_t r = job->truncation.energy > 0
+                        ? svd_energy_rank(&sv, total2, job->truncation.energy, n_values)
+                        : n_values;
+        done = r < n_values || n_values == max_rank;
+        if (done) module_store_factors(job, i, &sv, r, total2);
         arena_release(&ar);
     }
     free(w);
 }
 
-static void module_resize(const struct svd_job *c, int32_t i) {
-    const struct lora *lo = &c->from->loras[i];
-    int32_t r = MIN(rank_limit(c, i), lo->r);
+static void module_resize(const struct svd_job *job, int32_t i) {
+    const struct lora *lo = &job->source->loras[i];
+    int32_t r = MIN(rank_limit(job, i), lo->r);
     struct arena ar = {0};
-    struct lowrank_sum s =
-        lowrank_sum_new(&ar, proj_out(c->shape, i % N_PROJ), proj_in(c->shape, i % N_PROJ), lo->r);
+    struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(job->shape, i % N_PROJ),
+                                           proj_in(job->shape, i % N_PROJ), lo->r);
     double total2 = 0;
     lowrank_sum_put(&s, lo, 1, 0);
     struct svd sv = lowrank_sum_svd(&s, &ar);
     for (int k = 0; k < sv.n; k++) total2 += sv.s[k] * sv.s[k];
-    if (c->cut.energy > 0) r = svd_energy_rank(&sv, total2, c->cut.energy, r);
-    if (total2 > 0) piece_fill(c, i, &sv, r, total2);
+    if (job->truncation.energy > 0) r = svd_energy_rank(&sv, total2, job->truncation.energy, r);
+    if (total2 > 0) module_store_factors(job, i, &sv, r, total2);
     arena_release(&ar);
 }
 
 static void modules_factorize(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct svd_job *c = ctx;
+    const struct svd_job *job = ctx;
     (void)thread;
     for (int32_t i = (int32_t)begin; i < end; i++) {
-        if (c->from && c->from->loras[i].r > 0) module_resize(c, i);
-        if (c->tuned && proj_in(c->shape, i % N_PROJ) > 0) module_extract(c, i);
+        if (job->source && job->source->loras[i].r > 0) module_resize(job, i);
+        if (job->tuned && proj_in(job->shape, i % N_PROJ) > 0) module_extract(job, i);
     }
 }
 
-static json_t *lineage_make(const struct svd_job *c, double error) {
-    json_t *o = json_pack("{s:s}", "operator", c->from ? "resize" : "extract");
-    json_t *of = c->from ? json_object_get(c->from->lineage, ADAPTER_BASE_HASH) : NULL;
-    if (c->from) json_object_set_new(o, "parents", json_string(c->from->hash));
-    if (of) json_object_set(o, ADAPTER_BASE_HASH, of);
-    if (c->tuned) {
-        json_object_set_new(o, ADAPTER_BASE_HASH, json_string(c->base->hash));
-        json_object_set_new(o, "finetuned_sha256", json_string(c->tuned->hash));
+static json_t *lineage_new(const struct svd_job *job, double error) {
+    json_t *o = json_pack("{s:s}", "operator", job->source ? "resize" : "extract");
+    json_t *base_hash =
+        job->source ? json_object_get(job->source->lineage, ADAPTER_BASE_HASH) : NULL;
+    if (job->source) json_object_set_new(o, "parents", json_string(job->source->hash));
+    if (base_hash) json_object_set(o, ADAPTER_BASE_HASH, base_hash);
+    if (job->tuned) {
+        json_object_set_new(o, ADAPTER_BASE_HASH, json_string(job->base->hash));
+        json_object_set_new(o, "finetuned_sha256", json_string(job->tuned->hash));
     }
-    if (c->cut.rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)c->cut.rank));
-    if (c->cut.energy > 0) json_object_set_new(o, "energy", json_sprintf("%g", c->cut.energy));
+    if (job->truncation.rank)
+        json_object_set_new(o, "rank", json_sprintf("%d", (int)job->truncation.rank));
+    if (job->truncation.energy > 0)
+        json_object_set_new(o, "energy", json_sprintf("%g", job->truncation.energy));
     json_object_set_new(o, "error", json_sprintf("%.3g", error));
     return o;
 }
 
 /* Assembles the adapter from all pieces. */
-static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
-    struct adapter_builder d =
-        adapter_builder_init(c->shape, c->from ? c->from->config.dropout : 0);
-    for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
-        const struct piece *p = &c->pieces[i];
-        size_t sides = (size_t)(proj_in(c->shape, i % N_PROJ) + proj_out(c->shape, i % N_PROJ));
-        d.size2 += p->size2;
-        d.lost2 += p->lost2;
-        if (p->r > 0)
-            memcpy(adapter_builder_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
+static struct adapter *adapter_assemble(const struct svd_job *job, struct error *err) {
+    struct adapter_builder builder =
+        adapter_builder_init(job->shape, job->source ? job->source->config.dropout : 0);
+    for (int32_t i = 0; i < job->shape->n_layers * N_PROJ; i++) {
+        const struct factorized_module *m = &job->modules[i];
+        size_t sides = (size_t)(proj_in(job->shape, i % N_PROJ) + proj_out(job->shape, i % N_PROJ));
+        builder.size2 += m->norm2;
+        builder.lost2 += m->lost_norm2;
+        if (m->r > 0)
+            memcpy(adapter_builder_add(&builder, i, m->r), m->ab,
+                   (size_t)m->r * sides * sizeof *m->ab);
     }
-    if (!isfinite(d.size2)) {
+    if (!isfinite(builder.size2)) {
         error_set(err, ERR_NUMERIC, "a projection has weights that are not numbers");
-        adapter_builder_release(&d);
+        adapter_builder_release(&builder);
         return NULL;
     }
-    json_t *lineage = lineage_make(c, adapter_builder_error(&d));
-    struct adapter *a = adapter_builder_finish(&d, lineage);
+    json_t *lineage = lineage_new(job, adapter_builder_error(&builder));
+    struct adapter *a = adapter_builder_finish(&builder, lineage);
     if (!a) error_set(err, ERR_STATE, "no projection is changed: there is nothing to write");
     json_decref(lineage);
     return a;
 }
 
 /* The error of all modules of kind p (N_PROJ: of all modules), relative to the norm of their ΔW. */
-static double kind_error(const struct svd_job *c, int p) {
-    double size2 = 0, lost2 = 0;
-    for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
+static double proj_error(const struct svd_job *job, int p) {
+    double norm2 = 0, lost_norm2 = 0;
+    for (int32_t i = 0; i < job->shape->n_layers * N_PROJ; i++) {
         if (p < N_PROJ && i % N_PROJ != p) continue;
-        size2 += c->pieces[i].size2;
-        lost2 += c->pieces[i].lost2;
+        norm2 += job->modules[i].norm2;
+        lost_norm2 += job->modules[i].lost_norm2;
     }
-    return size2 > 0 ? sqrt(lost2 / size2) : 0;
+    return norm2 > 0 ? sqrt(lost_norm2 / norm2) : 0;
 }
 
-static void kind_measure(const struct svd_job *c, int p, struct lora_cut_kind *out) {
-    *out = (struct lora_cut_kind){.rank_min = ADAPTER_RANK_MAX, .error = kind_error(c, p)};
-    for (int32_t l = 0; l < c->shape->n_layers; l++) {
-        int32_t r = c->pieces[l * N_PROJ + p].r;
+static void proj_measure(const struct svd_job *job, int p, struct lora_cut_kind *out) {
+    *out = (struct lora_cut_kind){.rank_min = ADAPTER_RANK_MAX, .error = proj_error(job, p)};
+    for (int32_t l = 0; l < job->shape->n_layers; l++) {
+        int32_t r = job->modules[l * N_PROJ + p].r;
         if (r == 0) continue;
         out->rank_min = MIN(out->rank_min, r);
         out->rank_max = MAX(out->rank_max, r);
@@ -168,21 +175,22 @@ static void kind_measure(const struct svd_job *c, int p, struct lora_cut_kind *o
     }
 }
 
-static void pieces_free(struct svd_job *c) {
-    for (int32_t i = 0; c->pieces && i < c->shape->n_layers * N_PROJ; i++) free(c->pieces[i].ab);
-    free(c->pieces);
+static void modules_free(struct svd_job *job) {
+    for (int32_t i = 0; job->modules && i < job->shape->n_layers * N_PROJ; i++)
+        free(job->modules[i].ab);
+    free(job->modules);
 }
 
 /* Cuts all modules. */
-static int modules_cut(struct svd_job *c, struct pool *pool, struct lora_cut *out,
+static int svd_job_run(struct svd_job *job, struct pool *pool, struct lora_cut *out,
                        struct error *err) {
-    int32_t n = c->shape->n_layers * N_PROJ;
-    c->pieces = xcalloc((size_t)n, sizeof *c->pieces);
-    pool_run(pool, modules_factorize, c, n, 1);
-    out->adapter = pieces_join(c, err);
-    out->error = kind_error(c, N_PROJ);
-    for (int p = 0; p < N_PROJ; p++) kind_measure(c, p, &out->kinds[p]);
-    pieces_free(c);
+    int32_t n = job->shape->n_layers * N_PROJ;
+    job->modules = xcalloc((size_t)n, sizeof *job->modules);
+    pool_run(pool, modules_factorize, job, n, 1);
+    out->adapter = adapter_assemble(job, err);
+    out->error = proj_error(job, N_PROJ);
+    for (int p = 0; p < N_PROJ; p++) proj_measure(job, p, &out->kinds[p]);
+    modules_free(job);
     return out->adapter ? OK : err->code;
 }
 
@@ -198,11 +206,11 @@ static int models_check(const struct model *base, const struct model *tuned, str
                      a->n_layers, a->d_model);
 }
 
-static bool vectors_same(const float *a, const float *b, int64_t n) {
+static bool vectors_equal(const float *a, const float *b, int64_t n) {
     return a == b || (a && b && memcmp(a, b, (size_t)n * sizeof *a) == 0);
 }
 
-static bool layers_same(const struct model *base, const struct model *tuned) {
+static bool layers_equal(const struct model *base, const struct model *tuned) {
     const struct model_config *c = &base->config;
     bool same = true;
     for (int32_t l = 0; l < c->n_layers; l++) {
@@ -212,17 +220,17 @@ static bool layers_same(const struct model *base, const struct model *tuned) {
             {a->attn_norm_bias, b->attn_norm_bias}, {a->ffn_norm_bias, b->ffn_norm_bias},
             {a->post_attn_norm, b->post_attn_norm}, {a->post_ffn_norm, b->post_ffn_norm}};
         for (size_t k = 0; k < ARRAY_LEN(pairs); k++)
-            same = same && vectors_same(pairs[k][0], pairs[k][1], c->d_model);
+            same = same && vectors_equal(pairs[k][0], pairs[k][1], c->d_model);
         for (int p = 0; p < N_PROJ; p++)
-            same = same && vectors_same(a->bias[p], b->bias[p], proj_out(c, p));
-        same = same && vectors_same(a->q_norm, b->q_norm, c->head_dim) &&
-               vectors_same(a->k_norm, b->k_norm, c->head_dim);
+            same = same && vectors_equal(a->bias[p], b->bias[p], proj_out(c, p));
+        same = same && vectors_equal(a->q_norm, b->q_norm, c->head_dim) &&
+               vectors_equal(a->k_norm, b->k_norm, c->head_dim);
     }
-    return same && vectors_same(base->final_norm, tuned->final_norm, c->d_model) &&
-           vectors_same(base->final_norm_bias, tuned->final_norm_bias, c->d_model);
+    return same && vectors_equal(base->final_norm, tuned->final_norm, c->d_model) &&
+           vectors_equal(base->final_norm_bias, tuned->final_norm_bias, c->d_model);
 }
 
-static bool matrices_same(const struct matrix *a, const struct matrix *b) {
+static bool matrices_equal(const struct matrix *a, const struct matrix *b) {
     bool same = a->n == b->n && a->k == b->k;
     float *x = xmalloc((size_t)MAX(1, a->k) * sizeof *x),
           *y = xmalloc((size_t)MAX(1, b->k) * sizeof *y);
@@ -236,31 +244,32 @@ static bool matrices_same(const struct matrix *a, const struct matrix *b) {
     return same;
 }
 
-static void rest_compare(const struct model *base, const struct model *tuned) {
-    bool embed = matrices_same(&base->embed, &tuned->embed) &&
-                 matrices_same(&base->pos_embed, &tuned->pos_embed);
-    bool head = matrices_same(&base->head, &tuned->head), rest = layers_same(base, tuned);
+static void warn_other_differences(const struct model *base, const struct model *tuned) {
+    bool embed = matrices_equal(&base->embed, &tuned->embed) &&
+                 matrices_equal(&base->pos_embed, &tuned->pos_embed);
+    bool head = matrices_equal(&base->head, &tuned->head), rest = layers_equal(base, tuned);
     if (embed && head && rest) return;
     log_warn("'%s' and '%s' differ in%s%s%s as well, which is left out", base->name, tuned->name,
              embed ? "" : " the embedding,", head ? "" : " the head,",
              rest ? "" : " norms or biases,");
 }
 
-int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation cut,
+int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
                     struct pool *pool, struct lora_cut *out, struct error *err) {
-    struct svd_job c = {.cut = cut, .shape = &base->config, .base = base, .tuned = tuned};
+    struct svd_job job = {
+        .truncation = truncation, .shape = &base->config, .base = base, .tuned = tuned};
     *out = (struct lora_cut){0};
     int rc = models_check(base, tuned, err);
     if (rc == OK && (!model_hash(base, err) || !model_hash(tuned, err))) rc = err->code;
     if (rc != OK) return rc;
-    rest_compare(base, tuned);
-    return modules_cut(&c, pool, out, err);
+    warn_other_differences(base, tuned);
+    return svd_job_run(&job, pool, out, err);
 }
 
-int adapter_resize(const struct adapter *from, struct lora_truncation cut, struct pool *pool,
-                   struct lora_cut *out, struct error *err) {
-    struct svd_job c = {.cut = cut, .shape = &from->shape, .from = from};
+int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
+                   struct pool *pool, struct lora_cut *out, struct error *err) {
+    struct svd_job job = {.truncation = truncation, .shape = &source->shape, .source = source};
     *out = (struct lora_cut){0};
-    int rc = adapter_require_plain(from, "resizing", err);
-    return rc == OK ? modules_cut(&c, pool, out, err) : rc;
+    int rc = adapter_require_plain(source, "resizing", err);
+    return rc == OK ? svd_job_run(&job, pool, out, err) : rc;
 }

@@ -13,26 +13,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_NORMAL 0x1p-14f
-#define LARGEST 65504.0f
+#define MIN_NORMAL 0x1p-14f
+#define F16_MAX 65504.0f
 
 /* x is finite; bits: 13 random bits. */
 static float round_stochastic(float x, uint32_t bits) {
     uint32_t u;
-    if (fabsf(x) < LEAST_NORMAL) return floorf(x * 0x1p24f + (float)bits * 0x1p-13f) * 0x1p-24f;
+    if (fabsf(x) < MIN_NORMAL) return floorf(x * 0x1p24f + (float)bits * 0x1p-13f) * 0x1p-24f;
     memcpy(&u, &x, sizeof u);
     u = (u + bits) & ~(uint32_t)0x1fff;
     memcpy(&x, &u, sizeof x);
-    return fmaxf(-LARGEST, fminf(x, LARGEST));
+    return fmaxf(-F16_MAX, fminf(x, F16_MAX));
 }
 
 static void floats_round(float *v, size_t n, struct rng *rng) {
     enum { BLOCK = 1024 };
     uint32_t words[BLOCK / 2];
-    for (size_t at = 0; at < n; at += BLOCK) {
+    for (size_t begin = 0; begin < n; begin += BLOCK) {
         rng_fill(rng, words, BLOCK / 2);
-        for (size_t i = at; i < MIN(at + BLOCK, n); i++) {
-            uint32_t bits = words[(i - at) / 2] >> 16 * (i % 2) & 0x1fff;
+        for (size_t i = begin; i < MIN(begin + BLOCK, n); i++) {
+            uint32_t bits = words[(i - begin) / 2] >> 16 * (i % 2) & 0x1fff;
             if (isfinite(v[i])) v[i] = round_stochastic(v[i], bits);
         }
     }

@@ -44,31 +44,32 @@ static int32_t permuted_heads(const struct model_config *shape, int32_t module) 
 static void rows_permute(const float *from, float *to, int32_t heads, int64_t e, int64_t k,
                          bool interleave) {
     for (int64_t i = 0; i < heads * e; i++) {
-        int64_t h = i / e * e, pos = i % e, there = h + 2 * (pos % (e / 2)) + pos / (e / 2);
-        memcpy(to + (interleave ? there : i) * k, from + (interleave ? i : there) * k,
+        int64_t h = i / e * e, pos = i % e, gguf_row = h + 2 * (pos % (e / 2)) + pos / (e / 2);
+        memcpy(to + (interleave ? gguf_row : i) * k, from + (interleave ? i : gguf_row) * k,
                (size_t)k * sizeof *to);
     }
 }
 
 /* The value of adapter.lora.alpha that gives this module's scale. */
-static float alpha_stated(struct adapter_module m, bool rslora) {
+static float gguf_alpha(struct adapter_module m, bool rslora) {
     return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
 }
 
-static bool alpha_same(struct adapter_module m, bool rslora, float *alpha) {
+static bool alpha_matches(struct adapter_module m, bool rslora, float *alpha) {
     if (m.r == 0) return true;
-    if (isnan(*alpha)) *alpha = alpha_stated(m, rslora);
-    return alpha_stated(m, rslora) == *alpha;
+    if (isnan(*alpha)) *alpha = gguf_alpha(m, rslora);
+    return gguf_alpha(m, rslora) == *alpha;
 }
 
 /* The one alpha that gives every module's scale, or NaN. llama.cpp reads 0 as "not given". */
-static float alpha_common(const struct model_config *shape, const struct adapter_config *c) {
+static float common_alpha(const struct model_config *shape, const struct adapter_config *c) {
     float alpha = NAN;
     bool same = true;
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++)
-        same = same && alpha_same(adapter_module_at(c, i / N_PROJ, i % N_PROJ), c->rslora, &alpha);
-    same = same && alpha_same(c->embed.lora, c->rslora, &alpha) &&
-           alpha_same(c->head.lora, c->rslora, &alpha);
+        same =
+            same && alpha_matches(adapter_module_at(c, i / N_PROJ, i % N_PROJ), c->rslora, &alpha);
+    same = same && alpha_matches(c->embed.lora, c->rslora, &alpha) &&
+           alpha_matches(c->head.lora, c->rslora, &alpha);
     return same && alpha != 0 ? alpha : NAN;
 }
 
@@ -79,7 +80,7 @@ static int arch_check(const struct arch *arch, struct error *err) {
                      arch->name);
 }
 
-static int save_check(const struct adapter *a, struct error *err) {
+static int save_check_supported(const struct adapter *a, struct error *err) {
     const struct adapter_config *c = &a->config;
     if (arch_check(a->shape.arch, err)) return err->code;
     const char *what =
@@ -95,8 +96,8 @@ static int save_check(const struct adapter *a, struct error *err) {
                      a->hash, what);
 }
 
-static void b_fold(const struct adapter *a, const struct lora *lo, int64_t out, float alpha,
-                   float *data) {
+static void lora_b_rescale(const struct adapter *a, const struct lora *lo, int64_t out, float alpha,
+                           float *data) {
     if (lo->r == 0) return;
     float *b = data + (lo->b - a->data);
     double w = (double)lo->scale * lo->r / (double)alpha;
@@ -104,7 +105,7 @@ static void b_fold(const struct adapter *a, const struct lora *lo, int64_t out, 
 }
 
 /* The same map under one alpha; B absorbs the differences. */
-static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
+static struct adapter *adapter_fold_scales(const struct adapter *a, struct error *err) {
     const struct model_config *s = &a->shape;
     float *data = try_calloc(a->n_data, sizeof *data, err);
     if (!data) return NULL;
@@ -115,10 +116,10 @@ static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
     memcpy(data, a->data, a->n_data * sizeof *data);
     for (int32_t i = 0; i < n; i++) {
         modules[i] = (struct adapter_module){a->loras[i].r, alpha};
-        b_fold(a, &a->loras[i], proj_out(s, i % N_PROJ), alpha, data);
+        lora_b_rescale(a, &a->loras[i], proj_out(s, i % N_PROJ), alpha, data);
     }
-    if (a->overlay) b_fold(a, &a->overlay->embed.lora, s->d_model, alpha, data);
-    if (a->overlay) b_fold(a, &a->overlay->head.lora, s->vocab_size, alpha, data);
+    if (a->overlay) lora_b_rescale(a, &a->overlay->embed.lora, s->d_model, alpha, data);
+    if (a->overlay) lora_b_rescale(a, &a->overlay->head.lora, s->vocab_size, alpha, data);
     c.embed.lora.alpha = c.head.lora.alpha = c.alpha = alpha;
     c.rslora = false;
     c.modules = modules;
@@ -128,32 +129,33 @@ static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
 }
 
 /* One tensor in GGUF's layout; permuted or transposed data goes into the arena. */
-static struct tensor_info tensor_out(const struct model_config *shape,
-                                     const struct adapter_tensor *t, const float *data,
-                                     struct arena *arena) {
+static struct tensor_info tensor_to_gguf(const struct model_config *shape,
+                                         const struct adapter_tensor *t, const float *data,
+                                         struct arena *arena) {
     char base[NAME_MAX_LEN], *name = arena_alloc(arena, NAME_MAX_LEN);
     size_t size = adapter_tensor_floats(t) * sizeof *data;
-    int32_t heads = t->part == LORA_TENSOR_B ? permuted_heads(shape, t->module) : 0;
-    bool turn = t->module == MODULE_EMBED && t->part == LORA_TENSOR_A;
+    int32_t heads = t->kind == LORA_TENSOR_B ? permuted_heads(shape, t->module) : 0;
+    bool transposed = t->module == MODULE_EMBED && t->kind == LORA_TENSOR_A;
     gguf_name(base, t->module);
-    snprintf(name, NAME_MAX_LEN, "%.120s.lora_%c", base, t->part == LORA_TENSOR_A ? 'a' : 'b');
-    struct tensor_info out = {.name = name,
-                              .type = TENSOR_F32,
-                              .n_dims = 2,
-                              .dims = {turn ? t->cols : t->rows, turn ? t->rows : t->cols},
-                              .data = data,
-                              .size = size};
-    if (!heads && !turn) return out;
-    float *own = arena_alloc(arena, size);
-    if (turn)
-        transpose(own, t->rows, data, t->cols, t->rows, t->cols, NULL);
+    snprintf(name, NAME_MAX_LEN, "%.120s.lora_%c", base, t->kind == LORA_TENSOR_A ? 'a' : 'b');
+    struct tensor_info out = {
+        .name = name,
+        .type = TENSOR_F32,
+        .n_dims = 2,
+        .dims = {transposed ? t->cols : t->rows, transposed ? t->rows : t->cols},
+        .data = data,
+        .size = size};
+    if (!heads && !transposed) return out;
+    float *converted = arena_alloc(arena, size);
+    if (transposed)
+        transpose(converted, t->rows, data, t->cols, t->rows, t->cols, NULL);
     else
-        rows_permute(data, own, heads, shape->head_dim, t->cols, true);
-    out.data = own;
+        rows_permute(data, converted, heads, shape->head_dim, t->cols, true);
+    out.data = converted;
     return out;
 }
 
-static json_t *metadata_make(const struct adapter *a, const char *config, float alpha) {
+static json_t *metadata_new(const struct adapter *a, const char *config, float alpha) {
     json_t *o = json_pack("{s:s, s:s, s:s, s:f, s:s}", "general.type", "adapter",
                           "general.architecture", a->shape.arch->gguf, "adapter.type", "lora",
                           "adapter.lora.alpha", (double)alpha, KEY_CONFIG, config);
@@ -175,15 +177,15 @@ static int gguf_save(const struct adapter *a, const char *path, const char *base
     struct arena arena = {0};
     int n;
     struct adapter_tensor *list = adapter_tensors(&a->shape, &a->config, &n);
-    size_t each = NAME_MAX_LEN + sizeof(struct tensor_info) + 3 * 64;
-    int rc = arena_reserve(&arena, a->n_data * sizeof *a->data + (size_t)n * each, err);
+    size_t bytes_per_tensor = NAME_MAX_LEN + sizeof(struct tensor_info) + 3 * 64;
+    int rc = arena_reserve(&arena, a->n_data * sizeof *a->data + (size_t)n * bytes_per_tensor, err);
     if (rc != OK) goto out;
     struct tensor_info *infos = arena_alloc(&arena, (size_t)n * sizeof *infos);
-    json_t *metadata = metadata_make(a, config, alpha);
-    const float *at = a->data;
+    json_t *metadata = metadata_new(a, config, alpha);
+    const float *src = a->data;
     for (int i = 0; i < n; i++) {
-        infos[i] = tensor_out(&a->shape, &list[i], at, &arena);
-        at += adapter_tensor_floats(&list[i]);
+        infos[i] = tensor_to_gguf(&a->shape, &list[i], src, &arena);
+        src += adapter_tensor_floats(&list[i]);
     }
     rc = gguf_tensors_write(path, metadata, infos, n, err);
     json_decref(metadata);
@@ -197,15 +199,15 @@ out:
 int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
                       struct error *err) {
     CHECK(a->data); // else adapter_pack_only freed it
-    float alpha = alpha_common(&a->shape, &a->config);
-    if (save_check(a, err)) return err->code;
+    float alpha = common_alpha(&a->shape, &a->config);
+    if (save_check_supported(a, err)) return err->code;
     if (!isnan(alpha)) return gguf_save(a, path, base, alpha, err);
     if (!fold)
         return error_set(err, ERR_MISMATCH,
                          "adapter '%.12s' has scales that one alpha cannot say, and GGUF has no "
                          "other (fold them into B with --fold)",
                          a->hash);
-    struct adapter *folded = scales_fold(a, err);
+    struct adapter *folded = adapter_fold_scales(a, err);
     if (!folded) return err->code;
     int rc = gguf_save(folded, path, base, folded->config.alpha, err);
     adapter_release(folded);
@@ -213,12 +215,12 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
 }
 
 /* The module and the part that a tensor's name means; false for any other name. */
-static bool name_parse(const char *name, const struct model_config *shape, int32_t *module,
-                       enum lora_tensor_kind *part) {
+static bool tensor_name_parse(const char *name, const struct model_config *shape, int32_t *module,
+                              enum lora_tensor_kind *kind) {
     size_t len = strlen(name);
     if (len < 8 || strncmp(name + len - 7, ".lora_", 6) != 0) return false;
     if (name[len - 1] != 'a' && name[len - 1] != 'b') return false;
-    *part = name[len - 1] == 'a' ? LORA_TENSOR_A : LORA_TENSOR_B;
+    *kind = name[len - 1] == 'a' ? LORA_TENSOR_A : LORA_TENSOR_B;
     for (*module = MODULE_HEAD; *module < shape->n_layers * N_PROJ; ++*module) {
         char base[NAME_MAX_LEN];
         gguf_name(base, *module);
@@ -232,62 +234,62 @@ struct gguf_lora_reader {
     const struct model_config *shape;
     struct safetensors in, out; /* as in the file; converted to PEFT's names */
     struct peft_config config;
-    struct adapter_errors bad;
+    struct adapter_errors errors;
     struct arena arena;
     float alpha;
 };
 
 /* A tensor as f32 matrix under PEFT's name. The common checks validate shapes; this function checks
  * only those that decide how to transpose it. */
-static int tensor_in(struct gguf_lora_reader *rd, const struct tensor_info *t, int32_t module,
-                     enum lora_tensor_kind part, struct error *err) {
+static int tensor_from_gguf(struct gguf_lora_reader *rd, const struct tensor_info *t,
+                            int32_t module, enum lora_tensor_kind kind, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
                                               {"lora_embedding_A", "lora_embedding_B"}};
     struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors];
     int64_t rows = t->n_dims == 2 ? t->dims[0] : 1, k = t->dims[t->n_dims - 1];
     char name[NAME_MAX_LEN];
-    bool turn = module == MODULE_EMBED && part == LORA_TENSOR_A;
-    int32_t heads = part == LORA_TENSOR_B ? permuted_heads(rd->shape, module) : 0;
-    bool moves = turn || (heads && rows == (int64_t)heads * rd->shape->head_dim);
+    bool transposed = module == MODULE_EMBED && kind == LORA_TENSOR_A;
+    int32_t heads = kind == LORA_TENSOR_B ? permuted_heads(rd->shape, module) : 0;
+    bool reordered = transposed || (heads && rows == (int64_t)heads * rd->shape->head_dim);
     size_t size = sizeof(float) * (size_t)(rows * k);
-    float *data = arena_try_alloc(&rd->arena, size, err), *own = data;
-    if (data && moves) own = arena_try_alloc(&rd->arena, size, err);
-    if (!own) return err->code;
+    float *data = arena_try_alloc(&rd->arena, size, err), *converted = data;
+    if (data && reordered) converted = arena_try_alloc(&rd->arena, size, err);
+    if (!converted) return err->code;
     for (int64_t i = 0; i < rows; i++)
         tensor_to_f32(t->type, (const uint8_t *)t->data + (size_t)i * tensor_row_bytes(t->type, k),
                       data + i * k, k);
-    if (turn)
-        transpose(own, rows, data, k, rows, k, NULL);
-    else if (moves)
-        rows_permute(data, own, heads, rd->shape->head_dim, k, false);
+    if (transposed)
+        transpose(converted, rows, data, k, rows, k, NULL);
+    else if (reordered)
+        rows_permute(data, converted, heads, rd->shape->head_dim, k, false);
     peft_module_name(name, rd->shape->arch, module);
     *out = (struct tensor_info){
-        .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][part]),
+        .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][kind]),
         .type = TENSOR_F32,
         .n_dims = 2,
-        .dims = {turn ? k : rows, turn ? rows : k},
-        .data = own,
+        .dims = {transposed ? k : rows, transposed ? rows : k},
+        .data = converted,
         .size = size};
     rd->out.n_tensors++;
     return OK;
 }
 
 /* Notes a tensor's rank for the config that is used when the file contains no config. */
-static void rank_note(struct gguf_lora_reader *rd, struct adapter_module *modules, int32_t module,
-                      const struct tensor_info *a) {
+static void rank_record(struct gguf_lora_reader *rd, struct adapter_module *modules, int32_t module,
+                        const struct tensor_info *a) {
     struct adapter_config *c = &rd->config.c;
     struct adapter_module *m = module == MODULE_EMBED  ? &c->embed.lora
                                : module == MODULE_HEAD ? &c->head.lora
                                                        : &modules[module];
     if (a->dims[0] < 1 || a->dims[0] > ADAPTER_RANK_MAX)
-        adapter_errors_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name,
+        adapter_errors_add(&rd->errors, "'%.160s' has rank %lld, not 1 to %d", a->name,
                            (long long)a->dims[0], ADAPTER_RANK_MAX);
     else
         *m = (struct adapter_module){(int32_t)a->dims[0],
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
 }
 
-static int tensors_in(struct gguf_lora_reader *rd, struct error *err) {
+static int tensors_from_gguf(struct gguf_lora_reader *rd, struct error *err) {
     struct adapter_module *modules =
         arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);
     rd->config.c = (struct adapter_config){.r = 8, .alpha = 8, .modules = modules};
@@ -296,25 +298,25 @@ static int tensors_in(struct gguf_lora_reader *rd, struct error *err) {
     for (int i = 0; i < rd->in.n_tensors; i++) {
         const struct tensor_info *t = &rd->in.tensors[i];
         int32_t module;
-        enum lora_tensor_kind part;
-        if (!name_parse(t->name, rd->shape, &module, &part) || t->n_dims > 2) {
-            adapter_errors_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
+        enum lora_tensor_kind kind;
+        if (!tensor_name_parse(t->name, rd->shape, &module, &kind) || t->n_dims > 2) {
+            adapter_errors_add(&rd->errors, "'%.160s' belongs to no projection of it", t->name);
             continue;
         }
-        if (tensor_in(rd, t, module, part, err)) return err->code;
-        if (part == LORA_TENSOR_A)
-            rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
+        if (tensor_from_gguf(rd, t, module, kind, err)) return err->code;
+        if (kind == LORA_TENSOR_A)
+            rank_record(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
     }
     qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
     return OK;
 }
 
-static int key_require(const struct gguf_lora_reader *rd, const char *key, const char *want,
+static int key_require(const struct gguf_lora_reader *rd, const char *key, const char *expected,
                        struct error *err) {
-    const char *have = json_string_value(json_object_get(rd->in.metadata, key));
-    if (have && strcmp(have, want) == 0) return OK;
+    const char *actual = json_string_value(json_object_get(rd->in.metadata, key));
+    if (actual && strcmp(actual, expected) == 0) return OK;
     return error_set(err, ERR_MISMATCH, "adapter '%s': '%s' is '%.40s', expected '%s'", rd->path,
-                     key, have ? have : "missing", want);
+                     key, actual ? actual : "missing", expected);
 }
 
 static int header_read(struct gguf_lora_reader *rd, struct error *err) {
@@ -335,7 +337,7 @@ static int header_read(struct gguf_lora_reader *rd, struct error *err) {
 }
 
 /* Reads PEFT's config if the file has it; its scales must be those of the file. */
-static int config_in(struct gguf_lora_reader *rd, struct error *err) {
+static int config_read(struct gguf_lora_reader *rd, struct error *err) {
     const json_t *text = json_object_get(rd->in.metadata, KEY_CONFIG);
     if (!text) return OK;
     if (!json_is_string(text))
@@ -343,14 +345,14 @@ static int config_in(struct gguf_lora_reader *rd, struct error *err) {
                          rd->path);
     json_t *root = json_parse(json_string_value(text), json_string_length(text), KEY_CONFIG, err);
     rd->config.c = (struct adapter_config){0};
-    int rc = root ? peft_config_read(root, rd->shape, &rd->config, &rd->bad, err) : err->code;
+    int rc = root ? peft_config_read(root, rd->shape, &rd->config, &rd->errors, err) : err->code;
     json_decref(root);
-    if (rc == OK && alpha_common(rd->shape, &rd->config.c) != rd->alpha)
+    if (rc == OK && common_alpha(rd->shape, &rd->config.c) != rd->alpha)
         rc = error_set(err, ERR_MISMATCH, "'" KEY_CONFIG "' and 'adapter.lora.alpha' disagree");
     return rc == OK ? OK : error_wrap(err, "adapter '%s'", rd->path);
 }
 
-static json_t *lineage_in(const json_t *metadata) {
+static json_t *lineage_read(const json_t *metadata) {
     json_t *out = json_object(), *value;
     const char *key;
     json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) {
@@ -361,19 +363,19 @@ static json_t *lineage_in(const json_t *metadata) {
 }
 
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
-                          const struct adapter_load_hints *known, struct error *err) {
+                          const struct adapter_load_hints *hints, struct error *err) {
     struct gguf_lora_reader rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
-    if (header_read(&rd, err) || tensors_in(&rd, err)) goto out;
-    rd.out.metadata = lineage_in(rd.in.metadata);
-    if (config_in(&rd, err)) goto out;
-    a = adapter_from_tensors(path, shape, &rd.config, &rd.out, known, &rd.bad, err);
+    if (header_read(&rd, err) || tensors_from_gguf(&rd, err)) goto out;
+    rd.out.metadata = lineage_read(rd.in.metadata);
+    if (config_read(&rd, err)) goto out;
+    a = adapter_from_tensors(path, shape, &rd.config, &rd.out, hints, &rd.errors, err);
 out:
     safetensors_close(&rd.in);
     safetensors_close(&rd.out);
     peft_config_release(&rd.config);
-    buf_release(&rd.bad.text);
+    buf_release(&rd.errors.text);
     arena_release(&rd.arena);
     return a;
 }

@@ -18,13 +18,13 @@ enum lora_tensor_kind {
     LORA_TENSOR_A,
     LORA_TENSOR_B,
     LORA_TENSOR_MAGNITUDE,
-    LORA_TENSOR_FULL,
-    LORA_TENSOR_ROWS
+    LORA_TENSOR_SAVED_MODULE,
+    LORA_TENSOR_TRAINABLE_TOKENS
 };
 struct adapter_tensor {
     char name[NAME_MAX_LEN]; /* PEFT's name */
     int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
-    enum lora_tensor_kind part;
+    enum lora_tensor_kind kind;
     int64_t rows, cols; /* cols 0: a vector [rows] */
 };
 enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
@@ -57,16 +57,16 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
 struct peft_config {
     struct adapter_config c;
     struct arena arena;
-    const int32_t *order[2]; /* embedding, head: the row of the file for ids[i] */
-    const char *base;        /* base_model_name_or_path, or NULL */
+    const int32_t *row_order[2]; /* embedding, head: the row of the file for ids[i] */
+    const char *base;            /* base_model_name_or_path, or NULL */
     /* The prefix that replaces "model." in the config's patterns, such as "model.language_model.";
      * NULL except for an adapter of a multimodal model (text and images). The caller of
      * peft_config_read sets it. */
-    const char *stem;
-    bool tie; /* ensure_weight_tying: on a tied base, both tables change together */
+    const char *model_prefix;
+    bool tie_weights; /* ensure_weight_tying: on a tied base, both tables change together */
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
-                     struct adapter_errors *bad, struct error *err);
+                     struct adapter_errors *errors, struct error *err);
 void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
@@ -80,19 +80,19 @@ struct adapter_load_hints {
  * become the lineage. */
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct adapter_load_hints *known,
-                                     struct adapter_errors *bad, struct error *err);
+                                     const struct adapter_load_hints *hints,
+                                     struct adapter_errors *errors, struct error *err);
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
-                          const struct adapter_load_hints *known, struct error *err);
+                          const struct adapter_load_hints *hints, struct error *err);
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
-                          const struct adapter_load_hints *known, struct error *err);
+                          const struct adapter_load_hints *hints, struct error *err);
 /* OK, or the reason why no adapter can be read at `dir`. */
 int peft_check(const char *dir, struct error *err);
 
 /* adapter_open of content whose hash is known; NULL: computes it, and compares the base with the
  * one that the file names. Any thread. */
-struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
-                                   struct error *err);
+struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
+                                       struct error *err);
 bool adapter_path_is_gguf(const char *path);
 
 #endif

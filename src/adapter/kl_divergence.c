@@ -67,7 +67,7 @@ static double kl(const float *p, const float *q, int32_t n) {
     return MAX(sum, 0);
 }
 
-static int32_t top(const float *v, int32_t n) {
+static int32_t argmax(const float *v, int32_t n) {
     int32_t best = 0;
     for (int32_t i = 1; i < n; i++)
         if (v[i] > v[best]) best = i;
@@ -80,7 +80,7 @@ static void divergence_add(struct kl_divergence *d, const float *p, const float 
         double k = kl(p, q, vocab);
         d->mean += k;
         d->max = MAX(d->max, k);
-        d->same_top += top(p, vocab) == top(q, vocab);
+        d->same_top += argmax(p, vocab) == argmax(q, vocab);
         d->positions++;
     }
 }

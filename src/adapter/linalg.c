@@ -119,10 +119,10 @@ static double scale_find(const double *a, size_t n) {
  * least. */
 static void column_complete(double *u, int n, int j) {
     int axis = 0;
-    double least = INFINITY;
+    double min_cover = INFINITY;
     for (int i = 0; i < n; i++) {
         double cover = rows_dot(u + (size_t)i * n, u + (size_t)i * n, j);
-        if (cover < least) least = cover, axis = i;
+        if (cover < min_cover) min_cover = cover, axis = i;
     }
     for (int i = 0; i < n; i++) u[(size_t)i * n + j] = i == axis;
     for (int pass = 0; pass < 2; pass++) { /* twice is enough (Kahan) */
@@ -151,11 +151,11 @@ static void column_sign(double *u, double *v, int n, int j) {
 }
 
 /* order[0..n) := indices by descending norm, equal norms in index order. */
-static void order_descending(const double *norm, int *order, int n) {
+static void sort_descending(const double *norm, int *order, int n) {
     for (int i = 0; i < n; i++) {
-        int at = i;
-        for (; at > 0 && norm[order[at - 1]] < norm[i]; at--) order[at] = order[at - 1];
-        order[at] = i;
+        int pos = i;
+        for (; pos > 0 && norm[order[pos - 1]] < norm[i]; pos--) order[pos] = order[pos - 1];
+        order[pos] = i;
     }
 }
 
@@ -168,7 +168,7 @@ static void svd_collect(const double *w, const double *vt, int n, double unscale
         norm[i] = sqrt(rows_dot(w + (size_t)i * n, w + (size_t)i * n, n));
         if (norm[i] < SVD_ZERO) norm[i] = 0;
     }
-    order_descending(norm, order, n);
+    sort_descending(norm, order, n);
     for (int j = 0; j < n; j++) {
         int from = order[j];
         s[j] = norm[from] * unscale;
@@ -192,11 +192,11 @@ void linalg_svd(const double *a, int n, double *u, double *s, double *v) {
         for (int c = 0; c < n; c++) w[(size_t)c * n + i] = a[(size_t)i * n + c] * scale;
         vt[(size_t)i * n + i] = 1;
     }
-    bool turned = true;
-    for (int sweep = 0; sweep < SVD_SWEEPS && turned; sweep++) {
-        turned = false;
+    bool rotated = true;
+    for (int sweep = 0; sweep < SVD_SWEEPS && rotated; sweep++) {
+        rotated = false;
         for (int i = 0; i < n; i++)
-            for (int j = i + 1; j < n; j++) turned |= pair_rotate(w, vt, n, i, j, tol);
+            for (int j = i + 1; j < n; j++) rotated |= pair_rotate(w, vt, n, i, j, tol);
     }
     svd_collect(w, vt, n, scale == 0 ? 0 : 1 / scale, u, s, v);
     free(w);

@@ -95,13 +95,13 @@ static void core_fill(double *core, int n, const double *rl, int p, const double
 }
 
 /* to [m][n] := q [m][p] · the first n columns of basis [stride][stride], its first p rows. */
-static void basis_turn(const double *q, int m, int p, const double *basis, int stride, int n,
-                       double *to) {
+static void basis_multiply(const double *q, int m, int p, const double *basis, int stride, int n,
+                           double *out) {
     for (int i = 0; i < m; i++) {
         for (int c = 0; c < n; c++) {
             double sum = 0;
             for (int j = 0; j < p; j++) sum += q[(size_t)i * p + j] * basis[(size_t)j * stride + c];
-            to[(size_t)i * n + c] = sum;
+            out[(size_t)i * n + c] = sum;
         }
     }
 }
@@ -121,14 +121,14 @@ struct svd lowrank_sum_svd(const struct lowrank_sum *s, struct arena *ar) {
     thin_factor(s->right, s->in, s->k, qr, rr);
     core_fill(core, n, rl, p, rr, q, s->k);
     linalg_svd(core, n, u, sv.s, v);
-    basis_turn(ql, s->out, p, u, n, sv.n, sv.u);
-    basis_turn(qr, s->in, q, v, n, sv.n, sv.v);
+    basis_multiply(ql, s->out, p, u, n, sv.n, sv.u);
+    basis_multiply(qr, s->in, q, v, n, sv.n, sv.v);
     arena_release(&tmp);
     return sv;
 }
 
 /* y [out][l] := w [out][in] · z [in][l]. */
-static void dense_times(const float *w, int out, int in, const double *z, int l, double *y) {
+static void dense_multiply(const float *w, int out, int in, const double *z, int l, double *y) {
     memset(y, 0, (size_t)out * l * sizeof *y);
     for (int i = 0; i < out; i++)
         for (int j = 0; j < in; j++)
@@ -137,7 +137,8 @@ static void dense_times(const float *w, int out, int in, const double *z, int l,
 }
 
 /* z [in][l] := w [out][in]ᵀ · y [out][l]. */
-static void dense_turned_times(const float *w, int out, int in, const double *y, int l, double *z) {
+static void dense_transpose_multiply(const float *w, int out, int in, const double *y, int l,
+                                     double *z) {
     memset(z, 0, (size_t)in * l * sizeof *z);
     for (int i = 0; i < out; i++)
         for (int j = 0; j < in; j++)
@@ -154,17 +155,17 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
     double *t = doubles_alloc(&tmp, in, l), *r = doubles_alloc(&tmp, l, l);
     for (size_t i = 0; i < (size_t)in * (size_t)l; i++) z[i] = rng_normal(&rng);
     for (int round = 0;; round++) {
-        dense_times(w, out, in, z, l, y);
+        dense_multiply(w, out, in, z, l, y);
         linalg_qr(y, out, l, q, r);
         if (round == POWER_ITERATIONS) break;
-        dense_turned_times(w, out, in, q, l, t);
+        dense_transpose_multiply(w, out, in, q, l, t);
         linalg_qr(t, in, l, z, r); /* keeps small singular values from being lost to rounding */
     }
     arena_release(&tmp);
 }
 
 /* For all singular values of w, any orthonormal basis of its columns is enough. */
-static void range_whole(const float *w, int out, int in, int l, double *q) {
+static void range_exact(const float *w, int out, int in, int l, double *q) {
     struct arena tmp = {0};
     double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);
     if (out == l) {
@@ -184,8 +185,8 @@ struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *
     if (l < MIN(out, in))
         randomized_range_finder(w, out, in, l, s.left);
     else
-        range_whole(w, out, in, l, s.left);
-    dense_turned_times(w, out, in, s.left, l, s.right);
+        range_exact(w, out, in, l, s.left);
+    dense_transpose_multiply(w, out, in, s.left, l, s.right);
     struct svd sv = lowrank_sum_svd(&s, ar);
     arena_release(&tmp);
     return sv;
@@ -203,11 +204,11 @@ void svd_write_factors(const struct svd *sv, int r, float *a, float *b) {
     for (int c = 0; c < MIN(r, sv->n); c++) svd_put_triplet(sv, c, r, a, b);
 }
 
-int32_t svd_energy_rank(const struct svd *sv, double total2, double share, int32_t most) {
+int32_t svd_energy_rank(const struct svd *sv, double total2, double energy, int32_t max_rank) {
     double kept2 = 0;
-    for (int32_t c = 0; c < MIN(most, sv->n); c++)
-        if ((kept2 += sv->s[c] * sv->s[c]) >= share * total2) return c + 1;
-    return most;
+    for (int32_t c = 0; c < MIN(max_rank, sv->n); c++)
+        if ((kept2 += sv->s[c] * sv->s[c]) >= energy * total2) return c + 1;
+    return max_rank;
 }
 
 struct adapter_builder adapter_builder_init(const struct model_config *shape, float dropout) {
@@ -217,16 +218,16 @@ struct adapter_builder adapter_builder_init(const struct model_config *shape, fl
 }
 
 float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r) {
-    size_t more =
+    size_t n_new =
         (size_t)r * (size_t)(proj_in(d->shape, i % N_PROJ) + proj_out(d->shape, i % N_PROJ));
     CHECK(r > 0 && d->modules[i].r == 0);
-    if (d->n + more > d->cap) {
-        d->cap = MAX(2 * d->cap, d->n + more);
+    if (d->n + n_new > d->cap) {
+        d->cap = MAX(2 * d->cap, d->n + n_new);
         d->data = xrealloc(d->data, d->cap * sizeof *d->data);
     }
     float *a = d->data + d->n;
-    memset(a, 0, more * sizeof *a);
-    d->n += more;
+    memset(a, 0, n_new * sizeof *a);
+    d->n += n_new;
     d->modules[i] = (struct adapter_module){r, (float)r}; /* scale 1: the factors hold all of ΔW */
     return a;
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct adapter_module stacked_module(struct adapter *const *list, int n, int32_t i) {
+static struct adapter_module concat_module(struct adapter *const *list, int n, int32_t i) {
     struct adapter_module m = {0, 0};
     for (int k = 0; k < n; k++) m.r += list[k]->loras[i].r;
     m.alpha = (float)m.r; /* scale 1: B includes the weights */
@@ -19,15 +19,15 @@ static struct adapter_module stacked_module(struct adapter *const *list, int n, 
 }
 
 /* A of all stacked by rows; B of all by columns, each times weight · scale. */
-static float *stacked_put(float *at, struct adapter *const *list, const float *weights, int n,
-                          int32_t i, int32_t r) {
+static float *concat_write(float *dst, struct adapter *const *list, const float *weights, int n,
+                           int32_t i, int32_t r) {
     int64_t in = proj_in(&list[0]->shape, i % N_PROJ), out = proj_out(&list[0]->shape, i % N_PROJ);
-    float *b = at + r * in;
+    float *b = dst + r * in;
     int32_t c = 0;
     for (int k = 0; k < n; k++) {
         const struct lora *lo = &list[k]->loras[i];
         double w = (double)weights[k] * (double)lo->scale;
-        if (lo->r > 0) memcpy(at + c * in, lo->a, (size_t)(lo->r * in) * sizeof *at);
+        if (lo->r > 0) memcpy(dst + c * in, lo->a, (size_t)(lo->r * in) * sizeof *dst);
         for (int64_t o = 0; o < out; o++)
             for (int32_t j = 0; j < lo->r; j++)
                 b[o * r + c + j] = (float)(w * (double)lo->b[o * lo->r + j]);
@@ -36,7 +36,7 @@ static float *stacked_put(float *at, struct adapter *const *list, const float *w
     return b + r * out;
 }
 
-static int stack_check(struct adapter *const *list, int n, struct error *err) {
+static int concat_check(struct adapter *const *list, int n, struct error *err) {
     for (int k = 0; k < n; k++) {
         CHECK(list[k]->data); // else adapter_pack_only freed it
         if (adapter_require_plain(list[k], "a weighted sum", err)) return err->code;
@@ -50,23 +50,23 @@ static int stack_check(struct adapter *const *list, int n, struct error *err) {
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                                struct error *err) {
     CHECK(n > 0);
-    if (stack_check(list, n, err)) return NULL;
+    if (concat_check(list, n, err)) return NULL;
     const struct model_config *shape = &list[0]->shape;
     int32_t n_modules = shape->n_layers * N_PROJ;
     struct adapter_module *modules = xcalloc((size_t)n_modules, sizeof *modules);
     struct adapter_config c = {.r = 1, .alpha = 1, .modules = modules};
     struct adapter *a = NULL;
     for (int32_t i = 0; i < n_modules; i++) {
-        modules[i] = stacked_module(list, n, i);
+        modules[i] = concat_module(list, n, i);
         if (modules[i].r > ADAPTER_RANK_MAX) {
             error_set(err, ERR_MEMORY, "the ranks add up to %d, more than %d", (int)modules[i].r,
                       ADAPTER_RANK_MAX);
             goto out;
         }
     }
-    float *data = xmalloc(adapter_param_count(shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(shape, &c) * sizeof *data), *dst = data;
     for (int32_t i = 0; i < n_modules; i++)
-        if (modules[i].r > 0) at = stacked_put(at, list, weights, n, i, modules[i].r);
+        if (modules[i].r > 0) dst = concat_write(dst, list, weights, n, i, modules[i].r);
     a = adapter_from_data(shape, &c, data, NULL);
     free(data);
 out:
@@ -86,7 +86,7 @@ static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_
     for (int64_t j = 0; j < k; j++) out[j] = (float)(mult * sum[j]);
 }
 
-static const float *own_row(const struct vocab_override *t, int64_t id, int64_t d) {
+static const float *override_row(const struct vocab_override *t, int64_t id, int64_t d) {
     for (int32_t i = 0; i < t->n; i++)
         if (t->ids[i] == id) return t->rows + i * d;
     return t->full ? t->full + id * d : NULL;
@@ -102,17 +102,17 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vo
     float *base = xmalloc(sizeof *base * (size_t)k);
     double *sum = xmalloc(sizeof *sum * (size_t)k);
     float *a = NULL, *b = NULL;
-    struct lora turned = *lo;
+    struct lora transposed = *lo;
     if (embedding && lo->r > 0) {
-        turned.b = b = xmalloc(sizeof *b * (size_t)(n * lo->r));
-        turned.a = a = xmalloc(sizeof *a * (size_t)(k * lo->r));
+        transposed.b = b = xmalloc(sizeof *b * (size_t)(n * lo->r));
+        transposed.a = a = xmalloc(sizeof *a * (size_t)(k * lo->r));
         transpose(b, lo->r, lo->a, n, lo->r, n, NULL);
         transpose(a, k, lo->b, lo->r, k, lo->r, NULL);
     }
     for (int64_t i = 0; i < n; i++) {
-        const float *row = t ? own_row(t, i, k) : NULL;
+        const float *row = t ? override_row(t, i, k) : NULL;
         if (!row) matrix_get_row(w, i, base);
-        row_merge(row ? row : base, &turned, i, k, sum, data + i * k);
+        row_merge(row ? row : base, &transposed, i, k, sum, data + i * k);
     }
     free(base);
     free(sum);
@@ -122,7 +122,7 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vo
     return OK;
 }
 
-static bool table_is_set(const struct vocab_override *t) {
+static bool table_is_changed(const struct vocab_override *t) {
     return t->full || t->n > 0 || t->lora.r > 0;
 }
 
@@ -131,14 +131,14 @@ static int tables_merge(struct model *m, const struct vocab_overrides *o, struct
     bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
                 o->embed.rows == o->head.rows;
     int rc = OK;
-    if (table_is_set(&o->embed))
+    if (table_is_changed(&o->embed))
         rc = matrix_merge(&m->embed, &o->embed.lora, &o->embed, true, &m->arena, err);
     if (m->config.tied && same) {
         m->head = m->embed;
         return rc;
     }
     m->config.tied = false;
-    if (rc == OK && table_is_set(&o->head))
+    if (rc == OK && table_is_changed(&o->head))
         rc = matrix_merge(&m->head, &o->head.lora, &o->head, false, &m->arena, err);
     return rc;
 }

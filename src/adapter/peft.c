@@ -24,7 +24,7 @@
 #include <string.h>
 
 #define PICKLE_NAME "adapter_model.bin"
-#define MISFITS_TEXT 1500
+#define ERRORS_MAX_TEXT 1500
 
 void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
     char line[256];
@@ -36,7 +36,7 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     o->n++;
-    if (o->text.len + strlen(line) > MISFITS_TEXT)
+    if (o->text.len + strlen(line) > ERRORS_MAX_TEXT)
         o->hidden++;
     else
         buf_printf(&o->text, "\n  %s", line);
@@ -60,12 +60,12 @@ struct tensor_list {
     int n;
 };
 
-static void tensor_add(struct tensor_list *l, int32_t module, enum lora_tensor_kind part,
+static void tensor_add(struct tensor_list *l, int32_t module, enum lora_tensor_kind kind,
                        const char *ending, int64_t rows, int64_t cols) {
     struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
     peft_module_name(name, l->arch, module);
-    *t = (struct adapter_tensor){.module = module, .part = part, .rows = rows, .cols = cols};
+    *t = (struct adapter_tensor){.module = module, .kind = kind, .rows = rows, .cols = cols};
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
 
@@ -80,10 +80,11 @@ static void table_add(struct tensor_list *l, const struct model_config *shape,
     if (r)
         tensor_add(l, module, LORA_TENSOR_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
     if (r && c->dora) tensor_add(l, module, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector", out, 0);
-    if (t->full) tensor_add(l, module, LORA_TENSOR_FULL, r ? "base_layer.weight" : "weight", v, d);
+    if (t->full)
+        tensor_add(l, module, LORA_TENSOR_SAVED_MODULE, r ? "base_layer.weight" : "weight", v, d);
     if (t->n_ids)
-        tensor_add(l, module, LORA_TENSOR_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids,
-                   d);
+        tensor_add(l, module, LORA_TENSOR_TRAINABLE_TOKENS, "token_adapter.trainable_tokens_delta",
+                   t->n_ids, d);
 }
 
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
@@ -111,14 +112,14 @@ struct peft_load {
     const struct model_config *shape;
     struct peft_config *config;
     const struct safetensors *st;
-    const struct adapter_load_hints *known;
-    struct adapter_errors *bad;
+    const struct adapter_load_hints *hints;
+    struct adapter_errors *errors;
     bool *used; /* [n_tensors of the file] */
     struct adapter_tensor *wanted;
     const struct tensor_info **found; /* [n], in the order of `wanted` */
     int n;
     /* Tables in the file that the config does not mention: embedding and head. */
-    const struct tensor_info *in_place[2];
+    const struct tensor_info *full_source[2];
 };
 
 static const struct tensor_info *name_find(struct peft_load *ld, const char *name) {
@@ -129,20 +130,22 @@ static const struct tensor_info *name_find(struct peft_load *ld, const char *nam
 
 /* The tensor under its own name, or with the adapter's name "default" left in the name; magnitudes
  * may also end in ".weight". */
-static const struct tensor_info *tensor_find(struct peft_load *ld, const struct adapter_tensor *w) {
-    size_t len = strlen(w->name), stem = len;
-    bool weight = len > 7 && strcmp(w->name + len - 7, ".weight") == 0;
+static const struct tensor_info *tensor_find(struct peft_load *ld,
+                                             const struct adapter_tensor *wanted) {
+    size_t len = strlen(wanted->name), stem = len;
+    bool weight = len > 7 && strcmp(wanted->name + len - 7, ".weight") == 0;
     if (weight) stem -= 7;
     char other[2][NAME_MAX_LEN + 24];
-    snprintf(other[0], sizeof other[0], "%.*s.default%s", (int)stem, w->name,
+    snprintf(other[0], sizeof other[0], "%.*s.default%s", (int)stem, wanted->name,
              weight ? ".weight" : "");
-    snprintf(other[1], sizeof other[1], "%s.default.weight", w->name);
-    const struct tensor_info *t = name_find(ld, w->name);
-    for (int i = 0; i < 1 + (w->part == LORA_TENSOR_MAGNITUDE); i++) {
-        const struct tensor_info *also = name_find(ld, other[i]);
-        if (t && also)
-            adapter_errors_add(ld->bad, "'%s' is there twice, with and without 'default'", w->name);
-        if (!t) t = also;
+    snprintf(other[1], sizeof other[1], "%s.default.weight", wanted->name);
+    const struct tensor_info *t = name_find(ld, wanted->name);
+    for (int i = 0; i < 1 + (wanted->kind == LORA_TENSOR_MAGNITUDE); i++) {
+        const struct tensor_info *variant = name_find(ld, other[i]);
+        if (t && variant)
+            adapter_errors_add(ld->errors, "'%s' is there twice, with and without 'default'",
+                               wanted->name);
+        if (!t) t = variant;
     }
     return t;
 }
@@ -151,22 +154,22 @@ static size_t element_size(enum tensor_type t) {
     return t == TENSOR_F32 ? 4 : t == TENSOR_F16 || t == TENSOR_BF16 ? 2 : 0;
 }
 
-static void tensor_check(struct peft_load *ld, const struct adapter_tensor *w,
+static void tensor_check(struct peft_load *ld, const struct adapter_tensor *wanted,
                          const struct tensor_info *t) {
     size_t size = element_size(t->type);
-    int dims = w->cols ? 2 : 1;
+    int dims = wanted->cols ? 2 : 1;
     if (t->n_dims != dims) {
-        adapter_errors_add(ld->bad, "'%s' has %d dimensions, not %d", t->name, t->n_dims, dims);
-    } else if (t->dims[0] != w->rows || (dims == 2 && t->dims[1] != w->cols)) {
+        adapter_errors_add(ld->errors, "'%s' has %d dimensions, not %d", t->name, t->n_dims, dims);
+    } else if (t->dims[0] != wanted->rows || (dims == 2 && t->dims[1] != wanted->cols)) {
         if (dims == 2)
-            adapter_errors_add(ld->bad, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
-                               (long long)t->dims[0], (long long)t->dims[1], (long long)w->rows,
-                               (long long)w->cols);
+            adapter_errors_add(ld->errors, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
+                               (long long)t->dims[0], (long long)t->dims[1],
+                               (long long)wanted->rows, (long long)wanted->cols);
         else
-            adapter_errors_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name,
-                               (long long)t->dims[0], (long long)w->rows);
-    } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(w)) {
-        adapter_errors_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
+            adapter_errors_add(ld->errors, "'%s' is [%lld], expected [%lld]", t->name,
+                               (long long)t->dims[0], (long long)wanted->rows);
+    } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(wanted)) {
+        adapter_errors_add(ld->errors, "'%s' is of type %s, not F32, F16 or BF16", t->name,
                            t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
@@ -189,7 +192,7 @@ static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n
 static bool table_is_base(const struct peft_load *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
-    const struct model *m = ld->known->model;
+    const struct model *m = ld->hints->model;
     if (!m || t->mask || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
         t->size != size * (size_t)(v * d) || size == 0)
         return false;
@@ -205,44 +208,44 @@ static bool table_is_base(const struct peft_load *ld, const struct tensor_info *
 }
 
 /* Looks for one table that the config does not name. */
-static void in_place_find(struct peft_load *ld, int head) {
+static void unlisted_table_find(struct peft_load *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_vocab_config *t = head ? &c->head : &c->embed;
     if (t->full || t->n_ids) return;
     const char *module = head ? "lm_head" : ld->shape->arch->hf_embed;
     static const char *const endings[] = {"base_layer.weight", "weight"};
-    for (int i = 0; i < 2 && !ld->in_place[head]; i++) {
+    for (int i = 0; i < 2 && !ld->full_source[head]; i++) {
         char name[NAME_MAX_LEN];
         snprintf(name, sizeof name, "base_model.model.%s.%s", module, endings[i]);
-        ld->in_place[head] = name_find(ld, name);
+        ld->full_source[head] = name_find(ld, name);
     }
-    if (!ld->in_place[head]) return;
-    if (table_is_base(ld, ld->in_place[head], head))
-        ld->in_place[head] = NULL;
+    if (!ld->full_source[head]) return;
+    if (table_is_base(ld, ld->full_source[head], head))
+        ld->full_source[head] = NULL;
     else
         t->full = true;
 }
 
 /* On a tied base, a table changed in place replaces both tables. */
-static void in_place_tie(struct peft_load *ld) {
+static void unlisted_table_tie(struct peft_load *ld) {
     struct adapter_vocab_config *t[2] = {&ld->config->c.embed, &ld->config->c.head};
     if (!ld->shape->tied) return;
     for (int i = 0; i < 2; i++)
-        if (ld->in_place[i] && !t[!i]->full && !t[!i]->n_ids) {
-            ld->in_place[!i] = ld->in_place[i];
+        if (ld->full_source[i] && !t[!i]->full && !t[!i]->n_ids) {
+            ld->full_source[!i] = ld->full_source[i];
             t[!i]->full = true;
             return;
         }
 }
 
 /* ensure_weight_tying: the saved table is used for both. */
-static void saved_tie(struct peft_load *ld) {
+static void saved_table_tie(struct peft_load *ld) {
     struct adapter_config *c = &ld->config->c;
-    if (!ld->config->tie || !ld->shape->tied || c->embed.full == c->head.full) return;
+    if (!ld->config->tie_weights || !ld->shape->tied || c->embed.full == c->head.full) return;
     char name[NAME_MAX_LEN];
     snprintf(name, sizeof name, "base_model.model.%s.weight",
              c->head.full ? "lm_head" : ld->shape->arch->hf_embed);
-    ld->in_place[c->embed.full] = name_find(ld, name);
+    ld->full_source[c->embed.full] = name_find(ld, name);
     if (c->embed.full)
         c->head.full = true;
     else
@@ -250,28 +253,29 @@ static void saved_tie(struct peft_load *ld) {
 }
 
 static void tensor_match(struct peft_load *ld, int i) {
-    const struct adapter_tensor *w = &ld->wanted[i];
-    const struct tensor_info *t =
-        w->part == LORA_TENSOR_FULL ? ld->in_place[w->module == MODULE_HEAD] : NULL;
-    if (!t) t = tensor_find(ld, w);
+    const struct adapter_tensor *wanted = &ld->wanted[i];
+    const struct tensor_info *t = wanted->kind == LORA_TENSOR_SAVED_MODULE
+                                      ? ld->full_source[wanted->module == MODULE_HEAD]
+                                      : NULL;
+    if (!t) t = tensor_find(ld, wanted);
     if (t)
-        tensor_check(ld, w, t);
+        tensor_check(ld, wanted, t);
     else
-        adapter_errors_add(ld->bad, "'%s' is missing", w->name);
+        adapter_errors_add(ld->errors, "'%s' is missing", wanted->name);
     ld->found[i] = t;
 }
 
 /* True for a low-rank part of a module that the config does not target. */
 static bool name_is_untargeted(const struct peft_load *ld, const char *name) {
     for (int32_t m = MODULE_HEAD; m < ld->shape->n_layers * N_PROJ; m++) {
-        char module[NAME_MAX_LEN], stem[2 * NAME_MAX_LEN];
+        char module[NAME_MAX_LEN], prefix[2 * NAME_MAX_LEN];
         const struct adapter_config *c = &ld->config->c;
         int32_t r = m == MODULE_EMBED  ? c->embed.lora.r
                     : m == MODULE_HEAD ? c->head.lora.r
                                        : adapter_module_at(c, m / N_PROJ, m % N_PROJ).r;
         peft_module_name(module, ld->shape->arch, m);
-        int len = snprintf(stem, sizeof stem, "base_model.model.%s.lora_", module);
-        if (r == 0 && module[0] && strncmp(name, stem, (size_t)len) == 0) return true;
+        int len = snprintf(prefix, sizeof prefix, "base_model.model.%s.lora_", module);
+        if (r == 0 && module[0] && strncmp(name, prefix, (size_t)len) == 0) return true;
     }
     return false;
 }
@@ -279,10 +283,10 @@ static bool name_is_untargeted(const struct peft_load *ld, const char *name) {
 /* Checks every wanted tensor against the file, then reports the unused tensors of the file. */
 static int tensors_match(struct peft_load *ld, struct error *err) {
     ld->used = xcalloc((size_t)ld->st->n_tensors + 1, sizeof *ld->used);
-    saved_tie(ld);
-    in_place_find(ld, 0);
-    in_place_find(ld, 1);
-    in_place_tie(ld);
+    saved_table_tie(ld);
+    unlisted_table_find(ld, 0);
+    unlisted_table_find(ld, 1);
+    unlisted_table_tie(ld);
     ld->wanted = adapter_tensors(ld->shape, &ld->config->c, &ld->n);
     ld->found = xcalloc((size_t)ld->n + 1, sizeof *ld->found);
     for (int i = 0; i < ld->n; i++) tensor_match(ld, i);
@@ -290,34 +294,35 @@ static int tensors_match(struct peft_load *ld, struct error *err) {
         const char *name = ld->st->tensors[i].name;
         if (ld->used[i]) continue;
         if (name_is_untargeted(ld, name))
-            adapter_errors_add(ld->bad, "'%.160s' is not among the targets of " PEFT_CONFIG_FILE,
+            adapter_errors_add(ld->errors, "'%.160s' is not among the targets of " PEFT_CONFIG_FILE,
                                name);
         else
-            adapter_errors_add(ld->bad, "'%.160s' belongs to no projection of it", name);
+            adapter_errors_add(ld->errors, "'%.160s' belongs to no projection of it", name);
     }
-    return adapter_errors_report(ld->bad, ld->path, err);
+    return adapter_errors_report(ld->errors, ld->path, err);
 }
 
 /* Tests the exponent bits: no branch in the loop, which visits every float of a file. */
 static bool all_finite(const float *v, int64_t n) {
     const uint32_t exponent = 0x7F800000;
-    uint32_t most = 0;
+    uint32_t max_exponent = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &v[i], sizeof bits);
-        most = MAX(most, bits & exponent);
+        max_exponent = MAX(max_exponent, bits & exponent);
     }
-    return most < exponent;
+    return max_exponent < exponent;
 }
 
 /* One tensor as f32 at `dst`, its rows in the order of the config; false when a value is not
  * finite. */
 static bool tensor_widen(const struct peft_load *ld, int i, float *dst) {
-    const struct adapter_tensor *w = &ld->wanted[i];
-    int64_t k = w->cols ? w->cols : 1, n = w->rows * k;
-    const int32_t *order =
-        w->part == LORA_TENSOR_ROWS ? ld->config->order[w->module == MODULE_HEAD] : NULL;
-    for (int64_t row = 0; order && row < w->rows; row++)
+    const struct adapter_tensor *wanted = &ld->wanted[i];
+    int64_t k = wanted->cols ? wanted->cols : 1, n = wanted->rows * k;
+    const int32_t *order = wanted->kind == LORA_TENSOR_TRAINABLE_TOKENS
+                               ? ld->config->row_order[wanted->module == MODULE_HEAD]
+                               : NULL;
+    for (int64_t row = 0; order && row < wanted->rows; row++)
         elements_widen(ld->found[i], order[row] * k, k, dst + row * k);
     if (!order) elements_widen(ld->found[i], 0, n, dst);
     return all_finite(dst, n);
@@ -344,10 +349,10 @@ static json_t *lineage_read(const json_t *metadata) {
 
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct adapter_load_hints *known,
-                                     struct adapter_errors *bad, struct error *err) {
+                                     const struct adapter_load_hints *hints,
+                                     struct adapter_errors *errors, struct error *err) {
     struct peft_load ld = {
-        .path = path, .shape = shape, .config = config, .st = st, .known = known, .bad = bad};
+        .path = path, .shape = shape, .config = config, .st = st, .hints = hints, .errors = errors};
     struct adapter *a = NULL;
     float *data;
     if (tensors_match(&ld, err)) goto out;
@@ -365,8 +370,8 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
     }
     a->lineage = lineage_read(st->metadata);
     if (config->base) a->base = xstrdup(config->base);
-    if (known->hash)
-        snprintf(a->hash, sizeof a->hash, "%s", known->hash);
+    if (hints->hash)
+        snprintf(a->hash, sizeof a->hash, "%s", hints->hash);
     else
         adapter_hash_compute(a);
 out:
@@ -376,7 +381,7 @@ out:
     return a;
 }
 
-#define CONVERSION                                                                                 \
+#define CONVERSION_COMMAND                                                                         \
     "python -c \"import torch; from safetensors.torch import save_file; "                          \
     "save_file(torch.load('" PICKLE_NAME                                                           \
     "', map_location='cpu', weights_only=True), '" PEFT_WEIGHTS_FILE                               \
@@ -394,7 +399,8 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
         return error_set(err, ERR_MISSING, "adapter '%s' has no " PEFT_WEIGHTS_FILE, dir);
     return error_set(err, ERR_FORMAT,
                      "adapter '%s' has only " PICKLE_NAME ", a pickle, which can run code when "
-                     "opened and is never read (convert it where you trust it: " CONVERSION ")",
+                     "opened and is never read (convert it where you trust it: " CONVERSION_COMMAND
+                     ")",
                      dir);
 }
 
@@ -413,16 +419,16 @@ int peft_check(const char *dir, struct error *err) {
  * model's tensors; removes it, and drops the vision tensors, as the base does. Returns the prefix
  * that replaces "model." there; NULL when the names are those of a text model.
  */
-static const char *language_model_take(struct safetensors *st) {
+static const char *language_model_prefix_strip(struct safetensors *st) {
     static const char infix[] = "language_model.";
-    const char *stem = NULL;
+    const char *prefix = NULL;
     int kept = 0;
     for (int i = 0; i < st->n_tensors; i++) {
         struct tensor_info *t = &st->tensors[i];
         char *at = strstr(t->name, infix);
         const char *rest = at ? at + strlen(infix) : "";
         if (at && strncmp(rest, "lm_head", 7) != 0)
-            stem =
+            prefix =
                 strncmp(rest, "model.", 6) == 0 ? "language_model.model." : "model.language_model.";
         if (at) memmove(at, rest, strlen(rest) + 1);
         if (at || !(strstr(t->name, "vision_tower.") || strstr(t->name, "multi_modal_projector.")))
@@ -434,20 +440,20 @@ static const char *language_model_take(struct safetensors *st) {
         log_info("%d tensors that are not the language model's are left out", st->n_tensors - kept);
     st->n_tensors = kept;
     if (kept > 1) qsort(st->tensors, (size_t)kept, sizeof *st->tensors, tensor_info_compare);
-    return stem;
+    return prefix;
 }
 
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
-                          const struct adapter_load_hints *known, struct error *err) {
+                          const struct adapter_load_hints *hints, struct error *err) {
     struct adapter *a = NULL;
     if (hub_is_name(dir)) {
         char *pulled = hub_cached_path(dir, err);
-        a = pulled ? peft_load(pulled, shape, known, err) : NULL;
+        a = pulled ? peft_load(pulled, shape, hints, err) : NULL;
         free(pulled);
         return a;
     }
     struct peft_config config = {0};
-    struct adapter_errors bad = {0};
+    struct adapter_errors errors = {0};
     struct safetensors st = {0};
     char *config_path = path_join(dir, PEFT_CONFIG_FILE),
          *tensors_path = path_join(dir, PEFT_WEIGHTS_FILE);
@@ -455,15 +461,15 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape,
     if (peft_check(dir, err)) goto out;
     if (!(root = json_parse_file(config_path, err))) goto out;
     if (safetensors_read(&st, tensors_path, err)) goto out;
-    if (shape->arch->hf_names == HF_GEMMA) config.stem = language_model_take(&st);
-    if (peft_config_read(root, shape, &config, &bad, err))
+    if (shape->arch->hf_names == HF_GEMMA) config.model_prefix = language_model_prefix_strip(&st);
+    if (peft_config_read(root, shape, &config, &errors, err))
         error_wrap(err, "'%s'", config_path);
     else
-        a = adapter_from_tensors(dir, shape, &config, &st, known, &bad, err);
+        a = adapter_from_tensors(dir, shape, &config, &st, hints, &errors, err);
 out:
     safetensors_close(&st);
     json_decref(root);
-    buf_release(&bad.text);
+    buf_release(&errors.text);
     peft_config_release(&config);
     free(config_path);
     free(tensors_path);
@@ -483,18 +489,18 @@ static int tensors_write(const struct adapter *a, const char *path, struct error
     struct adapter_tensor *list = adapter_tensors(&a->shape, &a->config, &n);
     struct tensor_info *infos = xcalloc((size_t)n + 1, sizeof *infos);
     json_t *metadata = json_object();
-    const float *at = a->data;
+    const float *src = a->data;
     for (int i = 0; i < n; i++) {
         size_t floats = adapter_tensor_floats(&list[i]);
         infos[i] = (struct tensor_info){.name = list[i].name,
                                         .type = TENSOR_F32,
                                         .n_dims = list[i].cols ? 2 : 1,
                                         .dims = {list[i].rows, list[i].cols},
-                                        .data = at,
-                                        .size = floats * sizeof *at};
-        at += floats;
+                                        .data = src,
+                                        .size = floats * sizeof *src};
+        src += floats;
     }
-    CHECK(at == a->data + a->n_data);
+    CHECK(src == a->data + a->n_data);
     qsort(infos, (size_t)n, sizeof *infos, tensor_info_compare);
     if (a->lineage) json_object_update(metadata, a->lineage);
     json_object_set_new(metadata, "format", json_string("pt"));

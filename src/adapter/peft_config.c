@@ -31,7 +31,7 @@ void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t m
 }
 
 /* The end of a dotted name: "q_proj", "embed_tokens". */
-static const char *last_name(const char *name) {
+static const char *last_component(const char *name) {
     const char *dot = strrchr(name, '.');
     return dot ? dot + 1 : name;
 }
@@ -40,14 +40,14 @@ static const char *last_name(const char *name) {
 static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const char *key,
                                    struct error *err) {
     int code;
-    PCRE2_SIZE at;
+    PCRE2_SIZE offset;
     pcre2_code *re =
-        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, options, &code, &at, NULL);
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, options, &code, &offset, NULL);
     if (re) return re;
     PCRE2_UCHAR why[120];
     pcre2_get_error_message(code, why, sizeof why);
     error_set(err, ERR_FORMAT, "'%s' is not a valid pattern: '%.200s' (%s at offset %zu)", key,
-              pattern, (char *)why, (size_t)at);
+              pattern, (char *)why, (size_t)offset);
     return NULL;
 }
 
@@ -178,7 +178,7 @@ static int rules_apply(const struct pattern_rules *r, const char *name, double *
 /* Keys that change the adapter's result, unless they are false, null, "none" or empty. */
 static const struct unsupported_key {
     const char *key, *why;
-} refusals[] = {
+} unsupported_keys[] = {
     {"use_qalora", "QA-LoRA is not supported"},
     {"use_bdlora", "block-diagonal LoRA is not supported"},
     {"lora_bias", "biases on lora_B are not supported"},
@@ -209,16 +209,16 @@ static bool init_changes_base(const json_t *v) {
     return false;
 }
 
-static int config_refuse(const json_t *root, struct error *err) {
+static int config_check_supported(const json_t *root, struct error *err) {
     const json_t *type = json_object_get(root, "peft_type");
     if (!json_is_string(type)) return error_set(err, ERR_FORMAT, "'peft_type' is missing");
     if (strcmp(json_string_value(type), "LORA") != 0)
         return error_set(err, ERR_MISMATCH, "'peft_type' is '%.40s'; only 'LORA' is supported",
                          json_string_value(type));
-    for (size_t i = 0; i < ARRAY_LEN(refusals); i++)
-        if (!value_is_off(json_object_get(root, refusals[i].key)))
-            return error_set(err, ERR_MISMATCH, "'%s' is set: %s", refusals[i].key,
-                             refusals[i].why);
+    for (size_t i = 0; i < ARRAY_LEN(unsupported_keys); i++)
+        if (!value_is_off(json_object_get(root, unsupported_keys[i].key)))
+            return error_set(err, ERR_MISMATCH, "'%s' is set: %s", unsupported_keys[i].key,
+                             unsupported_keys[i].why);
     const json_t *init = json_object_get(root, "init_lora_weights");
     if (init_changes_base(init))
         return error_set(err, ERR_MISMATCH,
@@ -273,7 +273,7 @@ static int scalars_read(const json_t *root, struct adapter_config *c, struct err
     return flag_read(root, "use_dora", &c->dora, err);
 }
 
-static int layer_mark(const json_t *v, int32_t n_layers, bool *on, struct error *err) {
+static int layer_select(const json_t *v, int32_t n_layers, bool *selected, struct error *err) {
     if (!json_is_integer(v))
         return error_set(err, ERR_FORMAT, "'layers_to_transform' holds something but integers");
     json_int_t i = json_integer_value(v);
@@ -281,7 +281,7 @@ static int layer_mark(const json_t *v, int32_t n_layers, bool *on, struct error 
         return error_set(err, ERR_MISMATCH,
                          "'layers_to_transform' names layer %lld of a model with %d layers",
                          (long long)i, (int)n_layers);
-    on[i] = true;
+    selected[i] = true;
     return OK;
 }
 
@@ -289,106 +289,108 @@ static bool layers_are_all(const json_t *v) {
     return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* True when `usual`, the architecture's prefix of layer numbers, is the pattern or one of the
+/* True when `standard`, the architecture's prefix of layer numbers, is the pattern or one of the
  * patterns. */
-static bool layers_pattern_known(const json_t *pattern, const char *usual) {
+static bool layers_pattern_is_standard(const json_t *pattern, const char *standard) {
     size_t i;
     json_t *item;
     json_array_foreach (pattern, i, item) {
-        if (json_is_string(item) && strcmp(json_string_value(item), usual) == 0) return true;
+        if (json_is_string(item) && strcmp(json_string_value(item), standard) == 0) return true;
     }
     return value_is_off(pattern) ||
-           (json_is_string(pattern) && strcmp(json_string_value(pattern), usual) == 0);
+           (json_is_string(pattern) && strcmp(json_string_value(pattern), standard) == 0);
 }
 
-/* on[L]: layers that list targets apply to. Layer numbers are known only at the usual place
+/* selected[L]: layers that list targets apply to. Layer numbers are known only at the usual place
  * ("layers.N", GPT-Neo's "h.N"). */
-static int layers_read(const json_t *root, const struct model_config *shape, bool *on,
+static int layers_read(const json_t *root, const struct model_config *shape, bool *selected,
                        struct error *err) {
-    const char *usual = last_name(shape->arch->hf_layers);
+    const char *standard = last_component(shape->arch->hf_layers);
     int32_t n_layers = shape->n_layers;
     const json_t *v = json_object_get(root, "layers_to_transform"),
                  *pattern = json_object_get(root, "layers_pattern");
     size_t i;
     json_t *item;
-    bool every = layers_are_all(v);
-    for (int32_t l = 0; l < n_layers; l++) on[l] = every;
-    if (every) return OK;
+    bool all = layers_are_all(v);
+    for (int32_t l = 0; l < n_layers; l++) selected[l] = all;
+    if (all) return OK;
     if (json_is_string(json_object_get(root, "target_modules")))
         return error_set(err, ERR_FORMAT,
                          "'layers_to_transform' needs 'target_modules' to be a list");
-    if (!layers_pattern_known(pattern, usual))
+    if (!layers_pattern_is_standard(pattern, standard))
         return error_set(err, ERR_MISMATCH, "'layers_pattern' is set: only \"%s\" is supported",
-                         usual);
-    if (!json_is_array(v)) return layer_mark(v, n_layers, on, err);
+                         standard);
+    if (!json_is_array(v)) return layer_select(v, n_layers, selected, err);
     json_array_foreach (v, i, item) {
-        if (layer_mark(item, n_layers, on, err)) return err->code;
+        if (layer_select(item, n_layers, selected, err)) return err->code;
     }
     return OK;
 }
 
 /* Everything that decides whether a module is adapted, and how. */
-struct peft_plan {
+struct peft_target_rules {
     const struct arch *arch;
-    const char *stem; /* peft_config.stem */
+    const char *model_prefix; /* peft_config.stem */
     struct module_selector target, exclude;
     struct pattern_rules ranks, alphas;
-    bool *layers;    /* [L] */
-    bool all_layers; /* else modules outside the layers cannot be targets */
-    bool needed;     /* the list of targets must not be empty: no whole table or rows replace it */
+    bool *layers;          /* [L] */
+    bool all_layers;       /* else modules outside the layers cannot be targets */
+    bool targets_required; /* the list of targets must not be empty: no whole table or rows replace
+                              it */
 };
 
-static int plan_init(struct peft_plan *pl, const json_t *root, const struct model_config *shape,
-                     struct error *err) {
-    pl->layers = xcalloc((size_t)shape->n_layers, sizeof *pl->layers);
-    if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
-    pl->all_layers = layers_are_all(json_object_get(root, "layers_to_transform"));
-    if (!selector_is_set(&pl->target) && pl->needed)
+static int target_rules_init(struct peft_target_rules *rules, const json_t *root,
+                             const struct model_config *shape, struct error *err) {
+    rules->layers = xcalloc((size_t)shape->n_layers, sizeof *rules->layers);
+    if (selector_init(&rules->target, root, "target_modules", err)) return err->code;
+    rules->all_layers = layers_are_all(json_object_get(root, "layers_to_transform"));
+    if (!selector_is_set(&rules->target) && rules->targets_required)
         return error_set(err, ERR_FORMAT, "'target_modules' is missing or empty");
-    if (selector_init(&pl->exclude, root, "exclude_modules", err)) return err->code;
-    if (rules_init(&pl->ranks, root, "rank_pattern", err)) return err->code;
-    if (rules_init(&pl->alphas, root, "alpha_pattern", err)) return err->code;
-    return layers_read(root, shape, pl->layers, err);
+    if (selector_init(&rules->exclude, root, "exclude_modules", err)) return err->code;
+    if (rules_init(&rules->ranks, root, "rank_pattern", err)) return err->code;
+    if (rules_init(&rules->alphas, root, "alpha_pattern", err)) return err->code;
+    return layers_read(root, shape, rules->layers, err);
 }
 
-static void plan_release(struct peft_plan *pl) {
-    selector_release(&pl->target);
-    selector_release(&pl->exclude);
-    rules_release(&pl->ranks);
-    rules_release(&pl->alphas);
-    free(pl->layers);
+static void target_rules_release(struct peft_target_rules *rules) {
+    selector_release(&rules->target);
+    selector_release(&rules->exclude);
+    rules_release(&rules->ranks);
+    rules_release(&rules->alphas);
+    free(rules->layers);
 }
 
 /* The tables are not linear maps of a layer: neither "all-linear" nor a choice of layers selects
  * them. */
-static bool plan_reaches(const struct peft_plan *pl, int32_t module) {
-    return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
+static bool module_is_selectable(const struct peft_target_rules *rules, int32_t module) {
+    return module >= 0 ? rules->layers[module / N_PROJ] : rules->all_layers && !rules->target.all;
 }
 
 /* The module's name as used in the config. */
-static void plan_name(char out[NAME_MAX_LEN], const struct peft_plan *pl, int32_t module) {
-    static const char usual[] = "model.";
+static void config_module_name(char out[NAME_MAX_LEN], const struct peft_target_rules *rules,
+                               int32_t module) {
+    static const char text_prefix[] = "model.";
     char name[NAME_MAX_LEN];
-    peft_module_name(name, pl->arch, module);
-    bool moved = pl->stem && strncmp(name, usual, strlen(usual)) == 0;
-    snprintf(out, NAME_MAX_LEN, "%s%.110s", moved ? pl->stem : "",
-             name + (moved ? strlen(usual) : 0));
+    peft_module_name(name, rules->arch, module);
+    bool replaced = rules->model_prefix && strncmp(name, text_prefix, strlen(text_prefix)) == 0;
+    snprintf(out, NAME_MAX_LEN, "%s%.110s", replaced ? rules->model_prefix : "",
+             name + (replaced ? strlen(text_prefix) : 0));
 }
 
 /* Fills one module of the config; r stays 0 if it is not adapted. */
-static int plan_module(const struct peft_plan *pl, const struct adapter_config *c, int32_t module,
-                       struct adapter_module *out, struct error *err) {
+static int target_rules_apply(const struct peft_target_rules *rules, const struct adapter_config *c,
+                              int32_t module, struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
     double r = c->r, alpha = c->alpha;
-    plan_name(name, pl, module);
+    config_module_name(name, rules, module);
     if (!name[0]) return OK;
-    int in = selector_match(&pl->target, name, err);
-    int ex = in > 0 ? selector_match(&pl->exclude, name, err) : 0;
-    if (in < 0 || ex < 0) return err->code;
-    if (!in || ex || !plan_reaches(pl, module)) return OK;
-    if (rules_apply(&pl->ranks, name, &r, err) || rank_check("rank_pattern", r, err))
+    int included = selector_match(&rules->target, name, err);
+    int excluded = included > 0 ? selector_match(&rules->exclude, name, err) : 0;
+    if (included < 0 || excluded < 0) return err->code;
+    if (!included || excluded || !module_is_selectable(rules, module)) return OK;
+    if (rules_apply(&rules->ranks, name, &r, err) || rank_check("rank_pattern", r, err))
         return err->code;
-    if (rules_apply(&pl->alphas, name, &alpha, err) || alpha_check("alpha_pattern", alpha, err))
+    if (rules_apply(&rules->alphas, name, &alpha, err) || alpha_check("alpha_pattern", alpha, err))
         return err->code;
     *out = (struct adapter_module){(int32_t)r, (float)alpha};
     return OK;
@@ -396,32 +398,32 @@ static int plan_module(const struct peft_plan *pl, const struct adapter_config *
 
 /* Reports listed targets that match no module of this shape, as in an adapter for another
  * architecture. */
-static void targets_check(const struct peft_plan *pl, int32_t n_layers,
-                          struct adapter_errors *bad) {
+static void targets_check(const struct peft_target_rules *rules, int32_t n_layers,
+                          struct adapter_errors *errors) {
     size_t i;
     json_t *item;
-    json_array_foreach (pl->target.list, i, item) {
+    json_array_foreach (rules->target.list, i, item) {
         bool hit = false;
         for (int32_t m = MODULE_HEAD; m < n_layers * N_PROJ && !hit; m++) {
             char name[NAME_MAX_LEN];
-            plan_name(name, pl, m);
+            config_module_name(name, rules, m);
             hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
-            adapter_errors_add(bad, "target module '%.80s' is not a projection of it",
+            adapter_errors_add(errors, "target module '%.80s' is not a projection of it",
                                json_string_value(item));
     }
 }
 
 /* The table with this module name, or NULL. */
-static struct adapter_vocab_config *table_named(struct adapter_config *c, const struct arch *arch,
-                                                const char *name) {
+static struct adapter_vocab_config *table_by_name(struct adapter_config *c, const struct arch *arch,
+                                                  const char *name) {
     if (suffix_match(arch->hf_embed, name)) return &c->embed;
     return suffix_match("lm_head", name) ? &c->head : NULL;
 }
 
-static int saved_read(const json_t *root, const struct arch *arch, struct adapter_config *c,
-                      struct error *err) {
+static int modules_to_save_read(const json_t *root, const struct arch *arch,
+                                struct adapter_config *c, struct error *err) {
     const json_t *v = json_object_get(root, "modules_to_save");
     size_t i;
     json_t *item;
@@ -429,19 +431,19 @@ static int saved_read(const json_t *root, const struct arch *arch, struct adapte
     if (!json_is_array(v)) return error_set(err, ERR_FORMAT, "'modules_to_save' is not a list");
     json_array_foreach (v, i, item) {
         const char *name = json_string_value(item);
-        struct adapter_vocab_config *t = name ? table_named(c, arch, name) : NULL;
+        struct adapter_vocab_config *t = name ? table_by_name(c, arch, name) : NULL;
         if (!t)
             return error_set(err, ERR_MISMATCH,
                              "'modules_to_save' is set: '%.80s' in it is neither %s nor lm_head, "
                              "and only they can be replaced",
-                             name ? name : "?", last_name(arch->hf_embed));
+                             name ? name : "?", last_component(arch->hf_embed));
         t->full = true;
     }
     return OK;
 }
 
 struct peft_token {
-    int32_t id, at;
+    int32_t id, row;
 };
 
 static int token_compare(const void *a, const void *b) {
@@ -450,8 +452,8 @@ static int token_compare(const void *a, const void *b) {
 }
 
 /* One list of token ids; the order in PEFT's list is the order of the rows in the file. */
-static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
-                       const int32_t **order, struct arena *arena, struct error *err) {
+static int trainable_tokens_parse(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
+                                  const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
     json_t *item;
     struct peft_token *v = arena_alloc(arena, (n + 1) * sizeof *v);
@@ -473,7 +475,7 @@ static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_c
             return error_set(err, ERR_FORMAT, "'trainable_token_indices' names token %d twice",
                              (int)v[i].id);
         ids[i] = v[i].id;
-        rows[i] = v[i].at;
+        rows[i] = v[i].row;
     }
     t->n_ids = (int32_t)n;
     t->ids = ids;
@@ -481,22 +483,23 @@ static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_c
     return OK;
 }
 
-static int tokens_read(const json_t *root, const struct model_config *shape, struct peft_config *p,
-                       struct error *err) {
+static int trainable_tokens_read(const json_t *root, const struct model_config *shape,
+                                 struct peft_config *p, struct error *err) {
     json_t *v = json_object_get(root, "trainable_token_indices"), *list;
     const char *name;
     if (value_is_off(v)) return OK;
     if (!json_is_object(v))
-        return tokens_list(v, shape->vocab_size, &p->c.embed, &p->order[0], &p->arena, err);
+        return trainable_tokens_parse(v, shape->vocab_size, &p->c.embed, &p->row_order[0],
+                                      &p->arena, err);
     json_object_foreach (v, name, list) {
-        struct adapter_vocab_config *t = table_named(&p->c, shape->arch, name);
+        struct adapter_vocab_config *t = table_by_name(&p->c, shape->arch, name);
         if (!t || t->n_ids)
             return error_set(err, ERR_MISMATCH,
                              "'trainable_token_indices' names '%.80s'; %s and lm_head, each once, "
                              "can have such rows",
-                             name, last_name(shape->arch->hf_embed));
-        int rc =
-            tokens_list(list, shape->vocab_size, t, &p->order[t == &p->c.head], &p->arena, err);
+                             name, last_component(shape->arch->hf_embed));
+        int rc = trainable_tokens_parse(list, shape->vocab_size, t, &p->row_order[t == &p->c.head],
+                                        &p->arena, err);
         if (rc) return rc;
     }
     return OK;
@@ -507,7 +510,7 @@ static int tables_check(const struct peft_config *p, const struct model_config *
                         struct error *err) {
     const struct adapter_vocab_config *tables[] = {&p->c.embed, &p->c.head};
     for (int i = 0; i < 2; i++) {
-        const char *name = i ? "lm_head" : last_name(shape->arch->hf_embed);
+        const char *name = i ? "lm_head" : last_component(shape->arch->hf_embed);
         const struct adapter_vocab_config *t = tables[i];
         if ((t->lora.r > 0) + t->full + (t->n_ids > 0) > 1)
             return error_set(err, ERR_MISMATCH,
@@ -518,48 +521,49 @@ static int tables_check(const struct peft_config *p, const struct model_config *
     if (p->c.dora && p->c.embed.lora.r > 0)
         return error_set(err, ERR_MISMATCH,
                          "'use_dora' is set: on 'embed_tokens', an embedding, it is not supported");
-    if (p->tie && shape->tied && (p->c.embed.lora.r > 0 || p->c.head.lora.r > 0))
+    if (p->tie_weights && shape->tied && (p->c.embed.lora.r > 0 || p->c.head.lora.r > 0))
         return error_set(err, ERR_MISMATCH,
                          "'ensure_weight_tying' is set: low-rank parts shared by embedding and "
                          "head are not supported");
     return OK;
 }
 
-static int plan_run(const struct peft_plan *plan, struct peft_config *p, int32_t n_layers,
-                    struct adapter_errors *bad, struct error *err) {
+static int target_rules_run(const struct peft_target_rules *rules, struct peft_config *p,
+                            int32_t n_layers, struct adapter_errors *errors, struct error *err) {
     struct adapter_config *c = &p->c;
     struct adapter_module *modules =
         arena_alloc(&p->arena, (size_t)n_layers * N_PROJ * sizeof *modules);
     int n = 0;
     for (int32_t i = 0; i < n_layers * N_PROJ; i++) {
-        if (plan_module(plan, c, i, &modules[i], err)) return err->code;
+        if (target_rules_apply(rules, c, i, &modules[i], err)) return err->code;
         n += modules[i].r > 0;
     }
     c->modules = modules;
-    if (plan_module(plan, c, MODULE_EMBED, &c->embed.lora, err)) return err->code;
-    if (plan_module(plan, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
-    targets_check(plan, n_layers, bad);
-    if (n + c->embed.lora.r + c->head.lora.r == 0 && plan->needed && bad->n == 0)
-        adapter_errors_add(bad, "'target_modules' selects no projection of it");
+    if (target_rules_apply(rules, c, MODULE_EMBED, &c->embed.lora, err)) return err->code;
+    if (target_rules_apply(rules, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
+    targets_check(rules, n_layers, errors);
+    if (n + c->embed.lora.r + c->head.lora.r == 0 && rules->targets_required && errors->n == 0)
+        adapter_errors_add(errors, "'target_modules' selects no projection of it");
     return OK;
 }
 
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
-                     struct adapter_errors *bad, struct error *err) {
+                     struct adapter_errors *errors, struct error *err) {
     struct adapter_config *c = &out->c;
-    struct peft_plan plan = {.arch = shape->arch, .stem = out->stem};
+    struct peft_target_rules rules = {.arch = shape->arch, .model_prefix = out->model_prefix};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
-    if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
-    if (saved_read(root, shape->arch, c, err) || tokens_read(root, shape, out, err))
+    if (config_check_supported(root, err) || scalars_read(root, c, err)) return err->code;
+    if (modules_to_save_read(root, shape->arch, c, err) ||
+        trainable_tokens_read(root, shape, out, err))
         return err->code;
-    if (flag_read(root, "ensure_weight_tying", &out->tie, err)) return err->code;
+    if (flag_read(root, "ensure_weight_tying", &out->tie_weights, err)) return err->code;
     const char *base = json_string_value(json_object_get(root, "base_model_name_or_path"));
     out->base = base ? arena_strdup(&out->arena, base) : NULL;
-    plan.needed = !c->embed.full && !c->head.full && !c->embed.n_ids && !c->head.n_ids;
-    int rc = plan_init(&plan, root, shape, err);
-    if (rc == OK) rc = plan_run(&plan, out, shape->n_layers, bad, err);
+    rules.targets_required = !c->embed.full && !c->head.full && !c->embed.n_ids && !c->head.n_ids;
+    int rc = target_rules_init(&rules, root, shape, err);
+    if (rc == OK) rc = target_rules_run(&rules, out, shape->n_layers, errors, err);
     if (rc == OK) rc = tables_check(out, shape, err);
-    plan_release(&plan);
+    target_rules_release(&rules);
     return rc;
 }
 
@@ -568,7 +572,7 @@ void peft_config_release(struct peft_config *p) {
 }
 
 /* The shortest decimal that reads back as the same float32. */
-static json_t *real_json(float f) {
+static json_t *shortest_real_json(float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, (double)f);
@@ -579,11 +583,11 @@ static json_t *real_json(float f) {
 
 static json_t *number_json(float f) {
     bool whole = f == truncf(f) && fabsf(f) < 1e9f && !(f == 0 && signbit(f));
-    return whole ? json_integer((json_int_t)f) : real_json(f);
+    return whole ? json_integer((json_int_t)f) : shortest_real_json(f);
 }
 
 /* True when projection p has one (r, alpha) wherever it is adapted. */
-static bool column_is_even(const struct adapter *a, int p) {
+static bool proj_is_uniform(const struct adapter *a, int p) {
     struct adapter_module first = {0, 0};
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
         struct adapter_module m = adapter_module_at(&a->config, l, p);
@@ -594,8 +598,8 @@ static bool column_is_even(const struct adapter *a, int p) {
     return true;
 }
 
-static void pattern_table(const struct adapter *a, bool alpha, const char *name,
-                          struct adapter_module m, json_t *out) {
+static void pattern_add_table(const struct adapter *a, bool alpha, const char *name,
+                              struct adapter_module m, json_t *out) {
     bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
     if (m.r > 0 && !same)
         json_object_set_new(out, name, alpha ? number_json(m.alpha) : json_integer(m.r));
@@ -611,15 +615,15 @@ static json_t *pattern_json(const struct adapter *a, bool alpha) {
         char name[NAME_MAX_LEN];
         if (m.r == 0 || same) continue;
         peft_module_name(name, a->shape.arch, i);
-        json_object_set_new(out, column_is_even(a, i % N_PROJ) ? last_name(name) : name,
+        json_object_set_new(out, proj_is_uniform(a, i % N_PROJ) ? last_component(name) : name,
                             alpha ? number_json(m.alpha) : json_integer(m.r));
     }
-    pattern_table(a, alpha, last_name(a->shape.arch->hf_embed), a->config.embed.lora, out);
-    pattern_table(a, alpha, "lm_head", a->config.head.lora, out);
+    pattern_add_table(a, alpha, last_component(a->shape.arch->hf_embed), a->config.embed.lora, out);
+    pattern_add_table(a, alpha, "lm_head", a->config.head.lora, out);
     return out;
 }
 
-static bool layer_adapted(const struct adapter *a, int32_t l) {
+static bool layer_is_adapted(const struct adapter *a, int32_t l) {
     for (int p = 0; p < N_PROJ; p++)
         if (adapter_module_at(&a->config, l, p).r > 0) return true;
     return false;
@@ -628,13 +632,13 @@ static bool layer_adapted(const struct adapter *a, int32_t l) {
 /* True when the short names of the targets and the chosen layers describe the adapter completely:
  * the adapted modules are exactly (some layers) × (the targets), and no table is a target together
  * with a choice of layers, which would exclude it. */
-static bool short_names(const struct adapter *a) {
+static bool short_names_suffice(const struct adapter *a) {
     int32_t n = 0;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
-        n += layer_adapted(a, l);
+        n += layer_is_adapted(a, l);
         for (int p = 0; p < N_PROJ; p++)
             if ((adapter_module_at(&a->config, l, p).r > 0) !=
-                (a->config.target[p] && layer_adapted(a, l)))
+                (a->config.target[p] && layer_is_adapted(a, l)))
                 return false;
     }
     return n == a->shape.n_layers || a->config.embed.lora.r + a->config.head.lora.r == 0;
@@ -643,9 +647,9 @@ static bool short_names(const struct adapter *a) {
 static json_t *layers_json(const struct adapter *a) {
     json_t *out = json_array();
     for (int32_t l = 0; l < a->shape.n_layers; l++)
-        if (layer_adapted(a, l)) json_array_append_new(out, json_integer(l));
+        if (layer_is_adapted(a, l)) json_array_append_new(out, json_integer(l));
     size_t n = json_array_size(out);
-    if (short_names(a) && n > 0 && n < (size_t)a->shape.n_layers) return out;
+    if (short_names_suffice(a) && n > 0 && n < (size_t)a->shape.n_layers) return out;
     json_decref(out);
     return json_null();
 }
@@ -659,16 +663,16 @@ static int text_compare(const void *a, const void *b) {
 static json_t *targets_json(const struct adapter *a) {
     struct strings names = {0};
     char full[NAME_MAX_LEN];
-    bool even = short_names(a);
-    for (int p = 0; p < N_PROJ && even; p++)
+    bool short_names = short_names_suffice(a);
+    for (int p = 0; p < N_PROJ && short_names; p++)
         if (a->config.target[p])
-            strings_add(&names, last_name(proj_hf_path(a->shape.arch, (enum proj)p)));
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !even; i++) {
+            strings_add(&names, last_component(proj_hf_path(a->shape.arch, (enum proj)p)));
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !short_names; i++) {
         if (adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ).r == 0) continue;
         peft_module_name(full, a->shape.arch, i);
         strings_add(&names, full);
     }
-    if (a->config.embed.lora.r) strings_add(&names, last_name(a->shape.arch->hf_embed));
+    if (a->config.embed.lora.r) strings_add(&names, last_component(a->shape.arch->hf_embed));
     if (a->config.head.lora.r) strings_add(&names, "lm_head");
     if (names.n > 1) qsort(names.v, (size_t)names.n, sizeof *names.v, text_compare);
     json_t *out = json_array();
@@ -679,17 +683,17 @@ static json_t *targets_json(const struct adapter *a) {
 
 /* Whole tables of modules without low-rank parts; for the others, the tensors in the file are
  * enough. */
-static json_t *saved_json(const struct adapter *a) {
+static json_t *modules_to_save_json(const struct adapter *a) {
     const struct adapter_config *c = &a->config;
     bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
     if (!embed && !head) return json_null();
     json_t *out = json_array();
-    if (embed) json_array_append_new(out, json_string(last_name(a->shape.arch->hf_embed)));
+    if (embed) json_array_append_new(out, json_string(last_component(a->shape.arch->hf_embed)));
     if (head) json_array_append_new(out, json_string("lm_head"));
     return out;
 }
 
-static void tokens_json(const char *name, const struct adapter_vocab_config *t, json_t *out) {
+static void token_ids_json(const char *name, const struct adapter_vocab_config *t, json_t *out) {
     if (t->n_ids == 0) return;
     json_t *list = json_array();
     for (int32_t i = 0; i < t->n_ids; i++) json_array_append_new(list, json_integer(t->ids[i]));
@@ -697,10 +701,10 @@ static void tokens_json(const char *name, const struct adapter_vocab_config *t, 
 }
 
 /* PEFT 0.15 introduced the key, so a config without such rows omits it. */
-static void tokens_add(const struct adapter *a, json_t *root) {
+static void trainable_tokens_add(const struct adapter *a, json_t *root) {
     json_t *out = json_object();
-    tokens_json(last_name(a->shape.arch->hf_embed), &a->config.embed, out);
-    tokens_json("lm_head", &a->config.head, out);
+    token_ids_json(last_component(a->shape.arch->hf_embed), &a->config.embed, out);
+    token_ids_json("lm_head", &a->config.head, out);
     if (json_object_size(out) > 0) json_object_set(root, "trainable_token_indices", out);
     json_decref(out);
 }
@@ -715,12 +719,12 @@ char *peft_config_text(const struct adapter *a, const char *base) {
         "alpha_pattern", pattern_json(a, true), "auto_mapping", "base_model_name_or_path", name,
         "bias", "none", "exclude_modules", "fan_in_fan_out", 0, "inference_mode", 1,
         "init_lora_weights", 1, "layers_pattern", "layers_to_transform", layers_json(a),
-        "lora_alpha", number_json(c->alpha), "lora_dropout", real_json(c->dropout),
-        "modules_to_save", saved_json(a), "peft_type", "LORA", "r", (int)c->r, "rank_pattern",
-        pattern_json(a, false), "revision", "target_modules", targets_json(a), "task_type",
-        "CAUSAL_LM", "use_dora", (int)c->dora, "use_rslora", (int)c->rslora);
+        "lora_alpha", number_json(c->alpha), "lora_dropout", shortest_real_json(c->dropout),
+        "modules_to_save", modules_to_save_json(a), "peft_type", "LORA", "r", (int)c->r,
+        "rank_pattern", pattern_json(a, false), "revision", "target_modules", targets_json(a),
+        "task_type", "CAUSAL_LM", "use_dora", (int)c->dora, "use_rslora", (int)c->rslora);
     CHECK(o);
-    tokens_add(a, o);
+    trainable_tokens_add(a, o);
     char *text =
         json_dumps(o, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
     CHECK(text);

@@ -5,9 +5,9 @@
  *                           ▲          │
  *                           └──files changed, or publish: the next version
  *
- * One lock guards everything. A load runs outside the lock and sets `busy`; only the loading thread
- * touches a busy entry. No ordered lists are kept: eviction walks over all entries, which is cheap
- * compared with a load, and counts the bytes that they occupy at that moment.
+ * One lock guards everything. A load runs outside the lock and sets `loading`; only the loading
+ * thread touches a busy entry. No ordered lists are kept: eviction walks over all entries, which is
+ * cheap compared with a load, and counts the bytes that they occupy at that moment.
  *
  * Invariants: (1) the pool holds one reference to every resident and every retired adapter, so that
  * a count of 1 means that it is not in use, and only a get can change that; (2) the version
@@ -29,16 +29,16 @@
 /* The file system's metadata of one file; zero when it does not exist. */
 struct file_stamp {
     uint64_t device, inode, size;
-    int64_t written, changed; /* mtime and ctime in ns since 1970 */
+    int64_t mtime, ctime; /* mtime and ctime in ns since 1970 */
 };
 /* Stamps of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file.
  */
 struct entry_stamps {
     struct file_stamp v[2];
-    bool young; /* written so recently that another write might leave the same stamps */
+    bool recent; /* written so recently that another write might leave the same stamps */
 };
 /* File systems round times to the kernel's tick, at most 10 ms. */
-#define YOUNG_NS 50000000
+#define RECENT_NS 50000000
 
 struct pool_entry {
     char *name;
@@ -47,24 +47,24 @@ struct pool_entry {
     char hash[HASH_LEN]; /* SHA-256 of the version, resident or not; "" before the first load */
     struct entry_stamps stamps;
     size_t size;
-    uint64_t version, turn, gets, loads; /* turn: value of the pool's count at the last get */
+    uint64_t version, lru_stamp, gets, loads; /* turn: value of the pool's count at the last get */
     double last_used;
-    bool pinned, busy;
-    char *problem; /* the error in the files with stamps `bad`, or NULL */
+    bool pinned, loading;
+    char *problem; /* the error in the files with stamps `problem_stamps`, or NULL */
     int problem_code;
-    struct entry_stamps bad;
+    struct entry_stamps problem_stamps;
 };
 
 struct adapter_pool {
     struct model *model;
     struct adapter_pool_options o;
     pthread_mutex_t lock;
-    pthread_cond_t idle; /* some entry is no longer busy */
+    pthread_cond_t load_done; /* some entry is no longer busy */
     struct pool_entry **entries;
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
     int n_retired;
-    uint64_t turns, gets, loads, drops;
+    uint64_t lru_clock, gets, loads, drops;
 };
 
 /* A version that is loaded and not yet published. */
@@ -78,12 +78,12 @@ struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool
     p->model = m;
     p->o = *o;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->idle, NULL);
+    pthread_cond_init(&p->load_done, NULL);
     return p;
 }
 
 static void entry_free(struct pool_entry *e) {
-    CHECK(!e->busy);
+    CHECK(!e->loading);
     adapter_release(e->adapter);
     free(e->name);
     free(e->path);
@@ -96,7 +96,7 @@ void adapter_pool_free(struct adapter_pool *p) {
     for (int i = 0; i < p->n; i++) entry_free(p->entries[i]);
     for (int i = 0; i < p->n_retired; i++) adapter_release(p->retired[i]);
     pthread_mutex_destroy(&p->lock);
-    pthread_cond_destroy(&p->idle);
+    pthread_cond_destroy(&p->load_done);
     free(p->entries);
     free(p->retired);
     free(p);
@@ -106,38 +106,38 @@ static int64_t time_ns(struct timespec t) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void stamp_take(struct file_stamp *s, const char *path) {
+static void stamp_read(struct file_stamp *s, const char *path) {
     struct stat st;
     if (stat(path, &st) != 0) return;
     *s = (struct file_stamp){.device = st.st_dev,
                              .inode = st.st_ino,
                              .size = (uint64_t)st.st_size,
-                             .written = time_ns(st.st_mtim),
-                             .changed = time_ns(st.st_ctim)};
+                             .mtime = time_ns(st.st_mtim),
+                             .ctime = time_ns(st.st_ctim)};
 }
 
-static struct entry_stamps stamps_take(const char *path) {
+static struct entry_stamps stamps_read(const char *path) {
     struct entry_stamps s = {0};
     struct timespec now;
     char *config = path_join(path, PEFT_CONFIG_FILE), *tensors = path_join(path, PEFT_WEIGHTS_FILE);
     clock_gettime(CLOCK_REALTIME, &now);
-    stamp_take(&s.v[0], config);
-    stamp_take(&s.v[1], tensors);
-    if (!s.v[0].inode && !s.v[1].inode) stamp_take(&s.v[0], path);
+    stamp_read(&s.v[0], config);
+    stamp_read(&s.v[1], tensors);
+    if (!s.v[0].inode && !s.v[1].inode) stamp_read(&s.v[0], path);
     for (int i = 0; i < 2; i++)
-        s.young = s.young || MAX(s.v[i].written, s.v[i].changed) > time_ns(now) - YOUNG_NS;
+        s.recent = s.recent || MAX(s.v[i].mtime, s.v[i].ctime) > time_ns(now) - RECENT_NS;
     free(config);
     free(tensors);
     return s;
 }
 
 /* True when the files read at `then` are unchanged at `now`. */
-static bool stamps_hold(const struct entry_stamps *then, const struct entry_stamps *now) {
-    return !then->young && memcmp(then->v, now->v, sizeof now->v) == 0;
+static bool stamps_match(const struct entry_stamps *then, const struct entry_stamps *now) {
+    return !then->recent && memcmp(then->v, now->v, sizeof now->v) == 0;
 }
 
 /* The index of the name, or the one where it would be inserted. */
-static int entry_place(const struct adapter_pool *p, const char *name, bool *found) {
+static int entry_index(const struct adapter_pool *p, const char *name, bool *found) {
     int lo = 0, hi = p->n;
     *found = false;
     while (lo < hi) {
@@ -154,22 +154,23 @@ static int entry_place(const struct adapter_pool *p, const char *name, bool *fou
 static struct pool_entry *entry_find(const struct adapter_pool *p, const char *name,
                                      struct error *err) {
     bool found;
-    int i = entry_place(p, name, &found);
+    int i = entry_index(p, name, &found);
     if (found) return p->entries[i];
     error_set(err, ERR_MISSING, "no adapter is called '%.200s'", name);
     return NULL;
 }
 
 /* Waits until the entry is not being loaded; NULL if it was removed meanwhile. */
-static struct pool_entry *entry_idle(struct adapter_pool *p, const char *name, struct error *err) {
+static struct pool_entry *entry_wait_loaded(struct adapter_pool *p, const char *name,
+                                            struct error *err) {
     struct pool_entry *e;
-    while ((e = entry_find(p, name, err)) && e->busy) pthread_cond_wait(&p->idle, &p->lock);
+    while ((e = entry_find(p, name, err)) && e->loading) pthread_cond_wait(&p->load_done, &p->lock);
     return e;
 }
 
-static struct pool_entry *entry_new(struct adapter_pool *p, const char *name) {
+static struct pool_entry *entry_insert(struct adapter_pool *p, const char *name) {
     bool found;
-    int i = entry_place(p, name, &found);
+    int i = entry_index(p, name, &found);
     CHECK(!found);
     if (p->n == p->cap) {
         p->cap = MAX(16, 2 * p->cap);
@@ -207,9 +208,9 @@ static char *path_resolve(const char *path, struct error *err) {
 static int entry_add(struct adapter_pool *p, const char *name, const char *path,
                      struct error *err) {
     bool found;
-    int i = entry_place(p, name, &found);
+    int i = entry_index(p, name, &found);
     const struct pool_entry *e = found ? p->entries[i] : NULL;
-    if (!e) entry_new(p, name)->path = xstrdup(path);
+    if (!e) entry_insert(p, name)->path = xstrdup(path);
     if (!e || (e->path && strcmp(e->path, path) == 0)) return !e;
     return error_set(err, ERR_STATE, "the name '%s' stands for '%s' already", name,
                      e->path ? e->path : "an adapter in memory");
@@ -229,7 +230,7 @@ int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
 
 /* 1 when DIR/NAME is an adapter and new. Warns about a name that cannot be registered and skips it.
  */
-static int scan_one(struct adapter_pool *p, const char *dir, const char *name) {
+static int scan_subdirectory(struct adapter_pool *p, const char *dir, const char *name) {
     char *path = path_join(dir, name), *config = path_join(path, PEFT_CONFIG_FILE);
     struct error err;
     int added = 0;
@@ -250,7 +251,7 @@ int adapter_pool_scan(struct adapter_pool *p, const char *dir, struct error *err
     int n = 0;
     if (!d) return error_errno(err, "cannot read the directory '%s'", dir);
     for (const struct dirent *f; (f = readdir(d));)
-        if (f->d_name[0] != '.') n += scan_one(p, dir, f->d_name);
+        if (f->d_name[0] != '.') n += scan_subdirectory(p, dir, f->d_name);
     closedir(d);
     return n;
 }
@@ -259,7 +260,7 @@ static bool in_use(const struct adapter *a) {
     return __atomic_load_n(&a->refs, __ATOMIC_ACQUIRE) > 1;
 }
 
-static void retired_sweep(struct adapter_pool *p) {
+static void retired_release_unused(struct adapter_pool *p) {
     int n = 0;
     for (int i = 0; i < p->n_retired; i++)
         if (in_use(p->retired[i]))
@@ -281,8 +282,8 @@ static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
 }
 
 static bool is_evictable(const struct pool_entry *e) {
-    bool elsewhere = e->path && !e->problem; // files that were refused cannot be loaded again
-    return e->adapter && elsewhere && !e->pinned && !e->busy && !in_use(e->adapter);
+    bool reloadable = e->path && !e->problem; // files that were refused cannot be loaded again
+    return e->adapter && reloadable && !e->pinned && !e->loading && !in_use(e->adapter);
 }
 
 static struct pool_entry *lru_victim(const struct adapter_pool *p,
@@ -290,14 +291,15 @@ static struct pool_entry *lru_victim(const struct adapter_pool *p,
     struct pool_entry *best = NULL;
     for (int i = 0; i < p->n; i++) {
         struct pool_entry *e = p->entries[i];
-        if (e != except && is_evictable(e) && (!best || e->turn < best->turn)) best = e;
+        if (e != except && is_evictable(e) && (!best || e->lru_stamp < best->lru_stamp)) best = e;
     }
     return best;
 }
 
 /* Bytes in memory, without `except`'s own version if it is not in use; *fixed is the part that
  * cannot be dropped now. */
-static size_t bytes_held(struct adapter_pool *p, const struct pool_entry *except, size_t *fixed) {
+static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *except,
+                              size_t *fixed) {
     size_t all = *fixed = 0;
     for (int i = 0; i < p->n; i++) {
         const struct pool_entry *e = p->entries[i];
@@ -316,12 +318,12 @@ static size_t bytes_held(struct adapter_pool *p, const struct pool_entry *except
 
 /* Evicts other adapters until `size` more bytes fit, in place of e's version (e may be NULL);
  * evicts none when that is impossible. */
-static int evict_for(struct adapter_pool *p, const struct pool_entry *e, size_t size,
-                     struct error *err) {
+static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size_t size,
+                        struct error *err) {
     size_t max = p->o.max_bytes, fixed;
     if (max == 0) return OK;
-    retired_sweep(p);
-    size_t held = bytes_held(p, e, &fixed);
+    retired_release_unused(p);
+    size_t in_memory = bytes_in_memory(p, e, &fixed);
     if (size > max)
         return error_set(err, ERR_MEMORY, "an adapter of %zu bytes is more than the pool's %zu",
                          size, max);
@@ -330,12 +332,12 @@ static int evict_for(struct adapter_pool *p, const struct pool_entry *e, size_t 
                          "no room for an adapter of %zu bytes: of the pool's %zu, %zu are in use, "
                          "pinned or nowhere else",
                          size, max, fixed);
-    while (held > max - size) {
-        struct pool_entry *drop = lru_victim(p, e);
-        CHECK(drop);
-        held -= MIN(held, adapter_bytes(drop->adapter));
-        adapter_release(drop->adapter);
-        drop->adapter = NULL;
+    while (in_memory > max - size) {
+        struct pool_entry *victim = lru_victim(p, e);
+        CHECK(victim);
+        in_memory -= MIN(in_memory, adapter_bytes(victim->adapter));
+        adapter_release(victim->adapter);
+        victim->adapter = NULL;
         p->drops++;
     }
     return OK;
@@ -345,9 +347,9 @@ static bool is_resident(const struct pool_entry *e, const struct adapter *a) {
     return e && e->adapter && strcmp(e->hash, a->hash) == 0;
 }
 
-static int staged_room(struct adapter_pool *p, const struct pool_entry *e,
-                       const struct staged_adapter *s, struct error *err) {
-    return is_resident(e, s->a) ? OK : evict_for(p, e, adapter_bytes(s->a), err);
+static int staged_reserve_room(struct adapter_pool *p, const struct pool_entry *e,
+                               const struct staged_adapter *s, struct error *err) {
+    return is_resident(e, s->a) ? OK : evict_to_fit(p, e, adapter_bytes(s->a), err);
 }
 
 static void problem_clear(struct pool_entry *e) {
@@ -355,7 +357,7 @@ static void problem_clear(struct pool_entry *e) {
     e->problem = NULL;
 }
 
-static void entry_identify(struct pool_entry *e, const struct staged_adapter *s) {
+static void entry_set_version(struct pool_entry *e, const struct staged_adapter *s) {
     e->version += strcmp(e->hash, s->a->hash) != 0;
     memcpy(e->hash, s->a->hash, sizeof e->hash);
     e->stamps = s->stamps;
@@ -365,10 +367,10 @@ static void entry_identify(struct pool_entry *e, const struct staged_adapter *s)
 
 /* Takes over s->a. If the content is the same, keeps the old object and everything derived from it.
  */
-static void entry_swap(struct adapter_pool *p, struct pool_entry *e,
-                       const struct staged_adapter *s) {
+static void entry_replace_adapter(struct adapter_pool *p, struct pool_entry *e,
+                                  const struct staged_adapter *s) {
     bool same = is_resident(e, s->a);
-    entry_identify(e, s);
+    entry_set_version(e, s);
     adapter_retire(p, same ? s->a : e->adapter);
     if (!same) e->adapter = s->a;
 }
@@ -376,9 +378,9 @@ static void entry_swap(struct adapter_pool *p, struct pool_entry *e,
 /* Reads one version outside the lock. */
 static int staged_load(struct adapter_pool *p, const char *path, const char *hash,
                        struct staged_adapter *s, struct error *err) {
-    s->a = adapter_open_known(path, p->model, hash, err);
+    s->a = adapter_open_with_hash(path, p->model, hash, err);
     if (!s->a) return err->code;
-    struct entry_stamps now = stamps_take(path);
+    struct entry_stamps now = stamps_read(path);
     if (memcmp(now.v, s->stamps.v, sizeof now.v) != 0) {
         adapter_release(s->a);
         return error_set(err, ERR_IO, "adapter '%s' changed while it was read", path);
@@ -391,15 +393,17 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
 }
 
 /* The files at `now` cannot be served: OK when an earlier version stays in use. */
-static int entry_refuse(struct pool_entry *e, const struct entry_stamps *now, struct error *err) {
-    bool news = !e->problem || strcmp(e->problem, err->text) != 0;
+static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *now,
+                             struct error *err) {
+    bool is_new = !e->problem || strcmp(e->problem, err->text) != 0;
     problem_clear(e);
     e->problem = xstrdup(err->text);
     e->problem_code = err->code;
-    e->bad = *now;
-    if (err->code == ERR_IO) e->bad.young = true; // may pass without any change of the files
+    e->problem_stamps = *now;
+    if (err->code == ERR_IO)
+        e->problem_stamps.recent = true; // may pass without any change of the files
     if (!e->adapter) return err->code;
-    if (news)
+    if (is_new)
         log_warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
                  err->text);
     return OK;
@@ -409,34 +413,34 @@ static int entry_refuse(struct pool_entry *e, const struct entry_stamps *now, st
 static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct entry_stamps *now,
                       struct error *err) {
     struct staged_adapter s = {.stamps = *now};
-    bool known = e->version > 0 && stamps_hold(&e->stamps, now);
+    bool unchanged = e->version > 0 && stamps_match(&e->stamps, now);
     /* Room first, so that repeated gets without room cost no load. */
-    if (known && evict_for(p, e, e->size, err) != OK) return err->code;
-    e->busy = true;
+    if (unchanged && evict_to_fit(p, e, e->size, err) != OK) return err->code;
+    e->loading = true;
     e->loads++;
     p->loads++;
     pthread_mutex_unlock(&p->lock);
-    int rc = staged_load(p, e->path, known ? e->hash : NULL, &s, err);
+    int rc = staged_load(p, e->path, unchanged ? e->hash : NULL, &s, err);
     pthread_mutex_lock(&p->lock);
-    e->busy = false;
-    pthread_cond_broadcast(&p->idle);
-    if (rc != OK) return entry_refuse(e, now, err);
-    rc = staged_room(p, e, &s, err);
+    e->loading = false;
+    pthread_cond_broadcast(&p->load_done);
+    if (rc != OK) return entry_set_problem(e, now, err);
+    rc = staged_reserve_room(p, e, &s, err);
     if (rc == OK)
-        entry_swap(p, e, &s);
+        entry_replace_adapter(p, e, &s);
     else if (!e->adapter)
-        entry_identify(e, &s);
+        entry_set_version(e, &s);
     if (rc != OK) adapter_release(s.a);
     return rc;
 }
 
 /* Updates e->adapter to its current files; keeps it if they are not a valid adapter. */
-static int entry_update(struct adapter_pool *p, struct pool_entry *e, struct error *err) {
+static int entry_refresh(struct adapter_pool *p, struct pool_entry *e, struct error *err) {
     if (!e->path) return OK;
-    struct entry_stamps now = stamps_take(e->path);
-    if (e->problem && stamps_hold(&e->bad, &now))
+    struct entry_stamps now = stamps_read(e->path);
+    if (e->problem && stamps_match(&e->problem_stamps, &now))
         return e->adapter ? OK : error_set(err, e->problem_code, "%s", e->problem);
-    if (e->adapter && stamps_hold(&e->stamps, &now)) {
+    if (e->adapter && stamps_match(&e->stamps, &now)) {
         problem_clear(e);
         return OK;
     }
@@ -446,11 +450,11 @@ static int entry_update(struct adapter_pool *p, struct pool_entry *e, struct err
 struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struct error *err) {
     struct adapter *a = NULL;
     pthread_mutex_lock(&p->lock);
-    retired_sweep(p);
-    struct pool_entry *e = entry_idle(p, name, err);
-    if (e && entry_update(p, e, err) == OK) {
+    retired_release_unused(p);
+    struct pool_entry *e = entry_wait_loaded(p, name, err);
+    if (e && entry_refresh(p, e, err) == OK) {
         a = adapter_retain(e->adapter);
-        e->turn = ++p->turns;
+        e->lru_stamp = ++p->lru_clock;
         e->last_used = clock_now();
         e->gets++;
         p->gets++;
@@ -462,16 +466,16 @@ struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struc
 /* Takes over s->a; `path` may be NULL. */
 static int staged_publish(struct adapter_pool *p, const char *name, const struct staged_adapter *s,
                           const char *path, struct error *err) {
-    struct error none;
+    struct error ignored;
     pthread_mutex_lock(&p->lock);
-    struct pool_entry *e = entry_idle(p, name, &none);
-    int rc = staged_room(p, e, s, err);
+    struct pool_entry *e = entry_wait_loaded(p, name, &ignored);
+    int rc = staged_reserve_room(p, e, s, err);
     if (rc == OK) {
-        if (!e) e = entry_new(p, name);
+        if (!e) e = entry_insert(p, name);
         free(e->path);
         e->path = path ? xstrdup(path) : NULL;
-        e->turn = ++p->turns;
-        entry_swap(p, e, s);
+        e->lru_stamp = ++p->lru_clock;
+        entry_replace_adapter(p, e, s);
     }
     pthread_mutex_unlock(&p->lock);
     if (rc != OK) adapter_release(s->a);
@@ -496,7 +500,7 @@ int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const ch
     if (name_check(name, err) != OK) return err->code;
     char *real = path_resolve(path, err);
     if (!real) return err->code;
-    struct staged_adapter s = {.stamps = stamps_take(real)};
+    struct staged_adapter s = {.stamps = stamps_read(real)};
     int rc = staged_load(p, real, NULL, &s, err);
     if (rc == OK) rc = staged_publish(p, name, &s, real, err);
     free(real);
@@ -505,10 +509,10 @@ int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const ch
 
 int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *err) {
     pthread_mutex_lock(&p->lock);
-    struct pool_entry *e = entry_idle(p, name, err);
+    struct pool_entry *e = entry_wait_loaded(p, name, err);
     if (e) {
         bool found;
-        int i = entry_place(p, name, &found);
+        int i = entry_index(p, name, &found);
         adapter_retire(p, e->adapter);
         e->adapter = NULL;
         entry_free(e);
@@ -554,11 +558,11 @@ const struct adapter_pool_item *adapter_pool_list(struct adapter_pool *p, struct
 
 struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p) {
     pthread_mutex_lock(&p->lock);
-    retired_sweep(p);
+    retired_release_unused(p);
     size_t fixed;
     struct adapter_pool_stats s = {.n = p->n,
                                    .n_retired = p->n_retired,
-                                   .bytes = bytes_held(p, NULL, &fixed),
+                                   .bytes = bytes_in_memory(p, NULL, &fixed),
                                    .max_bytes = p->o.max_bytes,
                                    .gets = p->gets,
                                    .loads = p->loads,

@@ -28,7 +28,7 @@
 
 #define VERSION_NAME "version.json"
 
-static const char *const file_names[2] = {PEFT_WEIGHTS_FILE, PEFT_CONFIG_FILE};
+static const char *const version_files[2] = {PEFT_WEIGHTS_FILE, PEFT_CONFIG_FILE};
 
 struct versions {
     const char *dir;
@@ -61,9 +61,9 @@ static char *version_path(const struct versions *v, const char *hash) {
 static bool files_equal(const char *a_dir, const char *b_dir, const char *name) {
     char *a = path_join(a_dir, name), *b = path_join(b_dir, name);
     char hashes[2][HASH_LEN];
-    struct error none;
-    bool equal = path_exists(a) && path_exists(b) && sha256_file(a, hashes[0], &none) == OK &&
-                 sha256_file(b, hashes[1], &none) == OK && strcmp(hashes[0], hashes[1]) == 0;
+    struct error ignored;
+    bool equal = path_exists(a) && path_exists(b) && sha256_file(a, hashes[0], &ignored) == OK &&
+                 sha256_file(b, hashes[1], &ignored) == OK && strcmp(hashes[0], hashes[1]) == 0;
     free(a);
     free(b);
     return equal;
@@ -72,23 +72,23 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
 /* Copies the version's two files to DIR. Safe to be killed and repeated. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
     char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
-         *aside = path_join(v->root, "replaced");
+         *replaced = path_join(v->root, "replaced");
     int rc = file_write(v->installing, hash, strlen(hash), err);
     if (rc == OK && path_exists(config) && !files_equal(from, v->dir, PEFT_CONFIG_FILE))
-        rc = path_rename(config, aside, err);
+        rc = path_rename(config, replaced, err);
     for (int i = 0; rc == OK && i < 2; i++)
-        if (!files_equal(from, v->dir, file_names[i]))
-            rc = file_copy(from, v->dir, file_names[i], err);
+        if (!files_equal(from, v->dir, version_files[i]))
+            rc = file_copy(from, v->dir, version_files[i], err);
     if (rc == OK) unlink(v->installing);
-    if (rc == OK) unlink(aside);
+    if (rc == OK) unlink(replaced);
     free(from);
     free(config);
-    free(aside);
+    free(replaced);
     return rc;
 }
 
 /* Finishes the installation of a killed call. */
-static int versions_mend(const struct versions *v, struct error *err) {
+static int versions_recover(const struct versions *v, struct error *err) {
     struct buf hash = {0};
     dir_delete(v->tmp);
     if (!path_exists(v->installing)) return OK;
@@ -107,44 +107,44 @@ static int versions_open(struct versions *v, const char *dir, struct error *err)
     v->installing = path_join(v->root, "installing");
     int rc = dir_make(v->root, err);
     if (rc == OK) rc = versions_lock(v, err);
-    if (rc == OK) rc = versions_mend(v, err);
+    if (rc == OK) rc = versions_recover(v, err);
     return rc ? error_wrap(err, "versions of '%s'", dir) : OK;
 }
 
 /* *about stays NULL, with a warning, if version.json cannot be parsed. */
-static int version_read(const struct versions *v, const char *hash, json_t **about,
+static int version_read(const struct versions *v, const char *hash, json_t **metadata,
                         struct error *err) {
     char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
-    json_t *read = json_parse_file(path, err);
-    int rc = !read && (err->code == ERR_IO || err->code == ERR_MEMORY) ? err->code : OK;
-    if (json_is_object(read))
-        *about = json_incref(read);
+    json_t *parsed = json_parse_file(path, err);
+    int rc = !parsed && (err->code == ERR_IO || err->code == ERR_MEMORY) ? err->code : OK;
+    if (json_is_object(parsed))
+        *metadata = json_incref(parsed);
     else if (rc == OK)
         log_warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
-                 read ? "its version.json is no object" : err->text);
-    json_decref(read);
+                 parsed ? "its version.json is no object" : err->text);
+    json_decref(parsed);
     free(dir);
     free(path);
     return rc;
 }
 
-static json_int_t number_of(const json_t *about) {
-    return json_integer_value(json_object_get(about, "number"));
+static json_int_t version_number(const json_t *metadata) {
+    return json_integer_value(json_object_get(metadata, "number"));
 }
 
-static const char *hash_of(const json_t *about) {
-    const char *hash = json_string_value(json_object_get(about, "hash"));
+static const char *version_hash(const json_t *metadata) {
+    const char *hash = json_string_value(json_object_get(metadata, "hash"));
     return hash ? hash : "";
 }
 
-static int by_number(const void *a, const void *b) {
-    json_int_t x = number_of(*(json_t *const *)a), y = number_of(*(json_t *const *)b);
+static int version_compare(const void *a, const void *b) {
+    json_int_t x = version_number(*(json_t *const *)a), y = version_number(*(json_t *const *)b);
     return x < y   ? 1
            : x > y ? -1
-                   : strcmp(hash_of(*(json_t *const *)a), hash_of(*(json_t *const *)b));
+                   : strcmp(version_hash(*(json_t *const *)a), version_hash(*(json_t *const *)b));
 }
 
-static bool is_current(const struct versions *v, const char *hash) {
+static bool version_is_current(const struct versions *v, const char *hash) {
     char *path = version_path(v, hash);
     bool same =
         files_equal(path, v->dir, PEFT_CONFIG_FILE) && files_equal(path, v->dir, PEFT_WEIGHTS_FILE);
@@ -159,15 +159,15 @@ static int versions_list(const struct versions *v, json_t **out, struct error *e
     int rc = OK;
     DIR *d = opendir(v->root);
     for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
-        json_t *about = NULL;
-        if (hash_is_valid(f->d_name)) rc = version_read(v, f->d_name, &about, err);
-        if (!about) continue;
-        json_object_set_new(about, "hash", json_string(f->d_name));
-        json_object_set_new(about, "current", json_boolean(is_current(v, f->d_name)));
-        all[n++] = about;
+        json_t *metadata = NULL;
+        if (hash_is_valid(f->d_name)) rc = version_read(v, f->d_name, &metadata, err);
+        if (!metadata) continue;
+        json_object_set_new(metadata, "hash", json_string(f->d_name));
+        json_object_set_new(metadata, "current", json_boolean(version_is_current(v, f->d_name)));
+        all[n++] = metadata;
     }
     if (d) closedir(d);
-    if (n > 1) qsort(all, n, sizeof *all, by_number);
+    if (n > 1) qsort(all, n, sizeof *all, version_compare);
     for (size_t i = 0; i < n; i++) json_array_append_new(list, all[i]);
     *out = rc == OK ? list : NULL;
     if (rc != OK) json_decref(list);
@@ -175,20 +175,20 @@ static int versions_list(const struct versions *v, json_t **out, struct error *e
 }
 
 /* The content of version.json for an adapter; `previous` may be "". */
-static json_t *version_about(const struct adapter *a, json_int_t number, const char *previous,
-                             const json_t *notes) {
+static json_t *version_metadata(const struct adapter *a, json_int_t number, const char *previous,
+                                const json_t *notes) {
     char now[32];
-    json_t *about =
+    json_t *metadata =
         json_pack("{s:s,s:I,s:s,s:o,s:o}", "hash", a->hash, "number", number, "created",
                   clock_utc(now), "previous", *previous ? json_string(previous) : json_null(),
                   "lineage", a->lineage ? json_deep_copy(a->lineage) : json_object());
-    if (notes) json_object_update_missing(about, (json_t *)(uintptr_t)notes);
-    return about;
+    if (notes) json_object_update_missing(metadata, (json_t *)(uintptr_t)notes);
+    return metadata;
 }
 
-static int about_write(const char *dir, const json_t *about, struct error *err) {
+static int version_metadata_write(const char *dir, const json_t *metadata, struct error *err) {
     char *path = path_join(dir, VERSION_NAME);
-    char *text = json_dumps(about, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    char *text = json_dumps(metadata, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     CHECK(text);
     int rc = file_write(path, text, strlen(text), err);
     free(path);
@@ -210,45 +210,46 @@ static int version_check(const struct versions *v, const char *hash,
     return rc;
 }
 
-/* Adds a version from DIR's files (`from` NULL: from memory), completely or not at all. Takes over
- * `about`. */
-static int version_add(const struct versions *v, const struct adapter *a, const char *from,
-                       const char *base, json_t *about, struct error *err) {
+/* Adds a version from DIR's files (`source` NULL: from memory), completely or not at all. Takes
+ * over `metadata`. */
+static int version_add(const struct versions *v, const struct adapter *a, const char *source,
+                       const char *base, json_t *metadata, struct error *err) {
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path) ? version_check(v, a->hash, &a->shape, err) : ERR_MISSING;
     if (rc == OK) {
-        rc = about_write(path, about, err);
+        rc = version_metadata_write(path, metadata, err);
     } else if (rc != ERR_IO && rc != ERR_MEMORY) { // absent, or damaged
         dir_delete(path);
         rc = dir_make(v->tmp, err);
-        if (rc == OK && !from) rc = adapter_save(a, v->tmp, base, err);
-        for (int i = 0; rc == OK && from && i < 2; i++)
-            rc = file_copy(from, v->tmp, file_names[i], err);
-        if (rc == OK) rc = about_write(v->tmp, about, err);
+        if (rc == OK && !source) rc = adapter_save(a, v->tmp, base, err);
+        for (int i = 0; rc == OK && source && i < 2; i++)
+            rc = file_copy(source, v->tmp, version_files[i], err);
+        if (rc == OK) rc = version_metadata_write(v->tmp, metadata, err);
         if (rc == OK) rc = path_rename(v->tmp, path, err);
         if (rc != OK) dir_delete(v->tmp);
     }
-    json_decref(about);
+    json_decref(metadata);
     free(path);
     return rc;
 }
 
 static bool has_adapter(const char *dir) {
-    struct error none;
-    return peft_check(dir, &none) == OK;
+    struct error ignored;
+    return peft_check(dir, &ignored) == OK;
 }
 
 /* Keeps an unpublished adapter: one that DIR holds and `list` does not. */
-static int foreign_keep(const struct versions *v, const json_t *list,
-                        const struct model_config *shape, char hash[HASH_LEN], struct error *err) {
+static int unpublished_version_add(const struct versions *v, const json_t *list,
+                                   const struct model_config *shape, char hash[HASH_LEN],
+                                   struct error *err) {
     struct adapter *a = adapter_load(v->dir, shape, err);
     if (!a) return error_wrap(err, "the adapter in '%s' cannot be kept", v->dir);
-    json_int_t number = number_of(json_array_get(list, 0)) + 1;
-    const char *last = hash_of(json_array_get(list, 0));
+    json_int_t number = version_number(json_array_get(list, 0)) + 1;
+    const char *last = version_hash(json_array_get(list, 0));
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path)
                  ? OK // the same adapter under a different config text
-                 : version_add(v, a, v->dir, NULL, version_about(a, number, last, NULL), err);
+                 : version_add(v, a, v->dir, NULL, version_metadata(a, number, last, NULL), err);
     memcpy(hash, a->hash, HASH_LEN);
     adapter_release(a);
     free(path);
@@ -257,16 +258,17 @@ static int foreign_keep(const struct versions *v, const json_t *list,
 
 /* The versions, and in `hash` the one that DIR holds: "" when it holds no adapter. NULL after an
  * error. */
-static json_t *current_keep(const struct versions *v, const struct model_config *shape,
-                            char hash[HASH_LEN], struct error *err) {
-    json_t *list = NULL, *about;
+static json_t *current_version_save(const struct versions *v, const struct model_config *shape,
+                                    char hash[HASH_LEN], struct error *err) {
+    json_t *list = NULL, *metadata;
     size_t i;
     hash[0] = '\0';
     if (versions_list(v, &list, err) != OK) return NULL;
-    json_array_foreach (list, i, about)
-        if (json_is_true(json_object_get(about, "current"))) memcpy(hash, hash_of(about), HASH_LEN);
+    json_array_foreach (list, i, metadata)
+        if (json_is_true(json_object_get(metadata, "current")))
+            memcpy(hash, version_hash(metadata), HASH_LEN);
     if (hash[0] || !has_adapter(v->dir)) return list;
-    int rc = foreign_keep(v, list, shape, hash, err);
+    int rc = unpublished_version_add(v, list, shape, hash, err);
     json_decref(list);
     list = NULL;
     if (rc == OK) versions_list(v, &list, err); // with the version just kept
@@ -275,23 +277,24 @@ static json_t *current_keep(const struct versions *v, const struct model_config 
 
 static const json_t *version_find(const json_t *list, const char *hash) {
     size_t i;
-    json_t *about;
-    json_array_foreach (list, i, about)
-        if (strcmp(hash_of(about), hash) == 0) return about;
+    json_t *metadata;
+    json_array_foreach (list, i, metadata)
+        if (strcmp(version_hash(metadata), hash) == 0) return metadata;
     return NULL;
 }
 
 static int publish(const struct versions *v, const struct adapter *a, const char *base,
                    const json_t *notes, struct error *err) {
     char current[HASH_LEN];
-    json_t *list = current_keep(v, &a->shape, current, err);
+    json_t *list = current_version_save(v, &a->shape, current, err);
     if (!list) return err->code;
-    bool again = strcmp(current, a->hash) == 0;
+    bool republished = strcmp(current, a->hash) == 0;
     const json_t *old = version_find(list, a->hash);
-    const char *before = json_string_value(json_object_get(old, "previous"));
-    const char *previous = again ? (before ? before : "") : current;
-    json_int_t number = again ? number_of(old) : number_of(json_array_get(list, 0)) + 1;
-    int rc = version_add(v, a, NULL, base, version_about(a, number, previous, notes), err);
+    const char *earlier = json_string_value(json_object_get(old, "previous"));
+    const char *previous = republished ? (earlier ? earlier : "") : current;
+    json_int_t number =
+        republished ? version_number(old) : version_number(json_array_get(list, 0)) + 1;
+    int rc = version_add(v, a, NULL, base, version_metadata(a, number, previous, notes), err);
     if (rc == OK) rc = version_install(v, a->hash, err);
     json_decref(list);
     return rc;
@@ -306,26 +309,26 @@ int adapter_publish(const struct adapter *a, const char *dir, const char *base, 
     return rc;
 }
 
-/* The one version whose hash begins with `to`. */
-static const json_t *version_named(const struct versions *v, const json_t *list, const char *to,
-                                   struct error *err) {
+/* The one version whose hash begins with `prefix`. */
+static const json_t *version_find_by_prefix(const struct versions *v, const json_t *list,
+                                            const char *prefix, struct error *err) {
     const json_t *found = NULL;
-    json_t *about;
+    json_t *metadata;
     size_t i;
-    json_array_foreach (list, i, about) {
-        if (strncmp(hash_of(about), to, strlen(to)) != 0) continue;
+    json_array_foreach (list, i, metadata) {
+        if (strncmp(version_hash(metadata), prefix, strlen(prefix)) != 0) continue;
         if (found) {
-            error_set(err, ERR_USAGE, "several versions of '%s' begin with '%s'", v->dir, to);
+            error_set(err, ERR_USAGE, "several versions of '%s' begin with '%s'", v->dir, prefix);
             return NULL;
         }
-        found = about;
+        found = metadata;
     }
-    if (!found) error_set(err, ERR_MISSING, "no version '%s' of '%s'", to, v->dir);
+    if (!found) error_set(err, ERR_MISSING, "no version '%s' of '%s'", prefix, v->dir);
     return found;
 }
 
-static const json_t *version_before(const struct versions *v, const json_t *list,
-                                    const char *current, struct error *err) {
+static const json_t *version_find_previous(const struct versions *v, const json_t *list,
+                                           const char *current, struct error *err) {
     const char *previous =
         json_string_value(json_object_get(version_find(list, current), "previous"));
     const json_t *found = previous ? version_find(list, previous) : NULL;
@@ -333,27 +336,27 @@ static const json_t *version_before(const struct versions *v, const json_t *list
     return found;
 }
 
-static int rollback(const struct versions *v, const struct model_config *shape, const char *to,
-                    char hash[HASH_LEN], struct error *err) {
+static int rollback(const struct versions *v, const struct model_config *shape,
+                    const char *hash_prefix, char hash[HASH_LEN], struct error *err) {
     char current[HASH_LEN];
-    json_t *list = current_keep(v, shape, current, err);
+    json_t *list = current_version_save(v, shape, current, err);
     if (!list) return err->code;
-    const json_t *target =
-        to ? version_named(v, list, to, err) : version_before(v, list, current, err);
+    const json_t *target = hash_prefix ? version_find_by_prefix(v, list, hash_prefix, err)
+                                       : version_find_previous(v, list, current, err);
     int rc = target ? OK : err->code;
-    if (rc == OK) memcpy(hash, hash_of(target), HASH_LEN);
+    if (rc == OK) memcpy(hash, version_hash(target), HASH_LEN);
     if (rc == OK) rc = version_check(v, hash, shape, err);
     if (rc == OK) rc = version_install(v, hash, err);
     json_decref(list);
     return rc;
 }
 
-int adapter_rollback(const char *dir, const struct model_config *shape, const char *to,
+int adapter_rollback(const char *dir, const struct model_config *shape, const char *hash_prefix,
                      char hash[HASH_LEN], struct error *err) {
     struct versions v;
     if (!path_is_dir(dir)) return error_set(err, ERR_MISSING, "no adapter directory '%s'", dir);
     int rc = versions_open(&v, dir, err);
-    if (rc == OK) rc = rollback(&v, shape, to, hash, err);
+    if (rc == OK) rc = rollback(&v, shape, hash_prefix, hash, err);
     versions_close(&v);
     return rc;
 }
@@ -373,13 +376,13 @@ json_t *adapter_versions(const char *dir, struct error *err) {
 }
 
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
-                          const json_t *notes, char **where, struct error *err) {
+                          const json_t *notes, char **saved_path, struct error *err) {
     char *name = xasprintf("rejected-%.8s", a->hash), *path = path_join(dir, name);
-    json_t *about = version_about(a, 0, "", notes);
+    json_t *metadata = version_metadata(a, 0, "", notes);
     int rc = adapter_save(a, path, base, err);
-    if (rc == OK) rc = about_write(path, about, err);
-    json_decref(about);
+    if (rc == OK) rc = version_metadata_write(path, metadata, err);
+    json_decref(metadata);
     free(name);
-    *where = path;
+    *saved_path = path;
     return rc;
 }

@@ -11,15 +11,15 @@
 #include "engine/internal.h"
 
 static void embed_mean_pool(struct engine *e, int32_t slot, const struct token_seq *t,
-                            const struct lora_segment *under, float *out) {
+                            const struct lora_segment *adapter_seg, float *out) {
     int32_t d = e->m->config.d_model;
     memset(out, 0, (size_t)d * sizeof *out);
-    for (int32_t at = 0, n; at < t->n; at += n) {
-        n = MIN(t->n - at, e->o.max_rows);
-        struct lora_segment seg = *under;
+    for (int32_t pos = 0, n; pos < t->n; pos += n) {
+        n = MIN(t->n - pos, e->o.max_rows);
+        struct lora_segment seg = *adapter_seg;
         seg.begin = 0, seg.end = n;
         for (int32_t i = 0; i < n; i++) {
-            e->rows[i] = (struct batch_row){.token = t->v[at + i], .pos = at + i, .slot = slot};
+            e->rows[i] = (struct batch_row){.token = t->v[pos + i], .pos = pos + i, .slot = slot};
             e->out_rows[i] = i;
         }
         forward_run(e->f, e->rows, n, &seg, 1, e->out_rows, n, NULL);
@@ -46,7 +46,7 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
     if (texts_check(e, texts, n, adapter, err) != OK) return err->code;
     struct lora_part part = {.pack = adapter ? adapter_pack(adapter, e->o.lora_elem) : NULL,
                              .weight = 1};
-    struct lora_segment under = {
+    struct lora_segment adapter_seg = {
         .parts = &part, .n_parts = adapter != NULL, .overlay = adapter ? adapter->overlay : NULL};
     int32_t slot = slot_find_lru(e, false), rc = OK;
     if (slot < 0) return error_set(err, ERR_STATE, "every slot of the engine is busy");
@@ -57,7 +57,8 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
             rc =
                 error_set(err, ERR_MEMORY, "no pages are free for a text of %d tokens", texts[i].n);
         else
-            embed_mean_pool(e, slot, &texts[i], &under, out + (int64_t)i * e->m->config.d_model);
+            embed_mean_pool(e, slot, &texts[i], &adapter_seg,
+                            out + (int64_t)i * e->m->config.d_model);
     }
     kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
     return rc;

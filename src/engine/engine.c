@@ -74,18 +74,18 @@ struct request_state {
     struct lora_part *parts; /* [n_parts] low-rank parts that apply to its rows */
     int32_t n_parts;
     const struct vocab_overrides *overlay; /* vocabulary overrides of its one adapter, or NULL */
-    struct grammar_state reply;            /* grammar state after the tokens generated so far */
+    struct grammar_state grammar_state;    /* grammar state after the tokens generated so far */
     uint32_t *allowed;  /* [(V + 31) / 32] tokens that may come next; NULL without a grammar */
     bool mask_pending;  /* `allowed` is incomplete: this request waits, others continue */
     bool loop_detected; /* the last token closed a loop */
-    int32_t unconsumed_token; /* token that `reply` has not consumed yet, or -1 */
+    int32_t unconsumed_token; /* token that `grammar_state` has not consumed yet, or -1 */
     bool empty_only;          /* the grammar matches the empty text only: nothing is generated */
     struct token_cycle cycle; /* of `out`, where loop_tokens is set */
 };
 
 /* Assigns every array its place in `base` (NULL: only counts) and returns the bytes. */
-static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab,
-                       uint8_t *base) {
+static size_t slab_layout(struct engine *e, const struct engine_options *o, size_t vocab,
+                          uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
     size_t slots = seqs + (size_t)o->max_cached;
     e->max_out = o->max_out;
@@ -96,7 +96,7 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     e->rows = slab_take(base, &used, rows * sizeof *e->rows);
     e->segs = slab_take(base, &used, seqs * sizeof *e->segs);
     e->out_rows = slab_take(base, &used, rows * sizeof *e->out_rows);
-    e->outs = slab_take(base, &used, outs * sizeof *e->outs);
+    e->logits_rows = slab_take(base, &used, outs * sizeof *e->logits_rows);
     e->slots = slab_take(base, &used, slots * sizeof *e->slots);
     e->tokens = slab_take(base, &used, slots * (size_t)o->max_len * sizeof *e->tokens);
     e->active = slab_take(base, &used, seqs * sizeof(struct engine_request *));
@@ -107,19 +107,20 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
 
 static struct engine_options options_resolve(const struct model_config *c,
                                              const struct engine_options *o) {
-    struct engine_options r = *o;
-    if (r.max_rows == 0) r.max_rows = DEFAULT_ROWS;
-    if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
-    if (r.max_len == 0) r.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
-    if (r.max_out == 0) r.max_out = MAX(r.max_seqs, OUT_MIN);
-    r.max_out = MIN(r.max_out, r.max_rows);
-    if (r.max_cached == 0) r.max_cached = r.max_seqs;
-    if (r.n_pages == 0)
-        r.n_pages = (int32_t)MIN((int64_t)r.max_seqs * kv_cache_pages_for(r.max_len), INT32_MAX);
-    return r;
+    struct engine_options resolved = *o;
+    if (resolved.max_rows == 0) resolved.max_rows = DEFAULT_ROWS;
+    if (resolved.max_seqs == 0) resolved.max_seqs = DEFAULT_SEQS;
+    if (resolved.max_len == 0) resolved.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
+    if (resolved.max_out == 0) resolved.max_out = MAX(resolved.max_seqs, OUT_MIN);
+    resolved.max_out = MIN(resolved.max_out, resolved.max_rows);
+    if (resolved.max_cached == 0) resolved.max_cached = resolved.max_seqs;
+    if (resolved.n_pages == 0)
+        resolved.n_pages = (int32_t)MIN(
+            (int64_t)resolved.max_seqs * kv_cache_pages_for(resolved.max_len), INT32_MAX);
+    return resolved;
 }
 
-static struct forward_options forward_options_of(const struct engine_options *o) {
+static struct forward_options forward_options_from(const struct engine_options *o) {
     return (struct forward_options){.max_rows = o->max_rows,
                                     .n_slots = o->max_seqs + o->max_cached,
                                     .slot_len = o->max_len,
@@ -132,8 +133,8 @@ static struct forward_options forward_options_of(const struct engine_options *o)
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o) {
     struct engine e;
     struct engine_options r = options_resolve(c, o);
-    struct forward_options fo = forward_options_of(&r);
-    return sizeof e + 64 + slab_lay(&e, &r, (size_t)c->vocab_size, NULL) + forward_bytes(c, &fo);
+    struct forward_options fo = forward_options_from(&r);
+    return sizeof e + 64 + slab_layout(&e, &r, (size_t)c->vocab_size, NULL) + forward_bytes(c, &fo);
 }
 
 static int options_check(const struct model_config *c, const struct engine_options *o,
@@ -165,20 +166,20 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
                           struct error *err) {
     struct engine_options r = options_resolve(&m->config, o);
     if (options_check(&m->config, &r, err) != OK) return NULL;
-    struct forward_options fo = forward_options_of(&r);
+    struct forward_options fo = forward_options_from(&r);
     struct engine *e = xcalloc(1, sizeof *e);
     e->m = m;
-    e->machines_bytes = MACHINES_BYTES;
+    e->machines_max_bytes = MACHINES_BYTES;
     pthread_mutex_init(&e->vocab_lock, NULL);
     e->o = r;
     e->kern = kernels_get();
     e->vocab = m->config.vocab_size;
-    e->slab = try_calloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64, err);
+    e->slab = try_calloc(1, slab_layout(e, &r, (size_t)e->vocab, NULL) + 64, err);
     if (!e->slab) {
         engine_free(e);
         return NULL;
     }
-    slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
+    slab_layout(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
     e->n_slots = r.max_seqs + r.max_cached;
     e->n_pages = r.n_pages;
     for (int32_t i = 0; i < e->n_slots; i++)
@@ -195,32 +196,32 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
 }
 
 /* All machines get equal shares of the memory. */
-static void grammars_share(struct engine *e) {
-    size_t each = e->n_grammars ? e->machines_bytes / (size_t)e->n_grammars : 0;
+static void grammar_memory_distribute(struct engine *e) {
+    size_t share = e->n_grammars ? e->machines_max_bytes / (size_t)e->n_grammars : 0;
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].machine)
             grammar_machine_set_limit(e->grammars[i].machine,
-                                      MIN(MAX(each, (size_t)MACHINE_MIN), MACHINE_BYTES));
+                                      MIN(MAX(share, (size_t)MACHINE_MIN), MACHINE_BYTES));
 }
 
 void engine_set_grammar_memory(struct engine *e, size_t bytes) {
-    e->machines_bytes = bytes ? bytes : MACHINES_BYTES;
+    e->machines_max_bytes = bytes ? bytes : MACHINES_BYTES;
 }
 
 static void active_grammar_release(struct engine *e, const struct grammar *g) {
     for (int32_t i = 0; i < e->n_grammars; i++) {
-        struct active_grammar *h = &e->grammars[i];
-        if (h->grammar != g || --h->users > 0) continue;
-        grammar_machine_free(h->machine);
-        *h = e->grammars[--e->n_grammars];
-        grammars_share(e);
+        struct active_grammar *active = &e->grammars[i];
+        if (active->grammar != g || --active->users > 0) continue;
+        grammar_machine_free(active->machine);
+        *active = e->grammars[--e->n_grammars];
+        grammar_memory_distribute(e);
         return;
     }
 }
 
-static void state_free(struct engine *e, struct engine_request *r) {
+static void request_state_free(struct engine *e, struct engine_request *r) {
     if (r->state->allowed) {
-        grammar_state_release(&r->state->reply);
+        grammar_state_release(&r->state->grammar_state);
         active_grammar_release(e, r->grammar);
         free(r->state->allowed);
     }
@@ -240,10 +241,10 @@ int32_t engine_max_seqs(const struct engine *e) {
 
 void engine_free(struct engine *e) {
     if (!e) return;
-    for (int32_t i = 0; i < e->n_active; i++) state_free(e, e->active[i]);
+    for (int32_t i = 0; i < e->n_active; i++) request_state_free(e, e->active[i]);
     for (struct engine_request *r = e->head, *next; r; r = next) {
         next = r->state->next;
-        state_free(e, r);
+        request_state_free(e, r);
     }
     grammar_vocab_free(e->grammar_vocab);
     pthread_mutex_destroy(&e->vocab_lock);
@@ -408,7 +409,7 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     return adapters_check(r, &e->m->config, err);
 }
 
-static int choice_order(const void *pa, const void *pb) {
+static int choice_compare(const void *pa, const void *pb) {
     const struct sorted_choice *a = pa, *b = pb;
     for (int32_t i = 0; i < a->n && i < b->n; i++)
         if (a->v[i] != b->v[i]) return a->v[i] < b->v[i] ? -1 : 1;
@@ -424,34 +425,35 @@ static int32_t common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, in
 
 static struct sorted_choice *choices_sort(const struct engine_request *r) {
     size_t n = (size_t)r->n_choices;
-    struct sorted_choice *s = xcalloc(n, sizeof *s);
+    struct sorted_choice *sorted = xcalloc(n, sizeof *sorted);
     for (int32_t i = 0; i < r->n_choices; i++)
-        s[i] = (struct sorted_choice){.v = r->choices[i].v, .n = r->choices[i].n, .index = i};
-    qsort(s, n, sizeof *s, choice_order);
+        sorted[i] = (struct sorted_choice){.v = r->choices[i].v, .n = r->choices[i].n, .index = i};
+    qsort(sorted, n, sizeof *sorted, choice_compare);
     for (size_t i = 1; i < n; i++)
-        s[i].shared = common_prefix(s[i - 1].v, s[i - 1].n, s[i].v, s[i].n);
-    return s;
+        sorted[i].shared =
+            common_prefix(sorted[i - 1].v, sorted[i - 1].n, sorted[i].v, sorted[i].n);
+    return sorted;
 }
 
-static void state_adapters(const struct engine *e, const struct engine_request *r) {
+static void request_state_set_adapters(const struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     engine_adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
     s->overlay = r->adapter ? r->adapter->overlay : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
     for (int32_t i = 0; i < s->n_parts; i++) {
-        struct weighted_adapter t =
+        struct weighted_adapter term =
             r->adapter ? (struct weighted_adapter){.adapter = r->adapter, .weight = 1} : r->mix[i];
-        s->parts[i] =
-            (struct lora_part){.pack = t.adapter ? adapter_pack(t.adapter, e->o.lora_elem) : NULL,
-                               .noise = t.noise,
-                               .weight = t.weight};
+        s->parts[i] = (struct lora_part){
+            .pack = term.adapter ? adapter_pack(term.adapter, e->o.lora_elem) : NULL,
+            .noise = term.noise,
+            .weight = term.weight};
     }
 }
 
 /* ids and logprobs [n][n_top]. */
-static int tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
-                      struct error *err) {
+static int top_logprobs_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
+                              struct error *err) {
     if (n_top == 0) return OK;
     *ids = try_calloc((size_t)n * (size_t)n_top, sizeof **ids, err);
     *logprobs = *ids ? try_calloc((size_t)n * (size_t)n_top, sizeof **logprobs, err) : NULL;
@@ -461,13 +463,15 @@ static int tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
 /* Allocates the outputs; the request decides their sizes. */
 static int results_alloc(struct engine_request *r, struct error *err) {
     size_t n = (size_t)r->max_tokens;
-    if (n > 0 && (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
-                  !(r->out_logprob = try_calloc(n, sizeof *r->out_logprob, err)) ||
-                  tops_alloc(&r->top_ids, &r->top_logprob, r->max_tokens, r->n_top, err) != OK))
+    if (n > 0 &&
+        (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
+         !(r->out_logprob = try_calloc(n, sizeof *r->out_logprob, err)) ||
+         top_logprobs_alloc(&r->top_ids, &r->top_logprob, r->max_tokens, r->n_top, err) != OK))
         return err->code;
     if (r->prompt_logprobs &&
         (!(r->prompt_logprob = try_calloc((size_t)r->n_prompt, sizeof *r->prompt_logprob, err)) ||
-         tops_alloc(&r->prompt_top_ids, &r->prompt_top_logprob, r->n_prompt, r->n_top, err) != OK))
+         top_logprobs_alloc(&r->prompt_top_ids, &r->prompt_top_logprob, r->n_prompt, r->n_top,
+                            err) != OK))
         return err->code;
     size_t choices = (size_t)MAX(r->n_choices, 0);
     if (choices > 0 && (!(r->choice_logprob = try_calloc(choices, sizeof(float), err)) ||
@@ -493,21 +497,21 @@ void engine_prepare_grammars(struct engine *e) {
 }
 
 /* The machine of a grammar in flight; the first call creates it. */
-static struct grammar_machine *grammar_machine_of(struct engine *e, const struct grammar *g,
-                                                  int64_t *units) {
+static struct grammar_machine *grammar_machine_get(struct engine *e, const struct grammar *g,
+                                                   int64_t *units) {
     int32_t i = 0;
     while (e->grammars[i].grammar != g) i++;
-    struct active_grammar *h = &e->grammars[i];
-    if (h->machine) return h->machine;
+    struct active_grammar *active = &e->grammars[i];
+    if (active->machine) return active->machine;
     engine_prepare_grammars(e);
-    h->machine = grammar_machine_new(g, e->grammar_vocab, 0);
-    grammars_share(e);
+    active->machine = grammar_machine_new(g, e->grammar_vocab, 0);
+    grammar_memory_distribute(e);
     *units -= MACHINE_UNITS;
-    return h->machine;
+    return active->machine;
 }
 
 /* The first mask is computed after the request is admitted. */
-static void state_grammar(struct engine *e, const struct engine_request *r) {
+static void request_state_set_grammar(struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     if (!r->grammar || r->max_tokens == 0) return;
     active_grammar_acquire(e, r->grammar);
@@ -519,12 +523,12 @@ static void state_grammar(struct engine *e, const struct engine_request *r) {
 static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state = xcalloc(1, sizeof *r->state);
     r->state->pages = kv_cache_pages_for(request_tokens(r));
-    state_adapters(e, r);
+    request_state_set_adapters(e, r);
     r->n_out = r->n_prefilled = r->n_generated = r->n_cached = 0;
     r->choice = -1;
     r->finish = FINISH_NONE;
     r->done = false;
-    state_grammar(e, r);
+    request_state_set_grammar(e, r);
     if (r->n_choices > 0) r->state->sorted = choices_sort(r);
     if (e->tail)
         e->tail->state->next = r;
@@ -548,10 +552,10 @@ int engine_submit(struct engine *e, struct engine_request *r, struct error *err)
 /* Number of prompt tokens of `r` that slot `s` holds, or will hold when the prefill of its owner
  * ends. The last prompt token is always run again: its logits are needed. */
 static int32_t prefix_cache_match(const struct engine_slot *s, const struct engine_request *r) {
-    bool reading = s->owner && s->owner->state->phase == PHASE_PREFILL;
-    const int32_t *v = reading ? s->owner->prompt : s->tokens;
+    bool prefilling = s->owner && s->owner->state->phase == PHASE_PREFILL;
+    const int32_t *v = prefilling ? s->owner->prompt : s->tokens;
     // the last token of a prompt with a grammar may wait for the mask; other requests must not
-    int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
+    int32_t n = prefilling ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
         return 0;
@@ -584,7 +588,7 @@ int32_t slot_find_lru(const struct engine *e, bool filled) {
         const struct engine_slot *s = &e->slots[i];
         if (s->owner || (filled && s->n == 0)) continue;
         if (best < 0 ||
-            (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used))
+            (s->n == 0 ? 0 : s->last_used) < (e->slots[best].n == 0 ? 0 : e->slots[best].last_used))
             best = i;
     }
     return best;
@@ -656,14 +660,14 @@ static int32_t token_at(const struct engine_request *r, int32_t pos) {
     return s->sorted[s->choice].v[pos - r->suffix.n];
 }
 
-static bool generates(const struct engine_request *r) {
+static bool request_generates(const struct engine_request *r) {
     return r->max_tokens > 0 && !r->state->empty_only;
 }
 
 /* Does the row that completes the phase need logits? */
-static bool wants_logits(const struct engine_request *r) {
+static bool last_row_needs_logits(const struct engine_request *r) {
     if (r->state->phase != PHASE_PREFILL) return true;
-    return generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
+    return request_generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
 }
 
 /* Gives `r` up to `budget` rows; rows that need logits are limited by the room for logits too. */
@@ -672,7 +676,7 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
     int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
     if (s->phase == PHASE_CHOICES || (s->phase == PHASE_PREFILL && r->prompt_logprobs)) {
         n = n_out = MIN(n, room);
-    } else if (n == s->end - s->kv && wants_logits(r)) {
+    } else if (n == s->end - s->kv && last_row_needs_logits(r)) {
         if (room > 0)
             n_out = 1;
         else
@@ -686,30 +690,30 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
 }
 
 /* Number of prompt rows that can run now: the last row is sampled, so it needs the mask. */
-static int32_t rows_ready(const struct engine *e, const struct engine_request *r) {
+static int32_t rows_available(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
-    int32_t room = e->o.max_rows - e->n_rows;
-    return s->mask_pending ? MIN(room, s->end - s->kv - 1) : room;
+    int32_t n = e->o.max_rows - e->n_rows;
+    return s->mask_pending ? MIN(n, s->end - s->kv - 1) : n;
 }
 
 /* May schedule no rows: then every request waits for its mask. */
 static void step_schedule(struct engine *e) {
-    bool masking = false;
+    bool any_mask_pending = false;
     e->n_chunks = e->n_rows = e->n_out = 0;
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
-        masking |= s->mask_pending;
+        any_mask_pending |= s->mask_pending;
         if (s->phase == PHASE_DECODE && !s->mask_pending) chunk_schedule(e, e->active[i], 1);
     }
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
         if (s->phase != PHASE_DECODE && !s->prefix_source)
-            chunk_schedule(e, e->active[i], rows_ready(e, e->active[i]));
+            chunk_schedule(e, e->active[i], rows_available(e, e->active[i]));
     }
-    CHECK(e->n_rows > 0 || masking);
+    CHECK(e->n_rows > 0 || any_mask_pending);
 }
 
-static bool is_sampled(const struct request_state *s) {
+static bool rows_are_sampled(const struct request_state *s) {
     return s->phase == PHASE_DECODE;
 }
 
@@ -719,7 +723,7 @@ static void chunks_group_by_adapter(struct engine *e) {
     for (int32_t i = 0; i < e->n_chunks; i++) {
         const struct request_state *s = e->chunks[i].r->state;
         int32_t g = 0;
-        while (g < e->n_groups && (is_sampled(e->groups[g].state) != is_sampled(s) ||
+        while (g < e->n_groups && (rows_are_sampled(e->groups[g].state) != rows_are_sampled(s) ||
                                    strcmp(e->groups[g].state->key, s->key) != 0))
             g++;
         if (g == e->n_groups)
@@ -730,25 +734,25 @@ static void chunks_group_by_adapter(struct engine *e) {
     }
 }
 
-static enum logits_use logits_use_of(const struct engine_request *r, int32_t pos) {
+static enum logits_use logits_use_at(const struct engine_request *r, int32_t pos) {
     if (r->state->phase == PHASE_PREFILL && pos + 1 < r->n_prompt) return LOGITS_PROMPT_LOGPROB;
-    if (r->state->phase <= PHASE_DECODE && generates(r)) return LOGITS_SAMPLE;
+    if (r->state->phase <= PHASE_DECODE && request_generates(r)) return LOGITS_SAMPLE;
     return r->choices_only ? LOGITS_CHOICES : LOGITS_NORMALIZE;
 }
 
-static void chunk_rows(struct engine *e, struct scheduled_chunk *d) {
+static void chunk_add_rows(struct engine *e, struct scheduled_chunk *d) {
     struct engine_request *r = d->r;
     const struct request_state *s = r->state;
     d->out = e->n_out;
     for (int32_t i = 0; i < d->n_rows; i++) {
         int32_t pos = s->kv + i;
         if (i >= d->n_rows - d->n_out) {
-            e->outs[e->n_out] =
-                (struct logits_row){.r = r, .kind = logits_use_of(r, pos), .pos = pos};
+            e->logits_rows[e->n_out] =
+                (struct logits_row){.r = r, .kind = logits_use_at(r, pos), .pos = pos};
             e->out_rows[e->n_out++] = e->n_rows;
         }
         e->rows[e->n_rows++] = (struct batch_row){
-            .token = token_at(r, pos), .pos = pos, .slot = s->slot, .sampled = is_sampled(s)};
+            .token = token_at(r, pos), .pos = pos, .slot = s->slot, .sampled = rows_are_sampled(s)};
     }
 }
 
@@ -776,7 +780,7 @@ static void step_run(struct engine *e) {
         const struct request_state *s = e->groups[g].state;
         int32_t begin = e->n_rows;
         for (int32_t i = e->groups[g].first; i >= 0; i = e->chunks[i].next)
-            chunk_rows(e, &e->chunks[i]);
+            chunk_add_rows(e, &e->chunks[i]);
         e->segs[g] = (struct lora_segment){.begin = begin,
                                            .end = e->n_rows,
                                            .parts = s->parts,
@@ -790,64 +794,68 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
-/* The most probable tokens at position `at`, most probable first. */
-static void out_top(const struct logits_row *o, const float *logits, int32_t vocab, float lse,
-                    int32_t *ids, float *logprobs, int32_t at, float *scratch) {
-    int64_t n = o->r->n_top;
+/* The most probable tokens at position `pos`, most probable first. */
+static void top_logprobs_write(const struct logits_row *row, const float *logits, int32_t vocab,
+                               float lse, int32_t *ids, float *logprobs, int32_t pos,
+                               float *scratch) {
+    int64_t n = row->r->n_top;
     if (n > 0)
-        sample_top_logprobs(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n,
+        sample_top_logprobs(logits, vocab, lse, (int32_t)n, ids + pos * n, logprobs + pos * n,
                             scratch);
 }
 
 /* Scales the logits of the choices and returns their log Σ exp. */
 static float choices_normalize(const struct engine *e, const struct engine_request *r,
                                float *logits) {
-    float by = r->logprob_temperature > 0.0f ? 1.0f / r->logprob_temperature : 1.0f;
+    float scale = r->logprob_temperature > 0.0f ? 1.0f / r->logprob_temperature : 1.0f;
     float *x = r->choice_prob; // unused before choices_finish
-    for (int32_t i = 0; i < r->n_choices; i++) x[i] = logits[r->choices[i].v[0]] * by;
+    for (int32_t i = 0; i < r->n_choices; i++) x[i] = logits[r->choices[i].v[0]] * scale;
     for (int32_t i = 0; i < r->n_choices; i++) logits[r->choices[i].v[0]] = x[i];
     float max = e->kern->max(x, r->n_choices);
     return max + (float)math_log((double)e->kern->softmax(x, r->n_choices));
 }
 
 /* Samples from the unscaled logits, then scales the row for the reported log-probabilities. */
-static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits,
+static void logits_row_process(const struct engine *e, struct logits_row *row, float *logits,
                                float *scratch) {
-    struct engine_request *r = o->r;
-    bool choices = o->kind == LOGITS_CHOICES, tempered = !choices && r->logprob_temperature > 0.0f;
+    struct engine_request *r = row->r;
+    bool choices = row->kind == LOGITS_CHOICES,
+         tempered = !choices && r->logprob_temperature > 0.0f;
     float lse = 0;
-    if (o->kind == LOGITS_SAMPLE) {
-        struct sampling_context h = {
+    if (row->kind == LOGITS_SAMPLE) {
+        struct sampling_context context = {
             {r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
-        o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
+        row->token = sample_token(logits, e->vocab, &r->sampling, &context, r->n_out, &row->logprob,
+                                  scratch);
     }
     if (tempered) e->kern->scale(logits, 1.0f / r->logprob_temperature, e->vocab);
-    if (!choices && (tempered || o->kind != LOGITS_SAMPLE || r->n_top > 0))
+    if (!choices && (tempered || row->kind != LOGITS_SAMPLE || r->n_top > 0))
         lse = logits_logsumexp(logits, e->vocab, scratch);
-    switch (o->kind) {
+    switch (row->kind) {
     case LOGITS_NORMALIZE:
-        o->logprob = lse;
+        row->logprob = lse;
         return;
     case LOGITS_CHOICES:
-        o->logprob = choices_normalize(e, r, logits);
+        row->logprob = choices_normalize(e, r, logits);
         return;
     case LOGITS_PROMPT_LOGPROB:
-        r->prompt_logprob[o->pos + 1] = logits[r->prompt[o->pos + 1]] - lse;
-        out_top(o, logits, e->vocab, lse, r->prompt_top_ids, r->prompt_top_logprob, o->pos + 1,
-                scratch);
+        r->prompt_logprob[row->pos + 1] = logits[r->prompt[row->pos + 1]] - lse;
+        top_logprobs_write(row, logits, e->vocab, lse, r->prompt_top_ids, r->prompt_top_logprob,
+                           row->pos + 1, scratch);
         return;
     case LOGITS_SAMPLE:
-        if (tempered) o->logprob = logits[o->token] - lse;
-        out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
+        if (tempered) row->logprob = logits[row->token] - lse;
+        top_logprobs_write(row, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out,
+                           scratch);
         return;
     }
 }
 
-static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
+static void logits_rows_process(void *ctx, int64_t begin, int64_t end, int thread) {
     struct engine *e = ctx;
     float *scratch = e->scratch + (int64_t)thread * SAMPLE_SCRATCH * e->vocab;
     for (int64_t i = begin; i < end; i++)
-        logits_row_process(e, &e->outs[i], e->logits + i * e->vocab, scratch);
+        logits_row_process(e, &e->logits_rows[i], e->logits + i * e->vocab, scratch);
 }
 
 /* The context is followed by `depth` tokens of the current choice. Adds the next token's
@@ -860,7 +868,8 @@ static void choice_node_score(const struct engine *e, struct engine_request *r, 
     for (int32_t i = s->choice; i < r->n_choices; i++) {
         const struct sorted_choice *c = &s->sorted[i];
         if (i > s->choice && c->shared < depth) break;
-        if (c->n > depth) r->choice_logprob[c->index] += logits[c->v[depth]] - e->outs[out].logprob;
+        if (c->n > depth)
+            r->choice_logprob[c->index] += logits[c->v[depth]] - e->logits_rows[out].logprob;
     }
 }
 
@@ -904,9 +913,9 @@ static void choices_begin(const struct engine *e, struct engine_request *r, int3
 }
 
 /* After the prompt without generation, or after the last generated token. */
-static void generation_end(struct engine_request *r, enum finish_reason why) {
+static void generation_end(struct engine_request *r, enum finish_reason reason) {
     struct request_state *s = r->state;
-    r->finish = why;
+    r->finish = reason;
     if (r->n_choices == 0) {
         r->done = true;
         return;
@@ -923,13 +932,13 @@ static bool is_stop(const struct engine_request *r, int32_t token) {
     return false;
 }
 
-bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t least) {
+bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t min_tokens) {
     int32_t last = n - 1;
     bool found = false;
     for (int32_t p = 1; p <= MIN(TOKEN_CYCLE_MAX, last); p++) {
         c->run[p] = v[last] == v[last - p] ? c->run[p] + 1 : 0;
         int32_t span = c->run[p] + p;
-        found |= span >= least && span >= LOOP_REPEATS * p;
+        found |= span >= min_tokens && span >= LOOP_REPEATS * p;
     }
     return found;
 }
@@ -941,20 +950,20 @@ static bool loop_found(struct engine_request *r) {
 /* Appends the last token's bytes; cuts the text where a stop text begins. */
 static bool stop_text_found(const struct engine *e, struct engine_request *r) {
     if (r->n_stop_texts == 0) return false;
-    size_t before = r->text.len, first = SIZE_MAX;
+    size_t old_len = r->text.len, first = SIZE_MAX;
     tokenizer_decode_token(e->m->tok, r->out[r->n_out - 1], false, &r->text);
     for (int32_t i = 0; i < r->n_stop_texts; i++) {
-        size_t n = strlen(r->stop_texts[i]), from = before >= n ? before - n + 1 : 0;
+        size_t n = strlen(r->stop_texts[i]), from = old_len >= n ? old_len - n + 1 : 0;
         if (from >= r->text.len) continue;
-        const char *at = memmem(r->text.data + from, r->text.len - from, r->stop_texts[i], n);
-        if (at) first = MIN(first, (size_t)(at - (const char *)r->text.data));
+        const char *match = memmem(r->text.data + from, r->text.len - from, r->stop_texts[i], n);
+        if (match) first = MIN(first, (size_t)(match - (const char *)r->text.data));
     }
     if (first == SIZE_MAX) return false;
     r->text.len = first;
     return true;
 }
 
-static void token_take(struct engine *e, struct engine_request *r, const struct logits_row *o) {
+static void token_accept(struct engine *e, struct engine_request *r, const struct logits_row *o) {
     struct request_state *s = r->state;
     r->n_generated++;
     e->stats.generated++;
@@ -981,22 +990,22 @@ static void token_take(struct engine *e, struct engine_request *r, const struct 
 
 /* The mask is complete: continues with it, or ends the generation if no text of the grammar
  * continues. */
-static void mask_take_up(const struct engine *e, struct engine_request *r) {
+static void mask_finish(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
-    int32_t any = 0;
-    bool final = grammar_is_final(&s->reply);
+    int32_t any_allowed = 0;
+    bool final = grammar_is_final(&s->grammar_state);
     s->mask_pending = false;
     for (int32_t i = 0; final && i < r->n_stop; i++)
         s->allowed[r->stop[i] / 32] |= 1u << r->stop[i] % 32;
-    for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any |= s->allowed[i] != 0;
-    bool over = !any || r->n_out == r->max_tokens;
+    for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any_allowed |= s->allowed[i] != 0;
+    bool exhausted = !any_allowed || r->n_out == r->max_tokens;
     if (s->unconsumed_token < 0)
-        s->empty_only = over;
-    else if (over && final)
+        s->empty_only = exhausted;
+    else if (exhausted && final)
         generation_end(r, FINISH_STOP);
     else if (s->loop_detected)
         generation_end(r, FINISH_LOOP);
-    else if (over)
+    else if (exhausted)
         generation_end(r, FINISH_LENGTH);
 }
 
@@ -1004,10 +1013,12 @@ static void mask_take_up(const struct engine *e, struct engine_request *r) {
 static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *units) {
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
-    if (!s->reply.machine) s->reply = grammar_state_new(grammar_machine_of(e, r->grammar, units));
-    if (!grammar_advance(&s->reply, s->unconsumed_token, left, left > 0 ? s->allowed : NULL, units))
+    if (!s->grammar_state.machine)
+        s->grammar_state = grammar_state_new(grammar_machine_get(e, r->grammar, units));
+    if (!grammar_advance(&s->grammar_state, s->unconsumed_token, left, left > 0 ? s->allowed : NULL,
+                         units))
         return false;
-    mask_take_up(e, r);
+    mask_finish(e, r);
     return true;
 }
 
@@ -1017,36 +1028,37 @@ static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *un
  * depend on the step that computes it.
  */
 static void masks_advance(struct engine *e) {
-    for (int32_t waiting = 1; waiting > 0 && e->mask_units > 0;) {
-        int32_t first = e->mask_turn, i = 0;
-        waiting = 0;
+    for (int32_t n_pending = 1; n_pending > 0 && e->mask_units > 0;) {
+        int32_t first = e->next_mask, i = 0;
+        n_pending = 0;
         for (; i < e->n_active && e->mask_units > 0; i++) {
             struct engine_request *r = e->active[(first + i) % e->n_active];
             int64_t units = MASK_QUANTUM;
             if (r->done || !r->state->mask_pending) continue;
-            waiting += !mask_advance(e, r, &units);
+            n_pending += !mask_advance(e, r, &units);
             e->mask_units -= MASK_QUANTUM - units;
         }
-        e->mask_turn = e->n_active ? (first + i) % e->n_active : 0;
+        e->next_mask = e->n_active ? (first + i) % e->n_active : 0;
     }
 }
 
 /* The phase's last row has been run. */
-static void phase_end(struct engine *e, struct engine_request *r, const struct scheduled_chunk *d) {
+static void phase_finish(struct engine *e, struct engine_request *r,
+                         const struct scheduled_chunk *d) {
     struct request_state *s = r->state;
     int32_t last = d->out + d->n_out - 1;
     switch (s->phase) {
     case PHASE_PREFILL:
         r->n_prefilled += r->n_prompt;
-        if (generates(r))
-            token_take(e, r, &e->outs[last]);
+        if (request_generates(r))
+            token_accept(e, r, &e->logits_rows[last]);
         else if (r->n_choices > 0 && r->suffix.n == 0)
             choices_begin(e, r, last);
         else
             generation_end(r, r->state->empty_only ? FINISH_STOP : FINISH_LENGTH);
         break;
     case PHASE_DECODE:
-        token_take(e, r, &e->outs[last]);
+        token_accept(e, r, &e->logits_rows[last]);
         break;
     case PHASE_SUFFIX:
         r->n_prefilled += r->suffix.n;
@@ -1071,24 +1083,24 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
     }
     if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
     // in the fast class the keys and values of sampled rows have other bits than a prompt's
-    if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && is_sampled(s))
+    if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && rows_are_sampled(s))
         slot->n_known = MIN(slot->n_known, s->kv);
     else if (slot->n_known >= s->kv)
         slot->n_known = s->kv + d->n_rows;
     s->kv += d->n_rows;
     slot->n = s->kv;
-    slot->used = e->stats.steps;
+    slot->last_used = e->stats.steps;
 }
 
 static void request_finish(struct engine *e, struct engine_request *r) {
     e->slots[r->state->slot].owner = NULL;
     e->reserved_pages -= r->state->pages;
     e->stats.finished++;
-    state_free(e, r);
+    request_state_free(e, r);
     if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
 
-static void active_sweep(struct engine *e) {
+static void active_remove_finished(struct engine *e) {
     int32_t n = 0;
     for (int32_t i = 0; i < e->n_active; i++) {
         if (e->active[i]->done)
@@ -1110,13 +1122,13 @@ static void prefix_waiters_release(const struct engine *e, const struct engine_r
 }
 
 static void waiting_remove(struct engine *e, struct engine_request *r) {
-    struct engine_request **at = &e->head, *before = NULL;
-    while (*at != r) {
-        before = *at;
-        at = &before->state->next;
+    struct engine_request **link = &e->head, *previous = NULL;
+    while (*link != r) {
+        previous = *link;
+        link = &previous->state->next;
     }
-    *at = r->state->next;
-    if (e->tail == r) e->tail = before;
+    *link = r->state->next;
+    if (e->tail == r) e->tail = previous;
     e->n_waiting--;
 }
 
@@ -1127,17 +1139,17 @@ void engine_cancel(struct engine *e, struct engine_request *r) {
     for (int32_t i = 0; i < e->n_active; i++)
         if (e->active[i] == r) {
             prefix_waiters_release(e, r);
-            active_sweep(e);
+            active_remove_finished(e);
             return;
         }
     waiting_remove(e, r);
     e->stats.finished++;
-    state_free(e, r);
+    request_state_free(e, r);
     if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
 
-static int step_end(struct engine *e) {
-    active_sweep(e);
+static int step_finish(struct engine *e) {
+    active_remove_finished(e);
     return e->n_active + e->n_waiting;
 }
 
@@ -1147,17 +1159,17 @@ int engine_step(struct engine *e) {
     e->mask_units = MASK_UNITS;
     masks_advance(e);
     step_schedule(e);
-    if (e->n_rows == 0) return step_end(e);
+    if (e->n_rows == 0) return step_finish(e);
     step_run(e);
-    pool_run(e->n_out > 1 ? e->o.pool : NULL, outs_read, e, e->n_out, 1);
+    pool_run(e->n_out > 1 ? e->o.pool : NULL, logits_rows_process, e, e->n_out, 1);
     for (int32_t i = 0; i < e->n_chunks; i++) chunk_commit(e, &e->chunks[i]);
     prefix_sources_resolve(e);
     for (int32_t i = 0; i < e->n_chunks; i++) {
         struct engine_request *r = e->chunks[i].r;
-        if (r->state->kv == r->state->end) phase_end(e, r, &e->chunks[i]);
+        if (r->state->kv == r->state->end) phase_finish(e, r, &e->chunks[i]);
     }
     masks_advance(e);
-    return step_end(e);
+    return step_finish(e);
 }
 
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
@@ -1171,11 +1183,13 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
         return err->code;
     }
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
-    uint64_t before = e->stats.finished;
+    uint64_t already_finished = e->stats.finished;
     int left;
     do {
         left = engine_step(e);
-        if (p) progress_update(p, (int64_t)MIN(e->stats.finished - before, (uint64_t)n), NULL);
+        if (p)
+            progress_update(p, (int64_t)MIN(e->stats.finished - already_finished, (uint64_t)n),
+                            NULL);
     } while (left > 0);
     return OK;
 }

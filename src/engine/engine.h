@@ -127,9 +127,9 @@ enum { TOKEN_CYCLE_MAX = 64 };
 struct token_cycle {
     int32_t run[TOKEN_CYCLE_MAX + 1];
 };
-/* Adds the last of the tokens v[0..n). True if the last tokens, `least` or more, repeat one cycle
- * at least four times. */
-bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t least);
+/* Adds the last of the tokens v[0..n). True if the last tokens, `min_tokens` or more, repeat one
+ * cycle at least four times. */
+bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t min_tokens);
 
 #define ENGINE_MIX_MAX 16
 #define ENGINE_TOP_MAX 20
@@ -211,7 +211,7 @@ struct sampling_context {
  * without penalties. */
 #define SAMPLE_SCRATCH 3
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
-                     const struct sampling_context *history, int32_t index, float *logprob,
+                     const struct sampling_context *context, int32_t index, float *logprob,
                      float *scratch);
 /* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
 void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids,
@@ -283,7 +283,7 @@ int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine
                         struct grammar **grammar, struct error *err);
 /* The differences between two results of record_outputs_json, one per line: fields, and the first
  * token and log-probability of a list. False: no difference. */
-bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what);
+bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out);
 
 /* Adapters by their content, so that a record can name their paths. */
 struct recorded_adapter {
@@ -303,7 +303,7 @@ struct recorder {
 /* For engine_options.finished. */
 void recorder_finished(void *recorder, const struct engine_request *r);
 /* [{path, hash, weight} or {noise: {seed, member}, weight}]. */
-json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named,
-                             int n);
+json_t *record_adapters_json(const struct engine_request *r,
+                             const struct recorded_adapter *adapters, int n);
 
 #endif

@@ -18,8 +18,8 @@ struct engine_slot {
     char key[HASH_LEN];           /* engine_adapters_key of the request that filled it */
     int32_t *tokens;              /* [max_len] */
     int32_t n;                    /* positions in the cache */
-    int32_t n_known; /* the first of them, computed as rows whose tokens were known: shareable */
-    uint64_t used;   /* step of the last use */
+    int32_t n_known;    /* the first of them, computed as rows whose tokens were known: shareable */
+    uint64_t last_used; /* step of the last use */
 };
 
 /* The contribution of one request to a step. */
@@ -68,14 +68,14 @@ struct engine {
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
     struct active_grammar *grammars;     /* [n_grammars] */
     int32_t n_grammars;
-    size_t machines_bytes; /* limit for all their machines together */
+    size_t machines_max_bytes; /* limit for all their machines together */
 
     float *logits;                  /* [max_out, V] */
     float *scratch;                 /* [threads, SAMPLE_SCRATCH, V] */
     struct batch_row *rows;         /* [max_rows] */
     struct lora_segment *segs;      /* [max_seqs] */
     int32_t *out_rows;              /* [max_rows] */
-    struct logits_row *outs;        /* [max_out] */
+    struct logits_row *logits_rows; /* [max_out] */
     struct engine_slot *slots;      /* [n_slots] */
     int32_t *tokens;                /* [n_slots, max_len] */
     struct engine_request **active; /* [max_seqs] */
@@ -85,7 +85,7 @@ struct engine {
     /* the step in progress */
     int32_t n_chunks, n_groups, n_rows, n_out;
     int64_t mask_units; /* work units left for masks */
-    int32_t mask_turn;  /* index of the active request whose mask is computed next */
+    int32_t next_mask;  /* index of the active request whose mask is computed next */
 };
 
 /* request_inputs.c */
@@ -105,10 +105,11 @@ enum request_input_type {
 struct request_input {
     const char *name; /* key in the JSON of a record */
     enum request_input_type type;
-    size_t value, count; /* offsets in struct engine_request; count: of a list's int32_t length */
-    int32_t min, max;    /* INPUT_INT: values that a record may have */
-    bool in_sampling;    /* in the JSON a member of "sampling" */
-    bool optional;       /* INPUT_INT, INPUT_BOOL: 0 is neither in the key nor in the JSON */
+    size_t value_offset,
+        count_offset; /* offsets in struct engine_request; count: of a list's int32_t length */
+    int32_t min, max; /* INPUT_INT: values that a record may have */
+    bool in_sampling; /* in the JSON a member of "sampling" */
+    bool optional;    /* INPUT_INT, INPUT_BOOL: 0 is neither in the key nor in the JSON */
 };
 extern const struct request_input request_inputs[]; /* ends with a NULL name */
 

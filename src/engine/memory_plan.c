@@ -15,9 +15,9 @@
 #include <string.h>
 
 enum {
-    SERVER = 16 << 20,     /* threads, stores, metrics, fragmentation of two heaps */
-    PROGRAM = 8 << 20,     /* code, libraries, stacks, the store: measured 5 to 7 MB */
-    TOKENIZER_FACTOR = 12, /* bytes in memory per byte of its files, with parsing: 5 to 10 */
+    SERVER_BYTES = 16 << 20, /* threads, stores, metrics, fragmentation of two heaps */
+    PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks, the store: measured 5 to 7 MB */
+    TOKENIZER_FACTOR = 12,   /* bytes in memory per byte of its files, with parsing: 5 to 10 */
     ROWS_MIN = 16,
 };
 
@@ -26,8 +26,8 @@ static double mb(size_t bytes) {
 }
 
 /* Bytes for the whole engine, and for its KV cache alone. */
-static size_t engine_need(const struct model_config *c, const struct engine_options *o,
-                          size_t *kv) {
+static size_t engine_and_kv_bytes(const struct model_config *c, const struct engine_options *o,
+                                  size_t *kv) {
     struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
                                   .slot_len = o->max_len,
                                   .n_pages = o->n_pages,
@@ -36,8 +36,8 @@ static size_t engine_need(const struct model_config *c, const struct engine_opti
     return engine_bytes(c, o);
 }
 
-static size_t plan_sum(const struct memory_plan_input *in, struct memory_plan *p) {
-    size_t engine = engine_need(&in->model.config, &p->engine, &p->kv);
+static size_t plan_update_total(const struct memory_plan_input *in, struct memory_plan *p) {
+    size_t engine = engine_and_kv_bytes(&in->model.config, &p->engine, &p->kv);
     p->activations = engine - p->kv;
     p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->work + engine;
     return p->total;
@@ -45,11 +45,11 @@ static size_t plan_sum(const struct memory_plan_input *in, struct memory_plan *p
 
 /* With one sequence's pages only: halves rows or sequences, whichever saves more, until it fits. */
 static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
-    while (plan_sum(in, p) > in->limit) {
+    while (plan_update_total(in, p) > in->limit) {
         struct memory_plan rows = *p, seqs = *p;
         rows.engine.max_rows = MAX(MIN(ROWS_MIN, p->engine.max_rows), p->engine.max_rows / 2);
         seqs.engine.max_seqs = seqs.engine.max_cached = MAX(1, p->engine.max_seqs / 2);
-        size_t by_rows = plan_sum(in, &rows), by_seqs = plan_sum(in, &seqs);
+        size_t by_rows = plan_update_total(in, &rows), by_seqs = plan_update_total(in, &seqs);
         if (MIN(by_rows, by_seqs) >= p->total) return false;
         *p = by_rows < by_seqs ? rows : seqs;
     }
@@ -64,23 +64,24 @@ static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p
     hi = MIN(hi, MAX(p->pages_wanted, lo));
     while (lo < hi) {
         p->engine.n_pages = lo + (hi - lo + 1) / 2;
-        if (in->limit == 0 || plan_sum(in, p) <= in->limit)
+        if (in->limit == 0 || plan_update_total(in, p) <= in->limit)
             lo = p->engine.n_pages;
         else
             hi = p->engine.n_pages - 1;
     }
     p->engine.n_pages = lo;
-    plan_sum(in, p);
+    plan_update_total(in, p);
 }
 
-static int plan_refuse(const struct memory_plan *p, struct error *err) {
+static int plan_set_error(const struct memory_plan *p, struct error *err) {
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
         "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program "
         "and "
         "work %.1f); "
-        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv-cache-dtype i8 or fewer threads",
+        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv-cache-dtype i8 or "
+        "fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
         mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->work),
         mb(p->total) + 1);
@@ -92,19 +93,20 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
                             .tokenizer = in->model.words * TOKENIZER_FACTOR,
                             .adapters = in->adapters.held + in->adapters.passing,
                             .requests = in->requests,
-                            .work = PROGRAM + in->work + (in->requests ? SERVER : 0),
+                            .work = PROGRAM_BYTES + in->work + (in->requests ? SERVER_BYTES : 0),
                             .limit = in->limit,
                             .engine = in->want};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
     if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
-    int32_t least = kv_cache_pages_for(p.engine.max_len);
+    int32_t min_pages = kv_cache_pages_for(p.engine.max_len);
     p.pages_wanted = p.engine.n_pages;
     if (p.pages_wanted == 0)
-        p.pages_wanted = (int32_t)MIN((int64_t)p.engine.max_seqs * least, (int64_t)INT32_MAX - 1);
-    p.engine.n_pages = least;
+        p.pages_wanted =
+            (int32_t)MIN((int64_t)p.engine.max_seqs * min_pages, (int64_t)INT32_MAX - 1);
+    p.engine.n_pages = min_pages;
     int rc = OK;
     if (in->limit > 0 && !engine_shrink(in, &p))
-        rc = plan_refuse(&p, err);
+        rc = plan_set_error(&p, err);
     else
         pages_grow(in, &p);
     *out = p;
@@ -142,20 +144,20 @@ json_t *memory_plan_json(const struct memory_plan *p) {
 }
 
 /* Number of values in the tensors of a safetensors file; for any other file, an upper bound. */
-static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
+static int values_count(const char *path, size_t *values, size_t *bytes, struct error *err) {
     size_t n = strlen(path);
     if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
         struct file_map map;
         if (file_map_open(&map, path, err) != OK) return err->code;
         *bytes = map.size;
-        *numbers = map.size / 2;
+        *values = map.size / 2;
         file_map_close(&map);
         return OK;
     }
     struct safetensors st;
     if (safetensors_open(&st, path, err) != OK) return err->code;
     for (int i = 0; i < st.n_tensors; i++)
-        *numbers += st.tensors[i].size * 32 / tensor_row_bytes(st.tensors[i].type, 32);
+        *values += st.tensors[i].size * 32 / tensor_row_bytes(st.tensors[i].type, 32);
     *bytes = st.map.size;
     safetensors_close(&st);
     return OK;
@@ -169,13 +171,13 @@ int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
         free(pulled);
         return rc;
     }
-    size_t numbers = 0, bytes = 0;
+    size_t values = 0, bytes = 0;
     char *file = path_is_dir(path) ? path_join(path, "adapter_model.safetensors") : xstrdup(path);
-    int rc = numbers_count(file, &numbers, &bytes, err);
+    int rc = values_count(file, &values, &bytes, err);
     free(file);
     if (rc != OK) return rc;
-    sum->held += numbers * (sizeof(float) + dtype_size(elem));
+    sum->held += values * (sizeof(float) + dtype_size(elem));
     // the file, and its values in f32 while they are converted
-    sum->passing = MAX(sum->passing, bytes + numbers * sizeof(float));
+    sum->passing = MAX(sum->passing, bytes + values * sizeof(float));
     return OK;
 }

@@ -38,16 +38,16 @@ json_t *json_from_float(float v) {
     return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
 }
 
-static json_t *reals_json(const float *v, int32_t n) {
+static json_t *floats_json(const float *v, int32_t n) {
     json_t *list = json_array();
     for (int32_t i = 0; i < n; i++) json_array_append_new(list, json_from_float(v[i]));
     return list;
 }
 
-/* [[id, logprob], …] for position `at` of arrays [n][n_top]. */
-static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
+/* [[id, logprob], …] for position `pos` of arrays [n][n_top]. */
+static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t pos, int32_t n_top) {
     json_t *list = json_array();
-    for (int64_t i = (int64_t)at * n_top; i < ((int64_t)at + 1) * n_top; i++)
+    for (int64_t i = (int64_t)pos * n_top; i < ((int64_t)pos + 1) * n_top; i++)
         json_array_append_new(list, json_pack("[i,o]", ids[i], json_from_float(logprobs[i])));
     return list;
 }
@@ -62,77 +62,80 @@ static json_t *tops_json(const int32_t *ids, const float *logprobs, int32_t n, i
 json_t *record_outputs_json(const struct engine_request *r) {
     int32_t n = r->n_out, n_prompt = r->prompt_logprobs ? r->n_prompt : 0;
     return json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:i,s:s,s:i,s:i}", "out",
-                     json_from_tokens(r->out, n), "logprobs", reals_json(r->out_logprob, n), "top",
+                     json_from_tokens(r->out, n), "logprobs", floats_json(r->out_logprob, n), "top",
                      tops_json(r->top_ids, r->top_logprob, n, r->n_top), "prompt_logprobs",
-                     reals_json(r->prompt_logprob, n_prompt), "prompt_top",
+                     floats_json(r->prompt_logprob, n_prompt), "prompt_top",
                      tops_json(r->prompt_top_ids, r->prompt_top_logprob, n_prompt, r->n_top),
-                     "choice_logprobs", reals_json(r->choice_logprob, r->n_choices), "choice_probs",
-                     reals_json(r->choice_prob, r->n_choices), "choice", r->choice, "finish",
-                     finish_reason_name(r->finish), "prefilled", r->n_prefilled, "generated",
-                     r->n_generated);
+                     "choice_logprobs", floats_json(r->choice_logprob, r->n_choices),
+                     "choice_probs", floats_json(r->choice_prob, r->n_choices), "choice", r->choice,
+                     "finish", finish_reason_name(r->finish), "prefilled", r->n_prefilled,
+                     "generated", r->n_generated);
 }
 
-static const char *path_of(const struct adapter *a, const struct recorded_adapter *named, int n) {
+static const char *adapter_path(const struct adapter *a, const struct recorded_adapter *adapters,
+                                int n) {
     for (int i = 0; i < n; i++)
-        if (strcmp(named[i].adapter->hash, a->hash) == 0) return named[i].path;
+        if (strcmp(adapters[i].adapter->hash, a->hash) == 0) return adapters[i].path;
     return "";
 }
 
 /* A term names its adapter twice: by path, to find it, and by hash, to verify it. */
-static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *named,
+static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *adapters,
                          int n) {
     if (t->adapter)
-        return json_pack("{s:s,s:s,s:o}", "path", path_of(t->adapter, named, n), "hash",
+        return json_pack("{s:s,s:s,s:o}", "path", adapter_path(t->adapter, adapters, n), "hash",
                          t->adapter->hash, "weight", json_from_float(t->weight));
     return json_pack("{s:{s:I,s:I},s:o}", "noise", "seed", (json_int_t)t->noise.seed, "member",
                      (json_int_t)t->noise.member, "weight", json_from_float(t->weight));
 }
 
-json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named,
-                             int n) {
+json_t *record_adapters_json(const struct engine_request *r,
+                             const struct recorded_adapter *adapters, int n) {
     json_t *list = json_array();
     if (r->adapter)
-        json_array_append_new(list, json_pack("{s:s,s:s}", "path", path_of(r->adapter, named, n),
-                                              "hash", r->adapter->hash));
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s}", "path", adapter_path(r->adapter, adapters, n),
+                                        "hash", r->adapter->hash));
     for (int32_t i = 0; i < r->n_mix; i++)
-        json_array_append_new(list, term_json(&r->mix[i], named, n));
+        json_array_append_new(list, term_json(&r->mix[i], adapters, n));
     return list;
 }
 
 /* A value may be a whole list: prints enough of it to recognise it. */
-static void value_print(const json_t *v, struct buf *what) {
+static void value_append(const json_t *v, struct buf *out) {
     char *text = v ? json_canonical(v) : xstrdup("nothing");
-    buf_printf(what, "'%.80s'", text);
+    buf_printf(out, "'%.80s'", text);
     free(text);
 }
 
-static void difference_add(const char *key, int64_t at, const json_t *was, const json_t *now,
-                           struct buf *what) {
-    buf_printf(what, "%s", key);
-    if (at >= 0) buf_printf(what, " at %lld", (long long)at);
-    buf_puts(what, ": was ");
-    value_print(was, what);
-    buf_puts(what, ", is ");
-    value_print(now, what);
-    buf_puts(what, "\n");
+static void difference_add(const char *key, int64_t index, const json_t *before,
+                           const json_t *after, struct buf *out) {
+    buf_printf(out, "%s", key);
+    if (index >= 0) buf_printf(out, " at %lld", (long long)index);
+    buf_puts(out, ": was ");
+    value_append(before, out);
+    buf_puts(out, ", is ");
+    value_append(after, out);
+    buf_puts(out, "\n");
 }
 
 /* Lists are compared up to their first difference: after a different token, the texts diverge. */
-bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what) {
+bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out) {
     const char *key;
     json_t *a;
     bool differ = false;
-    json_object_foreach ((json_t *)(uintptr_t)was, key, a) {
-        const json_t *b = json_object_get(now, key);
+    json_object_foreach ((json_t *)(uintptr_t)before, key, a) {
+        const json_t *b = json_object_get(after, key);
         if (json_equal(a, b)) continue;
         differ = true;
         if (!json_is_array(a) || !json_is_array(b)) {
-            difference_add(key, -1, a, b, what);
+            difference_add(key, -1, a, b, out);
             continue;
         }
-        size_t at = 0;
-        while (json_equal(json_array_get(a, at), json_array_get(b, at))) at++;
-        difference_add(key, (int64_t)at, json_array_get(a, at), json_array_get(b, at), what);
+        size_t index = 0;
+        while (json_equal(json_array_get(a, index), json_array_get(b, index))) index++;
+        difference_add(key, (int64_t)index, json_array_get(a, index), json_array_get(b, index),
+                       out);
     }
     return differ;
 }

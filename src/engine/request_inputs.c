@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AT(field) offsetof(struct engine_request, field)
-#define SAMPLING(field) #field, .in_sampling = true, .value = AT(sampling.field)
+#define FIELD_OFFSET(field) offsetof(struct engine_request, field)
+#define SAMPLING(field) #field, .in_sampling = true, .value_offset = FIELD_OFFSET(sampling.field)
 const struct request_input request_inputs[] = {
     {SAMPLING(temperature), .type = INPUT_FLOAT},
     {SAMPLING(top_k), .type = INPUT_INT, .min = INT32_MIN, .max = INT32_MAX},
@@ -28,20 +28,26 @@ const struct request_input request_inputs[] = {
     {SAMPLING(repetition_penalty), .type = INPUT_FLOAT},
     {SAMPLING(presence_penalty), .type = INPUT_FLOAT},
     {SAMPLING(frequency_penalty), .type = INPUT_FLOAT},
-    {SAMPLING(bias), .type = INPUT_BIAS, .count = AT(sampling.n_bias)},
+    {SAMPLING(bias), .type = INPUT_BIAS, .count_offset = FIELD_OFFSET(sampling.n_bias)},
     {SAMPLING(penalty_last_n), .type = INPUT_INT, .max = INT32_MAX, .optional = true},
-    {"grammar", .type = INPUT_GRAMMAR, .value = AT(grammar)},
-    {"loop_tokens", .type = INPUT_INT, .value = AT(loop_tokens), .max = INT32_MAX},
-    {"n_top", .type = INPUT_INT, .value = AT(n_top), .max = ENGINE_TOP_MAX},
-    {"prompt_logprobs", .type = INPUT_BOOL, .value = AT(prompt_logprobs)},
-    {"logprob_temperature", .type = INPUT_FLOAT, .value = AT(logprob_temperature)},
-    {"stop_texts", .type = INPUT_TEXTS, .value = AT(stop_texts), .count = AT(n_stop_texts)},
-    {"max_tokens", .type = INPUT_INT, .value = AT(max_tokens), .max = INT32_MAX},
-    {"prompt", .type = INPUT_TOKENS, .value = AT(prompt), .count = AT(n_prompt)},
-    {"stop", .type = INPUT_TOKENS, .value = AT(stop), .count = AT(n_stop)},
-    {"suffix", .type = INPUT_TOKENS, .value = AT(suffix.v), .count = AT(suffix.n)},
-    {"choices", .type = INPUT_TOKEN_LISTS, .value = AT(choices), .count = AT(n_choices)},
-    {"choices_only", .type = INPUT_BOOL, .value = AT(choices_only), .optional = true},
+    {"grammar", .type = INPUT_GRAMMAR, .value_offset = FIELD_OFFSET(grammar)},
+    {"loop_tokens", .type = INPUT_INT, .value_offset = FIELD_OFFSET(loop_tokens), .max = INT32_MAX},
+    {"n_top", .type = INPUT_INT, .value_offset = FIELD_OFFSET(n_top), .max = ENGINE_TOP_MAX},
+    {"prompt_logprobs", .type = INPUT_BOOL, .value_offset = FIELD_OFFSET(prompt_logprobs)},
+    {"logprob_temperature", .type = INPUT_FLOAT, .value_offset = FIELD_OFFSET(logprob_temperature)},
+    {"stop_texts", .type = INPUT_TEXTS, .value_offset = FIELD_OFFSET(stop_texts),
+     .count_offset = FIELD_OFFSET(n_stop_texts)},
+    {"max_tokens", .type = INPUT_INT, .value_offset = FIELD_OFFSET(max_tokens), .max = INT32_MAX},
+    {"prompt", .type = INPUT_TOKENS, .value_offset = FIELD_OFFSET(prompt),
+     .count_offset = FIELD_OFFSET(n_prompt)},
+    {"stop", .type = INPUT_TOKENS, .value_offset = FIELD_OFFSET(stop),
+     .count_offset = FIELD_OFFSET(n_stop)},
+    {"suffix", .type = INPUT_TOKENS, .value_offset = FIELD_OFFSET(suffix.v),
+     .count_offset = FIELD_OFFSET(suffix.n)},
+    {"choices", .type = INPUT_TOKEN_LISTS, .value_offset = FIELD_OFFSET(choices),
+     .count_offset = FIELD_OFFSET(n_choices)},
+    {"choices_only", .type = INPUT_BOOL, .value_offset = FIELD_OFFSET(choices_only),
+     .optional = true},
     {NULL},
 };
 
@@ -54,71 +60,71 @@ struct input_value {
 
 static struct input_value input_get(const struct request_input *in,
                                     const struct engine_request *r) {
-    const char *at = (const char *)r + in->value;
+    const char *field = (const char *)r + in->value_offset;
     struct input_value v = {0};
     int32_t n;
     switch (in->type) {
     case INPUT_FLOAT:
-        memcpy(&v.real, at, sizeof v.real);
+        memcpy(&v.real, field, sizeof v.real);
         return v;
     case INPUT_SEED:
-        memcpy(&v.integer, at, sizeof v.integer);
+        memcpy(&v.integer, field, sizeof v.integer);
         return v;
     case INPUT_BOOL:
-        v.integer = *(const bool *)at;
+        v.integer = *(const bool *)field;
         return v;
     case INPUT_INT:
-        memcpy(&n, at, sizeof n);
+        memcpy(&n, field, sizeof n);
         v.integer = n;
         return v;
     default:
-        memcpy(&v.p, at, sizeof v.p);
+        memcpy(&v.p, field, sizeof v.p);
     }
     if (in->type == INPUT_GRAMMAR) return v;
-    memcpy(&n, (const char *)r + in->count, sizeof n);
+    memcpy(&n, (const char *)r + in->count_offset, sizeof n);
     v.integer = n;
     return v;
 }
 
 static void input_set(const struct request_input *in, const struct input_value *v,
                       struct engine_request *r) {
-    char *at = (char *)r + in->value;
+    char *field = (char *)r + in->value_offset;
     int32_t n = (int32_t)v->integer;
     if (in->type == INPUT_FLOAT)
-        memcpy(at, &v->real, sizeof v->real);
+        memcpy(field, &v->real, sizeof v->real);
     else if (in->type == INPUT_SEED)
-        memcpy(at, &v->integer, sizeof v->integer);
+        memcpy(field, &v->integer, sizeof v->integer);
     else if (in->type == INPUT_BOOL)
-        *(bool *)at = n;
+        *(bool *)field = n;
     else if (in->type == INPUT_INT)
-        memcpy(at, &n, sizeof n);
+        memcpy(field, &n, sizeof n);
     else
-        memcpy(at, &v->p, sizeof v->p);
-    if (in->count) memcpy((char *)r + in->count, &n, sizeof n);
+        memcpy(field, &v->p, sizeof v->p);
+    if (in->count_offset) memcpy((char *)r + in->count_offset, &n, sizeof n);
 }
 
 /* keys */
 
-static void key_u64(struct sha256 *h, uint64_t v) {
+static void hash_u64(struct sha256 *h, uint64_t v) {
     uint8_t b[8];
     for (int i = 0; i < 8; i++) b[i] = (uint8_t)(v >> 8 * i);
     sha256_update(h, b, sizeof b);
 }
 
-static void key_float(struct sha256 *h, float v) {
+static void hash_float(struct sha256 *h, float v) {
     uint32_t bits;
     memcpy(&bits, &v, sizeof bits);
-    key_u64(h, bits);
+    hash_u64(h, bits);
 }
 
-static void key_text(struct sha256 *h, const char *s) {
-    key_u64(h, strlen(s));
+static void hash_text(struct sha256 *h, const char *s) {
+    hash_u64(h, strlen(s));
     sha256_update(h, s, strlen(s));
 }
 
-static void key_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
-    key_u64(h, (uint64_t)n);
-    for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
+static void hash_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
+    hash_u64(h, (uint64_t)n);
+    for (int32_t i = 0; i < n; i++) hash_u64(h, (uint64_t)v[i]);
 }
 
 void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
@@ -127,38 +133,38 @@ void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
     struct sha256 h;
     sha256_init(&h);
     for (int32_t i = 0; i < r->n_mix; i++) {
-        key_text(&h, r->mix[i].adapter ? r->mix[i].adapter->hash : "noise");
-        key_u64(&h, r->mix[i].noise.seed);
-        key_u64(&h, r->mix[i].noise.member);
-        key_float(&h, r->mix[i].weight);
+        hash_text(&h, r->mix[i].adapter ? r->mix[i].adapter->hash : "noise");
+        hash_u64(&h, r->mix[i].noise.seed);
+        hash_u64(&h, r->mix[i].noise.member);
+        hash_float(&h, r->mix[i].weight);
     }
     sha256_final(&h, out);
 }
 
-static void input_key(struct sha256 *h, const struct request_input *in,
-                      const struct input_value *v) {
+static void hash_input(struct sha256 *h, const struct request_input *in,
+                       const struct input_value *v) {
     const struct logit_bias *bias = v->p;
     const struct token_seq *lists = v->p;
     const char *const *texts = v->p;
     switch (in->type) {
     case INPUT_FLOAT:
-        key_float(h, v->real);
+        hash_float(h, v->real);
         return;
     case INPUT_GRAMMAR:
-        key_text(h, v->p ? grammar_hash(v->p) : "-");
+        hash_text(h, v->p ? grammar_hash(v->p) : "-");
         return;
     case INPUT_TOKENS:
-        key_tokens(h, v->p, (int32_t)v->integer);
+        hash_tokens(h, v->p, (int32_t)v->integer);
         return;
     default:
-        key_u64(h, (uint64_t)v->integer);
+        hash_u64(h, (uint64_t)v->integer);
     }
-    for (int64_t i = 0; in->type == INPUT_TEXTS && i < v->integer; i++) key_text(h, texts[i]);
+    for (int64_t i = 0; in->type == INPUT_TEXTS && i < v->integer; i++) hash_text(h, texts[i]);
     for (int64_t i = 0; in->type == INPUT_TOKEN_LISTS && i < v->integer; i++)
-        key_tokens(h, lists[i].v, lists[i].n);
+        hash_tokens(h, lists[i].v, lists[i].n);
     for (int64_t i = 0; in->type == INPUT_BIAS && i < v->integer; i++) {
-        key_u64(h, (uint64_t)bias[i].token);
-        key_float(h, bias[i].bias);
+        hash_u64(h, (uint64_t)bias[i].token);
+        hash_float(h, bias[i].bias);
     }
 }
 
@@ -169,15 +175,15 @@ void engine_request_key(const struct engine_request *r, const char *model_hash,
     char adapters[HASH_LEN];
     engine_adapters_key(r, adapters);
     sha256_init(&h);
-    key_text(&h, "shoal call 2");
-    key_text(&h, model_hash);
-    key_text(&h, adapters);
-    key_u64(&h, (uint64_t)cls);
+    hash_text(&h, "shoal call 2");
+    hash_text(&h, model_hash);
+    hash_text(&h, adapters);
+    hash_u64(&h, (uint64_t)cls);
     for (const struct request_input *in = request_inputs; in->name; in++) {
         struct input_value v = input_get(in, r);
         if (in->optional && v.integer == 0) continue;
-        if (in->optional) key_text(&h, in->name);
-        input_key(&h, in, &v);
+        if (in->optional) hash_text(&h, in->name);
+        hash_input(&h, in, &v);
     }
     sha256_final(&h, out);
 }
@@ -258,88 +264,89 @@ json_t *record_inputs_json(const struct engine_request *r) {
 }
 
 /* Parser state: keeps the first error; every later value parses as empty. */
-struct reader {
+struct inputs_parser {
     struct arena *arena;
     struct error *err;
     bool bad;
 };
 
-static void *refuse(struct reader *rd, const char *what) {
-    if (!rd->bad) error_set(rd->err, ERR_FORMAT, "'%s' of the recorded call is damaged", what);
+static void *parser_fail(struct inputs_parser *rd, const char *field) {
+    if (!rd->bad) error_set(rd->err, ERR_FORMAT, "'%s' of the recorded call is damaged", field);
     rd->bad = true;
     return NULL;
 }
 
-static int64_t integer(struct reader *rd, const json_t *v, const char *what, int64_t lo,
-                       int64_t hi) {
+static int64_t parse_integer(struct inputs_parser *rd, const json_t *v, const char *field,
+                             int64_t lo, int64_t hi) {
     if (json_is_integer(v) && json_integer_value(v) >= lo && json_integer_value(v) <= hi)
         return json_integer_value(v);
-    refuse(rd, what);
+    parser_fail(rd, field);
     return 0;
 }
 
-static int32_t token(struct reader *rd, const json_t *v) {
-    return (int32_t)integer(rd, v, "a token", 0, INT32_MAX);
+static int32_t parse_token(struct inputs_parser *rd, const json_t *v) {
+    return (int32_t)parse_integer(rd, v, "a token", 0, INT32_MAX);
 }
 
-static float real(struct reader *rd, const json_t *v, const char *what) {
+static float parse_real(struct inputs_parser *rd, const json_t *v, const char *field) {
     if (json_is_number(v)) return (float)json_number_value(v);
     const char *text = json_string_value(v);
     if (text && strcmp(text, "inf") == 0) return INFINITY;
     if (text && strcmp(text, "-inf") == 0) return -INFINITY;
-    refuse(rd, what);
+    parser_fail(rd, field);
     return 0;
 }
 
 /* Room for the items of a list, also of an empty one. */
-static void *items_alloc(struct reader *rd, int32_t n, size_t size) {
+static void *items_alloc(struct inputs_parser *rd, int32_t n, size_t size) {
     return arena_alloc(rd->arena, (size_t)MAX(n, 1) * size);
 }
 
-static struct token_seq tokens(struct reader *rd, const json_t *list) {
+static struct token_seq parse_tokens(struct inputs_parser *rd, const json_t *list) {
     int32_t n = (int32_t)json_array_size(list);
     int32_t *v = items_alloc(rd, n, sizeof *v);
-    if (!json_is_array(list)) refuse(rd, "tokens");
-    for (int32_t i = 0; i < n; i++) v[i] = token(rd, json_array_get(list, (size_t)i));
+    if (!json_is_array(list)) parser_fail(rd, "tokens");
+    for (int32_t i = 0; i < n; i++) v[i] = parse_token(rd, json_array_get(list, (size_t)i));
     return (struct token_seq){v, n};
 }
 
-static const void *texts_parse(struct reader *rd, const json_t *list, int32_t n) {
+static const void *parse_texts(struct inputs_parser *rd, const json_t *list, int32_t n) {
     const char **v = items_alloc(rd, n, sizeof *v);
     for (int32_t i = 0; i < n; i++) {
         const char *text = json_string_value(json_array_get(list, (size_t)i));
-        if (!text) refuse(rd, "stop_texts");
+        if (!text) parser_fail(rd, "stop_texts");
         v[i] = arena_strdup(rd->arena, text ? text : "");
     }
     return v;
 }
 
-static const void *token_lists_parse(struct reader *rd, const json_t *list, int32_t n) {
+static const void *parse_token_lists(struct inputs_parser *rd, const json_t *list, int32_t n) {
     struct token_seq *v = items_alloc(rd, n, sizeof *v);
-    for (int32_t i = 0; i < n; i++) v[i] = tokens(rd, json_array_get(list, (size_t)i));
+    for (int32_t i = 0; i < n; i++) v[i] = parse_tokens(rd, json_array_get(list, (size_t)i));
     return v;
 }
 
-static const void *bias_parse(struct reader *rd, const json_t *list, int32_t n) {
+static const void *parse_bias(struct inputs_parser *rd, const json_t *list, int32_t n) {
     struct logit_bias *v = items_alloc(rd, n, sizeof *v);
     for (int32_t i = 0; i < n; i++) {
         const json_t *pair = json_array_get(list, (size_t)i);
-        v[i].token = token(rd, json_array_get(pair, 0));
-        v[i].bias = real(rd, json_array_get(pair, 1), "bias");
+        v[i].token = parse_token(rd, json_array_get(pair, 0));
+        v[i].bias = parse_real(rd, json_array_get(pair, 1), "bias");
     }
     return n ? v : NULL;
 }
 
 /* Calls recorded before grammars existed have no such member. */
-static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
+static struct grammar *parse_grammar(struct inputs_parser *rd, const json_t *v) {
     if (rd->bad || !v || json_is_null(v)) return NULL;
     const char *kind = json_string_value(json_object_get(v, "kind"));
     const json_t *source = json_object_get(v, "source");
     struct buf text = {0};
-    if (!kind || !(json_is_string(source) || json_is_array(source))) return refuse(rd, "grammar");
+    if (!kind || !(json_is_string(source) || json_is_array(source)))
+        return parser_fail(rd, "grammar");
     buf_add(&text, json_string_value(source), json_string_length(source));
     for (size_t i = 0; i < json_array_size(source); i++) {
-        char byte = (char)integer(rd, json_array_get(source, i), "a token", 0, UINT8_MAX);
+        char byte = (char)parse_integer(rd, json_array_get(source, i), "a token", 0, UINT8_MAX);
         buf_add(&text, &byte, 1);
     }
     struct grammar *g = NULL;
@@ -349,38 +356,38 @@ static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
     return g;
 }
 
-static struct input_value input_parse(struct reader *rd, const struct request_input *in,
+static struct input_value parse_input(struct inputs_parser *rd, const struct request_input *in,
                                       const json_t *v) {
     struct input_value out = {.integer = (int64_t)json_array_size(v)};
     int32_t n = (int32_t)out.integer;
-    if (in->count && !json_is_array(v)) refuse(rd, in->name);
+    if (in->count_offset && !json_is_array(v)) parser_fail(rd, in->name);
     switch (in->type) {
     case INPUT_FLOAT:
-        out.real = real(rd, v, in->name);
+        out.real = parse_real(rd, v, in->name);
         break;
     case INPUT_INT:
-        out.integer = in->optional && !v ? 0 : integer(rd, v, in->name, in->min, in->max);
+        out.integer = in->optional && !v ? 0 : parse_integer(rd, v, in->name, in->min, in->max);
         break;
     case INPUT_SEED:
-        out.integer = integer(rd, v, in->name, INT64_MIN, INT64_MAX);
+        out.integer = parse_integer(rd, v, in->name, INT64_MIN, INT64_MAX);
         break;
     case INPUT_BOOL:
         out.integer = json_is_true(v);
         break;
     case INPUT_TOKENS:
-        out.p = tokens(rd, v).v;
+        out.p = parse_tokens(rd, v).v;
         break;
     case INPUT_TEXTS:
-        out.p = texts_parse(rd, v, n);
+        out.p = parse_texts(rd, v, n);
         break;
     case INPUT_TOKEN_LISTS:
-        out.p = token_lists_parse(rd, v, n);
+        out.p = parse_token_lists(rd, v, n);
         break;
     case INPUT_BIAS:
-        out.p = bias_parse(rd, v, n);
+        out.p = parse_bias(rd, v, n);
         break;
     case INPUT_GRAMMAR:
-        out.p = grammar_parse(rd, v);
+        out.p = parse_grammar(rd, v);
         break;
     }
     return out;
@@ -388,13 +395,13 @@ static struct input_value input_parse(struct reader *rd, const struct request_in
 
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
                         struct grammar **grammar, struct error *err) {
-    struct reader rd = {.arena = arena, .err = err};
+    struct inputs_parser rd = {.arena = arena, .err = err};
     const json_t *sampling = json_object_get(inputs, "sampling");
     *out = (struct engine_request){0};
     *grammar = NULL;
     for (const struct request_input *in = request_inputs; in->name; in++) {
         const json_t *v = json_object_get(in->in_sampling ? sampling : inputs, in->name);
-        struct input_value value = input_parse(&rd, in, v);
+        struct input_value value = parse_input(&rd, in, v);
         if (in->type == INPUT_GRAMMAR) *grammar = (struct grammar *)(uintptr_t)value.p;
         input_set(in, &value, out);
     }

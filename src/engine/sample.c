@@ -38,15 +38,15 @@ float logits_logsumexp(const float *x, int32_t n, float *scratch) {
     return max + (float)math_log((double)k->softmax(scratch, n));
 }
 
-static bool before(const struct candidates *c, int32_t a, int32_t b) {
+static bool candidate_precedes(const struct candidates *c, int32_t a, int32_t b) {
     return c->key[a] > c->key[b] || (c->key[a] == c->key[b] && a < b);
 }
 
 static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
     int32_t id = c->v[i];
     for (int32_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(c, c->v[child + 1], c->v[child])) child++;
-        if (!before(c, c->v[child], id)) break;
+        if (child + 1 < n && candidate_precedes(c, c->v[child + 1], c->v[child])) child++;
+        if (!candidate_precedes(c, c->v[child], id)) break;
         c->v[i] = c->v[child];
     }
     c->v[i] = id;
@@ -55,14 +55,14 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
 /* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; drops the others.
  */
 static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass) {
-    int32_t left = c->n, taken = 0;
+    int32_t n_left = c->n, taken = 0;
     double sum = 0;
-    for (int32_t i = left / 2 - 1; i >= 0; i--) heap_sink(c, i, left);
-    while (left > 0 && taken < max_n && (taken == 0 || sum < mass)) {
+    for (int32_t i = n_left / 2 - 1; i >= 0; i--) heap_sink(c, i, n_left);
+    while (n_left > 0 && taken < max_n && (taken == 0 || sum < mass)) {
         int32_t best = c->v[0];
-        c->v[0] = c->v[--left];
-        if (left > 0) heap_sink(c, 0, left);
-        c->v[left] = best; // taken ones collect at the end, the latest first
+        c->v[0] = c->v[--n_left];
+        if (n_left > 0) heap_sink(c, 0, n_left);
+        c->v[n_left] = best; // taken ones collect at the end, the latest first
         sum += (double)c->w[best];
         taken++;
     }
@@ -89,11 +89,11 @@ static void candidates_keep_nucleus(struct candidates *c, double mass) {
     c->n = n;
 }
 
-/* Keeps, in their order, candidates of at least `least`. */
-static void candidates_keep_min(struct candidates *c, float least) {
+/* Keeps, in their order, candidates of at least `min_weight`. */
+static void candidates_keep_min(struct candidates *c, float min_weight) {
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; i++)
-        if (c->w[c->v[i]] >= least) c->v[n++] = c->v[i];
+        if (c->w[c->v[i]] >= min_weight) c->v[n++] = c->v[i];
     c->n = n;
 }
 
@@ -135,13 +135,13 @@ static void candidates_filter(struct candidates *c, const struct sampling_params
     if (s->min_p > 0.0f) candidates_keep_min(c, s->min_p); // the largest weight is 1
 }
 
-static int32_t candidates_draw(const struct candidates *c, float u) {
-    double left = (double)u * candidates_sum(c);
+static int32_t candidates_sample(const struct candidates *c, float u) {
+    double remaining = (double)u * candidates_sum(c);
     int32_t last = c->n > 0 ? c->v[0] : 0;
     for (int32_t i = 0; i < c->n; i++) {
         if (c->w[c->v[i]] > 0.0f) last = c->v[i];
-        left -= (double)c->w[c->v[i]];
-        if (left < 0.0) break;
+        remaining -= (double)c->w[c->v[i]];
+        if (remaining < 0.0) break;
     }
     return last;
 }
@@ -156,69 +156,71 @@ static void temperature_apply(const struct kernels *k, float *w, const float *lo
         if (!(w[i] >= 0.0f)) w[i] = 0.0f;
 }
 
-static bool sampling_adjusts(const struct sampling_params *s, const struct sampling_context *h) {
-    return (h && h->allowed) || s->n_bias > 0 || s->presence_penalty != 0.0f ||
+static bool sampling_changes_logits(const struct sampling_params *s,
+                                    const struct sampling_context *context) {
+    return (context && context->allowed) || s->n_bias > 0 || s->presence_penalty != 0.0f ||
            s->frequency_penalty != 0.0f ||
            (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f);
 }
 
-static void repetition_penalty_apply(float *x, float by, struct token_seq seen, int32_t *mark) {
-    for (int32_t i = 0; i < seen.n; i++) {
-        float *l = &x[seen.v[i]];
-        if (mark[seen.v[i]] & 1) continue;
-        mark[seen.v[i]] |= 1;
-        *l = *l > 0.0f ? *l / by : *l * by;
+static void repetition_penalty_apply(float *x, float penalty, struct token_seq tokens,
+                                     int32_t *flags) {
+    for (int32_t i = 0; i < tokens.n; i++) {
+        float *l = &x[tokens.v[i]];
+        if (flags[tokens.v[i]] & 1) continue;
+        flags[tokens.v[i]] |= 1;
+        *l = *l > 0.0f ? *l / penalty : *l * penalty;
     }
 }
 
-static void presence_penalty_apply(float *x, const struct sampling_params *s, struct token_seq seen,
-                                   int32_t *mark) {
-    for (int32_t i = 0; i < seen.n; i++) {
-        int32_t id = seen.v[i];
+static void presence_penalty_apply(float *x, const struct sampling_params *s,
+                                   struct token_seq tokens, int32_t *flags) {
+    for (int32_t i = 0; i < tokens.n; i++) {
+        int32_t id = tokens.v[i];
         x[id] -= s->frequency_penalty;
-        if (!(mark[id] & 2)) x[id] -= s->presence_penalty;
-        mark[id] |= 2;
+        if (!(flags[id] & 2)) x[id] -= s->presence_penalty;
+        flags[id] |= 2;
     }
 }
 
-static struct token_seq last_of(struct token_seq seq, int32_t n) {
-    int32_t skip = MAX(seq.n - n, 0);
-    return skip ? (struct token_seq){seq.v + skip, seq.n - skip} : seq;
+static struct token_seq token_seq_tail(struct token_seq seq, int32_t n) {
+    int32_t n_skipped = MAX(seq.n - n, 0);
+    return n_skipped ? (struct token_seq){seq.v + n_skipped, seq.n - n_skipped} : seq;
 }
 
-/* x: a copy of the logits. `mark` [V]: bit 0, token in prompt or output; bit 1, token in the output
- * or, with penalty_last_n, in both. */
+/* x: a copy of the logits. `flags` [V]: bit 0, token in prompt or output; bit 1, token in the
+ * output or, with penalty_last_n, in both. */
 static void logits_process(float *x, int32_t n, const struct sampling_params *s,
-                           const struct sampling_context *h, int32_t *mark) {
+                           const struct sampling_context *context, int32_t *flags) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
-    if (!h) return;
-    struct token_seq prompt = h->prompt, out = h->out;
+    if (!context) return;
+    struct token_seq prompt = context->prompt, out = context->out;
     if (s->penalty_last_n > 0) {
-        out = last_of(out, s->penalty_last_n);
-        prompt = last_of(prompt, s->penalty_last_n - out.n);
+        out = token_seq_tail(out, s->penalty_last_n);
+        prompt = token_seq_tail(prompt, s->penalty_last_n - out.n);
     }
-    memset(mark, 0, (size_t)n * sizeof *mark);
+    memset(flags, 0, (size_t)n * sizeof *flags);
     if (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f) {
-        repetition_penalty_apply(x, s->repetition_penalty, prompt, mark);
-        repetition_penalty_apply(x, s->repetition_penalty, out, mark);
+        repetition_penalty_apply(x, s->repetition_penalty, prompt, flags);
+        repetition_penalty_apply(x, s->repetition_penalty, out, flags);
     }
-    if (s->penalty_last_n > 0) presence_penalty_apply(x, s, prompt, mark);
-    presence_penalty_apply(x, s, out, mark);
-    for (int32_t i = 0; h->allowed && i < n; i++)
-        if (!(h->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
+    if (s->penalty_last_n > 0) presence_penalty_apply(x, s, prompt, flags);
+    presence_penalty_apply(x, s, out, flags);
+    for (int32_t i = 0; context->allowed && i < n; i++)
+        if (!(context->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
 }
 
 /* Thirds of the scratch: weights, ids, keys. */
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
-                     const struct sampling_context *history, int32_t index, float *logprob,
+                     const struct sampling_context *context, int32_t index, float *logprob,
                      float *scratch) {
     const struct kernels *k = kernels_get();
     float lse = logits_logsumexp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
     int32_t id, *ids = (int32_t *)(void *)(scratch + n);
     const float *x = logits;
-    if (sampling_adjusts(s, history)) {
+    if (sampling_changes_logits(s, context)) {
         memcpy(scratch, logits, (size_t)n * sizeof *logits);
-        logits_process(scratch, n, s, history, ids);
+        logits_process(scratch, n, s, context, ids);
         x = scratch;
     }
     if (s->temperature == 0.0f) {
@@ -229,7 +231,7 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling_param
         temperature_apply(k, scratch, x, n, s->temperature);
         for (int32_t i = 0; i < n; i++) c.v[i] = i;
         candidates_filter(&c, s, key);
-        id = candidates_draw(&c, rng_uniform(&rng));
+        id = candidates_sample(&c, rng_uniform(&rng));
     }
     *logprob = logits[id] - lse;
     return id;

@@ -18,8 +18,8 @@
 #include <string.h>
 
 static const char magic[8] = "SHOALKV1";
-enum { DIGEST = HASH_LEN - 1, HEADER_LIMIT = 4096 };
-#define SESSION_LIMIT ((size_t)4 << 30)
+enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
+#define SESSION_MAX_BYTES ((size_t)4 << 30)
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
@@ -31,17 +31,18 @@ static json_t *session_header(const struct engine *e, const char *model_hash, co
 }
 
 /* The slot that holds the longest prefix of `tokens` under `key`, and its length; -1: no slot. */
-static int32_t slot_find(const struct engine *e, struct token_seq tokens, const char *key,
-                         int32_t *n) {
+static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq tokens,
+                                        const char *key, int32_t *n) {
     int32_t best = -1;
     *n = 0;
     for (int32_t i = 0; i < e->n_slots; i++) {
         const struct engine_slot *s = &e->slots[i];
-        int32_t same = 0;
+        int32_t n_equal = 0;
         if (s->n_known == 0 || strcmp(s->key, key) != 0) continue;
-        while (same < MIN(s->n_known, tokens.n) && s->tokens[same] == tokens.v[same]) same++;
-        if (same > *n) {
-            *n = same;
+        while (n_equal < MIN(s->n_known, tokens.n) && s->tokens[n_equal] == tokens.v[n_equal])
+            n_equal++;
+        if (n_equal > *n) {
+            *n = n_equal;
             best = i;
         }
     }
@@ -65,7 +66,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
     s->n = s->n_known = n;
-    s->used = e->stats.steps;
+    s->last_used = e->stats.steps;
     strcpy(s->key, key);
     return OK;
 }
@@ -73,7 +74,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
 int engine_session_save(struct engine *e, struct token_seq tokens, struct adapter *adapter,
                         const char *model_hash, const char *path, struct error *err) {
     const char *key = adapter ? adapter->hash : "-";
-    int32_t n, slot = slot_find(e, tokens, key, &n);
+    int32_t n, slot = slot_find_longest_prefix(e, tokens, key, &n);
     if (slot < 0)
         return error_set(err, ERR_USAGE, "no part of these %d tokens is cached; run them first",
                          tokens.n);
@@ -84,7 +85,7 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     size_t size = kv_cache_position_bytes(kv) * (size_t)n;
     struct buf out = {0};
     size_t head = sizeof magic + sizeof len + len + (size_t)n * sizeof *tokens.v;
-    int rc = buf_reserve(&out, head + size + DIGEST, err);
+    int rc = buf_reserve(&out, head + size + DIGEST_LEN, err);
     if (rc == OK) {
         buf_add(&out, magic, sizeof magic);
         buf_add(&out, &len, sizeof len);
@@ -93,7 +94,7 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
         kv_cache_save(kv, slot, n, out.data + out.len);
         out.len += size;
         sha256_bytes(out.data, out.len, digest);
-        buf_add(&out, digest, DIGEST);
+        buf_add(&out, digest, DIGEST_LEN);
         rc = file_write_private(path, out.data, out.len, err);
     }
     buf_release(&out);
@@ -114,9 +115,9 @@ static int header_check(const struct engine *e, const json_t *h, const char *mod
         return error_set(err, ERR_MISMATCH,
                          "session '%s' belongs to the model '%.12s', not '%.12s'", path, model,
                          model_hash);
-    json_t *mine = session_header(e, model_hash, *key, (int32_t)tokens);
-    bool same = json_equal(mine, h);
-    json_decref(mine);
+    json_t *expected = session_header(e, model_hash, *key, (int32_t)tokens);
+    bool same = json_equal(expected, h);
+    json_decref(expected);
     if (!same)
         return error_set(
             err, ERR_MISMATCH,
@@ -135,17 +136,19 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
     uint32_t len;
     const char *key, *p = f->data + sizeof magic + sizeof len;
     char digest[HASH_LEN];
-    if (f->len < sizeof magic + sizeof len + DIGEST || memcmp(f->data, magic, sizeof magic) != 0)
+    if (f->len < sizeof magic + sizeof len + DIGEST_LEN ||
+        memcmp(f->data, magic, sizeof magic) != 0)
         return error_set(err, ERR_FORMAT, "'%s' is not a session file", path);
-    sha256_bytes(f->data, f->len - DIGEST, digest);
+    sha256_bytes(f->data, f->len - DIGEST_LEN, digest);
     memcpy(&len, f->data + sizeof magic, sizeof len);
-    size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
-    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest || len > HEADER_LIMIT)
+    size_t remaining = f->len - sizeof magic - sizeof len - DIGEST_LEN;
+    if (memcmp(digest, f->data + f->len - DIGEST_LEN, DIGEST_LEN) != 0 || len > remaining ||
+        len > HEADER_MAX_BYTES)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
     json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
     size_t kv = kv_cache_position_bytes(forward_kv_cache(e->f));
-    if (rc == OK && rest - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))
+    if (rc == OK && remaining - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))
         rc = error_set(err, ERR_FORMAT, "session '%s' is cut short", path);
     if (rc == OK)
         rc = slot_restore(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
@@ -157,7 +160,7 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
 int engine_session_load(struct engine *e, const char *model_hash, const char *path,
                         int32_t *n_tokens, struct error *err) {
     struct buf f = {0};
-    int rc = file_read(path, SESSION_LIMIT, &f, err);
+    int rc = file_read(path, SESSION_MAX_BYTES, &f, err);
     if (rc == OK) rc = session_parse(e, &f, model_hash, path, n_tokens, err);
     buf_release(&f);
     return rc;

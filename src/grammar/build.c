@@ -13,7 +13,7 @@
  *     start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow without limit); `rest` is exact, and an edge to a node whose rest is
+ * could grow without limit); `min_len` is exact, and an edge to a node whose rest is
  * GRAMMAR_INFINITE_LENGTH is never taken, so an end can be reached from every reachable place.
  */
 #include "grammar/internal.h"
@@ -44,7 +44,7 @@ static int range_compare(const void *a, const void *b) {
 }
 
 /* Sorts and merges, but keeps surrogates. */
-static void ranges_sort(struct codepoint_set *r) {
+static void ranges_merge(struct codepoint_set *r) {
     int32_t n = 0;
     if (r->n > 1) qsort(r->v, (size_t)r->n, sizeof *r->v, range_compare);
     for (int32_t i = 0; i < r->n; i++) {
@@ -60,7 +60,7 @@ static void ranges_sort(struct codepoint_set *r) {
 void codepoint_set_negate(struct codepoint_set *r) {
     struct codepoint_set out = {0};
     uint32_t next = 0;
-    ranges_sort(r);
+    ranges_merge(r);
     for (int32_t i = 0; i < r->n; i++) {
         if (r->v[i].lo > next) codepoint_set_add(&out, next, r->v[i].lo - 1);
         next = r->v[i].hi + 1;
@@ -72,7 +72,7 @@ void codepoint_set_negate(struct codepoint_set *r) {
 
 void codepoint_set_normalize(struct codepoint_set *r) {
     struct codepoint_set out = {0};
-    ranges_sort(r);
+    ranges_merge(r);
     for (int32_t i = 0; i < r->n; i++) {
         struct codepoint_range x = r->v[i];
         if (x.lo < 0xD800) codepoint_set_add(&out, x.lo, MIN(x.hi, 0xD7FF));
@@ -109,7 +109,7 @@ bool codepoint_set_add_property(struct codepoint_set *r, const char *name, size_
 }
 
 int32_t utf8_decode(const char *p, size_t left, int *n) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min_of_length[] = {0, 0, 0x80, 0x800, 0x10000};
     if (left == 0) return -1;
     uint8_t first = (uint8_t)p[0];
     int len = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
@@ -119,7 +119,7 @@ int32_t utf8_decode(const char *p, size_t left, int *n) {
         if (((uint8_t)p[i] & 0xC0) != 0x80) return -1;
         c = c << 6 | ((uint8_t)p[i] & 0x3F);
     }
-    if (c < least[len] || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return -1;
+    if (c < min_of_length[len] || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return -1;
     *n = len;
     return (int32_t)c;
 }
@@ -186,8 +186,8 @@ static void names_grow(struct grammar_builder *b) {
     b->names = xcalloc(b->names_mask + 1, sizeof *b->names);
     for (int32_t i = 0; i < b->n_rules; i++)
         if (b->rules[i].name) {
-            int32_t *at = name_slot(b, b->rules[i].name);
-            if (!*at) *at = i + 1;
+            int32_t *slot = name_slot(b, b->rules[i].name);
+            if (!*slot) *slot = i + 1;
         }
 }
 
@@ -200,8 +200,8 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
         (struct grammar_rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
-        int32_t *at = name_slot(b, name);
-        if (!*at) *at = b->n_rules + 1; // if several rules have one name, the first is found
+        int32_t *slot = name_slot(b, name);
+        if (!*slot) *slot = b->n_rules + 1; // if several rules have one name, the first is found
         b->n_names++;
     }
     return b->n_rules++;
@@ -281,7 +281,7 @@ struct expr *expr_rule(struct grammar_builder *b, int32_t rule) {
 }
 
 /* Makes a large expression a rule: each further copy of it then costs one node. */
-static struct expr *expr_shared(struct grammar_builder *b, struct expr *e) {
+static struct expr *expr_as_rule(struct grammar_builder *b, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(b, NULL);
     grammar_builder_define_rule(b, rule, e);
     return expr_rule(b, rule);
@@ -292,7 +292,7 @@ struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min,
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
     if (e->kind == EXPR_TEXT && e->n == 0) return e;
     // a rule pays only for many nodes: a call costs a frame each time it is read
-    if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_shared(b, e);
+    if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_as_rule(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
     r->kids = arena_alloc(&b->arena, sizeof *r->kids);
     r->kids[0] = e;
@@ -312,15 +312,15 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
         e->kids[e->n++] = l->v[i];
     }
     // a sequence matches nothing if one part does, alternatives only if all do
-    bool nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
+    bool matches_nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
     free(l->v);
     *l = (struct exprs){0};
-    if (nothing) return NULL;
+    if (matches_nothing) return NULL;
     return e->n == 1 ? e->kids[0] : e;
 }
 
 /* Joins adjacent texts, so that alternatives of words are recognised as texts; drops empty ones. */
-static void exprs_join(struct grammar_builder *b, struct exprs *l) {
+static void exprs_merge_texts(struct grammar_builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
     for (int32_t i = 0, k; i < l->n; i = k) {
@@ -338,7 +338,7 @@ static void exprs_join(struct grammar_builder *b, struct exprs *l) {
 
 struct expr *expr_cat(struct grammar_builder *b, struct exprs *l) {
     if (l->n == 0) exprs_add(l, expr_puts(b, ""));
-    exprs_join(b, l);
+    exprs_merge_texts(b, l);
     return expr_list(b, EXPR_CAT, l);
 }
 
@@ -382,28 +382,28 @@ struct network {
     int32_t *first, *last; /* [n_nodes] lists of edges in order of creation, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
     struct error *err;
-    bool refused; /* no memory, as err reports; later additions are discarded */
+    bool failed; /* no memory, as err reports; later additions are discarded */
 };
 
 /* Every loop whose length the source controls calls this function. */
 static bool network_full(const struct network *w) {
-    int32_t most = GRAMMAR_MAX_NODES / build_budget_divisor;
-    return w->refused || over_build_budget(w->n_nodes > most || w->n_edges > 4 * most);
+    int32_t max_nodes = GRAMMAR_MAX_NODES / build_budget_divisor;
+    return w->failed || over_build_budget(w->n_nodes > max_nodes || w->n_edges > 4 * max_nodes);
 }
 
 /* The array enlarged to `cap`, or unchanged on error. */
-static void *network_room(struct network *w, void *v, int32_t cap, size_t size) {
-    void *more = w->refused ? NULL : try_realloc(v, (size_t)cap * size, w->err);
-    w->refused |= !more;
-    return more ? more : v;
+static void *network_realloc(struct network *w, void *v, int32_t cap, size_t size) {
+    void *grown = w->failed ? NULL : try_realloc(v, (size_t)cap * size, w->err);
+    w->failed |= !grown;
+    return grown ? grown : v;
 }
 
 static int32_t node_new(struct network *w) {
     if (w->n_nodes == w->cap_nodes) {
         int32_t cap = w->cap_nodes ? 2 * w->cap_nodes : 256;
-        w->first = network_room(w, w->first, cap, sizeof *w->first);
-        w->last = network_room(w, w->last, cap, sizeof *w->last);
-        if (w->refused) return 0;
+        w->first = network_realloc(w, w->first, cap, sizeof *w->first);
+        w->last = network_realloc(w, w->last, cap, sizeof *w->last);
+        if (w->failed) return 0;
         w->cap_nodes = cap;
     }
     w->first[w->n_nodes] = w->last[w->n_nodes] = -1;
@@ -411,11 +411,11 @@ static int32_t node_new(struct network *w) {
 }
 
 static void edge_add(struct network *w, int32_t from, struct grammar_edge edge) {
-    if (w->refused) return;
+    if (w->failed) return;
     if (w->n_edges == w->cap_edges) {
         int32_t cap = w->cap_edges ? 2 * w->cap_edges : 256;
-        w->edges = network_room(w, w->edges, cap, sizeof *w->edges);
-        if (w->refused) return;
+        w->edges = network_realloc(w, w->edges, cap, sizeof *w->edges);
+        if (w->failed) return;
         w->cap_edges = cap;
     }
     int32_t id = w->n_edges++;
@@ -427,7 +427,7 @@ static void edge_add(struct network *w, int32_t from, struct grammar_edge edge) 
     w->last[from] = id;
 }
 
-static void edge_byte(struct network *w, int32_t from, int32_t to, uint8_t lo, uint8_t hi) {
+static void edge_add_byte(struct network *w, int32_t from, int32_t to, uint8_t lo, uint8_t hi) {
     edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, lo, hi});
 }
 
@@ -436,17 +436,17 @@ static void edge_add_epsilon(struct network *w, int32_t from, int32_t to) {
 }
 
 /* Existing endings of UTF-8 forms: from the result, [lo, hi] leads to `to`. */
-struct suffix {
+struct utf8_suffix {
     int32_t node, to;
     uint8_t lo, hi;
 };
-struct suffixes {
-    struct suffix *v;
+struct utf8_suffixes {
+    struct utf8_suffix *v;
     int32_t n, cap;
 };
 
-static int32_t suffix_node(struct network *w, struct suffixes *s, int32_t to, uint8_t lo,
-                           uint8_t hi) {
+static int32_t suffix_find_or_add(struct network *w, struct utf8_suffixes *s, int32_t to,
+                                  uint8_t lo, uint8_t hi) {
     for (int32_t i = s->n - 1; i >= 0; i--)
         if (s->v[i].to == to && s->v[i].lo == lo && s->v[i].hi == hi) return s->v[i].node;
     if (s->n == s->cap) {
@@ -454,8 +454,8 @@ static int32_t suffix_node(struct network *w, struct suffixes *s, int32_t to, ui
         s->v = xrealloc(s->v, (size_t)s->cap * sizeof *s->v);
     }
     int32_t node = node_new(w);
-    edge_byte(w, node, to, lo, hi);
-    s->v[s->n++] = (struct suffix){node, to, lo, hi};
+    edge_add_byte(w, node, to, lo, hi);
+    s->v[s->n++] = (struct utf8_suffix){node, to, lo, hi};
     return node;
 }
 
@@ -463,7 +463,7 @@ static int32_t suffix_node(struct network *w, struct suffixes *s, int32_t to, ui
  * Splits [lo, hi] until every byte position has one range: first at the lengths of UTF-8 forms,
  * then so that all bytes after the first differing one take all their values.
  */
-static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, uint32_t hi,
+static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t lo, uint32_t hi,
                           int32_t from, int32_t to) {
     static const uint32_t last_of_length[] = {0x7F, 0x7FF, 0xFFFF};
     for (int i = 0; i < 3; i++)
@@ -486,13 +486,13 @@ static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, ui
     uint8_t a[4], z[4];
     int n = utf8_put(lo, a);
     utf8_put(hi, z);
-    for (int i = n - 1; i > 0; i--) to = suffix_node(w, s, to, a[i], z[i]);
-    edge_byte(w, from, to, a[0], z[0]);
+    for (int i = n - 1; i > 0; i--) to = suffix_find_or_add(w, s, to, a[i], z[i]);
+    edge_add_byte(w, from, to, a[0], z[0]);
 }
 
 /* Adjacent characters have the same endings, so their last bytes share nodes. */
 static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
-    struct suffixes s = {0};
+    struct utf8_suffixes s = {0};
     for (int32_t i = 0; i < e->n; i++)
         range_compile(w, &s, e->range[i].lo, e->range[i].hi, from, to);
     free(s.v);
@@ -504,22 +504,22 @@ static int text_compare(const void *a, const void *b) {
     return d ? d : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Compiles sorted texts that agree on their first `at` bytes, as a tree below `from`. */
-static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t at, int32_t from,
-                          int32_t to) {
-    while (n > 0 && v[0]->n == at) { // includes equal texts
+/* Compiles sorted texts that agree on their first `depth` bytes, as a tree below `from`. */
+static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t depth,
+                          int32_t from, int32_t to) {
+    while (n > 0 && v[0]->n == depth) { // includes equal texts
         edge_add_epsilon(w, from, to);
         do v++, n--;
-        while (n > 0 && v[0]->n == at);
+        while (n > 0 && v[0]->n == depth);
     }
     for (int32_t i = 0, k; i < n; i = k) {
-        uint8_t byte = (uint8_t)v[i]->text[at];
-        for (k = i + 1; k < n && (uint8_t)v[k]->text[at] == byte; k++) {}
-        int32_t p = at, here = from;
+        uint8_t byte = (uint8_t)v[i]->text[depth];
+        for (k = i + 1; k < n && (uint8_t)v[k]->text[depth] == byte; k++) {}
+        int32_t p = depth, here = from;
         // all of v[i..k) agree up to byte p; comparing the first and the last is enough
         do {
             int32_t next = p + 1 == v[i]->n && k == i + 1 ? to : node_new(w);
-            edge_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
+            edge_add_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
             here = next;
             p++;
         } while (p < v[i]->n && p < v[k - 1]->n && v[i]->text[p] == v[k - 1]->text[p]);
@@ -599,7 +599,7 @@ static int rules_compile(struct network *w, struct error *err) {
         r->start = node_new(w);
         r->end = node_new(w);
         if (r->body) expr_compile(w, r->body, r->start, r->end);
-        if (w->refused) return err->code;
+        if (w->failed) return err->code;
         if (network_full(w)) {
             return error_set(err, ERR_MEMORY,
                              "grammar is too large: it takes more than %d states; shorten its "
@@ -610,7 +610,7 @@ static int rules_compile(struct network *w, struct error *err) {
     return OK;
 }
 
-/* Reserves the memory for grammar_fill and grammar_min_lengths at once. */
+/* Reserves the memory for grammar_copy_network and grammar_min_lengths at once. */
 static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
     size_t node = 2 * sizeof(int32_t) + 2;
     return arena_reserve(&g->arena,
@@ -621,7 +621,7 @@ static int grammar_reserve(struct grammar *g, const struct network *w, struct er
 }
 
 /* Concatenates the lists of edges into one array. */
-static void grammar_fill(struct grammar *g, const struct network *w) {
+static void grammar_copy_network(struct grammar *g, const struct network *w) {
     int32_t *begin = arena_alloc(&g->arena, (size_t)(w->n_nodes + 1) * sizeof *begin), n = 0;
     struct grammar_edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
     uint8_t *is_end = arena_alloc(&g->arena, (size_t)w->n_nodes);
@@ -648,10 +648,10 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
 /* checks and lengths */
 
 /* Bytes of the shortest path to the rule's end that begins with this edge. */
-static int32_t edge_length(const struct grammar *g, const int32_t *rest,
+static int32_t edge_length(const struct grammar *g, const int32_t *min_len,
                            const struct grammar_edge *e) {
-    int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
-    return MIN(here + rest[e->to], GRAMMAR_INFINITE_LENGTH);
+    int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? min_len[g->rules[e->rule].start] : 0;
+    return MIN(here + min_len[e->to], GRAMMAR_INFINITE_LENGTH);
 }
 
 /* For every node, the edges whose length depends on its rest: those that lead to it, and those that
@@ -661,23 +661,23 @@ struct incoming_edges {
     int32_t *edge, *from;
 };
 
-static void uses_count(const struct grammar *g, struct incoming_edges *u, bool fill) {
+static void incoming_edges_fill(const struct grammar *g, struct incoming_edges *u, bool fill) {
     for (int32_t i = 0; i < g->n_nodes; i++)
         for (int32_t k = g->edge_begin[i]; k < g->edge_begin[i + 1]; k++) {
             const struct grammar_edge *e = &g->edges[k];
-            int32_t on[2] = {e->to, e->rule >= 0 ? g->rules[e->rule].start : -1};
-            for (int j = 0; j < 2 && on[j] >= 0; j++) {
-                int32_t at = u->begin[on[j]]++;
-                if (fill) u->edge[at] = k, u->from[at] = i;
+            int32_t targets[2] = {e->to, e->rule >= 0 ? g->rules[e->rule].start : -1};
+            for (int j = 0; j < 2 && targets[j] >= 0; j++) {
+                int32_t index = u->begin[targets[j]]++;
+                if (fill) u->edge[index] = k, u->from[index] = i;
             }
         }
 }
 
-static struct incoming_edges uses_make(const struct grammar *g, struct arena *scratch) {
+static struct incoming_edges incoming_edges_new(const struct grammar *g, struct arena *scratch) {
     struct incoming_edges u = {
         .begin = arena_alloc(scratch, ((size_t)g->n_nodes + 2) * sizeof *u.begin)};
     int32_t n = 0;
-    uses_count(g, &u, false);
+    incoming_edges_fill(g, &u, false);
     for (int32_t i = 0; i <= g->n_nodes; i++) {
         int32_t count = u.begin[i];
         u.begin[i] = n;
@@ -685,7 +685,7 @@ static struct incoming_edges uses_make(const struct grammar *g, struct arena *sc
     }
     u.edge = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.edge);
     u.from = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.from);
-    uses_count(g, &u, true); // each begin has advanced to the next one's position
+    incoming_edges_fill(g, &u, true); // each begin has advanced to the next one's position
     memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
     u.begin[0] = 0;
     return u;
@@ -698,29 +698,31 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
     size_t size = nodes * (2 * sizeof(int32_t) + 1) + edges * 4 * sizeof(int32_t) + 5 * 64;
     if (arena_reserve(&scratch, size, err) != OK) return err->code;
-    int32_t *rest = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *rest);
-    struct incoming_edges u = uses_make(g, &scratch); // an edge counts for two nodes at most
+    int32_t *min_len = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *min_len);
+    struct incoming_edges incoming =
+        incoming_edges_new(g, &scratch); // an edge counts for two nodes at most
     int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
-    bool *waits = arena_alloc(&scratch, (size_t)g->n_nodes);
+    bool *queued = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {
-        rest[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
-        if (g->is_end[i]) queue[n++] = i, waits[i] = true;
+        min_len[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
+        if (g->is_end[i]) queue[n++] = i, queued[i] = true;
     }
     for (; n > 0; n--) { // a ring buffer: no node is queued twice
         int32_t node = queue[head];
         head = head + 1 == g->n_nodes ? 0 : head + 1;
-        waits[node] = false;
-        for (int32_t k = u.begin[node]; k < u.begin[node + 1]; k++) {
-            int32_t len = edge_length(g, rest, &g->edges[u.edge[k]]), from = u.from[k];
-            if (len >= rest[from]) continue;
-            rest[from] = len;
-            if (waits[from]) continue;
-            waits[from] = true;
+        queued[node] = false;
+        for (int32_t k = incoming.begin[node]; k < incoming.begin[node + 1]; k++) {
+            int32_t len = edge_length(g, min_len, &g->edges[incoming.edge[k]]),
+                    from = incoming.from[k];
+            if (len >= min_len[from]) continue;
+            min_len[from] = len;
+            if (queued[from]) continue;
+            queued[from] = true;
             queue[(head + n - 1) % g->n_nodes] = from;
             n++;
         }
     }
-    g->rest = rest;
+    g->min_len = min_len;
     arena_release(&scratch);
     return OK;
 }
@@ -746,8 +748,8 @@ static void first_calls_add(struct first_calls *l, int32_t caller, int32_t calle
 }
 
 /* Adds the calls of one rule. `seen` and `todo` are [n_nodes] scratch; rules share no nodes. */
-static void first_calls_of(const struct grammar *g, int32_t rule, uint8_t *seen, int32_t *todo,
-                           struct first_calls *l) {
+static void first_calls_collect(const struct grammar *g, int32_t rule, uint8_t *seen, int32_t *todo,
+                                struct first_calls *l) {
     int32_t n = 0;
     todo[n++] = g->rules[rule].start;
     while (n > 0) {
@@ -756,43 +758,43 @@ static void first_calls_of(const struct grammar *g, int32_t rule, uint8_t *seen,
             const struct grammar_edge *e = &g->edges[k];
             if (e->lo <= e->hi) continue;
             if (e->rule >= 0) first_calls_add(l, rule, e->rule);
-            if (e->rule >= 0 && g->rest[g->rules[e->rule].start] > 0) continue;
+            if (e->rule >= 0 && g->min_len[g->rules[e->rule].start] > 0) continue;
             if (!seen[e->to]) seen[e->to] = 1, todo[n++] = e->to;
         }
     }
 }
 
-static int by_callee(const void *a, const void *b) {
+static int first_call_compare(const void *a, const void *b) {
     const struct first_call *x = a, *y = b;
     if (x->callee != y->callee) return (x->callee > y->callee) - (x->callee < y->callee);
     return (x->caller > y->caller) - (x->caller < y->caller);
 }
 
-/* Removes rules without remaining calls until none can be removed; open[r] then counts the calls of
- * rule r that lead into a cycle. */
-static void calls_peel(const struct first_calls *l, int32_t *open, int32_t n_rules) {
+/* Removes rules without remaining calls until none can be removed; n_open[r] then counts the calls
+ * of rule r that lead into a cycle. */
+static void acyclic_rules_remove(const struct first_calls *l, int32_t *n_open, int32_t n_rules) {
     int32_t *begin = xcalloc((size_t)n_rules + 1, sizeof *begin);
     int32_t *todo = xmalloc((size_t)n_rules * sizeof *todo), n = 0;
-    for (int32_t i = 0; i < l->n; i++) begin[l->v[i].callee + 1]++, open[l->v[i].caller]++;
+    for (int32_t i = 0; i < l->n; i++) begin[l->v[i].callee + 1]++, n_open[l->v[i].caller]++;
     for (int32_t i = 0; i < n_rules; i++) begin[i + 1] += begin[i];
     for (int32_t i = 0; i < n_rules; i++)
-        if (open[i] == 0) todo[n++] = i;
+        if (n_open[i] == 0) todo[n++] = i;
     while (n > 0) {
         int32_t callee = todo[--n];
         for (int32_t i = begin[callee]; i < begin[callee + 1]; i++)
-            if (--open[l->v[i].caller] == 0) todo[n++] = l->v[i].caller;
+            if (--n_open[l->v[i].caller] == 0) todo[n++] = l->v[i].caller;
     }
     free(begin);
     free(todo);
 }
 
 /* A rule of the cycle that `rule` leads into, preferably one with a name. */
-static const char *circle_name(const struct grammar *g, const struct first_calls *l,
-                               const int32_t *open, int32_t rule) {
+static const char *cycle_rule_name(const struct grammar *g, const struct first_calls *l,
+                                   const int32_t *n_open, int32_t rule) {
     int32_t *next = xcalloc((size_t)g->n_rules, sizeof *next);
     const char *name = NULL;
     for (int32_t i = 0; i < l->n; i++)
-        if (open[l->v[i].callee] > 0) next[l->v[i].caller] = l->v[i].callee;
+        if (n_open[l->v[i].callee] > 0) next[l->v[i].caller] = l->v[i].callee;
     for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is on the cycle
     for (int32_t i = 0; i < g->n_rules && !name; i++, rule = next[rule]) name = g->rules[rule].name;
     free(next);
@@ -804,27 +806,27 @@ static int grammar_check_left_recursion(const struct grammar *g, struct error *e
     struct first_calls l = {0};
     uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
     int32_t *todo = xmalloc((size_t)g->n_nodes * sizeof *todo);
-    int32_t *open = xcalloc((size_t)g->n_rules, sizeof *open);
-    for (int32_t i = 0; i < g->n_rules; i++) first_calls_of(g, i, seen, todo, &l);
-    if (l.n > 1) qsort(l.v, (size_t)l.n, sizeof *l.v, by_callee);
-    calls_peel(&l, open, g->n_rules);
+    int32_t *n_open = xcalloc((size_t)g->n_rules, sizeof *n_open);
+    for (int32_t i = 0; i < g->n_rules; i++) first_calls_collect(g, i, seen, todo, &l);
+    if (l.n > 1) qsort(l.v, (size_t)l.n, sizeof *l.v, first_call_compare);
+    acyclic_rules_remove(&l, n_open, g->n_rules);
     int rc = OK;
     for (int32_t i = 0; i < g->n_rules && rc == OK; i++)
-        if (open[i] > 0)
+        if (n_open[i] > 0)
             rc = error_set(err, ERR_FORMAT,
                            "'%s' refers to itself before it reads anything (left recursion); "
                            "put the text that comes first in front, or use repetition",
-                           circle_name(g, &l, open, i));
+                           cycle_rule_name(g, &l, n_open, i));
     free(l.v);
     free(seen);
     free(todo);
-    free(open);
+    free(n_open);
     return rc;
 }
 
 /* A class is a run of bytes between two edges' limits. A JSON grammar has about thirty classes, so
  * rows are short. */
-static void grammar_classes(struct grammar *g) {
+static void grammar_compute_byte_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
         const struct grammar_edge *e = &g->edges[k];
@@ -846,7 +848,8 @@ static int grammar_check_start(const struct grammar *g, struct error *err) {
     return error_set(err, ERR_MEMORY, "grammar is too ambiguous: it has too many ways to begin");
 }
 
-static void grammar_name(struct grammar *g, const char *kind, const char *text, size_t len) {
+static void grammar_set_identity(struct grammar *g, const char *kind, const char *text,
+                                 size_t len) {
     struct sha256 h;
     sha256_init(&h);
     sha256_update(&h, kind, strlen(kind) + 1);
@@ -868,11 +871,11 @@ struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const cha
     g = xcalloc(1, sizeof *g);
     g->root = root;
     int rc = grammar_reserve(g, &w, err);
-    if (rc == OK) grammar_fill(g, &w);
+    if (rc == OK) grammar_copy_network(g, &w);
     if (rc == OK) rc = grammar_min_lengths(g, err);
     if (rc == OK) {
-        grammar_classes(g);
-        grammar_name(g, kind, text, len);
+        grammar_compute_byte_classes(g);
+        grammar_set_identity(g, kind, text, len);
         rc = grammar_check_left_recursion(g, err);
     }
     if (rc == OK && grammar_min_length(g) >= GRAMMAR_INFINITE_LENGTH)
@@ -917,7 +920,7 @@ const char *grammar_source(const struct grammar *g, size_t *len) {
 }
 
 int32_t grammar_min_length(const struct grammar *g) {
-    return g->rest[g->rules[g->root].start];
+    return g->min_len[g->rules[g->root].start];
 }
 
 struct grammar *grammar_new_choices(const char *const *texts, int n, struct error *err) {
@@ -942,7 +945,8 @@ struct grammar *grammar_new_choices(const char *const *texts, int n, struct erro
     return g;
 }
 
-static struct grammar *choices_again(const char *text, size_t len, struct error *err) {
+static struct grammar *grammar_from_choices_source(const char *text, size_t len,
+                                                   struct error *err) {
     struct strings v = {0};
     struct grammar *g = NULL;
     if (len > 0 && text[len - 1] != 0) {
@@ -963,7 +967,7 @@ struct grammar *grammar_from_source(const char *kind, const char *text, size_t l
         return grammar_new_json_schema(text, len, false, err);
     if (strcmp(kind, GRAMMAR_KIND_COMPACT_JSON_SCHEMA) == 0)
         return grammar_new_json_schema(text, len, true, err);
-    if (strcmp(kind, GRAMMAR_KIND_CHOICES) == 0) return choices_again(text, len, err);
+    if (strcmp(kind, GRAMMAR_KIND_CHOICES) == 0) return grammar_from_choices_source(text, len, err);
     error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
     return NULL;
 }

@@ -29,22 +29,22 @@ enum {
     STACKS_BOTTOM = 1,  /* both a flag and an id: stacks 1 is {bottom} */
     STACKS_UNKNOWN = 2, /* stacks 2 is {unknown} */
     STATE_DEAD = 0,
-    ROW_NONE = -1,
+    NO_ROW = -1,
     STEP_LIMIT = 1 << 15,  /* configurations visited in one step */
     MERGE_LIMIT = 1 << 14, /* frames visited by the unions of one step */
     N_MASKS = 256,
     MAX_GROUPS = 4,       /* a state with more distinct stacks is walked as a whole */
     EDGE_LIMIT = 1 << 18, /* edges visited in one step */
-    TRIM_EVERY = 16,      /* trie nodes between two checks of the machine's memory */
+    GC_INTERVAL = 16,     /* trie nodes between two checks of the machine's memory */
 };
-#define UNITS_ALL INT64_MAX /* no limit on work units: nothing is postponed */
+#define UNITS_UNLIMITED INT64_MAX /* no limit on work units: nothing is postponed */
 
 struct frame {
     int32_t ret, below;
 };
 struct stacks {
     int32_t first, n; /* frames, sorted by node */
-    int32_t rest;     /* bytes of the shortest path down */
+    int32_t min_len;  /* bytes of the shortest path down */
     int32_t flags;
 };
 struct parse_config {
@@ -52,27 +52,27 @@ struct parse_config {
 };
 struct automaton_state {
     int32_t first, n; /* configurations, sorted by node; all of them read */
-    int32_t rest;
-    int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; ROW_NONE: no row yet */
+    int32_t min_len;
+    int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; NO_ROW: no row yet */
     int32_t mask;  /* index in masks, or -1 */
     int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: continues below */
 };
 
 /* Growing arrays of plain values. */
-#define POOL(type)                                                                                 \
+#define VECTOR(type)                                                                               \
     struct {                                                                                       \
         type *v;                                                                                   \
         int32_t n, cap;                                                                            \
     }
-static void *pool_grow(void *v, int32_t *cap, int32_t need, size_t size) {
+static void *vector_grow(void *v, int32_t *cap, int32_t need, size_t size) {
     CHECK(need >= 0 && need < INT32_MAX / 2);
     while (*cap < need) *cap = *cap ? 2 * *cap : 256;
     return xrealloc(v, (size_t)*cap * size);
 }
-#define POOL_ROOM(p, more)                                                                         \
+#define VECTOR_RESERVE(p, more)                                                                    \
     do {                                                                                           \
         if ((p)->n + (more) > (p)->cap)                                                            \
-            (p)->v = pool_grow((p)->v, &(p)->cap, (p)->n + (more), sizeof *(p)->v);                \
+            (p)->v = vector_grow((p)->v, &(p)->cap, (p)->n + (more), sizeof *(p)->v);              \
     } while (0)
 
 /* Open addressing from a hash to ids; the caller compares. */
@@ -93,25 +93,25 @@ struct pair_map {
 };
 
 struct cached_mask {
-    int32_t state; /* -1: free */
-    int32_t worst; /* the longest rest after an allowed token */
-    uint64_t used;
+    int32_t state;     /* -1: free */
+    int32_t worst_len; /* the longest rest after an allowed token */
+    uint64_t last_used;
     uint32_t *bits;
-    int64_t counted;   /* bytes of `cut` already counted in mask_bytes */
-    POOL(int32_t) cut; /* local masks: trie nodes where the path leads below the frames */
+    int64_t cut_bytes;   /* bytes of `cut` already counted in mask_bytes */
+    VECTOR(int32_t) cut; /* local masks: trie nodes where the path leads below the frames */
 };
 
 /*
  * A walk over trie nodes [at, end). It may pause between two nodes and resume later: path[0 ..
- * depth] are then states on the path to `at`.
+ * depth] are then states on the path to `node`.
  */
 struct vocab_walk {
     uint32_t *bits;
-    int32_t max_rest, worst;
+    int32_t max_remaining, worst_len;
     struct cached_mask *local; /* mask of a local state, collects the cut nodes; else NULL */
     int64_t budget;            /* configurations that it may still visit */
-    int32_t at, end, depth;
-    bool down; /* the path to the first node is complete */
+    int32_t node, end, depth;
+    bool path_ready; /* the path to the first node is complete */
 };
 
 /*
@@ -122,68 +122,69 @@ struct vocab_walk {
  */
 enum job_stage {
     JOB_NONE,
-    JOB_READ,
-    JOB_MASK,
-    JOB_WALK,
-    JOB_PART,
-    JOB_LOCAL,
-    JOB_JOIN,
+    JOB_CONSUME_TOKEN,
+    JOB_LOOK_UP,
+    JOB_WALK_TRIE,
+    JOB_NEXT_LOCAL,
+    JOB_WALK_LOCAL,
+    JOB_WALK_CUTS,
     JOB_COPY,
-    JOB_NEAR
+    JOB_WALK_LIMITED
 };
 struct mask_job {
     enum job_stage stage;
     int32_t slot, token;
-    int32_t left; /* tokens left for the reply, which determine max_rest; -1: max_rest is given */
-    int32_t max_rest; /* bytes left for the reply after the next token; -1: no limit */
-    uint32_t *bits;   /* NULL: no mask is requested */
+    int32_t left; /* tokens left for the reply, which determine max_remaining; -1: max_remaining is
+                     given */
+    int32_t max_remaining; /* bytes left for the reply after the next token; -1: no limit */
+    uint32_t *bits;        /* NULL: no mask is requested */
     struct vocab_walk w;
-    int32_t local;              /* LOCAL: the state to walk */
-    struct cached_mask *making; /* filled by the walk; belongs to no state until it is complete */
-    struct cached_mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
-    int32_t n_parts, part, cut;            /* JOIN: the next cut node of a part */
+    int32_t local;                /* LOCAL: the state to walk */
+    struct cached_mask *new_mask; /* filled by the walk; belongs to no state until it is complete */
+    struct cached_mask *local_masks[MAX_GROUPS];   /* [n_local_masks] masks of the local states */
+    int32_t n_local_masks, local_index, cut_index; /* JOIN: the next cut node of a part */
 };
 
 struct grammar_vocab {
     int32_t n_tokens, n_nodes, max_depth;
-    uint8_t *byte;       /* [n_nodes], depth first */
-    int32_t *depth;      /* [n_nodes] 0 for a first byte */
-    int32_t *skip;       /* [n_nodes] the node after the subtree */
-    int32_t *parent;     /* [n_nodes] or -1 */
-    int32_t *token_from; /* [n_nodes + 1] tokens that end at a node */
-    int32_t *tokens;     /* sorted by node */
-    int32_t *node_of;    /* [n_tokens] or -1 */
+    uint8_t *byte;          /* [n_nodes], depth first */
+    int32_t *depth;         /* [n_nodes] 0 for a first byte */
+    int32_t *after_subtree; /* [n_nodes] the node after the subtree */
+    int32_t *parent;        /* [n_nodes] or -1 */
+    int32_t *first_token;   /* [n_nodes + 1] tokens that end at a node */
+    int32_t *tokens;        /* sorted by node */
+    int32_t *node_of;       /* [n_tokens] or -1 */
 };
 
 struct grammar_machine {
     const struct grammar *g;
     const struct grammar_vocab *vocab;
     size_t max_bytes;
-    POOL(struct frame) frames;
-    POOL(struct stacks) stacks;
-    POOL(struct parse_config) configs;
-    POOL(struct automaton_state) states;
-    POOL(int32_t) rows;
+    VECTOR(struct frame) frames;
+    VECTOR(struct stacks) stacks;
+    VECTOR(struct parse_config) configs;
+    VECTOR(struct automaton_state) states;
+    VECTOR(int32_t) rows;
     struct id_table stacks_table, states_table;
-    POOL(int32_t) held; /* state of each slot, -1: a free slot */
+    VECTOR(int32_t) slot_states; /* state of each slot, -1: a free slot */
     int32_t start;
     /* one step's scratch */
-    POOL(struct parse_config) todo, found;
-    POOL(struct frame) merging;
+    VECTOR(struct parse_config) todo, found;
+    VECTOR(struct frame) merge_scratch;
     struct pair_map seen, merged;
     int32_t step_flags, n_merges, n_edges;
-    bool limited;  /* for reports only: affects no result */
-    int64_t units; /* work units left before the job pauses */
+    bool limit_hit; /* for reports only: affects no result */
+    int64_t units;  /* work units left before the job pauses */
     /* masks */
     struct cached_mask masks[N_MASKS];
     size_t mask_bytes;
     struct mask_job job;
-    int32_t *path; /* [max_depth + 2] states of a walk */
-    bool *open;    /* [max_depth + 2] the path has reached below the frames */
+    int32_t *path;      /* [max_depth + 2] states of a walk */
+    bool *below_frames; /* [max_depth + 2] the path has reached below the frames */
     uint64_t clock;
 };
 
-static uint64_t mix(uint64_t h, uint64_t x) {
+static uint64_t hash_combine(uint64_t h, uint64_t x) {
     h = (h ^ x) * 0x9E3779B97F4A7C15u;
     return h ^ (h >> 29);
 }
@@ -204,7 +205,7 @@ static void pair_map_clear(struct pair_map *m) {
 }
 
 static struct pair_entry *pair_map_slot(const struct pair_map *m, int32_t a, int32_t b) {
-    uint32_t i = (uint32_t)mix((uint64_t)(uint32_t)a << 32 | (uint32_t)b, 1) & m->mask;
+    uint32_t i = (uint32_t)hash_combine((uint64_t)(uint32_t)a << 32 | (uint32_t)b, 1) & m->mask;
     while (m->v[i].epoch == m->epoch && (m->v[i].a != a || m->v[i].b != b)) i = (i + 1) & m->mask;
     return &m->v[i];
 }
@@ -219,7 +220,7 @@ static void pair_map_grow(struct pair_map *m) {
 }
 
 /* The pair's entry; sets *is_new if it was absent. Valid until the next call. */
-static struct pair_entry *pair_map_get(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
+static struct pair_entry *pair_map_insert(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
     if (!m->v || 2 * m->n >= m->mask) pair_map_grow(m);
     struct pair_entry *e = pair_map_slot(m, a, b);
     *is_new = e->epoch != m->epoch;
@@ -246,15 +247,15 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
 
 /* Lengths grow without bound as stacks grow: a sum that is too large becomes
  * GRAMMAR_INFINITE_LENGTH, which no reply has room for. */
-static int32_t rest_sum(int32_t a, int32_t b) {
+static int32_t length_add(int32_t a, int32_t b) {
     return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
 }
 
 static uint64_t stacks_hash(const struct frame *v, int32_t n, int32_t flags) {
     uint64_t h = (uint64_t)flags;
     for (int32_t i = 0; i < n; i++)
-        h = mix(h, (uint64_t)(uint32_t)v[i].ret << 32 | (uint32_t)v[i].below);
-    return mix(h, (uint64_t)n);
+        h = hash_combine(h, (uint64_t)(uint32_t)v[i].ret << 32 | (uint32_t)v[i].below);
+    return hash_combine(h, (uint64_t)n);
 }
 
 static void stacks_table_grow(struct grammar_machine *m) {
@@ -276,14 +277,15 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
             return t->slots[i] - 1;
     }
     struct stacks s = {.first = m->frames.n, .n = n, .flags = flags};
-    s.rest = flags ? 0 : GRAMMAR_INFINITE_LENGTH;
+    s.min_len = flags ? 0 : GRAMMAR_INFINITE_LENGTH;
     for (int32_t i = 0; i < n; i++)
-        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].ret], m->stacks.v[v[i].below].rest));
+        s.min_len =
+            MIN(s.min_len, length_add(m->g->min_len[v[i].ret], m->stacks.v[v[i].below].min_len));
     // the bytes of the path down are summed frame by frame, so no state ever walks its stacks
-    POOL_ROOM(&m->frames, n);
+    VECTOR_RESERVE(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
     m->frames.n += n;
-    POOL_ROOM(&m->stacks, 1);
+    VECTOR_RESERVE(&m->stacks, 1);
     m->stacks.v[m->stacks.n++] = s;
     id_table_put(t, hash, m->stacks.n - 1);
     if (2 * (uint64_t)t->n > t->mask) stacks_table_grow(m);
@@ -293,8 +295,8 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
 static uint64_t state_hash(const struct parse_config *v, int32_t n, int32_t flags) {
     uint64_t h = (uint64_t)flags + 77;
     for (int32_t i = 0; i < n; i++)
-        h = mix(h, (uint64_t)(uint32_t)v[i].node << 32 | (uint32_t)v[i].stacks);
-    return mix(h, (uint64_t)n);
+        h = hash_combine(h, (uint64_t)(uint32_t)v[i].node << 32 | (uint32_t)v[i].stacks);
+    return hash_combine(h, (uint64_t)n);
 }
 
 static void states_table_grow(struct grammar_machine *m) {
@@ -317,13 +319,14 @@ static int32_t state_intern(struct grammar_machine *m, const struct parse_config
             return t->slots[i] - 1;
     }
     struct automaton_state s = {m->configs.n, n,  flags ? 0 : GRAMMAR_INFINITE_LENGTH,
-                                ROW_NONE,     -1, flags};
+                                NO_ROW,       -1, flags};
     for (int32_t i = 0; i < n; i++)
-        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].node], m->stacks.v[v[i].stacks].rest));
-    POOL_ROOM(&m->configs, n);
+        s.min_len =
+            MIN(s.min_len, length_add(m->g->min_len[v[i].node], m->stacks.v[v[i].stacks].min_len));
+    VECTOR_RESERVE(&m->configs, n);
     if (n > 0) memcpy(m->configs.v + m->configs.n, v, (size_t)n * sizeof *v);
     m->configs.n += n;
-    POOL_ROOM(&m->states, 1);
+    VECTOR_RESERVE(&m->states, 1);
     m->states.v[m->states.n++] = s;
     id_table_put(t, hash, m->states.n - 1);
     if (2 * (uint64_t)t->n > t->mask) states_table_grow(m);
@@ -339,16 +342,16 @@ static int32_t state_intern(struct grammar_machine *m, const struct parse_config
 static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     bool is_new;
     if (a == b) return a;
-    struct pair_entry *known = pair_map_get(&m->merged, a, b, &is_new);
+    struct pair_entry *known = pair_map_insert(&m->merged, a, b, &is_new);
     if (!is_new) return known->value;
     known->value = a;
     struct stacks x = m->stacks.v[a], y = m->stacks.v[b];
     if ((m->n_merges += 1 + x.n + y.n) > MERGE_LIMIT) {
-        m->limited = true;
+        m->limit_hit = true;
         return a;
     }
     // both lists are sorted by node: merge them, and unite below if a node is in both
-    int32_t base = m->merging.n; // frames of this union are stored above those of the callers
+    int32_t base = m->merge_scratch.n; // frames of this union are stored above those of the callers
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
         if (i < x.n && k < y.n) {
@@ -364,26 +367,27 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         } else {
             k++;
         }
-        POOL_ROOM(&m->merging, 1);
-        m->merging.v[m->merging.n++] = f;
+        VECTOR_RESERVE(&m->merge_scratch, 1);
+        m->merge_scratch.v[m->merge_scratch.n++] = f;
     }
-    int32_t id = stacks_intern(m, m->merging.v + base, m->merging.n - base, x.flags | y.flags);
-    m->merging.n = base;
-    pair_map_get(&m->merged, a, b, &is_new)->value = id;
+    int32_t id =
+        stacks_intern(m, m->merge_scratch.v + base, m->merge_scratch.n - base, x.flags | y.flags);
+    m->merge_scratch.n = base;
+    pair_map_insert(&m->merged, a, b, &is_new)->value = id;
     return id;
 }
 
 /* Adds a configuration to `todo`, once. Skips a node from which no end can be reached. */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
-    if (m->g->rest[node] >= GRAMMAR_INFINITE_LENGTH) return;
-    pair_map_get(&m->seen, node, stacks, &is_new);
+    if (m->g->min_len[node] >= GRAMMAR_INFINITE_LENGTH) return;
+    pair_map_insert(&m->seen, node, stacks, &is_new);
     if (!is_new) return;
     if (m->todo.n >= STEP_LIMIT) {
-        m->limited = true;
+        m->limit_hit = true;
         return;
     }
-    POOL_ROOM(&m->todo, 1);
+    VECTOR_RESERVE(&m->todo, 1);
     m->todo.v[m->todo.n++] = (struct parse_config){node, stacks};
 }
 
@@ -394,10 +398,10 @@ static void step_begin(struct grammar_machine *m) {
 }
 
 /* Edges count as work too: one node may have almost all edges of the network. */
-static bool step_edges(struct grammar_machine *m, int32_t node) {
+static bool step_count_edges(struct grammar_machine *m, int32_t node) {
     m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
     if (m->n_edges <= EDGE_LIMIT) return true;
-    m->limited = true;
+    m->limit_hit = true;
     return false;
 }
 
@@ -412,15 +416,15 @@ static void step_follow(struct grammar_machine *m, struct parse_config c) {
             step_visit(m, f.ret, f.below);
         }
     }
-    if (!step_edges(m, c.node)) return;
+    if (!step_count_edges(m, c.node)) return;
     for (int32_t k = g->edge_begin[c.node]; k < g->edge_begin[c.node + 1]; k++) {
         const struct grammar_edge *e = &g->edges[k];
-        if (e->lo <= e->hi || g->rest[e->to] >= GRAMMAR_INFINITE_LENGTH) continue;
+        if (e->lo <= e->hi || g->min_len[e->to] >= GRAMMAR_INFINITE_LENGTH) continue;
         if (e->rule < 0) {
             step_visit(m, e->to, c.stacks);
         } else if (g->is_end[e->to]) { // a call at the end needs no frame: it returns to our caller
             step_visit(m, g->rules[e->rule].start, c.stacks);
-        } else if (g->rest[g->rules[e->rule].start] < GRAMMAR_INFINITE_LENGTH) {
+        } else if (g->min_len[g->rules[e->rule].start] < GRAMMAR_INFINITE_LENGTH) {
             struct frame f = {e->to, c.stacks};
             step_visit(m, g->rules[e->rule].start, stacks_intern(m, &f, 1, 0));
         }
@@ -453,10 +457,10 @@ static int32_t step_end(struct grammar_machine *m) {
         struct parse_config c = m->todo.v[i];
         step_follow(m, c);
         if (!m->g->reads[c.node]) continue;
-        POOL_ROOM(&m->found, 1);
+        VECTOR_RESERVE(&m->found, 1);
         m->found.v[m->found.n++] = c;
     }
-    POOL_ROOM(&m->todo, m->found.n);
+    VECTOR_RESERVE(&m->todo, m->found.n);
     configs_sort(m->found.v, m->todo.v, m->found.n);
     int32_t n = 0;
     for (int32_t i = 0; i < m->found.n; i++) {
@@ -489,8 +493,8 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
  * none. */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
     struct automaton_state *s = &m->states.v[state];
-    if (s->row == ROW_NONE) {
-        POOL_ROOM(&m->rows, m->g->n_classes);
+    if (s->row == NO_ROW) {
+        VECTOR_RESERVE(&m->rows, m->g->n_classes);
         s->row = m->rows.n;
         m->rows.n += m->g->n_classes;
         memset(m->rows.v + s->row, 0xFF, (size_t)m->g->n_classes * sizeof *m->rows.v);
@@ -508,7 +512,7 @@ static inline int32_t state_next(struct grammar_machine *m, int32_t state, uint8
     return next;
 }
 
-static int32_t state_start(struct grammar_machine *m) {
+static int32_t start_state_compute(struct grammar_machine *m) {
     step_begin(m);
     step_visit(m, m->g->rules[m->g->root].start, STACKS_BOTTOM);
     return step_end(m);
@@ -522,18 +526,19 @@ static void machine_clear(struct grammar_machine *m) {
     m->stacks.n = m->states.n = 0;
     id_table_reset(&m->stacks_table, 256);
     id_table_reset(&m->states_table, 256);
-    POOL_ROOM(&m->stacks, 1);
-    m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_INFINITE_LENGTH};
-    POOL_ROOM(&m->states, 1);
+    VECTOR_RESERVE(&m->stacks, 1);
+    m->stacks.v[m->stacks.n++] = (struct stacks){.min_len = GRAMMAR_INFINITE_LENGTH};
+    VECTOR_RESERVE(&m->states, 1);
     m->states.v[m->states.n++] =
-        (struct automaton_state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
+        (struct automaton_state){.min_len = GRAMMAR_INFINITE_LENGTH, .row = NO_ROW, .mask = -1};
     CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
     CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
 }
 
 static bool mask_is_pinned(const struct mask_job *j, const struct cached_mask *k) {
-    bool pinned = j->stage != JOB_NONE && k == j->making;
-    for (int32_t i = 0; j->stage != JOB_NONE && i < j->n_parts; i++) pinned |= k == j->parts[i];
+    bool pinned = j->stage != JOB_NONE && k == j->new_mask;
+    for (int32_t i = 0; j->stage != JOB_NONE && i < j->n_local_masks; i++)
+        pinned |= k == j->local_masks[i];
     return pinned;
 }
 
@@ -543,7 +548,7 @@ static void masks_clear(struct grammar_machine *m) {
         struct cached_mask *k = &m->masks[i];
         k->state = -1;
         if (!k->bits || mask_is_pinned(&m->job, k)) continue;
-        m->mask_bytes -= mask_words(m->vocab) * sizeof *k->bits + (size_t)k->counted;
+        m->mask_bytes -= mask_words(m->vocab) * sizeof *k->bits + (size_t)k->cut_bytes;
         free(k->bits);
         free(k->cut.v);
         *k = (struct cached_mask){.state = -1};
@@ -560,13 +565,13 @@ struct grammar_machine *grammar_machine_new(const struct grammar *g, const struc
     m->g = g;
     m->vocab = v;
     grammar_machine_set_limit(m, max_bytes);
-    m->units = UNITS_ALL;
+    m->units = UNITS_UNLIMITED;
     for (int i = 0; i < N_MASKS; i++) m->masks[i].state = -1;
     size_t depth = v ? (size_t)v->max_depth + 2 : 2;
     m->path = xcalloc(depth, sizeof *m->path);
-    m->open = xcalloc(depth, sizeof *m->open);
+    m->below_frames = xcalloc(depth, sizeof *m->below_frames);
     machine_clear(m);
-    m->start = state_start(m);
+    m->start = start_state_compute(m);
     return m;
 }
 
@@ -583,10 +588,10 @@ static void machine_release(struct grammar_machine *m) {
 void grammar_machine_free(struct grammar_machine *m) {
     if (!m) return;
     machine_release(m);
-    free(m->held.v);
+    free(m->slot_states.v);
     free(m->todo.v);
     free(m->found.v);
-    free(m->merging.v);
+    free(m->merge_scratch.v);
     free(m->seen.v);
     free(m->merged.v);
     for (int i = 0; i < N_MASKS; i++) {
@@ -594,7 +599,7 @@ void grammar_machine_free(struct grammar_machine *m) {
         free(m->masks[i].cut.v);
     }
     free(m->path);
-    free(m->open);
+    free(m->below_frames);
     free(m);
 }
 
@@ -606,15 +611,15 @@ size_t grammar_machine_bytes(const struct grammar_machine *m) {
 }
 
 bool grammar_machine_hit_limit(const struct grammar_machine *m) {
-    return m->limited;
+    return m->limit_hit;
 }
 
 /* Copies a state of `old` into m; map[] has the new ids of the stacks it needs. */
-static int32_t state_move(struct grammar_machine *m, const struct grammar_machine *old, int32_t id,
-                          const int32_t *map) {
+static int32_t state_copy_from(struct grammar_machine *m, const struct grammar_machine *old,
+                               int32_t id, const int32_t *map) {
     struct automaton_state s = old->states.v[id];
     m->found.n = 0;
-    POOL_ROOM(&m->found, s.n);
+    VECTOR_RESERVE(&m->found, s.n);
     for (int32_t i = 0; i < s.n; i++) {
         struct parse_config c = old->configs.v[s.first + i];
         m->found.v[m->found.n++] = (struct parse_config){c.node, map[c.stacks]};
@@ -623,23 +628,23 @@ static int32_t state_move(struct grammar_machine *m, const struct grammar_machin
 }
 
 /* Number of states in path[] that the job in progress still needs. */
-static int32_t job_path(const struct grammar_machine *m) {
+static int32_t job_path_len(const struct grammar_machine *m) {
     const struct mask_job *j = &m->job;
-    bool walks = j->stage != JOB_NONE && j->stage != JOB_MASK && j->stage != JOB_PART &&
-                 j->stage != JOB_COPY && j->w.at < j->w.end;
+    bool walks = j->stage != JOB_NONE && j->stage != JOB_LOOK_UP && j->stage != JOB_NEXT_LOCAL &&
+                 j->stage != JOB_COPY && j->w.node < j->w.end;
     if (!walks) return 0;
-    return (j->w.down ? m->vocab->depth[j->w.at] : j->w.depth) + 1;
+    return (j->w.path_ready ? m->vocab->depth[j->w.node] : j->w.depth) + 1;
 }
 
 /* Pointers to the state ids that a collection keeps and renumbers: [*n], the caller frees the
  * array. */
 static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
-    int32_t n_path = job_path(m), k = 0;
-    int32_t **roots = xmalloc((size_t)(m->held.n + n_path + 1) * sizeof *roots);
-    for (int32_t i = 0; i < m->held.n; i++)
-        if (m->held.v[i] >= 0) roots[k++] = &m->held.v[i];
+    int32_t n_path = job_path_len(m), k = 0;
+    int32_t **roots = xmalloc((size_t)(m->slot_states.n + n_path + 1) * sizeof *roots);
+    for (int32_t i = 0; i < m->slot_states.n; i++)
+        if (m->slot_states.v[i] >= 0) roots[k++] = &m->slot_states.v[i];
     for (int32_t i = 0; i < n_path; i++) roots[k++] = &m->path[i];
-    if (m->job.stage == JOB_LOCAL) roots[k++] = &m->job.local;
+    if (m->job.stage == JOB_WALK_LOCAL) roots[k++] = &m->job.local;
     *n = k;
     return roots;
 }
@@ -675,17 +680,17 @@ static void machine_gc(struct grammar_machine *m) {
     for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: stacks below have new ids
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
-        m->merging.n = 0;
-        POOL_ROOM(&m->merging, s.n);
+        m->merge_scratch.n = 0;
+        VECTOR_RESERVE(&m->merge_scratch, s.n);
         for (int32_t k = 0; k < s.n; k++) {
             struct frame f = old.frames.v[s.first + k];
-            m->merging.v[m->merging.n++] = (struct frame){f.ret, map[f.below]};
+            m->merge_scratch.v[m->merge_scratch.n++] = (struct frame){f.ret, map[f.below]};
         }
-        map[i] = stacks_intern(m, m->merging.v, m->merging.n, s.flags);
+        map[i] = stacks_intern(m, m->merge_scratch.v, m->merge_scratch.n, s.flags);
     }
-    m->merging.n = 0;
-    for (int32_t i = 0; i < n_roots; i++) *roots[i] = state_move(m, &old, *roots[i], map);
-    m->start = state_start(m);
+    m->merge_scratch.n = 0;
+    for (int32_t i = 0; i < n_roots; i++) *roots[i] = state_copy_from(m, &old, *roots[i], map);
+    m->start = start_state_compute(m);
     machine_release(&old);
     free(roots);
     free(map);
@@ -704,12 +709,12 @@ static void machine_gc_if_full(struct grammar_machine *m) {
 /* Owners hold a slot instead of a state's id, so that a collection may renumber states. */
 static struct grammar_state slot_new(struct grammar_machine *m, int32_t state) {
     int32_t i = 0;
-    while (i < m->held.n && m->held.v[i] >= 0) i++;
-    if (i == m->held.n) {
-        POOL_ROOM(&m->held, 1);
-        m->held.n++;
+    while (i < m->slot_states.n && m->slot_states.v[i] >= 0) i++;
+    if (i == m->slot_states.n) {
+        VECTOR_RESERVE(&m->slot_states, 1);
+        m->slot_states.n++;
     }
-    m->held.v[i] = state;
+    m->slot_states.v[i] = state;
     return (struct grammar_state){m, i};
 }
 
@@ -718,17 +723,17 @@ struct grammar_state grammar_state_new(struct grammar_machine *m) {
 }
 
 struct grammar_state grammar_state_copy(const struct grammar_state *s) {
-    return slot_new(s->machine, s->machine->held.v[s->slot]);
+    return slot_new(s->machine, s->machine->slot_states.v[s->slot]);
 }
 
 void grammar_state_release(struct grammar_state *s) {
-    if (s->machine) s->machine->held.v[s->slot] = -1;
+    if (s->machine) s->machine->slot_states.v[s->slot] = -1;
     if (s->machine && s->machine->job.slot == s->slot) s->machine->job.stage = JOB_NONE;
     *s = (struct grammar_state){0};
 }
 
 static int32_t state_id(const struct grammar_state *s) {
-    return s->machine->held.v[s->slot];
+    return s->machine->slot_states.v[s->slot];
 }
 
 bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n) {
@@ -737,7 +742,7 @@ bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n) 
     int32_t state = state_id(s);
     for (size_t i = 0; i < n && state != STATE_DEAD; i++)
         state = state_next(m, state, ((const uint8_t *)bytes)[i]);
-    if (state != STATE_DEAD) m->held.v[s->slot] = state;
+    if (state != STATE_DEAD) m->slot_states.v[s->slot] = state;
     return state != STATE_DEAD;
 }
 
@@ -746,11 +751,11 @@ bool grammar_is_final(const struct grammar_state *s) {
 }
 
 int32_t grammar_min_remaining(const struct grammar_state *s) {
-    return s->machine->states.v[state_id(s)].rest;
+    return s->machine->states.v[state_id(s)].min_len;
 }
 
 /* The only byte that a state can read; -1 if several are possible, none is, or the text may end. */
-static int only_byte(struct grammar_machine *m, int32_t state) {
+static int state_only_byte(struct grammar_machine *m, int32_t state) {
     int only = -1;
     if (m->states.v[state].flags) return -1; // the text may end here, so no byte is certain
     for (int32_t i = 0; i < m->g->n_classes; i++) {
@@ -767,7 +772,7 @@ size_t grammar_jump_forward(struct grammar_state *s, size_t limit, struct buf *o
     machine_gc_if_full(s->machine);
     int32_t state = state_id(s);
     size_t n = 0;
-    for (int byte; n < limit && (byte = only_byte(s->machine, state)) >= 0; n++) {
+    for (int byte; n < limit && (byte = state_only_byte(s->machine, state)) >= 0; n++) {
         buf_add(out, &(char){(char)byte}, 1);
         state = state_next(s->machine, state, (uint8_t)byte);
     }
@@ -795,13 +800,13 @@ static int32_t common_prefix(const struct vocab_piece *a, const struct vocab_pie
     return n;
 }
 
-static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_tokens) {
+static void vocab_alloc(struct grammar_vocab *v, int32_t n_nodes, int32_t n_tokens) {
     size_t n = (size_t)n_nodes + 1;
     v->byte = xcalloc(n, sizeof *v->byte);
     v->depth = xcalloc(n, sizeof *v->depth);
-    v->skip = xcalloc(n, sizeof *v->skip);
+    v->after_subtree = xcalloc(n, sizeof *v->after_subtree);
     v->parent = xcalloc(n, sizeof *v->parent);
-    v->token_from = xcalloc(n, sizeof *v->token_from);
+    v->first_token = xcalloc(n, sizeof *v->first_token);
     v->tokens = xcalloc((size_t)n_tokens + 1, sizeof *v->tokens);
     v->node_of = xmalloc(((size_t)v->n_tokens + 1) * sizeof *v->node_of);
     memset(v->node_of, 0xFF, ((size_t)v->n_tokens + 1) * sizeof *v->node_of);
@@ -809,7 +814,7 @@ static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_to
 
 /* Sorted pieces in one pass: adds the nodes of a piece after the prefix it shares with the previous
  * one. */
-static void vocab_fill(struct grammar_vocab *v, const struct vocab_piece *pieces, int32_t n) {
+static void vocab_build_trie(struct grammar_vocab *v, const struct vocab_piece *pieces, int32_t n) {
     int32_t *path = xcalloc((size_t)v->max_depth + 1, sizeof *path), n_nodes = 0;
     for (int32_t i = 0; i < n; i++) {
         int32_t shared = i > 0 ? common_prefix(&pieces[i - 1], &pieces[i]) : 0;
@@ -817,17 +822,17 @@ static void vocab_fill(struct grammar_vocab *v, const struct vocab_piece *pieces
             v->byte[n_nodes] = (uint8_t)pieces[i].bytes[d];
             v->depth[n_nodes] = d;
             v->parent[n_nodes] = d > 0 ? path[d - 1] : -1;
-            v->token_from[n_nodes] = i;
+            v->first_token[n_nodes] = i;
             path[d] = n_nodes++;
         }
         v->tokens[i] = pieces[i].id;
         v->node_of[pieces[i].id] = path[pieces[i].len - 1];
     }
-    v->token_from[n_nodes] = n;
+    v->first_token[n_nodes] = n;
     for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
     for (int32_t i = n_nodes - 1; i >= 0;
          i--) { // path[d]: the nearest node to the right at depth d or above
-        v->skip[i] = path[v->depth[i]];
+        v->after_subtree[i] = path[v->depth[i]];
         for (int32_t d = v->depth[i]; d <= v->max_depth && path[d] != i; d++) path[d] = i;
     }
     v->n_nodes = n_nodes;
@@ -848,8 +853,8 @@ struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const 
     for (int32_t i = 0; i < k; i++)
         n_nodes += sorted[i].len - (i > 0 ? common_prefix(&sorted[i - 1], &sorted[i]) : 0);
     v->n_tokens = n;
-    vocab_reserve(v, n_nodes, k);
-    vocab_fill(v, sorted, k);
+    vocab_alloc(v, n_nodes, k);
+    vocab_build_trie(v, sorted, k);
     free(sorted);
     return v;
 }
@@ -857,21 +862,21 @@ struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const 
 struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t) {
     int32_t n = tokenizer_vocab_size(t);
     struct buf all = {0};
-    size_t *at = xcalloc((size_t)n + 1, sizeof *at);
+    size_t *offset = xcalloc((size_t)n + 1, sizeof *offset);
     for (int32_t i = 0; i < n; i++) {
         tokenizer_decode_token(t, i, false, &all);
-        at[i + 1] = all.len;
+        offset[i + 1] = all.len;
     }
     const char **pieces = xcalloc((size_t)n + 1, sizeof *pieces);
     int32_t *lens = xcalloc((size_t)n + 1, sizeof *lens);
     for (int32_t i = 0; i < n; i++) {
-        pieces[i] = all.data + at[i];
-        lens[i] = (int32_t)(at[i + 1] - at[i]);
+        pieces[i] = all.data + offset[i];
+        lens[i] = (int32_t)(offset[i + 1] - offset[i]);
     }
     struct grammar_vocab *v = grammar_vocab_new_pieces(pieces, lens, n);
     free(pieces);
     free(lens);
-    free(at);
+    free(offset);
     buf_release(&all);
     return v;
 }
@@ -880,9 +885,9 @@ void grammar_vocab_free(struct grammar_vocab *v) {
     if (!v) return;
     free(v->byte);
     free(v->depth);
-    free(v->skip);
+    free(v->after_subtree);
     free(v->parent);
-    free(v->token_from);
+    free(v->first_token);
     free(v->tokens);
     free(v->node_of);
     free(v);
@@ -900,11 +905,11 @@ static int64_t walk_budget(const struct grammar_vocab *v) {
 }
 
 /* Allows all tokens that end at the node: several tokens may have the same bytes. */
-static void walk_allow(const struct grammar_vocab *v, struct vocab_walk *w, int32_t node,
-                       int32_t rest) {
-    if (v->token_from[node] == v->token_from[node + 1] || rest > w->max_rest) return;
-    w->worst = MAX(w->worst, rest);
-    for (int32_t i = v->token_from[node]; i < v->token_from[node + 1]; i++)
+static void walk_allow_tokens(const struct grammar_vocab *v, struct vocab_walk *w, int32_t node,
+                              int32_t min_len) {
+    if (v->first_token[node] == v->first_token[node + 1] || min_len > w->max_remaining) return;
+    w->worst_len = MAX(w->worst_len, min_len);
+    for (int32_t i = v->first_token[node]; i < v->first_token[node + 1]; i++)
         w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
 }
 
@@ -912,62 +917,63 @@ static void walk_allow(const struct grammar_vocab *v, struct vocab_walk *w, int3
 static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t state,
                        int32_t begin, int32_t end) {
     const struct grammar_vocab *v = m->vocab;
-    w->at = begin;
+    w->node = begin;
     w->end = end;
     w->depth = 0;
-    w->down = begin == end;
+    w->path_ready = begin == end;
     m->path[0] = state;
-    if (w->down) return;
-    m->open[v->depth[begin]] = false;
+    if (w->path_ready) return;
+    m->below_frames[v->depth[begin]] = false;
     for (int32_t i = v->parent[begin]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
 }
 
 /* Fills path[] with the states on the path to the first node; the last one is before that node's
  * byte. False: the work units are used up. */
-static bool walk_down(struct grammar_machine *m, struct vocab_walk *w) {
+static bool walk_fill_path(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
-    for (; !w->down && w->depth < v->depth[w->at]; w->depth++) {
+    for (; !w->path_ready && w->depth < v->depth[w->node]; w->depth++) {
         int32_t d = w->depth; // path[d + 1] still holds the trie node
         if (m->units <= 0) return false;
         m->units--;
         m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
     }
-    w->down = true;
+    w->path_ready = true;
     return true;
 }
 
 static void machine_gc_if_full(struct grammar_machine *m);
 
-/* Visits one node; m->path[d] and m->open[d] are the entries before a node of depth d. */
-static void walk_node(struct grammar_machine *m, struct vocab_walk *w) {
+/* Visits one node; m->path[d] and m->below_frames[d] are the entries before a node of depth d. */
+static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
-    int32_t i = w->at, d = v->depth[i], here = m->path[d];
-    m->limited |= w->budget <= 0 && d > 0;
+    int32_t i = w->node, d = v->depth[i], here = m->path[d];
+    m->limit_hit |= w->budget <= 0 && d > 0;
     int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
     // after the path has been below the frames, a token that the local state forbids is undecided
-    bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
+    bool below_frames =
+        m->below_frames[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
     if (next == STATE_DEAD) {
-        if (open) {
-            POOL_ROOM(&w->local->cut, 1);
+        if (below_frames) {
+            VECTOR_RESERVE(&w->local->cut, 1);
             w->local->cut.v[w->local->cut.n++] = i;
         }
-        w->at = v->skip[i];
+        w->node = v->after_subtree[i];
         return;
     }
     w->budget -= m->states.v[next].n;
     m->path[d + 1] = next;
-    m->open[d + 1] = open;
-    walk_allow(v, w, i, m->states.v[next].rest);
-    w->at++;
+    m->below_frames[d + 1] = below_frames;
+    walk_allow_tokens(v, w, i, m->states.v[next].min_len);
+    w->node++;
 }
 
 /* Continues the job's walk. False: the walk is paused. */
-static bool walk_on(struct grammar_machine *m, struct vocab_walk *w) {
-    if (!walk_down(m, w)) return false;
-    for (int32_t n = 0; w->at < w->end; n++) {
+static bool walk_continue(struct grammar_machine *m, struct vocab_walk *w) {
+    if (!walk_fill_path(m, w)) return false;
+    for (int32_t n = 0; w->node < w->end; n++) {
         if (m->units-- <= 0) return false;
-        if (n % TRIM_EVERY == 0) machine_gc_if_full(m);
-        walk_node(m, w);
+        if (n % GC_INTERVAL == 0) machine_gc_if_full(m);
+        walk_visit_node(m, w);
     }
     return true;
 }
@@ -981,9 +987,9 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     machine_gc_if_full(m);
     struct vocab_walk w;
     walk_begin(m, &w, state_id(s), node, node + 1);
-    walk_down(m, &w);
+    walk_fill_path(m, &w);
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
-    if (state != STATE_DEAD) m->held.v[s->slot] = state;
+    if (state != STATE_DEAD) m->slot_states.v[s->slot] = state;
     return state != STATE_DEAD;
 }
 
@@ -994,7 +1000,7 @@ static struct cached_mask *mask_cache_evict(struct grammar_machine *m) {
     for (int i = 0; i < N_MASKS; i++) {
         struct cached_mask *k = &m->masks[i];
         if (mask_is_pinned(&m->job, k)) continue;
-        if (!out || k->state < 0 || k->used < out->used) out = k;
+        if (!out || k->state < 0 || k->last_used < out->last_used) out = k;
         if (k->state < 0) break;
     }
     if (out->state >= 0) m->states.v[out->state].mask = -1;
@@ -1004,19 +1010,19 @@ static struct cached_mask *mask_cache_evict(struct grammar_machine *m) {
     }
     memset(out->bits, 0, mask_words(m->vocab) * sizeof *out->bits);
     out->state = -1;
-    out->worst = 0;
+    out->worst_len = 0;
     out->cut.n = 0;
     return out;
 }
 
 static void mask_cache_put(struct grammar_machine *m, struct cached_mask *k, int32_t state,
-                           int32_t worst) {
+                           int32_t worst_len) {
     int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
-    m->mask_bytes += (size_t)(bytes - k->counted);
-    k->counted = bytes;
+    m->mask_bytes += (size_t)(bytes - k->cut_bytes);
+    k->cut_bytes = bytes;
     k->state = state;
-    k->worst = worst;
-    k->used = ++m->clock;
+    k->worst_len = worst_len;
+    k->last_used = ++m->clock;
     m->states.v[state].mask = (int32_t)(k - m->masks);
 }
 
@@ -1024,13 +1030,13 @@ static void mask_cache_put(struct grammar_machine *m, struct cached_mask *k, int
 static struct cached_mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
-    m->masks[i].used = ++m->clock;
+    m->masks[i].last_used = ++m->clock;
     return &m->masks[i];
 }
 
 /* The distinct stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
-static int32_t state_groups(const struct grammar_machine *m, int32_t state,
-                            int32_t out[MAX_GROUPS]) {
+static int32_t state_distinct_stacks(const struct grammar_machine *m, int32_t state,
+                                     int32_t out[MAX_GROUPS]) {
     struct automaton_state s = m->states.v[state];
     int32_t n = 0;
     for (int32_t i = 0; i < s.n && n <= MAX_GROUPS; i++) {
@@ -1044,10 +1050,10 @@ static int32_t state_groups(const struct grammar_machine *m, int32_t state,
 }
 
 /* The state's configurations on `stacks`, moved to {unknown}. */
-static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t stacks) {
+static int32_t local_state_intern(struct grammar_machine *m, int32_t state, int32_t stacks) {
     struct automaton_state s = m->states.v[state];
     m->found.n = 0;
-    POOL_ROOM(&m->found, s.n);
+    VECTOR_RESERVE(&m->found, s.n);
     for (int32_t i = 0; i < s.n; i++) {
         struct parse_config c = m->configs.v[s.first + i];
         if (c.stacks == stacks)
@@ -1058,166 +1064,167 @@ static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t sta
 
 /* The stages of a job; see enum job_stage. Each returns false when its walk is paused. */
 
-static int32_t job_state(const struct grammar_machine *m) {
-    return m->held.v[m->job.slot];
+static int32_t job_current_state(const struct grammar_machine *m) {
+    return m->slot_states.v[m->job.slot];
 }
 
-static bool job_read(struct grammar_machine *m) {
+static bool job_consume_token(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
     const struct grammar_vocab *v = m->vocab;
     int32_t node = v->node_of[j->token];
     CHECK(node >= 0);
-    if (!walk_down(m, &j->w)) return false;
+    if (!walk_fill_path(m, &j->w)) return false;
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
     CHECK(state != STATE_DEAD); // the token was allowed
-    m->held.v[j->slot] = state;
-    j->stage = j->bits ? JOB_MASK : JOB_NONE;
+    m->slot_states.v[j->slot] = state;
+    j->stage = j->bits ? JOB_LOOK_UP : JOB_NONE;
     return true;
 }
 
 /* Fills a new mask by a walk of the whole trie from `state`. */
-static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
+static void job_start_walk(struct grammar_machine *m, int32_t state, bool local) {
     struct mask_job *j = &m->job;
-    j->making = mask_cache_evict(m);
-    j->w = (struct vocab_walk){.bits = j->making->bits,
-                               .max_rest = GRAMMAR_INFINITE_LENGTH,
-                               .local = local ? j->making : NULL,
+    j->new_mask = mask_cache_evict(m);
+    j->w = (struct vocab_walk){.bits = j->new_mask->bits,
+                               .max_remaining = GRAMMAR_INFINITE_LENGTH,
+                               .local = local ? j->new_mask : NULL,
                                .budget = walk_budget(m->vocab)};
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
 /* Joining pays when several stacks may share the local mask; {bottom} alone has nothing to share.
  */
-static void job_mask(struct grammar_machine *m) {
+static void job_look_up(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    int32_t groups[MAX_GROUPS], state = job_state(m), rest = m->states.v[state].rest;
+    int32_t groups[MAX_GROUPS], state = job_current_state(m), min_len = m->states.v[state].min_len;
     // if even the shortest end is too far, there is no limit
-    if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
-    j->making = NULL;
-    j->n_parts = 0;
+    if (j->left >= 0) j->max_remaining = min_len <= j->left ? j->left - 1 : -1;
+    j->new_mask = NULL;
+    j->n_local_masks = 0;
     if (mask_cache_get(m, state)) {
         j->stage = JOB_COPY;
         return;
     }
-    int32_t n = state_groups(m, state, groups);
+    int32_t n = state_distinct_stacks(m, state, groups);
     bool plain = n == 0 || n > MAX_GROUPS || (n == 1 && groups[0] == STACKS_BOTTOM);
-    if (plain) job_walk(m, state, false);
-    j->stage = plain ? JOB_WALK : JOB_PART;
+    if (plain) job_start_walk(m, state, false);
+    j->stage = plain ? JOB_WALK_TRIE : JOB_NEXT_LOCAL;
 }
 
-/* All local masks are complete: joins them; the cut nodes are walked next. `worst` is then an upper
- * bound. */
-static void job_join(struct grammar_machine *m, const int32_t *groups) {
+/* All local masks are complete: joins them; the cut nodes are walked next. `worst_len` is then an
+ * upper bound. */
+static void job_join_locals(struct grammar_machine *m, const int32_t *groups) {
     struct mask_job *j = &m->job;
-    int32_t worst = 0;
-    j->making = mask_cache_evict(m);
-    for (int32_t i = 0; i < j->n_parts; i++) {
-        worst = MAX(worst, rest_sum(j->parts[i]->worst, m->stacks.v[groups[i]].rest));
+    int32_t worst_len = 0;
+    j->new_mask = mask_cache_evict(m);
+    for (int32_t i = 0; i < j->n_local_masks; i++) {
+        worst_len = MAX(worst_len,
+                        length_add(j->local_masks[i]->worst_len, m->stacks.v[groups[i]].min_len));
         for (size_t k = 0; k < mask_words(m->vocab); k++)
-            j->making->bits[k] |= j->parts[i]->bits[k];
+            j->new_mask->bits[k] |= j->local_masks[i]->bits[k];
     }
-    j->w = (struct vocab_walk){.bits = j->making->bits,
-                               .max_rest = GRAMMAR_INFINITE_LENGTH,
-                               .worst = worst,
+    j->w = (struct vocab_walk){.bits = j->new_mask->bits,
+                               .max_remaining = GRAMMAR_INFINITE_LENGTH,
+                               .worst_len = worst_len,
                                .budget = walk_budget(m->vocab)};
-    j->part = j->cut = 0;
-    j->stage = JOB_JOIN;
+    j->local_index = j->cut_index = 0;
+    j->stage = JOB_WALK_CUTS;
 }
 
 /* Starts the next local mask. A collection changes the ids of groups, but not their order. */
-static void job_part(struct grammar_machine *m) {
+static void job_next_local(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    int32_t groups[MAX_GROUPS], n = state_groups(m, job_state(m), groups);
-    if (j->n_parts == n) {
-        job_join(m, groups);
+    int32_t groups[MAX_GROUPS], n = state_distinct_stacks(m, job_current_state(m), groups);
+    if (j->n_local_masks == n) {
+        job_join_locals(m, groups);
         return;
     }
-    int32_t local = state_local(m, job_state(m), groups[j->n_parts]);
+    int32_t local = local_state_intern(m, job_current_state(m), groups[j->n_local_masks]);
     struct cached_mask *known = mask_cache_get(m, local);
     if (known) {
-        j->parts[j->n_parts++] = known;
+        j->local_masks[j->n_local_masks++] = known;
         return;
     }
     j->local = local;
-    job_walk(m, local, true);
-    j->stage = JOB_LOCAL;
+    job_start_walk(m, local, true);
+    j->stage = JOB_WALK_LOCAL;
 }
 
-static bool job_local(struct grammar_machine *m) {
+static bool job_walk_local(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    if (!walk_on(m, &j->w)) return false;
-    mask_cache_put(m, j->making, j->local, j->w.worst);
-    j->parts[j->n_parts++] = j->making;
-    j->making = NULL;
-    j->stage = JOB_PART;
+    if (!walk_continue(m, &j->w)) return false;
+    mask_cache_put(m, j->new_mask, j->local, j->w.worst_len);
+    j->local_masks[j->n_local_masks++] = j->new_mask;
+    j->new_mask = NULL;
+    j->stage = JOB_NEXT_LOCAL;
     return true;
 }
 
 /* Walks the subtrees at which local walks were cut, with the true state. */
-static bool job_cuts(struct grammar_machine *m) {
+static bool job_walk_cuts(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    for (; j->part < j->n_parts; j->part++, j->cut = 0) {
-        const struct cached_mask *part = j->parts[j->part];
-        while (j->w.at < j->w.end || j->cut < part->cut.n) {
-            if (j->w.at == j->w.end) {
-                int32_t node = part->cut.v[j->cut++];
-                walk_begin(m, &j->w, job_state(m), node, m->vocab->skip[node]);
+    for (; j->local_index < j->n_local_masks; j->local_index++, j->cut_index = 0) {
+        const struct cached_mask *local_mask = j->local_masks[j->local_index];
+        while (j->w.node < j->w.end || j->cut_index < local_mask->cut.n) {
+            if (j->w.node == j->w.end) {
+                int32_t node = local_mask->cut.v[j->cut_index++];
+                walk_begin(m, &j->w, job_current_state(m), node, m->vocab->after_subtree[node]);
             }
-            if (!walk_on(m, &j->w)) return false;
+            if (!walk_continue(m, &j->w)) return false;
         }
     }
     return true;
 }
 
-static bool job_finish(struct grammar_machine *m) {
+static bool job_store_mask(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    if (!(j->stage == JOB_WALK ? walk_on(m, &j->w) : job_cuts(m))) return false;
-    mask_cache_put(m, j->making, job_state(m), j->w.worst);
-    j->making = NULL;
-    j->n_parts = 0;
+    if (!(j->stage == JOB_WALK_TRIE ? walk_continue(m, &j->w) : job_walk_cuts(m))) return false;
+    mask_cache_put(m, j->new_mask, job_current_state(m), j->w.worst_len);
+    j->new_mask = NULL;
+    j->n_local_masks = 0;
     j->stage = JOB_COPY;
     return true;
 }
 
 /* Copies the cached mask. If that would allow a token after which too few bytes are left to finish,
- * walks again with max_rest. */
-static void job_copy(struct grammar_machine *m) {
+ * walks again with max_remaining. */
+static void job_copy_mask(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    const struct cached_mask *mask = mask_cache_get(m, job_state(m));
+    const struct cached_mask *mask = mask_cache_get(m, job_current_state(m));
     size_t size = mask_words(m->vocab) * sizeof *j->bits;
-    bool fits = j->max_rest < 0 || mask->worst <= j->max_rest;
+    bool fits = j->max_remaining < 0 || mask->worst_len <= j->max_remaining;
     m->units -= (int64_t)size / 64;
-    j->stage = fits ? JOB_NONE : JOB_NEAR;
+    j->stage = fits ? JOB_NONE : JOB_WALK_LIMITED;
     if (fits) {
         memcpy(j->bits, mask->bits, size);
         return;
     }
     memset(j->bits, 0, size);
     j->w = (struct vocab_walk){
-        .bits = j->bits, .max_rest = j->max_rest, .budget = walk_budget(m->vocab)};
-    walk_begin(m, &j->w, job_state(m), 0, m->vocab->n_nodes);
+        .bits = j->bits, .max_remaining = j->max_remaining, .budget = walk_budget(m->vocab)};
+    walk_begin(m, &j->w, job_current_state(m), 0, m->vocab->n_nodes);
 }
 
 static bool job_stage_run(struct grammar_machine *m) {
     switch (m->job.stage) {
-    case JOB_READ:
-        return job_read(m);
-    case JOB_MASK:
-        job_mask(m);
+    case JOB_CONSUME_TOKEN:
+        return job_consume_token(m);
+    case JOB_LOOK_UP:
+        job_look_up(m);
         return true;
-    case JOB_PART:
-        job_part(m);
+    case JOB_NEXT_LOCAL:
+        job_next_local(m);
         return true;
-    case JOB_LOCAL:
-        return job_local(m);
-    case JOB_WALK:
-    case JOB_JOIN:
-        return job_finish(m);
+    case JOB_WALK_LOCAL:
+        return job_walk_local(m);
+    case JOB_WALK_TRIE:
+    case JOB_WALK_CUTS:
+        return job_store_mask(m);
     case JOB_COPY:
-        job_copy(m);
+        job_copy_mask(m);
         return true;
-    case JOB_NEAR:
-        if (!walk_on(m, &m->job.w)) return false;
+    case JOB_WALK_LIMITED:
+        if (!walk_continue(m, &m->job.w)) return false;
         m->job.stage = JOB_NONE;
         return true;
     case JOB_NONE:
@@ -1227,17 +1234,20 @@ static bool job_stage_run(struct grammar_machine *m) {
 }
 
 static bool job_run(struct grammar_machine *m) {
-    bool going = true;
-    while (going && m->job.stage != JOB_NONE) going = job_stage_run(m);
-    return going;
+    bool running = true;
+    while (running && m->job.stage != JOB_NONE) running = job_stage_run(m);
+    return running;
 }
 
-void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
+void grammar_mask(struct grammar_state *s, int32_t max_remaining, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     CHECK(m->vocab != NULL && m->job.stage == JOB_NONE);
     machine_gc_if_full(m);
-    m->job = (struct mask_job){
-        .stage = JOB_MASK, .slot = s->slot, .left = -1, .max_rest = max_rest, .bits = bits};
+    m->job = (struct mask_job){.stage = JOB_LOOK_UP,
+                               .slot = s->slot,
+                               .left = -1,
+                               .max_remaining = max_remaining,
+                               .bits = bits};
     CHECK(job_run(m));
 }
 
@@ -1246,8 +1256,8 @@ static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint
     struct grammar_machine *m = s->machine;
     machine_gc_if_full(m);
     m->job = (struct mask_job){
-        .slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
-    m->job.stage = token >= 0 ? JOB_READ : bits ? JOB_MASK : JOB_NONE;
+        .slot = s->slot, .token = token, .left = left, .max_remaining = -1, .bits = bits};
+    m->job.stage = token >= 0 ? JOB_CONSUME_TOKEN : bits ? JOB_LOOK_UP : JOB_NONE;
     if (token < 0) return;
     int32_t node = m->vocab->node_of[token];
     CHECK(node >= 0);
@@ -1263,7 +1273,7 @@ bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint3
     if (m->job.stage == JOB_NONE) job_begin(s, token, left, bits);
     bool done = job_run(m);
     *units = m->units;
-    m->units = UNITS_ALL;
+    m->units = UNITS_UNLIMITED;
     return done;
 }
 
@@ -1274,13 +1284,13 @@ struct enumeration {
     struct grammar_machine *m;
     struct strings *out;
     struct buf text;
-    POOL(int32_t) path; /* states before each byte of the text */
+    VECTOR(int32_t) path; /* states before each byte of the text */
     int n, limit;
     struct error *err;
 };
 
 /* A state that recurs on the path to itself and can reach an end has infinitely many texts. */
-static int listing_check(struct enumeration *l, int32_t state, uint8_t byte) {
+static int enumeration_check(struct enumeration *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
             return error_set(l->err, ERR_MEMORY, "grammar has no end of texts");
@@ -1292,7 +1302,7 @@ static int listing_check(struct enumeration *l, int32_t state, uint8_t byte) {
     return OK;
 }
 
-static int listing_add(struct enumeration *l) {
+static int enumeration_add(struct enumeration *l) {
     if (l->n == l->limit)
         return error_set(l->err, ERR_MEMORY, "grammar has more than %d texts", l->limit);
     strings_add(l->out, l->text.len ? l->text.data : "");
@@ -1301,10 +1311,10 @@ static int listing_add(struct enumeration *l) {
 }
 
 /* Depth first without recursion: after a dead end, raises the last byte that can be raised. */
-static int listing_run(struct enumeration *l) {
+static int enumeration_run(struct enumeration *l) {
     int32_t state = l->m->start;
     int from = 0;
-    if (l->m->states.v[state].flags && listing_add(l) != OK) return l->err->code;
+    if (l->m->states.v[state].flags && enumeration_add(l) != OK) return l->err->code;
     for (;;) {
         int32_t next = STATE_DEAD;
         while (from < 256 && (next = state_next(l->m, state, (uint8_t)from)) == STATE_DEAD) from++;
@@ -1314,11 +1324,11 @@ static int listing_run(struct enumeration *l) {
             from = (uint8_t)l->text.data[--l->text.len] + 1;
             continue;
         }
-        POOL_ROOM(&l->path, 1);
+        VECTOR_RESERVE(&l->path, 1);
         l->path.v[l->path.n++] = state;
-        if (listing_check(l, next, (uint8_t)from) != OK) return l->err->code;
+        if (enumeration_check(l, next, (uint8_t)from) != OK) return l->err->code;
         buf_add(&l->text, &(char){(char)from}, 1);
-        if (l->m->states.v[next].flags && listing_add(l) != OK) return l->err->code;
+        if (l->m->states.v[next].flags && enumeration_add(l) != OK) return l->err->code;
         state = next;
         from = 0;
     }
@@ -1328,7 +1338,7 @@ int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, s
     struct enumeration l = {.out = out, .limit = limit, .err = err};
     l.m = grammar_machine_new(g, NULL, 0);
     l.m->units = ENUMERATION_UNITS;
-    int n = listing_run(&l);
+    int n = enumeration_run(&l);
     grammar_machine_free(l.m);
     buf_release(&l.text);
     free(l.path.v);

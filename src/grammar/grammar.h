@@ -102,14 +102,14 @@ bool grammar_is_final(const struct grammar_state *s);
 /* Minimum number of bytes needed to complete a text; 0 when final. */
 int32_t grammar_min_remaining(const struct grammar_state *s);
 /*
- * bits[(V + 31) / 32]: bit i is set when the grammar can continue after token i and, if `max_rest`
- * is not negative, needs at most `max_rest` more bytes. With a vocabulary of all 256 bytes and
- * grammar_min_remaining() <= tokens left, max_rest = tokens left - 1 always allows a token and the
- * reply is complete when the tokens run out. The caller handles end tokens: they are allowed
- * exactly when grammar_is_final(). A mask may be empty when the text can only end; otherwise only
- * when the vocabulary lacks bytes or grammar_machine_hit_limit().
+ * bits[(V + 31) / 32]: bit i is set when the grammar can continue after token i and, if
+ * `max_remaining` is not negative, needs at most `max_remaining` more bytes. With a vocabulary of
+ * all 256 bytes and grammar_min_remaining() <= tokens left, max_remaining = tokens left - 1 always
+ * allows a token and the reply is complete when the tokens run out. The caller handles end tokens:
+ * they are allowed exactly when grammar_is_final(). A mask may be empty when the text can only end;
+ * otherwise only when the vocabulary lacks bytes or grammar_machine_hit_limit().
  */
-void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits);
+void grammar_mask(struct grammar_state *s, int32_t max_remaining, uint32_t *bits);
 /*
  * grammar_accept_token (token -1: none) and then grammar_mask (bits NULL: none) in slices: does
  * about *units of work at most, subtracts the work done from *units, and returns false if work

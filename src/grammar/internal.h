@@ -104,10 +104,10 @@ struct grammar {
     const int32_t *edge_begin; /* [n_nodes + 1] */
     const struct grammar_edge *edges;
     const struct grammar_rule *rules; /* names are valid only while it is compiled */
-    const int32_t *rest;   /* [n_nodes] bytes of the shortest path to the end of the node's rule */
-    const uint8_t *is_end; /* [n_nodes] true at the end of its rule */
-    const uint8_t *reads;  /* [n_nodes] true if an edge reads a byte */
-    uint8_t class_of[256]; /* bytes that no edge distinguishes share a class */
+    const int32_t *min_len; /* [n_nodes] bytes of the shortest path to the end of the node's rule */
+    const uint8_t *is_end;  /* [n_nodes] true at the end of its rule */
+    const uint8_t *reads;   /* [n_nodes] true if an edge reads a byte */
+    uint8_t class_of[256];  /* bytes that no edge distinguishes share a class */
     uint8_t class_byte[256]; /* [n_classes] the first byte of each class, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];

@@ -34,24 +34,24 @@
 enum {
     DIGITS_WHOLE = 18,
     DIGITS_FRACTION = 17,
-    WORK_LIMIT = 1 << 16, /* schemas visited; merging may multiply them */
+    VISIT_LIMIT = 1 << 16, /* schemas visited; merging may multiply them */
 };
 
 struct schema {
     struct grammar_builder *b;
     json_t *root;
-    json_t *keep; /* an array of the schemas made by merging */
+    json_t *retained; /* an array of the schemas made by merging */
     bool compact;
-    int nesting, work;
+    int nesting, visits;
     struct buf path; /* the current place, for messages */
     struct error *err;
 };
 
 static struct expr *schema_expr(struct schema *s, json_t *v);
 
-static struct expr *refuse(struct schema *s, const char *fmt, ...)
+static struct expr *schema_error(struct schema *s, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-static struct expr *refuse(struct schema *s, const char *fmt, ...) {
+static struct expr *schema_error(struct schema *s, const char *fmt, ...) {
     char text[300];
     va_list ap;
     va_start(ap, fmt);
@@ -73,19 +73,19 @@ static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword,
 }
 
 /* Keeps a new value until the grammar is compiled. */
-static json_t *keep(struct schema *s, json_t *v) {
-    json_array_append_new(s->keep, v);
+static json_t *schema_retain(struct schema *s, json_t *v) {
+    json_array_append_new(s->retained, v);
     return v;
 }
 
 /* Makes a rule, so that an expression used in several places is compiled once. */
-static struct expr *shared(struct schema *s, struct expr *e) {
+static struct expr *shared_rule_expr(struct schema *s, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(s->b, NULL);
     grammar_builder_define_rule(s->b, rule, e);
     return expr_rule(s->b, rule);
 }
 
-static struct expr *nothing(struct schema *s) {
+static struct expr *empty_expr(struct schema *s) {
     struct codepoint_set none = {0};
     return expr_set(s->b, &none);
 }
@@ -150,39 +150,39 @@ static bool keywords_check(struct schema *s, json_t *v) {
     json_object_foreach (v, key, value) {
         bool off = strcmp(key, "uniqueItems") == 0 && json_is_false(value);
         if (!off && !keyword_find(key) && strncmp(key, "x-", 2) != 0)
-            return refuse(s, "keyword '%.60s' is not supported", key), false;
+            return schema_error(s, "keyword '%.60s' is not supported", key), false;
     }
     return true;
 }
 
-/* True if the schema asserts anything other than the keyword `but`. */
-static bool asserts_more(json_t *v, const char *but) {
+/* True if the schema asserts anything other than the keyword `except`. */
+static bool asserts_more(json_t *v, const char *except) {
     const char *key;
     json_t *value;
     json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
-        if (k && k->kind != ANNOTATION && strcmp(key, but) != 0) return true;
+        if (k && k->kind != ANNOTATION && strcmp(key, except) != 0) return true;
     }
     return false;
 }
 
 /* The schema without one keyword: the part to merge into the branches of that keyword. */
-static json_t *without(struct schema *s, json_t *v, const char *keyword) {
-    json_t *copy = keep(s, json_copy(v));
+static json_t *schema_without_keyword(struct schema *s, json_t *v, const char *keyword) {
+    json_t *copy = schema_retain(s, json_copy(v));
     json_object_del(copy, keyword);
     return copy;
 }
 
 /* A count of 0 to GRAMMAR_MAX_REPEAT at `keyword`, or `absent`; false after an error. */
-static bool get_count(struct schema *s, json_t *v, const char *keyword, int32_t absent,
-                      int32_t *out) {
+static bool keyword_count(struct schema *s, json_t *v, const char *keyword, int32_t absent,
+                          int32_t *out) {
     json_t *n = json_object_get(v, keyword);
     *out = absent;
     if (!n) return true;
     if (!json_is_integer(n) || json_integer_value(n) < 0)
-        return refuse(s, "'%s' must be a whole number, 0 or more", keyword), false;
+        return schema_error(s, "'%s' must be a whole number, 0 or more", keyword), false;
     if (json_integer_value(n) > GRAMMAR_MAX_REPEAT)
-        return refuse(s, "'%s' is above %d", keyword, GRAMMAR_MAX_REPEAT), false;
+        return schema_error(s, "'%s' is above %d", keyword, GRAMMAR_MAX_REPEAT), false;
     *out = (int32_t)json_integer_value(n);
     return true;
 }
@@ -193,7 +193,7 @@ static bool get_count(struct schema *s, json_t *v, const char *keyword, int32_t 
 static json_t *pointer_get(struct schema *s, const char *pointer) {
     json_t *v = s->root;
     if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/')) {
-        refuse(s, "reference '%.100s' is not of this document, only '#/...' is", pointer);
+        schema_error(s, "reference '%.100s' is not of this document, only '#/...' is", pointer);
         return NULL;
     }
     for (const char *p = pointer + 1; v && *p;) {
@@ -210,7 +210,7 @@ static json_t *pointer_get(struct schema *s, const char *pointer) {
             v = json_object_get(v, key);
         buf_release(&name);
     }
-    if (!v) refuse(s, "reference '%.100s' leads nowhere", pointer);
+    if (!v) schema_error(s, "reference '%.100s' leads nowhere", pointer);
     return v;
 }
 
@@ -235,10 +235,10 @@ static json_t *types_common(json_t *a, json_t *b) {
     json_t *out = json_array();
     for (size_t i = 0; i < ARRAY_LEN(type_names); i++) {
         const char *n = type_names[i];
-        bool whole = strcmp(n, "integer") == 0;
-        bool in_a = type_has(a, n) || (whole && type_has(a, "number"));
-        bool in_b = type_has(b, n) || (whole && type_has(b, "number"));
-        if (in_a && in_b && !(whole && type_has(out, "number")))
+        bool is_integer = strcmp(n, "integer") == 0;
+        bool in_a = type_has(a, n) || (is_integer && type_has(a, "number"));
+        bool in_b = type_has(b, n) || (is_integer && type_has(b, "number"));
+        if (in_a && in_b && !(is_integer && type_has(out, "number")))
             json_array_append_new(out, json_string(n));
     }
     return out;
@@ -286,16 +286,17 @@ static json_t *properties_merge(json_t *a, json_t *b) {
 }
 
 /* A closed object accepts no property from the other side. */
-static bool closed_check(struct schema *s, json_t *a, json_t *b) {
+static bool closed_object_check(struct schema *s, json_t *a, json_t *b) {
     json_t *more = json_object_get(a, "additionalProperties"), *value;
     const char *key;
     if (!more || json_is_true(more)) return true;
     json_object_foreach (json_object_get(b, "properties"), key, value) {
         if (!json_object_get(json_object_get(a, "properties"), key))
-            return refuse(s,
-                          "property '%.60s' is added to an object whose 'additionalProperties' "
-                          "is not true",
-                          key),
+            return schema_error(
+                       s,
+                       "property '%.60s' is added to an object whose 'additionalProperties' "
+                       "is not true",
+                       key),
                    false;
     }
     return true;
@@ -322,10 +323,10 @@ static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     const char *key;
     json_t *value;
     if (json_is_true(b)) return a;
-    if (!json_is_object(b)) return refuse(s, "'false' cannot be merged"), NULL;
+    if (!json_is_object(b)) return schema_error(s, "'false' cannot be merged"), NULL;
     if (!keywords_check(s, a) || !keywords_check(s, b)) return NULL;
-    if (!closed_check(s, a, b) || !closed_check(s, b, a)) return NULL;
-    json_t *out = keep(s, json_copy(a));
+    if (!closed_object_check(s, a, b) || !closed_object_check(s, b, a)) return NULL;
+    json_t *out = schema_retain(s, json_copy(a));
     json_object_foreach (b, key, value) {
         json_t *old = json_object_get(out, key);
         const struct keyword *k = keyword_find(key);
@@ -333,7 +334,7 @@ static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
             json_object_set(out, key, value);
         } else if (k->kind != ANNOTATION) {
             json_t *both = keyword_merge(key, old, value);
-            if (!both) return refuse(s, "two different '%s' cannot be merged", key), NULL;
+            if (!both) return schema_error(s, "two different '%s' cannot be merged", key), NULL;
             json_object_set_new(out, key, both);
         }
     }
@@ -344,13 +345,14 @@ static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     for (int i = 0; json_is_object(v) && json_object_get(v, "$ref"); i++) {
         json_t *ref = json_object_get(v, "$ref");
         if (i == 32 || !json_is_string(ref))
-            return refuse(s,
-                          i == 32 ? "references go round in a circle" : "'$ref' must be a string"),
+            return schema_error(s, i == 32 ? "references go round in a circle"
+                                           : "'$ref' must be a string"),
                    NULL;
         json_t *target = pointer_get(s, json_string_value(ref));
         if (target && asserts_more(v, "$ref")) {
-            target = json_is_object(target) ? schemas_merge(s, without(s, v, "$ref"), target)
-                                            : (refuse(s, "'$ref' leads to no object"), NULL);
+            target = json_is_object(target)
+                         ? schemas_merge(s, schema_without_keyword(s, v, "$ref"), target)
+                         : (schema_error(s, "'$ref' leads to no object"), NULL);
         }
         if (!target) return NULL;
         v = target;
@@ -364,7 +366,8 @@ static struct expr *ref_expr(struct schema *s, const char *pointer) {
     if (rule >= 0) return expr_rule(s->b, rule);
     json_t *target = pointer_get(s, pointer);
     if (!target) return NULL;
-    if (s->b->n_rules >= 4 * GRAMMAR_MAX_NAMES) return refuse(s, "there are too many references");
+    if (s->b->n_rules >= 4 * GRAMMAR_MAX_NAMES)
+        return schema_error(s, "there are too many references");
     rule = grammar_builder_add_rule(s->b, pointer);
     struct expr *e = schema_expr(s, target);
     if (!e) return NULL;
@@ -374,7 +377,7 @@ static struct expr *ref_expr(struct schema *s, const char *pointer) {
 
 /* rules that every schema shares, created on first use */
 
-static struct expr *pattern_rule(struct schema *s, const char *name, const char *pattern) {
+static struct expr *pattern_rule_expr(struct schema *s, const char *name, const char *pattern) {
     int32_t rule = grammar_builder_find_rule(s->b, name);
     if (rule < 0) {
         struct error err;
@@ -394,12 +397,12 @@ static struct expr *pattern_rule(struct schema *s, const char *name, const char 
     "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))"
 
 /* Any string is one rule, so that all strings of a grammar share their masks. */
-static struct expr *any_string(struct schema *s) {
-    return pattern_rule(s, " string", "\"" CHARACTER "*\"");
+static struct expr *any_string_expr(struct schema *s) {
+    return pattern_rule_expr(s, " string", "\"" CHARACTER "*\"");
 }
 
 /* Any characters in their canonical spelling; for keys, because keys are compared. */
-static struct expr *key_rest(struct schema *s) {
+static struct expr *any_key_rest_expr(struct schema *s) {
     int32_t rule = grammar_builder_find_rule(s->b, " key");
     if (rule < 0) {
         struct codepoint_set all = {0};
@@ -412,26 +415,26 @@ static struct expr *key_rest(struct schema *s) {
 }
 
 /* Optional blanks: after brackets and commas with line breaks, after colons one space. */
-static struct expr *blank(struct schema *s) {
+static struct expr *blank_expr(struct schema *s) {
     if (s->compact) return expr_puts(s->b, "");
-    return pattern_rule(s, " blank", "(?: |\\n[ \\t]{0,20})?");
+    return pattern_rule_expr(s, " blank", "(?: |\\n[ \\t]{0,20})?");
 }
 
-static struct expr *colon(struct schema *s) {
-    return s->compact ? expr_puts(s->b, ":") : pattern_rule(s, " colon", ": ?");
+static struct expr *colon_expr(struct schema *s) {
+    return s->compact ? expr_puts(s->b, ":") : pattern_rule_expr(s, " colon", ": ?");
 }
 
-static struct expr *comma(struct schema *s) {
-    return expr_cat_of(s->b, expr_puts(s->b, ","), blank(s), NULL);
+static struct expr *comma_expr(struct schema *s) {
+    return expr_cat_of(s->b, expr_puts(s->b, ","), blank_expr(s), NULL);
 }
 
-static struct expr *quoted(struct schema *s, struct expr *inside) {
+static struct expr *quoted_expr(struct schema *s, struct expr *inside) {
     return expr_cat_of(s->b, expr_puts(s->b, "\""), inside, expr_puts(s->b, "\""), NULL);
 }
 
 /* literals */
 
-static const char *type_of(json_t *v) {
+static const char *json_type_name(json_t *v) {
     switch (json_typeof(v)) {
     case JSON_OBJECT:
         return "object";
@@ -451,16 +454,16 @@ static const char *type_of(json_t *v) {
 }
 
 static bool type_allows(json_t *type, json_t *value) {
-    const char *name = type_of(value);
+    const char *name = json_type_name(value);
     // JSON schema counts 1.0 as an integer
-    bool whole_real = json_is_real(value) && type_has(type, "integer") &&
-                      json_real_value(value) == (double)(int64_t)json_real_value(value);
-    return !type || type_has(type, name) || whole_real ||
+    bool is_whole = json_is_real(value) && type_has(type, "integer") &&
+                    json_real_value(value) == (double)(int64_t)json_real_value(value);
+    return !type || type_has(type, name) || is_whole ||
            (json_is_integer(value) && type_has(type, "number"));
 }
 
 /* The literal with the fewest digits in its numbers that reads back as the same value. */
-static struct expr *literal(struct schema *s, json_t *value) {
+static struct expr *literal_expr(struct schema *s, json_t *value) {
     char *text = NULL;
     bool same = false;
     for (int digits = 15; digits <= 17 && !same; digits++) {
@@ -485,19 +488,19 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
         if (k && k->kind > CORE)
-            return refuse(s, "'%s' together with '%s' is not supported", key,
-                          list ? "enum" : "const");
+            return schema_error(s, "'%s' together with '%s' is not supported", key,
+                                list ? "enum" : "const");
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
-        return refuse(s, "'enum' must be a list of at least one value");
+        return schema_error(s, "'enum' must be a list of at least one value");
     // both are given: the constant, if the list has it
-    if (list && one) list = array_has(list, one) ? NULL : keep(s, json_array());
-    if (!list) list = keep(s, json_pack("[O]", one));
+    if (list && one) list = array_has(list, one) ? NULL : schema_retain(s, json_array());
+    if (!list) list = schema_retain(s, json_pack("[O]", one));
     for (size_t i = 0; i < json_array_size(list); i++)
         if (type_allows(type, json_array_get(list, i)))
-            exprs_add(&l, literal(s, json_array_get(list, i)));
+            exprs_add(&l, literal_expr(s, json_array_get(list, i)));
     struct expr *e = expr_alt(s->b, &l);
-    return e ? e : nothing(s);
+    return e ? e : empty_expr(s);
 }
 
 /* strings */
@@ -536,7 +539,7 @@ static const struct format {
 static struct expr *pattern_expr(struct schema *s, const char *pattern) {
     struct error err = {0};
     struct expr *e = regex_expr(s->b, pattern, strlen(pattern), true, &err);
-    return e ? quoted(s, e) : refuse(s, "'pattern': %s", err.text);
+    return e ? quoted_expr(s, e) : schema_error(s, "'pattern': %s", err.text);
 }
 
 static struct expr *format_expr(struct schema *s, json_t *format) {
@@ -548,35 +551,37 @@ static struct expr *format_expr(struct schema *s, json_t *format) {
         free(pattern);
         return e;
     }
-    return refuse(s,
-                  "format '%.60s' is not supported; known are date, time, date-time, duration, "
-                  "uuid, email, hostname, ipv4, ipv6, uri",
-                  name);
+    return schema_error(
+        s,
+        "format '%.60s' is not supported; known are date, time, date-time, duration, "
+        "uuid, email, hostname, ipv4, ipv6, uri",
+        name);
 }
 
 static struct expr *string_expr(struct schema *s, json_t *v) {
     json_t *pattern = json_object_get(v, "pattern"), *format = json_object_get(v, "format");
     int32_t min, max;
-    if (!get_count(s, v, "minLength", 0, &min) || !get_count(s, v, "maxLength", -1, &max))
+    if (!keyword_count(s, v, "minLength", 0, &min) || !keyword_count(s, v, "maxLength", -1, &max))
         return NULL;
     bool counted = min > 0 || max >= 0;
     if ((pattern != NULL) + (format != NULL) + counted > 1)
-        return refuse(s, "'pattern', 'format' and lengths cannot be combined; put the length into "
-                         "the pattern");
+        return schema_error(
+            s, "'pattern', 'format' and lengths cannot be combined; put the length into "
+               "the pattern");
     if (format) return format_expr(s, format);
-    if (pattern && !json_is_string(pattern)) return refuse(s, "'pattern' must be a string");
+    if (pattern && !json_is_string(pattern)) return schema_error(s, "'pattern' must be a string");
     if (pattern) return pattern_expr(s, json_string_value(pattern));
-    if (max >= 0 && max < min) return nothing(s);
-    if (!counted) return any_string(s);
-    struct expr *character = pattern_rule(s, " character", CHARACTER);
-    return quoted(s, expr_repeat(s->b, character, min, max));
+    if (max >= 0 && max < min) return empty_expr(s);
+    if (!counted) return any_string_expr(s);
+    struct expr *character = pattern_rule_expr(s, " character", CHARACTER);
+    return quoted_expr(s, expr_repeat(s->b, character, min, max));
 }
 
 /* numbers */
 
 /* A magnitude as digits, without unneeded zeros. */
 struct schema_bound {
-    bool set, open, negative;
+    bool is_set, exclusive, negative;
     char whole[330], frac[24];
     int n_whole, n_frac;
 };
@@ -594,16 +599,18 @@ static bool bound_digits(json_t *n, char *out, size_t size) {
     return false;
 }
 
-static bool bound_get(struct schema *s, json_t *v, const char *closed, const char *open,
-                      struct schema_bound *out) {
+static bool bound_read(struct schema *s, json_t *v, const char *closed, const char *open,
+                       struct schema_bound *out) {
     json_t *a = json_object_get(v, closed), *b = json_object_get(v, open), *n = a ? a : b;
     char text[360];
-    *out = (struct schema_bound){.set = n != NULL, .open = !a};
+    *out = (struct schema_bound){.is_set = n != NULL, .exclusive = !a};
     if (!n) return true;
-    if (a && b) return refuse(s, "'%s' together with '%s' is not supported", closed, open), false;
-    if (!json_is_number(n)) return refuse(s, "'%s' must be a number", a ? closed : open), false;
+    if (a && b)
+        return schema_error(s, "'%s' together with '%s' is not supported", closed, open), false;
+    if (!json_is_number(n))
+        return schema_error(s, "'%s' must be a number", a ? closed : open), false;
     if (!bound_digits(n, text, sizeof text))
-        return refuse(s, "'%s' has too many digits", a ? closed : open), false;
+        return schema_error(s, "'%s' has too many digits", a ? closed : open), false;
     out->negative = text[0] == '-';
     const char *digits = text + out->negative, *point = strchr(digits, '.');
     out->n_whole = (int)(point ? (size_t)(point - digits) : strlen(digits));
@@ -624,7 +631,7 @@ struct magnitudes {
     bool integer;
 };
 
-static struct expr *digit_set(struct schema *s, char lo, char hi) {
+static struct expr *digit_expr(struct schema *s, char lo, char hi) {
     struct codepoint_set r = {0};
     if (lo <= hi) codepoint_set_add(&r, (uint32_t)lo, (uint32_t)hi);
     return expr_set(s->b, &r);
@@ -632,64 +639,65 @@ static struct expr *digit_set(struct schema *s, char lo, char hi) {
 
 /* The continuations for a next digit between those of the bounds. */
 typedef struct expr *(*digits_fn)(const struct magnitudes *m, int at, bool low, bool high);
-static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int at, bool low,
-                                 bool high, char lo, char hi) {
+static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, int at, bool low,
+                                    bool high, char lo, char hi) {
     struct schema *s = m->s;
     struct exprs l = {0};
-    if (lo > hi) return nothing(s);
-    if (lo == hi) return expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
+    if (lo > hi) return empty_expr(s);
+    if (lo == hi) return expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, low, high), NULL);
     // at a bound's digit the bound still applies; strictly between the two there is no limit
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
-        exprs_add(&l, expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
+        exprs_add(&l, expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, true, false), NULL));
     if (first <= last)
         exprs_add(
-            &l, expr_cat_of(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
+            &l, expr_cat_of(s->b, digit_expr(s, first, last), next(m, at + 1, false, false), NULL));
     if (high)
-        exprs_add(&l, expr_cat_of(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
+        exprs_add(&l, expr_cat_of(s->b, digit_expr(s, hi, hi), next(m, at + 1, false, true), NULL));
     return expr_alt(s->b, &l);
 }
 
 /* True if the number may end after `at` digits after the point. */
-static bool may_end(const struct magnitudes *m, int at, bool low, bool high) {
-    bool above = !low || (at >= m->lo->n_frac && !m->lo->open);
-    bool below = !high || at < m->hi->n_frac || !m->hi->open;
+static bool digits_may_end(const struct magnitudes *m, int at, bool low, bool high) {
+    bool above = !low || (at >= m->lo->n_frac && !m->lo->exclusive);
+    bool below = !high || at < m->hi->n_frac || !m->hi->exclusive;
     return above && below;
 }
 
 /* Digits after the point from `at` on: at least one, and no zeros after an upper bound's last
  * digit. */
-static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool high) {
+static struct expr *fraction_expr(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
-    if (low && at >= m->lo->n_frac && !m->lo->open) low = false; // never below the bound
-    bool end = at > 0 && may_end(m, at, low, high);
+    if (low && at >= m->lo->n_frac && !m->lo->exclusive) low = false; // never below the bound
+    bool end = at > 0 && digits_may_end(m, at, low, high);
     if (!low && !high)
-        return expr_repeat(s->b, digit_set(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
-    struct expr *more = nothing(s);
+        return expr_repeat(s->b, digit_expr(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
+    struct expr *more = empty_expr(s);
     if (at < DIGITS_FRACTION && !(high && at >= m->hi->n_frac)) {
         char lo = low && at < m->lo->n_frac ? m->lo->frac[at] : '0';
-        more = digits_split(m, fraction, at, low, high, lo, high ? m->hi->frac[at] : '9');
+        more = next_digit_expr(m, fraction_expr, at, low, high, lo, high ? m->hi->frac[at] : '9');
     }
     return end ? expr_alt_of(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
 /* Digits before the point from `at` on, and the fraction. */
-static struct expr *whole(const struct magnitudes *m, int at, bool low, bool high) {
+static struct expr *whole_digits_expr(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
     if (at < m->n_whole && !low && !high && at > 0) {
         struct expr *free_digits =
-            expr_repeat(s->b, digit_set(s, '0', '9'), m->n_whole - at, m->n_whole - at);
-        return expr_cat_of(s->b, free_digits, whole(m, m->n_whole, false, false), NULL);
+            expr_repeat(s->b, digit_expr(s, '0', '9'), m->n_whole - at, m->n_whole - at);
+        return expr_cat_of(s->b, free_digits, whole_digits_expr(m, m->n_whole, false, false), NULL);
     }
     if (at < m->n_whole) {
         char least = at == 0 && m->n_whole > 1 ? '1' : '0';
-        return digits_split(m, whole, at, low, high, low ? m->lo->whole[at] : least,
-                            high ? m->hi->whole[at] : '9');
+        return next_digit_expr(m, whole_digits_expr, at, low, high, low ? m->lo->whole[at] : least,
+                               high ? m->hi->whole[at] : '9');
     }
-    struct expr *end = may_end(m, 0, low, high) ? expr_puts(s->b, "") : nothing(s);
+    struct expr *end = digits_may_end(m, 0, low, high) ? expr_puts(s->b, "") : empty_expr(s);
     if (m->integer) return end;
-    struct expr *rest = expr_cat_of(s->b, expr_puts(s->b, "."), fraction(m, 0, low, high), NULL);
-    return expr_alt_of(s->b, end, rest, NULL);
+    struct expr *fraction_part =
+        expr_cat_of(s->b, expr_puts(s->b, "."), fraction_expr(m, 0, low, high), NULL);
+    return expr_alt_of(s->b, end, fraction_part, NULL);
 }
 
 /* One alternative for each number of digits before the point. */
@@ -697,64 +705,65 @@ static struct expr *magnitudes_expr(struct schema *s, const struct schema_bound 
                                     const struct schema_bound *hi, bool integer) {
     struct exprs l = {0};
     struct magnitudes m = {s, lo, hi, 0, integer};
-    int most = hi->set ? MIN(hi->n_whole, DIGITS_WHOLE) : DIGITS_WHOLE;
-    for (m.n_whole = lo->n_whole; m.n_whole <= most; m.n_whole++)
-        exprs_add(&l, whole(&m, 0, m.n_whole == lo->n_whole, hi->set && m.n_whole == hi->n_whole));
+    int max_digits = hi->is_set ? MIN(hi->n_whole, DIGITS_WHOLE) : DIGITS_WHOLE;
+    for (m.n_whole = lo->n_whole; m.n_whole <= max_digits; m.n_whole++)
+        exprs_add(&l, whole_digits_expr(&m, 0, m.n_whole == lo->n_whole,
+                                        hi->is_set && m.n_whole == hi->n_whole));
     struct expr *e = expr_alt(s->b, &l);
-    return e ? e : nothing(s);
+    return e ? e : empty_expr(s);
 }
 
 /* The sign comes first, so negative numbers are magnitudes between the swapped bounds. "-0" is not
  * an integer here, and a negative number is never zero. */
-static struct expr *bounded_number(struct schema *s, const struct schema_bound *min,
-                                   const struct schema_bound *max, bool integer) {
-    struct schema_bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
+static struct expr *bounded_number_expr(struct schema *s, const struct schema_bound *min,
+                                        const struct schema_bound *max, bool integer) {
+    struct schema_bound zero = {.is_set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
     struct schema_bound none = {0};
     struct exprs l = {0};
-    above_zero.open = true;
-    if (!max->set || !max->negative) {
-        const struct schema_bound *lo = min->set && !min->negative ? min : &zero;
+    above_zero.exclusive = true;
+    if (!max->is_set || !max->negative) {
+        const struct schema_bound *lo = min->is_set && !min->negative ? min : &zero;
         exprs_add(&l, magnitudes_expr(s, lo, max, integer));
     }
-    if (!min->set || min->negative) {
-        const struct schema_bound *lo = max->set && max->negative ? max : &above_zero;
-        struct expr *e = magnitudes_expr(s, lo, min->set ? min : &none, integer);
+    if (!min->is_set || min->negative) {
+        const struct schema_bound *lo = max->is_set && max->negative ? max : &above_zero;
+        struct expr *e = magnitudes_expr(s, lo, min->is_set ? min : &none, integer);
         exprs_add(&l, expr_cat_of(s->b, expr_puts(s->b, "-"), e, NULL));
     }
     struct expr *e = expr_alt(s->b, &l);
-    return e ? e : nothing(s);
+    return e ? e : empty_expr(s);
 }
 
 static struct expr *number_expr(struct schema *s, json_t *v, bool integer) {
     struct schema_bound min, max;
-    if (!bound_get(s, v, "minimum", "exclusiveMinimum", &min) ||
-        !bound_get(s, v, "maximum", "exclusiveMaximum", &max))
+    if (!bound_read(s, v, "minimum", "exclusiveMinimum", &min) ||
+        !bound_read(s, v, "maximum", "exclusiveMaximum", &max))
         return NULL;
-    if (min.set || max.set) return bounded_number(s, &min, &max, integer);
-    if (integer) return pattern_rule(s, " integer", "0|-?[1-9][0-9]{0,17}");
-    return pattern_rule(s, " number",
-                        "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?");
+    if (min.is_set || max.is_set) return bounded_number_expr(s, &min, &max, integer);
+    if (integer) return pattern_rule_expr(s, " integer", "0|-?[1-9][0-9]{0,17}");
+    return pattern_rule_expr(s, " number",
+                             "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?");
 }
 
 /* arrays */
 
-struct items {
+struct items_spec {
     json_t *prefix, *rest; /* rest NULL: any value */
     int32_t n_prefix, min, max;
 };
 
 /* The items from i on, after i items; with the comma before each but the first. */
-static struct expr *items_from(struct schema *s, const struct items *t, int32_t i) {
+static struct expr *items_expr(struct schema *s, const struct items_spec *t, int32_t i) {
     struct grammar_builder *b = s->b;
-    struct expr *e, *none = expr_puts(b, "");
-    if (i == t->max) return none;
+    struct expr *e, *empty = expr_puts(b, "");
+    if (i == t->max) return empty;
     if (i >= t->n_prefix) {
-        if (json_is_false(t->rest)) return i >= t->min ? none : nothing(s);
+        if (json_is_false(t->rest)) return i >= t->min ? empty : empty_expr(s);
         e = child_expr(s, t->rest ? t->rest : json_true(), "items", NULL);
         if (!e) return NULL;
-        e = shared(s, e);
+        e = shared_rule_expr(s, e);
         int32_t least = MAX(t->min - i, 0), most = t->max < 0 ? -1 : t->max - i;
-        struct expr *more = expr_cat_of(b, comma(s), e, NULL);
+        struct expr *more = expr_cat_of(b, comma_expr(s), e, NULL);
         if (i > 0) return expr_repeat(b, more, least, most);
         more = expr_repeat(b, more, MAX(least - 1, 0), most < 0 ? -1 : most - 1);
         e = expr_cat_of(b, e, more, NULL);
@@ -762,29 +771,30 @@ static struct expr *items_from(struct schema *s, const struct items *t, int32_t 
         char index[16];
         snprintf(index, sizeof index, "%d", i);
         e = child_expr(s, json_array_get(t->prefix, (size_t)i), "prefixItems", index);
-        struct expr *more = e ? items_from(s, t, i + 1) : NULL;
+        struct expr *more = e ? items_expr(s, t, i + 1) : NULL;
         if (!more) return NULL;
-        e = i > 0 ? expr_cat_of(b, comma(s), e, more, NULL) : expr_cat_of(b, e, more, NULL);
+        e = i > 0 ? expr_cat_of(b, comma_expr(s), e, more, NULL) : expr_cat_of(b, e, more, NULL);
     }
     return i >= t->min ? expr_optional(b, e) : e;
 }
 
 /* "[" first ("," next)* "]" with the number of items that the schema allows. */
 static struct expr *array_expr(struct schema *s, json_t *v) {
-    struct items t = {json_object_get(v, "prefixItems"), json_object_get(v, "items"), 0, 0, 0};
-    if (!get_count(s, v, "minItems", 0, &t.min) || !get_count(s, v, "maxItems", -1, &t.max))
+    struct items_spec t = {json_object_get(v, "prefixItems"), json_object_get(v, "items"), 0, 0, 0};
+    if (!keyword_count(s, v, "minItems", 0, &t.min) || !keyword_count(s, v, "maxItems", -1, &t.max))
         return NULL;
-    if (t.prefix && !json_is_array(t.prefix)) return refuse(s, "'prefixItems' must be a list");
+    if (t.prefix && !json_is_array(t.prefix))
+        return schema_error(s, "'prefixItems' must be a list");
     t.n_prefix = (int32_t)json_array_size(t.prefix);
     if (t.n_prefix > GRAMMAR_MAX_NESTING)
-        return refuse(s, "'prefixItems' has more than %d schemas", GRAMMAR_MAX_NESTING);
+        return schema_error(s, "'prefixItems' has more than %d schemas", GRAMMAR_MAX_NESTING);
     if (json_is_array(t.rest))
-        return refuse(s, "a list in 'items' belongs to an old draft: use 'prefixItems'");
-    if (t.max >= 0 && t.max < t.min) return nothing(s);
-    struct expr *e = items_from(s, &t, 0);
+        return schema_error(s, "a list in 'items' belongs to an old draft: use 'prefixItems'");
+    if (t.max >= 0 && t.max < t.min) return empty_expr(s);
+    struct expr *e = items_expr(s, &t, 0);
     if (!e) return NULL;
-    return expr_cat_of(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"),
-                       NULL);
+    return expr_cat_of(s->b, expr_puts(s->b, "["), blank_expr(s), e, blank_expr(s),
+                       expr_puts(s->b, "]"), NULL);
 }
 
 /* objects */
@@ -803,8 +813,8 @@ static int key_compare(const void *a, const void *b) {
 }
 
 /* The continuations after the first `at` characters, which all of keys[0..n) share. */
-static struct expr *keys_except(struct schema *s, const struct property_keys *keys, int32_t n,
-                                int32_t at) {
+static struct expr *keys_except_expr(struct schema *s, const struct property_keys *keys, int32_t n,
+                                     int32_t at) {
     struct exprs l = {0};
     struct codepoint_set others = {0};
     int32_t i = 0;
@@ -819,14 +829,15 @@ static struct expr *keys_except(struct schema *s, const struct property_keys *ke
         codepoint_set_add(&others, c, c);
         codepoint_set_add(&one, c, c);
         struct expr *e = expr_json_set(s->b, &one);
-        if (e) exprs_add(&l, expr_cat_of(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
+        if (e)
+            exprs_add(&l, expr_cat_of(s->b, e, keys_except_expr(s, keys + i, k - i, at + 1), NULL));
     }
     codepoint_set_negate(&others);
-    exprs_add(&l, expr_cat_of(s->b, expr_json_set(s->b, &others), key_rest(s), NULL));
+    exprs_add(&l, expr_cat_of(s->b, expr_json_set(s->b, &others), any_key_rest_expr(s), NULL));
     return expr_alt(s->b, &l);
 }
 
-static struct expr *other_key(struct schema *s, json_t *known) {
+static struct expr *other_key_expr(struct schema *s, json_t *known) {
     int32_t n = (int32_t)json_object_size(known), i = 0;
     struct property_keys *keys = xcalloc((size_t)n + 1, sizeof *keys);
     const char *name;
@@ -846,26 +857,26 @@ static struct expr *other_key(struct schema *s, json_t *known) {
     }
     qsort(keys, (size_t)n, sizeof *keys, key_compare);
     if (good)
-        e = quoted(s, keys_except(s, keys, n, 0));
+        e = quoted_expr(s, keys_except_expr(s, keys, n, 0));
     else
-        refuse(s, "a property's name is too long");
+        schema_error(s, "a property's name is too long");
     for (i = 0; i < n; i++) free(keys[i].v);
     free(keys);
     return e;
 }
 
 /* A property other than the known ones. NULL after an error. */
-static struct expr *other_member(struct schema *s, json_t *known, json_t *value) {
-    struct expr *key = other_key(s, known);
+static struct expr *other_member_expr(struct schema *s, json_t *known, json_t *value) {
+    struct expr *key = other_key_expr(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
-    return e ? shared(s, expr_cat_of(s->b, key, colon(s), e, NULL)) : NULL;
+    return e ? shared_rule_expr(s, expr_cat_of(s->b, key, colon_expr(s), e, NULL)) : NULL;
 }
 
 static struct expr *member_expr(struct schema *s, const char *name, json_t *value) {
     json_t *text = json_string(name);
-    struct expr *key = literal(s, text), *e = child_expr(s, value, "properties", name);
+    struct expr *key = literal_expr(s, text), *e = child_expr(s, value, "properties", name);
     json_decref(text);
-    return e ? expr_cat_of(s->b, key, colon(s), e, NULL) : NULL;
+    return e ? expr_cat_of(s->b, key, colon_expr(s), e, NULL) : NULL;
 }
 
 /*
@@ -876,27 +887,27 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     struct grammar_builder *b = s->b;
     struct expr *tail[2] = {expr_puts(b, ""), expr_puts(b, "")};
     if (!json_is_false(more)) {
-        struct expr *other = other_member(s, known, more);
+        struct expr *other = other_member_expr(s, known, more);
         if (!other) return NULL;
-        tail[1] = expr_repeat(b, expr_cat_of(b, comma(s), other, NULL), 0, -1);
+        tail[1] = expr_repeat(b, expr_cat_of(b, comma_expr(s), other, NULL), 0, -1);
         tail[0] = expr_optional(b, expr_cat_of(b, other, tail[1], NULL));
     }
-    json_t *names = keep(s, json_array()), *value;
+    json_t *names = schema_retain(s, json_array()), *value;
     const char *name;
     json_object_foreach (known, name, value) json_array_append_new(names, json_string(name));
     for (size_t i = json_array_size(names); i-- > 0;) {
         name = json_string_value(json_array_get(names, i));
         struct expr *e = member_expr(s, name, json_object_get(known, name));
         if (!e) return NULL;
-        bool needed = array_has(required, json_array_get(names, i));
-        struct expr *next = shared(s, tail[1]), *this = shared(s, e);
-        struct expr *with[2] = {expr_cat_of(b, this, next, NULL),
-                                expr_cat_of(b, comma(s), this, next, NULL)};
+        bool is_required = array_has(required, json_array_get(names, i));
+        struct expr *next = shared_rule_expr(s, tail[1]), *this = shared_rule_expr(s, e);
+        struct expr *included[2] = {expr_cat_of(b, this, next, NULL),
+                                    expr_cat_of(b, comma_expr(s), this, next, NULL)};
         for (int k = 0; k < 2; k++) {
             struct expr *skipped = k ? next : tail[0];
-            tail[k] = needed ? with[k] : expr_alt_of(b, with[k], skipped, NULL);
+            tail[k] = is_required ? included[k] : expr_alt_of(b, included[k], skipped, NULL);
         }
-        tail[0] = shared(s, tail[0]);
+        tail[0] = shared_rule_expr(s, tail[0]);
     }
     return tail[0];
 }
@@ -908,31 +919,32 @@ static struct expr *object_expr(struct schema *s, json_t *v) {
     json_t *more = json_object_get(v, "additionalProperties");
     size_t i;
     if (properties && !json_is_object(properties))
-        return refuse(s, "'properties' must be an object");
-    if (required && !json_is_array(required)) return refuse(s, "'required' must be a list");
+        return schema_error(s, "'properties' must be an object");
+    if (required && !json_is_array(required)) return schema_error(s, "'required' must be a list");
     if (!more) more = properties ? json_false() : json_true();
-    json_t *known = keep(s, properties ? json_copy(properties) : json_object());
+    json_t *known = schema_retain(s, properties ? json_copy(properties) : json_object());
     json_array_foreach (required, i, name) {
-        if (!json_is_string(name)) return refuse(s, "'required' must be a list of names");
+        if (!json_is_string(name)) return schema_error(s, "'required' must be a list of names");
         const char *key = json_string_value(name);
         if (json_object_get(known, key)) continue;
-        if (json_is_false(more) && json_object_get(v, "additionalProperties")) return nothing(s);
+        if (json_is_false(more) && json_object_get(v, "additionalProperties")) return empty_expr(s);
         json_object_set(known, key, json_is_false(more) ? json_true() : more);
     }
     struct expr *e = members_expr(s, known, required, more);
     if (!e) return NULL;
     struct grammar_builder *b = s->b;
-    return expr_cat_of(b, expr_puts(b, "{"), blank(s), e, blank(s), expr_puts(b, "}"), NULL);
+    return expr_cat_of(b, expr_puts(b, "{"), blank_expr(s), e, blank_expr(s), expr_puts(b, "}"),
+                       NULL);
 }
 
 /* values */
 
 /* Any JSON value: a rule that refers to itself. */
-static struct expr *value_expr(struct schema *s) {
+static struct expr *any_value_expr(struct schema *s) {
     int32_t rule = grammar_builder_find_rule(s->b, " value");
     if (rule >= 0) return expr_rule(s->b, rule);
     rule = grammar_builder_add_rule(s->b, " value");
-    json_t *any = keep(s, json_object());
+    json_t *any = schema_retain(s, json_object());
     struct expr *object = object_expr(s, any), *array = object ? array_expr(s, any) : NULL;
     if (!array) return NULL;
     grammar_builder_define_rule(s->b, rule,
@@ -952,16 +964,16 @@ static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
     if (strcmp(type, "null") == 0) return expr_puts(s->b, "null");
     if (strcmp(type, "boolean") == 0)
         return expr_alt_of(s->b, expr_puts(s->b, "true"), expr_puts(s->b, "false"), NULL);
-    return refuse(s, "type '%.60s' is unknown", type);
+    return schema_error(s, "type '%.60s' is unknown", type);
 }
 
 /* The types that the keywords imply, for a schema without `type`. */
-static json_t *types_guessed(struct schema *s, json_t *v) {
+static json_t *types_implied(struct schema *s, json_t *v) {
     static const char *const of_kind[] = {[ON_OBJECT] = "object",
                                           [ON_ARRAY] = "array",
                                           [ON_STRING] = "string",
                                           [ON_NUMBER] = "number"};
-    json_t *out = keep(s, json_array()), *value;
+    json_t *out = schema_retain(s, json_array()), *value;
     const char *key;
     json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
@@ -975,10 +987,10 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
     json_t *types = json_object_get(v, "type"), *type;
     struct exprs l = {0};
     size_t i;
-    if (!types) types = types_guessed(s, v);
+    if (!types) types = types_implied(s, v);
     if (json_is_string(types)) return type_expr(s, v, json_string_value(types));
-    if (!json_is_array(types)) return refuse(s, "'type' must be a name or a list of names");
-    if (json_array_size(types) == 0 && !json_object_get(v, "type")) return value_expr(s);
+    if (!json_is_array(types)) return schema_error(s, "'type' must be a name or a list of names");
+    if (json_array_size(types) == 0 && !json_object_get(v, "type")) return any_value_expr(s);
     json_array_foreach (types, i, type) {
         const char *name = json_is_string(type) ? json_string_value(type) : "?";
         struct expr *e = type_expr(s, v, name);
@@ -986,7 +998,7 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
         exprs_add(&l, e);
     }
     struct expr *e = expr_alt(s->b, &l);
-    return e ? e : nothing(s);
+    return e ? e : empty_expr(s);
 }
 
 /* True if no value generated for `a` can be valid under `b`, as far as this check can tell. */
@@ -1003,7 +1015,7 @@ static bool required_has(json_t *v, const char *name) {
 
 /* True if b requires a property that a never generates, or a requires one that the two describe by
  * disjoint schemas. */
-static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
+static bool objects_disjoint(struct schema *s, json_t *a, json_t *b, int depth) {
     json_t *known = json_object_get(a, "properties"), *more, *name, *value;
     const char *key;
     size_t i;
@@ -1025,35 +1037,35 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
 }
 
 /* The types that a schema names, or that its literals or keywords imply. */
-static json_t *types_of(struct schema *s, json_t *v) {
-    json_t *list = json_object_get(v, "enum"), *out = keep(s, json_array());
+static json_t *schema_types(struct schema *s, json_t *v) {
+    json_t *list = json_object_get(v, "enum"), *out = schema_retain(s, json_array());
     json_t *one = json_object_get(v, "const"), *type = json_object_get(v, "type");
     if (type) return type;
     for (size_t i = 0; i < json_array_size(list); i++)
-        json_array_append_new(out, json_string(type_of(json_array_get(list, i))));
-    if (one) json_array_append_new(out, json_string(type_of(one)));
-    return json_array_size(out) ? out : types_guessed(s, v);
+        json_array_append_new(out, json_string(json_type_name(json_array_get(list, i))));
+    if (one) json_array_append_new(out, json_string(json_type_name(one)));
+    return json_array_size(out) ? out : types_implied(s, v);
 }
 
-static json_t *values_of(struct schema *s, json_t *v) {
+static json_t *schema_values(struct schema *s, json_t *v) {
     json_t *one = json_object_get(v, "const");
-    return one ? keep(s, json_pack("[O]", one)) : json_object_get(v, "enum");
+    return one ? schema_retain(s, json_pack("[O]", one)) : json_object_get(v, "enum");
 }
 
 static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth) {
     a = schema_resolve_ref(s, a);
     b = schema_resolve_ref(s, b);
-    if (depth > 4 || ++s->work > WORK_LIMIT || !json_is_object(a) || !json_is_object(b))
+    if (depth > 4 || ++s->visits > VISIT_LIMIT || !json_is_object(a) || !json_is_object(b))
         return false;
-    json_t *va = values_of(s, a), *vb = values_of(s, b);
-    if (va && vb) return json_array_size(keep(s, lists_common(va, vb))) == 0;
+    json_t *va = schema_values(s, a), *vb = schema_values(s, b);
+    if (va && vb) return json_array_size(schema_retain(s, lists_common(va, vb))) == 0;
     if (json_object_get(a, "nullable") || json_object_get(b, "nullable")) return false;
-    json_t *ta = types_of(s, a), *tb = types_of(s, b);
+    json_t *ta = schema_types(s, a), *tb = schema_types(s, b);
     bool typed = json_object_get(b, "type") || vb;
     if (json_array_size(ta) || json_is_string(ta))
-        if (typed && json_array_size(keep(s, types_common(ta, tb))) == 0) return true;
+        if (typed && json_array_size(schema_retain(s, types_common(ta, tb))) == 0) return true;
     bool only_object = type_has(ta, "object") && (json_is_string(ta) || json_array_size(ta) == 1);
-    return only_object && objects_exclude(s, a, b, depth);
+    return only_object && objects_disjoint(s, a, b, depth);
 }
 
 /* oneOf is generated like anyOf, which is correct only when no text is valid under two branches. */
@@ -1063,10 +1075,10 @@ static bool branches_check(struct schema *s, json_t *branches) {
             json_t *a = json_array_get(branches, i), *b = json_array_get(branches, k);
             if (i == k || schemas_disjoint(s, a, b, 0)) continue;
             if (s->err->code < 0) return false;
-            return refuse(s,
-                          "branches %zu and %zu of 'oneOf' may both be valid; give them a "
-                          "'const' that differs, or write 'anyOf'",
-                          MIN(i, k), MAX(i, k)),
+            return schema_error(s,
+                                "branches %zu and %zu of 'oneOf' may both be valid; give them a "
+                                "'const' that differs, or write 'anyOf'",
+                                MIN(i, k), MAX(i, k)),
                    false;
         }
     return true;
@@ -1075,17 +1087,17 @@ static bool branches_check(struct schema *s, json_t *branches) {
 /* Assertions next to anyOf or oneOf apply to every branch. */
 static struct expr *branches_expr(struct schema *s, json_t *v, const char *keyword) {
     json_t *branches = json_object_get(v, keyword), *branch;
-    json_t *rest = asserts_more(v, keyword) ? without(s, v, keyword) : NULL;
+    json_t *assertions = asserts_more(v, keyword) ? schema_without_keyword(s, v, keyword) : NULL;
     struct exprs l = {0};
     size_t i;
     if (!json_is_array(branches) || json_array_size(branches) == 0)
-        return refuse(s, "'%s' must be a list of at least one schema", keyword);
+        return schema_error(s, "'%s' must be a list of at least one schema", keyword);
     if (strcmp(keyword, "oneOf") == 0 && !branches_check(s, branches)) return NULL;
     json_array_foreach (branches, i, branch) {
         char index[24];
         snprintf(index, sizeof index, "%zu", i);
-        if (rest && !(branch = schema_resolve_ref(s, branch))) return free(l.v), NULL;
-        if (rest && !(branch = schemas_merge(s, rest, branch))) return free(l.v), NULL;
+        if (assertions && !(branch = schema_resolve_ref(s, branch))) return free(l.v), NULL;
+        if (assertions && !(branch = schemas_merge(s, assertions, branch))) return free(l.v), NULL;
         struct expr *e = child_expr(s, branch, keyword, index);
         if (!e) return free(l.v), NULL;
         exprs_add(&l, e);
@@ -1094,9 +1106,10 @@ static struct expr *branches_expr(struct schema *s, json_t *v, const char *keywo
 }
 
 static struct expr *all_of_expr(struct schema *s, json_t *v) {
-    json_t *parts = json_object_get(v, "allOf"), *out = without(s, v, "allOf"), *part;
+    json_t *parts = json_object_get(v, "allOf"), *out = schema_without_keyword(s, v, "allOf"),
+           *part;
     size_t i;
-    if (!json_is_array(parts)) return refuse(s, "'allOf' must be a list of schemas");
+    if (!json_is_array(parts)) return schema_error(s, "'allOf' must be a list of schemas");
     json_array_foreach (parts, i, part) {
         if (!(part = schema_resolve_ref(s, part)) || !(out = schemas_merge(s, out, part)))
             return NULL;
@@ -1104,11 +1117,11 @@ static struct expr *all_of_expr(struct schema *s, json_t *v) {
     return schema_expr(s, out);
 }
 
-static struct expr *object_schema(struct schema *s, json_t *v) {
+static struct expr *schema_object_expr(struct schema *s, json_t *v) {
     json_t *ref = json_object_get(v, "$ref"), *nullable = json_object_get(v, "nullable");
     if (!keywords_check(s, v)) return NULL;
     if (json_is_true(nullable)) {
-        struct expr *e = schema_expr(s, without(s, v, "nullable"));
+        struct expr *e = schema_expr(s, schema_without_keyword(s, v, "nullable"));
         return e ? expr_alt_of(s->b, e, expr_puts(s->b, "null"), NULL) : NULL;
     }
     if (ref && json_is_string(ref) && !asserts_more(v, "$ref"))
@@ -1122,14 +1135,14 @@ static struct expr *object_schema(struct schema *s, json_t *v) {
 }
 
 static struct expr *schema_expr(struct schema *s, json_t *v) {
-    if (json_is_true(v)) return value_expr(s);
-    if (json_is_false(v)) return nothing(s);
-    if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
-    if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
-    if (++s->work > WORK_LIMIT || grammar_builder_is_full(s->b))
-        return refuse(s, "the schema is too large");
+    if (json_is_true(v)) return any_value_expr(s);
+    if (json_is_false(v)) return empty_expr(s);
+    if (!json_is_object(v)) return schema_error(s, "a schema must be an object, true or false");
+    if (s->nesting == GRAMMAR_MAX_NESTING) return schema_error(s, "schemas are nested too deeply");
+    if (++s->visits > VISIT_LIMIT || grammar_builder_is_full(s->b))
+        return schema_error(s, "the schema is too large");
     s->nesting++;
-    struct expr *e = object_schema(s, v);
+    struct expr *e = schema_object_expr(s, v);
     s->nesting--;
     return e;
 }
@@ -1144,7 +1157,7 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     struct json_limits left = json_request_limits;
     s.root = json_parse_limited(text, len, "JSON schema", &left, err);
     if (!s.root) return NULL;
-    s.keep = json_array();
+    s.retained = json_array();
     buf_puts(&s.path, "");
     struct expr *e = ref_expr(&s, "#");
     if (e) {
@@ -1156,7 +1169,7 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     } else {
         grammar_builder_release(&b);
     }
-    json_decref(s.keep);
+    json_decref(s.retained);
     json_decref(s.root);
     buf_release(&s.path);
     return g;

@@ -25,22 +25,22 @@ struct regex_parser {
     struct error *err;
 };
 
-static struct expr *refuse(struct regex_parser *p, const char *what) {
+static struct expr *syntax_error(struct regex_parser *p, const char *what) {
     error_set(p->err, ERR_FORMAT, "regular expression, at byte %zu of '%.80s': %s", p->pos, p->text,
               what);
     return NULL;
 }
 
 /* True if the rest of the pattern begins with `s`. */
-static bool at(const struct regex_parser *p, const char *s) {
+static bool next_is(const struct regex_parser *p, const char *s) {
     size_t n = strlen(s);
     return p->len - p->pos >= n && memcmp(p->text + p->pos, s, n) == 0;
 }
 
-static bool take(struct regex_parser *p, const char *s) {
-    bool is = at(p, s);
-    if (is) p->pos += strlen(s);
-    return is;
+static bool consume(struct regex_parser *p, const char *s) {
+    bool found = next_is(p, s);
+    if (found) p->pos += strlen(s);
+    return found;
 }
 
 static int hex_value(char c) {
@@ -50,37 +50,37 @@ static int hex_value(char c) {
                                   : -1;
 }
 
-/* Reads between `least` and `most` hex digits; -1 when there are fewer. */
-static int32_t take_hex(struct regex_parser *p, int least, int most) {
+/* Reads between `min` and `max` hex digits; -1 when there are fewer. */
+static int32_t parse_hex(struct regex_parser *p, int min, int max) {
     int32_t c = 0, n = 0;
-    while (n < most && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
+    while (n < max && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
         c = c * 16 + hex_value(p->text[p->pos++]);
         n++;
     }
-    return n >= least ? c : -1;
+    return n >= min ? c : -1;
 }
 
 /* The code point of \x.., \u.... or \x{...}; the cursor is after the letter. */
-static int32_t escape_hex(struct regex_parser *p, char letter) {
-    bool braced = take(p, "{");
+static int32_t parse_hex_escape(struct regex_parser *p, char letter) {
+    bool braced = consume(p, "{");
     int digits = letter == 'x' ? 2 : 4;
-    int32_t c = braced ? take_hex(p, 1, 6) : take_hex(p, digits, digits);
-    if (c >= 0xD800 && c < 0xDC00 && !braced && take(p, "\\u")) { // a pair of surrogates
-        int32_t low = take_hex(p, 4, 4);
+    int32_t c = braced ? parse_hex(p, 1, 6) : parse_hex(p, digits, digits);
+    if (c >= 0xD800 && c < 0xDC00 && !braced && consume(p, "\\u")) { // a pair of surrogates
+        int32_t low = parse_hex(p, 4, 4);
         c = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00) : -1;
     }
-    if (c < 0 || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) || (braced && !take(p, "}"))) {
-        refuse(p, "this is not a hexadecimal code of a character");
+    if (c < 0 || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) || (braced && !consume(p, "}"))) {
+        syntax_error(p, "this is not a hexadecimal code of a character");
         return -1;
     }
     return c;
 }
 
 /* \p{Name}, \pL, \P{...}; the cursor is after the p. */
-static bool escape_property(struct regex_parser *p, bool negative, struct codepoint_set *out) {
+static bool parse_property(struct regex_parser *p, bool negative, struct codepoint_set *out) {
     const char *name = p->text + p->pos;
     size_t n = p->pos < p->len ? 1 : 0;
-    if (take(p, "{")) {
+    if (consume(p, "{")) {
         name++;
         const char *end = memchr(name, '}', p->len - p->pos);
         n = end ? (size_t)(end - name) : 0;
@@ -94,9 +94,10 @@ static bool escape_property(struct regex_parser *p, bool negative, struct codepo
     }
     struct codepoint_set r = {0};
     if (!codepoint_set_add_property(&r, name, n)) {
-        refuse(p, "unknown property; known are L Lu Ll M N Nd P S Z and the scripts Han, Hiragana, "
-                  "Katakana, Hangul, Bopomofo, Latin, Greek, Cyrillic, Arabic, Hebrew, Thai, "
-                  "Devanagari");
+        syntax_error(
+            p, "unknown property; known are L Lu Ll M N Nd P S Z and the scripts Han, Hiragana, "
+               "Katakana, Hangul, Bopomofo, Latin, Greek, Cyrillic, Arabic, Hebrew, Thai, "
+               "Devanagari");
         return false;
     }
     p->pos += n;
@@ -107,7 +108,7 @@ static bool escape_property(struct regex_parser *p, bool negative, struct codepo
 }
 
 /* \d \w \s and their opposites; false for any other c. */
-static bool escape_class(char c, struct codepoint_set *out) {
+static bool add_escape_class(char c, struct codepoint_set *out) {
     struct codepoint_set r = {0};
     switch (c | 0x20) {
     case 'd':
@@ -133,47 +134,48 @@ static bool escape_class(char c, struct codepoint_set *out) {
 }
 
 /* An escape for one character; -1 after an error. The cursor is on its letter. */
-static int32_t escape_char(struct regex_parser *p, bool in_class) {
+static int32_t parse_char_escape(struct regex_parser *p, bool in_class) {
     static const char from[] = "tnrfvae0", to[] = "\t\n\r\f\v\a\x1B";
     char c = p->text[p->pos++];
     const char *known = c ? strchr(from, c) : NULL;
-    if (c == 'x' || c == 'u') return escape_hex(p, c);
+    if (c == 'x' || c == 'u') return parse_hex_escape(p, c);
     if (c == '0' && p->pos < p->len && p->text[p->pos] >= '0' && p->text[p->pos] <= '7')
         known = NULL; // octal
     if (known) return to[known - from];
     if (c == 'b' && in_class) return '\b';
     p->pos--;
     if ((c >= '0' && c <= '9') || c == 'k' || c == 'g')
-        refuse(p, "back-references are not regular and not supported");
+        syntax_error(p, "back-references are not regular and not supported");
     else if (c == 'b' || c == 'B')
-        refuse(p, "word boundaries are not supported");
+        syntax_error(p, "word boundaries are not supported");
     else if (strchr("AzZG", c))
-        refuse(p, "this anchor is not supported, the pattern matches the whole text anyway");
+        syntax_error(p, "this anchor is not supported, the pattern matches the whole text anyway");
     else if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (uint8_t)c >= 0x80)
-        refuse(p, "unknown escape");
+        syntax_error(p, "unknown escape");
     else
         return (uint8_t)p->text[p->pos++];
     return -1;
 }
 
 /* An escape: adds its characters. *single is the character if it is a single one, else -1. */
-static bool escape(struct regex_parser *p, bool in_class, struct codepoint_set *out,
-                   int32_t *single) {
+static bool parse_escape(struct regex_parser *p, bool in_class, struct codepoint_set *out,
+                         int32_t *single) {
     *single = -1;
-    if (++p->pos >= p->len) return refuse(p, "the pattern ends in a backslash"), false;
+    if (++p->pos >= p->len) return syntax_error(p, "the pattern ends in a backslash"), false;
     char c = p->text[p->pos];
-    if (escape_class(c, out)) return p->pos++, true;
-    if (c == 'p' || c == 'P') return p->pos++, escape_property(p, c == 'P', out);
-    *single = escape_char(p, in_class);
+    if (add_escape_class(c, out)) return p->pos++, true;
+    if (c == 'p' || c == 'P') return p->pos++, parse_property(p, c == 'P', out);
+    *single = parse_char_escape(p, in_class);
     if (*single >= 0) codepoint_set_add(out, (uint32_t)*single, (uint32_t)*single);
     return *single >= 0;
 }
 
 /* One member of a class; *single as above. */
-static bool class_member(struct regex_parser *p, struct codepoint_set *out, int32_t *single) {
-    if (at(p, "[:") || at(p, "[.") || at(p, "[="))
-        return refuse(p, "POSIX classes are not supported, use \\d \\w \\s or \\p{...}"), false;
-    if (p->text[p->pos] == '\\') return escape(p, true, out, single);
+static bool parse_class_member(struct regex_parser *p, struct codepoint_set *out, int32_t *single) {
+    if (next_is(p, "[:") || next_is(p, "[.") || next_is(p, "[="))
+        return syntax_error(p, "POSIX classes are not supported, use \\d \\w \\s or \\p{...}"),
+               false;
+    if (p->text[p->pos] == '\\') return parse_escape(p, true, out, single);
     int n;
     *single = utf8_decode(p->text + p->pos, p->len - p->pos, &n);
     codepoint_set_add(out, (uint32_t)*single, (uint32_t)*single);
@@ -182,17 +184,17 @@ static bool class_member(struct regex_parser *p, struct codepoint_set *out, int3
 }
 
 /* The cursor is after '['. */
-static bool class_parse(struct regex_parser *p, struct codepoint_set *out) {
-    bool negative = take(p, "^");
-    for (bool first = true; first || !at(p, "]"); first = false) {
+static bool parse_class(struct regex_parser *p, struct codepoint_set *out) {
+    bool negative = consume(p, "^");
+    for (bool first = true; first || !next_is(p, "]"); first = false) {
         int32_t lo, hi;
-        if (p->pos >= p->len) return refuse(p, "a class lacks its ']'"), false;
-        if (out->n > 1 << 17) return refuse(p, "the class is too large"), false;
-        if (!class_member(p, out, &lo)) return false;
-        if (!at(p, "-") || p->pos + 1 >= p->len || p->text[p->pos + 1] == ']') continue;
+        if (p->pos >= p->len) return syntax_error(p, "a class lacks its ']'"), false;
+        if (out->n > 1 << 17) return syntax_error(p, "the class is too large"), false;
+        if (!parse_class_member(p, out, &lo)) return false;
+        if (!next_is(p, "-") || p->pos + 1 >= p->len || p->text[p->pos + 1] == ']') continue;
         p->pos++;
-        if (!class_member(p, out, &hi)) return false;
-        if (lo < 0 || hi < lo) return refuse(p, "a range in a class must go up"), false;
+        if (!parse_class_member(p, out, &hi)) return false;
+        if (lo < 0 || hi < lo) return syntax_error(p, "a range in a class must go up"), false;
         codepoint_set_add(out, (uint32_t)lo, (uint32_t)hi);
     }
     p->pos++;
@@ -204,7 +206,7 @@ static bool class_parse(struct regex_parser *p, struct codepoint_set *out) {
  * character by character. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
-    struct codepoint_set raw = {0};
+    struct codepoint_set unescaped = {0};
     struct exprs l = {0};
     codepoint_set_normalize(r);
     for (int32_t i = 0; i < r->n; i++) {
@@ -218,82 +220,82 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
             if (known || (c < 0x20 && c > 0)) // U+0000 is left out: few readers accept it
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
-                codepoint_set_add(&raw, c, c);
+                codepoint_set_add(&unescaped, c, c);
         }
-        if (r->v[i].hi > '\\') codepoint_set_add(&raw, MAX(r->v[i].lo, '\\' + 1), r->v[i].hi);
+        if (r->v[i].hi > '\\') codepoint_set_add(&unescaped, MAX(r->v[i].lo, '\\' + 1), r->v[i].hi);
     }
     codepoint_set_release(r);
-    struct expr *set = expr_set(b, &raw);
-    if (set->n > 0) exprs_add(&l, set);
+    struct expr *unescaped_set = expr_set(b, &unescaped);
+    if (unescaped_set->n > 0) exprs_add(&l, unescaped_set);
     return expr_alt(b, &l);
 }
 
-static struct expr *set_make(struct regex_parser *p, struct codepoint_set *r) {
+static struct expr *set_expr(struct regex_parser *p, struct codepoint_set *r) {
     if (p->json) return expr_json_set(p->b, r);
     return expr_set(p->b, r);
 }
 
-static struct expr *alternatives(struct regex_parser *p);
+static struct expr *parse_alternatives(struct regex_parser *p);
 
 /* The cursor is after '('. */
-static struct expr *group(struct regex_parser *p) {
-    if (take(p, "?")) {
-        if (at(p, "=") || at(p, "!") || at(p, "<=") || at(p, "<!"))
-            return refuse(p, "look-around is not supported");
-        if (take(p, "<") || take(p, "P<") || take(p, "'")) {
+static struct expr *parse_group(struct regex_parser *p) {
+    if (consume(p, "?")) {
+        if (next_is(p, "=") || next_is(p, "!") || next_is(p, "<=") || next_is(p, "<!"))
+            return syntax_error(p, "look-around is not supported");
+        if (consume(p, "<") || consume(p, "P<") || consume(p, "'")) {
             while (p->pos < p->len && !strchr(">'", p->text[p->pos])) p->pos++;
             p->pos += p->pos < p->len;
-        } else if (!take(p, ":")) {
-            return refuse(p, "flags, comments and special groups are not supported");
+        } else if (!consume(p, ":")) {
+            return syntax_error(p, "flags, comments and special groups are not supported");
         }
-    } else if (at(p, "*")) {
-        return refuse(p, "verbs are not supported");
+    } else if (next_is(p, "*")) {
+        return syntax_error(p, "verbs are not supported");
     }
-    if (++p->nesting > GRAMMAR_MAX_NESTING) return refuse(p, "groups are nested too deeply");
-    struct expr *e = alternatives(p);
+    if (++p->nesting > GRAMMAR_MAX_NESTING) return syntax_error(p, "groups are nested too deeply");
+    struct expr *e = parse_alternatives(p);
     p->nesting--;
-    if (e && !take(p, ")")) return refuse(p, "a group lacks its ')'");
+    if (e && !consume(p, ")")) return syntax_error(p, "a group lacks its ')'");
     return e;
 }
 
 /* NULL without an error: a class that has no characters. */
-static struct expr *atom(struct regex_parser *p) {
+static struct expr *parse_atom(struct regex_parser *p) {
     struct codepoint_set r = {0};
     int32_t c;
     int n;
     switch (p->text[p->pos]) {
     case '(':
         p->pos++;
-        return group(p);
+        return parse_group(p);
     case '[':
         p->pos++;
-        if (!class_parse(p, &r)) return codepoint_set_release(&r), NULL;
-        return set_make(p, &r);
+        if (!parse_class(p, &r)) return codepoint_set_release(&r), NULL;
+        return set_expr(p, &r);
     case '\\':
-        if (!escape(p, false, &r, &c)) return codepoint_set_release(&r), NULL;
-        return set_make(p, &r);
+        if (!parse_escape(p, false, &r, &c)) return codepoint_set_release(&r), NULL;
+        return set_expr(p, &r);
     case '.':
         p->pos++;
         codepoint_set_add(&r, '\n', '\n');
         codepoint_set_negate(&r);
-        return set_make(p, &r);
+        return set_expr(p, &r);
     case '^':
     case '$':
-        return refuse(p,
-                      "'^' and '$' are supported only where a whole alternative begins and ends");
+        return syntax_error(
+            p, "'^' and '$' are supported only where a whole alternative begins and ends");
     case '*':
     case '+':
     case '?':
-        return refuse(p, "a quantifier follows nothing that it could repeat");
+        return syntax_error(p, "a quantifier follows nothing that it could repeat");
     }
     c = utf8_decode(p->text + p->pos, p->len - p->pos, &n);
     p->pos += (size_t)n;
     codepoint_set_add(&r, (uint32_t)c, (uint32_t)c);
-    return set_make(p, &r);
+    return set_expr(p, &r);
 }
 
 /* "{m}", "{m,}" or "{m,n}": the counts; false with the cursor unmoved for any other text. */
-static bool counts(struct regex_parser *p, int64_t *min, int64_t *max) {
+static bool parse_counts(struct regex_parser *p, int64_t *min, int64_t *max) {
     size_t i = p->pos + 1, begin = i;
     int64_t v[2] = {0, -1};
     int k = 0;
@@ -315,36 +317,38 @@ static bool counts(struct regex_parser *p, int64_t *min, int64_t *max) {
 }
 
 /* Applies the quantifier that follows, if any. */
-static struct expr *quantified(struct regex_parser *p, struct expr *e) {
+static struct expr *parse_quantifier(struct regex_parser *p, struct expr *e) {
     int64_t min = 1, max = 1;
-    if (take(p, "*"))
+    if (consume(p, "*"))
         min = 0, max = -1;
-    else if (take(p, "+"))
+    else if (consume(p, "+"))
         max = -1;
-    else if (take(p, "?"))
+    else if (consume(p, "?"))
         min = 0;
-    else if (!at(p, "{") || !counts(p, &min, &max))
+    else if (!next_is(p, "{") || !parse_counts(p, &min, &max))
         return e; // a brace without counts is a character
-    if (take(p, "+")) return refuse(p, "possessive quantifiers are not supported");
-    take(p, "?"); // lazy: the same texts match
+    if (consume(p, "+")) return syntax_error(p, "possessive quantifiers are not supported");
+    consume(p, "?"); // lazy: the same texts match
     int64_t more;
-    if (at(p, "*") || at(p, "+") || at(p, "?") || (at(p, "{") && counts(p, &more, &more)))
-        return refuse(p, "a quantifier follows another one");
-    if (max >= 0 && max < min) return refuse(p, "a repetition's limits are the wrong way round");
+    if (next_is(p, "*") || next_is(p, "+") || next_is(p, "?") ||
+        (next_is(p, "{") && parse_counts(p, &more, &more)))
+        return syntax_error(p, "a quantifier follows another one");
+    if (max >= 0 && max < min)
+        return syntax_error(p, "a repetition's limits are the wrong way round");
     if (MAX(min, max) > GRAMMAR_MAX_REPEAT)
-        return refuse(p, "a repetition of more than 65536 is not supported");
+        return syntax_error(p, "a repetition of more than 65536 is not supported");
     struct expr *r = expr_repeat(p->b, e, (int32_t)min, (int32_t)max);
     return r ? r : e;
 }
 
 /* An empty class matches nothing; as an expression it must not be NULL. */
-static struct expr *or_nothing(struct regex_parser *p, struct expr *e) {
+static struct expr *expr_or_empty_set(struct regex_parser *p, struct expr *e) {
     struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
 /* The arbitrary text before and after a JSON schema's pattern without anchors. */
-static struct expr *anything(struct regex_parser *p) {
+static struct expr *any_text_expr(struct regex_parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
@@ -352,34 +356,34 @@ static struct expr *anything(struct regex_parser *p) {
 
 /* An alternative. Anchors are accepted only where they are redundant: at the ends of an outermost
  * one. */
-static struct expr *sequence(struct regex_parser *p) {
+static struct expr *parse_sequence(struct regex_parser *p) {
     struct exprs l = {0};
-    bool outer = p->nesting == 0, ended = false;
-    if (!(outer && take(p, "^")) && outer && p->json) exprs_add(&l, anything(p));
-    while (p->pos < p->len && !at(p, "|") && !at(p, ")")) {
+    bool outermost = p->nesting == 0, has_end_anchor = false;
+    if (!(outermost && consume(p, "^")) && outermost && p->json) exprs_add(&l, any_text_expr(p));
+    while (p->pos < p->len && !next_is(p, "|") && !next_is(p, ")")) {
         size_t begin = p->pos;
-        if (outer && take(p, "$")) {
-            ended = p->pos == p->len || at(p, "|");
-            if (ended) break;
+        if (outermost && consume(p, "$")) {
+            has_end_anchor = p->pos == p->len || next_is(p, "|");
+            if (has_end_anchor) break;
             p->pos = begin;
         }
-        struct expr *e = grammar_builder_is_full(p->b) ? refuse(p, "the pattern is too large")
-                                                       : or_nothing(p, atom(p));
-        if (e) e = quantified(p, e);
+        struct expr *e = grammar_builder_is_full(p->b) ? syntax_error(p, "the pattern is too large")
+                                                       : expr_or_empty_set(p, parse_atom(p));
+        if (e) e = parse_quantifier(p, e);
         if (!e || p->err->code < 0) return free(l.v), NULL;
         exprs_add(&l, e);
     }
-    if (outer && p->json && !ended) exprs_add(&l, anything(p));
+    if (outermost && p->json && !has_end_anchor) exprs_add(&l, any_text_expr(p));
     return expr_cat(p->b, &l);
 }
 
-static struct expr *alternatives(struct regex_parser *p) {
+static struct expr *parse_alternatives(struct regex_parser *p) {
     struct exprs l = {0};
     do {
-        struct expr *e = sequence(p);
+        struct expr *e = parse_sequence(p);
         if (!e) return free(l.v), NULL;
         exprs_add(&l, e);
-    } while (take(p, "|"));
+    } while (consume(p, "|"));
     return expr_alt(p->b, &l);
 }
 
@@ -389,8 +393,8 @@ struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len,
     struct regex_parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
     err->code = OK;
     if (grammar_check_text("regular expression", text, len, err) != OK) return NULL;
-    struct expr *e = alternatives(&p);
-    if (e && p.pos < p.len) return refuse(&p, "a ')' closes nothing");
+    struct expr *e = parse_alternatives(&p);
+    if (e && p.pos < p.len) return syntax_error(&p, "a ')' closes nothing");
     return e;
 }
 

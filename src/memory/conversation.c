@@ -32,12 +32,12 @@ struct conversation {
     json_t *state;
 };
 
-static json_t *state_empty(void) {
+static json_t *state_new_empty(void) {
     return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
 }
 
 /* Validates a document from a file: true if the functions below can use it. */
-static bool state_good(const json_t *state) {
+static bool state_is_valid(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
                  *known = json_object_get(state, "facts");
     size_t i;
@@ -54,9 +54,9 @@ static bool state_good(const json_t *state) {
 }
 
 struct conversation *conversation_open(struct store *s, const char *id, struct error *err) {
-    json_t *state = s ? store_document_get(s, "conversation", id, err) : state_empty();
-    if (!state && err->code == ERR_MISSING) state = state_empty();
-    if (state && !state_good(state)) {
+    json_t *state = s ? store_document_get(s, "conversation", id, err) : state_new_empty();
+    if (!state && err->code == ERR_MISSING) state = state_new_empty();
+    if (state && !state_is_valid(state)) {
         error_set(err, ERR_FORMAT, "conversation '%s' is damaged", id);
         json_decref(state);
         state = NULL;
@@ -87,13 +87,13 @@ static int state_set(struct conversation *c, json_t *next, struct error *err) {
 }
 
 int conversation_clear(struct conversation *c, struct error *err) {
-    return state_set(c, state_empty(), err);
+    return state_set(c, state_new_empty(), err);
 }
 
 /* exchanges */
 
 /* At most CONVERSATION_MAX_TEXT bytes of a text, whole characters; NULL when it is not UTF-8. */
-static json_t *text_kept(const char *text) {
+static json_t *text_to_json(const char *text) {
     size_t n = strlen(text);
     if (n > CONVERSATION_MAX_TEXT)
         for (n = CONVERSATION_MAX_TEXT; n && ((uint8_t)text[n] & 0xC0) == 0x80; n--) continue;
@@ -108,7 +108,7 @@ static const struct {
     [LANG_ZH] = {"此前的摘要", "已知信息", "用户", "助手", "、", "："},
 };
 
-static void exchange_add(struct buf *out, const json_t *v, enum language l) {
+static void exchange_append(struct buf *out, const json_t *v, enum language l) {
     buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, json_get_string(v, "user"),
                labels[l].assistant, labels[l].colon, json_get_string(v, "assistant"));
 }
@@ -117,19 +117,21 @@ static void exchange_add(struct buf *out, const json_t *v, enum language l) {
 static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
                             struct error *err) {
     json_t *exchanges = json_object_get(state, "exchanges");
-    struct buf talk = {0}, summary = {0};
+    struct buf transcript = {0}, summary = {0};
     int rc = OK;
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(exchanges, i);
-        exchange_add(&talk, v, language_detect(json_get_string(v, "user")));
+        exchange_append(&transcript, v, language_detect(json_get_string(v, "user")));
     }
-    if (s) rc = s->summarize(s->ctx, json_get_string(state, "summary"), talk.data, &summary, err);
-    json_t *kept = s && rc == OK && summary.len ? text_kept(summary.data) : NULL;
-    if (s && rc == OK && summary.len && !kept)
+    if (s)
+        rc =
+            s->summarize(s->ctx, json_get_string(state, "summary"), transcript.data, &summary, err);
+    json_t *new_summary = s && rc == OK && summary.len ? text_to_json(summary.data) : NULL;
+    if (s && rc == OK && summary.len && !new_summary)
         rc = error_set(err, ERR_FORMAT, "the summary of a conversation is not UTF-8 text");
-    if (kept) json_object_set_new(state, "summary", kept);
+    if (new_summary) json_object_set_new(state, "summary", new_summary);
     for (size_t i = 0; i < n && rc == OK; i++) json_array_remove(exchanges, 0);
-    buf_release(&talk);
+    buf_release(&transcript);
     buf_release(&summary);
     return rc;
 }
@@ -137,15 +139,18 @@ static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
 int conversation_add(struct conversation *c, const char *user, const char *assistant,
                      const struct summarizer *s, struct error *err) {
     json_t *next = json_deep_copy(c->state), *exchanges = json_object_get(next, "exchanges");
-    json_t *said = text_kept(user), *answered = text_kept(assistant);
-    int rc = said && answered ? OK : error_set(err, ERR_USAGE, "an exchange is not UTF-8 text");
-    size_t n = json_array_size(exchanges), full = CONVERSATION_MAX_EXCHANGES;
-    if (rc == OK && n >= full) rc = oldest_summarize(next, s ? n - full / 2 : n - full + 1, s, err);
+    json_t *user_text = text_to_json(user), *assistant_text = text_to_json(assistant);
+    int rc = user_text && assistant_text
+                 ? OK
+                 : error_set(err, ERR_USAGE, "an exchange is not UTF-8 text");
+    size_t n = json_array_size(exchanges), max_exchanges = CONVERSATION_MAX_EXCHANGES;
+    if (rc == OK && n >= max_exchanges)
+        rc = oldest_summarize(next, s ? n - max_exchanges / 2 : n - max_exchanges + 1, s, err);
     if (rc == OK)
-        json_array_append_new(exchanges,
-                              json_pack("{s:O,s:O}", "user", said, "assistant", answered));
-    json_decref(said);
-    json_decref(answered);
+        json_array_append_new(
+            exchanges, json_pack("{s:O,s:O}", "user", user_text, "assistant", assistant_text));
+    json_decref(user_text);
+    json_decref(assistant_text);
     if (rc == OK) return state_set(c, next, err);
     json_decref(next);
     return rc;
@@ -153,7 +158,7 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
 
 /* facts */
 
-static bool name_among(const char *names, const char *name) {
+static bool name_is_listed(const char *names, const char *name) {
     size_t len = strlen(name);
     for (size_t n; *names; names += n + (names[n] == '|')) {
         n = strcspn(names, "|");
@@ -162,24 +167,24 @@ static bool name_among(const char *names, const char *name) {
     return false;
 }
 
-static int fact_find(const char *key) {
+static int fact_find_kind(const char *key) {
     for (int f = 0; f < N_FACTS; f++)
-        if (strcmp(key, facts[f].key) == 0 || name_among(facts[f].also, key)) return f;
+        if (strcmp(key, facts[f].key) == 0 || name_is_listed(facts[f].also, key)) return f;
     return -1;
 }
 
 /* Adds a text that is new; removes the oldest when there are too many. */
-static int list_learn(json_t *known, const char *key, const json_t *v, struct error *err) {
-    json_t *list = json_object_get(known, key), *own;
+static int fact_list_add(json_t *known, const char *key, const json_t *v, struct error *err) {
+    json_t *list = json_object_get(known, key), *item;
     size_t i;
     if (!json_is_string(v))
         return json_is_null(v) ? OK : error_set(err, ERR_FORMAT, "fact '%s' must be text", key);
     if (!*json_string_value(v)) return OK;
     if (!list) json_object_set_new(known, key, list = json_array());
-    json_array_foreach (list, i, own)
-        if (json_equal(own, v)) return OK;
+    json_array_foreach (list, i, item)
+        if (json_equal(item, v)) return OK;
     if (json_array_size(list) == CONVERSATION_MAX_FACTS) json_array_remove(list, 0);
-    json_array_append_new(list, text_kept(json_string_value(v)));
+    json_array_append_new(list, text_to_json(json_string_value(v)));
     return OK;
 }
 
@@ -191,21 +196,22 @@ static int fact_merge(json_t *known, enum fact f, const json_t *v, struct error 
     if (f == FACT_NAME) {
         if (json_is_null(v)) return OK;
         if (!json_is_string(v)) return error_set(err, ERR_FORMAT, "fact '%s' must be text", key);
-        if (*json_string_value(v)) json_object_set_new(known, key, text_kept(json_string_value(v)));
+        if (*json_string_value(v))
+            json_object_set_new(known, key, text_to_json(json_string_value(v)));
         return OK;
     }
-    if (!json_is_array(v)) return list_learn(known, key, v, err);
+    if (!json_is_array(v)) return fact_list_add(known, key, v, err);
     json_array_foreach (v, i, member)
-        if (rc == OK) rc = list_learn(known, key, member, err);
+        if (rc == OK) rc = fact_list_add(known, key, member, err);
     return rc;
 }
 
-int conversation_merge_facts(struct conversation *c, const json_t *learnt, struct error *err) {
+int conversation_merge_facts(struct conversation *c, const json_t *new_facts, struct error *err) {
     json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts"), *v;
     const char *key;
-    int rc = json_is_object(learnt) ? OK : error_set(err, ERR_FORMAT, "facts must be an object");
-    json_object_foreach ((json_t *)(uintptr_t)learnt, key, v) {
-        int f = fact_find(key);
+    int rc = json_is_object(new_facts) ? OK : error_set(err, ERR_FORMAT, "facts must be an object");
+    json_object_foreach ((json_t *)(uintptr_t)new_facts, key, v) {
+        int f = fact_find_kind(key);
         if (rc == OK && f < 0) rc = error_set(err, ERR_FORMAT, "unknown kind of fact '%s'", key);
         if (rc == OK) rc = fact_merge(known, (enum fact)f, v, err);
     }
@@ -215,24 +221,24 @@ int conversation_merge_facts(struct conversation *c, const json_t *learnt, struc
 }
 
 /* True if a text of a fact contains `text`; the texts of a list are checked one by one. */
-static bool fact_holds(const json_t *v, const char *text) {
+static bool fact_contains(const json_t *v, const char *text) {
     return !text || strcasestr(json_string_value(v), text) != NULL;
 }
 
-int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
+int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
                               struct error *err) {
     json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts");
-    *forgotten = 0;
+    *n_removed = 0;
     for (int f = 0; f < N_FACTS; f++) {
         json_t *v = json_object_get(known, facts[f].key);
-        if (json_is_string(v) && fact_holds(v, text)) {
-            ++*forgotten;
+        if (json_is_string(v) && fact_contains(v, text)) {
+            ++*n_removed;
             json_object_del(known, facts[f].key);
             continue;
         }
         for (size_t i = json_array_size(v); i-- > 0;) {
-            if (!fact_holds(json_array_get(v, i), text)) continue;
-            ++*forgotten;
+            if (!fact_contains(json_array_get(v, i), text)) continue;
+            ++*n_removed;
             json_array_remove(v, i);
         }
     }
@@ -240,7 +246,8 @@ int conversation_remove_facts(struct conversation *c, const char *text, int *for
 }
 
 /* Appends a fact's value; false when it is unknown. */
-static bool fact_text(const struct conversation *c, enum fact f, enum language l, struct buf *out) {
+static bool fact_append_text(const struct conversation *c, enum fact f, enum language l,
+                             struct buf *out) {
     const json_t *v = json_object_get(json_object_get(c->state, "facts"), facts[f].key), *one;
     size_t i;
     if (json_is_string(v)) buf_puts(out, json_string_value(v));
@@ -275,13 +282,13 @@ char *conversation_facts_schema(enum language l) {
 }
 
 /* "name: x, y" for each known fact, each but the first after the separator. */
-static bool facts_text(const struct conversation *c, enum language l, const char *between,
-                       struct buf *out) {
+static bool facts_append_text(const struct conversation *c, enum language l, const char *separator,
+                              struct buf *out) {
     bool any = false;
     for (int f = 0; f < N_FACTS; f++) {
         struct buf value = {0};
-        if (fact_text(c, (enum fact)f, l, &value)) {
-            buf_printf(out, "%s%s%s%s", any ? between : "", fact_names[f][l], labels[l].colon,
+        if (fact_append_text(c, (enum fact)f, l, &value)) {
+            buf_printf(out, "%s%s%s%s", any ? separator : "", fact_names[f][l], labels[l].colon,
                        value.data);
             any = true;
         }
@@ -295,18 +302,18 @@ void conversation_summary_and_facts(const struct conversation *c, enum language 
     const char *summary = json_get_string(c->state, "summary");
     struct buf known = {0};
     if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
-    if (facts_text(c, l, l == LANG_EN ? "; " : "；", &known))
+    if (facts_append_text(c, l, l == LANG_EN ? "; " : "；", &known))
         buf_printf(out, "%s%s%s\n", labels[l].known, labels[l].colon, known.data);
     buf_release(&known);
 }
 
 /* Appends the summary, the facts and the exchanges from `first` on. */
-static void context_add(const struct conversation *c, enum language l, size_t first,
-                        struct buf *out) {
+static void context_append(const struct conversation *c, enum language l, size_t first,
+                           struct buf *out) {
     const json_t *exchanges = json_object_get(c->state, "exchanges");
     conversation_summary_and_facts(c, l, out);
     for (size_t i = first; i < json_array_size(exchanges); i++)
-        exchange_add(out, json_array_get(exchanges, i), l);
+        exchange_append(out, json_array_get(exchanges, i), l);
 }
 
 void conversation_context(const struct conversation *c, enum language l, int max_chars,
@@ -314,12 +321,12 @@ void conversation_context(const struct conversation *c, enum language l, int max
     size_t n = json_array_size(json_object_get(c->state, "exchanges"));
     for (size_t first = 0;; first++) {
         struct buf text = {0};
-        context_add(c, l, first, &text);
-        size_t cut =
+        context_append(c, l, first, &text);
+        size_t len =
             max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
-        bool fits = cut == text.len;
-        if (cut && (fits || first == n)) /* summary and facts are cut last */
-            buf_add(out, text.data, cut);
+        bool fits = len == text.len;
+        if (len && (fits || first == n)) /* summary and facts are cut last */
+            buf_add(out, text.data, len);
         buf_release(&text);
         if (fits || first == n) return;
     }
@@ -366,7 +373,7 @@ static const struct {
 
 /* The length of the longest word that the text begins with; 0 for an empty list. -1: no word
  * matches. ASCII letters match in either case. */
-static int word_at(const char *text, const char *words) {
+static int longest_word_at(const char *text, const char *words) {
     int longest = *words ? -1 : 0;
     for (size_t n; *words; words += n + (words[n] == '|')) {
         n = strcspn(words, "|");
@@ -376,16 +383,16 @@ static int word_at(const char *text, const char *words) {
 }
 
 static bool question_at(const char *text, size_t row) {
-    int n = word_at(text, questions[row].whose);
-    int k = n < 0 ? -1 : word_at(text + n, questions[row].about);
-    return k >= 0 && word_at(text + n + k, questions[row].end) >= 0;
+    int n = longest_word_at(text, questions[row].whose);
+    int k = n < 0 ? -1 : longest_word_at(text + n, questions[row].about);
+    return k >= 0 && longest_word_at(text + n + k, questions[row].end) >= 0;
 }
 
 /* The row that matches the text, or -1. */
 static int question_find(const char *text) {
     for (size_t row = 0; row < ARRAY_LEN(questions); row++)
-        for (const char *at = text; *at; at++)
-            if (question_at(at, row)) return (int)row;
+        for (const char *pos = text; *pos; pos++)
+            if (question_at(pos, row)) return (int)row;
     return -1;
 }
 
@@ -401,8 +408,8 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
     struct buf value = {0};
     int row = question_find(question), f = row < 0 ? -1 : questions[row].fact;
     enum language l = row < 0 ? LANG_EN : questions[row].l;
-    bool known = f == N_FACTS ? facts_text(c, l, l == LANG_EN ? "; " : "；", &value)
-                              : f >= 0 && fact_text(c, (enum fact)f, l, &value);
+    bool known = f == N_FACTS ? facts_append_text(c, l, l == LANG_EN ? "; " : "；", &value)
+                              : f >= 0 && fact_append_text(c, (enum fact)f, l, &value);
     if (known) {
         const char *form = forms[f][l], *at = strstr(form, "%s");
         buf_add(out, form, (size_t)(at - form));

@@ -40,16 +40,16 @@ int document_read_text(const char *doc, size_t len, struct buf *title, struct bu
 
 /* White space is held until a character follows; the widest of several gaps is written. */
 enum text_gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
-struct flow {
+struct text_writer {
     struct buf *out;
     enum text_gap gap;
 };
 
-static void flow_gap(struct flow *f, enum text_gap gap) {
+static void text_writer_gap(struct text_writer *f, enum text_gap gap) {
     f->gap = MAX(f->gap, gap);
 }
 
-static void flow_add(struct flow *f, const char *p, size_t n) {
+static void text_writer_add(struct text_writer *f, const char *p, size_t n) {
     static const char *const gaps[] = {"", " ", "\n", "\n\n"};
     if (f->out->len) buf_puts(f->out, gaps[f->gap]);
     buf_add(f->out, p, n);
@@ -61,8 +61,8 @@ static void flow_add(struct flow *f, const char *p, size_t n) {
 /* The reader's state: output goes to the title inside <title>, else to the text. */
 struct html {
     const char *p;
-    size_t len, at;
-    struct flow text, title, *to;
+    size_t len, pos;
+    struct text_writer text, title, *out;
     bool pre;
     bool no_quote[2]; /* ' and ": none left up to the end */
 };
@@ -85,7 +85,7 @@ static const struct {
 
 /* "&#12354;" or "&#x3042;" without "&" and ";". An invalid code gives U+FFFD, a control character a
  * space. */
-static int number_entity(const char *name, size_t n, char out[8]) {
+static int numeric_entity_decode(const char *name, size_t n, char out[8]) {
     bool hex = n > 1 && (name[1] == 'x' || name[1] == 'X');
     ucs4_t c = 0;
     size_t i = hex ? 2 : 1;
@@ -104,11 +104,11 @@ static int number_entity(const char *name, size_t n, char out[8]) {
 
 /* Decodes the entity at h->at into out; returns the bytes it takes, 0 for any other text. */
 static size_t entity_read(const struct html *h, char out[8], int *n) {
-    const char *name = h->p + h->at + 1, *end = memchr(name, ';', MIN(h->len - h->at - 1, 12));
+    const char *name = h->p + h->pos + 1, *end = memchr(name, ';', MIN(h->len - h->pos - 1, 12));
     if (!end) return 0;
     size_t len = (size_t)(end - name);
     if (*name == '#') {
-        *n = number_entity(name, len, out);
+        *n = numeric_entity_decode(name, len, out);
         return *n > 0 ? len + 2 : 0;
     }
     for (size_t i = 0; i < ARRAY_LEN(entities); i++) {
@@ -121,27 +121,27 @@ static size_t entity_read(const struct html *h, char out[8], int *n) {
     return 0;
 }
 
-static void char_add(struct html *h, const char *p, size_t n) {
+static void html_char_add(struct html *h, const char *p, size_t n) {
     ucs4_t c = ' ';
     if (n) u8_mbtouc(&c, (const uint8_t *)p, n);
     if (!uc_is_property_white_space(c))
-        flow_add(h->to, p, n);
+        text_writer_add(h->out, p, n);
     else if (n)
-        flow_gap(h->to, h->pre && c == '\n' ? GAP_LINE : GAP_SPACE);
+        text_writer_gap(h->out, h->pre && c == '\n' ? GAP_LINE : GAP_SPACE);
 }
 
-static void text_step(struct html *h) {
+static void text_char_read(struct html *h) {
     char decoded[8];
     int n = 0;
-    size_t taken = h->p[h->at] == '&' ? entity_read(h, decoded, &n) : 0;
+    size_t taken = h->p[h->pos] == '&' ? entity_read(h, decoded, &n) : 0;
     ucs4_t c;
     if (taken) {
-        char_add(h, decoded, (size_t)n);
+        html_char_add(h, decoded, (size_t)n);
     } else {
-        taken = (size_t)u8_mbtouc(&c, (const uint8_t *)h->p + h->at, h->len - h->at);
-        char_add(h, h->p + h->at, taken);
+        taken = (size_t)u8_mbtouc(&c, (const uint8_t *)h->p + h->pos, h->len - h->pos);
+        html_char_add(h, h->p + h->pos, taken);
     }
-    h->at += taken;
+    h->pos += taken;
 }
 
 static bool name_in(const char *names, const char *name, size_t n) {
@@ -154,30 +154,30 @@ static bool name_in(const char *names, const char *name, size_t n) {
 
 /* Moves past the ">" of the tag. A quote opens after "=" only, and only if it closes. */
 static void tag_skip(struct html *h) {
-    char before = 0;
-    for (; h->at < h->len; h->at++) {
-        char c = h->p[h->at];
+    char previous = 0;
+    for (; h->pos < h->len; h->pos++) {
+        char c = h->p[h->pos];
         if (c == '>') break;
-        bool quote = (c == '"' || c == '\'') && before == '=';
+        bool quote = (c == '"' || c == '\'') && previous == '=';
         if (quote && !h->no_quote[c == '"']) {
-            const char *end = memchr(h->p + h->at + 1, c, h->len - h->at - 1);
+            const char *end = memchr(h->p + h->pos + 1, c, h->len - h->pos - 1);
             if (end)
-                h->at = (size_t)(end - h->p);
+                h->pos = (size_t)(end - h->p);
             else
                 h->no_quote[c == '"'] = true;
         }
-        if (!strchr(" \t\r\n", c)) before = c;
+        if (!strchr(" \t\r\n", c)) previous = c;
     }
-    h->at = MIN(h->at + 1, h->len);
+    h->pos = MIN(h->pos + 1, h->len);
 }
 
 /* Moves to the closing tag of an element without text content. */
 static void content_skip(struct html *h, const char *name, size_t n) {
-    while (h->at < h->len) {
-        const char *at = memmem(h->p + h->at, h->len - h->at, "</", 2);
-        h->at = at ? (size_t)(at - h->p) : h->len;
-        if (h->len - h->at > n + 1 && strncasecmp(h->p + h->at + 2, name, n) == 0) return;
-        h->at = MIN(h->at + 2, h->len);
+    while (h->pos < h->len) {
+        const char *close = memmem(h->p + h->pos, h->len - h->pos, "</", 2);
+        h->pos = close ? (size_t)(close - h->p) : h->len;
+        if (h->len - h->pos > n + 1 && strncasecmp(h->p + h->pos + 2, name, n) == 0) return;
+        h->pos = MIN(h->pos + 2, h->len);
     }
 }
 
@@ -190,46 +190,46 @@ static const char blocks[] =
     "blockquote pre figure figcaption hr body address details summary fieldset caption";
 
 static void tag_read(struct html *h) {
-    bool close = h->p[h->at + 1] == '/';
-    size_t begin = h->at + 1 + close, n = 0;
+    bool close = h->p[h->pos + 1] == '/';
+    size_t begin = h->pos + 1 + close, n = 0;
     while (begin + n < h->len && isalnum((uint8_t)h->p[begin + n])) n++;
     const char *name = h->p + begin;
-    h->at = begin + n;
+    h->pos = begin + n;
     tag_skip(h);
     if (!close && name_in(hidden, name, n)) content_skip(h, name, n);
-    if (name_in("title", name, n)) h->to = close ? &h->text : &h->title;
+    if (name_in("title", name, n)) h->out = close ? &h->text : &h->title;
     if (name_in("pre", name, n)) h->pre = !close;
-    if (name_in(blocks, name, n)) flow_gap(&h->text, GAP_PARAGRAPH);
-    if (name_in(lines, name, n)) flow_gap(&h->text, GAP_LINE);
-    if (name_in("td th", name, n)) flow_gap(&h->text, GAP_SPACE);
+    if (name_in(blocks, name, n)) text_writer_gap(&h->text, GAP_PARAGRAPH);
+    if (name_in(lines, name, n)) text_writer_gap(&h->text, GAP_LINE);
+    if (name_in("td th", name, n)) text_writer_gap(&h->text, GAP_SPACE);
 }
 
 /* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; an unclosed one extends to the end. */
 static void declaration_skip(struct html *h) {
-    bool comment = h->len - h->at >= 4 && memcmp(h->p + h->at, "<!--", 4) == 0;
-    const char *from = h->p + h->at + 2, *mark = comment ? "-->" : ">";
-    const char *end = memmem(from, h->len - h->at - 2, mark, strlen(mark));
-    h->at = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
+    bool comment = h->len - h->pos >= 4 && memcmp(h->p + h->pos, "<!--", 4) == 0;
+    const char *from = h->p + h->pos + 2, *mark = comment ? "-->" : ">";
+    const char *end = memmem(from, h->len - h->pos - 2, mark, strlen(mark));
+    h->pos = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
 }
 
 int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text,
                        struct error *err) {
     struct html h = {.p = doc,
                      .len = len,
-                     .at = bom_len(doc, len),
+                     .pos = bom_len(doc, len),
                      .text = {.out = text},
                      .title = {.out = title}};
-    h.to = &h.text;
+    h.out = &h.text;
     if (utf8_check(doc, len, err) != OK) return err->code;
-    while (h.at < len) {
-        char next = h.p[h.at] == '<' && h.at + 1 < len ? h.p[h.at + 1] : 0;
-        char after = next == '/' && h.at + 2 < len ? h.p[h.at + 2] : 0;
+    while (h.pos < len) {
+        char next = h.p[h.pos] == '<' && h.pos + 1 < len ? h.p[h.pos + 1] : 0;
+        char after = next == '/' && h.pos + 2 < len ? h.p[h.pos + 2] : 0;
         if (next == '!' || next == '?')
             declaration_skip(&h);
         else if (isalpha((uint8_t)next) || isalpha((uint8_t)after))
             tag_read(&h);
         else
-            text_step(&h);
+            text_char_read(&h);
     }
     return OK;
 }
@@ -237,12 +237,12 @@ int document_read_html(const char *doc, size_t len, struct buf *title, struct bu
 /* Markdown */
 
 struct markdown {
-    struct flow text;
+    struct text_writer text;
     struct buf *title;
     char fence; /* fence character of the current code block, or 0 */
 };
 
-static bool made_of(const char *p, size_t n, const char *set, char needed) {
+static bool is_separator_line(const char *p, size_t n, const char *set, char needed) {
     size_t i = 0;
     while (i < n && strchr(set, p[i])) i++;
     return i == n && n >= 3 && memchr(p, needed, n);
@@ -250,7 +250,7 @@ static bool made_of(const char *p, size_t n, const char *set, char needed) {
 
 /* "[text](address)" and "![text](address)" at p: returns the end of the text, `*whole` is the
  * length of all; 0: not a link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
-static size_t link_text(const char *p, size_t left, size_t *whole) {
+static size_t link_parse(const char *p, size_t left, size_t *whole) {
     enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
     const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
     size_t at = close ? (size_t)(close - p) : 0;
@@ -264,7 +264,7 @@ static size_t link_text(const char *p, size_t left, size_t *whole) {
 static void inline_add(struct buf *out, const char *p, size_t n) {
     for (size_t i = 0, whole; i < n;) {
         size_t bang = p[i] == '!' && i + 1 < n && p[i + 1] == '[';
-        size_t text = p[i + bang] == '[' ? link_text(p + i + bang, n - i - bang, &whole) : 0;
+        size_t text = p[i + bang] == '[' ? link_parse(p + i + bang, n - i - bang, &whole) : 0;
         if (text) {
             buf_add(out, p + i + bang + 1, text - 1);
             i += bang + whole;
@@ -279,7 +279,7 @@ static void inline_add(struct buf *out, const char *p, size_t n) {
 }
 
 /* The length of "## " at the beginning of the line, or 0. */
-static size_t heading_mark(const char *p, size_t n) {
+static size_t heading_mark_len(const char *p, size_t n) {
     size_t hashes = 0;
     while (hashes < n && p[hashes] == '#') hashes++;
     bool space = hashes < n && (p[hashes] == ' ' || p[hashes] == '\t');
@@ -292,8 +292,8 @@ static void line_add(struct markdown *m, const char *p, size_t n, bool code) {
         buf_add(&line, p, n);
     else
         inline_add(&line, p, n);
-    if (line.len) flow_add(&m->text, line.data, line.len);
-    flow_gap(&m->text, GAP_LINE);
+    if (line.len) text_writer_add(&m->text, line.data, line.len);
+    text_writer_gap(&m->text, GAP_LINE);
     buf_release(&line);
 }
 
@@ -301,9 +301,9 @@ static void heading_add(struct markdown *m, const char *p, size_t n) {
     while (n && strchr(" \t#", p[n - 1])) n--;
     while (n && strchr(" \t", *p)) p++, n--;
     if (!m->title->len) inline_add(m->title, p, n);
-    flow_gap(&m->text, GAP_PARAGRAPH);
+    text_writer_gap(&m->text, GAP_PARAGRAPH);
     line_add(m, p, n, false);
-    flow_gap(&m->text, GAP_PARAGRAPH);
+    text_writer_gap(&m->text, GAP_PARAGRAPH);
 }
 
 static void line_read(struct markdown *m, const char *p, size_t n) {
@@ -311,14 +311,14 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
     size_t indent = 0;
     while (indent < n && (p[indent] == ' ' || p[indent] == '>')) indent++;
     const char *q = p + indent;
-    size_t k = n - indent, mark = heading_mark(q, k);
+    size_t k = n - indent, mark = heading_mark_len(q, k);
     bool fence = k >= 3 && (memcmp(q, "```", 3) == 0 || memcmp(q, "~~~", 3) == 0);
     if (fence && (!m->fence || m->fence == *q))
         m->fence = m->fence ? 0 : *q;
     else if (m->fence)
         line_add(m, p, n, true);
-    else if (!k || made_of(q, k, "-=*_ ", *q) || made_of(q, k, "|-: ", '-'))
-        flow_gap(&m->text, GAP_PARAGRAPH);
+    else if (!k || is_separator_line(q, k, "-=*_ ", *q) || is_separator_line(q, k, "|-: ", '-'))
+        text_writer_gap(&m->text, GAP_PARAGRAPH);
     else if (mark)
         heading_add(m, q + mark, k - mark);
     else
@@ -326,7 +326,7 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
 }
 
 /* YAML between "---" lines at the beginning: reads its title, returns the start of the text. */
-static size_t front_matter(const char *doc, size_t len, struct buf *title) {
+static size_t front_matter_read(const char *doc, size_t len, struct buf *title) {
     if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
     const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);
     if (!end) return 0;
@@ -348,7 +348,7 @@ int document_read_markdown(const char *doc, size_t len, struct buf *title, struc
     struct markdown m = {.text = {.out = text}, .title = title};
     if (utf8_check(doc, len, err) != OK) return err->code;
     size_t at = bom_len(doc, len);
-    at += front_matter(doc + at, len - at, title);
+    at += front_matter_read(doc + at, len - at, title);
     while (at < len) {
         const char *end = memchr(doc + at, '\n', len - at);
         size_t n = end ? (size_t)(end - doc) - at : len - at;

@@ -17,7 +17,8 @@ static int text_encode(const struct engine_embedder *e, const char *text, struct
     return out->n ? OK : error_set(err, ERR_MISMATCH, "'%s' has no first token", e->model->path);
 }
 
-static int engine_texts(void *ctx, const char *const *texts, int n, float *out, struct error *err) {
+static int engine_embed_texts(void *ctx, const char *const *texts, int n, float *out,
+                              struct error *err) {
     const struct engine_embedder *e = ctx;
     struct token_ids *ids = xcalloc((size_t)n, sizeof *ids);
     struct token_seq *seq = xcalloc((size_t)n, sizeof *seq);
@@ -39,10 +40,10 @@ int embedder_open(struct embedder *out, struct engine_embedder *e, struct error 
     if (!model) return err->code;
     if (!e->model->tok)
         return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", e->model->path);
-    char *named = xasprintf("%s %s %s %d", model, e->adapter ? e->adapter->hash : "",
-                            numeric_class_name(e->model->cls), e->max_len);
-    sha256_bytes(named, strlen(named), e->hash);
-    free(named);
-    *out = (struct embedder){e, e->model->config.d_model, e->hash, engine_texts};
+    char *identity = xasprintf("%s %s %s %d", model, e->adapter ? e->adapter->hash : "",
+                               numeric_class_name(e->model->cls), e->max_len);
+    sha256_bytes(identity, strlen(identity), e->hash);
+    free(identity);
+    *out = (struct embedder){e, e->model->config.d_model, e->hash, engine_embed_texts};
     return OK;
 }

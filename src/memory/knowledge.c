@@ -117,15 +117,16 @@ struct knowledge {
     char *path;
 };
 
-static int fail(struct knowledge *k, struct error *err, const char *what) {
+static int db_error(struct knowledge *k, struct error *err, const char *what) {
     int why = sqlite3_errcode(k->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(k->db) : 0;
     const char *system = why ? strerrordesc_np(why) : NULL;
     return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, k->path, sqlite3_errmsg(k->db),
                      system ? ": " : "", system ? system : "");
 }
 
-static int exec(struct knowledge *k, const char *text, struct error *err) {
-    return sqlite3_exec(k->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK : fail(k, err, "write");
+static int db_exec(struct knowledge *k, const char *text, struct error *err) {
+    return sqlite3_exec(k->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK
+                                                                    : db_error(k, err, "write");
 }
 
 /* A prepared statement, created on first use; NULL sets err. */
@@ -134,7 +135,7 @@ static sqlite3_stmt *statement(struct knowledge *k, enum knowledge_statement whi
     sqlite3_stmt **q = &k->stmts[which];
     if (!*q && sqlite3_prepare_v3(k->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
                    SQLITE_OK) {
-        fail(k, err, "read");
+        db_error(k, err, "read");
         return NULL;
     }
     sqlite3_reset(*q);
@@ -143,25 +144,25 @@ static sqlite3_stmt *statement(struct knowledge *k, enum knowledge_statement whi
 }
 
 /* SQLite takes ownership of a copy, as in the store. */
-static void bind_text(sqlite3_stmt *q, int at, const char *text) {
-    sqlite3_bind_text(q, at, xstrdup(text), -1, free);
+static void bind_text(sqlite3_stmt *q, int index, const char *text) {
+    sqlite3_bind_text(q, index, xstrdup(text), -1, free);
 }
 
-static int finish(struct knowledge *k, sqlite3_stmt *q, struct error *err) {
-    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : fail(k, err, "write");
+static int statement_run(struct knowledge *k, sqlite3_stmt *q, struct error *err) {
+    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : db_error(k, err, "write");
     sqlite3_reset(q);
     return rc;
 }
 
 /* Resets a query after sqlite3_step, whose last result is `step`. */
-static int walked(struct knowledge *k, sqlite3_stmt *q, int step, struct error *err) {
-    int rc = step == SQLITE_DONE ? OK : fail(k, err, "read");
+static int statement_end(struct knowledge *k, sqlite3_stmt *q, int step, struct error *err) {
+    int rc = step == SQLITE_DONE ? OK : db_error(k, err, "read");
     sqlite3_reset(q);
     return rc;
 }
 
-static const char *column(sqlite3_stmt *q, int at) {
-    const char *text = (const char *)sqlite3_column_text(q, at);
+static const char *column_text(sqlite3_stmt *q, int index) {
+    const char *text = (const char *)sqlite3_column_text(q, index);
     return text ? text : "";
 }
 
@@ -170,7 +171,7 @@ static int query_number(struct knowledge *k, const char *text, int64_t *out, str
     sqlite3_stmt *q = NULL;
     int rc = OK;
     if (sqlite3_prepare_v2(k->db, text, -1, &q, NULL) != SQLITE_OK || sqlite3_step(q) != SQLITE_ROW)
-        rc = fail(k, err, "read");
+        rc = db_error(k, err, "read");
     else
         *out = sqlite3_column_int64(q, 0);
     sqlite3_finalize(q);
@@ -195,10 +196,10 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
 
 /* Without write permission, opens the file read-only and immutable, without SQLite's own files;
  * concurrent changes by another process are not visible. */
-static int base_open(struct knowledge *k, const char *path, bool *fixed) {
+static int database_open(struct knowledge *k, const char *path, bool *read_only) {
     struct error refused;
-    *fixed = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
-    if (!*fixed) return sqlite3_open(path, &k->db);
+    *read_only = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
+    if (!*read_only) return sqlite3_open(path, &k->db);
     struct buf uri = {0};
     buf_puts(&uri, "file:");
     for (const char *p = path; *p; p++)
@@ -218,14 +219,14 @@ struct knowledge *knowledge_open(const char *path, bool create, struct error *er
     struct knowledge *k = xcalloc(1, sizeof *k);
     int64_t version = 0;
     k->path = xstrdup(path);
-    bool fixed = false;
+    bool read_only = false;
     int rc = create && !path_exists(path) ? file_make_private(path, err) : OK;
-    if (rc == OK && base_open(k, path, &fixed) != SQLITE_OK) rc = fail(k, err, "open");
+    if (rc == OK && database_open(k, path, &read_only) != SQLITE_OK) rc = db_error(k, err, "open");
     if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
     if (rc == OK) rc = owner_check(k, &version, err);
-    if (rc == OK && fixed) return k;
-    if (rc == OK) rc = exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
-    if (rc == OK && version == 0) rc = exec(k, schema, err);
+    if (rc == OK && read_only) return k;
+    if (rc == OK) rc = db_exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK && version == 0) rc = db_exec(k, schema, err);
     if (rc == OK) return k;
     knowledge_close(k);
     return NULL;
@@ -242,33 +243,33 @@ void knowledge_close(struct knowledge *k) {
 /* adding and removing chunks */
 
 /* Title and content as one text for the index and the embedder. */
-static char *whole_text(const char *title, const char *content) {
+static char *indexed_text(const char *title, const char *content) {
     return xasprintf("%s\n%s", title, content);
 }
 
-static int words_write(struct knowledge *k, enum knowledge_statement which, int64_t id,
-                       const char *terms, struct error *err) {
+static int words_update(struct knowledge *k, enum knowledge_statement which, int64_t id,
+                        const char *terms, struct error *err) {
     sqlite3_stmt *q = statement(k, which, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, id);
     bind_text(q, 2, terms);
-    return finish(k, q, err);
+    return statement_run(k, q, err);
 }
 
-static int words_forget(struct knowledge *k, int64_t id, const char *title, const char *content,
+static int words_delete(struct knowledge *k, int64_t id, const char *title, const char *content,
                         struct error *err) {
     struct buf terms = {0};
     int64_t n;
-    char *text = whole_text(title, content);
+    char *text = indexed_text(title, content);
     int rc = terms_index(text, strlen(text), &terms, &n, err);
-    if (rc == OK) rc = words_write(k, WORDS_DELETE, id, terms.data, err);
+    if (rc == OK) rc = words_update(k, WORDS_DELETE, id, terms.data, err);
     buf_release(&terms);
     free(text);
     return rc;
 }
 
-static int chunk_row(struct knowledge *k, int64_t file, int64_t n, const char *title,
-                     const char *content, const char *hash, int64_t terms, struct error *err) {
+static int chunk_insert(struct knowledge *k, int64_t file, int64_t n, const char *title,
+                        const char *content, const char *hash, int64_t terms, struct error *err) {
     sqlite3_stmt *q = statement(k, CHUNK_PUT, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, file);
@@ -277,29 +278,30 @@ static int chunk_row(struct knowledge *k, int64_t file, int64_t n, const char *t
     bind_text(q, 4, content);
     bind_text(q, 5, hash);
     sqlite3_bind_int64(q, 6, terms);
-    return finish(k, q, err);
+    return statement_run(k, q, err);
 }
 
-static int chunk_put(struct knowledge *k, int64_t file, int64_t n, const char *title,
+static int chunk_add(struct knowledge *k, int64_t file, int64_t n, const char *title,
                      const char *content, struct error *err) {
-    char hash[HASH_LEN], *text = whole_text(title, content);
+    char hash[HASH_LEN], *text = indexed_text(title, content);
     struct buf terms = {0};
     int64_t count = 0;
     sha256_bytes(text, strlen(text), hash);
     int rc = terms_index(text, strlen(text), &terms, &count, err);
-    if (rc == OK) rc = chunk_row(k, file, n, title, content, hash, count, err);
-    if (rc == OK) rc = words_write(k, WORDS_PUT, sqlite3_last_insert_rowid(k->db), terms.data, err);
+    if (rc == OK) rc = chunk_insert(k, file, n, title, content, hash, count, err);
+    if (rc == OK)
+        rc = words_update(k, WORDS_PUT, sqlite3_last_insert_rowid(k->db), terms.data, err);
     buf_release(&terms);
     free(text);
     return rc;
 }
 
-static int by_id(struct knowledge *k, enum knowledge_statement which, int64_t id,
-                 struct error *err) {
+static int statement_run_with_id(struct knowledge *k, enum knowledge_statement which, int64_t id,
+                                 struct error *err) {
     sqlite3_stmt *q = statement(k, which, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, id);
-    return finish(k, q, err);
+    return statement_run(k, q, err);
 }
 
 /* The index stores no text, so the text to remove is passed to it again. */
@@ -309,17 +311,17 @@ static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
     sqlite3_bind_int64(q, 1, file);
     int rc = OK, step = SQLITE_DONE;
     while (rc == OK && (step = sqlite3_step(q)) == SQLITE_ROW)
-        rc = words_forget(k, sqlite3_column_int64(q, 0), column(q, 1), column(q, 2), err);
-    if (rc == OK) rc = walked(k, q, step, err);
+        rc = words_delete(k, sqlite3_column_int64(q, 0), column_text(q, 1), column_text(q, 2), err);
+    if (rc == OK) rc = statement_end(k, q, step, err);
     sqlite3_reset(q);
-    if (rc == OK) rc = by_id(k, CHUNKS_DELETE, file, err);
-    return rc == OK ? by_id(k, FILE_DELETE, file, err) : rc;
+    if (rc == OK) rc = statement_run_with_id(k, CHUNKS_DELETE, file, err);
+    return rc == OK ? statement_run_with_id(k, FILE_DELETE, file, err) : rc;
 }
 
 /* documents */
 
 /* A file that is being added. */
-struct source {
+struct source_file {
     struct knowledge *k;
     const char *path;
     int64_t id;
@@ -329,37 +331,37 @@ struct source {
 };
 
 /* Splits a document into chunks; an empty `title` is replaced by the file's name. */
-static int document_add(struct source *s, const char *title, const char *text, size_t len,
+static int document_add(struct source_file *s, const char *title, const char *text, size_t len,
                         struct error *err) {
     const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
     const char *dot = strrchr(name, '.');
-    char *own = *title ? strndup(title, utf8_prefix_len(title, strlen(title), TITLE_CHARS))
-                       : strndup(name, dot ? (size_t)(dot - name) : strlen(name));
+    char *chunk_title = *title ? strndup(title, utf8_prefix_len(title, strlen(title), TITLE_CHARS))
+                               : strndup(name, dot ? (size_t)(dot - name) : strlen(name));
     struct text_chunk *v = NULL;
     int rc = OK, n = text_split_chunks(text, len, s->chars, &v);
-    for (char *p = own; *p; p++)
+    for (char *p = chunk_title; *p; p++)
         if ((uint8_t)*p < ' ') *p = ' ';
     for (int i = 0; i < n && rc == OK; i++) {
         char *content = strndup(text + v[i].begin, v[i].end - v[i].begin);
-        rc = chunk_put(s->k, s->id, s->chunks++, own, content, err);
+        rc = chunk_add(s->k, s->id, s->chunks++, chunk_title, content, err);
         free(content);
     }
     s->documents++;
     free(v);
-    free(own);
+    free(chunk_title);
     return rc;
 }
 
 /* A string member of a line: NULL when it is absent or not a text. */
-static const char *line_text(const json_t *v, const char *key) {
+static const char *json_line_text(const json_t *v, const char *key) {
     const json_t *text = json_object_get(v, key);
     const char *s = json_string_value(text);
     return s && strlen(s) == json_string_length(text) ? s : NULL;
 }
 
-static int line_add(void *ctx, const json_t *v, int line, struct error *err) {
-    const char *title = line_text(v, "title"), *text = line_text(v, "content");
-    if (!text) text = line_text(v, "text");
+static int json_line_add(void *ctx, const json_t *v, int line, struct error *err) {
+    const char *title = json_line_text(v, "title"), *text = json_line_text(v, "content");
+    if (!text) text = json_line_text(v, "text");
     if (!text || (json_object_get(v, "title") && !title))
         return error_set(err, ERR_FORMAT,
                          "line %d: expected {\"title\": …, \"content\": …} or {\"text\": …}", line);
@@ -367,7 +369,7 @@ static int line_add(void *ctx, const json_t *v, int line, struct error *err) {
 }
 
 /* Kinds of files by the end of their names; without a reader: JSON lines. */
-static const struct kind {
+static const struct document_kind {
     const char *end;
     int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
                 struct error *err);
@@ -379,7 +381,7 @@ static const struct kind {
              {".htm", document_read_html},
              {".jsonl", NULL}};
 
-static const struct kind *kind_of(const char *path) {
+static const struct document_kind *kind_of(const char *path) {
     size_t len = strlen(path);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         size_t n = strlen(kinds[i].end);
@@ -388,13 +390,13 @@ static const struct kind *kind_of(const char *path) {
     return NULL;
 }
 
-static int documents_add(struct source *s, const struct buf *file, struct error *err) {
-    const struct kind *kind = kind_of(s->path);
-    if (!kind->read) return json_file_each(s->path, line_add, s, err);
+static int documents_add(struct source_file *s, const struct buf *file, struct error *err) {
+    const struct document_kind *document_kind = kind_of(s->path);
+    if (!document_kind->read) return json_file_each(s->path, json_line_add, s, err);
     struct buf title = {0}, text = {0};
     buf_puts(&title, "");
     buf_puts(&text, "");
-    int rc = kind->read(file->data ? file->data : "", file->len, &title, &text, err);
+    int rc = document_kind->read(file->data ? file->data : "", file->len, &title, &text, err);
     if (rc == OK) rc = document_add(s, title.data, text.data, text.len, err);
     buf_release(&title);
     buf_release(&text);
@@ -403,65 +405,67 @@ static int documents_add(struct source *s, const struct buf *file, struct error 
 
 /* files */
 
-static int file_put(struct source *s, const struct buf *file, const char *hash, struct error *err) {
+static int file_insert(struct source_file *s, const struct buf *file, const char *hash,
+                       struct error *err) {
     sqlite3_stmt *q = statement(s->k, FILE_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, s->path);
     bind_text(q, 2, hash);
     sqlite3_bind_int(q, 3, s->chars);
-    int rc = finish(s->k, q, err);
+    int rc = statement_run(s->k, q, err);
     s->id = sqlite3_last_insert_rowid(s->k->db);
     if (rc == OK) rc = documents_add(s, file, err);
     q = rc == OK ? statement(s->k, FILE_DOCUMENTS, err) : NULL;
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, s->id);
     sqlite3_bind_int(q, 2, s->documents);
-    return finish(s->k, q, err);
+    return statement_run(s->k, q, err);
 }
 
 /* Looks up the file: its id (0 if unknown), and whether it is unchanged. */
-static int file_known(struct source *s, const char *hash, int64_t *id, bool *same,
-                      struct error *err) {
+static int file_look_up(struct source_file *s, const char *hash, int64_t *id, bool *unchanged,
+                        struct error *err) {
     sqlite3_stmt *q = statement(s->k, FILE_GET, err);
     if (!q) return err->code;
     bind_text(q, 1, s->path);
     int step = sqlite3_step(q);
     *id = step == SQLITE_ROW ? sqlite3_column_int64(q, 0) : 0;
-    *same = *id && strcmp(column(q, 1), hash) == 0 && sqlite3_column_int(q, 2) == s->chars;
-    return walked(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+    *unchanged =
+        *id && strcmp(column_text(q, 1), hash) == 0 && sqlite3_column_int(q, 2) == s->chars;
+    return statement_end(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-static int file_replace(struct source *s, const struct buf *file, struct knowledge_report *out,
+static int file_replace(struct source_file *s, const struct buf *file, struct knowledge_report *out,
                         struct error *err) {
     char hash[HASH_LEN];
     int64_t id = 0;
-    bool same = false;
+    bool unchanged = false;
     sha256_bytes(file->data ? file->data : "", file->len, hash);
-    int rc = file_known(s, hash, &id, &same, err);
-    if (rc == OK && same) out->unchanged++;
-    if (rc != OK || same) return rc;
+    int rc = file_look_up(s, hash, &id, &unchanged, err);
+    if (rc == OK && unchanged) out->unchanged++;
+    if (rc != OK || unchanged) return rc;
     if (id) rc = file_delete(s->k, id, err);
-    if (rc == OK) rc = file_put(s, file, hash, err);
+    if (rc == OK) rc = file_insert(s, file, hash, err);
     if (rc == OK) *(id ? &out->changed : &out->added) += 1;
     return rc;
 }
 
-/* Adds one file in a savepoint, so that the base never holds a part of it. `bad`: the error is in
- * the file itself. */
+/* Adds one file in a savepoint, so that the base never holds a part of it. `file_error`: the error
+ * is in the file itself. */
 static int file_add(struct knowledge *k, const char *path, int chars, struct knowledge_report *out,
-                    bool *bad, struct error *err) {
-    struct source s = {.k = k, .path = path, .chars = chars};
+                    bool *file_error, struct error *err) {
+    struct source_file s = {.k = k, .path = path, .chars = chars};
     struct buf file = {0};
     int rc = file_read(path, FILE_LIMIT, &file, err);
-    *bad = rc != OK;
-    if (rc == OK) rc = exec(k, "SAVEPOINT file", err);
+    *file_error = rc != OK;
+    if (rc == OK) rc = db_exec(k, "SAVEPOINT file", err);
     if (rc == OK) {
         rc = file_replace(&s, &file, out, err);
-        *bad = rc == ERR_FORMAT;
+        *file_error = rc == ERR_FORMAT;
         if (rc != OK)
             sqlite3_exec(k->db, "ROLLBACK TO file; RELEASE file", NULL, NULL, NULL);
         else
-            rc = exec(k, "RELEASE file", err);
+            rc = db_exec(k, "RELEASE file", err);
     }
     buf_release(&file);
     if (rc != OK && !strstr(err->text, path)) error_wrap(err, "'%s'", path);
@@ -470,7 +474,7 @@ static int file_add(struct knowledge *k, const char *path, int chars, struct kno
 
 /* Files of a folder */
 
-static int name_order(const void *a, const void *b) {
+static int name_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
@@ -480,7 +484,7 @@ static int folder_names(const char *path, struct strings *out, struct error *err
     for (struct dirent *e; (e = readdir(d));)
         if (e->d_name[0] != '.') strings_add(out, e->d_name);
     closedir(d);
-    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, name_order);
+    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, name_compare);
     return OK;
 }
 
@@ -491,16 +495,16 @@ static int folder_walk(const char *path, int depth, struct strings *files, int *
                  ? folder_names(path, &names, err)
                  : error_set(err, ERR_USAGE, "'%s' is deeper than %d folders", path, DEPTH_LIMIT);
     for (int i = 0; i < names.n && rc == OK; i++) {
-        char *at = path_join(path, names.v[i]);
+        char *child = path_join(path, names.v[i]);
         struct stat st;
-        bool there = lstat(at, &st) == 0;
-        if (there && S_ISDIR(st.st_mode))
-            rc = folder_walk(at, depth + 1, files, skipped, err);
-        else if (there && S_ISREG(st.st_mode) && kind_of(at))
-            strings_add(files, at);
+        bool exists = lstat(child, &st) == 0;
+        if (exists && S_ISDIR(st.st_mode))
+            rc = folder_walk(child, depth + 1, files, skipped, err);
+        else if (exists && S_ISREG(st.st_mode) && kind_of(child))
+            strings_add(files, child);
         else
             ++*skipped;
-        free(at);
+        free(child);
     }
     strings_release(&names);
     return rc;
@@ -510,41 +514,41 @@ static int folder_walk(const char *path, int depth, struct strings *files, int *
 static int files_prune(struct knowledge *k, const char *path, const struct strings *files,
                        struct knowledge_report *out, struct error *err) {
     sqlite3_stmt *q = statement(k, FILE_PATHS, err);
-    int64_t *gone = NULL;
+    int64_t *removed_ids = NULL;
     int n = 0, step;
     if (!q) return err->code;
     bind_text(q, 1, path);
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
-        const char *name = column(q, 1);
+        const char *name = column_text(q, 1);
         if (files && files->n &&
-            bsearch(&name, files->v, (size_t)files->n, sizeof *files->v, name_order))
+            bsearch(&name, files->v, (size_t)files->n, sizeof *files->v, name_compare))
             continue;
-        gone = xrealloc(gone, sizeof *gone * (size_t)(n + 1));
-        gone[n++] = sqlite3_column_int64(q, 0);
+        removed_ids = xrealloc(removed_ids, sizeof *removed_ids * (size_t)(n + 1));
+        removed_ids[n++] = sqlite3_column_int64(q, 0);
     }
-    int rc = walked(k, q, step, err);
-    for (int i = 0; i < n && rc == OK; i++) rc = file_delete(k, gone[i], err);
+    int rc = statement_end(k, q, step, err);
+    for (int i = 0; i < n && rc == OK; i++) rc = file_delete(k, removed_ids[i], err);
     out->removed += n;
-    free(gone);
+    free(removed_ids);
     return rc;
 }
 
-static int totals(struct knowledge *k, struct knowledge_report *out, struct error *err) {
+static int totals_read(struct knowledge *k, struct knowledge_report *out, struct error *err) {
     sqlite3_stmt *q = statement(k, TOTALS, err);
     if (!q) return err->code;
     int step = sqlite3_step(q);
     out->documents = sqlite3_column_int(q, 0);
     out->chunks = sqlite3_column_int(q, 1);
-    return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+    return statement_end(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
 /* A file given by name must be valid; bad files in a folder are reported and skipped. */
 static int files_add(struct knowledge *k, const struct strings *files, bool folder, int chars,
                      struct knowledge_report *out, struct error *err) {
     for (int i = 0; i < files->n; i++) {
-        bool bad;
-        int rc = file_add(k, files->v[i], chars, out, &bad, err);
-        if (rc != OK && !(folder && bad)) return rc;
+        bool file_error;
+        int rc = file_add(k, files->v[i], chars, out, &file_error, err);
+        if (rc != OK && !(folder && file_error)) return rc;
         if (rc == OK) continue;
         log_warn("%s", err->text);
         out->refused++;
@@ -557,7 +561,7 @@ static int files_find(const char *path, struct strings *files, bool *folder,
     *folder = path_is_dir(path);
     if (*folder) {
         int rc = folder_walk(path, 0, files, &out->skipped, err);
-        if (files->n) qsort(files->v, (size_t)files->n, sizeof *files->v, name_order);
+        if (files->n) qsort(files->v, (size_t)files->n, sizeof *files->v, name_compare);
         return rc;
     }
     strings_add(files, path);
@@ -568,47 +572,48 @@ static int files_find(const char *path, struct strings *files, bool *folder,
 
 /* Commits if rc is OK, else rolls back. */
 static int transaction_end(struct knowledge *k, int rc, struct error *err) {
-    if (rc == OK) rc = exec(k, "COMMIT", err);
+    if (rc == OK) rc = db_exec(k, "COMMIT", err);
     if (rc != OK) sqlite3_exec(k->db, "ROLLBACK", NULL, NULL, NULL);
     return rc;
 }
 
-static int base_update(struct knowledge *k, const char *path, const struct strings *files,
-                       bool folder, int chars, struct knowledge_report *out, struct error *err) {
-    int rc = exec(k, "BEGIN IMMEDIATE", err);
+static int database_update(struct knowledge *k, const char *path, const struct strings *files,
+                           bool folder, int chars, struct knowledge_report *out,
+                           struct error *err) {
+    int rc = db_exec(k, "BEGIN IMMEDIATE", err);
     if (rc != OK) return rc;
     if (files) rc = files_add(k, files, folder, chars, out, err);
     if (rc == OK && (folder || !files)) rc = files_prune(k, path, files, out, err);
     sqlite3_stmt *q = rc == OK ? statement(k, EMBED_PRUNE, err) : NULL;
-    if (rc == OK) rc = q ? finish(k, q, err) : err->code;
-    if (rc == OK) rc = totals(k, out, err);
+    if (rc == OK) rc = q ? statement_run(k, q, err) : err->code;
+    if (rc == OK) rc = totals_read(k, out, err);
     return transaction_end(k, rc, err);
 }
 
 /* embeddings */
 
 /* Texts without a vector. */
-struct missing {
+struct missing_vectors {
     char *hashes[EMBED_BATCH], *texts[EMBED_BATCH];
     int n;
 };
 
-static int missing_read(struct knowledge *k, const char *model, struct missing *m,
-                        struct error *err) {
+static int missing_vectors_read(struct knowledge *k, const char *model, struct missing_vectors *m,
+                                struct error *err) {
     sqlite3_stmt *q = statement(k, EMBED_MISSING, err);
     int step;
     if (!q) return err->code;
     bind_text(q, 1, model);
     sqlite3_bind_int(q, 2, EMBED_BATCH);
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
-        m->hashes[m->n] = xstrdup(column(q, 0));
-        m->texts[m->n++] = whole_text(column(q, 1), column(q, 2));
+        m->hashes[m->n] = xstrdup(column_text(q, 0));
+        m->texts[m->n++] = indexed_text(column_text(q, 1), column_text(q, 2));
     }
-    return walked(k, q, step, err);
+    return statement_end(k, q, step, err);
 }
 
-static int vector_put(struct knowledge *k, const char *hash, const struct embedder *e,
-                      const float *v, struct error *err) {
+static int vector_insert(struct knowledge *k, const char *hash, const struct embedder *e,
+                         const float *v, struct error *err) {
     size_t bytes = sizeof *v * (size_t)e->d;
     for (int32_t i = 0; i < e->d; i++)
         if (!isfinite(v[i]))
@@ -618,42 +623,43 @@ static int vector_put(struct knowledge *k, const char *hash, const struct embedd
     bind_text(q, 1, hash);
     bind_text(q, 2, e->model_hash);
     sqlite3_bind_blob(q, 3, memcpy(xmalloc(bytes), v, bytes), (int)bytes, free);
-    return finish(k, q, err);
+    return statement_run(k, q, err);
 }
 
-static int batch_embed(struct knowledge *k, const struct embedder *e, struct missing *m,
+static int batch_embed(struct knowledge *k, const struct embedder *e, struct missing_vectors *m,
                        struct error *err) {
     float *v = xcalloc((size_t)m->n * (size_t)e->d, sizeof *v);
     int rc = e->embed(e->ctx, (const char *const *)m->texts, m->n, v, err);
-    if (rc == OK) rc = exec(k, "BEGIN IMMEDIATE", err);
+    if (rc == OK) rc = db_exec(k, "BEGIN IMMEDIATE", err);
     if (rc == OK) {
         for (int i = 0; i < m->n && rc == OK; i++)
-            rc = vector_put(k, m->hashes[i], e, v + (int64_t)i * e->d, err);
+            rc = vector_insert(k, m->hashes[i], e, v + (int64_t)i * e->d, err);
         rc = transaction_end(k, rc, err);
     }
     free(v);
     return rc;
 }
 
-static int missing_count(struct knowledge *k, const char *model, int64_t *n, struct error *err) {
+static int missing_vectors_count(struct knowledge *k, const char *model, int64_t *n,
+                                 struct error *err) {
     sqlite3_stmt *q = statement(k, EMBED_COUNT, err);
     if (!q) return err->code;
     bind_text(q, 1, model);
     int step = sqlite3_step(q);
     *n = sqlite3_column_int64(q, 0);
-    return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+    return statement_end(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
 /* Computes the missing vector of every chunk; commits each batch, so that an interruption loses
  * one. */
-static int embed_missing(struct knowledge *k, const struct embedder *e, struct progress *p,
-                         int *embedded, struct error *err) {
+static int missing_vectors_embed(struct knowledge *k, const struct embedder *e, struct progress *p,
+                                 int *embedded, struct error *err) {
     int64_t total = 0;
-    int rc = missing_count(k, e->model_hash, &total, err);
+    int rc = missing_vectors_count(k, e->model_hash, &total, err);
     if (rc == OK && p && total) progress_start(p, "embedding", total);
     for (int n = 1; rc == OK && n > 0;) {
-        struct missing m = {.n = 0};
-        rc = missing_read(k, e->model_hash, &m, err);
+        struct missing_vectors m = {.n = 0};
+        rc = missing_vectors_read(k, e->model_hash, &m, err);
         if (rc == OK && m.n) rc = batch_embed(k, e, &m, err);
         n = m.n;
         if (rc == OK) *embedded += n;
@@ -676,10 +682,10 @@ int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_
     int rc = real ? files_find(real, &files, &folder, out, err)
                   : error_errno(err, "cannot read '%s'", path);
     if (rc == OK)
-        rc = base_update(k, real, &files, folder, o->chunk_chars ? o->chunk_chars : CHUNK_CHARS,
-                         out, err);
+        rc = database_update(k, real, &files, folder, o->chunk_chars ? o->chunk_chars : CHUNK_CHARS,
+                             out, err);
     if (rc == OK && o->embedder)
-        rc = embed_missing(k, o->embedder, o->progress, &out->embedded, err);
+        rc = missing_vectors_embed(k, o->embedder, o->progress, &out->embedded, err);
     strings_release(&files);
     free(real);
     return rc;
@@ -690,7 +696,7 @@ int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_rep
                      struct error *err) {
     *out = (struct knowledge_report){0};
     char *real = realpath(path, NULL);
-    int rc = base_update(k, real ? real : path, NULL, false, 0, out, err);
+    int rc = database_update(k, real ? real : path, NULL, false, 0, out, err);
     if (rc == OK && out->removed == 0)
         rc = error_set(err, ERR_MISSING, "nothing of '%s' is in '%s'", real ? real : path, k->path);
     free(real);
@@ -703,10 +709,11 @@ json_t *knowledge_list(struct knowledge *k, struct error *err) {
     json_t *list = json_array();
     int step;
     while ((step = sqlite3_step(q)) == SQLITE_ROW)
-        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:i}", "source", column(q, 0), "hash",
-                                              column(q, 1), "documents", sqlite3_column_int(q, 2),
-                                              "chunks", sqlite3_column_int(q, 3)));
-    if (walked(k, q, step, err) == OK) return list;
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:i,s:i}", "source", column_text(q, 0), "hash",
+                                        column_text(q, 1), "documents", sqlite3_column_int(q, 2),
+                                        "chunks", sqlite3_column_int(q, 3)));
+    if (statement_end(k, q, step, err) == OK) return list;
     json_decref(list);
     return NULL;
 }
@@ -727,12 +734,12 @@ struct search {
     double average; /* mean number of terms per chunk */
 };
 
-static int id_order(const void *a, const void *b) {
+static int candidate_compare_id(const void *a, const void *b) {
     int64_t x = ((const struct candidate *)a)->id, y = ((const struct candidate *)b)->id;
     return (x > y) - (x < y);
 }
 
-static int best_order(const void *a, const void *b) {
+static int candidate_compare_score(const void *a, const void *b) {
     const struct candidate *x = a, *y = b;
     if (x->score != y->score) return x->score > y->score ? -1 : 1;
     if (x->bm25 != y->bm25) return x->bm25 > y->bm25 ? -1 : 1;
@@ -751,14 +758,14 @@ static int candidates_read(struct search *s, struct error *err) {
                                         .place = (int32_t)s->n};
         terms += s->v[s->n++].terms;
     }
-    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, id_order);
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, candidate_compare_id);
     s->average = s->n ? MAX((double)terms / (double)s->n, 1) : 1;
-    return walked(s->k, q, step, err);
+    return statement_end(s->k, q, step, err);
 }
 
 static struct candidate *candidate_find(const struct search *s, int64_t id) {
     struct candidate key = {.id = id};
-    return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, id_order) : NULL;
+    return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, candidate_compare_id) : NULL;
 }
 
 /* Weight of a term that occurs tf times in a chunk with `terms` terms; 1 for one occurrence in an
@@ -770,7 +777,7 @@ static double bm25_term_weight(const struct search *s, double tf, int32_t terms)
 
 /* Adds a term's weight to every chunk that contains it. Reads the postings twice, because the
  * weight depends on their number. */
-static int bm25_add_term(struct search *s, const struct query_term *t, double *possible,
+static int bm25_add_term(struct search *s, const struct query_term *t, double *max_score,
                          struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
     char *last = xasprintf("%s%s", t->text, t->prefix ? "\xF4\x8F\xBF\xBF" : "");
@@ -781,36 +788,35 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *p
     free(last);
     if (!q) return err->code;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
-    if (step != SQLITE_DONE) return walked(s->k, q, step, err);
+    if (step != SQLITE_DONE) return statement_end(s->k, q, step, err);
     sqlite3_reset(q);
     /* A term in no chunk counts as if one chunk had it; else it would outweigh the others in a
      * small base. */
-    double n = (double)s->n, with = (double)MAX(df, 1);
-    double rare = math_log(1 + (MAX(n, with) - with + 0.5) / (with + 0.5));
-    *possible += t->weight * rare;
+    double n = (double)s->n, n_with = (double)MAX(df, 1);
+    double idf = math_log(1 + (MAX(n, n_with) - n_with + 0.5) / (n_with + 0.5));
+    *max_score += t->weight * idf;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
         if (c)
-            c->bm25 +=
-                t->weight * rare * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
+            c->bm25 += t->weight * idf * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
     }
-    return walked(s->k, q, step, err);
+    return statement_end(s->k, q, step, err);
 }
 
 static int bm25_score(struct search *s, struct error *err) {
     struct query_term terms[QUERY_TERMS];
-    double possible = 0;
+    double max_score = 0;
     int n = terms_query(s->q->text, terms, err), rc = MIN(n, 0);
-    for (int i = 0; i < n && rc == OK; i++) rc = bm25_add_term(s, &terms[i], &possible, err);
-    for (int64_t i = 0; i < s->n && possible > 0; i++)
-        s->v[i].words = MIN(s->v[i].bm25 / possible, 1);
+    for (int i = 0; i < n && rc == OK; i++) rc = bm25_add_term(s, &terms[i], &max_score, err);
+    for (int64_t i = 0; i < s->n && max_score > 0; i++)
+        s->v[i].words = MIN(s->v[i].bm25 / max_score, 1);
     return rc;
 }
 
 static int cosine_score(struct search *s, const struct embedder *e, struct error *err) {
     float *query = xcalloc((size_t)e->d, sizeof *query), *v = xcalloc((size_t)e->d, sizeof *v);
     size_t bytes = sizeof *v * (size_t)e->d;
-    int embedded = 0, step = SQLITE_DONE, rc = embed_missing(s->k, e, NULL, &embedded, err);
+    int embedded = 0, step = SQLITE_DONE, rc = missing_vectors_embed(s->k, e, NULL, &embedded, err);
     if (rc == OK) rc = e->embed(e->ctx, &s->q->text, 1, query, err);
     sqlite3_stmt *q = rc == OK ? statement(s->k, EMBED_LIST, err) : NULL;
     if (q) bind_text(q, 1, e->model_hash);
@@ -822,7 +828,7 @@ static int cosine_score(struct search *s, const struct embedder *e, struct error
     }
     free(query);
     free(v);
-    return q ? walked(s->k, q, step, err) : err->code;
+    return q ? statement_end(s->k, q, step, err) : err->code;
 }
 
 static int hit_add(struct search *s, const struct candidate *c, json_t *out, struct error *err) {
@@ -832,12 +838,12 @@ static int hit_add(struct search *s, const struct candidate *c, json_t *out, str
     int step = sqlite3_step(q);
     if (step == SQLITE_ROW) {
         json_t *hit = json_pack("{s:I,s:s,s:s,s:s,s:f,s:f}", "id", (json_int_t)c->id, "title",
-                                column(q, 0), "source", column(q, 1), "content", column(q, 2),
-                                "score", c->score, "words", c->words);
+                                column_text(q, 0), "source", column_text(q, 1), "content",
+                                column_text(q, 2), "score", c->score, "words", c->words);
         if (hit && s->q->embedder) json_object_set_new(hit, "cosine", json_real(c->cosine));
         if (hit) json_array_append_new(out, hit);
     }
-    return walked(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+    return statement_end(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
 static int hits_collect(struct search *s, json_t *out, struct error *err) {
@@ -847,7 +853,7 @@ static int hits_collect(struct search *s, json_t *out, struct error *err) {
     int top = q->top ? q->top : 5, rc = OK;
     for (int64_t i = 0; i < s->n; i++)
         s->v[i].score = (1 - mix) * s->v[i].words + mix * MAX(s->v[i].cosine, 0);
-    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, best_order);
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, candidate_compare_score);
     for (int64_t i = 0; i < MIN(s->n, top) && rc == OK && s->v[i].score >= threshold; i++)
         rc = hit_add(s, &s->v[i], out, err);
     return rc;

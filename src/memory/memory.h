@@ -62,9 +62,9 @@ void statements_extract(const char *text, struct buf *out);
 /* Facts that a text states about its speaker, in the form for conversation_merge_facts; {} without
  * any. */
 json_t *facts_extract(const char *text);
-/* Keeps those facts of a model that the text `said` supports: it must contain at least half of
+/* Keeps those facts of a model that the text `text` supports: it must contain at least half of
  * their words. */
-json_t *facts_filter_grounded(const json_t *facts, const char *said);
+json_t *facts_filter_grounded(const json_t *facts, const char *text);
 
 /* embeddings */
 
@@ -183,7 +183,7 @@ int conversation_merge_facts(struct conversation *c, const json_t *facts, struct
  */
 char *conversation_facts_schema(enum language l);
 /* Removes the facts that contain this text, or all facts (NULL), and counts them. */
-int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
+int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
                               struct error *err);
 int conversation_clear(struct conversation *c, struct error *err);
 /* {exchanges: [{user, assistant}], summary, facts}; borrowed. */

@@ -15,35 +15,44 @@
 #include <uninorm.h>
 #include <unistr.h>
 
-enum unicode_script { NONE, WORD, HAN, HIRAGANA, KATAKANA, HANGUL };
+enum unicode_script {
+    SCRIPT_NONE,
+    SCRIPT_WORD,
+    SCRIPT_HAN,
+    SCRIPT_HIRAGANA,
+    SCRIPT_KATAKANA,
+    SCRIPT_HANGUL
+};
 
 static enum unicode_script script_of(ucs4_t c) {
-    if ((c >= 0x3041 && c <= 0x309F)) return HIRAGANA;
-    if ((c >= 0x30A1 && c <= 0x30FF && c != 0x30FB)) return KATAKANA;
-    if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF) || c == 0x3005) return HAN;
-    if (c >= 0xAC00 && c <= 0xD7A3) return HANGUL;
+    if ((c >= 0x3041 && c <= 0x309F)) return SCRIPT_HIRAGANA;
+    if ((c >= 0x30A1 && c <= 0x30FF && c != 0x30FB)) return SCRIPT_KATAKANA;
+    if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF) || c == 0x3005)
+        return SCRIPT_HAN;
+    if (c >= 0xAC00 && c <= 0xD7A3) return SCRIPT_HANGUL;
     return uc_is_general_category_withtable(c, UC_CATEGORY_MASK_L | UC_CATEGORY_MASK_N |
                                                    UC_CATEGORY_MASK_M)
-               ? WORD
-               : NONE;
+               ? SCRIPT_WORD
+               : SCRIPT_NONE;
 }
 
 /* NFKC and lower case; compatibility forms grow at most 11 times. */
 static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct error *err) {
     size_t room = 12 * len + 64;
-    uint8_t *form = try_calloc(room, 1, err), bytes[6];
-    uint8_t *got =
-        form ? u8_normalize(UNINORM_NFKC, (const uint8_t *)text, len, form, &room) : NULL;
-    if (form && got != form) error_set(err, ERR_MEMORY, "out of memory: a text of %zu bytes", len);
-    for (size_t at = 0; got && got == form && at < room;) {
+    uint8_t *dst = try_calloc(room, 1, err), bytes[6];
+    uint8_t *normalized =
+        dst ? u8_normalize(UNINORM_NFKC, (const uint8_t *)text, len, dst, &room) : NULL;
+    if (dst && normalized != dst)
+        error_set(err, ERR_MEMORY, "out of memory: a text of %zu bytes", len);
+    for (size_t pos = 0; normalized && normalized == dst && pos < room;) {
         ucs4_t c;
-        at += (size_t)u8_mbtouc(&c, got + at, room - at);
+        pos += (size_t)u8_mbtouc(&c, normalized + pos, room - pos);
         int n = u8_uctomb(bytes, uc_tolower(c), sizeof bytes);
         buf_add(out, bytes, (size_t)MAX(n, 0));
     }
     buf_puts(out, "");
-    free(form);
-    return form && got == form ? OK : err->code;
+    free(dst);
+    return dst && normalized == dst ? OK : err->code;
 }
 
 /* A run of one script: its bytes and the boundaries of its first and last character. */
@@ -55,15 +64,15 @@ struct script_run {
 };
 
 /* The run at *at; advances *at past it. NONE at the end. */
-static struct script_run run_next(const struct buf *b, size_t *at) {
-    struct script_run r = {.script = NONE};
-    while (*at < b->len) {
+static struct script_run run_next(const struct buf *b, size_t *pos) {
+    struct script_run r = {.script = SCRIPT_NONE};
+    while (*pos < b->len) {
         ucs4_t c;
-        const uint8_t *p = (const uint8_t *)b->data + *at;
-        size_t n = (size_t)u8_mbtouc(&c, p, b->len - *at);
+        const uint8_t *p = (const uint8_t *)b->data + *pos;
+        size_t n = (size_t)u8_mbtouc(&c, p, b->len - *pos);
         enum unicode_script s = script_of(c);
         if (r.script && s != r.script) break;
-        *at += n;
+        *pos += n;
         if (!s) continue;
         if (!r.script) r = (struct script_run){.script = s, .p = (const char *)p, .first = n};
         r.bytes += n;
@@ -76,12 +85,12 @@ static struct script_run run_next(const struct buf *b, size_t *at) {
 /* Called for each pair of the run's characters, or once for a run that is a word. */
 typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum unicode_script s);
 
-static void run_bigrams(const struct script_run *r, term_fn fn, void *ctx) {
-    if (r->script == WORD) {
+static void run_for_each_term(const struct script_run *r, term_fn fn, void *ctx) {
+    if (r->script == SCRIPT_WORD) {
         size_t n = r->bytes;
         if (n > TERM_BYTES)
             for (n = TERM_BYTES; ((uint8_t)r->p[n] & 0xC0) == 0x80; n--) continue;
-        fn(ctx, r->p, n, WORD);
+        fn(ctx, r->p, n, SCRIPT_WORD);
         return;
     }
     const char *p = r->p, *end = p + r->bytes;
@@ -91,13 +100,13 @@ static void run_bigrams(const struct script_run *r, term_fn fn, void *ctx) {
     }
 }
 
-struct indexed {
+struct index_terms {
     struct buf *out;
     int64_t n;
 };
 
-static void term_add(void *ctx, const char *p, size_t n, enum unicode_script s) {
-    struct indexed *x = ctx;
+static void index_term_add(void *ctx, const char *p, size_t n, enum unicode_script s) {
+    struct index_terms *x = ctx;
     (void)s;
     buf_add(x->out, p, n);
     buf_puts(x->out, " ");
@@ -106,12 +115,12 @@ static void term_add(void *ctx, const char *p, size_t n, enum unicode_script s) 
 
 int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struct error *err) {
     struct buf folded = {0};
-    struct indexed x = {out, 0};
-    size_t at = 0;
+    struct index_terms x = {out, 0};
+    size_t pos = 0;
     int rc = nfkc_lowercase(text, len, &folded, err);
-    for (struct script_run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
-        run_bigrams(&r, term_add, &x);
-        if (r.script != WORD) term_add(&x, r.p + r.bytes - r.last, r.last, r.script);
+    for (struct script_run r; rc == OK && (r = run_next(&folded, &pos)).script != SCRIPT_NONE;) {
+        run_for_each_term(&r, index_term_add, &x);
+        if (r.script != SCRIPT_WORD) index_term_add(&x, r.p + r.bytes - r.last, r.last, r.script);
     }
     buf_puts(out, "");
     buf_release(&folded);
@@ -120,7 +129,7 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
 }
 
 /* Words that occur in questions on any subject. */
-static bool is_common(const char *p, size_t n, enum unicode_script s) {
+static bool is_stop_word(const char *p, size_t n, enum unicode_script s) {
     static const char words[] =
         " a an and are as at be by can do does for from how i in is it me my "
         "of on or that the this to was what when where which who why will "
@@ -128,10 +137,10 @@ static bool is_common(const char *p, size_t n, enum unicode_script s) {
     static const char *const chinese[] = {"的", "了",   "吗",   "呢",  "是",
                                           "吧", "什么", "怎么", "多少"};
     char word[TERM_BYTES + 3];
-    if (s == HIRAGANA) return true;
+    if (s == SCRIPT_HIRAGANA) return true;
     snprintf(word, sizeof word, " %.*s ", (int)n, p);
-    if (s == WORD) return strstr(words, word) != NULL;
-    for (size_t i = 0; s == HAN && i < ARRAY_LEN(chinese); i++)
+    if (s == SCRIPT_WORD) return strstr(words, word) != NULL;
+    for (size_t i = 0; s == SCRIPT_HAN && i < ARRAY_LEN(chinese); i++)
         if (memmem(p, n, chinese[i], strlen(chinese[i]))) return true;
     return false;
 }
@@ -141,30 +150,30 @@ struct query_terms {
     int n;
 };
 
-static void query_add(struct query_terms *w, const char *p, size_t n, enum unicode_script s,
-                      bool prefix) {
+static void query_term_add(struct query_terms *w, const char *p, size_t n, enum unicode_script s,
+                           bool prefix) {
     if (w->n == QUERY_TERMS) return;
     for (int i = 0; i < w->n; i++)
         if (strlen(w->v[i].text) == n && memcmp(w->v[i].text, p, n) == 0) return;
     struct query_term *t = &w->v[w->n++];
-    *t = (struct query_term){.prefix = prefix, .weight = is_common(p, n, s) ? 0.25 : 1};
+    *t = (struct query_term){.prefix = prefix, .weight = is_stop_word(p, n, s) ? 0.25 : 1};
     memcpy(t->text, p, n);
 }
 
-static void wanted_add(void *ctx, const char *p, size_t n, enum unicode_script s) {
-    query_add(ctx, p, n, s, false);
+static void query_term_visit(void *ctx, const char *p, size_t n, enum unicode_script s) {
+    query_term_add(ctx, p, n, s, false);
 }
 
 int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err) {
     struct buf folded = {0};
     struct query_terms w = {out, 0};
-    size_t at = 0;
+    size_t pos = 0;
     int rc = nfkc_lowercase(text, strlen(text), &folded, err);
-    for (struct script_run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
-        if (r.script != WORD && r.chars == 1)
-            query_add(&w, r.p, r.bytes, r.script, true);
+    for (struct script_run r; rc == OK && (r = run_next(&folded, &pos)).script != SCRIPT_NONE;) {
+        if (r.script != SCRIPT_WORD && r.chars == 1)
+            query_term_add(&w, r.p, r.bytes, r.script, true);
         else
-            run_bigrams(&r, wanted_add, &w);
+            run_for_each_term(&r, query_term_visit, &w);
     }
     buf_release(&folded);
     return rc == OK ? w.n : rc;

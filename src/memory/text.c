@@ -18,7 +18,7 @@ const char *const language_names[N_LANGUAGES] = {"ja", "en", "zh"};
 /* Characters in almost every Chinese sentence, but not in Japanese without kana. */
 static const char chinese[] = "的了吗呢吧你我他她们这那么什怎谁哪说没很还让给为对过个请您";
 
-static bool has_char(const char *set, const uint8_t *p, int n) {
+static bool set_has_char(const char *set, const uint8_t *p, int n) {
     for (const char *at = set; (at = memchr(at, p[0], strlen(at))) != NULL; at++)
         if (strncmp(at, (const char *)p, (size_t)n) == 0) return true;
     return false;
@@ -34,7 +34,7 @@ enum language language_detect(const char *text) {
             return LANG_JA;
         if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF)) {
             han = true;
-            zh = zh || has_char(chinese, p, n);
+            zh = zh || set_has_char(chinese, p, n);
         }
         p += n;
     }
@@ -42,11 +42,11 @@ enum language language_detect(const char *text) {
 }
 
 size_t utf8_prefix_len(const char *text, size_t len, size_t chars) {
-    size_t at = 0;
+    size_t pos = 0;
     ucs4_t c;
-    for (; at < len && chars > 0; chars--)
-        at += (size_t)u8_mbtouc(&c, (const uint8_t *)text + at, len - at);
-    return at;
+    for (; pos < len && chars > 0; chars--)
+        pos += (size_t)u8_mbtouc(&c, (const uint8_t *)text + pos, len - pos);
+    return pos;
 }
 
 double cosine_similarity(const float *a, const float *b, int32_t d) {
@@ -62,14 +62,14 @@ double cosine_similarity(const float *a, const float *b, int32_t d) {
 /* chunks */
 
 /* State of the splitting: the text, and the chunks so far. */
-struct cutter {
+struct text_splitter {
     const char *text;
     size_t limit; /* characters */
     struct text_chunk *v;
     int n, cap;
 };
 
-static size_t chars_of(const struct cutter *c, size_t begin, size_t end) {
+static size_t splitter_chars(const struct text_splitter *c, size_t begin, size_t end) {
     return u8_mbsnlen((const uint8_t *)c->text + begin, end - begin);
 }
 
@@ -79,17 +79,17 @@ static bool is_space(const char *p, size_t left, int *n) {
     return uc_is_property_white_space(c);
 }
 
-static struct text_chunk trimmed(const struct cutter *c, size_t begin, size_t end) {
+static struct text_chunk chunk_trim(const struct text_splitter *c, size_t begin, size_t end) {
     int n;
     while (begin < end && is_space(c->text + begin, end - begin, &n)) begin += (size_t)n;
     size_t last = begin;
-    for (size_t at = begin; at < end; at += (size_t)n)
-        if (!is_space(c->text + at, end - at, &n)) last = at + (size_t)n;
+    for (size_t pos = begin; pos < end; pos += (size_t)n)
+        if (!is_space(c->text + pos, end - pos, &n)) last = pos + (size_t)n;
     return (struct text_chunk){begin, last};
 }
 
-static void cutter_add(struct cutter *c, size_t begin, size_t end) {
-    struct text_chunk k = trimmed(c, begin, end);
+static void splitter_add(struct text_splitter *c, size_t begin, size_t end) {
+    struct text_chunk k = chunk_trim(c, begin, end);
     if (k.begin == k.end) return;
     if (c->n == c->cap) {
         c->cap = MAX(2 * c->cap, 16);
@@ -99,71 +99,71 @@ static void cutter_add(struct cutter *c, size_t begin, size_t end) {
 }
 
 /* The end of the paragraph that begins here: after its empty line. */
-static size_t paragraph_end(const char *text, size_t at, size_t end) {
-    for (bool empty = false; at < end; at++) {
-        if (text[at] == '\n' && empty) return at + 1;
-        empty = text[at] == '\n' || (empty && strchr(" \t\r", text[at]));
+static size_t paragraph_end(const char *text, size_t pos, size_t end) {
+    for (bool empty = false; pos < end; pos++) {
+        if (text[pos] == '\n' && empty) return pos + 1;
+        empty = text[pos] == '\n' || (empty && strchr(" \t\r", text[pos]));
     }
     return end;
 }
 
 /* CJK full stops always end a sentence, the others only before white space. */
-static size_t sentence_end(const char *text, size_t at, size_t end) {
-    static const char wide[] = "。！？．｡";
-    while (at < end) {
+static size_t sentence_end(const char *text, size_t pos, size_t end) {
+    static const char cjk_stops[] = "。！？．｡";
+    while (pos < end) {
         ucs4_t u;
-        int n = u8_mbtouc(&u, (const uint8_t *)text + at, end - at);
-        bool stop = n == 3 && has_char(wide, (const uint8_t *)text + at, n);
-        bool narrow = n == 1 && (text[at] == '.' || text[at] == '!' || text[at] == '?');
-        at += (size_t)n;
-        if (stop || text[at - 1] == '\n') return at;
-        if (narrow && at < end && strchr(" \t\r\n", text[at])) return at;
+        int n = u8_mbtouc(&u, (const uint8_t *)text + pos, end - pos);
+        bool cjk_stop = n == 3 && set_has_char(cjk_stops, (const uint8_t *)text + pos, n);
+        bool ascii_stop = n == 1 && (text[pos] == '.' || text[pos] == '!' || text[pos] == '?');
+        pos += (size_t)n;
+        if (cjk_stop || text[pos - 1] == '\n') return pos;
+        if (ascii_stop && pos < end && strchr(" \t\r\n", text[pos])) return pos;
     }
     return end;
 }
 
-static void pack(struct cutter *c, size_t begin, size_t end, bool sentences);
+static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences);
 
 /* Splits a unit that is too long for one chunk into the next finer ones: paragraphs, sentences,
  * characters. */
-static void unit_cut(struct cutter *c, struct text_chunk unit, bool sentences) {
+static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sentences) {
     if (!sentences) {
-        pack(c, unit.begin, unit.end, true);
+        units_pack(c, unit.begin, unit.end, true);
         return;
     }
     for (size_t at = unit.begin, n; at < unit.end; at += n) {
         n = utf8_prefix_len(c->text + at, unit.end - at, c->limit);
-        cutter_add(c, at, at + n);
+        splitter_add(c, at, at + n);
     }
 }
 
 /* Packs the units of a piece, as many as fit into each chunk. `chars` counts the characters from
  * `start` to `at`, each once, so that the time is linear. */
-static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
+static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
     for (size_t at = begin, next; at < end; at = next) {
         next = (sentences ? sentence_end : paragraph_end)(c->text, at, end);
-        struct text_chunk unit = trimmed(c, at, next);
-        size_t n = chars_of(c, chars ? at : unit.begin, unit.end);
+        struct text_chunk unit = chunk_trim(c, at, next);
+        size_t n = splitter_chars(c, chars ? at : unit.begin, unit.end);
         if (chars + n > c->limit) {
-            cutter_add(c, start, at);
+            splitter_add(c, start, at);
             start = at;
             chars = 0;
-            n = chars_of(c, unit.begin, unit.end);
+            n = splitter_chars(c, unit.begin, unit.end);
         }
-        if (n > c->limit) unit_cut(c, unit, sentences);
+        if (n > c->limit) unit_split(c, unit, sentences);
         if (n > c->limit || chars + n == 0)
             start = next;
         else
-            chars += n + chars_of(c, unit.end, next);
+            chars += n + splitter_chars(c, unit.end, next);
     }
-    cutter_add(c, start, end);
+    splitter_add(c, start, end);
 }
 
 int text_split_chunks(const char *text, size_t len, int chars, struct text_chunk **out) {
-    struct cutter c = {.text = text, .limit = (size_t)chars};
+    struct text_splitter c = {.text = text, .limit = (size_t)chars};
     CHECK(chars >= 16);
-    pack(&c, 0, len, false);
+    units_pack(&c, 0, len, false);
     *out = c.v;
     return c.n;
 }

@@ -17,70 +17,75 @@
 
 /* Sentences may have any length, facts may not: the search covers the beginning of each sentence,
  * and the first sentences of a text. */
-enum { STEPS = 20000000, FACT_CHARS = 60, SENTENCE_BYTES = 2048, SAID_BYTES = 256 << 10 };
+enum {
+    MATCH_LIMIT = 20000000,
+    FACT_MAX_CHARS = 60,
+    SENTENCE_MAX_BYTES = 2048,
+    TEXT_MAX_BYTES = 256 << 10
+};
 
 /* A pattern is compiled once and cached; `text` is a literal in this file, so that its address
  * identifies it. */
-static pcre2_code *pattern_of(const char *text) {
-    enum { PATTERNS = 64 };
+static pcre2_code *pattern_get(const char *text) {
+    enum { MAX_PATTERNS = 64 };
     static struct {
         const char *text;
         pcre2_code *code;
-    } known[PATTERNS];
+    } cache[MAX_PATTERNS];
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int code, i = 0;
-    PCRE2_SIZE at;
+    PCRE2_SIZE offset;
     pthread_mutex_lock(&lock);
-    while (i < PATTERNS && known[i].text && known[i].text != text) i++;
-    CHECK(i < PATTERNS);
-    if (!known[i].text)
-        known[i].code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                                      PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
-    known[i].text = text;
+    while (i < MAX_PATTERNS && cache[i].text && cache[i].text != text) i++;
+    CHECK(i < MAX_PATTERNS);
+    if (!cache[i].text)
+        cache[i].code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                                      PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
+    cache[i].text = text;
     pthread_mutex_unlock(&lock);
-    CHECK(known[i].code != NULL); /* the tables contain valid patterns only */
-    return known[i].code;
+    CHECK(cache[i].code != NULL); /* the tables contain valid patterns only */
+    return cache[i].code;
 }
 
-static pcre2_match_context *limits_new(void) {
+static pcre2_match_context *match_context_new(void) {
     pcre2_match_context *m = pcre2_match_context_create(NULL);
-    pcre2_set_match_limit(m, STEPS);
+    pcre2_set_match_limit(m, MATCH_LIMIT);
     return m;
 }
 
 /* Texts here were cleaned by buf_add_sanitized, so UTF-8 is not checked again at every offset. */
 
 /* True if the pattern matches in the text; `group` (may be NULL) receives its first group. */
-static bool pattern_in(const char *pattern, const char *text, size_t len, struct buf *group) {
-    pcre2_code *p = pattern_of(pattern);
+static bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group) {
+    pcre2_code *p = pattern_get(pattern);
     pcre2_match_data *m = pcre2_match_data_create_from_pattern(p, NULL);
-    pcre2_match_context *limits = limits_new();
-    bool found = pcre2_match(p, (PCRE2_SPTR)text, len, 0, PCRE2_NO_UTF_CHECK, m, limits) > 0;
+    pcre2_match_context *context = match_context_new();
+    bool found = pcre2_match(p, (PCRE2_SPTR)text, len, 0, PCRE2_NO_UTF_CHECK, m, context) > 0;
     if (found && group) {
-        const PCRE2_SIZE *at = pcre2_get_ovector_pointer(m);
-        buf_add(group, text + at[2], at[3] - at[2]);
+        const PCRE2_SIZE *ovector = pcre2_get_ovector_pointer(m);
+        buf_add(group, text + ovector[2], ovector[3] - ovector[2]);
     }
-    pcre2_match_context_free(limits);
+    pcre2_match_context_free(context);
     pcre2_match_data_free(m);
     return found;
 }
 
 /* Replaces every match in `text`. The result always fits: no replacement is longer than its match.
  */
-static void pattern_replace(const char *pattern, const char *to, struct buf *text) {
-    pcre2_code *p = pattern_of(pattern);
-    pcre2_match_context *limits = limits_new();
+static void pattern_replace(const char *pattern, const char *replacement, struct buf *text) {
+    pcre2_code *p = pattern_get(pattern);
+    pcre2_match_context *context = match_context_new();
     PCRE2_SIZE room = text->len + 1;
     char *out = xmalloc(room);
-    int rc = pcre2_substitute(p, (PCRE2_SPTR)text->data, text->len, 0,
-                              PCRE2_SUBSTITUTE_GLOBAL | PCRE2_NO_UTF_CHECK, NULL, limits,
-                              (PCRE2_SPTR)to, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &room);
+    int rc = pcre2_substitute(
+        p, (PCRE2_SPTR)text->data, text->len, 0, PCRE2_SUBSTITUTE_GLOBAL | PCRE2_NO_UTF_CHECK, NULL,
+        context, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &room);
     if (rc > 0) {
         text->len = 0;
         buf_add(text, out, room);
     }
     free(out);
-    pcre2_match_context_free(limits);
+    pcre2_match_context_free(context);
 }
 
 /* answers */
@@ -120,12 +125,12 @@ bool answer_clean(const char *text, bool cut, struct buf *out) {
     buf_puts(&b, "");
     for (size_t i = 0; i < ARRAY_LEN(cleanup); i++)
         pattern_replace(cleanup[i].pattern, cleanup[i].to, &b);
-    if (cut && !pattern_in(SENTENCE_END "\\z", b.data, b.len, NULL)) /* an unfinished sentence */
+    if (cut && !pattern_find(SENTENCE_END "\\z", b.data, b.len, NULL)) /* an unfinished sentence */
         pattern_replace("(?s)\\A(.*" SENTENCE_END ").*\\z", "$1", &b);
-    bool good = pattern_in("[\\p{L}\\p{N}]", b.data, b.len, NULL);
-    if (good) buf_add(out, b.data, b.len);
+    bool has_text = pattern_find("[\\p{L}\\p{N}]", b.data, b.len, NULL);
+    if (has_text) buf_add(out, b.data, b.len);
     buf_release(&b);
-    return good;
+    return has_text;
 }
 
 const char *answer_fallback(enum language l) {
@@ -141,33 +146,36 @@ const char *answer_fallback(enum language l) {
 /* Patterns for one sentence that is not a question, with white space trimmed; the first group is
  * the fact. The keys are those of conversation_merge_facts. With `list`, an enumeration becomes
  * several facts. */
-#define JA_I "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
-#define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* no denial */
-#define JA_FROM "(?:^|[、，\\s]|" JA_I "[はも])"
-#define JA_IS "(?:です|だよ?|でございます|$|[。！])"
+#define JA_PRONOUN "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
+#define JA_NOT_QUESTION                                                                            \
+    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* no denial */
+#define JA_START "(?:^|[、，\\s]|" JA_PRONOUN "[はも])"
+#define JA_END "(?:です|だよ?|でございます|$|[。！])"
 static const struct {
     const char *key;
     bool list;
     const char *pattern;
 } fact_patterns[] = {
     {"名前", false,
-     JA_I "の名前は" JA_ASK
-          "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_IS
-          ")"},
+     JA_PRONOUN
+     "の名前は" JA_NOT_QUESTION
+     "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_END ")"},
     {"名前", false,
-     JA_I "は[「『]?" JA_ASK "([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:言い|いい|申し)ます"},
+     JA_PRONOUN "は[「『]?" JA_NOT_QUESTION
+                "([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:言い|いい|申し)ます"},
     {"名前", false, "(?:^|[、，\\s])[「『]?([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:呼|よ)んで"},
-    {"興味", true, "趣味は" JA_ASK "([^。！]{1,60}?)" JA_IS},
-    {"興味", true, JA_FROM "(は?[^は、。！\\s]{1,30}?)に興味が(?:あり|ある)"},
+    {"興味", true, "趣味は" JA_NOT_QUESTION "([^。！]{1,60}?)" JA_END},
+    {"興味", true, JA_START "(は?[^は、。！\\s]{1,30}?)に興味が(?:あり|ある)"},
     {"好きなもの", true,
-     JA_FROM JA_ASK "(は?[^は、。！\\s]{1,30}?)[がを](?:大|一番|とても)?好き"
-                    "(?:です|だ(?!った)|なんです|で[、，]|$|[。！])"},
-    {"好きなもの", true, "好きな(?:もの|こと|食べ物|飲み物)は" JA_ASK "([^。！]{1,60}?)" JA_IS},
+     JA_START JA_NOT_QUESTION "(は?[^は、。！\\s]{1,30}?)[がを](?:大|一番|とても)?好き"
+                              "(?:です|だ(?!った)|なんです|で[、，]|$|[。！])"},
+    {"好きなもの", true,
+     "好きな(?:もの|こと|食べ物|飲み物)は" JA_NOT_QUESTION "([^。！]{1,60}?)" JA_END},
     {"その他の情報", false,
-     "(" JA_I "は[^、。！]{1,30}?(?:に住んで|で働いて|を勉強して|出身で)[^、。！]{0,6})"},
+     "(" JA_PRONOUN "は[^、。！]{1,30}?(?:に住んで|で働いて|を勉強して|出身で)[^、。！]{0,6})"},
     {"その他の情報", false,
-     JA_I "は(?!元気|大丈夫|平気|賛成|反対|同じ|そう|好き)" JA_ASK
-          "([^はがを、。！\\s]{1,12}?)(?<![のん好])です"},
+     JA_PRONOUN "は(?!元気|大丈夫|平気|賛成|反対|同じ|そう|好き)" JA_NOT_QUESTION
+                "([^はがを、。！\\s]{1,12}?)(?<![のん好])です"},
     {"名前", false,
      "(?i:\\bmy name(?:['’]s| is)) (?!not\\b|what\\b)(\\p{L}[\\p{L}'’-]*(?: "
      "\\p{Lu}[\\p{L}'’-]*){0,2})"},
@@ -193,39 +201,40 @@ static const struct {
 
 /* True for a sentence that asks a question. */
 static bool is_question(const char *p, size_t n) {
-    return pattern_in("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
-           pattern_in(
+    return pattern_find("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
+           pattern_find(
                "(?i)\\A\\s*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|"
                "would|should)\\b",
                p, n, NULL);
 }
 
 /* The next sentence of a text that is not a question; false at the end of the text. */
-static bool statement_next(const struct buf *text, size_t *at, struct buf *one) {
-    while (*at < text->len) {
-        one->len = 0;
-        if (!pattern_in("\\A((?s:.+?)(?:[。！？!?\\n]|\\.(?=\\s)|\\z)\\s*)", text->data + *at,
-                        text->len - *at, one))
+static bool statement_next(const struct buf *text, size_t *pos, struct buf *sentence) {
+    while (*pos < text->len) {
+        sentence->len = 0;
+        if (!pattern_find("\\A((?s:.+?)(?:[。！？!?\\n]|\\.(?=\\s)|\\z)\\s*)", text->data + *pos,
+                          text->len - *pos, sentence))
             return false;
-        *at += one->len;
-        if (!is_question(one->data, one->len)) return true;
+        *pos += sentence->len;
+        if (!is_question(sentence->data, sentence->len)) return true;
     }
     return false;
 }
 
 void statements_extract(const char *text, struct buf *out) {
-    struct buf all = {0}, one = {0};
+    struct buf all = {0}, sentence = {0};
     buf_add_sanitized(&all, text, strlen(text));
-    for (size_t at = 0; statement_next(&all, &at, &one);) buf_add(out, one.data, one.len);
+    for (size_t pos = 0; statement_next(&all, &pos, &sentence);)
+        buf_add(out, sentence.data, sentence.len);
     buf_puts(out, "");
     buf_release(&all);
-    buf_release(&one);
+    buf_release(&sentence);
 }
 
-static void fact_put(json_t *facts, const char *key, const char *text, size_t len, bool list) {
+static void fact_add(json_t *facts, const char *key, const char *text, size_t len, bool list) {
     while (len && strchr(" \t.", *text)) text++, len--;
     while (len && strchr(" \t.", text[len - 1])) len--;
-    json_t *v = len ? json_stringn(text, utf8_prefix_len(text, len, FACT_CHARS)) : NULL;
+    json_t *v = len ? json_stringn(text, utf8_prefix_len(text, len, FACT_MAX_CHARS)) : NULL;
     if (!v) return;
     if (!list && strcmp(key, "名前") == 0) {
         json_object_set_new(facts, key, v);
@@ -236,24 +245,24 @@ static void fact_put(json_t *facts, const char *key, const char *text, size_t le
 }
 
 /* Splits "chess, go and shogi" into three facts. */
-static void list_put(json_t *facts, const char *key, struct buf *text) {
+static void fact_list_add(json_t *facts, const char *key, struct buf *text) {
     pattern_replace("\\s*(?:[、，,;；・/／]|\\band\\b)\\s*(?:and\\b\\s*)?", "\n", text);
-    for (size_t n, at = 0; at < text->len; at += n + 1) {
-        n = strcspn(text->data + at, "\n");
-        fact_put(facts, key, text->data + at, n, true);
+    for (size_t n, pos = 0; pos < text->len; pos += n + 1) {
+        n = strcspn(text->data + pos, "\n");
+        fact_add(facts, key, text->data + pos, n, true);
     }
 }
 
 /* Applies all rules to one sentence. */
-static void sentence_facts(const char *p, size_t n, json_t *facts) {
+static void sentence_extract_facts(const char *p, size_t n, json_t *facts) {
     for (size_t i = 0; i < ARRAY_LEN(fact_patterns); i++) {
         struct buf group = {0};
-        if (pattern_in(fact_patterns[i].pattern, p, n, &group)) {
+        if (pattern_find(fact_patterns[i].pattern, p, n, &group)) {
             buf_puts(&group, "");
             if (fact_patterns[i].list)
-                list_put(facts, fact_patterns[i].key, &group);
+                fact_list_add(facts, fact_patterns[i].key, &group);
             else
-                fact_put(facts, fact_patterns[i].key, group.data, group.len, false);
+                fact_add(facts, fact_patterns[i].key, group.data, group.len, false);
         }
         buf_release(&group);
     }
@@ -261,15 +270,16 @@ static void sentence_facts(const char *p, size_t n, json_t *facts) {
 
 json_t *facts_extract(const char *text) {
     json_t *facts = json_object();
-    struct buf all = {0}, one = {0};
-    buf_add_sanitized(&all, text, strnlen(text, SAID_BYTES));
-    for (size_t at = 0; statement_next(&all, &at, &one);) {
-        pattern_replace("(?<!\\s)\\s++\\z", "", &one);
-        sentence_facts(one.data, utf8_complete_len(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)),
-                       facts);
+    struct buf all = {0}, sentence = {0};
+    buf_add_sanitized(&all, text, strnlen(text, TEXT_MAX_BYTES));
+    for (size_t pos = 0; statement_next(&all, &pos, &sentence);) {
+        pattern_replace("(?<!\\s)\\s++\\z", "", &sentence);
+        sentence_extract_facts(
+            sentence.data,
+            utf8_complete_len(sentence.data, MIN(sentence.len, (size_t)SENTENCE_MAX_BYTES)), facts);
     }
     buf_release(&all);
-    buf_release(&one);
+    buf_release(&sentence);
     return facts;
 }
 
@@ -282,75 +292,75 @@ struct term_set {
 };
 
 /* Compares two terms, each ended by a blank or NUL. */
-static int word_order(const void *a, const void *b) {
+static int term_compare(const void *a, const void *b) {
     const char *x = *(const char *const *)a, *y = *(const char *const *)b;
     size_t n = strcspn(x, " "), m = strcspn(y, " ");
     int order = memcmp(x, y, MIN(n, m));
     return order ? order : (n > m) - (n < m);
 }
 
-static void said_read(struct term_set *s, const char *text) {
+static void term_set_init(struct term_set *s, const char *text) {
     struct error err;
     *s = (struct term_set){0};
     if (terms_index(text, strlen(text), &s->terms, &s->n, &err) != OK) s->n = 0;
     s->v = xcalloc((size_t)s->n + 1, sizeof *s->v);
     const char *p = s->terms.data;
     for (int64_t i = 0; i < s->n; i++, p += strcspn(p, " ") + 1) s->v[i] = p;
-    qsort(s->v, (size_t)s->n, sizeof *s->v, word_order);
+    qsort(s->v, (size_t)s->n, sizeof *s->v, term_compare);
 }
 
-static void said_release(struct term_set *s) {
+static void term_set_release(struct term_set *s) {
     free(s->v);
     buf_release(&s->terms);
 }
 
-static bool term_was_said(const struct term_set *s, const struct query_term *t) {
+static bool term_set_has(const struct term_set *s, const struct query_term *t) {
     const char *text = t->text;
     int64_t lo = 0, hi = s->n; /* finds the first term that does not sort before t */
     while (lo < hi) {
         int64_t mid = lo + (hi - lo) / 2;
-        if (word_order(&s->v[mid], &text) < 0)
+        if (term_compare(&s->v[mid], &text) < 0)
             lo = mid + 1;
         else
             hi = mid;
     }
     if (lo == s->n) return false;
     return t->prefix ? strncmp(s->v[lo], text, strlen(text)) == 0
-                     : word_order(&s->v[lo], &text) == 0;
+                     : term_compare(&s->v[lo], &text) == 0;
 }
 
 /* True if the text contains at least half of a fact's terms, by weight, and at least one that is
  * not a common word. */
-static bool fact_is_grounded(const char *text, const struct term_set *said) {
+static bool fact_is_grounded(const char *text, const struct term_set *source) {
     struct query_term terms[QUERY_TERMS];
     struct error err;
-    double all = 0, there = 0;
-    bool any = false;
+    double total_weight = 0, found_weight = 0;
+    bool any_rare = false;
     int n =
         utf8_prefix_len(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
     for (int i = 0; i < n; i++) {
-        bool found = term_was_said(said, &terms[i]);
-        all += terms[i].weight;
-        there += found ? terms[i].weight : 0;
-        any = any || (found && terms[i].weight >= 1);
+        bool found = term_set_has(source, &terms[i]);
+        total_weight += terms[i].weight;
+        found_weight += found ? terms[i].weight : 0;
+        any_rare = any_rare || (found && terms[i].weight >= 1);
     }
-    return any && 2 * there >= all;
+    return any_rare && 2 * found_weight >= total_weight;
 }
 
 json_t *facts_filter_grounded(const json_t *facts, const char *text) {
     json_t *out = json_object(), *v, *member;
-    struct term_set said;
+    struct term_set source;
     const char *key;
     size_t i;
-    said_read(&said, text);
+    term_set_init(&source, text);
     json_object_foreach ((json_t *)(uintptr_t)facts, key, v) {
-        if (json_is_string(v) && fact_is_grounded(json_string_value(v), &said))
+        if (json_is_string(v) && fact_is_grounded(json_string_value(v), &source))
             json_object_set(out, key, v);
         if (json_is_array(v)) json_object_set_new(out, key, json_array());
         json_array_foreach (v, i, member)
-            if (json_is_string(member) && fact_is_grounded(json_string_value(member), &said))
+            if (json_is_string(member) && fact_is_grounded(json_string_value(member), &source))
                 json_array_append(json_object_get(out, key), member);
     }
-    said_release(&said);
+    term_set_release(&source);
     return out;
 }

@@ -1,15 +1,14 @@
 /*
- * adapter: the value itself — layout, construction, identity, reference count.
+ * adapter: memory layout, constructors, hash and reference count of struct adapter.
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
  * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head;
- * `loras` and `overlay` point into it and are what the engine reads. This file knows neither file
- * formats nor algebra. After a constructor has returned an adapter, only adapter_bind (bind.c)
- * writes to it.
+ * `loras` and `overlay` point into this block. This file knows neither file formats nor algebra.
+ * After a constructor has returned an adapter, only adapter_bind (bind.c) writes to it.
  *
- * Invariants: config, loras and data describe the same modules; config is normalised (`modules` is
- * NULL whenever one (r, alpha) for whole projections describes them all), so that equal content has
- * one form and therefore one hash.
+ * Invariants: config, loras and data describe the same modules; config is normalised: `modules` is
+ * NULL if one (r, alpha) and the targets describe all modules. Equal content therefore has one form
+ * and one hash.
  */
 #include "adapter/internal.h"
 
@@ -17,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Some architectures have other names for the same projections. */
+/* Names that some architectures use for the same projections. */
 static const struct {
     const char *name;
     enum proj p;
@@ -176,7 +175,8 @@ static bool module_equal(struct adapter_module a, struct adapter_module b) {
     return a.r == b.r && (a.r == 0 || a.alpha == b.alpha);
 }
 
-/* The pair that most modules have, the first of equals: the file's top-level r and lora_alpha. */
+/* The (r, alpha) that most modules have; of equal counts the first. PEFT's config stores it as the
+ * top-level r and lora_alpha. */
 static struct adapter_module modules_most_common(const struct adapter_module *modules, int32_t n) {
     struct adapter_module most_common = {0, 0};
     int32_t max_count = 0;
@@ -189,8 +189,8 @@ static struct adapter_module modules_most_common(const struct adapter_module *mo
     return most_common;
 }
 
-/* True when `modules` is equivalent to "these projections, in all layers, with this rank and
- * alpha". */
+/* True when `modules` can be expressed by a list of projections, all layers, and one rank and
+ * alpha. */
 static bool modules_are_uniform(const struct adapter_module *modules, int32_t n,
                                 struct adapter_module all) {
     for (int32_t i = 0; i < n; i++) {
@@ -206,8 +206,8 @@ static int32_t *ids_copy(const struct adapter_vocab_config *t) {
     return memcpy(xmalloc(size), t->ids, size);
 }
 
-/* The one form that equal configurations share: without projections that the architecture lacks;
- * `modules`, if needed, is an owned copy. */
+/* The normal form, equal for equal configurations: projections that the architecture lacks are
+ * removed, and `modules` is an owned copy, or NULL if it is not needed. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
@@ -225,7 +225,8 @@ static struct adapter_config config_normalise(const struct model_config *shape,
     }
     struct adapter_module common = modules_most_common(modules, n);
     if (common.r == 0) common = c.embed.lora.r ? c.embed.lora : c.head.lora;
-    if (common.r == 0) common = (struct adapter_module){c.r, c.alpha}; // only whole tables or rows
+    if (common.r == 0)
+        common = (struct adapter_module){c.r, c.alpha}; // only replacement tables or rows
     c.r = common.r;
     c.alpha = common.alpha;
     bool uniform = modules_are_uniform(modules, n, common);
@@ -258,7 +259,7 @@ static float module_scale(struct adapter_module m, bool rslora) {
     return (float)((double)m.alpha / (rslora ? sqrt(m.r) : (double)m.r));
 }
 
-/* Points one of the two tables at its data at *at and advances *at. */
+/* Sets the pointers of one of the two tables to its data at *cursor and advances *cursor. */
 static struct vocab_override table_set_pointers(const struct adapter *a,
                                                 const struct adapter_vocab_config *t, bool head,
                                                 const float **cursor) {
@@ -282,8 +283,8 @@ static struct vocab_override table_set_pointers(const struct adapter *a,
     return table;
 }
 
-/* If embedding and head are tied, PEFT's trained rows of the embedding apply to the head as well.
- */
+/* If embedding and head are tied, the trained rows of the embedding apply to the head too, as in
+ * PEFT. */
 static void tables_set_pointers(struct adapter *a, const float *cursor) {
     if (!tables_are_used(&a->config)) return;
     struct vocab_overrides *o = a->overlay = xcalloc(1, sizeof *o);
@@ -296,7 +297,7 @@ static void tables_set_pointers(struct adapter *a, const float *cursor) {
     }
 }
 
-/* Points every lora at its place in a->data. */
+/* Sets the pointers of all loras, magnitudes and tables into a->data. */
 static void loras_set_pointers(struct adapter *a) {
     const float *cursor = a->data;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
@@ -337,9 +338,9 @@ static void table_append_hash_text(struct buf *b, const char *name,
 }
 
 /*
- * SHA-256 of a text with everything that changes the adapter's effect or its training (sizes,
- * ranks, alphas, dropout), followed by the floats of `data` (little-endian, as in the file).
- * Lineage and the base's name are not part of it.
+ * SHA-256 of a text with all settings that change the adapter's output or training (sizes, ranks,
+ * alphas, dropout), followed by the floats of `data` (little-endian, as in the file). It does not
+ * cover the lineage and the base's name.
  */
 void adapter_hash_compute(struct adapter *a) {
     struct buf b = {0};
@@ -383,13 +384,13 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
 
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
-    CHECK(!c->dora && !tables_are_used(c)); // these depend on a base's weights
+    CHECK(!c->dora && !tables_are_used(c)); // they depend on the weights of a base model
     struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
         if (lo->r == 0) continue;
-        /* One stream per tensor, so that the other targets do not change a projection's initial
-         * values. */
+        /* One random stream per tensor: a projection's initial values do not depend on the other
+         * targets. */
         struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)i, 0);
         int32_t in = proj_in(shape, i % N_PROJ);
         float bound = (float)(1 / sqrt(in)), *w = a->data + (lo->a - a->data);
@@ -426,8 +427,7 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
 }
 
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
-    struct lora_pack **slot =
-        (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache: no content
+    struct lora_pack **slot = (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache
     struct lora_pack *p = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *expected = NULL;
     if (p) return p;
     CHECK(a->data &&

@@ -1,12 +1,12 @@
 /*
- * adapter: LoRA adapters as immutable, reference-counted values named by the hash of their content,
- * their PEFT and GGUF files, algebra on ΔW = scale · B A that never forms the full matrix, and
- * merging into a base.
+ * adapter: LoRA adapters. An adapter is an immutable, reference-counted value that is identified by
+ * the hash of its content. This header also has PEFT and GGUF files, algebra on ΔW = scale · B A
+ * that never forms the full matrix, and merging into a base model.
  *
  * An adapter belongs to a model shape, not to a model object. It never changes after construction;
- * every operator returns a new one. The one exception is DoRA, whose multipliers depend on the
- * base's weights: adapter_bind computes them, before the adapter is shared. Retain/release are
- * atomic; everything else here is pure and may run in any thread.
+ * every operator returns a new one. The one exception is adapter_bind, which is called before the
+ * adapter is shared: it computes DoRA's multipliers, which depend on the base's weights.
+ * Retain/release are atomic; everything else here is pure and may run in any thread.
  *
  * An adapter is *plain* when it consists only of low-rank parts of layers. Algebra and training
  * accept plain adapters only.
@@ -28,19 +28,19 @@ struct adapter_module {
 struct adapter_vocab_config {
     struct adapter_module lora;
     bool full;          /* a whole replacement table (PEFT's modules_to_save) */
-    int32_t n_ids;      /* number of replaced rows (PEFT's trainable_token_indices) … */
-    const int32_t *ids; /* … in ascending order; borrowed like `modules` */
+    int32_t n_ids;      /* number of replaced rows (PEFT's trainable_token_indices) */
+    const int32_t *ids; /* [n_ids] token ids in ascending order; borrowed like `modules` */
 };
 struct adapter_config {
     int32_t r;
     float alpha, dropout;
     bool target[N_PROJ];
     bool rslora; /* scale = alpha / sqrt(r) instead of alpha / r */
-    bool dora;   /* every low-rank part but the embedding's has a magnitude per output */
+    bool dora;   /* each low-rank part except the embedding's has one magnitude per output */
     struct adapter_vocab_config embed, head;
-    /* NULL: every target has (r, alpha) in every layer. Else [L][N_PROJ], which replaces `target`:
-     * mixed ranks, some layers only. Borrowed: a config copied from an adapter is valid while that
-     * adapter lives. */
+    /* NULL: every target has (r, alpha) in every layer. Else [L][N_PROJ], which replaces `target`,
+     * for mixed ranks or a subset of the layers. Borrowed: a config copied from an adapter is valid
+     * until that adapter is freed. */
     const struct adapter_module *modules;
 };
 
@@ -49,15 +49,15 @@ struct adapter {
     char hash[HASH_LEN]; /* SHA-256 of config and tensors, without lineage */
     struct adapter_config config;
     struct model_config shape;
-    struct lora *loras; /* [L][N_PROJ]; r = 0: not targeted; the forward pass uses packs */
+    struct lora *loras; /* [L][N_PROJ]; r = 0: not targeted; the forward pass reads `packs` */
     /* All A and B, in layer, projection, A-then-B order; then, if the config has them, the
      * magnitudes in the same order; then for the embedding and for the head: A, B, magnitude, the
-     * whole table, rows. */
+     * replacement table, the replaced rows. */
     float *data;
     size_t n_data;           /* floats */
-    const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
-    struct vocab_overrides *overlay;  /* NULL: embedding and head of the base */
-    struct arena bound;               /* memory of adapter_bind; loras and overlay point into it */
+    const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
+    struct vocab_overrides *overlay; /* NULL: the base's embedding and head are used unchanged */
+    struct arena bound; /* allocated by adapter_bind; loras and overlay point into it */
     struct lora_pack *packs[N_DTYPE]; /* created on the first use; see adapter_pack */
     char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
     json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
@@ -72,79 +72,82 @@ int adapter_layers_parse(const char *list, const struct model_config *shape,
 /* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation), from (seed, RNG_INIT). */
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed);
-/* The same for this base. DoRA's magnitudes are the norms of the base's rows, so the new adapter
- * has no effect yet. Bound. */
+/* As adapter_new, bound to the base model m. DoRA's magnitudes are the norms of the base's rows, so
+ * the new adapter does not change the output. */
 struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
                                       uint64_t seed, struct error *err);
-/* Same layout, with the tensors in `data` (copied, n = adapter_param_count). Lineage is borrowed
- * (incref'ed). */
+/* An adapter with the tensors in `data` [adapter_param_count], in the order of adapter.data; they
+ * are copied. The lineage is borrowed (incref'ed). */
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage);
-/* The same, but `data` is malloc'ed and the adapter takes ownership. */
+/* As adapter_from_data, but `data` is malloc'ed and the adapter takes ownership. */
 struct adapter *adapter_from_owned_data(const struct model_config *shape,
                                         const struct adapter_config *c, float *data,
                                         json_t *lineage);
 size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
-/* ERR_USAGE when no target is a projection of this architecture: such an adapter cannot exist. */
+/* ERR_USAGE when no target is a projection of this architecture, so that the adapter would be
+ * empty. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
-/* True if layers and projections have equal sizes; with tables, also vocabulary and tying. */
+/* True if the number of layers and all projections have equal sizes. For an adapter that changes
+ * embedding or head, the vocabulary size and the tying must be equal too. */
 bool adapter_fits(const struct adapter *a, const struct model_config *shape);
-/* OK, or ERR_MISMATCH with the reason why `operation` ("blending") works with plain LoRA only. */
+/* OK for a plain adapter; else ERR_MISMATCH with the message that `operation` ("blending") works
+ * with plain LoRA only. */
 int adapter_require_plain(const struct adapter *a, const char *operation, struct error *err);
 /* False for DoRA before adapter_bind: such an adapter must not be run. */
 bool adapter_is_ready(const struct adapter *a);
 /* Call it once, before the adapter is shared. Computes DoRA's multipliers m / ‖W + scale · B A‖
- * (norms of rows, in double; ERR_NUMERIC if one is 0). A whole table that differs from the base's
- * in few rows is served as those rows, so that it can be batched. */
+ * (norms of rows, in double; ERR_NUMERIC if one is 0). A replacement table that differs from the
+ * base's in few rows is reduced to those rows, so that requests can be batched. */
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
 /* ‖row + scale · B_o A‖ for output o, where `row` is W_o [k]: DoRA's divisor. */
 double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k);
-/* The adapter as the forward pass reads it, in element type `elem`; created once, valid while the
- * adapter lives. Any thread. The adapter must be ready. */
+/* The packed adapter that the forward pass reads, in element type `elem`. It is created on the
+ * first call and valid until the adapter is freed. Any thread. The adapter must be ready. */
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
 /* Rows [begin, end) under this adapter alone, in f32 (NULL: the base model); `part` is memory for
  * the segment. */
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
                                          struct lora_part *part);
-/* The same, and frees the factors: for an adapter that is only served and changes neither embedding
- * nor head. Algebra, saving and other elements then break the contract. The caller must be the only
- * owner. */
+/* As adapter_pack, and frees the f32 factors. For an adapter that is only served and changes
+ * neither embedding nor head. Afterwards algebra, saving and packs in other element types abort.
+ * The caller must hold the only reference. */
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem);
 /*
- * An adapter in half the bytes. The floats of `data` (malloc'ed, taken over) are first rounded to
- * f16, up or down at random with probabilities by distance, so that changes below one digit survive
- * on average; then as adapter_pack_only. The hash covers the rounded values, and adapter_to_f32
- * returns exactly these: nothing else is lost. Plain adapters only.
+ * An adapter stored as f16 only, in half the memory. First `data` (malloc'ed, the adapter takes
+ * ownership) is rounded to f16 with stochastic rounding, so that updates smaller than one unit in
+ * the last place survive on average. Then adapter_pack_only frees the f32 factors. The hash covers
+ * the rounded values, and adapter_to_f32 returns exactly these values. Plain adapters only.
  */
 struct adapter *adapter_from_data_f16(const struct model_config *shape,
                                       const struct adapter_config *c, float *data, json_t *lineage,
                                       struct rng *rng);
-/* The adapter with its factors: itself, retained, or a copy made from its f16 pack. */
+/* An adapter with f32 factors: `a` itself, retained, or a copy made from its f16 pack. */
 struct adapter *adapter_to_f32(struct adapter *a);
-void adapter_copy_params(const struct adapter *a, float *out); /* [n_data] the same as floats */
-/* The memory that it occupies, including the packs created so far. Any thread. */
+void adapter_copy_params(const struct adapter *a, float *out); /* [n_data] */
+/* Bytes in memory, including the packs created so far. Any thread. */
 size_t adapter_bytes(const struct adapter *a);
 struct adapter *adapter_retain(struct adapter *a);
-void adapter_release(struct adapter *a); /* NULL is fine */
+void adapter_release(struct adapter *a); /* NULL is allowed */
 
 /*
- * PEFT directory: adapter_config.json and adapter_model.safetensors, in the byte-stable form of the
- * reference. Strict: every tensor must map to a projection of `shape` with the right dimensions and
- * every targeted projection must be present; one error lists all offenders (ERR_MISMATCH).
- * adapter_model.bin is refused with a hint how to convert it. F32, F16 and BF16 tensors are read;
- * F32 is written. `base` is written as base_model_name_or_path.
+ * PEFT directory: adapter_config.json and adapter_model.safetensors, written in a canonical form:
+ * equal adapters give equal bytes. Strict: every tensor must map to a projection of `shape` with
+ * the right dimensions and every targeted projection must be present; one error lists all offenders
+ * (ERR_MISMATCH). adapter_model.bin is refused with a hint how to convert it. F32, F16 and BF16
+ * tensors are read; F32 is written. `base` is written as base_model_name_or_path.
  */
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err);
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err);
 
 /*
- * GGUF LoRA, llama.cpp's form: one alpha for the whole file, scale alpha / rank, q and k rows
+ * GGUF LoRA files as in llama.cpp: one alpha for the whole file, scale alpha / rank, q and k rows
  * permuted if the architecture permutes them. Settings that only PEFT's config can express are
- * stored under shoal.* keys, so that PEFT → GGUF → PEFT gives the same bytes. Refused by name:
- * DoRA, replaced tables and rows, embedding or head under a tied base (llama.cpp has one tensor for
- * both), and several alphas, unless `fold` permits scaling B to compensate.
+ * stored under shoal.* keys, so that PEFT → GGUF → PEFT gives the same bytes. Saving refuses DoRA,
+ * replaced tables and rows, embedding or head of a tied base (llama.cpp has one tensor for both),
+ * and several alphas, unless `fold` allows B to be scaled to compensate.
  */
 struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
                                   struct error *err);
@@ -154,12 +157,12 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
 int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,
                   struct error *err);
 
-/* Loads either form for this model and binds it; commands use this function. Drops copies of the
- * model's embedding or head in the file, which PEFT adds unrequested. Warns when the file names the
- * hash of another base. */
+/* Loads a PEFT directory or a GGUF file for this model and binds it. Commands use this function. It
+ * ignores copies of the model's embedding or head in the file, which PEFT adds unrequested, and
+ * warns when the lineage has the hash of another base. */
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
-/* Parses one adapter of a mix, "DIR=0.7", and cuts off the weight. Without a weight: 1 and false.
- */
+/* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Without a weight:
+ * *weight is 1, returns false. */
 bool adapter_weight_parse(char *term, float *weight);
 /* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
@@ -169,18 +172,18 @@ bool adapter_weight_parse(char *term, float *weight);
 /*
  * Maps names to the current versions of adapters: thousands on disk, the most recently used ones in
  * memory, within a budget. All functions except adapter_pool_free may be called from any thread at
- * any time. The pool's one lock is held while files are checked and released while they are read; a
- * get of a name that is being loaded waits for that load.
+ * any time. The pool has one lock. It is held while file metadata are checked and released while
+ * files are read. A get of a name that another thread is loading waits for that load.
  *
- * Versions. A name's version is a number that grows when its content changes. A caller keeps the
- * version of the adapter it got; the next get returns the new one. If the files of a path have
- * changed (device, inode, size, times), the next get reads them again. If this fails, the old
- * version stays in place, with a warning, as long as it is in memory.
+ * Versions. A name's version is a number that grows when its content changes. An adapter that
+ * adapter_pool_get returned never changes; the next get returns the new version. If the files of a
+ * path have changed (device, inode, size, times), the next get reads them again. If this fails and
+ * the old version is in memory, the pool logs a warning and continues to return the old version.
  *
- * Budget. It bounds the memory of the pool's adapters: resident ones, and replaced or removed ones
- * that are still in use. The least recently used one is evicted first; an adapter that is in use,
- * pinned, or in memory only is never evicted. An adapter that is being loaded counts only once it
- * is in place; until then its f32 factors come on top.
+ * Budget. max_bytes bounds the memory of resident adapters and of replaced or removed adapters that
+ * are still in use. The least recently used adapter is evicted first. An adapter that is in use,
+ * pinned, or has no file is never evicted. The memory of an adapter that is being loaded, including
+ * its f32 factors, is not counted.
  */
 struct adapter_pool;
 struct adapter_pool_options {
@@ -190,21 +193,22 @@ struct adapter_pool_options {
 };
 /* The model is borrowed and outlives the pool; adapters may outlive both. */
 struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o);
-void adapter_pool_free(struct adapter_pool *p); /* NULL is fine; no other thread is in it */
+void adapter_pool_free(
+    struct adapter_pool *p); /* NULL is allowed; no other thread may use the pool */
 /* Registers a PEFT directory, a GGUF LoRA file or the hf: name of a pulled one; reads no tensor.
- * ERR_STATE when the name belongs to another path. */
+ * ERR_STATE when the name is registered for another path. */
 int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path, struct error *err);
-/* Registers every sub-directory with an adapter_config.json under the directory's name, except
- * hidden ones and (with a warning) names that belong to another path. Returns the number of new
- * names. */
+/* Registers every sub-directory that has an adapter_config.json, under the sub-directory's name.
+ * Skips hidden ones and, with a warning, names that are registered for another path. Returns the
+ * number of new names. */
 int adapter_pool_scan(struct adapter_pool *p, const char *dir, struct error *err);
-/* The name's current version, retained, or NULL. ERR_MISSING: no such name; ERR_STATE: no room left
- * by the adapters in use, try again after one is released; ERR_MEMORY: it never fits; other codes
- * report errors in the files. */
+/* The name's current version, retained, or NULL. ERR_MISSING: no such name. ERR_STATE: the adapters
+ * in use leave no room; try again after one is released. ERR_MEMORY: it is larger than the budget.
+ * Other codes report errors in the files. */
 struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struct error *err);
-/* Publishes a version under a name, new or not, all or nothing: an adapter in memory (retained; it
- * stays there until replaced), or the adapter at `path`, which is loaded and checked first. Errors
- * as for get. */
+/* Publishes a new version atomically under a new or existing name. The version is an adapter in
+ * memory (retained, resident until it is replaced) or the adapter at `path`, which is loaded and
+ * checked first. Errors as for adapter_pool_get. */
 int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapter *a,
                          struct error *err);
 int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const char *path,
@@ -216,7 +220,7 @@ int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, stru
 struct adapter_pool_item {
     const char *name;
     const char *path;    /* NULL: in memory only */
-    const char *problem; /* why its current files were refused; or NULL */
+    const char *problem; /* the error in its current files, or NULL */
     const char *hash;    /* SHA-256 of the version; "" before the first load */
     uint64_t version;    /* 0 before the first load */
     size_t bytes;        /* 0: not resident */
@@ -243,9 +247,9 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
  * publisher's notes, such as score and tags}. DIR's own two files are the current version.
  *
  * A version is replaced by renames, and the process may be killed at any moment: DIR then holds the
- * whole old version, the whole new one, or, during the exchange of the two configs, no adapter,
- * which the next call of any of these functions repairs. It never holds parts of two versions.
- * Calls for one DIR exclude each other.
+ * complete old version, the complete new version, or, while the two configs are exchanged, no
+ * adapter; the next call of any of these functions repairs this. DIR never holds parts of two
+ * versions. A file lock serialises calls for one DIR.
  */
 /* Makes `a` the current version and keeps the previous content of DIR, even if it was never
  * published. `notes` (object or NULL) is added to version.json. */
@@ -257,24 +261,24 @@ int adapter_rollback(const char *dir, const struct model_config *shape, const ch
                      char hash[HASH_LEN], struct error *err);
 /* An array with the content of each version.json, newest first, each with "current". */
 json_t *adapter_versions(const char *dir, struct error *err);
-/* Saves an adapter that is not to be published as DIR/rejected-HASH8, with its version.json; *where
- * receives the malloc'ed path. */
+/* Saves an adapter that a quality gate rejected as DIR/rejected-HASH8, with a version.json.
+ * *saved_path receives the malloc'ed path. */
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
                           const json_t *notes, char **saved_path, struct error *err);
 
 /* merging and measuring */
 
-/* Σ weights[i] · ΔW_i as one adapter whose rank is the sum of the ranks (exact, PEFT's "cat");
- * plain adapters only. */
+/* Σ weights[i] · ΔW_i as one adapter whose rank is the sum of the ranks. Exact; PEFT's combination
+ * type "cat". Plain adapters only. */
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                                struct error *err);
-/* The base with the adapter merged in: changed matrices in f32, the rest shared with `m`, which
- * must outlive it. Close it with adapter_merged_close. NULL: no memory. */
+/* The base with the adapter merged in. Changed matrices are f32; the others are shared with `m`,
+ * which must outlive the result. Close it with adapter_merged_close. NULL: out of memory. */
 struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
 void adapter_merged_close(struct model *merged);
 
-/* Difference between two runs over a fixed set of prompts (several languages): the KL divergence of
- * the second's next-token distribution from the first's, in nats, over all positions. */
+/* Difference between two models over a fixed set of prompts in several languages: KL(first ‖
+ * second) of the next-token distributions, in nats, over all positions. */
 struct kl_divergence {
     double mean, max;
     double same_top; /* share of positions with the same most probable token */
@@ -298,7 +302,7 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
  * standard deviation, or std itself when `absolute` (`--compat legacy`). */
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed);
-/* Mutation, scaling and blending accept plain adapters only. */
+/* Scaling, blending and mutation accept plain adapters only. */
 struct adapter *adapter_scale(const struct adapter *a,
                               float s); /* ΔW × s; 0 gives a zero adapter */
 /* Inner product <ΔW_a, ΔW_b> summed over layers; norm² is adapter_dot(a, a). In double, through the
@@ -315,11 +319,12 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r);
 void linalg_svd(const double *a, int n, double *u, double *s, double *v);
 
 /*
- * lowrank: singular values of an adapter's change to one matrix, and adapters built from them
- * matrix by matrix. Operators on adapters build on it; blending in algebra.c does too.
+ * lowrank: the SVD of an adapter's ΔW of one matrix, and a builder for adapters, matrix by matrix.
+ * The operators of evolution and blending in algebra.c use it.
  *
  * Everything is in double and rounded to float32 once, when it is written to an adapter_builder.
- * Memory comes from the caller's arena; nothing is shared, so threads may work on separate data.
+ * Results are allocated from the caller's arena. There is no shared state, so threads may call
+ * these functions with separate data.
  *
  * Letters: R rank, k = Σ R of the stacked parts, n singular values.
  */
@@ -333,9 +338,9 @@ struct lowrank_sum {
     double *left;  /* [out][k] */
     double *right; /* [in][k] */
 };
-/* The caller must put all k columns. */
+/* Allocates k columns; the caller must write all of them. */
 struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k);
-/* Puts w · scale · B and A at columns c0 .. c0 + R. */
+/* Writes w · scale · B and A to columns c0 .. c0 + R. */
 void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int c0);
 
 /* u diag(s) vᵀ; columns of u and v are orthonormal, s descends. */
@@ -351,18 +356,19 @@ struct svd lowrank_sum_svd(const struct lowrank_sum *s, struct arena *ar);
  * SVD of a dense matrix w [out][in]. Exact when it has no more than r + 8 singular values; else the
  * r + 8 that a random range finder with power iterations captures (Halko, Martinsson and Tropp
  * 2011, algorithm 4.4), with the same noise in every call. The error of the truncation to rank r is
- * within a few per cent of the optimum even where singular values hardly decrease, and equal to it
- * where they do.
+ * within a few per cent of the optimum if the singular values hardly decrease, and equal to it if
+ * they decrease fast.
  */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar);
-/* The triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
+/* Writes triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
 void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b);
-/* The first r triplets: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. Entries beyond n are not
- * written. By Eckart and Young the error is the norm of the omitted singular values. */
+/* Writes the first r triplets: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. Entries beyond n are
+ * not written. By Eckart and Young the error is the norm of the omitted singular values. */
 void svd_write_factors(const struct svd *sv, int r, float *a, float *b);
 
-/* The number of singular values, the largest first, that hold `energy` of a matrix whose ‖·‖² is
- * total2: 1 to `max_rank`, `max_rank` also if they hold less. */
+/* The smallest number of singular values, the largest first, whose squares sum to at least energy ·
+ * total2, where total2 is ‖·‖² of the matrix. Between 1 and max_rank; max_rank also if its values
+ * hold less. */
 int32_t svd_energy_rank(const struct svd *sv, double total2, double energy, int32_t max_rank);
 
 /*
@@ -378,44 +384,46 @@ struct adapter_builder {
     double size2, lost2; /* ‖exact result‖², and the part of it lost to the limited ranks */
 };
 struct adapter_builder adapter_builder_init(const struct model_config *shape, float dropout);
-/* Returns A [r][in] of the new module i, zeros, with B [out][r] after it; valid until the next is
- * added. */
+/* Adds module i and returns its A [r][in], which B [out][r] follows in memory. Both are zeroed.
+ * Valid until the next module is added. */
 float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r);
 /* B of the module whose A adapter_builder_add returned. */
 float *adapter_builder_b(const struct adapter_builder *d, int32_t i, float *a);
-/* Adds w · scale · B A exactly. */
+/* Adds module i with w · scale · B A, exactly. */
 void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo,
                                double w);
-/* Adds the best approximation of rank r; the remainder is counted in lost2. `total2` is ‖·‖² of the
- * whole. */
+/* Adds module i with the best approximation of rank r; the error is added to lost2. total2 is ‖·‖²
+ * of the exact module. */
 void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv,
                                    int32_t r, double total2);
 /* Relative error; 0 if nothing was added. */
 double adapter_builder_error(const struct adapter_builder *d);
-/* Releases the builder. NULL: it has no module (an adapter has at least one). Lineage is borrowed
- * (incref'ed). */
+/* Makes the adapter and releases the builder. NULL: the builder has no module. The lineage is
+ * borrowed (incref'ed). */
 struct adapter *adapter_builder_finish(struct adapter_builder *d, json_t *lineage);
 void adapter_builder_release(struct adapter_builder *d);
 
-/* extract: adapters cut out of larger weights (extract.c) */
+/* extract: adapters by truncated SVD (extract.c) */
 
 struct lora_truncation {
-    int32_t rank; /* maximum rank; 0: set by energy alone */
-    double energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: the rank alone counts */
+    int32_t rank; /* maximum rank; 0: no maximum */
+    double
+        energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: always the maximum rank */
 };
 struct lora_cut {
-    struct adapter *adapter; /* the caller releases */
+    struct adapter *adapter; /* released by the caller */
     double error;            /* error of all modules, relative to ‖ΔW‖ */
     struct lora_cut_kind {
-        int32_t layers; /* layers that have the kind; without any, ranks are undefined */
+        int32_t layers; /* layers that have this projection; if 0, the ranks are undefined */
         int32_t rank_min, rank_max;
         double error;
     } kinds[N_PROJ];
 };
-/* An adapter of the difference between two models of one shape. Sets the hashes of both models. */
+/* An adapter with the difference tuned - base of two models of one shape. Computes the hashes of
+ * both models. */
 int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
                     struct pool *pool, struct lora_cut *out, struct error *err);
-/* The adapter at lower ranks. */
+/* The adapter with lower ranks. */
 int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
                    struct pool *pool, struct lora_cut *out, struct error *err);
 

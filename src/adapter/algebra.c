@@ -1,11 +1,10 @@
 /*
- * algebra: operators that treat an adapter as the map ΔW = scale · B A.
+ * algebra: operators on adapters as matrices ΔW = scale · B A.
  *
- * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging A
- * with A and B with B mixes coordinates that need not correspond. The delta operators therefore
- * work on ΔW, but never form it: everything goes through stacked factors, thin QR and Gram matrices
- * of rank size. BLEND_LEGACY keeps the tensor-wise rule for comparison
- * (docs/COMPATIBILITY.md).
+ * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging the
+ * A matrices and the B matrices of two adapters mixes unrelated coordinates. The delta operators
+ * therefore work on ΔW. They never form it: they use stacked factors, thin QR and Gram matrices of
+ * rank size. BLEND_LEGACY averages the tensors, for compatibility (docs/COMPATIBILITY.md).
  *
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
  * its lineage: the parents' hashes, its own name and its arguments as text.
@@ -20,7 +19,7 @@ static void lineage_set(json_t *o, const char *key, const char *value) {
     json_object_set_new(o, key, json_string(value));
 }
 
-/* The fewest digits that read back as the same float. */
+/* Writes the fewest digits that parse as the same float. */
 static void lineage_set_float(json_t *o, const char *key, float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
@@ -59,7 +58,8 @@ static int32_t module_count(const struct adapter *a) {
     return a->shape.n_layers * N_PROJ;
 }
 
-/* (1-t) a + t b of one projection to rank r at `data`, A then B; one parent may lack it (r = 0). */
+/* Writes (1-t) a + t b of one projection with rank r to `data`, A then B. One parent may lack the
+ * projection (r = 0). */
 static void module_blend(const struct lora *a, const struct lora *b, float t, int out, int in,
                          int r, float *data) {
     struct arena ar = {0};
@@ -72,8 +72,8 @@ static void module_blend(const struct lora *a, const struct lora *b, float t, in
     arena_release(&ar);
 }
 
-/* The rank `requested`, or the larger of the parents' ranks: of the whole, or of the module if
- * ranks are mixed. */
+/* The rank of child module i: `requested`, or if it is 0 the larger rank of the parents. The
+ * parents' ranks are those of their configs, or those of the module if a parent has mixed ranks. */
 static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int32_t i,
                           int32_t requested) {
     int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
@@ -83,7 +83,8 @@ static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int3
     return mixed ? MAX(ra, rb) : MAX(a->config.r, b->config.r);
 }
 
-/* Targets are the union; alpha = r makes the scale 1, so the factors hold the whole size. */
+/* The child has the targets of both parents. alpha = r makes the scale 1, so the factors include
+ * the parents' scales. */
 static struct adapter *blend_delta(const struct adapter *a, const struct adapter *b, float t,
                                    int32_t r, json_t *lineage) {
     int32_t n = module_count(a);
@@ -127,7 +128,7 @@ static int legacy_check(const struct adapter *a, const struct adapter *b, int32_
                       : error_set(err, ERR_MISMATCH, "the parents have no projection in common");
 }
 
-/* Blends the tensors that both parents have, by name, and copies a's config. */
+/* Blends the modules that both parents have; the other settings are a's. */
 static struct adapter *blend_legacy(const struct adapter *a, const struct adapter *b, float t,
                                     json_t *lineage) {
     int32_t n = module_count(a);
@@ -189,9 +190,9 @@ static double tensor_deviation(const float *w, size_t n) {
 }
 
 /*
- * One tensor in place. Its position in the model selects its random stream, so its noise does not
- * depend on the other modules of the adapter. A constant tensor, such as the zero B of a fresh
- * adapter, has standard deviation 0 and is not changed.
+ * Mutates one tensor in place. Its position in the model selects the random stream, so its noise
+ * does not depend on the adapter's other modules. A constant tensor, such as the zero B of a new
+ * adapter, has standard deviation 0 and does not change.
  */
 static void tensor_mutate(float *w, size_t n, float p, float std, bool absolute, uint64_t seed,
                           uint32_t index) {
@@ -259,8 +260,8 @@ double adapter_dot(const struct adapter *a, const struct adapter *b) {
     return sum;
 }
 
-/* Norms are never negative, but a sum of products that cancel may be a rounding error below zero.
- */
+/* The argument is a squared norm, but rounding errors in a sum that cancels may make it slightly
+ * negative. */
 static double sqrt_or_zero(double x) {
     return x > 0 ? sqrt(x) : 0;
 }
@@ -272,8 +273,8 @@ double adapter_cosine(const struct adapter *a, const struct adapter *b) {
     return MAX(-1.0, MIN(1.0, c));
 }
 
-/* Computed from the three inner products: equal content gives exactly 0, near-equal content is
- * resolved down to about 1e-8. */
+/* Computed from three inner products. Equal adapters have distance exactly 0; distances below about
+ * 1e-8 are rounding errors. */
 double adapter_distance(const struct adapter *a, const struct adapter *b) {
     double aa = adapter_dot(a, a), bb = adapter_dot(b, b),
            mean = (sqrt_or_zero(aa) + sqrt_or_zero(bb)) / 2;

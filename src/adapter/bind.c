@@ -1,10 +1,10 @@
 /*
- * bind: the steps that need the base: DoRA's multipliers, whole tables reduced to the rows that
- * differ, and the checks against the model itself.
+ * bind: the steps that need the base model: DoRA's multipliers, replacement tables reduced to the
+ * rows that differ, and opening an adapter for a model.
  *
- * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. Everything but
- * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant for a given base and adapter. So it is
- * computed here, in double, and the forward pass multiplies finished outputs by it.
+ * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. The factor m /
+ * ‖·‖ is constant for a given base and adapter, so it is computed here once, in double. The forward
+ * pass runs plain LoRA and multiplies the outputs by the factor.
  */
 #include "adapter/internal.h"
 
@@ -26,7 +26,7 @@ columns_sum_squares(const float *row, const double *w, const struct lora *lo, in
     return sum_squares;
 }
 
-/* ‖row + scale · b A‖ of one output; `w` holds R doubles. */
+/* ‖row + scale · b A‖ of one output. `w` [R] is scratch. */
 static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
                        double *w) {
     double sum_squares = 0;
@@ -44,7 +44,8 @@ double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t
     return norm;
 }
 
-/* `full` (may be NULL) replaces w, row by row. */
+/* mult[n] = magnitude[n] / ‖row n of W + scale · B A‖. `full` (may be NULL) replaces the rows of w.
+ */
 static int module_compute_multipliers(const struct matrix *w, const float *full,
                                       const struct lora *lo, const float *magnitude, float *mult,
                                       const char *name, struct error *err) {
@@ -126,9 +127,9 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
     return rc;
 }
 
-/* If at least three quarters of the rows of a whole table equal the base's rows to the bit, keeps
- * only the other rows: the base's product is computed for all rows of a batch anyway, the product
- * with a separate table is not. */
+/* If at least three quarters of a replacement table's rows are bitwise equal to the base's, keeps
+ * only the other rows. The product with the base's table is computed for all rows of a batch
+ * anyway; a separate table needs a product of its own. */
 static int table_reduce_to_rows(struct vocab_override *t, const struct matrix *base,
                                 struct arena *arena, struct error *err) {
     const float *full = t->full;
@@ -169,7 +170,8 @@ bool adapter_path_is_gguf(const char *path) {
     return file_read_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
-/* A converted or quantised base has another hash and still fits, so this only warns. */
+/* Warns when the adapter was trained on another base. This is not an error: a converted or
+ * quantised base has another hash and still fits. */
 static void base_hash_check(const struct adapter *a, const char *path, struct model *m) {
     const char *trained_on = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
     struct error err;

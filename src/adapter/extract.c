@@ -1,12 +1,12 @@
 /*
- * extract: low-rank adapters cut out of larger weights.
+ * extract: low-rank adapters by truncated SVD.
  *
- * adapter_extract takes ΔW = W_finetuned - W_base of every projection, row by row as the two files
- * hold them, and keeps the largest singular values. The adapter will run on a quantised base as it
- * is, so the rounding of the base belongs in ΔW. adapter_resize does the same to the ΔW of an
- * adapter. Modules are independent: the thread pool cuts them, and the adapter is assembled in
- * module order, so that it does not depend on the number of threads. Differences outside of the
- * projections do not fit in a low-rank adapter: a warning names them.
+ * adapter_extract computes ΔW = W_finetuned - W_base of every projection and keeps the largest
+ * singular values. The weights are dequantised as stored, so ΔW also corrects the rounding of a
+ * quantised base. adapter_resize does the same with the ΔW of an adapter. The thread pool
+ * factorises the modules independently, and the adapter is assembled in module order, so the result
+ * does not depend on the number of threads. Differences outside of the projections cannot be part
+ * of a low-rank adapter; a warning names them.
  */
 #include "adapter/internal.h"
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_RANK 16 /* singular values tried first for --energy, then doubled */
+#define FIRST_RANK 16 /* singular values computed first for --energy; then doubled */
 
 struct factorized_module {
     float *ab; /* A [r][in], then B [out][r] */
@@ -45,7 +45,7 @@ static int32_t rank_limit(const struct svd_job *job, int32_t i) {
     return MIN(max_rank, MIN(proj_in(job->shape, i % N_PROJ), proj_out(job->shape, i % N_PROJ)));
 }
 
-/* w [out][in] := ΔW of module i; returns ‖ΔW‖². */
+/* Writes ΔW of module i to w [out][in]; returns ‖ΔW‖². */
 static double delta_compute(const struct svd_job *job, int32_t i, float *w) {
     const struct matrix *a = &job->base->layers[i / N_PROJ].proj[i % N_PROJ];
     const struct matrix *b = &job->tuned->layers[i / N_PROJ].proj[i % N_PROJ];
@@ -63,8 +63,8 @@ static double delta_compute(const struct svd_job *job, int32_t i, float *w) {
     return total2;
 }
 
-/* With --energy, doubles the number of singular values until the rank that holds the energy is
- * below it. */
+/* With --energy, doubles the number of computed singular values until fewer than all of them hold
+ * the energy. */
 static void module_extract(const struct svd_job *job, int32_t i) {
     int in = proj_in(job->shape, i % N_PROJ), out = proj_out(job->shape, i % N_PROJ);
     int32_t max_rank = rank_limit(job, i);
@@ -128,7 +128,7 @@ static json_t *lineage_new(const struct svd_job *job, double error) {
     return o;
 }
 
-/* Assembles the adapter from all pieces. */
+/* Assembles the adapter from the factorised modules. */
 static struct adapter *adapter_assemble(const struct svd_job *job, struct error *err) {
     struct adapter_builder builder =
         adapter_builder_init(job->shape, job->source ? job->source->config.dropout : 0);
@@ -153,7 +153,8 @@ static struct adapter *adapter_assemble(const struct svd_job *job, struct error 
     return a;
 }
 
-/* The error of all modules of kind p (N_PROJ: of all modules), relative to the norm of their ΔW. */
+/* Truncation error of projection p over all layers (N_PROJ: of all modules), relative to the norm
+ * of ΔW. */
 static double proj_error(const struct svd_job *job, int p) {
     double norm2 = 0, lost_norm2 = 0;
     for (int32_t i = 0; i < job->shape->n_layers * N_PROJ; i++) {
@@ -181,7 +182,7 @@ static void modules_free(struct svd_job *job) {
     free(job->modules);
 }
 
-/* Cuts all modules. */
+/* Factorises all modules and assembles the adapter. */
 static int svd_job_run(struct svd_job *job, struct pool *pool, struct lora_cut *out,
                        struct error *err) {
     int32_t n = job->shape->n_layers * N_PROJ;

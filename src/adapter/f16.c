@@ -1,11 +1,11 @@
 /*
- * f16: adapters whose values are exact f16 numbers, so that the f16 pack alone is the adapter.
+ * f16: adapters with f16 values, so that the f16 pack holds all of their parameters.
  *
- * Rounding is stochastic: with rounding to nearest, an update of less than half a digit would
- * vanish, and so would every later one. Below 2^-14 digits are 2^-24 apart; above, the ten bits of
- * f16's fraction determine the distance.
+ * Rounding is stochastic: with rounding to nearest, an update of less than half a unit in the last
+ * place would be lost, and so would each later one. Below 2^-14 (subnormals) f16 values are 2^-24
+ * apart; above, the distance follows from the ten bits of the fraction.
  *
- * Invariant: widening and narrowing again changes nothing.
+ * Invariant: converting the values to f32 and back to f16 does not change them.
  */
 #include "adapter/internal.h"
 

@@ -1,14 +1,14 @@
 /*
- * gguf_lora: adapters in llama.cpp's form.
+ * gguf_lora: adapters as GGUF files in llama.cpp's format.
  *
  *     general.type "adapter" | general.architecture | adapter.type "lora" | adapter.lora.alpha
  *     blk.N.attn_q.weight.lora_a [R, in]      blk.N.attn_q.weight.lora_b [out, R]
  *     token_embd.weight.lora_a   [V, R] (!)   token_embd.weight.lora_b   [D, R]
  *
- * The scale is alpha / R, with one alpha for the file. This file maps names and transposes tensors,
- * to and from PEFT's; peft.c matches and checks them and makes the adapter. PEFT's own config is
- * stored as shoal.config and the lineage as shoal.lineage.*, which other programs ignore; for a
- * file without them the config is derived from the tensors.
+ * The scale is alpha / R, with one alpha for the file. This source file converts names and tensor
+ * layouts between GGUF and PEFT; peft.c checks the tensors and makes the adapter. PEFT's config is
+ * stored as shoal.config and the lineage as shoal.lineage.*; other programs ignore these keys. If a
+ * file lacks them, the config is derived from the tensors.
  */
 #include "adapter/internal.h"
 
@@ -22,7 +22,7 @@
 static const char *const proj_gguf_names[N_PROJ] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
                                                     "ffn_gate", "ffn_up", "ffn_down"};
 
-/* The base tensor's name in GGUF. */
+/* The name of the module's base tensor in GGUF. */
 static void gguf_name(char out[NAME_MAX_LEN], int32_t module) {
     if (module == MODULE_EMBED)
         snprintf(out, NAME_MAX_LEN, "token_embd.weight");
@@ -50,7 +50,7 @@ static void rows_permute(const float *from, float *to, int32_t heads, int64_t e,
     }
 }
 
-/* The value of adapter.lora.alpha that gives this module's scale. */
+/* The adapter.lora.alpha that gives this module's scale in llama.cpp. */
 static float gguf_alpha(struct adapter_module m, bool rslora) {
     return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
 }
@@ -61,7 +61,8 @@ static bool alpha_matches(struct adapter_module m, bool rslora, float *alpha) {
     return gguf_alpha(m, rslora) == *alpha;
 }
 
-/* The one alpha that gives every module's scale, or NaN. llama.cpp reads 0 as "not given". */
+/* The adapter.lora.alpha that gives the scale of every module; NaN if there is none, or if it is 0,
+ * which llama.cpp reads as "not given". */
 static float common_alpha(const struct model_config *shape, const struct adapter_config *c) {
     float alpha = NAN;
     bool same = true;
@@ -104,7 +105,7 @@ static void lora_b_rescale(const struct adapter *a, const struct lora *lo, int64
     for (int64_t i = 0; i < out * lo->r; i++) b[i] = (float)(w * (double)b[i]);
 }
 
-/* The same map under one alpha; B absorbs the differences. */
+/* An equivalent adapter with one alpha: each B is rescaled to compensate. */
 static struct adapter *adapter_fold_scales(const struct adapter *a, struct error *err) {
     const struct model_config *s = &a->shape;
     float *data = try_calloc(a->n_data, sizeof *data, err);
@@ -128,7 +129,7 @@ static struct adapter *adapter_fold_scales(const struct adapter *a, struct error
     return folded;
 }
 
-/* One tensor in GGUF's layout; permuted or transposed data goes into the arena. */
+/* One tensor in GGUF's layout. Permuted or transposed data are allocated in the arena. */
 static struct tensor_info tensor_to_gguf(const struct model_config *shape,
                                          const struct adapter_tensor *t, const float *data,
                                          struct arena *arena) {
@@ -214,7 +215,7 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
     return rc;
 }
 
-/* The module and the part that a tensor's name means; false for any other name. */
+/* Parses a tensor's name into its module and kind; false if it is no LoRA tensor of this shape. */
 static bool tensor_name_parse(const char *name, const struct model_config *shape, int32_t *module,
                               enum lora_tensor_kind *kind) {
     size_t len = strlen(name);
@@ -232,15 +233,16 @@ static bool tensor_name_parse(const char *name, const struct model_config *shape
 struct gguf_lora_reader {
     const char *path;
     const struct model_config *shape;
-    struct safetensors in, out; /* as in the file; converted to PEFT's names */
+    struct safetensors in,
+        out; /* the tensors of the file; the tensors converted to PEFT's names and layout */
     struct peft_config config;
     struct adapter_errors errors;
     struct arena arena;
     float alpha;
 };
 
-/* A tensor as f32 matrix under PEFT's name. The common checks validate shapes; this function checks
- * only those that decide how to transpose it. */
+/* Converts a tensor to an f32 matrix with PEFT's name and layout. peft.c validates shapes; this
+ * function checks only what it needs to reorder the rows. */
 static int tensor_from_gguf(struct gguf_lora_reader *rd, const struct tensor_info *t,
                             int32_t module, enum lora_tensor_kind kind, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
@@ -274,7 +276,7 @@ static int tensor_from_gguf(struct gguf_lora_reader *rd, const struct tensor_inf
     return OK;
 }
 
-/* Notes a tensor's rank for the config that is used when the file contains no config. */
+/* Records the rank of an A tensor, for the config of a file that contains no config. */
 static void rank_record(struct gguf_lora_reader *rd, struct adapter_module *modules, int32_t module,
                         const struct tensor_info *a) {
     struct adapter_config *c = &rd->config.c;
@@ -336,7 +338,7 @@ static int header_read(struct gguf_lora_reader *rd, struct error *err) {
     return OK;
 }
 
-/* Reads PEFT's config if the file has it; its scales must be those of the file. */
+/* Reads PEFT's config if the file has one. Its scales must agree with adapter.lora.alpha. */
 static int config_read(struct gguf_lora_reader *rd, struct error *err) {
     const json_t *text = json_object_get(rd->in.metadata, KEY_CONFIG);
     if (!text) return OK;

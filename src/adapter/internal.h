@@ -1,9 +1,9 @@
 /*
- * adapter: declarations that the adapter's file formats share. Private to this folder.
+ * adapter: declarations shared by the file formats of adapters. Private to this folder.
  *
- * An adapter's file is a list of named tensors in the order of its data (adapter_tensors), and a
- * config. Every reader fills the list from its file and then makes the adapter from the floats;
- * every writer walks the list. Both sides use PEFT's names; the GGUF side translates.
+ * An adapter's file is a config and a list of named tensors in the order of adapter.data
+ * (adapter_tensors). Readers fill the list from a file and make the adapter from the floats;
+ * writers iterate over the list. The names are PEFT's; gguf_lora.c translates them.
  */
 #ifndef SHOAL_ADAPTER_INTERNAL_H
 #define SHOAL_ADAPTER_INTERNAL_H
@@ -32,20 +32,20 @@ enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n);
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
-/* The architecture's name: "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head"; "" for a
- * projection that it lacks. */
+/* The module's name in Hugging Face models of the architecture: "model.layers.3.mlp.up_proj",
+ * "model.embed_tokens", "lm_head"; "" for a projection that the architecture lacks. */
 void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
-/* An adapter laid out for `c`, which must have been checked, over `data` (taken over; NULL: zeros).
- * After filling it the caller computes the hash, unless it has it already. */
+/* An adapter with config `c`, which must be valid. It takes ownership of `data`; NULL: zeros. The
+ * caller fills the data and then computes or sets the hash. */
 struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data);
 void adapter_hash_compute(struct adapter *a);
 
-/* By name, for qsort. */
+/* For qsort: by name. */
 int tensor_info_compare(const void *a, const void *b);
 
-/* A list of errors for one message: shows those that fit, counts all. */
+/* A list of errors for one message, which shows as many as fit and counts the others. */
 struct adapter_errors {
     struct buf text;
     int n, hidden;
@@ -53,7 +53,7 @@ struct adapter_errors {
 void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A parsed adapter_config.json with the memory that its `c` borrows. */
+/* A parsed adapter_config.json, with the memory that `c` points into. */
 struct peft_config {
     struct adapter_config c;
     struct arena arena;
@@ -71,10 +71,11 @@ void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
 
-/* Facts that the caller of a reader may know in advance. */
+/* Optional information from the caller of a reader. */
 struct adapter_load_hints {
-    const struct model *model; /* or NULL; copies of its embedding and head are dropped */
-    const char *hash;          /* or NULL; hash of the content, which is then not computed */
+    const struct model
+        *model;       /* or NULL; copies of its embedding and head in the file are ignored */
+    const char *hash; /* or NULL; the hash of the content, so that it need not be computed */
 };
 /* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. Metadata
  * become the lineage. */
@@ -89,8 +90,8 @@ struct adapter *gguf_load(const char *path, const struct model_config *shape,
 /* OK, or the reason why no adapter can be read at `dir`. */
 int peft_check(const char *dir, struct error *err);
 
-/* adapter_open of content whose hash is known; NULL: computes it, and compares the base with the
- * one that the file names. Any thread. */
+/* As adapter_open, for content whose hash is known. NULL: computes the hash and warns if the
+ * lineage has another base. Any thread. */
 struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
                                        struct error *err);
 bool adapter_path_is_gguf(const char *path);

@@ -1,9 +1,10 @@
 /*
- * kl_divergence: the difference between two runs on a fixed set of prompts: a base and its adapter
- * (does the adapter do anything?), an adapter and its merge (did merging lose anything?).
+ * kl_divergence: KL divergence of two models on a fixed set of prompts. Examples: a base and its
+ * adapter (the adapter's effect), an adapter and its merged model (the error of merging).
  *
- * The prompts are a few sentences in several languages, some code and numbers; a model without a
- * tokenizer gets random ids from a fixed seed. Divergences are in double over the whole vocabulary.
+ * The prompts are a few sentences in several languages, code and numbers. For a model without a
+ * tokenizer they are random ids from a fixed seed. Divergences are computed in double over the
+ * whole vocabulary.
  */
 #include "adapter/internal.h"
 
@@ -57,7 +58,7 @@ static double logsumexp(const float *logits, int32_t n) {
     return max + math_log(sum);
 }
 
-/* KL(p ‖ q) of the softmaxes; rounding can make it negative, which is returned as 0. */
+/* KL(p ‖ q) of the softmax of two rows of logits. A negative result, due to rounding, becomes 0. */
 static double kl(const float *p, const float *q, int32_t n) {
     double zp = logsumexp(p, n), zq = logsumexp(q, n), sum = 0;
     for (int32_t i = 0; i < n; i++) {

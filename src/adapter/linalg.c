@@ -3,8 +3,8 @@
  *
  * The large side of a problem only appears in linalg_qr (m × n with n a sum of two LoRA ranks); the
  * SVD takes the n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the bits are
- * the same on every machine. This file reads no files and knows no adapters. Nothing is blocked or
- * threaded: at these sizes it would not pay.
+ * the same on every machine. There is no blocking and no threading: the matrices are too small for
+ * them.
  *
  * Invariant: columns are orthonormal to about n·1e-16 even if the input is rank-deficient or zero.
  * Inputs are finite; the QR squares them, so entries must be within 1e±150 (products of float32
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* w -= beta · v (vᵀ w) in rows k.. and columns c0..; v has rows k..m-1, `row` is scratch [n]. */
+/* w -= beta · v (vᵀ w) for rows k.. and columns c0... v has rows k..m-1; `row` [n] is scratch. */
 static void reflector_apply(double *restrict w, int m, int n, int k, int c0, const double *v,
                             double beta, double *restrict row) {
     for (int c = c0; c < n; c++) row[c] = 0;
@@ -27,8 +27,8 @@ static void reflector_apply(double *restrict w, int m, int n, int k, int c0, con
         for (int c = c0; c < n; c++) w[(size_t)i * n + c] -= v[i] * row[c];
 }
 
-/* v: the reflector that turns column k of w, from row k down, onto its first axis. Returns
- * beta = 2 / vᵀv, 0 for a zero column. */
+/* Writes to v the Householder reflector that maps column k of w, from row k on, onto the first
+ * axis. Returns beta = 2 / vᵀv; 0 for a zero column. */
 static double reflector_make(const double *w, int m, int n, int k, double *v) {
     double norm2 = 0;
     for (int i = k; i < m; i++) {
@@ -74,8 +74,8 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r) {
     free(row);
 }
 
-#define SVD_SWEEPS 60   /* 6 to 12 are typical; the limit ends rotations between rounding errors */
-#define SVD_ZERO 1e-140 /* relative to the largest entry: below, squares would underflow */
+#define SVD_SWEEPS 60   /* 6 to 12 are typical; the limit ends rotations of rounding errors */
+#define SVD_ZERO 1e-140 /* relative to the largest entry; squares of smaller values underflow */
 
 static double rows_dot(const double *x, const double *y, int n) {
     double s = 0;
@@ -91,7 +91,7 @@ static void rows_rotate(double *x, double *y, int n, double c, double s) {
     }
 }
 
-/* Makes columns i and j of the matrix (rows of w) orthogonal; false when they are already, to
+/* Makes columns i and j of the matrix (rows of w) orthogonal; false if they already are, within
  * `tol`. */
 static bool pair_rotate(double *w, double *vt, int n, int i, int j, double tol) {
     double *x = w + (size_t)i * n, *y = w + (size_t)j * n;
@@ -115,8 +115,8 @@ static double scale_find(const double *a, size_t n) {
     return ldexp(1, MAX(-e, -1000));
 }
 
-/* Column j of u := a unit vector orthogonal to columns 0..j-1, made from the axis that they cover
- * least. */
+/* Sets column j of u to a unit vector orthogonal to columns 0..j-1, from the axis with the smallest
+ * projection onto them. */
 static void column_complete(double *u, int n, int j) {
     int axis = 0;
     double min_cover = INFINITY;
@@ -137,8 +137,8 @@ static void column_complete(double *u, int n, int j) {
     for (int i = 0; i < n; i++) u[(size_t)i * n + j] /= sqrt(norm2);
 }
 
-/* Makes the largest |entry| of column j of u positive (the first of equals decides); v's column
- * changes sign with it. */
+/* Fixes the sign of column j of u and v: the entry of u with the largest absolute value (the first
+ * of equals) becomes positive. */
 static void column_sign(double *u, double *v, int n, int j) {
     int top = 0;
     for (int i = 1; i < n; i++)
@@ -150,7 +150,7 @@ static void column_sign(double *u, double *v, int n, int j) {
     }
 }
 
-/* order[0..n) := indices by descending norm, equal norms in index order. */
+/* Fills order[0..n) with indices by descending norm; equal norms stay in index order. */
 static void sort_descending(const double *norm, int *order, int n) {
     for (int i = 0; i < n; i++) {
         int pos = i;
@@ -159,7 +159,7 @@ static void sort_descending(const double *norm, int *order, int n) {
     }
 }
 
-/* From the rotated columns (rows of w) and rotations (rows of vt) to u, s, v. */
+/* Computes u, s and v from the rotated columns (rows of w) and the rotations (rows of vt). */
 static void svd_collect(const double *w, const double *vt, int n, double unscale, double *u,
                         double *s, double *v) {
     double *norm = xmalloc((size_t)n * sizeof *norm);

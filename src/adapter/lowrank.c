@@ -1,6 +1,6 @@
 /*
- * lowrank: see the header. The large side of a matrix only appears in linalg_qr and plain products;
- * singular values come from a core that is as small as the ranks.
+ * lowrank: see adapter.h. Only linalg_qr and matrix products see the large dimensions; the SVD is
+ * computed of a core matrix whose size is at most the sum of the ranks.
  */
 #include "adapter/adapter.h"
 
@@ -25,8 +25,8 @@ static void gram_left(double *left, const struct lora *a, const struct lora *b, 
     }
 }
 
-/* s [n] := x · y_j for n rows y_j of length `len`, at most ROWS: that many sums at once, each in
- * order, are independent of one another. */
+/* s [n] := x · y_j for n ≤ ROWS rows y_j of length `len`. Several independent sums, each in order,
+ * hide the latency of additions. */
 enum { ROWS = 8 };
 static void rows_dot(const float *x, const float *y, int n, int64_t len, double *s) {
     const float *row[ROWS];
@@ -70,7 +70,7 @@ void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int
             s->right[(size_t)j * s->k + c0 + c] = lo->a[(size_t)c * s->in + j];
 }
 
-/* m × k as q [m][p] · r [p][k], p = min(m, k); a flat matrix is its own r. */
+/* a [m][k] = q [m][p] · r [p][k] with p = min(m, k). If m < k, q is the identity and r is a. */
 static void thin_factor(const double *a, int m, int k, double *q, double *r) {
     if (m >= k) {
         linalg_qr(a, m, k, q, r);
@@ -94,7 +94,7 @@ static void core_fill(double *core, int n, const double *rl, int p, const double
     }
 }
 
-/* to [m][n] := q [m][p] · the first n columns of basis [stride][stride], its first p rows. */
+/* out [m][n] := q [m][p] · basis [p][n], the upper left part of a matrix [stride][stride]. */
 static void basis_multiply(const double *q, int m, int p, const double *basis, int stride, int n,
                            double *out) {
     for (int i = 0; i < m; i++) {
@@ -146,8 +146,8 @@ static void dense_transpose_multiply(const float *w, int out, int in, const doub
                 z[(size_t)j * l + c] += (double)w[(size_t)i * in + j] * y[(size_t)i * l + c];
 }
 
-/* q [out][l], orthonormal, spans nearly the same space as the l largest left singular vectors of w.
- */
+/* Writes q [out][l] with orthonormal columns that span nearly the same space as the l largest left
+ * singular vectors of w. */
 static void randomized_range_finder(const float *w, int out, int in, int l, double *q) {
     struct rng rng = rng_make(0, RNG_NOISE, (uint32_t)in, (uint32_t)l);
     struct arena tmp = {0};
@@ -159,12 +159,12 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
         linalg_qr(y, out, l, q, r);
         if (round == POWER_ITERATIONS) break;
         dense_transpose_multiply(w, out, in, q, l, t);
-        linalg_qr(t, in, l, z, r); /* keeps small singular values from being lost to rounding */
+        linalg_qr(t, in, l, z, r); /* else small singular values are lost to rounding */
     }
     arena_release(&tmp);
 }
 
-/* For all singular values of w, any orthonormal basis of its columns is enough. */
+/* The range finder if all singular values of w are wanted: any orthonormal basis of its columns. */
 static void range_exact(const float *w, int out, int in, int l, double *q) {
     struct arena tmp = {0};
     double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);
@@ -177,7 +177,7 @@ static void range_exact(const float *w, int out, int in, int l, double *q) {
     arena_release(&tmp);
 }
 
-/* w ≈ Q (Qᵀ w), which is the lowrank_sum of Q and wᵀ Q. */
+/* w ≈ Q (Qᵀ w), a lowrank_sum with left = Q and right = wᵀ Q. */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar) {
     int l = MIN(r + OVERSAMPLE, MIN(out, in));
     struct arena tmp = {0};

@@ -1,9 +1,9 @@
 /*
- * merge: adapters merged into their base, and several plain adapters as one.
+ * merge: merges an adapter into its base, and concatenates plain adapters into one.
  *
  * Every entry of a merged matrix is computed in double and rounded to f32 once; the writer
- * quantises. Matrices without an adapter are shared with the base, so a merged model only costs the
- * memory of the changed ones. The output must not be written in place over the file that the base
+ * quantises. Matrices without an adapter are shared with the base, so a merged model only needs
+ * memory for the changed ones. The output must not be written in place over the file that the base
  * is mapped from; writing to a temporary name already prevents this.
  */
 #include "adapter/internal.h"
@@ -18,7 +18,8 @@ static struct adapter_module concat_module(struct adapter *const *list, int n, i
     return m;
 }
 
-/* A of all stacked by rows; B of all by columns, each times weight · scale. */
+/* Stacks the rows of all A, and the columns of all B times weight · scale. Returns the end of the
+ * written data. */
 static float *concat_write(float *dst, struct adapter *const *list, const float *weights, int n,
                            int32_t i, int32_t r) {
     int64_t in = proj_in(&list[0]->shape, i % N_PROJ), out = proj_out(&list[0]->shape, i % N_PROJ);
@@ -74,7 +75,7 @@ out:
     return a;
 }
 
-/* Row n of W, or of its replacement, plus its low-rank part, times its multiplier. */
+/* out := mult · (row + scale · B_n A), where `row` is row n of W or of its replacement. */
 static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
                       float *out) {
     double mult = lo->mult ? (double)lo->mult[n] : 1;
@@ -92,8 +93,8 @@ static const float *override_row(const struct vocab_override *t, int64_t id, int
     return t->full ? t->full + id * d : NULL;
 }
 
-/* A new f32 matrix in the arena. `t` may be NULL; `embedding`: its A is [R, V], B [D, R], so the
- * two are swapped. */
+/* Replaces *w by a merged f32 matrix in the arena. `t` may be NULL. For the embedding, whose A is
+ * [R, V] and B [D, R], the two are transposed and swapped. */
 static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *t,
                         bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
@@ -126,7 +127,7 @@ static bool table_is_changed(const struct vocab_override *t) {
     return t->full || t->n > 0 || t->lora.r > 0;
 }
 
-/* Tied tables stay tied only if both get the same rows and nothing else. */
+/* Embedding and head stay tied only if both get the same replaced rows and no other change. */
 static int tables_merge(struct model *m, const struct vocab_overrides *o, struct error *err) {
     bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
                 o->embed.rows == o->head.rows;

@@ -1,19 +1,18 @@
 /*
  * peft: adapters as PEFT directories (adapter_config.json and adapter_model.safetensors).
  *
- * Reading is strict, because an adapter that half fits is worse than none: the config decides which
- * tensors must exist, each of them must be in the file with the right dimensions, and every tensor
- * of the file must be one of them. One message lists all offenders. Pickles (adapter_model.bin) are
- * never opened.
+ * Reading is strict, because a partly loaded adapter is worse than an error. The config determines
+ * the expected tensors. The file must have each of them with the right dimensions, and no others.
+ * One message lists all errors. Pickles (adapter_model.bin) are never opened.
  *
- * A file may also hold the embedding or the head, as in the base or as resized by training, while
- * its config does not mention it: PEFT adds them when they are targets, and loads them in place.
- * Such a table belongs to the adapter unless it equals the model's to the bit; on a tied base, in
- * place means both tables.
+ * A file may also have an embedding or head that its config does not mention, as in the base or as
+ * resized by training: PEFT saves them when they are targets, and loads them over the base's. Such
+ * a table belongs to the adapter unless it is bitwise equal to the model's. On a tied base it
+ * replaces both tables.
  *
- * Writing is canonical: tensors sorted by name. An adapter that was loaded and saved once therefore
- * always saves to the same bytes. Both files are replaced atomically, tensors first: a new adapter
- * without its config is refused, and so is a config without its tensors.
+ * Writing is canonical: tensors are sorted by name, so saving a loaded adapter always gives the
+ * same bytes. Each file is replaced atomically, tensors first. If only one of the two files exists,
+ * reading fails.
  */
 #include "adapter/internal.h"
 #include "hub/hub.h"
@@ -32,7 +31,7 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    /* Names are untrusted: no escape sequences for the terminal. */
+    /* Names are untrusted: control characters could be escape sequences for the terminal. */
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     o->n++;
@@ -42,7 +41,7 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
         buf_printf(&o->text, "\n  %s", line);
 }
 
-/* OK if the list is empty. */
+/* OK if the list is empty; else sets `err` to the list. */
 static int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err) {
     if (o->n == 0) return OK;
     if (o->hidden > 0) buf_printf(&o->text, "\n  and %d more", o->hidden);
@@ -69,7 +68,7 @@ static void tensor_add(struct tensor_list *l, int32_t module, enum lora_tensor_k
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
 
-/* One of the two tables, in the order of the adapter's data. */
+/* Adds the tensors of one of the two tables, in the order of adapter.data. */
 static void table_add(struct tensor_list *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
@@ -118,7 +117,7 @@ struct peft_load {
     struct adapter_tensor *wanted;
     const struct tensor_info **found; /* [n], in the order of `wanted` */
     int n;
-    /* Tables in the file that the config does not mention: embedding and head. */
+    /* Embedding, head: the tensor to use as replacement table if the expected name is not used. */
     const struct tensor_info *full_source[2];
 };
 
@@ -128,7 +127,7 @@ static const struct tensor_info *name_find(struct peft_load *ld, const char *nam
     return t;
 }
 
-/* The tensor under its own name, or with the adapter's name "default" left in the name; magnitudes
+/* Finds the tensor by its name, or by its name with the adapter's name "default" in it. Magnitudes
  * may also end in ".weight". */
 static const struct tensor_info *tensor_find(struct peft_load *ld,
                                              const struct adapter_tensor *wanted) {
@@ -174,7 +173,7 @@ static void tensor_check(struct peft_load *ld, const struct adapter_tensor *want
     }
 }
 
-/* Elements [begin, begin + n) as f32. The file's bytes may be unaligned, so they are copied to
+/* Elements [begin, begin + n) as f32. The bytes in the file may be unaligned, so they are copied to
  * `raw` first. */
 static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n, float *dst) {
     enum { STEP = 1024 };
@@ -188,7 +187,7 @@ static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n
     }
 }
 
-/* True when the tensor equals the model's table to the bit. */
+/* True when the tensor is bitwise equal to the model's table. */
 static bool table_is_base(const struct peft_load *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
@@ -207,7 +206,7 @@ static bool table_is_base(const struct peft_load *ld, const struct tensor_info *
     return same;
 }
 
-/* Looks for one table that the config does not name. */
+/* Looks for an embedding or head tensor that the config does not mention. */
 static void unlisted_table_find(struct peft_load *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_vocab_config *t = head ? &c->head : &c->embed;
@@ -226,7 +225,7 @@ static void unlisted_table_find(struct peft_load *ld, int head) {
         t->full = true;
 }
 
-/* On a tied base, a table changed in place replaces both tables. */
+/* On a tied base, a table that the config does not mention replaces both tables. */
 static void unlisted_table_tie(struct peft_load *ld) {
     struct adapter_vocab_config *t[2] = {&ld->config->c.embed, &ld->config->c.head};
     if (!ld->shape->tied) return;
@@ -238,7 +237,7 @@ static void unlisted_table_tie(struct peft_load *ld) {
         }
 }
 
-/* ensure_weight_tying: the saved table is used for both. */
+/* ensure_weight_tying: the saved table is used for both embedding and head. */
 static void saved_table_tie(struct peft_load *ld) {
     struct adapter_config *c = &ld->config->c;
     if (!ld->config->tie_weights || !ld->shape->tied || c->embed.full == c->head.full) return;
@@ -265,7 +264,7 @@ static void tensor_match(struct peft_load *ld, int i) {
     ld->found[i] = t;
 }
 
-/* True for a low-rank part of a module that the config does not target. */
+/* True for a LoRA tensor of a module that the config does not target. */
 static bool name_is_untargeted(const struct peft_load *ld, const char *name) {
     for (int32_t m = MODULE_HEAD; m < ld->shape->n_layers * N_PROJ; m++) {
         char module[NAME_MAX_LEN], prefix[2 * NAME_MAX_LEN];
@@ -280,7 +279,7 @@ static bool name_is_untargeted(const struct peft_load *ld, const char *name) {
     return false;
 }
 
-/* Checks every wanted tensor against the file, then reports the unused tensors of the file. */
+/* Finds every expected tensor in the file, then reports the file's unused tensors. */
 static int tensors_match(struct peft_load *ld, struct error *err) {
     ld->used = xcalloc((size_t)ld->st->n_tensors + 1, sizeof *ld->used);
     saved_table_tie(ld);
@@ -314,8 +313,8 @@ static bool all_finite(const float *v, int64_t n) {
     return max_exponent < exponent;
 }
 
-/* One tensor as f32 at `dst`, its rows in the order of the config; false when a value is not
- * finite. */
+/* Writes one tensor as f32 to `dst`, with its rows in the order of the config; false when a value
+ * is not finite. */
 static bool tensor_widen(const struct peft_load *ld, int i, float *dst) {
     const struct adapter_tensor *wanted = &ld->wanted[i];
     int64_t k = wanted->cols ? wanted->cols : 1, n = wanted->rows * k;
@@ -338,7 +337,7 @@ static int tensors_read(const struct peft_load *ld, float *data, struct error *e
     return OK;
 }
 
-/* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
+/* The lineage from the file's metadata, without PEFT's entries; NULL when empty. */
 static json_t *lineage_read(const json_t *metadata) {
     json_t *lineage = metadata ? json_copy((json_t *)metadata) : NULL;
     if (lineage) json_object_del(lineage, "format");
@@ -415,9 +414,9 @@ int peft_check(const char *dir, struct error *err) {
 }
 
 /*
- * An adapter of a model that also sees images has "language_model." in the names of the language
- * model's tensors; removes it, and drops the vision tensors, as the base does. Returns the prefix
- * that replaces "model." there; NULL when the names are those of a text model.
+ * An adapter of a multimodal model has "language_model." in the names of the language model's
+ * tensors. Removes this from the names, and removes the vision tensors, which the base does not
+ * have either. Returns the prefix that replaces "model." in such names; NULL for a text model.
  */
 static const char *language_model_prefix_strip(struct safetensors *st) {
     static const char infix[] = "language_model.";

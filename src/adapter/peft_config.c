@@ -1,13 +1,14 @@
 /*
  * peft_config: reads and writes adapter_config.json.
  *
- * The file is untrusted, so every pattern in it is compiled by PCRE2 under a step limit and every
- * number is checked. Keys that would change the arithmetic in a way that Shoal does not compute are
- * refused by name; other unknown keys are tolerated, since PEFT itself adds some in every release.
- * Modules are chosen as in PEFT: a list names ends of module names, a string is a pattern for whole
- * names, "all-linear" is every projection of the layers.
+ * The file is untrusted, so every pattern in it is matched by PCRE2 under a step limit and every
+ * number is checked. Keys that would change the result in a way that Shoal does not support are
+ * refused by name. Other unknown keys are ignored, because PEFT adds new ones in each release.
+ * Modules are selected as in PEFT: a list has suffixes of module names, a string is a pattern for
+ * the whole name, "all-linear" is every projection of the layers.
  *
- * Writing is canonical: keys sorted, mixed ranks and chosen layers expressed in one way only.
+ * Writing is canonical: keys are sorted, and there is one form for mixed ranks and for selected
+ * layers.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "adapter/internal.h"
@@ -30,13 +31,13 @@ void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t m
         out[0] = 0;
 }
 
-/* The end of a dotted name: "q_proj", "embed_tokens". */
+/* The last component of a dotted name: "q_proj", "embed_tokens". */
 static const char *last_component(const char *name) {
     const char *dot = strrchr(name, '.');
     return dot ? dot + 1 : name;
 }
 
-/* Compiles a config's pattern; errors name the key. NULL on failure. */
+/* Compiles a pattern of the config. NULL after an error, whose message has the key. */
 static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const char *key,
                                    struct error *err) {
     int code;
@@ -51,7 +52,7 @@ static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const 
     return NULL;
 }
 
-/* 1 or 0; negative when the pattern exceeds the step limit on a name. */
+/* 1: the pattern matches; 0: it does not; negative: it exceeds the step limit. */
 static int pattern_match(const pcre2_code *re, const char *name, const char *key,
                          struct error *err) {
     pcre2_match_data *md = pcre2_match_data_create_from_pattern(re, NULL);
@@ -67,7 +68,8 @@ static int pattern_match(const pcre2_code *re, const char *name, const char *key
                      name);
 }
 
-/* target_modules or exclude_modules: a list of suffixes, a pattern for the whole name, or all. */
+/* target_modules or exclude_modules: a list of suffixes, a pattern for the whole name, or
+ * "all-linear". */
 struct module_selector {
     const char *key;
     const json_t *list;
@@ -107,7 +109,7 @@ static bool selector_is_set(const struct module_selector *s) {
     return s->all || s->re || json_array_size(s->list) > 0;
 }
 
-/* True for the whole name, or its end after a dot. */
+/* True if `suffix` is the whole name or follows a dot in it. */
 static bool suffix_match(const char *name, const char *suffix) {
     size_t n = strlen(name), k = strlen(suffix);
     if (k > n || strcmp(name + n - k, suffix) != 0) return false;
@@ -125,8 +127,8 @@ static int selector_match(const struct module_selector *s, const char *name, str
     return 0;
 }
 
-/* rank_pattern or alpha_pattern: the value of the first key that matches a module's name, whole or
- * from a dot to its end. */
+/* rank_pattern or alpha_pattern: patterns with values. The first pattern that matches a module's
+ * name, or the part after a dot, gives the value. */
 struct pattern_rule {
     pcre2_code *re;
     double value;
@@ -175,7 +177,7 @@ static int rules_apply(const struct pattern_rules *r, const char *name, double *
     return OK;
 }
 
-/* Keys that change the adapter's result, unless they are false, null, "none" or empty. */
+/* Keys that change the adapter's output unless they are false, null, "none", 0 or empty. */
 static const struct unsupported_key {
     const char *key, *why;
 } unsupported_keys[] = {
@@ -289,8 +291,8 @@ static bool layers_are_all(const json_t *v) {
     return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* True when `standard`, the architecture's prefix of layer numbers, is the pattern or one of the
- * patterns. */
+/* True when the pattern is not set, or is (or has in its list) `standard`, the name before layer
+ * numbers in this architecture. */
 static bool layers_pattern_is_standard(const json_t *pattern, const char *standard) {
     size_t i;
     json_t *item;
@@ -301,8 +303,8 @@ static bool layers_pattern_is_standard(const json_t *pattern, const char *standa
            (json_is_string(pattern) && strcmp(json_string_value(pattern), standard) == 0);
 }
 
-/* selected[L]: layers that list targets apply to. Layer numbers are known only at the usual place
- * ("layers.N", GPT-Neo's "h.N"). */
+/* Fills selected[L]: the layers that a list of targets applies to. Only the standard names of
+ * layers are supported ("layers.N", GPT-Neo's "h.N"). */
 static int layers_read(const json_t *root, const struct model_config *shape, bool *selected,
                        struct error *err) {
     const char *standard = last_component(shape->arch->hf_layers);
@@ -327,16 +329,16 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
     return OK;
 }
 
-/* Everything that decides whether a module is adapted, and how. */
+/* The settings that decide which modules are adapted, with which rank and alpha. */
 struct peft_target_rules {
     const struct arch *arch;
     const char *model_prefix; /* peft_config.stem */
     struct module_selector target, exclude;
     struct pattern_rules ranks, alphas;
     bool *layers;          /* [L] */
-    bool all_layers;       /* else modules outside the layers cannot be targets */
-    bool targets_required; /* the list of targets must not be empty: no whole table or rows replace
-                              it */
+    bool all_layers;       /* if false, modules outside the layers cannot be targets */
+    bool targets_required; /* an empty target_modules is an error: the adapter has no replacement
+                              table or rows */
 };
 
 static int target_rules_init(struct peft_target_rules *rules, const json_t *root,
@@ -360,13 +362,13 @@ static void target_rules_release(struct peft_target_rules *rules) {
     free(rules->layers);
 }
 
-/* The tables are not linear maps of a layer: neither "all-linear" nor a choice of layers selects
- * them. */
+/* Embedding and head are not in a layer: "all-linear" does not select them, nor does a config with
+ * layers_to_transform. */
 static bool module_is_selectable(const struct peft_target_rules *rules, int32_t module) {
     return module >= 0 ? rules->layers[module / N_PROJ] : rules->all_layers && !rules->target.all;
 }
 
-/* The module's name as used in the config. */
+/* The module's name as it appears in the config. */
 static void config_module_name(char out[NAME_MAX_LEN], const struct peft_target_rules *rules,
                                int32_t module) {
     static const char text_prefix[] = "model.";
@@ -377,7 +379,7 @@ static void config_module_name(char out[NAME_MAX_LEN], const struct peft_target_
              name + (replaced ? strlen(text_prefix) : 0));
 }
 
-/* Fills one module of the config; r stays 0 if it is not adapted. */
+/* Sets rank and alpha of one module; leaves r = 0 if it is not adapted. */
 static int target_rules_apply(const struct peft_target_rules *rules, const struct adapter_config *c,
                               int32_t module, struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
@@ -396,7 +398,7 @@ static int target_rules_apply(const struct peft_target_rules *rules, const struc
     return OK;
 }
 
-/* Reports listed targets that match no module of this shape, as in an adapter for another
+/* Reports listed targets that match no module of this shape, as with an adapter for another
  * architecture. */
 static void targets_check(const struct peft_target_rules *rules, int32_t n_layers,
                           struct adapter_errors *errors) {
@@ -415,7 +417,7 @@ static void targets_check(const struct peft_target_rules *rules, int32_t n_layer
     }
 }
 
-/* The table with this module name, or NULL. */
+/* The embedding or head with this module name, or NULL. */
 static struct adapter_vocab_config *table_by_name(struct adapter_config *c, const struct arch *arch,
                                                   const char *name) {
     if (suffix_match(arch->hf_embed, name)) return &c->embed;
@@ -451,7 +453,8 @@ static int token_compare(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* One list of token ids; the order in PEFT's list is the order of the rows in the file. */
+/* Parses a list of token ids. The file has the rows in the order of this list; t->ids is sorted,
+ * and *order has the row of each id. */
 static int trainable_tokens_parse(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
                                   const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
@@ -505,7 +508,7 @@ static int trainable_tokens_read(const json_t *root, const struct model_config *
     return OK;
 }
 
-/* Refuses combinations that PEFT does not define or that are not computed here. */
+/* Refuses combinations that PEFT does not define or that Shoal does not support. */
 static int tables_check(const struct peft_config *p, const struct model_config *shape,
                         struct error *err) {
     const struct adapter_vocab_config *tables[] = {&p->c.embed, &p->c.head};
@@ -571,7 +574,7 @@ void peft_config_release(struct peft_config *p) {
     arena_release(&p->arena);
 }
 
-/* The shortest decimal that reads back as the same float32. */
+/* The shortest decimal number that parses as the same float32. */
 static json_t *shortest_real_json(float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
@@ -586,7 +589,7 @@ static json_t *number_json(float f) {
     return whole ? json_integer((json_int_t)f) : shortest_real_json(f);
 }
 
-/* True when projection p has one (r, alpha) wherever it is adapted. */
+/* True when projection p has the same (r, alpha) in all layers that adapt it. */
 static bool proj_is_uniform(const struct adapter *a, int p) {
     struct adapter_module first = {0, 0};
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
@@ -605,8 +608,8 @@ static void pattern_add_table(const struct adapter *a, bool alpha, const char *n
         json_object_set_new(out, name, alpha ? number_json(m.alpha) : json_integer(m.r));
 }
 
-/* rank_pattern or alpha_pattern: the modules that differ from the config's top level; "q_proj"
- * alone if it holds for all layers. */
+/* rank_pattern or alpha_pattern: the modules that differ from the config's top level. The key is
+ * "q_proj" if the projection is equal in all layers, else the full name. */
 static json_t *pattern_json(const struct adapter *a, bool alpha) {
     json_t *out = json_object();
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
@@ -629,9 +632,9 @@ static bool layer_is_adapted(const struct adapter *a, int32_t l) {
     return false;
 }
 
-/* True when the short names of the targets and the chosen layers describe the adapter completely:
- * the adapted modules are exactly (some layers) × (the targets), and no table is a target together
- * with a choice of layers, which would exclude it. */
+/* True when a list of short names and a list of layers describe the adapter: the adapted modules
+ * are exactly (some layers) × (the targets), and a low-rank embedding or head does not occur
+ * together with a subset of the layers, which would exclude it. */
 static bool short_names_suffice(const struct adapter *a) {
     int32_t n = 0;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
@@ -658,8 +661,8 @@ static int text_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Short names, or every module by its full name if the layers differ in their targets. Sorted,
- * because PEFT holds a set. */
+/* Short names, or the full name of every module if the layers differ in their targets. Sorted,
+ * because PEFT has a set. */
 static json_t *targets_json(const struct adapter *a) {
     struct strings names = {0};
     char full[NAME_MAX_LEN];
@@ -681,8 +684,8 @@ static json_t *targets_json(const struct adapter *a) {
     return out;
 }
 
-/* Whole tables of modules without low-rank parts; for the others, the tensors in the file are
- * enough. */
+/* modules_to_save has replacement tables without low-rank parts. Tables with low-rank parts are in
+ * the file only. */
 static json_t *modules_to_save_json(const struct adapter *a) {
     const struct adapter_config *c = &a->config;
     bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
@@ -700,7 +703,7 @@ static void token_ids_json(const char *name, const struct adapter_vocab_config *
     json_object_set_new(out, name, list);
 }
 
-/* PEFT 0.15 introduced the key, so a config without such rows omits it. */
+/* PEFT 0.15 introduced the key, so a config without such rows does not have it. */
 static void trainable_tokens_add(const struct adapter *a, json_t *root) {
     json_t *out = json_object();
     token_ids_json(last_component(a->shape.arch->hf_embed), &a->config.embed, out);

@@ -1,18 +1,18 @@
 /*
- * pool: maps names to the current versions of adapters, in memory within a budget.
+ * pool: maps names to the current versions of adapters and keeps them in memory within a budget.
  *
- *     registered ──get──▶ busy ──▶ resident ──room needed──▶ registered
- *                           ▲          │
- *                           └──files changed, or publish: the next version
+ *     registered ──get──▶ loading ──▶ resident ──evicted──▶ registered
+ *                            ▲            │
+ *                            └────────────┘ files changed, or publish: the next version
  *
- * One lock guards everything. A load runs outside the lock and sets `loading`; only the loading
- * thread touches a busy entry. No ordered lists are kept: eviction walks over all entries, which is
- * cheap compared with a load, and counts the bytes that they occupy at that moment.
+ * One lock protects the pool. A load sets `loading` and runs without the lock; only the loading
+ * thread accesses an entry that is loading. There is no LRU list: eviction visits all entries,
+ * which is cheap compared with a load, and sums their current sizes.
  *
- * Invariants: (1) the pool holds one reference to every resident and every retired adapter, so that
- * a count of 1 means that it is not in use, and only a get can change that; (2) the version
- * changes only when the hash changes; (3) hash, stamps and size of an entry describe the same
- * content, so files with unchanged stamps need not be hashed again.
+ * Invariants: (1) the pool has one reference to every resident and every retired adapter, so a
+ * reference count of 1 means not in use, and only a get can increase it; (2) the version changes
+ * only when the hash changes; (3) hash, stamps and size of an entry describe the same content, so
+ * files with unchanged stamps are not hashed again.
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
@@ -31,11 +31,10 @@ struct file_stamp {
     uint64_t device, inode, size;
     int64_t mtime, ctime; /* mtime and ctime in ns since 1970 */
 };
-/* Stamps of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file.
- */
+/* Stamps of the two files of a PEFT directory, or of a GGUF file. */
 struct entry_stamps {
     struct file_stamp v[2];
-    bool recent; /* written so recently that another write might leave the same stamps */
+    bool recent; /* written so recently that a second write could have the same times */
 };
 /* File systems round times to the kernel's tick, at most 10 ms. */
 #define RECENT_NS 50000000
@@ -44,13 +43,14 @@ struct pool_entry {
     char *name;
     char *path; /* NULL: in memory only */
     struct adapter *adapter;
-    char hash[HASH_LEN]; /* SHA-256 of the version, resident or not; "" before the first load */
+    char hash[HASH_LEN]; /* SHA-256 of the current version, also when it is not resident; "" before
+                            the first load */
     struct entry_stamps stamps;
     size_t size;
-    uint64_t version, lru_stamp, gets, loads; /* turn: value of the pool's count at the last get */
+    uint64_t version, lru_stamp, gets, loads; /* lru_stamp: the pool's lru_clock at the last get */
     double last_used;
     bool pinned, loading;
-    char *problem; /* the error in the files with stamps `problem_stamps`, or NULL */
+    char *problem; /* the error in the files with problem_stamps, or NULL */
     int problem_code;
     struct entry_stamps problem_stamps;
 };
@@ -59,7 +59,7 @@ struct adapter_pool {
     struct model *model;
     struct adapter_pool_options o;
     pthread_mutex_t lock;
-    pthread_cond_t load_done; /* some entry is no longer busy */
+    pthread_cond_t load_done; /* signalled when an entry is no longer loading */
     struct pool_entry **entries;
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
@@ -67,7 +67,7 @@ struct adapter_pool {
     uint64_t lru_clock, gets, loads, drops;
 };
 
-/* A version that is loaded and not yet published. */
+/* A version that is loaded but not yet published. */
 struct staged_adapter {
     struct adapter *a;
     struct entry_stamps stamps;
@@ -131,12 +131,12 @@ static struct entry_stamps stamps_read(const char *path) {
     return s;
 }
 
-/* True when the files read at `then` are unchanged at `now`. */
+/* True when files that were read with the stamps `then` and have the stamps `now` are unchanged. */
 static bool stamps_match(const struct entry_stamps *then, const struct entry_stamps *now) {
     return !then->recent && memcmp(then->v, now->v, sizeof now->v) == 0;
 }
 
-/* The index of the name, or the one where it would be inserted. */
+/* The index of the name, or the index at which to insert it. */
 static int entry_index(const struct adapter_pool *p, const char *name, bool *found) {
     int lo = 0, hi = p->n;
     *found = false;
@@ -160,7 +160,7 @@ static struct pool_entry *entry_find(const struct adapter_pool *p, const char *n
     return NULL;
 }
 
-/* Waits until the entry is not being loaded; NULL if it was removed meanwhile. */
+/* Waits while the entry is being loaded; NULL if it does not exist or is removed meanwhile. */
 static struct pool_entry *entry_wait_loaded(struct adapter_pool *p, const char *name,
                                             struct error *err) {
     struct pool_entry *e;
@@ -183,7 +183,7 @@ static struct pool_entry *entry_insert(struct adapter_pool *p, const char *name)
     return p->entries[i];
 }
 
-/* Names go into JSON and terminals. */
+/* Names are printed in JSON and on terminals. */
 static int name_check(const char *name, struct error *err) {
     size_t len = strlen(name);
     json_t *text = json_string(name);
@@ -196,7 +196,7 @@ static int name_check(const char *name, struct error *err) {
                           "characters");
 }
 
-/* The path to read, malloc'ed; NULL when it holds no adapter. */
+/* The malloc'ed path to read; NULL when it has no adapter. */
 static char *path_resolve(const char *path, struct error *err) {
     char *real = hub_is_name(path) ? hub_cached_path(path, err) : xstrdup(path);
     if (!real || adapter_path_is_gguf(real) || peft_check(real, err) == OK) return real;
@@ -204,7 +204,7 @@ static char *path_resolve(const char *path, struct error *err) {
     return NULL;
 }
 
-/* 1 when it is new, 0 when it is already registered. */
+/* 1: the entry is new; 0: it was registered already; else an error code. */
 static int entry_add(struct adapter_pool *p, const char *name, const char *path,
                      struct error *err) {
     bool found;
@@ -228,8 +228,7 @@ int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
     return MIN(rc, OK);
 }
 
-/* 1 when DIR/NAME is an adapter and new. Warns about a name that cannot be registered and skips it.
- */
+/* 1 when DIR/NAME is a new adapter. A name that cannot be registered is skipped with a warning. */
 static int scan_subdirectory(struct adapter_pool *p, const char *dir, const char *name) {
     char *path = path_join(dir, name), *config = path_join(path, PEFT_CONFIG_FILE);
     struct error err;
@@ -270,7 +269,7 @@ static void retired_release_unused(struct adapter_pool *p) {
     p->n_retired = n;
 }
 
-/* Drops the pool's reference, or keeps it until the last user has released the adapter. */
+/* Releases the pool's reference, now or as soon as the adapter is no longer in use. */
 static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
     if (a && in_use(a)) {
         size_t n = (size_t)p->n_retired + 1;
@@ -282,7 +281,7 @@ static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
 }
 
 static bool is_evictable(const struct pool_entry *e) {
-    bool reloadable = e->path && !e->problem; // files that were refused cannot be loaded again
+    bool reloadable = e->path && !e->problem; // files with an error cannot be loaded again
     return e->adapter && reloadable && !e->pinned && !e->loading && !in_use(e->adapter);
 }
 
@@ -296,8 +295,8 @@ static struct pool_entry *lru_victim(const struct adapter_pool *p,
     return best;
 }
 
-/* Bytes in memory, without `except`'s own version if it is not in use; *fixed is the part that
- * cannot be dropped now. */
+/* Bytes of all adapters in memory, without that of `except` if it is not in use. *fixed receives
+ * the part that cannot be evicted now. */
 static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *except,
                               size_t *fixed) {
     size_t all = *fixed = 0;
@@ -316,8 +315,8 @@ static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *e
     return all;
 }
 
-/* Evicts other adapters until `size` more bytes fit, in place of e's version (e may be NULL);
- * evicts none when that is impossible. */
+/* Evicts adapters until `size` more bytes fit, not counting the adapter of e (may be NULL), which
+ * will be replaced. If that is impossible, evicts nothing. */
 static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size_t size,
                         struct error *err) {
     size_t max = p->o.max_bytes, fixed;
@@ -365,8 +364,7 @@ static void entry_set_version(struct pool_entry *e, const struct staged_adapter 
     problem_clear(e);
 }
 
-/* Takes over s->a. If the content is the same, keeps the old object and everything derived from it.
- */
+/* Takes ownership of s->a. If the content is unchanged, keeps the old object with its packs. */
 static void entry_replace_adapter(struct adapter_pool *p, struct pool_entry *e,
                                   const struct staged_adapter *s) {
     bool same = is_resident(e, s->a);
@@ -375,7 +373,7 @@ static void entry_replace_adapter(struct adapter_pool *p, struct pool_entry *e,
     if (!same) e->adapter = s->a;
 }
 
-/* Reads one version outside the lock. */
+/* Loads one version. Called without the lock. */
 static int staged_load(struct adapter_pool *p, const char *path, const char *hash,
                        struct staged_adapter *s, struct error *err) {
     s->a = adapter_open_with_hash(path, p->model, hash, err);
@@ -392,7 +390,8 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
     return OK;
 }
 
-/* The files at `now` cannot be served: OK when an earlier version stays in use. */
+/* Records an error in the files with the stamps `now`. OK if an earlier version is resident and
+ * stays in use. */
 static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *now,
                              struct error *err) {
     bool is_new = !e->problem || strcmp(e->problem, err->text) != 0;
@@ -401,7 +400,8 @@ static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *no
     e->problem_code = err->code;
     e->problem_stamps = *now;
     if (err->code == ERR_IO)
-        e->problem_stamps.recent = true; // may pass without any change of the files
+        e->problem_stamps.recent =
+            true; // an I/O error may be temporary: try again even if the files do not change
     if (!e->adapter) return err->code;
     if (is_new)
         log_warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
@@ -409,12 +409,12 @@ static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *no
     return OK;
 }
 
-/* Reads the files that `now` describes; meanwhile the entry is busy. */
+/* Loads the files with the stamps `now`; meanwhile the entry is `loading`. */
 static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct entry_stamps *now,
                       struct error *err) {
     struct staged_adapter s = {.stamps = *now};
     bool unchanged = e->version > 0 && stamps_match(&e->stamps, now);
-    /* Room first, so that repeated gets without room cost no load. */
+    /* If the size is known, room is made first, so that gets without room do not load the files. */
     if (unchanged && evict_to_fit(p, e, e->size, err) != OK) return err->code;
     e->loading = true;
     e->loads++;
@@ -434,7 +434,7 @@ static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct
     return rc;
 }
 
-/* Updates e->adapter to its current files; keeps it if they are not a valid adapter. */
+/* Reloads e->adapter if its files have changed; keeps it if they are not a valid adapter. */
 static int entry_refresh(struct adapter_pool *p, struct pool_entry *e, struct error *err) {
     if (!e->path) return OK;
     struct entry_stamps now = stamps_read(e->path);
@@ -463,7 +463,7 @@ struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struc
     return a;
 }
 
-/* Takes over s->a; `path` may be NULL. */
+/* Takes ownership of s->a; `path` may be NULL. */
 static int staged_publish(struct adapter_pool *p, const char *name, const struct staged_adapter *s,
                           const char *path, struct error *err) {
     struct error ignored;

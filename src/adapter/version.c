@@ -1,19 +1,18 @@
 /*
- * version: keeps the versions published at a directory and restores them.
+ * version: stores the versions of an adapter that are published at a directory, and restores them.
  *
  *     DIR/adapter_config.json, adapter_model.safetensors    the current version
  *     DIR/.versions/HASH/…, version.json                    every version, including the current
- *     DIR/.versions/installing                              HASH being installed; else absent
- *     DIR/.versions/tmp, lock                               a version being written; the file lock
+ *     DIR/.versions/installing                              the HASH that is being installed; else
+ * absent DIR/.versions/tmp, lock                               a version being written; the file
+ * lock
  *
- * Invariants: (1) a folder HASH appears by one rename and is complete from then on; (2) before
- * DIR's files are changed, the old version and the new one are both such folders, and `installing`
- * names the new one; (3) DIR's config is moved away while tensors of another config are installed,
- * so that no reader sees parts of two versions. A call that finds `installing` first finishes that
- * installation.
+ * Invariants: (1) a folder HASH is created by one rename and is complete; (2) before DIR's files
+ * change, the old and the new version are both stored in such folders, and `installing` contains
+ * the new hash; (3) DIR's config is moved away while the tensors are replaced, so that no reader
+ * sees parts of two versions. A call that finds `installing` first completes that installation.
  *
- * DIR's files decide which version is current, not a separate record: another program may have
- * replaced them.
+ * The current version is determined by DIR's files, because another program may have replaced them.
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
@@ -69,7 +68,7 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
     return equal;
 }
 
-/* Copies the version's two files to DIR. Safe to be killed and repeated. */
+/* Copies the version's two files to DIR. May be interrupted at any point and repeated. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
     char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
          *replaced = path_join(v->root, "replaced");
@@ -87,7 +86,7 @@ static int version_install(const struct versions *v, const char *hash, struct er
     return rc;
 }
 
-/* Finishes the installation of a killed call. */
+/* Completes an installation that was interrupted. */
 static int versions_recover(const struct versions *v, struct error *err) {
     struct buf hash = {0};
     dir_delete(v->tmp);
@@ -111,7 +110,7 @@ static int versions_open(struct versions *v, const char *dir, struct error *err)
     return rc ? error_wrap(err, "versions of '%s'", dir) : OK;
 }
 
-/* *about stays NULL, with a warning, if version.json cannot be parsed. */
+/* *metadata stays NULL, with a warning, if version.json cannot be parsed. */
 static int version_read(const struct versions *v, const char *hash, json_t **metadata,
                         struct error *err) {
     char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
@@ -152,7 +151,7 @@ static bool version_is_current(const struct versions *v, const char *hash) {
     return same;
 }
 
-/* Newest first, each with "current". */
+/* The metadata of all versions, newest first, each with "current". */
 static int versions_list(const struct versions *v, json_t **out, struct error *err) {
     json_t *all[4096], *list = json_array();
     size_t n = 0;
@@ -196,7 +195,7 @@ static int version_metadata_write(const char *dir, const json_t *metadata, struc
     return rc;
 }
 
-/* The content of a version must still match its hash. */
+/* Checks that the version's content matches its hash. */
 static int version_check(const struct versions *v, const char *hash,
                          const struct model_config *shape, struct error *err) {
     char *path = version_path(v, hash);
@@ -210,8 +209,8 @@ static int version_check(const struct versions *v, const char *hash,
     return rc;
 }
 
-/* Adds a version from DIR's files (`source` NULL: from memory), completely or not at all. Takes
- * over `metadata`. */
+/* Adds a version atomically: copies the files of directory `source`, or saves `a` if it is NULL.
+ * Takes ownership of `metadata`. */
 static int version_add(const struct versions *v, const struct adapter *a, const char *source,
                        const char *base, json_t *metadata, struct error *err) {
     char *path = version_path(v, a->hash);
@@ -238,7 +237,7 @@ static bool has_adapter(const char *dir) {
     return peft_check(dir, &ignored) == OK;
 }
 
-/* Keeps an unpublished adapter: one that DIR holds and `list` does not. */
+/* Adds the adapter in DIR, which is not in `list`, as a version. */
 static int unpublished_version_add(const struct versions *v, const json_t *list,
                                    const struct model_config *shape, char hash[HASH_LEN],
                                    struct error *err) {
@@ -256,8 +255,8 @@ static int unpublished_version_add(const struct versions *v, const json_t *list,
     return rc;
 }
 
-/* The versions, and in `hash` the one that DIR holds: "" when it holds no adapter. NULL after an
- * error. */
+/* Returns the list of versions. `hash` receives the version in DIR, which is added if it is not in
+ * the list; "" when DIR has no adapter. NULL after an error. */
 static json_t *current_version_save(const struct versions *v, const struct model_config *shape,
                                     char hash[HASH_LEN], struct error *err) {
     json_t *list = NULL, *metadata;
@@ -271,7 +270,7 @@ static json_t *current_version_save(const struct versions *v, const struct model
     int rc = unpublished_version_add(v, list, shape, hash, err);
     json_decref(list);
     list = NULL;
-    if (rc == OK) versions_list(v, &list, err); // with the version just kept
+    if (rc == OK) versions_list(v, &list, err); // with the version just added
     return list;
 }
 
@@ -309,7 +308,7 @@ int adapter_publish(const struct adapter *a, const char *dir, const char *base, 
     return rc;
 }
 
-/* The one version whose hash begins with `prefix`. */
+/* The version whose hash begins with `prefix`; NULL if there is none or more than one. */
 static const json_t *version_find_by_prefix(const struct versions *v, const json_t *list,
                                             const char *prefix, struct error *err) {
     const json_t *found = NULL;

@@ -1,10 +1,10 @@
 /*
- * embed: the embedding of a text: the mean of its hidden states after the final norm.
+ * embed: text embeddings: the mean of a text's hidden states after the final norm.
  *
- * A text uses a slot without a request and releases its pages at the end. Sums run in the order of
- * positions, so that an embedding depends on its text and adapter only.
+ * A text uses a free slot and releases its pages at the end. The hidden states are summed in the
+ * order of positions, so an embedding depends on its text and adapter only.
  *
- * Not here: requests in flight. They wait while engine_embed runs.
+ * Active requests wait while engine_embed runs.
  */
 #include <string.h>
 

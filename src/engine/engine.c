@@ -1,30 +1,31 @@
 /*
- * engine: continuous batching of requests that each name their own adapter.
+ * engine: continuous batching of requests with different adapters.
  *
- * A step: (1) waiting requests take free slots, first come first served; grammar masks are computed
- * for a bounded time; (2) every sequence that decodes and has its mask gives one row, the remaining
- * rows go to chunks of prompts, suffixes and choices, oldest first; (3) rows are grouped by adapter
- * in order of first appearance and run in one forward pass; (4) tokens are sampled from the logits;
- * (5) each request advances to its next phase.
+ * A step: (1) waiting requests are admitted to free slots, first come first served, and grammar
+ * masks are computed for a bounded time; (2) every decoding request whose mask is complete gets one
+ * row, and the remaining rows go to chunks of prompts, suffixes and choices, oldest request first;
+ * (3) the rows are grouped by adapter in order of first appearance and run in one forward pass; (4)
+ * tokens are sampled from the logits; (5) each request advances to its next phase.
  *
  * One request is one growing sequence prompt | out | suffix | choice path. Positions [0, kv) are in
- * the KV cache, positions [kv, end) have yet to be run:
+ * the KV cache, positions [kv, end) remain to be run:
  *
  *     PREFILL ──┬─> DECODE ──┬─> SUFFIX ──> CHOICES ──> done
  *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
- * A slot keeps its tokens after its request is done. A new request reuses the longest prefix that
- * some slot holds (prefix_cache_lookup). In the fast class only positions that were computed as
- * known tokens are reused: those of sampled tokens have other bits, and a generation must not
- * depend on the state of the cache. There are more slots than active requests. The others hold
- * finished sequences; the oldest of these lose their pages when no page is free.
+ * Prefix cache: a slot keeps its tokens and KV pages after its request is done, and a new request
+ * reuses the longest prefix that any slot has (prefix_cache_lookup). In the fast numeric class only
+ * positions that were computed as known rows are reused: the keys and values of sampled rows have
+ * other bits, and a result must not depend on the state of the cache. There are more slots than
+ * active requests; the other slots have finished sequences. When no page is free, the least
+ * recently used of these are evicted.
  *
- * Invariants: kv <= end while rows are scheduled; active[] is ordered by admission, so a request
- * always comes after the one it waits for and the first always progresses; active requests never
- * reserve more pages than the KV cache has; a request's result does not depend on which steps ran
- * it.
+ * Invariants: kv <= end while rows are scheduled; active[] is in order of admission, so a request
+ * comes after its prefix source, and the first request always progresses; active requests never
+ * reserve more pages than the KV cache has; a request's result does not depend on how its rows are
+ * distributed over steps.
  *
- * Not here: threads, clocks, text. The caller decides which requests to run.
+ * This file has no threads and no clocks.
  */
 #define _GNU_SOURCE
 #include "engine/internal.h"
@@ -35,19 +36,19 @@
 #include <unistd.h>
 
 enum {
-    PREFIX_MIN = 4, /* shorter common prefixes are not shared */
-    OUT_MIN = 16,   /* rows with logits per step, even for an engine of one sequence */
+    PREFIX_MIN = 4, /* minimum length of a common prefix to share */
+    OUT_MIN = 16,   /* minimum of the default max_out */
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
     MASK_UNITS = 1 << 17,    /* work units for grammar masks per step: about a millisecond */
-    MASK_QUANTUM = 1 << 13,  /* work units for one grammar before the next one's turn */
+    MASK_QUANTUM = 1 << 13,  /* work units for one request before the next one's turn */
     MACHINE_UNITS = 1 << 12, /* work units charged for creating a grammar's machine */
-    MACHINE_MIN = 1 << 20, /* bytes that a grammar's machine may hold for any number of grammars */
+    MACHINE_MIN = 1 << 20,   /* minimum memory of one grammar's machine */
     LOOP_REPEATS = 4,
 };
 
-/* Default limits in bytes: for the machines of all grammars in flight, and for one machine. */
+/* Default memory limits: for the machines of all active grammars, and for one machine. */
 #define MACHINES_BYTES ((size_t)512 << 20)
 #define MACHINE_BYTES ((size_t)64 << 20)
 
@@ -56,34 +57,35 @@ enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 struct sorted_choice {
     const int32_t *v;
     int32_t n, index;
-    int32_t shared; /* tokens in common with the previous choice */
+    int32_t shared; /* length of the common prefix with the previous choice */
 };
 
 struct request_state {
     struct engine_request *next; /* waiting list */
     enum request_phase phase;
     int32_t slot, kv, end;
-    int32_t context;                      /* length of prompt | out | suffix, once choices begin */
+    int32_t context;                      /* in PHASE_CHOICES: length of prompt | out | suffix */
     int32_t choice;                       /* position in `sorted` */
     struct sorted_choice *sorted;         /* [n_choices] */
-    struct engine_request *prefix_source; /* the prefix source: its slot will hold our first `share`
-                                      tokens; NULL: do not wait */
+    struct engine_request *prefix_source; /* request that prefills the first shared_prefix_len
+                                             tokens; NULL: do not wait */
     int32_t shared_prefix_len;
-    int32_t pages;           /* reserved on admission: the most that the request can need */
-    char key[HASH_LEN];      /* hash of the adapters' content, "-" without any */
-    struct lora_part *parts; /* [n_parts] low-rank parts that apply to its rows */
+    int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
+    char key[HASH_LEN];      /* engine_adapters_key */
+    struct lora_part *parts; /* [n_parts] its adapters */
     int32_t n_parts;
-    const struct vocab_overrides *overlay; /* vocabulary overrides of its one adapter, or NULL */
-    struct grammar_state grammar_state;    /* grammar state after the tokens generated so far */
-    uint32_t *allowed;  /* [(V + 31) / 32] tokens that may come next; NULL without a grammar */
-    bool mask_pending;  /* `allowed` is incomplete: this request waits, others continue */
-    bool loop_detected; /* the last token closed a loop */
-    int32_t unconsumed_token; /* token that `grammar_state` has not consumed yet, or -1 */
-    bool empty_only;          /* the grammar matches the empty text only: nothing is generated */
-    struct token_cycle cycle; /* of `out`, where loop_tokens is set */
+    const struct vocab_overrides *overlay; /* of its adapter, or NULL */
+    struct grammar_state grammar_state;    /* after the tokens generated so far */
+    uint32_t *allowed;        /* [(V + 31) / 32] grammar mask; NULL without a grammar */
+    bool mask_pending;        /* `allowed` is incomplete: the request waits */
+    bool loop_detected;       /* see loop_tokens */
+    int32_t unconsumed_token; /* token that grammar_state has not consumed yet, or -1 */
+    bool empty_only;          /* the grammar matches the empty text only: no token is generated */
+    struct token_cycle cycle; /* of `out`, if loop_tokens is set */
 };
 
-/* Assigns every array its place in `base` (NULL: only counts) and returns the bytes. */
+/* Sets the pointers of all arrays into `base` and returns the total size; NULL: computes the size
+ * only. */
 static size_t slab_layout(struct engine *e, const struct engine_options *o, size_t vocab,
                           uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
@@ -195,7 +197,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     return NULL;
 }
 
-/* All machines get equal shares of the memory. */
+/* Divides the memory limit equally between the machines. */
 static void grammar_memory_distribute(struct engine *e) {
     size_t share = e->n_grammars ? e->machines_max_bytes / (size_t)e->n_grammars : 0;
     for (int32_t i = 0; i < e->n_grammars; i++)
@@ -313,7 +315,7 @@ static int sampling_check(const struct sampling_params *s, int32_t vocab, struct
             return error_set(err, ERR_USAGE, "the logit_bias of token '%d' is not a number",
                              s->bias[i].token);
     }
-    if (s->temperature == 0.0f) return OK; // greedy: no filter matters
+    if (s->temperature == 0.0f) return OK; // greedy: the filters have no effect
     if (s->top_k < 0)
         return error_set(err, ERR_USAGE, "top_k '%d' is negative; 0 turns it off", s->top_k);
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
@@ -460,7 +462,7 @@ static int top_logprobs_alloc(int32_t **ids, float **logprobs, int32_t n, int32_
     return *logprobs ? OK : err->code;
 }
 
-/* Allocates the outputs; the request decides their sizes. */
+/* Allocates the results. */
 static int results_alloc(struct engine_request *r, struct error *err) {
     size_t n = (size_t)r->max_tokens;
     if (n > 0 &&
@@ -496,7 +498,7 @@ void engine_prepare_grammars(struct engine *e) {
     pthread_mutex_unlock(&e->vocab_lock);
 }
 
-/* The machine of a grammar in flight; the first call creates it. */
+/* The machine of an active grammar, created on the first call. */
 static struct grammar_machine *grammar_machine_get(struct engine *e, const struct grammar *g,
                                                    int64_t *units) {
     int32_t i = 0;
@@ -549,12 +551,13 @@ int engine_submit(struct engine *e, struct engine_request *r, struct error *err)
     return OK;
 }
 
-/* Number of prompt tokens of `r` that slot `s` holds, or will hold when the prefill of its owner
- * ends. The last prompt token is always run again: its logits are needed. */
+/* The number of prompt tokens of `r` that slot `s` has in the cache, or will have when its owner's
+ * prefill ends. The last prompt token is always run, because its logits are needed. */
 static int32_t prefix_cache_match(const struct engine_slot *s, const struct engine_request *r) {
     bool prefilling = s->owner && s->owner->state->phase == PHASE_PREFILL;
     const int32_t *v = prefilling ? s->owner->prompt : s->tokens;
-    // the last token of a prompt with a grammar may wait for the mask; other requests must not
+    // the last prompt token of a request with a grammar waits for its mask; other requests must not
+    // wait for that
     int32_t n = prefilling ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
@@ -563,10 +566,9 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
     return shared >= PREFIX_MIN ? shared : 0;
 }
 
-/* The slot with the longest common prefix, under the same adapter content, that it holds or will
- * hold (a free slot wins ties), or -1. The request takes over a free slot, shares the pages of a
- * busy one or waits until it has prefilled them; such positions have the same bits by construction.
- */
+/* The slot whose present or future tokens have the longest common prefix with the prompt, under the
+ * same adapters; a free slot wins ties; or -1. The request takes over a free slot. It shares the
+ * pages of a busy slot, or waits until that slot has prefilled them. */
 static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r,
                                    int32_t *overlap) {
     int32_t best = -1;
@@ -638,8 +640,8 @@ static void admit_waiting(struct engine *e) {
     }
 }
 
-/* A follower shares the pages as soon as its prefix source has prefilled them: before the source
- * may finish and lose its slot. */
+/* A waiting request shares the pages of its prefix source as soon as they are prefilled. This runs
+ * before the source can finish and release its slot. */
 static void prefix_sources_resolve(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
@@ -664,13 +666,13 @@ static bool request_generates(const struct engine_request *r) {
     return r->max_tokens > 0 && !r->state->empty_only;
 }
 
-/* Does the row that completes the phase need logits? */
+/* True if the last row of the current phase needs logits. */
 static bool last_row_needs_logits(const struct engine_request *r) {
     if (r->state->phase != PHASE_PREFILL) return true;
     return request_generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
 }
 
-/* Gives `r` up to `budget` rows; rows that need logits are limited by the room for logits too. */
+/* Schedules up to `budget` rows of `r`. max_out limits the rows with logits. */
 static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t budget) {
     struct request_state *s = r->state;
     int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
@@ -689,14 +691,15 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
     e->n_out += n_out;
 }
 
-/* Number of prompt rows that can run now: the last row is sampled, so it needs the mask. */
+/* The number of rows that the step has left. While the grammar mask is incomplete, the last prompt
+ * row cannot run, because a token is sampled from it. */
 static int32_t rows_available(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t n = e->o.max_rows - e->n_rows;
     return s->mask_pending ? MIN(n, s->end - s->kv - 1) : n;
 }
 
-/* May schedule no rows: then every request waits for its mask. */
+/* Schedules no rows if every request waits for its mask. */
 static void step_schedule(struct engine *e) {
     bool any_mask_pending = false;
     e->n_chunks = e->n_rows = e->n_out = 0;
@@ -717,7 +720,7 @@ static bool rows_are_sampled(const struct request_state *s) {
     return s->phase == PHASE_DECODE;
 }
 
-/* Rows that are being sampled come first: step_schedule begins with their chunks. */
+/* Sampled rows come first, because step_schedule starts with their chunks. */
 static void chunks_group_by_adapter(struct engine *e) {
     e->n_groups = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
@@ -767,7 +770,7 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
     return true;
 }
 
-/* Lays out the scheduled rows, one segment per set of adapters, and runs them. */
+/* Runs the scheduled rows in one forward pass, with one LoRA segment per adapter group. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
@@ -794,7 +797,7 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
-/* The most probable tokens at position `pos`, most probable first. */
+/* Writes the n_top most probable tokens to entry `pos` of ids and logprobs, most probable first. */
 static void top_logprobs_write(const struct logits_row *row, const float *logits, int32_t vocab,
                                float lse, int32_t *ids, float *logprobs, int32_t pos,
                                float *scratch) {
@@ -804,7 +807,7 @@ static void top_logprobs_write(const struct logits_row *row, const float *logits
                             scratch);
 }
 
-/* Scales the logits of the choices and returns their log Σ exp. */
+/* Divides the logits of the choices by the temperature and returns their log Σ exp. */
 static float choices_normalize(const struct engine *e, const struct engine_request *r,
                                float *logits) {
     float scale = r->logprob_temperature > 0.0f ? 1.0f / r->logprob_temperature : 1.0f;
@@ -815,7 +818,8 @@ static float choices_normalize(const struct engine *e, const struct engine_reque
     return max + (float)math_log((double)e->kern->softmax(x, r->n_choices));
 }
 
-/* Samples from the unscaled logits, then scales the row for the reported log-probabilities. */
+/* Sampling uses the original logits; logprob_temperature applies to the reported log-probabilities
+ * only. */
 static void logits_row_process(const struct engine *e, struct logits_row *row, float *logits,
                                float *scratch) {
     struct engine_request *r = row->r;
@@ -858,9 +862,9 @@ static void logits_rows_process(void *ctx, int64_t begin, int64_t end, int threa
         logits_row_process(e, &e->logits_rows[i], e->logits + i * e->vocab, scratch);
 }
 
-/* The context is followed by `depth` tokens of the current choice. Adds the next token's
- * log-probability to every choice that begins with these tokens; in sorted order these are the
- * current choice and its successors. */
+/* Logits row `out` is after the first `depth` tokens of the current choice. Adds the
+ * log-probability of the next token to every choice that begins with these tokens: in sorted order,
+ * the current choice and its successors. */
 static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out,
                               int32_t depth) {
     const struct request_state *s = r->state;
@@ -885,10 +889,10 @@ static void choices_finish(const struct engine *e, struct engine_request *r) {
     r->finish = FINISH_CHOICE;
 }
 
-/* Goes to the next choice with tokens to run. Choices are visited in sorted order, so that each
- * distinct prefix is visited once. All choices that begin with a prefix share its logits, and the
- * step to the next choice keeps the common part of the two paths. The last token of a choice is
- * never run: nothing follows it. */
+/* Advances to the next choice that has tokens to run. Choices are visited in sorted order, as a
+ * depth-first walk over their trie: each distinct prefix is run once, its logits serve all choices
+ * that begin with it, and the KV cache keeps the common prefix with the previous choice. The last
+ * token of a choice is not run, because no token follows it. */
 static void choices_next(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     while (++s->choice < r->n_choices) {
@@ -901,7 +905,7 @@ static void choices_next(const struct engine *e, struct engine_request *r) {
     r->done = true;
 }
 
-/* `out`: index of the logits after the whole context. */
+/* `out`: index of the logits row after prompt, output and suffix. */
 static void choices_begin(const struct engine *e, struct engine_request *r, int32_t out) {
     struct request_state *s = r->state;
     s->phase = PHASE_CHOICES;
@@ -912,7 +916,7 @@ static void choices_begin(const struct engine *e, struct engine_request *r, int3
     choices_next(e, r);
 }
 
-/* After the prompt without generation, or after the last generated token. */
+/* Called after the last generated token, or after the prompt if no tokens are generated. */
 static void generation_end(struct engine_request *r, enum finish_reason reason) {
     struct request_state *s = r->state;
     r->finish = reason;
@@ -922,7 +926,7 @@ static void generation_end(struct engine_request *r, enum finish_reason reason) 
     }
     s->phase = PHASE_SUFFIX;
     s->end = r->n_prompt + r->n_out + r->suffix.n;
-    // stopped and no suffix: the last row is run again, for its logits
+    // without a suffix the last row is run again, for its logits
     s->kv = MIN(s->kv, s->end - 1);
 }
 
@@ -947,7 +951,8 @@ static bool loop_found(struct engine_request *r) {
     return r->loop_tokens && token_cycle_extend(&r->state->cycle, r->out, r->n_out, r->loop_tokens);
 }
 
-/* Appends the last token's bytes; cuts the text where a stop text begins. */
+/* Appends the bytes of the last token to the text. If a stop text is found, truncates the text
+ * before it. */
 static bool stop_text_found(const struct engine *e, struct engine_request *r) {
     if (r->n_stop_texts == 0) return false;
     size_t old_len = r->text.len, first = SIZE_MAX;
@@ -988,8 +993,8 @@ static void token_accept(struct engine *e, struct engine_request *r, const struc
     }
 }
 
-/* The mask is complete: continues with it, or ends the generation if no text of the grammar
- * continues. */
+/* The mask is complete: allows stop tokens if the text may end here, and ends the generation if no
+ * token may follow. */
 static void mask_finish(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t any_allowed = 0;
@@ -1009,7 +1014,8 @@ static void mask_finish(const struct engine *e, struct engine_request *r) {
         generation_end(r, FINISH_LENGTH);
 }
 
-/* Computes the request's mask until it is complete (true) or the units are used up (false). */
+/* Continues the computation of the request's mask; true when it is complete, false when the units
+ * are used up. */
 static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *units) {
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
@@ -1023,9 +1029,9 @@ static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *un
 }
 
 /*
- * Requests take turns at computing their masks, up to a fixed amount of work per step. A grammar
- * with expensive masks thus delays only the requests that use it. The content of a mask does not
- * depend on the step that computes it.
+ * Computes masks of all requests round-robin, up to a fixed amount of work per step, so that a
+ * grammar with expensive masks delays only the requests that use it. A mask does not depend on how
+ * its computation is divided into steps.
  */
 static void masks_advance(struct engine *e) {
     for (int32_t n_pending = 1; n_pending > 0 && e->mask_units > 0;) {
@@ -1042,7 +1048,7 @@ static void masks_advance(struct engine *e) {
     }
 }
 
-/* The phase's last row has been run. */
+/* Called when the last row of the phase has been run. */
 static void phase_finish(struct engine *e, struct engine_request *r,
                          const struct scheduled_chunk *d) {
     struct request_state *s = r->state;
@@ -1070,7 +1076,7 @@ static void phase_finish(struct engine *e, struct engine_request *r,
     }
 }
 
-/* The rows of this step are in the cache. */
+/* The chunk's rows are in the KV cache now: updates the slot. */
 static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
     struct engine_request *r = d->r;
     struct request_state *s = r->state;
@@ -1082,7 +1088,7 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
         r->n_prefilled += d->n_rows;
     }
     if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
-    // in the fast class the keys and values of sampled rows have other bits than a prompt's
+    // in the fast class the keys and values of sampled rows differ in bits from those of known rows
     if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && rows_are_sampled(s))
         slot->n_known = MIN(slot->n_known, s->kv);
     else if (slot->n_known >= s->kv)
@@ -1111,7 +1117,7 @@ static void active_remove_finished(struct engine *e) {
     e->n_active = n;
 }
 
-/* Requests that wait for a prefix from `r` prefill it themselves. */
+/* Requests that wait for prefix source `r` will prefill their prompts themselves. */
 static void prefix_waiters_release(const struct engine *e, const struct engine_request *r) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct engine_request *other = e->active[i];

@@ -1,6 +1,6 @@
 /*
- * engine: state and slots that the files of the engine share, and the one normaliser for the
- * log-probabilities of sampled, generated and chosen tokens. A token's log-probability is logit -
+ * engine: declarations shared by the engine's source files. Private to this folder. The
+ * log-probability of a token, whether sampled, of the prompt or of a choice, is logit -
  * logits_logsumexp, in float.
  */
 #ifndef SHOAL_ENGINE_INTERNAL_H
@@ -10,33 +10,33 @@
 
 #include <pthread.h>
 
-/* max + log Σ exp(x - max), the sum by the kernel's rule. `scratch` [n]. */
+/* max + log Σ exp(x - max); the kernel defines the order of the sum. `scratch` [n]. */
 float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
 struct engine_slot {
-    struct engine_request *owner; /* NULL: free, but its tokens may be reused */
-    char key[HASH_LEN];           /* engine_adapters_key of the request that filled it */
+    struct engine_request *owner; /* NULL: free; its tokens remain in the prefix cache */
+    char key[HASH_LEN];           /* engine_adapters_key of its last request */
     int32_t *tokens;              /* [max_len] */
-    int32_t n;                    /* positions in the cache */
-    int32_t n_known;    /* the first of them, computed as rows whose tokens were known: shareable */
+    int32_t n;                    /* number of positions in the KV cache */
+    int32_t n_known;    /* length of the prefix that was computed as known rows and may be shared */
     uint64_t last_used; /* step of the last use */
 };
 
-/* The contribution of one request to a step. */
+/* The rows of one request in a step. */
 struct scheduled_chunk {
     struct engine_request *r;
-    int32_t n_rows, out, n_out; /* outs [out, out + n_out) */
+    int32_t n_rows, out, n_out; /* logits_rows [out, out + n_out) */
     int32_t next;               /* chunk with the same adapter, or -1 */
 };
 
-/* Requests under the same adapters. */
+/* The chunks of a step that have the same adapters: a linked list. */
 struct adapter_group {
-    const struct request_state *state; /* state of the first request */
+    const struct request_state *state; /* of the first request */
     int32_t first, last;
 };
 
-/* One row of logits and its use: only its normaliser, over the vocabulary or over the choices; a
- * sampled token; or the log-probability of the prompt's next token. */
+/* One row of logits and its use: log Σ exp over the vocabulary or over the choices; sampling a
+ * token; or the log-probability of the prompt's next token. */
 enum logits_use { LOGITS_NORMALIZE, LOGITS_CHOICES, LOGITS_SAMPLE, LOGITS_PROMPT_LOGPROB };
 struct logits_row {
     struct engine_request *r;
@@ -46,7 +46,7 @@ struct logits_row {
     float logprob; /* log-probability of the token, or log Σ exp(logits) */
 };
 
-/* A grammar that requests in flight use, with the state computed for it. */
+/* A grammar that waiting or active requests use, with its cached states and masks. */
 struct active_grammar {
     const struct grammar *grammar;
     struct grammar_machine *machine; /* NULL before the first mask */
@@ -60,15 +60,14 @@ struct engine {
     struct forward *f;
     struct engine_stats stats;
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
-    int32_t n_pages,
-        reserved_pages; /* pages in the KV cache, and those reserved by active requests */
+    int32_t n_pages, reserved_pages;    /* KV cache pages: total, reserved by active requests */
     struct engine_request *head, *tail; /* waiting */
     void *slab;
-    pthread_mutex_t vocab_lock;          /* held while grammar_vocab is made */
+    pthread_mutex_t vocab_lock;          /* held while grammar_vocab is created */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
     struct active_grammar *grammars;     /* [n_grammars] */
     int32_t n_grammars;
-    size_t machines_max_bytes; /* limit for all their machines together */
+    size_t machines_max_bytes; /* limit for all grammar machines together */
 
     float *logits;                  /* [max_out, V] */
     float *scratch;                 /* [threads, SAMPLE_SCRATCH, V] */
@@ -85,7 +84,7 @@ struct engine {
     /* the step in progress */
     int32_t n_chunks, n_groups, n_rows, n_out;
     int64_t mask_units; /* work units left for masks */
-    int32_t next_mask;  /* index of the active request whose mask is computed next */
+    int32_t next_mask;  /* index in `active` of the request whose mask is computed next */
 };
 
 /* request_inputs.c */
@@ -101,27 +100,28 @@ enum request_input_type {
     INPUT_BIAS,        /* list of struct logit_bias */
     INPUT_GRAMMAR,     /* const struct grammar *, may be NULL */
 };
-/* An input of a call. Every row is part of the key and of the record. */
+/* An input of a request. Every row of the table is part of the key and of the record. */
 struct request_input {
     const char *name; /* key in the JSON of a record */
     enum request_input_type type;
-    size_t value_offset,
-        count_offset; /* offsets in struct engine_request; count: of a list's int32_t length */
-    int32_t min, max; /* INPUT_INT: values that a record may have */
-    bool in_sampling; /* in the JSON a member of "sampling" */
-    bool optional;    /* INPUT_INT, INPUT_BOOL: 0 is neither in the key nor in the JSON */
+    size_t value_offset, count_offset; /* offsets in struct engine_request; count_offset: of a
+                                          list's int32_t length */
+    int32_t min, max;                  /* INPUT_INT: allowed values in a record */
+    bool in_sampling;                  /* in the JSON of a record a member of "sampling" */
+    bool optional; /* INPUT_INT, INPUT_BOOL: the value 0 is omitted from the key and the JSON */
 };
 extern const struct request_input request_inputs[]; /* ends with a NULL name */
 
-/* Key of the adapters that a request's rows run under. The KV cache depends on it and the tokens.
- */
+/* Identifies the adapters of a request. The content of the KV cache depends on this key and the
+ * tokens only. */
 void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]);
 json_t *json_from_tokens(const int32_t *v, int32_t n);
 
-/* The least recently used free slot, empty ones first (`filled`: skips empty slots), or -1. */
+/* The least recently used free slot, or -1. Empty slots come first; with `filled` they are skipped.
+ */
 int32_t slot_find_lru(const struct engine *e, bool filled);
-/* Makes positions [from, to) of a slot writable. When no page is free, finished sequences lose
- * theirs, least recently used first. False: no page is left. */
+/* Allocates pages for positions [from, to) of a slot. When no page is free, evicts finished
+ * sequences, least recently used first. False: there are not enough pages. */
 bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to);
 int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
                         struct error *err);

@@ -1,11 +1,11 @@
 /*
- * memory_plan: one sum, and a search for the largest engine under a limit.
+ * memory_plan: the sum of all memory, and a search for the largest engine under a limit.
  *
- * Every term is an upper bound of the resident bytes at any time, so that the peak that the system
- * reports stays below the total. Memory that is reserved but not touched counts, and so does memory
- * that is freed after loading.
+ * Every term is an upper bound of resident bytes, so that the peak memory that the system reports
+ * stays below the total. Memory that is reserved but never used is counted, and so is memory that
+ * is freed after loading.
  *
- * Not here: measuring the process (the commands print what the system counted).
+ * The commands print the memory that the process actually used; this file does not measure it.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -25,7 +25,7 @@ static double mb(size_t bytes) {
     return (double)bytes / (1 << 20);
 }
 
-/* Bytes for the whole engine, and for its KV cache alone. */
+/* Bytes of the whole engine; *kv receives those of its KV cache. */
 static size_t engine_and_kv_bytes(const struct model_config *c, const struct engine_options *o,
                                   size_t *kv) {
     struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
@@ -43,7 +43,8 @@ static size_t plan_update_total(const struct memory_plan_input *in, struct memor
     return p->total;
 }
 
-/* With one sequence's pages only: halves rows or sequences, whichever saves more, until it fits. */
+/* With the minimum number of pages: halves max_rows or max_seqs, whichever saves more, until the
+ * plan fits. False: it cannot fit. */
 static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
     while (plan_update_total(in, p) > in->limit) {
         struct memory_plan rows = *p, seqs = *p;
@@ -56,7 +57,8 @@ static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan
     return true;
 }
 
-/* The largest number of pages that fits, between the need of one sequence and pages_wanted. */
+/* Sets n_pages to the largest number that fits, at least the pages of one sequence and at most
+ * pages_wanted. */
 static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p) {
     int32_t lo = p->engine.n_pages;
     int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_cache_pages_for(p->engine.max_len),

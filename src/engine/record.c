@@ -1,7 +1,7 @@
 /*
- * record: results of calls as JSON, and the recorder. request_inputs.c has the inputs.
+ * record: results of requests as JSON, and the recorder. The inputs are in request_inputs.c.
  *
- * Not here: finding models and adapters again (the replay command).
+ * The replay command finds the model and the adapters of a record.
  */
 #include "engine/internal.h"
 
@@ -79,7 +79,7 @@ static const char *adapter_path(const struct adapter *a, const struct recorded_a
     return "";
 }
 
-/* A term names its adapter twice: by path, to find it, and by hash, to verify it. */
+/* A term has its adapter's path, to find it, and its hash, to verify it. */
 static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *adapters,
                          int n) {
     if (t->adapter)
@@ -101,7 +101,7 @@ json_t *record_adapters_json(const struct engine_request *r,
     return list;
 }
 
-/* A value may be a whole list: prints enough of it to recognise it. */
+/* The value may be a long list, so it is truncated. */
 static void value_append(const json_t *v, struct buf *out) {
     char *text = v ? json_canonical(v) : xstrdup("nothing");
     buf_printf(out, "'%.80s'", text);
@@ -119,7 +119,8 @@ static void difference_add(const char *key, int64_t index, const json_t *before,
     buf_puts(out, "\n");
 }
 
-/* Lists are compared up to their first difference: after a different token, the texts diverge. */
+/* Only the first difference of a list is reported: after a different token, all others differ too.
+ */
 bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out) {
     const char *key;
     json_t *a;
@@ -140,7 +141,7 @@ bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *
     return differ;
 }
 
-/* Runs inside a step: keeps the first error for the caller and does not stop the engine. */
+/* Called within engine_step: stores the first error for the caller and does not stop the engine. */
 void recorder_finished(void *recorder, const struct engine_request *r) {
     struct recorder *rec = recorder;
     if (rec->err.code != OK) return;

@@ -1,13 +1,14 @@
 /*
- * request_inputs: the inputs of a call, declared once; its key, its JSON and the parser of that
- * JSON walk the table.
+ * request_inputs: a table of all inputs of a request. The key, the JSON and its parser iterate over
+ * it.
  *
- * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request with the same key, to the
- * bit: floats are written as doubles of equal value, unsigned 64-bit seeds as the signed integer
- * with the same bits. The order of the rows is part of the key. A row that is added later is
- * optional, so that earlier calls keep their keys and their records.
+ * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request with the same key: floats
+ * are written as doubles of equal value, unsigned 64-bit seeds as the signed integer with the same
+ * bits. The order of the rows is part of the key. New rows must be optional, so that the keys: each
+ * function adds a value to a hash of older records do not change.
  *
- * Adapters are not rows: the key has their content, a record also their paths (record.c).
+ * Adapters are not in the table: the key covers their hashes, and a record also has their paths
+ * (record.c).
  */
 #include "engine/internal.h"
 
@@ -51,7 +52,7 @@ const struct request_input request_inputs[] = {
     {NULL},
 };
 
-/* The value of a row, whatever its type. */
+/* The value of an input of any type. */
 struct input_value {
     float real;
     int64_t integer; /* also a bool, or the length of a list */
@@ -103,7 +104,7 @@ static void input_set(const struct request_input *in, const struct input_value *
     if (in->count_offset) memcpy((char *)r + in->count_offset, &n, sizeof n);
 }
 
-/* keys */
+/* keys: each function adds a value to a hash */
 
 static void hash_u64(struct sha256 *h, uint64_t v) {
     uint8_t b[8];
@@ -168,7 +169,8 @@ static void hash_input(struct sha256 *h, const struct request_input *in,
     }
 }
 
-/* Every field has a length or a fixed width, so no two calls give the same bytes. */
+/* Every field has a fixed size or is preceded by its length, so the hashed bytes of different
+ * requests differ. */
 void engine_request_key(const struct engine_request *r, const char *model_hash,
                         enum numeric_class cls, char out[HASH_LEN]) {
     struct sha256 h;
@@ -215,7 +217,7 @@ static json_t *token_lists_json(const struct token_seq *v, int64_t n) {
     return list;
 }
 
-/* The source as a text, or byte by byte if JSON cannot hold it. */
+/* The source as a string, or as an array of bytes if it is not a valid JSON string. */
 static json_t *grammar_json(const struct grammar *g) {
     if (!g) return json_null();
     size_t len;
@@ -263,7 +265,8 @@ json_t *record_inputs_json(const struct engine_request *r) {
     return all;
 }
 
-/* Parser state: keeps the first error; every later value parses as empty. */
+/* Parser of recorded inputs. It stores the first error; the functions below return an empty value
+ * after an error. */
 struct inputs_parser {
     struct arena *arena;
     struct error *err;
@@ -297,7 +300,7 @@ static float parse_real(struct inputs_parser *rd, const json_t *v, const char *f
     return 0;
 }
 
-/* Room for the items of a list, also of an empty one. */
+/* Allocates the items of a list; at least one, so that the result is not NULL. */
 static void *items_alloc(struct inputs_parser *rd, int32_t n, size_t size) {
     return arena_alloc(rd->arena, (size_t)MAX(n, 1) * size);
 }
@@ -336,7 +339,7 @@ static const void *parse_bias(struct inputs_parser *rd, const json_t *list, int3
     return n ? v : NULL;
 }
 
-/* Calls recorded before grammars existed have no such member. */
+/* Records of older versions have no grammar. */
 static struct grammar *parse_grammar(struct inputs_parser *rd, const json_t *v) {
     if (rd->bad || !v || json_is_null(v)) return NULL;
     const char *kind = json_string_value(json_object_get(v, "kind"));

@@ -1,22 +1,21 @@
 /*
- * sample: one token from one row of logits.
+ * sample: samples a token from a row of logits.
  *
- * A filter keeps a prefix of the candidates ordered by a key (probability, or typicality)
- * descending and id ascending; a heap orders only as many candidates as the filter needs. Without
- * such filters nothing is ordered and candidates are visited by id. Every filter works on the
- * renormalised probabilities that the previous one kept. Sums run in double over a fixed order,
- * exponentials come from the kernel table, the one uniform number from (seed, RNG_SAMPLE, 0,
- * index).
+ * A filter sorts the candidates by a key (probability or typicality), largest first, ties by id,
+ * and keeps a prefix. A heap sorts only as many candidates as the filter needs. Without such a
+ * filter the candidates stay in order of their ids. Each filter renormalises the probabilities that
+ * the previous one kept. Sums are in double in a fixed order, exponentials are computed by the
+ * kernel table, and the random number is that of (seed, RNG_SAMPLE, 0, index).
  *
- * Invariant: the sampled token depends on the logits, the settings, the history and the index only;
- * even logits that are all NaN give a token.
+ * Invariant: the sampled token depends on the logits, the settings, the context and the index only.
+ * Logits that are all NaN also give a valid token.
  */
 #include "engine/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Candidates: ids in v[0..n); the ordered prefix that a filter keeps moves to the front. */
+/* The candidate tokens: ids in v[0..n). */
 struct candidates {
     const float *w;   /* [V] unnormalised probabilities, the largest is 1 */
     const float *key; /* [V] sort key, largest first */
@@ -52,8 +51,8 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
     c->v[i] = id;
 }
 
-/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; drops the others.
- */
+/* Keeps the best candidates, sorted, until there are max_n or their sum reaches `mass`; removes the
+ * others. */
 static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass) {
     int32_t n_left = c->n, taken = 0;
     double sum = 0;
@@ -62,7 +61,7 @@ static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass
         int32_t best = c->v[0];
         c->v[0] = c->v[--n_left];
         if (n_left > 0) heap_sink(c, 0, n_left);
-        c->v[n_left] = best; // taken ones collect at the end, the latest first
+        c->v[n_left] = best; // the kept ones collect at the end, the last first
         sum += (double)c->w[best];
         taken++;
     }
@@ -81,7 +80,7 @@ static double candidates_sum(const struct candidates *c) {
     return sum;
 }
 
-/* The shortest prefix of already ordered candidates whose sum reaches `mass`. */
+/* Keeps the shortest prefix of sorted candidates whose sum reaches `mass`. */
 static void candidates_keep_nucleus(struct candidates *c, double mass) {
     double sum = 0;
     int32_t n = 0;
@@ -97,8 +96,8 @@ static void candidates_keep_min(struct candidates *c, float min_weight) {
     c->n = n;
 }
 
-/* Keeps the candidates whose surprise -log p is nearest to the entropy, until they hold `mass` of
- * the whole. */
+/* Keeps the candidates whose surprise -log p is nearest to the entropy, until their share of the
+ * probability reaches `mass`. */
 static void candidates_keep_typical(struct candidates *c, double mass, float *key) {
     const float *w = c->w;
     double sum = candidates_sum(c), log_sum = math_log(sum), entropy = 0;
@@ -128,7 +127,8 @@ static void candidates_filter(struct candidates *c, const struct sampling_params
         candidates_keep_nucleus(c, top_p * candidates_sum(c));
     } else if (s->top_p < 1.0f) {
         double sum = candidates_sum(c);
-        // weights below (1 - p) / n of the whole sum to less than 1 - p: never in the nucleus
+        // weights below (1 - p) / n of the sum add up to less than 1 - p: they are never in the
+        // nucleus
         candidates_keep_min(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
         candidates_keep_top(c, c->n, top_p * sum);
     }
@@ -146,7 +146,7 @@ static int32_t candidates_sample(const struct candidates *c, float u) {
     return last;
 }
 
-/* w[i] = exp((logits[i] - max) / temperature): relative weights, NaN counted as 0. */
+/* w[i] = exp((logits[i] - max) / temperature): unnormalised probabilities; NaN becomes 0. */
 static void temperature_apply(const struct kernels *k, float *w, const float *logits, int32_t n,
                               float temperature) {
     float max = k->max(logits, n);
@@ -210,7 +210,7 @@ static void logits_process(float *x, int32_t n, const struct sampling_params *s,
         if (!(context->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
 }
 
-/* Thirds of the scratch: weights, ids, keys. */
+/* `scratch` has three arrays [n]: weights, ids, keys. */
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
                      const struct sampling_context *context, int32_t index, float *logprob,
                      float *scratch) {

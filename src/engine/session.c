@@ -1,16 +1,15 @@
 /*
- * session: the cached positions of a sequence, stored in a file.
+ * session: saves the KV cache of a sequence to a file and loads it.
  *
- * The file holds the cached keys and values of one sequence and everything they depend on:
+ * The file has the cached keys and values of one sequence and the identity of their inputs:
  *
  *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n]
  *              | KV bytes (kv_cache_save) | SHA-256 of all before
  *
- * In the fast class only positions that were computed as known tokens are stored (engine.c).
+ * In the fast class only positions that were computed as known rows are stored (engine.c).
  *
- * Invariant: a session is used for exactly the calls that would have computed the same bits. A
- * difference in model, adapters, class or element makes loading fail with an error that names it. A
- * damaged file is refused as a whole.
+ * Invariant: a session is only used for requests that would compute the same bits. Loading fails if
+ * model, adapters, numeric class or element types differ, and if the file is damaged.
  */
 #include "engine/internal.h"
 
@@ -23,14 +22,17 @@ enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
-    bool exact = e->m->cls == NUMERIC_EXACT; // its bits are the same at every level
+    bool exact =
+        e->m->cls ==
+        NUMERIC_EXACT; // the exact class gives the same bits at every instruction-set level
     return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
                      "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
                      (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,
                      "position_bytes", (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
 }
 
-/* The slot that holds the longest prefix of `tokens` under `key`, and its length; -1: no slot. */
+/* The slot with the longest prefix of `tokens` under adapters `key`, and its length in *n; -1: no
+ * slot. */
 static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq tokens,
                                         const char *key, int32_t *n) {
     int32_t best = -1;
@@ -61,7 +63,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
     if (!slot_reserve_pages(e, slot, 0, n)) {
         kv_cache_truncate(forward_kv_cache(e->f), slot,
-                          0); // the eviction skips empty slots: pages left here would be lost
+                          0); // eviction skips empty slots, so pages must not remain in one
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
@@ -103,7 +105,7 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     return rc;
 }
 
-/* Checks the header's fields against this engine; the number of tokens in *n. */
+/* Checks the header's fields against this engine. *n receives the number of tokens. */
 static int header_check(const struct engine *e, const json_t *h, const char *model_hash,
                         const char *path, const char **key, int32_t *n, struct error *err) {
     const char *model = json_string_value(json_object_get(h, "model"));

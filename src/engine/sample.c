@@ -88,7 +88,7 @@ static void candidates_keep_nucleus(struct candidates *c, double mass) {
     c->n = n;
 }
 
-/* Keeps, in their order, candidates of at least `min_weight`. */
+/* Keeps the candidates with a weight of at least min_weight, in order. */
 static void candidates_keep_min(struct candidates *c, float min_weight) {
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; i++)
@@ -188,8 +188,8 @@ static struct token_seq token_seq_tail(struct token_seq seq, int32_t n) {
     return n_skipped ? (struct token_seq){seq.v + n_skipped, seq.n - n_skipped} : seq;
 }
 
-/* x: a copy of the logits. `flags` [V]: bit 0, token in prompt or output; bit 1, token in the
- * output or, with penalty_last_n, in both. */
+/* Applies bias, penalties and the grammar mask to x, a copy of the logits. flags [V] is scratch:
+ * bit 0, the repetition penalty was applied to the token; bit 1, the presence penalty. */
 static void logits_process(float *x, int32_t n, const struct sampling_params *s,
                            const struct sampling_context *context, int32_t *flags) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;

@@ -22,9 +22,7 @@ enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
-    bool exact =
-        e->m->cls ==
-        NUMERIC_EXACT; // the exact class gives the same bits at every instruction-set level
+    bool exact = e->m->cls == NUMERIC_EXACT; // same bits at every level
     return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
                      "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
                      (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,

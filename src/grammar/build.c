@@ -1,10 +1,10 @@
 /*
- * build: compiles expressions into a network of automata over bytes, and checks the network.
+ * build: compiles expressions into a recursive transition network over bytes, and checks it.
  *
- * Characters become the byte ranges of their UTF-8 forms here, so later stages know only bytes.
- * Counted repetition is unrolled; a large repeated expression becomes a separate rule first and its
- * copies only call that rule, so that nested counts add up instead of multiplying. Alternatives
- * that are plain texts share their prefixes.
+ * Characters become ranges of UTF-8 bytes here, so later stages only see bytes. Counted repetition
+ * is unrolled. A large repeated expression first becomes a separate rule, which its copies call, so
+ * that the sizes of nested repetitions add up instead of multiplying. Alternatives that are plain
+ * texts share their prefixes.
  *
  *     root ::= "a" item{1,2} | "ab"
  *
@@ -13,8 +13,9 @@
  *     start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow without limit); `min_len` is exact, and an edge to a node whose rest is
- * GRAMMAR_INFINITE_LENGTH is never taken, so an end can be reached from every reachable place.
+ * could grow without limit); min_len is exact, and an edge to a node whose min_len is
+ * GRAMMAR_INFINITE_LENGTH is never taken, so an end can be reached from every reachable
+ * configuration.
  */
 #include "grammar/internal.h"
 
@@ -43,7 +44,7 @@ static int range_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts and merges, but keeps surrogates. */
+/* Sorts and merges the ranges; keeps surrogates. */
 static void ranges_merge(struct codepoint_set *r) {
     int32_t n = 0;
     if (r->n > 1) qsort(r->v, (size_t)r->n, sizeof *r->v, range_compare);
@@ -172,7 +173,7 @@ static uint64_t name_hash(const char *s) {
     return h ^ h >> 32;
 }
 
-/* The slot that holds the name, or the free slot for it. */
+/* The slot of the name, or the free slot to insert it. */
 static int32_t *name_slot(const struct grammar_builder *b, const char *name) {
     uint64_t i = name_hash(name) & b->names_mask;
     while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
@@ -201,7 +202,7 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
         int32_t *slot = name_slot(b, name);
-        if (!*slot) *slot = b->n_rules + 1; // if several rules have one name, the first is found
+        if (!*slot) *slot = b->n_rules + 1; // of rules with the same name the first is found
         b->n_names++;
     }
     return b->n_rules++;
@@ -280,7 +281,7 @@ struct expr *expr_rule(struct grammar_builder *b, int32_t rule) {
     return e;
 }
 
-/* Makes a large expression a rule: each further copy of it then costs one node. */
+/* Makes the expression a rule, so that each further copy costs one node. */
 static struct expr *expr_as_rule(struct grammar_builder *b, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(b, NULL);
     grammar_builder_define_rule(b, rule, e);
@@ -291,7 +292,7 @@ struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min,
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
     if (e->kind == EXPR_TEXT && e->n == 0) return e;
-    // a rule pays only for many nodes: a call costs a frame each time it is read
+    // only for large expressions: each call adds a frame at run time
     if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_as_rule(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
     r->kids = arena_alloc(&b->arena, sizeof *r->kids);
@@ -311,7 +312,7 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
         e->cost = cost_add(e->cost, l->v[i]->cost);
         e->kids[e->n++] = l->v[i];
     }
-    // a sequence matches nothing if one part does, alternatives only if all do
+    // a sequence matches nothing if one part matches nothing, alternatives if all match nothing
     bool matches_nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
     free(l->v);
     *l = (struct exprs){0};
@@ -319,7 +320,7 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
     return e->n == 1 ? e->kids[0] : e;
 }
 
-/* Joins adjacent texts, so that alternatives of words are recognised as texts; drops empty ones. */
+/* Merges adjacent texts, so that alternatives of words are plain texts; removes empty texts. */
 static void exprs_merge_texts(struct grammar_builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
@@ -346,7 +347,7 @@ struct expr *expr_alt(struct grammar_builder *b, struct exprs *l) {
     return expr_list(b, EXPR_ALT, l);
 }
 
-/* NULL ends the arguments, so an expression that matches nothing cannot be one of them. */
+/* NULL ends the arguments, so an expression that matches nothing (NULL) cannot be passed. */
 struct expr *expr_cat_of(struct grammar_builder *b, ...) {
     struct exprs l = {0};
     va_list ap;
@@ -371,7 +372,7 @@ struct expr *expr_optional(struct grammar_builder *b, struct expr *e) {
 
 /* the network */
 
-/* Nodes and edges are added together while expressions are compiled, so edges are lists first. */
+/* While expressions are compiled, the edges of a node are a linked list. */
 struct linked_edge {
     struct grammar_edge edge;
     int32_t next;
@@ -382,16 +383,16 @@ struct network {
     int32_t *first, *last; /* [n_nodes] lists of edges in order of creation, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
     struct error *err;
-    bool failed; /* no memory, as err reports; later additions are discarded */
+    bool failed; /* out of memory (see err); later additions are discarded */
 };
 
-/* Every loop whose length the source controls calls this function. */
+/* Every loop whose length depends on the source calls this function. */
 static bool network_full(const struct network *w) {
     int32_t max_nodes = GRAMMAR_MAX_NODES / build_budget_divisor;
     return w->failed || over_build_budget(w->n_nodes > max_nodes || w->n_edges > 4 * max_nodes);
 }
 
-/* The array enlarged to `cap`, or unchanged on error. */
+/* Reallocates an array for `cap` elements; returns it unchanged on error. */
 static void *network_realloc(struct network *w, void *v, int32_t cap, size_t size) {
     void *grown = w->failed ? NULL : try_realloc(v, (size_t)cap * size, w->err);
     w->failed |= !grown;
@@ -435,7 +436,8 @@ static void edge_add_epsilon(struct network *w, int32_t from, int32_t to) {
     edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, 1, 0});
 }
 
-/* Existing endings of UTF-8 forms: from the result, [lo, hi] leads to `to`. */
+/* A node with one edge for the bytes [lo, hi] to `to`: the end of a UTF-8 sequence, shared by
+ * characters. */
 struct utf8_suffix {
     int32_t node, to;
     uint8_t lo, hi;
@@ -460,8 +462,8 @@ static int32_t suffix_find_or_add(struct network *w, struct utf8_suffixes *s, in
 }
 
 /*
- * Splits [lo, hi] until every byte position has one range: first at the lengths of UTF-8 forms,
- * then so that all bytes after the first differing one take all their values.
+ * Splits [lo, hi] until every byte position has one range: first by the length of the UTF-8
+ * sequence, then until all bytes after the first one that differs have their full range.
  */
 static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t lo, uint32_t hi,
                           int32_t from, int32_t to) {
@@ -471,7 +473,7 @@ static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t l
             range_compile(w, s, lo, last_of_length[i], from, to);
             lo = last_of_length[i] + 1;
         }
-    for (int i = 1; i < 4 && hi > 0x7F; i++) { // i: number of bytes after the differing one
+    for (int i = 1; i < 4 && hi > 0x7F; i++) { // i: number of bytes after the one that differs
         uint32_t tail = (1u << (6 * i)) - 1;
         if ((lo & ~tail) == (hi & ~tail)) continue;
         if (lo & tail) {
@@ -490,7 +492,7 @@ static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t l
     edge_add_byte(w, from, to, a[0], z[0]);
 }
 
-/* Adjacent characters have the same endings, so their last bytes share nodes. */
+/* Characters with the same last bytes share nodes. */
 static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct utf8_suffixes s = {0};
     for (int32_t i = 0; i < e->n; i++)
@@ -504,10 +506,10 @@ static int text_compare(const void *a, const void *b) {
     return d ? d : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Compiles sorted texts that agree on their first `depth` bytes, as a tree below `from`. */
+/* Compiles sorted texts with a common prefix of `depth` bytes as a trie below `from`. */
 static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t depth,
                           int32_t from, int32_t to) {
-    while (n > 0 && v[0]->n == depth) { // includes equal texts
+    while (n > 0 && v[0]->n == depth) { // the prefix itself and its duplicates
         edge_add_epsilon(w, from, to);
         do v++, n--;
         while (n > 0 && v[0]->n == depth);
@@ -516,7 +518,8 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
         uint8_t byte = (uint8_t)v[i]->text[depth];
         for (k = i + 1; k < n && (uint8_t)v[k]->text[depth] == byte; k++) {}
         int32_t p = depth, here = from;
-        // all of v[i..k) agree up to byte p; comparing the first and the last is enough
+        // v[i..k) have the first p bytes in common; the texts are sorted, so compare the first and
+        // the last
         do {
             int32_t next = p + 1 == v[i]->n && k == i + 1 ? to : node_new(w);
             edge_add_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
@@ -529,7 +532,7 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
 
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to);
 
-/* Texts share their prefixes, so ten thousand words begin as one configuration. */
+/* Texts share their prefixes, so that ten thousand words are one configuration at their start. */
 static void alt_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct expr **texts = xmalloc((size_t)e->n * sizeof *texts);
     int32_t n = 0;
@@ -555,7 +558,7 @@ static void repeat_compile(struct network *w, const struct expr *e, int32_t from
     }
     if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
-    // a separate node: a loop at `from` or `to` would also apply to other edges there
+    // a separate node, because a loop at `from` or `to` would affect their other edges
     int32_t loop = node_new(w);
     edge_add_epsilon(w, here, loop);
     expr_compile(w, e->kids[0], loop, loop);
@@ -610,7 +613,7 @@ static int rules_compile(struct network *w, struct error *err) {
     return OK;
 }
 
-/* Reserves the memory for grammar_copy_network and grammar_min_lengths at once. */
+/* Reserves the memory for grammar_copy_network and grammar_min_lengths. */
 static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
     size_t node = 2 * sizeof(int32_t) + 2;
     return arena_reserve(&g->arena,
@@ -620,7 +623,7 @@ static int grammar_reserve(struct grammar *g, const struct network *w, struct er
                          err);
 }
 
-/* Concatenates the lists of edges into one array. */
+/* Copies the network into the grammar: the lists of edges become one array. */
 static void grammar_copy_network(struct grammar *g, const struct network *w) {
     int32_t *begin = arena_alloc(&g->arena, (size_t)(w->n_nodes + 1) * sizeof *begin), n = 0;
     struct grammar_edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
@@ -647,15 +650,15 @@ static void grammar_copy_network(struct grammar *g, const struct network *w) {
 
 /* checks and lengths */
 
-/* Bytes of the shortest path to the rule's end that begins with this edge. */
+/* Minimum bytes to the end of the rule along this edge. */
 static int32_t edge_length(const struct grammar *g, const int32_t *min_len,
                            const struct grammar_edge *e) {
     int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? min_len[g->rules[e->rule].start] : 0;
     return MIN(here + min_len[e->to], GRAMMAR_INFINITE_LENGTH);
 }
 
-/* For every node, the edges whose length depends on its rest: those that lead to it, and those that
- * call the rule that starts at it. */
+/* For every node, the edges whose length depends on its min_len: edges to it, and calls of the rule
+ * that starts at it. */
 struct incoming_edges {
     int32_t *begin; /* [n_nodes + 1] */
     int32_t *edge, *from;
@@ -685,14 +688,14 @@ static struct incoming_edges incoming_edges_new(const struct grammar *g, struct 
     }
     u.edge = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.edge);
     u.from = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.from);
-    incoming_edges_fill(g, &u, true); // each begin has advanced to the next one's position
+    incoming_edges_fill(g, &u, true); // begin[i] is now the end of node i's edges
     memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
     u.begin[0] = 0;
     return u;
 }
 
-/* The least fixed point: starts at the ends; a node with a shorter rest updates the nodes that use
- * it. */
+/* Computes min_len as a least fixed point: it starts at the ends of rules, and a node whose value
+ * decreases updates the nodes that depend on it. */
 static int grammar_min_lengths(struct grammar *g, struct error *err) {
     struct arena scratch = {0};
     size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
@@ -700,14 +703,14 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     if (arena_reserve(&scratch, size, err) != OK) return err->code;
     int32_t *min_len = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *min_len);
     struct incoming_edges incoming =
-        incoming_edges_new(g, &scratch); // an edge counts for two nodes at most
+        incoming_edges_new(g, &scratch); // an edge is in at most two lists
     int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
     bool *queued = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {
         min_len[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
         if (g->is_end[i]) queue[n++] = i, queued[i] = true;
     }
-    for (; n > 0; n--) { // a ring buffer: no node is queued twice
+    for (; n > 0; n--) { // a ring buffer; no node is queued twice
         int32_t node = queue[head];
         head = head + 1 == g->n_nodes ? 0 : head + 1;
         queued[node] = false;
@@ -727,10 +730,10 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     return OK;
 }
 
-/* Left recursion. The graph of first calls has a cycle exactly when repeatedly removing all rules
- * without remaining first calls does not remove every rule. */
+/* Left recursion. The graph of first calls has a cycle exactly if repeatedly removing the rules
+ * that have no remaining first calls leaves some rules. */
 
-/* A call before any byte is read: `caller` may reach `callee` without reading. */
+/* `caller` may call `callee` before it reads a byte. */
 struct first_call {
     int32_t caller, callee;
 };
@@ -747,7 +750,8 @@ static void first_calls_add(struct first_calls *l, int32_t caller, int32_t calle
     l->v[l->n++] = (struct first_call){caller, callee};
 }
 
-/* Adds the calls of one rule. `seen` and `todo` are [n_nodes] scratch; rules share no nodes. */
+/* Adds the first calls of one rule. `seen` and `todo` [n_nodes] are scratch; rules share no nodes.
+ */
 static void first_calls_collect(const struct grammar *g, int32_t rule, uint8_t *seen, int32_t *todo,
                                 struct first_calls *l) {
     int32_t n = 0;
@@ -770,8 +774,8 @@ static int first_call_compare(const void *a, const void *b) {
     return (x->caller > y->caller) - (x->caller < y->caller);
 }
 
-/* Removes rules without remaining calls until none can be removed; n_open[r] then counts the calls
- * of rule r that lead into a cycle. */
+/* Removes rules without remaining calls until none can be removed. n_open[r] is then the number of
+ * calls of rule r that lead into a cycle. */
 static void acyclic_rules_remove(const struct first_calls *l, int32_t *n_open, int32_t n_rules) {
     int32_t *begin = xcalloc((size_t)n_rules + 1, sizeof *begin);
     int32_t *todo = xmalloc((size_t)n_rules * sizeof *todo), n = 0;
@@ -788,14 +792,14 @@ static void acyclic_rules_remove(const struct first_calls *l, int32_t *n_open, i
     free(todo);
 }
 
-/* A rule of the cycle that `rule` leads into, preferably one with a name. */
+/* The name of a rule in the cycle that `rule` leads into. */
 static const char *cycle_rule_name(const struct grammar *g, const struct first_calls *l,
                                    const int32_t *n_open, int32_t rule) {
     int32_t *next = xcalloc((size_t)g->n_rules, sizeof *next);
     const char *name = NULL;
     for (int32_t i = 0; i < l->n; i++)
         if (n_open[l->v[i].callee] > 0) next[l->v[i].caller] = l->v[i].callee;
-    for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is on the cycle
+    for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is in the cycle
     for (int32_t i = 0; i < g->n_rules && !name; i++, rule = next[rule]) name = g->rules[rule].name;
     free(next);
     return name ? name : "a repeated group";
@@ -824,8 +828,8 @@ static int grammar_check_left_recursion(const struct grammar *g, struct error *e
     return rc;
 }
 
-/* A class is a run of bytes between two edges' limits. A JSON grammar has about thirty classes, so
- * rows are short. */
+/* Byte classes: ranges of bytes between the limits of edges. A JSON grammar has about thirty
+ * classes, so rows of next states are short. */
 static void grammar_compute_byte_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
@@ -838,7 +842,7 @@ static void grammar_compute_byte_classes(struct grammar *g) {
     }
 }
 
-/* Refuses a grammar whose first step already exceeds the limits: alternatives would always be
+/* Refuses a grammar whose first step exceeds the limits, because alternatives would always be
  * missing. */
 static int grammar_check_start(const struct grammar *g, struct error *err) {
     struct grammar_machine *m = grammar_machine_new(g, NULL, 0);

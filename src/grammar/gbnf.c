@@ -1,13 +1,13 @@
 /*
- * gbnf: grammars in llama.cpp's notation.
+ * gbnf: a parser of grammars in llama.cpp's notation (GBNF).
  *
  *     root   ::= answer | list       # a comment
  *     list   ::= "- " item ("\n- " item){1,4}
  *     item   ::= [a-zA-Z0-9 ぁ-ん]+
  *
- * A rule ends at the end of the line, but alternatives may continue on the next line after '|' and
- * inside parentheses. Sets and escapes consist of code points. Tokens (<...>) are refused: the
- * grammar describes text. A rule is defined once.
+ * A rule ends at the end of the line, except inside parentheses and next to a '|'. Sets and escapes
+ * are code points. Tokens (<...>) are an error, because grammars here describe text, and so is a
+ * rule that is defined twice.
  */
 #include "grammar/internal.h"
 
@@ -36,7 +36,7 @@ static char peek(const struct gbnf_parser *p) {
     return p->pos < p->len ? p->text[p->pos] : 0;
 }
 
-/* Skips blanks and comments; line breaks too if `lines`. */
+/* Skips spaces, tabs and comments; with `lines` also line breaks. */
 static void skip_space(struct gbnf_parser *p, bool lines) {
     while (p->pos < p->len) {
         char c = p->text[p->pos];
@@ -54,7 +54,7 @@ static bool is_name_char(char c) {
            c == '_';
 }
 
-/* The rule with the name at the cursor, created if it is new; -1 when no name follows. */
+/* Parses a rule's name and returns the rule, which is created if it is new; -1 after an error. */
 static int32_t parse_rule_name(struct gbnf_parser *p) {
     size_t n = 0;
     while (p->pos + n < p->len && is_name_char(p->text[p->pos + n])) n++;
@@ -86,7 +86,7 @@ static int32_t parse_hex(struct gbnf_parser *p, int digits) {
     return c;
 }
 
-/* A character of a literal or a set; -1 after an error. */
+/* Parses a character of a literal or a set; -1 after an error. */
 static int32_t parse_char(struct gbnf_parser *p) {
     static const char from[] = "tnr\"[]\\", to[] = "\t\n\r\"[]\\";
     int n;
@@ -152,7 +152,7 @@ static struct expr *parse_group(struct gbnf_parser *p) {
     return e;
 }
 
-/* One symbol without its repetition. */
+/* A symbol without its repetitions. */
 static struct expr *parse_symbol(struct gbnf_parser *p) {
     struct codepoint_set all = {0};
     char c = peek(p);
@@ -204,7 +204,7 @@ static bool parse_counts(struct gbnf_parser *p, int64_t *min, int64_t *max) {
     return true;
 }
 
-/* Applies all repetitions that follow: a** is allowed, but their number is limited. */
+/* Applies all repetitions that follow; several, as in a**, are allowed. */
 static struct expr *parse_repetitions(struct gbnf_parser *p, struct expr *e) {
     char c;
     for (int n = 0; e && (c = peek(p)) != 0 && strchr("*+?{", c); n++) {
@@ -236,7 +236,7 @@ static struct expr *parse_sequence(struct gbnf_parser *p) {
     return expr_cat(p->b, &l);
 }
 
-/* Outside parentheses the end of the line ends the rule, unless a '|' precedes or follows it. */
+/* Outside parentheses a line break ends the rule, unless a '|' is next to it. */
 static struct expr *parse_alternatives(struct gbnf_parser *p) {
     struct exprs l = {0};
     for (;;) {
@@ -272,7 +272,7 @@ static bool parse_rule(struct gbnf_parser *p) {
     return true;
 }
 
-/* Checks that every rule in use is defined; returns the rule `root`. */
+/* Checks that all rules are defined; returns the rule `root`, or an error. */
 static int32_t rules_check(const struct gbnf_parser *p) {
     for (int32_t i = 0; i < p->b->n_rules; i++)
         if (!p->b->rules[i].defined)

@@ -1,24 +1,25 @@
 /*
- * grammar: the pushdown machine that reads bytes, and the mask of tokens it allows.
+ * grammar: a pushdown automaton over bytes, and the masks of tokens that it allows.
  *
- * A state is the set of all configurations (node, stacks) in which the grammar may be after the
- * bytes read. `stacks` is a set of return stacks, shared: it holds flags and frames (node to return
- * to, the stacks below), at most one frame per node, so it is a tree of stacks in which equal parts
- * are stored once. States and stacks are interned: equal ones have one id. An ambiguous grammar
- * therefore costs no more than its distinct futures, a recurring state is found by its id, and a
- * step or a mask is computed once.
+ * A state is the set of all configurations (node, stacks) that the grammar may be in after the
+ * bytes read. `stacks` is the id of a set of return stacks (a graph-structured stack): flags, and
+ * frames (node to return to, id of the stacks below), at most one frame per node, so that equal
+ * parts of stacks are stored once. States and stacks are interned: equal ones have one id. The cost
+ * of an ambiguous grammar is therefore that of its distinct continuations, and each step and each
+ * mask is computed once.
  *
  *     stacks 7: {return 4 → 1, return 9 → 5}     stacks 1: {bottom}     5: {return 2 → 1}
  *
- * Masks. The tokens are a trie in depth-first order. The walk visits it with one state per depth
- * and skips subtrees of dead states. States that differ only below the frames of their
- * configurations share one *local* state with the stacks {unknown}: tokens that it allows are
- * allowed under any stacks, and only tokens that read past its end (the cut ones) are walked again
- * with the true state.
+ * Masks. The vocabulary is a trie in depth-first order. A walk visits its nodes with one state per
+ * depth and skips the subtree below a byte that leads to the dead state. States with equal nodes
+ * and different stacks share a *local* state, which has the stacks {unknown}. Tokens that the local
+ * state allows are allowed with any stacks. Where a path returns from the bottom of the local
+ * state, the node is *cut*: only its subtree is walked again, with the actual state.
  *
- * Invariants: ids of stacks rise from bottom to top. From every state except 0 a whole text can be
- * reached. The result of a step depends on the meaning of the state, never on ids or cached data; a
- * limit drops alternatives in that same order, so replies stay valid.
+ * Invariants: stacks have higher ids than the stacks below them. From every state except 0 a
+ * complete text can be reached. The result of a step depends on the content of the state, never on
+ * ids or cached data. A limit drops alternatives in a fixed order and never adds any, so replies
+ * stay valid.
  */
 #include "grammar/internal.h"
 
@@ -31,27 +32,27 @@ enum {
     STATE_DEAD = 0,
     NO_ROW = -1,
     STEP_LIMIT = 1 << 15,  /* configurations visited in one step */
-    MERGE_LIMIT = 1 << 14, /* frames visited by the unions of one step */
+    MERGE_LIMIT = 1 << 14, /* frames visited by stacks_merge in one step */
     N_MASKS = 256,
-    MAX_GROUPS = 4,       /* a state with more distinct stacks is walked as a whole */
+    MAX_LOCAL_MASKS = 4,  /* a state with more distinct stacks has no local masks */
     EDGE_LIMIT = 1 << 18, /* edges visited in one step */
     GC_INTERVAL = 16,     /* trie nodes between two checks of the machine's memory */
 };
-#define UNITS_UNLIMITED INT64_MAX /* no limit on work units: nothing is postponed */
+#define UNITS_UNLIMITED INT64_MAX /* no limit on work units: jobs never pause */
 
 struct frame {
     int32_t ret, below;
 };
 struct stacks {
     int32_t first, n; /* frames, sorted by node */
-    int32_t min_len;  /* bytes of the shortest path down */
+    int32_t min_len;  /* minimum bytes until all frames have returned */
     int32_t flags;
 };
 struct parse_config {
     int32_t node, stacks;
 };
 struct automaton_state {
-    int32_t first, n; /* configurations, sorted by node; all of them read */
+    int32_t first, n; /* configurations whose nodes read a byte, sorted by node */
     int32_t min_len;
     int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; NO_ROW: no row yet */
     int32_t mask;  /* index in masks, or -1 */
@@ -75,14 +76,14 @@ static void *vector_grow(void *v, int32_t *cap, int32_t need, size_t size) {
             (p)->v = vector_grow((p)->v, &(p)->cap, (p)->n + (more), sizeof *(p)->v);              \
     } while (0)
 
-/* Open addressing from a hash to ids; the caller compares. */
+/* Hash table of ids with open addressing; the caller compares the entries. */
 struct id_table {
     int32_t *slots; /* id + 1 */
     uint64_t mask;
     int32_t n;
 };
 
-/* A map from pairs of ids that is cleared in constant time. */
+/* A hash map from pairs of ids that is cleared in constant time. */
 struct pair_entry {
     int32_t a, b, value;
     uint32_t epoch;
@@ -94,31 +95,33 @@ struct pair_map {
 
 struct cached_mask {
     int32_t state;     /* -1: free */
-    int32_t worst_len; /* the longest rest after an allowed token */
+    int32_t worst_len; /* maximum over the allowed tokens of min_len after the token */
     uint64_t last_used;
     uint32_t *bits;
-    int64_t cut_bytes;   /* bytes of `cut` already counted in mask_bytes */
-    VECTOR(int32_t) cut; /* local masks: trie nodes where the path leads below the frames */
+    int64_t cut_bytes;   /* bytes of `cut` that mask_bytes includes */
+    VECTOR(int32_t) cut; /* local masks: trie nodes to walk again with the actual state */
 };
 
 /*
- * A walk over trie nodes [at, end). It may pause between two nodes and resume later: path[0 ..
- * depth] are then states on the path to `node`.
+ * A walk over trie nodes [node, end). It may pause between two nodes and resume later. path[0 ..
+ * depth] are the states on the path to `node`.
  */
 struct vocab_walk {
     uint32_t *bits;
     int32_t max_remaining, worst_len;
-    struct cached_mask *local; /* mask of a local state, collects the cut nodes; else NULL */
-    int64_t budget;            /* configurations that it may still visit */
+    struct cached_mask *local; /* the mask of a local state; else NULL */
+    int64_t budget;            /* configurations that the walk may still visit */
     int32_t node, end, depth;
-    bool path_ready; /* the path to the first node is complete */
+    bool path_ready; /* path[] is complete up to the first node */
 };
 
 /*
  * The computation of one reply's next mask. A machine has one at a time.
  *
- *     READ ─> MASK ─┬─> WALK ────────────────┬─> COPY ─┬─> done
- *                   └─> PART <─> LOCAL ─> JOIN         └─> NEAR ─> done
+ *     CONSUME_TOKEN ─> LOOK_UP ─┬─> (cached mask) ───────────┬─> COPY ─┬─> done
+ *                               ├─> WALK_TRIE ───────────────┤         └─> WALK_LIMITED ─> done
+ *                               └─> NEXT_LOCAL ─> WALK_CUTS ─┘
+ *                                     └─> WALK_LOCAL ─> NEXT_LOCAL
  */
 enum job_stage {
     JOB_NONE,
@@ -134,24 +137,23 @@ enum job_stage {
 struct mask_job {
     enum job_stage stage;
     int32_t slot, token;
-    int32_t left; /* tokens left for the reply, which determine max_remaining; -1: max_remaining is
-                     given */
-    int32_t max_remaining; /* bytes left for the reply after the next token; -1: no limit */
+    int32_t left;          /* tokens left for the reply; -1: max_remaining is given */
+    int32_t max_remaining; /* limit of min_len after the next token; -1: no limit */
     uint32_t *bits;        /* NULL: no mask is requested */
     struct vocab_walk w;
-    int32_t local;                /* LOCAL: the state to walk */
-    struct cached_mask *new_mask; /* filled by the walk; belongs to no state until it is complete */
-    struct cached_mask *local_masks[MAX_GROUPS];   /* [n_local_masks] masks of the local states */
-    int32_t n_local_masks, local_index, cut_index; /* JOIN: the next cut node of a part */
+    int32_t local;                /* WALK_LOCAL: the state to walk */
+    struct cached_mask *new_mask; /* the mask that the walk fills; not in the cache yet */
+    struct cached_mask *local_masks[MAX_LOCAL_MASKS]; /* [n_local_masks] */
+    int32_t n_local_masks, local_index, cut_index;    /* WALK_CUTS: position */
 };
 
 struct grammar_vocab {
     int32_t n_tokens, n_nodes, max_depth;
     uint8_t *byte;          /* [n_nodes], depth first */
     int32_t *depth;         /* [n_nodes] 0 for a first byte */
-    int32_t *after_subtree; /* [n_nodes] the node after the subtree */
+    int32_t *after_subtree; /* [n_nodes] the first node after the node's subtree */
     int32_t *parent;        /* [n_nodes] or -1 */
-    int32_t *first_token;   /* [n_nodes + 1] tokens that end at a node */
+    int32_t *first_token;   /* [n_nodes + 1] index in `tokens` of the tokens that end at the node */
     int32_t *tokens;        /* sorted by node */
     int32_t *node_of;       /* [n_tokens] or -1 */
 };
@@ -168,19 +170,19 @@ struct grammar_machine {
     struct id_table stacks_table, states_table;
     VECTOR(int32_t) slot_states; /* state of each slot, -1: a free slot */
     int32_t start;
-    /* one step's scratch */
+    /* scratch of one step */
     VECTOR(struct parse_config) todo, found;
     VECTOR(struct frame) merge_scratch;
     struct pair_map seen, merged;
     int32_t step_flags, n_merges, n_edges;
-    bool limit_hit; /* for reports only: affects no result */
+    bool limit_hit; /* for grammar_machine_hit_limit */
     int64_t units;  /* work units left before the job pauses */
     /* masks */
     struct cached_mask masks[N_MASKS];
     size_t mask_bytes;
     struct mask_job job;
     int32_t *path;      /* [max_depth + 2] states of a walk */
-    bool *below_frames; /* [max_depth + 2] the path has reached below the frames */
+    bool *below_frames; /* [max_depth + 2] the local state has returned */
     uint64_t clock;
 };
 
@@ -195,7 +197,7 @@ static size_t mask_words(const struct grammar_vocab *v) {
 
 /* pairs */
 
-/* Entries of an older epoch count as free; they are zeroed only when the counter wraps. */
+/* Entries of older epochs are free. They are zeroed only when the epoch wraps around. */
 static void pair_map_clear(struct pair_map *m) {
     m->n = 0;
     if (++m->epoch == 0) {
@@ -219,7 +221,7 @@ static void pair_map_grow(struct pair_map *m) {
     free(old.v);
 }
 
-/* The pair's entry; sets *is_new if it was absent. Valid until the next call. */
+/* The entry of the pair, inserted if it is absent (*is_new). Valid until the next call. */
 static struct pair_entry *pair_map_insert(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
     if (!m->v || 2 * m->n >= m->mask) pair_map_grow(m);
     struct pair_entry *e = pair_map_slot(m, a, b);
@@ -245,8 +247,8 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
-/* Lengths grow without bound as stacks grow: a sum that is too large becomes
- * GRAMMAR_INFINITE_LENGTH, which no reply has room for. */
+/* Saturating addition: stacks may be very deep, so lengths are limited to GRAMMAR_INFINITE_LENGTH.
+ */
 static int32_t length_add(int32_t a, int32_t b) {
     return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
 }
@@ -281,7 +283,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     for (int32_t i = 0; i < n; i++)
         s.min_len =
             MIN(s.min_len, length_add(m->g->min_len[v[i].ret], m->stacks.v[v[i].below].min_len));
-    // the bytes of the path down are summed frame by frame, so no state ever walks its stacks
+    // min_len includes that of the stacks below, so no state needs to walk its stacks
     VECTOR_RESERVE(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
     m->frames.n += n;
@@ -336,8 +338,8 @@ static int32_t state_intern(struct grammar_machine *m, const struct parse_config
 /* one step */
 
 /*
- * The union of two sets of stacks: frames with the same node are united below. Over the limit the
- * result is `a`: alternatives are lost, but the others stay correct.
+ * The union of two sets of stacks; for a frame that is in both, the union of the stacks below.
+ * Above MERGE_LIMIT the result is `a`: some alternatives are lost.
  */
 static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     bool is_new;
@@ -350,8 +352,8 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         m->limit_hit = true;
         return a;
     }
-    // both lists are sorted by node: merge them, and unite below if a node is in both
-    int32_t base = m->merge_scratch.n; // frames of this union are stored above those of the callers
+    // both lists are sorted by node
+    int32_t base = m->merge_scratch.n; // the callers' frames are below
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
         if (i < x.n && k < y.n) {
@@ -377,7 +379,7 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     return id;
 }
 
-/* Adds a configuration to `todo`, once. Skips a node from which no end can be reached. */
+/* Adds a configuration to `todo` unless it has been added before or cannot reach an end. */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
     if (m->g->min_len[node] >= GRAMMAR_INFINITE_LENGTH) return;
@@ -397,7 +399,8 @@ static void step_begin(struct grammar_machine *m) {
     m->todo.n = m->found.n = m->n_merges = m->n_edges = m->step_flags = 0;
 }
 
-/* Edges count as work too: one node may have almost all edges of the network. */
+/* Counts the edges of a node; false above EDGE_LIMIT. One node may have almost all edges of the
+ * network. */
 static bool step_count_edges(struct grammar_machine *m, int32_t node) {
     m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
     if (m->n_edges <= EDGE_LIMIT) return true;
@@ -405,7 +408,7 @@ static bool step_count_edges(struct grammar_machine *m, int32_t node) {
     return false;
 }
 
-/* Visits the configurations reachable without reading. */
+/* Visits the configurations that are reachable from c without reading a byte. */
 static void step_follow(struct grammar_machine *m, struct parse_config c) {
     const struct grammar *g = m->g;
     if (g->is_end[c.node]) {
@@ -422,7 +425,7 @@ static void step_follow(struct grammar_machine *m, struct parse_config c) {
         if (e->lo <= e->hi || g->min_len[e->to] >= GRAMMAR_INFINITE_LENGTH) continue;
         if (e->rule < 0) {
             step_visit(m, e->to, c.stacks);
-        } else if (g->is_end[e->to]) { // a call at the end needs no frame: it returns to our caller
+        } else if (g->is_end[e->to]) { // tail call: no frame is needed
             step_visit(m, g->rules[e->rule].start, c.stacks);
         } else if (g->min_len[g->rules[e->rule].start] < GRAMMAR_INFINITE_LENGTH) {
             struct frame f = {e->to, c.stacks};
@@ -431,7 +434,8 @@ static void step_follow(struct grammar_machine *m, struct parse_config c) {
     }
 }
 
-/* Stable: configurations of one node are merged in the order in which they were found. */
+/* Stable merge sort by node: configurations of one node stay in the order in which they were found.
+ */
 static void configs_sort(struct parse_config *v, struct parse_config *scratch, int32_t n) {
     if (n <= 24) {
         for (int32_t i = 1, k; i < n; i++) {
@@ -449,9 +453,8 @@ static void configs_sort(struct parse_config *v, struct parse_config *scratch, i
     memcpy(v, scratch, (size_t)o * sizeof *v); // the rest of the second half is in place
 }
 
-/* The state of the visited configurations. The list grows during the loop; configurations are
- * followed in the order in which they were found, so the order depends on the grammar and the
- * stacks only. */
+/* Follows all visited configurations and returns their state. The list grows during the loop. It is
+ * processed in order, so that the order depends on the grammar and the stacks only. */
 static int32_t step_end(struct grammar_machine *m) {
     for (int32_t i = 0; i < m->todo.n; i++) {
         struct parse_config c = m->todo.v[i];
@@ -474,7 +477,7 @@ static int32_t step_end(struct grammar_machine *m) {
     return state_intern(m, m->found.v, n, m->step_flags);
 }
 
-/* Computes the next state: state_next calls this once per state and class of bytes. */
+/* Computes the state after `byte`. state_next calls this once per state and byte class. */
 static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
     struct automaton_state s = m->states.v[state];
     step_begin(m);
@@ -489,8 +492,7 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
     return step_end(m);
 }
 
-/* The row of next states, created on demand: most states of a walk are left by few bytes, many by
- * none. */
+/* The state's row of next states, created on the first call: many states never need one. */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
     struct automaton_state *s = &m->states.v[state];
     if (s->row == NO_ROW) {
@@ -520,7 +522,7 @@ static int32_t start_state_compute(struct grammar_machine *m) {
 
 /* the machine and its memory */
 
-/* Empty tables with the predefined ids: stacks 1 and 2, state 0. */
+/* Empties the tables and creates the predefined ids: stacks 1 and 2, state 0. */
 static void machine_clear(struct grammar_machine *m) {
     m->frames.n = m->configs.n = m->rows.n = 0;
     m->stacks.n = m->states.n = 0;
@@ -542,7 +544,7 @@ static bool mask_is_pinned(const struct mask_job *j, const struct cached_mask *k
     return pinned;
 }
 
-/* Drops the masks; those that the job in progress needs stay, but belong to no state any more. */
+/* Removes all masks from the cache and frees those that the current job does not need. */
 static void masks_clear(struct grammar_machine *m) {
     for (int i = 0; i < N_MASKS; i++) {
         struct cached_mask *k = &m->masks[i];
@@ -614,7 +616,7 @@ bool grammar_machine_hit_limit(const struct grammar_machine *m) {
     return m->limit_hit;
 }
 
-/* Copies a state of `old` into m; map[] has the new ids of the stacks it needs. */
+/* Copies a state of `old` into m; map[] has the new ids of its stacks. */
 static int32_t state_copy_from(struct grammar_machine *m, const struct grammar_machine *old,
                                int32_t id, const int32_t *map) {
     struct automaton_state s = old->states.v[id];
@@ -627,7 +629,7 @@ static int32_t state_copy_from(struct grammar_machine *m, const struct grammar_m
     return state_intern(m, m->found.v, m->found.n, s.flags);
 }
 
-/* Number of states in path[] that the job in progress still needs. */
+/* Number of states in path[] that the current job needs. */
 static int32_t job_path_len(const struct grammar_machine *m) {
     const struct mask_job *j = &m->job;
     bool walks = j->stage != JOB_NONE && j->stage != JOB_LOOK_UP && j->stage != JOB_NEXT_LOCAL &&
@@ -636,8 +638,8 @@ static int32_t job_path_len(const struct grammar_machine *m) {
     return (j->w.path_ready ? m->vocab->depth[j->w.node] : j->w.depth) + 1;
 }
 
-/* Pointers to the state ids that a collection keeps and renumbers: [*n], the caller frees the
- * array. */
+/* Pointers to the state ids that garbage collection must keep and renumber: [*n], freed by the
+ * caller. */
 static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
     int32_t n_path = job_path_len(m), k = 0;
     int32_t **roots = xmalloc((size_t)(m->slot_states.n + n_path + 1) * sizeof *roots);
@@ -649,7 +651,8 @@ static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
     return roots;
 }
 
-/* Marks the stacks in use by the roots; the stacks below have lower ids. */
+/* Marks the stacks that the roots use. Stacks below have lower ids, so one pass from high to low
+ * ids is enough. */
 static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
                         int32_t *map) {
     for (int32_t i = 0; i < n; i++) {
@@ -662,7 +665,7 @@ static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, 
     }
 }
 
-/* Drops all states and stacks except those the roots need. */
+/* Garbage collection: removes all states and stacks except those that the roots use. */
 static void machine_gc(struct grammar_machine *m) {
     int32_t n_roots, **roots = machine_roots(m, &n_roots);
     struct grammar_machine old = *m;
@@ -677,7 +680,7 @@ static void machine_gc(struct grammar_machine *m) {
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
     masks_clear(m);
-    for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: stacks below have new ids
+    for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: those below have new ids
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
         m->merge_scratch.n = 0;
@@ -696,8 +699,9 @@ static void machine_gc(struct grammar_machine *m) {
     free(map);
 }
 
-/* Called at the entry of public calls and between two nodes of a walk, when only roots hold ids. If
- * the roots themselves are large, the limit is doubled, so that collections stay rare. */
+/* Called at the beginning of public functions and between two nodes of a walk, when all ids in use
+ * are roots. If the roots themselves need most of the memory, the limit is doubled, so that
+ * collections stay rare. */
 static void machine_gc_if_full(struct grammar_machine *m) {
     if (grammar_machine_bytes(m) <= m->max_bytes) return;
     machine_gc(m);
@@ -706,7 +710,8 @@ static void machine_gc_if_full(struct grammar_machine *m) {
 
 /* states */
 
-/* Owners hold a slot instead of a state's id, so that a collection may renumber states. */
+/* A grammar_state has a slot instead of a state id, so that garbage collection may renumber states.
+ */
 static struct grammar_state slot_new(struct grammar_machine *m, int32_t state) {
     int32_t i = 0;
     while (i < m->slot_states.n && m->slot_states.v[i] >= 0) i++;
@@ -754,7 +759,7 @@ int32_t grammar_min_remaining(const struct grammar_state *s) {
     return s->machine->states.v[state_id(s)].min_len;
 }
 
-/* The only byte that a state can read; -1 if several are possible, none is, or the text may end. */
+/* The only byte that a state can read; -1 if there are several or none, or if the text may end. */
 static int state_only_byte(struct grammar_machine *m, int32_t state) {
     int only = -1;
     if (m->states.v[state].flags) return -1; // the text may end here, so no byte is certain
@@ -812,8 +817,8 @@ static void vocab_alloc(struct grammar_vocab *v, int32_t n_nodes, int32_t n_toke
     memset(v->node_of, 0xFF, ((size_t)v->n_tokens + 1) * sizeof *v->node_of);
 }
 
-/* Sorted pieces in one pass: adds the nodes of a piece after the prefix it shares with the previous
- * one. */
+/* Builds the trie from sorted pieces: each piece adds the nodes after its common prefix with the
+ * previous one. */
 static void vocab_build_trie(struct grammar_vocab *v, const struct vocab_piece *pieces, int32_t n) {
     int32_t *path = xcalloc((size_t)v->max_depth + 1, sizeof *path), n_nodes = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -896,15 +901,15 @@ void grammar_vocab_free(struct grammar_vocab *v) {
 /* masks */
 
 /*
- * The budget keeps a hostile grammar, whose every token leads to thousands of configurations, from
- * taking minutes: once it is used up, only single bytes are tried. Ordinary grammars stay far below
- * it.
+ * The number of configurations that a walk may visit, so that a hostile grammar, in which each
+ * token leads to thousands of configurations, does not take minutes. When it is used up, only
+ * tokens of one byte are tried. Ordinary grammars use a small part of it.
  */
 static int64_t walk_budget(const struct grammar_vocab *v) {
     return (int64_t)64 * v->n_nodes + (1 << 22);
 }
 
-/* Allows all tokens that end at the node: several tokens may have the same bytes. */
+/* Allows all tokens that end at the node; several tokens may have the same bytes. */
 static void walk_allow_tokens(const struct grammar_vocab *v, struct vocab_walk *w, int32_t node,
                               int32_t min_len) {
     if (v->first_token[node] == v->first_token[node + 1] || min_len > w->max_remaining) return;
@@ -913,7 +918,8 @@ static void walk_allow_tokens(const struct grammar_vocab *v, struct vocab_walk *
         w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
 }
 
-/* Starts a walk over nodes [begin, end); `state` is the state before the first byte of each. */
+/* Starts a walk over nodes [begin, end), which are one subtree or the whole trie, from `state` at
+ * the root. */
 static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t state,
                        int32_t begin, int32_t end) {
     const struct grammar_vocab *v = m->vocab;
@@ -927,7 +933,7 @@ static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t 
     for (int32_t i = v->parent[begin]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
 }
 
-/* Fills path[] with the states on the path to the first node; the last one is before that node's
+/* Fills path[] with the states on the path to the first node, up to the state before that node's
  * byte. False: the work units are used up. */
 static bool walk_fill_path(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
@@ -943,13 +949,14 @@ static bool walk_fill_path(struct grammar_machine *m, struct vocab_walk *w) {
 
 static void machine_gc_if_full(struct grammar_machine *m);
 
-/* Visits one node; m->path[d] and m->below_frames[d] are the entries before a node of depth d. */
+/* Visits one node. For a node of depth d, path[d] and below_frames[d] are the values before its
+ * byte. */
 static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
     int32_t i = w->node, d = v->depth[i], here = m->path[d];
     m->limit_hit |= w->budget <= 0 && d > 0;
     int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
-    // after the path has been below the frames, a token that the local state forbids is undecided
+    // if the path has returned from the local state's bottom, the actual stacks decide
     bool below_frames =
         m->below_frames[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
     if (next == STATE_DEAD) {
@@ -967,7 +974,7 @@ static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     w->node++;
 }
 
-/* Continues the job's walk. False: the walk is paused. */
+/* Continues the walk. False: it is paused. */
 static bool walk_continue(struct grammar_machine *m, struct vocab_walk *w) {
     if (!walk_fill_path(m, w)) return false;
     for (int32_t n = 0; w->node < w->end; n++) {
@@ -993,8 +1000,8 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     return state != STATE_DEAD;
 }
 
-/* Empties the least recently used entry that is not pinned and returns it. It belongs to no state
- * until it is complete. */
+/* Removes the least recently used mask that is not pinned from the cache and returns it, cleared.
+ */
 static struct cached_mask *mask_cache_evict(struct grammar_machine *m) {
     struct cached_mask *out = NULL;
     for (int i = 0; i < N_MASKS; i++) {
@@ -1034,22 +1041,23 @@ static struct cached_mask *mask_cache_get(struct grammar_machine *m, int32_t sta
     return &m->masks[i];
 }
 
-/* The distinct stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
+/* Writes the distinct stacks of a state's configurations and returns their number; any number above
+ * MAX_LOCAL_MASKS means too many. */
 static int32_t state_distinct_stacks(const struct grammar_machine *m, int32_t state,
-                                     int32_t out[MAX_GROUPS]) {
+                                     int32_t out[MAX_LOCAL_MASKS]) {
     struct automaton_state s = m->states.v[state];
     int32_t n = 0;
-    for (int32_t i = 0; i < s.n && n <= MAX_GROUPS; i++) {
+    for (int32_t i = 0; i < s.n && n <= MAX_LOCAL_MASKS; i++) {
         int32_t stacks = m->configs.v[s.first + i].stacks, k = 0;
         while (k < n && out[k] != stacks) k++;
         if (k < n) continue;
-        if (n < MAX_GROUPS) out[n] = stacks;
+        if (n < MAX_LOCAL_MASKS) out[n] = stacks;
         n++;
     }
     return n;
 }
 
-/* The state's configurations on `stacks`, moved to {unknown}. */
+/* The local state of the configurations with these stacks, which become {unknown}. */
 static int32_t local_state_intern(struct grammar_machine *m, int32_t state, int32_t stacks) {
     struct automaton_state s = m->states.v[state];
     m->found.n = 0;
@@ -1062,7 +1070,8 @@ static int32_t local_state_intern(struct grammar_machine *m, int32_t state, int3
     return state_intern(m, m->found.v, m->found.n, 0);
 }
 
-/* The stages of a job; see enum job_stage. Each returns false when its walk is paused. */
+/* The stages of a job (enum job_stage). Functions that walk return false when the walk is paused.
+ */
 
 static int32_t job_current_state(const struct grammar_machine *m) {
     return m->slot_states.v[m->job.slot];
@@ -1081,7 +1090,7 @@ static bool job_consume_token(struct grammar_machine *m) {
     return true;
 }
 
-/* Fills a new mask by a walk of the whole trie from `state`. */
+/* Starts a walk of the whole trie from `state` that fills a new mask. */
 static void job_start_walk(struct grammar_machine *m, int32_t state, bool local) {
     struct mask_job *j = &m->job;
     j->new_mask = mask_cache_evict(m);
@@ -1092,12 +1101,13 @@ static void job_start_walk(struct grammar_machine *m, int32_t state, bool local)
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
-/* Joining pays when several stacks may share the local mask; {bottom} alone has nothing to share.
- */
+/* Uses the cached mask, or decides how to compute it. Local masks are useful if other stacks can
+ * share them; with {bottom} as the only stacks they are not. */
 static void job_look_up(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    int32_t groups[MAX_GROUPS], state = job_current_state(m), min_len = m->states.v[state].min_len;
-    // if even the shortest end is too far, there is no limit
+    int32_t stacks[MAX_LOCAL_MASKS], state = job_current_state(m),
+                                     min_len = m->states.v[state].min_len;
+    // if the reply cannot be completed in time, there is no limit
     if (j->left >= 0) j->max_remaining = min_len <= j->left ? j->left - 1 : -1;
     j->new_mask = NULL;
     j->n_local_masks = 0;
@@ -1105,21 +1115,21 @@ static void job_look_up(struct grammar_machine *m) {
         j->stage = JOB_COPY;
         return;
     }
-    int32_t n = state_distinct_stacks(m, state, groups);
-    bool plain = n == 0 || n > MAX_GROUPS || (n == 1 && groups[0] == STACKS_BOTTOM);
+    int32_t n = state_distinct_stacks(m, state, stacks);
+    bool plain = n == 0 || n > MAX_LOCAL_MASKS || (n == 1 && stacks[0] == STACKS_BOTTOM);
     if (plain) job_start_walk(m, state, false);
     j->stage = plain ? JOB_WALK_TRIE : JOB_NEXT_LOCAL;
 }
 
-/* All local masks are complete: joins them; the cut nodes are walked next. `worst_len` is then an
+/* All local masks are complete: joins them, and starts walking the cut nodes. worst_len becomes an
  * upper bound. */
-static void job_join_locals(struct grammar_machine *m, const int32_t *groups) {
+static void job_join_locals(struct grammar_machine *m, const int32_t *stacks) {
     struct mask_job *j = &m->job;
     int32_t worst_len = 0;
     j->new_mask = mask_cache_evict(m);
     for (int32_t i = 0; i < j->n_local_masks; i++) {
         worst_len = MAX(worst_len,
-                        length_add(j->local_masks[i]->worst_len, m->stacks.v[groups[i]].min_len));
+                        length_add(j->local_masks[i]->worst_len, m->stacks.v[stacks[i]].min_len));
         for (size_t k = 0; k < mask_words(m->vocab); k++)
             j->new_mask->bits[k] |= j->local_masks[i]->bits[k];
     }
@@ -1131,15 +1141,15 @@ static void job_join_locals(struct grammar_machine *m, const int32_t *groups) {
     j->stage = JOB_WALK_CUTS;
 }
 
-/* Starts the next local mask. A collection changes the ids of groups, but not their order. */
+/* Starts the next local mask. Garbage collection changes the ids of stacks, but not their order. */
 static void job_next_local(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
-    int32_t groups[MAX_GROUPS], n = state_distinct_stacks(m, job_current_state(m), groups);
+    int32_t stacks[MAX_LOCAL_MASKS], n = state_distinct_stacks(m, job_current_state(m), stacks);
     if (j->n_local_masks == n) {
-        job_join_locals(m, groups);
+        job_join_locals(m, stacks);
         return;
     }
-    int32_t local = local_state_intern(m, job_current_state(m), groups[j->n_local_masks]);
+    int32_t local = local_state_intern(m, job_current_state(m), stacks[j->n_local_masks]);
     struct cached_mask *known = mask_cache_get(m, local);
     if (known) {
         j->local_masks[j->n_local_masks++] = known;
@@ -1160,7 +1170,7 @@ static bool job_walk_local(struct grammar_machine *m) {
     return true;
 }
 
-/* Walks the subtrees at which local walks were cut, with the true state. */
+/* Walks the subtrees of all cut nodes with the actual state. */
 static bool job_walk_cuts(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
     for (; j->local_index < j->n_local_masks; j->local_index++, j->cut_index = 0) {
@@ -1186,8 +1196,8 @@ static bool job_store_mask(struct grammar_machine *m) {
     return true;
 }
 
-/* Copies the cached mask. If that would allow a token after which too few bytes are left to finish,
- * walks again with max_remaining. */
+/* Copies the cached mask. If it may allow a token after which the reply cannot be completed in
+ * time, starts a walk with max_remaining instead. */
 static void job_copy_mask(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
     const struct cached_mask *mask = mask_cache_get(m, job_current_state(m));
@@ -1251,7 +1261,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_remaining, uint32_t *bits
     CHECK(job_run(m));
 }
 
-/* A state before its first token starts with the mask. */
+/* Without a token the job starts with the mask. */
 static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     machine_gc_if_full(m);
@@ -1284,12 +1294,12 @@ struct enumeration {
     struct grammar_machine *m;
     struct strings *out;
     struct buf text;
-    VECTOR(int32_t) path; /* states before each byte of the text */
+    VECTOR(int32_t) path; /* the state before each byte of the text */
     int n, limit;
     struct error *err;
 };
 
-/* A state that recurs on the path to itself and can reach an end has infinitely many texts. */
+/* A state that occurs twice on the path can reach an end, so there are infinitely many texts. */
 static int enumeration_check(struct enumeration *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
@@ -1310,7 +1320,8 @@ static int enumeration_add(struct enumeration *l) {
     return OK;
 }
 
-/* Depth first without recursion: after a dead end, raises the last byte that can be raised. */
+/* Depth-first search without recursion: after a dead end, it backtracks and increments the last
+ * byte. */
 static int enumeration_run(struct enumeration *l) {
     int32_t state = l->m->start;
     int from = 0;

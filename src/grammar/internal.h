@@ -1,10 +1,10 @@
 /*
  * grammar: declarations shared by the grammar's source files. Private to this folder.
  *
- * A front end (regex.c, gbnf.c, json_schema.c) makes rules out of expressions with a `struct
- * grammar_builder`; build.c turns them into a recursive transition network, and grammar.c walks it.
- * In the network every rule is an automaton over bytes with three kinds of edges: read a byte in
- * [lo, hi], move without reading, or call a rule and return to `to`.
+ * A front end (regex.c, gbnf.c, json_schema.c) builds expressions and rules with a `struct
+ * grammar_builder`. build.c compiles them into a recursive transition network, and grammar.c runs
+ * it. In the network every rule is an automaton over bytes with three kinds of edges: read a byte
+ * in [lo, hi], move without reading (epsilon), or call a rule and return to `to`.
  */
 #ifndef SHOAL_GRAMMAR_INTERNAL_H
 #define SHOAL_GRAMMAR_INTERNAL_H
@@ -20,7 +20,7 @@ enum {
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
 #define GRAMMAR_MAX_ARENA ((size_t)32 << 20)    /* bytes of expressions */
-#define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4) /* a length that no text has */
+#define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4) /* longer than any text */
 
 struct codepoint_range {
     uint32_t lo, hi;
@@ -34,10 +34,10 @@ void codepoint_set_add(struct codepoint_set *r, uint32_t lo, uint32_t hi);
 void codepoint_set_normalize(struct codepoint_set *r); /* sorted, merged, without surrogates */
 void codepoint_set_negate(struct codepoint_set *r);
 void codepoint_set_release(struct codepoint_set *r);
-/* Adds \p{name}; false when the name is unknown. */
+/* Adds the characters of \p{name}; false when the name is unknown. */
 bool codepoint_set_add_property(struct codepoint_set *r, const char *name, size_t len);
 
-/* Expressions are trees in the builder's arena; a NULL expression matches nothing. */
+/* Expressions are trees in the builder's arena. A NULL expression matches no text. */
 enum expr_kind { EXPR_TEXT, EXPR_SET, EXPR_CAT, EXPR_ALT, EXPR_REPEAT, EXPR_RULE };
 struct expr {
     enum expr_kind kind;
@@ -49,7 +49,7 @@ struct expr {
     struct codepoint_range *range; /* SET */
     struct expr **kids;            /* CAT, ALT; REPEAT: kids[0] */
 };
-/* A growing list of expressions: the future kids of a CAT or ALT. */
+/* A growing list of expressions, used to build a CAT or ALT. */
 struct exprs {
     struct expr **v;
     int32_t n, cap;
@@ -57,7 +57,7 @@ struct exprs {
 void exprs_add(struct exprs *l, struct expr *e);
 
 struct grammar_rule {
-    const char *name; /* NULL: made by the builder */
+    const char *name; /* NULL: created by the builder */
     struct expr *body;
     bool defined;
     int32_t start, end; /* nodes */
@@ -66,12 +66,12 @@ struct grammar_builder {
     struct arena arena;
     struct grammar_rule *rules;
     int32_t n_rules, cap_rules;
-    int32_t *names; /* open addressing from a name's hash to its rule + 1 */
+    int32_t *names; /* hash table with open addressing: rule + 1, or 0 */
     uint64_t names_mask;
     int32_t n_names;
 };
 void grammar_builder_release(struct grammar_builder *b);
-/* Front ends call this from time to time; if true they refuse the source. */
+/* Front ends call this while they parse; if true they refuse the source. */
 bool grammar_builder_is_full(const struct grammar_builder *b);
 /* A new rule; `name` may be NULL and is copied. */
 int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name);
@@ -83,10 +83,10 @@ struct expr *expr_set(struct grammar_builder *b,
                       struct codepoint_set *r); /* normalises and releases r */
 struct expr *expr_rule(struct grammar_builder *b, int32_t rule);
 struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min, int32_t max);
-/* Take the list's kids and release it. */
+/* Take the list's expressions and release it. */
 struct expr *expr_cat(struct grammar_builder *b, struct exprs *l);
 struct expr *expr_alt(struct grammar_builder *b, struct exprs *l);
-/* The same for a few expressions: the last argument is NULL. */
+/* The same for a few expressions; the last argument is NULL. */
 struct expr *expr_cat_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_alt_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_optional(struct grammar_builder *b, struct expr *e);
@@ -103,12 +103,12 @@ struct grammar {
     int32_t n_nodes, n_rules, root;
     const int32_t *edge_begin; /* [n_nodes + 1] */
     const struct grammar_edge *edges;
-    const struct grammar_rule *rules; /* names are valid only while it is compiled */
-    const int32_t *min_len; /* [n_nodes] bytes of the shortest path to the end of the node's rule */
-    const uint8_t *is_end;  /* [n_nodes] true at the end of its rule */
-    const uint8_t *reads;   /* [n_nodes] true if an edge reads a byte */
-    uint8_t class_of[256];  /* bytes that no edge distinguishes share a class */
-    uint8_t class_byte[256]; /* [n_classes] the first byte of each class, ascending */
+    const struct grammar_rule *rules; /* names are valid during compilation only */
+    const int32_t *min_len;           /* [n_nodes] minimum bytes to the end of the node's rule */
+    const uint8_t *is_end;            /* [n_nodes] true at the end of its rule */
+    const uint8_t *reads;             /* [n_nodes] true if an edge reads a byte */
+    uint8_t class_of[256];            /* byte class: bytes that no edge distinguishes */
+    uint8_t class_byte[256];          /* [n_classes] the first byte of each class, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];
     const char *kind, *source;
@@ -120,24 +120,25 @@ struct grammar {
 #define GRAMMAR_KIND_COMPACT_JSON_SCHEMA "compact JSON schema"
 #define GRAMMAR_KIND_CHOICES "list of choices"
 
-/* Compiles from `root` and releases the builder in every case. The hash covers `kind`, one of the
- * above, and the source. */
+/* Compiles the rules, starting at `root`; always releases the builder. `kind` is one of the above;
+ * the hash covers it and the source. */
 struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
                               const char *text, size_t len, struct error *err);
 
-/* One code point at p[0..left), or -1; *n is its length. */
+/* The code point at p[0..left), *n is its length; -1 if it is not valid UTF-8. */
 int32_t utf8_decode(const char *p, size_t left, int *n);
-/* Refuses a text that is too long or not UTF-8. `what` is "regular expression" ... */
+/* An error if the text is too long or not UTF-8. `what` is for the message: "regular expression",
+ * ... */
 int grammar_check_text(const char *what, const char *text, size_t len, struct error *err);
 
 /*
- * regex.c. In JSON-string mode the language is that of the strings whose characters match, each in
- * its canonical JSON spelling (without the quotes), and the pattern may match anywhere unless
- * anchored, as JSON schema specifies. NULL on error.
+ * regex.c. With `json` the expression matches the contents of JSON strings whose characters match
+ * the pattern, in their canonical JSON spelling without the quotes; unless it is anchored, the
+ * pattern may match anywhere in the string, as JSON schema specifies. NULL on error.
  */
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err);
-/* A set of characters in their spelling inside JSON quotes. Releases r. */
+/* A set of characters as they are spelled in JSON strings. Releases r. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r);
 
 #endif

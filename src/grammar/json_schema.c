@@ -1,26 +1,26 @@
 /*
- * json_schema: JSON schemas as grammars of the JSON texts to generate.
+ * json_schema: converts a JSON schema to a grammar of JSON texts.
  *
- * Every text of the grammar is valid under the schema. The reverse does not hold, because the
- * grammar is for generating: properties come in the schema's order, objects with `properties` get
- * no others unless `additionalProperties` allows them, a value without `type` gets the type that
- * its other keywords imply, numbers have at most 18 digits before and 17 after the point, and no
- * string holds U+0000.
+ * Every text of the grammar is valid under the schema, but not every valid text is in the grammar,
+ * which is for generation: properties are in the schema's order, an object with `properties` has no
+ * others unless `additionalProperties` allows them, a value without `type` has the type that its
+ * other keywords imply, numbers have at most 18 digits before and 17 after the decimal point, and
+ * strings do not contain U+0000.
  *
  * Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems,
  * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must be recognisably disjoint),
- * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are ignored,
- * and so is the format of values other than strings. Everything else is refused by name and place.
- * Free keys may be repeated: a grammar does not remember them.
+ * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must be provably disjoint), allOf
+ * (merged), $ref within the document, $defs, definitions, nullable. Annotations are ignored, and so
+ * is `format` for values other than strings. Anything else is an error that gives the keyword and
+ * its place. Additional properties may occur twice, because a grammar cannot remember their names.
  *
  * An object with properties a (optional) and b (required) is, in GBNF,
  *
  *     object    ::= "{" blank ( a "," blank b others | b others ) blank "}"
  *     a         ::= "\"a\":" value-of-a          others ::= ( "," blank other-key ":" value )*
  *
- * where the continuation after each property is a separate rule, so n optional properties need 2n
- * rules and not 2^n paths.
+ * where the continuation after each property is a separate rule, so that n optional properties need
+ * 2n rules instead of 2^n paths.
  *
  * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas terminate, and a
  * schema that is referenced twice is compiled once.
@@ -34,16 +34,16 @@
 enum {
     DIGITS_WHOLE = 18,
     DIGITS_FRACTION = 17,
-    VISIT_LIMIT = 1 << 16, /* schemas visited; merging may multiply them */
+    VISIT_LIMIT = 1 << 16, /* limit of schemas visited, which merging may multiply */
 };
 
 struct schema {
     struct grammar_builder *b;
     json_t *root;
-    json_t *retained; /* an array of the schemas made by merging */
+    json_t *retained; /* array that owns the schemas made by merging */
     bool compact;
     int nesting, visits;
-    struct buf path; /* the current place, for messages */
+    struct buf path; /* pointer to the current schema, for messages */
     struct error *err;
 };
 
@@ -62,7 +62,7 @@ static struct expr *schema_error(struct schema *s, const char *fmt, ...) {
     return NULL;
 }
 
-/* The schema at `key` below the current one, with its place in messages. */
+/* The expression of the schema at keyword/key below the current one. */
 static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword, const char *key) {
     size_t len = s->path.len;
     buf_printf(&s->path, key ? "/%s/%s" : "/%s", keyword, key);
@@ -72,13 +72,13 @@ static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword,
     return e;
 }
 
-/* Keeps a new value until the grammar is compiled. */
+/* Takes ownership of a new value, which lives until the grammar is compiled. */
 static json_t *schema_retain(struct schema *s, json_t *v) {
     json_array_append_new(s->retained, v);
     return v;
 }
 
-/* Makes a rule, so that an expression used in several places is compiled once. */
+/* Makes the expression a rule, so that it is compiled once if it is used in several places. */
 static struct expr *shared_rule_expr(struct schema *s, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(s->b, NULL);
     grammar_builder_define_rule(s->b, rule, e);
@@ -143,7 +143,7 @@ static const struct keyword *keyword_find(const char *name) {
     return NULL;
 }
 
-/* JSON schema ignores unknown keywords; here that would silently permit invalid texts. */
+/* Unlike in JSON schema, unknown keywords are errors: ignoring them could allow invalid texts. */
 static bool keywords_check(struct schema *s, json_t *v) {
     const char *key;
     json_t *value;
@@ -155,7 +155,7 @@ static bool keywords_check(struct schema *s, json_t *v) {
     return true;
 }
 
-/* True if the schema asserts anything other than the keyword `except`. */
+/* True if the schema has assertions besides the keyword `except`. */
 static bool asserts_more(json_t *v, const char *except) {
     const char *key;
     json_t *value;
@@ -166,14 +166,15 @@ static bool asserts_more(json_t *v, const char *except) {
     return false;
 }
 
-/* The schema without one keyword: the part to merge into the branches of that keyword. */
+/* A copy of the schema without one keyword, to merge into the branches of that keyword. */
 static json_t *schema_without_keyword(struct schema *s, json_t *v, const char *keyword) {
     json_t *copy = schema_retain(s, json_copy(v));
     json_object_del(copy, keyword);
     return copy;
 }
 
-/* A count of 0 to GRAMMAR_MAX_REPEAT at `keyword`, or `absent`; false after an error. */
+/* Reads a number from 0 to GRAMMAR_MAX_REPEAT at `keyword`; `absent` is the default. False after an
+ * error. */
 static bool keyword_count(struct schema *s, json_t *v, const char *keyword, int32_t absent,
                           int32_t *out) {
     json_t *n = json_object_get(v, keyword);
@@ -189,7 +190,7 @@ static bool keyword_count(struct schema *s, json_t *v, const char *keyword, int3
 
 /* references and merging */
 
-/* The value of a pointer "#/a/b~1c/0", or NULL after an error. */
+/* The value at a JSON pointer "#/a/b~1c/0", or NULL after an error. */
 static json_t *pointer_get(struct schema *s, const char *pointer) {
     json_t *v = s->root;
     if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/')) {
@@ -214,7 +215,7 @@ static json_t *pointer_get(struct schema *s, const char *pointer) {
     return v;
 }
 
-/* Follows references until the schema has no $ref; siblings of $ref are merged in. */
+/* Follows $ref until the schema has none; keywords next to $ref are merged in. */
 static json_t *schema_resolve_ref(struct schema *s, json_t *v);
 
 static bool type_has(json_t *type, const char *name) {
@@ -230,7 +231,7 @@ static bool type_has(json_t *type, const char *name) {
 static const char *const type_names[] = {"object",  "array",   "string", "number",
                                          "integer", "boolean", "null"};
 
-/* The types that both allow: an integer is a number. */
+/* The types that both allow. An integer is also a number. */
 static json_t *types_common(json_t *a, json_t *b) {
     json_t *out = json_array();
     for (size_t i = 0; i < ARRAY_LEN(type_names); i++) {
@@ -271,7 +272,7 @@ static json_t *lists_union(json_t *a, json_t *b) {
     return out;
 }
 
-/* Properties of both; a property in both must satisfy both. */
+/* The properties of both; one that is in both must satisfy both schemas. */
 static json_t *properties_merge(json_t *a, json_t *b) {
     json_t *out = json_copy(a), *value;
     const char *key;
@@ -285,7 +286,7 @@ static json_t *properties_merge(json_t *a, json_t *b) {
     return out;
 }
 
-/* A closed object accepts no property from the other side. */
+/* An object whose additionalProperties is not true must not get other properties from b. */
 static bool closed_object_check(struct schema *s, json_t *a, json_t *b) {
     json_t *more = json_object_get(a, "additionalProperties"), *value;
     const char *key;
@@ -318,7 +319,7 @@ static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
     return json_equal(a, b) ? json_incref(a) : NULL;
 }
 
-/* A schema that requires everything both require; NULL after an error. */
+/* A schema with the assertions of both; NULL after an error. */
 static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     const char *key;
     json_t *value;
@@ -360,7 +361,7 @@ static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     return v;
 }
 
-/* One rule per pointer. */
+/* The rule of a reference; there is one per pointer. */
 static struct expr *ref_expr(struct schema *s, const char *pointer) {
     int32_t rule = grammar_builder_find_rule(s->b, pointer);
     if (rule >= 0) return expr_rule(s->b, rule);
@@ -375,7 +376,7 @@ static struct expr *ref_expr(struct schema *s, const char *pointer) {
     return expr_rule(s->b, rule);
 }
 
-/* rules that every schema shares, created on first use */
+/* rules that all schemas share, created on first use */
 
 static struct expr *pattern_rule_expr(struct schema *s, const char *name, const char *pattern) {
     int32_t rule = grammar_builder_find_rule(s->b, name);
@@ -389,19 +390,20 @@ static struct expr *pattern_rule_expr(struct schema *s, const char *name, const 
     return expr_rule(s->b, rule);
 }
 
-/* A character inside quotes in any spelling a model may use, with every escape except U+0000. */
+/* A character in a JSON string, in any spelling that a model may generate, except U+0000. */
 #define CHARACTER                                                                                  \
     "(?:[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"                                           \
     "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"                                    \
     "00[1-9a-fA-F][0-9a-fA-F]|000[1-9a-fA-F]|[dD][0-7][0-9a-fA-F]{2}|"                             \
     "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))"
 
-/* Any string is one rule, so that all strings of a grammar share their masks. */
+/* Any string: one rule, so that all strings of a grammar share masks. */
 static struct expr *any_string_expr(struct schema *s) {
     return pattern_rule_expr(s, " string", "\"" CHARACTER "*\"");
 }
 
-/* Any characters in their canonical spelling; for keys, because keys are compared. */
+/* Any characters in their canonical spelling. For keys, because they are compared with known keys.
+ */
 static struct expr *any_key_rest_expr(struct schema *s) {
     int32_t rule = grammar_builder_find_rule(s->b, " key");
     if (rule < 0) {
@@ -414,7 +416,7 @@ static struct expr *any_key_rest_expr(struct schema *s) {
     return expr_rule(s->b, rule);
 }
 
-/* Optional blanks: after brackets and commas with line breaks, after colons one space. */
+/* Optional white space after brackets and commas: a space, or a line break and indentation. */
 static struct expr *blank_expr(struct schema *s) {
     if (s->compact) return expr_puts(s->b, "");
     return pattern_rule_expr(s, " blank", "(?: |\\n[ \\t]{0,20})?");
@@ -462,7 +464,7 @@ static bool type_allows(json_t *type, json_t *value) {
            (json_is_integer(value) && type_has(type, "number"));
 }
 
-/* The literal with the fewest digits in its numbers that reads back as the same value. */
+/* The shortest JSON text of a value that parses as the same value. */
 static struct expr *literal_expr(struct schema *s, json_t *value) {
     char *text = NULL;
     bool same = false;
@@ -479,7 +481,8 @@ static struct expr *literal_expr(struct schema *s, json_t *value) {
     return e;
 }
 
-/* enum, const; other assertions would have to be evaluated, so only `type` may occur with them. */
+/* enum and const. Other assertions would have to be evaluated for each value, so only `type` may be
+ * combined with them. */
 static struct expr *literals_expr(struct schema *s, json_t *v) {
     json_t *list = json_object_get(v, "enum"), *one = json_object_get(v, "const"), *value;
     json_t *type = json_object_get(v, "type");
@@ -493,7 +496,7 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
         return schema_error(s, "'enum' must be a list of at least one value");
-    // both are given: the constant, if the list has it
+    // both are given: the constant if it is in the list
     if (list && one) list = array_has(list, one) ? NULL : schema_retain(s, json_array());
     if (!list) list = schema_retain(s, json_pack("[O]", one));
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -513,8 +516,8 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     "(?:[12]\\d(?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29)"
 #define TIME                                                                                       \
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
-/* Narrower than the standards if these are hard to read back: four-digit years from 1000, no leap
- * seconds, IPv6 in full, lower-case UUIDs. To add a format, add a row. */
+/* Narrower than the standards: four-digit years from 1000, no leap seconds, IPv6 without "::",
+ * lower-case UUIDs. To add a format, add a row. */
 static const struct format {
     const char *name, *pattern;
 } formats[] = {
@@ -579,14 +582,15 @@ static struct expr *string_expr(struct schema *s, json_t *v) {
 
 /* numbers */
 
-/* A magnitude as digits, without unneeded zeros. */
+/* A bound as decimal digits, without unnecessary zeros. */
 struct schema_bound {
     bool is_set, exclusive, negative;
     char whole[330], frac[24];
     int n_whole, n_frac;
 };
 
-/* Digits that read back as the number, with the fewest digits after the point. */
+/* Writes the number in decimal, with the fewest digits after the point that parse as the same
+ * number. */
 static bool bound_digits(json_t *n, char *out, size_t size) {
     if (json_is_integer(n)) {
         snprintf(out, size, "%lld", (long long)json_integer_value(n));
@@ -622,12 +626,13 @@ static bool bound_read(struct schema *s, json_t *v, const char *closed, const ch
     return true;
 }
 
-/* Magnitudes between two bounds, digit by digit. `low` and `high` in the functions below mean that
- * all digits so far equal those of the bound, so the bound limits the next one. */
+/* Expressions for the absolute values between two bounds, digit by digit. In the functions below
+ * `low` means that all digits so far are equal to those of the lower bound, so that it limits the
+ * next digit; `high` means the same for the upper bound. */
 struct magnitudes {
     struct schema *s;
     const struct schema_bound *lo, *hi;
-    int n_whole; /* number of digits before the point in the current pass */
+    int n_whole; /* number of digits before the point */
     bool integer;
 };
 
@@ -637,7 +642,7 @@ static struct expr *digit_expr(struct schema *s, char lo, char hi) {
     return expr_set(s->b, &r);
 }
 
-/* The continuations for a next digit between those of the bounds. */
+/* The next digit, from `lo` to `hi`, and what follows it. */
 typedef struct expr *(*digits_fn)(const struct magnitudes *m, int at, bool low, bool high);
 static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, int at, bool low,
                                     bool high, char lo, char hi) {
@@ -645,7 +650,8 @@ static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, 
     struct exprs l = {0};
     if (lo > hi) return empty_expr(s);
     if (lo == hi) return expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, low, high), NULL);
-    // at a bound's digit the bound still applies; strictly between the two there is no limit
+    // after a bound's digit the bound still applies; after a digit strictly between them there is
+    // no limit
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
         exprs_add(&l, expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, true, false), NULL));
@@ -657,18 +663,18 @@ static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, 
     return expr_alt(s->b, &l);
 }
 
-/* True if the number may end after `at` digits after the point. */
+/* True if the number may have exactly `at` digits after the point. */
 static bool digits_may_end(const struct magnitudes *m, int at, bool low, bool high) {
     bool above = !low || (at >= m->lo->n_frac && !m->lo->exclusive);
     bool below = !high || at < m->hi->n_frac || !m->hi->exclusive;
     return above && below;
 }
 
-/* Digits after the point from `at` on: at least one, and no zeros after an upper bound's last
- * digit. */
+/* The digits after the point from position `at` on: at least one digit, and none after the last
+ * digit of an upper bound. */
 static struct expr *fraction_expr(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
-    if (low && at >= m->lo->n_frac && !m->lo->exclusive) low = false; // never below the bound
+    if (low && at >= m->lo->n_frac && !m->lo->exclusive) low = false; // the lower bound is reached
     bool end = at > 0 && digits_may_end(m, at, low, high);
     if (!low && !high)
         return expr_repeat(s->b, digit_expr(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
@@ -680,7 +686,7 @@ static struct expr *fraction_expr(const struct magnitudes *m, int at, bool low, 
     return end ? expr_alt_of(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
-/* Digits before the point from `at` on, and the fraction. */
+/* The digits before the point from position `at` on, and the fraction. */
 static struct expr *whole_digits_expr(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
     if (at < m->n_whole && !low && !high && at > 0) {
@@ -713,8 +719,8 @@ static struct expr *magnitudes_expr(struct schema *s, const struct schema_bound 
     return e ? e : empty_expr(s);
 }
 
-/* The sign comes first, so negative numbers are magnitudes between the swapped bounds. "-0" is not
- * an integer here, and a negative number is never zero. */
+/* Negative numbers are "-" and an absolute value between the swapped bounds. "-0" is not generated.
+ */
 static struct expr *bounded_number_expr(struct schema *s, const struct schema_bound *min,
                                         const struct schema_bound *max, bool integer) {
     struct schema_bound zero = {.is_set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
@@ -752,7 +758,7 @@ struct items_spec {
     int32_t n_prefix, min, max;
 };
 
-/* The items from i on, after i items; with the comma before each but the first. */
+/* The items from i on, with a comma before each except the first of the array. */
 static struct expr *items_expr(struct schema *s, const struct items_spec *t, int32_t i) {
     struct grammar_builder *b = s->b;
     struct expr *e, *empty = expr_puts(b, "");
@@ -799,7 +805,7 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
 
 /* objects */
 
-/* Keys as code points, to build the keys that differ from all of them. */
+/* A property name as code points. */
 struct property_keys {
     uint32_t *v;
     int32_t n;
@@ -812,7 +818,8 @@ static int key_compare(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n);
 }
 
-/* The continuations after the first `at` characters, which all of keys[0..n) share. */
+/* All strings that differ from keys[0..n), without the first `at` characters, which the keys have
+ * in common. */
 static struct expr *keys_except_expr(struct schema *s, const struct property_keys *keys, int32_t n,
                                      int32_t at) {
     struct exprs l = {0};
@@ -865,7 +872,7 @@ static struct expr *other_key_expr(struct schema *s, json_t *known) {
     return e;
 }
 
-/* A property other than the known ones. NULL after an error. */
+/* A property with a name that is not in `known`. NULL after an error. */
 static struct expr *other_member_expr(struct schema *s, json_t *known, json_t *value) {
     struct expr *key = other_key_expr(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
@@ -880,8 +887,8 @@ static struct expr *member_expr(struct schema *s, const char *name, json_t *valu
 }
 
 /*
- * Makes rules for the properties from the last to the first: tail[1] is the continuation after at
- * least one property, tail[0] before any. An optional property may be skipped.
+ * Makes rules for the properties from the last to the first. tail[1] is the continuation after at
+ * least one property, tail[0] that after none. An optional property may be skipped.
  */
 static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
     struct grammar_builder *b = s->b;
@@ -912,7 +919,7 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     return tail[0];
 }
 
-/* A required name without a schema in `properties` takes that of additional properties. */
+/* A required property that is not in `properties` has the schema of additionalProperties. */
 static struct expr *object_expr(struct schema *s, json_t *v) {
     json_t *properties = json_object_get(v, "properties"), *name;
     json_t *required = json_object_get(v, "required");
@@ -967,7 +974,7 @@ static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
     return schema_error(s, "type '%.60s' is unknown", type);
 }
 
-/* The types that the keywords imply, for a schema without `type`. */
+/* The types that the keywords of a schema without `type` imply. */
 static json_t *types_implied(struct schema *s, json_t *v) {
     static const char *const of_kind[] = {[ON_OBJECT] = "object",
                                           [ON_ARRAY] = "array",
@@ -1001,7 +1008,7 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
     return e ? e : empty_expr(s);
 }
 
-/* True if no value generated for `a` can be valid under `b`, as far as this check can tell. */
+/* True if it is certain that no value generated for `a` is valid under `b`. */
 static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth);
 
 static bool required_has(json_t *v, const char *name) {
@@ -1013,15 +1020,15 @@ static bool required_has(json_t *v, const char *name) {
     return false;
 }
 
-/* True if b requires a property that a never generates, or a requires one that the two describe by
- * disjoint schemas. */
+/* True if b requires a property that a never generates, or if a requires a property whose schemas
+ * in a and b are disjoint. */
 static bool objects_disjoint(struct schema *s, json_t *a, json_t *b, int depth) {
     json_t *known = json_object_get(a, "properties"), *more, *name, *value;
     const char *key;
     size_t i;
     more = json_object_get(a, "additionalProperties");
     bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
-                    json_object_get(a, "allOf"); // properties may come from these
+                    json_object_get(a, "allOf"); // these may add properties
     json_array_foreach (json_object_get(b, "required"), i, name) {
         bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&
@@ -1036,7 +1043,7 @@ static bool objects_disjoint(struct schema *s, json_t *a, json_t *b, int depth) 
     return false;
 }
 
-/* The types that a schema names, or that its literals or keywords imply. */
+/* The schema's `type`, or the types that its literals or keywords imply. */
 static json_t *schema_types(struct schema *s, json_t *v) {
     json_t *list = json_object_get(v, "enum"), *out = schema_retain(s, json_array());
     json_t *one = json_object_get(v, "const"), *type = json_object_get(v, "type");
@@ -1068,7 +1075,7 @@ static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth) 
     return only_object && objects_disjoint(s, a, b, depth);
 }
 
-/* oneOf is generated like anyOf, which is correct only when no text is valid under two branches. */
+/* oneOf is generated like anyOf, which is correct only if no text is valid under two branches. */
 static bool branches_check(struct schema *s, json_t *branches) {
     for (size_t i = 0; i < json_array_size(branches); i++)
         for (size_t k = 0; k < json_array_size(branches); k++) {
@@ -1084,7 +1091,7 @@ static bool branches_check(struct schema *s, json_t *branches) {
     return true;
 }
 
-/* Assertions next to anyOf or oneOf apply to every branch. */
+/* Assertions next to anyOf or oneOf are merged into every branch. */
 static struct expr *branches_expr(struct schema *s, json_t *v, const char *keyword) {
     json_t *branches = json_object_get(v, keyword), *branch;
     json_t *assertions = asserts_more(v, keyword) ? schema_without_keyword(s, v, keyword) : NULL;

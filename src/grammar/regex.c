@@ -1,10 +1,10 @@
 /*
- * regex: regular expressions as expressions over sets of characters.
+ * regex: a parser that converts regular expressions to grammar expressions.
  *
- * The syntax is the common part of PCRE, Python and ECMAScript. Only the language matters here, so
- * lazy quantifiers and kinds of groups make no difference; constructs that are not regular or
- * depend on the matcher (look-around, back-references, possessive quantifiers, flags) are refused
- * by name. \d, \w and \s are ASCII, '.' is everything but a line feed.
+ * The syntax is the common part of PCRE, Python and ECMAScript. Only the set of matching texts
+ * matters, so lazy quantifiers and the kinds of groups make no difference. Constructs that are not
+ * regular or depend on the matcher (look-around, back-references, possessive quantifiers, flags)
+ * are refused with a message. \d, \w and \s are ASCII, '.' is everything but a line feed.
  *
  * Grammar:
  *
@@ -50,7 +50,7 @@ static int hex_value(char c) {
                                   : -1;
 }
 
-/* Reads between `min` and `max` hex digits; -1 when there are fewer. */
+/* Parses `min` to `max` hexadecimal digits; -1 when there are fewer. */
 static int32_t parse_hex(struct regex_parser *p, int min, int max) {
     int32_t c = 0, n = 0;
     while (n < max && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
@@ -107,7 +107,7 @@ static bool parse_property(struct regex_parser *p, bool negative, struct codepoi
     return true;
 }
 
-/* \d \w \s and their opposites; false for any other c. */
+/* Adds the characters of \d \w \s \D \W \S; false for any other c. */
 static bool add_escape_class(char c, struct codepoint_set *out) {
     struct codepoint_set r = {0};
     switch (c | 0x20) {
@@ -133,7 +133,7 @@ static bool add_escape_class(char c, struct codepoint_set *out) {
     return true;
 }
 
-/* An escape for one character; -1 after an error. The cursor is on its letter. */
+/* Parses an escape for one character; -1 after an error. The cursor is on its letter. */
 static int32_t parse_char_escape(struct regex_parser *p, bool in_class) {
     static const char from[] = "tnrfvae0", to[] = "\t\n\r\f\v\a\x1B";
     char c = p->text[p->pos++];
@@ -157,7 +157,8 @@ static int32_t parse_char_escape(struct regex_parser *p, bool in_class) {
     return -1;
 }
 
-/* An escape: adds its characters. *single is the character if it is a single one, else -1. */
+/* Parses an escape and adds its characters. *single is the character if there is only one, else -1.
+ */
 static bool parse_escape(struct regex_parser *p, bool in_class, struct codepoint_set *out,
                          int32_t *single) {
     *single = -1;
@@ -170,7 +171,7 @@ static bool parse_escape(struct regex_parser *p, bool in_class, struct codepoint
     return *single >= 0;
 }
 
-/* One member of a class; *single as above. */
+/* Parses a member of a class; *single as in parse_escape. */
 static bool parse_class_member(struct regex_parser *p, struct codepoint_set *out, int32_t *single) {
     if (next_is(p, "[:") || next_is(p, "[.") || next_is(p, "[="))
         return syntax_error(p, "POSIX classes are not supported, use \\d \\w \\s or \\p{...}"),
@@ -202,8 +203,8 @@ static bool parse_class(struct regex_parser *p, struct codepoint_set *out) {
     return true;
 }
 
-/* All characters that JSON escapes are at or below the backslash, so only that part is processed
- * character by character. */
+/* All characters that JSON escapes are at or below the backslash, so only these are processed one
+ * by one. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
     struct codepoint_set unescaped = {0};
@@ -258,7 +259,7 @@ static struct expr *parse_group(struct regex_parser *p) {
     return e;
 }
 
-/* NULL without an error: a class that has no characters. */
+/* NULL and no error in `err`: a class without characters. */
 static struct expr *parse_atom(struct regex_parser *p) {
     struct codepoint_set r = {0};
     int32_t c;
@@ -294,7 +295,8 @@ static struct expr *parse_atom(struct regex_parser *p) {
     return set_expr(p, &r);
 }
 
-/* "{m}", "{m,}" or "{m,n}": the counts; false with the cursor unmoved for any other text. */
+/* Parses "{m}", "{m,}" or "{m,n}". For any other text it returns false and does not move the
+ * cursor. */
 static bool parse_counts(struct regex_parser *p, int64_t *min, int64_t *max) {
     size_t i = p->pos + 1, begin = i;
     int64_t v[2] = {0, -1};
@@ -341,21 +343,20 @@ static struct expr *parse_quantifier(struct regex_parser *p, struct expr *e) {
     return r ? r : e;
 }
 
-/* An empty class matches nothing; as an expression it must not be NULL. */
+/* Replaces NULL that stands for an empty class by an empty set, which matches nothing. */
 static struct expr *expr_or_empty_set(struct regex_parser *p, struct expr *e) {
     struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
-/* The arbitrary text before and after a JSON schema's pattern without anchors. */
+/* Any text, before and after a JSON schema's pattern without anchors. */
 static struct expr *any_text_expr(struct regex_parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
 }
 
-/* An alternative. Anchors are accepted only where they are redundant: at the ends of an outermost
- * one. */
+/* One alternative. Anchors are accepted only at the ends of a top-level alternative. */
 static struct expr *parse_sequence(struct regex_parser *p) {
     struct exprs l = {0};
     bool outermost = p->nesting == 0, has_end_anchor = false;
@@ -389,7 +390,7 @@ static struct expr *parse_alternatives(struct regex_parser *p) {
 
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err) {
-    // err->code distinguishes an error from an empty class; both are passed up as NULL
+    // err->code distinguishes an error from an empty class: both are returned as NULL
     struct regex_parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
     err->code = OK;
     if (grammar_check_text("regular expression", text, len, err) != OK) return NULL;
@@ -400,7 +401,7 @@ struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len,
 
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err) {
     struct grammar_builder b = {0};
-    char *copy = xmalloc(len + 1); // with the zero byte that messages need
+    char *copy = xmalloc(len + 1); // zero-terminated for messages
     if (len > 0) memcpy(copy, text, len);
     copy[len] = 0;
     struct expr *e = regex_expr(&b, copy, len, false, err);

@@ -1,10 +1,10 @@
 /*
- * conversation: exchanges, a summary, key facts; and answers to questions about the facts without a
- * model.
+ * conversation: exchanges, a summary and facts about the user; answers to questions about these
+ * facts without a model.
  *
  * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is also the
- * document in the store. Every change is made on a copy. The copy is written to the store and then
- * becomes the state, so that a failure leaves both unchanged.
+ * document in the store. A change is made in a copy, which is written to the store and then becomes
+ * the state. After an error, store and state are unchanged.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -16,7 +16,7 @@
 enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
-/* The stored keys (docs/COMPATIBILITY.md), and the other names that a model may use. */
+/* The stored keys (docs/COMPATIBILITY.md), and other names that a model may use. */
 static const struct {
     const char *key, *also;
 } facts[N_FACTS] = {
@@ -36,7 +36,7 @@ static json_t *state_new_empty(void) {
     return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
 }
 
-/* Validates a document from a file: true if the functions below can use it. */
+/* Validates a stored document. */
 static bool state_is_valid(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
                  *known = json_object_get(state, "facts");
@@ -78,7 +78,7 @@ const json_t *conversation_state(const struct conversation *c) {
     return c->state;
 }
 
-/* Takes over `next`, which becomes the state if the store accepts it. */
+/* Takes ownership of `next`, which becomes the state if it could be stored. */
 static int state_set(struct conversation *c, json_t *next, struct error *err) {
     int rc = c->store ? store_document_put(c->store, "conversation", c->id, next, err) : OK;
     json_decref(rc == OK ? c->state : next);
@@ -92,7 +92,8 @@ int conversation_clear(struct conversation *c, struct error *err) {
 
 /* exchanges */
 
-/* At most CONVERSATION_MAX_TEXT bytes of a text, whole characters; NULL when it is not UTF-8. */
+/* A text, truncated to CONVERSATION_MAX_TEXT bytes of whole characters; NULL when it is not UTF-8.
+ */
 static json_t *text_to_json(const char *text) {
     size_t n = strlen(text);
     if (n > CONVERSATION_MAX_TEXT)
@@ -173,7 +174,7 @@ static int fact_find_kind(const char *key) {
     return -1;
 }
 
-/* Adds a text that is new; removes the oldest when there are too many. */
+/* Appends a text unless the list has it; removes the oldest when there are too many. */
 static int fact_list_add(json_t *known, const char *key, const json_t *v, struct error *err) {
     json_t *list = json_object_get(known, key), *item;
     size_t i;
@@ -220,7 +221,7 @@ int conversation_merge_facts(struct conversation *c, const json_t *new_facts, st
     return rc;
 }
 
-/* True if a text of a fact contains `text`; the texts of a list are checked one by one. */
+/* True if the fact contains `text`, or if `text` is NULL. */
 static bool fact_contains(const json_t *v, const char *text) {
     return !text || strcasestr(json_string_value(v), text) != NULL;
 }
@@ -281,7 +282,8 @@ char *conversation_facts_schema(enum language l) {
     return text;
 }
 
-/* "name: x, y" for each known fact, each but the first after the separator. */
+/* Appends "name: x, y" for each known fact, with `separator` between them. False if there are none.
+ */
 static bool facts_append_text(const struct conversation *c, enum language l, const char *separator,
                               struct buf *out) {
     bool any = false;
@@ -335,9 +337,10 @@ void conversation_context(const struct conversation *c, enum language l, int max
 /* questions */
 
 /*
- * Questions of users about themselves: a word of `whose`, one of `about` and one of `end`, adjacent
- * to each other, anywhere in the text; an empty column matches the empty string. So "my name is
- * Taro. What is …?" does not ask for the name. N_FACTS: all known facts.
+ * Patterns of questions that users ask about themselves: an alternative of `whose`, one of `about`
+ * and one of `end`, directly after each other, anywhere in the text. An empty column matches the
+ * empty string. Because they are adjacent, "my name is Taro. What is …?" is not a question about
+ * the name. Fact N_FACTS: all known facts.
  */
 static const struct {
     enum language l;
@@ -371,8 +374,8 @@ static const struct {
     {LANG_ZH, N_FACTS, "记得|知道", "关于我", ""},
 };
 
-/* The length of the longest word that the text begins with; 0 for an empty list. -1: no word
- * matches. ASCII letters match in either case. */
+/* The length of the longest of `words` ("a|b|c") that the text begins with; 0 for an empty list; -1
+ * if none matches. ASCII letters match in either case. */
 static int longest_word_at(const char *text, const char *words) {
     int longest = *words ? -1 : 0;
     for (size_t n; *words; words += n + (words[n] == '|')) {

@@ -1,11 +1,10 @@
 /*
- * document: plain text of documents: plain text, HTML and Markdown.
+ * document: converts HTML, Markdown and plain text to plain text.
  *
- * The readers do not validate: real pages are broken in every way, and the output is only the text
- * that a person would read. Input that a reader does not understand becomes text. All readers read
- * their input once, from start to end, in time linear in its length.
+ * The readers do not validate their input, because real pages contain all kinds of errors. Input
+ * that a reader does not recognise becomes text. The time is linear in the length of the input.
  *
- * Not here: encodings other than UTF-8, tables as tables, link addresses, the output of scripts.
+ * Not supported: encodings other than UTF-8. Omitted: the layout of tables, link addresses.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -38,7 +37,8 @@ int document_read_text(const char *doc, size_t len, struct buf *title, struct bu
     return OK;
 }
 
-/* White space is held until a character follows; the widest of several gaps is written. */
+/* Writes text with normalised white space: the largest of several successive gaps is written when
+ * the next character follows. */
 enum text_gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
 struct text_writer {
     struct buf *out;
@@ -58,7 +58,7 @@ static void text_writer_add(struct text_writer *f, const char *p, size_t n) {
 
 /* HTML */
 
-/* The reader's state: output goes to the title inside <title>, else to the text. */
+/* State of the HTML reader. `out` is &title inside <title>, else &text. */
 struct html {
     const char *p;
     size_t len, pos;
@@ -102,7 +102,8 @@ static int numeric_entity_decode(const char *name, size_t n, char out[8]) {
     return len > 0 ? len : (int)(memcpy(out, "\xEF\xBF\xBD", 3), 3);
 }
 
-/* Decodes the entity at h->at into out; returns the bytes it takes, 0 for any other text. */
+/* Decodes the entity at h->pos into out; returns its length in the input, 0 if there is no entity.
+ */
 static size_t entity_read(const struct html *h, char out[8], int *n) {
     const char *name = h->p + h->pos + 1, *end = memchr(name, ';', MIN(h->len - h->pos - 1, 12));
     if (!end) return 0;
@@ -152,7 +153,7 @@ static bool name_in(const char *names, const char *name, size_t n) {
     return false;
 }
 
-/* Moves past the ">" of the tag. A quote opens after "=" only, and only if it closes. */
+/* Moves past the ">" of the tag. A quote is one only after "=" and if it is closed. */
 static void tag_skip(struct html *h) {
     char previous = 0;
     for (; h->pos < h->len; h->pos++) {
@@ -171,7 +172,7 @@ static void tag_skip(struct html *h) {
     h->pos = MIN(h->pos + 1, h->len);
 }
 
-/* Moves to the closing tag of an element without text content. */
+/* Moves to the closing tag of an element whose content is not text. */
 static void content_skip(struct html *h, const char *name, size_t n) {
     while (h->pos < h->len) {
         const char *close = memmem(h->p + h->pos, h->len - h->pos, "</", 2);
@@ -181,7 +182,7 @@ static void content_skip(struct html *h, const char *name, size_t n) {
     }
 }
 
-/* Elements by their effect on the surrounding text. */
+/* HTML elements: content omitted; on a line of their own; separate paragraphs. */
 static const char hidden[] =
     "script style noscript template svg math iframe object textarea select";
 static const char lines[] = "br li tr dt dd option";
@@ -204,7 +205,8 @@ static void tag_read(struct html *h) {
     if (name_in("td th", name, n)) text_writer_gap(&h->text, GAP_SPACE);
 }
 
-/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; an unclosed one extends to the end. */
+/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; if it is not closed, it extends to the end of the document.
+ */
 static void declaration_skip(struct html *h) {
     bool comment = h->len - h->pos >= 4 && memcmp(h->p + h->pos, "<!--", 4) == 0;
     const char *from = h->p + h->pos + 2, *mark = comment ? "-->" : ">";
@@ -248,8 +250,8 @@ static bool is_separator_line(const char *p, size_t n, const char *set, char nee
     return i == n && n >= 3 && memchr(p, needed, n);
 }
 
-/* "[text](address)" and "![text](address)" at p: returns the end of the text, `*whole` is the
- * length of all; 0: not a link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
+/* "[text](address)" and "![text](address)" at p: returns the offset of "]"; *whole receives the
+ * length of the link. 0: not a link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
 static size_t link_parse(const char *p, size_t left, size_t *whole) {
     enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
     const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
@@ -260,7 +262,7 @@ static size_t link_parse(const char *p, size_t left, size_t *whole) {
     return end ? at : 0;
 }
 
-/* A line without its emphasis, code marks and addresses. */
+/* Appends a line without emphasis, code marks and link addresses. */
 static void inline_add(struct buf *out, const char *p, size_t n) {
     for (size_t i = 0, whole; i < n;) {
         size_t bang = p[i] == '!' && i + 1 < n && p[i + 1] == '[';
@@ -278,7 +280,7 @@ static void inline_add(struct buf *out, const char *p, size_t n) {
     }
 }
 
-/* The length of "## " at the beginning of the line, or 0. */
+/* The length of "## " at the beginning of a line, or 0. */
 static size_t heading_mark_len(const char *p, size_t n) {
     size_t hashes = 0;
     while (hashes < n && p[hashes] == '#') hashes++;
@@ -325,7 +327,8 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
         line_add(m, q, k, false);
 }
 
-/* YAML between "---" lines at the beginning: reads its title, returns the start of the text. */
+/* YAML front matter between "---" lines: reads its title and returns the offset of the text after
+ * it. */
 static size_t front_matter_read(const char *doc, size_t len, struct buf *title) {
     if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
     const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);

@@ -1,4 +1,4 @@
-/* embedder: the engine as an embedder: text → tokens → mean of their hidden states. */
+/* embedder: text embeddings by the engine: text → tokens → mean of the hidden states. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "memory/memory.h"

@@ -1,20 +1,20 @@
-/* memory: the index terms of texts. */
+/* memory: the index terms of texts and queries. Private to this folder. */
 #ifndef SHOAL_MEMORY_INTERNAL_H
 #define SHOAL_MEMORY_INTERNAL_H
 
 #include "memory/memory.h"
 
-/* Appends the terms of a text, each followed by a space, and counts them. A word is one term, in
- * lower case; a run of Han, kana or Hangul gives its pairs of characters and its last character.
- * ERR_MEMORY only. */
+/* Appends the terms of a text, each followed by a space; *n receives their number. A word is one
+ * term, in lower case. A run of Han, kana or Hangul gives its character bigrams and its last
+ * character. The only error is ERR_MEMORY. */
 int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struct error *err);
 
 /* A term of a query. */
 enum { TERM_BYTES = 64, QUERY_TERMS = 128 };
 struct query_term {
     char text[TERM_BYTES + 1];
-    bool prefix;   /* a single character: matches every term that begins with it */
-    double weight; /* lower for common words */
+    bool prefix;   /* matches every term that begins with it: a single character */
+    double weight; /* lower for stop words */
 };
 /* Distinct terms in the order of the query; at most QUERY_TERMS. Returns their number, or an error.
  */

@@ -1,15 +1,16 @@
 /*
- * knowledge: files, their chunks, an index of terms and a cache of embeddings in one SQLite file.
+ * knowledge: files, their chunks, a full-text index and a cache of embeddings in one SQLite file.
  *
- * FTS5 holds the terms that terms.c produces, and no text; its own ranking uses the C library's
- * logarithm, so BM25 is computed here from its postings. The tables are
+ * FTS5 stores the terms that terms.c produces, and no text. BM25 is computed here from its
+ * postings, because FTS5's own ranking uses the C library's logarithm, which differs between
+ * systems. The tables are
  *
  *     files(id) <- chunks(file, n, title, content, hash)   one row per chunk, n-th of its file
  *                  chunks(id) = words(rowid)               its terms
  *                  chunks(hash) = embeddings(hash, model)  its vectors, one per model
  *
- * Invariant: these agree after every commit. A file is identified by the hash of its content and
- * its chunk size; while both stay the same, it is not read again.
+ * Invariant: the tables are consistent after every commit. While the hash of a file's content and
+ * its chunk size are unchanged, the file is not split again.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -36,7 +37,7 @@ enum {
 /* BM25's usual constants (Robertson and Zaragoza 2009). */
 static const double BM25_K1 = 1.2, BM25_B = 0.75;
 
-/* One transaction: a kill between two statements must not leave a file that owner_check refuses. */
+/* One transaction: if the process is killed, no file remains that owner_check refuses. */
 static const char schema[] =
     "BEGIN IMMEDIATE;"
     "CREATE TABLE IF NOT EXISTS files(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE,"
@@ -143,7 +144,7 @@ static sqlite3_stmt *statement(struct knowledge *k, enum knowledge_statement whi
     return *q;
 }
 
-/* SQLite takes ownership of a copy, as in the store. */
+/* Binds a copy, which SQLite frees. */
 static void bind_text(sqlite3_stmt *q, int index, const char *text) {
     sqlite3_bind_text(q, index, xstrdup(text), -1, free);
 }
@@ -154,7 +155,7 @@ static int statement_run(struct knowledge *k, sqlite3_stmt *q, struct error *err
     return rc;
 }
 
-/* Resets a query after sqlite3_step, whose last result is `step`. */
+/* Resets a query; `step` is the last result of sqlite3_step. */
 static int statement_end(struct knowledge *k, sqlite3_stmt *q, int step, struct error *err) {
     int rc = step == SQLITE_DONE ? OK : db_error(k, err, "read");
     sqlite3_reset(q);
@@ -178,7 +179,7 @@ static int query_number(struct knowledge *k, const char *text, int64_t *out, str
     return rc;
 }
 
-/* Refuses a database of another program without changing it. Version 0: it is empty. */
+/* Refuses a database of another program without changing it. *version 0: it is empty. */
 static int owner_check(struct knowledge *k, int64_t *version, struct error *err) {
     int64_t id = 0, tables = 0;
     if (query_number(k, "PRAGMA application_id", &id, err) != OK ||
@@ -194,8 +195,8 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
     return OK;
 }
 
-/* Without write permission, opens the file read-only and immutable, without SQLite's own files;
- * concurrent changes by another process are not visible. */
+/* Without write permission, opens the file as immutable, so that SQLite creates no files next to
+ * it. Concurrent changes by another process are then not visible. */
 static int database_open(struct knowledge *k, const char *path, bool *read_only) {
     struct error refused;
     *read_only = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
@@ -304,7 +305,7 @@ static int statement_run_with_id(struct knowledge *k, enum knowledge_statement w
     return statement_run(k, q, err);
 }
 
-/* The index stores no text, so the text to remove is passed to it again. */
+/* The index stores no text, so the text of each chunk must be passed to it to remove its terms. */
 static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
     sqlite3_stmt *q = statement(k, CHUNKS_OF, err);
     if (!q) return err->code;
@@ -352,7 +353,7 @@ static int document_add(struct source_file *s, const char *title, const char *te
     return rc;
 }
 
-/* A string member of a line: NULL when it is absent or not a text. */
+/* A string member of a JSON line; NULL when it is absent or no string, or contains a zero byte. */
 static const char *json_line_text(const json_t *v, const char *key) {
     const json_t *text = json_object_get(v, key);
     const char *s = json_string_value(text);
@@ -368,7 +369,7 @@ static int json_line_add(void *ctx, const json_t *v, int line, struct error *err
     return document_add(ctx, title ? title : "", text, strlen(text), err);
 }
 
-/* Kinds of files by the end of their names; without a reader: JSON lines. */
+/* File types by the suffix of the name. `read` is NULL for JSON lines. */
 static const struct document_kind {
     const char *end;
     int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
@@ -422,7 +423,7 @@ static int file_insert(struct source_file *s, const struct buf *file, const char
     return statement_run(s->k, q, err);
 }
 
-/* Looks up the file: its id (0 if unknown), and whether it is unchanged. */
+/* Looks up the file: *id is 0 if it is unknown; *unchanged: content and chunk size are the same. */
 static int file_look_up(struct source_file *s, const char *hash, int64_t *id, bool *unchanged,
                         struct error *err) {
     sqlite3_stmt *q = statement(s->k, FILE_GET, err);
@@ -450,8 +451,8 @@ static int file_replace(struct source_file *s, const struct buf *file, struct kn
     return rc;
 }
 
-/* Adds one file in a savepoint, so that the base never holds a part of it. `file_error`: the error
- * is in the file itself. */
+/* Adds one file in a savepoint, so that it is added completely or not at all. *file_error: the
+ * error is in the file, not in the database. */
 static int file_add(struct knowledge *k, const char *path, int chars, struct knowledge_report *out,
                     bool *file_error, struct error *err) {
     struct source_file s = {.k = k, .path = path, .chars = chars};
@@ -542,7 +543,8 @@ static int totals_read(struct knowledge *k, struct knowledge_report *out, struct
     return statement_end(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-/* A file given by name must be valid; bad files in a folder are reported and skipped. */
+/* An error in a file that was given by name is returned; files with errors in a folder are skipped
+ * with a warning. */
 static int files_add(struct knowledge *k, const struct strings *files, bool folder, int chars,
                      struct knowledge_report *out, struct error *err) {
     for (int i = 0; i < files->n; i++) {
@@ -592,7 +594,7 @@ static int database_update(struct knowledge *k, const char *path, const struct s
 
 /* embeddings */
 
-/* Texts without a vector. */
+/* A batch of chunk texts without an embedding. */
 struct missing_vectors {
     char *hashes[EMBED_BATCH], *texts[EMBED_BATCH];
     int n;
@@ -650,7 +652,7 @@ static int missing_vectors_count(struct knowledge *k, const char *model, int64_t
     return statement_end(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-/* Computes the missing vector of every chunk; commits each batch, so that an interruption loses
+/* Computes all missing embeddings. Each batch is committed, so that an interruption loses at most
  * one. */
 static int missing_vectors_embed(struct knowledge *k, const struct embedder *e, struct progress *p,
                                  int *embedded, struct error *err) {
@@ -691,7 +693,7 @@ int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_
     return rc;
 }
 
-/* The path may not exist any more: then its name is used unresolved. */
+/* If the path no longer exists, it is used as given. */
 int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
                      struct error *err) {
     *out = (struct knowledge_report){0};
@@ -720,7 +722,8 @@ json_t *knowledge_list(struct knowledge *k, struct error *err) {
 
 /* search */
 
-/* A chunk's scores. Candidates are sorted by id; `place` is the order by source. */
+/* The scores of a chunk. Candidates are sorted by id; `place` is the rank by source and position.
+ */
 struct candidate {
     int64_t id;
     int32_t terms, place;
@@ -768,15 +771,15 @@ static struct candidate *candidate_find(const struct search *s, int64_t id) {
     return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, candidate_compare_id) : NULL;
 }
 
-/* Weight of a term that occurs tf times in a chunk with `terms` terms; 1 for one occurrence in an
- * average chunk. */
+/* BM25 weight of a term that occurs tf times in a chunk of `terms` terms; 1 for one occurrence in a
+ * chunk of average length. */
 static double bm25_term_weight(const struct search *s, double tf, int32_t terms) {
     double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
     return tf * (BM25_K1 + 1) / (tf + norm);
 }
 
-/* Adds a term's weight to every chunk that contains it. Reads the postings twice, because the
- * weight depends on their number. */
+/* Adds a term's score to every chunk that contains it. Reads the postings twice, because the IDF
+ * depends on their number. */
 static int bm25_add_term(struct search *s, const struct query_term *t, double *max_score,
                          struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
@@ -790,8 +793,8 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *m
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
     if (step != SQLITE_DONE) return statement_end(s->k, q, step, err);
     sqlite3_reset(q);
-    /* A term in no chunk counts as if one chunk had it; else it would outweigh the others in a
-     * small base. */
+    /* A term that is in no chunk has the IDF of a term in one chunk; else it would outweigh the
+     * others in a small knowledge base. */
     double n = (double)s->n, n_with = (double)MAX(df, 1);
     double idf = math_log(1 + (MAX(n, n_with) - n_with + 0.5) / (n_with + 0.5));
     *max_score += t->weight * idf;

@@ -1,10 +1,11 @@
 /*
- * terms: terms of an index and of a query.
+ * terms: tokenisation of texts and queries for full-text search.
  *
- * Text is first normalised (NFKC and lower case), so that ｶﾞ is ガ and Ａ is a. Then it is split
- * into runs of one script. Chinese and Japanese put no spaces between words, and most of their
- * words are two characters long: their runs become pairs. A run's last character is a term as well,
- * so that every character begins some term and a query of one character finds all of them.
+ * Text is first normalised (NFKC and lower case), so that ｶﾞ becomes ガ and Ａ becomes a. Then it
+ * is split into runs of one script. Chinese and Japanese have no spaces between words, and most of
+ * their words have two characters, so their runs are split into bigrams. The last character of a
+ * run is a term as well: every character is then the first of some term, so that a query of one
+ * character finds it by prefix.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -36,7 +37,7 @@ static enum unicode_script script_of(ucs4_t c) {
                : SCRIPT_NONE;
 }
 
-/* NFKC and lower case; compatibility forms grow at most 11 times. */
+/* NFKC and lower case. NFKC makes a text at most 11 times longer. */
 static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct error *err) {
     size_t room = 12 * len + 64;
     uint8_t *dst = try_calloc(room, 1, err), bytes[6];
@@ -55,15 +56,15 @@ static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct 
     return dst && normalized == dst ? OK : err->code;
 }
 
-/* A run of one script: its bytes and the boundaries of its first and last character. */
+/* A run of characters of one script. */
 struct script_run {
     enum unicode_script script;
     const char *p;
-    size_t bytes, first, last; /* lengths of the whole, of the first and of the last character */
+    size_t bytes, first, last; /* bytes of the run and of these characters */
     int chars;
 };
 
-/* The run at *at; advances *at past it. NONE at the end. */
+/* The next run from *pos on; advances *pos past it. SCRIPT_NONE at the end. */
 static struct script_run run_next(const struct buf *b, size_t *pos) {
     struct script_run r = {.script = SCRIPT_NONE};
     while (*pos < b->len) {
@@ -82,7 +83,7 @@ static struct script_run run_next(const struct buf *b, size_t *pos) {
     return r;
 }
 
-/* Called for each pair of the run's characters, or once for a run that is a word. */
+/* Called for each bigram of a run, or once for a run that is a word. */
 typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum unicode_script s);
 
 static void run_for_each_term(const struct script_run *r, term_fn fn, void *ctx) {
@@ -128,7 +129,7 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
     return rc;
 }
 
-/* Words that occur in questions on any subject. */
+/* True for words that occur in questions about any subject. */
 static bool is_stop_word(const char *p, size_t n, enum unicode_script s) {
     static const char words[] =
         " a an and are as at be by can do does for from how i in is it me my "

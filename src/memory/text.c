@@ -1,9 +1,8 @@
 /*
- * text: the language of a text, prefixes by number of characters, splitting into chunks, and the
- * similarity of two vectors.
+ * text: language detection, prefixes by number of characters, splitting into chunks, and cosine
+ * similarity.
  *
- * Not here: index terms (terms.c), markup (document.c). Text is UTF-8; invalid bytes count as
- * characters, and nothing is read beyond the end.
+ * Text is UTF-8; an invalid byte counts as a character.
  */
 #include "memory/memory.h"
 
@@ -15,7 +14,7 @@
 
 const char *const language_names[N_LANGUAGES] = {"ja", "en", "zh"};
 
-/* Characters in almost every Chinese sentence, but not in Japanese without kana. */
+/* Characters that are frequent in Chinese and do not occur in Japanese without kana. */
 static const char chinese[] = "的了吗呢吧你我他她们这那么什怎谁哪说没很还让给为对过个请您";
 
 static bool set_has_char(const char *set, const uint8_t *p, int n) {
@@ -98,7 +97,7 @@ static void splitter_add(struct text_splitter *c, size_t begin, size_t end) {
     c->v[c->n++] = k;
 }
 
-/* The end of the paragraph that begins here: after its empty line. */
+/* The end of the paragraph that begins at `pos`, after its empty line. */
 static size_t paragraph_end(const char *text, size_t pos, size_t end) {
     for (bool empty = false; pos < end; pos++) {
         if (text[pos] == '\n' && empty) return pos + 1;
@@ -107,7 +106,7 @@ static size_t paragraph_end(const char *text, size_t pos, size_t end) {
     return end;
 }
 
-/* CJK full stops always end a sentence, the others only before white space. */
+/* CJK full stops always end a sentence, other full stops only before white space. */
 static size_t sentence_end(const char *text, size_t pos, size_t end) {
     static const char cjk_stops[] = "。！？．｡";
     while (pos < end) {
@@ -124,7 +123,7 @@ static size_t sentence_end(const char *text, size_t pos, size_t end) {
 
 static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences);
 
-/* Splits a unit that is too long for one chunk into the next finer ones: paragraphs, sentences,
+/* Splits a unit that is too long for a chunk: a paragraph into sentences, a sentence into
  * characters. */
 static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sentences) {
     if (!sentences) {
@@ -137,8 +136,9 @@ static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sen
     }
 }
 
-/* Packs the units of a piece, as many as fit into each chunk. `chars` counts the characters from
- * `start` to `at`, each once, so that the time is linear. */
+/* Splits text[begin, end) into paragraphs or sentences, and packs as many as fit into each chunk.
+ * `chars` is the number of characters from `start` to `at`; each is counted once, so the time is
+ * linear. */
 static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
     for (size_t at = begin, next; at < end; at = next) {

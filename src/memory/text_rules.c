@@ -1,10 +1,9 @@
 /*
- * text_rules: rules over words, as tables of regular expressions: they clean answers before people
- * read them, and extract the facts that users state about themselves.
+ * text_rules: tables of regular expressions that clean up a model's answers and extract facts that
+ * users state about themselves.
  *
- * A rule that exceeds its limits (on a very long text that almost repeats itself) leaves the text
- * unchanged. Rules depend on one text only, so their result is a function of it. To change a rule,
- * change its line; its test cases are in test/cases/cleanup.txt and test/cases/facts.txt.
+ * A rule that exceeds the match limit (on a very long text with near repetitions) leaves the text
+ * unchanged. Test cases of the rules are in test/cases/cleanup.txt and test/cases/facts.txt.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -15,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sentences may have any length, facts may not: the search covers the beginning of each sentence,
- * and the first sentences of a text. */
+/* Limits of the search for facts: TEXT_MAX_BYTES of a text, SENTENCE_MAX_BYTES of each sentence,
+ * FACT_MAX_CHARS of a fact. */
 enum {
     MATCH_LIMIT = 20000000,
     FACT_MAX_CHARS = 60,
@@ -24,7 +23,7 @@ enum {
     TEXT_MAX_BYTES = 256 << 10
 };
 
-/* A pattern is compiled once and cached; `text` is a literal in this file, so that its address
+/* The compiled pattern, which is cached. `text` is a literal in this file, so its address
  * identifies it. */
 static pcre2_code *pattern_get(const char *text) {
     enum { MAX_PATTERNS = 64 };
@@ -53,7 +52,7 @@ static pcre2_match_context *match_context_new(void) {
     return m;
 }
 
-/* Texts here were cleaned by buf_add_sanitized, so UTF-8 is not checked again at every offset. */
+/* PCRE2_NO_UTF_CHECK below: buf_add_sanitized has made the texts valid UTF-8. */
 
 /* True if the pattern matches in the text; `group` (may be NULL) receives its first group. */
 static bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group) {
@@ -70,8 +69,7 @@ static bool pattern_find(const char *pattern, const char *text, size_t len, stru
     return found;
 }
 
-/* Replaces every match in `text`. The result always fits: no replacement is longer than its match.
- */
+/* Replaces every match in `text`. No replacement is longer than its match, so the result fits. */
 static void pattern_replace(const char *pattern, const char *replacement, struct buf *text) {
     pcre2_code *p = pattern_get(pattern);
     pcre2_match_context *context = match_context_new();
@@ -91,10 +89,10 @@ static void pattern_replace(const char *pattern, const char *replacement, struct
 /* answers */
 
 /*
- * Applied in this order, each to the output of the previous one. No replacement is longer than its
- * match. A run of blanks may be as long as the text: a pattern that needs the end of a run must
- * match from the start of the run only ("(?<!\\s)\\s++"), else the engine would search to its end
- * from each position.
+ * Rules in the order of application. No replacement may be longer than its match. White space may
+ * be as long as the text: a pattern that needs the end of a run of white space must match from the
+ * run's start only ("(?<!\\s)\\s++"), else PCRE2 would search to the end from each position, in
+ * quadratic time.
  */
 static const struct {
     const char *what, *pattern, *to;
@@ -125,7 +123,7 @@ bool answer_clean(const char *text, bool cut, struct buf *out) {
     buf_puts(&b, "");
     for (size_t i = 0; i < ARRAY_LEN(cleanup); i++)
         pattern_replace(cleanup[i].pattern, cleanup[i].to, &b);
-    if (cut && !pattern_find(SENTENCE_END "\\z", b.data, b.len, NULL)) /* an unfinished sentence */
+    if (cut && !pattern_find(SENTENCE_END "\\z", b.data, b.len, NULL)) /* unfinished */
         pattern_replace("(?s)\\A(.*" SENTENCE_END ").*\\z", "$1", &b);
     bool has_text = pattern_find("[\\p{L}\\p{N}]", b.data, b.len, NULL);
     if (has_text) buf_add(out, b.data, b.len);
@@ -143,9 +141,8 @@ const char *answer_fallback(enum language l) {
 
 /* facts */
 
-/* Patterns for one sentence that is not a question, with white space trimmed; the first group is
- * the fact. The keys are those of conversation_merge_facts. With `list`, an enumeration becomes
- * several facts. */
+/* Patterns for one trimmed sentence that is not a question; the first group is the fact. The keys
+ * are those of conversation_merge_facts. With `list`, an enumeration becomes several facts. */
 #define JA_PRONOUN "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
 #define JA_NOT_QUESTION                                                                            \
     "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* no denial */
@@ -199,7 +196,7 @@ static const struct {
      "(我(?:住在|来自|在[^，。！\\s]{1,12}工作|是(?!说|不|否|想|在|要|谁))[^，。！\\s]{0,20})"},
 };
 
-/* True for a sentence that asks a question. */
+/* True for a sentence that is a question. */
 static bool is_question(const char *p, size_t n) {
     return pattern_find("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
            pattern_find(
@@ -253,7 +250,7 @@ static void fact_list_add(json_t *facts, const char *key, struct buf *text) {
     }
 }
 
-/* Applies all rules to one sentence. */
+/* Applies all fact patterns to one sentence. */
 static void sentence_extract_facts(const char *p, size_t n, json_t *facts) {
     for (size_t i = 0; i < ARRAY_LEN(fact_patterns); i++) {
         struct buf group = {0};
@@ -283,15 +280,15 @@ json_t *facts_extract(const char *text) {
     return facts;
 }
 
-/* The terms of a text, sorted: [n] pointers into the output of terms_index, where a blank ends each
- * term. */
+/* The sorted terms of a text: v [n] points into `terms`, the output of terms_index, where a space
+ * follows each term. */
 struct term_set {
     struct buf terms;
     const char **v;
     int64_t n;
 };
 
-/* Compares two terms, each ended by a blank or NUL. */
+/* Compares two terms, each terminated by a space or NUL. */
 static int term_compare(const void *a, const void *b) {
     const char *x = *(const char *const *)a, *y = *(const char *const *)b;
     size_t n = strcspn(x, " "), m = strcspn(y, " ");

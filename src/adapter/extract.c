@@ -248,11 +248,11 @@ static bool matrices_equal(const struct matrix *a, const struct matrix *b) {
 static void warn_other_differences(const struct model *base, const struct model *tuned) {
     bool embed = matrices_equal(&base->embed, &tuned->embed) &&
                  matrices_equal(&base->pos_embed, &tuned->pos_embed);
-    bool head = matrices_equal(&base->head, &tuned->head), rest = layers_equal(base, tuned);
-    if (embed && head && rest) return;
+    bool head = matrices_equal(&base->head, &tuned->head), others = layers_equal(base, tuned);
+    if (embed && head && others) return;
     log_warn("'%s' and '%s' differ in%s%s%s as well, which is left out", base->name, tuned->name,
              embed ? "" : " the embedding,", head ? "" : " the head,",
-             rest ? "" : " norms or biases,");
+             others ? "" : " norms or biases,");
 }
 
 int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,

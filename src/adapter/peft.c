@@ -424,13 +424,14 @@ static const char *language_model_prefix_strip(struct safetensors *st) {
     int kept = 0;
     for (int i = 0; i < st->n_tensors; i++) {
         struct tensor_info *t = &st->tensors[i];
-        char *at = strstr(t->name, infix);
-        const char *rest = at ? at + strlen(infix) : "";
-        if (at && strncmp(rest, "lm_head", 7) != 0)
+        char *match = strstr(t->name, infix);
+        const char *tail = match ? match + strlen(infix) : "";
+        if (match && strncmp(tail, "lm_head", 7) != 0)
             prefix =
-                strncmp(rest, "model.", 6) == 0 ? "language_model.model." : "model.language_model.";
-        if (at) memmove(at, rest, strlen(rest) + 1);
-        if (at || !(strstr(t->name, "vision_tower.") || strstr(t->name, "multi_modal_projector.")))
+                strncmp(tail, "model.", 6) == 0 ? "language_model.model." : "model.language_model.";
+        if (match) memmove(match, tail, strlen(tail) + 1);
+        if (match ||
+            !(strstr(t->name, "vision_tower.") || strstr(t->name, "multi_modal_projector.")))
             st->tensors[kept++] = *t;
         else
             free(t->name);

@@ -517,16 +517,16 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
     for (int32_t i = 0, k; i < n; i = k) {
         uint8_t byte = (uint8_t)v[i]->text[depth];
         for (k = i + 1; k < n && (uint8_t)v[k]->text[depth] == byte; k++) {}
-        int32_t p = depth, here = from;
+        int32_t p = depth, node = from;
         // v[i..k) have the first p bytes in common; the texts are sorted, so compare the first and
         // the last
         do {
             int32_t next = p + 1 == v[i]->n && k == i + 1 ? to : node_new(w);
-            edge_add_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
-            here = next;
+            edge_add_byte(w, node, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
+            node = next;
             p++;
         } while (p < v[i]->n && p < v[k - 1]->n && v[i]->text[p] == v[k - 1]->text[p]);
-        if (here != to && !network_full(w)) texts_compile(w, v + i, k - i, p, here, to);
+        if (node != to && !network_full(w)) texts_compile(w, v + i, k - i, p, node, to);
     }
 }
 
@@ -549,18 +549,18 @@ static void alt_compile(struct network *w, const struct expr *e, int32_t from, i
 
 /* x{2,4} is x x (x (x)?)?: each optional copy may be skipped to the end. x{2,} is x x x*. */
 static void repeat_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
-    int32_t copies = MAX(e->min, e->max), here = from;
+    int32_t copies = MAX(e->min, e->max), node = from;
     for (int32_t i = 0; i < copies && !network_full(w); i++) {
-        if (i >= e->min) edge_add_epsilon(w, here, to);
+        if (i >= e->min) edge_add_epsilon(w, node, to);
         int32_t next = i + 1 == copies && e->max >= 0 ? to : node_new(w);
-        expr_compile(w, e->kids[0], here, next);
-        here = next;
+        expr_compile(w, e->kids[0], node, next);
+        node = next;
     }
     if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
     // a separate node, because a loop at `from` or `to` would affect their other edges
     int32_t loop = node_new(w);
-    edge_add_epsilon(w, here, loop);
+    edge_add_epsilon(w, node, loop);
     expr_compile(w, e->kids[0], loop, loop);
     edge_add_epsilon(w, loop, to);
 }
@@ -653,8 +653,8 @@ static void grammar_copy_network(struct grammar *g, const struct network *w) {
 /* Minimum bytes to the end of the rule along this edge. */
 static int32_t edge_length(const struct grammar *g, const int32_t *min_len,
                            const struct grammar_edge *e) {
-    int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? min_len[g->rules[e->rule].start] : 0;
-    return MIN(here + min_len[e->to], GRAMMAR_INFINITE_LENGTH);
+    int32_t len = e->lo <= e->hi ? 1 : e->rule >= 0 ? min_len[g->rules[e->rule].start] : 0;
+    return MIN(len + min_len[e->to], GRAMMAR_INFINITE_LENGTH);
 }
 
 /* For every node, the edges whose length depends on its min_len: edges to it, and calls of the rule
@@ -957,7 +957,7 @@ static struct grammar *grammar_from_choices_source(const char *text, size_t len,
         error_set(err, ERR_FORMAT, "list of choices has no end");
         return NULL;
     }
-    for (size_t at = 0; at < len; at += strlen(text + at) + 1) strings_add(&v, text + at);
+    for (size_t pos = 0; pos < len; pos += strlen(text + pos) + 1) strings_add(&v, text + pos);
     g = grammar_new_choices((const char *const *)v.v, v.n, err);
     strings_release(&v);
     return g;

@@ -243,10 +243,10 @@ static struct expr *parse_alternatives(struct gbnf_parser *p) {
         struct expr *e = parse_sequence(p);
         if (!e) return free(l.v), NULL;
         exprs_add(&l, e);
-        size_t here = p->pos;
+        size_t before_space = p->pos;
         skip_space(p, true);
         if (peek(p) != '|') {
-            if (p->nesting == 0) p->pos = here;
+            if (p->nesting == 0) p->pos = before_space;
             return expr_alt(p->b, &l);
         }
         p->pos++;

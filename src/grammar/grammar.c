@@ -953,12 +953,12 @@ static void machine_gc_if_full(struct grammar_machine *m);
  * byte. */
 static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
-    int32_t i = w->node, d = v->depth[i], here = m->path[d];
+    int32_t i = w->node, d = v->depth[i], state = m->path[d];
     m->limit_hit |= w->budget <= 0 && d > 0;
-    int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
+    int32_t next = w->budget > 0 || d == 0 ? state_next(m, state, v->byte[i]) : STATE_DEAD;
     // if the path has returned from the local state's bottom, the actual stacks decide
     bool below_frames =
-        m->below_frames[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
+        m->below_frames[d] || (w->local && m->states.v[state].flags & STACKS_UNKNOWN);
     if (next == STATE_DEAD) {
         if (below_frames) {
             VECTOR_RESERVE(&w->local->cut, 1);

@@ -643,61 +643,64 @@ static struct expr *digit_expr(struct schema *s, char lo, char hi) {
 }
 
 /* The next digit, from `lo` to `hi`, and what follows it. */
-typedef struct expr *(*digits_fn)(const struct magnitudes *m, int at, bool low, bool high);
-static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, int at, bool low,
+typedef struct expr *(*digits_fn)(const struct magnitudes *m, int pos, bool low, bool high);
+static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, int pos, bool low,
                                     bool high, char lo, char hi) {
     struct schema *s = m->s;
     struct exprs l = {0};
     if (lo > hi) return empty_expr(s);
-    if (lo == hi) return expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, low, high), NULL);
+    if (lo == hi)
+        return expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, pos + 1, low, high), NULL);
     // after a bound's digit the bound still applies; after a digit strictly between them there is
     // no limit
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
-        exprs_add(&l, expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, at + 1, true, false), NULL));
+        exprs_add(&l,
+                  expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, pos + 1, true, false), NULL));
     if (first <= last)
-        exprs_add(
-            &l, expr_cat_of(s->b, digit_expr(s, first, last), next(m, at + 1, false, false), NULL));
+        exprs_add(&l, expr_cat_of(s->b, digit_expr(s, first, last), next(m, pos + 1, false, false),
+                                  NULL));
     if (high)
-        exprs_add(&l, expr_cat_of(s->b, digit_expr(s, hi, hi), next(m, at + 1, false, true), NULL));
+        exprs_add(&l,
+                  expr_cat_of(s->b, digit_expr(s, hi, hi), next(m, pos + 1, false, true), NULL));
     return expr_alt(s->b, &l);
 }
 
-/* True if the number may have exactly `at` digits after the point. */
-static bool digits_may_end(const struct magnitudes *m, int at, bool low, bool high) {
-    bool above = !low || (at >= m->lo->n_frac && !m->lo->exclusive);
-    bool below = !high || at < m->hi->n_frac || !m->hi->exclusive;
+/* True if the number may have exactly `n_digits` digits after the point. */
+static bool digits_may_end(const struct magnitudes *m, int n_digits, bool low, bool high) {
+    bool above = !low || (n_digits >= m->lo->n_frac && !m->lo->exclusive);
+    bool below = !high || n_digits < m->hi->n_frac || !m->hi->exclusive;
     return above && below;
 }
 
-/* The digits after the point from position `at` on: at least one digit, and none after the last
+/* The digits after the point from position `pos` on: at least one digit, and none after the last
  * digit of an upper bound. */
-static struct expr *fraction_expr(const struct magnitudes *m, int at, bool low, bool high) {
+static struct expr *fraction_expr(const struct magnitudes *m, int pos, bool low, bool high) {
     struct schema *s = m->s;
-    if (low && at >= m->lo->n_frac && !m->lo->exclusive) low = false; // the lower bound is reached
-    bool end = at > 0 && digits_may_end(m, at, low, high);
+    if (low && pos >= m->lo->n_frac && !m->lo->exclusive) low = false; // the lower bound is reached
+    bool end = pos > 0 && digits_may_end(m, pos, low, high);
     if (!low && !high)
-        return expr_repeat(s->b, digit_expr(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
+        return expr_repeat(s->b, digit_expr(s, '0', '9'), pos == 0, DIGITS_FRACTION - pos);
     struct expr *more = empty_expr(s);
-    if (at < DIGITS_FRACTION && !(high && at >= m->hi->n_frac)) {
-        char lo = low && at < m->lo->n_frac ? m->lo->frac[at] : '0';
-        more = next_digit_expr(m, fraction_expr, at, low, high, lo, high ? m->hi->frac[at] : '9');
+    if (pos < DIGITS_FRACTION && !(high && pos >= m->hi->n_frac)) {
+        char lo = low && pos < m->lo->n_frac ? m->lo->frac[pos] : '0';
+        more = next_digit_expr(m, fraction_expr, pos, low, high, lo, high ? m->hi->frac[pos] : '9');
     }
     return end ? expr_alt_of(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
-/* The digits before the point from position `at` on, and the fraction. */
-static struct expr *whole_digits_expr(const struct magnitudes *m, int at, bool low, bool high) {
+/* The digits before the point from position `pos` on, and the fraction. */
+static struct expr *whole_digits_expr(const struct magnitudes *m, int pos, bool low, bool high) {
     struct schema *s = m->s;
-    if (at < m->n_whole && !low && !high && at > 0) {
+    if (pos < m->n_whole && !low && !high && pos > 0) {
         struct expr *free_digits =
-            expr_repeat(s->b, digit_expr(s, '0', '9'), m->n_whole - at, m->n_whole - at);
+            expr_repeat(s->b, digit_expr(s, '0', '9'), m->n_whole - pos, m->n_whole - pos);
         return expr_cat_of(s->b, free_digits, whole_digits_expr(m, m->n_whole, false, false), NULL);
     }
-    if (at < m->n_whole) {
-        char least = at == 0 && m->n_whole > 1 ? '1' : '0';
-        return next_digit_expr(m, whole_digits_expr, at, low, high, low ? m->lo->whole[at] : least,
-                               high ? m->hi->whole[at] : '9');
+    if (pos < m->n_whole) {
+        char min_digit = pos == 0 && m->n_whole > 1 ? '1' : '0';
+        return next_digit_expr(m, whole_digits_expr, pos, low, high,
+                               low ? m->lo->whole[pos] : min_digit, high ? m->hi->whole[pos] : '9');
     }
     struct expr *end = digits_may_end(m, 0, low, high) ? expr_puts(s->b, "") : empty_expr(s);
     if (m->integer) return end;
@@ -724,7 +727,7 @@ static struct expr *magnitudes_expr(struct schema *s, const struct schema_bound 
 static struct expr *bounded_number_expr(struct schema *s, const struct schema_bound *min,
                                         const struct schema_bound *max, bool integer) {
     struct schema_bound zero = {.is_set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
-    struct schema_bound none = {0};
+    struct schema_bound no_bound = {0};
     struct exprs l = {0};
     above_zero.exclusive = true;
     if (!max->is_set || !max->negative) {
@@ -733,7 +736,7 @@ static struct expr *bounded_number_expr(struct schema *s, const struct schema_bo
     }
     if (!min->is_set || min->negative) {
         const struct schema_bound *lo = max->is_set && max->negative ? max : &above_zero;
-        struct expr *e = magnitudes_expr(s, lo, min->is_set ? min : &none, integer);
+        struct expr *e = magnitudes_expr(s, lo, min->is_set ? min : &no_bound, integer);
         exprs_add(&l, expr_cat_of(s->b, expr_puts(s->b, "-"), e, NULL));
     }
     struct expr *e = expr_alt(s->b, &l);
@@ -768,10 +771,10 @@ static struct expr *items_expr(struct schema *s, const struct items_spec *t, int
         e = child_expr(s, t->rest ? t->rest : json_true(), "items", NULL);
         if (!e) return NULL;
         e = shared_rule_expr(s, e);
-        int32_t least = MAX(t->min - i, 0), most = t->max < 0 ? -1 : t->max - i;
+        int32_t min_more = MAX(t->min - i, 0), max_more = t->max < 0 ? -1 : t->max - i;
         struct expr *more = expr_cat_of(b, comma_expr(s), e, NULL);
-        if (i > 0) return expr_repeat(b, more, least, most);
-        more = expr_repeat(b, more, MAX(least - 1, 0), most < 0 ? -1 : most - 1);
+        if (i > 0) return expr_repeat(b, more, min_more, max_more);
+        more = expr_repeat(b, more, MAX(min_more - 1, 0), max_more < 0 ? -1 : max_more - 1);
         e = expr_cat_of(b, e, more, NULL);
     } else {
         char index[16];
@@ -818,26 +821,27 @@ static int key_compare(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n);
 }
 
-/* All strings that differ from keys[0..n), without the first `at` characters, which the keys have
+/* All strings that differ from keys[0..n), without the first `pos` characters, which the keys have
  * in common. */
 static struct expr *keys_except_expr(struct schema *s, const struct property_keys *keys, int32_t n,
-                                     int32_t at) {
+                                     int32_t pos) {
     struct exprs l = {0};
     struct codepoint_set others = {0};
     int32_t i = 0;
-    if (n > 0 && keys[0].n == at)
+    if (n > 0 && keys[0].n == pos)
         i++;
     else
         exprs_add(&l, expr_puts(s->b, ""));
     for (int32_t k; i < n; i = k) {
         struct codepoint_set one = {0};
-        uint32_t c = keys[i].v[at];
-        for (k = i + 1; k < n && keys[k].v[at] == c; k++) {}
+        uint32_t c = keys[i].v[pos];
+        for (k = i + 1; k < n && keys[k].v[pos] == c; k++) {}
         codepoint_set_add(&others, c, c);
         codepoint_set_add(&one, c, c);
         struct expr *e = expr_json_set(s->b, &one);
         if (e)
-            exprs_add(&l, expr_cat_of(s->b, e, keys_except_expr(s, keys + i, k - i, at + 1), NULL));
+            exprs_add(&l,
+                      expr_cat_of(s->b, e, keys_except_expr(s, keys + i, k - i, pos + 1), NULL));
     }
     codepoint_set_negate(&others);
     exprs_add(&l, expr_cat_of(s->b, expr_json_set(s->b, &others), any_key_rest_expr(s), NULL));
@@ -855,10 +859,10 @@ static struct expr *other_key_expr(struct schema *s, json_t *known) {
         size_t len = strlen(name);
         struct property_keys *k = &keys[i++];
         k->v = xcalloc(len + 1, sizeof *k->v);
-        for (size_t at = 0; at < len;) {
+        for (size_t pos = 0; pos < len;) {
             int bytes = 1;
-            k->v[k->n++] = (uint32_t)utf8_decode(name + at, len - at, &bytes);
-            at += (size_t)bytes;
+            k->v[k->n++] = (uint32_t)utf8_decode(name + pos, len - pos, &bytes);
+            pos += (size_t)bytes;
         }
         good = good && k->n <= 1000;
     }

@@ -414,10 +414,10 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
     bool known = f == N_FACTS ? facts_append_text(c, l, l == LANG_EN ? "; " : "；", &value)
                               : f >= 0 && fact_append_text(c, (enum fact)f, l, &value);
     if (known) {
-        const char *form = forms[f][l], *at = strstr(form, "%s");
-        buf_add(out, form, (size_t)(at - form));
+        const char *form = forms[f][l], *placeholder = strstr(form, "%s");
+        buf_add(out, form, (size_t)(placeholder - form));
         buf_add(out, value.data, value.len);
-        buf_puts(out, at + 2);
+        buf_puts(out, placeholder + 2);
     }
     buf_release(&value);
     return known;

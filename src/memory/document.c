@@ -255,11 +255,11 @@ static bool is_separator_line(const char *p, size_t n, const char *set, char nee
 static size_t link_parse(const char *p, size_t left, size_t *whole) {
     enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
     const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
-    size_t at = close ? (size_t)(close - p) : 0;
-    if (!at || at + 1 >= left || p[at + 1] != '(') return 0;
-    const char *end = memchr(p + at, ')', MIN(left - at, ADDRESS_MAX));
+    size_t bracket = close ? (size_t)(close - p) : 0;
+    if (!bracket || bracket + 1 >= left || p[bracket + 1] != '(') return 0;
+    const char *end = memchr(p + bracket, ')', MIN(left - bracket, ADDRESS_MAX));
     *whole = end ? (size_t)(end - p) + 1 : 0;
-    return end ? at : 0;
+    return end ? bracket : 0;
 }
 
 /* Appends a line without emphasis, code marks and link addresses. */
@@ -334,14 +334,14 @@ static size_t front_matter_read(const char *doc, size_t len, struct buf *title) 
     const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);
     if (!end) return 0;
     size_t n = (size_t)(end - doc);
-    const char *at = memmem(doc + 3, n - 3, "\ntitle:", 7);
-    if (at) {
-        at += 7;
-        const char *stop = at < end ? memchr(at, '\n', (size_t)(end - at)) : end;
+    const char *value = memmem(doc + 3, n - 3, "\ntitle:", 7);
+    if (value) {
+        value += 7;
+        const char *stop = value < end ? memchr(value, '\n', (size_t)(end - value)) : end;
         stop = stop ? stop : end;
-        while (at < stop && strchr(" \t\"'", *at)) at++;
-        while (stop > at && strchr(" \t\r\"'", stop[-1])) stop--;
-        buf_add(title, at, (size_t)(stop - at));
+        while (value < stop && strchr(" \t\"'", *value)) value++;
+        while (stop > value && strchr(" \t\r\"'", stop[-1])) stop--;
+        buf_add(title, value, (size_t)(stop - value));
     }
     return n + 5;
 }
@@ -350,13 +350,13 @@ int document_read_markdown(const char *doc, size_t len, struct buf *title, struc
                            struct error *err) {
     struct markdown m = {.text = {.out = text}, .title = title};
     if (utf8_check(doc, len, err) != OK) return err->code;
-    size_t at = bom_len(doc, len);
-    at += front_matter_read(doc + at, len - at, title);
-    while (at < len) {
-        const char *end = memchr(doc + at, '\n', len - at);
-        size_t n = end ? (size_t)(end - doc) - at : len - at;
-        line_read(&m, doc + at, n);
-        at += n + 1;
+    size_t pos = bom_len(doc, len);
+    pos += front_matter_read(doc + pos, len - pos, title);
+    while (pos < len) {
+        const char *end = memchr(doc + pos, '\n', len - pos);
+        size_t n = end ? (size_t)(end - doc) - pos : len - pos;
+        line_read(&m, doc + pos, n);
+        pos += n + 1;
     }
     return OK;
 }

@@ -893,7 +893,8 @@ void knowledge_snippets(const json_t *hits, int chars, struct buf *out) {
         const char *content = json_string_value(json_object_get(hit, "content"));
         size_t len = strlen(content), n = utf8_prefix_len(content, len, (size_t)chars);
         buf_printf(out, "【%s】 ", json_string_value(json_object_get(hit, "title")));
-        for (size_t at = 0; at < n; at++) buf_add(out, content[at] == '\n' ? " " : content + at, 1);
+        for (size_t pos = 0; pos < n; pos++)
+            buf_add(out, content[pos] == '\n' ? " " : content + pos, 1);
         buf_puts(out, n < len ? "…\n" : "\n");
     }
 }

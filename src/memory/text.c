@@ -18,8 +18,8 @@ const char *const language_names[N_LANGUAGES] = {"ja", "en", "zh"};
 static const char chinese[] = "的了吗呢吧你我他她们这那么什怎谁哪说没很还让给为对过个请您";
 
 static bool set_has_char(const char *set, const uint8_t *p, int n) {
-    for (const char *at = set; (at = memchr(at, p[0], strlen(at))) != NULL; at++)
-        if (strncmp(at, (const char *)p, (size_t)n) == 0) return true;
+    for (const char *match = set; (match = memchr(match, p[0], strlen(match))) != NULL; match++)
+        if (strncmp(match, (const char *)p, (size_t)n) == 0) return true;
     return false;
 }
 
@@ -130,24 +130,24 @@ static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sen
         units_pack(c, unit.begin, unit.end, true);
         return;
     }
-    for (size_t at = unit.begin, n; at < unit.end; at += n) {
-        n = utf8_prefix_len(c->text + at, unit.end - at, c->limit);
-        splitter_add(c, at, at + n);
+    for (size_t pos = unit.begin, n; pos < unit.end; pos += n) {
+        n = utf8_prefix_len(c->text + pos, unit.end - pos, c->limit);
+        splitter_add(c, pos, pos + n);
     }
 }
 
 /* Splits text[begin, end) into paragraphs or sentences, and packs as many as fit into each chunk.
- * `chars` is the number of characters from `start` to `at`; each is counted once, so the time is
+ * `chars` is the number of characters from `start` to `pos`; each is counted once, so the time is
  * linear. */
 static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
-    for (size_t at = begin, next; at < end; at = next) {
-        next = (sentences ? sentence_end : paragraph_end)(c->text, at, end);
-        struct text_chunk unit = chunk_trim(c, at, next);
-        size_t n = splitter_chars(c, chars ? at : unit.begin, unit.end);
+    for (size_t pos = begin, next; pos < end; pos = next) {
+        next = (sentences ? sentence_end : paragraph_end)(c->text, pos, end);
+        struct text_chunk unit = chunk_trim(c, pos, next);
+        size_t n = splitter_chars(c, chars ? pos : unit.begin, unit.end);
         if (chars + n > c->limit) {
-            splitter_add(c, start, at);
-            start = at;
+            splitter_add(c, start, pos);
+            start = pos;
             chars = 0;
             n = splitter_chars(c, unit.begin, unit.end);
         }

@@ -1,10 +1,10 @@
 /*
- * test_adapter: LoRA adapters as values, as PEFT directories, and their algebra.
+ * test_adapter: struct adapter, PEFT directories, and the algebra of adapters.
  *
- * The reference of the algebra is dense: ΔW is computed in double, entry by entry, and every
- * operator is compared with its definition on that matrix. Files are compared by bytes: saved,
- * loaded, saved again. Refused inputs are in tables, one row per fault, with the expected parts of
- * the message. The one adapter that PEFT itself wrote is optional data (SHOAL_SHARED).
+ * The algebra is compared with a dense reference: ΔW is computed in double, entry by entry, and
+ * every operator is compared with its definition on that matrix. Adapters are saved, loaded and
+ * saved again, and the files must be equal. Invalid inputs are in tables, one row per error, with
+ * the expected parts of the message. An adapter that PEFT wrote is optional data (SHOAL_SHARED).
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-static struct model_config shape_small(void) {
+static struct model_config small_shape(void) {
     return fixture_shape(3, 24, 3, 1, 8, 40);
 }
 
@@ -33,8 +33,8 @@ static struct adapter_config config_make(int r, float alpha, const char *targets
     return c;
 }
 
-/* Every tensor N(0, 1), so that no B is zero. */
-static struct adapter *adapter_random(const struct model_config *s, const struct adapter_config *c,
+/* All tensors are N(0, 1), so that no B is zero. */
+static struct adapter *random_adapter(const struct model_config *s, const struct adapter_config *c,
                                       uint64_t seed) {
     size_t n = adapter_param_count(s, c);
     float *data = xmalloc(n * sizeof *data);
@@ -45,10 +45,10 @@ static struct adapter *adapter_random(const struct model_config *s, const struct
     return a;
 }
 
-static struct adapter *adapter_quick(const struct model_config *s, int r, const char *targets,
-                                     uint64_t seed) {
+static struct adapter *random_adapter_of_rank(const struct model_config *s, int r,
+                                              const char *targets, uint64_t seed) {
     struct adapter_config c = config_make(r, (float)(2 * r), targets);
-    return adapter_random(s, &c, seed);
+    return random_adapter(s, &c, seed);
 }
 
 static char *temp_dir(void) {
@@ -58,7 +58,7 @@ static char *temp_dir(void) {
     return path;
 }
 
-/* Removes the directory with its files and one level of subdirectories, and frees the name. */
+/* Removes the directory recursively and frees its name. */
 static void temp_remove(char *dir) {
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
@@ -84,14 +84,14 @@ static int files_count(const char *dir) {
     return n;
 }
 
-static void put_text(const char *dir, const char *name, const void *data, size_t n) {
+static void write_file(const char *dir, const char *name, const void *data, size_t n) {
     char *path = path_join(dir, name);
     FILE *f = fopen(path, "wb"); /* not file_write: hundreds of fsyncs would only take time */
     assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
     free(path);
 }
 
-static struct buf get_text(const char *dir, const char *name) {
+static struct buf read_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     struct buf b = {0};
     struct error err;
@@ -101,7 +101,7 @@ static struct buf get_text(const char *dir, const char *name) {
 }
 
 static void assert_same_file(const char *a, const char *b, const char *name) {
-    struct buf x = get_text(a, name), y = get_text(b, name);
+    struct buf x = read_file(a, name), y = read_file(b, name);
     assert_int_equal(x.len, y.len);
     assert_memory_equal(x.data, y.data, x.len);
     buf_release(&x);
@@ -128,7 +128,7 @@ static size_t module_size(const struct model_config *s, int i) {
 }
 
 /* ΔW of module i, [out][in], in double; zeros if the adapter lacks the module. */
-static double *dense(const struct adapter *a, int i) {
+static double *dense_delta(const struct adapter *a, int i) {
     const struct lora *lo = &a->loras[i];
     int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ);
     double *w = xcalloc(module_size(&a->shape, i), sizeof *w);
@@ -152,7 +152,7 @@ static double blend_error(const struct adapter *got, const struct adapter *a, do
     double worst = 0;
     for (int i = 0; i < a->shape.n_layers * N_PROJ; i++) {
         size_t n = module_size(&a->shape, i);
-        double *g = dense(got, i), *wa = dense(a, i), *wb = dense(b, i);
+        double *g = dense_delta(got, i), *wa = dense_delta(a, i), *wb = dense_delta(b, i);
         for (size_t k = 0; k < n; k++) wa[k] = x * wa[k] + y * wb[k], g[k] -= wa[k];
         double size = norm(wa, n), e = norm(g, n);
         worst = fmax(worst, size > 0 ? e / size : e);
@@ -317,7 +317,7 @@ static void test_targets(void **state) {
 
 static void test_new(void **state) {
     (void)state;
-    struct model_config s = shape_small();
+    struct model_config s = small_shape();
     struct adapter_config c = config_make(4, 8, "q_proj,down_proj");
     struct adapter *a = adapter_new(&s, &c, 5), *b = adapter_new(&s, &c, 5),
                    *d = adapter_new(&s, &c, 6);
@@ -346,8 +346,8 @@ static void test_new(void **state) {
     adapter_release(NULL);
 }
 
-static struct adapter *variant(const struct adapter *a, const struct model_config *s,
-                               struct adapter_config c, float change, json_t *lineage) {
+static struct adapter *adapter_variant(const struct adapter *a, const struct model_config *s,
+                                       struct adapter_config c, float change, json_t *lineage) {
     float *data = xmalloc(a->n_data * sizeof *data);
     memcpy(data, a->data, a->n_data * sizeof *data);
     data[a->n_data - 1] += change;
@@ -358,17 +358,19 @@ static struct adapter *variant(const struct adapter *a, const struct model_confi
 
 static void test_hash(void **state) {
     (void)state;
-    struct model_config s = shape_small(), other = s;
+    struct model_config s = small_shape(), other = s;
     struct adapter_config c = config_make(4, 8, "q_proj,v_proj"), alpha = c, drop = c, rs = c;
-    struct adapter *a = adapter_random(&s, &c, 1);
+    struct adapter *a = random_adapter(&s, &c, 1);
     json_t *lineage = json_pack("{s:s, s:s}", "operator", "by hand", "parents", "none");
     other.vocab_size = 99;
     alpha.alpha = 9;
     drop.dropout = 0;
     rs.rslora = true;
-    struct adapter *same[] = {variant(a, &s, c, 0, lineage), variant(a, &other, c, 0, NULL)};
-    struct adapter *differ[] = {variant(a, &s, alpha, 0, NULL), variant(a, &s, drop, 0, NULL),
-                                variant(a, &s, rs, 0, NULL), variant(a, &s, c, 1, NULL)};
+    struct adapter *same[] = {adapter_variant(a, &s, c, 0, lineage),
+                              adapter_variant(a, &other, c, 0, NULL)};
+    struct adapter *differ[] = {
+        adapter_variant(a, &s, alpha, 0, NULL), adapter_variant(a, &s, drop, 0, NULL),
+        adapter_variant(a, &s, rs, 0, NULL), adapter_variant(a, &s, c, 1, NULL)};
     for (size_t i = 0; i < ARRAY_LEN(same); i++) assert_string_equal(a->hash, same[i]->hash);
     for (size_t i = 0; i < ARRAY_LEN(differ); i++)
         assert_string_not_equal(a->hash, differ[i]->hash);
@@ -383,18 +385,18 @@ static void test_hash(void **state) {
 /* Modules with equal values are normalised to the plain config, with the same hash. */
 static void test_modules_normalised(void **state) {
     (void)state;
-    struct model_config s = shape_small();
+    struct model_config s = small_shape();
     struct adapter_config c = config_make(4, 8, "q_proj,v_proj"),
                           spelled = {.r = 1, .dropout = 0.05f};
     struct adapter_module m[3 * N_PROJ] = {0};
     for (int i = 0; i < 3 * N_PROJ; i++)
         if (i % N_PROJ == PROJ_Q || i % N_PROJ == PROJ_V) m[i] = (struct adapter_module){4, 8};
     spelled.modules = m;
-    struct adapter *a = adapter_random(&s, &c, 1), *b = adapter_random(&s, &spelled, 1);
+    struct adapter *a = random_adapter(&s, &c, 1), *b = random_adapter(&s, &spelled, 1);
     assert_string_equal(a->hash, b->hash);
     assert_null(b->config.modules);
     m[PROJ_Q].r = 2;
-    struct adapter *d = adapter_random(&s, &spelled, 1);
+    struct adapter *d = random_adapter(&s, &spelled, 1);
     assert_non_null(d->config.modules);
     assert_int_equal(d->config.r, 4);
     assert_int_equal(d->loras[PROJ_Q].r, 2);
@@ -411,8 +413,8 @@ static void retain_many(void *ctx, int64_t begin, int64_t end, int thread) {
 
 static void test_refs(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 2, "q_proj", 1);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 2, "q_proj", 1);
     struct pool *pool = pool_new(4);
     pool_run(pool, retain_many, a, 100000, 1);
     pool_free(pool);
@@ -423,9 +425,9 @@ static void test_refs(void **state) {
 static void test_blend_exact(void **state) {
     (void)state;
     static const float ts[] = {0, 0.25f, 0.5f, 1, 1.5f, -0.75f};
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 4, "all-linear", 1),
-                   *b = adapter_quick(&s, 3, "all-linear", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "all-linear", 1),
+                   *b = random_adapter_of_rank(&s, 3, "all-linear", 2);
     for (size_t i = 0; i < ARRAY_LEN(ts); i++) {
         struct adapter *c = blend_ok(a, b, ts[i], 7, BLEND_DELTA);
         assert_true(blend_error(c, a, 1.0 - ts[i], b, ts[i]) < 1e-6);
@@ -447,14 +449,14 @@ static void test_blend_exact(void **state) {
     adapter_release(b);
 }
 
-/* √Σ of the squared singular values of x·a + y·b in module i beyond the r-th, from an SVD of the
- * dense square. */
-static double tail(const struct adapter *a, double x, const struct adapter *b, double y, int i,
-                   int r) {
+/* √Σ of the squares of the singular values after the r-th of x·a + y·b in module i, from an SVD of
+ * a dense square matrix. */
+static double discarded_singular_values(const struct adapter *a, double x, const struct adapter *b,
+                                        double y, int i, int r) {
     int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ),
         n = MAX(in, out);
     size_t nn = (size_t)n * n;
-    double *wa = dense(a, i), *wb = dense(b, i), *sq = xcalloc(nn, sizeof *sq), sum = 0;
+    double *wa = dense_delta(a, i), *wb = dense_delta(b, i), *sq = xcalloc(nn, sizeof *sq), sum = 0;
     double *u = xcalloc(nn, sizeof *u), *v = xcalloc(nn, sizeof *v),
            *sv = xcalloc((size_t)n, sizeof *sv);
     for (int o = 0; o < out; o++)
@@ -472,17 +474,17 @@ static double tail(const struct adapter *a, double x, const struct adapter *b, d
 
 static void test_blend_best(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 6, "all-linear", 3),
-                   *b = adapter_quick(&s, 6, "all-linear", 4);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 6, "all-linear", 3),
+                   *b = random_adapter_of_rank(&s, 6, "all-linear", 4);
     struct adapter *c = blend_ok(a, b, 0.4f, 0, BLEND_DELTA);
     double t = 0.4f;
     assert_int_equal(c->config.r, 6);
     for (int i = 0; i < s.n_layers * N_PROJ; i++) {
         size_t n = module_size(&s, i);
-        double *g = dense(c, i), *wa = dense(a, i), *wb = dense(b, i);
+        double *g = dense_delta(c, i), *wa = dense_delta(a, i), *wb = dense_delta(b, i);
         for (size_t k = 0; k < n; k++) g[k] -= (1 - t) * wa[k] + t * wb[k];
-        double best = tail(a, 1 - t, b, t, i, 6);
+        double best = discarded_singular_values(a, 1 - t, b, t, i, 6);
         assert_true(best > 1 && fabs(norm(g, n) - best) < 1e-5 * best);
         free(g);
         free(wa);
@@ -493,12 +495,13 @@ static void test_blend_best(void **state) {
     adapter_release(c);
 }
 
-/* Ranks beyond the matrix: in and out are smaller than r_a + r_b, and k_proj is a single row. */
+/* Ranks above the matrix size: in and out are smaller than r_a + r_b, and k_proj has a single row.
+ */
 static void test_blend_tiny(void **state) {
     (void)state;
     struct model_config s = fixture_shape(2, 3, 2, 1, 1, 5);
-    struct adapter *a = adapter_quick(&s, 4, "all-linear", 1),
-                   *b = adapter_quick(&s, 2, "all-linear", 2);
+    struct adapter *a = random_adapter_of_rank(&s, 4, "all-linear", 1),
+                   *b = random_adapter_of_rank(&s, 2, "all-linear", 2);
     struct adapter *c = blend_ok(a, b, 0.3f, 0, BLEND_DELTA),
                    *d = blend_ok(a, b, 0.3f, 1, BLEND_DELTA);
     assert_true(blend_error(c, a, 1.0 - 0.3f, b, 0.3f) < 1e-6);
@@ -511,9 +514,9 @@ static void test_blend_tiny(void **state) {
 
 static void test_blend_targets(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 4, "q_proj,k_proj", 1),
-                   *b = adapter_quick(&s, 6, "k_proj,up_proj", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "q_proj,k_proj", 1),
+                   *b = random_adapter_of_rank(&s, 6, "k_proj,up_proj", 2);
     struct adapter *c = blend_ok(a, b, 0.5f, 0, BLEND_DELTA),
                    *full = blend_ok(a, b, 0.5f, 10, BLEND_DELTA);
     for (int p = 0; p < N_PROJ; p++) {
@@ -536,9 +539,9 @@ static void test_blend_targets(void **state) {
 
 static void test_blend_seed(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 4, "q_proj,v_proj", 1),
-                   *b = adapter_quick(&s, 4, "q_proj,v_proj", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "q_proj,v_proj", 1),
+                   *b = random_adapter_of_rank(&s, 4, "q_proj,v_proj", 2);
     struct adapter *c = blend_ok(a, b, 0.3f, 0, BLEND_LEGACY);
     float t = 0.3f;
     assert_int_equal(c->n_data, a->n_data);
@@ -550,7 +553,7 @@ static void test_blend_seed(void **state) {
     assert_string_equal(first->hash, a->hash);
     assert_string_equal(second->hash, b->hash);
     /* Only modules that both have. */
-    struct adapter *wide = adapter_quick(&s, 4, "v_proj,o_proj", 3),
+    struct adapter *wide = random_adapter_of_rank(&s, 4, "v_proj,o_proj", 3),
                    *d = blend_ok(a, wide, 0.5f, 0, BLEND_LEGACY);
     assert_true(d->config.target[PROJ_V] && !d->config.target[PROJ_Q] && !d->config.target[PROJ_O]);
     assert_true(d->loras[PROJ_V].a[0] ==
@@ -561,11 +564,13 @@ static void test_blend_seed(void **state) {
 
 static void test_blend_refused(void **state) {
     (void)state;
-    struct model_config s = shape_small(), t = s;
+    struct model_config s = small_shape(), t = s;
     t.n_layers = 2;
     struct error err;
-    struct adapter *a = adapter_quick(&s, 4, "q_proj", 1), *b = adapter_quick(&t, 4, "q_proj", 2);
-    struct adapter *c = adapter_quick(&s, 3, "q_proj", 1), *d = adapter_quick(&s, 4, "v_proj", 1);
+    struct adapter *a = random_adapter_of_rank(&s, 4, "q_proj", 1),
+                   *b = random_adapter_of_rank(&t, 4, "q_proj", 2);
+    struct adapter *c = random_adapter_of_rank(&s, 3, "q_proj", 1),
+                   *d = random_adapter_of_rank(&s, 4, "v_proj", 1);
     assert_null(adapter_blend(a, b, 0.5f, 0, BLEND_DELTA, &err));
     assert_non_null(strstr(err.text, "different shapes"));
     assert_null(adapter_blend(a, c, 0.5f, 0, BLEND_LEGACY, &err));
@@ -587,9 +592,9 @@ static void test_blend_refused(void **state) {
 
 static void test_blend_repeats(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 8, "all-linear", 1),
-                   *b = adapter_quick(&s, 8, "all-linear", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 8, "all-linear", 1),
+                   *b = random_adapter_of_rank(&s, 8, "all-linear", 2);
     struct adapter *x = blend_ok(a, b, 0.37f, 0, BLEND_DELTA),
                    *y = blend_ok(a, b, 0.37f, 0, BLEND_DELTA);
     assert_string_equal(x->hash, y->hash);
@@ -607,7 +612,7 @@ static void test_blend_repeats(void **state) {
 static double dense_dot(const struct adapter *a, const struct adapter *b) {
     double sum = 0;
     for (int i = 0; i < a->shape.n_layers * N_PROJ; i++) {
-        double *x = dense(a, i), *y = dense(b, i);
+        double *x = dense_delta(a, i), *y = dense_delta(b, i);
         for (size_t k = 0; k < module_size(&a->shape, i); k++) sum += x[k] * y[k];
         free(x);
         free(y);
@@ -617,9 +622,9 @@ static double dense_dot(const struct adapter *a, const struct adapter *b) {
 
 static void test_measures(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 4, "q_proj,k_proj,down_proj", 1),
-                   *b = adapter_quick(&s, 7, "all-linear", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "q_proj,k_proj,down_proj", 1),
+                   *b = random_adapter_of_rank(&s, 7, "all-linear", 2);
     struct adapter *mix = blend_ok(a, b, 0.3f, 11, BLEND_DELTA);
     double aa = dense_dot(a, a), bb = dense_dot(mix, mix), ab = dense_dot(a, mix);
     assert_true(fabs(adapter_dot(a, mix) - ab) < 1e-12 * sqrt(aa * bb));
@@ -639,8 +644,8 @@ static void test_measures(void **state) {
 
 static void test_scale(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 4, "all-linear", 1);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "all-linear", 1);
     struct adapter *one = adapter_scale(a, 1), *some = adapter_scale(a, -0.3f),
                    *none = adapter_scale(a, 0);
     assert_string_equal(one->hash, a->hash);
@@ -664,8 +669,8 @@ static double difference_std(const float *a, const float *b, size_t n, double *m
     return sqrt(square / (double)n);
 }
 
-/* Number of tensors that differ, and the sum of their noise's deviations; its mean must be near
- * 0. */
+/* The number of tensors that differ; *std_sum receives the sum of the standard deviations of the
+ * noise, whose mean must be near 0. */
 static int changed_tensors(const struct adapter *a, const struct adapter *b, double *std_sum) {
     int changed = 0;
     for (int i = 0; i < a->shape.n_layers * N_PROJ * 2; i++) {
@@ -683,7 +688,8 @@ static int changed_tensors(const struct adapter *a, const struct adapter *b, dou
 static void test_mutate_statistics(void **state) {
     (void)state;
     struct model_config s = fixture_shape(20, 24, 3, 1, 8, 40);
-    struct adapter *a = adapter_quick(&s, 4, "all-linear", 1), *twice = adapter_scale(a, 3);
+    struct adapter *a = random_adapter_of_rank(&s, 4, "all-linear", 1),
+                   *twice = adapter_scale(a, 3);
     static const float ps[] = {0, 0.25f, 1};
     for (size_t i = 0; i < ARRAY_LEN(ps); i++) {
         struct adapter *b = adapter_mutate(a, ps[i], 0.02f, true, 9);
@@ -707,7 +713,7 @@ static void test_mutate_statistics(void **state) {
 
 static void test_mutate_streams(void **state) {
     (void)state;
-    struct model_config s = shape_small();
+    struct model_config s = small_shape();
     struct adapter_config wide = config_make(4, 8, "all-linear"),
                           narrow = config_make(4, 8, "v_proj");
     struct adapter *a = adapter_new(&s, &wide, 1), *b = adapter_new(&s, &narrow, 1);
@@ -755,7 +761,8 @@ static const char golden_config[] = "{\n"
                                     "  \"use_rslora\": false\n"
                                     "}";
 
-/* Saves, loads, compares, saves again in another place: same value, same bytes. */
+/* Saves, loads, compares, and saves in another directory: the adapters and the files must be equal.
+ */
 static void round_trip(const struct adapter *a) {
     char *dir = temp_dir(), *one = path_join(dir, "one"), *two = path_join(dir, "two");
     save_ok(a, one);
@@ -786,7 +793,7 @@ static void test_round_trip(void **state) {
                           rs = config_make(3, 22.627417f, "all-linear");
     rs.rslora = true;
     rs.dropout = 0;
-    struct adapter *a = adapter_random(&s, &plain, 1), *b = adapter_random(&s, &rs, 2);
+    struct adapter *a = random_adapter(&s, &plain, 1), *b = random_adapter(&s, &rs, 2);
     struct adapter *child = blend_ok(a, b, 0.1f, 5, BLEND_DELTA),
                    *fresh = adapter_new(&s, &plain, 3);
     assert_true(fabs(b->loras[0].scale - 22.627417 / sqrt(3)) < 1e-5);
@@ -812,21 +819,21 @@ static void test_round_trip_mixed(void **state) {
             if (kind == 2 && l % 3 == p % 3) m[i] = (struct adapter_module){2, 4};
             if (kind == 3) m[i] = (struct adapter_module){1 + (l + p) % 4, (float)p};
         }
-        struct adapter *a = adapter_random(&s, &c, 10 + (uint64_t)kind);
+        struct adapter *a = random_adapter(&s, &c, 10 + (uint64_t)kind);
         round_trip(a);
         adapter_release(a);
     }
 }
 
-static void test_saved_form(void **state) {
+static void test_saved_config_text(void **state) {
     (void)state;
     struct model_config s = fixture_shape(11, 8, 2, 1, 4, 16);
-    struct adapter *a = adapter_quick(&s, 4, "v_proj,q_proj", 1);
+    struct adapter *a = random_adapter_of_rank(&s, 4, "v_proj,q_proj", 1);
     char *dir = temp_dir(), *inside = path_join(dir, "a"), *path;
     struct safetensors st;
     struct error err;
     save_ok(a, inside);
-    struct buf text = get_text(inside, "adapter_config.json");
+    struct buf text = read_file(inside, "adapter_config.json");
     assert_string_equal(text.data, golden_config);
     path = path_join(inside, "adapter_model.safetensors");
     assert_int_equal(safetensors_open(&st, path, &err), OK);
@@ -838,7 +845,7 @@ static void test_saved_form(void **state) {
     assert_string_equal(json_string_value(json_object_get(st.metadata, "format")), "pt");
     assert_int_equal(json_object_size(st.metadata), 1);
     /* The tensors in the file are in the order of their names. */
-    struct buf raw = get_text(inside, "adapter_model.safetensors");
+    struct buf raw = read_file(inside, "adapter_model.safetensors");
     const char *ten = memmem(raw.data, raw.len, "layers.10.", 10),
                *two = memmem(raw.data, raw.len, "layers.2.", 9);
     assert_true(ten && two && ten < two);
@@ -852,14 +859,15 @@ static void test_saved_form(void **state) {
     adapter_release(a);
 }
 
-/* A hand-written directory: tensors by short names, with noise of the given type. */
-struct hand {
+/* The tensors of a PEFT directory that a test writes without adapter_save; they have short names
+ * and random values. */
+struct peft_files {
     struct tensor_info t[64];
     int n;
 };
 
-static void hand_add(struct hand *h, const char *name, enum tensor_type type, int64_t rows,
-                     int64_t cols) {
+static void peft_files_add(struct peft_files *h, const char *name, enum tensor_type type,
+                           int64_t rows, int64_t cols) {
     size_t count = (size_t)(rows * cols);
     float *x = xmalloc((count + 1) * sizeof *x);
     void *data = xmalloc((count + 1) * sizeof *x);
@@ -875,23 +883,24 @@ static void hand_add(struct hand *h, const char *name, enum tensor_type type, in
     free(x);
 }
 
-/* Both tensors of a module, "layers.0.self_attn.q_proj". */
-static void hand_module(struct hand *h, const char *module, int r, int in, int out) {
+/* Adds A and B of a module such as "layers.0.self_attn.q_proj". */
+static void peft_files_add_module(struct peft_files *h, const char *module, int r, int in,
+                                  int out) {
     char *a = xasprintf("%s.lora_A", module), *b = xasprintf("%s.lora_B", module);
-    hand_add(h, a, TENSOR_F32, r, in);
-    hand_add(h, b, TENSOR_F32, out, r);
+    peft_files_add(h, a, TENSOR_F32, r, in);
+    peft_files_add(h, b, TENSOR_F32, out, r);
     free(a);
     free(b);
 }
 
-/* Writes it and frees the tensors. */
-static void hand_write(struct hand *h, const char *dir, const char *config) {
+/* Writes the directory and frees the tensors. */
+static void peft_files_write(struct peft_files *h, const char *dir, const char *config) {
     char *path = path_join(dir, "adapter_model.safetensors");
     struct error err = {0};
     int rc = safetensors_write(path, h->t, h->n, NULL, &err);
     if (rc) fprintf(stderr, "%s\n", err.text);
     assert_int_equal(rc, OK);
-    put_text(dir, "adapter_config.json", config, strlen(config));
+    write_file(dir, "adapter_config.json", config, strlen(config));
     for (int i = 0; i < h->n; i++) {
         free(h->t[i].name);
         free((void *)h->t[i].data);
@@ -900,23 +909,24 @@ static void hand_write(struct hand *h, const char *dir, const char *config) {
     free(path);
 }
 
-static struct model_config shape_hand(void) {
+static struct model_config tiny_shape(void) {
     return fixture_shape(2, 8, 2, 1, 4, 16);
 }
 
-/* The shortest valid config, other types, and the adapter's name within the keys. */
+/* The shortest valid config, other element types, and the adapter's name "default" in tensor names.
+ */
 static void test_load_lenient(void **state) {
     (void)state;
-    struct model_config s = shape_hand();
-    struct hand h = {0};
+    struct model_config s = tiny_shape();
+    struct peft_files h = {0};
     char *dir = temp_dir();
-    hand_add(&h, "layers.0.self_attn.q_proj.lora_A.default", TENSOR_F16, 8, 8);
-    hand_add(&h, "layers.0.self_attn.q_proj.lora_B.default", TENSOR_BF16, 8, 8);
-    hand_add(&h, "layers.1.self_attn.q_proj.lora_A", TENSOR_BF16, 8, 8);
-    hand_add(&h, "layers.1.self_attn.q_proj.lora_B", TENSOR_F32, 8, 8);
+    peft_files_add(&h, "layers.0.self_attn.q_proj.lora_A.default", TENSOR_F16, 8, 8);
+    peft_files_add(&h, "layers.0.self_attn.q_proj.lora_B.default", TENSOR_BF16, 8, 8);
+    peft_files_add(&h, "layers.1.self_attn.q_proj.lora_A", TENSOR_BF16, 8, 8);
+    peft_files_add(&h, "layers.1.self_attn.q_proj.lora_B", TENSOR_F32, 8, 8);
     float first;
     tensor_to_f32(TENSOR_F16, h.t[0].data, &first, 1);
-    hand_write(
+    peft_files_write(
         &h, dir,
         "{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\"],\"a_new_key\":{\"x\":[1]}}");
     struct adapter *a = load_ok(dir, &s);
@@ -929,10 +939,10 @@ static void test_load_lenient(void **state) {
 }
 
 /* Expected ranks of layer 0's and layer 1's q, k, v, o for each way to select modules. */
-static const struct choice {
+static const struct target_selection {
     const char *config;
     int r[2][4];
-} choices[] = {
+} target_selections[] = {
     {"\"r\":2,\"target_modules\":[\"q_proj\",\"self_attn.v_proj\"]", {{2, 0, 2, 0}, {2, 0, 2, 0}}},
     {"\"r\":2,\"target_modules\":[\"model.layers.1.self_attn.k_proj\"]",
      {{0, 0, 0, 0}, {0, 2, 0, 0}}},
@@ -958,25 +968,26 @@ static const struct choice {
      {{0, 0, 0, 2}, {0, 0, 0, 2}}},
 };
 
-static void test_load_choices(void **state) {
+static void test_load_target_selections(void **state) {
     (void)state;
     static const char *const names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
-    struct model_config s = shape_hand();
+    struct model_config s = tiny_shape();
     char *dir = temp_dir();
-    for (size_t i = 0; i < ARRAY_LEN(choices); i++) {
-        struct hand h = {0};
+    for (size_t i = 0; i < ARRAY_LEN(target_selections); i++) {
+        struct peft_files h = {0};
         for (int m = 0; m < 8; m++) {
             char *name = xasprintf("layers.%d.self_attn.%s", m / 4, names[m % 4]);
-            int r = choices[i].r[m / 4][m % 4];
-            if (r) hand_module(&h, name, r, 8, proj_out(&s, m % 4));
+            int r = target_selections[i].r[m / 4][m % 4];
+            if (r) peft_files_add_module(&h, name, r, 8, proj_out(&s, m % 4));
             free(name);
         }
-        char *config = xasprintf("{\"peft_type\":\"LORA\",%s}", choices[i].config);
-        hand_write(&h, dir, config);
+        char *config = xasprintf("{\"peft_type\":\"LORA\",%s}", target_selections[i].config);
+        peft_files_write(&h, dir, config);
         free(config);
         struct adapter *a = load_ok(dir, &s);
         for (int m = 0; m < 8; m++)
-            assert_int_equal(a->loras[m / 4 * N_PROJ + m % 4].r, choices[i].r[m / 4][m % 4]);
+            assert_int_equal(a->loras[m / 4 * N_PROJ + m % 4].r,
+                             target_selections[i].r[m / 4][m % 4]);
         round_trip(a);
         adapter_release(a);
     }
@@ -985,16 +996,18 @@ static void test_load_choices(void **state) {
 
 static void test_load_alphas(void **state) {
     (void)state;
-    struct model_config s = shape_hand();
-    struct hand h = {0};
+    struct model_config s = tiny_shape();
+    struct peft_files h = {0};
     char *dir = temp_dir();
     for (int l = 0; l < 2; l++) {
-        hand_module(&h, l ? "layers.1.self_attn.q_proj" : "layers.0.self_attn.q_proj", 4, 8, 8);
-        hand_module(&h, l ? "layers.1.mlp.up_proj" : "layers.0.mlp.up_proj", 4, 8, 16);
+        peft_files_add_module(&h, l ? "layers.1.self_attn.q_proj" : "layers.0.self_attn.q_proj", 4,
+                              8, 8);
+        peft_files_add_module(&h, l ? "layers.1.mlp.up_proj" : "layers.0.mlp.up_proj", 4, 8, 16);
     }
-    hand_write(&h, dir,
-               "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"use_rslora\":true,"
-               "\"target_modules\":[\"q_proj\",\"up_proj\"],\"alpha_pattern\":{\"up_proj\":1.5}}");
+    peft_files_write(
+        &h, dir,
+        "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"use_rslora\":true,"
+        "\"target_modules\":[\"q_proj\",\"up_proj\"],\"alpha_pattern\":{\"up_proj\":1.5}}");
     struct adapter *a = load_ok(dir, &s);
     assert_true(a->loras[PROJ_Q].scale == 3 && a->loras[PROJ_UP].scale == 0.75f);
     assert_true(a->loras[N_PROJ + PROJ_UP].scale == 0.75f);
@@ -1003,8 +1016,9 @@ static void test_load_alphas(void **state) {
     temp_remove(dir);
 }
 
-/* Configs, for a file with rank-2 q_proj in both layers, and the expected parts of their errors. */
-static const struct refused {
+/* Invalid configs for a file that has q_proj with rank 2 in both layers, and parts of the expected
+ * errors. */
+static const struct refused_config {
     const char *config, *words;
 } refused_configs[] = {
     {"{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\"]", "adapter_config.json"},
@@ -1089,13 +1103,13 @@ static void assert_refused(const char *dir, const struct model_config *s, int co
 
 static void test_load_refused_configs(void **state) {
     (void)state;
-    struct model_config s = shape_hand();
+    struct model_config s = tiny_shape();
     char *dir = temp_dir();
     for (size_t i = 0; i < ARRAY_LEN(refused_configs); i++) {
-        struct hand h = {0};
-        hand_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
-        hand_module(&h, "layers.1.self_attn.q_proj", 2, 8, 8);
-        hand_write(&h, dir, refused_configs[i].config);
+        struct peft_files h = {0};
+        peft_files_add_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
+        peft_files_add_module(&h, "layers.1.self_attn.q_proj", 2, 8, 8);
+        peft_files_write(&h, dir, refused_configs[i].config);
         assert_refused(dir, &s, 0, refused_configs[i].words);
     }
     temp_remove(dir);
@@ -1105,75 +1119,75 @@ static void test_load_refused_tensors(void **state) {
     (void)state;
     static const char good[] = "{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q_proj\"],"
                                "\"layers_to_transform\":[0]}";
-    struct model_config s = shape_hand();
-    struct hand h = {0};
+    struct model_config s = tiny_shape();
+    struct peft_files h = {0};
     char *dir = temp_dir();
-    hand_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
-    hand_add(&h, "layers.0.self_attn.q_proj.lora_magnitude_vector", TENSOR_F32, 8, 1);
-    hand_add(&h, "layers.7.self_attn.q_proj.lora_A", TENSOR_F32, 2, 8);
-    hand_write(&h, dir, good);
+    peft_files_add_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
+    peft_files_add(&h, "layers.0.self_attn.q_proj.lora_magnitude_vector", TENSOR_F32, 8, 1);
+    peft_files_add(&h, "layers.7.self_attn.q_proj.lora_A", TENSOR_F32, 2, 8);
+    peft_files_write(&h, dir, good);
     assert_refused(dir, &s, ERR_MISMATCH,
                    "layers.7.self_attn.q_proj.lora_A.weight' belongs to no projection");
     assert_refused(dir, &s, ERR_MISMATCH, "(2 problems)");
-    hand_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
-    hand_add(&h, "layers.0.self_attn.q_proj.lora_A.default", TENSOR_F32, 2, 8);
-    hand_write(&h, dir, good);
+    peft_files_add_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
+    peft_files_add(&h, "layers.0.self_attn.q_proj.lora_A.default", TENSOR_F32, 2, 8);
+    peft_files_write(&h, dir, good);
     assert_refused(dir, &s, ERR_MISMATCH, "is there twice");
-    hand_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
+    peft_files_add_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
     h.t[1].n_dims = 1;
     h.t[1].dims[0] = 16;
-    hand_write(&h, dir, good);
+    peft_files_write(&h, dir, good);
     assert_refused(dir, &s, ERR_MISMATCH, "has 1 dimensions, not 2");
-    hand_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
+    peft_files_add_module(&h, "layers.0.self_attn.q_proj", 2, 8, 8);
     ((float *)h.t[1].data)[5] = NAN;
-    hand_write(&h, dir, good);
+    peft_files_write(&h, dir, good);
     assert_refused(dir, &s, ERR_NUMERIC, "q_proj.lora_B.weight' of adapter");
     temp_remove(dir);
 }
 
 static void test_load_refused_dirs(void **state) {
     (void)state;
-    struct model_config s = shape_hand();
+    struct model_config s = tiny_shape();
     char *dir = temp_dir(), *gone = path_join(dir, "gone"), *file = path_join(dir, "file");
-    put_text(dir, "file", "x", 1);
+    write_file(dir, "file", "x", 1);
     assert_refused(gone, &s, ERR_MISSING, "does not exist");
     assert_refused(file, &s, ERR_FORMAT, "is not a directory");
     assert_refused(dir, &s, ERR_MISSING, "has no adapter_config.json");
-    put_text(dir, "adapter_config.json", golden_config, strlen(golden_config));
+    write_file(dir, "adapter_config.json", golden_config, strlen(golden_config));
     assert_refused(dir, &s, ERR_MISSING, "has no adapter_model.safetensors");
-    put_text(dir, "adapter_model.bin", "PK", 2);
+    write_file(dir, "adapter_model.bin", "PK", 2);
     assert_refused(dir, &s, ERR_FORMAT, "convert it where you trust it: python -c");
     free(gone);
     free(file);
     temp_remove(dir);
 }
 
-/* Cut at any length, or with any one byte of its header changed, a file is refused or is still a
- * complete adapter. */
+/* A file that is truncated at any length, or has any byte of its header changed, is refused or is
+ * still a complete adapter. */
 static void test_load_damaged(void **state) {
     (void)state;
-    struct model_config s = shape_hand();
-    struct adapter *a = adapter_quick(&s, 2, "q_proj,v_proj", 1);
+    struct model_config s = tiny_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 2, "q_proj,v_proj", 1);
     char *dir = temp_dir();
     struct error err;
     save_ok(a, dir);
-    struct buf tensors = get_text(dir, "adapter_model.safetensors"),
-               config = get_text(dir, "adapter_config.json");
+    struct buf tensors = read_file(dir, "adapter_model.safetensors"),
+               config = read_file(dir, "adapter_config.json");
     for (size_t n = 0; n < tensors.len; n += n < 1100 ? 7 : 97) {
-        put_text(dir, "adapter_model.safetensors", tensors.data, n);
+        write_file(dir, "adapter_model.safetensors", tensors.data, n);
         assert_null(adapter_load(dir, &s, &err));
         assert_true(err.code < 0 && err.text[0]);
     }
     for (size_t i = 0; i < tensors.len && i < 1200; i += 3) {
         char old = tensors.data[i];
         tensors.data[i] = (char)(old ^ (1 << (i / 3 % 7)));
-        put_text(dir, "adapter_model.safetensors", tensors.data, tensors.len);
+        write_file(dir, "adapter_model.safetensors", tensors.data, tensors.len);
         adapter_release(adapter_load(dir, &s, &err));
         tensors.data[i] = old;
     }
-    put_text(dir, "adapter_model.safetensors", tensors.data, tensors.len);
+    write_file(dir, "adapter_model.safetensors", tensors.data, tensors.len);
     for (size_t n = 0; n < config.len; n += 3) {
-        put_text(dir, "adapter_config.json", config.data, n);
+        write_file(dir, "adapter_config.json", config.data, n);
         assert_null(adapter_load(dir, &s, &err));
     }
     buf_release(&tensors);
@@ -1182,7 +1196,7 @@ static void test_load_damaged(void **state) {
     temp_remove(dir);
 }
 
-/* Saves under a limit on file sizes, which acts like a full disk. */
+/* Saves with a limit on file sizes, which has the effect of a full disk. */
 static int save_limited(const struct adapter *a, const char *dir, rlim_t bytes, struct error *err) {
     struct rlimit old, low;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -1196,9 +1210,9 @@ static int save_limited(const struct adapter *a, const char *dir, rlim_t bytes, 
 
 static void test_save_disk_full(void **state) {
     (void)state;
-    struct model_config s = shape_small();
-    struct adapter *a = adapter_quick(&s, 2, "q_proj", 1),
-                   *b = adapter_quick(&s, 8, "all-linear", 2);
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 2, "q_proj", 1),
+                   *b = random_adapter_of_rank(&s, 8, "all-linear", 2);
     char *dir = temp_dir(), *fresh = path_join(dir, "fresh"), *kept = path_join(dir, "kept");
     struct error err;
     signal(SIGXFSZ, SIG_IGN);
@@ -1272,9 +1286,9 @@ int main(void) {
         cmocka_unit_test(test_mutate_streams),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_round_trip_mixed),
-        cmocka_unit_test(test_saved_form),
+        cmocka_unit_test(test_saved_config_text),
         cmocka_unit_test(test_load_lenient),
-        cmocka_unit_test(test_load_choices),
+        cmocka_unit_test(test_load_target_selections),
         cmocka_unit_test(test_load_alphas),
         cmocka_unit_test(test_load_refused_configs),
         cmocka_unit_test(test_load_refused_tensors),

@@ -1,10 +1,10 @@
 /*
- * test_adapter_model: adapters of every kind on a model.
+ * test_adapter_model: all kinds of adapters with a model.
  *
- * The reference is test/oracle/adapter.py, PEFT's formulas in double (test/golden/adapter): logits
- * of adapters as served, as saved and loaded again in both formats, and as merged. In addition, the
- * bits of a row do not depend on other rows, threads or chunks, for any kinds of adapters in the
- * batch; and hostile GGUF files are refused.
+ * Logits are compared with test/oracle/adapter.py, PEFT's formulas in double (test/golden/adapter),
+ * for adapters that are served, saved and loaded in both formats, and merged. In addition: the bits
+ * of a row do not depend on other rows, threads or chunks, for all kinds of adapters in a batch;
+ * hostile GGUF files are refused.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -30,7 +30,7 @@ struct golden {
 };
 static struct golden golden[MAX_CASES];
 static int n_golden;
-static char *work; /* temporary folder */
+static char *temp_dir; /* temporary folder */
 
 static struct model *base_open(const char *name) {
     struct error err = {0};
@@ -75,22 +75,22 @@ static int golden_setup(void **state) {
     fclose(f);
     assert_true(n_golden >= 16);
     const char *tmp = getenv("TMPDIR");
-    work = xasprintf("%s/shoal-adapter-model-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(work));
+    temp_dir = xasprintf("%s/shoal-adapter-model-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(temp_dir));
     return 0;
 }
 
 static int golden_teardown(void **state) {
     (void)state;
     for (int i = 0; i < n_golden; i++) free(golden[i].logits);
-    char *command = xasprintf("rm -r '%s'", work);
+    char *command = xasprintf("rm -r '%s'", temp_dir);
     int rc = system(command);
     free(command);
-    free(work);
+    free(temp_dir);
     return rc;
 }
 
-/* [n][V], a few rows a call. */
+/* Logits [n][V], computed a few rows at a time. */
 static float *logits_run(const struct model *m, const struct adapter *a, const int32_t *tokens,
                          int n) {
     struct forward_options o = {.max_rows = 3, .n_slots = 1, .slot_len = 32};
@@ -133,7 +133,7 @@ static void golden_agrees(void **state) {
     }
 }
 
-static struct buf text_read(const char *dir, const char *name) {
+static struct buf read_file(const char *dir, const char *name) {
     struct buf b = {0};
     struct error err;
     char *path = path_join(dir, name);
@@ -143,7 +143,7 @@ static struct buf text_read(const char *dir, const char *name) {
 }
 
 static void assert_same_file(const char *a, const char *b, const char *name) {
-    struct buf x = text_read(a, name), y = text_read(b, name);
+    struct buf x = read_file(a, name), y = read_file(b, name);
     assert_int_equal(x.len, y.len);
     assert_memory_equal(x.data, y.data, x.len);
     buf_release(&x);
@@ -155,10 +155,10 @@ static void save_ok(const struct adapter *a, const char *dir, const char *base) 
     if (adapter_save(a, dir, base, &err)) fail_msg("%s", err.text);
 }
 
-/* Saved, loaded, saved: the same adapter, the same bytes. */
-static void saved_again(void **state) {
+/* Saves, loads and saves each adapter: the adapters and the files are equal. */
+static void saved_twice_same_bytes(void **state) {
     (void)state;
-    char *one = path_join(work, "one"), *two = path_join(work, "two");
+    char *one = path_join(temp_dir, "one"), *two = path_join(temp_dir, "two");
     for (int i = 0; i < n_golden; i++) {
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m);
@@ -178,7 +178,7 @@ static void saved_again(void **state) {
     free(two);
 }
 
-/* The reason for which a case cannot become a GGUF adapter, or NULL. */
+/* The reason why an adapter cannot be saved as GGUF, or NULL. */
 static const char *gguf_refusal(const struct adapter *a) {
     if (a->config.dora) return "use_dora";
     if (a->config.embed.full || a->config.head.full) return "modules_to_save";
@@ -188,10 +188,10 @@ static const char *gguf_refusal(const struct adapter *a) {
 
 /* PEFT → GGUF → PEFT gives the same bytes; adapters that GGUF cannot represent are refused with the
  * feature's name. */
-static void gguf_and_back(void **state) {
+static void gguf_round_trip(void **state) {
     (void)state;
-    char *one = path_join(work, "peft1"), *two = path_join(work, "peft2");
-    char *file = path_join(work, "lora.gguf");
+    char *one = path_join(temp_dir, "peft1"), *two = path_join(temp_dir, "peft2");
+    char *file = path_join(temp_dir, "lora.gguf");
     int converted = 0, folded = 0;
     for (int i = 0; i < n_golden; i++) {
         struct error err = {0};
@@ -227,15 +227,17 @@ static void gguf_and_back(void **state) {
     free(file);
 }
 
-static struct safetensors gguf_ok(const char *path) {
+static struct safetensors gguf_read_ok(const char *path) {
     struct safetensors st;
     struct error err;
     if (gguf_tensors_open(&st, path, &err)) fail_msg("%s", err.text);
     return st;
 }
 
-/* Entry [i][j] of llama.cpp's update of the tensor `name`, from the adapter's file only. */
-static double file_delta(const struct safetensors *lora, const char *name, int64_t i, int64_t j) {
+/* Entry [i][j] of the ΔW of tensor `name` as llama.cpp computes it, from the adapter's file only.
+ */
+static double delta_from_file(const struct safetensors *lora, const char *name, int64_t i,
+                              int64_t j) {
     char *an = xasprintf("%s.lora_a", name), *bn = xasprintf("%s.lora_b", name);
     const struct tensor_info *a = safetensors_find(lora, an), *b = safetensors_find(lora, bn);
     bool embed = strcmp(name, "token_embd.weight") == 0;
@@ -251,11 +253,11 @@ static double file_delta(const struct safetensors *lora, const char *name, int64
     return rank ? sum * alpha / (double)rank : 0;
 }
 
-/* In GGUF's layout, with permuted rows: merged = base + the file's product, for every matrix. */
+/* For every matrix in GGUF's layout, with permuted rows: merged = base + ΔW of the GGUF adapter. */
 static void gguf_orientation(void **state) {
     (void)state;
-    char *base = path_join(work, "o-base.gguf"), *merged = path_join(work, "o-merged.gguf"),
-         *file = path_join(work, "o-lora.gguf");
+    char *base = path_join(temp_dir, "o-base.gguf"), *merged = path_join(temp_dir, "o-merged.gguf"),
+         *file = path_join(temp_dir, "o-lora.gguf");
     int checked = 0;
     for (int i = 0; i < n_golden; i++) {
         struct error err;
@@ -266,14 +268,16 @@ static void gguf_orientation(void **state) {
             assert_int_equal(model_write_gguf(m, base, TENSOR_F32, &err), OK);
             assert_int_equal(model_write_gguf(sum, merged, TENSOR_F32, &err), OK);
             adapter_merged_close(sum);
-            struct safetensors x = gguf_ok(base), y = gguf_ok(merged), lora = gguf_ok(file);
+            struct safetensors x = gguf_read_ok(base), y = gguf_read_ok(merged),
+                               lora = gguf_read_ok(file);
             assert_int_equal(x.n_tensors, y.n_tensors);
             for (int t = 0; t < x.n_tensors; t++) {
                 const float *w = x.tensors[t].data, *v = y.tensors[t].data;
                 int64_t k = x.tensors[t].dims[1];
                 for (int64_t n = 0; x.tensors[t].n_dims == 2 && n < x.tensors[t].dims[0] * k; n++)
                     assert_true(fabs((double)v[n] - (double)w[n] -
-                                     file_delta(&lora, x.tensors[t].name, n / k, n % k)) < 1e-6);
+                                     delta_from_file(&lora, x.tensors[t].name, n / k, n % k)) <
+                                1e-6);
             }
             safetensors_close(&x);
             safetensors_close(&y);
@@ -289,9 +293,9 @@ static void gguf_orientation(void **state) {
     free(file);
 }
 
-/* All tensors as f16, which llama.cpp's converter also writes. */
-static void gguf_narrow(const char *from, const char *to) {
-    struct safetensors st = gguf_ok(from);
+/* Converts all tensors to f16, which llama.cpp's converter also writes. */
+static void gguf_convert_to_f16(const char *from, const char *to) {
+    struct safetensors st = gguf_read_ok(from);
     struct error err;
     void *narrow[64];
     assert_true(st.n_tensors <= 64);
@@ -308,15 +312,15 @@ static void gguf_narrow(const char *from, const char *to) {
     safetensors_close(&st);
 }
 
-/* The same with lineage in another script, and read without PEFT's config, as from llama.cpp's
- * converter. */
-static void gguf_foreign(void **state) {
+/* A file with non-ASCII lineage, and a file without PEFT's config, as llama.cpp's converter writes
+ * it. */
+static void gguf_from_other_programs(void **state) {
     (void)state;
     struct model *m = base_open("base");
     struct golden *g = &golden[0];
     struct adapter *a = case_open(g, m);
     struct error err = {0};
-    char *file = path_join(work, "foreign.gguf"), *bare = path_join(work, "bare.gguf");
+    char *file = path_join(temp_dir, "foreign.gguf"), *bare = path_join(temp_dir, "bare.gguf");
     a->lineage = json_pack("{s:s}", "由来", "手で作った、来自手工");
     assert_int_equal(adapter_save_gguf(a, file, "基底", false, &err), OK);
     struct adapter *b = open_ok(file, m);
@@ -334,7 +338,7 @@ static void gguf_foreign(void **state) {
     assert_string_equal(a->hash, c->hash);
     assert_null(c->lineage);
     assert_golden(g, m, c, "without shoal.config");
-    gguf_narrow(file, bare);
+    gguf_convert_to_f16(file, bare);
     struct adapter *narrow = open_ok(bare, m);
     for (size_t i = 0; i < a->n_data; i++)
         assert_true(narrow->data[i] == f16_to_f32(f32_to_f16(a->data[i])));
@@ -350,7 +354,7 @@ static void gguf_foreign(void **state) {
 static void merged_agrees(void **state) {
     (void)state;
     struct error err = {0};
-    char *hf = path_join(work, "merged"), *gguf = path_join(work, "merged.gguf");
+    char *hf = path_join(temp_dir, "merged"), *gguf = path_join(temp_dir, "merged.gguf");
     for (int i = 0; i < n_golden; i++) {
         struct model *m = base_open(golden[i].base), *back;
         struct adapter *a = case_open(&golden[i], m);
@@ -376,7 +380,7 @@ static void merged_agrees(void **state) {
 }
 
 /* A weighted sum of two adapters equals the manual addition of both. */
-static void stacked_agrees(void **state) {
+static void concat_agrees(void **state) {
     (void)state;
     struct error err;
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
@@ -405,8 +409,8 @@ static void stacked_agrees(void **state) {
     model_close(m);
 }
 
-/* Functions that support only plain LoRA name the reason of the refusal. */
-static void plain_only(void **state) {
+/* Functions that support only plain LoRA refuse other adapters and give the reason. */
+static void plain_adapters_required(void **state) {
     (void)state;
     struct error err = {0};
     for (int i = 0; i < n_golden; i++) {
@@ -425,9 +429,9 @@ static void plain_only(void **state) {
     }
 }
 
-/* Adapters of every kind in one batch. They are random, for the model's shape; magnitudes are near
- * the norms by which they are divided. */
-static struct adapter *kind_make(const struct model *m, int kind) {
+/* All kinds of adapters in one batch. They are random; the magnitudes are near the norms of the
+ * rows. */
+static struct adapter *adapter_of_kind(const struct model *m, int kind) {
     static const int32_t ids[] = {0, 3, 17, 18, 200};
     const struct model_config *s = &m->config;
     struct adapter_config c = {.r = kind == 1 ? 270 : 2 + 3 * kind, .alpha = 4, .rslora = kind % 2};
@@ -496,7 +500,7 @@ static void kinds_check(const struct model *m) {
     struct adapter *kinds[N_KINDS], *by_seq[N_SEQS];
     size_t all = (size_t)N_SEQS * N_TOKENS * (size_t)m->config.vocab_size;
     float *want = xcalloc(all, sizeof *want), *got = xcalloc(all, sizeof *got);
-    for (int k = 0; k < N_KINDS; k++) kinds[k] = kind_make(m, k);
+    for (int k = 0; k < N_KINDS; k++) kinds[k] = adapter_of_kind(m, k);
     for (int s = 0; s < N_SEQS; s++) by_seq[s] = s < 6 ? kinds[s % N_KINDS] : NULL;
     struct forward_options o = {.max_rows = 64, .n_slots = N_SEQS, .slot_len = 32};
     struct forward *alone = forward_new(m, &o);
@@ -549,13 +553,13 @@ static void assert_logits_near(const struct model *m, const float *want, float *
     free(got);
 }
 
-/* Served, merged into the base, and merged, written and opened: biases, norms, windows and the
- * embedding's scale are then only the base's. */
+/* The logits of the adapter, of the merged model, and of the merged model after it was written and
+ * opened are equal. */
 static void arch_merged(const char *shape, struct model *m, const struct adapter *a, int kind) {
     static const int32_t tokens[] = {200, 3, 17, 18, 0, 100, 3, 45, 17, 200, 18, 1};
     enum { N = ARRAY_LEN(tokens) };
     struct error err;
-    char *dir = path_join(work, "arch-merged");
+    char *dir = path_join(temp_dir, "arch-merged");
     float *want = logits_run(m, a, tokens, N);
     struct model *merged = adapter_merge(m, a, &err);
     assert_logits_near(m, want, logits_run(merged, NULL, tokens, N), N, shape, kind, "merged");
@@ -569,10 +573,10 @@ static void arch_merged(const char *shape, struct model *m, const struct adapter
     free(dir);
 }
 
-/* Through a PEFT directory and, if the adapter allows it, a GGUF file. */
+/* Saves and loads the adapter as a PEFT directory and, if possible, as a GGUF file. */
 static void arch_saved(const char *shape, struct model *m, const struct adapter *a) {
     struct error err;
-    char *dir = path_join(work, "arch-peft"), *file = path_join(work, "arch.gguf");
+    char *dir = path_join(temp_dir, "arch-peft"), *file = path_join(temp_dir, "arch.gguf");
     save_ok(a, dir, shape);
     struct adapter *b = open_ok(dir, m);
     assert_string_equal(a->hash, b->hash);
@@ -599,7 +603,7 @@ static void architectures(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         for (int kind = 0; kind < 2 * N_KINDS; kind++) {
             struct model *m = fixture_model(shapes[i], kind < N_KINDS, TENSOR_F32, NUMERIC_EXACT);
-            struct adapter *a = kind_make(m, kind % N_KINDS);
+            struct adapter *a = adapter_of_kind(m, kind % N_KINDS);
             arch_merged(shapes[i], m, a, kind);
             arch_saved(shapes[i], m, a);
             adapter_release(a);
@@ -624,7 +628,7 @@ static void architecture_names(void **state) {
         {"tiny-gpt-neo", "transformer.h.1.mlp.c_proj.lora_B.weight", NULL},
         {"tiny-gpt-neo", "transformer.wte.lora_embedding_A", NULL},
     };
-    char *dir = path_join(work, "names"), *file = path_join(work, "names.gguf"),
+    char *dir = path_join(temp_dir, "names"), *file = path_join(temp_dir, "names.gguf"),
          *weights = path_join(dir, "adapter_model.safetensors");
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         struct model *m = fixture_model(rows[i].shape, false, TENSOR_F32, NUMERIC_EXACT);
@@ -642,7 +646,7 @@ static void architecture_names(void **state) {
         safetensors_close(&st);
         if (rows[i].gguf) {
             assert_int_equal(adapter_save_gguf(a, file, "base", false, &err), OK);
-            st = gguf_ok(file);
+            st = gguf_read_ok(file);
             if (!safetensors_find(&st, rows[i].gguf)) fail_msg("no '%s'", rows[i].gguf);
             assert_string_equal(
                 json_string_value(json_object_get(st.metadata, "general.architecture")),
@@ -657,7 +661,7 @@ static void architecture_names(void **state) {
     free(weights);
 }
 
-/* The engine, with all cases of one base at once, has the results of the forward pass. */
+/* The engine, with all adapters of one base in a batch, gives the results of the forward pass. */
 static void engine_agrees(void **state) {
     (void)state;
     static const char *const bases[] = {"base", "tied"};
@@ -696,8 +700,8 @@ static void engine_agrees(void **state) {
     }
 }
 
-/* Requests with unbound DoRA, or with a table of another vocabulary, are refused. */
-static void bound_first(void **state) {
+/* Requests with an unbound DoRA adapter, or with a table for another vocabulary, are refused. */
+static void unbound_dora_refused(void **state) {
     (void)state;
     struct model *m = base_open("base");
     struct error err;
@@ -724,9 +728,9 @@ static void bound_first(void **state) {
     model_close(m);
 }
 
-/* A full table that differs from the base's in three rows is served as these rows: the bits equal
- * those of an adapter with only them. */
-static void whole_tables_thinned(void **state) {
+/* A replacement table that differs from the base's in three rows is reduced to these rows: the
+ * results have the same bits as those of an adapter with these rows only. */
+static void replacement_tables_reduced_to_rows(void **state) {
     (void)state;
     static const int32_t ids[] = {3, 250, 299};
     struct model *m = fixture_model("tiny-llama", false, TENSOR_Q8_0, NUMERIC_EXACT);
@@ -762,7 +766,7 @@ static void whole_tables_thinned(void **state) {
     model_close(m);
 }
 
-/* A magnitude over a row of norm 0 is undefined and refused. */
+/* A DoRA magnitude for a row with norm 0 is undefined and refused. */
 static void zero_norm_refused(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -781,24 +785,24 @@ static void zero_norm_refused(void **state) {
     model_close(m);
 }
 
-static void file_put(const char *path, const void *data, size_t n) {
+static void write_file(const char *path, const void *data, size_t n) {
     FILE *f = fopen(path, "wb");
     assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
 }
 
-/* Cut at any length a GGUF adapter is refused; with any byte of its header changed it is refused or
- * is still a complete adapter. */
+/* A GGUF adapter that is truncated at any length is refused; one with any byte of its header
+ * changed is refused or is still a complete adapter. */
 static void gguf_damaged(void **state) {
     (void)state;
     struct model *m = base_open("base");
     struct adapter *a = case_open(&golden[0], m);
     struct error err;
-    char *file = path_join(work, "damaged.gguf");
+    char *file = path_join(temp_dir, "damaged.gguf");
     assert_int_equal(adapter_save_gguf(a, file, a->base, false, &err), OK);
-    struct buf b = text_read(work, "damaged.gguf");
+    struct buf b = read_file(temp_dir, "damaged.gguf");
     for (size_t n = 0; n + 32 < b.len;
          n += n < 400 ? 1 : 11) { // the last tensor may end in padding
-        file_put(file, b.data, n);
+        write_file(file, b.data, n);
         err = (struct error){0};
         assert_null(adapter_load_gguf(file, &m->config, &err));
         assert_true(err.code < 0 && err.text[0]);
@@ -806,7 +810,7 @@ static void gguf_damaged(void **state) {
     for (size_t i = 0; i < b.len && i < 2400; i++) {
         char old = b.data[i];
         b.data[i] = (char)(old ^ (1 << (i % 8)));
-        file_put(file, b.data, b.len);
+        write_file(file, b.data, b.len);
         adapter_release(adapter_load_gguf(file, &m->config, &err));
         b.data[i] = old;
     }
@@ -818,9 +822,9 @@ static void gguf_damaged(void **state) {
 
 /* Small changes of a valid GGUF adapter, and parts of the errors. `tensor` is renamed or, without a
  * new name, removed; `key` gets `value`, or is removed. */
-static const struct refused {
+static const struct refused_gguf {
     const char *key, *value, *tensor, *renamed, *words;
-} refused[] = {
+} refused_gguf[] = {
     {"general.type", "\"model\"", NULL, NULL, "'general.type' is 'model', expected 'adapter'"},
     {"general.architecture", "\"qwen3\"", NULL, NULL, "'general.architecture' is 'qwen3'"},
     {"adapter.type", NULL, NULL, NULL, "'adapter.type' is 'missing'"},
@@ -842,11 +846,11 @@ static void gguf_refused(void **state) {
     (void)state;
     struct model *m = base_open("base");
     struct adapter *a = case_open(&golden[0], m);
-    char *good = path_join(work, "good.gguf"), *bad = path_join(work, "bad.gguf");
+    char *good = path_join(temp_dir, "good.gguf"), *bad = path_join(temp_dir, "bad.gguf");
     struct error err;
     assert_int_equal(adapter_save_gguf(a, good, a->base, false, &err), OK);
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
-        const struct refused *r = &refused[i];
+    for (size_t i = 0; i < ARRAY_LEN(refused_gguf); i++) {
+        const struct refused_gguf *r = &refused_gguf[i];
         struct safetensors st;
         assert_int_equal(gguf_tensors_open(&st, good, &err), OK);
         if (r->key && r->value)
@@ -876,9 +880,9 @@ static void gguf_refused(void **state) {
 }
 
 /* PEFT configs of the golden cases with one invalid value. */
-static const struct wrong {
+static const struct invalid_config {
     const char *from, *old, *new, *words;
-} wrongs[] = {
+} invalid_configs[] = {
     {"tokens", "[23, 5, 7]", "[23, 5, 24]", "holds something but ids from 0 to 23"},
     {"tokens", "[23, 5, 7]", "[5, 23, 5]", "names token 5 twice"},
     {"tokens", "[23, 5, 7]", "[5, 7]", "trainable_tokens_delta' is [3, 8], expected [2, 8]"},
@@ -900,12 +904,12 @@ static const struct wrong {
      "'base_model.model.lm_head.lora_A.weight' is not among the targets"},
 };
 
-/* `old` → `new` in a copy of the case's config, tensors as they are. */
-static void wrong_write(const struct wrong *w, const char *dir) {
+/* Writes a copy of the golden adapter with `old` replaced by `new` in its config. */
+static void invalid_config_write(const struct invalid_config *w, const char *dir) {
     char *from = xasprintf(GOLDEN "/%s", w->from), *to;
     struct error err;
-    struct buf config = text_read(from, "adapter_config.json"),
-               tensors = text_read(from, "adapter_model.safetensors"), out = {0};
+    struct buf config = read_file(from, "adapter_config.json"),
+               tensors = read_file(from, "adapter_model.safetensors"), out = {0};
     json_t *root = json_parse(config.data, config.len, w->from, &err); // one line, spaces as above
     char *line = json_dumps(root, JSON_SORT_KEYS);
     const char *at = strstr(line, w->old);
@@ -913,9 +917,9 @@ static void wrong_write(const struct wrong *w, const char *dir) {
     buf_add(&out, line, (size_t)(at - line));
     buf_printf(&out, "%s%s", w->new, at + strlen(w->old));
     assert_int_equal(dir_make(dir, &err), OK);
-    file_put(to = path_join(dir, "adapter_config.json"), out.data, out.len);
+    write_file(to = path_join(dir, "adapter_config.json"), out.data, out.len);
     free(to);
-    file_put(to = path_join(dir, "adapter_model.safetensors"), tensors.data, tensors.len);
+    write_file(to = path_join(dir, "adapter_model.safetensors"), tensors.data, tensors.len);
     free(to);
     free(from);
     free(line);
@@ -927,21 +931,21 @@ static void wrong_write(const struct wrong *w, const char *dir) {
 
 static void configs_refused(void **state) {
     (void)state;
-    char *dir = path_join(work, "wrong");
-    for (size_t i = 0; i < ARRAY_LEN(wrongs); i++) {
-        struct model *m = base_open(strstr(wrongs[i].from, "tied") ? "tied" : "base");
+    char *dir = path_join(temp_dir, "wrong");
+    for (size_t i = 0; i < ARRAY_LEN(invalid_configs); i++) {
+        struct model *m = base_open(strstr(invalid_configs[i].from, "tied") ? "tied" : "base");
         struct error err = {0};
-        wrong_write(&wrongs[i], dir);
+        invalid_config_write(&invalid_configs[i], dir);
         assert_null(adapter_open(dir, m, &err));
-        if (!strstr(err.text, wrongs[i].words))
-            fail_msg("wanted \"%s\", got \"%s\"", wrongs[i].words, err.text);
+        if (!strstr(err.text, invalid_configs[i].words))
+            fail_msg("wanted \"%s\", got \"%s\"", invalid_configs[i].words, err.text);
         model_close(m);
     }
     free(dir);
 }
 
-/* The case's tensors under PEFT's internal names, which include the adapter's name. */
-static void inner_names(void **state) {
+/* Tensors with PEFT's internal names, which include the adapter's name. */
+static void peft_internal_names(void **state) {
     (void)state;
     static const struct {
         const char *ending, *inner;
@@ -953,15 +957,15 @@ static void inner_names(void **state) {
         {"lora_embedding_B", "lora_embedding_B.default"},
         {"trainable_tokens_delta", "trainable_tokens_delta.default"},
     };
-    char *dir = path_join(work, "inner"), *path = path_join(dir, "adapter_model.safetensors");
+    char *dir = path_join(temp_dir, "inner"), *path = path_join(dir, "adapter_model.safetensors");
     for (int i = 0; i < n_golden; i++) {
-        struct wrong same = {golden[i].name, "LORA", "LORA", NULL};
+        struct invalid_config same = {golden[i].name, "LORA", "LORA", NULL};
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m);
         struct safetensors st;
         struct error err;
         char *from = xasprintf(GOLDEN "/%s/adapter_model.safetensors", golden[i].name);
-        wrong_write(&same, dir);
+        invalid_config_write(&same, dir);
         assert_int_equal(safetensors_open(&st, from, &err), OK);
         for (int t = 0; t < st.n_tensors; t++)
             for (size_t k = 0; k < ARRAY_LEN(names); k++) {
@@ -985,8 +989,8 @@ static void inner_names(void **state) {
     free(path);
 }
 
-/* Names of the language model's modules in a multimodal Gemma, before and after PEFT renamed them,
- * and of modules that are not the language model's. */
+/* Names of the language model's modules in a multimodal Gemma, in the forms of old and new
+ * versions, and names of modules outside of the language model. */
 static void multimodal_names(void **state) {
     (void)state;
     static const char vision[] = "base_model.model.model.vision_tower.encoder.layers.0.self_attn."
@@ -1001,7 +1005,7 @@ static void multimodal_names(void **state) {
     };
     struct model *m = fixture_model("tiny-gemma3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 3, "q_proj,down_proj", 0.2f, 4);
-    char *plain = path_join(work, "language"), *dir = path_join(work, "multimodal"),
+    char *plain = path_join(temp_dir, "language"), *dir = path_join(temp_dir, "multimodal"),
          *from = path_join(plain, "adapter_model.safetensors"),
          *to = path_join(dir, "adapter_model.safetensors"),
          *config = path_join(dir, "adapter_config.json");
@@ -1028,7 +1032,7 @@ static void multimodal_names(void **state) {
         char *text = xasprintf("{\"peft_type\": \"LORA\", \"r\": 3, \"lora_alpha\": 4.5, "
                                "\"target_modules\": %s}",
                                rows[i].targets);
-        file_put(config, text, strlen(text));
+        write_file(config, text, strlen(text));
         struct adapter *b = open_ok(dir, m);
         assert_string_equal(a->hash, b->hash);
         for (int t = 0; t < n; t++) free(list[t].name);
@@ -1046,25 +1050,25 @@ static void multimodal_names(void **state) {
     free(config);
 }
 
-/* Every kind of tensor with a NaN as its last value is refused by name. */
+/* Each kind of tensor is refused if its last value is NaN, and the error has the tensor's name. */
 static void nan_refused(void **state) {
     (void)state;
     static const char *const kinds[] = {"plain", "dora", "saved", "tokens", "tables"};
-    char *dir = path_join(work, "nan"), *path = path_join(dir, "adapter_model.safetensors");
+    char *dir = path_join(temp_dir, "nan"), *path = path_join(dir, "adapter_model.safetensors");
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
-        struct wrong same = {kinds[k], "LORA", "LORA", NULL};
+        struct invalid_config same = {kinds[k], "LORA", "LORA", NULL};
         struct model *m = base_open("base");
         struct safetensors st;
         struct error err;
-        wrong_write(&same, dir);
-        struct buf b = text_read(dir, "adapter_model.safetensors");
+        invalid_config_write(&same, dir);
+        struct buf b = read_file(dir, "adapter_model.safetensors");
         assert_int_equal(safetensors_open(&st, path, &err), OK);
         for (int i = 0; i < st.n_tensors; i++) {
             const struct tensor_info *t = &st.tensors[i];
             char *at = b.data + ((const uint8_t *)t->data - st.map.data) + t->size - 4, old[4];
             memcpy(old, at, 4);
             memcpy(at, &(float){NAN}, 4);
-            file_put(path, b.data, b.len);
+            write_file(path, b.data, b.len);
             memcpy(at, old, 4);
             assert_null(adapter_open(dir, m, &err));
             assert_int_equal(err.code, ERR_NUMERIC);
@@ -1080,16 +1084,26 @@ static void nan_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_agrees),      cmocka_unit_test(saved_again),
-        cmocka_unit_test(gguf_and_back),      cmocka_unit_test(gguf_orientation),
-        cmocka_unit_test(gguf_foreign),       cmocka_unit_test(merged_agrees),
-        cmocka_unit_test(stacked_agrees),     cmocka_unit_test(plain_only),
-        cmocka_unit_test(kinds_invariant),    cmocka_unit_test(architectures),
-        cmocka_unit_test(architecture_names), cmocka_unit_test(engine_agrees),
-        cmocka_unit_test(bound_first),        cmocka_unit_test(whole_tables_thinned),
-        cmocka_unit_test(zero_norm_refused),  cmocka_unit_test(gguf_damaged),
-        cmocka_unit_test(gguf_refused),       cmocka_unit_test(configs_refused),
-        cmocka_unit_test(inner_names),        cmocka_unit_test(multimodal_names),
+        cmocka_unit_test(golden_agrees),
+        cmocka_unit_test(saved_twice_same_bytes),
+        cmocka_unit_test(gguf_round_trip),
+        cmocka_unit_test(gguf_orientation),
+        cmocka_unit_test(gguf_from_other_programs),
+        cmocka_unit_test(merged_agrees),
+        cmocka_unit_test(concat_agrees),
+        cmocka_unit_test(plain_adapters_required),
+        cmocka_unit_test(kinds_invariant),
+        cmocka_unit_test(architectures),
+        cmocka_unit_test(architecture_names),
+        cmocka_unit_test(engine_agrees),
+        cmocka_unit_test(unbound_dora_refused),
+        cmocka_unit_test(replacement_tables_reduced_to_rows),
+        cmocka_unit_test(zero_norm_refused),
+        cmocka_unit_test(gguf_damaged),
+        cmocka_unit_test(gguf_refused),
+        cmocka_unit_test(configs_refused),
+        cmocka_unit_test(peft_internal_names),
+        cmocka_unit_test(multimodal_names),
         cmocka_unit_test(nan_refused),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);

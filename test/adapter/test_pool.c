@@ -1,7 +1,8 @@
 /*
- * The adapter pool: resident adapters, their versions and their memory. Random calls are compared
- * with a naive implementation after each one; files are changed, damaged and rewritten while the
- * pool uses them; threads compete; an engine runs on a version while the next is published.
+ * test_pool: the adapter pool: resident adapters, their versions and their memory. The pool is
+ * compared with a naive implementation after each of many random calls. Files are changed, damaged
+ * and rewritten while the pool uses them, several threads use one pool, and an engine runs one
+ * version while the next is published.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -42,7 +43,7 @@ static int teardown(void **state) {
     return rc;
 }
 
-static const char *in_scratch(const char *name) {
+static const char *scratch_path(const char *name) {
     static char path[4][512];
     static int turn;
     turn = (turn + 1) % 4;
@@ -55,7 +56,7 @@ static void wait_until_stamps_differ(void) {
     usleep(80000);
 }
 
-static struct buf get_file(const char *dir, const char *name) {
+static struct buf read_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     struct buf b = {0};
     if (file_read(path, 1 << 26, &b, &err) != OK) fail_msg("%s", err.text);
@@ -64,7 +65,7 @@ static struct buf get_file(const char *dir, const char *name) {
 }
 
 /* Overwrites in place, without a rename. */
-static void put_file(const char *dir, const char *name, const void *data, size_t n) {
+static void write_file(const char *dir, const char *name, const void *data, size_t n) {
     char *path = path_join(dir, name);
     FILE *f = fopen(path, "wb");
     assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
@@ -78,8 +79,8 @@ static struct adapter *adapter_make(int32_t r, uint64_t seed) {
     return fixture_adapter(&model->config, r, "all-linear", 0.05f, seed);
 }
 
-/* Saves and returns the hash of the directory's content. */
-static const char *save(const char *dir, int32_t r, uint64_t seed, char hash[HASH_LEN]) {
+/* Saves a random adapter; `hash` receives the hash of its content. Returns `dir`. */
+static const char *save_adapter(const char *dir, int32_t r, uint64_t seed, char hash[HASH_LEN]) {
     struct adapter *a = adapter_make(r, seed);
     if (adapter_save(a, dir, "x", &err) != OK) fail_msg("%s", err.text);
     memcpy(hash, a->hash, HASH_LEN);
@@ -98,25 +99,26 @@ static struct adapter *get_ok(struct adapter_pool *p, const char *name) {
     return a;
 }
 
-static void get_is(struct adapter_pool *p, const char *name, const char *hash) {
+static void assert_get(struct adapter_pool *p, const char *name, const char *hash) {
     struct adapter *a = get_ok(p, name);
     assert_string_equal(a->hash, hash);
     adapter_release(a);
 }
 
-static void get_fails(struct adapter_pool *p, const char *name, int code, const char *words) {
+static void assert_get_fails(struct adapter_pool *p, const char *name, int code,
+                             const char *words) {
     assert_null(adapter_pool_get(p, name, &err));
     assert_int_equal(err.code, code);
     if (!strstr(err.text, words)) fail_msg("'%s' is not in '%s'", words, err.text);
 }
 
-static void ok(int rc) {
+static void assert_ok(int rc) {
     if (rc < OK) fail_msg("%s", err.text);
 }
 
-/* The item of one name; its texts are allocated in `arena`. */
-static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name,
-                                        struct arena *arena) {
+/* The pool's item with this name; its strings are allocated in `arena`. */
+static struct adapter_pool_item pool_item_find(struct adapter_pool *p, const char *name,
+                                               struct arena *arena) {
     int n;
     const struct adapter_pool_item *list = adapter_pool_list(p, arena, &n);
     for (int i = 0; i < n; i++) {
@@ -127,96 +129,98 @@ static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name
     return (struct adapter_pool_item){0};
 }
 
-/* The naive implementation: every object separate, every sum recomputed. */
-enum { N_NAMES = 9, N_CONTENTS = 7, N_OBJECTS = 20000, N_HOLDS = 12 };
+/* The naive implementation: a new object for each load, and every sum recomputed. */
+enum { N_NAMES = 9, N_CONTENTS = 7, N_OBJECTS = 20000, N_REFERENCES = 12 };
 struct naive_object {
     int content, users;
     size_t bytes;
-    bool held; /* by the pool */
+    bool referenced_by_pool; /* the pool has a reference */
 };
 struct naive_name {
-    bool there, on_disk, pinned;
+    bool exists, on_disk, pinned;
     int path, content, object; /* object -1: not resident */
-    uint64_t version, turn;
+    uint64_t version, lru_stamp;
 };
 struct naive_pool {
     struct naive_name names[N_NAMES];
     struct naive_object objects[N_OBJECTS];
     int n_objects;
     size_t max, file_bytes[N_CONTENTS], memory_bytes[N_CONTENTS];
-    uint64_t turns, drops;
+    uint64_t lru_clock, drops;
 };
 
-static size_t naive_held(const struct naive_pool *t) {
+static size_t naive_bytes(const struct naive_pool *t) {
     size_t sum = 0;
-    for (int i = 0; i < t->n_objects; i++) sum += t->objects[i].held ? t->objects[i].bytes : 0;
+    for (int i = 0; i < t->n_objects; i++)
+        sum += t->objects[i].referenced_by_pool ? t->objects[i].bytes : 0;
     return sum;
 }
 
-/* Drops the pool's reference; memory is released with the last user's reference. */
-static void naive_sweep(struct naive_pool *t) {
+/* Releases the pool's references to unused objects that are not resident. */
+static void naive_release_unused(struct naive_pool *t) {
     for (int i = 0; i < t->n_objects; i++) {
         bool resident = false;
         for (int k = 0; k < N_NAMES; k++)
-            resident = resident || (t->names[k].there && t->names[k].object == i);
-        if (!resident && t->objects[i].users == 0) t->objects[i].held = false;
+            resident = resident || (t->names[k].exists && t->names[k].object == i);
+        if (!resident && t->objects[i].users == 0) t->objects[i].referenced_by_pool = false;
     }
 }
 
-static bool naive_droppable(const struct naive_pool *t, int k) {
+static bool naive_is_evictable(const struct naive_pool *t, int k) {
     const struct naive_name *n = &t->names[k];
-    return n->there && n->object >= 0 && n->on_disk && !n->pinned &&
+    return n->exists && n->object >= 0 && n->on_disk && !n->pinned &&
            t->objects[n->object].users == 0;
 }
 
-static int naive_room(struct naive_pool *t, int k, size_t size) {
-    naive_sweep(t);
+static int naive_evict_to_fit(struct naive_pool *t, int k, size_t size) {
+    naive_release_unused(t);
     const struct naive_name *self = &t->names[k];
-    size_t own = 0, free = 0;
-    if (self->there && self->object >= 0 && t->objects[self->object].users == 0)
-        own = t->objects[self->object].bytes;
+    size_t replaced_bytes = 0, evictable_bytes = 0;
+    if (self->exists && self->object >= 0 && t->objects[self->object].users == 0)
+        replaced_bytes = t->objects[self->object].bytes;
     for (int i = 0; i < N_NAMES; i++)
-        if (i != k && naive_droppable(t, i)) free += t->objects[t->names[i].object].bytes;
+        if (i != k && naive_is_evictable(t, i))
+            evictable_bytes += t->objects[t->names[i].object].bytes;
     if (size > t->max) return ERR_MEMORY;
-    if (naive_held(t) - own - free + size > t->max) return ERR_STATE;
-    while (naive_held(t) - own + size > t->max) {
+    if (naive_bytes(t) - replaced_bytes - evictable_bytes + size > t->max) return ERR_STATE;
+    while (naive_bytes(t) - replaced_bytes + size > t->max) {
         int best = -1;
         for (int i = 0; i < N_NAMES; i++)
-            if (i != k && naive_droppable(t, i) &&
-                (best < 0 || t->names[i].turn < t->names[best].turn))
+            if (i != k && naive_is_evictable(t, i) &&
+                (best < 0 || t->names[i].lru_stamp < t->names[best].lru_stamp))
                 best = i;
         t->names[best].object = -1;
         t->drops++;
-        naive_sweep(t);
+        naive_release_unused(t);
     }
     return OK;
 }
 
-static void naive_place(struct naive_pool *t, int k, int content, size_t bytes) {
+static void naive_replace(struct naive_pool *t, int k, int content, size_t bytes) {
     struct naive_name *n = &t->names[k];
     assert_true(t->n_objects < N_OBJECTS);
     t->objects[t->n_objects] =
-        (struct naive_object){.content = content, .bytes = bytes, .held = true};
+        (struct naive_object){.content = content, .bytes = bytes, .referenced_by_pool = true};
     n->version += n->content != content;
     n->content = content;
     n->object = t->n_objects++;
-    naive_sweep(t);
+    naive_release_unused(t);
 }
 
 static int naive_get(struct naive_pool *t, int k) {
     struct naive_name *n = &t->names[k];
-    naive_sweep(t);
-    if (!n->there) return ERR_MISSING;
+    naive_release_unused(t);
+    if (!n->exists) return ERR_MISSING;
     if (n->object < 0) {
-        int rc = naive_room(t, k, t->file_bytes[n->path]);
+        int rc = naive_evict_to_fit(t, k, t->file_bytes[n->path]);
         if (rc != OK) {
             n->version += n->content != n->path;
             n->content = n->path;
             return rc;
         }
-        naive_place(t, k, n->path, t->file_bytes[n->path]);
+        naive_replace(t, k, n->path, t->file_bytes[n->path]);
     }
-    n->turn = ++t->turns;
+    n->lru_stamp = ++t->lru_clock;
     t->objects[n->object].users++;
     return OK;
 }
@@ -224,28 +228,28 @@ static int naive_get(struct naive_pool *t, int k) {
 static int naive_publish(struct naive_pool *t, int k, int content, bool on_disk) {
     struct naive_name *n = &t->names[k];
     size_t bytes = on_disk ? t->file_bytes[content] : t->memory_bytes[content];
-    bool same = n->there && n->object >= 0 && n->content == content;
-    int rc = same ? OK : naive_room(t, k, bytes);
+    bool same = n->exists && n->object >= 0 && n->content == content;
+    int rc = same ? OK : naive_evict_to_fit(t, k, bytes);
     if (rc != OK) return rc;
-    if (!n->there) *n = (struct naive_name){.there = true, .content = -1, .object = -1};
+    if (!n->exists) *n = (struct naive_name){.exists = true, .content = -1, .object = -1};
     n->on_disk = on_disk;
     n->path = content;
-    n->turn = ++t->turns;
-    if (!same) naive_place(t, k, content, bytes);
+    n->lru_stamp = ++t->lru_clock;
+    if (!same) naive_replace(t, k, content, bytes);
     return OK;
 }
 
 static const char *const naive_names[N_NAMES] = {"a", "b",      "c",    "d", "e",
                                                  "f", "日本語", "汉字", "z"};
 
-/* Pool, naive implementation, and references of the test's requests. */
+/* A pool, its naive implementation, and the references that the test has got from it. */
 struct trial {
     struct adapter_pool *p;
     struct naive_pool t;
     struct rng rng;
     char dirs[N_CONTENTS][512];
-    struct adapter *contents[N_CONTENTS], *holds[N_HOLDS];
-    int hold_objects[N_HOLDS], n_holds;
+    struct adapter *contents[N_CONTENTS], *references[N_REFERENCES];
+    int reference_objects[N_REFERENCES], n_references;
 };
 
 static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
@@ -254,7 +258,7 @@ static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
         char hash[HASH_LEN], name[24];
         snprintf(name, sizeof name, "twin-%d", i);
         int32_t r = 1 + (i * 2) % 5;
-        strcpy(w->dirs[i], save(in_scratch(name), r, (uint64_t)i, hash));
+        strcpy(w->dirs[i], save_adapter(scratch_path(name), r, (uint64_t)i, hash));
         w->contents[i] = adapter_make(r, (uint64_t)i);
         struct adapter *file = adapter_open(w->dirs[i], model, &err);
         assert_string_equal(file->hash, hash);
@@ -275,29 +279,29 @@ static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
 }
 
 static void trial_close(struct trial *w) {
-    for (int i = 0; i < w->n_holds; i++) adapter_release(w->holds[i]);
+    for (int i = 0; i < w->n_references; i++) adapter_release(w->references[i]);
     adapter_pool_free(w->p);
     for (int i = 0; i < N_CONTENTS; i++) adapter_release(w->contents[i]);
 }
 
 static void trial_get(struct trial *w, int k) {
-    if (w->n_holds == N_HOLDS) return;
+    if (w->n_references == N_REFERENCES) return;
     struct adapter *a = adapter_pool_get(w->p, naive_names[k], &err);
     int want = naive_get(&w->t, k);
     assert_int_equal(a ? OK : err.code, want);
     if (!a) return;
     assert_string_equal(a->hash, w->contents[w->t.names[k].content]->hash);
-    w->holds[w->n_holds] = a;
-    w->hold_objects[w->n_holds++] = w->t.names[k].object;
+    w->references[w->n_references] = a;
+    w->reference_objects[w->n_references++] = w->t.names[k].object;
 }
 
 static void trial_release(struct trial *w) {
-    if (w->n_holds == 0) return;
-    int i = (int)rng_below(&w->rng, (uint32_t)w->n_holds);
-    adapter_release(w->holds[i]);
-    w->t.objects[w->hold_objects[i]].users--;
-    w->holds[i] = w->holds[--w->n_holds];
-    w->hold_objects[i] = w->hold_objects[w->n_holds];
+    if (w->n_references == 0) return;
+    int i = (int)rng_below(&w->rng, (uint32_t)w->n_references);
+    adapter_release(w->references[i]);
+    w->t.objects[w->reference_objects[i]].users--;
+    w->references[i] = w->references[--w->n_references];
+    w->reference_objects[i] = w->reference_objects[w->n_references];
 }
 
 static void trial_publish(struct trial *w, int k, int content, bool on_disk) {
@@ -311,26 +315,26 @@ static void trial_publish(struct trial *w, int k, int content, bool on_disk) {
 
 static void trial_remove(struct trial *w, int k) {
     int rc = adapter_pool_remove(w->p, naive_names[k], &err);
-    assert_int_equal(rc, w->t.names[k].there ? OK : ERR_MISSING);
+    assert_int_equal(rc, w->t.names[k].exists ? OK : ERR_MISSING);
     w->t.names[k] = (struct naive_name){.object = -1};
-    naive_sweep(&w->t);
+    naive_release_unused(&w->t);
 }
 
 static void trial_add(struct trial *w, int k, int content) {
     struct naive_name *n = &w->t.names[k];
-    int want = !n->there || (n->on_disk && n->path == content) ? OK : ERR_STATE;
+    int want = !n->exists || (n->on_disk && n->path == content) ? OK : ERR_STATE;
     assert_int_equal(adapter_pool_add(w->p, naive_names[k], w->dirs[content], &err), want);
-    if (!n->there)
+    if (!n->exists)
         *n = (struct naive_name){
-            .there = true, .on_disk = true, .path = content, .content = -1, .object = -1};
+            .exists = true, .on_disk = true, .path = content, .content = -1, .object = -1};
 }
 
 static void trial_pin(struct trial *w, int k) {
     struct naive_name *n = &w->t.names[k];
     bool pinned = rng_below(&w->rng, 3) == 0;
     int rc = adapter_pool_pin(w->p, naive_names[k], pinned, &err);
-    assert_int_equal(rc, n->there ? OK : ERR_MISSING);
-    n->pinned = n->there && pinned;
+    assert_int_equal(rc, n->exists ? OK : ERR_MISSING);
+    n->pinned = n->exists && pinned;
 }
 
 static void trial_step(struct trial *w) {
@@ -356,12 +360,12 @@ static void trial_compare(struct trial *w) {
     struct adapter_pool_stats s = adapter_pool_stats(w->p);
     struct arena arena = {0};
     int n, at = 0, resident = 0;
-    naive_sweep(&w->t);
+    naive_release_unused(&w->t);
     const struct adapter_pool_item *list = adapter_pool_list(w->p, &arena, &n);
     for (int k = 0; k < N_NAMES; k++) {
         const struct naive_name *t = &w->t.names[k];
-        if (!t->there) continue;
-        const struct adapter_pool_item item = item_of(w->p, naive_names[k], &arena);
+        if (!t->exists) continue;
+        const struct adapter_pool_item item = pool_item_find(w->p, naive_names[k], &arena);
         assert_int_equal(item.version, t->version);
         assert_string_equal(item.hash, t->content < 0 ? "" : w->contents[t->content]->hash);
         assert_int_equal(item.bytes, t->object < 0 ? 0 : w->t.objects[t->object].bytes);
@@ -376,7 +380,7 @@ static void trial_compare(struct trial *w) {
     assert_int_equal(n, at);
     assert_int_equal(s.n, n);
     assert_int_equal(s.n_resident, resident);
-    assert_int_equal(s.bytes, naive_held(&w->t));
+    assert_int_equal(s.bytes, naive_bytes(&w->t));
     assert_true(s.bytes <= s.max_bytes);
     assert_int_equal(s.drops, w->t.drops);
     arena_release(&arena);
@@ -400,29 +404,30 @@ static void full_pool_then_room(void **state) {
     (void)state;
     char one[HASH_LEN], two[HASH_LEN], big[HASH_LEN];
     struct arena arena = {0};
-    const char *dirs[] = {save(in_scratch("one"), 2, 1, one), save(in_scratch("two"), 2, 2, two),
-                          save(in_scratch("big"), 9, 3, big)};
+    const char *dirs[] = {save_adapter(scratch_path("one"), 2, 1, one),
+                          save_adapter(scratch_path("two"), 2, 2, two),
+                          save_adapter(scratch_path("big"), 9, 3, big)};
     struct adapter *a = adapter_open(dirs[0], model, &err);
     adapter_pack(a, DTYPE_F32);
     struct adapter_pool *p = pool_make(adapter_bytes(a) * 3 / 2, false);
     adapter_release(a);
     wait_until_stamps_differ();
-    ok(adapter_pool_add(p, "one", dirs[0], &err));
-    ok(adapter_pool_add(p, "two", dirs[1], &err));
-    ok(adapter_pool_add(p, "big", dirs[2], &err));
+    assert_ok(adapter_pool_add(p, "one", dirs[0], &err));
+    assert_ok(adapter_pool_add(p, "two", dirs[1], &err));
+    assert_ok(adapter_pool_add(p, "big", dirs[2], &err));
     a = get_ok(p, "one");
-    for (int i = 0; i < 5; i++) get_fails(p, "two", ERR_STATE, "in use");
-    assert_int_equal(item_of(p, "two", &arena).loads, 1);
-    assert_string_equal(item_of(p, "two", &arena).hash, two);
-    get_fails(p, "big", ERR_MEMORY, "more than the pool");
+    for (int i = 0; i < 5; i++) assert_get_fails(p, "two", ERR_STATE, "in use");
+    assert_int_equal(pool_item_find(p, "two", &arena).loads, 1);
+    assert_string_equal(pool_item_find(p, "two", &arena).hash, two);
+    assert_get_fails(p, "big", ERR_MEMORY, "more than the pool");
     assert_int_equal(adapter_pool_publish_path(p, "new", dirs[1], &err), ERR_STATE);
     assert_int_equal(adapter_pool_stats(p).n, 3);
     adapter_release(a);
-    get_is(p, "two", two);
-    ok(adapter_pool_pin(p, "two", true, &err));
-    get_fails(p, "one", ERR_STATE, "pinned");
-    ok(adapter_pool_pin(p, "two", false, &err));
-    get_is(p, "one", one);
+    assert_get(p, "two", two);
+    assert_ok(adapter_pool_pin(p, "two", true, &err));
+    assert_get_fails(p, "one", ERR_STATE, "pinned");
+    assert_ok(adapter_pool_pin(p, "two", false, &err));
+    assert_get(p, "one", one);
     arena_release(&arena);
     adapter_pool_free(p);
 }
@@ -432,49 +437,50 @@ static void changed_files_are_reloaded(void **state) {
     char hash[HASH_LEN], next[HASH_LEN];
     struct arena arena = {0};
     struct adapter_pool *p = pool_make(0, false);
-    const char *dir = save(in_scratch("changing"), 2, 1, hash);
+    const char *dir = save_adapter(scratch_path("changing"), 2, 1, hash);
     wait_until_stamps_differ();
-    ok(adapter_pool_add(p, "c", dir, &err));
-    assert_int_equal(item_of(p, "c", &arena).loads, 0);
+    assert_ok(adapter_pool_add(p, "c", dir, &err));
+    assert_int_equal(pool_item_find(p, "c", &arena).loads, 0);
     struct adapter *held = get_ok(p, "c");
-    get_is(p, "c", hash);
-    assert_int_equal(item_of(p, "c", &arena).loads, 1);
-    save(dir, 2, 2, next);
-    get_is(p, "c", next);
+    assert_get(p, "c", hash);
+    assert_int_equal(pool_item_find(p, "c", &arena).loads, 1);
+    save_adapter(dir, 2, 2, next);
+    assert_get(p, "c", next);
     assert_string_equal(held->hash, hash);
-    assert_int_equal(item_of(p, "c", &arena).version, 2);
+    assert_int_equal(pool_item_find(p, "c", &arena).version, 2);
     assert_int_equal(adapter_pool_stats(p).n_retired, 1);
     adapter_release(held);
     assert_int_equal(adapter_pool_stats(p).n_retired, 0);
     /* The same content again: the same object. */
     wait_until_stamps_differ();
     held = get_ok(p, "c");
-    save(dir, 2, 2, next);
+    save_adapter(dir, 2, 2, next);
     struct adapter *again = get_ok(p, "c");
     assert_ptr_equal(held, again);
-    assert_int_equal(item_of(p, "c", &arena).version, 2);
+    assert_int_equal(pool_item_find(p, "c", &arena).version, 2);
     adapter_release(held);
     adapter_release(again);
     arena_release(&arena);
     adapter_pool_free(p);
 }
 
-/* Faster than the clock of the file system: size, inode and times may all be the same. */
+/* Rewrites faster than the resolution of file times: size, inode and times may all stay the same.
+ */
 static void quick_rewrites_are_detected(void **state) {
     (void)state;
     enum { N = 6 };
     char hash[N][HASH_LEN];
     struct buf bytes[N];
-    const char *dir = in_scratch("quick");
+    const char *dir = scratch_path("quick");
     for (int i = 0; i < N; i++) {
-        save(dir, 1, (uint64_t)i, hash[i]);
-        bytes[i] = get_file(dir, TENSORS);
+        save_adapter(dir, 1, (uint64_t)i, hash[i]);
+        bytes[i] = read_file(dir, TENSORS);
     }
     struct adapter_pool *p = pool_make(0, true);
-    ok(adapter_pool_add(p, "q", dir, &err));
+    assert_ok(adapter_pool_add(p, "q", dir, &err));
     for (int i = 0; i < 120; i++) {
-        put_file(dir, TENSORS, bytes[i % N].data, bytes[i % N].len);
-        get_is(p, "q", hash[i % N]);
+        write_file(dir, TENSORS, bytes[i % N].data, bytes[i % N].len);
+        assert_get(p, "q", hash[i % N]);
     }
     for (int i = 0; i < N; i++) buf_release(&bytes[i]);
     adapter_pool_free(p);
@@ -485,54 +491,54 @@ static void damaged_file_keeps_loaded_version(void **state) {
     char hash[HASH_LEN], next[HASH_LEN];
     struct arena arena = {0};
     struct adapter_pool *p = pool_make(0, false);
-    const char *dir = save(in_scratch("damaged"), 2, 1, hash);
-    struct buf whole = get_file(dir, TENSORS);
+    const char *dir = save_adapter(scratch_path("damaged"), 2, 1, hash);
+    struct buf whole = read_file(dir, TENSORS);
     wait_until_stamps_differ();
-    ok(adapter_pool_add(p, "d", dir, &err));
-    get_is(p, "d", hash);
-    put_file(dir, TENSORS, whole.data, whole.len / 2);
-    get_is(p, "d", hash);
+    assert_ok(adapter_pool_add(p, "d", dir, &err));
+    assert_get(p, "d", hash);
+    write_file(dir, TENSORS, whole.data, whole.len / 2);
+    assert_get(p, "d", hash);
     wait_until_stamps_differ();
-    get_is(p, "d", hash); // checked once more, because it was written so recently
-    uint64_t loads = item_of(p, "d", &arena).loads;
-    for (int i = 0; i < 3; i++) get_is(p, "d", hash);
-    assert_int_equal(item_of(p, "d", &arena).loads, loads);
-    assert_non_null(strstr(item_of(p, "d", &arena).problem, TENSORS));
-    put_file(dir, CONFIG, "{", 1);
-    get_is(p, "d", hash);
-    assert_non_null(strstr(item_of(p, "d", &arena).problem, CONFIG));
+    assert_get(p, "d", hash); // checked once more, because it was written so recently
+    uint64_t loads = pool_item_find(p, "d", &arena).loads;
+    for (int i = 0; i < 3; i++) assert_get(p, "d", hash);
+    assert_int_equal(pool_item_find(p, "d", &arena).loads, loads);
+    assert_non_null(strstr(pool_item_find(p, "d", &arena).problem, TENSORS));
+    write_file(dir, CONFIG, "{", 1);
+    assert_get(p, "d", hash);
+    assert_non_null(strstr(pool_item_find(p, "d", &arena).problem, CONFIG));
     char *tensors = path_join(dir, TENSORS);
     unlink(tensors);
     free(tensors);
-    get_is(p, "d", hash);
-    assert_non_null(strstr(item_of(p, "d", &arena).problem, "has no"));
-    save(dir, 3, 2, next);
-    get_is(p, "d", next);
-    assert_null(item_of(p, "d", &arena).problem);
-    assert_int_equal(item_of(p, "d", &arena).version, 2);
+    assert_get(p, "d", hash);
+    assert_non_null(strstr(pool_item_find(p, "d", &arena).problem, "has no"));
+    save_adapter(dir, 3, 2, next);
+    assert_get(p, "d", next);
+    assert_null(pool_item_find(p, "d", &arena).problem);
+    assert_int_equal(pool_item_find(p, "d", &arena).version, 2);
     buf_release(&whole);
     arena_release(&arena);
     adapter_pool_free(p);
 }
 
-/* No loaded version exists: the error is found once and repeated. */
+/* Without a loaded version the error is found once and returned by each get. */
 static void damaged_adapter_is_refused(void **state) {
     (void)state;
     char hash[HASH_LEN];
     struct arena arena = {0};
     struct adapter_pool *p = pool_make(0, false);
-    const char *dir = save(in_scratch("refused"), 2, 1, hash);
-    struct buf whole = get_file(dir, TENSORS);
-    ok(adapter_pool_add(p, "r", dir, &err));
-    put_file(dir, TENSORS, whole.data, whole.len - 4);
+    const char *dir = save_adapter(scratch_path("refused"), 2, 1, hash);
+    struct buf whole = read_file(dir, TENSORS);
+    assert_ok(adapter_pool_add(p, "r", dir, &err));
+    write_file(dir, TENSORS, whole.data, whole.len - 4);
     wait_until_stamps_differ();
-    for (int i = 0; i < 4; i++) get_fails(p, "r", ERR_FORMAT, TENSORS);
-    assert_int_equal(item_of(p, "r", &arena).loads, 1);
-    assert_int_equal(item_of(p, "r", &arena).version, 0);
+    for (int i = 0; i < 4; i++) assert_get_fails(p, "r", ERR_FORMAT, TENSORS);
+    assert_int_equal(pool_item_find(p, "r", &arena).loads, 1);
+    assert_int_equal(pool_item_find(p, "r", &arena).version, 0);
     assert_int_equal(adapter_pool_publish_path(p, "new", dir, &err), ERR_FORMAT);
-    get_fails(p, "new", ERR_MISSING, "'new'");
-    put_file(dir, TENSORS, whole.data, whole.len);
-    get_is(p, "r", hash);
+    assert_get_fails(p, "new", ERR_MISSING, "'new'");
+    write_file(dir, TENSORS, whole.data, whole.len);
+    assert_get(p, "r", hash);
     buf_release(&whole);
     arena_release(&arena);
     adapter_pool_free(p);
@@ -541,32 +547,32 @@ static void damaged_adapter_is_refused(void **state) {
 static void names_and_paths(void **state) {
     (void)state;
     char one[HASH_LEN], two[HASH_LEN];
-    const char *a = save(in_scratch("scan/狐"), 1, 1, one);
-    const char *b = save(in_scratch("scan/b"), 1, 2, two);
+    const char *a = save_adapter(scratch_path("scan/狐"), 1, 1, one);
+    const char *b = save_adapter(scratch_path("scan/b"), 1, 2, two);
     char *hidden = xasprintf("%s/scan/.hidden", scratch), *plain = xasprintf("%s/scan/no", scratch);
     char *gguf = xasprintf("%s/lora.gguf", scratch);
     struct adapter_pool *p = pool_make(0, false);
-    save(hidden, 1, 3, (char[HASH_LEN]){0});
-    ok(dir_make(plain, &err));
-    ok(adapter_pool_add(p, "b", a, &err)); // the explicit add replaces the scanned one
-    assert_int_equal(adapter_pool_scan(p, in_scratch("scan"), &err), 1);
-    assert_int_equal(adapter_pool_scan(p, in_scratch("scan"), &err), 0);
-    assert_int_equal(adapter_pool_scan(p, in_scratch("none"), &err), ERR_MISSING);
-    get_is(p, "狐", one);
-    get_is(p, "b", one);
+    save_adapter(hidden, 1, 3, (char[HASH_LEN]){0});
+    assert_ok(dir_make(plain, &err));
+    assert_ok(adapter_pool_add(p, "b", a, &err)); // the explicit add replaces the scanned one
+    assert_int_equal(adapter_pool_scan(p, scratch_path("scan"), &err), 1);
+    assert_int_equal(adapter_pool_scan(p, scratch_path("scan"), &err), 0);
+    assert_int_equal(adapter_pool_scan(p, scratch_path("none"), &err), ERR_MISSING);
+    assert_get(p, "狐", one);
+    assert_get(p, "b", one);
     assert_int_equal(adapter_pool_add(p, "b", b, &err), ERR_STATE);
     assert_int_equal(adapter_pool_add(p, "x", plain, &err), ERR_MISSING);
-    assert_int_equal(adapter_pool_add(p, "x", in_scratch("none"), &err), ERR_MISSING);
+    assert_int_equal(adapter_pool_add(p, "x", scratch_path("none"), &err), ERR_MISSING);
     const char *bad[] = {"", "a\nb", "\x1b[0m", "\xff\xfe"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++)
         assert_int_equal(adapter_pool_add(p, bad[i], a, &err), ERR_USAGE);
     struct adapter *held = get_ok(p, "b");
-    ok(adapter_save_gguf(held, gguf, "x", false, &err));
+    assert_ok(adapter_save_gguf(held, gguf, "x", false, &err));
     adapter_release(held);
-    ok(adapter_pool_add(p, "gguf", gguf, &err));
-    get_is(p, "gguf", one);
-    ok(adapter_pool_remove(p, "b", &err));
-    get_fails(p, "b", ERR_MISSING, "'b'");
+    assert_ok(adapter_pool_add(p, "gguf", gguf, &err));
+    assert_get(p, "gguf", one);
+    assert_ok(adapter_pool_remove(p, "b", &err));
+    assert_get_fails(p, "b", ERR_MISSING, "'b'");
     assert_int_equal(adapter_pool_remove(p, "b", &err), ERR_MISSING);
     assert_int_equal(adapter_pool_pin(p, "b", true, &err), ERR_MISSING);
     adapter_pool_free(p);
@@ -579,7 +585,7 @@ static void incompatible_adapters_are_not_published(void **state) {
     (void)state;
     struct adapter_pool *p = pool_make(0, false);
     struct model_config c;
-    ok(model_preset_find("tiny-qwen3", &c, &err));
+    assert_ok(model_preset_find("tiny-qwen3", &c, &err));
     c.n_layers++;
     struct adapter *a = fixture_adapter(&c, 1, "q_proj", 1, 1);
     assert_int_equal(adapter_pool_publish(p, "a", a, &err), ERR_MISMATCH);
@@ -607,14 +613,14 @@ static struct engine *engine_make(enum dtype elem) {
     return e;
 }
 
-static void request_alone(struct engine_request *r, struct adapter *a, enum dtype elem) {
+static void request_run_alone(struct engine_request *r, struct adapter *a, enum dtype elem) {
     struct engine *e = engine_make(elem);
     *r = request_make(a);
-    ok(engine_run(e, r, 1, NULL, &err));
+    assert_ok(engine_run(e, r, 1, NULL, &err));
     engine_free(e);
 }
 
-static void same_output(const struct engine_request *a, const struct engine_request *b) {
+static void assert_same_output(const struct engine_request *a, const struct engine_request *b) {
     assert_true(a->done && b->done);
     assert_int_equal(a->n_out, b->n_out);
     assert_memory_equal(a->out, b->out, (size_t)a->n_out * sizeof *a->out);
@@ -626,28 +632,28 @@ static void replaced_while_running(void **state) {
     char hash[2][HASH_LEN];
     struct engine_request alone[2], together[2];
     struct adapter *got[2];
-    const char *dirs[] = {save(in_scratch("v1"), 3, 1, hash[0]),
-                          save(in_scratch("v2"), 3, 2, hash[1])};
+    const char *dirs[] = {save_adapter(scratch_path("v1"), 3, 1, hash[0]),
+                          save_adapter(scratch_path("v2"), 3, 2, hash[1])};
     for (int i = 0; i < 2; i++) {
         struct adapter *a = adapter_open(dirs[i], model, &err);
-        request_alone(&alone[i], a, DTYPE_F32);
+        request_run_alone(&alone[i], a, DTYPE_F32);
         adapter_release(a);
     }
     struct adapter_pool *p = pool_make(0, true);
     struct engine *e = engine_make(DTYPE_F32);
     for (int i = 0; i < 2; i++) {
-        ok(adapter_pool_publish_path(p, "hot", dirs[i], &err));
+        assert_ok(adapter_pool_publish_path(p, "hot", dirs[i], &err));
         got[i] = get_ok(p, "hot");
         assert_string_equal(got[i]->hash, hash[i]);
         together[i] = request_make(got[i]);
-        ok(engine_submit(e, &together[i], &err));
+        assert_ok(engine_submit(e, &together[i], &err));
         for (int k = 0; i == 0 && k < 5; k++) assert_int_equal(engine_step(e), 1);
     }
     assert_int_equal(adapter_pool_stats(p).n_retired, 1);
     while (engine_step(e) > 0) {}
     assert_memory_not_equal(alone[0].out_logprob, alone[1].out_logprob, sizeof(float));
     for (int i = 0; i < 2; i++) {
-        same_output(&alone[i], &together[i]);
+        assert_same_output(&alone[i], &together[i]);
         engine_request_release(&alone[i]);
         engine_request_release(&together[i]);
         adapter_release(got[i]);
@@ -657,29 +663,29 @@ static void replaced_while_running(void **state) {
     adapter_pool_free(p);
 }
 
-/* Only packs in memory: less memory and the same results, also for DoRA. */
+/* serve_only: only packs are in memory; the results are the same, also for DoRA. */
 static void serve_only_keeps_packs(void **state) {
     (void)state;
     static const enum dtype elems[] = {DTYPE_F32, DTYPE_BF16};
     for (int i = 0; i < 4; i++) {
         struct adapter_config c = {.r = 3, .alpha = 5, .dora = i >= 2};
         enum dtype elem = elems[i % 2];
-        ok(adapter_targets_parse("all-linear", c.target, &err));
+        assert_ok(adapter_targets_parse("all-linear", c.target, &err));
         size_t n = adapter_param_count(&model->config, &c);
         float *data = xcalloc(n, sizeof *data);
         struct rng rng = rng_make(6, RNG_TEST, (uint32_t)i, 0);
         for (size_t k = 0; k < n; k++) data[k] = 0.05f + 0.05f * rng_normal(&rng);
         struct adapter *a = adapter_from_data(&model->config, &c, data, NULL), *served;
-        ok(adapter_save(a, in_scratch("served"), "x", &err));
-        ok(adapter_bind(a, model, &err));
+        assert_ok(adapter_save(a, scratch_path("served"), "x", &err));
+        assert_ok(adapter_bind(a, model, &err));
         struct adapter_pool_options o = {.elem = elem, .serve_only = true};
         struct adapter_pool *p = adapter_pool_new(model, &o);
-        ok(adapter_pool_add(p, "s", in_scratch("served"), &err));
+        assert_ok(adapter_pool_add(p, "s", scratch_path("served"), &err));
         served = get_ok(p, "s");
         struct engine_request whole, pack;
-        request_alone(&whole, a, elem);
-        request_alone(&pack, served, elem);
-        same_output(&whole, &pack);
+        request_run_alone(&whole, a, elem);
+        request_run_alone(&pack, served, elem);
+        assert_same_output(&whole, &pack);
         assert_null(served->data);
         assert_true(adapter_bytes(served) < adapter_bytes(a) * 2 / 3);
         engine_request_release(&whole);
@@ -691,31 +697,31 @@ static void serve_only_keeps_packs(void **state) {
     }
 }
 
-/* 2,000 distinct adapters, memory for fifty. */
+/* 2,000 different adapters with memory for fifty. */
 static void two_thousand_adapters(void **state) {
     (void)state;
     enum { N = 2000, FIT = 50 };
     char hash[HASH_LEN], name[64], *previous = xstrdup("");
     struct arena arena = {0};
     struct adapter *a = fixture_adapter(&model->config, 1, "q_proj", 0.1f, 1);
-    ok(adapter_save(a, in_scratch("mother"), "x", &err));
+    assert_ok(adapter_save(a, scratch_path("mother"), "x", &err));
     adapter_pack_only(a, DTYPE_F32);
     size_t bytes = adapter_bytes(a);
     adapter_release(a);
-    struct buf tensors = get_file(in_scratch("mother"), TENSORS);
-    struct buf config = get_file(in_scratch("mother"), CONFIG);
+    struct buf tensors = read_file(scratch_path("mother"), TENSORS);
+    struct buf config = read_file(scratch_path("mother"), CONFIG);
     for (int i = 0; i < N; i++) {
         float last = (float)i;
         snprintf(name, sizeof name, "many/%04d", i);
-        ok(dir_make(in_scratch(name), &err));
+        assert_ok(dir_make(scratch_path(name), &err));
         memcpy(tensors.data + tensors.len - sizeof last, &last, sizeof last);
-        put_file(in_scratch(name), TENSORS, tensors.data, tensors.len);
-        put_file(in_scratch(name), CONFIG, config.data, config.len);
+        write_file(scratch_path(name), TENSORS, tensors.data, tensors.len);
+        write_file(scratch_path(name), CONFIG, config.data, config.len);
     }
     wait_until_stamps_differ();
     struct adapter_pool *p = pool_make(bytes * FIT, true);
     double start = clock_now();
-    assert_int_equal(adapter_pool_scan(p, in_scratch("many"), &err), N);
+    assert_int_equal(adapter_pool_scan(p, scratch_path("many"), &err), N);
     double scanned = clock_now();
     for (int i = 0; i < N; i++) {
         snprintf(name, sizeof name, "%04d", i);
@@ -738,7 +744,7 @@ static void two_thousand_adapters(void **state) {
     assert_int_equal(s.n_resident, FIT);
     assert_int_equal(s.loads, 2 * N - FIT);
     assert_int_equal(s.drops, 2 * N - 2 * FIT);
-    struct adapter_pool_item last = item_of(p, "1999", &arena);
+    struct adapter_pool_item last = pool_item_find(p, "1999", &arena);
     assert_int_equal(last.version, 1);
     memcpy(hash, last.hash, HASH_LEN);
     assert_string_equal(hash, previous);
@@ -749,7 +755,7 @@ static void two_thousand_adapters(void **state) {
     free(previous);
 }
 
-/* Threads get, hold and release adapters while another publishes and removes them. */
+/* Threads get, use and release adapters while another thread publishes and removes them. */
 enum { N_THREADS = 5, N_SHARED = 6 };
 struct race {
     struct adapter_pool *p;
@@ -816,9 +822,9 @@ static void threads_agree(void **state) {
     char name[32];
     for (int i = 0; i <= N_SHARED; i++) {
         snprintf(name, sizeof name, "race-%d", i);
-        save(in_scratch(name), 2, (uint64_t)i, r.hashes[i]);
+        save_adapter(scratch_path(name), 2, (uint64_t)i, r.hashes[i]);
     }
-    struct adapter *a = adapter_open(in_scratch("race-0"), model, &err);
+    struct adapter *a = adapter_open(scratch_path("race-0"), model, &err);
     adapter_pack_only(a, DTYPE_F32);
     bytes = adapter_bytes(a);
     adapter_release(a);
@@ -826,15 +832,15 @@ static void threads_agree(void **state) {
     r.p = pool_make(bytes * 7 / 2, true);
     for (int i = 0; i < N_SHARED; i++) {
         snprintf(name, sizeof name, "race-%d", i);
-        ok(adapter_pool_add(r.p, race_name(i), in_scratch(name), &err));
+        assert_ok(adapter_pool_add(r.p, race_name(i), scratch_path(name), &err));
     }
     pthread_barrier_init(&r.start, NULL, N_THREADS + 1);
     for (int i = 0; i < N_THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, race_reader, &r), 0);
     pthread_barrier_wait(&r.start);
     pthread_barrier_wait(&r.start);
-    assert_int_equal(item_of(r.p, "5", &arena).loads, 1);
-    assert_int_equal(item_of(r.p, "5", &arena).gets, N_THREADS);
+    assert_int_equal(pool_item_find(r.p, "5", &arena).loads, 1);
+    assert_int_equal(pool_item_find(r.p, "5", &arena).gets, N_THREADS);
     pthread_barrier_wait(&r.start);
     for (int i = 0; i < 100; i++) race_publish(&r, i);
     for (int i = 0; i < N_THREADS; i++) pthread_join(threads[i], NULL);

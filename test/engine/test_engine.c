@@ -1,9 +1,9 @@
 /*
- * The engine: a request's result must be a function of its own inputs only. Random requests of
- * every kind run alone, together, in other orders, submitted while others run, with few and many
- * rows, slots and threads; results are compared bit by bit. Choices are compared with a forward
- * pass over each full sequence, the sampler with a naive implementation and with exact
- * probabilities, and all processor levels with each other.
+ * test_engine: a request's result depends on its own inputs only. Random requests run alone and
+ * together, in other orders, submitted while others run, with few and many rows, slots and threads,
+ * and the results must have the same bits. Choices are compared with a forward pass over each full
+ * sequence, the sampler with a naive implementation and with exact probabilities, and the
+ * instruction-set levels with each other.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -29,24 +29,24 @@ struct random_request {
     struct logit_bias bias[4];
 };
 
-static int32_t below(struct rng *rng, uint32_t n) {
+static int32_t random_below(struct rng *rng, uint32_t n) {
     return (int32_t)rng_below(rng, n);
 }
 
-static void draw_prompt(struct random_request *d, struct rng *rng) {
-    d->r.n_prompt = 1 + below(rng, rng_below(rng, 2) ? 34 : 6);
-    int32_t common = below(rng, 4) ? 0 : below(rng, 30); // a quarter begin alike
+static void random_prompt(struct random_request *d, struct rng *rng) {
+    d->r.n_prompt = 1 + random_below(rng, rng_below(rng, 2) ? 34 : 6);
+    int32_t common = random_below(rng, 4) ? 0 : random_below(rng, 30); // a quarter begin alike
     for (int32_t i = 0; i < d->r.n_prompt; i++) {
-        int32_t token = below(rng, VOCAB);
+        int32_t token = random_below(rng, VOCAB);
         d->prompt[i] = i < common ? (7 * i + 3) % VOCAB : token;
     }
     d->r.prompt = d->prompt;
 }
 
-/* Grammars of random requests; made once, freed at the end of the program. */
+/* Grammars of random requests; compiled once, freed at the end of the program. */
 static struct grammar *grammars[4];
 
-static void grammars_make(void) {
+static void grammars_compile(void) {
     struct error err;
     static const char schema[] =
         "{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"},"
@@ -59,94 +59,94 @@ static void grammars_make(void) {
         if (!grammars[i]) fail_msg("grammar %d: %s", i, err.text);
 }
 
-static void draw_sampling(struct random_request *d, struct rng *rng) {
+static void random_sampling(struct random_request *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
     d->r.sampling = (struct sampling_params){.temperature = temperatures[rng_below(rng, 5)],
                                              .top_p = ps[rng_below(rng, 4)],
-                                             .top_k = below(rng, 2) * below(rng, 40),
+                                             .top_k = random_below(rng, 2) * random_below(rng, 40),
                                              .min_p = rng_below(rng, 3) ? 0 : 0.05f,
                                              .seed = rng_u64(rng)};
-    d->r.max_tokens = below(rng, 13);
-    d->r.n_stop = below(rng, 2) * below(rng, 9);
-    for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
+    d->r.max_tokens = random_below(rng, 13);
+    d->r.n_stop = random_below(rng, 2) * random_below(rng, 9);
+    for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = random_below(rng, VOCAB);
     d->r.stop = d->stop;
-    if (!grammars[0]) grammars_make();
+    if (!grammars[0]) grammars_compile();
     if (rng_below(rng, 4) == 0) d->r.grammar = grammars[rng_below(rng, 4)];
     if (rng_below(rng, 3) > 0) return;
     d->r.sampling.typical_p = rng_below(rng, 2) ? 0 : 0.3f;
     d->r.sampling.repetition_penalty = rng_below(rng, 2) ? 0 : 1.3f;
     d->r.sampling.presence_penalty = rng_below(rng, 2) ? 0 : 0.5f;
     d->r.sampling.frequency_penalty = rng_below(rng, 2) ? 0 : 0.2f;
-    d->r.sampling.n_bias = below(rng, 5);
+    d->r.sampling.n_bias = random_below(rng, 5);
     for (int32_t i = 0; i < d->r.sampling.n_bias; i++)
-        d->bias[i] = (struct logit_bias){below(rng, VOCAB), rng_normal(rng)};
+        d->bias[i] = (struct logit_bias){random_below(rng, VOCAB), rng_normal(rng)};
     d->r.sampling.bias = d->bias;
-    d->r.n_top = below(rng, 4);
+    d->r.n_top = random_below(rng, 4);
     d->r.prompt_logprobs = rng_below(rng, 2);
-    d->r.loop_tokens = below(rng, 2) * 4;
+    d->r.loop_tokens = random_below(rng, 2) * 4;
     d->r.logprob_temperature = rng_below(rng, 3) ? 0 : 1.7f;
 }
 
-/* One adapter, none, or a sum of adapters and a perturbation. */
-static void draw_adapters(struct random_request *d, struct adapter *const *adapters,
-                          struct rng *rng) {
-    int32_t a = below(rng, N_ADAPTERS + 3);
+/* No adapter, one adapter, or a mix of adapters and noise. */
+static void random_adapters(struct random_request *d, struct adapter *const *adapters,
+                            struct rng *rng) {
+    int32_t a = random_below(rng, N_ADAPTERS + 3);
     if (a < N_ADAPTERS) d->r.adapter = adapters[a];
     if (a <= N_ADAPTERS) return;
-    d->r.n_mix = 1 + below(rng, 3);
+    d->r.n_mix = 1 + random_below(rng, 3);
     for (int32_t i = 0; i < d->r.n_mix; i++)
-        d->mix[i] =
-            (struct weighted_adapter){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
-                                      .noise = {7, (uint32_t)below(rng, 2)},
-                                      .weight = i == 1 ? 0.01f : 0.5f + (float)below(rng, 2)};
+        d->mix[i] = (struct weighted_adapter){
+            .adapter = i == 1 ? NULL : adapters[random_below(rng, N_ADAPTERS)],
+            .noise = {7, (uint32_t)random_below(rng, 2)},
+            .weight = i == 1 ? 0.01f : 0.5f + (float)random_below(rng, 2)};
     d->r.mix = d->mix;
 }
 
-/* Few different tokens, so that choices share prefixes, contain each other and repeat. */
-static void draw_choices(struct random_request *d, struct rng *rng) {
-    d->r.n_choices = below(rng, 2) * below(rng, 9);
-    d->r.suffix = (struct token_seq){d->suffix, d->r.n_choices ? below(rng, 5) : 0};
-    for (int32_t i = 0; i < d->r.suffix.n; i++) d->suffix[i] = below(rng, VOCAB);
+/* Choices of few different tokens, so that they share prefixes, contain each other and repeat. */
+static void random_choices(struct random_request *d, struct rng *rng) {
+    d->r.n_choices = random_below(rng, 2) * random_below(rng, 9);
+    d->r.suffix = (struct token_seq){d->suffix, d->r.n_choices ? random_below(rng, 5) : 0};
+    for (int32_t i = 0; i < d->r.suffix.n; i++) d->suffix[i] = random_below(rng, VOCAB);
     for (int32_t i = 0; i < d->r.n_choices; i++) {
-        d->choices[i] = (struct token_seq){d->words[i], 1 + below(rng, 6)};
-        for (int32_t j = 0; j < d->choices[i].n; j++) d->words[i][j] = 40 + below(rng, 3);
+        d->choices[i] = (struct token_seq){d->words[i], 1 + random_below(rng, 6)};
+        for (int32_t j = 0; j < d->choices[i].n; j++) d->words[i][j] = 40 + random_below(rng, 3);
     }
     d->r.choices = d->choices;
 }
 
-static void requests_draw(struct random_request *d, int n, struct adapter *const *adapters,
-                          uint32_t id) {
+static void random_requests(struct random_request *d, int n, struct adapter *const *adapters,
+                            uint32_t id) {
     struct rng rng = rng_make(23, RNG_TEST, id, 0);
     for (int i = 0; i < n; i++) {
         d[i] = (struct random_request){0};
-        draw_prompt(&d[i], &rng);
-        draw_sampling(&d[i], &rng);
-        draw_choices(&d[i], &rng);
-        draw_adapters(&d[i], adapters, &rng);
+        random_prompt(&d[i], &rng);
+        random_sampling(&d[i], &rng);
+        random_choices(&d[i], &rng);
+        random_adapters(&d[i], adapters, &rng);
     }
 }
 
-/* Options that the engines of one comparison share, and the number of pages of the next one. */
+/* Options of the engines that engine_make creates. */
 static struct {
     enum dtype kv, lora;
     int32_t n_pages;
-} held;
+} engine_settings;
 
 static struct engine *engine_make(const struct model *m, int max_rows, int max_seqs,
                                   struct pool *pool) {
     struct error err;
     struct engine_options o = {.max_rows = max_rows,
                                .max_seqs = max_seqs,
-                               .n_pages = held.n_pages,
-                               .kv_elem = held.kv,
-                               .lora_elem = held.lora,
+                               .n_pages = engine_settings.n_pages,
+                               .kv_elem = engine_settings.kv,
+                               .lora_elem = engine_settings.lora,
                                .pool = pool};
     struct engine *e = engine_new(m, &o, &err);
     if (!e) fail_msg("%s", err.text);
     return e;
 }
 
-/* Engine steps until no request is left. */
+/* Runs the engine until no request is left. */
 static void engine_drain(struct engine *e) {
     while (engine_step(e) > 0) {}
 }
@@ -157,7 +157,7 @@ static void run_one(struct engine *e, struct engine_request *r) {
     assert_true(r->done && r->finish != FINISH_NONE);
 }
 
-static void same_result(const struct engine_request *a, const struct engine_request *b) {
+static void assert_same_result(const struct engine_request *a, const struct engine_request *b) {
     size_t n = (size_t)a->n_out, c = (size_t)a->n_choices;
     assert_true(a->done && b->done);
     assert_int_equal(a->n_out, b->n_out);
@@ -182,31 +182,32 @@ static void same_result(const struct engine_request *a, const struct engine_requ
     if (c) assert_memory_equal(a->choice_prob, b->choice_prob, c * sizeof(float));
 }
 
-struct world {
+struct engine_fixture {
     struct model *m;
     struct adapter *a[N_ADAPTERS];
     struct random_request d[N_REQUESTS];
 };
 
-static enum numeric_class class_held = NUMERIC_EXACT; /* of the models of the next worlds */
+static enum numeric_class tested_class = NUMERIC_EXACT; /* of the models of the next worlds */
 
-static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
-    w->m = fixture_model(shape, false, type, class_held);
+static void fixture_open(struct engine_fixture *w, const char *shape, enum tensor_type type,
+                         uint32_t id) {
+    w->m = fixture_model(shape, false, type, tested_class);
     for (int i = 0; i < N_ADAPTERS; i++)
         w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj",
                                   0.2f, (uint64_t)i);
-    requests_draw(w->d, N_REQUESTS, w->a, id);
+    random_requests(w->d, N_REQUESTS, w->a, id);
 }
 
-static void world_close(struct world *w) {
+static void fixture_close(struct engine_fixture *w) {
     for (int i = 0; i < N_REQUESTS; i++) engine_request_release(&w->d[i].r);
     for (int i = 0; i < N_ADAPTERS; i++) adapter_release(w->a[i]);
     model_close(w->m);
 }
 
-/* A copy of the request that has not run. */
-static struct engine_request again(const struct engine_request *was) {
-    struct engine_request r = *was;
+/* A copy of the request without its results. */
+static struct engine_request request_copy_inputs(const struct engine_request *from) {
+    struct engine_request r = *from;
     r.state = NULL;
     r.out = r.top_ids = r.prompt_top_ids = NULL;
     r.out_logprob = r.choice_logprob = r.choice_prob = NULL;
@@ -216,10 +217,10 @@ static struct engine_request again(const struct engine_request *was) {
     return r;
 }
 
-/* Runs all in a random order, submits `burst` at a time between steps, and compares the results
+/* Submits all requests in a random order, `burst` at a time between steps, and compares the results
  * with those of single runs. */
-static void run_together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
-                         uint32_t id) {
+static void run_together(const struct engine_fixture *w, int max_rows, int max_seqs, int threads,
+                         int burst, uint32_t id) {
     uint32_t order[N_REQUESTS];
     struct error err;
     struct engine_request got[N_REQUESTS];
@@ -230,13 +231,13 @@ static void run_together(const struct world *w, int max_rows, int max_seqs, int 
     if (id > 0) rng_shuffle(&rng, order, N_REQUESTS);
     for (int i = 0; i < N_REQUESTS; i++) {
         struct engine_request *r = &got[order[i]];
-        *r = again(&w->d[order[i]].r);
+        *r = request_copy_inputs(&w->d[order[i]].r);
         if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
         if (i % burst == burst - 1) engine_step(e);
     }
     engine_drain(e);
     for (int i = 0; i < N_REQUESTS; i++) {
-        same_result(&w->d[i].r, &got[i]);
+        assert_same_result(&w->d[i].r, &got[i]);
         engine_request_release(&got[i]);
     }
     assert_int_equal(engine_stats(e).finished, N_REQUESTS);
@@ -247,9 +248,9 @@ static void run_together(const struct world *w, int max_rows, int max_seqs, int 
 /* A cancelled request keeps its partial result; the others' results do not change. */
 static void cancel_does_not_change_others(void **state) {
     (void)state;
-    struct world w;
+    struct engine_fixture w;
     struct error err;
-    world_open(&w, "tiny-llama", TENSOR_F32, 61);
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 61);
     for (int i = 0; i < N_REQUESTS; i++) {
         struct engine *e = engine_make(w.m, 256, 1, NULL);
         run_one(e, &w.d[i].r);
@@ -262,12 +263,12 @@ static void cancel_does_not_change_others(void **state) {
         bool cancelled[N_REQUESTS] = {0};
         int left = 1, n_cancelled = 0;
         for (int i = 0; i < N_REQUESTS; i++) {
-            got[i] = again(&w.d[i].r);
+            got[i] = request_copy_inputs(&w.d[i].r);
             if (engine_submit(e, &got[i], &err) != OK) fail_msg("%s", err.text);
         }
         for (int step = 0; left > 0; step++) {
-            int i = below(&rng, N_REQUESTS);
-            if (!got[i].done && below(&rng, 2)) {
+            int i = random_below(&rng, N_REQUESTS);
+            if (!got[i].done && random_below(&rng, 2)) {
                 engine_cancel(e, &got[i]);
                 assert_true(got[i].done && got[i].finish == FINISH_NONE);
                 cancelled[i] = true;
@@ -279,7 +280,7 @@ static void cancel_does_not_change_others(void **state) {
         assert_int_equal(engine_stats(e).finished, N_REQUESTS);
         for (int i = 0; i < N_REQUESTS; i++) {
             const struct engine_request *alone = &w.d[i].r;
-            if (!cancelled[i]) same_result(alone, &got[i]);
+            if (!cancelled[i]) assert_same_result(alone, &got[i]);
             assert_true(got[i].n_out <= alone->n_out && got[i].n_cached < alone->n_prompt);
             if (got[i].n_out)
                 assert_memory_equal(alone->out, got[i].out,
@@ -288,27 +289,28 @@ static void cancel_does_not_change_others(void **state) {
         }
         engine_free(e);
     }
-    world_close(&w);
+    fixture_close(&w);
 }
 
 static void results_invariant(const char *shape, enum tensor_type type, uint32_t id) {
-    struct world w;
-    world_open(&w, shape, type, id);
+    struct engine_fixture w;
+    fixture_open(&w, shape, type, id);
     for (int i = 0; i < N_REQUESTS; i++) {
         struct engine *e = engine_make(w.m, 256, 1, NULL);
         run_one(e, &w.d[i].r);
         engine_free(e);
     }
     run_together(&w, 256, 64, 1, N_REQUESTS, 0);
-    held.n_pages = 9; // far fewer than the sequences could use: requests wait until others finish
+    engine_settings.n_pages =
+        9; // far fewer than the sequences could use: requests wait until others finish
     run_together(&w, 7, 64, 2, N_REQUESTS, 1);
-    held.n_pages = 2; // one request at a time
+    engine_settings.n_pages = 2; // one request at a time
     run_together(&w, 64, 5, 3, N_REQUESTS, 2);
-    held.n_pages = 0;
+    engine_settings.n_pages = 0;
     run_together(&w, 64, 64, 2, 3, 3);
     run_together(&w, 7, 2, 1, 1, 4);
     run_together(&w, 1, 3, 3, 2, 5);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 static void results_invariant_f32(void **state) {
@@ -323,33 +325,33 @@ static void results_invariant_q8(void **state) {
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
 }
 
-/* In the fast class known and sampled rows have paths of their own. */
+/* In the fast class known rows and sampled rows are computed by different code. */
 static void results_invariant_fast(void **state) {
     (void)state;
-    class_held = NUMERIC_FAST;
+    tested_class = NUMERIC_FAST;
     results_invariant("tiny-llama", TENSOR_Q8_0, 3);
     results_invariant("tiny-qwen3", TENSOR_BF16, 4);
-    held.kv = DTYPE_BF16, held.lora = DTYPE_I8;
+    engine_settings.kv = DTYPE_BF16, engine_settings.lora = DTYPE_I8;
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 7);
-    held.kv = DTYPE_F32, held.lora = DTYPE_F32;
-    class_held = NUMERIC_EXACT;
+    engine_settings.kv = DTYPE_F32, engine_settings.lora = DTYPE_F32;
+    tested_class = NUMERIC_EXACT;
 }
 
-/* The same with keys, values and adapters in narrow types. */
+/* The same with smaller element types for the KV cache and the adapters. */
 static void results_invariant_small(void **state) {
     (void)state;
-    held.kv = DTYPE_I8, held.lora = DTYPE_I8;
+    engine_settings.kv = DTYPE_I8, engine_settings.lora = DTYPE_I8;
     results_invariant("tiny-llama", TENSOR_Q8_0, 5);
-    held.kv = DTYPE_F16, held.lora = DTYPE_BF16;
+    engine_settings.kv = DTYPE_F16, engine_settings.lora = DTYPE_BF16;
     results_invariant("tiny-qwen3", TENSOR_F32, 6);
-    held.kv = DTYPE_F32, held.lora = DTYPE_F32;
+    engine_settings.kv = DTYPE_F32, engine_settings.lora = DTYPE_F32;
 }
 
-/* Hash over all results of a world, in the exact class. */
+/* Hash over all results of a fixture, in the exact class. */
 static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
-    struct world w;
+    struct engine_fixture w;
     struct sha256 h;
-    world_open(&w, "tiny-llama", type, 9);
+    fixture_open(&w, "tiny-llama", type, 9);
     struct engine *e = engine_make(w.m, 64, 16, NULL);
     sha256_init(&h);
     for (int i = 0; i < N_REQUESTS; i++) {
@@ -362,22 +364,22 @@ static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
     }
     sha256_final(&h, out);
     engine_free(e);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 static int hashes_print(void) {
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_BF16};
     for (size_t i = 0; i < ARRAY_LEN(types); i++) {
         char hash[HASH_LEN];
-        held.kv = held.lora = (enum dtype)i;
+        engine_settings.kv = engine_settings.lora = (enum dtype)i;
         results_hash(types[i], hash);
         printf("%s %s\n", tensor_type_name(types[i]), hash);
     }
     return 0;
 }
 
-/* Runs this program again at another level. */
-static void hashes_at(const char *level, char *out, size_t size) {
+/* Runs this program at another instruction-set level. */
+static void hashes_at_level(const char *level, char *out, size_t size) {
     char self[1024] = {0};
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     char *command = xasprintf("SHOAL_CPU=%s '%s' hashes", level, self);
@@ -392,9 +394,9 @@ static void hashes_at(const char *level, char *out, size_t size) {
 static void levels_agree(void **state) {
     (void)state;
     char want[1024], got[1024];
-    hashes_at("scalar", want, sizeof want);
+    hashes_at_level("scalar", want, sizeof want);
     for (int level = CPU_AVX2; level <= (int)kernels_get()->level; level++) {
-        hashes_at(cpu_level_name((enum cpu_level)level), got, sizeof got);
+        hashes_at_level(cpu_level_name((enum cpu_level)level), got, sizeof got);
         assert_string_equal(got, want);
     }
 }
@@ -455,9 +457,9 @@ static void choices_check(const struct model *m, const struct engine_request *r)
 
 static void choices_are_exact(void **state) {
     (void)state;
-    struct world w;
+    struct engine_fixture w;
     int checked = 0;
-    world_open(&w, "tiny-llama", TENSOR_F32, 5);
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 5);
     struct engine *e = engine_make(w.m, 32, 8, NULL);
     for (int i = 0; i < N_REQUESTS; i++) {
         run_one(e, &w.d[i].r);
@@ -467,14 +469,15 @@ static void choices_are_exact(void **state) {
     }
     assert_true(checked >= 8);
     engine_free(e);
-    world_close(&w);
+    fixture_close(&w);
 }
 
-/* A choice's log-probability does not depend on the other choices: alone it has the same bits. */
+/* The log-probability of a choice does not depend on the other choices: as the only choice it has
+ * the same bits. */
 static void single_choice_has_equal_bits(void **state) {
     (void)state;
-    struct world w;
-    world_open(&w, "tiny-qwen3", TENSOR_F32, 6);
+    struct engine_fixture w;
+    fixture_open(&w, "tiny-qwen3", TENSOR_F32, 6);
     struct engine *e = engine_make(w.m, 32, 8, NULL);
     for (int i = 0; i < N_REQUESTS; i++) {
         struct engine_request *r = &w.d[i].r;
@@ -502,11 +505,11 @@ static void single_choice_has_equal_bits(void **state) {
         }
     }
     engine_free(e);
-    world_close(&w);
+    fixture_close(&w);
 }
 
-/* Normalised over the choices alone: what remains of the exact log-probabilities after their sum is
- * taken out, after a prompt, a suffix or generated tokens, alone and with neighbours. */
+/* With choices_only the log-probabilities are the exact ones minus the log of the sum of their
+ * probabilities: after a prompt, a suffix or generated tokens, alone and with other requests. */
 static void choices_only_normalises_the_choices(void **state) {
     (void)state;
     enum { N = 4, CHOICES = 5 };
@@ -553,8 +556,8 @@ static void choices_only_normalises_the_choices(void **state) {
     model_close(m);
 }
 
-/* Stopped before a choice, limited before a choice, with and without suffix: each is compared with
- * a prompt that contains the text. */
+/* Choices after a generation that ended by a stop token or by its limit, with and without suffix,
+ * are compared with choices after a prompt that contains the generated text. */
 static void choices_follow_generation(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -695,8 +698,9 @@ static void base_is_read_once_per_step(void **state) {
     model_close(m);
 }
 
-/* Samples of one question prefill it once; a continued conversation prefills only the new tokens;
- * requests with different adapters share nothing. The results are those without sharing. */
+/* Several samples of one prompt prefill it once; a continued conversation prefills only the new
+ * tokens; requests with different adapters share no prefix. The results are equal to those without
+ * sharing. */
 static void prefixes_are_shared(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
@@ -723,7 +727,7 @@ static void prefixes_are_shared(void **state) {
                                         .max_tokens = 8,
                                         .sampling = {1, 0, 1, 0, (uint64_t)i}};
         run_one(fresh, &alone);
-        same_result(&alone, &r[i]);
+        assert_same_result(&alone, &r[i]);
         assert_int_equal(alone.n_prefilled, 30);
         engine_request_release(&alone);
         engine_request_release(&r[i]);
@@ -743,8 +747,9 @@ static void prefixes_are_shared(void **state) {
     model_close(m);
 }
 
-/* A conversation that continues after generated tokens gives what a fresh engine gives. With tiles
- * the answer is prefilled again, because its keys and values were made by sampled rows. */
+/* A conversation that continues after generated tokens gives the result of a new engine. With
+ * matrix tiles the answer is prefilled again, because its keys and values were computed as sampled
+ * rows. */
 static void generated_tokens_are_not_reused(void **state) {
     (void)state;
     static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_BF16};
@@ -762,7 +767,7 @@ static void generated_tokens_are_not_reused(void **state) {
                 .prompt = prompt, .n_prompt = 20 + first.n_out, .max_tokens = 12};
             run_one(k ? fresh : e, &turn[k]);
         }
-        same_result(&turn[0], &turn[1]);
+        assert_same_result(&turn[0], &turn[1]);
         assert_int_equal(turn[0].n_cached, kernels_get()->gemm_tiles ? 20 : 20 + first.n_out - 1);
         engine_request_release(&first);
         for (int k = 0; k < 2; k++) engine_request_release(&turn[k]);
@@ -772,30 +777,30 @@ static void generated_tokens_are_not_reused(void **state) {
     }
 }
 
-struct weighted {
+struct weighted_token {
     float w;
     int32_t id;
 };
 
-static int weighted_order(const void *pa, const void *pb) {
-    const struct weighted *a = pa, *b = pb;
+static int weighted_compare(const void *pa, const void *pb) {
+    const struct weighted_token *a = pa, *b = pb;
     if (a->w != b->w) return a->w > b->w ? -1 : 1;
     return a->id < b->id ? -1 : 1;
 }
 
 /* The candidates that remain, in order, with their weights; returns their number. */
 static int32_t naive_filter(const float *logits, int32_t n, const struct sampling_params *s,
-                            struct weighted *v) {
+                            struct weighted_token *v) {
     const struct kernels *k = kernels_get();
     float max = k->max(logits, n), *w = xcalloc((size_t)n, sizeof *w);
     double sum = 0, run = 0;
     for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / s->temperature;
     k->exp(w, w, n);
-    for (int32_t i = 0; i < n; i++) v[i] = (struct weighted){w[i], i};
+    for (int32_t i = 0; i < n; i++) v[i] = (struct weighted_token){w[i], i};
     free(w);
     int32_t kept = n;
     if ((s->top_k > 0 && s->top_k < n) || s->top_p < 1)
-        qsort(v, (size_t)n, sizeof *v, weighted_order);
+        qsort(v, (size_t)n, sizeof *v, weighted_compare);
     if (s->top_k > 0) kept = MIN(kept, s->top_k);
     for (int32_t i = 0; i < kept; i++) sum += (double)v[i].w;
     for (int32_t i = 0; s->top_p < 1 && i < kept; i++)
@@ -806,7 +811,7 @@ static int32_t naive_filter(const float *logits, int32_t n, const struct samplin
     return out;
 }
 
-static int32_t naive_draw(const struct weighted *v, int32_t n, float u) {
+static int32_t naive_sample(const struct weighted_token *v, int32_t n, float u) {
     double sum = 0;
     for (int32_t i = 0; i < n; i++) sum += (double)v[i].w;
     double left = (double)u * sum;
@@ -821,11 +826,11 @@ static void sampler_equals_naive(void **state) {
     struct rng rng = rng_make(41, RNG_TEST, 0, 0);
     float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(3 * MOST, sizeof *scratch),
           logprob;
-    struct weighted *v = xcalloc(MOST, sizeof *v);
+    struct weighted_token *v = xcalloc(MOST, sizeof *v);
     for (int round = 0; round < 600; round++) {
-        int32_t n = 1 + below(&rng, round % 2 ? MOST : 12);
+        int32_t n = 1 + random_below(&rng, round % 2 ? MOST : 12);
         struct sampling_params s = {.temperature = 0.2f + 2 * rng_uniform(&rng),
-                                    .top_k = below(&rng, 2) * below(&rng, 60),
+                                    .top_k = random_below(&rng, 2) * random_below(&rng, 60),
                                     .top_p =
                                         rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
                                     .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng),
@@ -838,7 +843,7 @@ static void sampler_equals_naive(void **state) {
         for (int32_t index = 0; index < 5; index++) {
             struct rng u = rng_make(s.seed, RNG_SAMPLE, 0, (uint32_t)index);
             int32_t id = sample_token(logits, n, &s, NULL, index, &logprob, scratch);
-            assert_int_equal(id, naive_draw(v, kept, rng_uniform(&u)));
+            assert_int_equal(id, naive_sample(v, kept, rng_uniform(&u)));
             double z = 0;
             for (int32_t i = 0; i < n; i++) z += exp((double)logits[i]);
             assert_true(fabs((double)logprob - ((double)logits[id] - log(z))) < 1e-4);
@@ -849,7 +854,8 @@ static void sampler_equals_naive(void **state) {
     free(v);
 }
 
-/* Draws of 8 tokens of known probabilities; 7 degrees of freedom, 24.3 is the 99.9 % point. */
+/* Chi-squared test of samples of 8 tokens with known probabilities: with 7 degrees of freedom 24.3
+ * is the 99.9 % point. */
 static void sampler_distribution(void **state) {
     (void)state;
     enum { N = 8, DRAWS = 20000 };
@@ -874,7 +880,7 @@ static void sampler_distribution(void **state) {
     free(scratch);
 }
 
-/* Which of the tokens with probabilities .4 .3 .2 .1 (ids 2 0 3 1) appear in 400 draws. */
+/* The tokens with probabilities .4 .3 .2 .1 (ids 2 0 3 1) that occur in 400 samples. */
 static void sampler_filters(void **state) {
     (void)state;
     static const struct {
@@ -927,7 +933,7 @@ static void sampler_edges(void **state) {
     free(scratch);
 }
 
-static void refused(struct engine *e, struct engine_request r, const char *part) {
+static void assert_refused(struct engine *e, struct engine_request r, const char *part) {
     struct error err = {0};
     assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
     if (!strstr(err.text, part)) fail_msg("'%s' lacks '%s'", err.text, part);
@@ -946,31 +952,31 @@ static void invalid_requests_are_refused(void **state) {
     const struct token_seq empty[] = {{ok, 1}, {ok, 0}}, wild[] = {{high, 2}}, fine[] = {{ok, 3}};
     const struct engine_request base = {.prompt = ok, .n_prompt = 3, .max_tokens = 1};
     struct engine_request r = base;
-    r.n_prompt = 0, refused(e, r, "empty"), r = base;
-    r.prompt = high, r.n_prompt = 2, refused(e, r, "'300'"), r = base;
-    r.prompt = low, r.n_prompt = 1, refused(e, r, "'-1'"), r = base;
-    r.stop = high, r.n_stop = 2, refused(e, r, "stop"), r = base;
-    r.n_stop = -1, refused(e, r, "stop"), r = base;
-    r.suffix = (struct token_seq){low, 1}, refused(e, r, "suffix"), r = base;
-    r.choices = empty, r.n_choices = 2, refused(e, r, "choice '1' is empty"), r = base;
-    r.choices = wild, r.n_choices = 1, refused(e, r, "choice"), r = base;
+    r.n_prompt = 0, assert_refused(e, r, "empty"), r = base;
+    r.prompt = high, r.n_prompt = 2, assert_refused(e, r, "'300'"), r = base;
+    r.prompt = low, r.n_prompt = 1, assert_refused(e, r, "'-1'"), r = base;
+    r.stop = high, r.n_stop = 2, assert_refused(e, r, "stop"), r = base;
+    r.n_stop = -1, assert_refused(e, r, "stop"), r = base;
+    r.suffix = (struct token_seq){low, 1}, assert_refused(e, r, "suffix"), r = base;
+    r.choices = empty, r.n_choices = 2, assert_refused(e, r, "choice '1' is empty"), r = base;
+    r.choices = wild, r.n_choices = 1, assert_refused(e, r, "choice"), r = base;
     r.choices = fine, r.n_choices = 1, r.choices_only = true,
-    refused(e, r, "choice '0' has 3 tokens"), r = base;
-    r.n_choices = -3, refused(e, r, "-3"), r = base;
-    r.max_tokens = -1, refused(e, r, "max_tokens"), r = base;
-    r.max_tokens = LEN - 2, refused(e, r, "does not fit"), r = base;
-    r.max_tokens = INT32_MAX, refused(e, r, "does not fit"), r = base;
-    r.n_prompt = LEN + 1, refused(e, r, "does not fit"), r = base;
-    r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1, refused(e, r, "longest choice 3"),
-    r = base;
-    r.sampling.temperature = -1, refused(e, r, "temperature"), r = base;
-    r.sampling.temperature = NAN, refused(e, r, "temperature"), r = base;
-    r.sampling.temperature = 1, refused(e, r, "top_p"), r = base;
+    assert_refused(e, r, "choice '0' has 3 tokens"), r = base;
+    r.n_choices = -3, assert_refused(e, r, "-3"), r = base;
+    r.max_tokens = -1, assert_refused(e, r, "max_tokens"), r = base;
+    r.max_tokens = LEN - 2, assert_refused(e, r, "does not fit"), r = base;
+    r.max_tokens = INT32_MAX, assert_refused(e, r, "does not fit"), r = base;
+    r.n_prompt = LEN + 1, assert_refused(e, r, "does not fit"), r = base;
+    r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1,
+    assert_refused(e, r, "longest choice 3"), r = base;
+    r.sampling.temperature = -1, assert_refused(e, r, "temperature"), r = base;
+    r.sampling.temperature = NAN, assert_refused(e, r, "temperature"), r = base;
+    r.sampling.temperature = 1, assert_refused(e, r, "top_p"), r = base;
     r.sampling = (struct sampling_params){.temperature = 1, .top_k = -1, .top_p = 1},
-    refused(e, r, "top_k"), r = base;
+    assert_refused(e, r, "top_k"), r = base;
     r.sampling = (struct sampling_params){.temperature = 1, .top_p = 1, .min_p = 2},
-    refused(e, r, "min_p"), r = base;
-    r.adapter = a, refused(e, r, "another shape"), r = base;
+    assert_refused(e, r, "min_p"), r = base;
+    r.adapter = a, assert_refused(e, r, "another shape"), r = base;
     assert_int_equal(engine_step(e), 0);
     r.max_tokens = LEN - 3; // exactly full
     run_one(e, &r);
@@ -1009,7 +1015,7 @@ static void invalid_options_are_refused(void **state) {
     model_close(m);
 }
 
-/* Unfinished requests survive their engine and can be released. */
+/* Unfinished requests remain valid after engine_free and can be released. */
 static void engine_freed_early(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -1033,7 +1039,7 @@ static void engine_freed_early(void **state) {
     model_close(m);
 }
 
-static void key_of(const struct engine_request *r, const char *model, char out[HASH_LEN]) {
+static void request_key(const struct engine_request *r, const char *model, char out[HASH_LEN]) {
     engine_request_key(r, model, NUMERIC_EXACT, out);
 }
 
@@ -1062,16 +1068,16 @@ static void request_keys_are_distinct(void **state) {
     r[4].n_choices = 1;
     r[5].prompt = v + 1;
     r[6].stop = v;
-    for (int i = 0; i < N; i++) key_of(&r[i], "model", keys[i]);
+    for (int i = 0; i < N; i++) request_key(&r[i], "model", keys[i]);
     engine_request_key(&base, "model", NUMERIC_FAST, keys[N]);
     for (int i = 0; i <= N; i++)
         for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
-    key_of(&base, "model", keys[1]);
+    request_key(&base, "model", keys[1]);
     assert_string_equal(keys[0], keys[1]);
-    key_of(&base, "other", keys[1]);
+    request_key(&base, "other", keys[1]);
     assert_string_not_equal(keys[0], keys[1]);
     r[0].user = &r, r[0].n_out = 9; // results and the caller's fields are not part of the key
-    key_of(&r[0], "model", keys[1]);
+    request_key(&r[0], "model", keys[1]);
     assert_string_equal(keys[0], keys[1]);
     adapter_release(a);
     model_close(m);
@@ -1110,8 +1116,8 @@ static void stories_in_a_batch(void **state) {
 /* Log-probabilities of a prompt's tokens equal those of generation, bit for bit. */
 static void prompt_logprobs_equal_generated(void **state) {
     (void)state;
-    struct world w;
-    world_open(&w, "tiny-qwen3", TENSOR_Q8_0, 11);
+    struct engine_fixture w;
+    fixture_open(&w, "tiny-qwen3", TENSOR_Q8_0, 11);
     struct engine *e = engine_make(w.m, 7, 4, NULL);
     int32_t prompt[3] = {5, 9, 200}, whole[23];
     struct engine_request r = {.prompt = prompt,
@@ -1146,7 +1152,7 @@ static void prompt_logprobs_equal_generated(void **state) {
     engine_request_release(&r);
     engine_request_release(&s);
     engine_free(e);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 static void sampling_options_have_effect(void **state) {
@@ -1223,7 +1229,8 @@ static struct grammar *hostile_grammar(void) {
     return g;
 }
 
-/* Requests with expensive masks delay no other request and have the results of single runs. */
+/* Requests with expensive masks do not delay other requests, and have the results of single runs.
+ */
 static void grammars_do_not_delay_others(void **state) {
     (void)state;
     struct error err;
@@ -1270,7 +1277,7 @@ static void output_matches_grammar(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
-    if (!grammars[0]) grammars_make();
+    if (!grammars[0]) grammars_compile();
     int32_t prompt[] = {10, 20}, eos[] = {tokenizer_eos(m->tok)};
     for (int i = 0; i < 80; i++) {
         const struct grammar *g = grammars[i % 4];
@@ -1298,7 +1305,7 @@ static void output_matches_grammar(void **state) {
     model_close(m);
 }
 
-/* A bias that forces one token makes a loop; texts end at the first stop text. */
+/* A bias that forces one token causes a loop; a text ends at the first stop text. */
 static void loops_and_stop_texts(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -1340,9 +1347,9 @@ static void loops_and_stop_texts(void **state) {
 
 static void embeddings_are_means(void **state) {
     (void)state;
-    struct world w;
+    struct engine_fixture w;
     struct error err;
-    world_open(&w, "tiny-llama", TENSOR_F32, 12);
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 12);
     struct engine *few = engine_make(w.m, 3, 2, NULL), *many = engine_make(w.m, 64, 2, NULL);
     int32_t d = w.m->config.d_model, ids[20];
     for (int i = 0; i < 20; i++) ids[i] = 13 * i % VOCAB;
@@ -1371,17 +1378,17 @@ static void embeddings_are_means(void **state) {
     engine_free(many);
     free(a);
     free(b);
-    world_close(&w);
+    fixture_close(&w);
 }
 
-/* A saved session replaces the prefill in another engine and changes no bit; damaged or exchanged
- * files are refused. */
+/* A saved session replaces the prefill in another engine and does not change the result; damaged
+ * files and files of other models are refused. */
 static void sessions_resume(void **state) {
     (void)state;
-    struct world w;
+    struct engine_fixture w;
     struct error err;
-    world_open(&w, "tiny-llama", TENSOR_Q8_0, 13);
-    held.kv = DTYPE_I8;
+    fixture_open(&w, "tiny-llama", TENSOR_Q8_0, 13);
+    engine_settings.kv = DTYPE_I8;
     struct engine *a = engine_make(w.m, 64, 2, NULL), *b = engine_make(w.m, 64, 2, NULL);
     const char *path = "/tmp/shoal-test-session", *hash = model_hash(w.m, &err);
     int32_t prompt[40], n = 0;
@@ -1399,10 +1406,10 @@ static void sessions_resume(void **state) {
     assert_int_equal(engine_session_load(b, hash, path, &n, &err), OK);
     assert_int_equal(n, 40);
     run_one(b, &s);
-    same_result(&r, &s);
+    assert_same_result(&r, &s);
     assert_int_equal(engine_stats(b).prefilled, 1);
     assert_int_equal(engine_session_load(b, "other", path, &n, &err), ERR_MISMATCH);
-    held.kv = DTYPE_F32;
+    engine_settings.kv = DTYPE_F32;
     struct engine *c = engine_make(w.m, 64, 2, NULL);
     assert_int_equal(engine_session_load(c, hash, path, &n, &err), ERR_MISMATCH);
     struct buf f = {0};
@@ -1416,10 +1423,11 @@ static void sessions_resume(void **state) {
         assert_int_equal(engine_session_load(b, hash, path, &n, &err), ERR_FORMAT);
     }
     assert_int_equal(file_write(path, f.data, f.len, &err), OK);
-    held.kv = DTYPE_I8, held.lora = DTYPE_I8;
+    engine_settings.kv = DTYPE_I8, engine_settings.lora = DTYPE_I8;
     struct engine *d = engine_make(w.m, 64, 2, NULL);
     assert_int_equal(engine_session_load(d, hash, path, &n, &err), ERR_MISMATCH);
-    held.lora = DTYPE_F32, held.n_pages = 1; // of the two that it needs; none may stay reserved
+    engine_settings.lora = DTYPE_F32,
+    engine_settings.n_pages = 1; // of the two that it needs; none may stay reserved
     struct engine *small = engine_make(w.m, 64, 2, NULL);
     struct engine_request little = {.prompt = prompt, .n_prompt = 4, .max_tokens = 4};
     assert_int_equal(engine_session_load(small, hash, path, &n, &err), ERR_MEMORY);
@@ -1427,7 +1435,7 @@ static void sessions_resume(void **state) {
     engine_request_release(&little);
     engine_free(d);
     engine_free(small);
-    held.kv = DTYPE_F32, held.n_pages = 0;
+    engine_settings.kv = DTYPE_F32, engine_settings.n_pages = 0;
     unlink(path);
     buf_release(&f);
     engine_request_release(&r);
@@ -1435,15 +1443,15 @@ static void sessions_resume(void **state) {
     engine_free(a);
     engine_free(b);
     engine_free(c);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 /* A mix is the sum of its low-rank maps: two halves of one adapter equal the adapter, up to
  * rounding. */
 static void mix_is_a_weighted_sum(void **state) {
     (void)state;
-    struct world w;
-    world_open(&w, "tiny-llama", TENSOR_F32, 14);
+    struct engine_fixture w;
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 14);
     struct engine *e = engine_make(w.m, 64, 4, NULL);
     int32_t prompt[] = {1, 2, 3, 4, 5}, word[] = {9};
     struct token_seq choice = {word, 1};
@@ -1462,7 +1470,7 @@ static void mix_is_a_weighted_sum(void **state) {
     assert_true(r[0].choice_logprob[0] != r[3].choice_logprob[0]);
     for (int i = 0; i < 4; i++) engine_request_release(&r[i]);
     engine_free(e);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 int main(int argc, char **argv) {

@@ -17,11 +17,11 @@
 
 static struct error err;
 
-static size_t engine_at(const struct memory_plan *p, const struct model_config *c) {
+static size_t engine_bytes_of_plan(const struct memory_plan *p, const struct model_config *c) {
     return engine_bytes(c, &p->engine);
 }
 
-static struct memory_plan_input input_of(const char *shape) {
+static struct memory_plan_input plan_input(const char *shape) {
     struct memory_plan_input in = {.adapters = {100000, 23456}, .work = 54321};
     if (model_preset_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
     in.model.weights = (size_t)model_param_count(&in.model.config) * 2;
@@ -33,20 +33,20 @@ static struct memory_plan_input input_of(const char *shape) {
 
 static void test_without_limit(void **state) {
     (void)state;
-    struct memory_plan_input in = input_of("fry");
+    struct memory_plan_input in = plan_input("fry");
     struct memory_plan p;
     assert_int_equal(memory_plan_make(&in, &p, &err), OK);
     assert_int_equal(p.engine.n_pages, 48 * kv_cache_pages_for(200));
     assert_int_equal(p.engine.max_seqs, 48);
     assert_int_equal(p.engine.max_rows, 256);
-    assert_int_equal(p.kv + p.activations, engine_at(&p, &in.model.config));
+    assert_int_equal(p.kv + p.activations, engine_bytes_of_plan(&p, &in.model.config));
     assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work + p.kv + p.activations);
 }
 
-/* Every limit from nothing to more than enough: the bound holds, more memory never gives less room,
- * and a refused plan would not have fitted. */
+/* For limits from 0 to more than enough: the plan is within the limit, a larger limit never gives
+ * fewer pages, and a refused plan would not fit. */
 static void limits_sweep(const char *shape, enum dtype elem) {
-    struct memory_plan_input in = input_of(shape);
+    struct memory_plan_input in = plan_input(shape);
     struct memory_plan p, most;
     in.want.kv_elem = elem;
     assert_int_equal(memory_plan_make(&in, &most, &err), OK);
@@ -56,7 +56,7 @@ static void limits_sweep(const char *shape, enum dtype elem) {
     for (in.limit = step; in.limit < most.total + 3 * step; in.limit += step) {
         int rc = memory_plan_make(&in, &p, &err);
         assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work +
-                                      engine_at(&p, &in.model.config));
+                                      engine_bytes_of_plan(&p, &in.model.config));
         if (rc != OK) {
             assert_int_equal(rc, ERR_MEMORY);
             assert_false(fitted);
@@ -89,7 +89,7 @@ static void test_limits(void **state) {
 /* The limit that the error suggests is sufficient. */
 static void test_refusal_suggests_sufficient_limit(void **state) {
     (void)state;
-    struct memory_plan_input in = input_of("smollm-135m");
+    struct memory_plan_input in = plan_input("smollm-135m");
     struct memory_plan p;
     in.limit = 1 << 20;
     assert_int_equal(memory_plan_make(&in, &p, &err), ERR_MEMORY);
@@ -99,7 +99,7 @@ static void test_refusal_suggests_sufficient_limit(void **state) {
     assert_int_equal(memory_plan_make(&in, &p, &err), OK);
 }
 
-/* A small plan changes no result: requests wait for pages. */
+/* With a small plan requests wait for pages; the results do not change. */
 static void test_small_plan_same_bits(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
@@ -137,7 +137,7 @@ static void test_small_plan_same_bits(void **state) {
     model_close(m);
 }
 
-static size_t held_bytes(const struct model *m) {
+static size_t model_memory_bytes(const struct model *m) {
     const struct model_config *c = &m->config;
     size_t sum = matrix_bytes(&m->embed) + (c->tied ? 0 : matrix_bytes(&m->head));
     int64_t norms = c->d_model;
@@ -148,8 +148,8 @@ static size_t held_bytes(const struct model *m) {
     return sum + (size_t)norms * sizeof(float);
 }
 
-/* The size computed from the headers is that of the opened model: both formats, every type, both
- * classes. */
+/* The size computed from the headers is that of the loaded model, for both formats, all types and
+ * both numeric classes. */
 static void measure_check(const char *shape, bool tied, enum tensor_type type, bool gguf) {
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
     assert_non_null(mkdtemp(dir));
@@ -163,7 +163,7 @@ static void measure_check(const char *shape, bool tied, enum tensor_type type, b
         assert_int_equal(model_measure(path, (enum numeric_class)cls, &size, &err), OK);
         struct model *m = model_open(path, (enum numeric_class)cls, &err);
         assert_non_null(m);
-        assert_int_equal(size.weights, held_bytes(m));
+        assert_int_equal(size.weights, model_memory_bytes(m));
         assert_int_equal(size.type, m->type);
         assert_int_equal(size.config.vocab_size, m->config.vocab_size);
         assert_int_equal(size.config.max_seq_len, m->config.max_seq_len);
@@ -196,7 +196,7 @@ static void test_measure_errors(void **state) {
     assert_int_equal(adapter_measure("/nowhere/at-all", DTYPE_F32, &sum, &err), ERR_MISSING);
 }
 
-/* Damaged headers: a size or an error, never a crash. */
+/* Damaged headers give a size or an error, but no crash. */
 static void test_measure_of_damaged_files(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";

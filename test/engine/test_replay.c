@@ -34,14 +34,14 @@ static int tear_down(void **state) {
     return 0;
 }
 
-static struct token_seq tokens_draw(struct rng *rng, struct arena *a, uint32_t most) {
-    int32_t n = 1 + (int32_t)rng_below(rng, most), *v = arena_alloc(a, (size_t)n * sizeof *v);
+static struct token_seq random_tokens(struct rng *rng, struct arena *a, uint32_t max_n) {
+    int32_t n = 1 + (int32_t)rng_below(rng, max_n), *v = arena_alloc(a, (size_t)n * sizeof *v);
     for (int32_t i = 0; i < n; i++)
         v[i] = (int32_t)rng_below(rng, (uint32_t)model->config.vocab_size);
     return (struct token_seq){v, n};
 }
 
-static struct sampling_params sampling_draw(struct rng *rng, struct arena *a) {
+static struct sampling_params random_sampling(struct rng *rng, struct arena *a) {
     struct sampling_params s = {.temperature = rng_uniform(rng) + 0.1f,
                                 .top_k = (int32_t)rng_below(rng, 50),
                                 .top_p = 0.5f + 0.5f * rng_uniform(rng),
@@ -61,14 +61,14 @@ static struct sampling_params sampling_draw(struct rng *rng, struct arena *a) {
     return s;
 }
 
-static struct engine_request request_draw(struct rng *rng, struct arena *a) {
+static struct engine_request random_request(struct rng *rng, struct arena *a) {
     static const char *const texts[] = {"止", "\n\n", "\"}"};
-    struct token_seq prompt = tokens_draw(rng, a, 20), stop = tokens_draw(rng, a, 3);
+    struct token_seq prompt = random_tokens(rng, a, 20), stop = random_tokens(rng, a, 3);
     struct engine_request r = {.prompt = prompt.v, .n_prompt = prompt.n, .stop = stop.v};
     struct token_seq *choices = arena_alloc(a, 4 * sizeof *choices);
-    for (int i = 0; i < 4; i++) choices[i] = tokens_draw(rng, a, 5);
+    for (int i = 0; i < 4; i++) choices[i] = random_tokens(rng, a, 5);
     r.n_stop = stop.n;
-    r.sampling = sampling_draw(rng, a);
+    r.sampling = random_sampling(rng, a);
     r.max_tokens = (int32_t)rng_below(rng, 12);
     r.stop_texts = texts;
     r.n_stop_texts = (int32_t)rng_below(rng, 4);
@@ -78,11 +78,11 @@ static struct engine_request request_draw(struct rng *rng, struct arena *a) {
     r.logprob_temperature = rng_below(rng, 2) ? 0 : 2.5f;
     r.choices = choices;
     r.n_choices = (int32_t)rng_below(rng, 5);
-    if (r.n_choices) r.suffix = tokens_draw(rng, a, 4);
+    if (r.n_choices) r.suffix = random_tokens(rng, a, 4);
     return r;
 }
 
-static json_t *through_text(json_t *v) {
+static json_t *json_round_trip(json_t *v) {
     char *text = json_canonical(v);
     json_t *back = json_parse(text, strlen(text), "test", &err);
     free(text);
@@ -91,8 +91,8 @@ static json_t *through_text(json_t *v) {
     return back;
 }
 
-/* One of each kind; one of the choices is not UTF-8. */
-static struct grammar *grammar_draw(struct rng *rng) {
+/* A grammar of a random kind; one of the choices is not UTF-8. */
+static struct grammar *random_grammar(struct rng *rng) {
     static const char *const choices[] = {"止まれ", "\xff\xfe", ""};
     static const char regex[] = "[あ-ん]{1,3}", schema[] = "{\"enum\": [\"春\", 2]}",
                       gbnf[] = "root ::= \"a\" | \"日\"";
@@ -119,10 +119,10 @@ static void test_inputs_round_trip(void **state) {
     for (int i = 0; i < 500; i++) {
         struct arena a = {0};
         char was[HASH_LEN], is[HASH_LEN];
-        struct engine_request r = request_draw(&rng, &a), back;
-        struct grammar *drawn = grammar_draw(&rng);
+        struct engine_request r = random_request(&rng, &a), back;
+        struct grammar *drawn = random_grammar(&rng);
         r.grammar = drawn;
-        json_t *v = through_text(record_inputs_json(&r));
+        json_t *v = json_round_trip(record_inputs_json(&r));
         assert_int_equal(record_inputs_parse(v, &a, &back, &grammar, &err), OK);
         engine_request_key(&r, hash, NUMERIC_EXACT, was);
         engine_request_key(&back, hash, NUMERIC_EXACT, is);
@@ -136,8 +136,8 @@ static void test_inputs_round_trip(void **state) {
 }
 
 /* A value of the row's type that is not 0, an empty list or NULL. */
-static void input_draw(const struct request_input *in, const struct grammar *grammar,
-                       struct engine_request *r) {
+static void random_input(const struct request_input *in, const struct grammar *grammar,
+                         struct engine_request *r) {
     static const int32_t ids[] = {7, 8};
     static const char *const texts[] = {"x"};
     static const struct token_seq lists[] = {{ids, 1}, {ids, 2}};
@@ -146,8 +146,8 @@ static void input_draw(const struct request_input *in, const struct grammar *gra
                                          [INPUT_TEXTS] = texts,
                                          [INPUT_TOKEN_LISTS] = lists,
                                          [INPUT_BIAS] = bias};
-    char *at = (char *)r + in->value;
-    if (in->count) *(int32_t *)((char *)r + in->count) = 1;
+    char *at = (char *)r + in->value_offset;
+    if (in->count_offset) *(int32_t *)((char *)r + in->count_offset) = 1;
     switch (in->type) {
     case INPUT_FLOAT:
         *(float *)at = 0.5f;
@@ -169,7 +169,7 @@ static void input_draw(const struct request_input *in, const struct grammar *gra
     }
 }
 
-/* Each row of the table changes the key, and is the same after JSON. */
+/* Each input changes the key and is unchanged after a round trip through JSON. */
 static void test_every_input_is_part_of_the_key(void **state) {
     (void)state;
     enum { MOST = 64 };
@@ -182,11 +182,11 @@ static void test_every_input_is_part_of_the_key(void **state) {
         struct arena a = {0};
         struct engine_request r = base;
         assert_true(n < MOST);
-        input_draw(in, grammar, &r);
+        random_input(in, grammar, &r);
         engine_request_key(&r, hash, NUMERIC_EXACT, keys[n]);
         for (int i = 0; i < n; i++)
             if (strcmp(keys[i], keys[n]) == 0) fail_msg("the key does not depend on %s", in->name);
-        json_t *v = through_text(record_inputs_json(&r));
+        json_t *v = json_round_trip(record_inputs_json(&r));
         assert_int_equal(record_inputs_parse(v, &a, &back, &parsed, &err), OK);
         engine_request_key(&back, hash, NUMERIC_EXACT, again);
         if (strcmp(again, keys[n]) != 0) fail_msg("%s is lost in JSON", in->name);
@@ -197,7 +197,8 @@ static void test_every_input_is_part_of_the_key(void **state) {
     grammar_free(grammar);
 }
 
-/* Stored keys and records keep their bits: a hash over the keys and the JSON of random requests. */
+/* Keys and records do not change between versions: a golden hash over the keys and the JSON of
+ * random requests. */
 static void test_golden_keys(void **state) {
     (void)state;
     struct rng rng = rng_make(4, RNG_TEST, 0, 0);
@@ -206,8 +207,8 @@ static void test_golden_keys(void **state) {
     sha256_init(&h);
     for (int i = 0; i < 200; i++) {
         struct arena a = {0};
-        struct engine_request r = request_draw(&rng, &a);
-        struct grammar *drawn = grammar_draw(&rng);
+        struct engine_request r = random_request(&rng, &a);
+        struct grammar *drawn = random_grammar(&rng);
         r.grammar = drawn;
         json_t *v = record_inputs_json(&r);
         char *text = json_canonical(v);
@@ -223,13 +224,13 @@ static void test_golden_keys(void **state) {
     assert_string_equal(key, "fcc231f5db5de6971aa141adc79cedf951ad49d8322ab896b8e6b72390d6fb1f");
 }
 
-/* Every member is replaced by a value of another kind, or removed: the error names it. */
+/* Every member is replaced by a value of another type, or removed: the error has its name. */
 static void test_damaged_inputs(void **state) {
     (void)state;
     struct grammar *grammar;
     struct rng rng = rng_make(2, RNG_TEST, 0, 0);
     struct arena a = {0};
-    struct engine_request r = request_draw(&rng, &a), back;
+    struct engine_request r = random_request(&rng, &a), back;
     json_t *whole = record_inputs_json(&r), *kinds = json_pack("[s,f,i,{},[s]]", "x", 1.5, -7, "y");
     const char *key;
     json_t *v, *kind;
@@ -258,7 +259,7 @@ static void test_damaged_inputs(void **state) {
     arena_release(&a);
 }
 
-static json_t *outputs_of(struct engine_request *r) {
+static json_t *run_outputs(struct engine_request *r) {
     struct engine_options o = {.max_rows = 32, .max_seqs = 2, .max_len = 64};
     struct engine *e = engine_new(model, &o, &err);
     assert_non_null(e);
@@ -276,13 +277,13 @@ static void test_outputs_round_trip(void **state) {
     for (int i = 0; i < 40; i++) {
         struct arena a = {0};
         struct buf what = {0};
-        struct engine_request r = request_draw(&rng, &a), back;
-        json_t *inputs = through_text(record_inputs_json(&r));
+        struct engine_request r = random_request(&rng, &a), back;
+        json_t *inputs = json_round_trip(record_inputs_json(&r));
         assert_int_equal(record_inputs_parse(inputs, &a, &back, &grammar, &err), OK);
-        json_t *was = through_text(outputs_of(&r)), *is = outputs_of(&back);
-        if (record_outputs_diff(was, is, &what)) fail_msg("%s", what.data);
-        json_decref(was);
-        json_decref(is);
+        json_t *first = json_round_trip(run_outputs(&r)), *second = run_outputs(&back);
+        if (record_outputs_diff(first, second, &what)) fail_msg("%s", what.data);
+        json_decref(first);
+        json_decref(second);
         json_decref(inputs);
         buf_release(&what);
         arena_release(&a);
@@ -294,23 +295,23 @@ static void test_differences_are_named(void **state) {
     int32_t prompt[] = {5, 6, 7};
     struct engine_request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
     struct buf what = {0};
-    json_t *was = outputs_of(&r), *is = json_deep_copy(was);
-    json_array_set_new(json_object_get(is, "out"), 2, json_integer(999));
-    json_array_set_new(json_object_get(is, "logprobs"), 4, json_real(-0.5));
-    json_array_remove(json_object_get(is, "out"), 5);
-    json_object_set_new(is, "finish", json_string("stop"));
-    assert_true(record_outputs_diff(was, is, &what));
+    json_t *before = run_outputs(&r), *after = json_deep_copy(before);
+    json_array_set_new(json_object_get(after, "out"), 2, json_integer(999));
+    json_array_set_new(json_object_get(after, "logprobs"), 4, json_real(-0.5));
+    json_array_remove(json_object_get(after, "out"), 5);
+    json_object_set_new(after, "finish", json_string("stop"));
+    assert_true(record_outputs_diff(before, after, &what));
     assert_non_null(strstr(what.data, "out at 2: was "));
     assert_non_null(strstr(what.data, "is '999'"));
     assert_non_null(strstr(what.data, "logprobs at 4: was "));
     assert_non_null(strstr(what.data, "finish: was '\"length\"', is '\"stop\"'"));
     assert_null(strstr(what.data, "generated"));
     buf_release(&what);
-    json_decref(was);
-    json_decref(is);
+    json_decref(before);
+    json_decref(after);
 }
 
-/* Element types that change bits change the identity; the key for f32 stays the same. */
+/* Element types other than f32 change the key. */
 static void test_identity_covers_elements(void **state) {
     (void)state;
     int32_t prompt[] = {5, 6, 7};
@@ -325,7 +326,7 @@ static void test_identity_covers_elements(void **state) {
     assert_string_equal(keys[0], plain);
 }
 
-/* The recorder's calls, under two adapters and a mix, are found in the store by a prefix of their
+/* The records of requests with two adapters and a mix are found in the store by a prefix of their
  * key. */
 static void test_recorder(void **state) {
     (void)state;
@@ -398,7 +399,7 @@ static void test_recorder(void **state) {
     free(db);
 }
 
-/* A store that cannot be written stops the recording with its message; the requests continue. */
+/* If the store cannot be written, recording stops with its error and the requests continue. */
 static void test_recorder_keeps_the_first_error(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-replay-XXXXXX";

@@ -1,9 +1,9 @@
 /*
  * test_memory: texts, documents, the knowledge base, conversations and roles.
  *
- * The embedder is a function of the text that counts its characters by a hash, so that texts with
- * common characters are similar; it counts its calls, which shows the effect of the cache. Word
- * scores are compared with a search without an index.
+ * The test's embedder counts the characters of a text by their hashes, so that texts with common
+ * characters are similar. It counts the texts that it embeds, which shows the effect of the cache.
+ * Word scores are compared with a search without an index.
  */
 #define _GNU_SOURCE
 #include "folder.h"
@@ -106,7 +106,7 @@ static void test_roles(void **state) {
 
 /* rules */
 
-/* "\\n", "\\|", "\\u0007" and "\\xff" of a table. */
+/* Replaces the escapes "\\n", "\\|", "\\u0007" and "\\xff" of a table. */
 static void unescape(char *text) {
     static const struct {
         const char *from;
@@ -143,7 +143,7 @@ static void test_cleanup(void **state) {
     }
 }
 
-/* Cleaning never lengthens a text of any bytes, and a second pass does not lengthen it either. */
+/* answer_clean never lengthens a text of any bytes, and neither does a second pass. */
 static void test_cleanup_of_anything(void **state) {
     (void)state;
     static const char *const parts[] = {"あ", "。", "the ",    "**",   "`",     "[a](",
@@ -192,11 +192,11 @@ static void test_facts_extracted_by_rules(void **state) {
     conversation_close(c);
 }
 
-/* Of the facts that a model extracts, those grounded in the conversation are kept. */
+/* Of the facts that a model extracts, only those that the text supports are kept. */
 static void test_facts_grounded(void **state) {
     (void)state;
     static const struct {
-        const char *said, *claimed, *want;
+        const char *source, *claimed, *want;
     } cases[] = {
         {"I live in Osaka and play the violin.",
          "{'name': 'Maria', 'interests': ['the violin', 'football'], 'other': ['lives in Osaka']}",
@@ -214,9 +214,9 @@ static void test_facts_grounded(void **state) {
         for (char *p = claimed; (p = strchr(p, '\''));) *p = '"';
         for (char *p = want; (p = strchr(p, '\''));) *p = '"';
         json_t *facts = json_loads(claimed, 0, NULL), *good = json_loads(want, 0, NULL),
-               *got = facts_filter_grounded(facts, cases[i].said);
+               *got = facts_filter_grounded(facts, cases[i].source);
         char *text = json_canonical(got);
-        if (!json_equal(got, good)) fail_msg("'%s': %s", cases[i].said, text);
+        if (!json_equal(got, good)) fail_msg("'%s': %s", cases[i].source, text);
         free(text);
         free(claimed);
         free(want);
@@ -245,7 +245,8 @@ static void test_cut(void **state) {
     (void)state;
     assert_int_equal(utf8_prefix_len("日本語", 9, 2), 6);
     assert_int_equal(utf8_prefix_len("日本語", 9, 5), 9);
-    assert_int_equal(utf8_prefix_len("a\xe6\x97", 3, 2), 3); /* a character cut short is one */
+    assert_int_equal(utf8_prefix_len("a\xe6\x97", 3, 2),
+                     3); /* an incomplete character counts as one */
     assert_int_equal(utf8_prefix_len("", 0, 1), 0);
 }
 
@@ -283,9 +284,9 @@ static void test_chunks(void **state) {
     free(v);
 }
 
-static void document_is(int (*read)(const char *, size_t, struct buf *, struct buf *,
-                                    struct error *),
-                        const char *doc, const char *title, const char *text) {
+static void assert_document(int (*read)(const char *, size_t, struct buf *, struct buf *,
+                                        struct error *),
+                            const char *doc, const char *title, const char *text) {
     struct buf t = {0}, b = {0};
     buf_puts(&t, "");
     buf_puts(&b, "");
@@ -298,19 +299,20 @@ static void document_is(int (*read)(const char *, size_t, struct buf *, struct b
 
 static void test_html(void **state) {
     (void)state;
-    document_is(document_read_html,
-                "\xEF\xBB\xBF<!DOCTYPE html><html><head><title> 富士山 &amp; 湖 </title>\n"
-                "<style>p { color: red }</style><script>if (a < b) x = '</p>';</script></head>"
-                "<body><!-- <p>no</p> --><h1>高さ</h1><p>標高は\n <b>3776</b>&nbsp;m。<p>次&#x306E;"
-                "&#27573;落<br>改行<ul><li>一<li>二</ul></body>",
-                "富士山 & 湖", "高さ\n\n標高は 3776 m。\n\n次の段落\n改行\n\n一\n二");
-    document_is(document_read_html, "a < b && c > d &unknown; &#xD800; &#; &", "",
-                "a < b && c > d &unknown; \xEF\xBF\xBD &#; &");
-    document_is(document_read_html, "<a href='x>y' title=don't>t</a> <pre>l1\nl2</pre><x", "",
-                "t\n\nl1\nl2");
-    document_is(document_read_html, "<p title=\"open>text<p>more", "", "text\n\nmore");
-    document_is(document_read_html, "x<script>never closed <p>y", "", "x");
-    document_is(document_read_html, "", "", "");
+    assert_document(
+        document_read_html,
+        "\xEF\xBB\xBF<!DOCTYPE html><html><head><title> 富士山 &amp; 湖 </title>\n"
+        "<style>p { color: red }</style><script>if (a < b) x = '</p>';</script></head>"
+        "<body><!-- <p>no</p> --><h1>高さ</h1><p>標高は\n <b>3776</b>&nbsp;m。<p>次&#x306E;"
+        "&#27573;落<br>改行<ul><li>一<li>二</ul></body>",
+        "富士山 & 湖", "高さ\n\n標高は 3776 m。\n\n次の段落\n改行\n\n一\n二");
+    assert_document(document_read_html, "a < b && c > d &unknown; &#xD800; &#; &", "",
+                    "a < b && c > d &unknown; \xEF\xBF\xBD &#; &");
+    assert_document(document_read_html, "<a href='x>y' title=don't>t</a> <pre>l1\nl2</pre><x", "",
+                    "t\n\nl1\nl2");
+    assert_document(document_read_html, "<p title=\"open>text<p>more", "", "text\n\nmore");
+    assert_document(document_read_html, "x<script>never closed <p>y", "", "x");
+    assert_document(document_read_html, "", "", "");
     struct buf t = {0};
     assert_int_equal(document_read_html("a\xff", 2, &t, &t, &err), ERR_FORMAT);
     assert_non_null(strstr(err.text, "byte 1 is not UTF-8"));
@@ -319,7 +321,7 @@ static void test_html(void **state) {
 
 static void test_markdown(void **state) {
     (void)state;
-    document_is(
+    assert_document(
         document_read_markdown,
         "---\nauthor: x\ntitle: \"手引き\"\n---\n# はじめに\n本文は**強調**と`code`、"
         "[リンク](http://x/)と![図](a.png)。\n\n> 引用\n- 項目\n\n```c\n  int *x[1](2);\n```\n"
@@ -327,16 +329,16 @@ static void test_markdown(void **state) {
         "手引き",
         "はじめに\n\n本文は強調とcode、リンクと図。\n\n引用\n- 項目\n\n  int *x[1](2);\n"
         "| a | b |");
-    document_is(document_read_markdown, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
-                "Title\n\ntext\n\nmore");
-    document_is(document_read_markdown, "#hashtag [not a link] [a](b", "",
-                "#hashtag [not a link] [a](b");
-    document_is(document_read_markdown, "", "", "");
+    assert_document(document_read_markdown, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
+                    "Title\n\ntext\n\nmore");
+    assert_document(document_read_markdown, "#hashtag [not a link] [a](b", "",
+                    "#hashtag [not a link] [a](b");
+    assert_document(document_read_markdown, "", "", "");
 }
 
 /* terms */
 
-static void terms_are(const char *text, const char *want) {
+static void assert_terms(const char *text, const char *want) {
     struct buf b = {0};
     int64_t n, spaces = 0;
     assert_int_equal(terms_index(text, strlen(text), &b, &n, &err), OK);
@@ -348,12 +350,12 @@ static void terms_are(const char *text, const char *want) {
 
 static void test_terms(void **state) {
     (void)state;
-    terms_are("", "");
-    terms_are("The QUICK fox's 2nd Ｌａｐ", "the quick fox s 2nd lap ");
-    terms_are("東京都の人口", "東京 京都 都 の 人口 口 ");
-    terms_are("ﾊﾞｽ", "バス ス ");
-    terms_are("大Ａ小", "大 a 小 ");
-    terms_are("Ünïcode straße", "ünïcode straße ");
+    assert_terms("", "");
+    assert_terms("The QUICK fox's 2nd Ｌａｐ", "the quick fox s 2nd lap ");
+    assert_terms("東京都の人口", "東京 京都 都 の 人口 口 ");
+    assert_terms("ﾊﾞｽ", "バス ス ");
+    assert_terms("大Ａ小", "大 a 小 ");
+    assert_terms("Ünïcode straße", "ünïcode straße ");
     struct query_term q[QUERY_TERMS];
     assert_int_equal(terms_query("高い山は？ 山", q, &err), 4);
     assert_string_equal(q[0].text, "高");
@@ -372,48 +374,50 @@ static void test_terms(void **state) {
 
 /* knowledge */
 
-static const char *path_of(const char *name) {
+static const char *temp_path(const char *name) {
     static char paths[4][128];
-    static int turn;
-    char *p = paths[turn++ % 4];
+    static int next;
+    char *p = paths[next++ % 4];
     snprintf(p, sizeof paths[0], "%s/%s", dir, name);
     return p;
 }
 
-static void file_put(const char *name, const char *text) {
-    if (file_write(path_of(name), text, strlen(text), &err) != OK) fail_msg("%s", err.text);
+static void write_file(const char *name, const char *text) {
+    if (file_write(temp_path(name), text, strlen(text), &err) != OK) fail_msg("%s", err.text);
 }
 
 /* A folder with a file of each kind. */
-static void folder_make(void) {
-    assert_int_equal(dir_make(path_of("docs/sub"), &err), OK);
-    file_put("docs/fuji.txt",
-             "富士山は日本で一番高い山で、標高は3776メートルです。\n\n静岡県と山梨県にまたがる。");
-    file_put("docs/tides.md", "# Tides\n\nThe moon pulls the sea, so the water rises twice a day.");
-    file_put("docs/sub/beijing.html",
-             "<title>北京</title><p>北京是中国的首都，人口约两千一百万。<p>故宫在北京的中心。");
-    file_put("docs/qa.jsonl", "{\"title\": \"犬\", \"content\": \"子犬は犬の子供です。\"}\n"
-                              "{\"text\": \"猫は木に登ります。\", \"id\": 7}\n");
-    file_put("docs/notes.bin", "skipped");
-    file_put("docs/.hidden.txt", "skipped");
+static void write_folder(void) {
+    assert_int_equal(dir_make(temp_path("docs/sub"), &err), OK);
+    write_file(
+        "docs/fuji.txt",
+        "富士山は日本で一番高い山で、標高は3776メートルです。\n\n静岡県と山梨県にまたがる。");
+    write_file("docs/tides.md",
+               "# Tides\n\nThe moon pulls the sea, so the water rises twice a day.");
+    write_file("docs/sub/beijing.html",
+               "<title>北京</title><p>北京是中国的首都，人口约两千一百万。<p>故宫在北京的中心。");
+    write_file("docs/qa.jsonl", "{\"title\": \"犬\", \"content\": \"子犬は犬の子供です。\"}\n"
+                                "{\"text\": \"猫は木に登ります。\", \"id\": 7}\n");
+    write_file("docs/notes.bin", "skipped");
+    write_file("docs/.hidden.txt", "skipped");
 }
 
-static struct knowledge *base_open(void) {
+static struct knowledge *open_ok(void) {
     struct knowledge *k = knowledge_open(db, true, &err);
     if (!k) fail_msg("%s", err.text);
     return k;
 }
 
-static struct knowledge_report added(struct knowledge *k, const char *name,
-                                     const struct embedder *e) {
+static struct knowledge_report add_ok(struct knowledge *k, const char *name,
+                                      const struct embedder *e) {
     struct knowledge_report r;
     struct knowledge_options o = {.embedder = e};
-    if (knowledge_add(k, path_of(name), &o, &r, &err) != OK) fail_msg("%s", err.text);
+    if (knowledge_add(k, temp_path(name), &o, &r, &err) != OK) fail_msg("%s", err.text);
     return r;
 }
 
-static json_t *found(struct knowledge *k, const char *text, double threshold,
-                     const struct embedder *e) {
+static json_t *search_ok(struct knowledge *k, const char *text, double threshold,
+                         const struct embedder *e) {
     struct knowledge_query q = {.text = text, .threshold = threshold, .embedder = e};
     json_t *hits = knowledge_search(k, &q, &err);
     if (!hits) fail_msg("%s", err.text);
@@ -426,8 +430,8 @@ static const char *hit_text(const json_t *hits, size_t i, const char *key) {
 }
 
 /* The title of the best hit at the default threshold, or "-". */
-static void best_is(struct knowledge *k, const char *query, const char *title) {
-    json_t *hits = found(k, query, 0, NULL);
+static void assert_best(struct knowledge *k, const char *query, const char *title) {
+    json_t *hits = search_ok(k, query, 0, NULL);
     const char *got = json_array_size(hits) ? hit_text(hits, 0, "title") : "-";
     if (strcmp(got, title) != 0) fail_msg("'%s' finds '%s', not '%s'", query, got, title);
     json_decref(hits);
@@ -435,24 +439,24 @@ static void best_is(struct knowledge *k, const char *query, const char *title) {
 
 static void test_search(void **state) {
     (void)state;
-    folder_make();
-    struct knowledge *k = base_open();
-    struct knowledge_report r = added(k, "docs", NULL);
+    write_folder();
+    struct knowledge *k = open_ok();
+    struct knowledge_report r = add_ok(k, "docs", NULL);
     assert_int_equal(r.added, 4);
     assert_int_equal(r.skipped, 1);
     assert_int_equal(r.documents, 5);
     assert_int_equal(r.chunks, 5);
-    best_is(k, "富士山の高さは何メートルですか？", "fuji");
-    best_is(k, "標高", "fuji");
-    best_is(k, "ＭＯＯＮ", "Tides");
-    best_is(k, "What does the moon do to the sea?", "Tides");
-    best_is(k, "北京的人口是多少？", "北京");
-    best_is(k, "首都", "北京");
-    best_is(k, "犬", "犬");
-    best_is(k, "木", "qa");
-    best_is(k, "電車", "-");
-    best_is(k, "？！", "-");
-    json_t *hits = found(k, "山", -1, NULL);
+    assert_best(k, "富士山の高さは何メートルですか？", "fuji");
+    assert_best(k, "標高", "fuji");
+    assert_best(k, "ＭＯＯＮ", "Tides");
+    assert_best(k, "What does the moon do to the sea?", "Tides");
+    assert_best(k, "北京的人口是多少？", "北京");
+    assert_best(k, "首都", "北京");
+    assert_best(k, "犬", "犬");
+    assert_best(k, "木", "qa");
+    assert_best(k, "電車", "-");
+    assert_best(k, "？！", "-");
+    json_t *hits = search_ok(k, "山", -1, NULL);
     assert_int_equal(json_array_size(hits), 5); /* no threshold: the best five of five */
     json_decref(hits);
     knowledge_close(k);
@@ -469,9 +473,9 @@ static void test_snippets(void **state) {
     json_decref(hits);
 }
 
-/* The whole search result as text, without the ids, which depend on history. */
+/* The complete search result as text, without the ids, which depend on the history of the file. */
 static char *search_text(struct knowledge *k, const char *query, const struct embedder *e) {
-    json_t *hits = found(k, query, -1, e), *v;
+    json_t *hits = search_ok(k, query, -1, e), *v;
     size_t i;
     json_array_foreach (hits, i, v) json_object_del(v, "id");
     char *text = json_canonical(hits);
@@ -479,18 +483,20 @@ static char *search_text(struct knowledge *k, const char *query, const struct em
     return text;
 }
 
-static const char *const probes[] = {"富士山", "the moon and the sea", "北京 人口", "犬 猫"};
+static const char *const queries_of_changes[] = {"富士山", "the moon and the sea", "北京 人口",
+                                                 "犬 猫"};
 
-/* The base after any history gives the same results as one that was made at once. */
-static void same_as_fresh(struct knowledge *k, const struct embedder *e) {
+/* The knowledge base gives the same results as a new one with the same files. */
+static void assert_same_as_fresh(struct knowledge *k, const struct embedder *e) {
     char fresh[128];
     snprintf(fresh, sizeof fresh, "%s/fresh.db", dir);
     unlink(fresh);
     struct knowledge *f = knowledge_open(fresh, true, &err);
     assert_non_null(f);
-    added(f, "docs", NULL);
-    for (size_t i = 0; i < ARRAY_LEN(probes); i++) {
-        char *a = search_text(k, probes[i], e), *b = search_text(f, probes[i], e);
+    add_ok(f, "docs", NULL);
+    for (size_t i = 0; i < ARRAY_LEN(queries_of_changes); i++) {
+        char *a = search_text(k, queries_of_changes[i], e),
+             *b = search_text(f, queries_of_changes[i], e);
         assert_string_equal(a, b);
         free(a);
         free(b);
@@ -500,44 +506,44 @@ static void same_as_fresh(struct knowledge *k, const struct embedder *e) {
 
 static void test_changes(void **state) {
     (void)state;
-    folder_make();
-    struct knowledge *k = base_open();
-    added(k, "docs", NULL);
-    struct knowledge_report r = added(k, "docs", NULL);
+    write_folder();
+    struct knowledge *k = open_ok();
+    add_ok(k, "docs", NULL);
+    struct knowledge_report r = add_ok(k, "docs", NULL);
     assert_int_equal(r.unchanged, 4);
     assert_int_equal(r.added + r.changed + r.removed, 0);
-    file_put("docs/fuji.txt", "富士山は火山です。");
-    file_put("docs/new.txt", "潮汐由月球引起。");
-    assert_int_equal(unlink(path_of("docs/qa.jsonl")), 0);
-    r = added(k, "docs", NULL);
+    write_file("docs/fuji.txt", "富士山は火山です。");
+    write_file("docs/new.txt", "潮汐由月球引起。");
+    assert_int_equal(unlink(temp_path("docs/qa.jsonl")), 0);
+    r = add_ok(k, "docs", NULL);
     assert_int_equal(r.changed, 1);
     assert_int_equal(r.added, 1);
     assert_int_equal(r.removed, 1);
     assert_int_equal(r.unchanged, 2);
     assert_int_equal(r.documents, 4);
-    best_is(k, "猫", "-");
-    best_is(k, "火山", "fuji");
-    best_is(k, "標高", "-");
-    same_as_fresh(k, NULL);
+    assert_best(k, "猫", "-");
+    assert_best(k, "火山", "fuji");
+    assert_best(k, "標高", "-");
+    assert_same_as_fresh(k, NULL);
     json_t *list = knowledge_list(k, &err);
     assert_int_equal(json_array_size(list), 4);
     json_decref(list);
-    assert_int_equal(knowledge_remove(k, path_of("docs/sub"), &r, &err), OK);
+    assert_int_equal(knowledge_remove(k, temp_path("docs/sub"), &r, &err), OK);
     assert_int_equal(r.removed, 1);
-    assert_int_equal(knowledge_remove(k, path_of("docs/sub"), &r, &err), ERR_MISSING);
-    best_is(k, "首都", "-");
+    assert_int_equal(knowledge_remove(k, temp_path("docs/sub"), &r, &err), ERR_MISSING);
+    assert_best(k, "首都", "-");
     knowledge_close(k);
 }
 
-/* Another chunk size gives other chunks. */
+/* After a change of the chunk size the files are split again. */
 static void test_chunk_size(void **state) {
     (void)state;
-    folder_make();
-    struct knowledge *k = base_open();
+    write_folder();
+    struct knowledge *k = open_ok();
     struct knowledge_report r;
-    added(k, "docs", NULL);
+    add_ok(k, "docs", NULL);
     struct knowledge_options o = {.chunk_chars = 30};
-    assert_int_equal(knowledge_add(k, path_of("docs"), &o, &r, &err), OK);
+    assert_int_equal(knowledge_add(k, temp_path("docs"), &o, &r, &err), OK);
     assert_int_equal(r.changed, 4);
     assert_true(r.chunks > 5);
     knowledge_close(k);
@@ -545,27 +551,27 @@ static void test_chunk_size(void **state) {
 
 static void test_bad_files(void **state) {
     (void)state;
-    folder_make();
-    struct knowledge *k = base_open();
+    write_folder();
+    struct knowledge *k = open_ok();
     struct knowledge_report r;
     struct knowledge_options o = {0};
-    added(k, "docs", NULL);
-    file_put("docs/fuji.txt", "\xff\xfe bad");
-    file_put("docs/qa.jsonl", "{\"text\": \"新しい\"}\n{\"nothing\": 1}\n");
+    add_ok(k, "docs", NULL);
+    write_file("docs/fuji.txt", "\xff\xfe bad");
+    write_file("docs/qa.jsonl", "{\"text\": \"新しい\"}\n{\"nothing\": 1}\n");
     int stderr_was = dup(2);
     assert_non_null(freopen("/dev/null", "w", stderr)); /* two warnings */
-    r = added(k, "docs", NULL);
+    r = add_ok(k, "docs", NULL);
     fflush(stderr);
     dup2(stderr_was, 2);
     close(stderr_was);
     assert_int_equal(r.refused, 2);
-    best_is(k, "標高", "fuji"); /* as it was */
-    best_is(k, "新しい", "-");  /* no part of the file was added */
-    assert_int_equal(knowledge_add(k, path_of("docs/qa.jsonl"), &o, &r, &err), ERR_FORMAT);
+    assert_best(k, "標高", "fuji"); /* as it was */
+    assert_best(k, "新しい", "-");  /* no part of the file was added */
+    assert_int_equal(knowledge_add(k, temp_path("docs/qa.jsonl"), &o, &r, &err), ERR_FORMAT);
     assert_non_null(strstr(err.text, "qa.jsonl"));
     assert_non_null(strstr(err.text, "line 2"));
-    assert_int_equal(knowledge_add(k, path_of("docs/notes.bin"), &o, &r, &err), ERR_USAGE);
-    assert_int_equal(knowledge_add(k, path_of("none"), &o, &r, &err), ERR_MISSING);
+    assert_int_equal(knowledge_add(k, temp_path("docs/notes.bin"), &o, &r, &err), ERR_USAGE);
+    assert_int_equal(knowledge_add(k, temp_path("none"), &o, &r, &err), ERR_MISSING);
     struct knowledge_query q = {.text = "\xff"};
     assert_null(knowledge_search(k, &q, &err));
     assert_int_equal(err.code, ERR_USAGE);
@@ -579,20 +585,20 @@ static void test_other_databases(void **state) {
     assert_null(knowledge_open(db, true, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "is not a knowledge base"));
-    file_put("text.db", "this is a text that is no database at all, and longer than a header is");
-    assert_null(knowledge_open(path_of("text.db"), true, &err));
-    assert_null(knowledge_open(path_of("none.db"), false, &err));
+    write_file("text.db", "this is a text that is no database at all, and longer than a header is");
+    assert_null(knowledge_open(temp_path("text.db"), true, &err));
+    assert_null(knowledge_open(temp_path("none.db"), false, &err));
     assert_int_equal(err.code, ERR_MISSING);
-    assert_false(path_exists(path_of("none.db")));
+    assert_false(path_exists(temp_path("none.db")));
 }
 
-/* An embedding that only counts characters. */
+/* An embedding that counts characters. */
 enum { D = 64 };
-static int embedded_texts, embed_fails;
+static int embedded_texts, embedding_fails;
 
 static int bag_embed(void *ctx, const char *const *texts, int n, float *out, struct error *e) {
     (void)ctx;
-    if (embed_fails) return error_set(e, ERR_STATE, "no embeddings today");
+    if (embedding_fails) return error_set(e, ERR_STATE, "no embeddings today");
     for (int i = 0; i < n; i++) {
         memset(out + i * D, 0, sizeof *out * D);
         for (const char *p = texts[i]; *p;) {
@@ -609,13 +615,13 @@ static const struct embedder bag = {NULL, D, "bag", bag_embed};
 
 static void test_embeddings(void **state) {
     (void)state;
-    folder_make();
-    struct knowledge *k = base_open();
-    struct knowledge_report r = added(k, "docs", &bag);
+    write_folder();
+    struct knowledge *k = open_ok();
+    struct knowledge_report r = add_ok(k, "docs", &bag);
     assert_int_equal(r.embedded, 5);
-    assert_int_equal(added(k, "docs", &bag).embedded, 0);
+    assert_int_equal(add_ok(k, "docs", &bag).embedded, 0);
     embedded_texts = 0;
-    json_t *hits = found(k, "子犬は犬の子供です。", 0, &bag);
+    json_t *hits = search_ok(k, "子犬は犬の子供です。", 0, &bag);
     assert_int_equal(embedded_texts, 1); /* the query */
     const json_t *best = json_array_get(hits, 0);
     assert_string_equal(hit_text(hits, 0, "title"), "犬");
@@ -624,24 +630,24 @@ static void test_embeddings(void **state) {
            cosine = json_real_value(json_object_get(best, "cosine"));
     assert_true(cosine > 0.9 && fabs(score - 0.5 * words - 0.5 * cosine) < 1e-12);
     json_decref(hits);
-    file_put("docs/fuji.txt", "富士山は火山です。");
-    assert_int_equal(added(k, "docs", &bag).embedded, 1);
-    same_as_fresh(k, &bag);
+    write_file("docs/fuji.txt", "富士山は火山です。");
+    assert_int_equal(add_ok(k, "docs", &bag).embedded, 1);
+    assert_same_as_fresh(k, &bag);
     struct embedder other = bag;
     other.model_hash = "another";
-    assert_int_equal(added(k, "docs", &other).embedded, 5);
-    embed_fails = 1;
+    assert_int_equal(add_ok(k, "docs", &other).embedded, 5);
+    embedding_fails = 1;
     other.model_hash = "third";
     struct knowledge_query q = {.text = "x", .embedder = &other};
     assert_null(knowledge_search(k, &q, &err));
     assert_string_equal(err.text, "no embeddings today");
-    embed_fails = 0;
-    best_is(k, "火山", "fuji");
+    embedding_fails = 0;
+    assert_best(k, "火山", "fuji");
     knowledge_close(k);
 }
 
 /* BM25 from its definition, over every text. */
-static double naive_words(const char *const *docs, int n, int which, const char *query) {
+static double naive_word_score(const char *const *docs, int n, int which, const char *query) {
     struct query_term t[QUERY_TERMS];
     int n_terms = terms_query(query, t, &err);
     double total = 0, possible = 0, score = 0;
@@ -677,23 +683,23 @@ static void test_bm25_scores(void **state) {
     static const char *const bodies[] = {"the sea and the moon and the sea", "日本の山と海、山の上",
                                          "月亮和大海 the moon", "x"};
     static const char *const queries[] = {"moon sea", "山", "山の海", "大海 the", "nothing"};
-    struct knowledge *k = base_open();
+    struct knowledge *k = open_ok();
     char *docs[4];
-    assert_int_equal(dir_make(path_of("d"), &err), OK);
+    assert_int_equal(dir_make(temp_path("d"), &err), OK);
     for (int i = 0; i < 4; i++) {
         char name[32];
         snprintf(name, sizeof name, "d/%d.txt", i);
-        file_put(name, bodies[i]);
+        write_file(name, bodies[i]);
         docs[i] = xasprintf("%d\n%s", i, bodies[i]); /* the title is the file's name */
     }
-    added(k, "d", NULL);
+    add_ok(k, "d", NULL);
     for (size_t q = 0; q < ARRAY_LEN(queries); q++) {
-        json_t *hits = found(k, queries[q], -1, NULL), *v;
+        json_t *hits = search_ok(k, queries[q], -1, NULL), *v;
         size_t i;
         assert_int_equal(json_array_size(hits), 4);
         json_array_foreach (hits, i, v) {
             int d = *json_string_value(json_object_get(v, "title")) - '0';
-            double want = naive_words((const char *const *)docs, 4, d, queries[q]),
+            double want = naive_word_score((const char *const *)docs, 4, d, queries[q]),
                    got = json_real_value(json_object_get(v, "words"));
             if (fabs(want - got) > 1e-9)
                 fail_msg("'%s' in %d: %g, not %g", queries[q], d, got, want);
@@ -704,19 +710,20 @@ static void test_bm25_scores(void **state) {
     knowledge_close(k);
 }
 
-/* A child adds and changes files until it is killed; afterwards the base is consistent. */
+/* A child process adds and changes files until it is killed; the knowledge base is then consistent.
+ */
 static void test_kill(void **state) {
     (void)state;
-    folder_make();
+    write_folder();
     for (int delay = 5; delay < 60; delay += 25) {
         pid_t child = fork();
         if (child == 0) {
-            struct knowledge *k = base_open();
+            struct knowledge *k = open_ok();
             for (int i = 0;; i++) {
                 char text[64];
                 snprintf(text, sizeof text, "版 %d の 文章", i);
-                file_put("docs/new.txt", text);
-                added(k, "docs", &bag);
+                write_file("docs/new.txt", text);
+                add_ok(k, "docs", &bag);
             }
         }
         usleep((useconds_t)delay * 1000);
@@ -724,9 +731,9 @@ static void test_kill(void **state) {
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status));
-        struct knowledge *k = base_open();
-        added(k, "docs", NULL);
-        same_as_fresh(k, &bag);
+        struct knowledge *k = open_ok();
+        add_ok(k, "docs", NULL);
+        assert_same_as_fresh(k, &bag);
         knowledge_close(k);
     }
 }
@@ -749,7 +756,7 @@ static struct conversation *conversation_start(struct store *s) {
     return c;
 }
 
-static void exchange_say(struct conversation *c, int i, const struct summarizer *s) {
+static void exchange_add(struct conversation *c, int i, const struct summarizer *s) {
     char user[32], assistant[32];
     snprintf(user, sizeof user, "質問%d", i);
     snprintf(assistant, sizeof assistant, "答え%d", i);
@@ -769,7 +776,7 @@ static void test_conversation(void **state) {
     struct buf text = {0};
     conversation_context(c, LANG_JA, 0, &text);
     assert_int_equal(text.len, 0);
-    for (int i = 1; i <= 11; i++) exchange_say(c, i, &sum);
+    for (int i = 1; i <= 11; i++) exchange_add(c, i, &sum);
     assert_string_equal(json_string_value(json_object_get(conversation_state(c), "summary")),
                         "[10行]");
     assert_string_equal(first_user(c), "質問6");
@@ -803,7 +810,7 @@ static void test_conversation(void **state) {
 static void test_conversation_without_summary(void **state) {
     (void)state;
     struct conversation *c = conversation_start(NULL);
-    for (int i = 1; i <= 25; i++) exchange_say(c, i, NULL);
+    for (int i = 1; i <= 25; i++) exchange_add(c, i, NULL);
     assert_string_equal(first_user(c), "質問16");
     int left = 0;
     struct summarizer failing = {&left, shorten};
@@ -840,8 +847,8 @@ static void test_facts(void **state) {
     conversation_close(c);
 }
 
-/* Forgotten facts are removed from the store too. */
-static void test_forget(void **state) {
+/* Facts are removed from the store too. */
+static void test_remove_facts(void **state) {
     (void)state;
     struct store *s = store_open(db, &err);
     struct conversation *c = conversation_start(s);
@@ -869,8 +876,8 @@ static void test_forget(void **state) {
     store_close(s);
 }
 
-/* The schema of a model's facts accepts a valid example in each language, and
- * conversation_merge_facts accepts it too. */
+/* In each language, the schema for a model's facts and conversation_merge_facts accept a valid
+ * example. */
 static void test_schema(void **state) {
     (void)state;
     static const char *const good[N_LANGUAGES] = {
@@ -947,9 +954,9 @@ static void test_engine_embedder(void **state) {
     struct embedder embed;
     m->tok = m->tok ? m->tok : tokenizer_new_bytes(shape.vocab_size);
     if (!e || embedder_open(&embed, &x, &err) != OK) fail_msg("%s", err.text);
-    folder_make();
-    struct knowledge *k = base_open();
-    assert_int_equal(added(k, "docs", &embed).embedded, 5);
+    write_folder();
+    struct knowledge *k = open_ok();
+    assert_int_equal(add_ok(k, "docs", &embed).embedded, 5);
     struct knowledge_query q = {.text = "犬\n子犬は犬の子供です。", .mix = 1, .embedder = &embed};
     json_t *hits = knowledge_search(k, &q, &err);
     assert_string_equal(hit_text(hits, 0, "title"), "犬");
@@ -987,7 +994,7 @@ int main(void) {
         TEST(test_cleanup_of_anything),
         TEST(test_facts_extracted_by_rules),
         TEST(test_facts_grounded),
-        TEST(test_forget),
+        TEST(test_remove_facts),
         TEST(test_schema),
         TEST(test_damaged_conversation),
         TEST(test_memory_questions),

@@ -114,14 +114,14 @@ static int legacy_check(const struct adapter *a, const struct adapter *b, int32_
         if (ra == 0 || rb == 0) continue;
         shared++;
         if (ra != rb)
-            return error_set(
-                err, ERR_MISMATCH,
-                "the parents' ranks differ (%d and %d in '%s'); blend of tensors needs equal ranks "
-                "(blend ΔW instead)",
-                (int)ra, (int)rb, proj_names[i % N_PROJ]);
+            return error_set(err, ERR_MISMATCH,
+                             "the parents' ranks differ (%d and %d in '%s'); a blend of tensors "
+                             "needs equal ranks "
+                             "(blend ΔW instead)",
+                             (int)ra, (int)rb, proj_names[i % N_PROJ]);
         if (r != 0 && r != ra)
             return error_set(err, ERR_USAGE,
-                             "rank %d asked for, but blend of tensors keeps the parents' %d",
+                             "rank %d requested, but a blend of tensors keeps the parents' rank %d",
                              (int)r, (int)ra);
     }
     return shared > 0 ? OK

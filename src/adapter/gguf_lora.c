@@ -55,6 +55,7 @@ static float gguf_alpha(struct adapter_module m, bool rslora) {
     return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
 }
 
+/* True if the module is not adapted or needs this alpha. Sets *alpha if it is NaN. */
 static bool alpha_matches(struct adapter_module m, bool rslora, float *alpha) {
     if (m.r == 0) return true;
     if (isnan(*alpha)) *alpha = gguf_alpha(m, rslora);
@@ -91,10 +92,11 @@ static int save_check_supported(const struct adapter *a, struct error *err) {
         : a->overlay && a->shape.tied     ? "low-rank parts of a tied embedding or head"
                                           : NULL;
     if (!what) return OK;
-    return error_set(err, ERR_MISMATCH,
-                     "adapter '%.12s' has %s, which GGUF adapters cannot hold (merge it into its "
-                     "base instead)",
-                     a->hash, what);
+    return error_set(
+        err, ERR_MISMATCH,
+        "adapter '%.12s' has %s, which GGUF adapters do not support (merge it into its "
+        "base instead)",
+        a->hash, what);
 }
 
 static void lora_b_rescale(const struct adapter *a, const struct lora *lo, int64_t out, float alpha,
@@ -205,8 +207,8 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
     if (!isnan(alpha)) return gguf_save(a, path, base, alpha, err);
     if (!fold)
         return error_set(err, ERR_MISMATCH,
-                         "adapter '%.12s' has scales that one alpha cannot say, and GGUF has no "
-                         "other (fold them into B with --fold)",
+                         "adapter '%.12s' has different scales, but a GGUF adapter has one alpha "
+                         "(rescale B with --fold)",
                          a->hash);
     struct adapter *folded = adapter_fold_scales(a, err);
     if (!folded) return err->code;
@@ -233,8 +235,7 @@ static bool tensor_name_parse(const char *name, const struct model_config *shape
 struct gguf_lora_reader {
     const char *path;
     const struct model_config *shape;
-    struct safetensors in,
-        out; /* the tensors of the file; the tensors converted to PEFT's names and layout */
+    struct safetensors in, out; /* as in the file; converted to PEFT's names and layout */
     struct peft_config config;
     struct adapter_errors errors;
     struct arena arena;

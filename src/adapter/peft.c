@@ -437,7 +437,7 @@ static const char *language_model_prefix_strip(struct safetensors *st) {
             free(t->name);
     }
     if (kept < st->n_tensors)
-        log_info("%d tensors that are not the language model's are left out", st->n_tensors - kept);
+        log_info("%d tensors outside of the language model are skipped", st->n_tensors - kept);
     st->n_tensors = kept;
     if (kept > 1) qsort(st->tensors, (size_t)kept, sizeof *st->tensors, tensor_info_compare);
     return prefix;

@@ -185,7 +185,7 @@ static const struct unsupported_key {
     {"use_bdlora", "block-diagonal LoRA is not supported"},
     {"lora_bias", "biases on lora_B are not supported"},
     {"bias", "only \"none\" is supported"},
-    {"fan_in_fan_out", "it stands for transposed (GPT-2 style) weights"},
+    {"fan_in_fan_out", "transposed (GPT-2 style) weights are not supported"},
     {"target_parameters", "only whole linear modules can be targets"},
     {"layer_replication", "the base's layers are used as they are"},
     {"alora_invocation_tokens", "activated LoRA is not supported"},
@@ -332,7 +332,7 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
 /* The settings that decide which modules are adapted, with which rank and alpha. */
 struct peft_target_rules {
     const struct arch *arch;
-    const char *model_prefix; /* peft_config.stem */
+    const char *model_prefix; /* as in peft_config */
     struct module_selector target, exclude;
     struct pattern_rules ranks, alphas;
     bool *layers;          /* [L] */

@@ -29,7 +29,7 @@
 /* The file system's metadata of one file; zero when it does not exist. */
 struct file_stamp {
     uint64_t device, inode, size;
-    int64_t mtime, ctime; /* mtime and ctime in ns since 1970 */
+    int64_t mtime, ctime; /* ns since 1970 */
 };
 /* Stamps of the two files of a PEFT directory, or of a GGUF file. */
 struct entry_stamps {
@@ -64,7 +64,7 @@ struct adapter_pool {
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
     int n_retired;
-    uint64_t lru_clock, gets, loads, drops;
+    uint64_t lru_clock, gets, loads, evictions;
 };
 
 /* A version that is loaded but not yet published. */
@@ -212,7 +212,7 @@ static int entry_add(struct adapter_pool *p, const char *name, const char *path,
     const struct pool_entry *e = found ? p->entries[i] : NULL;
     if (!e) entry_insert(p, name)->path = xstrdup(path);
     if (!e || (e->path && strcmp(e->path, path) == 0)) return !e;
-    return error_set(err, ERR_STATE, "the name '%s' stands for '%s' already", name,
+    return error_set(err, ERR_STATE, "the name '%s' is already used for '%s'", name,
                      e->path ? e->path : "an adapter in memory");
 }
 
@@ -238,7 +238,7 @@ static int scan_subdirectory(struct adapter_pool *p, const char *dir, const char
         pthread_mutex_lock(&p->lock);
         if (added == OK) added = entry_add(p, name, path, &err);
         pthread_mutex_unlock(&p->lock);
-        if (added < 0) log_warn("adapter '%s' is left out: %s", path, err.text);
+        if (added < 0) log_warn("adapter '%s' is skipped: %s", path, err.text);
     }
     free(path);
     free(config);
@@ -329,7 +329,7 @@ static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size
     if (fixed > max - size)
         return error_set(err, ERR_STATE,
                          "no room for an adapter of %zu bytes: of the pool's %zu, %zu are in use, "
-                         "pinned or nowhere else",
+                         "pinned or without a file",
                          size, max, fixed);
     while (in_memory > max - size) {
         struct pool_entry *victim = lru_victim(p, e);
@@ -337,7 +337,7 @@ static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size
         in_memory -= MIN(in_memory, adapter_bytes(victim->adapter));
         adapter_release(victim->adapter);
         victim->adapter = NULL;
-        p->drops++;
+        p->evictions++;
     }
     return OK;
 }
@@ -399,13 +399,12 @@ static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *no
     e->problem = xstrdup(err->text);
     e->problem_code = err->code;
     e->problem_stamps = *now;
-    if (err->code == ERR_IO)
-        e->problem_stamps.recent =
-            true; // an I/O error may be temporary: try again even if the files do not change
+    // an I/O error may be temporary: try again even if the files do not change
+    if (err->code == ERR_IO) e->problem_stamps.recent = true;
     if (!e->adapter) return err->code;
     if (is_new)
-        log_warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
-                 err->text);
+        log_warn("adapter '%s' remains at version %llu: %s", e->name,
+                 (unsigned long long)e->version, err->text);
     return OK;
 }
 
@@ -566,7 +565,7 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p) {
                                    .max_bytes = p->o.max_bytes,
                                    .gets = p->gets,
                                    .loads = p->loads,
-                                   .drops = p->drops};
+                                   .drops = p->evictions};
     for (int i = 0; i < p->n; i++) s.n_resident += p->entries[i]->adapter != NULL;
     pthread_mutex_unlock(&p->lock);
     return s;

@@ -119,8 +119,8 @@ static int version_read(const struct versions *v, const char *hash, json_t **met
     if (json_is_object(parsed))
         *metadata = json_incref(parsed);
     else if (rc == OK)
-        log_warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
-                 parsed ? "its version.json is no object" : err->text);
+        log_warn("version '%.12s' of '%s' is ignored: %s", hash, v->dir,
+                 parsed ? "its version.json is not an object" : err->text);
     json_decref(parsed);
     free(dir);
     free(path);

@@ -346,7 +346,7 @@ static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     for (int i = 0; json_is_object(v) && json_object_get(v, "$ref"); i++) {
         json_t *ref = json_object_get(v, "$ref");
         if (i == 32 || !json_is_string(ref))
-            return schema_error(s, i == 32 ? "references go round in a circle"
+            return schema_error(s, i == 32 ? "the references form a cycle"
                                            : "'$ref' must be a string"),
                    NULL;
         json_t *target = pointer_get(s, json_string_value(ref));

@@ -462,7 +462,7 @@ const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {
 }
 
 size_t adapter_bytes(const struct adapter *a) {
-    size_t modules = (size_t)a->shape.n_layers * N_PROJ, n = sizeof *a + a->bound.used;
+    size_t modules = (size_t)a->shape.n_layers * N_PROJ, n = sizeof *a + a->bind_arena.used;
     n += (a->loras ? modules * sizeof *a->loras : 0) + (a->data ? a->n_data * sizeof *a->data : 0);
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
@@ -487,7 +487,7 @@ void adapter_release(struct adapter *a) {
     free((void *)a->config.head.ids);
     free(a->magnitude);
     free(a->overlay);
-    arena_release(&a->bound);
+    arena_release(&a->bind_arena);
     free(a->loras);
     free(a->data);
     json_decref(a->lineage);

@@ -3,10 +3,10 @@
  * the hash of its content. This header also has PEFT and GGUF files, algebra on ΔW = scale · B A
  * that never forms the full matrix, and merging into a base model.
  *
- * An adapter belongs to a model shape, not to a model object. It never changes after construction;
- * every operator returns a new one. The one exception is adapter_bind, which is called before the
- * adapter is shared: it computes DoRA's multipliers, which depend on the base's weights.
- * Retain/release are atomic; everything else here is pure and may run in any thread.
+ * An adapter is valid for all models of its shape. It never changes after construction; every
+ * operator returns a new one. The one exception is adapter_bind, which is called before the adapter
+ * is shared: it computes DoRA's multipliers, which depend on the base's weights. Retain/release are
+ * atomic; everything else here is pure and may run in any thread.
  *
  * An adapter is *plain* when it consists only of low-rank parts of layers. Algebra and training
  * accept plain adapters only.
@@ -27,7 +27,7 @@ struct adapter_module {
 /* Changes to the embedding or the head, both [V, D]. */
 struct adapter_vocab_config {
     struct adapter_module lora;
-    bool full;          /* a whole replacement table (PEFT's modules_to_save) */
+    bool full;          /* a replacement table (PEFT's modules_to_save) */
     int32_t n_ids;      /* number of replaced rows (PEFT's trainable_token_indices) */
     const int32_t *ids; /* [n_ids] token ids in ascending order; borrowed like `modules` */
 };
@@ -57,7 +57,7 @@ struct adapter {
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
     struct vocab_overrides *overlay; /* NULL: the base's embedding and head are used unchanged */
-    struct arena bound; /* allocated by adapter_bind; loras and overlay point into it */
+    struct arena bind_arena; /* allocated by adapter_bind; loras and overlay point into it */
     struct lora_pack *packs[N_DTYPE]; /* created on the first use; see adapter_pack */
     char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
     json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
@@ -164,7 +164,7 @@ struct adapter *adapter_open(const char *path, struct model *m, struct error *er
 /* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Without a weight:
  * *weight is 1, returns false. */
 bool adapter_weight_parse(char *term, float *weight);
-/* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
+/* The lineage key of the SHA-256 of the base model that the adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
 
 /* the pool */
@@ -242,13 +242,13 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
 /* versions on disk */
 
 /*
- * A PEFT directory with a history: DIR/.versions/HASH holds every adapter that was published at DIR
- * as a PEFT directory with version.json: {hash, number, created, previous, lineage, files, and the
+ * A PEFT directory with a history: DIR/.versions/HASH contains every adapter that was published at
+ * DIR, as a PEFT directory with version.json: {hash, number, created, previous, lineage, and the
  * publisher's notes, such as score and tags}. DIR's own two files are the current version.
  *
- * A version is replaced by renames, and the process may be killed at any moment: DIR then holds the
- * complete old version, the complete new version, or, while the two configs are exchanged, no
- * adapter; the next call of any of these functions repairs this. DIR never holds parts of two
+ * A version is replaced by renames, and the process may be killed at any moment: DIR then contains
+ * the complete old version, the complete new version, or, while the two configs are exchanged, no
+ * adapter; the next call of any of these functions repairs this. It never contains parts of two
  * versions. A file lock serialises calls for one DIR.
  */
 /* Makes `a` the current version and keeps the previous content of DIR, even if it was never

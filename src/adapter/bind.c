@@ -95,7 +95,7 @@ struct adapter *adapter_new_for_model(const struct model *m, const struct adapte
 }
 
 bool adapter_is_ready(const struct adapter *a) {
-    return !a->config.dora || a->bound.head;
+    return !a->config.dora || a->bind_arena.head;
 }
 
 static int dora_compute_multipliers(struct adapter *a, const struct model *m, struct error *err) {
@@ -105,7 +105,7 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
     for (int32_t i = 0; i < n && rc == OK; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (a->loras[i].r == 0) continue;
-        float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)w->n, err);
+        float *mult = arena_try_alloc(&a->bind_arena, sizeof *mult * (size_t)w->n, err);
         peft_module_name(name, a->shape.arch, i);
         rc = !mult ? err->code
                    : module_compute_multipliers(w, NULL, &a->loras[i], a->magnitude[i], mult, name,
@@ -114,7 +114,7 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
     }
     struct vocab_override *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
-        float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)m->head.n, err);
+        float *mult = arena_try_alloc(&a->bind_arena, sizeof *mult * (size_t)m->head.n, err);
         rc = !mult ? err->code
                    : module_compute_multipliers(&m->head, head->full, &head->lora, a->magnitude[n],
                                                 mult, "lm_head", err);
@@ -123,7 +123,7 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
     if (rc == OK) return OK;
     for (int32_t i = 0; i < n; i++) a->loras[i].mult = NULL;
     if (head) head->lora.mult = NULL;
-    arena_release(&a->bound);
+    arena_release(&a->bind_arena);
     return rc;
 }
 
@@ -158,11 +158,11 @@ static int table_reduce_to_rows(struct vocab_override *t, const struct matrix *b
 }
 
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
-    CHECK(adapter_fits(a, &m->config) && !a->bound.head);
+    CHECK(adapter_fits(a, &m->config) && !a->bind_arena.head);
     if (a->config.dora && dora_compute_multipliers(a, m, err) != OK) return err->code;
     if (!a->overlay) return OK;
-    int rc = table_reduce_to_rows(&a->overlay->embed, &m->embed, &a->bound, err);
-    return rc == OK ? table_reduce_to_rows(&a->overlay->head, &m->head, &a->bound, err) : rc;
+    int rc = table_reduce_to_rows(&a->overlay->embed, &m->embed, &a->bind_arena, err);
+    return rc == OK ? table_reduce_to_rows(&a->overlay->head, &m->head, &a->bind_arena, err) : rc;
 }
 
 bool adapter_path_is_gguf(const char *path) {

@@ -218,7 +218,7 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
                 snprintf(code, sizeof code, "\\%c", short_to[known - short_from]);
             else
                 snprintf(code, sizeof code, "\\u%04X", c);
-            if (known || (c < 0x20 && c > 0)) // U+0000 is left out: few readers accept it
+            if (known || (c < 0x20 && c > 0)) // without U+0000, which few JSON parsers accept
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
                 codepoint_set_add(&unescaped, c, c);

@@ -327,7 +327,7 @@ void conversation_context(const struct conversation *c, enum language l, int max
         size_t len =
             max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
         bool fits = len == text.len;
-        if (len && (fits || first == n)) /* summary and facts are cut last */
+        if (len && (fits || first == n)) /* summary and facts are truncated last */
             buf_add(out, text.data, len);
         buf_release(&text);
         if (fits || first == n) return;

@@ -13,8 +13,9 @@
  * Masks. The vocabulary is a trie in depth-first order. A walk visits its nodes with one state per
  * depth and skips the subtree below a byte that leads to the dead state. States with equal nodes
  * and different stacks share a *local* state, which has the stacks {unknown}. Tokens that the local
- * state allows are allowed with any stacks. Where a path returns from the bottom of the local
- * state, the node is *cut*: only its subtree is walked again, with the actual state.
+ * state allows are allowed with any stacks. A node is *cut* if its path has returned from the
+ * bottom of the local state and the local state does not allow its byte: only the subtrees of cut
+ * nodes are walked again, with the actual state.
  *
  * Invariants: stacks have higher ids than the stacks below them. From every state except 0 a
  * complete text can be reached. The result of a step depends on the content of the state, never on

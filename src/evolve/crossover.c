@@ -16,39 +16,39 @@ static bool has_module(const struct adapter *a, int32_t i) {
     return a->loras[i].r > 0;
 }
 
-static double *coefs_make(const struct operands *x) {
+static double *coefs_alloc(const struct operands *x) {
     return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
 }
 
 /* Takes ownership of `coef`. */
-static struct adapter *sum_take(const struct operands *x, double *coef, json_t *lineage,
-                                struct error *err) {
+static struct adapter *weighted_sum_free_coefs(const struct operands *x, double *coef,
+                                               json_t *lineage, struct error *err) {
     struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
     free(coef);
     return child;
 }
 
 /* The same n coefficients in all modules. */
-static struct adapter *sum_even(const struct operands *x, const double *w, json_t *lineage,
-                                struct error *err) {
-    double *coef = coefs_make(x);
+static struct adapter *weighted_sum_uniform(const struct operands *x, const double *w,
+                                            json_t *lineage, struct error *err) {
+    double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++)
         memcpy(coef + (size_t)i * (size_t)x->n, w, (size_t)x->n * sizeof *w);
-    return sum_take(x, coef, lineage, err);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 /* The blend of `--compat legacy`, with this table's lineage. */
 static struct adapter *make_factor_blend(const struct operands *x, json_t *lineage,
                                          struct error *err) {
-    struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
-                                        x->rank, BLEND_LEGACY, err);
-    return operator_set_lineage(mid, lineage);
+    struct adapter *child = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
+                                          x->rank, BLEND_LEGACY, err);
+    return operator_set_lineage(child, lineage);
 }
 
 static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {
     double w[OPERATOR_PARENTS_MAX];
     for (int p = 0; p < x->n; p++) w[p] = operand_weight(x, p);
-    return sum_even(x, w, lineage, err);
+    return weighted_sum_uniform(x, w, lineage, err);
 }
 
 /* Weights are fitness. If one is negative, all are measured from the lowest, so that a worse parent
@@ -58,14 +58,14 @@ static struct adapter *make_ratio(const struct operands *x, json_t *lineage, str
     for (int p = 0; p < x->n; p++) low = MIN(low, operand_weight(x, p));
     for (int p = 0; p < x->n; p++) sum += w[p] = operand_weight(x, p) - low;
     for (int p = 0; p < x->n; p++) w[p] = sum > 0 ? w[p] / sum : 1.0 / x->n;
-    return sum_even(x, w, lineage, err);
+    return weighted_sum_uniform(x, w, lineage, err);
 }
 
 /* Moves from b towards a and beyond. */
 static struct adapter *make_extrapolate(const struct operands *x, json_t *lineage,
                                         struct error *err) {
     double w[2] = {1 + (double)x->step, -(double)x->step};
-    return sum_even(x, w, lineage, err);
+    return weighted_sum_uniform(x, w, lineage, err);
 }
 
 /* Uses bisection, because only math_cos gives the same bits on all machines. */
@@ -114,19 +114,19 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
 }
 
 /* Share of b from two weights; ERR_USAGE when they cancel. */
-static int share_find(const struct operands *x, double *t, struct error *err) {
+static int second_parent_share(const struct operands *x, double *share, struct error *err) {
     double a = operand_weight(x, 0), b = operand_weight(x, 1);
     if (a + b == 0) return error_set(err, ERR_USAGE, "weights %g and %g cancel", a, b);
-    *t = b / (a + b);
+    *share = b / (a + b);
     return OK;
 }
 
 static struct adapter *make_slerp(const struct operands *x, json_t *lineage, struct error *err) {
     double t;
-    if (share_find(x, &t, err) != OK) return NULL;
-    double *coef = coefs_make(x);
+    if (second_parent_share(x, &t, err) != OK) return NULL;
+    double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++) module_slerp(x, i, t, coef + 2 * i);
-    return sum_take(x, coef, lineage, err);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 /* Replaces g [n][n] by the cosines of the ΔW; norm [n], 0 for a zero ΔW. */
@@ -138,30 +138,31 @@ static void gram_normalise(double *g, int n, double *norm) {
 }
 
 /* ‖Σ c u‖ from the inner products g of the u. */
-static double length(const double *g, const double *c, int n) {
+static double combination_norm(const double *g, const double *c, int n) {
     double sum = 0;
     for (int k = 0; k < n; k++)
         for (int j = 0; j < n; j++) sum += c[k] * c[j] * g[k * n + j];
     return sqrt(MAX(0, sum));
 }
 
-static void scale(double *c, int n, double by) {
-    for (int k = 0; k < n; k++) c[k] *= by;
+static void vector_scale(double *c, int n, double factor) {
+    for (int k = 0; k < n; k++) c[k] *= factor;
 }
 
 /* Half of the digits of a length computed from inner products. */
-#define SPHERE_NEAR 1e-7
-#define SPHERE_ROUNDS 1000
+#define SPHERE_EPSILON 1e-7
+#define SPHERE_MAX_STEPS 1000
 
 /* to := Σ share · log_m(u), m = Σ c u: the weighted sum of the tangent vectors at m towards the
  * unit vectors u. The vector opposite to m contributes nothing. */
-static void sphere_pull(const double *g, const double *share, const double *c, int n, double *to) {
+static void sphere_tangent_sum(const double *g, const double *share, const double *c, int n,
+                               double *to) {
     memset(to, 0, (size_t)n * sizeof *to);
     for (int k = 0; k < n; k++) {
         double d = 0;
         for (int j = 0; j < n; j++) d += c[j] * g[k * n + j];
         double sine = sqrt(MAX(0, 1 - d * d));
-        if (share[k] == 0 || sine < SPHERE_NEAR) continue;
+        if (share[k] == 0 || sine < SPHERE_EPSILON) continue;
         double w = share[k] * arc_cosine(d) / sine;
         to[k] += w;
         for (int j = 0; j < n; j++) to[j] -= w * d * c[j];
@@ -178,15 +179,16 @@ static bool karcher_mean(const double *g, const double *share, int n, double *c)
     int first = 0;
     while (first < n - 1 && share[first] == 0) first++;
     memcpy(c, share, (size_t)n * sizeof *c);
-    if (length(g, c, n) < SPHERE_NEAR)
+    if (combination_norm(g, c, n) < SPHERE_EPSILON)
         for (int k = 0; k < n; k++) c[k] = k == first;
-    for (int round = 0; round < SPHERE_ROUNDS; round++) {
-        double pull[OPERATOR_PARENTS_MAX];
-        scale(c, n, 1 / length(g, c, n));
-        sphere_pull(g, share, c, n, pull);
-        double far = length(g, pull, n);
-        if (far < SPHERE_NEAR) return true;
-        for (int k = 0; k < n; k++) c[k] = math_cos(far) * c[k] + math_sin(far) / far * pull[k];
+    for (int round = 0; round < SPHERE_MAX_STEPS; round++) {
+        double tangent[OPERATOR_PARENTS_MAX];
+        vector_scale(c, n, 1 / combination_norm(g, c, n));
+        sphere_tangent_sum(g, share, c, n, tangent);
+        double distance = combination_norm(g, tangent, n);
+        if (distance < SPHERE_EPSILON) return true;
+        for (int k = 0; k < n; k++)
+            c[k] = math_cos(distance) * c[k] + math_sin(distance) / distance * tangent[k];
     }
     return false;
 }
@@ -195,17 +197,17 @@ static bool karcher_mean(const double *g, const double *share, int n, double *c)
 static int module_karcher(const struct operands *x, int32_t i, const double *share, double *coef,
                           struct error *err) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX];
-    double own[OPERATOR_PARENTS_MAX], sum = 0, size = 0;
+    double direction_share[OPERATOR_PARENTS_MAX], sum = 0, size = 0;
     module_gram(x, i, g);
     gram_normalise(g, x->n, norm);
     for (int p = 0; p < x->n; p++) {
-        own[p] = norm[p] > 0 ? share[p] : 0;
-        sum += own[p];
+        direction_share[p] = norm[p] > 0 ? share[p] : 0;
+        sum += direction_share[p];
         size += share[p] * norm[p];
     }
     if (sum == 0) return OK; /* no parent has a direction, or the shares cancel */
-    scale(own, x->n, 1 / sum);
-    if (!karcher_mean(g, own, x->n, coef))
+    vector_scale(direction_share, x->n, 1 / sum);
+    if (!karcher_mean(g, direction_share, x->n, coef))
         return error_set(err, ERR_NUMERIC,
                          "the mean on the sphere of '%s' was not reached; take "
                          "weights that differ less, none below 0",
@@ -221,14 +223,14 @@ static struct adapter *make_karcher(const struct operands *x, json_t *lineage, s
         error_set(err, ERR_USAGE, "the weights cancel");
         return NULL;
     }
-    scale(share, x->n, 1 / sum);
-    double *coef = coefs_make(x);
+    vector_scale(share, x->n, 1 / sum);
+    double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++) {
         if (module_karcher(x, i, share, coef + (size_t)i * (size_t)x->n, err) == OK) continue;
         free(coef);
         return NULL;
     }
-    return sum_take(x, coef, lineage, err);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 /*
@@ -249,36 +251,36 @@ static void module_stock(const struct operands *x, int32_t i, double *coef) {
 }
 
 static struct adapter *make_stock(const struct operands *x, json_t *lineage, struct error *err) {
-    double *coef = coefs_make(x);
+    double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++)
         module_stock(x, i, coef + (size_t)i * (size_t)x->n);
-    return sum_take(x, coef, lineage, err);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 /* Samples one of the parents that `able` marks, by weight (none below 0; all 0: uniformly). */
-static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
+static int sample_parent(const struct operands *x, const bool *eligible, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
-    for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
-    bool even = sum == 0;
-    for (int p = 0; even && p < x->n; p++) sum += w[p] = able[p];
+    for (int p = 0; p < x->n; p++) sum += w[p] = eligible[p] ? MAX(0, operand_weight(x, p)) : 0;
+    bool uniform = sum == 0;
+    for (int p = 0; uniform && p < x->n; p++) sum += w[p] = eligible[p];
     return select_roulette_wheel(w, sum, x->n, rng);
 }
 
 /* Takes modules begin .. begin + n from one parent that has any of them, if one exists. */
-static void group_choose(const struct operands *x, int32_t begin, int32_t n, double *coef) {
+static void choose_group_parent(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
-    bool able[OPERATOR_PARENTS_MAX] = {false};
+    bool eligible[OPERATOR_PARENTS_MAX] = {false};
     for (int p = 0; p < x->n; p++)
-        for (int32_t i = begin; i < begin + n; i++) able[p] |= has_module(x->parents[p], i);
-    int from = parent_draw(x, able, &rng);
-    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + from] = 1;
+        for (int32_t i = begin; i < begin + n; i++) eligible[p] |= has_module(x->parents[p], i);
+    int parent = sample_parent(x, eligible, &rng);
+    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + parent] = 1;
 }
 
 static struct adapter *uniform_crossover(const struct operands *x, int32_t n, json_t *lineage,
                                          struct error *err) {
-    double *coef = coefs_make(x);
-    for (int32_t i = 0; i < operand_modules(x); i += n) group_choose(x, i, n, coef);
-    return sum_take(x, coef, lineage, err);
+    double *coef = coefs_alloc(x);
+    for (int32_t i = 0; i < operand_modules(x); i += n) choose_group_parent(x, i, n, coef);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 static struct adapter *make_layer(const struct operands *x, json_t *lineage, struct error *err) {
@@ -297,25 +299,25 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
  */
 static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
                                               struct error *err) {
-    double t = 0, at = 0, n = 0;
-    if (x->weights && share_find(x, &t, err) != OK) return NULL;
+    double t = 0, index = 0, n = 0;
+    if (x->weights && second_parent_share(x, &t, err) != OK) return NULL;
     for (int32_t i = 0; i < operand_modules(x); i++)
         n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);
     double point = 1 + rng_below(&rng, (uint32_t)MAX(1, n - 1)), half = (double)x->step * n / 2;
     if (!x->weights) json_object_set_new(lineage, "weights", json_string("1 0"));
     json_object_set_new(lineage, "split", json_sprintf("%g of %g", point, n));
-    double *coef = coefs_make(x);
+    double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++) {
         if (!has_module(x->parents[0], i) && !has_module(x->parents[1], i)) continue;
-        double far = at++ + 0.5 - point, over = far > 0 ? 1 : 0;
-        if (half > 0) over = MIN(1, MAX(0, 0.5 + far / (2 * half)));
-        double share = t + (1 - 2 * t) * over;
+        double distance = index++ + 0.5 - point, swapped = distance > 0 ? 1 : 0;
+        if (half > 0) swapped = MIN(1, MAX(0, 0.5 + distance / (2 * half)));
+        double share = t + (1 - 2 * t) * swapped;
         coef[2 * i] = 1 - share;
         coef[2 * i + 1] = share;
         if (arc) module_slerp(x, i, share, coef + 2 * i);
     }
-    return sum_take(x, coef, lineage, err);
+    return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
 static struct adapter *make_split(const struct operands *x, json_t *lineage, struct error *err) {
@@ -329,7 +331,7 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
 
 /* Singular triplets of the parents, rank by rank: the c-th largest of one parent, sampled by weight
  * among the parents with more than c triplets. */
-static void triplets_choose(const struct operands *x, const struct svd *sv, int32_t i,
+static void choose_triplets(const struct operands *x, const struct svd *sv, int32_t i,
                             struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
     int most = 0;
@@ -337,9 +339,9 @@ static void triplets_choose(const struct operands *x, const struct svd *sv, int3
     int32_t r = operand_rank(x, i, most);
     float *a = adapter_builder_add(d, i, r), *b = adapter_builder_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
-        bool able[OPERATOR_PARENTS_MAX] = {false};
-        for (int p = 0; p < x->n; p++) able[p] = c < sv[p].n;
-        svd_put_triplet(&sv[parent_draw(x, able, &rng)], c, r, a, b);
+        bool eligible[OPERATOR_PARENTS_MAX] = {false};
+        for (int p = 0; p < x->n; p++) eligible[p] = c < sv[p].n;
+        svd_put_triplet(&sv[sample_parent(x, eligible, &rng)], c, r, a, b);
     }
 }
 
@@ -349,7 +351,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
     for (int32_t i = 0; i < operand_modules(x); i++) {
         struct svd sv[OPERATOR_PARENTS_MAX];
         struct arena ar = {0};
-        int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), any = 0;
+        int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), is_adapted = 0;
         for (int p = 0; p < x->n; p++) {
             const struct lora *lo = &x->parents[p]->loras[i];
             sv[p] = (struct svd){.out = out, .in = in};
@@ -357,9 +359,9 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
             struct lowrank_sum s = lowrank_sum_new(&ar, out, in, lo->r);
             lowrank_sum_put(&s, lo, 1, 0);
             sv[p] = lowrank_sum_svd(&s, &ar);
-            any = 1;
+            is_adapted = 1;
         }
-        if (any) triplets_choose(x, sv, i, &d);
+        if (is_adapted) choose_triplets(x, sv, i, &d);
         arena_release(&ar);
     }
     return operator_finish(&d, lineage, err);

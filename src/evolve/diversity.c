@@ -11,17 +11,17 @@
 static const double COPY_DISTANCE = 0.05;
 
 /* Same as adapter_distance and adapter_cosine, from inner products that are computed once. */
-static double distance_of(double aa, double bb, double ab) {
+static double relative_distance(double aa, double bb, double ab) {
     double mean = (sqrt(aa) + sqrt(bb)) / 2;
     return mean == 0 ? 0 : sqrt(fmax(0, aa + bb - 2 * ab)) / mean;
 }
 
-static double cosine_of(double aa, double bb, double ab) {
+static double cosine_from_products(double aa, double bb, double ab) {
     double norms = sqrt(aa) * sqrt(bb);
     return norms == 0 ? 0 : fmax(-1, fmin(1, ab / norms));
 }
 
-static void pair_add(struct diversity *d, int i, int j, double distance, double cosine) {
+static void diversity_add_pair(struct diversity *d, int i, int j, double distance, double cosine) {
     if (!(distance >= d->weights_min)) {
         d->weights_min = distance;
         d->duplicate_of[0] = i;
@@ -40,11 +40,11 @@ struct diversity diversity_compute(struct adapter *const *a, int n, const double
     }
     for (int i = 0; i < n; i++)
         for (int j = i + 1; j < n; j++) {
-            double dot = adapter_dot(a[i], a[j]), apart = distance ? distance[i * n + j] : NAN;
-            pair_add(&d, i, j, distance_of(square[i], square[j], dot),
-                     cosine_of(square[i], square[j], dot));
-            d.behaviour_min = fmin(d.behaviour_min, apart);
-            d.behaviour_mean += apart;
+            double dot = adapter_dot(a[i], a[j]), behaviour = distance ? distance[i * n + j] : NAN;
+            diversity_add_pair(&d, i, j, relative_distance(square[i], square[j], dot),
+                               cosine_from_products(square[i], square[j], dot));
+            d.behaviour_min = fmin(d.behaviour_min, behaviour);
+            d.behaviour_mean += behaviour;
         }
     d.weights_mean /= pairs; // NaN for a single adapter
     d.cosine_mean /= pairs;

@@ -13,14 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double sum_of(const double *v, int n) {
+static double vector_sum(const double *v, int n) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += v[i];
     return sum;
 }
 
 struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n_items) {
-    double *sum = xcalloc((size_t)MAX(n_items, 1), sizeof *sum), apart = 0, below = 0, above = 0;
+    double *sum = xcalloc((size_t)MAX(n_items, 1), sizeof *sum), constant = 0, lower2 = 0,
+           upper2 = 0;
     for (int k = 0; k < n_terms; k++) {
         double w = t[k].weight;
         if (t[k].items) {
@@ -28,25 +29,25 @@ struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n
             for (int i = 0; i < n_items; i++) sum[i] += w * t[k].items[i];
             continue;
         }
-        double down = w * (t[k].value.value - t[k].value.lo),
-               up = w * (t[k].value.hi - t[k].value.value);
-        apart += w * t[k].value.value;
-        below += w < 0 ? up * up : down * down;
-        above += w < 0 ? down * down : up * up;
+        double lower_width = w * (t[k].value.value - t[k].value.lo),
+               upper_width = w * (t[k].value.hi - t[k].value.value);
+        constant += w * t[k].value.value;
+        lower2 += w < 0 ? upper_width * upper_width : lower_width * lower_width;
+        upper2 += w < 0 ? lower_width * lower_width : upper_width * upper_width;
     }
     struct stats_interval v = stats_mean_interval(sum, n_items);
-    below += (v.value - v.lo) * (v.value - v.lo);
-    above += (v.hi - v.value) * (v.hi - v.value);
-    v.value += apart;
-    v.lo = v.value - sqrt(below);
-    v.hi = v.value + sqrt(above);
+    lower2 += (v.value - v.lo) * (v.value - v.lo);
+    upper2 += (v.hi - v.value) * (v.hi - v.value);
+    v.value += constant;
+    v.lo = v.value - sqrt(lower2);
+    v.hi = v.value + sqrt(upper2);
     free(sum);
     return v;
 }
 
 /* Quantile of Student's t for the upper tail p, at most 1/2; the normal quantile is Abramowitz &
  * Stegun's 26.2.23. */
-static double t_upper(double p, int dof) {
+static double t_upper_quantile(double p, int dof) {
     double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
                        (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
@@ -54,18 +55,19 @@ static double t_upper(double p, int dof) {
 }
 
 /* Mean and variance of the differences a - b. */
-static void difference(const double *a, const double *b, int n, double *mean, double *variance) {
+static void paired_difference(const double *a, const double *b, int n, double *mean,
+                              double *variance) {
     double dev = 0;
-    *mean = (sum_of(a, n) - sum_of(b, n)) / n;
+    *mean = (vector_sum(a, n) - vector_sum(b, n)) / n;
     for (int i = 0; i < n; i++) dev += (a[i] - b[i] - *mean) * (a[i] - b[i] - *mean);
     *variance = n > 1 ? dev / (n - 1) : INFINITY;
 }
 
-bool fitness_better(const double *a, const double *b, int n, double alpha) {
+bool fitness_is_better(const double *a, const double *b, int n, double alpha) {
     double mean, variance;
     if (n < 2) return false;
-    difference(a, b, n, &mean, &variance);
-    return mean > 0 && mean > t_upper(alpha, n - 1) * sqrt(variance / n);
+    paired_difference(a, b, n, &mean, &variance);
+    return mean > 0 && mean > t_upper_quantile(alpha, n - 1) * sqrt(variance / n);
 }
 
 /* racing */
@@ -80,7 +82,7 @@ static double margin_paired(double variance, int n, double p, double range) {
     // the quantile's expansion needs some degrees of freedom, and a variance of
     // 0 on a few items is chance
     if (n < 8) return INFINITY;
-    return t_upper(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
+    return t_upper_quantile(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
 }
 
 /* The difference of two scores has twice the range of a score. */
@@ -115,10 +117,10 @@ const struct option_row race_option_rows[] = {
 struct race {
     const struct race_rule *rule;
     struct race_options o; /* `rule` is not used */
-    int n, n_items, n_left, looks, n_looks, seen;
+    int n, n_items, n_left, looks, n_looks, n_seen;
     int64_t spent;
     int *items_seen; /* [N] items seen */
-    bool *alive;     /* [N] */
+    bool *remaining; /* [N] not eliminated */
     double *scores;  /* [N][n_items] */
 };
 
@@ -145,9 +147,9 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
     r->o.rule = NULL;
     while (1 << r->n_looks < n) r->n_looks++;
     r->items_seen = xcalloc((size_t)n, sizeof *r->items_seen);
-    r->alive = xcalloc((size_t)n, sizeof *r->alive);
+    r->remaining = xcalloc((size_t)n, sizeof *r->remaining);
     r->scores = try_calloc((size_t)all, sizeof *r->scores, err);
-    memset(r->alive, true, (size_t)n * sizeof *r->alive);
+    memset(r->remaining, true, (size_t)n * sizeof *r->remaining);
     if (r->scores) return r;
     race_free(r);
     return NULL;
@@ -156,96 +158,100 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
 void race_free(struct race *r) {
     if (!r) return;
     free(r->items_seen);
-    free(r->alive);
+    free(r->remaining);
     free(r->scores);
     free(r);
 }
 
-static double *scores_of(const struct race *r, int i) {
+static double *candidate_scores(const struct race *r, int i) {
     return r->scores + (size_t)i * (size_t)r->n_items;
 }
 
 /* Halving divides the remaining budget equally among the remaining looks. */
-static int block(const struct race *r) {
-    int64_t rest = r->o.budget - r->spent, items = r->o.block;
-    if (!r->rule->margin) items = rest / MAX(r->n_looks - r->looks, 1) / r->n_left;
-    items = MIN(MAX(items, 1), rest / r->n_left);
-    return (int)MIN(items, r->n_items - r->seen);
+static int next_block_size(const struct race *r) {
+    int64_t budget_left = r->o.budget - r->spent, items = r->o.block;
+    if (!r->rule->margin) items = budget_left / MAX(r->n_looks - r->looks, 1) / r->n_left;
+    items = MIN(MAX(items, 1), budget_left / r->n_left);
+    return (int)MIN(items, r->n_items - r->n_seen);
 }
 
-int race_next(const struct race *r, int *who, int *from, int *to) {
+int race_next(const struct race *r, int *candidates, int *from, int *to) {
     int n = 0;
-    *from = *to = r->seen;
-    if (r->n_left > 1) *to += block(r);
+    *from = *to = r->n_seen;
+    if (r->n_left > 1) *to += next_block_size(r);
     if (*to == *from) return 0;
     for (int i = 0; i < r->n; i++)
-        if (r->alive[i]) who[n++] = i;
+        if (r->remaining[i]) candidates[n++] = i;
     return n;
 }
 
-static double mean_of(const struct race *r, int i) {
-    return r->items_seen[i] ? sum_of(scores_of(r, i), r->items_seen[i]) / r->items_seen[i] : 0;
+static double candidate_mean(const struct race *r, int i) {
+    return r->items_seen[i]
+               ? vector_sum(candidate_scores(r, i), r->items_seen[i]) / r->items_seen[i]
+               : 0;
 }
 
 int race_winner(const struct race *r) {
     int best = -1;
     for (int i = 0; i < r->n; i++)
-        if (r->alive[i] && (best < 0 || mean_of(r, i) > mean_of(r, best))) best = i;
+        if (r->remaining[i] && (best < 0 || candidate_mean(r, i) > candidate_mean(r, best)))
+            best = i;
     return best;
 }
 
-static void halve(struct race *r) {
-    int n = r->n_left, k = 0, *who = xcalloc((size_t)n, 2 * sizeof *who), *order = who + n;
+static void eliminate_worse_half(struct race *r) {
+    int n = r->n_left, k = 0, *index = xcalloc((size_t)n, 2 * sizeof *index), *order = index + n;
     double *mean = xcalloc((size_t)n, sizeof *mean);
     for (int i = 0; i < r->n; i++)
-        if (r->alive[i]) mean[k] = mean_of(r, i), who[k++] = i;
+        if (r->remaining[i]) mean[k] = candidate_mean(r, i), index[k++] = i;
     select_argsort(mean, n, order);
     r->n_left = (n + 1) / 2;
-    for (k = r->n_left; k < n; k++) r->alive[who[order[k]]] = false;
-    free(who);
+    for (k = r->n_left; k < n; k++) r->remaining[index[order[k]]] = false;
+    free(index);
     free(mean);
 }
 
-static void eliminate(struct race *r) {
+static void eliminate_by_test(struct race *r) {
     int leader = race_winner(r);
     double p = r->o.alpha / MAX(r->n - 1, 1) / ((double)r->looks * (r->looks + 1));
     for (int i = 0; i < r->n; i++) {
-        double behind, variance;
-        if (!r->alive[i] || i == leader) continue;
-        difference(scores_of(r, leader), scores_of(r, i), r->seen, &behind, &variance);
-        if (!(behind > r->rule->margin(variance, r->seen, p, r->o.range))) continue;
-        r->alive[i] = false;
+        double deficit, variance;
+        if (!r->remaining[i] || i == leader) continue;
+        paired_difference(candidate_scores(r, leader), candidate_scores(r, i), r->n_seen, &deficit,
+                          &variance);
+        if (!(deficit > r->rule->margin(variance, r->n_seen, p, r->o.range))) continue;
+        r->remaining[i] = false;
         r->n_left--;
     }
 }
 
-void race_tell(struct race *r, const double *scores) {
-    int items = r->n_left > 1 ? block(r) : 0;
+void race_add_scores(struct race *r, const double *scores) {
+    int items = r->n_left > 1 ? next_block_size(r) : 0;
     CHECK(items > 0);
     for (int i = 0; i < r->n; i++) {
-        if (!r->alive[i]) continue;
-        memcpy(scores_of(r, i) + r->seen, scores, (size_t)items * sizeof *scores);
+        if (!r->remaining[i]) continue;
+        memcpy(candidate_scores(r, i) + r->n_seen, scores, (size_t)items * sizeof *scores);
         scores += items;
-        r->items_seen[i] = r->seen + items;
+        r->items_seen[i] = r->n_seen + items;
         r->spent += items;
     }
-    r->seen += items;
+    r->n_seen += items;
     r->looks++;
     if (r->rule->margin)
-        eliminate(r);
+        eliminate_by_test(r);
     else
-        halve(r);
+        eliminate_worse_half(r);
 }
 
 int64_t race_spent(const struct race *r) {
     return r->spent;
 }
 
-int race_seen(const struct race *r, int candidate) {
+int race_items_seen(const struct race *r, int candidate) {
     return r->items_seen[candidate];
 }
 
-bool race_decided(const struct race *r) {
+bool race_is_decided(const struct race *r) {
     return r->n_left == 1;
 }
 
@@ -257,26 +263,26 @@ void fitness_shrink(const double *scores, int n, int n_items, double *out) {
     double *item = xcalloc((size_t)n_items, sizeof *item), all = 0, noise = 0, spread = 0;
     for (int c = 0; c < n; c++) {
         const double *s = scores + (size_t)c * (size_t)n_items;
-        out[c] = sum_of(s, n_items) / n_items;
+        out[c] = vector_sum(s, n_items) / n_items;
         all += out[c] / n;
         for (int i = 0; i < n_items; i++) item[i] += s[i] / n;
     }
     for (int c = 0; c < n; c++) {
         const double *s = scores + (size_t)c * (size_t)n_items;
         for (int i = 0; i < n_items; i++) {
-            double rest = s[i] - item[i] - out[c] + all;
-            noise += rest * rest;
+            double residual = s[i] - item[i] - out[c] + all;
+            noise += residual * residual;
         }
         spread += (out[c] - all) * (out[c] - all);
     }
     noise /= (double)MAX(n - 1, 1) * MAX(n_items - 1, 1) * n_items; // variance of one mean
-    double stay = n < 4 ? 1 : spread > 0 ? fmax(0, 1 - (n - 3) * noise / spread) : 0;
-    for (int c = 0; c < n; c++) out[c] = all + stay * (out[c] - all);
+    double shrinkage = n < 4 ? 1 : spread > 0 ? fmax(0, 1 - (n - 3) * noise / spread) : 0;
+    for (int c = 0; c < n; c++) out[c] = all + shrinkage * (out[c] - all);
     free(item);
 }
 
 /* The candidate with the best sum over items first, first + step, … of scores [N][n_items]. */
-static int best_on(const double *scores, int n, int n_items, int first, int step) {
+static int best_on_items(const double *scores, int n, int n_items, int first, int step) {
     double top = -INFINITY;
     int best = 0;
     for (int c = 0; c < n; c++) {
@@ -287,15 +293,16 @@ static int best_on(const double *scores, int n, int n_items, int first, int step
     return best;
 }
 
-struct stats_interval fitness_split(const double *scores, int n, int n_items, int *winner) {
-    double *fresh = xcalloc((size_t)MAX(n_items, 1), sizeof *fresh);
+struct stats_interval fitness_split_half(const double *scores, int n, int n_items, int *winner) {
+    double *unselected = xcalloc((size_t)MAX(n_items, 1), sizeof *unselected);
     for (int half = 0; half < 2; half++) {
-        const double *s = scores + (size_t)best_on(scores, n, n_items, half, 2) * (size_t)n_items;
-        for (int i = 1 - half; i < n_items; i += 2) fresh[i] = s[i];
+        const double *s =
+            scores + (size_t)best_on_items(scores, n, n_items, half, 2) * (size_t)n_items;
+        for (int i = 1 - half; i < n_items; i += 2) unselected[i] = s[i];
     }
-    struct stats_interval v = stats_mean_interval(fresh, n_items);
-    *winner = best_on(scores, n, n_items, 0, 1);
-    free(fresh);
+    struct stats_interval v = stats_mean_interval(unselected, n_items);
+    *winner = best_on_items(scores, n, n_items, 0, 1);
+    free(unselected);
     return v;
 }
 
@@ -317,16 +324,16 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r) {
 
 /* Moves probability from the other operators, which keep p_min, to the best; the sum stays 1. */
 static void adaptive_pursuit(struct operator_selector *o) {
-    int best = -1, live = 0;
+    int best = -1, n_active = 0;
     double sum = 0;
     for (int i = 0; i < o->n; i++) {
         if (o->v[i].dropped) continue;
-        live++;
+        n_active++;
         if (best < 0 || o->v[i].quality > o->v[best].quality) best = i;
     }
     for (int i = 0; i < o->n; i++) {
-        double to = i == best ? 1 - (live - 1) * o->p_min : o->p_min;
-        o->v[i].p = o->v[i].dropped ? 0 : o->v[i].p + o->pursuit * (to - o->v[i].p);
+        double target = i == best ? 1 - (n_active - 1) * o->p_min : o->p_min;
+        o->v[i].p = o->v[i].dropped ? 0 : o->v[i].p + o->pursuit * (target - o->v[i].p);
         sum += o->v[i].p;
     }
     for (int i = 0; i < o->n; i++) o->v[i].p /= sum;
@@ -337,45 +344,45 @@ static void adaptive_pursuit(struct operator_selector *o) {
  * earlier gains (Kelly's, limited to [0, 0.9]). If the mean is not negative, wealth is a
  * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
  */
-static void bet(struct operator_stats *v, double g) {
+static void update_wealth(struct operator_stats *v, double g) {
     double mean = v->used ? v->sum / (double)v->used : 0;
-    double size = (v->squares + 1) / ((double)v->used + 1);
-    v->wealth += math_log(1 - fmin(0.9, fmax(0, -mean / size)) * g);
+    double mean_square = (v->squares + 1) / ((double)v->used + 1);
+    v->wealth += math_log(1 - fmin(0.9, fmax(0, -mean / mean_square)) * g);
     v->sum += g;
     v->squares += g * g;
 }
 
 void operator_selector_update(struct operator_selector *o, int which, double gain) {
     struct operator_stats *v = &o->v[which];
-    int live = 0;
+    int n_active = 0;
     gain = gain != gain ? -1 : fmin(1, fmax(-1, gain));
-    bet(v, fmin(1, gain + o->margin));
+    update_wealth(v, fmin(1, gain + o->margin));
     v->used++;
     v->improved += gain > 0;
     v->quality += fmax(o->rate, 1.0 / (double)v->used) * (gain - v->quality);
-    for (int i = 0; i < o->n; i++) live += !o->v[i].dropped;
-    if (live > 1 && v->wealth > math_log(o->n / o->alpha)) v->dropped = true;
+    for (int i = 0; i < o->n; i++) n_active += !o->v[i].dropped;
+    if (n_active > 1 && v->wealth > math_log(o->n / o->alpha)) v->dropped = true;
     adaptive_pursuit(o);
 }
 
-static int by_text(const void *a, const void *b) {
+static int compare_strings(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-int fitness_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys, int m,
-                     struct error *err) {
-    const char **sorted = xcalloc((size_t)MAX(n, 1), sizeof *sorted), *one = NULL;
-    int both = 0;
+int fitness_check_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys,
+                           int m, struct error *err) {
+    const char **sorted = xcalloc((size_t)MAX(n, 1), sizeof *sorted), *example = NULL;
+    int n_common = 0;
     if (n) memcpy(sorted, fitness_keys, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_text);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_strings);
     for (int i = 0; i < m; i++) {
-        if (!bsearch(&test_keys[i], sorted, (size_t)n, sizeof *sorted, by_text)) continue;
-        one = both++ ? one : test_keys[i];
+        if (!bsearch(&test_keys[i], sorted, (size_t)n, sizeof *sorted, compare_strings)) continue;
+        example = n_common++ ? example : test_keys[i];
     }
     free(sorted);
-    if (!both) return OK;
+    if (!n_common) return OK;
     return error_set(err, ERR_MISMATCH,
                      "%d of %d test items are among those of fitness, '%s' for one; a result would "
                      "measure the items that selection used",
-                     both, m, one);
+                     n_common, m, example);
 }

@@ -22,7 +22,7 @@ struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n
 
 /* Whether the mean of a - b is above 0, by a one-sided paired t test at level alpha. The items must
  * not be those that selected a. */
-bool fitness_better(const double *a, const double *b, int n, double alpha);
+bool fitness_is_better(const double *a, const double *b, int n, double alpha);
 
 /* racing */
 
@@ -53,12 +53,12 @@ void race_free(struct race *r);
  * number, 0 when the race is over. */
 int race_next(const struct race *r, int *who, int *from, int *to);
 /* scores: [result of race_next][to - from]. */
-void race_tell(struct race *r, const double *scores);
+void race_add_scores(struct race *r, const double *scores);
 int race_winner(const struct race *r); /* best mean of those remaining; ties: lower index */
 int64_t race_spent(const struct race *r);
-int race_seen(const struct race *r, int candidate); /* number of items it has answered */
+int race_items_seen(const struct race *r, int candidate); /* number of items it has answered */
 /* Whether one candidate remains; false if budget or items ended first. */
-bool race_decided(const struct race *r);
+bool race_is_decided(const struct race *r);
 
 /* The winner's curse: the best of many candidates looks better than it is. */
 
@@ -69,7 +69,7 @@ bool race_decided(const struct race *r);
 void fitness_shrink(const double *scores, int n, int n_items, double *out);
 /* Selects on the even items and evaluates on the odd ones, and vice versa; the mean of both is
  * unbiased for a candidate selected this way. *winner: the best on all items. */
-struct stats_interval fitness_split(const double *scores, int n, int n_items, int *winner);
+struct stats_interval fitness_split_half(const double *scores, int n, int n_items, int *winner);
 
 /* operators */
 
@@ -100,7 +100,7 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r);
 void operator_selector_update(struct operator_selector *o, int which, double gain);
 
 /* ERR_MISMATCH, with the count and one key, if a test item's key is also a fitness item's. */
-int fitness_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys, int m,
-                     struct error *err);
+int fitness_check_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys,
+                           int m, struct error *err);
 
 #endif

@@ -50,42 +50,43 @@ json_t *evolve_cost_json(const struct evolve_run *r) {
 
 /* A task of the recipe: a family, or a file. A hash of each question in a file assigns it to
  * fitness or to the test, so that no seed moves a question between the two. */
-struct source {
+struct task_source {
     char *name;
     int family; /* -1: a file */
     struct eval_task bank;
     struct task_item *items; /* [bank.n] */
-    uint32_t *of[2];         /* indices for fitness and test, in a seeded order */
-    int n_of[2];
-    struct source *next;
+    uint32_t *indices[2];    /* items for fitness and for the test, in a seeded order */
+    int n_indices[2];
+    struct task_source *next;
 };
 
-static bool is_test(const struct task_item *it) {
+static bool is_test_item(const struct task_item *it) {
     return hash_fnv1a(it->question, strlen(it->question)) & 1;
 }
 
-static int source_sort(struct source *s, uint64_t seed, struct error *err) {
-    for (int k = 0; k < 2; k++) s->of[k] = xcalloc((size_t)s->bank.n + 1, sizeof *s->of[k]);
+static int source_split(struct task_source *s, uint64_t seed, struct error *err) {
+    for (int k = 0; k < 2; k++)
+        s->indices[k] = xcalloc((size_t)s->bank.n + 1, sizeof *s->indices[k]);
     for (int64_t i = 0; i < s->bank.n; i++) {
-        int k = is_test(&s->items[i]);
+        int k = is_test_item(&s->items[i]);
         if (s->items[i].n_choices < 2)
             return error_set(
                 err, ERR_USAGE,
                 "'%s': question %lld has no choices; fitness needs answers that can be "
                 "chosen",
                 s->name, (long long)i + 1);
-        s->of[k][s->n_of[k]++] = (uint32_t)i;
+        s->indices[k][s->n_indices[k]++] = (uint32_t)i;
     }
     for (int k = 0; k < 2; k++) {
         struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)k, 0);
-        rng_shuffle(&rng, s->of[k], (size_t)s->n_of[k]);
+        rng_shuffle(&rng, s->indices[k], (size_t)s->n_indices[k]);
     }
-    if (s->n_of[0] && s->n_of[1]) return OK;
+    if (s->n_indices[0] && s->n_indices[1]) return OK;
     return error_set(err, ERR_USAGE, "'%s' has too few questions to be parted", s->name);
 }
 
 static int source_open(struct evolve_run *r, const char *name, struct error *err) {
-    struct source *s = xcalloc(1, sizeof *s);
+    struct task_source *s = xcalloc(1, sizeof *s);
     const struct eval_task_options o = {.split = SPLIT_TEST, .seed = 1};
     s->name = xstrdup(name);
     s->family = fry_find(name);
@@ -95,13 +96,13 @@ static int source_open(struct evolve_run *r, const char *name, struct error *err
     char *path = r->env->find(name);
     int rc = eval_task_open(&s->bank, path, &o, err);
     if (rc == OK) s->items = eval_task_items(&s->bank);
-    if (rc == OK) rc = source_sort(s, 1, err);
+    if (rc == OK) rc = source_split(s, 1, err);
     free(path);
     return rc;
 }
 
-static const struct source *source_find(const struct evolve_run *r, const char *name) {
-    const struct source *s = r->sources;
+static const struct task_source *source_find(const struct evolve_run *r, const char *name) {
+    const struct task_source *s = r->sources;
     while (s && strcmp(s->name, name) != 0) s = s->next;
     return s;
 }
@@ -114,11 +115,11 @@ int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, str
 }
 
 void evolve_run_close_tasks(struct evolve_run *r) {
-    for (struct source *s; (s = r->sources);) {
+    for (struct task_source *s; (s = r->sources);) {
         r->sources = s->next;
         task_items_release(s->items, s->bank.n);
         eval_task_release(&s->bank);
-        for (int k = 0; k < 2; k++) free(s->of[k]);
+        for (int k = 0; k < 2; k++) free(s->indices[k]);
         free(s->name);
         free(s);
     }
@@ -135,8 +136,8 @@ static struct task_item item_copy(const struct task_item *it) {
 int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
                            enum data_split split, int64_t n) {
     for (int i = 0; i < tasks->n; i++) {
-        const struct source *s = source_find(r, tasks->v[i]);
-        if (s->family < 0) n = MIN(n, (int64_t)s->n_of[split == SPLIT_TEST] * tasks->n);
+        const struct task_source *s = source_find(r, tasks->v[i]);
+        if (s->family < 0) n = MIN(n, (int64_t)s->n_indices[split == SPLIT_TEST] * tasks->n);
     }
     return (int)n;
 }
@@ -146,13 +147,13 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
                                         int n) {
     struct task_item *v = xcalloc((size_t)n + 1, sizeof *v);
     for (int i = 0; i < n; i++) {
-        const struct source *s = source_find(r, tasks->v[i % tasks->n]);
+        const struct task_source *s = source_find(r, tasks->v[i % tasks->n]);
         uint32_t at = begin + (uint32_t)(i / tasks->n);
         int k = split == SPLIT_TEST;
         if (s->family >= 0)
             fry_item(s->family, split, seed, at, false, &v[i]);
         else
-            v[i] = item_copy(&s->items[s->of[k][at % (uint32_t)s->n_of[k]]]);
+            v[i] = item_copy(&s->items[s->indices[k][at % (uint32_t)s->n_indices[k]]]);
     }
     return v;
 }
@@ -174,8 +175,8 @@ struct generation_eval {
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     *n = evolve_run_count_items(r, &o->tasks, SPLIT_DEV, o->fitness.items);
-    int each = (*n + o->tasks.n - 1) / o->tasks.n;
-    uint32_t begin = o->fitness.resample_items ? (uint32_t)generation * (uint32_t)each : 0;
+    int per_task = (*n + o->tasks.n - 1) / o->tasks.n;
+    uint32_t begin = o->fitness.resample_items ? (uint32_t)generation * (uint32_t)per_task : 0;
     return evolve_run_task_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
 }
 
@@ -185,17 +186,17 @@ static double candidate_flops(const struct evolve_run *r, const struct candidate
     return flops;
 }
 
-enum { ASK_AT_ONCE = 8192 };
+enum { CALLS_PER_BATCH = 8192 };
 
 /* Candidates `who` answer the items [from, to). */
-static int ask(struct generation_eval *t, const int *who, int n_who, int from, int to,
-               struct error *err) {
+static int answer_items(struct generation_eval *t, const int *which, int n_which, int from, int to,
+                        struct error *err) {
     int n = to - from, rc = OK;
-    struct llm_call *calls = xcalloc((size_t)n_who * (size_t)n + 1, sizeof *calls);
+    struct llm_call *calls = xcalloc((size_t)n_which * (size_t)n + 1, sizeof *calls);
     struct chat_message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
-    struct agent *agents = xcalloc((size_t)n_who + 1, sizeof *agents);
-    for (int k = 0; k < n_who; k++) {
-        const struct candidate *c = &t->c[who[k]];
+    struct agent *agents = xcalloc((size_t)n_which + 1, sizeof *agents);
+    for (int k = 0; k < n_which; k++) {
+        const struct candidate *c = &t->c[which[k]];
         bool mixed = !c->adapter;
         agents[k] = (struct agent){.name = c->name,
                                    .adapter = c->adapter,
@@ -208,29 +209,29 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
             call->max_tokens = (int32_t)t->o->max_tokens;
         }
     }
-    for (int at = 0; rc == OK && at < n_who * n; at += ASK_AT_ONCE) {
+    for (int at = 0; rc == OK && at < n_which * n; at += CALLS_PER_BATCH) {
         rc = evolve_run_check_pause(t->r, err);
         if (rc == OK)
             rc = t->r->llm_client.ask(t->r->llm_client.ctx, calls + at,
-                                      MIN(ASK_AT_ONCE, n_who * n - at), err);
+                                      MIN(CALLS_PER_BATCH, n_which * n - at), err);
     }
-    for (int j = 0; j < n_who * n; j++) {
+    for (int j = 0; j < n_which * n; j++) {
         struct llm_call *call = &calls[j];
-        size_t at = (size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
+        size_t at = (size_t)which[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
         t->answers[at] = call->answer;
         if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
         evolve_cost_add_forward(t->r, call->n_prefilled + call->n_generated,
-                                candidate_flops(t->r, &t->c[who[j / n]]));
+                                candidate_flops(t->r, &t->c[which[j / n]]));
         llm_call_release(call);
     }
-    for (int k = 0; k < n_who; k++) t->n_answered[who[k]] = to;
+    for (int k = 0; k < n_which; k++) t->n_answered[which[k]] = to;
     free(agents);
     free(chats);
     free(calls);
     return rc;
 }
 
-static double score_of(const struct generation_eval *t, int i, int item) {
+static double item_score(const struct generation_eval *t, int i, int item) {
     const struct agent_answer *a = &t->answers[(size_t)i * (size_t)t->n_items + (size_t)item];
     int right = t->items[item].correct;
     return strcmp(t->o->fitness.metric, "right") == 0 ? a->choice == right : (double)a->prob[right];
@@ -244,10 +245,10 @@ static int race(struct generation_eval *t, struct error *err) {
     int *who = xcalloc((size_t)t->n, sizeof *who), from, to, n, rc = race ? OK : err->code;
     while (rc == OK && (n = race_next(race, who, &from, &to)) > 0) {
         double *scores = xcalloc((size_t)n * (size_t)(to - from), sizeof *scores);
-        rc = ask(t, who, n, from, to, err);
+        rc = answer_items(t, who, n, from, to, err);
         for (int j = 0; rc == OK && j < n * (to - from); j++)
-            scores[j] = score_of(t, who[j / (to - from)], from + j % (to - from));
-        if (rc == OK) race_tell(race, scores);
+            scores[j] = item_score(t, who[j / (to - from)], from + j % (to - from));
+        if (rc == OK) race_add_scores(race, scores);
         free(scores);
     }
     free(who);
@@ -255,11 +256,11 @@ static int race(struct generation_eval *t, struct error *err) {
     return rc;
 }
 
-static int ask_all(struct generation_eval *t, struct error *err) {
-    int *who = xcalloc((size_t)t->n + 1, sizeof *who);
-    for (int i = 0; i < t->n; i++) who[i] = i;
-    int rc = ask(t, who, t->n, 0, t->n_items, err);
-    free(who);
+static int answer_all_items(struct generation_eval *t, struct error *err) {
+    int *which = xcalloc((size_t)t->n + 1, sizeof *which);
+    for (int i = 0; i < t->n; i++) which[i] = i;
+    int rc = answer_items(t, which, t->n, 0, t->n_items, err);
+    free(which);
     return rc;
 }
 
@@ -269,11 +270,11 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     out->n_items = t->n_items;
     out->scores = xcalloc((size_t)t->n * (size_t)t->n_items + 1, sizeof *out->scores);
     for (int i = 0; i < t->n; i++) {
-        double *row = out->scores + (size_t)i * (size_t)t->n_items;
+        double *scores = out->scores + (size_t)i * (size_t)t->n_items;
         for (int k = 0; k < t->n_items; k++)
-            row[k] = k < t->n_answered[i] ? score_of(t, i, k) : NAN;
+            scores[k] = k < t->n_answered[i] ? item_score(t, i, k) : NAN;
         t->c[i].n_items = t->n_answered[i];
-        t->c[i].performance = stats_mean_interval(row, t->n_answered[i]);
+        t->c[i].performance = stats_mean_interval(scores, t->n_answered[i]);
     }
 }
 
@@ -283,11 +284,11 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
                                                uint8_t *with, uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
     int partners[MAX_POPULATION], n = 0;
-    bool seen[MAX_POPULATION] = {false};
-    seen[t->c[i].role] = true;
+    bool has_partner[MAX_POPULATION] = {false};
+    has_partner[t->c[i].role] = true;
     for (int j = 0; j < t->n_team; j++) {
-        if (seen[t->c[j].role]) continue;
-        seen[t->c[j].role] = true;
+        if (has_partner[t->c[j].role]) continue;
+        has_partner[t->c[j].role] = true;
         partners[n++] = j;
     }
     for (int k = 0; k < t->n_items; k++) {
@@ -302,9 +303,10 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
     return stats_mcnemar(with, without, t->n_items).diff;
 }
 
-enum { PERMUTATIONS = 64 }; /* permutations for sampled Shapley values */
+enum { SHAPLEY_PERMUTATIONS = 64 }; /* permutations for sampled Shapley values */
 
-static int shapley(struct generation_eval *t, struct stats_interval *worth, struct error *err) {
+static int shapley(struct generation_eval *t, struct stats_interval *contribution,
+                   struct error *err) {
     struct vote_game v = {.vote = vote_find(t->o->vote),
                           .answers = t->answers,
                           .items = t->items,
@@ -314,84 +316,86 @@ static int shapley(struct generation_eval *t, struct stats_interval *worth, stru
     struct contribution w[MAX_POPULATION];
     int rc = OK;
     if (t->n_team > GAME_MAX_EXACT_AGENTS) {
-        rc = contribution_sampled(&g, PERMUTATIONS, (uint64_t)t->o->seed, w, err);
+        rc = contribution_sampled(&g, SHAPLEY_PERMUTATIONS, (uint64_t)t->o->seed, w, err);
     } else {
         uint8_t *right = xcalloc((size_t)t->n_items << t->n_team, 1);
         rc = coalition_game_play_all(&g, right, err);
         if (rc == OK) contribution_exact(right, t->n_team, t->n_items, w);
         free(right);
     }
-    for (int i = 0; rc == OK && i < t->n_team; i++) worth[i] = w[i].shapley;
+    for (int i = 0; rc == OK && i < t->n_team; i++) contribution[i] = w[i].shapley;
     return rc;
 }
 
-static void role_contributions(const struct generation_eval *t, struct stats_interval *worth) {
+static void role_contributions(const struct generation_eval *t,
+                               struct stats_interval *contribution) {
     uint8_t *with = xcalloc(2 * (size_t)t->n_items + 1, 1);
-    for (int i = 0; i < t->n_team; i++) worth[i] = role_contribution(t, i, with, with + t->n_items);
+    for (int i = 0; i < t->n_team; i++)
+        contribution[i] = role_contribution(t, i, with, with + t->n_items);
     free(with);
 }
 
 static int fill_cooperation(struct generation_eval *t, struct error *err) {
-    struct stats_interval worth[MAX_POPULATION];
+    struct stats_interval contribution[MAX_POPULATION];
     int rc = OK;
     if (t->o->evolve.roles)
-        role_contributions(t, worth);
+        role_contributions(t, contribution);
     else if (strcmp(t->o->fitness.credit, "shapley") == 0)
-        rc = shapley(t, worth, err);
+        rc = shapley(t, contribution, err);
     else
         contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->n_team, t->items,
-                                        t->n_items, worth);
-    for (int i = 0; rc == OK && i < t->n_team; i++) t->c[i].cooperation = worth[i];
+                                        t->n_items, contribution);
+    for (int i = 0; rc == OK && i < t->n_team; i++) t->c[i].cooperation = contribution[i];
     return rc;
 }
 
 /* Embeddings of workings; equal texts of several candidates are embedded once. */
 struct text_embeddings {
-    char **text; /* [n][n_items] borrowed from generation_eval */
-    int *which;  /* [n][n_items] index of the vector */
-    float *v;    /* [distinct][d] */
+    char **text;       /* [n][n_items] borrowed from generation_eval */
+    int *vector_index; /* [n][n_items] */
+    float *v;          /* [distinct][d] */
     int32_t d;
     int n_items;
 };
 
-static int by_words(const void *a, const void *b) {
+static int compare_texts(const void *a, const void *b) {
     return strcmp(**(char **const *)a, **(char **const *)b);
 }
 
 /* Sets which[] by the order of the texts; returns the number of distinct texts, stored in
  * list[]. */
-static int words_count(struct text_embeddings *w, size_t n, const char **list) {
+static int texts_deduplicate(struct text_embeddings *w, size_t n, const char **texts) {
     char ***order = xcalloc(n + 1, sizeof *order);
     int distinct = 0;
     for (size_t i = 0; i < n; i++) order[i] = &w->text[i];
-    qsort(order, n, sizeof *order, by_words);
+    qsort(order, n, sizeof *order, compare_texts);
     for (size_t i = 0; i < n; i++) {
-        if (i == 0 || strcmp(*order[i], *order[i - 1]) != 0) list[distinct++] = *order[i];
-        w->which[order[i] - w->text] = distinct - 1;
+        if (i == 0 || strcmp(*order[i], *order[i - 1]) != 0) texts[distinct++] = *order[i];
+        w->vector_index[order[i] - w->text] = distinct - 1;
     }
     free(order);
     return distinct;
 }
 
-static int words_embed(struct text_embeddings *w, struct generation_eval *t, struct error *err) {
-    struct engine_embedder own = {
+static int texts_embed(struct text_embeddings *w, struct generation_eval *t, struct error *err) {
+    struct engine_embedder engine_embedder = {
         .engine = t->r->engine, .model = t->r->model, .max_len = engine_max_len(t->r->engine)};
     struct embedder e;
     size_t n = (size_t)t->n * (size_t)t->n_items;
-    const char **list = xcalloc(n + 1, sizeof *list);
-    w->which = xcalloc(n + 1, sizeof *w->which);
-    int distinct = words_count(w, n, list), rc = embedder_open(&e, &own, err);
+    const char **texts = xcalloc(n + 1, sizeof *texts);
+    w->vector_index = xcalloc(n + 1, sizeof *w->vector_index);
+    int distinct = texts_deduplicate(w, n, texts), rc = embedder_open(&e, &engine_embedder, err);
     w->d = rc == OK ? e.d : 0;
     w->v = xcalloc((size_t)distinct * (size_t)w->d + 1, sizeof *w->v);
-    if (rc == OK) rc = e.embed(e.ctx, list, distinct, w->v, err);
-    free(list);
+    if (rc == OK) rc = e.embed(e.ctx, texts, distinct, w->v, err);
+    free(texts);
     return rc;
 }
 
 /* (1 - cosine) / 2. */
 static double embedding_distance(const void *ctx, int a, int b, int item) {
     const struct text_embeddings *w = ctx;
-    int x = w->which[a * w->n_items + item], y = w->which[b * w->n_items + item];
+    int x = w->vector_index[a * w->n_items + item], y = w->vector_index[b * w->n_items + item];
     if (x == y) return 0;
     double cosine =
         cosine_similarity(w->v + (size_t)x * (size_t)w->d, w->v + (size_t)y * (size_t)w->d, w->d);
@@ -400,21 +404,21 @@ static double embedding_distance(const void *ctx, int a, int b, int item) {
 
 static int fill_novelty(struct generation_eval *t, struct evaluation *out, struct error *err) {
     struct behaviour_answers answers = {t->answers, t->items, t->n_items};
-    struct text_embeddings words = {.text = t->texts, .n_items = t->n_items};
+    struct text_embeddings embeddings = {.text = t->texts, .n_items = t->n_items};
     struct stats_interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
-    const char *apart = t->o->fitness.distance;
-    bool said = strcmp(apart, "embedding") == 0;
-    int rc = said ? words_embed(&words, t, err) : OK;
+    const char *metric = t->o->fitness.distance;
+    bool uses_texts = strcmp(metric, "embedding") == 0;
+    int rc = uses_texts ? texts_embed(&embeddings, t, err) : OK;
     out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
     if (rc == OK)
-        behaviour_novelty(said                       ? embedding_distance
-                          : strcmp(apart, "js") == 0 ? behaviour_js_divergence
-                                                     : behaviour_disagreement,
-                          said ? (const void *)&words : &answers, t->n, t->n_team, t->n_items,
-                          novelty, out->distance);
+        behaviour_novelty(uses_texts                  ? embedding_distance
+                          : strcmp(metric, "js") == 0 ? behaviour_js_divergence
+                                                      : behaviour_disagreement,
+                          uses_texts ? (const void *)&embeddings : &answers, t->n, t->n_team,
+                          t->n_items, novelty, out->distance);
     for (int i = 0; rc == OK && i < t->n; i++) t->c[i].novelty = novelty[i];
-    free(words.which);
-    free(words.v);
+    free(embeddings.vector_index);
+    free(embeddings.v);
     free(novelty);
     return rc;
 }
@@ -427,7 +431,7 @@ static void fill_descriptors(struct generation_eval *t) {
         struct agent_answer team[MAX_CANDIDATES];
         int n_choices = t->items[k].n_choices;
         for (int i = 0; i < t->n; i++) team[i] = t->answers[i * t->n_items + k];
-        int common = vote_decide(majority, team, t->n_team, n_choices);
+        int majority_choice = vote_decide(majority, team, t->n_team, n_choices);
         for (int i = 0; i < t->n; i++) {
             double entropy = 0;
             for (int j = 0; j < n_choices; j++) {
@@ -435,21 +439,21 @@ static void fill_descriptors(struct generation_eval *t) {
                 if (p > 0) entropy -= p * math_log(p) / math_log(n_choices);
             }
             t->c[i].descriptor[0] += entropy / t->n_items;
-            t->c[i].descriptor[1] += (double)(team[i].choice == common) / t->n_items;
+            t->c[i].descriptor[1] += (double)(team[i].choice == majority_choice) / t->n_items;
         }
     }
 }
 
-int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int n_reevaluated,
                         struct evaluation *out, struct error *err) {
     struct evolve_run *r = ctx;
     struct generation_eval t = {.r = r,
                                 .o = evolve_run_recipe_at(r, generation),
                                 .c = c,
                                 .n = n,
-                                .n_team = n - witnesses,
+                                .n_team = n - n_reevaluated,
                                 .n_answered = xcalloc((size_t)n + 1, sizeof *t.n_answered)};
-    bool recompute = r->only == generation;
+    bool recompute = r->replay_generation == generation;
     struct store *store = r->engine_client.store;
     t.items = evolve_run_generation_items(r, generation, &t.n_items);
     t.answers = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.answers);
@@ -459,13 +463,13 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
     if (strcmp(t.o->fitness.distance, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
     if (recompute) r->engine_client.store = NULL;
-    int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);
+    int rc = t.o->fitness.race ? race(&t, err) : answer_all_items(&t, err);
     r->engine_client.store = store;
     if (rc == OK) fill_scores(&t, out);
-    bool whole = rc == OK && !t.o->fitness.race;
-    if (whole) rc = fill_cooperation(&t, err);
-    if (whole && rc == OK) rc = fill_novelty(&t, out, err);
-    if (whole) fill_descriptors(&t);
+    bool is_complete = rc == OK && !t.o->fitness.race;
+    if (is_complete) rc = fill_cooperation(&t, err);
+    if (is_complete && rc == OK) rc = fill_novelty(&t, out, err);
+    if (is_complete) fill_descriptors(&t);
     task_items_release(t.items, t.n_items);
     for (int i = 0; t.texts && i < n * t.n_items; i++) free(t.texts[i]);
     free(t.texts);

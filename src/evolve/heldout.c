@@ -19,8 +19,8 @@ static struct heldout_result *add_row(struct evolve_run *r, const char *name) {
 }
 
 /* One agent alone on any questions. */
-static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_item *items, int n,
-                    struct heldout_result *m, struct progress *bar, struct error *err) {
+static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct task_item *items,
+                         int n, struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
     struct debate_options o = {.rounds = 1,
                                .chain_of_thought = r->o->chain_of_thought,
@@ -39,7 +39,7 @@ static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_i
 
 static int measure_solo(struct evolve_run *r, const char *name, struct adapter *a,
                         struct progress *bar, struct error *err) {
-    return solo_run(r, a, r->test, r->n_test, add_row(r, name), bar, err);
+    return evaluate_solo(r, a, r->test, r->n_test, add_row(r, name), bar, err);
 }
 
 static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
@@ -58,7 +58,7 @@ static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
  * contribution. */
 static int measure_debate(struct evolve_run *r, struct progress *bar, struct error *err) {
     struct agent team[MAX_FOUNDERS];
-    struct stats_interval worth[MAX_FOUNDERS];
+    struct stats_interval contribution[MAX_FOUNDERS];
     struct debate_options o = {.rounds = (int)r->o->rounds,
                                .chain_of_thought = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
@@ -70,7 +70,7 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     int rc = debate_run(&r->llm_client, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK)
         rc = contribution_leave_one_out(&r->llm_client, team, r->n_founders, r->test, r->n_test, &o,
-                                        &d, worth, bar, err);
+                                        &d, contribution, bar, err);
     if (rc == OK) {
         struct heldout_result *debate = add_row(r, "debate"),
                               *vote = add_row(r, "first-round vote");
@@ -83,7 +83,7 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
         for (int i = 0; i < r->n_founders; i++) vote->prefilled += r->rows[1 + i].prefilled;
         json_t *credit = json_object();
         for (int i = 0; i < r->n_founders; i++)
-            json_object_set_new(credit, r->names[i], stats_interval_json(worth[i]));
+            json_object_set_new(credit, r->names[i], stats_interval_json(contribution[i]));
         json_object_set_new(
             r->result, "debate",
             json_pack("{s:I,s:I,s:I,s:o,s:o}", "became_right", (json_int_t)d.flips_good,
@@ -102,22 +102,22 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
         if (strcmp(r->rows[i].name, "debate") == 0) debate = &r->rows[i];
         if (strcmp(r->rows[i].name, best->name) == 0) solo = &r->rows[i];
     }
-    double one = (double)MAX(solo->generated, 1);
-    int k = MAX(1, MIN(64, (int)ceil((double)debate->generated / one)));
+    double tokens_per_sample = (double)MAX(solo->generated, 1);
+    int k = MAX(1, MIN(64, (int)ceil((double)debate->generated / tokens_per_sample)));
     struct agent agent = {.name = best->name, .adapter = best->adapter};
     struct heldout_result *m = add_row(r, "");
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
-    struct self_consistency drawn;
+    struct self_consistency samples;
     int rc = self_consistency_sample(&r->llm_client, &agent, r->test, r->n_test, k,
                                      (float)r->o->temperature, (int32_t)r->o->max_tokens,
-                                     (uint64_t)r->o->seed, NULL, &drawn, bar, err);
-    if (rc == OK) self_consistency_vote(&drawn, r->test, k, m->right);
+                                     (uint64_t)r->o->seed, NULL, &samples, bar, err);
+    if (rc == OK) self_consistency_vote(&samples, r->test, k, m->right);
     for (int i = 0; i < k; i++) {
-        m->prefilled += drawn.prefilled[i];
-        m->generated += drawn.generated[i];
+        m->prefilled += samples.prefilled[i];
+        m->generated += samples.generated[i];
     }
-    self_consistency_release(&drawn);
+    self_consistency_release(&samples);
     return rc;
 }
 
@@ -129,7 +129,7 @@ static bool is_shown(const struct evolve_run *r, int g) {
 }
 
 /* A debate is compared with all of its agents. */
-static bool has_row(const struct evolve_run *r, int founder) {
+static bool is_founder_measured(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
 
@@ -137,7 +137,7 @@ static int measure_rows(struct evolve_run *r, struct progress *bar, struct error
     char name[80];
     int rc = measure_solo(r, "base", NULL, bar, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++)
-        if (has_row(r, i)) rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
+        if (is_founder_measured(r, i)) rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
     if (rc == OK && r->o->rounds) rc = measure_debate(r, bar, err);
     if (rc == OK && r->o->rounds) rc = measure_self_consistency(r, &r->best[0], bar, err);
     for (int g = 0; rc == OK && g < r->n_best; g++) {
@@ -207,19 +207,20 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
 /* Untrained tasks: the best founder against the last generation's best, paired. */
 static int measure_retention(struct evolve_run *r, struct progress *bar, struct error *err) {
     const struct strings *families = &r->o->retain;
-    int most = (int)r->o->retain_items, rc = OK;
-    struct heldout_result before = {.right = xcalloc((size_t)most + 1, 1)},
-                          after = {.right = xcalloc((size_t)most + 1, 1)};
+    int max_items = (int)r->o->retain_items, rc = OK;
+    struct heldout_result before = {.right = xcalloc((size_t)max_items + 1, 1)},
+                          after = {.right = xcalloc((size_t)max_items + 1, 1)};
     struct stats_mcnemar *d = xcalloc((size_t)families->n + 1, sizeof *d);
     double *p = xcalloc(2 * (size_t)families->n + 1, sizeof *p), *holm = p + families->n;
     json_t *list = json_array(), *row;
     for (int i = 0; rc == OK && i < families->n; i++) {
         struct strings one = {&families->v[i], 1};
-        int n = evolve_run_count_items(r, &one, SPLIT_TEST, most);
+        int n = evolve_run_count_items(r, &one, SPLIT_TEST, max_items);
         struct task_item *items =
             evolve_run_task_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
-        rc = solo_run(r, r->best[0].adapter, items, n, &before, bar, err);
-        if (rc == OK) rc = solo_run(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
+        rc = evaluate_solo(r, r->best[0].adapter, items, n, &before, bar, err);
+        if (rc == OK)
+            rc = evaluate_solo(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
         d[i] = stats_mcnemar(after.right, before.right, n);
         p[i] = d[i].p;
         struct stats_interval b = stats_wilson(count_right(&before, n), n),
@@ -242,7 +243,7 @@ static int measure_retention(struct evolve_run *r, struct progress *bar, struct 
     return rc;
 }
 
-static const char **keys_of(const struct task_item *v, int n) {
+static const char **item_keys(const struct task_item *v, int n) {
     const char **keys = xcalloc((size_t)n + 1, sizeof *keys);
     for (int i = 0; i < n; i++) keys[i] = v[i].key;
     return keys;
@@ -250,13 +251,13 @@ static const char **keys_of(const struct task_item *v, int n) {
 
 /* Splits are disjoint by construction; this verifies it. */
 static int check_disjoint(struct evolve_run *r, struct error *err) {
-    const char **test = keys_of(r->test, r->n_test);
+    const char **test = item_keys(r->test, r->n_test);
     int rc = OK;
     for (int g = 0; rc == OK && g < r->n_best; g++) {
         int n;
         struct task_item *items = evolve_run_generation_items(r, g, &n);
-        const char **keys = keys_of(items, n);
-        rc = fitness_disjoint(keys, n, test, r->n_test, err);
+        const char **keys = item_keys(items, n);
+        rc = fitness_check_disjoint(keys, n, test, r->n_test, err);
         free(keys);
         task_items_release(items, n);
     }
@@ -266,18 +267,20 @@ static int check_disjoint(struct evolve_run *r, struct error *err) {
 
 int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     struct progress bar;
-    int64_t n = r->n_founders, shown = 0, rounds = r->o->rounds;
-    for (int g = 0; g < r->n_best; g++) shown += is_shown(r, g);
-    for (int i = 0; i < n; i++) shown += has_row(r, i);
-    r->max_rows = (int)shown + 4; /* base, debate, vote, samples */
+    int64_t n_founders = r->n_founders, n_rows = 0, rounds = r->o->rounds;
+    for (int g = 0; g < r->n_best; g++) n_rows += is_shown(r, g);
+    for (int i = 0; i < n_founders; i++) n_rows += is_founder_measured(r, i);
+    r->max_rows = (int)n_rows + 4; /* base, debate, vote, samples */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->n_test = evolve_run_count_items(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
     r->test =
         evolve_run_task_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
     int rc = check_disjoint(r, err);
-    progress_start(&bar, "held-out test",
-                   (1 + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +
-                       2 * r->o->retain.n * r->o->retain_items);
+    progress_start(
+        &bar, "held-out test",
+        (1 + n_rows + (n_founders + n_founders * (n_founders - 1) + n_founders) * rounds) *
+                r->n_test +
+            2 * r->o->retain.n * r->o->retain_items);
     if (rc == OK) rc = measure_rows(r, &bar, err);
     if (rc == OK && r->o->retain.n) rc = measure_retention(r, &bar, err);
     progress_finish(&bar, NULL);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_SHOWN = 24 }; /* a deeper tree does not fit on a screen */
+enum { MAX_PRINTED_DEPTH = 24 }; /* a deeper tree does not fit on a screen */
 static const size_t FILE_LIMIT = (size_t)1 << 30;
 
 double json_number_or_nan(const json_t *v, const char *key) {
@@ -35,8 +35,8 @@ void buf_add_one_line(struct buf *b, const char *s) {
 /* building */
 
 int lineage_find(const struct lineage *l, const char *name) {
-    const json_t *at = json_object_get(l->index, name);
-    return at ? (int)json_integer_value(at) : -1;
+    const json_t *index = json_object_get(l->index, name);
+    return index ? (int)json_integer_value(index) : -1;
 }
 
 static int check_candidate(const json_t *c, struct error *err) {
@@ -64,7 +64,7 @@ static int check_candidates(const json_t *list, struct error *err) {
 }
 
 /* Removes this generation and all later ones. */
-static void lineage_cut(struct lineage *l, int generation) {
+static void lineage_truncate(struct lineage *l, int generation) {
     while (l->n > 0 && l->v[l->n - 1].generation >= generation)
         json_object_del(l->index, l->v[--l->n].name);
     for (int i = 0; i < l->n; i++)
@@ -97,11 +97,11 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
 
 /* Extends the life of a known candidate, or adds a new one. */
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
-    int at = lineage_find(l, json_get_string(c, "name"));
-    if (at < 0) return node_add(l, c, err);
-    if (l->v[at].last_generation == l->generations)
-        return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[at].name);
-    l->v[at].last_generation = l->generations;
+    int node = lineage_find(l, json_get_string(c, "name"));
+    if (node < 0) return node_add(l, c, err);
+    if (l->v[node].last_generation == l->generations)
+        return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[node].name);
+    l->v[node].last_generation = l->generations;
     return OK;
 }
 
@@ -117,11 +117,11 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
                          (long long)g, l->generations);
     if (check_candidates(list, err) != OK) return err->code;
     if (!l->index) l->index = json_object();
-    if (g < l->generations) lineage_cut(l, (int)g); /* visits all nodes */
+    if (g < l->generations) lineage_truncate(l, (int)g); /* visits all nodes */
     int rc = OK;
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);
-    if (rc != OK) return lineage_cut(l, (int)g), rc;
+    if (rc != OK) return lineage_truncate(l, (int)g), rc;
     l->best = lineage_find(l, json_get_string(json_array_get(list, 0), "name"));
     l->generations++;
     return OK;
@@ -214,34 +214,34 @@ json_t *lineage_load(const char *path, struct error *err) {
 
 /* output */
 
-/* The nodes to print: all (in = NULL), or a node and its ancestors. */
-struct view {
+/* The nodes to print: all (included = NULL), or a node and its ancestors. */
+struct lineage_view {
     struct lineage l;
-    int of; /* the named node, or the best: root of the ancestry */
-    bool *in;
+    int root; /* the named node, or the best: root of the ancestry */
+    bool *included;
 };
 
-static int view_open(struct view *w, const json_t *generations, const char *name,
+static int view_open(struct lineage_view *w, const json_t *generations, const char *name,
                      struct error *err) {
-    *w = (struct view){0};
+    *w = (struct lineage_view){0};
     int rc = lineage_from_json(&w->l, generations, err);
     if (rc != OK) return rc;
-    w->of = name ? lineage_find(&w->l, name) : w->l.best;
-    if (w->of < 0)
+    w->root = name ? lineage_find(&w->l, name) : w->l.best;
+    if (w->root < 0)
         return error_set(err, ERR_MISSING, "no candidate '%s' in %d generations", name ? name : "",
                          w->l.generations);
-    w->in = name ? xcalloc((size_t)w->l.n, sizeof *w->in) : NULL;
-    if (name) lineage_ancestors(&w->l, w->of, w->in);
+    w->included = name ? xcalloc((size_t)w->l.n, sizeof *w->included) : NULL;
+    if (name) lineage_ancestors(&w->l, w->root, w->included);
     return OK;
 }
 
-static void view_close(struct view *w) {
+static void view_close(struct lineage_view *w) {
     lineage_release(&w->l);
-    free(w->in);
+    free(w->included);
 }
 
-static bool view_has(const struct view *w, int node) {
-    return !w->in || w->in[node];
+static bool view_includes(const struct lineage_view *w, int node) {
+    return !w->included || w->included[node];
 }
 
 static bool is_founder(const struct lineage_node *v) {
@@ -249,10 +249,10 @@ static bool is_founder(const struct lineage_node *v) {
 }
 
 /* Founders with their shares [{founder, share}] of the ancestry of `of`, in order of birth. */
-static json_t *founders_json(const struct view *w) {
+static json_t *founders_json(const struct lineage_view *w) {
     double *flow = xcalloc((size_t)w->l.n, sizeof *flow);
     json_t *list = json_array();
-    flow[w->of] = 1;
+    flow[w->root] = 1;
     lineage_propagate(&w->l, flow);
     for (int i = 0; i < w->l.n; i++)
         if (is_founder(&w->l.v[i]) && flow[i] > 0)
@@ -263,12 +263,12 @@ static json_t *founders_json(const struct view *w) {
 }
 
 /* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
-static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
+static void add_origin(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
     double step = json_number_or_nan(v->birth_record, "step");
-    const char *made = operator_label(v->birth_record, "operator");
+    const char *operator_name = operator_label(v->birth_record, "operator");
     const json_t *weights = json_object_get(v->birth_record, "weights"), *weight;
     size_t i;
-    buf_add_one_line(b, *made ? made : is_founder(v) ? "founder" : "child");
+    buf_add_one_line(b, *operator_name ? operator_name : is_founder(v) ? "founder" : "child");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
         buf_puts(b, k ? " and " : " of ");
         buf_add_one_line(b, l->v[v->parent[k]].name);
@@ -281,7 +281,7 @@ static void add_how(struct buf *b, const struct lineage *l, const struct lineage
 
 /* Lines of text in columns; the first column is as wide as its widest text. */
 struct tree_row {
-    char *head, *made_by;
+    char *label, *origin;
     const json_t *record; /* source of fitness and hash; NULL: a line without columns */
 };
 struct tree_rows {
@@ -289,43 +289,43 @@ struct tree_rows {
     size_t n;
 };
 
-static void residual_forward(struct tree_rows *r, char *head, char *how, const json_t *record) {
+static void rows_add(struct tree_rows *r, char *label, char *origin, const json_t *record) {
     if ((r->n & (r->n - 1)) == 0) r->v = xrealloc(r->v, sizeof *r->v * MAX((size_t)1, 2 * r->n));
-    r->v[r->n++] = (struct tree_row){head, how, record};
+    r->v[r->n++] = (struct tree_row){label, origin, record};
 }
 
-static int columns_of(const char *text) {
+static int display_width(const char *text) {
     return (int)strlen(text) - utf8_field_width(text, 0);
 }
 
 static void rows_print(const struct tree_rows *r, FILE *f) {
-    int wide = 0;
-    for (size_t i = 0; i < r->n; i++) wide = MAX(wide, columns_of(r->v[i].head));
+    int width = 0;
+    for (size_t i = 0; i < r->n; i++) width = MAX(width, display_width(r->v[i].label));
     for (size_t i = 0; i < r->n; i++) {
         const struct tree_row *v = &r->v[i];
         if (!v->record) {
-            fprintf(f, "%s\n", v->head);
+            fprintf(f, "%s\n", v->label);
             continue;
         }
         struct stats_interval x = json_interval(v->record, "fitness");
-        fprintf(f, "%-*s  %8.4f", utf8_field_width(v->head, wide), v->head, x.value);
+        fprintf(f, "%-*s  %8.4f", utf8_field_width(v->label, width), v->label, x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
-        fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->made_by);
+        fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->origin);
     }
 }
 
 static void rows_release(struct tree_rows *r) {
     for (size_t i = 0; i < r->n; i++) {
-        free(r->v[i].head);
-        free(r->v[i].made_by);
+        free(r->v[i].label);
+        free(r->v[i].origin);
     }
     free(r->v);
 }
 
 /* The prefix with the name; the caller frees it. */
-static char *head_of(const char *before, const char *name) {
+static char *prefixed_name(const char *prefix, const char *name) {
     struct buf b = {0};
-    buf_puts(&b, before);
+    buf_puts(&b, prefix);
     buf_add_one_line(&b, name);
     return b.data;
 }
@@ -334,15 +334,15 @@ static void generation_rows(struct tree_rows *r, const struct lineage *l, const 
                             int number) {
     const json_t *list = json_object_get(generation, "candidates"), *c;
     size_t i, n = json_array_size(list);
-    residual_forward(r, xasprintf("generation %d", number), NULL, NULL);
+    rows_add(r, xasprintf("generation %d", number), NULL, NULL);
     json_array_foreach (list, i, c) {
         const struct lineage_node *v = &l->v[lineage_find(l, json_get_string(c, "name"))];
-        struct buf how = {0};
+        struct buf origin = {0};
         if (v->generation < number)
-            buf_printf(&how, "kept since generation %d", v->generation);
+            buf_printf(&origin, "kept since generation %d", v->generation);
         else
-            add_how(&how, l, v);
-        residual_forward(r, head_of(i + 1 < n ? "├── " : "└── ", v->name), how.data, c);
+            add_origin(&origin, l, v);
+        rows_add(r, prefixed_name(i + 1 < n ? "├── " : "└── ", v->name), origin.data, c);
     }
 }
 
@@ -354,34 +354,37 @@ struct ancestor_walk {
 
 /* The node and below it its ancestors. A node whose ancestors were printed above, or are too deep,
  * has a note instead. */
-static void ancestor_rows(struct ancestor_walk *c, int node, const char *before, int depth,
+static void ancestor_rows(struct ancestor_walk *c, int node, const char *prefix, int depth,
                           bool last) {
     const struct lineage_node *v = &c->l->v[node];
     const char *branch = !depth ? "" : last ? "└── " : "├── ";
-    char *stem = xasprintf("%s%s", before, branch), *below = xasprintf("%s%s", before,
-                                                                       !depth ? ""
-                                                                       : last ? "    "
-                                                                              : "│   ");
-    bool again = c->seen[node] && !is_founder(v), deep = depth == DEPTH_SHOWN && !is_founder(v);
-    struct buf how = {0};
-    add_how(&how, c->l, v);
-    if (again || deep) buf_puts(&how, again ? ", as above" : ", and so on");
-    residual_forward(c->rows, head_of(stem, v->name), how.data, v->birth_record);
-    c->seen[node] = c->seen[node] || !deep;
-    for (int k = 0; k < 2 && !again && !deep; k++)
+    char *label_prefix = xasprintf("%s%s", prefix, branch),
+         *child_prefix = xasprintf("%s%s", prefix,
+                                   !depth ? ""
+                                   : last ? "    "
+                                          : "│   ");
+    bool is_repeated = c->seen[node] && !is_founder(v),
+         is_too_deep = depth == MAX_PRINTED_DEPTH && !is_founder(v);
+    struct buf origin = {0};
+    add_origin(&origin, c->l, v);
+    if (is_repeated || is_too_deep) buf_puts(&origin, is_repeated ? ", as above" : ", and so on");
+    rows_add(c->rows, prefixed_name(label_prefix, v->name), origin.data, v->birth_record);
+    c->seen[node] = c->seen[node] || !is_too_deep;
+    for (int k = 0; k < 2 && !is_repeated && !is_too_deep; k++)
         if (v->parent[k] >= 0)
-            ancestor_rows(c, v->parent[k], below, depth + 1, k || v->parent[1] < 0);
-    free(stem);
-    free(below);
+            ancestor_rows(c, v->parent[k], child_prefix, depth + 1, k || v->parent[1] < 0);
+    free(label_prefix);
+    free(child_prefix);
 }
 
-static void print_founders(const struct view *w, FILE *f) {
+static void print_founders(const struct lineage_view *w, FILE *f) {
     json_t *list = founders_json(w), *v;
     size_t i;
     struct buf b = {0};
     buf_puts(&b, "\nancestry of ");
-    buf_add_one_line(&b, w->l.v[w->of].name);
-    if (w->of == w->l.best) buf_printf(&b, ", the fittest of generation %d", w->l.generations - 1);
+    buf_add_one_line(&b, w->l.v[w->root].name);
+    if (w->root == w->l.best)
+        buf_printf(&b, ", the fittest of generation %d", w->l.generations - 1);
     json_array_foreach (list, i, v) {
         buf_puts(&b, i ? ", " : ": ");
         buf_add_one_line(&b, json_get_string(v, "founder"));
@@ -393,12 +396,12 @@ static void print_founders(const struct view *w, FILE *f) {
 }
 
 int lineage_print(const json_t *generations, const char *name, FILE *f, struct error *err) {
-    struct view w;
+    struct lineage_view w;
     struct tree_rows rows = {0};
     int rc = view_open(&w, generations, name, err);
     if (rc == OK && name) {
         struct ancestor_walk c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.seen)};
-        ancestor_rows(&c, w.of, "", 0, true);
+        ancestor_rows(&c, w.root, "", 0, true);
         free(c.seen);
     }
     for (int g = 0; rc == OK && !name && g < w.l.generations; g++)
@@ -423,12 +426,12 @@ static json_t *node_json(const struct lineage_node *v) {
 }
 
 json_t *lineage_json(const json_t *generations, const char *name, struct error *err) {
-    struct view w;
+    struct lineage_view w;
     json_t *out = NULL, *nodes = json_array(), *edges = json_array();
     int rc = view_open(&w, generations, name, err);
     for (int i = 0; rc == OK && i < w.l.n; i++) {
         const struct lineage_node *v = &w.l.v[i];
-        if (!view_has(&w, i)) continue;
+        if (!view_includes(&w, i)) continue;
         json_array_append_new(nodes, node_json(v));
         for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
             json_array_append_new(edges,
@@ -436,7 +439,7 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
                                             "child", v->name, "share", v->parent_share[k]));
     }
     if (rc == OK)
-        out = json_pack("{s:s,s:i,s:O,s:O,s:o}", "of", w.l.v[w.of].name, "generations",
+        out = json_pack("{s:s,s:i,s:O,s:O,s:o}", "of", w.l.v[w.root].name, "generations",
                         w.l.generations, "nodes", nodes, "edges", edges, "founders",
                         founders_json(&w));
     json_decref(nodes);
@@ -456,36 +459,36 @@ static void dot_text(struct buf *b, const char *s) {
     buf_release(&line);
 }
 
-static void dot_node(struct buf *b, const struct view *w, int node) {
+static void dot_node(struct buf *b, const struct lineage_view *w, int node) {
     const struct lineage_node *v = &w->l.v[node];
     buf_printf(b, "  n%d [label=\"", node);
     dot_text(b, v->name);
     buf_puts(b, "\\n");
     dot_text(b, is_founder(v) ? "founder" : operator_label(v->birth_record, "operator"));
     buf_printf(b, "\\n%.4f\"%s];\n", json_interval(v->birth_record, "fitness").value,
-               node == w->of ? ", penwidth=3" : "");
+               node == w->root ? ", penwidth=3" : "");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
         buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node,
                    0.5 + 2 * v->parent_share[k]);
 }
 
 /* A rank holds the nodes that were born in one generation. */
-static void dot_ranks(struct buf *b, const struct view *w) {
+static void dot_ranks(struct buf *b, const struct lineage_view *w) {
     for (int g = 0, i = 0; g < w->l.generations; g++) {
         buf_puts(b, "  { rank=same;");
         for (; i < w->l.n && w->l.v[i].generation == g; i++)
-            if (view_has(w, i)) buf_printf(b, " n%d;", i);
+            if (view_includes(w, i)) buf_printf(b, " n%d;", i);
         buf_puts(b, " }\n");
     }
 }
 
 int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err) {
-    struct view w;
+    struct lineage_view w;
     int rc = view_open(&w, generations, name, err);
     if (rc == OK) {
         buf_puts(out, "digraph lineage {\n  node [shape=box, fontname=\"sans-serif\"];\n");
         for (int i = 0; i < w.l.n; i++)
-            if (view_has(&w, i)) dot_node(out, &w, i);
+            if (view_includes(&w, i)) dot_node(out, &w, i);
         dot_ranks(out, &w);
         buf_puts(out, "}\n");
     }

@@ -142,7 +142,7 @@ static void tensor_magprune(float *w, size_t rows, size_t cols, float density, s
 }
 
 /* Standard deviation of the parents' elements; it has the same order as their variance. */
-static float spread(const struct tensors *t, size_t i) {
+static float parents_deviation(const struct tensors *t, size_t i) {
     double mean = 0, square = 0;
     for (int k = 0; k < t->n; k++) mean += (double)t->x[k][i] / t->n;
     for (int k = 0; k < t->n; k++) {
@@ -156,7 +156,7 @@ static float spread(const struct tensors *t, size_t i) {
 static void tensors_mask(struct tensors *t, double density) {
     size_t size = t->rows * t->cols, n = 0;
     float *s = xmalloc(size * sizeof *s);
-    for (size_t i = 0; i < size; i++) n += (s[i] = spread(t, i)) > 0;
+    for (size_t i = 0; i < size; i++) n += (s[i] = parents_deviation(t, i)) > 0;
     tensor_prune_magnitude(s, size, 0, (size_t)(density * (double)n));
     for (int k = 0; k < t->n; k++)
         for (size_t i = 0; i < size; i++)
@@ -184,24 +184,24 @@ static void tensors_sce(struct tensors *t, double density) {
  * weighted sum and divides by the weights that agree, times the sum of all weights, so that equal
  * weights 1/n give its disjoint mean. SCE and PEFT elect the sign by the plain sum. */
 static double element_merge(const struct tensors *t, size_t i, struct merge_rule rule) {
-    bool plain = rule.peft || rule.sparse == SPARSIFY_SCE;
-    double sum = 0, elected = 0, agreeing = 0, all = 0;
+    bool unweighted = rule.peft || rule.sparse == SPARSIFY_SCE;
+    double sum = 0, elected = 0, agreeing = 0, weight_sum = 0;
     for (int k = 0; k < t->n; k++) {
         double v = (double)t->x[k][i], w = t->w[k];
         sum += w * v;
-        elected += plain ? v : w * v;
-        all += fabs(w);
+        elected += unweighted ? v : w * v;
+        weight_sum += fabs(w);
     }
     if (!rule.elect) return sum;
     sum = 0;
     for (int k = 0; k < t->n; k++) {
-        double v = (double)t->x[k][i], w = t->w[k], sign = plain ? v : w * v;
+        double v = (double)t->x[k][i], w = t->w[k], sign = unweighted ? v : w * v;
         if (sign == 0 || (sign > 0) != (elected >= 0)) continue;
         sum += w * v;
         agreeing += rule.peft ? 1 : fabs(w);
     }
     if (agreeing == 0) return 0;
-    return rule.peft ? sum / agreeing : sum / agreeing * all;
+    return rule.peft ? sum / agreeing : sum / agreeing * weight_sum;
 }
 
 static void tensor_sparsify(float *w, const struct tensors *t, enum sparsification sparse,
@@ -277,7 +277,7 @@ static int module_merge(const struct operands *x, int32_t i, struct merge_rule r
     return rc;
 }
 
-static bool any_has(const struct operands *x, int32_t i) {
+static bool any_parent_has_module(const struct operands *x, int32_t i) {
     bool any = false;
     for (int p = 0; p < x->n; p++) any |= x->parents[p]->loras[i].r > 0;
     return any;
@@ -288,7 +288,7 @@ static struct adapter *merge_delta(const struct operands *x, struct merge_rule r
     const struct adapter *a = x->parents[0];
     struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++) {
-        if (!any_has(x, i) || module_merge(x, i, rule, &d, err) == OK) continue;
+        if (!any_parent_has_module(x, i) || module_merge(x, i, rule, &d, err) == OK) continue;
         adapter_builder_release(&d);
         return NULL;
     }
@@ -299,13 +299,13 @@ static struct adapter *merge_delta(const struct operands *x, struct merge_rule r
 static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct error *err) {
     *r = 0;
     for (int p = 0; p < x->n; p++) {
-        int32_t own = x->parents[p]->loras[i].r;
-        if (*r && own && own != *r)
+        int32_t parent_rank = x->parents[p]->loras[i].r;
+        if (*r && parent_rank && parent_rank != *r)
             return error_set(err, ERR_MISMATCH,
                              "the parents' ranks differ (%d and %d in '%s'); merging of tensors "
                              "needs equal ranks (take the operator that ends in _svd)",
-                             (int)*r, (int)own, proj_names[i % N_PROJ]);
-        *r = own ? own : *r;
+                             (int)*r, (int)parent_rank, proj_names[i % N_PROJ]);
+        *r = parent_rank ? parent_rank : *r;
     }
     if (*r && x->rank && x->rank != *r)
         return error_set(err, ERR_USAGE, "rank %d asked for, but merging of tensors keeps %d",

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* A double-quoted scalar; JSON strings are valid YAML. */
-static void yaml_text(struct buf *b, const char *s) {
+static void add_yaml_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
     json_t *v = json_stringn(line.data ? line.data : "", line.len);
@@ -22,7 +22,7 @@ static void yaml_text(struct buf *b, const char *s) {
 }
 
 /* Escapes all Markdown punctuation with backslashes. */
-static void markdown_text(struct buf *b, const char *s) {
+static void add_markdown_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
     for (size_t i = 0; i < line.len; i++) {
@@ -33,7 +33,7 @@ static void markdown_text(struct buf *b, const char *s) {
 }
 
 /* Quotes text as one word of a shell command. */
-static void shell_text(struct buf *b, const char *s) {
+static void add_shell_word(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
     buf_puts(b, "'");
@@ -46,39 +46,42 @@ static void shell_text(struct buf *b, const char *s) {
     buf_release(&line);
 }
 
-static void row_text(struct buf *b, const char *title, const char *text) {
+static void add_text_row(struct buf *b, const char *title, const char *text) {
     buf_printf(b, "| %s | ", title);
-    markdown_text(b, text);
+    add_markdown_text(b, text);
     buf_puts(b, " |\n");
 }
 
-static void row_number(struct buf *b, const char *title, double v) {
+static void add_number_row(struct buf *b, const char *title, double v) {
     if (isfinite(v)) buf_printf(b, "| %s | %.4g |\n", title, v);
 }
 
-static void front_matter(struct buf *b, const char *model) {
+static void add_front_matter(struct buf *b, const char *model) {
     buf_puts(b, "---\nbase_model: ");
-    yaml_text(b, model);
+    add_yaml_text(b, model);
     buf_puts(b, "\nlibrary_name: peft\ntags:\n- lora\n- shoal\n- evolution\n---\n\n");
 }
 
-static void origin(struct buf *b, const char *run, int generation, const json_t *c) {
+static void add_origin(struct buf *b, const char *run, int generation, const json_t *c) {
     const json_t *parents = json_object_get(c, "parents"), *parent;
-    const char *made = operator_label(c, "operator");
+    const char *operator_name = operator_label(c, "operator");
     size_t i;
     buf_puts(b, "| origin | |\n|---|---|\n");
-    row_text(b, "run", run);
+    add_text_row(b, "run", run);
     buf_printf(b, "| generation | %d |\n", generation);
-    row_text(b, "made by", *made ? made : json_array_size(parents) ? "crossover" : "training");
+    add_text_row(b, "made by",
+                 *operator_name             ? operator_name
+                 : json_array_size(parents) ? "crossover"
+                                            : "training");
     json_array_foreach (parents, i, parent)
-        row_text(b, i ? "second parent" : "parent",
-                 json_string_value(parent) ? json_string_value(parent) : "");
-    row_number(b, "share of the second parent", json_number_or_nan(c, "blend"));
-    row_number(b, "step", json_number_or_nan(c, "step"));
-    row_text(b, "SHA-256 of config and weights", json_get_string(c, "hash"));
+        add_text_row(b, i ? "second parent" : "parent",
+                     json_string_value(parent) ? json_string_value(parent) : "");
+    add_number_row(b, "share of the second parent", json_number_or_nan(c, "blend"));
+    add_number_row(b, "step", json_number_or_nan(c, "step"));
+    add_text_row(b, "SHA-256 of config and weights", json_get_string(c, "hash"));
 }
 
-static void scores(struct buf *b, const json_t *c) {
+static void add_scores(struct buf *b, const json_t *c) {
     static const char *const keys[] = {"fitness", "performance", "cooperation", "novelty"};
     double items = json_number_or_nan(c, "items");
     buf_puts(b, "\n| score | value | 95 % interval |\n|---|---|---|\n");
@@ -98,16 +101,16 @@ int model_card_write(const char *dir, const char *model, const char *run, int ge
                      const json_t *candidate, struct error *err) {
     struct buf b = {0};
     char *path = path_join(dir, "README.md");
-    front_matter(&b, model);
+    add_front_matter(&b, model);
     buf_puts(&b, "# ");
-    markdown_text(&b, json_get_string(candidate, "name"));
+    add_markdown_text(&b, json_get_string(candidate, "name"));
     buf_puts(&b, "\n\nA LoRA adapter of ");
-    markdown_text(&b, model);
+    add_markdown_text(&b, model);
     buf_puts(&b, ", from a population that `shoal evolve` bred.\n\n");
-    origin(&b, run, generation, candidate);
-    scores(&b, candidate);
+    add_origin(&b, run, generation, candidate);
+    add_scores(&b, candidate);
     buf_puts(&b, "\nTo use it (DIR is the folder of this file):\n\n    shoal run ");
-    shell_text(&b, model);
+    add_shell_word(&b, model);
     buf_puts(&b, " --adapter DIR --chat 'a question'\n");
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);

@@ -40,17 +40,17 @@ static double energy(const struct svd *sv) {
 
 /* Fills rows of A and columns of B from `have` on, in the last added module: random, of norm
  * `size`. */
-static void components_grow(const struct operands *x, const struct adapter_builder *d, int32_t i,
-                            int32_t have, double size) {
+static void add_random_components(const struct operands *x, const struct adapter_builder *d,
+                                  int32_t i, int32_t old_rank, double size) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
     int64_t in = proj_in(d->shape, i % N_PROJ), out = proj_out(d->shape, i % N_PROJ);
     int64_t r = d->modules[i].r;
     float *a = d->data + d->n - r * (in + out), *b = a + r * in;
     /* Entries of deviation e give rows and columns of lengths e√in and e√out. */
-    double e = sqrt(size / sqrt((double)((r - have) * in * out)));
-    for (int64_t k = have * in; k < r * in; k++) a[k] = (float)(e * (double)rng_normal(&rng));
+    double e = sqrt(size / sqrt((double)((r - old_rank) * in * out)));
+    for (int64_t k = old_rank * in; k < r * in; k++) a[k] = (float)(e * (double)rng_normal(&rng));
     for (int64_t o = 0; o < out; o++)
-        for (int64_t c = have; c < r; c++) b[o * r + c] = (float)(e * (double)rng_normal(&rng));
+        for (int64_t c = old_rank; c < r; c++) b[o * r + c] = (float)(e * (double)rng_normal(&rng));
 }
 
 /* Changes one module's singular values and directions in place, and its rank *r. If the rank grows,
@@ -75,7 +75,8 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
         } else {
             change(x, i, &sv, &r);
             adapter_builder_add_truncated(&d, i, &sv, r, energy(&sv));
-            if (r > sv.n) components_grow(x, &d, i, sv.n, (double)x->step * sqrt(energy(&sv)));
+            if (r > sv.n)
+                add_random_components(x, &d, i, sv.n, (double)x->step * sqrt(energy(&sv)));
         }
         arena_release(&ar);
     }
@@ -88,8 +89,8 @@ static void spectrum_change(const struct operands *x, int32_t i, struct svd *sv,
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_SPECTRUM);
     double before = energy(sv);
     for (int c = 0; c < sv->n; c++) sv->s[c] *= math_exp((double)(x->step * rng_normal(&rng)));
-    double back = sqrt(before / energy(sv));
-    for (int c = 0; c < sv->n; c++) sv->s[c] *= back;
+    double scale = sqrt(before / energy(sv));
+    for (int c = 0; c < sv->n; c++) sv->s[c] *= scale;
 }
 
 static struct adapter *make_spectrum(const struct operands *x, json_t *lineage, struct error *err) {
@@ -107,11 +108,11 @@ static void rotate_change(const struct operands *x, int32_t i, struct svd *sv, i
     int m = left ? sv->out : sv->in;
     double *basis = left ? sv->u : sv->v, size = (double)x->step / sqrt(m);
     size_t n = (size_t)m * (size_t)sv->n;
-    double *turned = xmalloc(n * sizeof *turned);
+    double *noisy = xmalloc(n * sizeof *noisy);
     double *core = xmalloc((size_t)sv->n * (size_t)sv->n * sizeof *core);
-    for (size_t k = 0; k < n; k++) turned[k] = basis[k] + size * (double)rng_normal(&rng);
-    linalg_qr(turned, m, sv->n, basis, core);
-    free(turned);
+    for (size_t k = 0; k < n; k++) noisy[k] = basis[k] + size * (double)rng_normal(&rng);
+    linalg_qr(noisy, m, sv->n, basis, core);
+    free(noisy);
     free(core);
 }
 
@@ -119,26 +120,27 @@ static struct adapter *make_rotate(const struct operands *x, json_t *lineage, st
     return change_modules(x, rotate_change, lineage, err);
 }
 
-static void column_move(double *w, int m, int n, int from, int to) {
+static void copy_column(double *w, int m, int n, int from, int to) {
     for (int i = 0; i < m; i++) w[(size_t)i * n + to] = w[(size_t)i * n + from];
 }
 
 /* Drops each component with probability `step`: at least one, never all. */
 static void drop_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_DROP);
-    int kept = 0, keep = (int)rng_below(&rng, (uint32_t)sv->n), lose = -1;
-    bool any = false, *gone = xcalloc((size_t)sv->n, sizeof *gone);
-    for (int c = 0; c < sv->n; c++) any |= gone[c] = rng_uniform(&rng) < x->step && c != keep;
-    if (!any && sv->n > 1) lose = (keep + 1) % sv->n;
+    int kept = 0, always_kept = (int)rng_below(&rng, (uint32_t)sv->n), forced = -1;
+    bool any = false, *dropped = xcalloc((size_t)sv->n, sizeof *dropped);
+    for (int c = 0; c < sv->n; c++)
+        any |= dropped[c] = rng_uniform(&rng) < x->step && c != always_kept;
+    if (!any && sv->n > 1) forced = (always_kept + 1) % sv->n;
     for (int c = 0; c < sv->n; c++) {
-        if (gone[c] || c == lose) continue;
-        column_move(sv->u, sv->out, sv->n, c, kept);
-        column_move(sv->v, sv->in, sv->n, c, kept);
+        if (dropped[c] || c == forced) continue;
+        copy_column(sv->u, sv->out, sv->n, c, kept);
+        copy_column(sv->v, sv->in, sv->n, c, kept);
         sv->s[kept++] = sv->s[c];
     }
     for (int c = kept; c < sv->n; c++) sv->s[c] = 0;
     *r = kept;
-    free(gone);
+    free(dropped);
 }
 
 static struct adapter *make_drop(const struct operands *x, json_t *lineage, struct error *err) {
@@ -146,17 +148,17 @@ static struct adapter *make_drop(const struct operands *x, json_t *lineage, stru
 }
 
 /* To x->rank; if 0, a quarter up or down, by one coin toss for the whole adapter. */
-static int32_t rank_aim(const struct operands *x, int32_t i, int32_t r) {
+static int32_t target_rank(const struct operands *x, int32_t i, int32_t r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, STREAM_RANK);
-    int32_t by = MAX(1, r / 4);
+    int32_t step = MAX(1, r / 4);
     if (x->rank) return operand_rank(x, i, ADAPTER_RANK_MAX);
     struct operands wide = *x;
-    wide.rank = MIN(r + by, ADAPTER_RANK_MAX);
-    return rng_below(&rng, 2) ? operand_rank(&wide, i, ADAPTER_RANK_MAX) : MAX(1, r - by);
+    wide.rank = MIN(r + step, ADAPTER_RANK_MAX);
+    return rng_below(&rng, 2) ? operand_rank(&wide, i, ADAPTER_RANK_MAX) : MAX(1, r - step);
 }
 
 static void rank_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
-    *r = rank_aim(x, i, sv->n);
+    *r = target_rank(x, i, sv->n);
 }
 
 static struct adapter *make_rank(const struct operands *x, json_t *lineage, struct error *err) {
@@ -168,23 +170,23 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
     (void)err;
     const struct adapter *a = x->parents[0];
     struct adapter *fresh = adapter_new(&a->shape, &a->config, x->seed);
-    struct rng one = rng_make(x->seed, RNG_MUTATE, 0, STREAM_REINIT);
+    struct rng rng_forced = rng_make(x->seed, RNG_MUTATE, 0, STREAM_REINIT);
     uint32_t adapted = 0;
     for (int32_t i = 0; i < operand_modules(x); i++) adapted += a->loras[i].r > 0;
-    uint32_t sure = rng_below(&one, adapted);
+    uint32_t forced = rng_below(&rng_forced, adapted);
     float *data = xmalloc(a->n_data * sizeof *data);
     memcpy(data, a->data, a->n_data * sizeof *data);
-    for (int32_t i = 0, at = 0; i < operand_modules(x); i++) {
+    for (int32_t i = 0, index = 0; i < operand_modules(x); i++) {
         const struct lora *lo = &a->loras[i];
         struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_REINIT);
         if (lo->r == 0) continue;
         bool hit = rng_uniform(&rng) < x->step;
-        if (hit || (uint32_t)at == sure) {
+        if (hit || (uint32_t)index == forced) {
             size_t n = (size_t)lo->r *
                        (size_t)(proj_in(&a->shape, i % N_PROJ) + proj_out(&a->shape, i % N_PROJ));
             memcpy(data + (lo->a - a->data), fresh->loras[i].a, n * sizeof *data);
         }
-        at++;
+        index++;
     }
     adapter_release(fresh);
     return adapter_from_owned_data(&a->shape, &a->config, data, lineage);

@@ -24,9 +24,9 @@ const struct adapter_operator *operator_at(int i) {
 const struct adapter_operator *operator_find(const char *name, struct error *err) {
     struct buf known = {0};
     const struct adapter_operator *op;
-    const char *now = renamed_value("operator", name);
+    const char *current_name = renamed_value("operator", name);
     for (int i = 0; (op = operator_at(i)); i++) {
-        if (strcmp(op->name, now) == 0) break;
+        if (strcmp(op->name, current_name) == 0) break;
         buf_printf(&known, "%s%s", i ? ", " : "", op->name);
     }
     if (!op) error_set(err, ERR_USAGE, "no operator '%s'; there are %s", name, known.data);
@@ -74,12 +74,12 @@ struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage) {
 }
 
 struct adapter *operator_rescale(struct adapter *a, double norm) {
-    double have = sqrt(adapter_dot(a, a));
-    if (have <= 0 || norm <= 0) return a;
-    double by = norm / have;
+    double old_norm = sqrt(adapter_dot(a, a));
+    if (old_norm <= 0 || norm <= 0) return a;
+    double factor = norm / old_norm;
     json_t *lineage = json_copy(a->lineage);
-    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", by));
-    struct adapter *scaled = operator_set_lineage(adapter_scale(a, (float)by), lineage);
+    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", factor));
+    struct adapter *scaled = operator_set_lineage(adapter_scale(a, (float)factor), lineage);
     json_decref(lineage);
     adapter_release(a);
     return scaled;
@@ -87,13 +87,14 @@ struct adapter *operator_rescale(struct adapter *a, double norm) {
 
 /* Parents that contribute to module i: returns their number; the last of them, and their ranks'
  * sum. */
-static int parts_count(const struct operands *x, const double *coef, int32_t i, int *last, int *k) {
+static int contributing_parents(const struct operands *x, const double *coef, int32_t i, int *last,
+                                int *rank_sum) {
     int n = 0;
-    *k = 0;
+    *rank_sum = 0;
     for (int p = 0; p < x->n; p++) {
         if (coef[p] == 0 || x->parents[p]->loras[i].r == 0) continue;
         *last = p;
-        *k += x->parents[p]->loras[i].r;
+        *rank_sum += x->parents[p]->loras[i].r;
         n++;
     }
     return n;
@@ -102,16 +103,16 @@ static int parts_count(const struct operands *x, const double *coef, int32_t i, 
 static void module_sum(const struct operands *x, const double *coef, int32_t i,
                        struct adapter_builder *d) {
     const struct model_config *shape = d->shape;
-    int last = 0, k = 0, n = parts_count(x, coef, i, &last, &k);
-    int32_t r = operand_rank(x, i, k);
+    int last = 0, rank_sum = 0, n = contributing_parents(x, coef, i, &last, &rank_sum);
+    int32_t r = operand_rank(x, i, rank_sum);
     if (n == 0) return;
-    if (n == 1 && r == k) {
+    if (n == 1 && r == rank_sum) {
         adapter_builder_add_exact(d, i, &x->parents[last]->loras[i], coef[last]);
         return;
     }
     struct arena ar = {0};
     struct lowrank_sum s =
-        lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
+        lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), rank_sum);
     for (int p = 0, at = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
@@ -167,7 +168,7 @@ static int operands_check(const struct adapter_operator *op, const struct operan
 }
 
 /* Appends the shortest decimal that reads back as the same float. */
-static void number_add(struct buf *b, float f) {
+static void add_float(struct buf *b, float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, (double)f);
@@ -181,12 +182,12 @@ static json_t *lineage_make(const struct adapter_operator *op, const struct oper
     for (int p = 0; p < x->n; p++) {
         buf_printf(&parents, "%s%s", p ? " " : "", x->parents[p]->hash);
         if (p) buf_add(&weights, " ", 1);
-        number_add(&weights, (float)operand_weight(x, p));
+        add_float(&weights, (float)operand_weight(x, p));
     }
     json_t *o =
         json_pack("{s:s, s:s}", "operator", operator_stored_name(op), "parents", parents.data);
     if (x->n > 1) json_object_set_new(o, "weights", json_string(weights.data));
-    number_add(&step, x->step);
+    add_float(&step, x->step);
     if (op->unit) json_object_set_new(o, "step", json_string(step.data));
     if (x->rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)x->rank));
     json_object_set_new(o, "seed", json_sprintf("%llu", (unsigned long long)x->seed));
@@ -198,11 +199,11 @@ static json_t *lineage_make(const struct adapter_operator *op, const struct oper
 
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err) {
-    struct operands own = *x;
-    if (isnan(own.step)) own.step = op->step;
-    if (operands_check(op, &own, err) != OK) return NULL;
-    json_t *lineage = lineage_make(op, &own);
-    struct adapter *child = op->make(&own, lineage, err);
+    struct operands checked = *x;
+    if (isnan(checked.step)) checked.step = op->step;
+    if (operands_check(op, &checked, err) != OK) return NULL;
+    json_t *lineage = lineage_make(op, &checked);
+    struct adapter *child = op->make(&checked, lineage, err);
     json_decref(lineage);
     for (size_t i = 0; child && i < child->n_data; i++) {
         if (isfinite(child->data[i])) continue;
@@ -215,7 +216,7 @@ struct adapter *operator_apply(const struct adapter_operator *op, const struct o
 
 double operator_relative_change(const struct adapter *child, const struct adapter *parent) {
     double cc = adapter_dot(child, child), pp = adapter_dot(parent, parent);
-    double moved2 = cc + pp - 2 * adapter_dot(child, parent);
+    double change2 = cc + pp - 2 * adapter_dot(child, parent);
     if (pp == 0) return cc == 0 ? 0 : INFINITY;
-    return moved2 > 0 ? sqrt(moved2 / pp) : 0;
+    return change2 > 0 ? sqrt(change2 / pp) : 0;
 }

@@ -105,7 +105,7 @@ void evaluation_release(struct evaluation *a) {
     *a = (struct evaluation){0};
 }
 
-static void candidate_retain(struct candidate *to, const struct candidate *from) {
+static void candidate_copy(struct candidate *to, const struct candidate *from) {
     *to = *from;
     if (to->adapter) adapter_retain(to->adapter);
 }
@@ -115,7 +115,8 @@ static void candidates_release(struct candidate *c, int n) {
 }
 
 /* Adds operators of one kind by name; a name may be a list "delta,slerp". */
-static int set_add(struct operator_set *s, const char *list, bool mutation, struct error *err) {
+static int operator_set_add(struct operator_set *s, const char *list, bool mutation,
+                            struct error *err) {
     char *names = xstrdup(list), *save = NULL;
     int rc = OK;
     for (char *n = strtok_r(names, ", ", &save); n && rc == OK; n = strtok_r(NULL, ", ", &save)) {
@@ -135,16 +136,18 @@ static int set_add(struct operator_set *s, const char *list, bool mutation, stru
 }
 
 /* needed: at least one operator is required, because children of that kind are bred. */
-static int set_init(struct operator_set *s, const struct strings *lists, bool mutation, bool needed,
-                    double harm, struct error *err) {
+static int operator_set_init(struct operator_set *s, const struct strings *lists, bool mutation,
+                             bool needed, double max_regression, struct error *err) {
     int rc = OK;
     *s = (struct operator_set){0};
-    for (int i = 0; rc == OK && i < lists->n; i++) rc = set_add(s, lists->v[i], mutation, err);
+    for (int i = 0; rc == OK && i < lists->n; i++)
+        rc = operator_set_add(s, lists->v[i], mutation, err);
     int n = s->selector.n;
     if (rc == OK && needed && n == 0)
         rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
     /* No candidate loses more than 1. */
-    if (rc == OK && n > 0) operator_selector_init(&s->selector, n, 0.05, harm > 0 ? harm : 1);
+    if (rc == OK && n > 0)
+        operator_selector_init(&s->selector, n, 0.05, max_regression > 0 ? max_regression : 1);
     for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
     return rc;
 }
@@ -162,9 +165,10 @@ static int options_check(const struct evolve_options *o, const struct fitness_op
                          "no selection '%s'; there are elite, truncation, tournament, rank, "
                          "roulette, pareto and lexicase",
                          o->selection);
-    bool whole = o->fitness_sharing_radius > 0 || o->map_elites_bins > 0 || o->roles ||
-                 f->cooperation > 0 || f->novelty > 0 || strcmp(o->selection, "lexicase") == 0;
-    if (f->race && whole)
+    bool needs_all_items = o->fitness_sharing_radius > 0 || o->map_elites_bins > 0 || o->roles ||
+                           f->cooperation > 0 || f->novelty > 0 ||
+                           strcmp(o->selection, "lexicase") == 0;
+    if (f->race && needs_all_items)
         return error_set(err, ERR_USAGE,
                          "a race asks candidates different numbers of questions: it goes with "
                          "performance alone, without cooperation, novelty, share, archive, roles "
@@ -172,13 +176,13 @@ static int options_check(const struct evolve_options *o, const struct fitness_op
     return OK;
 }
 
-static int sets_init(struct population *p, struct error *err) {
+static int operator_sets_init(struct population *p, struct error *err) {
     const struct evolve_options *o = p->o;
-    int rc = set_init(&p->crossovers, &o->crossovers, false, o->mutation_rate < 1,
-                      o->max_regression, err);
+    int rc = operator_set_init(&p->crossovers, &o->crossovers, false, o->mutation_rate < 1,
+                               o->max_regression, err);
     return rc ? rc
-              : set_init(&p->mutations, &o->mutations, true, o->mutation_rate > 0,
-                         o->max_regression, err);
+              : operator_set_init(&p->mutations, &o->mutations, true, o->mutation_rate > 0,
+                                  o->max_regression, err);
 }
 
 /* The axes are the behaviour descriptors of the fitness function. */
@@ -192,7 +196,7 @@ static int archive_open(struct population *p, struct error *err) {
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                              struct error *err) {
     struct population p = {.o = o, .f = f};
-    return options_check(o, f, 2, err) == OK ? sets_init(&p, err) : err->code;
+    return options_check(o, f, 2, err) == OK ? operator_sets_init(&p, err) : err->code;
 }
 
 int population_init(struct population *p, const struct evolve_options *o,
@@ -200,7 +204,7 @@ int population_init(struct population *p, const struct evolve_options *o,
                     const char *const *names, int n, struct error *err) {
     *p = (struct population){.o = o, .f = f, .seed = seed, .n_roles = o->roles ? n : 1};
     if (options_check(o, f, n, err) != OK) return err->code;
-    if (sets_init(p, err) != OK) return err->code;
+    if (operator_sets_init(p, err) != OK) return err->code;
     if (archive_open(p, err) != OK) return err->code;
     for (int i = 0; i < n; i++) {
         if (strlen(names[i]) >= sizeof p->c[i].name)
@@ -228,10 +232,10 @@ int population_set_options(struct population *p, const struct evolve_options *o,
     p->seed = seed;
     if (o == old) return OK;
     if (options_check(o, f, MAX(p->n, 2), err) != OK) return err->code;
-    bool same = lists_equal(&o->crossovers, &old->crossovers) &&
-                lists_equal(&o->mutations, &old->mutations) &&
-                o->max_regression == old->max_regression;
-    int rc = same ? OK : sets_init(p, err);
+    bool same_operators = lists_equal(&o->crossovers, &old->crossovers) &&
+                          lists_equal(&o->mutations, &old->mutations) &&
+                          o->max_regression == old->max_regression;
+    int rc = same_operators ? OK : operator_sets_init(p, err);
     if (rc != OK || o->map_elites_bins == old->map_elites_bins) return rc;
     return error_set(err, ERR_USAGE, "the archive of a run cannot be changed");
 }
@@ -245,7 +249,7 @@ void population_release(struct population *p) {
     *p = (struct population){0};
 }
 
-static const struct candidate *find(const struct population *p, const char *name) {
+static const struct candidate *find_candidate(const struct population *p, const char *name) {
     for (int i = 0; i < p->n + p->n_reevaluated; i++)
         if (strcmp(p->c[i].name, name) == 0) return &p->c[i];
     return NULL;
@@ -269,11 +273,11 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
     c->shared = c->fitness.value;
 }
 
-static void fitness_of(struct population *p, int i) {
+static void compute_fitness(struct population *p, int i) {
     const struct evaluation *a = &p->last_evaluation;
-    bool whole = a->scores && p->c[i].n_items == a->n_items;
-    candidate_fitness(&p->c[i], p->f, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
-                      a->n_items);
+    bool is_complete = a->scores && p->c[i].n_items == a->n_items;
+    candidate_fitness(&p->c[i], p->f,
+                      is_complete ? a->scores + (size_t)i * (size_t)a->n_items : NULL, a->n_items);
 }
 
 /* Shrinks only if all candidates answered all items: the best of many looks better than it is. */
@@ -290,57 +294,58 @@ static void shrink_performance(struct population *p) {
 static void apply_fitness_sharing(struct population *p) {
     double fitness[MAX_POPULATION], shared[MAX_POPULATION];
     int n = p->n, all = n + p->n_reevaluated;
-    double *near = xcalloc((size_t)n * (size_t)n, sizeof *near);
+    double *distance = xcalloc((size_t)n * (size_t)n, sizeof *distance);
     for (int i = 0; i < n; i++) {
         fitness[i] = p->c[i].fitness.value;
-        for (int j = 0; j < n; j++) near[i * n + j] = p->last_evaluation.distance[i * all + j];
+        for (int j = 0; j < n; j++) distance[i * n + j] = p->last_evaluation.distance[i * all + j];
     }
-    fitness_share(fitness, near, n, p->o->fitness_sharing_radius, shared);
+    fitness_share(fitness, distance, n, p->o->fitness_sharing_radius, shared);
     for (int i = 0; i < n; i++) p->c[i].shared = shared[i];
-    free(near);
+    free(distance);
 }
 
 /* Credits the child's operator with its gain, and adapts a mutation's step to its divergence. */
 static void credit_operator(struct population *p, int i) {
-    const struct candidate *c = &p->c[i], *a = find(p, c->parents[0]), *b = find(p, c->parents[1]);
+    const struct candidate *c = &p->c[i], *a = find_candidate(p, c->parents[0]),
+                           *b = find_candidate(p, c->parents[1]);
     bool mutant = c->operator->kind == OPERATOR_MUTATION;
     struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
     int which = 0;
     while (which < s->selector.n && s->op[which] != c->operator) which++;
     if (!a || which == s->selector.n) return;
-    double before = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
-    operator_selector_update(&s->selector, which, c->fitness.value - before);
+    double parent_fitness = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
+    operator_selector_update(&s->selector, which, c->fitness.value - parent_fitness);
     if (!mutant || !c->operator->unit ||
                     p->o->target_step_divergence <= 0 || !p->last_evaluation.distance)
         return;
-    double moved = p->last_evaluation.distance[(a - p->c) * (p->n + p->n_reevaluated) + i];
-    s->step[which] =
-        fmin((double)c->operator->step_max,
-             fmax((double)c->operator->step_min,
-                  mutation_step_adapt(s->step[which], moved, p->o->target_step_divergence, 0.3)));
+    double divergence = p->last_evaluation.distance[(a - p->c) * (p->n + p->n_reevaluated) + i];
+    s->step[which] = fmin(
+        (double)c->operator->step_max,
+        fmax((double)c->operator->step_min,
+             mutation_step_adapt(s->step[which], divergence, p->o->target_step_divergence, 0.3)));
 }
 
 /* Candidates that enter the archive are stored in the hall; those without a cell release their
  * adapters. */
-static void archive_all(struct population *p) {
+static void archive_update(struct population *p) {
     for (int i = 0; i < p->n; i++) {
         if (p->c[i].elite ||
             !archive_add(&p->archive, p->c[i].descriptor, p->c[i].fitness.value, p->n_archived))
             continue;
         p->archived = xrealloc(p->archived, (size_t)(p->n_archived + 1) * sizeof *p->archived);
-        candidate_retain(&p->archived[p->n_archived++], &p->c[i]);
+        candidate_copy(&p->archived[p->n_archived++], &p->c[i]);
     }
-    for (int h = 0; h < p->n_archived; h++) {
-        bool in = false;
-        for (int k = 0; k < p->archive.n_cells; k++) in |= p->archive.id[k] == h;
-        if (in) continue;
-        adapter_release(p->archived[h].adapter);
-        p->archived[h].adapter = NULL;
+    for (int i = 0; i < p->n_archived; i++) {
+        bool is_archived = false;
+        for (int k = 0; k < p->archive.n_cells; k++) is_archived |= p->archive.id[k] == i;
+        if (is_archived) continue;
+        adapter_release(p->archived[i].adapter);
+        p->archived[i].adapter = NULL;
     }
 }
 
 /* The evaluation without witnesses, in the candidates' new order. */
-static void assay_reorder(struct evaluation *a, const int *order, int n, int all) {
+static void evaluation_reorder(struct evaluation *a, const int *order, int n, int all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
     if (a->scores) b.scores = xcalloc((size_t)n * row + 1, sizeof *b.scores);
@@ -356,7 +361,7 @@ static void assay_reorder(struct evaluation *a, const int *order, int n, int all
     *a = b;
 }
 
-static void sort(struct population *p) {
+static void sort_candidates(struct population *p) {
     struct candidate sorted[MAX_POPULATION];
     int order[MAX_POPULATION], all = p->n + p->n_reevaluated;
     for (int i = 0; i < p->n; i++) {
@@ -365,7 +370,7 @@ static void sort(struct population *p) {
         order[at] = i;
     }
     for (int i = 0; i < p->n; i++) sorted[i] = p->c[order[i]];
-    assay_reorder(&p->last_evaluation, order, p->n, all);
+    evaluation_reorder(&p->last_evaluation, order, p->n, all);
     candidates_release(p->c + p->n, p->n_reevaluated);
     p->n_reevaluated = 0;
     memcpy(p->c, sorted, (size_t)p->n * sizeof *sorted);
@@ -377,13 +382,13 @@ int population_evaluate(struct population *p, const struct fitness_function *l, 
     if (l->evaluate(l->ctx, p->generation, p->c, all, p->n_reevaluated, &p->last_evaluation, err) !=
         OK)
         return err->code;
-    for (int i = 0; i < all; i++) fitness_of(p, i);
+    for (int i = 0; i < all; i++) compute_fitness(p, i);
     shrink_performance(p);
     if (p->o->fitness_sharing_radius > 0 && p->last_evaluation.distance) apply_fitness_sharing(p);
     for (int i = 0; i < p->n; i++)
         if (p->c[i].operator&& !p->c[i].elite) credit_operator(p, i);
-    if (p->archive.n_cells) archive_all(p);
-    sort(p);
+    if (p->archive.n_cells) archive_update(p);
+    sort_candidates(p);
     return OK;
 }
 
@@ -392,23 +397,23 @@ int population_evaluate(struct population *p, const struct fitness_function *l, 
 /* Selects a candidate of a role (-1: any) except one, by the recipe's rule. Returns its index; -1:
  * none. */
 static int select_one(const struct population *p, int role, int except, struct rng *rng) {
-    const struct selection *how = selection_find(p->o->selection);
-    bool objectives = strcmp(how->name, "pareto") == 0;
-    int idx[MAX_POPULATION], n = 0, chosen = -1;
+    const struct selection *selection = selection_find(p->o->selection);
+    bool objectives = strcmp(selection->name, "pareto") == 0;
+    int index[MAX_POPULATION], n = 0, chosen = -1;
     double fitness[MAX_POPULATION];
-    size_t m = !how->by_scores ? 0 : objectives ? 3 : (size_t)p->last_evaluation.n_items;
+    size_t m = !selection->by_scores ? 0 : objectives ? 3 : (size_t)p->last_evaluation.n_items;
     double *scores = xcalloc((size_t)p->n * m + 1, sizeof *scores);
     for (int i = 0; i < p->n; i++) {
         const struct candidate *c = &p->c[i];
         if (i == except || (role >= 0 && c->role != role)) continue;
-        double *own = scores + (size_t)n * m;
+        double *row = scores + (size_t)n * m;
         if (objectives)
-            memcpy(own, (double[]){c->performance.value, c->cooperation.value, c->novelty.value},
-                   3 * sizeof *own);
+            memcpy(row, (double[]){c->performance.value, c->cooperation.value, c->novelty.value},
+                   3 * sizeof *row);
         else if (m)
-            memcpy(own, p->last_evaluation.scores + (size_t)i * m, m * sizeof *own);
+            memcpy(row, p->last_evaluation.scores + (size_t)i * m, m * sizeof *row);
         fitness[n] = c->shared;
-        idx[n++] = i;
+        index[n++] = i;
     }
     struct select_pool pool = {.n = n,
                                .fitness = fitness,
@@ -417,9 +422,9 @@ static int select_one(const struct population *p, int role, int except, struct r
                                .truncation_ratio = p->o->truncation_ratio,
                                .tournament = (int)p->o->tournament_size,
                                .selection_pressure = p->o->selection_pressure};
-    if (n > 0) how->pick(&pool, rng, &chosen, 1);
+    if (n > 0) selection->pick(&pool, rng, &chosen, 1);
     free(scores);
-    return n > 0 ? idx[chosen] : -1;
+    return n > 0 ? index[chosen] : -1;
 }
 
 static const struct candidate *first_parent(const struct population *p, int role, struct rng *rng) {
@@ -431,10 +436,10 @@ static const struct candidate *first_parent(const struct population *p, int role
 /* Selected like the first but different; after repeated equal results, any other candidate. */
 static const struct candidate *second_parent(const struct population *p, const struct candidate *a,
                                              struct rng *rng) {
-    const struct candidate *here = find(p, a->name);
-    int first = here ? (int)(here - p->c) : -1, i = first;
-    for (int try = 0; i == first && try < 16; try++) i = select_one(p, -1, -1, rng);
-    return &p->c[i != first ? i : select_one(p, -1, first, rng)];
+    const struct candidate *known = find_candidate(p, a->name);
+    int first_index = known ? (int)(known - p->c) : -1, i = first_index;
+    for (int try = 0; i == first_index && try < 16; try++) i = select_one(p, -1, -1, rng);
+    return &p->c[i != first_index ? i : select_one(p, -1, first_index, rng)];
 }
 
 /* Beyond a parent (t outside 0..1) that parent's norm is kept: a negative norm would reverse the
@@ -442,8 +447,8 @@ static const struct candidate *second_parent(const struct population *p, const s
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
-    double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
-    return operator_rescale(child, want);
+    double norm = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
+    return operator_rescale(child, norm);
 }
 
 /* The weights of two parents for a row; NULL: none. */
@@ -455,9 +460,9 @@ static const float *weights_for(const struct adapter_operator *op, const struct 
     return op->shares == WEIGHTING_NONE ? NULL : w;
 }
 
-static int cross(const struct population *p, const struct adapter_operator *op,
-                 const struct candidate *a, struct candidate *out, struct rng *rng,
-                 struct error *err) {
+static int make_crossover(const struct population *p, const struct adapter_operator *op,
+                          const struct candidate *a, struct candidate *out, struct rng *rng,
+                          struct error *err) {
     const struct candidate *b = second_parent(p, a, rng);
     out->role = a->role;
     if (op->shares == WEIGHTING_NONE && is_better(b, a)) {
@@ -485,8 +490,8 @@ static int cross(const struct population *p, const struct adapter_operator *op,
     return OK;
 }
 
-static int mutate(const struct operator_set *s, int which, const struct candidate *a,
-                  struct candidate *out, struct rng *rng, struct error *err) {
+static int make_mutant(const struct operator_set *s, int which, const struct candidate *a,
+                       struct candidate *out, struct rng *rng, struct error *err) {
     struct operands x = {.parents = (struct adapter *[]){a->adapter},
                          .n = 1,
                          .step = (float)s->step[which],
@@ -503,7 +508,7 @@ static int role_of_child(const struct population *p, int k) {
     return p->o->roles ? k % p->n_roles : -1;
 }
 
-static bool is_there(const struct candidate *c, int n, const char *hash) {
+static bool contains_hash(const struct candidate *c, int n, const char *hash) {
     for (int i = 0; i < n; i++)
         if (strcmp(c[i].adapter->hash, hash) == 0) return true;
     return false;
@@ -523,25 +528,26 @@ static int make_child(const struct population *p, int generation, int k, struct 
         int which = operator_selector_pick(&s->selector, &rng);
         *out = (struct candidate){.operator= s->op[which], .step = NAN, .blend = NAN};
         snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
-        int rc = mutant ? mutate(s, which, a, out, &rng, err)
-                        : cross(p, s->op[which], a, out, &rng, err);
-        bool again = rc == ERR_STATE || (rc == OK && (is_there(p->c, p->n, out->adapter->hash) ||
-                                                      is_there(next, n, out->adapter->hash)));
-        if (!again || try == TRIES) return rc;
+        int rc = mutant ? make_mutant(s, which, a, out, &rng, err)
+                        : make_crossover(p, s->op[which], a, out, &rng, err);
+        bool retry =
+            rc == ERR_STATE || (rc == OK && (contains_hash(p->c, p->n, out->adapter->hash) ||
+                                             contains_hash(next, n, out->adapter->hash)));
+        if (!retry || try == TRIES) return rc;
         adapter_release(out->adapter);
         out->adapter = NULL;
     }
 }
 
 /* The best of each role first, then the best of all. */
-static int keep_elites(const struct population *p, struct candidate *next) {
-    int n = 0, most = MIN((int)p->o->elites, p->n);
-    bool taken[MAX_POPULATION] = {false}, filled[MAX_POPULATION] = {false};
+static int copy_elites(const struct population *p, struct candidate *next) {
+    int n = 0, n_elites = MIN((int)p->o->elites, p->n);
+    bool copied[MAX_POPULATION] = {false}, role_filled[MAX_POPULATION] = {false};
     for (int pass = p->n_roles > 1 ? 0 : 1; pass < 2; pass++)
-        for (int i = 0; i < p->n && n < most; i++) {
-            if (taken[i] || (pass == 0 && filled[p->c[i].role])) continue;
-            taken[i] = filled[p->c[i].role] = true;
-            candidate_retain(&next[n], &p->c[i]);
+        for (int i = 0; i < p->n && n < n_elites; i++) {
+            if (copied[i] || (pass == 0 && role_filled[p->c[i].role])) continue;
+            copied[i] = role_filled[p->c[i].role] = true;
+            candidate_copy(&next[n], &p->c[i]);
             next[n++].elite = true;
         }
     return n;
@@ -552,30 +558,32 @@ static int add_reevaluated_parents(const struct population *p, struct candidate 
     int all = n;
     for (int i = 0; i < n; i++)
         for (int k = 0; k < 2 && !next[i].elite; k++) {
-            bool there = !next[i].parents[k][0];
-            for (int j = 0; j < all; j++) there |= strcmp(next[j].name, next[i].parents[k]) == 0;
-            const struct candidate *c = there ? NULL : find(p, next[i].parents[k]);
-            for (int h = 0; !there && !c && h < p->n_archived; h++)
-                if (strcmp(p->archived[h].name, next[i].parents[k]) == 0) c = &p->archived[h];
-            if (c && all < MAX_CANDIDATES) candidate_retain(&next[all++], c);
+            bool is_present = !next[i].parents[k][0];
+            for (int j = 0; j < all; j++)
+                is_present |= strcmp(next[j].name, next[i].parents[k]) == 0;
+            const struct candidate *c = is_present ? NULL : find_candidate(p, next[i].parents[k]);
+            for (int i_archived = 0; !is_present && !c && i_archived < p->n_archived; i_archived++)
+                if (strcmp(p->archived[i_archived].name, next[i].parents[k]) == 0)
+                    c = &p->archived[i_archived];
+            if (c && all < MAX_CANDIDATES) candidate_copy(&next[all++], c);
         }
     return all - n;
 }
 
 int population_breed(struct population *p, struct error *err) {
     struct candidate next[MAX_CANDIDATES];
-    int n = keep_elites(p, next), rc = OK;
+    int n = copy_elites(p, next), rc = OK;
     for (int k = 0; rc == OK && n < (int)p->o->population; k++)
         if ((rc = make_child(p, p->generation + 1, k, next, n, err)) == OK) n++;
     if (rc != OK) {
         candidates_release(next, n);
         return rc;
     }
-    int witnesses = add_reevaluated_parents(p, next, n);
+    int n_reevaluated = add_reevaluated_parents(p, next, n);
     candidates_release(p->c, p->n);
-    memcpy(p->c, next, sizeof *next * (size_t)(n + witnesses));
+    memcpy(p->c, next, sizeof *next * (size_t)(n + n_reevaluated));
     p->n = n;
-    p->n_reevaluated = witnesses;
+    p->n_reevaluated = n_reevaluated;
     p->generation++;
     return OK;
 }
@@ -601,13 +609,13 @@ json_t *candidate_json(const struct candidate *c) {
     return v;
 }
 
-static void set_json(const struct operator_set *s, const char *kind, json_t *out) {
+static void operator_set_json(const struct operator_set *s, const char *kind, json_t *out) {
     for (int i = 0; i < s->selector.n; i++) {
-        const struct operator_stats *r = &s->selector.v[i];
-        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name",
-                              operator_stored_name(s->op[i]), "kind", kind, "used",
-                              (json_int_t)r->used, "improved", (json_int_t)r->improved, "quality",
-                              r->quality, "p", r->p, "dropped", (int)r->dropped);
+        const struct operator_stats *stats = &s->selector.v[i];
+        json_t *v = json_pack(
+            "{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name", operator_stored_name(s->op[i]), "kind", kind,
+            "used", (json_int_t)stats->used, "improved", (json_int_t)stats->improved, "quality",
+            stats->quality, "p", stats->p, "dropped", (int)stats->dropped);
         if (!isnan(s->step[i]) && s->op[i]->unit)
             json_object_set_new(v, "step", json_real(s->step[i]));
         json_array_append_new(out, v);
@@ -628,7 +636,7 @@ static json_t *archive_json(const struct population *p) {
                      "qd_score", archive_qd_score(a, 0), "cells", cells);
 }
 
-enum { DIVERSITY_MOST = 24 };
+enum { DIVERSITY_MAX_CANDIDATES = 24 };
 
 json_t *population_json(const struct population *p) {
     struct adapter *a[MAX_POPULATION];
@@ -639,15 +647,16 @@ json_t *population_json(const struct population *p) {
     }
     /* Only the fittest: pairs grow quadratically, and on a large base model each takes tens of
      * milliseconds. */
-    int n = MIN(p->n, DIVERSITY_MOST);
-    double *near =
-        p->last_evaluation.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;
-    for (int i = 0; near && i < n; i++)
-        memcpy(near + i * n, p->last_evaluation.distance + i * p->n, (size_t)n * sizeof *near);
-    struct diversity d = diversity_compute(a, n, near);
-    free(near);
-    set_json(&p->crossovers, "crossover", operators);
-    set_json(&p->mutations, "mutation", operators);
+    int n = MIN(p->n, DIVERSITY_MAX_CANDIDATES);
+    double *distance =
+        p->last_evaluation.distance ? xcalloc((size_t)n * (size_t)n, sizeof *distance) : NULL;
+    for (int i = 0; distance && i < n; i++)
+        memcpy(distance + i * n, p->last_evaluation.distance + i * p->n,
+               (size_t)n * sizeof *distance);
+    struct diversity d = diversity_compute(a, n, distance);
+    free(distance);
+    operator_set_json(&p->crossovers, "crossover", operators);
+    operator_set_json(&p->mutations, "mutation", operators);
     json_t *v = json_pack("{s:i,s:o,s:o,s:o}", "generation", p->generation, "candidates", list,
                           "diversity", diversity_json(&d), "operators", operators);
     if (p->archive.n_cells) json_object_set_new(v, "archive", archive_json(p));

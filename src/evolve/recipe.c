@@ -60,7 +60,7 @@ static const struct recipe_section sections[] = {
     SECTION(es, es_option_rows),           {0},
 };
 
-static void run_options_default(struct evolve_recipe *o) {
+static void recipe_set_defaults(struct evolve_recipe *o) {
     *o = (struct evolve_recipe){0};
     options_default(evolve_recipe_rows, o);
     for (const struct recipe_section *s = sections; s->name; s++)
@@ -77,14 +77,14 @@ void evolve_recipe_release(struct evolve_recipe *o) {
 /* A persona's name becomes a folder and a row of the table, so it must be plain, unique, and
  * different from the names of rows and children. */
 static bool name_is_plain(const char *name, size_t len) {
-    static const char *const taken[] = {"base",    "debate", "generation", "self-consistency",
-                                        "evolved", "made"};
+    static const char *const reserved[] = {"base",    "debate", "generation", "self-consistency",
+                                           "evolved", "made"};
     for (size_t i = 0; i < len; i++)
         if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') &&
             !(name[i] >= '0' && name[i] <= '9') && name[i] != '-' && name[i] != '_')
             return false;
-    for (size_t i = 0; i < ARRAY_LEN(taken); i++)
-        if (strlen(taken[i]) == len && memcmp(taken[i], name, len) == 0) return false;
+    for (size_t i = 0; i < ARRAY_LEN(reserved); i++)
+        if (strlen(reserved[i]) == len && memcmp(reserved[i], name, len) == 0) return false;
     bool child = len > 1 && name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
     return len > 0 && len <= 20 && !child;
 }
@@ -127,11 +127,11 @@ static int check_search(const struct evolve_options *o, struct error *err) {
     if (!s->name) error_set(err, ERR_USAGE, "no search '%s'; there are %s", o->search, known.data);
     buf_release(&known);
     if (!s->name) return err->code;
-    bool learns = strcmp(o->search, "gradient") == 0 || strcmp(o->search, "es") == 0;
-    if ((learns || o->finetune_steps > 0) && !o->finetune_data)
+    bool trains = strcmp(o->search, "gradient") == 0 || strcmp(o->search, "es") == 0;
+    if ((trains || o->finetune_steps > 0) && !o->finetune_data)
         return error_set(err, ERR_USAGE,
                          "set evolve.finetune_data to the conversations that %s trains on",
-                         learns ? o->search : "finetune_steps");
+                         trains ? o->search : "finetune_steps");
     return OK;
 }
 
@@ -181,19 +181,19 @@ static int check_options(const struct evolve_recipe *o, const char *path, struct
 }
 
 /* The key of a section in the document, which may be an earlier name; NULL and OK: absent. */
-static int section_key(const struct recipe_section *s, const struct yaml *y, const char **found,
+static int section_key(const struct recipe_section *s, const struct yaml *y, const char **key_out,
                        struct error *err) {
     const char *key;
     json_t *v;
-    *found = NULL;
+    *key_out = NULL;
     json_object_foreach (y->root, key, v) {
         if (strcmp(current_value("section", key), s->name) != 0) continue;
-        if (*found)
+        if (*key_out)
             return error_set(err, ERR_USAGE, "'%s', line %d: sections '%s' and '%s' are the same",
-                             y->path, yaml_line(y, key), *found, key);
-        *found = key;
+                             y->path, yaml_line(y, key), *key_out, key);
+        *key_out = key;
     }
-    if (*found) renamed_value("section", *found); /* for its note */
+    if (*key_out) renamed_value("section", *key_out); /* for its note */
     return OK;
 }
 
@@ -212,7 +212,7 @@ static int section_apply(const struct recipe_section *s, struct evolve_recipe *o
 int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err) {
     struct yaml y;
     struct buf text = {0};
-    run_options_default(o);
+    recipe_set_defaults(o);
     int rc = yaml_load(&y, path, err);
     if (rc != OK) return rc;
     if (yaml_line(&y, "train.seed"))

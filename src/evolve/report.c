@@ -15,7 +15,7 @@ enum { ROWS_SHOWN = 120, CANDIDATES_SHOWN = 300, RINGS_SHOWN = 4000, ARCHIVE_SID
 
 /* shared */
 
-static void add_percent(struct buf *b, const char *s) {
+static void add_percent_encoded(struct buf *b, const char *s) {
     for (; *s; s++) {
         bool plain = (*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') ||
                      (*s >= '0' && *s <= '9') || strchr("-_.~", *s);
@@ -24,22 +24,22 @@ static void add_percent(struct buf *b, const char *s) {
 }
 
 void evolve_report_name(const struct evolve_report *r, const char *name) {
-    int at = lineage_find(r->l, name), born = at < 0 ? 0 : r->l->v[at].generation;
-    char *key = xasprintf("gen_%d/%s", born, name);
-    bool carded = at >= 0 && json_object_get(r->adapters, key);
+    int node = lineage_find(r->l, name), birth_generation = node < 0 ? 0 : r->l->v[node].generation;
+    char *key = xasprintf("gen_%d/%s", birth_generation, name);
+    bool has_card = node >= 0 && json_object_get(r->adapters, key);
     free(key);
-    if (carded) {
-        buf_printf(r->b, "<a href=\"adapters/gen_%d/", born);
-        add_percent(r->b, name);
+    if (has_card) {
+        buf_printf(r->b, "<a href=\"adapters/gen_%d/", birth_generation);
+        add_percent_encoded(r->b, name);
         buf_puts(r->b, "/README.md\">");
     }
     html_escape(r->b, name);
-    if (carded) buf_puts(r->b, "</a>");
+    if (has_card) buf_puts(r->b, "</a>");
 }
 
 /* A number as a table cell, "–" if it is not finite. */
-static void evolve_report_cell(struct buf *b, const char *before, int digits, double v,
-                               const char *after) {
+static void add_number_cell(struct buf *b, const char *before, int digits, double v,
+                            const char *after) {
     if (isfinite(v))
         buf_printf(b, "<td class=n>%s%.*f%s", before, digits, v, after);
     else
@@ -52,7 +52,7 @@ static void evolve_report_cell(struct buf *b, const char *before, int digits, do
 #define WIDE_TABLE_END "</table></div>\n"
 
 /* A long table shows its first and last rows, and the number of omitted rows. */
-static bool row_shown(struct buf *b, size_t i, size_t n, int columns) {
+static bool table_shows_row(struct buf *b, size_t i, size_t n, int columns) {
     if (n <= ROWS_SHOWN || i < ROWS_SHOWN / 2 || i >= n - ROWS_SHOWN / 2) return true;
     if (i == ROWS_SHOWN / 2)
         buf_printf(b, "<tr><td class=soft colspan=%d>… %zu more are in result.json</tr>\n", columns,
@@ -80,7 +80,7 @@ static void results_table(struct buf *b, const json_t *table) {
                 "class=n>accuracy<th>95 % interval<th>"
                 "<th class=n>tokens read<th class=n>written</tr>\n");
     json_array_foreach (table, i, row) {
-        if (!row_shown(b, i, json_array_size(table), 7)) continue;
+        if (!table_shows_row(b, i, json_array_size(table), 7)) continue;
         double v = json_number_or_nan(row, "acc"), lo = json_number_or_nan(row, "lo"),
                hi = json_number_or_nan(row, "hi");
         buf_puts(b, "<tr><td>");
@@ -103,7 +103,7 @@ static void comparisons_table(struct buf *b, const json_t *list) {
                 "class=n>points<th>95 % interval<th class=n>"
                 "p<th>verdict</tr>\n");
     json_array_foreach (list, i, row) {
-        bool sure = json_is_true(json_object_get(row, "significant"));
+        bool significant = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
         html_escape(b, json_get_string(row, "a"));
         buf_puts(b, " <span class=soft>against</span> ");
@@ -111,8 +111,8 @@ static void comparisons_table(struct buf *b, const json_t *list) {
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td class=%s>%s</tr>\n",
                    100 * json_number_or_nan(row, "diff"), 100 * json_number_or_nan(row, "lo"),
                    100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "p_holm"),
-                   sure ? "yes" : "soft",
-                   !sure                                 ? "not significant"
+                   significant ? "yes" : "soft",
+                   !significant                          ? "not significant"
                    : json_number_or_nan(row, "diff") > 0 ? "better"
                                                          : "worse");
     }
@@ -120,7 +120,7 @@ static void comparisons_table(struct buf *b, const json_t *list) {
 }
 
 static void retention_cells(struct buf *b, const json_t *v) {
-    evolve_report_cell(b, "", 1, 100 * json_number_or_nan(v, "acc"), " %");
+    add_number_cell(b, "", 1, 100 * json_number_or_nan(v, "acc"), " %");
     buf_printf(b, "<td class=soft>%.1f – %.1f", 100 * json_number_or_nan(v, "lo"),
                100 * json_number_or_nan(v, "hi"));
 }
@@ -144,7 +144,7 @@ static void retention_table(struct buf *b, const json_t *list) {
         struct stats_interval d = json_interval(row, "diff");
         buf_puts(b, "<tr><td>");
         html_escape(b, json_get_string(row, "family"));
-        evolve_report_cell(b, "", 0, json_number_or_nan(row, "n"), "");
+        add_number_cell(b, "", 0, json_number_or_nan(row, "n"), "");
         retention_cells(b, json_object_get(row, "founder"));
         retention_cells(b, json_object_get(row, "evolved"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td%s>%s</tr>\n",
@@ -161,7 +161,7 @@ static const json_t *candidates_of(const json_t *generation) {
     return json_object_get(generation, "candidates");
 }
 
-static const json_t *last_of(const json_t *generations) {
+static const json_t *last_generation_of(const json_t *generations) {
     return json_array_get(generations, json_array_size(generations) - 1);
 }
 
@@ -178,7 +178,7 @@ struct fitness_history {
     int n;
 };
 
-static struct fitness_history course_of(const json_t *generations, struct plot *p) {
+static struct fitness_history compute_fitness_history(const json_t *generations, struct plot *p) {
     size_t n = json_array_size(generations), g, i;
     json_t *v, *c;
     double *all = xcalloc(5 * n + 1, sizeof *all);
@@ -199,15 +199,15 @@ static struct fitness_history course_of(const json_t *generations, struct plot *
 }
 
 /* The area between upper and lower ends of the intervals, where both are finite. */
-static void course_band(struct buf *b, const struct plot *p, const struct fitness_history *o) {
-    bool begun = false;
+static void interval_band(struct buf *b, const struct plot *p, const struct fitness_history *o) {
+    bool has_point = false;
     buf_puts(b, "<path fill=\"var(--b)\" fill-opacity=\".18\" d=\"");
     for (int i = 0; i < 2 * o->n; i++) {
         int k = i < o->n ? i : 2 * o->n - 1 - i;
         double y = i < o->n ? o->hi[k] : o->lo[k];
         if (!isfinite(y)) continue;
-        buf_printf(b, "%c%.1f %.1f", begun ? 'L' : 'M', plot_x(p, o->x[k]), plot_y(p, y));
-        begun = true;
+        buf_printf(b, "%c%.1f %.1f", has_point ? 'L' : 'M', plot_x(p, o->x[k]), plot_y(p, y));
+        has_point = true;
     }
     buf_puts(b, "\"/>");
 }
@@ -233,11 +233,11 @@ static void fitness_plot(const struct evolve_report *r) {
     size_t n = json_array_size(r->generations);
     struct plot p = {
         .label = "fitness by generation", .x_title = "generation", .x1 = n > 1 ? (double)n - 1 : 1};
-    struct fitness_history o = course_of(r->generations, &p);
+    struct fitness_history o = compute_fitness_history(r->generations, &p);
     bool rings = candidates_count(r->generations) <= RINGS_SHOWN;
     buf_puts(b, "<h2>Fitness by generation</h2>");
     plot_open(b, &p);
-    course_band(b, &p, &o);
+    interval_band(b, &p, &o);
     if (rings) fitness_rings(b, &p, r->generations);
     plot_line(b, &p, 1, o.x, o.best, o.n);
     plot_line(b, &p, 0, o.x, o.mean, o.n);
@@ -280,21 +280,22 @@ static void diversity_plot(const struct evolve_report *r) {
 /* Children bred by an operator (NULL: by any), those whose generation is over, and those that
  * outlived it. */
 struct operator_outcome {
-    int children, judged, survived;
+    int children, finished, survived;
 };
 
-static struct operator_outcome bred_by(const struct lineage *l, const char *made) {
-    struct operator_outcome n = {0};
+static struct operator_outcome count_outcomes(const struct lineage *l, const char *operator_name) {
+    struct operator_outcome outcome = {0};
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
         if (v->parent[0] < 0 ||
-            (made && strcmp(json_get_string(v->birth_record, "operator"), made) != 0))
+            (operator_name &&
+             strcmp(json_get_string(v->birth_record, "operator"), operator_name) != 0))
             continue;
-        n.children++;
-        n.judged += v->generation < l->generations - 1;
-        n.survived += v->last_generation > v->generation;
+        outcome.children++;
+        outcome.finished += v->generation < l->generations - 1;
+        outcome.survived += v->last_generation > v->generation;
     }
-    return n;
+    return outcome;
 }
 
 static void share_bar(struct buf *b, double share) {
@@ -308,29 +309,29 @@ static void share_bar(struct buf *b, double share) {
 static void operator_row(const struct evolve_report *r, const json_t *v,
                          const struct operator_outcome *all) {
     struct buf *b = r->b;
-    struct operator_outcome n = bred_by(r->l, json_get_string(v, "name"));
+    struct operator_outcome outcome = count_outcomes(r->l, json_get_string(v, "name"));
     buf_puts(b, "<tr><td>");
     html_escape(b, operator_label(v, "name"));
     if (json_is_true(json_object_get(v, "dropped")))
         buf_puts(b, " <b style=\"color:var(--b)\">dropped</b>");
     buf_puts(b, "<td class=soft>");
     html_escape(b, json_get_string(v, "kind"));
-    evolve_report_cell(b, "", 0, json_number_or_nan(v, "used"), "");
-    evolve_report_cell(b, "", 0, json_number_or_nan(v, "improved"), "");
-    evolve_report_cell(b, json_number_or_nan(v, "quality") < 0 ? "" : "+", 4,
-                       json_number_or_nan(v, "quality"), "");
-    evolve_report_cell(b, "", 3, json_number_or_nan(v, "step"), "");
-    evolve_report_cell(b, "", 1, 100 * json_number_or_nan(v, "p"), " %");
+    add_number_cell(b, "", 0, json_number_or_nan(v, "used"), "");
+    add_number_cell(b, "", 0, json_number_or_nan(v, "improved"), "");
+    add_number_cell(b, json_number_or_nan(v, "quality") < 0 ? "" : "+", 4,
+                    json_number_or_nan(v, "quality"), "");
+    add_number_cell(b, "", 3, json_number_or_nan(v, "step"), "");
+    add_number_cell(b, "", 1, 100 * json_number_or_nan(v, "p"), " %");
     share_bar(b, json_number_or_nan(v, "p"));
-    buf_printf(b, "<td class=n>%d of %d", n.survived, n.judged);
-    evolve_report_cell(b, "", 1, 100.0 * n.survived / all->survived, " %");
-    share_bar(b, (double)n.survived / all->survived);
+    buf_printf(b, "<td class=n>%d of %d", outcome.survived, outcome.finished);
+    add_number_cell(b, "", 1, 100.0 * outcome.survived / all->survived, " %");
+    share_bar(b, (double)outcome.survived / all->survived);
     buf_puts(b, "</tr>\n");
 }
 
 static void operators_table(const struct evolve_report *r) {
-    const json_t *list = json_object_get(last_of(r->generations), "operators");
-    struct operator_outcome all = bred_by(r->l, NULL);
+    const json_t *list = json_object_get(last_generation_of(r->generations), "operators");
+    struct operator_outcome all = count_outcomes(r->l, NULL);
     size_t i;
     json_t *v;
     if (!json_array_size(list)) return;
@@ -361,15 +362,15 @@ static int archive_blocks(const json_t *archive, const json_t **cell,
                    y = json_integer_value(json_object_get(c, "y"));
         double f = json_number_or_nan(c, "fitness");
         if (x < 0 || x >= bins || y < 0 || y >= bins || !isfinite(f)) continue;
-        const json_t **at = &cell[y * side / bins * side + x * side / bins];
-        if (!*at || f > json_number_or_nan(*at, "fitness")) *at = c;
+        const json_t **block = &cell[y * side / bins * side + x * side / bins];
+        if (!*block || f > json_number_or_nan(*block, "fitness")) *block = c;
         range->lo = fmin(range->lo, f), range->hi = fmax(range->hi, f);
     }
     return side;
 }
 
-static void archive_cell(const struct evolve_report *r, const json_t *c, double x, double y,
-                         double size, double shade) {
+static void draw_archive_cell(const struct evolve_report *r, const json_t *c, double x, double y,
+                              double size, double shade) {
     buf_printf(r->b,
                "<g><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
                "fill=\"var(--a)\" fill-opacity=\"%.2f\"/>",
@@ -385,7 +386,7 @@ static void archive_cell(const struct evolve_report *r, const json_t *c, double 
 }
 
 static void archive_map(const struct evolve_report *r) {
-    const json_t *archive = json_object_get(last_of(r->generations), "archive"),
+    const json_t *archive = json_object_get(last_generation_of(r->generations), "archive"),
                  *cell[ARCHIVE_SIDE * ARCHIVE_SIDE] = {0};
     struct stats_interval range;
     int side = archive_blocks(archive, cell, &range);
@@ -396,10 +397,11 @@ static void archive_map(const struct evolve_report *r) {
                    "fill=\"none\" stroke=\"var(--line)\"/>");
     for (int i = 0; i < side * side; i++)
         if (cell[i])
-            archive_cell(r, cell[i], 190 + size * (i % side), 482 - size * (i / side + 1), size,
-                         range.hi > range.lo ? (json_number_or_nan(cell[i], "fitness") - range.lo) /
-                                                   (range.hi - range.lo)
-                                             : 1);
+            draw_archive_cell(
+                r, cell[i], 190 + size * (i % side), 482 - size * (i / side + 1), size,
+                range.hi > range.lo
+                    ? (json_number_or_nan(cell[i], "fitness") - range.lo) / (range.hi - range.lo)
+                    : 1);
     buf_puts(r->b, "<text x=\"670\" y=\"498\" text-anchor=\"end\" class=soft>first descriptor →"
                    "</text><text x=\"182\" y=\"14\" text-anchor=\"end\" class=soft>second ↑</text>"
                    "</svg>\n");
@@ -422,13 +424,13 @@ static void candidate_row(const struct evolve_report *r, const json_t *c, int ge
     size_t i;
     buf_printf(b, "<tr><td class=n>%d<td>", generation);
     evolve_report_name(r, json_get_string(c, "name"));
-    evolve_report_cell(b, "", 4, f.value, "");
+    add_number_cell(b, "", 4, f.value, "");
     buf_puts(b, "<td class=soft>");
     if (isfinite(f.lo) && isfinite(f.hi)) buf_printf(b, "%.4f – %.4f", f.lo, f.hi);
-    evolve_report_cell(b, "", 1, 100 * json_interval(c, "performance").value, " %");
-    evolve_report_cell(b, "", 4, json_interval(c, "cooperation").value, "");
-    evolve_report_cell(b, "", 4, json_interval(c, "novelty").value, "");
-    evolve_report_cell(b, "", 0, json_number_or_nan(c, "items"), "");
+    add_number_cell(b, "", 1, 100 * json_interval(c, "performance").value, " %");
+    add_number_cell(b, "", 4, json_interval(c, "cooperation").value, "");
+    add_number_cell(b, "", 4, json_interval(c, "novelty").value, "");
+    add_number_cell(b, "", 0, json_number_or_nan(c, "items"), "");
     buf_puts(b, "<td>");
     bool kept = json_is_true(json_object_get(c, "elite"));
     html_escape(b, kept ? "kept" : operator_label(c, "operator"));
@@ -461,13 +463,13 @@ static void cost_row(struct buf *b, const char *what, const json_t *spent) {
     double flops = json_number_or_nan(spent, "flops");
     if (!spent) return;
     buf_printf(b, "<tr><td>%s", what);
-    evolve_report_cell(b, "", 0, json_number_or_nan(spent, "forward_tokens"), "");
-    evolve_report_cell(b, "", 0, json_number_or_nan(spent, "trained_tokens"), "");
+    add_number_cell(b, "", 0, json_number_or_nan(spent, "forward_tokens"), "");
+    add_number_cell(b, "", 0, json_number_or_nan(spent, "trained_tokens"), "");
     buf_printf(b, "<td class=n>%.3g</tr>\n", flops);
 }
 
 static void cost_table(struct buf *b, const json_t *result) {
-    const json_t *last = last_of(json_object_get(result, "generations")),
+    const json_t *last = last_generation_of(json_object_get(result, "generations")),
                  *search = json_object_get(last, "spent"), *run = json_object_get(result, "spent");
     if (!search && !run) return;
     buf_puts(b, "<h2>Cost</h2><table><tr><th><th class=n>tokens read or written<th class=n>tokens "
@@ -584,12 +586,12 @@ void evolve_run_print(const json_t *result, FILE *f) {
                 json_number_or_nan(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
-        bool sure = json_is_true(json_object_get(row, "significant"));
+        bool significant = json_is_true(json_object_get(row, "significant"));
         fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
                 json_get_string(row, "a"), json_get_string(row, "b"),
                 100 * json_number_or_nan(row, "diff"), 100 * json_number_or_nan(row, "lo"),
                 100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "p_holm"),
-                !sure                                 ? "not significant"
+                !significant                          ? "not significant"
                 : json_number_or_nan(row, "diff") > 0 ? "better"
                                                       : "worse");
     }

@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the tree: a tree of at most TREE_WHOLE nodes, with at most ROW_WHOLE per row, is shown
- * whole; a larger one shows at most TREE_SHOWN nodes, ROW_SHOWN per row. */
-enum { TREE_WHOLE = 80, ROW_WHOLE = 10, TREE_SHOWN = 240, ROW_SHOWN = 8 };
-enum { BOX = 92, BOX_HIGH = 34, PITCH = 98, ROW_HIGH = 76, LABEL = 40 };
-enum { COHORTS = 6, LINES = 16 };
+/* Limits of the tree: a tree of at most MAX_WHOLE_TREE nodes, with at most MAX_WHOLE_ROW per row,
+ * is shown whole; a larger one shows at most MAX_SHOWN_NODES nodes, MAX_SHOWN_ROW per row. */
+enum { MAX_WHOLE_TREE = 80, MAX_WHOLE_ROW = 10, MAX_SHOWN_NODES = 240, MAX_SHOWN_ROW = 8 };
+enum { BOX_WIDTH = 92, BOX_HEIGHT = 34, PITCH = 98, ROW_HEIGHT = 76, LABEL_WIDTH = 40 };
+enum { MAX_COHORTS = 6, MAX_FOUNDER_LINES = 16 };
 
 /* family tree */
 
@@ -25,8 +25,8 @@ struct tree_layout {
     bool *ancestor; /* [n] ancestors of the best candidate, and itself */
     bool *shown;    /* [n] */
     double *x, *y;  /* [n] centre of the node's box */
-    double wide, high;
-    bool whole;
+    double width, height;
+    bool is_complete; /* all nodes are shown */
 };
 
 struct ranked_node {
@@ -34,21 +34,21 @@ struct ranked_node {
     double key;
 };
 
-static int by_key(const void *a, const void *b) {
+static int compare_keys(const void *a, const void *b) {
     const struct ranked_node *x = a, *y = b;
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->node - y->node;
 }
 
-/* Selects the ancestors with the largest flow, at most ROW_SHOWN per generation. */
-static void choose_ancestors(struct tree_layout *d) {
+/* Selects the ancestors with the largest flow, at most MAX_SHOWN_ROW per generation. */
+static void select_shown_ancestors(struct tree_layout *d) {
     const struct lineage *l = d->l;
     struct ranked_node *order = xcalloc((size_t)l->n, sizeof *order);
     int *row = xcalloc((size_t)l->generations, sizeof *row), shown = 0;
     for (int i = 0; i < l->n; i++) order[i] = (struct ranked_node){i, -d->flow[i]};
-    qsort(order, (size_t)l->n, sizeof *order, by_key);
-    for (int i = 0; i < l->n && shown < TREE_SHOWN; i++) {
+    qsort(order, (size_t)l->n, sizeof *order, compare_keys);
+    for (int i = 0; i < l->n && shown < MAX_SHOWN_NODES; i++) {
         int node = order[i].node, *n = &row[l->v[node].generation];
-        if (!d->ancestor[node] || *n == ROW_SHOWN) continue;
+        if (!d->ancestor[node] || *n == MAX_SHOWN_ROW) continue;
         d->shown[node] = true;
         ++*n;
         shown++;
@@ -61,13 +61,13 @@ static bool tree_is_small(const struct lineage *l) {
     int row = 0;
     for (int i = 0; i < l->n; i++) {
         row = i > 0 && l->v[i].generation == l->v[i - 1].generation ? row + 1 : 1;
-        if (row > ROW_WHOLE) return false;
+        if (row > MAX_WHOLE_ROW) return false;
     }
-    return l->n <= TREE_WHOLE;
+    return l->n <= MAX_WHOLE_TREE;
 }
 
 /* Preferred x position of a node: below its parents. */
-static double wish(const struct tree_layout *d, int node) {
+static double preferred_x(const struct tree_layout *d, int node) {
     double sum = 0;
     int n = 0;
     for (int k = 0; k < 2; k++) {
@@ -76,27 +76,28 @@ static double wish(const struct tree_layout *d, int node) {
         sum += d->x[parent];
         n++;
     }
-    return n ? sum / n : d->wide / 2;
+    return n ? sum / n : d->width / 2;
 }
 
 /* Makes a row for each generation in which a shown node was born. */
-static void place(struct tree_layout *d) {
+static void layout_nodes(struct tree_layout *d) {
     const struct lineage *l = d->l;
     struct ranked_node row[MAX_CANDIDATES];
-    d->wide = 860;
-    d->high = 8;
+    d->width = 860;
+    d->height = 8;
     for (int i = 0; i < l->n;) {
         int n = 0, generation = l->v[i].generation;
         for (; i < l->n && l->v[i].generation == generation; i++)
-            if (d->shown[i]) row[n++] = (struct ranked_node){i, wish(d, i)};
+            if (d->shown[i]) row[n++] = (struct ranked_node){i, preferred_x(d, i)};
         if (!n) continue;
-        qsort(row, (size_t)n, sizeof *row, by_key);
-        double pitch = fmin(1.6 * PITCH, (d->wide - LABEL) / n);
+        qsort(row, (size_t)n, sizeof *row, compare_keys);
+        double pitch = fmin(1.6 * PITCH, (d->width - LABEL_WIDTH) / n);
         for (int k = 0; k < n; k++) {
-            d->x[row[k].node] = LABEL + (d->wide - LABEL) / 2 + pitch * (k - (n - 1) / 2.0);
-            d->y[row[k].node] = d->high + BOX_HIGH / 2.0;
+            d->x[row[k].node] =
+                LABEL_WIDTH + (d->width - LABEL_WIDTH) / 2 + pitch * (k - (n - 1) / 2.0);
+            d->y[row[k].node] = d->height + BOX_HEIGHT / 2.0;
         }
-        d->high += ROW_HIGH;
+        d->height += ROW_HEIGHT;
     }
 }
 
@@ -105,7 +106,8 @@ static void draw_edges(const struct tree_layout *d, int node) {
     for (int k = 0; k < 2; k++) {
         int p = v->parent[k];
         if (p < 0 || !d->shown[p]) continue;
-        double y0 = d->y[p] + BOX_HIGH / 2.0, y1 = d->y[node] - BOX_HIGH / 2.0, mid = (y0 + y1) / 2;
+        double y0 = d->y[p] + BOX_HEIGHT / 2.0, y1 = d->y[node] - BOX_HEIGHT / 2.0,
+               mid = (y0 + y1) / 2;
         buf_printf(d->r->b,
                    "<path d=\"M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f\" fill=\"none\" "
                    "stroke=\"var(--%s)\" stroke-width=\"%.1f\"/>",
@@ -144,7 +146,7 @@ static void draw_box(const struct tree_layout *d, int node) {
                "<rect x=\"%.0f\" y=\"%.0f\" width=\"%d\" height=\"%d\" rx=\"6\" "
                "fill=\"var(--paper)\" stroke=\"var(--%s)\" stroke-width=\"%d\"/>"
                "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\"%s>",
-               x - BOX / 2, y - BOX_HIGH / 2, BOX, BOX_HIGH,
+               x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2, BOX_WIDTH, BOX_HEIGHT,
                best                ? "b"
                : d->ancestor[node] ? "a"
                                    : "line",
@@ -161,7 +163,7 @@ static void draw_tree(const struct tree_layout *d) {
     struct buf *b = d->r->b;
     int labelled = -1;
     buf_printf(b, "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"family tree\">",
-               d->wide, d->high - ROW_HIGH + BOX_HIGH + 8);
+               d->width, d->height - ROW_HEIGHT + BOX_HEIGHT + 8);
     for (int i = 0; i < d->l->n; i++)
         if (d->shown[i]) draw_edges(d, i);
     for (int i = 0; i < d->l->n; i++) {
@@ -182,7 +184,7 @@ static void tree_caption(const struct tree_layout *d) {
         shown += d->shown[i];
     }
     buf_puts(d->r->b, "<p class=soft>");
-    if (!d->whole)
+    if (!d->is_complete)
         buf_printf(d->r->b,
                    "Only ancestors of the last generation's best are shown, of %d the %d through "
                    "which most of its ancestry came; %d candidates lived. ",
@@ -196,41 +198,42 @@ void evolve_report_tree(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     size_t n = (size_t)l->n;
     double *numbers = xcalloc(3 * n, sizeof *numbers);
-    bool *marks = xcalloc(2 * n, sizeof *marks);
+    bool *flags = xcalloc(2 * n, sizeof *flags);
     struct tree_layout d = {.r = r,
                             .l = l,
                             .flow = numbers,
                             .x = numbers + n,
                             .y = numbers + 2 * n,
-                            .ancestor = marks,
-                            .shown = marks + n,
-                            .whole = tree_is_small(l)};
+                            .ancestor = flags,
+                            .shown = flags + n,
+                            .is_complete = tree_is_small(l)};
     lineage_ancestors(l, l->best, d.ancestor);
     d.flow[l->best] = 1;
     lineage_propagate(l, d.flow);
-    if (d.whole)
+    if (d.is_complete)
         memset(d.shown, 1, n * sizeof *d.shown);
     else
-        choose_ancestors(&d);
-    place(&d);
+        select_shown_ancestors(&d);
+    layout_nodes(&d);
     buf_puts(r->b, "<h2>Family tree</h2>");
     draw_tree(&d);
     tree_caption(&d);
     free(numbers);
-    free(marks);
+    free(flags);
 }
 
 /* survival */
 
 /* Counts the nodes born in [from, to) that lived longer than `age` generations, and those that
  * ended at that age. Nodes that are alive in the last generation are censored. */
-static void at_risk(const struct lineage *l, int from, int to, int age, int *stayed, int *gone) {
-    *stayed = *gone = 0;
+static void count_at_risk(const struct lineage *l, int from, int to, int age, int *n_survived,
+                          int *n_ended) {
+    *n_survived = *n_ended = 0;
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
         if (v->generation < from || v->generation >= to) continue;
-        *stayed += v->last_generation - v->generation > age;
-        *gone +=
+        *n_survived += v->last_generation - v->generation > age;
+        *n_ended +=
             v->last_generation - v->generation == age && v->last_generation < l->generations - 1;
     }
 }
@@ -240,10 +243,10 @@ static void at_risk(const struct lineage *l, int from, int to, int age, int *sta
 static void survival_curve(const struct lineage *l, int from, int to, struct curve *c) {
     double share = 1;
     curve_add(c, 0, 1);
-    for (int age = 0, stayed, gone; age < l->generations - 1 && share > 0; age++) {
-        at_risk(l, from, to, age, &stayed, &gone);
-        if (stayed + gone == 0) break;
-        share *= (double)stayed / (stayed + gone);
+    for (int age = 0, n_survived, n_ended; age < l->generations - 1 && share > 0; age++) {
+        count_at_risk(l, from, to, age, &n_survived, &n_ended);
+        if (n_survived + n_ended == 0) break;
+        share *= (double)n_survived / (n_survived + n_ended);
         curve_add(c, age + 1, share);
     }
 }
@@ -251,12 +254,12 @@ static void survival_curve(const struct lineage *l, int from, int to, struct cur
 /* Plots founders, and later nodes grouped by ranges of generations. */
 static void cohorts_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
-    struct curve *c = xcalloc(COHORTS + 1, sizeof *c);
-    char *names[COHORTS + 1] = {0};
-    int bred = l->generations - 2; /* generations of children that can survive theirs */
-    int n = MAX(0, MIN(COHORTS, bred));
+    struct curve *c = xcalloc(MAX_COHORTS + 1, sizeof *c);
+    char *names[MAX_COHORTS + 1] = {0};
+    int n_generations = l->generations - 2; /* generations of children that can survive theirs */
+    int n = MAX(0, MIN(MAX_COHORTS, n_generations));
     for (int i = 0; i <= n; i++) {
-        int from = i ? 1 + (i - 1) * bred / n : 0, to = i ? 1 + i * bred / n : 1;
+        int from = i ? 1 + (i - 1) * n_generations / n : 0, to = i ? 1 + i * n_generations / n : 1;
         names[i] = !i               ? xstrdup("founders")
                    : to - from == 1 ? xasprintf("born in generation %d", from)
                                     : xasprintf("born in %d – %d", from, to - 1);
@@ -272,48 +275,49 @@ static void cohorts_plot(const struct evolve_report *r) {
 }
 
 /* flow [n nodes]: each founder's share of the ancestry of all candidates in a generation. */
-static void ancestry(const struct lineage *l, int generation, double *flow) {
-    int there = 0;
+static void founder_shares(const struct lineage *l, int generation, double *flow) {
+    int n_alive = 0;
     memset(flow, 0, (size_t)l->n * sizeof *flow);
     for (int i = 0; i < l->n; i++)
-        there += l->v[i].generation <= generation && generation <= l->v[i].last_generation;
+        n_alive += l->v[i].generation <= generation && generation <= l->v[i].last_generation;
     for (int i = 0; i < l->n; i++)
         if (l->v[i].generation <= generation && generation <= l->v[i].last_generation)
-            flow[i] = 1.0 / there;
+            flow[i] = 1.0 / n_alive;
     lineage_propagate(l, flow);
 }
 
 /* The first founders have separate lines; all others share one. */
-static int founder_lines(const struct lineage *l, const double *flow, double share[LINES + 1]) {
+static int founder_line_shares(const struct lineage *l, const double *flow,
+                               double share[MAX_FOUNDER_LINES + 1]) {
     int n = 0;
-    memset(share, 0, (LINES + 1) * sizeof *share);
+    memset(share, 0, (MAX_FOUNDER_LINES + 1) * sizeof *share);
     for (int i = 0; i < l->n; i++) {
         if (l->v[i].parent[0] >= 0) continue;
-        bool own = l->v[i].generation == 0 && i < LINES;
-        share[own ? i : LINES] += flow[i];
-        if (own) n = i + 1;
+        bool has_line = l->v[i].generation == 0 && i < MAX_FOUNDER_LINES;
+        share[has_line ? i : MAX_FOUNDER_LINES] += flow[i];
+        if (has_line) n = i + 1;
     }
     return n;
 }
 
-static void lines_plot(const struct evolve_report *r) {
+static void founder_shares_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
-    struct curve *c = xcalloc(LINES + 1, sizeof *c);
-    char *names[LINES + 1];
-    double *flow = xcalloc((size_t)l->n, sizeof *flow), share[LINES + 1];
-    bool rest = false;
+    struct curve *c = xcalloc(MAX_FOUNDER_LINES + 1, sizeof *c);
+    char *names[MAX_FOUNDER_LINES + 1];
+    double *flow = xcalloc((size_t)l->n, sizeof *flow), share[MAX_FOUNDER_LINES + 1];
+    bool has_others = false;
     int n = 0;
     for (int g = 0; g < l->generations; g++) {
-        ancestry(l, g, flow);
-        n = founder_lines(l, flow, share);
-        rest = rest || share[LINES] > 0;
+        founder_shares(l, g, flow);
+        n = founder_line_shares(l, flow, share);
+        has_others = has_others || share[MAX_FOUNDER_LINES] > 0;
         for (int i = 0; i < n; i++) curve_add(&c[i], g, 100 * share[i]);
-        curve_add(&c[LINES], g, 100 * share[LINES]);
+        curve_add(&c[MAX_FOUNDER_LINES], g, 100 * share[MAX_FOUNDER_LINES]);
     }
     for (int i = 0; i < n; i++) names[i] = xasprintf("%s %.1f %%", l->v[i].name, 100 * share[i]);
-    if (rest) {
-        c[n] = c[LINES];
-        names[n++] = xasprintf("all others %.1f %%", 100 * share[LINES]);
+    if (has_others) {
+        c[n] = c[MAX_FOUNDER_LINES];
+        names[n++] = xasprintf("all others %.1f %%", 100 * share[MAX_FOUNDER_LINES]);
     }
     buf_puts(r->b, "<h2>Founders' lines</h2>");
     plot_curves(r->b, "ancestry by founder", "generation", c, (const char *const *)names, n);
@@ -330,5 +334,5 @@ void evolve_report_survival(const struct evolve_report *r) {
     for (int i = 0; i < r->l->n; i++) bred = bred || r->l->v[i].parent[0] >= 0;
     if (!bred) return;
     cohorts_plot(r);
-    lines_plot(r);
+    founder_shares_plot(r);
 }

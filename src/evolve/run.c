@@ -49,11 +49,11 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
          f = strtok_r(NULL, "+", &save), files++) {
         free(r->data[i]);
         r->data[i] = r->env->find(f);
-        if ((r->ready[i] = is_directory(r->data[i]))) continue;
+        if ((r->is_adapter[i] = is_directory(r->data[i]))) continue;
         rc = file_read(r->data[i], (size_t)1 << 30, &all, err);
         buf_puts(&all, "\n");
     }
-    if (rc == OK && files > 1 && r->ready[i])
+    if (rc == OK && files > 1 && r->is_adapter[i])
         rc = error_set(err, ERR_USAGE, "persona '%s' is one adapter or conversations, not both",
                        r->names[i]);
     if (rc == OK && files > 1) {
@@ -125,7 +125,7 @@ static void run_close(struct evolve_run *r) {
     store_close(r->store);
     json_decref(r->adapters);
     json_decref(r->generations);
-    free(r->from);
+    free(r->parent_id);
     free(r->dir);
 }
 
@@ -136,7 +136,7 @@ static char *adapter_dir(const struct evolve_run *r, const char *id, int generat
 
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
                             const struct adapter *a, const json_t *scores, struct error *err) {
-    if (r->only >= 0) return OK;
+    if (r->replay_generation >= 0) return OK;
     char *dir = adapter_dir(r, r->id, generation, name),
          *key = xasprintf("gen_%d/%s", generation, name);
     int rc = adapter_save(a, dir, r->model->name, err);
@@ -150,14 +150,14 @@ int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *na
     return rc;
 }
 
-static struct adapter *recall_of(struct evolve_run *r, const char *id, int generation,
-                                 const char *name, const char *key, const char *value) {
-    size_t at;
+static struct adapter *load_adapter_of_run(struct evolve_run *r, const char *id, int generation,
+                                           const char *name, const char *key, const char *value) {
+    size_t i;
     json_t *row, *ledger;
     struct error ignored;
     struct adapter *a = NULL;
     ledger = store_adapter_list(r->store, id, &ignored);
-    json_array_foreach (ledger, at, row) {
+    json_array_foreach (ledger, i, row) {
         if (json_integer_value(json_object_get(row, "generation")) != generation) continue;
         if (strcmp(json_get_string(row, "name"), name) != 0) continue;
         if (key && strcmp(json_get_string(json_object_get(row, "lineage"), key), value) != 0)
@@ -179,9 +179,9 @@ static struct adapter *recall_of(struct evolve_run *r, const char *id, int gener
 
 struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
                                         const char *key, const char *value) {
-    if (r->only == generation && generation > 0) return NULL;
-    struct adapter *a = recall_of(r, r->id, generation, name, key, value);
-    if (!a && r->from) a = recall_of(r, r->from, generation, name, key, value);
+    if (r->replay_generation == generation && generation > 0) return NULL;
+    struct adapter *a = load_adapter_of_run(r, r->id, generation, name, key, value);
+    if (!a && r->parent_id) a = load_adapter_of_run(r, r->parent_id, generation, name, key, value);
     return a;
 }
 
@@ -194,8 +194,8 @@ static void log_generation(struct evolve_run *r, const json_t *v) {
     fflush(r->log);
 }
 
-static int publish_all(struct evolve_run *r, int g, const json_t *v, const struct candidate *c,
-                       int n, struct error *err) {
+static int save_generation(struct evolve_run *r, int g, const json_t *v, const struct candidate *c,
+                           int n, struct error *err) {
     bool best_only = strcmp(evolve_run_recipe_at(r, g)->save, "best") == 0;
     const json_t *list = json_object_get(v, "candidates");
     int rc = store_begin(r->store, err);
@@ -210,7 +210,7 @@ static int publish_all(struct evolve_run *r, int g, const json_t *v, const struc
 }
 
 /* The diversity of a generation of one is NaN. */
-static void generation_tell(int g, const json_t *v, const struct candidate *c, int n) {
+static void report_generation_metrics(int g, const json_t *v, const struct candidate *c, int n) {
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
     for (int i = 0; i < n; i++) sum += c[i].fitness.value;
@@ -232,21 +232,22 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
     r->best[g] = c[0];
     adapter_retain(c[0].adapter);
     r->n_best++;
-    if (r->only >= 0)
-        return g == r->only ? error_set(err, ERR_STATE, "generation %d is computed", g) : OK;
+    if (r->replay_generation >= 0)
+        return g == r->replay_generation ? error_set(err, ERR_STATE, "generation %d is computed", g)
+                                         : OK;
     log_info("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
              c[0].fitness.value, c[0].fitness.lo, c[0].fitness.hi, 100 * c[0].performance.value);
     log_generation(r, v);
-    generation_tell(g, v, c, n);
-    return publish_all(r, g, v, c, n, err);
+    report_generation_metrics(g, v, c, n);
+    return save_generation(r, g, v, c, n, err);
 }
 
 /* founders */
 
 /* All founders start from one adapter: with separate initialisations their ΔW would have nothing in
  * common to blend. */
-static int founders_start(const struct evolve_run *r, const struct train_options *o,
-                          struct adapter **start, struct error *err) {
+static int make_start_adapter(const struct evolve_run *r, const struct train_options *o,
+                              struct adapter **start, struct error *err) {
     struct adapter_config c;
     int rc = train_adapter_config(o, &r->model->config, &c, err);
     if (rc == OK) *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
@@ -255,25 +256,25 @@ static int founders_start(const struct evolve_run *r, const struct train_options
 }
 
 /* Loads all founders that need training, as an earlier process saved them; or none. */
-static bool recall_founders(struct evolve_run *r) {
+static bool load_trained_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
-        if (!r->ready[n] &&
+        if (!r->is_adapter[n] &&
             !(r->founders[n] = evolve_run_load_adapter(r, 0, r->names[n], NULL, NULL)))
             break;
     if (n == r->n_founders) return true;
     while (n-- > 0) {
-        if (r->ready[n]) continue;
+        if (r->is_adapter[n]) continue;
         adapter_release(r->founders[n]);
         r->founders[n] = NULL;
     }
     return false;
 }
 
-static int load_founders(struct evolve_run *r, struct error *err) {
+static int open_adapter_founders(struct evolve_run *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++)
-        if (r->ready[i] && !(r->founders[i] = adapter_open(r->data[i], r->model, err)))
+        if (r->is_adapter[i] && !(r->founders[i] = adapter_open(r->data[i], r->model, err)))
             rc = err->code;
     return rc;
 }
@@ -281,24 +282,24 @@ static int load_founders(struct evolve_run *r, struct error *err) {
 static int train_founders(struct evolve_run *r, struct error *err) {
     struct adapter *start = NULL;
     struct train_job jobs[MAX_FOUNDERS] = {{0}};
-    int who[MAX_FOUNDERS], n = 0;
+    int index[MAX_FOUNDERS], n = 0;
     char *checkpoint = path_join(r->dir, "checkpoint.bin"),
          *log_path = path_join(r->dir, "train.jsonl");
     const struct evolve_recipe *first = evolve_run_recipe_at(r, 0);
     struct train_options o = first->train;
     o.seed = first->seed;
     FILE *log = fopen(log_path, "a");
-    int rc = founders_start(r, &o, &start, err);
+    int rc = make_start_adapter(r, &o, &start, err);
     for (int i = 0; i < r->n_founders; i++)
-        if (!r->ready[i]) who[n++] = i;
+        if (!r->is_adapter[i]) index[n++] = i;
     for (int k = 0; k < n; k++)
-        jobs[k] =
-            (struct train_job){.name = r->names[who[k]], .data = r->data[who[k]], .start = start};
+        jobs[k] = (struct train_job){
+            .name = r->names[index[k]], .data = r->data[index[k]], .start = start};
     if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
     if (rc == OK && n > 0) rc = sft_run(r->model, jobs, n, &o, r->env->pool, checkpoint, log, err);
     for (int k = 0; rc == OK && k < n; k++) {
-        r->founders[who[k]] = adapter_retain(jobs[k].result);
-        rc = evolve_run_save_adapter(r, 0, r->names[who[k]], jobs[k].result, NULL, err);
+        r->founders[index[k]] = adapter_retain(jobs[k].result);
+        rc = evolve_run_save_adapter(r, 0, r->names[index[k]], jobs[k].result, NULL, err);
     }
     for (int k = 0; k < n; k++) adapter_release(jobs[k].result);
     adapter_release(start);
@@ -321,7 +322,7 @@ static int founders_check(struct evolve_run *r, struct error *err) {
         r->founders[i] = zero;
     }
     struct diversity d = diversity_compute(r->founders, r->n_founders, NULL);
-    if (r->only < 0) {
+    if (r->replay_generation < 0) {
         json_t *v = diversity_json(&d);
         rc = store_event_add(r->store, r->id, "founders", v, err);
         json_decref(v);
@@ -331,8 +332,8 @@ static int founders_check(struct evolve_run *r, struct error *err) {
 }
 
 /* Loads trained founders, or trains them. */
-static int founders_make(struct evolve_run *r, struct error *err) {
-    int rc = recall_founders(r) ? OK : train_founders(r, err);
+static int load_or_train_founders(struct evolve_run *r, struct error *err) {
+    int rc = load_trained_founders(r) ? OK : train_founders(r, err);
     return rc == OK ? founders_check(r, err) : rc;
 }
 
@@ -348,7 +349,7 @@ static int write_json(const struct evolve_run *r, const char *name, const json_t
     return rc;
 }
 
-static int hash_into(json_t *files, const char *name, const char *path, struct error *err) {
+static int add_file_hash(json_t *files, const char *name, const char *path, struct error *err) {
     char hash[HASH_LEN];
     if (sha256_file(path, hash, err) != OK) return err->code;
     json_object_set_new(files, name, json_string(hash));
@@ -359,21 +360,23 @@ static int hash_into(json_t *files, const char *name, const char *path, struct e
 static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
-        if (r->ready[i])
+        if (r->is_adapter[i])
             json_object_set_new(files, r->names[i], json_string(r->founders[i]->hash));
         else
-            rc = hash_into(files, r->names[i], r->data[i], err);
+            rc = add_file_hash(files, r->names[i], r->data[i], err);
     }
     for (int g = 0; rc == OK && g <= r->n_forks; g++) {
         const struct evolve_recipe *o = g < r->n_forks ? &r->forks[g].o : r->o;
         for (int i = 0; rc == OK && i < o->tasks.n; i++) {
             char *path = r->env->find(o->tasks.v[i]);
-            if (fry_find(o->tasks.v[i]) < 0) rc = hash_into(files, o->tasks.v[i], path, err);
+            if (fry_find(o->tasks.v[i]) < 0) rc = add_file_hash(files, o->tasks.v[i], path, err);
             free(path);
         }
-        char *learn = o->evolve.finetune_data ? r->env->find(o->evolve.finetune_data) : NULL;
-        if (rc == OK && learn) rc = hash_into(files, o->evolve.finetune_data, learn, err);
-        free(learn);
+        char *finetune_data =
+            o->evolve.finetune_data ? r->env->find(o->evolve.finetune_data) : NULL;
+        if (rc == OK && finetune_data)
+            rc = add_file_hash(files, o->evolve.finetune_data, finetune_data, err);
+        free(finetune_data);
     }
     return rc;
 }
@@ -394,25 +397,25 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
     return OK;
 }
 
-static int check_manifest(struct evolve_run *r, const json_t *now, struct error *err) {
+static int check_manifest(struct evolve_run *r, const json_t *current, struct error *err) {
     char *path = path_join(r->dir, "manifest.json");
-    json_t *then = path_exists(path) ? json_parse_file(path, err) : NULL;
+    json_t *stored = path_exists(path) ? json_parse_file(path, err) : NULL;
     int rc = OK;
-    for (int i = 0; then && rc == OK && i < 3; i++) {
+    for (int i = 0; stored && rc == OK && i < 3; i++) {
         const char *key = (const char *[]){"base", "recipe", "data"}[i];
-        if (!json_equal(json_object_get(then, key), json_object_get(now, key)))
+        if (!json_equal(json_object_get(stored, key), json_object_get(current, key)))
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' began with another %s; it cannot be continued", r->id, key);
     }
-    if (then && rc == OK &&
-        !json_equal(json_object_get(then, "program"), json_object_get(now, "program")))
+    if (stored && rc == OK &&
+        !json_equal(json_object_get(stored, "program"), json_object_get(current, "program")))
         log_warn("run '%s' began with another build of shoal; results may differ", r->id);
-    json_decref(then);
+    json_decref(stored);
     free(path);
     return rc;
 }
 
-static int finish(struct evolve_run *r, json_t *manifest, struct error *err) {
+static int write_results(struct evolve_run *r, json_t *manifest, struct error *err) {
     char *page = path_join(r->dir, "report.html");
     json_object_set(r->result, "adapters", r->adapters);
     json_object_set(r->result, "generations", r->generations);
@@ -432,27 +435,28 @@ static int finish(struct evolve_run *r, json_t *manifest, struct error *err) {
     return rc;
 }
 
-static int search(struct evolve_run *r, struct error *err) {
+static int run_search(struct evolve_run *r, struct error *err) {
     const struct search_method *s = search_methods;
     while (strcmp(s->name, r->o->evolve.search) != 0) s++;
     char *path = path_join(r->dir, "evolution.jsonl");
-    if (r->only < 0 && !(r->log = fopen(path, "w"))) error_errno(err, "cannot write '%s'", path);
+    if (r->replay_generation < 0 && !(r->log = fopen(path, "w")))
+        error_errno(err, "cannot write '%s'", path);
     free(path);
-    return r->only >= 0 || r->log ? s->go(r, err) : err->code;
+    return r->replay_generation >= 0 || r->log ? s->go(r, err) : err->code;
 }
 
 /* Closing the log reports any write error of earlier lines. */
 static int log_close(struct evolve_run *r, struct error *err) {
-    bool bad = ferror(r->log);
-    bad |= fclose(r->log) != 0;
+    bool failed = ferror(r->log);
+    failed |= fclose(r->log) != 0;
     r->log = NULL;
-    return bad ? error_errno(err, "cannot write '%s/evolution.jsonl'", r->dir) : OK;
+    return failed ? error_errno(err, "cannot write '%s/evolution.jsonl'", r->dir) : OK;
 }
 
 /* Sets the run's state and records the change as an event. */
 static int state_set(struct evolve_run *r, const char *state, struct error *err) {
     json_t *detail =
-        json_pack("{s:s,s:i}", "from", r->from ? r->from : "", "generations", r->n_best);
+        json_pack("{s:s,s:i}", "from", r->parent_id ? r->parent_id : "", "generations", r->n_best);
     int rc = store_run_status(r->store, r->id, state, err);
     if (rc == OK) rc = store_event_add(r->store, r->id, state, detail, err);
     json_decref(detail);
@@ -461,33 +465,33 @@ static int state_set(struct evolve_run *r, const char *state, struct error *err)
 
 static int run_all(struct evolve_run *r, struct error *err) {
     json_t *manifest = NULL;
-    int rc = load_founders(r, err);
+    int rc = open_adapter_founders(r, err);
     if (rc == OK) rc = make_manifest(r, &manifest, err);
     if (rc == OK) rc = check_manifest(r, manifest, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
-    bool begun = rc == OK;
+    bool is_running = rc == OK;
     if (rc == OK) rc = state_set(r, "running", err);
-    if (rc == OK) rc = founders_make(r, err);
-    if (rc == OK) rc = search(r, err);
+    if (rc == OK) rc = load_or_train_founders(r, err);
+    if (rc == OK) rc = run_search(r, err);
     if (rc == OK) rc = log_close(r, err);
     if (rc == OK) rc = evolve_run_evaluate_heldout(r, err);
-    if (rc == OK) rc = finish(r, manifest, err);
+    if (rc == OK) rc = write_results(r, manifest, err);
     if (rc == OK) rc = state_set(r, "done", err);
     struct error ignored; /* the first error is reported */
     bool paused = r->env->pause && *r->env->pause;
-    if (rc != OK && begun) state_set(r, paused ? "paused" : "failed", &ignored);
+    if (rc != OK && is_running) state_set(r, paused ? "paused" : "failed", &ignored);
     json_decref(manifest);
     return rc;
 }
 
 static char *make_id(const struct evolve_env *env, int64_t seed) {
-    char day[32];
+    char time_text[32];
     time_t now = time(NULL);
     struct tm tm;
-    strftime(day, sizeof day, "%Y%m%d-%H%M%S", gmtime_r(&now, &tm));
+    strftime(time_text, sizeof time_text, "%Y%m%d-%H%M%S", gmtime_r(&now, &tm));
     for (int i = 0;; i++) {
-        char *id =
-            i ? xasprintf("%s-s%d-%d", day, (int)seed, i) : xasprintf("%s-s%d", day, (int)seed);
+        char *id = i ? xasprintf("%s-s%d-%d", time_text, (int)seed, i)
+                     : xasprintf("%s-s%d", time_text, (int)seed);
         char *dir = path_join(env->root, id);
         bool taken = path_exists(dir);
         free(dir);
@@ -500,13 +504,13 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
  * writes the recipe to its folder. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
-    json_t *how =
+    json_t *settings =
         json_pack("{s:I,s:b,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
                   (int)r->o->zero_adapters, "class",
                   r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level", kernels_get()->name);
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
-    if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", how, err);
-    json_decref(how);
+    if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", settings, err);
+    json_decref(settings);
     free(path);
     return rc;
 }
@@ -526,7 +530,7 @@ static int read_forks(struct evolve_run *r, struct error *err) {
     int rc = !v && path_exists(path) ? err->code : OK;
     if (v && (n < 1 || n > MAX_SEGMENTS || !*json_get_string(v, "from")))
         rc = error_set(err, ERR_FORMAT, "'%s' names no run and its segments", path);
-    if (rc == OK && v) r->from = xstrdup(json_get_string(v, "from"));
+    if (rc == OK && v) r->parent_id = xstrdup(json_get_string(v, "from"));
     if (rc == OK && v) r->forks = xcalloc(n, sizeof *r->forks);
     json_array_foreach (list, i, s) {
         if (rc != OK) break;
@@ -545,16 +549,16 @@ static int read_forks(struct evolve_run *r, struct error *err) {
 static json_t *execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
                        bool fresh, struct error *err) {
     struct evolve_run r = {
-        .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
+        .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .replay_generation = -1};
     r.result = json_pack("{s:s}", "run", id);
-    int rc = dir_make(env->root, err), held = -1;
+    int rc = dir_make(env->root, err), lock = -1;
     if (rc == OK) rc = dir_make_private(r.dir, err);
-    if (rc == OK && (held = dir_lock(r.dir, "run", err)) < 0) rc = held;
+    if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
     if (rc == OK) rc = read_forks(&r, err);
     if (rc == OK) rc = run_open(&r, fresh, err);
     if (rc == OK && fresh) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
-    dir_unlock(held, r.dir);
+    dir_unlock(lock, r.dir);
     run_close(&r);
     if (rc == OK) return r.result;
     json_decref(r.result);
@@ -563,13 +567,13 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
 
 json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
                            const char *id, char **id_out, struct error *err) {
-    char *own = id ? xstrdup(id) : make_id(env, o->seed);
-    log_info("run %s in %s/%s; if interrupted: shoal resume %s", own, env->root, own, own);
-    json_t *result = execute(env, o, own, true, err);
+    char *run_id = id ? xstrdup(id) : make_id(env, o->seed);
+    log_info("run %s in %s/%s; if interrupted: shoal resume %s", run_id, env->root, run_id, run_id);
+    json_t *result = execute(env, o, run_id, true, err);
     if (id_out)
-        *id_out = own;
+        *id_out = run_id;
     else
-        free(own);
+        free(run_id);
     return result;
 }
 
@@ -627,12 +631,13 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
     if (!path_exists(db)) error_set(err, ERR_MISSING, "no runs in '%s'", env->root);
     store_close(s);
     int rc = row ? evolve_recipe_load(o, path, err) : err->code;
-    const json_t *how = json_object_get(row, "recipe");
+    const json_t *settings = json_object_get(row, "recipe");
     if (row) {
-        const char *level = json_string_value(json_object_get(how, "level"));
-        o->seed = json_integer_value(json_object_get(how, "seed"));
-        o->zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
-        *cls = strcmp(json_get_string(how, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
+        const char *level = json_string_value(json_object_get(settings, "level"));
+        o->seed = json_integer_value(json_object_get(settings, "seed"));
+        o->zero_adapters = json_is_true(json_object_get(settings, "zero_adapters"));
+        *cls =
+            strcmp(json_get_string(settings, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
         if (rc == OK && *cls == NUMERIC_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' was made in the fast class at level '%s': level '%s' cannot "
@@ -649,9 +654,9 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
 
 json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err) {
     struct evolve_recipe o;
-    struct evolve_env again = *env;
-    if (stored_options(env, id, &o, &again.cls, err) != OK) return NULL;
-    json_t *result = execute(&again, &o, id, false, err);
+    struct evolve_env run_env = *env;
+    if (stored_options(env, id, &o, &run_env.cls, err) != OK) return NULL;
+    json_t *result = execute(&run_env, &o, id, false, err);
     evolve_recipe_release(&o);
     return result;
 }
@@ -665,24 +670,25 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
 
 /* Writes fork.json of a run that leaves the parent after generation `at`: the parent's segments up
  * to `at`, then the parent itself. Copies their recipes. */
-static int fork_papers(const struct evolve_run *parent, const char *dir, int at,
-                       struct error *err) {
+static int write_fork_json(const struct evolve_run *parent, const char *dir, int generation,
+                           struct error *err) {
     json_t *segments = json_array();
     int rc = dir_make_private(dir, err), n = 0;
     for (int i = 0; rc == OK && i <= parent->n_forks; i++) {
-        bool last = i == parent->n_forks || parent->forks[i].until >= at;
+        bool last = i == parent->n_forks || parent->forks[i].until >= generation;
         const struct evolve_recipe *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
         char *name = xasprintf("recipe.%d.yaml", n++), *path = path_join(dir, name);
         rc = n > MAX_SEGMENTS
                  ? error_set(err, ERR_STATE, "a fork of more than %d forks", MAX_SEGMENTS - 1)
                  : file_write(path, o->text, strlen(o->text), err);
-        json_array_append_new(segments,
-                              segment_json(last ? at : parent->forks[i].until, name, o->seed));
+        json_array_append_new(
+            segments, segment_json(last ? generation : parent->forks[i].until, name, o->seed));
         free(name);
         free(path);
         if (last) break;
     }
-    json_t *v = json_pack("{s:s,s:i,s:o}", "from", parent->id, "at", at, "segments", segments);
+    json_t *v =
+        json_pack("{s:s,s:i,s:o}", "from", parent->id, "at", generation, "segments", segments);
     char *text = json_dumps(v, JSON_INDENT(2)), *path = path_join(dir, "fork.json");
     if (rc == OK) rc = file_write(path, text, strlen(text), err);
     json_decref(v);
@@ -691,37 +697,38 @@ static int fork_papers(const struct evolve_run *parent, const char *dir, int at,
     return rc;
 }
 
-json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
-                        int64_t seed, const char *new_id, struct error *err) {
-    struct evolve_recipe before, o = {0};
-    struct evolve_env again = *env;
+json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int generation,
+                        const char *recipe, int64_t seed, const char *new_id, struct error *err) {
+    struct evolve_recipe parent_recipe, o = {0};
+    struct evolve_env run_env = *env;
     json_t *result = NULL;
-    if (stored_options(env, id, &before, &again.cls, err) != OK) return NULL;
+    if (stored_options(env, id, &parent_recipe, &run_env.cls, err) != OK) return NULL;
     struct evolve_run parent = {
-        .env = env, .o = &before, .id = id, .dir = path_join(env->root, id)};
+        .env = env, .o = &parent_recipe, .id = id, .dir = path_join(env->root, id)};
     int rc = read_forks(&parent, err);
-    char *same = path_join(parent.dir, "recipe.yaml");
-    if (rc == OK) rc = evolve_recipe_load(&o, recipe ? recipe : same, err);
-    if (rc == OK && !founders_equal(&before, &o))
+    char *parent_path = path_join(parent.dir, "recipe.yaml");
+    if (rc == OK) rc = evolve_recipe_load(&o, recipe ? recipe : parent_path, err);
+    if (rc == OK && !founders_equal(&parent_recipe, &o))
         rc = error_set(err, ERR_MISMATCH,
                        "'%s' has another model or other personas than run '%s'; a fork shares its "
                        "founders",
                        recipe, id);
-    o.seed = seed >= 0 ? seed : before.seed;
-    o.zero_adapters = before.zero_adapters;
-    char *own = new_id ? xstrdup(new_id) : make_id(env, o.seed), *dir = path_join(env->root, own);
+    o.seed = seed >= 0 ? seed : parent_recipe.seed;
+    o.zero_adapters = parent_recipe.zero_adapters;
+    char *fork_id = new_id ? xstrdup(new_id) : make_id(env, o.seed),
+         *dir = path_join(env->root, fork_id);
     if (rc == OK && path_exists(dir)) rc = error_set(err, ERR_STATE, "'%s' is there already", dir);
-    if (rc == OK) rc = fork_papers(&parent, dir, at, err);
-    if (rc == OK) log_info("run %s continues %s from generation %d", own, id, at);
-    if (rc == OK) result = execute(&again, &o, own, true, err);
+    if (rc == OK) rc = write_fork_json(&parent, dir, generation, err);
+    if (rc == OK) log_info("run %s continues %s from generation %d", fork_id, id, generation);
+    if (rc == OK) result = execute(&run_env, &o, fork_id, true, err);
     for (int i = 0; i < parent.n_forks; i++) evolve_recipe_release(&parent.forks[i].o);
     free(parent.forks);
-    free(parent.from);
+    free(parent.parent_id);
     free(parent.dir);
-    evolve_recipe_release(&before);
+    evolve_recipe_release(&parent_recipe);
     evolve_recipe_release(&o);
-    free(same);
-    free(own);
+    free(parent_path);
+    free(fork_id);
     free(dir);
     return result;
 }
@@ -729,32 +736,34 @@ json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, co
 /* replay */
 
 /* Line `at` of the run's log. */
-static json_t *logged_generation(const struct evolve_run *r, int at, struct error *err) {
+static json_t *read_logged_generation(const struct evolve_run *r, int generation,
+                                      struct error *err) {
     char *path = path_join(r->dir, "evolution.jsonl");
     struct buf text = {0};
     json_t *v = NULL;
     int rc = file_read(path, (size_t)1 << 30, &text, err), line = 0;
-    char *save = NULL, *p = rc == OK && text.len ? strtok_r(text.data, "\n", &save) : NULL;
-    for (; p && line < at; line++) p = strtok_r(NULL, "\n", &save);
-    if (p) v = json_parse(p, strlen(p), path, err);
-    if (rc == OK && !p) error_set(err, ERR_MISSING, "run '%s' has no generation %d", r->id, at);
+    char *save = NULL, *text_line = rc == OK && text.len ? strtok_r(text.data, "\n", &save) : NULL;
+    for (; text_line && line < generation; line++) text_line = strtok_r(NULL, "\n", &save);
+    if (text_line) v = json_parse(text_line, strlen(text_line), path, err);
+    if (rc == OK && !text_line)
+        error_set(err, ERR_MISSING, "run '%s' has no generation %d", r->id, generation);
     buf_release(&text);
     free(path);
     return v;
 }
 
 /* Rounds to the digits of the log. */
-static json_t *rounded(const json_t *v) {
+static json_t *round_to_log_precision(const json_t *v) {
     struct error ignored;
     char *text = json_dumps(v, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
-    json_t *w = json_parse(text, strlen(text), "", &ignored);
+    json_t *out = json_parse(text, strlen(text), "", &ignored);
     free(text);
-    return w;
+    return out;
 }
 
-static json_t *replay_compare(const json_t *then, const json_t *now, int at) {
-    json_t *a = json_object_get(then, "candidates"), *w = rounded(now),
-           *b = json_object_get(w, "candidates"), *list = json_array(), *c;
+static json_t *compare_replay(const json_t *logged, const json_t *replayed, int generation) {
+    json_t *a = json_object_get(logged, "candidates"), *current = round_to_log_precision(replayed),
+           *b = json_object_get(current, "candidates"), *list = json_array(), *c;
     bool equal = json_array_size(a) == json_array_size(b);
     size_t i;
     json_array_foreach (b, i, c) {
@@ -765,28 +774,33 @@ static json_t *replay_compare(const json_t *then, const json_t *now, int at) {
         json_object_set(row, "fitness", json_object_get(c, "fitness"));
         json_array_append_new(list, row);
     }
-    json_decref(w);
-    return json_pack("{s:i,s:b,s:o}", "generation", at, "equal", (int)equal, "candidates", list);
+    json_decref(current);
+    return json_pack("{s:i,s:b,s:o}", "generation", generation, "equal", (int)equal, "candidates",
+                     list);
 }
 
-json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, struct error *err) {
+json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int generation,
+                          struct error *err) {
     struct evolve_recipe o;
-    struct evolve_env again = *env;
-    json_t *then = NULL, *result = NULL;
-    if (stored_options(env, id, &o, &again.cls, err) != OK) return NULL;
-    struct evolve_run r = {
-        .env = &again, .o = &o, .id = id, .dir = path_join(env->root, id), .only = at};
+    struct evolve_env run_env = *env;
+    json_t *logged = NULL, *result = NULL;
+    if (stored_options(env, id, &o, &run_env.cls, err) != OK) return NULL;
+    struct evolve_run r = {.env = &run_env,
+                           .o = &o,
+                           .id = id,
+                           .dir = path_join(env->root, id),
+                           .replay_generation = generation};
     int rc = read_forks(&r, err);
-    if (rc == OK && !(then = logged_generation(&r, at, err))) rc = err->code;
+    if (rc == OK && !(logged = read_logged_generation(&r, generation, err))) rc = err->code;
     if (rc == OK) rc = run_open(&r, false, err);
-    if (rc == OK) rc = load_founders(&r, err);
-    if (rc == OK && !recall_founders(&r))
+    if (rc == OK) rc = open_adapter_founders(&r, err);
+    if (rc == OK && !load_trained_founders(&r))
         rc = error_set(err, ERR_MISSING, "the founders of run '%s' are missing", id);
     if (rc == OK) rc = founders_check(&r, err);
-    if (rc == OK) search(&r, err);
-    const json_t *now = json_array_get(r.generations, (size_t)at);
-    if (now) result = replay_compare(then, now, at);
-    json_decref(then);
+    if (rc == OK) run_search(&r, err);
+    const json_t *replayed = json_array_get(r.generations, (size_t)generation);
+    if (replayed) result = compare_replay(logged, replayed, generation);
+    json_decref(logged);
     run_close(&r);
     evolve_recipe_release(&o);
     return result;

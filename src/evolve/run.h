@@ -40,28 +40,28 @@ struct evolve_run {
     struct evolve_segment *forks;  /* [n_forks] options of a fork's earlier generations */
     int n_forks;
     const char *id;
-    char *dir, *from; /* from: the run that a fork left; else NULL */
+    char *dir, *parent_id; /* parent_id: the run that was forked, or NULL */
     struct store *store;
     struct model *model;
     struct engine *engine;
     struct engine_client engine_client;
     struct llm_client llm_client;
-    struct source *sources; /* questions of the tasks: fitness_eval.c */
+    struct task_source *sources; /* questions of the tasks: fitness_eval.c */
     struct task_item *test;
     int n_test, n_founders;
     struct adapter *founders[MAX_FOUNDERS];
     char names[MAX_FOUNDERS][24];
-    char *data[MAX_FOUNDERS]; /* paths of conversation files or adapter directories */
-    bool ready[MAX_FOUNDERS]; /* data is an adapter */
-    struct candidate *best;   /* [n_best] fittest candidate of each generation, retained */
+    char *data[MAX_FOUNDERS];      /* paths of conversation files or adapter directories */
+    bool is_adapter[MAX_FOUNDERS]; /* data is an adapter directory; no training is needed */
+    struct candidate *best;        /* [n_best] fittest candidate of each generation, retained */
     int n_best;
     struct evolve_cost spent;
-    double learn_tokens; /* mean tokens per sample of evolve.finetune_data; 0: not counted yet */
+    double tokens_per_sample;    /* mean of evolve.finetune_data; 0: not counted yet */
     struct heldout_result *rows; /* [n_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
-    FILE *log; /* evolution.jsonl */
-    int only;  /* replay: the generation to compute again; -1: none */
+    FILE *log;             /* evolution.jsonl */
+    int replay_generation; /* the only generation to compute again; -1: not a replay */
 };
 
 /* The options of generation g. */

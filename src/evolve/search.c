@@ -16,9 +16,9 @@
 struct search_algorithm {
     const char *name;
     int max_n;
-    size_t (*size)(int n, int batch); /* doubles of state after the best vector */
+    size_t (*state_size)(int n, int batch); /* doubles of state after the best vector */
     /* first: [batch][n] made from the starts; center: [n] their mean */
-    void (*start)(struct search *s, const double *first, const double *center);
+    void (*init)(struct search *s, const double *first, const double *center);
     void (*ask)(struct search *s);                                           /* fills x */
     void (*tell)(struct search *s, const double *fitness, const int *order); /* order: best first */
 };
@@ -29,7 +29,7 @@ struct search {
     int n, batch;
     uint64_t seed;
     int64_t generation;
-    bool asked;
+    bool has_batch; /* x holds the batch of this generation */
     size_t n_state;
     double *state, *x;    /* x: [batch][n] */
     double *basis, *axis; /* cma, made by ask: [n][n] columns are axes, [n] their lengths */
@@ -69,7 +69,7 @@ const struct option_row search_option_rows[] = {
     {0},
 };
 
-static struct rng stream(const struct search *s, int member) {
+static struct rng member_rng(const struct search *s, int member) {
     return rng_make(s->seed, RNG_MUTATE, (uint32_t)s->generation, (uint32_t)member);
 }
 
@@ -79,11 +79,11 @@ static double dot(const double *a, const double *b, int n) {
     return sum;
 }
 
-static size_t vector(const struct search *s) {
+static size_t vector_bytes(const struct search *s) {
     return (size_t)s->n * sizeof(double);
 }
 
-static double *own(const struct search *s) {
+static double *algorithm_state(const struct search *s) {
     return s->state + 1 + s->n;
 }
 
@@ -98,8 +98,8 @@ struct cma {
     double *sigma, *mean, *path_sigma, *path_c, *cov; /* 1, [n], [n], [n], [n][n] */
 };
 
-static struct cma cma_of(const struct search *s) {
-    double *p = own(s);
+static struct cma cma_view(const struct search *s) {
+    double *p = algorithm_state(s);
     int n = s->n;
     return (struct cma){p, p + 1, p + 1 + n, p + 1 + 2 * n, p + 1 + 3 * n};
 }
@@ -109,17 +109,17 @@ static size_t cma_size(int n, int batch) {
     return 1 + 3 * (size_t)n + (size_t)n * (size_t)n;
 }
 
-static void cma_start(struct search *s, const double *first, const double *center) {
+static void cma_init(struct search *s, const double *first, const double *center) {
     (void)first;
-    struct cma c = cma_of(s);
+    struct cma c = cma_view(s);
     *c.sigma = s->o.sigma;
-    memcpy(c.mean, center, vector(s));
+    memcpy(c.mean, center, vector_bytes(s));
     for (int i = 0; i < s->n; i++) row(s, c.cov, i)[i] = 1;
 }
 
 /* Rotates rows and columns i and j so that a[i][j] becomes 0; rotates the columns of v with
  * them. */
-static void jacobi_turn(double *a, double *v, int n, int i, int j) {
+static void jacobi_rotate(double *a, double *v, int n, int i, int j) {
     double theta = (a[j * n + j] - a[i * n + i]) / (2 * a[i * n + j]);
     double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(1 + theta * theta));
     double c = 1 / sqrt(1 + t * t), s = t * c;
@@ -141,28 +141,28 @@ static void jacobi_turn(double *a, double *v, int n, int i, int j) {
 
 /* Columns of v: eigenvectors of the symmetric matrix a, which is overwritten; its diagonal:
  * eigenvalues. Cyclic Jacobi with a fixed order of rotations. */
-static void jacobi(double *a, double *v, int n) {
+static void jacobi_eigen(double *a, double *v, int n) {
     for (int i = 0; i < n * n; i++) v[i] = i % (n + 1) == 0;
-    bool turned = true;
-    for (int sweep = 0; sweep < 40 && turned; sweep++) {
-        turned = false;
+    bool rotated = true;
+    for (int sweep = 0; sweep < 40 && rotated; sweep++) {
+        rotated = false;
         for (int i = 0; i < n; i++)
             for (int j = i + 1; j < n; j++) {
                 double size = sqrt(fabs(a[i * n + i])) * sqrt(fabs(a[j * n + j]));
                 if (!(fabs(a[i * n + j]) > 0x1p-50 * size)) continue;
-                jacobi_turn(a, v, n, i, j);
-                turned = true;
+                jacobi_rotate(a, v, n, i, j);
+                rotated = true;
             }
     }
 }
 
 /* The axes of the sampling ellipsoid, with a lower bound so that rounding gives no axis of length
  * 0. */
-static void cma_axes(struct search *s) {
+static void cma_compute_axes(struct search *s) {
     int n = s->n;
     double *a = xcalloc((size_t)n * (size_t)n, sizeof *a), longest = 0;
-    memcpy(a, cma_of(s).cov, (size_t)n * vector(s));
-    jacobi(a, s->basis, n);
+    memcpy(a, cma_view(s).cov, (size_t)n * vector_bytes(s));
+    jacobi_eigen(a, s->basis, n);
     for (int i = 0; i < n; i++) longest = fmax(longest, a[i * n + i]);
     for (int i = 0; i < n; i++) s->axis[i] = sqrt(fmax(a[i * n + i], 1e-14 * longest));
     free(a);
@@ -171,19 +171,19 @@ static void cma_axes(struct search *s) {
 /* mean + σ C^(1/2) z with the symmetric root: rounding determines the directions of axes of equal
  * length, and the root does not depend on them. */
 static void cma_ask(struct search *s) {
-    struct cma c = cma_of(s);
+    struct cma c = cma_view(s);
     int n = s->n;
     double z[SEARCH_MAX_DIM_CMA];
-    cma_axes(s);
+    cma_compute_axes(s);
     for (int m = 0; m < s->batch; m++) {
-        struct rng r = stream(s, m);
+        struct rng r = member_rng(s, m);
         double *x = row(s, s->x, m);
-        memcpy(x, c.mean, vector(s));
+        memcpy(x, c.mean, vector_bytes(s));
         for (int i = 0; i < n; i++) z[i] = *c.sigma * (double)rng_normal(&r);
         for (int k = 0; k < n; k++) {
-            double along = 0;
-            for (int i = 0; i < n; i++) along += s->basis[i * n + k] * z[i];
-            for (int i = 0; i < n; i++) x[i] += s->basis[i * n + k] * s->axis[k] * along;
+            double projection = 0;
+            for (int i = 0; i < n; i++) projection += s->basis[i * n + k] * z[i];
+            for (int i = 0; i < n; i++) x[i] += s->basis[i * n + k] * s->axis[k] * projection;
         }
     }
 }
@@ -191,9 +191,9 @@ static void cma_ask(struct search *s) {
 /* Learning rates, from n and the recombination weights. */
 struct cma_rates {
     int mu;
-    double *weight; /* [mu] */
-    double mass;    /* effective number of the weights */
-    double sigma, damp, path, one, many, chi;
+    double *weight;                                 /* [mu] */
+    double mu_eff;                                  /* effective number of the weights */
+    double c_sigma, d_sigma, c_c, c_1, c_mu, chi_n; /* names of the tutorial */
 };
 
 static struct cma_rates cma_rates(int n_int, int batch) {
@@ -205,50 +205,51 @@ static struct cma_rates cma_rates(int n_int, int batch) {
         sum += r.weight[i];
     }
     for (int i = 0; i < r.mu; i++) r.weight[i] /= sum, squares += r.weight[i] * r.weight[i];
-    r.mass = 1 / squares;
-    r.sigma = (r.mass + 2) / (n + r.mass + 5);
-    r.damp = 1 + 2 * fmax(0, sqrt((r.mass - 1) / (n + 1)) - 1) + r.sigma;
-    r.path = (4 + r.mass / n) / (n + 4 + 2 * r.mass / n);
-    r.one = 2 / ((n + 1.3) * (n + 1.3) + r.mass);
-    r.many = fmin(1 - r.one, 2 * (r.mass - 2 + 1 / r.mass) / ((n + 2) * (n + 2) + r.mass));
-    r.chi = sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n)); // E‖N(0, I)‖
+    r.mu_eff = 1 / squares;
+    r.c_sigma = (r.mu_eff + 2) / (n + r.mu_eff + 5);
+    r.d_sigma = 1 + 2 * fmax(0, sqrt((r.mu_eff - 1) / (n + 1)) - 1) + r.c_sigma;
+    r.c_c = (4 + r.mu_eff / n) / (n + 4 + 2 * r.mu_eff / n);
+    r.c_1 = 2 / ((n + 1.3) * (n + 1.3) + r.mu_eff);
+    r.c_mu = fmin(1 - r.c_1, 2 * (r.mu_eff - 2 + 1 / r.mu_eff) / ((n + 2) * (n + 2) + r.mu_eff));
+    r.chi_n = sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n)); // E‖N(0, I)‖
     return r;
 }
 
 /* Updates the evolution path of σ: path = (1 - rate) path + … C^(-1/2) mean step, in coordinates in
  * which the ellipsoid is a sphere. Returns its length. */
-static double cma_sigma_path(struct search *s, const struct cma_rates *r, const double *step) {
-    struct cma c = cma_of(s);
+static double cma_update_sigma_path(struct search *s, const struct cma_rates *r,
+                                    const double *step) {
+    struct cma c = cma_view(s);
     int n = s->n;
-    double by = sqrt(r->sigma * (2 - r->sigma) * r->mass);
-    for (int i = 0; i < n; i++) c.path_sigma[i] *= 1 - r->sigma;
+    double gain = sqrt(r->c_sigma * (2 - r->c_sigma) * r->mu_eff);
+    for (int i = 0; i < n; i++) c.path_sigma[i] *= 1 - r->c_sigma;
     for (int k = 0; k < n; k++) {
         double z = 0;
         for (int i = 0; i < n; i++) z += s->basis[i * n + k] * step[i];
-        z *= by / s->axis[k];
+        z *= gain / s->axis[k];
         for (int i = 0; i < n; i++) c.path_sigma[i] += s->basis[i * n + k] * z;
     }
     return sqrt(dot(c.path_sigma, c.path_sigma, n));
 }
 
-static void cma_covariance(struct search *s, const struct cma_rates *r, double old,
-                           const double *const *y) {
-    struct cma c = cma_of(s);
+static void cma_update_covariance(struct search *s, const struct cma_rates *r, double keep,
+                                  const double *const *y) {
+    struct cma c = cma_view(s);
     int n = s->n;
     for (int i = 0; i < n; i++)
         for (int j = 0; j <= i; j++) {
             double sum = 0;
             for (int k = 0; k < r->mu; k++) sum += r->weight[k] * y[k][i] * y[k][j];
-            double v = old * c.cov[i * n + j] + r->one * c.path_c[i] * c.path_c[j] + r->many * sum;
+            double v = keep * c.cov[i * n + j] + r->c_1 * c.path_c[i] * c.path_c[j] + r->c_mu * sum;
             c.cov[i * n + j] = c.cov[j * n + i] = v;
         }
 }
 
 /* y[mu]: steps of the better half in units of σ, overwriting the points; step: their weighted
  * mean. */
-static void cma_steps(struct search *s, const struct cma_rates *r, const int *order,
-                      const double **y, double *step) {
-    struct cma c = cma_of(s);
+static void cma_selected_steps(struct search *s, const struct cma_rates *r, const int *order,
+                               const double **y, double *step) {
+    struct cma c = cma_view(s);
     for (int k = 0; k < r->mu; k++) {
         double *v = row(s, s->x, order[k]);
         for (int i = 0; i < s->n; i++) {
@@ -261,22 +262,22 @@ static void cma_steps(struct search *s, const struct cma_rates *r, const int *or
 
 static void cma_tell(struct search *s, const double *fitness, const int *order) {
     (void)fitness;
-    struct cma c = cma_of(s);
+    struct cma c = cma_view(s);
     struct cma_rates r = cma_rates(s->n, s->batch);
     int n = s->n;
     double step[SEARCH_MAX_DIM_CMA] = {0}, longest = 0;
     const double **y = xcalloc((size_t)r.mu, sizeof *y);
-    cma_steps(s, &r, order, y, step);
+    cma_selected_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
-    double length = cma_sigma_path(s, &r, step);
+    double length = cma_update_sigma_path(s, &r, step);
     // path_c gets no step while σ still has far to grow, else C would stretch along it
-    double settled = 1 - math_pow(1 - r.sigma, 2.0 * (double)(s->generation + 1));
-    bool stalled = !(length / sqrt(settled) < (1.4 + 2 / (n + 1.0)) * r.chi);
-    double by = stalled ? 0 : sqrt(r.path * (2 - r.path) * r.mass);
-    for (int i = 0; i < n; i++) c.path_c[i] = (1 - r.path) * c.path_c[i] + by * step[i];
-    double old = 1 - r.one - r.many + (stalled ? r.one * r.path * (2 - r.path) : 0);
-    cma_covariance(s, &r, old, y);
-    *c.sigma *= math_exp(fmin(1, r.sigma / r.damp * (length / r.chi - 1)));
+    double path_norm2 = 1 - math_pow(1 - r.c_sigma, 2.0 * (double)(s->generation + 1));
+    bool stalled = !(length / sqrt(path_norm2) < (1.4 + 2 / (n + 1.0)) * r.chi_n);
+    double gain = stalled ? 0 : sqrt(r.c_c * (2 - r.c_c) * r.mu_eff);
+    for (int i = 0; i < n; i++) c.path_c[i] = (1 - r.c_c) * c.path_c[i] + gain * step[i];
+    double keep = 1 - r.c_1 - r.c_mu + (stalled ? r.c_1 * r.c_c * (2 - r.c_c) : 0);
+    cma_update_covariance(s, &r, keep, y);
+    *c.sigma *= math_exp(fmin(1, r.c_sigma / r.d_sigma * (length / r.chi_n - 1)));
     for (int i = 0; i < n; i++) longest = fmax(longest, s->axis[i]);
     *c.sigma = fmax(*c.sigma, s->o.sigma_min / longest);
     free(r.weight);
@@ -298,8 +299,8 @@ struct pso {
     double *x, *v, *best;                 /* [batch][n] */
 };
 
-static struct pso pso_of(const struct search *s) {
-    double *p = own(s);
+static struct pso pso_view(const struct search *s) {
+    double *p = algorithm_state(s);
     size_t n = (size_t)s->n, b = (size_t)s->batch;
     struct pso o = {.step = p, .worst_fitness = p + 1, .worst = p + 2};
     o.stale = o.worst + n;
@@ -315,56 +316,56 @@ static size_t pso_size(int n, int batch) {
 }
 
 /* Initial velocities point to another particle. */
-static void pso_start(struct search *s, const double *first, const double *center) {
+static void pso_init(struct search *s, const double *first, const double *center) {
     (void)center;
-    struct pso p = pso_of(s);
+    struct pso p = pso_view(s);
     *p.step = s->o.step;
     *p.worst_fitness = INFINITY;
-    memcpy(p.x, first, (size_t)s->batch * vector(s));
-    memcpy(p.best, first, (size_t)s->batch * vector(s));
+    memcpy(p.x, first, (size_t)s->batch * vector_bytes(s));
+    memcpy(p.best, first, (size_t)s->batch * vector_bytes(s));
     for (int m = 0; m < s->batch; m++) {
         struct rng r = rng_make(s->seed, RNG_MUTATE, UINT32_MAX, (uint32_t)m);
-        const double *to = row(s, p.x, (int)rng_below(&r, (uint32_t)s->batch));
-        for (int i = 0; i < s->n; i++) row(s, p.v, m)[i] = to[i] - row(s, p.x, m)[i];
+        const double *target = row(s, p.x, (int)rng_below(&r, (uint32_t)s->batch));
+        for (int i = 0; i < s->n; i++) row(s, p.v, m)[i] = target[i] - row(s, p.x, m)[i];
         p.fitness[m] = -INFINITY;
     }
 }
 
 static void pso_ask(struct search *s) {
-    memcpy(s->x, pso_of(s).x, (size_t)s->batch * vector(s));
+    memcpy(s->x, pso_view(s).x, (size_t)s->batch * vector_bytes(s));
 }
 
 static void pso_move(struct search *s, struct pso *p, int m) {
-    struct rng r = stream(s, m);
-    const double *best = row(s, p->best, m), *swarm = s->state + 1;
+    struct rng r = member_rng(s, m);
+    const double *best = row(s, p->best, m), *swarm_best = s->state + 1;
     double *x = row(s, p->x, m), *v = row(s, p->v, m), sum = 0;
     double w[4] = {s->o.inertia, s->o.cognitive, s->o.social, s->o.repel};
     for (int k = 0; k < 4; k++) w[k] *= (double)rng_uniform(&r), sum += w[k];
     for (int k = 0; k < 4; k++) w[k] /= sum > 0 ? sum : 1;
     for (int i = 0; i < s->n; i++) {
-        v[i] = w[0] * v[i] + w[1] * (best[i] - x[i]) + w[2] * (swarm[i] - x[i]) +
+        v[i] = w[0] * v[i] + w[1] * (best[i] - x[i]) + w[2] * (swarm_best[i] - x[i]) +
                w[3] * (x[i] - p->worst[i]);
         x[i] += *p->step * v[i];
     }
 }
 
 static void pso_tell(struct search *s, const double *fitness, const int *order) {
-    struct pso p = pso_of(s);
+    struct pso p = pso_view(s);
     int last = order[s->batch - 1];
-    memcpy(p.x, s->x, (size_t)s->batch * vector(s)); // after clipping to the box
+    memcpy(p.x, s->x, (size_t)s->batch * vector_bytes(s)); // after clipping to the box
     if (fitness[last] < *p.worst_fitness) {
         *p.worst_fitness = fitness[last];
-        memcpy(p.worst, row(s, p.x, last), vector(s));
+        memcpy(p.worst, row(s, p.x, last), vector_bytes(s));
     }
     for (int m = 0; m < s->batch; m++) {
         if (fitness[m] > p.fitness[m]) {
             p.fitness[m] = fitness[m];
             p.stale[m] = 0;
-            memcpy(row(s, p.best, m), row(s, p.x, m), vector(s));
+            memcpy(row(s, p.best, m), row(s, p.x, m), vector_bytes(s));
         } else if (++p.stale[m] >= (double)s->o.patience) {
             p.stale[m] = 0;
-            memcpy(row(s, p.x, m), row(s, p.best, m), vector(s));
-            memset(row(s, p.v, m), 0, vector(s));
+            memcpy(row(s, p.x, m), row(s, p.best, m), vector_bytes(s));
+            memset(row(s, p.v, m), 0, vector_bytes(s));
         }
     }
     for (int m = 0; m < s->batch; m++) pso_move(s, &p, m);
@@ -378,21 +379,21 @@ struct ga {
     double *fitness, *x; /* [batch], [batch][n] */
 };
 
-static struct ga ga_of(const struct search *s) {
-    return (struct ga){own(s), own(s) + s->batch};
+static struct ga ga_view(const struct search *s) {
+    return (struct ga){algorithm_state(s), algorithm_state(s) + s->batch};
 }
 
 static size_t ga_size(int n, int batch) {
     return (size_t)batch + (size_t)batch * (size_t)n;
 }
 
-static void ga_start(struct search *s, const double *first, const double *center) {
+static void ga_init(struct search *s, const double *first, const double *center) {
     (void)center;
-    memcpy(ga_of(s).x, first, (size_t)s->batch * vector(s));
+    memcpy(ga_view(s).x, first, (size_t)s->batch * vector_bytes(s));
 }
 
-static void ga_child(struct search *s, const struct ga *g, const double *spread, int m) {
-    struct rng r = stream(s, m);
+static void ga_child(struct search *s, const struct ga *g, const double *range, int m) {
+    struct rng r = member_rng(s, m);
     struct select_pool pool = {
         .n = s->batch, .fitness = g->fitness, .tournament = (int)s->o.tournament_size};
     int parents[2];
@@ -402,45 +403,45 @@ static void ga_child(struct search *s, const struct ga *g, const double *spread,
         double t = (1 + 2 * s->o.blx_alpha) * (double)rng_uniform(&r) - s->o.blx_alpha;
         double v = a[i] + t * (b[i] - a[i]);
         if ((double)rng_uniform(&r) < s->o.mutation_rate)
-            v += 0.1 * spread[i] * (double)rng_normal(&r);
+            v += 0.1 * range[i] * (double)rng_normal(&r);
         row(s, s->x, m)[i] = v;
     }
 }
 
 static void ga_ask(struct search *s) {
-    struct ga g = ga_of(s);
-    double *spread = xcalloc((size_t)s->n, sizeof *spread);
+    struct ga g = ga_view(s);
+    double *range = xcalloc((size_t)s->n, sizeof *range);
     for (int i = 0; i < s->n; i++) {
         double lo = INFINITY, hi = -INFINITY;
         for (int m = 0; m < s->batch; m++) {
             lo = fmin(lo, row(s, g.x, m)[i]);
             hi = fmax(hi, row(s, g.x, m)[i]);
         }
-        spread[i] = hi - lo;
+        range[i] = hi - lo;
     }
-    if (s->generation == 0) memcpy(s->x, g.x, (size_t)s->batch * vector(s));
-    for (int m = 0; s->generation && m < s->batch; m++) ga_child(s, &g, spread, m);
-    free(spread);
+    if (s->generation == 0) memcpy(s->x, g.x, (size_t)s->batch * vector_bytes(s));
+    for (int m = 0; s->generation && m < s->batch; m++) ga_child(s, &g, range, m);
+    free(range);
 }
 
 static void ga_tell(struct search *s, const double *fitness, const int *order) {
     (void)order;
-    struct ga g = ga_of(s);
+    struct ga g = ga_view(s);
     int old = s->generation ? s->batch : 0, all = old + s->batch;
-    double *x = xcalloc((size_t)all, vector(s)), *f = xcalloc((size_t)all, sizeof *f);
-    int *place = xcalloc((size_t)all, sizeof *place);
-    memcpy(x, g.x, (size_t)old * vector(s));
+    double *x = xcalloc((size_t)all, vector_bytes(s)), *f = xcalloc((size_t)all, sizeof *f);
+    int *order_of_all = xcalloc((size_t)all, sizeof *order_of_all);
+    memcpy(x, g.x, (size_t)old * vector_bytes(s));
     memcpy(f, g.fitness, (size_t)old * sizeof *f);
-    memcpy(x + (size_t)old * (size_t)s->n, s->x, (size_t)s->batch * vector(s));
+    memcpy(x + (size_t)old * (size_t)s->n, s->x, (size_t)s->batch * vector_bytes(s));
     memcpy(f + old, fitness, (size_t)s->batch * sizeof *f);
-    select_argsort(f, all, place);
+    select_argsort(f, all, order_of_all);
     for (int m = 0; m < s->batch; m++) {
-        g.fitness[m] = f[place[m]];
-        memcpy(row(s, g.x, m), row(s, x, place[m]), vector(s));
+        g.fitness[m] = f[order_of_all[m]];
+        memcpy(row(s, g.x, m), row(s, x, order_of_all[m]), vector_bytes(s));
     }
     free(x);
     free(f);
-    free(place);
+    free(order_of_all);
 }
 
 /* Random search, the baseline of all others. */
@@ -450,19 +451,19 @@ static size_t random_size(int n, int batch) {
     return (size_t)n;
 }
 
-static void random_start(struct search *s, const double *first, const double *center) {
+static void random_init(struct search *s, const double *first, const double *center) {
     (void)first;
-    memcpy(own(s), center, vector(s));
+    memcpy(algorithm_state(s), center, vector_bytes(s));
 }
 
 static void random_ask(struct search *s) {
     for (int m = 0; m < s->batch; m++) {
-        struct rng r = stream(s, m);
+        struct rng r = member_rng(s, m);
         for (int i = 0; i < s->n; i++)
             row(s, s->x, m)[i] = s->o.upper_bound > s->o.lower_bound
                                      ? s->o.lower_bound + (s->o.upper_bound - s->o.lower_bound) *
                                                               (double)rng_uniform(&r)
-                                     : own(s)[i] + s->o.sigma * (double)rng_normal(&r);
+                                     : algorithm_state(s)[i] + s->o.sigma * (double)rng_normal(&r);
     }
 }
 
@@ -471,10 +472,10 @@ static void random_tell(struct search *s, const double *fitness, const int *orde
 }
 
 static const struct search_algorithm search_algorithms[] = {
-    {"cma", SEARCH_MAX_DIM_CMA, cma_size, cma_start, cma_ask, cma_tell},
-    {"pso", SEARCH_MAX_DIM, pso_size, pso_start, pso_ask, pso_tell},
-    {"ga", SEARCH_MAX_DIM, ga_size, ga_start, ga_ask, ga_tell},
-    {"random", SEARCH_MAX_DIM, random_size, random_start, random_ask, random_tell},
+    {"cma", SEARCH_MAX_DIM_CMA, cma_size, cma_init, cma_ask, cma_tell},
+    {"pso", SEARCH_MAX_DIM, pso_size, pso_init, pso_ask, pso_tell},
+    {"ga", SEARCH_MAX_DIM, ga_size, ga_init, ga_ask, ga_tell},
+    {"random", SEARCH_MAX_DIM, random_size, random_init, random_ask, random_tell},
 };
 
 static const struct search_algorithm *search_algorithm_find(const char *name) {
@@ -484,8 +485,8 @@ static const struct search_algorithm *search_algorithm_find(const char *name) {
 }
 
 /* A searcher without starting points. */
-static struct search *search_make(const struct search_options *o, int n, uint64_t seed,
-                                  struct error *err) {
+static struct search *search_alloc(const struct search_options *o, int n, uint64_t seed,
+                                   struct error *err) {
     const struct search_algorithm *kind = search_algorithm_find(o->searcher);
     if (!kind) {
         error_set(err, ERR_USAGE, "searcher '%s' is not known; there are cma, pso, ga, random",
@@ -506,7 +507,7 @@ static struct search *search_make(const struct search_options *o, int n, uint64_
     *s = (struct search){.kind = kind, .o = *o, .n = n, .batch = batch, .seed = seed};
     s->o.searcher = NULL;
     s->o.batch = batch;
-    s->n_state = 1 + (size_t)n + kind->size(n, batch);
+    s->n_state = 1 + (size_t)n + kind->state_size(n, batch);
     s->state = try_calloc(s->n_state, sizeof(double), err);
     s->x = try_calloc((size_t)batch * (size_t)n, sizeof(double), err);
     s->basis = try_calloc(kind->ask == cma_ask ? (size_t)n * (size_t)n : 1, sizeof(double), err);
@@ -517,8 +518,8 @@ static struct search *search_make(const struct search_options *o, int n, uint64_
 }
 
 /* first: [batch][n] initial members. */
-static void first_members(const struct search *s, const double *starts, int n_starts,
-                          double *first) {
+static void initial_members(const struct search *s, const double *starts, int n_starts,
+                            double *first) {
     for (int m = 0; m < s->batch; m++) {
         struct rng r = rng_make(s->seed, RNG_INIT, 0, (uint32_t)m);
         int a = m, b = m;
@@ -540,16 +541,17 @@ static void first_members(const struct search *s, const double *starts, int n_st
 struct search *search_new(const struct search_options *o, const double *starts, int n_starts, int n,
                           uint64_t seed, struct error *err) {
     CHECK(n_starts >= 1);
-    struct search *s = search_make(o, n, seed, err);
+    struct search *s = search_alloc(o, n, seed, err);
     if (!s) return NULL;
-    double *first = xcalloc((size_t)s->batch, vector(s)), *center = xcalloc(1, vector(s));
-    first_members(s, starts, n_starts, first);
+    double *first = xcalloc((size_t)s->batch, vector_bytes(s)),
+           *center = xcalloc(1, vector_bytes(s));
+    initial_members(s, starts, n_starts, first);
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < n_starts; k++) center[i] += starts[(size_t)k * (size_t)n + (size_t)i];
         center[i] /= n_starts;
     }
     s->state[0] = -INFINITY;
-    s->kind->start(s, first, center);
+    s->kind->init(s, first, center);
     free(first);
     free(center);
     return s;
@@ -573,11 +575,11 @@ int64_t search_generation(const struct search *s) {
 }
 
 const double *search_ask(struct search *s) {
-    if (s->asked) return s->x;
+    if (s->has_batch) return s->x;
     s->kind->ask(s);
     for (int i = 0; s->o.upper_bound > s->o.lower_bound && i < s->batch * s->n; i++)
         s->x[i] = fmin(s->o.upper_bound, fmax(s->o.lower_bound, s->x[i]));
-    s->asked = true;
+    s->has_batch = true;
     return s->x;
 }
 
@@ -589,11 +591,11 @@ void search_tell(struct search *s, const double *fitness) {
     select_argsort(f, s->batch, order);
     if (f[order[0]] > s->state[0]) {
         s->state[0] = f[order[0]];
-        memcpy(s->state + 1, row(s, s->x, order[0]), vector(s));
+        memcpy(s->state + 1, row(s, s->x, order[0]), vector_bytes(s));
     }
     s->kind->tell(s, f, order);
     s->generation++;
-    s->asked = false;
+    s->has_batch = false;
     free(f);
     free(order);
 }
@@ -604,7 +606,7 @@ const double *search_best(const struct search *s, double *fitness) {
 }
 
 const double *search_center(const struct search *s) {
-    return s->kind->ask == cma_ask ? cma_of(s).mean : search_best(s, NULL);
+    return s->kind->ask == cma_ask ? cma_view(s).mean : search_best(s, NULL);
 }
 
 double mutation_step_adapt(double step, double measured, double target, double gain) {
@@ -629,11 +631,11 @@ static bool number_parse(const json_t *v, double *out) {
 json_t *search_save(const struct search *s) {
     json_t *options = json_object(), *state = json_array();
     for (const struct option_row *r = search_option_rows; r->name; r++) {
-        const void *at = (const char *)&s->o + r->offset;
+        const void *field = (const char *)&s->o + r->offset;
         if (r->type == OPT_INT)
-            json_object_set_new(options, r->name, json_integer(*(const int64_t *)at));
+            json_object_set_new(options, r->name, json_integer(*(const int64_t *)field));
         if (r->type == OPT_FLOAT)
-            json_object_set_new(options, r->name, number_json(*(const double *)at));
+            json_object_set_new(options, r->name, number_json(*(const double *)field));
     }
     for (size_t i = 0; i < s->n_state; i++) json_array_append_new(state, number_json(s->state[i]));
     return json_pack("{s:s,s:i,s:I,s:I,s:o,s:o}", "searcher", s->kind->name, "numbers", s->n,
@@ -644,16 +646,16 @@ json_t *search_save(const struct search *s) {
 static int options_load(const json_t *v, struct search_options *o, struct error *err) {
     for (const struct option_row *r = search_option_rows; r->name; r++) {
         const json_t *x = json_object_get(v, r->name);
-        void *at = (char *)o + r->offset;
+        void *field = (char *)o + r->offset;
         if (r->type == OPT_STRING) continue;
         bool integer = r->type == OPT_INT && json_is_integer(x);
         double d = json_number_value(x);
         if (!(integer || (r->type == OPT_FLOAT && json_is_number(x))) || d < r->min || d > r->max)
             return error_set(err, ERR_FORMAT, "a saved search has no valid '%s'", r->name);
         if (integer)
-            *(int64_t *)at = json_integer_value(x);
+            *(int64_t *)field = json_integer_value(x);
         else
-            *(double *)at = d;
+            *(double *)field = d;
     }
     return OK;
 }
@@ -678,7 +680,7 @@ struct search *search_load(const json_t *v, struct error *err) {
         return NULL;
     }
     o.searcher = (char *)(uintptr_t)name;
-    struct search *s = search_make(&o, (int)n, (uint64_t)seed, err);
+    struct search *s = search_alloc(&o, (int)n, (uint64_t)seed, err);
     if (!s) return NULL;
     s->generation = generation;
     bool fits = json_array_size(state) == s->n_state;

@@ -13,26 +13,26 @@
 #include <unistd.h>
 
 /* Whether the budget covers a step of this cost. */
-static bool affords(const struct evolve_run *r, double flops) {
+static bool is_within_budget(const struct evolve_run *r, double flops) {
     return r->o->evolve.max_flops <= 0 || r->spent.flops + flops <= r->o->evolve.max_flops;
 }
 
 static json_t *generation_json(int generation, const struct candidate *c, int n) {
     json_t *list = json_array();
     struct adapter *a[MAX_CANDIDATES];
-    int made = 0;
+    int n_adapters = 0;
     for (int i = 0; i < n; i++) {
         json_array_append_new(list, candidate_json(&c[i]));
-        if (c[i].adapter) a[made++] = c[i].adapter;
+        if (c[i].adapter) a[n_adapters++] = c[i].adapter;
     }
-    struct diversity d = diversity_compute(a, made, NULL);
+    struct diversity d = diversity_compute(a, n_adapters, NULL);
     return json_pack("{s:i,s:o,s:o}", "generation", generation, "candidates", list, "diversity",
                      diversity_json(&d));
 }
 
 /* Evaluates [n] candidates and sorts them, fittest first; ties keep their order. */
-static int measure(struct evolve_run *r, int generation, struct candidate *c, int n,
-                   struct error *err) {
+static int evaluate_candidates(struct evolve_run *r, int generation, struct candidate *c, int n,
+                               struct error *err) {
     const struct fitness_options *f = &evolve_run_recipe_at(r, generation)->fitness;
     struct evaluation a = {0};
     int rc = evolve_run_evaluate(r, generation, c, n, 0, &a, err);
@@ -40,24 +40,24 @@ static int measure(struct evolve_run *r, int generation, struct candidate *c, in
     evaluation_release(&a);
     for (int i = 1; rc == OK && i < n; i++)
         for (int k = i; k > 0 && c[k].fitness.value > c[k - 1].fitness.value; k--) {
-            struct candidate held = c[k];
+            struct candidate swap = c[k];
             c[k] = c[k - 1];
-            c[k - 1] = held;
+            c[k - 1] = swap;
         }
     return rc;
 }
 
-static struct candidate founder(const struct evolve_run *r, int i) {
+static struct candidate founder_candidate(const struct evolve_run *r, int i) {
     struct candidate c = {.adapter = r->founders[i], .blend = NAN, .step = NAN};
     strcpy(c.name, r->names[i]);
     return c;
 }
 
 /* Evaluates generation 0; *best: the index of the fittest founder. */
-static int measure_founders(struct evolve_run *r, int *best, struct error *err) {
+static int evaluate_founders(struct evolve_run *r, int *best, struct error *err) {
     struct candidate c[MAX_FOUNDERS];
-    for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
-    int rc = measure(r, 0, c, r->n_founders, err);
+    for (int i = 0; i < r->n_founders; i++) c[i] = founder_candidate(r, i);
+    int rc = evaluate_candidates(r, 0, c, r->n_founders, err);
     if (rc == OK)
         rc = evolve_run_record_generation(r, generation_json(0, c, r->n_founders), c, r->n_founders,
                                           err);
@@ -67,56 +67,57 @@ static int measure_founders(struct evolve_run *r, int *best, struct error *err) 
 }
 
 /* Records a last generation of one candidate. Takes ownership of the adapter. */
-static int conclude(struct evolve_run *r, int generation, struct adapter *made, const char *parent,
-                    const struct adapter_operator *how, struct error *err) {
+static int record_result(struct evolve_run *r, int generation, struct adapter *adapter,
+                         const char *parent, const struct adapter_operator *op, struct error *err) {
     struct candidate c = {
-        .name = "made", .adapter = made, .operator= how, .blend = NAN, .step = NAN};
+        .name = "made", .adapter = adapter, .operator= op, .blend = NAN, .step = NAN};
     if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
-    int rc = measure(r, generation, &c, 1, err);
+    int rc = evaluate_candidates(r, generation, &c, 1, err);
     if (rc == OK)
         rc = evolve_run_record_generation(r, generation_json(generation, &c, 1), &c, 1, err);
-    adapter_release(made);
+    adapter_release(adapter);
     return rc;
 }
 
-static int none(struct evolve_run *r, struct error *err) {
+static int method_none(struct evolve_run *r, struct error *err) {
     int best = 0;
-    return measure_founders(r, &best, err);
+    return evaluate_founders(r, &best, err);
 }
 
 /* fine-tuning */
 
 /* Mean tokens per sample, for the cost of training. */
-static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *o,
-                              struct error *err) {
+static int count_finetune_tokens(struct evolve_run *r, const struct evolve_recipe *o,
+                                 struct error *err) {
     struct dataset d;
-    if (r->learn_tokens > 0) return OK;
+    if (r->tokens_per_sample > 0) return OK;
     char *path = r->env->find(o->evolve.finetune_data);
     int rc = dataset_load(&d, path, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
-    if (rc == OK) r->learn_tokens = (double)d.tokens / d.n;
+    if (rc == OK) r->tokens_per_sample = (double)d.tokens / d.n;
     if (rc == OK) dataset_release(&d);
     free(path);
     return rc;
 }
 
-static double update_tokens(const struct evolve_run *r, const struct train_options *o) {
-    return r->learn_tokens * (double)(o->bsz * o->grad_accum);
+static double tokens_per_update(const struct evolve_run *r, const struct train_options *o) {
+    return r->tokens_per_sample * (double)(o->bsz * o->grad_accum);
 }
 
 /* The lineage of a fine-tuned adapter: the lineage before, with the training data added. */
-static json_t *learned_lineage(const struct adapter *before, const char *data, const char *how,
-                               int64_t updates, int64_t seed) {
+static json_t *finetuned_lineage(const struct adapter *before, const char *data, const char *method,
+                                 int64_t updates, int64_t seed) {
     json_t *l = before->lineage ? json_copy(before->lineage) : json_object();
     json_object_set_new(l, "before", json_string(before->hash));
     json_object_set_new(l, "learned",
-                        json_sprintf("%s, %lld updates of '%s', seed %lld", how, (long long)updates,
-                                     data, (long long)seed));
+                        json_sprintf("%s, %lld updates of '%s', seed %lld", method,
+                                     (long long)updates, data, (long long)seed));
     return l;
 }
 
 /* Trains the adapters together, each in place, for `updates` steps; with es if not NULL. */
-static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32],
-                 int n, int64_t updates, const struct es_options *es, struct error *err) {
+static int finetune(struct evolve_run *r, int generation, struct adapter **a,
+                    char (*const names)[32], int n, int64_t updates, const struct es_options *es,
+                    struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     struct train_options t = o->finetune;
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
@@ -136,7 +137,7 @@ static int learn(struct evolve_run *r, int generation, struct adapter **a, char 
             continue;
         }
         json_t *l =
-            learned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed);
+            finetuned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed);
         adapter_release(a[i]);
         a[i] = operator_set_lineage(jobs[i].result, l);
         json_decref(l);
@@ -149,24 +150,27 @@ static int learn(struct evolve_run *r, int generation, struct adapter **a, char 
 }
 
 /* The same for one adapter, unless an earlier process has saved the result. */
-static int learn_once(struct evolve_run *r, int generation, struct adapter **a, const char *name,
-                      int64_t updates, const struct es_options *es, struct error *err) {
+static int finetune_or_load(struct evolve_run *r, int generation, struct adapter **a,
+                            const char *name, int64_t updates, const struct es_options *es,
+                            struct error *err) {
     char names[1][32];
-    struct adapter *before = evolve_run_load_adapter(r, generation, name, "before", (*a)->hash);
+    struct adapter *saved = evolve_run_load_adapter(r, generation, name, "before", (*a)->hash);
     snprintf(names[0], sizeof names[0], "%s", name);
-    if (before) {
+    if (saved) {
         adapter_release(*a);
-        *a = before;
+        *a = saved;
         return OK;
     }
-    int rc = learn(r, generation, a, names, 1, updates, es, err);
+    int rc = finetune(r, generation, a, names, 1, updates, es, err);
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
 /* Number of updates that the remaining budget allows, after the cost of the final evaluation. */
-static int64_t affordable_updates(const struct evolve_run *r, double founder, double update) {
+static int64_t affordable_updates(const struct evolve_run *r, double final_cost,
+                                  double update_cost) {
     const struct evolve_options *e = &r->o->evolve;
-    double n = e->max_flops > 0 ? (e->max_flops - r->spent.flops - founder) / update : INFINITY;
+    double n =
+        e->max_flops > 0 ? (e->max_flops - r->spent.flops - final_cost) / update_cost : INFINITY;
     if (r->o->finetune.max_steps > 0) n = fmin(n, (double)r->o->finetune.max_steps);
     if (isinf(n)) n = (double)(MAX(1, e->finetune_steps) * MAX(1, e->generations));
     return (int64_t)fmax(1, floor(n));
@@ -175,29 +179,29 @@ static int64_t affordable_updates(const struct evolve_run *r, double founder, do
 /* Fine-tunes the best founder with the whole budget. */
 static int finetune_best_founder(struct evolve_run *r, const struct es_options *es,
                                  struct error *err) {
-    int best = 0, rc = count_learn_tokens(r, r->o, err);
-    if (rc == OK) rc = measure_founders(r, &best, err);
+    int best = 0, rc = count_finetune_tokens(r, r->o, err);
+    if (rc == OK) rc = evaluate_founders(r, &best, err);
     if (rc != OK) return rc;
     struct adapter *a = adapter_retain(r->founders[best]);
-    double tokens = update_tokens(r, &r->o->finetune), flops = evolve_run_token_flops(r, a);
+    double tokens = tokens_per_update(r, &r->o->finetune), flops = evolve_run_token_flops(r, a);
     int64_t updates = affordable_updates(r, r->spent.flops / r->n_founders,
                                          tokens * flops * (es ? (double)es->population : 2));
-    rc = learn_once(r, 1, &a, "made", updates, es, err);
+    rc = finetune_or_load(r, 1, &a, "made", updates, es, err);
     if (es)
         evolve_cost_add_forward(r, (int64_t)(tokens * (double)es->population * (double)updates),
                                 flops);
     else
         evolve_cost_add_training(r, tokens * (double)updates, flops);
-    if (rc == OK) return conclude(r, 1, a, r->names[best], NULL, err);
+    if (rc == OK) return record_result(r, 1, a, r->names[best], NULL, err);
     adapter_release(a);
     return rc;
 }
 
-static int gradient(struct evolve_run *r, struct error *err) {
+static int method_gradient(struct evolve_run *r, struct error *err) {
     return finetune_best_founder(r, NULL, err);
 }
 
-static int es(struct evolve_run *r, struct error *err) {
+static int method_es(struct evolve_run *r, struct error *err) {
     return finetune_best_founder(r, &r->o->es, err);
 }
 
@@ -208,74 +212,76 @@ static int es(struct evolve_run *r, struct error *err) {
 static int finetune_children(struct evolve_run *r, struct population *p, struct error *err) {
     struct adapter *a[MAX_POPULATION];
     char names[MAX_POPULATION][32];
-    int who[MAX_POPULATION], n = 0, rc = OK;
+    int index[MAX_POPULATION], n = 0, rc = OK;
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
     for (int i = 0; i < p->n; i++) {
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
-        evolve_cost_add_training(r,
-                                 update_tokens(r, &o->finetune) * (double)o->evolve.finetune_steps,
-                                 evolve_run_token_flops(r, c->adapter));
-        struct adapter *done =
+        evolve_cost_add_training(
+            r, tokens_per_update(r, &o->finetune) * (double)o->evolve.finetune_steps,
+            evolve_run_token_flops(r, c->adapter));
+        struct adapter *saved =
             evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
-        if (done) {
+        if (saved) {
             adapter_release(c->adapter);
-            c->adapter = done;
+            c->adapter = saved;
             continue;
         }
         strcpy(names[n], c->name);
         a[n] = c->adapter;
-        who[n++] = i;
+        index[n++] = i;
     }
-    if (n > 0) rc = learn(r, p->generation, a, names, n, o->evolve.finetune_steps, NULL, err);
-    for (int k = 0; k < n; k++) p->c[who[k]].adapter = a[k];
+    if (n > 0) rc = finetune(r, p->generation, a, names, n, o->evolve.finetune_steps, NULL, err);
+    for (int k = 0; k < n; k++) p->c[index[k]].adapter = a[k];
     for (int k = 0; rc == OK && k < n; k++)
         rc = evolve_run_save_adapter(r, p->generation, names[k], a[k], NULL, err);
     return rc;
 }
 
 /* Cost of fine-tuning and evaluating the new generation, from the last cost of one candidate. */
-static double bred_cost(const struct evolve_run *r, const struct population *p, double one) {
+static double generation_cost(const struct evolve_run *r, const struct population *p,
+                              double candidate_cost) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
-    double learned = 0, tokens = (double)o->evolve.finetune_steps * update_tokens(r, &o->finetune);
+    double training_flops = 0,
+           tokens = (double)o->evolve.finetune_steps * tokens_per_update(r, &o->finetune);
     for (int i = 0; i < p->n; i++)
-        if (!p->c[i].elite) learned += tokens * evolve_run_token_flops(r, p->c[i].adapter);
-    return one * (p->n + p->n_reevaluated) + 2 * learned;
+        if (!p->c[i].elite) training_flops += tokens * evolve_run_token_flops(r, p->c[i].adapter);
+    return candidate_cost * (p->n + p->n_reevaluated) + 2 * training_flops;
 }
 
 static int breed_next(struct evolve_run *r, struct population *p, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation + 1);
-    int rc = o->evolve.finetune_steps > 0 ? count_learn_tokens(r, o, err) : OK;
+    int rc = o->evolve.finetune_steps > 0 ? count_finetune_tokens(r, o, err) : OK;
     if (rc == OK) rc = population_set_options(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
     return rc == OK ? population_breed(p, err) : rc;
 }
 
 /* Evaluates the population; *one: the cost of a candidate. */
-static int breed_measure(struct evolve_run *r, struct population *p, double *one,
-                         struct error *err) {
+static int evaluate_population(struct evolve_run *r, struct population *p, double *candidate_cost,
+                               struct error *err) {
     const struct fitness_function l = {r, evolve_run_evaluate};
     double before = r->spent.flops;
     int all = p->n + p->n_reevaluated, rc = population_evaluate(p, &l, err);
-    *one = (r->spent.flops - before) / all;
+    *candidate_cost = (r->spent.flops - before) / all;
     return rc == OK ? evolve_run_record_generation(r, population_json(p), p->c, p->n, err) : rc;
 }
 
-static int breed(struct evolve_run *r, struct error *err) {
+static int method_breed(struct evolve_run *r, struct error *err) {
     struct population *p = xcalloc(1, sizeof *p);
     const struct evolve_recipe *o = evolve_run_recipe_at(r, 0);
     const char *names[MAX_FOUNDERS];
     struct progress bar;
-    double one = 0;
+    double candidate_cost = 0;
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
     int rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
                              r->n_founders, err);
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (int g = 0; rc == OK; g++) {
-        rc = breed_measure(r, p, &one, err);
+        rc = evaluate_population(r, p, &candidate_cost, err);
         progress_update(&bar, g + 1, p->c[0].name);
         if (rc != OK || g == r->o->evolve.generations) break;
         rc = breed_next(r, p, err);
-        if (rc != OK || !affords(r, bred_cost(r, p, one))) break;
+        if (rc != OK || !is_within_budget(r, generation_cost(r, p, candidate_cost))) break;
         if (evolve_run_recipe_at(r, g + 1)->evolve.finetune_steps > 0 && !r->o->zero_adapters)
             rc = finetune_children(r, p, err);
     }
@@ -294,8 +300,8 @@ struct coef_search {
     struct evolve_run *r;
     const struct adapter_operator *op;
     struct search *search;
-    int n;    /* numbers per candidate */
-    int sets; /* sets of weights: 1, or one per layer */
+    int n;             /* numbers per candidate */
+    int n_weight_sets; /* 1, or one per layer */
     struct candidate c[MAX_POPULATION];
     struct weighted_adapter mix[MAX_POPULATION][MAX_FOUNDERS];
 };
@@ -324,7 +330,7 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
                          .seed = (uint64_t)r->o->seed};
-    if (h->sets > 1) return coef_search_merge_layers(&x, v, err);
+    if (h->n_weight_sets > 1) return coef_search_merge_layers(&x, v, err);
     if (h->op->unit)
         x.step = h->op->step_min +
                  (h->op->step_max - h->op->step_min) * fminf(1, fmaxf(0, (float)v[r->n_founders]));
@@ -334,13 +340,13 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
 /* delta is a mix of the founders, which is exact without merging. */
 static int coef_search_candidates(struct coef_search *h, const double *v, int n,
                                   struct error *err) {
-    bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
+    bool mixed = h->n_weight_sets == 1 && strcmp(h->op->name, "delta") == 0;
     for (int i = 0; i < n; i++) {
         struct candidate *c = &h->c[i];
         *c = (struct candidate){.operator= h->op, .blend = NAN, .step = NAN, .mix = h->mix[i]};
         snprintf(c->name, sizeof c->name, "g%lldc%d", (long long)search_generation(h->search) + 1,
                  i);
-        c->n_mix = h->sets == 1 ? h->r->n_founders : 0;
+        c->n_mix = h->n_weight_sets == 1 ? h->r->n_founders : 0;
         for (int k = 0; k < c->n_mix; k++)
             h->mix[i][k] = (struct weighted_adapter){.adapter = h->r->founders[k],
                                                      .weight = (float)v[i * h->n + k]};
@@ -355,7 +361,7 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
         return error_set(err, ERR_USAGE,
                          "operator '%s' takes %d parents, and there are %d founders", h->op->name,
                          h->op->most, r->n_founders);
-    if (h->sets > 1 && strcmp(h->op->name, "delta") != 0)
+    if (h->n_weight_sets > 1 && strcmp(h->op->name, "delta") != 0)
         return error_set(err, ERR_USAGE, "weights of each layer's own are of 'delta', not of '%s'",
                          h->op->name);
     return OK;
@@ -365,12 +371,12 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
 static int coef_search_open(struct coef_search *h, struct error *err) {
     struct evolve_run *r = h->r;
     if (!(h->op = operator_find(r->o->evolve.merge_operator, err))) return err->code;
-    h->sets = r->o->evolve.per_layer ? r->model->config.n_layers : 1;
+    h->n_weight_sets = r->o->evolve.per_layer ? r->model->config.n_layers : 1;
     if (coef_search_check(h, err) != OK) return err->code;
-    h->n = r->n_founders * h->sets + (h->op->unit != NULL);
+    h->n = r->n_founders * h->n_weight_sets + (h->op->unit != NULL);
     double *starts = xcalloc((size_t)r->n_founders * (size_t)h->n, sizeof *starts);
     for (int i = 0; i < r->n_founders; i++) {
-        for (int k = 0; k < h->sets; k++) starts[i * h->n + k * r->n_founders + i] = 1;
+        for (int k = 0; k < h->n_weight_sets; k++) starts[i * h->n + k * r->n_founders + i] = 1;
         if (h->op->unit)
             starts[(i + 1) * h->n - 1] =
                 (double)((h->op->step - h->op->step_min) / (h->op->step_max - h->op->step_min));
@@ -383,7 +389,7 @@ static int coef_search_open(struct coef_search *h, struct error *err) {
     return h->search ? OK : err->code;
 }
 
-static const double *weights_of(struct coef_search *h, const struct candidate *c) {
+static const double *candidate_weights(struct coef_search *h, const struct candidate *c) {
     int i = 0;
     while (h->mix[i] != c->mix) i++;
     return search_ask(h->search) + i * h->n;
@@ -392,19 +398,19 @@ static const double *weights_of(struct coef_search *h, const struct candidate *c
 static int coef_search_generation(struct coef_search *h, int g, struct error *err) {
     int n = search_batch(h->search), rc = coef_search_candidates(h, search_ask(h->search), n, err);
     double fitness[MAX_POPULATION];
-    struct candidate order[MAX_POPULATION];
-    memcpy(order, h->c, sizeof order);
-    if (rc == OK) rc = measure(h->r, g, order, n, err);
+    struct candidate sorted[MAX_POPULATION];
+    memcpy(sorted, h->c, sizeof sorted);
+    if (rc == OK) rc = evaluate_candidates(h->r, g, sorted, n, err);
     for (int i = 0; rc == OK && i < n; i++)
         for (int k = 0; k < n; k++)
-            if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;
-    bool mixed = rc == OK && !order[0].adapter; // merges the best candidate, to save it
-    if (mixed && !(order[0].adapter = coef_search_merge(h, weights_of(h, &order[0]), err)))
+            if (sorted[k].mix == h->c[i].mix) fitness[i] = sorted[k].fitness.value;
+    bool mixed = rc == OK && !sorted[0].adapter; // merges the best candidate, to save it
+    if (mixed && !(sorted[0].adapter = coef_search_merge(h, candidate_weights(h, &sorted[0]), err)))
         rc = err->code;
     if (rc == OK)
-        rc = evolve_run_record_generation(h->r, generation_json(g, order, n), order, n, err);
+        rc = evolve_run_record_generation(h->r, generation_json(g, sorted, n), sorted, n, err);
     if (rc == OK) search_tell(h->search, fitness);
-    if (mixed) adapter_release(order[0].adapter);
+    if (mixed) adapter_release(sorted[0].adapter);
     for (int i = 0; i < n; i++) adapter_release(h->c[i].adapter);
     return rc;
 }
@@ -415,10 +421,10 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
     struct evolve_run *r = h->r;
     *tokens = *flops = 0;
     if (r->o->evolve.finetune_steps == 0 || r->o->zero_adapters) return OK;
-    if (count_learn_tokens(r, r->o, err) != OK) return err->code;
+    if (count_finetune_tokens(r, r->o, err) != OK) return err->code;
     struct adapter *a = coef_search_merge(h, search_ask(h->search), err); // all have the same rank
     if (!a) return err->code;
-    *tokens = (double)r->o->evolve.finetune_steps * update_tokens(r, &r->o->finetune);
+    *tokens = (double)r->o->evolve.finetune_steps * tokens_per_update(r, &r->o->finetune);
     *flops = evolve_run_token_flops(r, a);
     adapter_release(a);
     return OK;
@@ -428,31 +434,33 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
 static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops,
                               struct error *err) {
     struct evolve_run *r = h->r;
-    struct adapter *made = coef_search_merge(h, search_center(h->search), err);
-    int rc = made ? OK : err->code;
+    struct adapter *adapter = coef_search_merge(h, search_center(h->search), err);
+    int rc = adapter ? OK : err->code;
     if (rc == OK && tokens > 0)
-        rc = learn_once(r, g, &made, "made", r->o->evolve.finetune_steps, NULL, err);
+        rc = finetune_or_load(r, g, &adapter, "made", r->o->evolve.finetune_steps, NULL, err);
     evolve_cost_add_training(r, tokens, flops);
-    if (rc == OK) return conclude(r, g, made, NULL, h->op, err);
-    adapter_release(made);
+    if (rc == OK) return record_result(r, g, adapter, NULL, h->op, err);
+    adapter_release(adapter);
     return rc;
 }
 
-static int coefficients(struct evolve_run *r, struct error *err) {
+static int method_coefficients(struct evolve_run *r, struct error *err) {
     struct coef_search *h = xcalloc(1, sizeof *h);
     struct progress bar;
-    double tokens, flops, cost = 0; // cost of a generation
+    double tokens, flops, generation_cost_flops = 0; // cost of a generation
     int best = 0, g = 1, rc;
     h->r = r;
     rc = coef_search_open(h, err);
     if (rc == OK) rc = coef_search_finetune_cost(h, &tokens, &flops, err);
-    if (rc == OK) rc = measure_founders(r, &best, err);
-    double last = rc == OK ? 2 * tokens * flops + r->spent.flops / r->n_founders : 0;
+    if (rc == OK) rc = evaluate_founders(r, &best, err);
+    double result_cost = rc == OK ? 2 * tokens * flops + r->spent.flops / r->n_founders : 0;
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
-    for (; rc == OK && g <= r->o->evolve.generations && affords(r, cost + last); g++) {
+    for (; rc == OK && g <= r->o->evolve.generations &&
+           is_within_budget(r, generation_cost_flops + result_cost);
+         g++) {
         double before = r->spent.flops;
         rc = coef_search_generation(h, g, err);
-        cost = r->spent.flops - before;
+        generation_cost_flops = r->spent.flops - before;
         progress_update(&bar, g, NULL);
     }
     progress_finish(&bar, NULL);
@@ -464,8 +472,8 @@ static int coefficients(struct evolve_run *r, struct error *err) {
 }
 
 /* Merges all founders with equal weights by one operator: a soup, TIES, DARE. */
-static int merge(struct evolve_run *r, struct error *err) {
-    int best = 0, rc = measure_founders(r, &best, err);
+static int method_merge(struct evolve_run *r, struct error *err) {
+    int best = 0, rc = evaluate_founders(r, &best, err);
     const struct adapter_operator *op =
         rc == OK ? operator_find(r->o->evolve.merge_operator, err) : NULL;
     struct operands x = {.parents = r->founders,
@@ -473,18 +481,18 @@ static int merge(struct evolve_run *r, struct error *err) {
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
                          .seed = (uint64_t)r->o->seed};
-    struct adapter *made = op ? operator_apply(op, &x, err) : NULL;
-    return made ? conclude(r, 1, made, NULL, op, err) : err->code;
+    struct adapter *adapter = op ? operator_apply(op, &x, err) : NULL;
+    return adapter ? record_result(r, 1, adapter, NULL, op, err) : err->code;
 }
 
 const struct search_method search_methods[] = {
     {"breed", "a population of adapters: selection, crossover, mutation, bursts of gradient",
-     breed},
+     method_breed},
     {"coefficients", "the founders' coefficients, by the searcher of section 'search': cma, pso …",
-     coefficients},
-    {"merge", "all founders once, with equal weights", merge},
-    {"gradient", "the best founder learns by LoRA gradient", gradient},
-    {"es", "the best founder learns by evolution strategies", es},
-    {"none", "founders only", none},
+     method_coefficients},
+    {"merge", "all founders once, with equal weights", method_merge},
+    {"gradient", "the best founder learns by LoRA gradient", method_gradient},
+    {"es", "the best founder learns by evolution strategies", method_es},
+    {"none", "founders only", method_none},
     {0},
 };

@@ -9,40 +9,40 @@
 #include <string.h>
 
 /* NaN ranks below all other values. */
-static double finite_fitness(double f) {
+static double fitness_or_worst(double f) {
     return f != f ? -INFINITY : f;
 }
 
 struct sort_key {
-    double key, second;
-    int at;
+    double key, tie_break;
+    int index;
 };
 
-static int by_key(const void *a, const void *b) {
+static int compare_sort_keys(const void *a, const void *b) {
     const struct sort_key *x = a, *y = b;
     if (x->key != y->key) return x->key < y->key ? 1 : -1;
-    if (x->second != y->second) return x->second < y->second ? 1 : -1;
-    return x->at - y->at;
+    if (x->tie_break != y->tie_break) return x->tie_break < y->tie_break ? 1 : -1;
+    return x->index - y->index;
 }
 
-static void placed_order(struct sort_key *v, int n, int *order) {
-    qsort(v, (size_t)n, sizeof *v, by_key);
-    for (int i = 0; i < n; i++) order[i] = v[i].at;
+static void sort_and_free(struct sort_key *v, int n, int *order) {
+    qsort(v, (size_t)n, sizeof *v, compare_sort_keys);
+    for (int i = 0; i < n; i++) order[i] = v[i].index;
     free(v);
 }
 
 void select_argsort(const double *fitness, int n, int *order) {
     struct sort_key *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++)
-        v[i] = (struct sort_key){.key = finite_fitness(fitness[i]), .at = i};
-    placed_order(v, n, order);
+        v[i] = (struct sort_key){.key = fitness_or_worst(fitness[i]), .index = i};
+    sort_and_free(v, n, order);
 }
 
 int select_roulette_wheel(const double *weight, double sum, int n, struct rng *r) {
-    double at = (double)rng_uniform(r) * sum;
+    double rest = (double)rng_uniform(r) * sum;
     for (int i = 0; i < n; i++) {
-        at -= weight[i];
-        if (at < 0) return i;
+        rest -= weight[i];
+        if (rest < 0) return i;
     }
     for (int i = n; i-- > 0;) // rounding has left a remainder of `at`
         if (weight[i] > 0) return i;
@@ -71,9 +71,9 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
         int best = p->n;
         for (int j = 0; j < MAX(p->tournament, 1); j++) {
             int other = (int)rng_below(r, (uint32_t)p->n);
-            double gain = best < p->n
-                              ? finite_fitness(p->fitness[other]) - finite_fitness(p->fitness[best])
-                              : 1;
+            double gain = best < p->n ? fitness_or_worst(p->fitness[other]) -
+                                            fitness_or_worst(p->fitness[best])
+                                      : 1;
             if (gain > 0 || (!(gain < 0) && other < best)) best = other;
         }
         out[i] = best;
@@ -85,12 +85,12 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     double slope = fmin(2, fmax(1, p->selection_pressure));
     for (int i = 0; i < p->n; i++) {
-        double below = 0, f = finite_fitness(p->fitness[i]);
+        double rank = 0, f = fitness_or_worst(p->fitness[i]);
         for (int j = 0; j < p->n; j++) {
-            double g = finite_fitness(p->fitness[j]);
-            below += g < f ? 1 : j != i && g == f ? 0.5 : 0;
+            double g = fitness_or_worst(p->fitness[j]);
+            rank += g < f ? 1 : j != i && g == f ? 0.5 : 0;
         }
-        sum += weight[i] = 2 - slope + 2 * (slope - 1) * below / MAX(p->n - 1, 1);
+        sum += weight[i] = 2 - slope + 2 * (slope - 1) * rank / MAX(p->n - 1, 1);
     }
     for (int i = 0; i < k; i++) out[i] = select_roulette_wheel(weight, sum, p->n, r);
     free(weight);
@@ -98,7 +98,7 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
 
 /* Offset from just below the worst finite value: the worst keeps 1/N of the range, equal values
  * become 1. */
-static void from_worst(const double *fitness, int n, double *out) {
+static void offset_from_worst(const double *fitness, int n, double *out) {
     double lo = INFINITY, hi = -INFINITY;
     for (int i = 0; i < n; i++) {
         if (!isfinite(fitness[i])) continue;
@@ -111,7 +111,7 @@ static void from_worst(const double *fitness, int n, double *out) {
 
 static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, int k) {
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
-    from_worst(p->fitness, p->n, weight);
+    offset_from_worst(p->fitness, p->n, weight);
     for (int i = 0; i < p->n; i++) sum += weight[i];
     for (int i = 0; i < k; i++) out[i] = select_roulette_wheel(weight, sum, p->n, r);
     free(weight);
@@ -121,20 +121,21 @@ static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, 
 static bool dominates(const double *a, const double *b, int m) {
     bool better = false;
     for (int i = 0; i < m; i++) {
-        if (finite_fitness(a[i]) < finite_fitness(b[i])) return false;
-        better |= finite_fitness(a[i]) > finite_fitness(b[i]);
+        if (fitness_or_worst(a[i]) < fitness_or_worst(b[i])) return false;
+        better |= fitness_or_worst(a[i]) > fitness_or_worst(b[i]);
     }
     return better;
 }
 
 /* Adds one objective's share of the crowding of one front. */
-static void crowd(const double *scores, int m, int objective, const int *front, int of, int n,
-                  double *crowding) {
+static void add_crowding_distance(const double *scores, int m, int objective, const int *front,
+                                  int front_index, int n, double *crowding) {
     double *value = xcalloc((size_t)n, sizeof *value);
     int *order = xcalloc((size_t)n, sizeof *order), *member = xcalloc((size_t)n, sizeof *member);
     int c = 0;
     for (int i = 0; i < n; i++)
-        if (front[i] == of) member[c] = i, value[c++] = scores[(size_t)i * (size_t)m + objective];
+        if (front[i] == front_index)
+            member[c] = i, value[c++] = scores[(size_t)i * (size_t)m + objective];
     select_argsort(value, c, order);
     double spread = c ? value[order[0]] - value[order[c - 1]] : 0;
     for (int i = 0; i < c; i++) {
@@ -150,19 +151,19 @@ static void crowd(const double *scores, int m, int objective, const int *front, 
 }
 
 void pareto_sort(const double *scores, int n, int m, int *front, double *crowding) {
-    int placed = 0, f = 0;
+    int n_assigned = 0, f = 0;
     for (int i = 0; i < n; i++) front[i] = -1, crowding[i] = 0;
-    for (; placed < n; f++) {
+    for (; n_assigned < n; f++) {
         for (int i = 0; i < n; i++) { // -2: of this front, and still compared
-            bool beaten = front[i] >= 0;
-            for (int j = 0; j < n && !beaten; j++)
-                beaten = (front[j] < 0) && dominates(scores + (size_t)j * (size_t)m,
-                                                     scores + (size_t)i * (size_t)m, m);
-            if (!beaten) front[i] = -2;
+            bool dominated = front[i] >= 0;
+            for (int j = 0; j < n && !dominated; j++)
+                dominated = (front[j] < 0) && dominates(scores + (size_t)j * (size_t)m,
+                                                        scores + (size_t)i * (size_t)m, m);
+            if (!dominated) front[i] = -2;
         }
         for (int i = 0; i < n; i++)
-            if (front[i] == -2) front[i] = f, placed++;
-        for (int o = 0; o < m; o++) crowd(scores, m, o, front, f, n, crowding);
+            if (front[i] == -2) front[i] = f, n_assigned++;
+        for (int o = 0; o < m; o++) add_crowding_distance(scores, m, o, front, f, n, crowding);
     }
 }
 
@@ -172,8 +173,8 @@ void pareto_order(const double *scores, int n, int m, int *order) {
     struct sort_key *v = xcalloc((size_t)n, sizeof *v);
     pareto_sort(scores, n, m, front, crowding);
     for (int i = 0; i < n; i++)
-        v[i] = (struct sort_key){.key = -front[i], .second = crowding[i], .at = i};
-    placed_order(v, n, order);
+        v[i] = (struct sort_key){.key = -front[i], .tie_break = crowding[i], .index = i};
+    sort_and_free(v, n, order);
     free(front);
     free(crowding);
 }
@@ -199,7 +200,7 @@ static double median(double *v, int n) {
 
 /* epsilon[M]: the median absolute deviation of each item, so that noise of real-valued scores does
  * not decide (La Cava et al. 2016); below 1 for 0/1 scores, where it has no effect. */
-static void epsilons(const struct select_pool *p, double *epsilon) {
+static void lexicase_epsilons(const struct select_pool *p, double *epsilon) {
     double *v = xcalloc((size_t)p->n, sizeof *v);
     for (int m = 0; m < p->n_scores; m++) {
         for (int i = 0; i < p->n; i++)
@@ -212,35 +213,36 @@ static void epsilons(const struct select_pool *p, double *epsilon) {
 }
 
 /* Items in random order; each keeps only the candidates within epsilon of its best score. */
-static int lexicase_one(const struct select_pool *p, const double *epsilon, uint32_t *items,
-                        int *left, struct rng *r) {
+static int lexicase_select(const struct select_pool *p, const double *epsilon, uint32_t *items,
+                           int *candidates, struct rng *r) {
     int n = p->n;
-    for (int i = 0; i < n; i++) left[i] = i;
+    for (int i = 0; i < n; i++) candidates[i] = i;
     for (int m = 0; m < p->n_scores; m++) items[m] = (uint32_t)m;
     rng_shuffle(r, items, (size_t)p->n_scores);
     for (int m = 0; m < p->n_scores && n > 1; m++) {
         const double *s = p->scores + items[m];
         double best = -INFINITY;
-        int stay = 0;
-        for (int i = 0; i < n; i++) best = fmax(best, s[(size_t)left[i] * (size_t)p->n_scores]);
+        int n_kept = 0;
+        for (int i = 0; i < n; i++)
+            best = fmax(best, s[(size_t)candidates[i] * (size_t)p->n_scores]);
         for (int i = 0; i < n; i++) {
-            double v = finite_fitness(s[(size_t)left[i] * (size_t)p->n_scores]);
-            if (!(v < best - epsilon[items[m]])) left[stay++] = left[i];
+            double v = fitness_or_worst(s[(size_t)candidates[i] * (size_t)p->n_scores]);
+            if (!(v < best - epsilon[items[m]])) candidates[n_kept++] = candidates[i];
         }
-        n = stay;
+        n = n_kept;
     }
-    return left[n > 1 ? rng_below(r, (uint32_t)n) : 0];
+    return candidates[n > 1 ? rng_below(r, (uint32_t)n) : 0];
 }
 
 static void pick_lexicase(const struct select_pool *p, struct rng *r, int *out, int k) {
     double *epsilon = xcalloc((size_t)MAX(p->n_scores, 1), sizeof *epsilon);
     uint32_t *items = xcalloc((size_t)MAX(p->n_scores, 1), sizeof *items);
-    int *left = xcalloc((size_t)p->n, sizeof *left);
-    epsilons(p, epsilon);
-    for (int i = 0; i < k; i++) out[i] = lexicase_one(p, epsilon, items, left, r);
+    int *candidates = xcalloc((size_t)p->n, sizeof *candidates);
+    lexicase_epsilons(p, epsilon);
+    for (int i = 0; i < k; i++) out[i] = lexicase_select(p, epsilon, items, candidates, r);
     free(epsilon);
     free(items);
-    free(left);
+    free(candidates);
 }
 
 const struct selection selections[] = {
@@ -259,7 +261,7 @@ const struct selection *selection_find(const char *name) {
 void fitness_share(const double *fitness, const double *distance, int n, double radius,
                    double *out) {
     CHECK(radius > 0);
-    from_worst(fitness, n, out);
+    offset_from_worst(fitness, n, out);
     for (int i = 0; i < n; i++) {
         double niche = 1; // the candidate itself, whatever the diagonal
         for (int j = 0; j < n; j++)
@@ -300,9 +302,9 @@ bool archive_add(struct archive *a, const double *descriptor, double fitness, in
     if (fitness != fitness) return false;
     for (int d = 0; d < a->dims; d++) {
         const struct archive_axis *x = &a->axis[d];
-        double at = (descriptor[d] - x->lo) / (x->hi - x->lo) * x->bins;
-        if (at != at) return false;
-        cell = cell * x->bins + (int)fmin(x->bins - 1, fmax(0, floor(at)));
+        double position = (descriptor[d] - x->lo) / (x->hi - x->lo) * x->bins;
+        if (position != position) return false;
+        cell = cell * x->bins + (int)fmin(x->bins - 1, fmax(0, floor(position)));
     }
     bool better = a->id[cell] < 0 || fitness > a->fitness[cell] ||
                   (fitness == a->fitness[cell] && id < a->id[cell]);
@@ -310,14 +312,14 @@ bool archive_add(struct archive *a, const double *descriptor, double fitness, in
     return better;
 }
 
-static int archive_filled(const struct archive *a) {
+static int archive_count_filled(const struct archive *a) {
     int n = 0;
     for (int i = 0; i < a->n_cells; i++) n += a->id[i] >= 0;
     return n;
 }
 
 double archive_coverage(const struct archive *a) {
-    return (double)archive_filled(a) / a->n_cells;
+    return (double)archive_count_filled(a) / a->n_cells;
 }
 
 double archive_qd_score(const struct archive *a, double floor) {
@@ -328,9 +330,9 @@ double archive_qd_score(const struct archive *a, double floor) {
 }
 
 int64_t archive_pick(const struct archive *a, struct rng *r) {
-    int filled = archive_filled(a), i = 0;
-    if (!filled) return -1;
-    for (uint32_t skip = rng_below(r, (uint32_t)filled);; i++)
+    int n_filled = archive_count_filled(a), i = 0;
+    if (!n_filled) return -1;
+    for (uint32_t skip = rng_below(r, (uint32_t)n_filled);; i++)
         if (a->id[i] >= 0 && skip-- == 0) return a->id[i];
 }
 
@@ -340,9 +342,9 @@ void coevolve_partners(const int *const *ranked, const int *size, int n_roles, i
         CHECK(size[q] > 0);
         partner[q] = slot ? 0 : ranked[q][0];
         if (slot) {
-            int turn = (slot - 1) / size[q];
+            int cycle = (slot - 1) / size[q];
             struct rng r = rng_make(seed, RNG_SELECT, (uint32_t)generation,
-                                    UINT32_MAX - (uint32_t)(turn * n_roles + q));
+                                    UINT32_MAX - (uint32_t)(cycle * n_roles + q));
             uint32_t *order = xcalloc((size_t)size[q], sizeof *order);
             for (int i = 0; i < size[q]; i++) order[i] = (uint32_t)i;
             rng_shuffle(&r, order, (size_t)size[q]);

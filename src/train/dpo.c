@@ -38,7 +38,7 @@ static void reference_logprobs_index(struct preference_data *q) {
 
 static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct error *err) {
     struct preference_data *q = &p->jobs[job];
-    double *to = q->logp;
+    double *out = q->logp;
     int rc = OK;
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
         int64_t rows = 0;
@@ -46,9 +46,9 @@ static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct err
             q->data.v[i + n].adapter = job;
             rows += q->data.v[i + n].n;
         }
-        rc = trainer_token_nll(p->c.trainer, q->data.v + i, n, to, err);
+        rc = trainer_token_nll(p->c.trainer, q->data.v + i, n, out, err);
         const double *end = i + n < q->data.n ? q->reference[i + n] : q->logp + q->data.targets;
-        for (; !rc && to < end; to++) *to = -*to;
+        for (; !rc && out < end; out++) *out = -*out;
     }
     return rc ? error_wrap(err, "the reference of '%s'", p->c.jobs[job].name) : OK;
 }
@@ -59,7 +59,7 @@ static int batch_run(void *ctx, struct error *err) {
     return trainer_accumulate_loss(p->c.trainer, p->batch, p->n_batch, &loss, err);
 }
 
-static int flush(struct dpo_trainer *p, struct error *err) {
+static int batch_flush(struct dpo_trainer *p, struct error *err) {
     int rc = p->n_batch ? batch_run(p, err) : OK;
     p->n_batch = 0;
     p->rows = 0;
@@ -90,15 +90,15 @@ static void dpo_stats_log(const struct dpo_trainer *p, json_t *line) {
     double margin = 0, right = 0, kl = 0;
     for (int j = 0; j < p->c.n; j++) {
         const struct dpo_stats *s = &p->dpo.sums[j];
-        double n = (double)s->n, own_kl = s->kl / (double)s->tokens;
+        double n = (double)s->n, kl_per_token = s->kl / (double)s->tokens;
         margin += s->margin / n / p->c.n;
         right += (double)s->right / n / p->c.n;
-        kl += own_kl / p->c.n;
+        kl += kl_per_token / p->c.n;
         json_object_set_new(list, p->c.jobs[j].name,
                             json_pack("{s:f,s:f,s:f,s:f,s:f}", "margin", s->margin / n,
                                       "reward_chosen", s->chosen / n, "reward_rejected",
                                       (s->chosen - s->margin) / n, "accuracy", (double)s->right / n,
-                                      "kl", own_kl));
+                                      "kl", kl_per_token));
     }
     json_object_set_new(line, "margin", json_real(margin));
     json_object_set_new(line, "accuracy", json_real(right));
@@ -113,10 +113,10 @@ static int dpo_step(void *ctx, int64_t step, json_t *line, struct error *err) {
     for (int64_t i = 0; !rc && i < p->per_update; i++)
         for (int j = 0; !rc && j < p->c.n; j++) {
             int pair = pair_at(p, j, step, i);
-            if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair))) rc = flush(p, err);
+            if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair))) rc = batch_flush(p, err);
             pair_add(p, j, pair);
         }
-    if (!rc) rc = flush(p, err);
+    if (!rc) rc = batch_flush(p, err);
     if (!rc) rc = train_loop_optimizer_step(&p->c, step, err);
     if (!rc) dpo_stats_log(p, line);
     return rc;
@@ -153,12 +153,12 @@ static int pairs_open(struct dpo_trainer *p, int j, struct error *err) {
 }
 
 static int dpo_open(struct dpo_trainer *p, struct error *err) {
-    int64_t most = 1;
+    int64_t max_pairs = 1;
     int rc = OK;
     for (int j = 0; !rc && j < p->c.n; j++) rc = pairs_open(p, j, err);
     if (rc) return rc;
-    for (int j = 0; j < p->c.n; j++) most = MAX(most, p->jobs[j].data.n / 2);
-    p->c.steps = train_loop_count_steps(&p->c, most, p->per_update);
+    for (int j = 0; j < p->c.n; j++) max_pairs = MAX(max_pairs, p->jobs[j].data.n / 2);
+    p->c.steps = train_loop_count_steps(&p->c, max_pairs, p->per_update);
     p->c.per_step = 1;
     size_t room = 2 * (size_t)p->per_update * (size_t)p->c.n;
     p->batch = try_calloc(room, sizeof *p->batch, err);
@@ -208,9 +208,9 @@ int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error
 
 /* Counts the passes of the longest job's first epoch as dpo_step makes them. */
 static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
-    int64_t most = 0;
-    for (int j = 0; j < p->c.n; j++) most = MAX(most, p->jobs[j].data.n / 2);
-    int64_t counted = MIN(p->c.steps, (most + p->per_update - 1) / p->per_update);
+    int64_t max_pairs = 0;
+    for (int j = 0; j < p->c.n; j++) max_pairs = MAX(max_pairs, p->jobs[j].data.n / 2);
+    int64_t counted = MIN(p->c.steps, (max_pairs + p->per_update - 1) / p->per_update);
     for (int64_t u = 0; u < counted; u++) {
         struct pack_counter count = {.plan = plan};
         for (int64_t i = 0; i < p->per_update; i++)
@@ -220,7 +220,7 @@ static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     training_plan_scale(plan, counted);
 }
 
-static struct length_stats lengths_of(const struct preference_data *q, int side, bool prompt) {
+static struct length_stats pair_lengths(const struct preference_data *q, int side, bool prompt) {
     int n = q->data.n / 2;
     int32_t *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
@@ -237,14 +237,14 @@ static struct length_stats lengths_of(const struct preference_data *q, int side,
     return l;
 }
 
-static void data_tell(struct dpo_trainer *p, struct rl_plan *out) {
+static void plan_add_data(struct dpo_trainer *p, struct rl_plan *out) {
     out->pairs = xcalloc((size_t)p->c.n, sizeof *out->pairs);
     out->run.first = xcalloc(2 * (size_t)p->c.n, sizeof *out->run.first);
     for (int j = 0; j < p->c.n; j++) {
         const struct preference_data *q = &p->jobs[j];
         const struct train_sample *pair = &q->data.v[2 * pair_at(p, j, 0, 0)];
-        out->pairs[j] = (struct pair_length_stats){lengths_of(q, 0, true), lengths_of(q, 0, false),
-                                                   lengths_of(q, 1, false)};
+        out->pairs[j] = (struct pair_length_stats){
+            pair_lengths(q, 0, true), pair_lengths(q, 0, false), pair_lengths(q, 1, false)};
         for (int k = 0; k < 2; k++) training_plan_add_example(&out->run, &pair[k], j);
     }
 }
@@ -290,7 +290,7 @@ int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_p
         plan->samples_per_update = 2 * p.per_update;
         plan->samples = p.c.steps * 2 * p.per_update * c->n;
         passes_count(&p, plan);
-        data_tell(&p, out);
+        plan_add_data(&p, out);
         rc = times_measure(&p, out, err);
     }
     if (!rc) plan->bytes = trainer_bytes(p.c.trainer, plan->max_rows, plan->longest);

@@ -92,7 +92,7 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
 }
 
 /* NULL if the new adapter is better (or nothing was held out), else the reason for the refusal. */
-static const char *not_better(const struct gate_comparison *g, double alpha) {
+static const char *reason_not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)
         return "so few held-out samples cannot show anything at this alpha; give more";
@@ -102,13 +102,13 @@ static const char *not_better(const struct gate_comparison *g, double alpha) {
 }
 
 void gate_decide(struct gate *g, double alpha, double tolerance) {
-    const char *better = not_better(&g->eval, alpha);
+    const char *refusal = reason_not_better(&g->eval, alpha);
     /* A single sample has no interval. */
-    bool kept = g->retain.n == 0 || (g->retain.n > 1 && g->retain.gain.lo >= -tolerance);
-    g->publish = !better && kept;
-    if (better)
-        snprintf(g->why, sizeof g->why, "%s", better);
-    else if (!kept)
+    bool is_retained = g->retain.n == 0 || (g->retain.n > 1 && g->retain.gain.lo >= -tolerance);
+    g->publish = !refusal && is_retained;
+    if (refusal)
+        snprintf(g->why, sizeof g->why, "%s", refusal);
+    else if (!is_retained)
         snprintf(g->why, sizeof g->why,
                  "on the samples to retain it may lose %.4g nats per token, more than %.4g%s",
                  g->retain.n > 1 ? -g->retain.gain.lo : (double)INFINITY, tolerance,
@@ -120,7 +120,7 @@ void gate_decide(struct gate *g, double alpha, double tolerance) {
                                : "nothing was held out to compare on");
 }
 
-static json_t *pair_json(const struct gate_comparison *p) {
+static json_t *comparison_json(const struct gate_comparison *p) {
     if (p->n == 0) return json_null();
     return json_pack("{s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "n", (json_int_t)p->n, "before", p->before,
                      "after", p->after, "gain", p->gain.value, "lo", p->gain.lo, "hi", p->gain.hi,
@@ -129,5 +129,5 @@ static json_t *pair_json(const struct gate_comparison *p) {
 
 json_t *gate_json(const struct gate *g) {
     return json_pack("{s:b,s:s,s:o,s:o}", "published", (int)g->publish, "why", g->why, "eval",
-                     pair_json(&g->eval), "retain", pair_json(&g->retain));
+                     comparison_json(&g->eval), "retain", comparison_json(&g->retain));
 }

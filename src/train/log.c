@@ -20,12 +20,12 @@
 
 enum { MAX_CURVES = 32 }; /* adapters with a separate curve */
 
-/* A chart has one line per adapter: its number in the object `of` or, if `key` is set, the member
- * `key` of its object there. Without `of` the chart has one line, the run's figure `key`. */
+/* A chart has one line per adapter. With `key`, its values are log[object][adapter][key], without
+ * `key` log[object][adapter]. Without `object` the chart has one line, log[key] of the run. */
 struct chart {
-    const char *title, *of, *key;
-    const char *spread; /* member that is the band around the line, or NULL */
-    double unit;        /* unit of the numbers on the chart */
+    const char *title, *object, *key;
+    const char *band_key; /* member that is the band around the line, or NULL */
+    double unit;          /* unit of the numbers on the chart */
 };
 static const struct chart charts[] = {
     {"Loss", "losses", NULL, NULL, 1},
@@ -54,13 +54,13 @@ struct train_log {
     struct store *store;
     const char *run;
     FILE *f;
-    json_t *sections;               /* heading: table */
-    json_t *names;                  /* names of the adapters, once known */
-    json_t *pending;                /* lines not yet in the store */
-    int n;                          /* number of names with curves */
-    struct curve *curves, *spreads; /* [N_CHARTS][n], once names are known */
-    double seconds;                 /* seconds before this process continued the run */
-    int64_t last;                   /* step of the last line kept */
+    json_t *sections;             /* heading: table */
+    json_t *names;                /* names of the adapters, once known */
+    json_t *pending;              /* lines not yet in the store */
+    int n;                        /* number of names with curves */
+    struct curve *curves, *bands; /* [N_CHARTS][n], once names are known */
+    double seconds;               /* seconds before this process continued the run */
+    int64_t last_step;            /* step of the last line in the file */
 };
 
 static json_t *number_json(double x) {
@@ -90,27 +90,27 @@ static char *line_text(const json_t *line) {
     return text;
 }
 
-static int line_write(FILE *f, const json_t *line, struct error *err) {
+static int log_line_write(FILE *f, const json_t *line, struct error *err) {
     char *text = line_text(line);
     bool written = fprintf(f, "%s\n", text) > 0 && fflush(f) == 0;
     free(text);
     return written ? OK : error_errno(err, "cannot write the training log");
 }
 
-static int stream_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
+static int jsonl_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
     (void)ctx, (void)done, (void)about, (void)err;
     return OK;
 }
 
-static int stream_update(void *ctx, const struct train_event *e, struct error *err) {
+static int jsonl_update(void *ctx, const struct train_event *e, struct error *err) {
     json_t *line = train_event_json(e);
-    int rc = line_write(ctx, line, err);
+    int rc = log_line_write(ctx, line, err);
     json_decref(line);
     return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
 }
 
 struct train_callbacks train_jsonl_callbacks(FILE *f) {
-    return (struct train_callbacks){stream_begin, stream_update, f};
+    return (struct train_callbacks){jsonl_begin, jsonl_update, f};
 }
 
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
@@ -133,7 +133,7 @@ void train_log_free(struct train_log *l) {
     json_decref(l->names);
     json_decref(l->pending);
     free(l->curves);
-    free(l->spreads);
+    free(l->bands);
     free(l->path);
     free(l->page);
     free(l->title);
@@ -153,35 +153,36 @@ static const char *name_at(const struct train_log *l, int i) {
     return json_string_value(json_array_get(l->names, (size_t)i));
 }
 
-static int chart_lines(const struct train_log *l, const struct chart *c) {
-    return c->of ? l->n : MIN(l->n, 1);
+static int chart_n_lines(const struct train_log *l, const struct chart *c) {
+    return c->object ? l->n : MIN(l->n, 1);
 }
 
 static void curves_add(struct train_log *l, const json_t *line) {
     double step = number_at(line, "step");
     for (int k = 0; k < N_CHARTS; k++) {
         const struct chart *c = &charts[k];
-        for (int i = 0; i < chart_lines(l, c); i++) {
-            const json_t *of = c->of ? json_object_get(line, c->of) : line;
-            if (c->of && c->key) of = json_object_get(of, name_at(l, i));
-            double y = number_at(of, c->key ? c->key : name_at(l, i)) / c->unit;
+        for (int i = 0; i < chart_n_lines(l, c); i++) {
+            const json_t *object = c->object ? json_object_get(line, c->object) : line;
+            if (c->object && c->key) object = json_object_get(object, name_at(l, i));
+            double y = number_at(object, c->key ? c->key : name_at(l, i)) / c->unit;
             curve_add(&l->curves[k * l->n + i], step, y);
-            if (c->spread) curve_add(&l->spreads[k * l->n + i], step, number_at(of, c->spread));
+            if (c->band_key)
+                curve_add(&l->bands[k * l->n + i], step, number_at(object, c->band_key));
         }
     }
 }
 
 /* Keeps a line of an earlier process if the checkpoint includes its step. Drops an incomplete last
  * line and lines in another format. */
-static int line_keep(struct train_log *l, const char *text, size_t len, int64_t done,
-                     struct atomic_file *w, struct error *err) {
+static int copy_earlier_line(struct train_log *l, const char *text, size_t len, int64_t done,
+                             struct atomic_file *w, struct error *err) {
     json_t *line = json_loadb(text, len, 0, NULL);
     double step = number_at(line, "step");
     int rc = OK;
-    if (len > 0 && text[len - 1] == '\n' && step > (double)l->last && step <= (double)done) {
+    if (len > 0 && text[len - 1] == '\n' && step > (double)l->last_step && step <= (double)done) {
         rc = atomic_file_write(w, text, len, err);
         curves_add(l, line);
-        l->last = (int64_t)step;
+        l->last_step = (int64_t)step;
         l->seconds = number_at(line, "seconds");
         if (!isfinite(l->seconds)) l->seconds = 0;
     }
@@ -198,7 +199,7 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     ssize_t len;
     int rc = atomic_file_open(&w, l->path, err);
     while (rc == OK && old && (len = getline(&text, &cap, old)) > 0)
-        rc = line_keep(l, text, (size_t)len, done, &w, err);
+        rc = copy_earlier_line(l, text, (size_t)len, done, &w, err);
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     if (old) fclose(old);
@@ -208,8 +209,8 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     return rc;
 }
 
-static void count_put(json_t *row, const char *of, const char *key, const json_t *v) {
-    char *name = xasprintf("%s%s", of, key);
+static void row_add_count(json_t *row, const char *prefix, const char *key, const json_t *v) {
+    char *name = xasprintf("%s%s", prefix, key);
     for (char *p = name; *p; p++)
         if (*p == '_') *p = ' '; // a heading can wrap at a blank
     if (json_is_object(v)) v = json_object_get(v, "count");
@@ -222,14 +223,15 @@ static json_t *lint_row(const json_t *row) {
     const json_t *lint = json_object_get(row, "lint"), *lengths = json_object_get(lint, "lengths");
     json_t *flat = json_pack("{s:O}", "name", json_object_get(row, "name")), *v;
     const char *key;
-    json_object_foreach ((json_t *)(uintptr_t)lint, key, v) count_put(flat, "", key, v);
+    json_object_foreach ((json_t *)(uintptr_t)lint, key, v) row_add_count(flat, "", key, v);
     json_object_foreach (json_object_get(lint, "eval"), key, v)
-        count_put(flat, "evaluation ", key, v);
-    json_object_foreach ((json_t *)(uintptr_t)lengths, key, v) count_put(flat, "length ", key, v);
+        row_add_count(flat, "evaluation ", key, v);
+    json_object_foreach ((json_t *)(uintptr_t)lengths, key, v)
+        row_add_count(flat, "length ", key, v);
     return flat;
 }
 
-static void data_tell(struct train_log *l, const json_t *data) {
+static void log_add_data_tables(struct train_log *l, const json_t *data) {
     json_t *files = json_array(), *lint = json_array(), *row;
     size_t i;
     json_array_foreach (data, i, row) {
@@ -251,13 +253,13 @@ static int log_begin(void *ctx, int64_t done, const json_t *about, struct error 
     json_array_foreach (data, i, row) json_array_append(l->names, json_object_get(row, "name"));
     l->n = MIN((int)json_array_size(l->names), MAX_CURVES);
     l->curves = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->curves);
-    l->spreads = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->spreads);
-    data_tell(l, data);
+    l->bands = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->bands);
+    log_add_data_tables(l, data);
     int rc = log_continue(l, done, err);
     return rc || !l->store ? rc : store_metric_truncate(l->store, l->run, done, err);
 }
 
-static int pending_store(struct train_log *l, struct error *err) {
+static int store_pending_lines(struct train_log *l, struct error *err) {
     json_t *line;
     size_t i;
     if (!l->store || json_array_size(l->pending) == 0) return OK;
@@ -274,17 +276,17 @@ static int pending_store(struct train_log *l, struct error *err) {
 
 static int log_update(void *ctx, const struct train_event *e, struct error *err) {
     struct train_log *l = ctx;
-    struct train_event whole = *e;
-    whole.seconds += l->seconds;
-    json_t *line = train_event_json(&whole);
-    int rc = line_write(l->f, line, err);
+    struct train_event event = *e;
+    event.seconds += l->seconds;
+    json_t *line = train_event_json(&event);
+    int rc = log_line_write(l->f, line, err);
     if (rc) error_wrap(err, "'%s'", l->path);
     curves_add(l, line);
     if (l->store)
         json_array_append_new(l->pending, line);
     else
         json_decref(line);
-    if (rc == OK && e->due) rc = pending_store(l, err);
+    if (rc == OK && e->due) rc = store_pending_lines(l, err);
     if (rc == OK && e->due) rc = train_log_report(l, err);
     return rc;
 }
@@ -297,14 +299,14 @@ static void chart_plot(struct buf *b, const struct train_log *l, int k) {
     const struct chart *c = &charts[k];
     const struct curve *curves = l->curves + k * l->n;
     const char *names[MAX_CURVES];
-    int n = chart_lines(l, c), points = 0;
+    int n = chart_n_lines(l, c), points = 0;
     for (int i = 0; i < n; i++) {
         names[i] = name_at(l, i);
         points += curves[i].n;
     }
     if (!points) return;
     buf_printf(b, "<h2>%s</h2>\n", c->title);
-    plot_bands(b, c->title, "step", curves, l->spreads + k * l->n, c->of ? names : NULL, n);
+    plot_bands(b, c->title, "step", curves, l->bands + k * l->n, c->object ? names : NULL, n);
 }
 
 int train_log_report(struct train_log *l, struct error *err) {

@@ -18,13 +18,13 @@ const char *train_method_name(enum train_method method) {
 }
 
 int train_run(const struct train_request *q, const char *checkpoint,
-              const struct train_callbacks *watch, struct error *err) {
+              const struct train_callbacks *callbacks, struct error *err) {
     if (q->method >= METHOD_DPO)
         return rl_run_with_callbacks(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL,
-                                     q->pool, checkpoint, watch, err);
+                                     q->pool, checkpoint, callbacks, err);
     return sft_run_with_callbacks(q->m, q->jobs, q->n, q->train,
-                                  q->method == METHOD_ES ? q->es : NULL, q->pool, checkpoint, watch,
-                                  err);
+                                  q->method == METHOD_ES ? q->es : NULL, q->pool, checkpoint,
+                                  callbacks, err);
 }
 
 int train_plan_make(const struct train_request *q, struct rl_plan *out, struct error *err) {
@@ -56,17 +56,17 @@ static json_t *plan_object(const struct train_request *q, const struct rl_plan *
     if (q->method == METHOD_DPO)
         json_object_set_new(v, "reference_seconds", json_real(plan->reference_seconds));
     if (q->method <= METHOD_DPO) return v;
-    json_t *own =
+    json_t *rl_figures =
         json_pack("{s:I,s:f,s:f,s:f,s:I}", "sampled", (json_int_t)plan->sampled, "sampling_seconds",
                   plan->sampling_seconds, "reward_seconds", plan->reward_seconds, "scoring_seconds",
                   plan->scoring_seconds, "engine_bytes", (json_int_t)plan->engine_bytes);
-    json_object_update(v, own);
-    json_decref(own);
+    json_object_update(v, rl_figures);
+    json_decref(rl_figures);
     return v;
 }
 
 /* The data of one adapter, and statistics of its first completions. */
-static json_t *data_json(const struct train_request *q, const struct rl_plan *plan, int i) {
+static json_t *job_data_json(const struct train_request *q, const struct rl_plan *plan, int i) {
     const struct train_job *job = &q->jobs[i];
     json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_from_path(job->data),
                           "lint", lint_json(&job->lint));
@@ -82,7 +82,7 @@ static json_t *data_json(const struct train_request *q, const struct rl_plan *pl
 
 json_t *train_plan_json(const struct train_request *q, const struct rl_plan *plan) {
     json_t *data = json_array(), *first = json_array();
-    for (int i = 0; i < q->n; i++) json_array_append_new(data, data_json(q, plan, i));
+    for (int i = 0; i < q->n; i++) json_array_append_new(data, job_data_json(q, plan, i));
     for (int i = 0; i < plan->run.n_first; i++) {
         const struct train_sample *s = &plan->run.first[i];
         json_t *sample = train_sample_json(s, q->m->tok);

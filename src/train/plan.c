@@ -29,9 +29,9 @@ void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int 
 }
 
 void training_plan_scale(struct training_plan *plan, int64_t counted) {
-    double whole = (double)plan->updates / (double)counted;
-    plan->passes = (int64_t)((double)plan->passes * whole + 0.5);
-    plan->tokens = (int64_t)((double)plan->tokens * whole + 0.5);
+    double scale = (double)plan->updates / (double)counted;
+    plan->passes = (int64_t)((double)plan->passes * scale + 0.5);
+    plan->tokens = (int64_t)((double)plan->tokens * scale + 0.5);
 }
 
 void training_plan_add_example(struct training_plan *plan, const struct train_sample *s,
@@ -46,7 +46,7 @@ void training_plan_add_example(struct training_plan *plan, const struct train_sa
 int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
                        struct error *err) {
     *seconds = 0;
-    for (int turn = 0; turn == 0 || (turn == 1 && *seconds < 2); turn++) {
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && *seconds < 2); attempt++) {
         double start = clock_now();
         int rc = fn(ctx, err);
         if (rc) return rc;

@@ -2,7 +2,7 @@
  * policy_gradient: samples with the engine under the trainer's adapters, computes rewards, trains
  * on the completions, and repeats.
  *
- * A step samples k completions of each of its prompts and makes `inner_updates` updates with them.
+ * A step samples k completions of each of its prompts and makes num_iterations updates with them.
  * The policy is the softmax of all logits over the temperature. Sampling, ratios and KL use it, so
  * the gradient is that of the sampled policy. The forward passes of the engine and of the trainer
  * have the same bits, and both run on one copy of the model. The reference of the KL is the start
@@ -26,9 +26,9 @@ struct rl_policy { /* state of one adapter */
     struct epoch_shuffle order;
     struct adapter *policy; /* the trainer's adapter as of the last update */
     double baseline;        /* REINFORCE: running sum of mean rewards, with decaying weights */
-    double first, last;     /* mean reward of the first and last step */
+    double first_reward, last_reward; /* mean rewards of the first and the last step */
 };
-struct rl_completion { /* a completion */
+struct rl_completion {
     int job;
     const struct train_sample *prompt;
     const json_t *item;
@@ -46,9 +46,9 @@ struct rl_trainer {
     struct train_loop c;
     enum train_method method;
     const struct rl_options *o;
-    struct reward_fn reward, named; /* `named` is closed at the end */
+    struct reward_fn reward, owned_reward; /* owned_reward: opened here by name, else empty */
     struct engine *engine;
-    struct rl_policy *trainees; /* [n] */
+    struct rl_policy *policies; /* [n] */
     int64_t per_update;         /* prompts of each adapter; in a plan only some of the step's */
     int32_t longest;            /* tokens of the longest prompt with its completion */
     struct trainer_snapshot *snapshot; /* NULL without kl_max */
@@ -77,9 +77,9 @@ static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t 
 
 static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
     struct rl_completion *p = &l->completions[i];
-    int64_t per = l->per_update * l->o->num_generations, slot = i % per;
-    *p = (struct rl_completion){.job = (int)(i / per)};
-    struct rl_policy *t = &l->trainees[p->job];
+    int64_t per_adapter = l->per_update * l->o->num_generations, slot = i % per_adapter;
+    *p = (struct rl_completion){.job = (int)(i / per_adapter)};
+    struct rl_policy *t = &l->policies[p->job];
     uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed,
                                    step * l->per_update + slot / l->o->num_generations);
     const struct tokenizer *tok = l->c.m->tok;
@@ -148,26 +148,26 @@ static int generate_completions(struct rl_trainer *l, int64_t step, struct error
 
 /* Computes log-probabilities of the completions: under the start adapters, into `reference`, or
  * under the current policies. Sums up the KL of the policy that sampled, or of the current one. */
-static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *err) {
+static int compute_logprobs(struct rl_trainer *l, bool under_current, struct error *err) {
     for (int i = 0; i < l->n_completions; i++) {
         struct rl_completion *p = &l->completions[i];
         engine_request_release(&p->request);
-        p->request = (struct engine_request){.prompt = p->sample.tokens,
-                                             .n_prompt = p->sample.n,
-                                             .adapter = policies ? l->trainees[p->job].policy
-                                                                 : l->c.initial_adapters[p->job],
-                                             .sampling = {.top_p = 1},
-                                             .prompt_logprobs = true,
-                                             .logprob_temperature = (float)l->o->temperature};
+        p->request = (struct engine_request){
+            .prompt = p->sample.tokens,
+            .n_prompt = p->sample.n,
+            .adapter = under_current ? l->policies[p->job].policy : l->c.initial_adapters[p->job],
+            .sampling = {.top_p = 1},
+            .prompt_logprobs = true,
+            .logprob_temperature = (float)l->o->temperature};
     }
     int rc = requests_run(l, err);
     for (int i = 0; !rc && i < l->n_completions; i++) {
         struct rl_completion *p = &l->completions[i];
         const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
-        struct policy_loss_stats *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
-        if (!policies) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
+        struct policy_loss_stats *s = under_current ? &l->sums[p->job] : &l->sampled[p->job];
+        if (!under_current) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
         for (int32_t k = 0; k < p->sampled; k++)
-            s->kl += kl_k3(policies ? (double)logp[k] : p->old[k], (double)p->reference[k]);
+            s->kl += kl_k3(under_current ? (double)logp[k] : p->old[k], (double)p->reference[k]);
         s->tokens += p->sampled;
     }
     return rc;
@@ -199,17 +199,17 @@ static double baseline_value(const struct rl_policy *t, int64_t step) {
 }
 
 static void compute_advantages(struct rl_trainer *l, int64_t step) {
-    int64_t per = l->per_update * l->o->num_generations;
+    int64_t per_adapter = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
-        struct rl_policy *t = &l->trainees[j];
-        const double *r = l->rewards + j * per;
+        struct rl_policy *t = &l->policies[j];
+        const double *r = l->rewards + j * per_adapter;
         double sum = 0;
         policy_advantages(l->method, r, l->per_update, l->o->num_generations,
-                          baseline_value(t, step), l->advantages + j * per);
-        for (int64_t i = 0; i < per; i++) sum += r[i];
-        t->last = sum / (double)per;
-        if (step == 0) t->first = t->last;
-        t->baseline = BASELINE_DECAY * t->baseline + (1 - BASELINE_DECAY) * t->last;
+                          baseline_value(t, step), l->advantages + j * per_adapter);
+        for (int64_t i = 0; i < per_adapter; i++) sum += r[i];
+        t->last_reward = sum / (double)per_adapter;
+        if (step == 0) t->first_reward = t->last_reward;
+        t->baseline = BASELINE_DECAY * t->baseline + (1 - BASELINE_DECAY) * t->last_reward;
     }
 }
 
@@ -223,19 +223,21 @@ static bool has_no_gradient(const struct rl_trainer *l, int i) {
 }
 
 static void compute_loss_weights(struct rl_trainer *l) {
-    int64_t per = l->per_update * l->o->num_generations;
+    int64_t per_adapter = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
         int64_t active = 0;
-        for (int64_t i = j * per; i < (j + 1) * per; i++) active += !has_no_gradient(l, (int)i);
-        for (int64_t i = j * per; i < (j + 1) * per; i++)
-            l->completions[i].count = !active                      ? 1
-                                      : has_no_gradient(l, (int)i) ? 0
-                                                                   : (double)per / (double)active;
+        for (int64_t i = j * per_adapter; i < (j + 1) * per_adapter; i++)
+            active += !has_no_gradient(l, (int)i);
+        for (int64_t i = j * per_adapter; i < (j + 1) * per_adapter; i++)
+            l->completions[i].count = !active ? 1
+                                      : has_no_gradient(l, (int)i)
+                                          ? 0
+                                          : (double)per_adapter / (double)active;
     }
 }
 
 /* Fills the next pass from completion *i on: samples and the inputs of their loss. */
-static int pass_fill(struct rl_trainer *l, int *i) {
+static int pack_completions(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
     for (; *i < l->n_completions; ++*i) {
@@ -249,7 +251,7 @@ static int pass_fill(struct rl_trainer *l, int *i) {
     return n;
 }
 
-static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
+static int accumulate_gradients(struct rl_trainer *l, bool fresh, struct error *err) {
     struct policy_loss pl = {.batch = l->batch,
                              .rollouts = l->rollouts,
                              .clip = l->o->clip_range,
@@ -260,7 +262,7 @@ static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
     const struct loss_fn loss = {
         .fn = policy_loss, .ctx = &pl, .temperature = (float)l->o->temperature};
     int rc = OK;
-    for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
+    for (int i = 0, n; !rc && (n = pack_completions(l, &i)) > 0;)
         rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);
     return rc;
 }
@@ -268,9 +270,9 @@ static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
 static int sync_policies(struct rl_trainer *l, struct error *err) {
     int rc = OK;
     for (int j = 0; !rc && j < l->c.n; j++) {
-        adapter_release(l->trainees[j].policy);
-        l->trainees[j].policy = trainer_export_adapter(l->c.trainer, j, NULL);
-        rc = adapter_bind(l->trainees[j].policy, l->c.m, err);
+        adapter_release(l->policies[j].policy);
+        l->policies[j].policy = trainer_export_adapter(l->c.trainer, j, NULL);
+        rc = adapter_bind(l->policies[j].policy, l->c.m, err);
     }
     return rc;
 }
@@ -301,7 +303,7 @@ static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct
     return rc || !*undone ? rc : sync_policies(l, err);
 }
 
-static double spread(const double *v, int64_t n, double mean) {
+static double std_deviation(const double *v, int64_t n, double mean) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (v[i] - mean) * (v[i] - mean);
     return sqrt(sum / (double)n);
@@ -322,22 +324,23 @@ static double nonzero_variance_share(const struct rl_trainer *l, int j) {
 
 /* Ratios are clipped in later updates only: in the first one they are 1. The entropy is the mean of
  * -log π over the sampled tokens. */
-static json_t *trainee_log(const struct rl_trainer *l, int j) {
-    int64_t per = l->per_update * l->o->num_generations, tokens = 0, drawn = 0, ended = 0;
+static json_t *policy_stats_json(const struct rl_trainer *l, int j) {
+    int64_t per_adapter = l->per_update * l->o->num_generations, tokens = 0, sampled = 0, ended = 0;
     const struct policy_loss_stats *s = &l->sums[j];
     double entropy = 0;
-    for (int64_t i = j * per; i < (j + 1) * per; i++) {
+    for (int64_t i = j * per_adapter; i < (j + 1) * per_adapter; i++) {
         const struct rl_completion *p = &l->completions[i];
         tokens += p->n;
-        drawn += p->sampled;
+        sampled += p->sampled;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
         for (int32_t k = 0; k < p->sampled; k++) entropy -= p->old[k];
     }
-    json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
-                          "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
-                          "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]),
-                          "entropy", drawn ? entropy / (double)drawn : 0, "length",
-                          (double)tokens / (double)per, "ended", (double)ended / (double)per);
+    json_t *v = json_pack(
+        "{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->policies[j].last_reward, "reward_std",
+        std_deviation(l->rewards + j * per_adapter, per_adapter, l->policies[j].last_reward),
+        "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
+        sampled ? entropy / (double)sampled : 0, "length", (double)tokens / (double)per_adapter,
+        "ended", (double)ended / (double)per_adapter);
     if (l->o->num_iterations > 1)
         json_object_set_new(v, "clipped",
                             json_real(s->tokens ? (double)s->clipped / (double)s->tokens : 0));
@@ -348,9 +351,9 @@ static void step_log(const struct rl_trainer *l, json_t *line) {
     json_t *list = json_object();
     double reward = 0, kl = 0;
     for (int j = 0; j < l->c.n; j++) {
-        reward += l->trainees[j].last / l->c.n;
+        reward += l->policies[j].last_reward / l->c.n;
         kl += sums_kl(&l->sampled[j]) / l->c.n;
-        json_object_set_new(list, l->c.jobs[j].name, trainee_log(l, j));
+        json_object_set_new(list, l->c.jobs[j].name, policy_stats_json(l, j));
     }
     json_object_set_new(line, "reward", json_real(reward));
     json_object_set_new(line, "kl", json_real(kl));
@@ -362,7 +365,7 @@ static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t
     sums_clear(l);
     for (int i = 0; l->snapshot && i < l->c.n; i++)
         trainer_snapshot_save(l->snapshot, l->c.trainer, i);
-    int rc = accumulate(l, fresh, err);
+    int rc = accumulate_gradients(l, fresh, err);
     if (!rc) rc = train_loop_optimizer_step(&l->c, update, err);
     if (!rc) step_log(l, line);
     if (!rc) rc = sync_policies(l, err);
@@ -375,16 +378,16 @@ static void completions_release(struct rl_trainer *l) {
 
 static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *err) {
     struct rl_trainer *l = ctx;
-    int undone = 0, all = 0, rc = generate_completions(l, step, err);
+    int undone = 0, n_undone = 0, rc = generate_completions(l, step, err);
     if (!rc) rc = compute_rewards(l, err);
     if (!rc) rc = compute_logprobs(l, false, err);
     if (rc == OK) {
         compute_advantages(l, step);
         compute_loss_weights(l);
     }
-    for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
+    for (int64_t i = 0; !rc && i < l->c.per_step; i++, n_undone += undone)
         rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
-    if (l->snapshot) json_object_set_new(line, "not_applied", json_integer(all));
+    if (l->snapshot) json_object_set_new(line, "not_applied", json_integer(n_undone));
     completions_release(l);
     return rc;
 }
@@ -394,8 +397,9 @@ static json_t *rl_trainer_state(void *ctx) {
     const struct rl_trainer *l = ctx;
     json_t *list = json_array();
     for (int j = 0; j < l->c.n; j++)
-        json_array_append_new(list, json_pack("[f,f,f]", l->trainees[j].baseline,
-                                              l->trainees[j].first, l->trainees[j].last));
+        json_array_append_new(list,
+                              json_pack("[f,f,f]", l->policies[j].baseline,
+                                        l->policies[j].first_reward, l->policies[j].last_reward));
     return list;
 }
 
@@ -404,9 +408,9 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
     struct error err;
     for (int j = 0; state && j < l->c.n; j++) {
         const json_t *v = json_array_get(state, (size_t)j);
-        l->trainees[j].baseline = json_number_value(json_array_get(v, 0));
-        l->trainees[j].first = json_number_value(json_array_get(v, 1));
-        l->trainees[j].last = json_number_value(json_array_get(v, 2));
+        l->policies[j].baseline = json_number_value(json_array_get(v, 0));
+        l->policies[j].first_reward = json_number_value(json_array_get(v, 1));
+        l->policies[j].last_reward = json_number_value(json_array_get(v, 2));
     }
     CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have failed the step before
 }
@@ -415,23 +419,23 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
 
 static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
     struct train_job *job = &l->c.jobs[j];
-    struct rl_policy *t = &l->trainees[j];
-    struct prompt_source from = {.path = job->data,
-                                 .prefix = l->o->prefix,
-                                 .tok = l->c.m->tok,
-                                 .seed = (uint64_t)l->c.o->seed,
-                                 .check = l->reward.check,
-                                 .check_ctx = l->reward.ctx};
+    struct rl_policy *t = &l->policies[j];
+    struct prompt_source source = {.path = job->data,
+                                   .prefix = l->o->prefix,
+                                   .tok = l->c.m->tok,
+                                   .seed = (uint64_t)l->c.o->seed,
+                                   .check = l->reward.check,
+                                   .check_ctx = l->reward.ctx};
     struct prompt_set eval = {0};
-    from.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
-    int rc = prompt_set_load(&t->prompts, &from, err);
+    source.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
+    int rc = prompt_set_load(&t->prompts, &source, err);
     if (rc) return error_wrap(err, "data of '%s'", job->name);
     for (int i = 0; i < t->prompts.data.n; i++)
         l->longest = MAX(l->longest, t->prompts.data.v[i].n + (int32_t)l->o->max_new_tokens);
     if (job->eval_data) {
-        from.path = job->eval_data;
-        from.check = NULL;
-        if ((rc = prompt_set_load(&eval, &from, err)))
+        source.path = job->eval_data;
+        source.check = NULL;
+        if ((rc = prompt_set_load(&eval, &source, err)))
             return error_wrap(err, "evaluation data of '%s'", job->name);
     }
     l->c.data[j] = t->prompts.data.hash;
@@ -470,7 +474,7 @@ static int options_check(const struct rl_trainer *l, struct error *err) {
     return OK;
 }
 
-static json_t *identity_make(const struct rl_trainer *l) {
+static json_t *identity_json(const struct rl_trainer *l) {
     const struct rl_options *o = l->o;
     json_t *id = rl_identity(&l->c);
     json_object_update_new(
@@ -478,11 +482,11 @@ static json_t *identity_make(const struct rl_trainer *l) {
                       "max_new_tokens", (json_int_t)o->max_new_tokens, "temperature",
                       o->temperature, "prefix", o->prefix ? o->prefix : "", "clip", o->clip_range,
                       "kl_coef", o->kl_coef, "kl_max", o->kl_max, "reward",
-                      l->named.ctx ? o->reward : "a function"));
+                      l->owned_reward.ctx ? o->reward : "a function"));
     return id;
 }
 
-static struct engine_options engine_for(const struct rl_trainer *l) {
+static struct engine_options engine_options_for(const struct rl_trainer *l) {
     return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), MAX_SEQS),
                                    .max_rows = 512,
                                    .max_len = l->longest,
@@ -490,19 +494,19 @@ static struct engine_options engine_for(const struct rl_trainer *l) {
 }
 
 static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
-    int64_t most = 1;
+    int64_t max_prompts = 1;
     int rc = options_check(l, err);
     for (int j = 0; !rc && j < l->c.n; j++) rc = rl_policy_open(l, j, err);
     if (!rc) rc = completions_alloc(l, err);
     if (rc) return rc;
-    for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
+    for (int j = 0; j < l->c.n; j++) max_prompts = MAX(max_prompts, l->policies[j].prompts.data.n);
     l->c.per_step = l->o->num_iterations;
-    l->c.steps = train_loop_count_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
-    l->c.identity = identity_make(l);
+    l->c.steps = train_loop_count_steps(&l->c, max_prompts, l->c.o->bsz * l->c.o->grad_accum);
+    l->c.identity = identity_json(l);
     rc = train_loop_begin(&l->c, err);
     if (rc) return rc;
     if (l->o->kl_max > 0) l->snapshot = trainer_snapshot_new(l->c.trainer);
-    const struct engine_options eo = engine_for(l);
+    const struct engine_options eo = engine_options_for(l);
     l->engine = engine_new(l->c.m, &eo, err);
     return l->engine ? OK : err->code;
 }
@@ -511,14 +515,14 @@ static void rl_trainer_release(struct rl_trainer *l) {
     engine_free(l->engine);
     if (l->rollouts) completions_release(l);
     for (int j = 0; j < l->c.n; j++) {
-        prompt_set_release(&l->trainees[j].prompts);
-        epoch_shuffle_release(&l->trainees[j].order);
-        adapter_release(l->trainees[j].policy);
+        prompt_set_release(&l->policies[j].prompts);
+        epoch_shuffle_release(&l->policies[j].order);
+        adapter_release(l->policies[j].policy);
     }
     train_loop_release(&l->c);
     trainer_snapshot_free(l->snapshot);
-    reward_fn_close(&l->named);
-    free(l->trainees);
+    reward_fn_close(&l->owned_reward);
+    free(l->policies);
     free(l->completions);
     free(l->rewards);
     free(l->advantages);
@@ -528,16 +532,16 @@ static void rl_trainer_release(struct rl_trainer *l) {
     free(l->sampled);
 }
 
-static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c,
+static int rl_trainer_init(struct rl_trainer *l, const struct train_loop *c,
                            enum train_method method, const struct rl_options *o,
                            const struct reward_fn *reward, struct error *err) {
     *l = (struct rl_trainer){.c = *c, .method = method, .o = o};
     l->per_update = c->o->bsz * c->o->grad_accum;
-    l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
+    l->policies = xcalloc((size_t)c->n, sizeof *l->policies);
     l->sums = xcalloc((size_t)c->n, sizeof *l->sums);
     l->sampled = xcalloc((size_t)c->n, sizeof *l->sampled);
-    int rc = reward ? OK : reward_fn_open(&l->named, o, err);
-    l->reward = reward ? *reward : l->named;
+    int rc = reward ? OK : reward_fn_open(&l->owned_reward, o, err);
+    l->reward = reward ? *reward : l->owned_reward;
     return rc;
 }
 
@@ -545,14 +549,14 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
                         const struct rl_options *o, const struct reward_fn *reward,
                         struct error *err) {
     struct rl_trainer l;
-    int rc = rl_trainer_make(&l, c, method, o, reward, err);
+    int rc = rl_trainer_init(&l, c, method, o, reward, err);
     if (!rc) rc = rl_trainer_open(&l, err);
     if (!rc) train_loop_log_lint(&l.c);
     const struct train_loop_ops step = {rl_trainer_step, rl_trainer_state, rl_trainer_restore, &l};
     if (!rc) rc = train_loop_run(&l.c, &step, err);
     for (int j = 0; !rc && j < c->n; j++)
         log_info("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
-                 l.trainees[j].first, l.trainees[j].last);
+                 l.policies[j].first_reward, l.policies[j].last_reward);
     rl_trainer_release(&l);
     return rc;
 }
@@ -560,29 +564,29 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
 /* the plan */
 
 /* Runs the first step on the plan's completions and times each part. */
-static int step_measure(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
+static int measure_first_step(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
-    double at[5];
-    at[0] = clock_now();
+    double times[5];
+    times[0] = clock_now();
     int rc = generate_completions(l, 0, err);
-    at[1] = clock_now();
+    times[1] = clock_now();
     if (!rc) rc = compute_rewards(l, err);
-    at[2] = clock_now();
+    times[2] = clock_now();
     if (!rc) rc = compute_logprobs(l, false, err);
-    at[3] = clock_now();
+    times[3] = clock_now();
     if (rc) return rc;
     compute_advantages(l, 0);
     compute_loss_weights(l);
-    rc = accumulate(l, true, err);
-    at[4] = clock_now();
-    out->sampling_seconds = at[1] - at[0];
-    out->reward_seconds = at[2] - at[1];
-    out->scoring_seconds = at[3] - at[2];
-    plan->pass_seconds = at[4] - at[3];
+    rc = accumulate_gradients(l, true, err);
+    times[4] = clock_now();
+    out->sampling_seconds = times[1] - times[0];
+    out->reward_seconds = times[2] - times[1];
+    out->scoring_seconds = times[3] - times[2];
+    plan->pass_seconds = times[4] - times[3];
     return rc ? rc : training_plan_time_update(l->c.trainer, plan, err);
 }
 
-static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
+static void plan_add_completions(struct rl_trainer *l, struct rl_plan *out) {
     struct pack_counter count = {.plan = &out->run};
     out->completions = json_object();
     out->sampled = l->n_completions;
@@ -590,7 +594,7 @@ static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
     for (int j = 0; j < l->c.n; j++) {
         const struct rl_completion *first =
             &l->completions[j * l->per_update * l->o->num_generations];
-        json_object_set_new(out->completions, l->c.jobs[j].name, trainee_log(l, j));
+        json_object_set_new(out->completions, l->c.jobs[j].name, policy_stats_json(l, j));
         training_plan_add_example(&out->run, &first->sample, j);
     }
     for (int i = 0; i < l->n_completions; i++)
@@ -598,7 +602,7 @@ static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
 }
 
 /* Extrapolates from the sampled completions to the whole run. */
-static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
+static void plan_extrapolate(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
     double scale = (double)completions_per_step(l) / l->n_completions,
            inner = (double)l->o->num_iterations;
@@ -607,14 +611,14 @@ static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
     if (l->snapshot) update += scale * out->scoring_seconds;
     plan->pass_tokens = plan->tokens;
     plan->seconds = (double)plan->updates * (scale * sampling + inner * update);
-    double times = (double)plan->updates * inner * scale;
-    plan->tokens = (int64_t)((double)plan->tokens * times + 0.5);
-    plan->passes = (int64_t)((double)plan->passes * times + 0.5);
+    double scale_to_run = (double)plan->updates * inner * scale;
+    plan->tokens = (int64_t)((double)plan->tokens * scale_to_run + 0.5);
+    plan->passes = (int64_t)((double)plan->passes * scale_to_run + 0.5);
 }
 
-static void memory_bound(const struct rl_trainer *l, struct rl_plan *out) {
+static void plan_bound_memory(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
-    const struct engine_options eo = engine_for(l);
+    const struct engine_options eo = engine_options_for(l);
     plan->longest = l->longest;
     plan->max_rows = MAX(l->longest, MIN(PACK_MAX_TOKENS, l->longest * completions_per_step(l)));
     out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
@@ -627,18 +631,18 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
                          struct rl_plan *out, struct error *err) {
     struct rl_trainer l;
     struct training_plan *plan = &out->run;
-    int rc = rl_trainer_make(&l, c, method, o, reward, err);
+    int rc = rl_trainer_init(&l, c, method, o, reward, err);
     plan->samples_per_update = l.per_update * o->num_generations;
     l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->num_generations * c->n), 1));
     if (!rc) rc = rl_trainer_open(&l, err);
     if (!rc) rc = sync_policies(&l, err);
-    if (!rc) rc = step_measure(&l, out, err);
+    if (!rc) rc = measure_first_step(&l, out, err);
     if (!rc) {
         plan->updates = l.c.steps;
         plan->samples = l.c.steps * completions_per_step(&l);
-        first_tell(&l, out);
-        whole_estimate(&l, out);
-        memory_bound(&l, out);
+        plan_add_completions(&l, out);
+        plan_extrapolate(&l, out);
+        plan_bound_memory(&l, out);
     }
     rl_trainer_release(&l);
     return rc;

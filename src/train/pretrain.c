@@ -35,7 +35,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("beta2", OPT_FLOAT, beta2, "0.98", 0, 0.9999999, "X", "AdamW's second decay"),
     ROW("weight-decay", OPT_FLOAT, weight_decay, "0.05", 0, 1, "X", "decoupled, on matrices"),
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
-    ROW("chain-of-thought-fraction", OPT_FLOAT, working, "0.2", 0, 1, "X",
+    ROW("chain-of-thought-fraction", OPT_FLOAT, chain_of_thought, "0.2", 0, 1, "X",
         "fraction of samples with a chain of thought"),
     ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X",
         "fraction of samples that revise an answer after a debate"),
@@ -56,7 +56,7 @@ const struct option_row pretrain_option_rows[] = {
 struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
-    double share[32]; /* cumulative, by family */
+    double cumulative_share[32]; /* by family */
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
@@ -84,14 +84,14 @@ static int parse_mix(struct pretrain *p, struct error *err) {
     for (int i = 0; i < fry_count(); i++) total += weight[i];
     if (total <= 0) return error_set(err, ERR_USAGE, "mix: all weights are zero");
     double sum = 0;
-    for (int i = 0; i < fry_count(); i++) p->share[i] = (sum += weight[i]) / total;
+    for (int i = 0; i < fry_count(); i++) p->cumulative_share[i] = (sum += weight[i]) / total;
     return OK;
 }
 
-static int draw_family(const struct pretrain *p, struct rng *r) {
+static int sample_family(const struct pretrain *p, struct rng *r) {
     double u = rng_uniform(r);
     for (int i = 0; i < fry_count(); i++)
-        if (u < p->share[i]) return i;
+        if (u < p->cumulative_share[i]) return i;
     return fry_count() - 1;
 }
 
@@ -104,34 +104,38 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
 
 struct conversation_text {
     struct chat_message msgs[6];
-    char *own[3]; /* strings allocated here */
+    char *allocated[3]; /* contents of messages that are freed with them */
     int n;
 };
 
 /* The conversation of one sample; only its last turn is a target. */
-static struct conversation_text sample_words(const struct pretrain_options *o, struct rng *r,
-                                             const struct task_item *it) {
-    struct conversation_text w = {0};
+static struct conversation_text sample_conversation(const struct pretrain_options *o, struct rng *r,
+                                                    const struct task_item *it) {
+    struct conversation_text conversation = {0};
     if (rng_uniform(r) < o->system)
-        w.msgs[w.n++] = (struct chat_message){"system", fry_personas[rng_below(r, 3)].system};
-    w.msgs[w.n++] = (struct chat_message){"user", it->question};
+        conversation.msgs[conversation.n++] =
+            (struct chat_message){"system", fry_personas[rng_below(r, 3)].system};
+    conversation.msgs[conversation.n++] = (struct chat_message){"user", it->question};
     if (rng_uniform(r) < o->debate) {
-        w.own[0] = xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f));
-        w.own[1] = fry_debate_turn(
+        conversation.allocated[0] = xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f));
+        conversation.allocated[1] = fry_debate_turn(
             (const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)}, 2);
-        w.msgs[w.n++] = (struct chat_message){"assistant", w.own[0]};
-        w.msgs[w.n++] = (struct chat_message){"user", w.own[1]};
+        conversation.msgs[conversation.n++] =
+            (struct chat_message){"assistant", conversation.allocated[0]};
+        conversation.msgs[conversation.n++] =
+            (struct chat_message){"user", conversation.allocated[1]};
     }
-    bool working = *it->work && rng_uniform(r) < o->working;
-    w.own[2] = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work,
-                                   it->choices[it->correct])
-                       : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
-    w.msgs[w.n++] = (struct chat_message){"assistant", w.own[2]};
-    return w;
+    bool has_work = *it->work && rng_uniform(r) < o->chain_of_thought;
+    conversation.allocated[2] = has_work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s",
+                                                     it->work, it->choices[it->correct])
+                                         : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
+    conversation.msgs[conversation.n++] =
+        (struct chat_message){"assistant", conversation.allocated[2]};
+    return conversation;
 }
 
-static void words_release(struct conversation_text *w) {
-    for (int i = 0; i < 3; i++) free(w->own[i]);
+static void conversation_release(struct conversation_text *conversation) {
+    for (int i = 0; i < 3; i++) free(conversation->allocated[i]);
 }
 
 /* A drill: repeat a text longer than in any task. This is dense practice in attending to earlier
@@ -152,25 +156,26 @@ static void copy_task_item(struct rng *r, struct task_item *out) {
                               .choices = {text.data, xstrdup("?")}};
 }
 
-static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
-    struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, place);
+static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t row) {
+    struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, row);
     struct task_item it;
     if (rng_uniform(&r) < p->o.drill)
         copy_task_item(&r, &it);
     else
-        fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
-    struct conversation_text w = sample_words(&p->o, &r, &it);
+        fry_item(sample_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
+    struct conversation_text conversation = sample_conversation(&p->o, &r, &it);
     struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
-    CHECK(chat_encode(p->model->tok, w.msgs, w.n, false, &ids, &mask, &err) == OK); /* ChatML */
+    CHECK(chat_encode(p->model->tok, conversation.msgs, conversation.n, false, &ids, &mask, &err) ==
+          OK); /* ChatML */
     int last = ids.n;
     while (last > 0 && !mask.data[last - 1])
         last--; /* the newline after the last turn is not a target */
     int first = last;
     while (first > 0 && mask.data[first - 1]) first--;
     memset(mask.data, 0, (size_t)first);
-    words_release(&w);
+    conversation_release(&conversation);
     task_item_release(&it);
     return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = last};
 }
@@ -198,11 +203,11 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
             struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
             struct task_item it;
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
-            struct conversation_text w = sample_words(&p->o, &r, &it);
-            for (int k = 0; k < w.n; k++)
-                buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", w.msgs[k].role,
-                           w.msgs[k].content);
-            words_release(&w);
+            struct conversation_text conversation = sample_conversation(&p->o, &r, &it);
+            for (int k = 0; k < conversation.n; k++)
+                buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", conversation.msgs[k].role,
+                           conversation.msgs[k].content);
+            conversation_release(&conversation);
             task_item_release(&it);
         }
     log_info("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
@@ -306,7 +311,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
 }
 
 /* AdamW in f32: a weight, its gradient and two moments. */
-enum { TRAINED_BYTES = 16 };
+enum { BYTES_PER_PARAMETER = 16 };
 
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {
     struct pretrain p = {.o = *o};
@@ -318,7 +323,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
     json_t *v = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:b}", "shape", o->shape, "parameters",
                           (json_int_t)n, "updates", (json_int_t)o->steps, "tokens, about",
                           (json_int_t)(o->steps * o->rows), "bytes at least",
-                          (json_int_t)(n * TRAINED_BYTES), "bytes written",
+                          (json_int_t)(n * BYTES_PER_PARAMETER), "bytes written",
                           (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_from_path(dir),
                           "continues", (int)path_exists(checkpoint));
     free(checkpoint);
@@ -330,16 +335,16 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric
     struct pretrain p = {.o = *o, .cls = cls, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");
-    int rc = parse_mix(&p, err), held = -1;
+    int rc = parse_mix(&p, err), lock = -1;
     if (rc == OK) rc = dir_make(dir, err);
-    if (rc == OK && (held = dir_lock(dir, "folder", err)) < 0) rc = held;
+    if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
     if (rc == OK && !(p.log = fopen(log, path_exists(p.checkpoint) ? "a" : "w")))
         rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
     if (rc == OK) rc = train_all(&p, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, TENSOR_F32, err);
     if (rc == OK) unlink(p.checkpoint);
-    dir_unlock(held, dir);
+    dir_unlock(lock, dir);
     trainer_free(p.trainer);
     model_close(p.model);
     if (p.log) fclose(p.log);

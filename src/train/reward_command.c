@@ -24,10 +24,10 @@
 
 /* Limits of a command. They are generous, because the user wrote it, but protect the machine. */
 enum {
-    ANSWER_MAX = 64, /* bytes per number */
-    PROCESSES = 512,
-    FILES = 1024,
-    PRINTED = 16 << 20, /* bytes of output, mainly messages on stderr */
+    MAX_NUMBER_BYTES = 64, /* bytes per number */
+    MAX_PROCESSES = 512,
+    MAX_FILES = 1024,
+    MAX_OUTPUT_BYTES = 16 << 20, /* bytes of output, mainly messages on stderr */
 };
 
 struct reward_command {
@@ -39,41 +39,41 @@ struct reward_command {
 };
 
 /* Splits text at blanks; '…' and "…" keep blanks together. No expansion of any kind. */
-static int words_split(const char *text, struct strings *out, struct error *err) {
+static int split_command(const char *text, struct strings *out, struct error *err) {
     struct buf word = {0};
     char quote = 0;
-    bool any = false;
-    for (const char *p = text; *p || any; p++) {
+    bool in_word = false;
+    for (const char *p = text; *p || in_word; p++) {
         if (!*p || (!quote && isspace((unsigned char)*p))) {
-            if (any) strings_add(out, word.data ? word.data : "");
+            if (in_word) strings_add(out, word.data ? word.data : "");
             buf_release(&word);
-            any = false;
+            in_word = false;
             if (!*p) break;
         } else if (quote ? *p == quote : *p == '\'' || *p == '"') {
             quote = quote ? 0 : *p;
-            any = true;
+            in_word = true;
         } else {
             buf_add(&word, p, 1);
-            any = true;
+            in_word = true;
         }
     }
     if (quote) return error_set(err, ERR_USAGE, "command '%s' has an open quote", text);
     return out->n ? OK : error_set(err, ERR_USAGE, "the reward's command is empty");
 }
 
-static void questions_write(const struct reward_input *v, int n, struct buf *out) {
+static void write_inputs(const struct reward_input *v, int n, struct buf *out) {
     for (int i = 0; i < n; i++) {
         json_t *text = json_stringn_nocheck(v[i].text, strlen(v[i].text));
         json_t *line = json_pack("{s:O,s:o,s:b}", "item", v[i].item, "completion", text, "ended",
                                  (int)v[i].ended);
-        char *words = json_dumps(line, JSON_COMPACT);
-        if (!words) { // not UTF-8: the program gets null instead
+        char *dump = json_dumps(line, JSON_COMPACT);
+        if (!dump) { // not UTF-8: the program gets null instead
             json_object_set_new(line, "completion", json_null());
-            words = json_dumps(line, JSON_COMPACT);
+            dump = json_dumps(line, JSON_COMPACT);
         }
-        buf_puts(out, words);
+        buf_puts(out, dump);
         buf_puts(out, "\n");
-        free(words);
+        free(dump);
         json_decref(line);
     }
 }
@@ -97,12 +97,12 @@ static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct
 }
 
 /* Reads until end of file; fails at the time `until` or after `limit` bytes. */
-static int answers_read(int fd, double until, size_t limit, struct buf *out, struct error *err) {
+static int read_output(int fd, double deadline, size_t limit, struct buf *out, struct error *err) {
     char bytes[4096];
     for (;;) {
-        double left = until - clock_now();
+        double seconds_left = deadline - clock_now();
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        int ready = left > 0 ? poll(&p, 1, (int)ceil(MIN(left, 1e6) * 1000)) : 0;
+        int ready = seconds_left > 0 ? poll(&p, 1, (int)ceil(MIN(seconds_left, 1e6) * 1000)) : 0;
         if (ready < 0 && errno == EINTR) continue;
         if (ready <= 0) return error_set(err, ERR_STATE, "it did not end in time");
         ssize_t n = read(fd, bytes, sizeof bytes);
@@ -114,7 +114,7 @@ static int answers_read(int fd, double until, size_t limit, struct buf *out, str
     }
 }
 
-static int numbers_take(const char *text, int n, double *out, struct error *err) {
+static int parse_numbers(const char *text, int n, double *out, struct error *err) {
     const char *p = text;
     for (int i = 0; i < n; i++) {
         char *end;
@@ -130,51 +130,51 @@ static int numbers_take(const char *text, int n, double *out, struct error *err)
 
 /* Waits until the program, which has closed its output, has ended. Leaves it as a zombie, so that
  * its process id cannot be reused yet. */
-static int child_wait(pid_t pid, double until, struct error *err) {
+static int child_wait(pid_t pid, double deadline, struct error *err) {
     for (;;) {
         siginfo_t info = {0};
         if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid)
             return OK;
-        if (clock_now() > until) return error_set(err, ERR_STATE, "it did not end in time");
+        if (clock_now() > deadline) return error_set(err, ERR_STATE, "it did not end in time");
         usleep(1000);
     }
 }
 
-static int child_run(const struct reward_command *n, int questions, size_t limit, struct buf *out,
+static int child_run(const struct reward_command *c, int input, size_t limit, struct buf *out,
                      struct error *err) {
-    int ends[2], status = 0;
-    double until = clock_now() + n->timeout;
+    int pipe_fds[2], status = 0;
+    double deadline = clock_now() + c->timeout;
     pid_t pid;
-    if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
-    int rc = spawn(&n->argv, questions, ends[1], &pid, err);
-    close(ends[1]);
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
+    int rc = spawn(&c->argv, input, pipe_fds[1], &pid, err);
+    close(pipe_fds[1]);
     if (!rc) {
-        rc = answers_read(ends[0], until, limit, out, err);
-        if (!rc) rc = child_wait(pid, until, err);
+        rc = read_output(pipe_fds[0], deadline, limit, out, err);
+        if (!rc) rc = child_wait(pid, deadline, err);
         kill(-pid, SIGKILL); // also processes that it started
         while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
         if (!rc && (!WIFEXITED(status) || WEXITSTATUS(status)))
             rc = error_set(err, ERR_STATE, "it failed with status %d",
                            WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
     }
-    close(ends[0]);
+    close(pipe_fds[0]);
     return rc;
 }
 
-static int run_plain(const struct reward_command *n, const struct buf *questions, size_t limit,
-                     struct buf *out, struct error *err) {
+static int run_unsandboxed(const struct reward_command *c, const struct buf *input, size_t limit,
+                           struct buf *out, struct error *err) {
     if (sandbox_bypass_check(err) != OK) return err->code;
     FILE *f = tmpfile();
-    int rc = f && fwrite(questions->data, 1, questions->len, f) == questions->len && !fflush(f) &&
+    int rc = f && fwrite(input->data, 1, input->len, f) == input->len && !fflush(f) &&
                      lseek(fileno(f), 0, SEEK_SET) == 0
-                 ? child_run(n, fileno(f), limit, out, err)
+                 ? child_run(c, fileno(f), limit, out, err)
                  : error_errno(err, "cannot write the reward's questions");
     if (f) fclose(f);
     return rc;
 }
 
 /* Prints the program's stderr, which may contain any bytes. */
-static void words_show(const struct buf *errs) {
+static void print_stderr(const struct buf *errs) {
     struct buf clean = {0};
     if (errs->len) buf_add_sanitized(&clean, errs->data, errs->len);
     if (clean.len) fwrite(clean.data, 1, clean.len, stderr);
@@ -182,34 +182,34 @@ static void words_show(const struct buf *errs) {
 }
 
 /* The machine's memory, at least 8 GiB, because programs reserve memory without using it. */
-static size_t memory_bound(void) {
+static size_t memory_limit(void) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     return MAX(machine, (size_t)8 << 30);
 }
 
-static int run_sandboxed(const struct reward_command *n, const struct buf *questions, size_t limit,
+static int run_sandboxed(const struct reward_command *c, const struct buf *input, size_t limit,
                          struct buf *out, struct error *err) {
     const struct sandbox_spec spec = {
-        .argv = &n->argv,
-        .read = &n->read,
-        .write = &n->write,
-        .dir = n->dir,
-        .network = n->network,
-        .input = questions->data,
-        .input_len = questions->len,
-        .limits = {.seconds = n->timeout,
-                   .memory = memory_bound(),
+        .argv = &c->argv,
+        .read = &c->read,
+        .write = &c->write,
+        .dir = c->dir,
+        .network = c->network,
+        .input = input->data,
+        .input_len = input->len,
+        .limits = {.seconds = c->timeout,
+                   .memory = memory_limit(),
                    .file_size = (size_t)1 << 30,
                    .tmp_size = (size_t)1 << 30,
-                   .output = MAX(limit + 1, (size_t)PRINTED),
-                   .processes = PROCESSES,
-                   .files = FILES},
+                   .output = MAX(limit + 1, (size_t)MAX_OUTPUT_BYTES),
+                   .processes = MAX_PROCESSES,
+                   .files = MAX_FILES},
     };
     struct sandbox_result r;
     int rc = sandbox_run(&spec, &r, err);
     if (rc) return rc;
     const char *why = sandbox_failure(&r, &spec.limits);
-    words_show(&r.errs);
+    print_stderr(&r.errs);
     if (r.out.len > limit)
         rc = error_set(err, ERR_FORMAT, "it prints more than its numbers");
     else if (why)
@@ -222,13 +222,13 @@ static int run_sandboxed(const struct reward_command *n, const struct buf *quest
 
 int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
                        double *out, struct error *err) {
-    struct buf questions = {0}, answers = {0};
-    questions_write(v, n, &questions);
-    int rc = (c->sandbox ? run_sandboxed : run_plain)(c, &questions, (size_t)n * ANSWER_MAX,
-                                                      &answers, err);
-    if (!rc) rc = numbers_take(answers.data ? answers.data : "", n, out, err);
-    buf_release(&questions);
-    buf_release(&answers);
+    struct buf input = {0}, output = {0};
+    write_inputs(v, n, &input);
+    int rc = (c->sandbox ? run_sandboxed : run_unsandboxed)(c, &input, (size_t)n * MAX_NUMBER_BYTES,
+                                                            &output, err);
+    if (!rc) rc = parse_numbers(output.data ? output.data : "", n, out, err);
+    buf_release(&input);
+    buf_release(&output);
     return rc ? error_wrap(err, "reward command '%s'", c->argv.v[0]) : OK;
 }
 
@@ -237,29 +237,29 @@ int reward_command_run(const struct reward_command *c, const struct reward_input
 /* Whether a command may read the whole folder just because it is the working folder or contains the
  * program. Not if it is the root, /tmp, the home folder or one of its parents: it may hold
  * secrets. */
-static bool is_shown(const char *folder) {
+static bool may_expose_folder(const char *folder) {
     const char *home = getenv("HOME");
     char *real = realpath(folder, NULL);
     size_t n = real ? strlen(real) : 0;
-    bool shown = n > 1 && strcmp(real, "/tmp") != 0 &&
-                 !(home && strncmp(home, real, n) == 0 && (!home[n] || home[n] == '/'));
+    bool may_expose = n > 1 && strcmp(real, "/tmp") != 0 &&
+                      !(home && strncmp(home, real, n) == 0 && (!home[n] || home[n] == '/'));
     free(real);
-    return shown;
+    return may_expose;
 }
 
 /* `path` without its last `n` parts; malloc'ed. */
-static char *above(const char *path, int n) {
+static char *parent_folder(const char *path, int n) {
     char *folder = xstrdup(path), *slash;
     while (n-- > 0 && (slash = strrchr(folder, '/'))) *slash = 0;
     return folder;
 }
 
-static bool has_any(const char *folder, const char *const *names, int n) {
+static bool has_any_file(const char *folder, const char *const *names, int n) {
     for (int i = 0; i < n; i++) {
         char *path = path_join(folder, names[i]);
-        bool is = path_exists(path);
+        bool exists = path_exists(path);
         free(path);
-        if (is) return true;
+        if (exists) return true;
     }
     return false;
 }
@@ -267,41 +267,42 @@ static bool has_any(const char *folder, const char *const *names, int n) {
 /* Allows a program's folder, and for an interpreter its parent: a virtual environment, conda,
  * pyenv, or a separate installation of Python. */
 static void allow_program_dirs(struct reward_command *c, const char *path) {
-    static const char *const marks[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
+    static const char *const markers[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
-    char *folder = above(path, 1), *root = above(path, 2);
+    char *folder = parent_folder(path, 1), *parent = parent_folder(path, 2);
     bool python = strncmp(path + strlen(folder), "/python", 7) == 0;
     strings_add(&c->read, path);
-    if (!path_access_hook && is_shown(folder)) strings_add(&c->read, folder);
-    if (!path_access_hook && is_shown(root) && (python || has_any(root, marks, ARRAY_LEN(marks))))
-        strings_add(&c->read, root);
+    if (!path_access_hook && may_expose_folder(folder)) strings_add(&c->read, folder);
+    if (!path_access_hook && may_expose_folder(parent) &&
+        (python || has_any_file(parent, markers, ARRAY_LEN(markers))))
+        strings_add(&c->read, parent);
     free(folder);
-    free(root);
+    free(parent);
 }
 
 /* Allows the files that arguments name. Returns whether one of them is in `here`. */
-static bool allow_argv_files(struct reward_command *c, const char *here) {
+static bool allow_argv_files(struct reward_command *c, const char *working_dir) {
     struct stat st;
-    bool any = false;
+    bool is_in_working_dir = false;
     for (int i = 1; i < c->argv.n; i++) {
         char *real = realpath(c->argv.v[i], NULL);
         if (real && stat(real, &st) == 0 && S_ISREG(st.st_mode)) {
-            size_t n = strlen(here);
+            size_t n = strlen(working_dir);
             strings_add(&c->read, real);
-            any |= strncmp(real, here, n) == 0 && real[n] == '/';
+            is_in_working_dir |= strncmp(real, working_dir, n) == 0 && real[n] == '/';
         }
         free(real);
     }
-    return any;
+    return is_in_working_dir;
 }
 
 /* Makes the program's path absolute, as the shell would find it. */
-static int program_take(struct reward_command *c, const char *here, struct error *err) {
+static int resolve_program(struct reward_command *c, const char *working_dir, struct error *err) {
     char *name = c->argv.v[0], *path;
     if (!strchr(name, '/'))
         path = sandbox_program_find(getenv("PATH"), name);
     else
-        path = *name == '/' ? xstrdup(name) : path_join(here, name);
+        path = *name == '/' ? xstrdup(name) : path_join(working_dir, name);
     if (!path || !path_exists(path)) {
         free(path);
         return error_set(err, ERR_MISSING, "cannot run reward command '%s': it does not exist",
@@ -316,7 +317,7 @@ static int program_take(struct reward_command *c, const char *here, struct error
     return OK;
 }
 
-static void all_add(struct strings *to, const struct strings *from) {
+static void strings_add_all(struct strings *to, const struct strings *from) {
     for (int i = 0; i < from->n; i++) strings_add(to, from->v[i]);
 }
 
@@ -332,19 +333,20 @@ static int sandbox_paths_check(const struct reward_command *c, struct error *err
 
 static int sandbox_paths_make(struct reward_command *c, const struct rl_options *o,
                               struct error *err) {
-    char *here = realpath(".", NULL);
-    if (!here) return error_errno(err, "the working folder");
-    int rc = program_take(c, here, err);
-    bool shown = !path_access_hook && is_shown(here), named = allow_argv_files(c, here);
-    if (shown)
-        strings_add(&c->read, here);
+    char *working_dir = realpath(".", NULL);
+    if (!working_dir) return error_errno(err, "the working folder");
+    int rc = resolve_program(c, working_dir, err);
+    bool is_exposed = !path_access_hook && may_expose_folder(working_dir),
+         names_file = allow_argv_files(c, working_dir);
+    if (is_exposed)
+        strings_add(&c->read, working_dir);
     else if (!rc && !path_access_hook)
         log_info("reward commands see of '%s' only files that they name; --reward-read shows more",
-                 here);
-    c->dir = xstrdup(shown || named ? here : "/tmp");
-    all_add(&c->read, &o->reward_read);
-    all_add(&c->write, &o->reward_write);
-    free(here);
+                 working_dir);
+    c->dir = xstrdup(is_exposed || names_file ? working_dir : "/tmp");
+    strings_add_all(&c->read, &o->reward_read);
+    strings_add_all(&c->write, &o->reward_write);
+    free(working_dir);
     return rc ? rc : sandbox_paths_check(c, err);
 }
 
@@ -358,7 +360,7 @@ static int sandbox_check(struct error *err) {
                      why.text);
 }
 
-struct reward_command *reward_command_open(const char *words, bool shell,
+struct reward_command *reward_command_open(const char *command, bool shell,
                                            const struct rl_options *o, struct error *err) {
     struct reward_command *c = xcalloc(1, sizeof *c);
     c->timeout = o->reward_timeout;
@@ -368,9 +370,9 @@ struct reward_command *reward_command_open(const char *words, bool shell,
     if (shell) {
         strings_add(&c->argv, "/bin/sh");
         strings_add(&c->argv, "-c");
-        strings_add(&c->argv, words);
+        strings_add(&c->argv, command);
     } else {
-        rc = words_split(words, &c->argv, err);
+        rc = split_command(command, &c->argv, err);
     }
     if (!rc) rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bypass_check)(err);
     if (!rc && c->sandbox) rc = sandbox_check(err);

@@ -7,7 +7,7 @@
 /* A program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
  * line. */
 struct reward_command;
-struct reward_command *reward_command_open(const char *words, bool shell,
+struct reward_command *reward_command_open(const char *command, bool shell,
                                            const struct rl_options *o, struct error *err);
 int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
                        double *out, struct error *err);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct reward_row {
+struct reward_state {
     pcre2_code *pattern;            /* regex:PATTERN */
     struct reward_command *command; /* command:WORDS, shell:LINE */
 };
@@ -20,16 +20,16 @@ struct reward_row {
 /* exact */
 
 /* Compares a text like grader `exact`, a number like grader `number`. */
-static bool answer_matches(const char *said, const json_t *right) {
+static bool answer_matches(const char *completion, const json_t *answer) {
     struct error err;
-    bool number = json_is_number(right);
-    for (size_t i = 0; i < json_array_size(right); i++)
-        if (answer_matches(said, json_array_get(right, i))) return true;
-    if (json_is_array(right)) return false;
+    bool number = json_is_number(answer);
+    for (size_t i = 0; i < json_array_size(answer); i++)
+        if (answer_matches(completion, json_array_get(answer, i))) return true;
+    if (json_is_array(answer)) return false;
     const struct grader *g = grader_find(number ? "number" : "exact", &err);
-    char *text = json_dumps(right, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
-    const char *gold = number ? text : json_string_value(right);
-    double score = grader_grade(g, said, &gold, 1).score;
+    char *text = json_dumps(answer, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    const char *gold = number ? text : json_string_value(answer);
+    double score = grader_grade(g, completion, &gold, 1).score;
     free(text);
     return score > 0;
 }
@@ -54,7 +54,7 @@ static int exact_check(void *ctx, const json_t *item, struct error *err) {
 /* regex */
 
 static int regex_check(void *ctx, const json_t *item, struct error *err) {
-    const struct reward_row *n = ctx;
+    const struct reward_state *n = ctx;
     const char *text = json_string_value(json_object_get(item, "pattern"));
     if (n->pattern) return OK;
     if (!text)
@@ -66,7 +66,7 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
 
 /* A text that is not UTF-8 or exceeds the limits does not match. */
 static double regex_reward(void *ctx, const json_t *item, const char *completion) {
-    const struct reward_row *n = ctx;
+    const struct reward_state *n = ctx;
     struct error err;
     const char *text = json_string_value(json_object_get(item, "pattern"));
     pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
@@ -84,30 +84,31 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
 }
 
 /* The text after `name:`, or NULL. */
-static const char *after(const char *spec, const char *name) {
+static const char *text_after_prefix(const char *spec, const char *name) {
     size_t n = strlen(name);
     return strncmp(spec, name, n) == 0 && spec[n] == ':' ? spec + n + 1 : NULL;
 }
 
-static int command_all(void *ctx, const struct reward_input *v, int n, double *out,
-                       struct error *err) {
-    return reward_command_run(((const struct reward_row *)ctx)->command, v, n, out, err);
+static int command_rewards(void *ctx, const struct reward_input *v, int n, double *out,
+                           struct error *err) {
+    return reward_command_run(((const struct reward_state *)ctx)->command, v, n, out, err);
 }
 
 int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err) {
-    struct reward_row *n = xcalloc(1, sizeof *n);
+    struct reward_state *n = xcalloc(1, sizeof *n);
     const char *spec = o->reward, *rest;
     int rc = OK;
     *r = (struct reward_fn){.ctx = n};
     if (strcmp(spec, "exact") == 0) {
         r->one = exact_reward;
         r->check = exact_check;
-    } else if (strcmp(spec, "regex") == 0 || (rest = after(spec, "regex"))) {
+    } else if (strcmp(spec, "regex") == 0 || (rest = text_after_prefix(spec, "regex"))) {
         r->one = regex_reward;
         r->check = regex_check;
         if (spec[5] && !(n->pattern = regex_compile(spec + 6, err))) rc = err->code;
-    } else if ((rest = after(spec, "command")) || (rest = after(spec, "shell"))) {
-        r->all = command_all;
+    } else if ((rest = text_after_prefix(spec, "command")) ||
+               (rest = text_after_prefix(spec, "shell"))) {
+        r->all = command_rewards;
         n->command = reward_command_open(rest, *spec == 's', o, err);
         rc = n->command ? OK : err->code;
     } else {
@@ -121,7 +122,7 @@ int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error
 }
 
 void reward_fn_close(struct reward_fn *r) {
-    struct reward_row *n = r->ctx;
+    struct reward_state *n = r->ctx;
     if (n) {
         pcre2_code_free(n->pattern);
         reward_command_close(n->command);

@@ -71,8 +71,8 @@ static double implicit_reward(const struct dpo *d, const struct loss_sample *s,
                               struct dpo_stats *sums) {
     const double *reference = d->reference[s->sample - d->batch];
     for (int32_t i = 0; i < s->n; i++) {
-        double moved = s->logp[i] - reference[i];
-        sums->kl += moved * moved / 2;
+        double log_ratio = s->logp[i] - reference[i];
+        sums->kl += log_ratio * log_ratio / 2;
     }
     sums->tokens += s->n;
     return d->beta * (logp_sum(s->logp, s->n) - logp_sum(reference, s->n));
@@ -94,15 +94,16 @@ static void pair_loss(struct dpo *d, struct loss_sample *c, struct loss_sample *
 
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err) {
     struct dpo *d = ctx;
-    struct loss_sample **of = xcalloc((size_t)n, sizeof *of); // by index in the batch
+    struct loss_sample **in_batch_order =
+        xcalloc((size_t)n, sizeof *in_batch_order); // by index in the batch
     (void)err;
     for (int i = 0; i < n; i++) {
         CHECK(v[i].sample >= d->batch && v[i].sample < d->batch + n);
-        of[v[i].sample - d->batch] = &v[i];
+        in_batch_order[v[i].sample - d->batch] = &v[i];
     }
     CHECK(n % 2 == 0);
-    for (int i = 0; i < n; i += 2) pair_loss(d, of[i], of[i + 1]);
-    free(of);
+    for (int i = 0; i < n; i += 2) pair_loss(d, in_batch_order[i], in_batch_order[i + 1]);
+    free(in_batch_order);
     return OK;
 }
 
@@ -114,15 +115,16 @@ double kl_k3(double logp, double reference) {
 static void clipped_surrogate_loss(struct policy_loss *l, struct loss_sample *s) {
     const struct rollout *r = &l->rollouts[s->sample - l->batch];
     struct policy_loss_stats *sums = &l->sums[s->sample->adapter];
-    double a = r->advantage, share = l->token_mean ? 1.0 / s->n : 1;
+    double a = r->advantage, token_weight = l->token_mean ? 1.0 / s->n : 1;
     if (l->fresh) memcpy(r->old, s->logp, (size_t)s->n * sizeof *r->old);
     for (int32_t i = 0; i < s->n; i++) {
         double ratio = math_exp(s->logp[i] - r->old[i]), kl = kl_k3(s->logp[i], r->reference[i]),
-               pull = math_exp((double)r->reference[i] - s->logp[i]);
+               reference_ratio = math_exp((double)r->reference[i] - s->logp[i]);
         bool clipped = a >= 0 ? ratio > 1 + l->clip : ratio < 1 - l->clip;
         double bound = a >= 0 ? 1 + l->clip : 1 - l->clip;
-        s->loss += share * (-a * (clipped ? bound : ratio) + l->kl_coef * kl);
-        s->weight[i] = (float)(share * ((clipped ? 0 : -a * ratio) + l->kl_coef * (1 - pull)));
+        s->loss += token_weight * (-a * (clipped ? bound : ratio) + l->kl_coef * kl);
+        s->weight[i] = (float)(token_weight *
+                               ((clipped ? 0 : -a * ratio) + l->kl_coef * (1 - reference_ratio)));
         sums->kl += kl;
         sums->clipped += clipped;
     }

@@ -46,10 +46,10 @@ const struct option_row gate_option_rows[] = {
 /* Seed of the questions. They are from the dev split, so that test questions stay unseen. */
 enum { RETAIN_SEED = 1000003 };
 
-struct trainee { /* an adapter in training, and the data to judge it */
+struct gated_job { /* a train_job, and the data of its quality gate */
     const char *name;
     char *dir;
-    struct adapter *before; /* existing or initial adapter; NULL: the base */
+    struct adapter *baseline; /* existing or initial adapter; NULL: the base model */
     struct dataset eval, retain;
     char *where; /* directory of the result */
     struct train_result result;
@@ -61,9 +61,9 @@ struct recorded_run {
     char *id, *dir;
     struct store *store;
     struct train_log *log;
-    struct trainee *trainees; /* [q->n] */
+    struct gated_job *gated_jobs; /* [q->n] */
     int n_rejected;
-    bool pick[FRY_MAX_FAMILIES]; /* families of --retain */
+    bool retain_families[FRY_MAX_FAMILIES]; /* families of --retain */
 };
 
 const char *data_file_for_adapter(const struct strings *list, const char *name) {
@@ -78,7 +78,7 @@ const char *data_file_for_adapter(const struct strings *list, const char *name) 
 }
 
 static int data_open(struct dataset *d, const struct strings *list, const char *what,
-                     const struct trainee *t, const struct model *m, struct error *err) {
+                     const struct gated_job *t, const struct model *m, struct error *err) {
     const char *file = data_file_for_adapter(list, t->name);
     if (!file) return OK;
     if (dataset_load(d, file, m->tok, m->config.max_seq_len, err) == OK) return OK;
@@ -87,37 +87,37 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
 
 /* Opens the adapter that the result is compared with: the existing one, else the one that training
  * starts from, else the base. */
-static int before_open(struct trainee *t, const struct train_job *job, struct model *m,
-                       struct error *err) {
+static int baseline_open(struct gated_job *t, const struct train_job *job, struct model *m,
+                         struct error *err) {
     json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
     char *config = path_join(t->dir, "adapter_config.json");
-    bool there = path_exists(config);
+    bool exists = path_exists(config);
     int rc = versions ? OK : err->code;
-    if (rc == OK && there) t->before = adapter_open(t->dir, m, err);
-    if (rc == OK && there && !t->before)
+    if (rc == OK && exists) t->baseline = adapter_open(t->dir, m, err);
+    if (rc == OK && exists && !t->baseline)
         rc = error_wrap(err, "'%s' holds an adapter that cannot be kept; choose another --out",
                         t->dir);
-    if (rc == OK && !there && job->start) t->before = adapter_retain(job->start);
+    if (rc == OK && !exists && job->start) t->baseline = adapter_retain(job->start);
     json_decref(versions);
     free(config);
     return rc;
 }
 
-static bool name_is_text(const char *name) {
+static bool name_is_valid(const char *name) {
     json_t *v = json_string(name);
     bool good = v && *name;
     json_decref(v);
     return good;
 }
 
-static int trainee_open(struct recorded_run *r, struct trainee *t, const struct train_job *job,
-                        struct error *err) {
+static int gated_job_open(struct recorded_run *r, struct gated_job *t, const struct train_job *job,
+                          struct error *err) {
     t->name = job->name;
     t->dir = r->o->subfolders ? path_join(r->o->dir, job->name) : xstrdup(r->o->dir);
     t->result.job = job;
-    if (!name_is_text(job->name))
+    if (!name_is_valid(job->name))
         return error_set(err, ERR_USAGE, "an adapter's name must be UTF-8 and not empty");
-    int rc = before_open(t, job, r->q->m, err);
+    int rc = baseline_open(t, job, r->q->m, err);
     if (rc == OK) rc = data_open(&t->eval, &r->gate->eval_data, "eval data", t, r->q->m, err);
     if (rc == OK) rc = data_open(&t->retain, &r->gate->retain_data, "retain data", t, r->q->m, err);
     return rc;
@@ -125,7 +125,7 @@ static int trainee_open(struct recorded_run *r, struct trainee *t, const struct 
 
 /* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of everything that
  * determines the run except the bytes of its data. */
-static char *id_make(const char *out, const json_t *recipe) {
+static char *run_id_make(const char *out, const json_t *recipe) {
     char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     struct sha256 h;
@@ -146,13 +146,13 @@ static char *id_make(const char *out, const json_t *recipe) {
 
 /* All options that determine the training, including those of the method. */
 static json_t *method_options_json(const struct train_request *q) {
-    json_t *all = options_json(train_option_rows, q->train), *own;
+    json_t *all = options_json(train_option_rows, q->train), *method_options;
     if (q->method == METHOD_SFT) return all;
-    own = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
-                                 : options_json(rl_option_rows, q->policy);
+    method_options = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
+                                            : options_json(rl_option_rows, q->policy);
     json_object_set_new(all, "method", json_string(train_method_name(q->method)));
-    json_object_update(all, own);
-    json_decref(own);
+    json_object_update(all, method_options);
+    json_decref(method_options);
     return all;
 }
 
@@ -161,7 +161,7 @@ static json_t *recipe_json(const struct recorded_run *r, const json_t *options) 
     for (int i = 0; i < r->q->n; i++)
         json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", r->q->jobs[i].name, "data",
                                               json_from_path(r->q->jobs[i].data), "dir",
-                                              json_from_path(r->trainees[i].dir)));
+                                              json_from_path(r->gated_jobs[i].dir)));
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->q->m->name, "model_sha256", r->q->m->hash,
                      "jobs", list, "options", json_deep_copy(options));
 }
@@ -180,7 +180,7 @@ static int store_open_run(struct recorded_run *r, const json_t *recipe, struct e
 
 static int record_open(struct recorded_run *r, struct error *err) {
     json_t *options = method_options_json(r->q), *recipe = recipe_json(r, options);
-    r->id = id_make(r->o->dir, recipe);
+    r->id = run_id_make(r->o->dir, recipe);
     r->dir = path_join(r->gate->runs, r->id);
     int rc = dir_make_private(r->dir, err);
     if (rc == OK) rc = store_open_run(r, recipe, err);
@@ -196,28 +196,28 @@ static int record_open(struct recorded_run *r, struct error *err) {
 /* Reads everything that could refuse the result later. */
 static int run_open(struct recorded_run *r, struct error *err) {
     int n = r->q->n;
-    r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
-    int rc = r->gate->retain ? fry_parse_families(r->gate->retain, r->pick, err) : OK;
+    r->gated_jobs = xcalloc((size_t)n, sizeof *r->gated_jobs);
+    int rc = r->gate->retain ? fry_parse_families(r->gate->retain, r->retain_families, err) : OK;
     for (int i = 0; rc == OK && i < n; i++)
-        rc = trainee_open(r, &r->trainees[i], &r->q->jobs[i], err);
+        rc = gated_job_open(r, &r->gated_jobs[i], &r->q->jobs[i], err);
     return rc == OK ? record_open(r, err) : rc;
 }
 
 /* measurement */
 
-static int pair_measure(const struct recorded_run *r, const struct trainee *t,
-                        const struct adapter *after, const struct dataset *d,
-                        struct gate_comparison *out, struct error *err) {
+static int comparison_measure(const struct recorded_run *r, const struct gated_job *t,
+                              const struct adapter *after, const struct dataset *d,
+                              struct gate_comparison *out, struct error *err) {
     if (d->n == 0) return OK;
     double *nll = try_calloc(2 * (size_t)d->n, sizeof *nll, err);
-    int rc = nll ? gate_eval_nll(r->q->m, t->before, d, r->q->pool, nll, err) : err->code;
+    int rc = nll ? gate_eval_nll(r->q->m, t->baseline, d, r->q->pool, nll, err) : err->code;
     if (rc == OK) rc = gate_eval_nll(r->q->m, after, d, r->q->pool, nll + d->n, err);
     if (rc == OK) *out = gate_compare(nll, nll + d->n, d->n);
     free(nll);
     return rc;
 }
 
-static int family_measure(struct recorded_run *r, struct engine *e, struct trainee *t,
+static int family_measure(struct recorded_run *r, struct engine *e, struct gated_job *t,
                           struct adapter *after, int family, struct error *err) {
     int32_t n = (int32_t)r->gate->retain_n;
     uint8_t *right = xcalloc(2 * (size_t)n, 1);
@@ -226,7 +226,7 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct train
     int rc = OK;
     for (int k = 0; rc == OK && k < 2; k++)
         rc = eval_run_family(e, r->q->m->tok, family, SPLIT_DEV, RETAIN_SEED, n,
-                             k ? after : t->before, false, right + k * n, &score[k], NULL, err);
+                             k ? after : t->baseline, false, right + k * n, &score[k], NULL, err);
     *f = (struct family_result){.family = family,
                                 .before = stats_wilson(score[0].correct, n),
                                 .after = stats_wilson(score[1].correct, n),
@@ -235,7 +235,7 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct train
     return rc;
 }
 
-static int families_measure(struct recorded_run *r, struct trainee *t, struct adapter *after,
+static int families_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
                             struct error *err) {
     struct engine_options eo = {
         .max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = r->q->pool};
@@ -245,7 +245,7 @@ static int families_measure(struct recorded_run *r, struct trainee *t, struct ad
     struct engine *e = engine_new(r->q->m, &eo, err);
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < fry_count(); f++)
-        if (r->pick[f]) rc = family_measure(r, e, t, after, f, err);
+        if (r->retain_families[f]) rc = family_measure(r, e, t, after, f, err);
     engine_free(e);
     for (int i = 0; i < t->result.n_families; i++) p[i] = t->result.families[i].change.p;
     stats_holm(p, t->result.n_families, holm);
@@ -254,7 +254,7 @@ static int families_measure(struct recorded_run *r, struct trainee *t, struct ad
 }
 
 /* Refuses publication if a family lost more than is allowed and the loss is significant. */
-static void families_decide(const struct recorded_run *r, struct trainee *t) {
+static void families_decide(const struct recorded_run *r, struct gated_job *t) {
     if (t->result.n_families > 0 && t->result.gate.eval.n == 0 && t->result.gate.publish)
         snprintf(t->result.gate.why, sizeof t->result.gate.why,
                  "no loss on what is to be retained");
@@ -267,11 +267,11 @@ static void families_decide(const struct recorded_run *r, struct trainee *t) {
     }
 }
 
-static int trainee_measure(struct recorded_run *r, struct trainee *t, struct adapter *after,
-                           struct error *err) {
+static int gated_job_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
+                             struct error *err) {
     int rc = adapter_is_ready(after) ? OK : adapter_bind(after, r->q->m, err);
-    if (rc == OK) rc = pair_measure(r, t, after, &t->eval, &t->result.gate.eval, err);
-    if (rc == OK) rc = pair_measure(r, t, after, &t->retain, &t->result.gate.retain, err);
+    if (rc == OK) rc = comparison_measure(r, t, after, &t->eval, &t->result.gate.eval, err);
+    if (rc == OK) rc = comparison_measure(r, t, after, &t->retain, &t->result.gate.retain, err);
     if (rc == OK) rc = families_measure(r, t, after, err);
     gate_decide(&t->result.gate, r->gate->alpha, r->gate->tolerance);
     families_decide(r, t);
@@ -294,7 +294,7 @@ static json_t *families_json(const struct train_result *r) {
     return list;
 }
 
-static json_t *notes_json(const struct recorded_run *r, const struct trainee *t) {
+static json_t *notes_json(const struct recorded_run *r, const struct gated_job *t) {
     json_t *tags = json_array(), *notes;
     for (int i = 0; i < r->gate->tags.n; i++)
         json_array_append_new(tags, json_string(r->gate->tags.v[i]));
@@ -320,7 +320,7 @@ json_t *train_result_json(const struct train_result *r) {
     return v;
 }
 
-static int trainee_report(struct recorded_run *r, struct trainee *t, struct error *err) {
+static int gated_job_report(struct recorded_run *r, struct gated_job *t, struct error *err) {
     const struct adapter *a = t->result.job->result;
     t->result.where = t->where;
     r->o->on_result(r->o->ctx, &t->result);
@@ -330,9 +330,9 @@ static int trainee_report(struct recorded_run *r, struct trainee *t, struct erro
     return rc;
 }
 
-static int trainee_finish(struct recorded_run *r, struct trainee *t, struct train_job *job,
-                          struct error *err) {
-    if (trainee_measure(r, t, job->result, err) != OK) return err->code;
+static int gated_job_finish(struct recorded_run *r, struct gated_job *t, struct train_job *job,
+                            struct error *err) {
+    if (gated_job_measure(r, t, job->result, err) != OK) return err->code;
     json_t *notes = notes_json(r, t);
     int rc;
     if (t->result.gate.publish) {
@@ -343,7 +343,7 @@ static int trainee_finish(struct recorded_run *r, struct trainee *t, struct trai
         r->n_rejected++;
     }
     json_decref(notes);
-    return rc == OK ? trainee_report(r, t, err) : rc;
+    return rc == OK ? gated_job_report(r, t, err) : rc;
 }
 
 /* One row per adapter and test. */
@@ -351,7 +351,7 @@ static json_t *gate_table(const struct recorded_run *r) {
     json_t *rows = json_array(), *v;
     size_t k;
     for (int i = 0; i < r->q->n; i++) {
-        const struct trainee *t = &r->trainees[i];
+        const struct gated_job *t = &r->gated_jobs[i];
         json_t *gate = gate_json(&t->result.gate), *families = families_json(&t->result);
         for (int j = 0; j < 2; j++) {
             json_t *pair = json_object_get(gate, j ? "retain" : "eval");
@@ -377,8 +377,8 @@ static json_t *gate_table(const struct recorded_run *r) {
 static int report_finish(struct recorded_run *r, struct error *err) {
     json_t *results = json_array(), *gate = gate_table(r);
     for (int i = 0; i < r->q->n; i++) {
-        json_t *row = result_row(&r->trainees[i].result);
-        json_object_set_new(row, "why", json_string(r->trainees[i].result.gate.why));
+        json_t *row = result_row(&r->gated_jobs[i].result);
+        json_object_set_new(row, "why", json_string(r->gated_jobs[i].result.gate.why));
         json_array_append_new(results, row);
     }
     train_log_section(r->log, "Results", results);
@@ -390,7 +390,7 @@ static int report_finish(struct recorded_run *r, struct error *err) {
 static int run_finish(struct recorded_run *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->q->n; i++)
-        rc = trainee_finish(r, &r->trainees[i], &r->q->jobs[i], err);
+        rc = gated_job_finish(r, &r->gated_jobs[i], &r->q->jobs[i], err);
     return rc == OK ? report_finish(r, err) : rc;
 }
 
@@ -398,7 +398,7 @@ static int run_finish(struct recorded_run *r, struct error *err) {
 static int rejected_error(const struct recorded_run *r, struct error *err) {
     struct buf list = {0};
     for (int i = 0; i < r->q->n; i++) {
-        const struct trainee *t = &r->trainees[i];
+        const struct gated_job *t = &r->gated_jobs[i];
         if (!t->result.gate.publish)
             buf_printf(&list, "%s'%s' is not published: %s; it is in '%s'", list.len ? "; " : "",
                        t->name, t->result.gate.why, t->where);
@@ -408,8 +408,8 @@ static int rejected_error(const struct recorded_run *r, struct error *err) {
     return err->code;
 }
 
-static void trainee_release(struct trainee *t) {
-    adapter_release(t->before);
+static void gated_job_release(struct gated_job *t) {
+    adapter_release(t->baseline);
     dataset_release(&t->eval);
     dataset_release(&t->retain);
     free(t->dir);
@@ -422,10 +422,10 @@ static int run_close(struct recorded_run *r, int rc, struct error *err) {
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
     if (rc == OK) log_info("'%s/report.html' shows it", r->dir);
     if (rc == OK && r->n_rejected) rc = rejected_error(r, err);
-    for (int i = 0; i < r->q->n; i++) trainee_release(&r->trainees[i]);
+    for (int i = 0; i < r->q->n; i++) gated_job_release(&r->gated_jobs[i]);
     train_log_free(r->log);
     store_close(r->store);
-    free(r->trainees);
+    free(r->gated_jobs);
     free(r->id);
     free(r->dir);
     return rc;
@@ -438,8 +438,8 @@ static int run_locked(const struct train_request *q, const struct train_output *
     char *checkpoint = path_join(o->dir, "checkpoint.bin");
     int rc = run_open(&r, err);
     if (rc == OK) {
-        const struct train_callbacks watch = train_log_callbacks(r.log);
-        rc = train_run(q, checkpoint, &watch, err);
+        const struct train_callbacks callbacks = train_log_callbacks(r.log);
+        rc = train_run(q, checkpoint, &callbacks, err);
     }
     if (rc == OK && run_finish(&r, err) != OK)
         rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
@@ -452,9 +452,9 @@ static int run_locked(const struct train_request *q, const struct train_output *
 /* Holds a lock: the output folder has one checkpoint, so it takes one run at a time. */
 int train_and_publish(const struct train_request *q, const struct train_output *o,
                       struct error *err) {
-    int rc = dir_make(o->dir, err), held = -1;
-    if (rc == OK && (held = dir_lock(o->dir, "folder", err)) < 0) rc = held;
+    int rc = dir_make(o->dir, err), lock = -1;
+    if (rc == OK && (lock = dir_lock(o->dir, "folder", err)) < 0) rc = lock;
     if (rc == OK) rc = run_locked(q, o, err);
-    dir_unlock(held, o->dir);
+    dir_unlock(lock, o->dir);
     return rc;
 }

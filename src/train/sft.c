@@ -29,7 +29,7 @@ struct sft_trainer {
 };
 
 /* Sample number p, counted from the start of the run. */
-static const struct train_sample *feed_at(struct job_data *f, int64_t seed, int64_t p) {
+static const struct train_sample *sample_at(struct job_data *f, int64_t seed, int64_t p) {
     return &f->data.v[epoch_shuffle_at(&f->order, seed, p)];
 }
 
@@ -53,7 +53,7 @@ static int sft_accumulate(struct sft_trainer *r, int64_t step, struct error *err
     int rc = OK;
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->c.n; j++)
-            rc = batch_add(r, j, feed_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i),
+            rc = batch_add(r, j, sample_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i),
                            err);
     return rc ? rc : batch_flush(r, err);
 }
@@ -65,7 +65,7 @@ static int es_estimate_gradients(struct sft_trainer *r, int64_t step, json_t *li
     json_object_set_new(line, "adapters", list);
     for (int j = 0; !rc && j < r->c.n; j++) {
         for (int64_t i = 0; i < r->per_update; i++)
-            r->batch[i] = *feed_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i);
+            r->batch[i] = *sample_at(&r->job_data[j], r->c.o->seed, step * r->per_update + i);
         rc = es_accumulate(r->es, r->c.trainer, j, r->batch, (int)r->per_update, err);
         json_object_set_new(list, r->c.jobs[j].name,
                             json_pack("{s:f,s:f}", "fitness", es_fitness_mean(r->es), "fitness_std",
@@ -80,7 +80,7 @@ static int sft_step(void *ctx, int64_t step, json_t *line, struct error *err) {
     return rc ? rc : train_loop_optimizer_step(&r->c, step, err);
 }
 
-static json_t *identity_make(const struct sft_trainer *r) {
+static json_t *identity_json(const struct sft_trainer *r) {
     json_t *id = json_pack("{s:I}", "samples_per_update", (json_int_t)r->per_update);
     if (r->estimates)
         json_object_set_new(id, "es",
@@ -127,10 +127,10 @@ static int data_open(struct sft_trainer *r, struct error *err) {
     return rc;
 }
 
-static int64_t longest_data(const struct sft_trainer *r) {
-    int64_t most = 0;
-    for (int j = 0; j < r->c.n; j++) most = MAX(most, r->job_data[j].data.n);
-    return most;
+static int64_t largest_dataset_size(const struct sft_trainer *r) {
+    int64_t max = 0;
+    for (int j = 0; j < r->c.n; j++) max = MAX(max, r->job_data[j].data.n);
+    return max;
 }
 
 /* Checks the options before it reads the data. */
@@ -141,10 +141,10 @@ static int sft_open(struct sft_trainer *r, struct error *err) {
     if (!rc) rc = data_open(r, err);
     if (rc) return rc;
     r->c.per_step = 1;
-    r->c.steps = train_loop_count_steps(&r->c, longest_data(r), r->per_update);
+    r->c.steps = train_loop_count_steps(&r->c, largest_dataset_size(r), r->per_update);
     r->batch = try_calloc((size_t)r->per_update * (size_t)r->c.n, sizeof *r->batch, err);
     if (!r->batch) return err->code;
-    r->c.identity = identity_make(r);
+    r->c.identity = identity_json(r);
     rc = train_loop_begin(&r->c, err);
     if (!rc && r->estimates) r->es = es_new(r->c.m, r->estimates, r->c.pool);
     return rc;
@@ -174,11 +174,11 @@ static void sft_release(struct sft_trainer *r) {
 int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                            const struct train_options *o, const struct es_options *es,
                            struct pool *pool, const char *checkpoint,
-                           const struct train_callbacks *watch, struct error *err) {
+                           const struct train_callbacks *callbacks, struct error *err) {
     struct sft_trainer r = sft_make(m, jobs, n, o, es, pool);
     const struct train_loop_ops ops = {.run = sft_step, .ctx = &r};
     r.c.checkpoint = checkpoint;
-    r.c.callbacks = watch;
+    r.c.callbacks = callbacks;
     int rc = sft_open(&r, err);
     if (!rc) train_loop_log_lint(&r.c);
     if (!rc) rc = train_loop_run(&r.c, &ops, err);
@@ -188,21 +188,23 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
 
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    const struct train_callbacks watch = train_jsonl_callbacks(log);
-    return sft_run_with_callbacks(m, jobs, n, o, NULL, pool, checkpoint, log ? &watch : NULL, err);
+    const struct train_callbacks callbacks = train_jsonl_callbacks(log);
+    return sft_run_with_callbacks(m, jobs, n, o, NULL, pool, checkpoint, log ? &callbacks : NULL,
+                                  err);
 }
 
 /* the plan */
 
 /* Counts the passes of the longest job's first epoch as batch_add makes them. */
 static void passes_count(struct sft_trainer *r, struct training_plan *p) {
-    int64_t counted = MIN(r->c.steps, (longest_data(r) + r->per_update - 1) / r->per_update);
+    int64_t counted =
+        MIN(r->c.steps, (largest_dataset_size(r) + r->per_update - 1) / r->per_update);
     for (int64_t u = 0; u < counted; u++) {
         struct pack_counter count = {.plan = p};
         for (int64_t i = 0; i < r->per_update; i++)
             for (int j = 0; j < r->c.n; j++)
-                pack_counter_add(&count,
-                                 feed_at(&r->job_data[j], r->c.o->seed, u * r->per_update + i), 1);
+                pack_counter_add(
+                    &count, sample_at(&r->job_data[j], r->c.o->seed, u * r->per_update + i), 1);
     }
     training_plan_scale(p, counted);
 }
@@ -215,7 +217,8 @@ static int pass_run(void *ctx, struct error *err) {
 /* Computes and times the first pass of the first update. */
 static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     for (int64_t k = 0; k < r->per_update * r->c.n; k++) {
-        const struct train_sample *s = feed_at(&r->job_data[k % r->c.n], r->c.o->seed, k / r->c.n);
+        const struct train_sample *s =
+            sample_at(&r->job_data[k % r->c.n], r->c.o->seed, k / r->c.n);
         if (pack_is_full(p->pass_tokens, s->n)) break;
         r->batch[r->n_batch] = *s;
         r->batch[r->n_batch++].adapter = (int32_t)(k % r->c.n);
@@ -226,7 +229,7 @@ static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct e
     return rc;
 }
 
-static int members_run(void *ctx, struct error *err) {
+static int es_members_run(void *ctx, struct error *err) {
     struct sft_trainer *r = ctx;
     return es_accumulate(r->es, r->c.trainer, 0, r->batch, r->n_batch, err);
 }
@@ -241,15 +244,15 @@ static const struct train_sample *longest_sample(const struct sft_trainer *r) {
 
 /* Times all members of one adapter on a few samples: the longest one, which determines the memory,
  * and as many of the first ones as fill four passes. */
-static int members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
+static int es_members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {
         const struct train_sample *s =
-            i ? feed_at(&r->job_data[0], r->c.o->seed, i) : longest_sample(r);
+            i ? sample_at(&r->job_data[0], r->c.o->seed, i) : longest_sample(r);
         r->batch[r->n_batch++] = *s;
         p->pass_tokens += members * s->n;
     }
-    int rc = training_plan_time(members_run, r, &p->pass_seconds, err);
+    int rc = training_plan_time(es_members_run, r, &p->pass_seconds, err);
     p->tokens *= members;
     p->max_rows = MAX(r->estimates->pass_rows, p->longest);
     p->passes = (p->tokens + p->max_rows - 1) / p->max_rows;
@@ -259,7 +262,7 @@ static int members_measure(struct sft_trainer *r, struct training_plan *p, struc
 }
 
 static int plan_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
-    int rc = r->es ? members_measure(r, p, err) : pass_measure(r, p, err);
+    int rc = r->es ? es_members_measure(r, p, err) : pass_measure(r, p, err);
     if (!rc) rc = training_plan_time_update(r->c.trainer, p, err);
     if (!rc)
         p->seconds = p->pass_seconds * (double)p->tokens / (double)p->pass_tokens +
@@ -281,7 +284,7 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
         out->first = xcalloc((size_t)(o->bsz * n), sizeof *out->first);
         for (int64_t i = 0; i < o->bsz; i++)
             for (int j = 0; j < n; j++)
-                training_plan_add_example(out, feed_at(&r.job_data[j], o->seed, i), j);
+                training_plan_add_example(out, sample_at(&r.job_data[j], o->seed, i), j);
         rc = plan_measure(&r, out, err);
     }
     if (rc) training_plan_release(out);

@@ -53,7 +53,7 @@ struct train_callbacks {
 int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                            const struct train_options *o, const struct es_options *es,
                            struct pool *pool, const char *checkpoint,
-                           const struct train_callbacks *watch, struct error *err);
+                           const struct train_callbacks *callbacks, struct error *err);
 
 /* The work and resources of an sft_run. Samples of a pass are end to end, so there is no
  * padding. */
@@ -149,7 +149,7 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           const struct train_options *o, enum train_method method,
                           const struct rl_options *p, const struct reward_fn *reward,
                           struct pool *pool, const char *checkpoint,
-                          const struct train_callbacks *watch, struct error *err);
+                          const struct train_callbacks *callbacks, struct error *err);
 
 /* The work and resources of an rl_run. For rewards, the first completions of the first step are
  * sampled and rewarded, as many as the engine holds at once. The run begins with the same ones. */
@@ -187,7 +187,7 @@ struct train_request {
     const struct es_options *es;     /* used by es */
 };
 int train_run(const struct train_request *q, const char *checkpoint,
-              const struct train_callbacks *watch, struct error *err);
+              const struct train_callbacks *callbacks, struct error *err);
 /* For sft and es, only out->run is filled. */
 int train_plan_make(const struct train_request *q, struct rl_plan *out, struct error *err);
 /* {plan, data: [{adapter, file, lint, …}], first_batch: [{parts, ids, mask, adapter}]} */
@@ -253,7 +253,8 @@ struct pretrain_options {
     char *shape;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
         save_every;
-    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, working, debate, drill, system;
+    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, debate, drill,
+        system;
     struct strings mix;
 };
 extern const struct option_row pretrain_option_rows[];

@@ -46,7 +46,7 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                .unit = method >= METHOD_DPO ? "step" : "update",
                                .data = xcalloc((size_t)n, sizeof(char *)),
                                .saved = -1,
-                               .started = clock_now()};
+                               .run_started = clock_now()};
 }
 
 int32_t train_loop_max_length(const struct train_loop *c) {
@@ -60,7 +60,7 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
 }
 
 /* Retains given adapters; fresh ones differ by name. */
-static int starts_make(struct train_loop *c, struct error *err) {
+static int initial_adapters_make(struct train_loop *c, struct error *err) {
     struct adapter_config a;
     int rc = train_adapter_config(c->o, &c->m->config, &a, err);
     for (int j = 0; !rc && j < c->n; j++) {
@@ -87,18 +87,18 @@ static int error_add_resume_hint(const struct train_loop *c, struct error *err) 
     return err->code;
 }
 
-static void identity_add(struct train_loop *c) {
+static void identity_add_common(struct train_loop *c) {
     const struct train_options *o = c->o;
     json_t *jobs = json_array();
     for (int j = 0; j < c->n; j++)
         json_array_append_new(
             jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->initial_adapters[j]->hash));
-    json_t *own =
+    json_t *common =
         json_pack("{s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)c->steps, "max_length",
                   (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
                   "min_lr_ratio", o->min_lr_ratio, "schedule", (int)c->schedule, "jobs", jobs);
-    json_object_update(c->identity, own);
-    json_decref(own);
+    json_object_update(c->identity, common);
+    json_decref(common);
 }
 
 json_t *rl_identity(const struct train_loop *c) {
@@ -109,9 +109,9 @@ json_t *rl_identity(const struct train_loop *c) {
 int train_loop_begin(struct train_loop *c, struct error *err) {
     c->initial_adapters = xcalloc((size_t)c->n, sizeof *c->initial_adapters);
     int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
-    if (!rc) rc = starts_make(c, err);
+    if (!rc) rc = initial_adapters_make(c, err);
     if (rc) return rc;
-    identity_add(c);
+    identity_add_common(c);
     c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, c->o, c->pool, err);
     return c->trainer ? OK : err->code;
 }
@@ -143,15 +143,15 @@ int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err
 }
 
 /* Whether a checkpoint is due after `done` steps. */
-static bool save_due(const struct train_loop *c, int64_t done) {
+static bool is_save_due(const struct train_loop *c, int64_t done) {
     return done == c->steps || (c->o->save_steps > 0 && done % c->o->save_steps == 0);
 }
 
-static int train_loop_report_step(const struct train_loop *c, int64_t done, const json_t *more,
-                                  struct error *err) {
+static int train_loop_report_step(const struct train_loop *c, int64_t done,
+                                  const json_t *extra_metrics, struct error *err) {
     double now = clock_now(),
-           speed = now > c->began ? (double)c->stats.tokens / (now - c->began) : 0;
-    const json_t *reward = json_object_get(more, "reward");
+           speed = now > c->step_started ? (double)c->stats.tokens / (now - c->step_started) : 0;
+    const json_t *reward = json_object_get(extra_metrics, "reward");
     process_metrics_report(
         (const struct process_metric[]){
             {"train_step", (double)done},
@@ -163,13 +163,14 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done, cons
     struct train_event e = {.step = done,
                             .steps = c->steps,
                             .lr = c->lr,
-                            .seconds = now - c->started,
+                            .seconds = now - c->run_started,
                             .tokens_per_s = speed,
                             .stats = &c->stats,
                             .jobs = c->jobs,
                             .n = c->n,
-                            .due = save_due(c, done),
-                            .extra_metrics = json_object_size(more) ? more : NULL};
+                            .due = is_save_due(c, done),
+                            .extra_metrics =
+                                json_object_size(extra_metrics) ? extra_metrics : NULL};
     return c->callbacks->update(c->callbacks->ctx, &e, err);
 }
 
@@ -216,7 +217,7 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
                     char detail[64], struct error *err) {
     int64_t done = step + 1;
     json_t *line = json_object();
-    c->began = clock_now();
+    c->step_started = clock_now();
     c->stats = (struct update_stats){.loss = c->stats.loss};
     int rc = s->run(s->ctx, step, line, err);
     if (rc) error_wrap(err, "%s %lld", c->unit, (long long)done);
@@ -224,12 +225,12 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
     const json_t *reward = json_object_get(line, "reward");
     snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
              reward ? json_number_value(reward) : c->stats.loss);
-    if (!rc && c->checkpoint && save_due(c, done)) rc = train_loop_save(c, s, done, err);
+    if (!rc && c->checkpoint && is_save_due(c, done)) rc = train_loop_save(c, s, done, err);
     json_decref(line);
     return rc;
 }
 
-static int watch_begin(const struct train_loop *c, struct error *err) {
+static int callbacks_begin(const struct train_loop *c, struct error *err) {
     if (!c->callbacks) return OK;
     json_t *data = json_array();
     for (int j = 0; j < c->n; j++)
@@ -245,7 +246,7 @@ static int watch_begin(const struct train_loop *c, struct error *err) {
 }
 
 /* The current adapter j, bound to the model, with its lineage: hashes of data and start adapter. */
-static int result_make(struct train_loop *c, int j, struct error *err) {
+static int export_result(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
                                 c->initial_adapters[j]->hash);
     if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
@@ -262,7 +263,7 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
         rc = train_loop_resume(c, s, err);
     else if (s->restore)
         s->restore(s->ctx, NULL);
-    if (!rc) rc = watch_begin(c, err);
+    if (!rc) rc = callbacks_begin(c, err);
     if (rc) return error_add_resume_hint(c, err);
     progress_start(&bar, "training", c->steps);
     for (int64_t i = trainer_update_count(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
@@ -271,7 +272,7 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     }
     progress_finish(&bar, detail);
     if (rc) return error_add_resume_hint(c, err);
-    for (int j = 0; !rc && j < c->n; j++) rc = result_make(c, j, err);
+    for (int j = 0; !rc && j < c->n; j++) rc = export_result(c, j, err);
     return rc;
 }
 
@@ -293,14 +294,14 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           const struct train_options *o, enum train_method method,
                           const struct rl_options *p, const struct reward_fn *reward,
                           struct pool *pool, const char *checkpoint,
-                          const struct train_callbacks *watch, struct error *err) {
-    struct train_options own = *o;
-    own.lora_dropout = 0;
+                          const struct train_callbacks *callbacks, struct error *err) {
+    struct train_options no_dropout = *o;
+    no_dropout.lora_dropout = 0;
     CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;
-    struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
+    struct train_loop c = train_loop_make(m, jobs, n, &no_dropout, method, pool);
     c.checkpoint = checkpoint;
-    c.callbacks = watch;
+    c.callbacks = callbacks;
     return method == METHOD_DPO ? dpo_run(&c, p, err)
                                 : policy_gradient_run(&c, method, p, reward, err);
 }
@@ -308,21 +309,21 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
 int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
            enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    const struct train_callbacks watch = train_jsonl_callbacks(log);
+    const struct train_callbacks callbacks = train_jsonl_callbacks(log);
     return rl_run_with_callbacks(m, jobs, n, o, method, p, reward, pool, checkpoint,
-                                 log ? &watch : NULL, err);
+                                 log ? &callbacks : NULL, err);
 }
 
 int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
                  const struct train_options *o, enum train_method method,
                  const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
                  struct rl_plan *out, struct error *err) {
-    struct train_options own = *o;
-    own.lora_dropout = 0;
+    struct train_options no_dropout = *o;
+    no_dropout.lora_dropout = 0;
     *out = (struct rl_plan){0};
     CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;
-    struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
+    struct train_loop c = train_loop_make(m, jobs, n, &no_dropout, method, pool);
     int rc = method == METHOD_DPO ? dpo_plan(&c, p, out, err)
                                   : policy_gradient_plan(&c, method, p, reward, out, err);
     if (rc) rl_plan_release(out);

@@ -41,10 +41,10 @@ struct train_loop {
     struct adapter **initial_adapters; /* [n] adapters at the start of training, ready to run */
     struct trainer *trainer;
     enum lr_schedule schedule;
-    int64_t saved;             /* the step that `checkpoint` holds; -1: none */
-    double started, began;     /* start of this process's part of the run; start of the step */
-    struct update_stats stats; /* the last update; tokens and targets of its step */
-    double lr;                 /* learning rate of the last update */
+    int64_t saved;                    /* the step that `checkpoint` holds; -1: none */
+    double run_started, step_started; /* clock times; of the run, since it was begun or resumed */
+    struct update_stats stats;        /* the last update; tokens and targets of its step */
+    double lr;                        /* learning rate of the last update */
 };
 struct train_loop_ops {
     /* Runs step `step`, counted from 0, with train_loop_optimizer_step for its updates. Adds the

@@ -678,7 +678,7 @@ static struct race *race_run(const struct race_options *o, const double *scores,
         for (int i = 0; i < k; i++)
             memcpy(told + i * (to - from), scores + who[i] * items + from,
                    (size_t)(to - from) * sizeof *told);
-        race_tell(r, told);
+        race_add_scores(r, told);
     }
     free(told);
     return r;
@@ -763,8 +763,8 @@ static void test_race_errors(void **state) {
         for (int rule = 0; rule < 3; rule++) {
             struct race_options o = race_options(rules[rule], N * ITEMS);
             struct race *r = race_run(&o, scores, N, ITEMS);
-            if (race_decided(r)) wrong[rule] += race_winner(r) != best, decided += rule == 0;
-            if (race_seen(r, best) < race_seen(r, race_winner(r))) wrong[rule] += !race_decided(r);
+            if (race_is_decided(r)) wrong[rule] += race_winner(r) != best, decided += rule == 0;
+            if (race_items_seen(r, best) < race_items_seen(r, race_winner(r))) wrong[rule] += !race_is_decided(r);
             spent[rule] += (double)race_spent(r) / 200;
             race_free(r);
         }
@@ -790,7 +790,7 @@ static void test_race_refusals(void **state) {
     struct race *r = race_new(&o, 1, 100, &err);
     int who[N], from, to;
     assert_int_equal(race_next(r, who, &from, &to), 0);
-    assert_true(race_winner(r) == 0 && race_decided(r));
+    assert_true(race_winner(r) == 0 && race_is_decided(r));
     race_free(r);
 }
 
@@ -818,7 +818,7 @@ static void winners_curse_run(uint32_t k, double spread, double *scores, double 
     int winner;
     for (int i = 0; i < N; i++) truth[i] = 0.5 + spread * normal(&r);
     for (int i = 0; i < N * CURSE_ITEMS; i++) scores[i] = uniform(&r) < truth[i / CURSE_ITEMS];
-    struct stats_interval split = fitness_split(scores, N, CURSE_ITEMS, &winner);
+    struct stats_interval split = fitness_split_half(scores, N, CURSE_ITEMS, &winner);
     fitness_shrink(scores, N, CURSE_ITEMS, shrunk);
     for (int j = 0; j < CURSE_ITEMS; j++) mean += scores[winner * CURSE_ITEMS + j] / CURSE_ITEMS;
     error[0] = mean - truth[winner];
@@ -868,12 +868,12 @@ static void test_nothing_to_select(void **state) {
             p = uniform(&r);
             for (int i = 0; i < 2; i++) fresh[i * FEW + j] = uniform(&r) < p;
         }
-        fitness_split(old, WHO - 1, FEW, &winner);
-        held_out += fitness_better(fresh, fresh + FEW, FEW, 0.05);
-        same_items += fitness_better(old + winner * FEW, old + (WHO - 1) * FEW, FEW, 0.05);
+        fitness_split_half(old, WHO - 1, FEW, &winner);
+        held_out += fitness_is_better(fresh, fresh + FEW, FEW, 0.05);
+        same_items += fitness_is_better(old + winner * FEW, old + (WHO - 1) * FEW, FEW, 0.05);
         struct race_options o = race_options("paired", 2 * FEW);
         struct race *race = race_run(&o, old, 2, FEW);
-        raced += race_decided(race);
+        raced += race_is_decided(race);
         race_free(race);
     }
     print_message("A/A at 5 %%: %d of %d select on fresh items, %d on the items that chose; %d "
@@ -923,9 +923,9 @@ static void test_disjoint(void **state) {
     (void)state;
     const char *const dev[3] = {"二足す二", "1+1", "3+3"}, *const test[3] = {"9", "二足す二",
                                                                              "1+1"};
-    must(fitness_disjoint(dev, 3, test, 1, &err));
-    must(fitness_disjoint(NULL, 0, test, 3, &err));
-    assert_int_equal(fitness_disjoint(dev, 3, test, 3, &err), ERR_MISMATCH);
+    must(fitness_check_disjoint(dev, 3, test, 1, &err));
+    must(fitness_check_disjoint(NULL, 0, test, 3, &err));
+    assert_int_equal(fitness_check_disjoint(dev, 3, test, 3, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.text, "2 of 3 test items are among those of fitness, '二足す二'"));
 }
 

@@ -1,5 +1,5 @@
 /*
- * crossover: operators that weight, choose or interpolate whole modules of their parents.
+ * crossover: operators that weight, select or interpolate whole modules of their parents.
  *
  * Nearly all of them compute one coefficient for each parent in each module: given, random, or from
  * the angle between two ΔW. operator_weighted_sum computes the exact weighted sum and its best
@@ -20,7 +20,7 @@ static double *coefs_alloc(const struct operands *x) {
     return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
 }
 
-/* Takes ownership of `coef`. */
+/* operator_weighted_sum; takes ownership of `coef`. */
 static struct adapter *weighted_sum_free_coefs(const struct operands *x, double *coef,
                                                json_t *lineage, struct error *err) {
     struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
@@ -28,7 +28,7 @@ static struct adapter *weighted_sum_free_coefs(const struct operands *x, double 
     return child;
 }
 
-/* The same n coefficients in all modules. */
+/* The weighted sum with the same n coefficients w in all modules. */
 static struct adapter *weighted_sum_uniform(const struct operands *x, const double *w,
                                             json_t *lineage, struct error *err) {
     double *coef = coefs_alloc(x);
@@ -37,7 +37,7 @@ static struct adapter *weighted_sum_uniform(const struct operands *x, const doub
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
-/* The blend of `--compat legacy`, with this table's lineage. */
+/* The blend of `--compat legacy`, with the lineage of an operator. */
 static struct adapter *make_factor_blend(const struct operands *x, json_t *lineage,
                                          struct error *err) {
     struct adapter *child = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
@@ -51,8 +51,8 @@ static struct adapter *make_delta(const struct operands *x, json_t *lineage, str
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
-/* Weights are fitness. If one is negative, all are measured from the lowest, so that a worse parent
- * never weighs more; equal ones give equal shares. */
+/* Weights are fitness. If one is negative, the lowest is subtracted from all, so that a worse
+ * parent never has a larger share; equal weights give equal shares. */
 static struct adapter *make_ratio(const struct operands *x, json_t *lineage, struct error *err) {
     double w[OPERATOR_PARENTS_MAX], low = 0, sum = 0;
     for (int p = 0; p < x->n; p++) low = MIN(low, operand_weight(x, p));
@@ -61,14 +61,14 @@ static struct adapter *make_ratio(const struct operands *x, json_t *lineage, str
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
-/* Moves from b towards a and beyond. */
+/* a + step · (a - b): beyond a, away from b. */
 static struct adapter *make_extrapolate(const struct operands *x, json_t *lineage,
                                         struct error *err) {
     double w[2] = {1 + (double)x->step, -(double)x->step};
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
-/* Uses bisection, because only math_cos gives the same bits on all machines. */
+/* By bisection of math_cos, because acos of libm gives different bits on different machines. */
 static double arc_cosine(double c) {
     double low = 0, high = 3.14159265358979323846;
     for (int i = 0; i < 60; i++) {
@@ -81,7 +81,8 @@ static double arc_cosine(double c) {
     return (low + high) / 2;
 }
 
-/* Above this |cosine| the arc equals a line to within rounding, or its plane is undefined. */
+/* Above this |cosine|, parallel directions give a straight line up to rounding, and opposite ones
+ * define no plane. */
 #define PARALLEL 0.999999
 
 /* Coefficients of a and b at t along the arc between their directions; norms are interpolated
@@ -113,7 +114,7 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
     slerp_coefs(g[0], g[3], g[1], t, w);
 }
 
-/* Share of b from two weights; ERR_USAGE when they cancel. */
+/* *share: b's part of the sum of the two weights. ERR_USAGE if their sum is 0. */
 static int second_parent_share(const struct operands *x, double *share, struct error *err) {
     double a = operand_weight(x, 0), b = operand_weight(x, 1);
     if (a + b == 0) return error_set(err, ERR_USAGE, "weights %g and %g cancel", a, b);
@@ -149,12 +150,12 @@ static void vector_scale(double *c, int n, double factor) {
     for (int k = 0; k < n; k++) c[k] *= factor;
 }
 
-/* Half of the digits of a length computed from inner products. */
+/* A length computed from inner products has half of their digits. */
 #define SPHERE_EPSILON 1e-7
 #define SPHERE_MAX_STEPS 1000
 
-/* to := Σ share · log_m(u), m = Σ c u: the weighted sum of the tangent vectors at m towards the
- * unit vectors u. The vector opposite to m contributes nothing. */
+/* to = Σ share · log_m(u) with m = Σ c u: the weighted sum of the tangent vectors at m towards the
+ * unit vectors u. A vector opposite to m has no direction and is skipped. */
 static void sphere_tangent_sum(const double *g, const double *share, const double *c, int n,
                                double *to) {
     memset(to, 0, (size_t)n * sizeof *to);
@@ -193,7 +194,8 @@ static bool karcher_mean(const double *g, const double *share, int n, double *c)
     return false;
 }
 
-/* Generalises slerp to n parents: the mean direction with the mean norm of the parents. */
+/* Generalises slerp to n parents: coefficients of the mean direction with the mean norm of the
+ * parents. */
 static int module_karcher(const struct operands *x, int32_t i, const double *share, double *coef,
                           struct error *err) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX];
@@ -257,7 +259,8 @@ static struct adapter *make_stock(const struct operands *x, json_t *lineage, str
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
-/* Samples one of the parents that `able` marks, by weight (none below 0; all 0: uniformly). */
+/* Samples one of the eligible parents in proportion to its weight. A negative weight counts as 0;
+ * if all are 0, uniformly. */
 static int sample_parent(const struct operands *x, const bool *eligible, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
     for (int p = 0; p < x->n; p++) sum += w[p] = eligible[p] ? MAX(0, operand_weight(x, p)) : 0;
@@ -266,7 +269,7 @@ static int sample_parent(const struct operands *x, const bool *eligible, struct 
     return select_roulette_wheel(w, sum, x->n, rng);
 }
 
-/* Takes modules begin .. begin + n from one parent that has any of them, if one exists. */
+/* Copies modules [begin, begin + n) from one parent, sampled among those that have any of them. */
 static void choose_group_parent(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool eligible[OPERATOR_PARENTS_MAX] = {false};
@@ -292,9 +295,9 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
 }
 
 /*
- * Picks a random point in the flat order of the modules that either parent has. Before it the
- * parents have the given shares (without weights: all of a, because equal shares would have no
- * effect), after it the swapped shares; within a window of `step` times the number of modules,
+ * Picks a random point in the flat order of the modules that either parent has. Modules before it
+ * have the given shares (without weights: 1 for a, because equal shares would have no effect),
+ * modules after it the swapped shares. Within a window of `step` times the number of modules,
  * shares change linearly.
  */
 static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
@@ -329,8 +332,8 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
     return single_point_crossover(x, false, lineage, err);
 }
 
-/* Singular triplets of the parents, rank by rank: the c-th largest of one parent, sampled by weight
- * among the parents with more than c triplets. */
+/* For each rank c of the child, copies the c-th largest singular triplet of one parent, sampled by
+ * weight among the parents with more than c triplets. */
 static void choose_triplets(const struct operands *x, const struct svd *sv, int32_t i,
                             struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);

@@ -1,16 +1,16 @@
 /*
  * diversity: differences between adapters, in weights and in behaviour. Evolution needs
- * differences: a blend of copies is a copy with every operator.
+ * differences: every crossover of two copies is a copy.
  */
 #include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* Adapters with a relative distance below this differ by no more than a mutation. */
+/* Below this relative distance, adapters differ by no more than a mutation would. */
 static const double COPY_DISTANCE = 0.05;
 
-/* Same as adapter_distance and adapter_cosine, from inner products that are computed once. */
+/* adapter_distance and adapter_cosine, from inner products that are computed only once. */
 static double relative_distance(double aa, double bb, double ab) {
     double mean = (sqrt(aa) + sqrt(bb)) / 2;
     return mean == 0 ? 0 : sqrt(fmax(0, aa + bb - 2 * ab)) / mean;

@@ -5,8 +5,8 @@
  * The first half is pure: struct population changes only in population_evaluate and
  * population_breed, and a fitness_function evaluates the candidates: the swarm on an engine in a
  * run, a known function in tests. The second half is a run: it reads a recipe and writes a run
- * folder. Every stage can be computed again, so a killed run resumes by running again with the
- * results in the store.
+ * folder. Every stage is deterministic, so a killed run resumes by running again, and loads the
+ * results that the store has.
  */
 #ifndef SHOAL_EVOLVE_H
 #define SHOAL_EVOLVE_H
@@ -25,8 +25,8 @@ struct evolve_options {
     int64_t generations, population, elites, rank;
     double max_flops;                     /* FLOP budget of the search; 0: no limit */
     struct strings crossovers, mutations; /* operators; adaptive pursuit selects among them */
-    double mutation_rate;                 /* share of children that are mutants of one parent */
-    double blend_min, blend_max;          /* range of the second parent's share */
+    double mutation_rate;                 /* fraction of children that are mutants of one parent */
+    double blend_min, blend_max;          /* range of the second parent's weight */
     bool preserve_norm; /* rescale a child of two parents to their mean ‖ΔW‖, which averaging would
                            reduce */
     double target_step_divergence; /* target behaviour divergence of mutations; 0: fixed step */
@@ -39,8 +39,8 @@ struct evolve_options {
         fitness_sharing_radius; /* radius of fitness sharing, as a behaviour divergence; 0: none */
     int64_t map_elites_bins;    /* bins per axis of the MAP-Elites archive of parents; 0: none */
     bool roles;                 /* co-evolution: each founder starts a role */
-    bool per_layer;         /* a search over coefficients has one for each layer of each founder */
-    char *merge_operator;   /* operator that makes the candidates of a search over coefficients */
+    bool per_layer;       /* search over coefficients: one coefficient for each founder and layer */
+    char *merge_operator; /* search over coefficients: the operator that merges a candidate */
     int64_t finetune_steps; /* fine-tuning steps of each child before its evaluation (Lamarckian) */
     char *finetune_data;    /* conversations for fine-tuning, gradient and es */
 };
@@ -65,19 +65,19 @@ struct candidate {
     int n_mix;
     char parents[2][32]; /* "" for founders, and for the second parent of a mutant */
     const struct adapter_operator *operator; /* operator that made it; NULL: a founder */
-    double blend, step; /* share of the second parent; step of the operator; or NAN */
+    double blend, step; /* weight of the second parent; step of the operator; NAN: none */
     int role;           /* 0 without roles */
     bool elite;         /* carried over unchanged */
     /* Filled by the fitness function. */
     struct stats_interval performance, cooperation, novelty;
     double descriptor[N_DESCRIPTORS]; /* behaviour descriptors, each in 0..1 */
-    int n_items;                      /* number of items answered: all, except in a race */
+    int n_items; /* number of items that it answered: all items, except in a race */
     /* Computed from these. */
     struct stats_interval fitness;
     double shared;   /* fitness after sharing, used by selection */
     double expected; /* performance corrected for the winner's curse (fitness_shrink) */
 };
-/* Results of the candidates of one generation, in addition to their fields. */
+/* Results of a generation that are not in the candidates' fields. n: number of candidates. */
 struct evaluation {
     int n_items;
     double *scores;   /* [n][n_items]; NAN: item not evaluated */
@@ -86,13 +86,13 @@ struct evaluation {
 void evaluation_release(struct evaluation *a);
 struct fitness_function {
     void *ctx;
-    /* Evaluates all n candidates on the generation's items. The last `witnesses` are re-evaluated
-     * parents: they do not affect the cooperation or novelty of other candidates. Fills an empty
-     * evaluation. */
-    int (*evaluate)(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+    /* Evaluates all n candidates on the generation's items. The last `n_reevaluated` are
+     * re-evaluated parents: they do not affect the cooperation or novelty of other candidates.
+     * `out` is empty at the call. */
+    int (*evaluate)(void *ctx, int generation, struct candidate *c, int n, int n_reevaluated,
                     struct evaluation *out, struct error *err);
 };
-/* The operators of one kind with their credit and steps. */
+/* The operators of one kind, their credit and their current steps. */
 struct operator_set {
     struct operator_selector selector;
     const struct adapter_operator *op[MAX_OPERATORS];
@@ -104,16 +104,16 @@ struct population {
     uint64_t seed;
     int generation, n;
     int n_roles;
-    struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the witnesses */
-    int n_reevaluated; /* parents that are not carried over: they are evaluated again with their
-                      children, so that gains are paired and use other items than the selection of
-                      the parents, then released */
+    struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the re-evaluated parents */
+    int n_reevaluated; /* number of parents that are not elites. They are evaluated again with their
+                          children and then released: gains are paired, on items that the selection
+                          of the parents did not use */
     struct evaluation
         last_evaluation; /* results of the last evaluation, in the order of its candidates */
     struct operator_set crossovers, mutations;
     struct archive archive;
-    struct candidate *archived; /* [n_hall] candidates that are or were in the archive, indexed by
-                               archive id */
+    struct candidate *archived; /* [n_archived] candidates that are or were in the archive; the
+                                   index is the archive's id */
     int n_archived;
 };
 /* ERR_USAGE if the options are invalid for any founders. */
@@ -129,7 +129,7 @@ void population_release(struct population *p);
 int population_set_options(struct population *p, const struct evolve_options *o,
                            const struct fitness_options *f, uint64_t seed, struct error *err);
 /* Evaluates all candidates, computes fitness with its interval, credits operators, adapts steps,
- * fills the archive, releases the witnesses, and sorts by fitness (ties: name). */
+ * fills the archive, releases the re-evaluated parents, and sorts by fitness (ties: by name). */
 int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err);
 /* Makes the next generation: elites first, unchanged; each child comes from one operator, a
  * crossover of two distinct parents or a mutation of one. All random numbers depend on (seed,
@@ -170,20 +170,21 @@ struct evolve_recipe {
     bool chain_of_thought;
     char *vote;
     int64_t test_items, retain_items;
-    bool curve; /* the table has all founders and generations, instead of the first best and the
-                   last */
+    bool curve; /* the table has all founders and generations; otherwise the best founder and the
+                   best candidate of the last generation */
     char *save; /* adapters kept: all candidates, or best of each generation */
     double temperature; /* temperature of self-consistency samples */
-    bool zero_adapters; /* control: replace every trained founder by a zero adapter, so that all
-                           effects must vanish */
+    bool zero_adapters; /* control: replace every trained founder by a zero adapter; then no effect
+                           may be found */
     struct train_options train;     /* section "train" */
     struct evolve_options evolve;   /* section "evolve" */
     struct fitness_options fitness; /* section "fitness" */
     struct search_options search;   /* section "search": search over coefficients */
     struct race_options race;       /* section "race" */
-    struct train_options finetune;  /* section "learn": fine-tuning steps and gradient */
-    struct es_options es;           /* section "es" */
-    char *text;                     /* contents of the recipe file */
+    struct train_options
+        finetune; /* section "finetune": fine-tuning steps, and search methods gradient and es */
+    struct es_options es; /* section "es" */
+    char *text;           /* contents of the recipe file */
 };
 extern const struct option_row evolve_recipe_rows[]; /* rows of the top level */
 int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err);
@@ -194,7 +195,7 @@ struct evolve_run;
 struct search_method {
     const char *name, *about;
     /* Evaluates and records each generation. */
-    int (*go)(struct evolve_run *r, struct error *err);
+    int (*run)(struct evolve_run *r, struct error *err);
 };
 extern const struct search_method search_methods[]; /* ended by a row without a name */
 
@@ -203,7 +204,8 @@ struct evolve_env {
     enum numeric_class cls;
     const char *root;                /* folder of runs: "runs" */
     char *(*find)(const char *path); /* resolves relative names of models and data */
-    const volatile bool *pause;      /* set asynchronously: stop at the next step; may be NULL */
+    const volatile bool
+        *pause; /* set asynchronously: the run stops at the next step with ERR_STATE; may be NULL */
 };
 /* Starts a run (id NULL: a new id is made); writes its id to *id_out. Returns its result object:
  * {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}. ERR_STATE if
@@ -217,15 +219,16 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
 /* Continues runs/ID from its stored recipe. */
 json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err);
 /*
- * A new run that equals runs/ID up to generation `at` and then follows another recipe (NULL: the
- * same) and seed (-1: the same). Shared generations are not computed again. The recipes must have
- * the same founders and fitness questions.
+ * A new run that equals runs/ID up to `generation` and then follows another recipe (NULL: the same)
+ * and seed (-1: the same). Shared generations are loaded, not computed again. The recipes must have
+ * the same base model and personas.
  */
-json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
-                        int64_t seed, const char *new_id, struct error *err);
-/* Computes generation `at` of a finished or interrupted run again, without the store's answers, and
- * compares: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
-json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, struct error *err);
+json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int generation,
+                        const char *recipe, int64_t seed, const char *new_id, struct error *err);
+/* Computes a generation of a finished or interrupted run again, without the answers in the store,
+ * and compares it with the log: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
+json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int generation,
+                          struct error *err);
 /* Writes README.md (a model card) in an adapter's folder, from the candidate's JSON. */
 int model_card_write(const char *dir, const char *model, const char *run, int generation,
                      const json_t *candidate, struct error *err);
@@ -243,8 +246,8 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
  *
  * The caller finds a row by name, calls operator_apply, measures the change with
  * operator_relative_change, and adapts the step for the next call within the row's bounds. An
- * operator is pure: the same parents, weights, step, rank and seed give the same adapter, bit for
- * bit. Any thread may apply any operator.
+ * operator is pure: the same operands give the same adapter, bit for bit. Any thread may apply any
+ * operator.
  *
  * All rows take plain LoRA only (DoRA and embedding tables are refused) and mixed ranks, targets
  * and scalings. Rows that work on ΔW = scale · B A use the true scale (alpha / r, or alpha / √r)
@@ -272,7 +275,7 @@ enum operator_weighting {
     WEIGHTING_DELTA,   /* shares of ΔW */
     WEIGHTING_FACTORS, /* shares of A and B separately: ranks are the parents' */
     WEIGHTING_FITNESS,
-    WEIGHTING_NONE /* no weights; the first parent should be the fitter one */
+    WEIGHTING_NONE /* no weights; the caller passes the fitter parent first */
 };
 struct adapter_operator {
     const char *name, *about;
@@ -309,7 +312,7 @@ extern const struct adapter_operator crossover_operators[], merge_operators[], p
     mutation_operators[];
 
 /* Helpers of the rows. */
-int32_t operand_modules(const struct operands *x); /* modules of the shape, with or without ΔW */
+int32_t operand_modules(const struct operands *x); /* all modules, with or without a LoRA */
 double operand_weight(const struct operands *x, int p);
 /* The requested rank of module i, or the largest of the parents', limited by `most` and by the
  * module's dimensions. */
@@ -330,18 +333,18 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
  * lineage: the family tree of a run, from the records of its generations (an array of the lines of
  * evolution.jsonl, also result.json's "generations").
  *
- * A candidate is one node from the generation of its birth, the first with its name, to the last:
- * elites stay the same node. Parents come before children. A node without parents is a founder.
- * Records are borrowed and outlive the lineage; any thread.
+ * A candidate is one node, from the first generation that has its name to the last one: an elite
+ * stays the same node. Parents come before children. A node without parents is a founder. Records
+ * are borrowed and outlive the lineage; any thread.
  */
 
 struct lineage_node {
     const char *name;
     const json_t *birth_record; /* record of its first generation */
     int generation, last_generation;
-    int parent[2];          /* node indices; -1: none */
-    double parent_share[2]; /* share of the ancestry through each parent: from the blend, else
-                               halves */
+    int parent[2]; /* node indices; -1: none */
+    double
+        parent_share[2]; /* share of the ancestry through each parent: the blend, or a half each */
 };
 struct lineage {
     struct lineage_node *v;
@@ -349,8 +352,8 @@ struct lineage {
     int best; /* node of the fittest candidate of the last generation; -1 without one */
     json_t *index;
 };
-/* Adds the next generation. An existing number replaces that generation and all later ones, as
- * after a run continued from an earlier point. After an error the lineage ends before this
+/* Adds the next generation. A number that exists replaces that generation and all later ones, as
+ * after a run that resumed at an earlier generation. After an error the lineage ends before this
  * generation. */
 int lineage_add(struct lineage *l, const json_t *generation, struct error *err);
 int lineage_from_json(struct lineage *l, const json_t *generations, struct error *err);
@@ -358,15 +361,16 @@ void lineage_release(struct lineage *l);
 int lineage_find(const struct lineage *l, const char *name); /* -1 if the name is unknown */
 /* in[n]: the node and all of its ancestors. */
 void lineage_ancestors(const struct lineage *l, int node, bool *in);
-/* Propagates flow[n] up to the parents by their shares: with 1 in a node, each founder ends with
- * its share of that node's ancestry, and each other node with the share that passed through it. */
+/* Propagates flow[n] from children to parents by the parents' shares. If flow is 1 at one node and
+ * 0 elsewhere, each founder ends with its share of that node's ancestry, and each other ancestor
+ * with the share that passes through it. */
 void lineage_propagate(const struct lineage *l, double *flow);
 
 /* Reads evolution.jsonl as such an array, of lines that lineage_add accepts; errors name the line.
  * An unfinished last line is left out. */
 json_t *lineage_load(const char *path, struct error *err);
-/* `name` and its ancestors, or all nodes (NULL): {of, generations, nodes, edges, founders}; and as
- * Graphviz. */
+/* The node `name` with its ancestors, or all nodes (NULL), as JSON: {of, generations, nodes, edges,
+ * founders}; and as Graphviz. */
 json_t *lineage_json(const json_t *generations, const char *name, struct error *err);
 int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err);
 

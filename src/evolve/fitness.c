@@ -2,8 +2,8 @@
  * fitness: combination of terms, racing, the winner's curse and operator credit: arithmetic on
  * given scores.
  *
- * Invariant of a race: all remaining candidates have seen the same items 0..seen-1; an eliminated
- * candidate keeps its scores. So each comparison uses common items.
+ * Invariant of a race: all remaining candidates have scores of the same items 0 … n_seen-1; an
+ * eliminated candidate keeps its scores. So each comparison uses common items.
  */
 #include "evolve/fitness.h"
 
@@ -79,8 +79,8 @@ struct race_rule {
 };
 
 static double margin_paired(double variance, int n, double p, double range) {
-    // the quantile's expansion needs some degrees of freedom, and a variance of
-    // 0 on a few items is chance
+    // the expansion of the quantile needs some degrees of freedom, and a variance of 0 on a few
+    // items may be chance
     if (n < 8) return INFINITY;
     return t_upper_quantile(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
 }
@@ -116,7 +116,7 @@ const struct option_row race_option_rows[] = {
 
 struct race {
     const struct race_rule *rule;
-    struct race_options o; /* `rule` is not used */
+    struct race_options o; /* `rule` is NULL: see the member above */
     int n, n_items, n_left, looks, n_looks, n_seen;
     int64_t spent;
     int *items_seen; /* [N] items seen */
@@ -167,7 +167,8 @@ static double *candidate_scores(const struct race *r, int i) {
     return r->scores + (size_t)i * (size_t)r->n_items;
 }
 
-/* Halving divides the remaining budget equally among the remaining looks. */
+/* Number of items until the next test. Halving divides the remaining budget equally among the
+ * remaining tests. */
 static int next_block_size(const struct race *r) {
     int64_t budget_left = r->o.budget - r->spent, items = r->o.block;
     if (!r->rule->margin) items = budget_left / MAX(r->n_looks - r->looks, 1) / r->n_left;
@@ -258,7 +259,7 @@ bool race_is_decided(const struct race *r) {
 /* the winner's curse */
 
 /* Noise is the residual of the scores after the effects of candidate and item: an item that is hard
- * for all moves all means alike and causes no shrinking. */
+ * for all candidates shifts all means equally and causes no shrinkage. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out) {
     double *item = xcalloc((size_t)n_items, sizeof *item), all = 0, noise = 0, spread = 0;
     for (int c = 0; c < n; c++) {
@@ -322,7 +323,8 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r) {
     return select_roulette_wheel(p, 1, o->n, r);
 }
 
-/* Moves probability from the other operators, which keep p_min, to the best; the sum stays 1. */
+/* Moves probability from the other operators, which keep p_min, to the best one; the sum stays 1.
+ */
 static void adaptive_pursuit(struct operator_selector *o) {
     int best = -1, n_active = 0;
     double sum = 0;
@@ -340,9 +342,10 @@ static void adaptive_pursuit(struct operator_selector *o) {
 }
 
 /*
- * A bet that gains + margin are negative on average: wealth grows by 1 - λ g, with λ from the
- * earlier gains (Kelly's, limited to [0, 0.9]). If the mean is not negative, wealth is a
- * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
+ * Updates the betting martingale that tests whether the mean of g = gain + margin is negative.
+ * Wealth is multiplied by 1 - λ g, with λ from the earlier gains (Kelly's fraction, limited to [0,
+ * 0.9]). If the mean is not negative, wealth is a supermartingale, and Ville's inequality bounds
+ * the probability that it ever exceeds n/α.
  */
 static void update_wealth(struct operator_stats *v, double g) {
     double mean = v->used ? v->sum / (double)v->used : 0;

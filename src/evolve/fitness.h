@@ -3,7 +3,8 @@
  *
  * Everything is item-wise: a candidate's score on an item is 0 or 1, or any number, and candidates
  * are compared on the same items (common random numbers), so that the difficulty of an item
- * cancels. The caller shuffles the items once. All functions are pure and never call a model.
+ * cancels. The caller shuffles the items once, before any call. All functions are pure and never
+ * call a model.
  */
 #ifndef SHOAL_EVOLVE_FITNESS_H
 #define SHOAL_EVOLVE_FITNESS_H
@@ -13,8 +14,8 @@
 /* One part of a fitness: performance, cooperation, novelty. */
 struct fitness_term {
     double weight;
-    const double *items;         /* [n_items]; NULL: only `value` is known */
-    struct stats_interval value; /* input without items; with items it is filled in */
+    const double *items;         /* [n_items]; NULL: only `value` is given */
+    struct stats_interval value; /* input if `items` is NULL, else output */
 };
 /* Σ weight · value with its 95 % interval. Terms with items are summed item by item, which keeps
  * their covariance; the intervals of other terms are independent and add in squares. */
@@ -29,18 +30,18 @@ bool fitness_is_better(const double *a, const double *b, int n, double alpha);
 /*
  * A race finds the best of N candidates with few evaluations. The caller evaluates the next items
  * for all remaining candidates and passes in the scores. Rules:
- *   halving    successive halving (Karnin et al. 2013): splits the budget in equal parts and drops
- *              the worse half after each; always uses its budget, gives no confidence
- *   paired     drops a candidate that is below the leader by a paired t test, whose level is alpha
- *              divided by the number of other candidates, times 1/(k(k+1)) at look k
- *   bernstein  as paired, with the empirical Bernstein bound on paired differences (Maurer & Pontil
- *              2009), hoeffding with Hoeffding's: assumes only the scores' range, decides later
- * The latter three stop when one candidate remains, so easy races are short.
+ *   halving    successive halving (Karnin et al. 2013): splits the budget into equal parts and
+ * drops the worse half after each; always uses its budget, and guarantees no error rate paired
+ * drops a candidate that is below the leader by a paired t test, whose level is alpha divided by
+ * the number of other candidates, times 1/(k(k+1)) at look k (interim test k) bernstein  as paired,
+ * with the empirical Bernstein bound on paired differences (Maurer & Pontil 2009), hoeffding with
+ * Hoeffding's: assumes only the range of scores, and needs more items The last three stop when one
+ * candidate remains, so easy races are short.
  */
 struct race_options { /* filled from option rows */
     char *rule;       /* halving */
     int64_t budget;   /* evaluations (candidate × item); 0: a tenth of all */
-    int64_t block;    /* items between looks; unused by halving */
+    int64_t block;    /* items between two tests; unused by halving */
     double alpha;
     double range; /* largest minus smallest possible score */
 };
@@ -49,14 +50,16 @@ struct race;
 /* ERR_USAGE if the rule is unknown or the budget does not cover one item per candidate. */
 struct race *race_new(const struct race_options *o, int n, int n_items, struct error *err);
 void race_free(struct race *r);
-/* Requests items [*from, *to) for the candidates written to `who` (room for N); returns their
- * number, 0 when the race is over. */
-int race_next(const struct race *r, int *who, int *from, int *to);
-/* scores: [result of race_next][to - from]. */
+/* The next work: items [*from, *to) for the candidates whose indices are written to `candidates`
+ * (room for N). Returns their number, 0 when the race is over. */
+int race_next(const struct race *r, int *candidates, int *from, int *to);
+/* Adds the scores that race_next requested, [candidates][to - from], and eliminates. */
 void race_add_scores(struct race *r, const double *scores);
-int race_winner(const struct race *r); /* best mean of those remaining; ties: lower index */
-int64_t race_spent(const struct race *r);
-int race_items_seen(const struct race *r, int candidate); /* number of items it has answered */
+int race_winner(
+    const struct race *r); /* best mean of the remaining candidates; ties: lower index */
+int64_t race_spent(const struct race *r); /* evaluations so far */
+int race_items_seen(const struct race *r,
+                    int candidate); /* number of items with scores of the candidate */
 /* Whether one candidate remains; false if budget or items ended first. */
 bool race_is_decided(const struct race *r);
 
@@ -67,25 +70,27 @@ bool race_is_decided(const struct race *r);
  * squared error. About 1/30 of the best candidate's bias remains if the candidates differ as much
  * as their noise, 1/8 if they do not differ. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out);
-/* Selects on the even items and evaluates on the odd ones, and vice versa; the mean of both is
- * unbiased for a candidate selected this way. *winner: the best on all items. */
+/* Split-half estimate of the best candidate's mean: selects on the even items and evaluates on the
+ * odd ones, and vice versa. The mean of both is unbiased for a candidate that is selected on half
+ * of the items. *winner: the best on all items. */
 struct stats_interval fitness_split_half(const double *scores, int n, int n_items, int *winner);
 
 /* operators */
 
 /*
  * Adaptive operator selection: adaptive pursuit (Thierens 2005) of the operator with the best mean
- * gain; every live operator keeps probability p_min. A gain is a child's fitness minus its
- * parents', in [-1, 1]. The parents' fitness must come from items that did not select them;
- * otherwise every operator seems to harm. An operator is dropped when a sequential test finds that
- * its mean gain is below -margin: a betting martingale (Waudby-Smith & Ramdas 2024), so alpha holds
- * at any number of looks, divided among the operators.
+ * gain; every operator that is not dropped keeps probability p_min. A gain is a child's fitness
+ * minus its parents', in [-1, 1]. The parents' fitness must come from items that did not select
+ * them; otherwise every operator seems to lower the fitness (regression to the mean). An operator
+ * is dropped when a sequential test finds that its mean gain is below -margin: a betting martingale
+ * (Waudby-Smith & Ramdas 2024), so the error probability alpha, divided among the operators, holds
+ * at any number of tests.
  */
 enum { MAX_OPERATORS = 32 };
 struct operator_stats {
-    double quality, p;           /* mean gain, weighted towards recent ones; probability */
-    double sum, squares, wealth; /* sums of gains + margin and of its square; logarithm of the bet's
-                                    wealth */
+    double quality, p; /* mean gain with larger weights for recent ones; selection probability */
+    double sum, squares, wealth; /* sums of (gain + margin) and of its square; logarithm of the
+                                    martingale's wealth */
     int64_t used, improved;
     bool dropped;
 };
@@ -96,7 +101,7 @@ struct operator_selector {
 };
 void operator_selector_init(struct operator_selector *o, int n, double alpha, double margin);
 int operator_selector_pick(const struct operator_selector *o, struct rng *r);
-/* The last live operator is never dropped. */
+/* The last operator that remains is never dropped. */
 void operator_selector_update(struct operator_selector *o, int which, double gain);
 
 /* ERR_MISMATCH, with the count and one key, if a test item's key is also a fitness item's. */

@@ -48,8 +48,8 @@ json_t *evolve_cost_json(const struct evolve_run *r) {
 
 /* questions */
 
-/* A task of the recipe: a family, or a file. A hash of each question in a file assigns it to
- * fitness or to the test, so that no seed moves a question between the two. */
+/* A task of the recipe: a family, or a file. The hash of a question in a file assigns it to fitness
+ * or to the test, so that no seed moves a question from one to the other. */
 struct task_source {
     char *name;
     int family; /* -1: a file */
@@ -158,13 +158,13 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
     return v;
 }
 
-/* The questions of one generation and their answers, [n][n_items]; an unanswered item has no choice
- * and no probabilities. */
+/* The evaluation of one generation: its questions and the answers, [n][n_items], zeroed where a
+ * candidate did not answer. */
 struct generation_eval {
     struct evolve_run *r;
     const struct evolve_recipe *o;
     struct candidate *c;
-    int n, n_team; /* number of candidates, with and without witnesses */
+    int n, n_team; /* number of candidates, with and without re-evaluated parents */
     struct task_item *items;
     int n_items;
     struct agent_answer *answers;
@@ -188,7 +188,7 @@ static double candidate_flops(const struct evolve_run *r, const struct candidate
 
 enum { CALLS_PER_BATCH = 8192 };
 
-/* Candidates `who` answer the items [from, to). */
+/* The candidates which[n_which] answer the items [from, to). */
 static int answer_items(struct generation_eval *t, const int *which, int n_which, int from, int to,
                         struct error *err) {
     int n = to - from, rc = OK;
@@ -237,10 +237,11 @@ static double item_score(const struct generation_eval *t, int i, int item) {
     return strcmp(t->o->fitness.metric, "right") == 0 ? a->choice == right : (double)a->prob[right];
 }
 
-/* Eliminated candidates get no further items. */
+/* Evaluates by racing: eliminated candidates get no further items. */
 static int race(struct generation_eval *t, struct error *err) {
     struct race_options o = t->o->race;
-    if (o.budget > 0) o.budget = MAX(o.budget, t->n); // witnesses come in addition
+    if (o.budget > 0)
+        o.budget = MAX(o.budget, t->n); // the recipe's check does not count re-evaluated parents
     struct race *race = race_new(&o, t->n, t->n_items, err);
     int *who = xcalloc((size_t)t->n, sizeof *who), from, to, n, rc = race ? OK : err->code;
     while (rc == OK && (n = race_next(race, who, &from, &to)) > 0) {
@@ -278,8 +279,8 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     }
 }
 
-/* Contribution of candidate i to the vote of the best members of the other roles. Elites come
- * first, sorted by fitness. */
+/* Contribution of candidate i to its vote with one member of each other role. That is the role's
+ * best: elites come first, sorted by fitness. */
 static struct stats_interval role_contribution(const struct generation_eval *t, int i,
                                                uint8_t *with, uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
@@ -349,7 +350,7 @@ static int fill_cooperation(struct generation_eval *t, struct error *err) {
     return rc;
 }
 
-/* Embeddings of workings; equal texts of several candidates are embedded once. */
+/* Embeddings of the chains of thought; a text that several candidates wrote is embedded once. */
 struct text_embeddings {
     char **text;       /* [n][n_items] borrowed from generation_eval */
     int *vector_index; /* [n][n_items] */
@@ -362,8 +363,8 @@ static int compare_texts(const void *a, const void *b) {
     return strcmp(**(char **const *)a, **(char **const *)b);
 }
 
-/* Sets which[] by the order of the texts; returns the number of distinct texts, stored in
- * list[]. */
+/* Finds the distinct texts: stores them in texts[] and their indices in vector_index[]; returns
+ * their number. */
 static int texts_deduplicate(struct text_embeddings *w, size_t n, const char **texts) {
     char ***order = xcalloc(n + 1, sizeof *order);
     int distinct = 0;
@@ -392,7 +393,7 @@ static int texts_embed(struct text_embeddings *w, struct generation_eval *t, str
     return rc;
 }
 
-/* (1 - cosine) / 2. */
+/* (1 - cosine) / 2 of the embeddings, 0 to 1. */
 static double embedding_distance(const void *ctx, int a, int b, int item) {
     const struct text_embeddings *w = ctx;
     int x = w->vector_index[a * w->n_items + item], y = w->vector_index[b * w->n_items + item];

@@ -18,7 +18,7 @@ static struct heldout_result *add_row(struct evolve_run *r, const char *name) {
     return m;
 }
 
-/* One agent alone on any questions. */
+/* Evaluates one agent without debate on any questions. */
 static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct task_item *items,
                          int n, struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
@@ -94,7 +94,8 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     return rc;
 }
 
-/* Samples the best founder (by dev fitness) until it has generated as many tokens as the debate. */
+/* Self-consistency of the best founder (by dev fitness), with as many samples as generate about the
+ * tokens of the debate. */
 static int measure_self_consistency(struct evolve_run *r, const struct candidate *best,
                                     struct progress *bar, struct error *err) {
     const struct heldout_result *debate = NULL, *solo = NULL;
@@ -121,14 +122,15 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     return rc;
 }
 
-/* At most a dozen generations, including the last; without a curve only the last. */
+/* Whether the table has generation g: about a dozen of them, including the last; without `curve`
+ * only the last. */
 static bool is_shown(const struct evolve_run *r, int g) {
     if (!r->o->curve) return g == r->n_best - 1;
     int every = MAX(1, (r->n_best - 1 + 9) / 10);
     return g % every == 0 || g == r->n_best - 1;
 }
 
-/* A debate is compared with all of its agents. */
+/* The table has the best founder; all of them with `curve`, or as baselines of the debate. */
 static bool is_founder_measured(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
@@ -167,7 +169,7 @@ static json_t *table_json(const struct evolve_run *r) {
     return table;
 }
 
-/* The row with that name, else the last one with that prefix. */
+/* The row with that name, or else the last row with that prefix. */
 static const struct heldout_result *find_row(const struct evolve_run *r, const char *prefix) {
     const struct heldout_result *found = NULL;
     for (int i = 0; i < r->n_rows; i++)
@@ -204,7 +206,8 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
     return list;
 }
 
-/* Untrained tasks: the best founder against the last generation's best, paired. */
+/* Retention on tasks that fitness never used: the best founder against the last generation's best
+ * candidate, paired. */
 static int measure_retention(struct evolve_run *r, struct progress *bar, struct error *err) {
     const struct strings *families = &r->o->retain;
     int max_items = (int)r->o->retain_items, rc = OK;
@@ -270,7 +273,7 @@ int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     int64_t n_founders = r->n_founders, n_rows = 0, rounds = r->o->rounds;
     for (int g = 0; g < r->n_best; g++) n_rows += is_shown(r, g);
     for (int i = 0; i < n_founders; i++) n_rows += is_founder_measured(r, i);
-    r->max_rows = (int)n_rows + 4; /* base, debate, vote, samples */
+    r->max_rows = (int)n_rows + 4; /* base, debate, first-round vote, self-consistency */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->n_test = evolve_run_count_items(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
     r->test =

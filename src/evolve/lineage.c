@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PRINTED_DEPTH = 24 }; /* a deeper tree does not fit on a screen */
+enum {
+    MAX_PRINTED_DEPTH = 24
+}; /* generations of ancestors; a deeper tree does not fit on a screen */
 static const size_t FILE_LIMIT = (size_t)1 << 30;
 
 double json_number_or_nan(const json_t *v, const char *key) {
@@ -63,7 +65,7 @@ static int check_candidates(const json_t *list, struct error *err) {
     return rc;
 }
 
-/* Removes this generation and all later ones. */
+/* Removes this generation and all later ones from the lineage. */
 static void lineage_truncate(struct lineage *l, int generation) {
     while (l->n > 0 && l->v[l->n - 1].generation >= generation)
         json_object_del(l->index, l->v[--l->n].name);
@@ -95,7 +97,7 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
     return OK;
 }
 
-/* Extends the life of a known candidate, or adds a new one. */
+/* Adds a new candidate, or records that a known one is also in this generation. */
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
     int node = lineage_find(l, json_get_string(c, "name"));
     if (node < 0) return node_add(l, c, err);
@@ -117,7 +119,8 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
                          (long long)g, l->generations);
     if (check_candidates(list, err) != OK) return err->code;
     if (!l->index) l->index = json_object();
-    if (g < l->generations) lineage_truncate(l, (int)g); /* visits all nodes */
+    if (g < l->generations)
+        lineage_truncate(l, (int)g); /* not in the usual case: it visits all nodes */
     int rc = OK;
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);
@@ -161,7 +164,8 @@ void lineage_propagate(const struct lineage *l, double *flow) {
 
 /* reading */
 
-/* Parses the line with everything before it blanked, so that the message has the right position. */
+/* Sets the parser's error for the line data[start .. end). Replaces everything before it by blanks
+ * and parses again, so that the message has the position in the file. */
 static void line_error(struct buf *b, size_t end, size_t start, const char *path,
                        struct error *err) {
     for (size_t i = 0; i < start; i++)
@@ -217,7 +221,7 @@ json_t *lineage_load(const char *path, struct error *err) {
 /* The nodes to print: all (included = NULL), or a node and its ancestors. */
 struct lineage_view {
     struct lineage l;
-    int root; /* the named node, or the best: root of the ancestry */
+    int root; /* the named node, or the best one; its ancestry is shown */
     bool *included;
 };
 
@@ -322,7 +326,7 @@ static void rows_release(struct tree_rows *r) {
     free(r->v);
 }
 
-/* The prefix with the name; the caller frees it. */
+/* The prefix and the name; the caller frees it. */
 static char *prefixed_name(const char *prefix, const char *name) {
     struct buf b = {0};
     buf_puts(&b, prefix);
@@ -352,8 +356,8 @@ struct ancestor_walk {
     bool *seen;
 };
 
-/* The node and below it its ancestors. A node whose ancestors were printed above, or are too deep,
- * has a note instead. */
+/* Adds a row for the node, and below it rows for its ancestors. If these were printed above, or are
+ * too deep, the row has a note instead. */
 static void ancestor_rows(struct ancestor_walk *c, int node, const char *prefix, int depth,
                           bool last) {
     const struct lineage_node *v = &c->l->v[node];
@@ -472,7 +476,7 @@ static void dot_node(struct buf *b, const struct lineage_view *w, int node) {
                    0.5 + 2 * v->parent_share[k]);
 }
 
-/* A rank holds the nodes that were born in one generation. */
+/* Places the nodes with the same first generation on one rank. */
 static void dot_ranks(struct buf *b, const struct lineage_view *w) {
     for (int g = 0, i = 0; g < w->l.generations; g++) {
         buf_puts(b, "  { rank=same;");

@@ -60,8 +60,8 @@ static uint32_t magnitude_bits(float x) {
     return bits & 0x7fffffff; /* orders like |x| */
 }
 
-/* Counts w's magnitudes by upper half, or (high >= 0) those with upper half `high` by lower
- * half. */
+/* Histogram of the magnitudes of w by their upper 16 bits or, if high >= 0, of those with upper
+ * bits `high` by their lower 16 bits. */
 static void magnitudes_count(const float *w, size_t n, int64_t high, uint32_t *count) {
     memset(count, 0, 65536 * sizeof *count);
     for (size_t i = 0; i < n; i++) {
@@ -73,7 +73,7 @@ static void magnitudes_count(const float *w, size_t n, int64_t high, uint32_t *c
     }
 }
 
-/* The bin of the k-th largest value (k counts from 1); *k becomes its index within the bin. */
+/* The bin of the k-th largest value (k counts from 1); *k becomes its rank within the bin. */
 static uint32_t bin_find(const uint32_t *count, size_t *k) {
     uint32_t bin = 65535;
     for (; bin > 0 && count[bin] < *k; bin--) *k -= count[bin];
@@ -122,8 +122,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Keeps the element of rank j among its row's n magnitudes, the smallest being 0, with probability
- * density - band + 2 band j / (n - 1). */
+/* Keeps an element with probability density - band + 2 band j / (n - 1), where j is the rank of its
+ * magnitude in the row, 0 for the smallest. */
 static void row_magprune(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
     double band = MIN(RANK_BAND, MIN(density / 2, 1 - density));
     for (size_t j = 0; j < n; j++) order[j] = (uint64_t)magnitude_bits(w[j]) << 32 | j;
@@ -141,7 +141,7 @@ static void tensor_magprune(float *w, size_t rows, size_t cols, float density, s
     free(order);
 }
 
-/* Standard deviation of the parents' elements; it has the same order as their variance. */
+/* Standard deviation of element i over the parents; it orders elements as their variance does. */
 static float parents_deviation(const struct tensors *t, size_t i) {
     double mean = 0, square = 0;
     for (int k = 0; k < t->n; k++) mean += (double)t->x[k][i] / t->n;
@@ -152,7 +152,8 @@ static float parents_deviation(const struct tensors *t, size_t i) {
     return (float)sqrt(square);
 }
 
-/* Keeps the elements with the largest deviation between parents: `density` of those that differ. */
+/* Zeroes all elements except those with the largest deviation between parents: a fraction `density`
+ * of those that differ is kept. */
 static void tensors_mask(struct tensors *t, double density) {
     size_t size = t->rows * t->cols, n = 0;
     float *s = xmalloc(size * sizeof *s);
@@ -164,8 +165,8 @@ static void tensors_mask(struct tensors *t, double density) {
     free(s);
 }
 
-/* SCE weights are proportional to Σ x² of the kept elements of a parent; the given weights scale
- * the elements first, equal weights by 1. */
+/* Sets SCE's weights, which are proportional to Σ x² of the kept elements of a parent. Before, the
+ * given weights scale the elements; equal weights scale by 1. */
 static void tensors_sce(struct tensors *t, double density) {
     size_t size = t->rows * t->cols;
     double all = 0;
@@ -214,7 +215,7 @@ static void tensor_sparsify(float *w, const struct tensors *t, enum sparsificati
     if (sparse == SPARSIFY_MAGPRUNE) tensor_magprune(w, t->rows, t->cols, density, rng);
 }
 
-/* `id` selects the random stream. */
+/* Merges the tensors into the first by the rule. `id` selects the random stream. */
 static void tensors_merge(struct tensors *t, const struct operands *x, struct merge_rule rule,
                           uint32_t id) {
     for (int k = 0; k < t->n; k++) {
@@ -295,7 +296,8 @@ static struct adapter *merge_delta(const struct operands *x, struct merge_rule r
     return operator_finish(&d, lineage, err);
 }
 
-/* PEFT's check of ranks, but separately for each module. */
+/* Checks as PEFT does that the ranks are equal, but separately for each module. *r: that rank, 0 if
+ * no parent has the module. */
 static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct error *err) {
     *r = 0;
     for (int p = 0; p < x->n; p++) {
@@ -313,8 +315,8 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
     return OK;
 }
 
-/* Merges all A or all B of one module into `to`, weighted by the root of |weight · scale|, with the
- * sign applied to A. */
+/* Merges all A or all B of one module into `to`. Weights are the root of |weight · scale|; the sign
+ * is applied to A. */
 static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct merge_rule rule,
                          size_t size, float *to) {
     struct tensors t = {.rows = 1, .cols = size};
@@ -355,7 +357,7 @@ static struct adapter *make_cat(const struct operands *x, json_t *lineage, struc
     return operator_set_lineage(adapter_concat(x->parents, w, x->n, err), lineage);
 }
 
-/* Needs no dense matrix, because it does not use single elements. */
+/* PEFT's svd: a weighted sum of ΔW, which needs no dense matrix. */
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     int32_t modules = operand_modules(x);
     double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);

@@ -1,11 +1,12 @@
 /*
  * mutation: operators on one parent.
  *
- * Noise is added to A and B directly. All other mutations change the singular values and directions
- * of ΔW, which do not depend on its factorisation. A module whose ΔW is zero, such as a fresh one,
- * has no directions and stays unchanged. Every random number depends on (seed, module), so a
- * module's mutation does not depend on the other modules; a mutation of random parts always changes
- * at least one, so that no child is a copy by chance.
+ * The noise operators add noise to A and B directly. The others, except reinit, change the singular
+ * values and directions of ΔW, which do not depend on its factorisation. They do not change a
+ * module whose ΔW is zero, such as a newly initialised one, because it has no directions. Every
+ * random number depends on (seed, module), so a module's mutation does not depend on the other
+ * modules; an operator that selects random parts always changes at least one, so that no child is a
+ * copy by chance.
  */
 #include "evolve/evolve.h"
 
@@ -31,22 +32,22 @@ static struct adapter *make_noise_absolute(const struct operands *x, json_t *lin
                                 lineage);
 }
 
-/* Σ s². */
+/* Squared Frobenius norm, Σ s². */
 static double energy(const struct svd *sv) {
     double sum = 0;
     for (int c = 0; c < sv->n; c++) sum += sv->s[c] * sv->s[c];
     return sum;
 }
 
-/* Fills rows of A and columns of B from `have` on, in the last added module: random, of norm
- * `size`. */
+/* Fills the rows of A and columns of B from old_rank on, in the module that was added last, with
+ * random numbers such that their product has norm `size`. */
 static void add_random_components(const struct operands *x, const struct adapter_builder *d,
                                   int32_t i, int32_t old_rank, double size) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
     int64_t in = proj_in(d->shape, i % N_PROJ), out = proj_out(d->shape, i % N_PROJ);
     int64_t r = d->modules[i].r;
     float *a = d->data + d->n - r * (in + out), *b = a + r * in;
-    /* Entries of deviation e give rows and columns of lengths e√in and e√out. */
+    /* Entries with standard deviation e give rows and columns of lengths e√in and e√out. */
     double e = sqrt(size / sqrt((double)((r - old_rank) * in * out)));
     for (int64_t k = old_rank * in; k < r * in; k++) a[k] = (float)(e * (double)rng_normal(&rng));
     for (int64_t o = 0; o < out; o++)
@@ -83,7 +84,7 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
     return operator_finish(&d, lineage, err);
 }
 
-/* s · exp(N(0, step)), rescaled to the previous norm. */
+/* s · exp(N(0, step²)), rescaled to the earlier norm. */
 static void spectrum_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     (void)r;
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_SPECTRUM);
@@ -147,7 +148,8 @@ static struct adapter *make_drop(const struct operands *x, json_t *lineage, stru
     return change_modules(x, drop_change, lineage, err);
 }
 
-/* To x->rank; if 0, a quarter up or down, by one coin toss for the whole adapter. */
+/* The new rank: x->rank or, if that is 0, a quarter more or less than r; one random bit decides for
+ * the whole adapter. */
 static int32_t target_rank(const struct operands *x, int32_t i, int32_t r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, STREAM_RANK);
     int32_t step = MAX(1, r / 4);
@@ -165,7 +167,7 @@ static struct adapter *make_rank(const struct operands *x, json_t *lineage, stru
     return change_modules(x, rank_change, lineage, err);
 }
 
-/* Initialises A of random modules as PEFT does, and B = 0, so that they start without effect. */
+/* Initialises random modules again: A as PEFT does, B = 0, so that they have no effect at first. */
 static struct adapter *make_reinit(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
     const struct adapter *a = x->parents[0];

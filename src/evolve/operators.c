@@ -1,9 +1,9 @@
 /*
- * operators: lookup and application of the table's rows, and their helpers.
+ * operators: finds and applies the operators of all tables; helpers that their functions share.
  *
- * The checks are here, once: rows can rely on plain parents of one shape, finite weights and a step
- * within bounds. The lineage is also made here, and every child is checked: a child with numbers
- * that are not finite is refused.
+ * operator_apply checks the operands, so `make` functions can rely on plain parents of one shape,
+ * finite weights and a step within bounds. It also makes the lineage, and refuses a child with
+ * numbers that are not finite.
  */
 #include "evolve/evolve.h"
 
@@ -85,8 +85,8 @@ struct adapter *operator_rescale(struct adapter *a, double norm) {
     return scaled;
 }
 
-/* Parents that contribute to module i: returns their number; the last of them, and their ranks'
- * sum. */
+/* Returns the number of parents that contribute to module i. *last: the last of them; *rank_sum:
+ * the sum of their ranks. */
 static int contributing_parents(const struct operands *x, const double *coef, int32_t i, int *last,
                                 int *rank_sum) {
     int n = 0;

@@ -1,10 +1,10 @@
 /*
- * population: selection and breeding: decisions without I/O. All random numbers depend on (seed,
- * generation, child), so a generation is reproducible at any time and on any machine.
+ * population: selection and breeding, without I/O. All random numbers depend on (seed, generation,
+ * child), so a generation is reproducible at any time and on any machine.
  *
  * A child comes from one operator, so its gain and its change of behaviour are attributed to that
  * operator. Gains are measured on the items of the child's generation, with its parents evaluated
- * again: a parent that was selected for its luck on earlier items has no such advantage here.
+ * again: a parent that was lucky on the items that selected it has no such advantage on new items.
  */
 #include "evolve/evolve.h"
 
@@ -135,7 +135,7 @@ static int operator_set_add(struct operator_set *s, const char *list, bool mutat
     return rc;
 }
 
-/* needed: at least one operator is required, because children of that kind are bred. */
+/* needed: at least one operator is required, because the options ask for children of that kind. */
 static int operator_set_init(struct operator_set *s, const struct strings *lists, bool mutation,
                              bool needed, double max_regression, struct error *err) {
     int rc = OK;
@@ -145,7 +145,7 @@ static int operator_set_init(struct operator_set *s, const struct strings *lists
     int n = s->selector.n;
     if (rc == OK && needed && n == 0)
         rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
-    /* No candidate loses more than 1. */
+    /* Without max_regression the margin is 1, the largest possible loss. */
     if (rc == OK && n > 0)
         operator_selector_init(&s->selector, n, 0.05, max_regression > 0 ? max_regression : 1);
     for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
@@ -280,7 +280,7 @@ static void compute_fitness(struct population *p, int i) {
                       is_complete ? a->scores + (size_t)i * (size_t)a->n_items : NULL, a->n_items);
 }
 
-/* Shrinks only if all candidates answered all items: the best of many looks better than it is. */
+/* Corrects performance for the winner's curse. Needs the scores of all candidates on all items. */
 static void shrink_performance(struct population *p) {
     double expected[MAX_CANDIDATES];
     int n = p->n + p->n_reevaluated;
@@ -325,8 +325,8 @@ static void credit_operator(struct population *p, int i) {
              mutation_step_adapt(s->step[which], divergence, p->o->target_step_divergence, 0.3)));
 }
 
-/* Candidates that enter the archive are stored in the hall; those without a cell release their
- * adapters. */
+/* Adds the new candidates to the archive. A candidate that has lost its cell stays in `archived`
+ * without its adapter, because archive ids are indices. */
 static void archive_update(struct population *p) {
     for (int i = 0; i < p->n; i++) {
         if (p->c[i].elite ||
@@ -344,7 +344,8 @@ static void archive_update(struct population *p) {
     }
 }
 
-/* The evaluation without witnesses, in the candidates' new order. */
+/* Sorts the evaluation as the candidates, and removes the re-evaluated parents. all: number of
+ * candidates with them. */
 static void evaluation_reorder(struct evaluation *a, const int *order, int n, int all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
@@ -394,8 +395,8 @@ int population_evaluate(struct population *p, const struct fitness_function *l, 
 
 /* breeding */
 
-/* Selects a candidate of a role (-1: any) except one, by the recipe's rule. Returns its index; -1:
- * none. */
+/* Selects a candidate of a role (-1: any), except the one with index `except`, by the recipe's
+ * selection. Returns its index; -1: there is no such candidate. */
 static int select_one(const struct population *p, int role, int except, struct rng *rng) {
     const struct selection *selection = selection_find(p->o->selection);
     bool objectives = strcmp(selection->name, "pareto") == 0;
@@ -433,7 +434,8 @@ static const struct candidate *first_parent(const struct population *p, int role
     return &p->c[i >= 0 ? i : select_one(p, -1, -1, rng)];
 }
 
-/* Selected like the first but different; after repeated equal results, any other candidate. */
+/* Selected like the first parent, but another candidate. If 16 tries select the first again,
+ * selects among the others. */
 static const struct candidate *second_parent(const struct population *p, const struct candidate *a,
                                              struct rng *rng) {
     const struct candidate *known = find_candidate(p, a->name);
@@ -442,8 +444,8 @@ static const struct candidate *second_parent(const struct population *p, const s
     return &p->c[i != first_index ? i : select_one(p, -1, first_index, rng)];
 }
 
-/* Beyond a parent (t outside 0..1) that parent's norm is kept: a negative norm would reverse the
- * child's sign. */
+/* Rescales the child to the interpolated norm of its parents. t is clamped to 0..1, because
+ * extrapolated norms can be negative, which would reverse the child's sign. */
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
@@ -451,7 +453,7 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
     return operator_rescale(child, norm);
 }
 
-/* The weights of two parents for a row; NULL: none. */
+/* The weights of two parents for an operator; NULL: it has none. */
 static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
                                 const struct candidate *b, double t, float w[2]) {
     bool fitness = op->shares == WEIGHTING_FITNESS;
@@ -472,7 +474,9 @@ static int make_crossover(const struct population *p, const struct adapter_opera
     }
     float w[2];
     double t = p->o->blend_min + (p->o->blend_max - p->o->blend_min) * (double)rng_uniform(rng);
-    float step = op->step * (0.5f + rng_uniform(rng)); // else all children of a pair are equal
+    float step =
+        op->step *
+        (0.5f + rng_uniform(rng)); // with a fixed step, all children of a pair would be equal
     if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
     if (op->shares != WEIGHTING_NONE) out->blend = t;
     struct adapter *parents[2] = {a->adapter, b->adapter};
@@ -514,8 +518,8 @@ static bool contains_hash(const struct candidate *c, int n, const char *hash) {
     return false;
 }
 
-/* Makes child k as next[n]. Tries again a few times if the child is empty (its parents may share no
- * module) or a duplicate. */
+/* Makes child k as next[n]. Tries again, up to TRIES times in all, if the child is empty (its
+ * parents may share no module) or a duplicate. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *next,
                       int n, struct error *err) {
     struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
@@ -539,7 +543,8 @@ static int make_child(const struct population *p, int generation, int k, struct 
     }
 }
 
-/* The best of each role first, then the best of all. */
+/* Copies the elites to `next`: the best of each role first, then the best of all. Returns their
+ * number. */
 static int copy_elites(const struct population *p, struct candidate *next) {
     int n = 0, n_elites = MIN((int)p->o->elites, p->n);
     bool copied[MAX_POPULATION] = {false}, role_filled[MAX_POPULATION] = {false};
@@ -553,7 +558,8 @@ static int copy_elites(const struct population *p, struct candidate *next) {
     return n;
 }
 
-/* Appends parents that are not among the n of `next`. */
+/* Appends the children's parents that are not among the n candidates of `next`. Returns their
+ * number. */
 static int add_reevaluated_parents(const struct population *p, struct candidate *next, int n) {
     int all = n;
     for (int i = 0; i < n; i++)
@@ -645,8 +651,8 @@ json_t *population_json(const struct population *p) {
         a[i] = p->c[i].adapter;
         json_array_append_new(list, candidate_json(&p->c[i]));
     }
-    /* Only the fittest: pairs grow quadratically, and on a large base model each takes tens of
-     * milliseconds. */
+    /* Diversity of the fittest candidates only: the number of pairs is quadratic, and on a large
+     * base model each takes tens of milliseconds. */
     int n = MIN(p->n, DIVERSITY_MAX_CANDIDATES);
     double *distance =
         p->last_evaluation.distance ? xcalloc((size_t)n * (size_t)n, sizeof *distance) : NULL;

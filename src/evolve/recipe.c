@@ -1,7 +1,7 @@
 /*
  * recipe: options of a run, from YAML: the top level and its sections, each a table of options.
  *
- * An unknown key is an error with its line, and every check that needs no model is made here.
+ * An unknown key is an error that names its line. Every check that needs no model is made here.
  */
 #include "evolve/run.h"
 
@@ -47,7 +47,7 @@ const struct option_row evolve_recipe_rows[] = {
 
 #define SECTION(name, rows)                                                                        \
     { #name, rows, offsetof(struct evolve_recipe, name) }
-/* The sections by name; ended by a row without a name. */
+/* A section of the recipe. The table ends with a row without a name. */
 struct recipe_section {
     const char *name;
     const struct option_row *rows;
@@ -135,7 +135,7 @@ static int check_search(const struct evolve_options *o, struct error *err) {
     return OK;
 }
 
-/* Checks each section with the function of its user. */
+/* Checks each section with the function of the module that uses it. */
 static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
     if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);
@@ -180,7 +180,8 @@ static int check_options(const struct evolve_recipe *o, const char *path, struct
     return check_personas(o, path, err);
 }
 
-/* The key of a section in the document, which may be an earlier name; NULL and OK: absent. */
+/* Sets *key_out to the key of a section in the document, which may be an earlier name; NULL: the
+ * section is absent. */
 static int section_key(const struct recipe_section *s, const struct yaml *y, const char **key_out,
                        struct error *err) {
     const char *key;
@@ -193,7 +194,7 @@ static int section_key(const struct recipe_section *s, const struct yaml *y, con
                              y->path, yaml_line(y, key), *key_out, key);
         *key_out = key;
     }
-    if (*key_out) renamed_value("section", *key_out); /* for its note */
+    if (*key_out) renamed_value("section", *key_out); /* logs that the name has changed */
     return OK;
 }
 

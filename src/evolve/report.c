@@ -37,7 +37,7 @@ void evolve_report_name(const struct evolve_report *r, const char *name) {
     if (has_card) buf_puts(r->b, "</a>");
 }
 
-/* A number as a table cell, "–" if it is not finite. */
+/* Adds a number as a table cell, "–" if it is not finite. */
 static void add_number_cell(struct buf *b, const char *before, int digits, double v,
                             const char *after) {
     if (isfinite(v))
@@ -51,7 +51,8 @@ static void add_number_cell(struct buf *b, const char *before, int digits, doubl
     "<div style=\"overflow-x:auto\"><table style=\"white-space:nowrap;font-size:.8rem\">"
 #define WIDE_TABLE_END "</table></div>\n"
 
-/* A long table shows its first and last rows, and the number of omitted rows. */
+/* Whether a table shows row i of n: a long table shows its first and last rows only. Adds a row
+ * with the number of omitted rows in their place. */
 static bool table_shows_row(struct buf *b, size_t i, size_t n, int columns) {
     if (n <= ROWS_SHOWN || i < ROWS_SHOWN / 2 || i >= n - ROWS_SHOWN / 2) return true;
     if (i == ROWS_SHOWN / 2)
@@ -62,7 +63,7 @@ static bool table_shows_row(struct buf *b, size_t i, size_t n, int columns) {
 
 /* held-out questions */
 
-/* The interval as a bar from 0 to 100 %, with a mark at the value. */
+/* Draws the interval as a bar on a line from 0 to 100 %, with a mark at the value. */
 static void interval_bar(struct buf *b, double v, double lo, double hi) {
     buf_printf(b,
                "<svg viewBox=\"0 0 200 12\" style=\"width:12rem\"><path d=\"M0 6H200\" "
@@ -172,7 +173,7 @@ static size_t candidates_count(const json_t *generations) {
     return n;
 }
 
-/* Values per generation, [n] each. */
+/* Fitness by generation, [n] each: of the best candidate with its interval, and the mean. */
 struct fitness_history {
     double *x, *best, *lo, *hi, *mean;
     int n;
@@ -198,7 +199,7 @@ static struct fitness_history compute_fitness_history(const json_t *generations,
     return o;
 }
 
-/* The area between upper and lower ends of the intervals, where both are finite. */
+/* Fills the area between the upper and lower ends of the intervals, where they are finite. */
 static void interval_band(struct buf *b, const struct plot *p, const struct fitness_history *o) {
     bool has_point = false;
     buf_puts(b, "<path fill=\"var(--b)\" fill-opacity=\".18\" d=\"");
@@ -277,8 +278,8 @@ static void diversity_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* Children bred by an operator (NULL: by any), those whose generation is over, and those that
- * outlived it. */
+/* Numbers of children of an operator: all, those whose generation is not the last, and those that
+ * are also in a later generation. */
 struct operator_outcome {
     int children, finished, survived;
 };
@@ -348,7 +349,8 @@ static void operators_table(const struct evolve_report *r) {
 
 /* archive */
 
-/* cell[side²]: the fittest cell of each block of cells; returns the side. */
+/* cell[side²]: the fittest cell of each block of cells. Returns the side, 0 if there is no archive.
+ */
 static int archive_blocks(const json_t *archive, const json_t **cell,
                           struct stats_interval *range) {
     json_int_t bins = json_integer_value(json_object_get(archive, "bins"));

@@ -13,11 +13,11 @@ struct evolve_report {
     const struct lineage *l; /* empty if the records are invalid */
     const json_t *generations, *adapters;
 };
-/* A name, as a link to the candidate's card if the run has written one. */
+/* Adds a name, as a link to the candidate's model card if the run has written one. */
 void evolve_report_name(const struct evolve_report *r, const char *name);
 
 void evolve_report_tree(const struct evolve_report *r);
-/* How long candidates and founders' lines survive. */
+/* Adds the survival of candidates, and each founder's share of the ancestry by generation. */
 void evolve_report_survival(const struct evolve_report *r);
 
 #endif

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the tree: a tree of at most MAX_WHOLE_TREE nodes, with at most MAX_WHOLE_ROW per row,
- * is shown whole; a larger one shows at most MAX_SHOWN_NODES nodes, MAX_SHOWN_ROW per row. */
+/* A tree of at most MAX_WHOLE_TREE nodes, with at most MAX_WHOLE_ROW per row, is shown completely.
+ * Of a larger one, at most MAX_SHOWN_NODES nodes are shown, MAX_SHOWN_ROW per row. */
 enum { MAX_WHOLE_TREE = 80, MAX_WHOLE_ROW = 10, MAX_SHOWN_NODES = 240, MAX_SHOWN_ROW = 8 };
 enum { BOX_WIDTH = 92, BOX_HEIGHT = 34, PITCH = 98, ROW_HEIGHT = 76, LABEL_WIDTH = 40 };
 enum { MAX_COHORTS = 6, MAX_FOUNDER_LINES = 16 };
@@ -66,7 +66,7 @@ static bool tree_is_small(const struct lineage *l) {
     return l->n <= MAX_WHOLE_TREE;
 }
 
-/* Preferred x position of a node: below its parents. */
+/* Preferred x position of a node: the mean of its shown parents. */
 static double preferred_x(const struct tree_layout *d, int node) {
     double sum = 0;
     int n = 0;
@@ -79,7 +79,7 @@ static double preferred_x(const struct tree_layout *d, int node) {
     return n ? sum / n : d->width / 2;
 }
 
-/* Makes a row for each generation in which a shown node was born. */
+/* Sets the positions: one row for each generation in which a shown node begins. */
 static void layout_nodes(struct tree_layout *d) {
     const struct lineage *l = d->l;
     struct ranked_node row[MAX_CANDIDATES];
@@ -224,8 +224,8 @@ void evolve_report_tree(const struct evolve_report *r) {
 
 /* survival */
 
-/* Counts the nodes born in [from, to) that lived longer than `age` generations, and those that
- * ended at that age. Nodes that are alive in the last generation are censored. */
+/* Of the nodes whose first generation is in [from, to), counts those that survived age `age`, and
+ * those that ended at that age. Nodes that are in the last generation are censored. */
 static void count_at_risk(const struct lineage *l, int from, int to, int age, int *n_survived,
                           int *n_ended) {
     *n_survived = *n_ended = 0;
@@ -251,7 +251,7 @@ static void survival_curve(const struct lineage *l, int from, int to, struct cur
     }
 }
 
-/* Plots founders, and later nodes grouped by ranges of generations. */
+/* Plots the survival of the founders, and of later nodes grouped by ranges of first generations. */
 static void cohorts_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     struct curve *c = xcalloc(MAX_COHORTS + 1, sizeof *c);
@@ -274,7 +274,7 @@ static void cohorts_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* flow [n nodes]: each founder's share of the ancestry of all candidates in a generation. */
+/* flow [n nodes]: at a founder, its share of the ancestry of all candidates in a generation. */
 static void founder_shares(const struct lineage *l, int generation, double *flow) {
     int n_alive = 0;
     memset(flow, 0, (size_t)l->n * sizeof *flow);
@@ -286,7 +286,8 @@ static void founder_shares(const struct lineage *l, int generation, double *flow
     lineage_propagate(l, flow);
 }
 
-/* The first founders have separate lines; all others share one. */
+/* share: a line for each of the first founders, and one for all others. Returns the number of the
+ * former. */
 static int founder_line_shares(const struct lineage *l, const double *flow,
                                double share[MAX_FOUNDER_LINES + 1]) {
     int n = 0;

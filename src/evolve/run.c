@@ -36,8 +36,8 @@ static bool is_directory(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Sets the data of persona i: an adapter's directory, conversations, or several files of them
- * joined in the run's folder. */
+/* Sets name and data of persona i: an adapter's directory, or a file of conversations. Several
+ * files are concatenated in the run's folder. */
 static int find_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
@@ -68,7 +68,7 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
     return rc;
 }
 
-/* A new run must not overwrite an older one of the same name. */
+/* A new run must not overwrite an earlier run with its id. */
 static int check_unused(struct evolve_run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
@@ -166,7 +166,7 @@ static struct adapter *load_adapter_of_run(struct evolve_run *r, const char *id,
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
         if (a && strcmp(a->hash, json_get_string(row, "hash")) == 0) {
-            /* the folder may lack the lineage; the ledger has it */
+            /* the files may lack the lineage; the ledger has it */
             a = operator_set_lineage(a, json_object_get(row, "lineage"));
             break;
         }
@@ -209,7 +209,7 @@ static int save_generation(struct evolve_run *r, int g, const json_t *v, const s
     return rc;
 }
 
-/* The diversity of a generation of one is NaN. */
+/* The diversity of a single candidate is NaN. */
 static void report_generation_metrics(int g, const json_t *v, const struct candidate *c, int n) {
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
@@ -244,8 +244,8 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
 
 /* founders */
 
-/* All founders start from one adapter: with separate initialisations their ΔW would have nothing in
- * common to blend. */
+/* All founders start from one adapter: with different initialisations their ΔW would have nothing
+ * in common that a blend could preserve. */
 static int make_start_adapter(const struct evolve_run *r, const struct train_options *o,
                               struct adapter **start, struct error *err) {
     struct adapter_config c;
@@ -255,7 +255,8 @@ static int make_start_adapter(const struct evolve_run *r, const struct train_opt
     return rc;
 }
 
-/* Loads all founders that need training, as an earlier process saved them; or none. */
+/* Loads all trained founders that an earlier process saved. Loads none and returns false if one is
+ * missing. */
 static bool load_trained_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
@@ -310,7 +311,8 @@ static int train_founders(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* Checks that founders are not copies of one another; a control replaces them by zero adapters. */
+/* Checks that founders are not copies of one another. With zero_adapters (a control), replaces them
+ * by zero adapters instead. */
 static int founders_check(struct evolve_run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     int rc = OK;
@@ -356,7 +358,7 @@ static int add_file_hash(json_t *files, const char *name, const char *path, stru
     return OK;
 }
 
-/* Hashes of all inputs: founders, task files, fine-tuning data. */
+/* Adds the hashes of all inputs: founders, task files, fine-tuning data. */
 static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
@@ -381,7 +383,7 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     return rc;
 }
 
-/* The inputs of the run. Written at the start; a continued run must match it. */
+/* The inputs of the run, which are written at its start. A resumed run must have the same. */
 static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) {
     char program[HASH_LEN], recipe[HASH_LEN];
     const char *base = model_hash(r->model, err);
@@ -442,10 +444,10 @@ static int run_search(struct evolve_run *r, struct error *err) {
     if (r->replay_generation < 0 && !(r->log = fopen(path, "w")))
         error_errno(err, "cannot write '%s'", path);
     free(path);
-    return r->replay_generation >= 0 || r->log ? s->go(r, err) : err->code;
+    return r->replay_generation >= 0 || r->log ? s->run(r, err) : err->code;
 }
 
-/* Closing the log reports any write error of earlier lines. */
+/* Reports also errors of earlier writes. */
 static int log_close(struct evolve_run *r, struct error *err) {
     bool failed = ferror(r->log);
     failed |= fclose(r->log) != 0;
@@ -500,8 +502,8 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
     }
 }
 
-/* Adds the row of a new run, with the values that a resume needs in addition to the recipe, and
- * writes the recipe to its folder. */
+/* Writes the recipe to the folder of a new run, and adds its row in the store, with the settings
+ * that a resume needs in addition to the recipe. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *settings =
@@ -521,7 +523,7 @@ static json_t *segment_json(int until, const char *recipe, int64_t seed) {
     return json_pack("{s:i,s:s,s:I}", "until", until, "recipe", recipe, "seed", (json_int_t)seed);
 }
 
-/* Reads fork.json if it exists. */
+/* Reads the segments of a fork from fork.json, if it exists. */
 static int read_forks(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "fork.json");
     json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL, *s;
@@ -577,7 +579,7 @@ json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_rec
     return result;
 }
 
-/* The sources of the founders; checks that each file exists. */
+/* The data of the founders; checks that each file exists. */
 static json_t *founders_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                              struct error *err) {
     json_t *all = json_array();
@@ -621,7 +623,8 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* Recipe, seed and numeric class of a stored run; checks that this machine reproduces its bits. */
+/* Loads recipe, seed and numeric class of a stored run; checks that this machine reproduces its
+ * bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
@@ -668,8 +671,8 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
     return equal;
 }
 
-/* Writes fork.json of a run that leaves the parent after generation `at`: the parent's segments up
- * to `at`, then the parent itself. Copies their recipes. */
+/* Writes fork.json of a run that forks from the parent after `generation`: the segments up to it,
+ * which are those of the parent's own forks and the parent itself. Copies their recipes. */
 static int write_fork_json(const struct evolve_run *parent, const char *dir, int generation,
                            struct error *err) {
     json_t *segments = json_array();
@@ -735,7 +738,7 @@ json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int genera
 
 /* replay */
 
-/* Line `at` of the run's log. */
+/* The line of a generation in evolution.jsonl. */
 static json_t *read_logged_generation(const struct evolve_run *r, int generation,
                                       struct error *err) {
     char *path = path_join(r->dir, "evolution.jsonl");
@@ -752,7 +755,7 @@ static json_t *read_logged_generation(const struct evolve_run *r, int generation
     return v;
 }
 
-/* Rounds to the digits of the log. */
+/* A copy with numbers rounded as in the log. */
 static json_t *round_to_log_precision(const json_t *v) {
     struct error ignored;
     char *text = json_dumps(v, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));

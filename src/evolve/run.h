@@ -3,10 +3,10 @@
  * evaluates candidates, search_methods.c searches for better ones, heldout.c evaluates the result
  * on questions that fitness never used.
  *
- * A run is a function of its recipe, seed, base model, data and numeric class. It keeps no cursor:
- * calls are in the store, and trained adapters are in the run's folder with a ledger row. So
- * continuing a run means computing it again from the start and loading every result that exists. A
- * killed run therefore ends with the same hashes.
+ * A run is a function of its recipe, seed, base model, data and numeric class. It stores no
+ * position: the results of calls are in the store, and trained adapters are in the run's folder
+ * with a row in the store's ledger. A resumed run computes everything from the start and loads each
+ * result that exists. So a killed run ends with the same hashes.
  */
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H
@@ -16,7 +16,7 @@
 
 enum { MAX_FOUNDERS = 16, MAX_SEGMENTS = 16 };
 
-/* Generations up to `until` follow these options. */
+/* The options of the generations up to `until`, inclusive. */
 struct evolve_segment {
     int until;
     struct evolve_recipe o;
@@ -66,13 +66,14 @@ struct evolve_run {
 
 /* The options of generation g. */
 const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int g);
-/* ERR_STATE if a pause was requested. */
+/* ERR_STATE if the pause flag is set. */
 int evolve_run_check_pause(const struct evolve_run *r, struct error *err);
-/* Writes an adapter's folder with its card and ledger row, and its hash to the result. */
+/* Writes an adapter's folder with its model card (if `scores` is given), adds its ledger row, and
+ * its hash to the result. */
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
                             const struct adapter *a, const json_t *scores, struct error *err);
-/* Loads an adapter that an earlier process saved: its folder must match the ledger's hash, and the
- * lineage's `key` must be `value` (key NULL: any). NULL: not found. */
+/* Loads an adapter that an earlier process saved. Its files must have the ledger's hash, and its
+ * lineage the value `value` at `key` (key NULL: any lineage). NULL: not found. */
 struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
                                         const char *key, const char *value);
 /* Records an evaluated generation: ledger, folders, log. Takes ownership of `v`; c [n] is sorted,
@@ -83,24 +84,24 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
 /* fitness_eval.c */
 
 /* The fitness function of a run; ctx is the run. */
-int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int n_reevaluated,
                         struct evaluation *out, struct error *err);
 /* Opens the tasks' files, each once. */
 int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, struct error *err);
 void evolve_run_close_tasks(struct evolve_run *r);
-/* `n`, or the number of questions in the tasks' files if smaller, in equal parts. */
+/* `n`, or fewer if the tasks' files have fewer questions, in equal parts per task. */
 int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
                            enum data_split split, int64_t n);
 /* n questions starting at `begin`, alternating over the tasks; release with task_items_release. */
 struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks,
                                         enum data_split split, uint64_t seed, uint32_t begin,
                                         int n);
-/* The fitness questions of a generation: [*n]. */
+/* The fitness questions of a generation, [*n]; release with task_items_release. */
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n);
-/* FLOPs of a forward token through the base model and an adapter (NULL: none); a trained token
- * costs twice that. */
+/* FLOPs of one token's forward pass through the base model and an adapter (NULL: none). A training
+ * token costs twice that: forward and backward pass, without gradients of the base weights. */
 double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *a);
-/* flops: per forward token. */
+/* Adds the cost of these tokens. flops: per token of a forward pass. */
 void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops);
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
 json_t *evolve_cost_json(const struct evolve_run *r);

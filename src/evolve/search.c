@@ -1,10 +1,11 @@
 /*
  * search: CMA-ES, particle swarm, a genetic algorithm, and random search.
  *
- * Invariants: `state` holds everything that outlives a call, so ask is a pure function of state,
- * seed and generation (a searcher loaded between ask and tell asks for the same batch again); only
- * + - × ÷ sqrt and math_* modify it, in a fixed order. For every searcher the first 1 + n doubles
- * of state are the best fitness and its vector; its `*_of` function defines the layout of the rest.
+ * Invariants: `state` holds everything that is kept between calls, so ask is a pure function of
+ * state, seed and generation (a searcher that is loaded between ask and tell computes the same
+ * batch). Only + - × ÷ sqrt and math_* modify it, in a fixed order. For every searcher the first 1
+ * + n doubles of state are the best fitness and its vector; its `*_view` function defines the
+ * layout of the rest.
  */
 #include "evolve/search.h"
 #include "evolve/select.h"
@@ -16,8 +17,8 @@
 struct search_algorithm {
     const char *name;
     int max_n;
-    size_t (*state_size)(int n, int batch); /* doubles of state after the best vector */
-    /* first: [batch][n] made from the starts; center: [n] their mean */
+    size_t (*state_size)(int n, int batch); /* number of doubles of state after the best vector */
+    /* first: [batch][n] initial members; center: [n] mean of the starts */
     void (*init)(struct search *s, const double *first, const double *center);
     void (*ask)(struct search *s);                                           /* fills x */
     void (*tell)(struct search *s, const double *fitness, const int *order); /* order: best first */
@@ -25,14 +26,14 @@ struct search_algorithm {
 
 struct search {
     const struct search_algorithm *kind;
-    struct search_options o; /* `searcher` is unused: see kind */
+    struct search_options o; /* `searcher` is unused: `kind` is the algorithm */
     int n, batch;
     uint64_t seed;
     int64_t generation;
     bool has_batch; /* x holds the batch of this generation */
     size_t n_state;
     double *state, *x;    /* x: [batch][n] */
-    double *basis, *axis; /* cma, made by ask: [n][n] columns are axes, [n] their lengths */
+    double *basis, *axis; /* cma, computed by ask: [n][n] columns are axes, [n] their lengths */
 };
 
 #define AT(field) offsetof(struct search_options, field)
@@ -117,8 +118,8 @@ static void cma_init(struct search *s, const double *first, const double *center
     for (int i = 0; i < s->n; i++) row(s, c.cov, i)[i] = 1;
 }
 
-/* Rotates rows and columns i and j so that a[i][j] becomes 0; rotates the columns of v with
- * them. */
+/* One Jacobi rotation: rotates rows and columns i and j of a so that a[i][j] becomes 0, and the
+ * columns of v. */
 static void jacobi_rotate(double *a, double *v, int n, int i, int j) {
     double theta = (a[j * n + j] - a[i * n + i]) / (2 * a[i * n + j]);
     double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(1 + theta * theta));
@@ -139,8 +140,8 @@ static void jacobi_rotate(double *a, double *v, int n, int i, int j) {
     a[i * n + j] = a[j * n + i] = 0;
 }
 
-/* Columns of v: eigenvectors of the symmetric matrix a, which is overwritten; its diagonal:
- * eigenvalues. Cyclic Jacobi with a fixed order of rotations. */
+/* Eigendecomposition of the symmetric matrix a by cyclic Jacobi rotations in a fixed order. The
+ * columns of v become its eigenvectors, the diagonal of a its eigenvalues. */
 static void jacobi_eigen(double *a, double *v, int n) {
     for (int i = 0; i < n * n; i++) v[i] = i % (n + 1) == 0;
     bool rotated = true;
@@ -156,8 +157,8 @@ static void jacobi_eigen(double *a, double *v, int n) {
     }
 }
 
-/* The axes of the sampling ellipsoid, with a lower bound so that rounding gives no axis of length
- * 0. */
+/* Computes the axes of the sampling ellipsoid. A lower bound prevents that rounding gives an axis
+ * of length 0. */
 static void cma_compute_axes(struct search *s) {
     int n = s->n;
     double *a = xcalloc((size_t)n * (size_t)n, sizeof *a), longest = 0;
@@ -168,8 +169,8 @@ static void cma_compute_axes(struct search *s) {
     free(a);
 }
 
-/* mean + σ C^(1/2) z with the symmetric root: rounding determines the directions of axes of equal
- * length, and the root does not depend on them. */
+/* Samples mean + σ C^(1/2) z with the symmetric root, because it does not depend on the directions
+ * of axes of equal length, which rounding determines. */
 static void cma_ask(struct search *s) {
     struct cma c = cma_view(s);
     int n = s->n;
@@ -215,8 +216,8 @@ static struct cma_rates cma_rates(int n_int, int batch) {
     return r;
 }
 
-/* Updates the evolution path of σ: path = (1 - rate) path + … C^(-1/2) mean step, in coordinates in
- * which the ellipsoid is a sphere. Returns its length. */
+/* Updates the evolution path of σ, p = (1 - c_σ) p + √(c_σ (2 - c_σ) μ_eff) C^(-1/2) step. Returns
+ * its length. */
 static double cma_update_sigma_path(struct search *s, const struct cma_rates *r,
                                     const double *step) {
     struct cma c = cma_view(s);
@@ -245,8 +246,8 @@ static void cma_update_covariance(struct search *s, const struct cma_rates *r, d
         }
 }
 
-/* y[mu]: steps of the better half in units of σ, overwriting the points; step: their weighted
- * mean. */
+/* y[mu]: steps of the better half in units of σ, which overwrite the points; step: adds their
+ * weighted mean. */
 static void cma_selected_steps(struct search *s, const struct cma_rates *r, const int *order,
                                const double **y, double *step) {
     struct cma c = cma_view(s);
@@ -270,7 +271,8 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
     cma_selected_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
     double length = cma_update_sigma_path(s, &r, step);
-    // path_c gets no step while σ still has far to grow, else C would stretch along it
+    // h_σ of the tutorial: while σ still grows fast, path_c gets no step, because C would stretch
+    // along it
     double path_norm2 = 1 - math_pow(1 - r.c_sigma, 2.0 * (double)(s->generation + 1));
     bool stalled = !(length / sqrt(path_norm2) < (1.4 + 2 / (n + 1.0)) * r.chi_n);
     double gain = stalled ? 0 : sqrt(r.c_c * (2 - r.c_c) * r.mu_eff);
@@ -287,10 +289,10 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
 /*
  * Particle swarm as in Model Swarms (Feng et al. 2025). With weights w = coefficient × uniform,
  * divided by their sum,
- *     v ← w_v v + w_p (own best - x) + w_g (swarm's best - x) + w_r (x - swarm's worst)
+ *     v ← w_v v + w_p (personal best - x) + w_g (swarm's best - x) + w_r (x - swarm's worst)
  *     x ← x + step v
- * and the step shrinks. A particle without a new personal best for `restart` rounds restarts at its
- * best point with zero velocity.
+ * and the step shrinks. A particle without a new personal best for `patience` rounds restarts at
+ * its best point with zero velocity.
  */
 
 struct pso {
@@ -315,7 +317,7 @@ static size_t pso_size(int n, int batch) {
     return 2 + (size_t)n + 2 * (size_t)batch + 3 * (size_t)batch * (size_t)n;
 }
 
-/* Initial velocities point to another particle. */
+/* The initial velocity is the difference to a random particle. */
 static void pso_init(struct search *s, const double *first, const double *center) {
     (void)center;
     struct pso p = pso_view(s);
@@ -444,7 +446,7 @@ static void ga_tell(struct search *s, const double *fitness, const int *order) {
     free(order_of_all);
 }
 
-/* Random search, the baseline of all others. */
+/* Random search, the baseline of the other searchers. */
 
 static size_t random_size(int n, int batch) {
     (void)batch;
@@ -484,7 +486,7 @@ static const struct search_algorithm *search_algorithm_find(const char *name) {
     return NULL;
 }
 
-/* A searcher without starting points. */
+/* Allocates a searcher; its state is not initialised. */
 static struct search *search_alloc(const struct search_options *o, int n, uint64_t seed,
                                    struct error *err) {
     const struct search_algorithm *kind = search_algorithm_find(o->searcher);
@@ -586,7 +588,7 @@ const double *search_ask(struct search *s) {
 void search_tell(struct search *s, const double *fitness) {
     double *f = xcalloc((size_t)s->batch, sizeof *f);
     int *order = xcalloc((size_t)s->batch, sizeof *order);
-    search_ask(s); // a searcher loaded after ask computes its batch again
+    search_ask(s); // a searcher that was loaded after ask computes its batch again
     for (int m = 0; m < s->batch; m++) f[m] = fitness[m] != fitness[m] ? -INFINITY : fitness[m];
     select_argsort(f, s->batch, order);
     if (f[order[0]] > s->state[0]) {
@@ -615,7 +617,7 @@ double mutation_step_adapt(double step, double measured, double target, double g
     return step * fmin(2, fmax(0.5, math_pow(target / measured, gain)));
 }
 
-/* saving: options by their rows; infinite fitness as words, because JSON has no infinity */
+/* saving: options by their rows; infinite fitness as strings, because JSON has no infinity */
 
 static json_t *number_json(double v) {
     return isfinite(v) ? json_real(v) : json_string(v > 0 ? "inf" : "-inf");

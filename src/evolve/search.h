@@ -1,5 +1,7 @@
 /*
- * search: black-box optimizers over vectors of numbers, with an ask-and-tell interface.
+ * search: black-box optimizers over vectors of numbers, with the ask-and-tell interface of
+ * libraries for evolution strategies: search_ask returns the points to evaluate, search_tell takes
+ * their fitness.
  *
  * A searcher is one row of a table. Its state is one array of doubles, which search_save writes as
  * JSON and search_load restores to the bit, between any two calls. Its random numbers depend on
@@ -9,7 +11,7 @@
  *
  * The caller defines the meaning of the numbers. Over the coefficients of K founders (founder i
  * starts at the i-th unit vector), pso equals Model Swarms: its moves are linear, so particles stay
- * in the founders' span, and a particle is evaluated as a mix without being merged.
+ * in the span of the founders, and a particle is evaluated as a mix without a merge.
  */
 #ifndef SHOAL_EVOLVE_SEARCH_H
 #define SHOAL_EVOLVE_SEARCH_H
@@ -22,8 +24,8 @@ struct search_options {                       /* filled from option rows */
     char *searcher;                           /* cma, pso, ga, random */
     int64_t batch;                            /* 0: the searcher's default */
     double sigma;                             /* initial step size */
-    double sigma_min;                         /* cma: minimum length of the longest axis */
-    double lower_bound, upper_bound;          /* box, if hi > lo */
+    double sigma_min;                         /* cma: lower bound of the longest axis */
+    double lower_bound, upper_bound;          /* box constraint if upper > lower */
     double inertia, cognitive, social, repel; /* pso */
     double step, step_decay, step_min;
     int64_t patience;                /* pso: rounds without a new personal best before a restart */
@@ -43,20 +45,22 @@ struct search *search_new(const struct search_options *o, const double *starts, 
 void search_free(struct search *s);
 int search_batch(const struct search *s);
 int64_t search_generation(const struct search *s); /* number of search_tell calls */
-/* [batch][n], unchanged until search_tell. */
+/* The points of the generation, [batch][n]; unchanged until search_tell. */
 const double *search_ask(struct search *s);
-void search_tell(struct search *s, const double *fitness); /* [batch] */
-/* The best vector of all batches, [n]; NULL before. Under noise its fitness is overestimated. */
+void search_tell(struct search *s, const double *fitness); /* [batch] of these points */
+/* The best vector of all batches, [n]; NULL before the first search_tell. With noisy fitness, its
+ * value is an overestimate. */
 const double *search_best(const struct search *s, double *fitness);
-/* cma: mean of the sampling distribution, the better answer under noise; else search_best. */
+/* cma: the mean of the sampling distribution, the better result if fitness is noisy; else
+ * search_best. */
 const double *search_center(const struct search *s);
 json_t *search_save(const struct search *s);
 /* Strict: ERR_FORMAT names the missing or wrong value. */
 struct search *search_load(const json_t *v, struct error *err);
 
-/* Rechenberg's 1/5 rule with behaviour in place of success: the next step after a mutation of size
- * `step` moved behaviour by `measured` instead of `target`: step · (target/measured)^gain, at most
- * doubled or halved. */
+/* Adapts a mutation's step, as Rechenberg's 1/5 rule does, but by the divergence of behaviour
+ * instead of the success rate. A mutation of size `step` caused a divergence of `measured` instead
+ * of `target`; the next step is step · (target/measured)^gain, at most doubled or halved. */
 double mutation_step_adapt(double step, double measured, double target, double gain);
 
 #endif

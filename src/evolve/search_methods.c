@@ -1,8 +1,8 @@
 /*
- * search_methods: ways from founders to a better adapter, rows of one table. Each method evaluates
- * the founders first, as generation 0, on the same questions; counts its cost and stops before it
- * exceeds the recipe's budget; and ends with a recorded generation whose first candidate is its
- * result.
+ * search_methods: methods that search for a better adapter, one table row each. Each method
+ * evaluates the founders first, as generation 0, on the same questions. It counts its cost and
+ * stops before it exceeds the recipe's budget. The first candidate of its last recorded generation
+ * is its result.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether the budget covers a step of this cost. */
+/* Whether the remaining budget covers this cost. */
 static bool is_within_budget(const struct evolve_run *r, double flops) {
     return r->o->evolve.max_flops <= 0 || r->spent.flops + flops <= r->o->evolve.max_flops;
 }
@@ -66,7 +66,8 @@ static int evaluate_founders(struct evolve_run *r, int *best, struct error *err)
     return rc;
 }
 
-/* Records a last generation of one candidate. Takes ownership of the adapter. */
+/* Evaluates and records the last generation, whose only candidate is the result. Takes ownership of
+ * the adapter. */
 static int record_result(struct evolve_run *r, int generation, struct adapter *adapter,
                          const char *parent, const struct adapter_operator *op, struct error *err) {
     struct candidate c = {
@@ -86,7 +87,7 @@ static int method_none(struct evolve_run *r, struct error *err) {
 
 /* fine-tuning */
 
-/* Mean tokens per sample, for the cost of training. */
+/* Sets the mean tokens per sample, from which the cost of training is computed. */
 static int count_finetune_tokens(struct evolve_run *r, const struct evolve_recipe *o,
                                  struct error *err) {
     struct dataset d;
@@ -103,7 +104,7 @@ static double tokens_per_update(const struct evolve_run *r, const struct train_o
     return r->tokens_per_sample * (double)(o->bsz * o->grad_accum);
 }
 
-/* The lineage of a fine-tuned adapter: the lineage before, with the training data added. */
+/* The lineage of a fine-tuned adapter: its earlier lineage, with the training data added. */
 static json_t *finetuned_lineage(const struct adapter *before, const char *data, const char *method,
                                  int64_t updates, int64_t seed) {
     json_t *l = before->lineage ? json_copy(before->lineage) : json_object();
@@ -114,7 +115,8 @@ static json_t *finetuned_lineage(const struct adapter *before, const char *data,
     return l;
 }
 
-/* Trains the adapters together, each in place, for `updates` steps; with es if not NULL. */
+/* Trains the adapters together for `updates` updates, and replaces each by its result. es: NULL, or
+ * the options of gradient estimates. */
 static int finetune(struct evolve_run *r, int generation, struct adapter **a,
                     char (*const names)[32], int n, int64_t updates, const struct es_options *es,
                     struct error *err) {
@@ -149,7 +151,7 @@ static int finetune(struct evolve_run *r, int generation, struct adapter **a,
     return rc;
 }
 
-/* The same for one adapter, unless an earlier process has saved the result. */
+/* Fine-tunes and saves one adapter, or loads the result that an earlier process saved. */
 static int finetune_or_load(struct evolve_run *r, int generation, struct adapter **a,
                             const char *name, int64_t updates, const struct es_options *es,
                             struct error *err) {
@@ -165,7 +167,7 @@ static int finetune_or_load(struct evolve_run *r, int generation, struct adapter
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
-/* Number of updates that the remaining budget allows, after the cost of the final evaluation. */
+/* Number of updates that the remaining budget allows, without the cost of the final evaluation. */
 static int64_t affordable_updates(const struct evolve_run *r, double final_cost,
                                   double update_cost) {
     const struct evolve_options *e = &r->o->evolve;
@@ -207,8 +209,8 @@ static int method_es(struct evolve_run *r, struct error *err) {
 
 /* breeding */
 
-/* Lamarckian evolution: fine-tunes children before their evaluation. Loads the results of an
- * earlier process. */
+/* Lamarckian step: fine-tunes children before their evaluation, or loads the results that an
+ * earlier process saved. */
 static int finetune_children(struct evolve_run *r, struct population *p, struct error *err) {
     struct adapter *a[MAX_POPULATION];
     char names[MAX_POPULATION][32];
@@ -238,7 +240,8 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
     return rc;
 }
 
-/* Cost of fine-tuning and evaluating the new generation, from the last cost of one candidate. */
+/* Cost of fine-tuning and evaluating the new generation. candidate_cost: cost of evaluating one
+ * candidate in the last generation. */
 static double generation_cost(const struct evolve_run *r, const struct population *p,
                               double candidate_cost) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
@@ -256,7 +259,7 @@ static int breed_next(struct evolve_run *r, struct population *p, struct error *
     return rc == OK ? population_breed(p, err) : rc;
 }
 
-/* Evaluates the population; *one: the cost of a candidate. */
+/* Evaluates and records the population; *candidate_cost: mean FLOPs per candidate. */
 static int evaluate_population(struct evolve_run *r, struct population *p, double *candidate_cost,
                                struct error *err) {
     const struct fitness_function l = {r, evolve_run_evaluate};
@@ -293,9 +296,10 @@ static int method_breed(struct evolve_run *r, struct error *err) {
 
 /* search over coefficients of founders */
 
-/* A candidate is the founders' sum with given weights, or with separate weights for each layer. If
- * the operator has a step, that is one more number, from 0 to 1 within its bounds. With `burst`,
- * the result of the search is fine-tuned on examples before its evaluation. */
+/* A candidate is the weighted sum of the founders, with the same weights in all layers or separate
+ * ones for each layer. If the operator has a step, the vector has one more number: 0 is step_min, 1
+ * is step_max. With finetune_steps, the result of the search is fine-tuned before its evaluation.
+ */
 struct coef_search {
     struct evolve_run *r;
     const struct adapter_operator *op;
@@ -337,7 +341,8 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
     return operator_apply(h->op, &x, err);
 }
 
-/* delta is a mix of the founders, which is exact without merging. */
+/* Makes n candidates from vectors v. A candidate of operator delta is a mix of the founders, which
+ * is exact without a merge. */
 static int coef_search_candidates(struct coef_search *h, const double *v, int n,
                                   struct error *err) {
     bool mixed = h->n_weight_sets == 1 && strcmp(h->op->name, "delta") == 0;
@@ -367,7 +372,7 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
     return OK;
 }
 
-/* Starts: each founder alone, with the operator's default step. */
+/* The starting points are the single founders, with the operator's default step. */
 static int coef_search_open(struct coef_search *h, struct error *err) {
     struct evolve_run *r = h->r;
     if (!(h->op = operator_find(r->o->evolve.merge_operator, err))) return err->code;
@@ -415,7 +420,7 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
     return rc;
 }
 
-/* Tokens of the result's fine-tuning, and FLOPs per token; 0 without fine-tuning. */
+/* Training tokens of the result's fine-tuning, and FLOPs per token; 0 without fine-tuning. */
 static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops,
                                      struct error *err) {
     struct evolve_run *r = h->r;
@@ -430,7 +435,7 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
     return OK;
 }
 
-/* Records the result of the search, after fine-tuning. */
+/* Merges, fine-tunes and records the result of the search. */
 static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops,
                               struct error *err) {
     struct evolve_run *r = h->r;
@@ -447,7 +452,7 @@ static int coef_search_finish(struct coef_search *h, int g, double tokens, doubl
 static int method_coefficients(struct evolve_run *r, struct error *err) {
     struct coef_search *h = xcalloc(1, sizeof *h);
     struct progress bar;
-    double tokens, flops, generation_cost_flops = 0; // cost of a generation
+    double tokens, flops, generation_cost_flops = 0; // FLOPs of the last generation
     int best = 0, g = 1, rc;
     h->r = r;
     rc = coef_search_open(h, err);

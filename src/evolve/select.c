@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* NaN ranks below all other values. */
+/* NaN as the worst fitness. */
 static double fitness_or_worst(double f) {
     return f != f ? -INFINITY : f;
 }
@@ -96,8 +96,8 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
     free(weight);
 }
 
-/* Offset from just below the worst finite value: the worst keeps 1/N of the range, equal values
- * become 1. */
+/* Subtracts a bit less than the worst finite value: the worst becomes 1/N of the range; equal
+ * values become 1. */
 static void offset_from_worst(const double *fitness, int n, double *out) {
     double lo = INFINITY, hi = -INFINITY;
     for (int i = 0; i < n; i++) {
@@ -127,7 +127,7 @@ static bool dominates(const double *a, const double *b, int m) {
     return better;
 }
 
-/* Adds one objective's share of the crowding of one front. */
+/* Adds one objective's term of the crowding distance in one front. */
 static void add_crowding_distance(const double *scores, int m, int objective, const int *front,
                                   int front_index, int n, double *crowding) {
     double *value = xcalloc((size_t)n, sizeof *value);
@@ -154,7 +154,7 @@ void pareto_sort(const double *scores, int n, int m, int *front, double *crowdin
     int n_assigned = 0, f = 0;
     for (int i = 0; i < n; i++) front[i] = -1, crowding[i] = 0;
     for (; n_assigned < n; f++) {
-        for (int i = 0; i < n; i++) { // -2: of this front, and still compared
+        for (int i = 0; i < n; i++) { // -2: in this front, and still compared with the others
             bool dominated = front[i] >= 0;
             for (int j = 0; j < n && !dominated; j++)
                 dominated = (front[j] < 0) && dominates(scores + (size_t)j * (size_t)m,
@@ -179,7 +179,7 @@ void pareto_order(const double *scores, int n, int m, int *order) {
     free(crowding);
 }
 
-/* NSGA-II's tournament of two: the position in pareto_order decides. */
+/* NSGA-II's binary tournament by the position in pareto_order. */
 static void pick_pareto(const struct select_pool *p, struct rng *r, int *out, int k) {
     int *order = xcalloc((size_t)p->n, sizeof *order);
     pareto_order(p->scores, p->n, p->n_scores, order);
@@ -198,8 +198,8 @@ static double median(double *v, int n) {
     return mid;
 }
 
-/* epsilon[M]: the median absolute deviation of each item, so that noise of real-valued scores does
- * not decide (La Cava et al. 2016); below 1 for 0/1 scores, where it has no effect. */
+/* epsilon[M]: the median absolute deviation of each item, below which score differences count as
+ * noise (La Cava et al. 2016). With 0/1 scores it is below 1 and has no effect. */
 static void lexicase_epsilons(const struct select_pool *p, double *epsilon) {
     double *v = xcalloc((size_t)p->n, sizeof *v);
     for (int m = 0; m < p->n_scores; m++) {
@@ -212,7 +212,8 @@ static void lexicase_epsilons(const struct select_pool *p, double *epsilon) {
     free(v);
 }
 
-/* Items in random order; each keeps only the candidates within epsilon of its best score. */
+/* Epsilon-lexicase selection: goes through the items in random order and keeps the candidates
+ * within epsilon of the item's best score. */
 static int lexicase_select(const struct select_pool *p, const double *epsilon, uint32_t *items,
                            int *candidates, struct rng *r) {
     int n = p->n;

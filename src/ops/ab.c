@@ -19,7 +19,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LIVE_MAX = 64, NAMES_MAX = 4096, PAGE = 256 };
+enum { MAX_EXPERIMENTS = 64, MAX_NAMES = 4096, PAGE = 256 };
 
 enum state { DELETED, RUNNING, STOPPED, DECIDED };
 
@@ -40,7 +40,7 @@ struct ab_experiment {
     struct adapter *arms[2]; /* both or none; set while it runs */
     char *problem;           /* why it cannot continue, or an error at its end */
     uint64_t n_assigned;     /* requests without a user that got an arm since the server began */
-    uint64_t sent[2];        /* requests by side since the server began */
+    uint64_t n_requests[2];  /* by side, since the server began */
 };
 
 static struct ab_experiment *experiment_find(const struct ab *ab, const char *name) {
@@ -49,8 +49,8 @@ static struct ab_experiment *experiment_find(const struct ab *ab, const char *na
     return NULL;
 }
 
-static struct ab_experiment *experiment_live(const struct ab *ab, const char *name,
-                                             struct error *err) {
+static struct ab_experiment *experiment_find_existing(const struct ab *ab, const char *name,
+                                                      struct error *err) {
     struct ab_experiment *e = experiment_find(ab, name);
     if (e && e->state != DELETED) return e;
     error_set(err, ERR_MISSING, "there is no experiment '%.64s'; GET /v1/ab lists those there are",
@@ -58,18 +58,18 @@ static struct ab_experiment *experiment_live(const struct ab *ab, const char *na
     return NULL;
 }
 
-static struct ab_experiment *experiment_on(const struct ab *ab, const char *model) {
+static struct ab_experiment *experiment_running_on(const struct ab *ab, const char *model) {
     for (int i = 0; i < ab->n; i++)
         if (ab->v[i]->state == RUNNING && strcmp(ab->v[i]->model, model) == 0) return ab->v[i];
     return NULL;
 }
 
-static struct ab_experiment *experiment_of(const struct ab *ab, const struct ab_arm *arm) {
+static struct ab_experiment *experiment_of_arm(const struct ab *ab, const struct ab_arm *arm) {
     struct ab_experiment *e = arm->run ? experiment_find(ab, arm->name) : NULL;
     return e && e->state != DELETED && e->run == arm->run ? e : NULL;
 }
 
-static const char *spec_text(const struct ab_experiment *e, const char *list, int side) {
+static const char *spec_string(const struct ab_experiment *e, const char *list, int side) {
     const char *text =
         json_string_value(json_array_get(json_object_get(e->spec, list), (size_t)side));
     return text ? text : "";
@@ -89,7 +89,7 @@ static void experiment_clear(struct ab_experiment *e) {
         free(e->scores[k]);
         e->scores[k] = NULL;
         e->n[k] = 0;
-        e->sent[k] = 0;
+        e->n_requests[k] = 0;
     }
     json_decref(e->spec);
     json_decref(e->end);
@@ -116,30 +116,30 @@ static json_t *event_new(const char *op) {
     return json_pack("{s:s,s:I}", "op", op, "at", (json_int_t)time(NULL));
 }
 
-static bool texts_sound(const json_t *list) {
+static bool is_string_pair(const json_t *list) {
     return json_is_string_array(list) && json_array_size(list) == 2;
 }
 
 static bool start_apply(struct ab_experiment *e, json_t *event) {
     struct sequential_options o;
-    json_int_t least, most, seed, at;
+    json_int_t min_pairs, max_pairs, seed, at;
     const char *model;
     double share;
     int once;
-    bool sound = e->state == DELETED &&
+    bool valid = e->state == DELETED &&
                  json_unpack(event, "{s:s,s:F,s:F,s:I,s:I,s:I,s:I,s:b}", "model", &model, "share",
-                             &share, "alpha", &o.alpha, "min_pairs", &least, "max_pairs", &most,
-                             "seed", &seed, "at", &at, "once_per_user", &once) == 0 &&
-                 share > 0 && share < 1 && o.alpha > 0 && o.alpha < 1 && least >= 1 &&
-                 least <= most && most <= SEQUENTIAL_PAIRS_MAX &&
-                 texts_sound(json_object_get(event, "names")) &&
-                 texts_sound(json_object_get(event, "hashes")) &&
-                 texts_sound(json_object_get(event, "paths"));
-    if (!sound) return false;
-    o.min_pairs = least;
-    o.max_pairs = most;
+                             &share, "alpha", &o.alpha, "min_pairs", &min_pairs, "max_pairs",
+                             &max_pairs, "seed", &seed, "at", &at, "once_per_user", &once) == 0 &&
+                 share > 0 && share < 1 && o.alpha > 0 && o.alpha < 1 && min_pairs >= 1 &&
+                 min_pairs <= max_pairs && max_pairs <= SEQUENTIAL_PAIRS_MAX &&
+                 is_string_pair(json_object_get(event, "names")) &&
+                 is_string_pair(json_object_get(event, "hashes")) &&
+                 is_string_pair(json_object_get(event, "paths"));
+    if (!valid) return false;
+    o.min_pairs = min_pairs;
+    o.max_pairs = max_pairs;
     sequential_init(&e->test, &o);
-    for (int k = 0; k < 2; k++) e->scores[k] = xcalloc((size_t)most, sizeof *e->scores[k]);
+    for (int k = 0; k < 2; k++) e->scores[k] = xcalloc((size_t)max_pairs, sizeof *e->scores[k]);
     e->spec = json_incref(event);
     e->model = model;
     e->share = share;
@@ -164,17 +164,17 @@ static void user_add(struct ab_experiment *e, int64_t user) {
 
 /* Applies a score, and runs the test on all complete pairs. */
 static bool outcome_apply(struct ab_experiment *e, json_t *event) {
-    json_int_t at, user;
+    json_int_t index, user;
     int side;
     double score;
-    if (json_unpack(event, "{s:i,s:I,s:F,s:I}", "side", &side, "place", &at, "score", &score,
+    if (json_unpack(event, "{s:i,s:I,s:F,s:I}", "side", &side, "place", &index, "score", &score,
                     "user", &user) != 0 ||
-        e->state != RUNNING || side < 0 || side > 1 || at < e->test.n || at > e->n[side] ||
-        at >= e->test.o.max_pairs || !(score >= 0 && score <= 1))
+        e->state != RUNNING || side < 0 || side > 1 || index < e->test.n || index > e->n[side] ||
+        index >= e->test.o.max_pairs || !(score >= 0 && score <= 1))
         return false;
     user_add(e, user);
-    e->scores[side][at] = score;
-    e->n[side] += at == e->n[side];
+    e->scores[side][index] = score;
+    e->n[side] += index == e->n[side];
     while (e->test.decision == SEQUENTIAL_CONTINUE && e->test.n < MIN(e->n[0], e->n[1]))
         sequential_add(&e->test, e->scores[0][e->test.n], e->scores[1][e->test.n]);
     return true;
@@ -188,7 +188,7 @@ static bool end_apply(struct ab_experiment *e, json_t *event, enum state state) 
     return true;
 }
 
-static bool event_known(struct ab_experiment *e, json_t *event) {
+static bool event_dispatch(struct ab_experiment *e, json_t *event) {
     const char *op = json_get_string(event, "op");
     if (strcmp(op, "start") == 0) return start_apply(e, event);
     if (strcmp(op, "outcome") == 0) return outcome_apply(e, event);
@@ -201,10 +201,10 @@ static bool event_known(struct ab_experiment *e, json_t *event) {
 
 static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
     pthread_mutex_lock(&ab->table_lock);
-    bool sound = event_known(e, event);
-    e->seq += sound;
+    bool valid = event_dispatch(e, event);
+    e->seq += valid;
     pthread_mutex_unlock(&ab->table_lock);
-    if (sound) return OK;
+    if (valid) return OK;
     return error_set(err, ERR_FORMAT,
                      "'%s': event %lld of A/B '%s' is damaged; put the file back from a copy, or "
                      "begin with another",
@@ -259,7 +259,7 @@ static int events_read(struct ab *ab, struct ab_experiment *e, struct error *err
 /* promotions: names that were given other content */
 
 /* The promotion of the name, or NULL. */
-static json_t *promoted_get(struct ab *ab, const char *model) {
+static json_t *promotion_get(struct ab *ab, const char *model) {
     struct error none;
     json_t *v = store_document_get(ab->store, "promoted", model, &none);
     if (v && *json_get_string(v, "to")) return v;
@@ -268,8 +268,8 @@ static json_t *promoted_get(struct ab *ab, const char *model) {
 }
 
 /* The adapter with this content: from the pool by name, or else from its path. */
-static struct adapter *adapter_like(const struct ab *ab, const char *name, const char *path,
-                                    const char *hash, struct error *err) {
+static struct adapter *adapter_find_by_hash(const struct ab *ab, const char *name, const char *path,
+                                            const char *hash, struct error *err) {
     struct adapter *a = adapter_pool_get(ab->o.pool, name, err);
     if (a && strcmp(a->hash, hash) == 0) return a;
     adapter_release(a);
@@ -289,7 +289,8 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
     struct adapter *now = adapter_pool_get(ab->o.pool, model, &err), *a = NULL;
     if (now && strcmp(now->hash, json_get_string(v, "from")) == 0) {
         const char *path = json_get_string(v, "path");
-        a = adapter_like(ab, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
+        a = adapter_find_by_hash(ab, json_get_string(v, "adapter"), path, json_get_string(v, "to"),
+                                 &err);
         if (!a || ab->o.publish(ab->o.ctx, model, a, path, &err) != OK)
             log_warn("'%s' is served from its files, without the adapter of A/B '%s': %s", model,
                      json_get_string(v, "experiment"), err.text);
@@ -300,7 +301,7 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
 
 static void promotions_restore(struct ab *ab, const struct strings *models) {
     for (int i = 0; i < models->n; i++) {
-        json_t *v = promoted_get(ab, models->v[i]);
+        json_t *v = promotion_get(ab, models->v[i]);
         if (v) promotion_restore(ab, models->v[i], v);
         json_decref(v);
     }
@@ -309,7 +310,7 @@ static void promotions_restore(struct ab *ab, const struct strings *models) {
 void ab_end_promotion(struct ab *ab, const char *name) {
     struct error err;
     pthread_mutex_lock(&ab->store_lock);
-    json_t *v = promoted_get(ab, name), *none = json_object();
+    json_t *v = promotion_get(ab, name), *none = json_object();
     if (v && store_document_put(ab->store, "promoted", name, none, &err) != OK)
         log_warn("'%s': %s", name, err.text);
     json_decref(v);
@@ -322,21 +323,22 @@ void ab_end_promotion(struct ab *ab, const char *name) {
  * with. */
 static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winner,
                          const struct adapter *now, struct error *err) {
-    json_t *before = promoted_get(ab, e->model);
-    bool again = before && strcmp(json_get_string(before, "to"), now->hash) == 0;
-    json_t *v = json_pack(
-        "{s:s,s:s,s:s,s:s,s:s,s:I}", "from", again ? json_get_string(before, "from") : now->hash,
-        "to", e->arms[winner]->hash, "adapter", spec_text(e, "names", winner), "path",
-        spec_text(e, "paths", winner), "experiment", e->name, "at", (json_int_t)time(NULL));
+    json_t *earlier = promotion_get(ab, e->model);
+    bool is_chained = earlier && strcmp(json_get_string(earlier, "to"), now->hash) == 0;
+    json_t *v = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I}", "from",
+                          is_chained ? json_get_string(earlier, "from") : now->hash, "to",
+                          e->arms[winner]->hash, "adapter", spec_string(e, "names", winner), "path",
+                          spec_string(e, "paths", winner), "experiment", e->name, "at",
+                          (json_int_t)time(NULL));
     int rc = store_document_put(ab->store, "promoted", e->model, v, err);
     json_decref(v);
-    json_decref(before);
+    json_decref(earlier);
     return rc;
 }
 
 /* figures */
 
-static json_t *figures_put(const struct ab_experiment *e, json_t *v) {
+static json_t *test_stats_add(const struct ab_experiment *e, json_t *v) {
     const struct sequential_test *t = &e->test;
     double n = (double)MAX(t->n, 1);
     json_object_set_new(v, "decision", json_string(sequential_decision_name(t->decision)));
@@ -351,23 +353,23 @@ static json_t *figures_put(const struct ab_experiment *e, json_t *v) {
 
 static json_t *experiment_json(const struct ab_experiment *e) {
     static const char *const states[] = {"deleted", "running", "stopped", "decided"};
-    json_t *v =
-        json_pack("{s:s,s:s,s:s,s:s,s:s,s:O,s:O,s:O,s:O,s:O,s:{s:I,s:I},s:{s:I,s:I},s:s?}", "name",
-                  e->name, "state", states[e->state], "model", e->model, "a",
-                  spec_text(e, "names", 0), "b", spec_text(e, "names", 1), "share",
-                  json_object_get(e->spec, "share"), "alpha", json_object_get(e->spec, "alpha"),
-                  "min_pairs", json_object_get(e->spec, "min_pairs"), "max_pairs",
-                  json_object_get(e->spec, "max_pairs"), "created", json_object_get(e->spec, "at"),
-                  "outcomes", "a", (json_int_t)e->n[0], "b", (json_int_t)e->n[1], "requests", "a",
-                  (json_int_t)e->sent[0], "b", (json_int_t)e->sent[1], "problem", e->problem);
+    json_t *v = json_pack(
+        "{s:s,s:s,s:s,s:s,s:s,s:O,s:O,s:O,s:O,s:O,s:{s:I,s:I},s:{s:I,s:I},s:s?}", "name", e->name,
+        "state", states[e->state], "model", e->model, "a", spec_string(e, "names", 0), "b",
+        spec_string(e, "names", 1), "share", json_object_get(e->spec, "share"), "alpha",
+        json_object_get(e->spec, "alpha"), "min_pairs", json_object_get(e->spec, "min_pairs"),
+        "max_pairs", json_object_get(e->spec, "max_pairs"), "created",
+        json_object_get(e->spec, "at"), "outcomes", "a", (json_int_t)e->n[0], "b",
+        (json_int_t)e->n[1], "requests", "a", (json_int_t)e->n_requests[0], "b",
+        (json_int_t)e->n_requests[1], "problem", e->problem);
     json_t *serves = json_object_get(e->end, "serves");
     json_object_set(v, "once_per_user", json_object_get(e->spec, "once_per_user"));
     json_object_set(v, "ended", e->end ? json_object_get(e->end, "at") : json_null());
     json_object_set(v, "serves", serves ? serves : json_null());
-    return figures_put(e, v);
+    return test_stats_add(e, v);
 }
 
-static void experiment_count(struct ab *ab, const struct ab_experiment *e) {
+static void experiment_update_metrics(struct ab *ab, const struct ab_experiment *e) {
     const struct sequential_test *t = &e->test;
     metric_set(metric_get(ab->o.metrics, METRIC_AB_PAIRS, e->name), (double)t->n);
     if (t->n)
@@ -378,7 +380,7 @@ static void experiment_count(struct ab *ab, const struct ab_experiment *e) {
 /* deciding */
 
 /* The side whose content the name gets; -1: it keeps its content. */
-static int winning_arm(const struct ab_experiment *e) {
+static int winning_side(const struct ab_experiment *e) {
     return e->test.decision == SEQUENTIAL_B_BETTER  ? 1
            : e->test.decision == SEQUENTIAL_B_WORSE ? 0
                                                     : -1;
@@ -401,15 +403,15 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     struct error err;
     if (e->state != RUNNING || e->test.decision == SEQUENTIAL_CONTINUE || !e->arms[0]) return;
     struct adapter *now = adapter_pool_get(ab->o.pool, e->model, &err);
-    int wanted = now ? winning_arm(e) : -1;
-    struct adapter *a = wanted >= 0 ? adapter_retain(e->arms[wanted]) : NULL;
-    if (a && strcmp(a->hash, now->hash) == 0) wanted = -1;
-    json_t *event = figures_put(e, event_new("decided"));
+    int winner = now ? winning_side(e) : -1;
+    struct adapter *a = winner >= 0 ? adapter_retain(e->arms[winner]) : NULL;
+    if (a && strcmp(a->hash, now->hash) == 0) winner = -1;
+    json_t *event = test_stats_add(e, event_new("decided"));
     json_object_set_new(event, "serves", json_string(a ? a->hash : now ? now->hash : ""));
-    int rc = decision_put(ab, e, wanted, now, event, &err);
-    char *path = xstrdup(spec_text(e, "paths", MAX(wanted, 0)));
+    int rc = decision_put(ab, e, winner, now, event, &err);
+    char *path = xstrdup(spec_string(e, "paths", MAX(winner, 0)));
     /* Publish before the experiment ends: no request in between gets the loser. */
-    if (rc == OK && wanted >= 0) rc = ab->o.publish(ab->o.ctx, e->model, a, path, &err);
+    if (rc == OK && winner >= 0) rc = ab->o.publish(ab->o.ctx, e->model, a, path, &err);
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
     if (rc == OK)
@@ -424,41 +426,41 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
 
 /* outcomes */
 
-int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at) {
-    struct ab_experiment *e = experiment_of(ab, arm);
+int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t index) {
+    struct ab_experiment *e = experiment_of_arm(ab, arm);
     if (arm->ignored) return -1;
     if (e) experiment_decide(ab, e);
     if (!e || e->state != RUNNING || e->test.decision != SEQUENTIAL_CONTINUE) return -1;
-    if (at < 0 && e->once && arm->user && user_has_outcome(e, arm->user)) return -1;
-    if (at < 0) at = e->n[arm->side];
-    return at < e->test.o.max_pairs ? at : -1;
+    if (index < 0 && e->once && arm->user && user_has_outcome(e, arm->user)) return -1;
+    if (index < 0) index = e->n[arm->side];
+    return index < e->test.o.max_pairs ? index : -1;
 }
 
-bool ab_outcome_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at) {
-    const struct ab_experiment *e = experiment_of(ab, arm);
-    return at >= 0 && (!e || at < e->test.n);
+bool ab_outcome_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t index) {
+    const struct ab_experiment *e = experiment_of_arm(ab, arm);
+    return index >= 0 && (!e || index < e->test.n);
 }
 
-json_t *ab_outcome_event(const struct ab_arm *arm, int64_t at, double score, const char *id) {
+json_t *ab_outcome_event(const struct ab_arm *arm, int64_t index, double score, const char *id) {
     json_t *v = event_new("outcome");
     json_object_set_new(v, "side", json_integer(arm->side));
     json_object_set_new(v, "user", json_integer(arm->user));
-    json_object_set_new(v, "place", json_integer(at));
+    json_object_set_new(v, "place", json_integer(index));
     json_object_set_new(v, "score", json_real(score));
     json_object_set_new(v, "id", json_string(id));
     return v;
 }
 
 int ab_outcome_put(struct ab *ab, const struct ab_arm *arm, json_t *event, struct error *err) {
-    return event_put(ab, experiment_of(ab, arm), event, err);
+    return event_put(ab, experiment_of_arm(ab, arm), event, err);
 }
 
 void ab_outcome_apply(struct ab *ab, const struct ab_arm *arm, json_t *event) {
-    struct ab_experiment *e = experiment_of(ab, arm);
+    struct ab_experiment *e = experiment_of_arm(ab, arm);
     struct error err;
     CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has checked the event
     experiment_decide(ab, e);
-    experiment_count(ab, e);
+    experiment_update_metrics(ab, e);
 }
 
 /* requests */
@@ -471,7 +473,7 @@ static int64_t user_number(const struct ab_experiment *e, const char *user) {
 /* The side depends on the user, or else on the number of the request since the server began. `at`
  * is in [0, 1); b is below its share. On either side the range next to that border counts, as wide
  * as the smaller side. */
-static void arm_assign(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
+static void assign_side(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
     uint32_t id = user ? 0 : (uint32_t)ab->o.started, step = user ? 0 : (uint32_t)e->n_assigned++;
@@ -486,15 +488,15 @@ struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, st
     struct adapter *assigned = NULL;
     *arm = (struct ab_arm){0};
     pthread_mutex_lock(&ab->table_lock);
-    struct ab_experiment *e = experiment_on(ab, model);
+    struct ab_experiment *e = experiment_running_on(ab, model);
     if (e && e->arms[0]) {
         arm->run = e->run;
         arm->user = user_number(e, user);
-        arm_assign(ab, e, arm);
+        assign_side(ab, e, arm);
         memcpy(arm->name, e->name, sizeof arm->name);
-        e->sent[arm->side]++;
+        e->n_requests[arm->side]++;
         assigned = adapter_retain(e->arms[arm->side]);
-        *name = xstrdup(spec_text(e, "names", arm->side));
+        *name = xstrdup(spec_string(e, "names", arm->side));
     }
     pthread_mutex_unlock(&ab->table_lock);
     return assigned;
@@ -521,14 +523,14 @@ static json_t *path_json(const char *path) {
 static json_t *start_event(const struct ab_spec *p) {
     json_t *v = event_new("start");
     char *seed = xasprintf("%s %lld %s", p->name, (long long)time(NULL), p->arms[1]->hash);
-    json_t *more = json_pack(
+    json_t *fields = json_pack(
         "{s:s,s:[ss],s:[ss],s:[oo],s:f,s:f,s:I,s:I,s:I,s:b}", "model", p->model, "names",
         p->names[0], p->names[1], "hashes", p->arms[0]->hash, p->arms[1]->hash, "paths",
         path_json(p->paths[0]), path_json(p->paths[1]), "share", p->share, "alpha", p->alpha,
         "min_pairs", (json_int_t)p->min_pairs, "max_pairs", (json_int_t)p->max_pairs, "seed",
         (json_int_t)(hash_fnv1a(seed, strlen(seed)) >> 12), "once_per_user", p->once);
-    json_object_update(v, more);
-    json_decref(more);
+    json_object_update(v, fields);
+    json_decref(fields);
     free(seed);
     return v;
 }
@@ -546,19 +548,20 @@ static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
 
 static int start_check(const struct ab *ab, const struct ab_spec *p, struct error *err) {
     const struct ab_experiment *e = experiment_find(ab, p->name);
-    int live = 0;
-    for (int i = 0; i < ab->n; i++) live += ab->v[i]->state != DELETED;
+    int n_experiments = 0;
+    for (int i = 0; i < ab->n; i++) n_experiments += ab->v[i]->state != DELETED;
     if (e && e->state != DELETED)
         return error_set(err, ERR_STATE, "there is an experiment '%s'; delete it first", p->name);
-    if ((e = experiment_on(ab, p->model)))
+    if ((e = experiment_running_on(ab, p->model)))
         return error_set(err, ERR_STATE, "the experiment '%s' runs on '%s'; stop it first", e->name,
                          p->model);
-    if (!e && ab->n >= NAMES_MAX)
+    if (!e && ab->n >= MAX_NAMES)
         return error_set(err, ERR_STATE,
                          "experiments have had %d names, which are kept; use one of a deleted one",
-                         NAMES_MAX);
-    if (live >= LIVE_MAX)
-        return error_set(err, ERR_STATE, "there are %d experiments; delete some first", LIVE_MAX);
+                         MAX_NAMES);
+    if (n_experiments >= MAX_EXPERIMENTS)
+        return error_set(err, ERR_STATE, "there are %d experiments; delete some first",
+                         MAX_EXPERIMENTS);
     return OK;
 }
 
@@ -580,7 +583,7 @@ static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *even
         pthread_mutex_lock(&ab->table_lock);
         for (int k = 0; k < 2; k++) e->arms[k] = adapter_retain(p->arms[k]);
         pthread_mutex_unlock(&ab->table_lock);
-        experiment_count(ab, e);
+        experiment_update_metrics(ab, e);
         *out = experiment_json(e);
     }
     json_decref(event);
@@ -605,13 +608,13 @@ json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
 /* resuming */
 
 /* Without its adapters an experiment waits, and the name's own content answers all requests. */
-static void arms_find(struct ab *ab, struct ab_experiment *e) {
+static void arms_load(struct ab *ab, struct ab_experiment *e) {
     struct adapter *found[2] = {NULL, NULL};
     struct error err = {0};
     for (int k = 0; k < 2 && err.code == OK; k++) {
         struct error why;
-        found[k] = adapter_like(ab, spec_text(e, "names", k), spec_text(e, "paths", k),
-                                spec_text(e, "hashes", k), &why);
+        found[k] = adapter_find_by_hash(ab, spec_string(e, "names", k), spec_string(e, "paths", k),
+                                        spec_string(e, "hashes", k), &why);
         if (!found[k]) err = why;
     }
     if (err.code == OK) {
@@ -656,9 +659,9 @@ void ab_resume(struct ab *ab, const struct strings *models) {
     promotions_restore(ab, models);
     for (int i = 0; i < ab->n; i++) {
         struct ab_experiment *e = ab->v[i];
-        if (e->state == RUNNING) arms_find(ab, e);
+        if (e->state == RUNNING) arms_load(ab, e);
         experiment_decide(ab, e);
-        if (e->state != DELETED) experiment_count(ab, e);
+        if (e->state != DELETED) experiment_update_metrics(ab, e);
     }
 }
 
@@ -688,7 +691,7 @@ json_t *ab_list(struct ab *ab) {
 
 json_t *ab_get(struct ab *ab, const char *name, struct error *err) {
     pthread_mutex_lock(&ab->store_lock);
-    const struct ab_experiment *e = experiment_live(ab, name, err);
+    const struct ab_experiment *e = experiment_find_existing(ab, name, err);
     json_t *out = e ? experiment_json(e) : NULL;
     pthread_mutex_unlock(&ab->store_lock);
     return out;
@@ -697,7 +700,7 @@ json_t *ab_get(struct ab *ab, const char *name, struct error *err) {
 json_t *ab_stop(struct ab *ab, const char *name, struct error *err) {
     json_t *out = NULL;
     pthread_mutex_lock(&ab->store_lock);
-    struct ab_experiment *e = experiment_live(ab, name, err);
+    struct ab_experiment *e = experiment_find_existing(ab, name, err);
     if (e && e->state != RUNNING)
         error_set(err, ERR_STATE, "the experiment '%s' has ended already", name);
     else if (e && event_add(ab, e, event_new("stop"), err) == OK)
@@ -710,7 +713,7 @@ json_t *ab_delete(struct ab *ab, const char *name, struct error *err) {
     json_t *out = NULL;
     struct metrics *m = ab->o.metrics;
     pthread_mutex_lock(&ab->store_lock);
-    struct ab_experiment *e = experiment_live(ab, name, err);
+    struct ab_experiment *e = experiment_find_existing(ab, name, err);
     if (e) out = experiment_json(e);
     if (e && event_add(ab, e, event_new("delete"), err) == OK) {
         metric_remove(m, metric_get(m, METRIC_AB_PAIRS, e->name));

@@ -15,10 +15,16 @@
 #include <string.h>
 #include <time.h>
 
-enum { SAMPLES = 64, MESSAGES = 64, REPEAT_SECONDS = 4 * 3600, SEND_SECONDS = 5, MAX_WAIT = 600 };
+enum {
+    MAX_SAMPLES = 64,
+    MAX_MESSAGES = 64,
+    REPEAT_SECONDS = 4 * 3600,
+    SEND_TIMEOUT_SECONDS = 5,
+    MAX_RETRY_SECONDS = 600
+};
 
 enum alert_status { INACTIVE, PENDING, FIRING };
-static const char *const state_names[] = {"inactive", "pending", "firing"};
+static const char *const status_names[] = {"inactive", "pending", "firing"};
 
 struct sample {
     double at;
@@ -26,17 +32,17 @@ struct sample {
 };
 struct alert_state {
     enum alert_status state;
-    double value, since, last_message_at; /* `since`: start of the state; `told`: last message; both
-                                           * on the caller's clock */
+    double value, since, last_message_at; /* `since`: start of the state; both times are on the
+                                           * caller's clock */
     int64_t state_began_at;               /* start of the state, unix seconds */
-    struct sample past[SAMPLES];          /* a ring */
+    struct sample samples[MAX_SAMPLES];   /* [n] ring buffer; `next` is overwritten next */
     int n, next;
     struct metric *firing;
 };
 struct message {
     const char *to;
     char *body;
-    int tries;
+    int n_failures;
     double next; /* time of the next try, clock_now */
 };
 struct alerts {
@@ -47,25 +53,25 @@ struct alerts {
     pthread_mutex_t lock;
     pthread_cond_t stop;
     struct alert_state states[N_ALERT_RULES];
-    struct message messages[MESSAGES]; /* [n_messages], oldest first */
+    struct message messages[MAX_MESSAGES]; /* [n_messages], oldest first */
     int n_messages;
     uint64_t sent, failed;
 };
 
 /* values */
 
-static struct sample *sample_oldest(struct alert_state *w, double now) {
+static struct sample *oldest_sample_in_window(struct alert_state *w, double now) {
     for (int i = w->n; i > 0; i--) {
-        struct sample *s = &w->past[(w->next - i + SAMPLES) % SAMPLES];
+        struct sample *s = &w->samples[(w->next - i + MAX_SAMPLES) % MAX_SAMPLES];
         if (now - s->at <= ALERT_WINDOW_SECONDS) return s;
     }
     return NULL;
 }
 
 /* The increase of a, of b and of a's histogram since the oldest sample in the window. */
-static bool since_then(struct alert_state *w, const struct sample *s, double *a, double *b,
-                       uint64_t *counts, double *seconds) {
-    const struct sample *old = sample_oldest(w, s->at);
+static bool increase_in_window(struct alert_state *w, const struct sample *s, double *a, double *b,
+                               uint64_t *counts, double *seconds) {
+    const struct sample *old = oldest_sample_in_window(w, s->at);
     if (!old) return false;
     *seconds = s->at - old->at;
     *a = s->a.value - old->a.value;
@@ -75,11 +81,12 @@ static bool since_then(struct alert_state *w, const struct sample *s, double *a,
 }
 
 /* The value that a rule compares with its limit; NaN: not available. */
-static double value_of(struct alert_state *w, const struct alert_rule *r, const struct sample *s) {
+static double rule_value(struct alert_state *w, const struct alert_rule *r,
+                         const struct sample *s) {
     double a, b, seconds;
     uint64_t counts[METRICS_BOUNDS + 1];
     bool both = s->a.n > 0 && s->b.n > 0 && s->b.value > 0;
-    switch (r->form) {
+    switch (r->condition) {
     case ALERT_BELOW:
     case ALERT_ABOVE:
         return s->a.n ? s->a.value : NAN;
@@ -88,22 +95,23 @@ static double value_of(struct alert_state *w, const struct alert_rule *r, const 
     case ALERT_USAGE:
         return both ? 1 - s->a.value / s->b.value : NAN;
     case ALERT_RATE:
-        return both && since_then(w, s, &a, &b, counts, &seconds) ? a / seconds / s->b.value : NAN;
+        return both && increase_in_window(w, s, &a, &b, counts, &seconds) ? a / seconds / s->b.value
+                                                                          : NAN;
     case ALERT_RATE_RATIO:
-        return since_then(w, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
+        return increase_in_window(w, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
     case ALERT_P95:
-        return since_then(w, s, &a, &b, counts, &seconds)
+        return increase_in_window(w, s, &a, &b, counts, &seconds)
                    ? metric_histogram_quantile(r->a, counts, 0.95)
                    : NAN;
     case ALERT_NOT_FINITE:
         return s->a.n ? !isfinite(s->a.value) : NAN;
     case ALERT_UNCHANGED:
-        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) &&
+        return s->a.n && increase_in_window(w, s, &a, &b, counts, &seconds) &&
                        seconds > ALERT_WINDOW_SECONDS / 2
                    ? a == 0
                    : NAN;
     case ALERT_FAILED:
-        return since_then(w, s, &a, &b, counts, &seconds) ? a : NAN;
+        return increase_in_window(w, s, &a, &b, counts, &seconds) ? a : NAN;
     case ALERT_ABSENT: /* only another program can detect it */
     case ALERT_RESTARTS:
         break;
@@ -113,26 +121,27 @@ static double value_of(struct alert_state *w, const struct alert_rule *r, const 
 
 /* Whether the condition holds. For a firing alert it holds until the value is a tenth better than
  * the limit. */
-static bool holds(const struct alert_rule *r, double value, bool firing) {
-    double slack = firing ? 0.1 * r->limit : 0;
+static bool condition_holds(const struct alert_rule *r, double value, bool firing) {
+    double hysteresis = firing ? 0.1 * r->limit : 0;
     if (isnan(value)) return false;
-    return r->form == ALERT_BELOW ? value < r->limit + slack : value > r->limit - slack;
+    return r->condition == ALERT_BELOW ? value < r->limit + hysteresis
+                                       : value > r->limit - hysteresis;
 }
 
 /* messages; the caller holds the lock */
 
-static void time_write(char out[32], int64_t t) {
+static void format_time(char out[32], int64_t t) {
     struct tm tm;
     time_t when = (time_t)t;
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&when, &tm));
 }
 
 static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
-                          const struct alert_state *w, bool over) {
-    char begun[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
-    const char *status = over ? "resolved" : "firing";
-    time_write(begun, w->state_began_at);
-    if (over) time_write(ended, (int64_t)time(NULL));
+                          const struct alert_state *w, bool resolved) {
+    char started[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
+    const char *status = resolved ? "resolved" : "firing";
+    format_time(started, w->state_began_at);
+    if (resolved) format_time(ended, (int64_t)time(NULL));
     json_t *labels = json_pack("{s:s,s:s,s:s}", "alertname", r->name, "severity", r->severity,
                                "instance", a->o.source),
            *notes = json_pack("{s:s}", "summary", r->summary), *v;
@@ -141,7 +150,7 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
                   "version", "4", "groupKey", r->name, "truncatedAlerts", 0, "status", status,
                   "receiver", "shoal", "groupLabels", "alertname", r->name, "commonLabels", labels,
                   "commonAnnotations", notes, "externalURL", a->o.source, "alerts", "status",
-                  status, "labels", labels, "annotations", notes, "startsAt", begun, "endsAt",
+                  status, "labels", labels, "annotations", notes, "startsAt", started, "endsAt",
                   ended, "generatorURL", a->o.source, "fingerprint", r->name);
     char *text = json_dumps(v, JSON_COMPACT);
     json_decref(v);
@@ -152,18 +161,19 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
 }
 
 static char *slack_body(const struct alerts *a, const struct alert_rule *r,
-                        const struct alert_state *w, bool over) {
-    json_t *said = over ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
-                        : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name,
-                                       r->severity, a->o.source, r->summary, w->value);
-    json_t *v = json_pack("{s:o}", "text", said);
-    char *text = json_dumps(v, JSON_COMPACT);
+                        const struct alert_state *w, bool resolved) {
+    json_t *text = resolved
+                       ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
+                       : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name, r->severity,
+                                      a->o.source, r->summary, w->value);
+    json_t *v = json_pack("{s:o}", "text", text);
+    char *body = json_dumps(v, JSON_COMPACT);
     json_decref(v);
-    CHECK(text != NULL);
-    return text;
+    CHECK(body != NULL);
+    return body;
 }
 
-static struct message message_take(struct alerts *a, int i) {
+static struct message message_remove(struct alerts *a, int i) {
     struct message m = a->messages[i];
     memmove(&a->messages[i], &a->messages[i + 1],
             (size_t)(--a->n_messages - i) * sizeof a->messages[0]);
@@ -172,22 +182,24 @@ static struct message message_take(struct alerts *a, int i) {
 
 /* Drops the oldest message if the queue is full. */
 static void message_add(struct alerts *a, struct message m) {
-    if (a->n_messages == MESSAGES) free(message_take(a, 0).body);
+    if (a->n_messages == MAX_MESSAGES) free(message_remove(a, 0).body);
     a->messages[a->n_messages++] = m;
 }
 
-static void tell(struct alerts *a, int i, double now, bool over) {
+static void alert_notify(struct alerts *a, int i, double now, bool resolved) {
     const struct alert_rule *r = &alert_rules[i];
     struct alert_state *w = &a->states[i];
     w->last_message_at = now;
-    if (over)
+    if (resolved)
         log_info("alert %s is over", r->name);
     else
         log_warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
     for (int k = 0; a->o.webhooks && k < a->o.webhooks->n; k++)
-        message_add(a, (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, over), 0, 0});
+        message_add(a,
+                    (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, resolved), 0, 0});
     for (int k = 0; a->o.slack_urls && k < a->o.slack_urls->n; k++)
-        message_add(a, (struct message){a->o.slack_urls->v[k], slack_body(a, r, w, over), 0, 0});
+        message_add(a,
+                    (struct message){a->o.slack_urls->v[k], slack_body(a, r, w, resolved), 0, 0});
 }
 
 /* states */
@@ -198,22 +210,22 @@ static void state_set(struct alert_state *w, enum alert_status state, double now
     w->state_began_at = (int64_t)time(NULL);
 }
 
-static void step(struct alerts *a, int i, double now, double value) {
+static void alert_update(struct alerts *a, int i, double now, double value) {
     const struct alert_rule *r = &alert_rules[i];
     struct alert_state *w = &a->states[i];
-    bool bad = holds(r, value, w->state == FIRING);
+    bool bad = condition_holds(r, value, w->state == FIRING);
     w->value = value;
     if (!bad) {
-        if (w->state == FIRING) tell(a, i, now, true);
+        if (w->state == FIRING) alert_notify(a, i, now, true);
         if (w->state != INACTIVE) state_set(w, INACTIVE, now);
     } else if (w->state == INACTIVE) {
         state_set(w, PENDING, now);
     }
-    if (w->state == PENDING && now - w->since >= r->lasts) {
+    if (w->state == PENDING && now - w->since >= r->for_seconds) {
         state_set(w, FIRING, now);
-        tell(a, i, now, false);
+        alert_notify(a, i, now, false);
     } else if (w->state == FIRING && now - w->last_message_at >= REPEAT_SECONDS) {
-        tell(a, i, now, false);
+        alert_notify(a, i, now, false);
     }
     metric_set(w->firing, w->state == FIRING);
 }
@@ -225,18 +237,18 @@ void alerts_evaluate(struct alerts *a, double now) {
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
         struct alert_state *w = &a->states[i];
-        bool two = r->form == ALERT_RATIO || r->form == ALERT_USAGE || r->form == ALERT_RATE ||
-                   r->form == ALERT_RATE_RATIO;
+        bool uses_b = r->condition == ALERT_RATIO || r->condition == ALERT_USAGE ||
+                      r->condition == ALERT_RATE || r->condition == ALERT_RATE_RATIO;
         struct sample s = {.at = now};
-        s.a = metric_aggregate_read(a->m, r->a, r->form == ALERT_FAILED ? "failed" : NULL);
-        if (two) s.b = metric_aggregate_read(a->m, r->b, NULL);
-        step(a, i, now, value_of(w, r, &s));
-        if (w->n && now - w->past[(w->next + SAMPLES - 1) % SAMPLES].at <
-                        (double)ALERT_WINDOW_SECONDS / (SAMPLES - 2))
+        s.a = metric_aggregate_read(a->m, r->a, r->condition == ALERT_FAILED ? "failed" : NULL);
+        if (uses_b) s.b = metric_aggregate_read(a->m, r->b, NULL);
+        alert_update(a, i, now, rule_value(w, r, &s));
+        if (w->n && now - w->samples[(w->next + MAX_SAMPLES - 1) % MAX_SAMPLES].at <
+                        (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
             continue; /* keeps the interval large enough that the ring spans the whole window */
-        w->past[w->next] = s;
-        w->next = (w->next + 1) % SAMPLES;
-        w->n = MIN(w->n + 1, SAMPLES);
+        w->samples[w->next] = s;
+        w->next = (w->next + 1) % MAX_SAMPLES;
+        w->n = MIN(w->n + 1, MAX_SAMPLES);
     }
     pthread_mutex_unlock(&a->lock);
 }
@@ -244,14 +256,14 @@ void alerts_evaluate(struct alerts *a, double now) {
 /* the thread */
 
 /* Releases the lock while it sends. Returns false when no message is due. */
-static bool send_one(struct alerts *a) {
+static bool send_message(struct alerts *a) {
     struct error err;
     int i = 0;
     while (i < a->n_messages && a->messages[i].next > clock_now()) i++;
     if (i == a->n_messages) return false;
-    struct message m = message_take(a, i);
+    struct message m = message_remove(a, i);
     pthread_mutex_unlock(&a->lock);
-    int rc = http_post_json(m.to, m.body, SEND_SECONDS, &err);
+    int rc = http_post_json(m.to, m.body, SEND_TIMEOUT_SECONDS, &err);
     if (rc != OK) log_warn("an alert could not be sent, and will be again: %s", err.text);
     metric_add(metric_get(a->m, METRIC_ALERTS_SENT, rc == OK ? "sent" : "failed"), 1);
     pthread_mutex_lock(&a->lock);
@@ -261,8 +273,8 @@ static bool send_one(struct alerts *a) {
         free(m.body);
         return true;
     }
-    m.next = clock_now() + fmin(MAX_WAIT, 5 << MIN(m.tries, 7));
-    m.tries++;
+    m.next = clock_now() + fmin(MAX_RETRY_SECONDS, 5 << MIN(m.n_failures, 7));
+    m.n_failures++;
     message_add(a, m);
     return true;
 }
@@ -278,7 +290,7 @@ static void *alerts_thread(void *ctx) {
             alerts_evaluate(a, clock_now());
             pthread_mutex_lock(&a->lock);
         }
-        if (a->quit || send_one(a)) continue;
+        if (a->quit || send_message(a)) continue;
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         double wait = fmax(0.01, fmin(1, due - clock_now()));
@@ -291,7 +303,7 @@ static void *alerts_thread(void *ctx) {
     return NULL;
 }
 
-static int addresses_check(const struct strings *v, struct error *err) {
+static int check_urls(const struct strings *v, struct error *err) {
     for (int i = 0; v && i < v->n; i++)
         if (strncmp(v->v[i], "http://", 7) != 0 && strncmp(v->v[i], "https://", 8) != 0)
             return error_set(err, ERR_USAGE, "alerts are sent to http://… or https://…");
@@ -299,8 +311,7 @@ static int addresses_check(const struct strings *v, struct error *err) {
 }
 
 struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err) {
-    if (addresses_check(o->webhooks, err) != OK || addresses_check(o->slack_urls, err) != OK)
-        return NULL;
+    if (check_urls(o->webhooks, err) != OK || check_urls(o->slack_urls, err) != OK) return NULL;
     struct alerts *a = xcalloc(1, sizeof *a);
     *a = (struct alerts){.m = m, .o = *o};
     pthread_mutex_init(&a->lock, NULL);
@@ -321,7 +332,7 @@ void alerts_free(struct alerts *a) {
     pthread_cond_signal(&a->stop);
     pthread_mutex_unlock(&a->lock);
     if (a->running) pthread_join(a->thread, NULL);
-    while (a->n_messages) free(message_take(a, 0).body);
+    while (a->n_messages) free(message_remove(a, 0).body);
     free(a);
 }
 
@@ -331,13 +342,13 @@ json_t *alerts_json(struct alerts *a) {
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
         const struct alert_state *w = &a->states[i];
-        if (r->form == ALERT_ABSENT || r->form == ALERT_RESTARTS) continue;
+        if (r->condition == ALERT_ABSENT || r->condition == ALERT_RESTARTS) continue;
         json_array_append_new(
             list,
             json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",
-                      r->severity, "summary", r->summary, "state", state_names[w->state], "value",
+                      r->severity, "summary", r->summary, "state", status_names[w->state], "value",
                       isfinite(w->value) ? json_real(w->value) : json_null(), "limit", r->limit,
-                      "since", (json_int_t)w->state_began_at, "for", r->lasts));
+                      "since", (json_int_t)w->state_began_at, "for", r->for_seconds));
     }
     json_t *v =
         json_pack("{s:o,s:{s:I,s:I,s:i}}", "alerts", list, "messages", "sent", (json_int_t)a->sent,

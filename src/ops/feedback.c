@@ -17,9 +17,9 @@
 #include <time.h>
 
 enum {
-    REPLIES = 4096,
+    MAX_REPLIES = 4096,
     KEY_SHARE = 4,        /* the replies of one key may use a quarter of the bytes that are kept */
-    CHANGES = 16,         /* number of times that a reply may be rated */
+    MAX_CHANGES = 16,     /* number of times that a reply may be rated */
     DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback per day */
     PAGE_BYTES = 4 << 20, /* bytes of rows that are read at once, exceeded by at most one row */
     TEXT_MAX = 1 << 20,   /* a longer reply can be rated, but its text is not kept */
@@ -36,52 +36,53 @@ struct kept_reply {
     size_t bytes;
 };
 struct feedback_log { /* a ring: v[first] is the oldest of n */
-    struct kept_reply v[REPLIES];
+    struct kept_reply v[MAX_REPLIES];
     int first, n;
-    size_t bytes, most; /* in total, with names; the oldest replies are removed first */
+    size_t bytes, max_bytes; /* in total, with names; the oldest replies are removed first */
 };
 
 /* replies that can be rated */
 
-static void oldest_remove(struct feedback_log *all) {
-    struct kept_reply *r = &all->v[all->first];
-    all->bytes -= r->bytes;
+static void remove_oldest(struct feedback_log *replies) {
+    struct kept_reply *r = &replies->v[replies->first];
+    replies->bytes -= r->bytes;
     free(r->key);
     free(r->model);
     free(r->prompt);
     free(r->text);
-    all->first = (all->first + 1) % REPLIES;
-    all->n--;
+    replies->first = (replies->first + 1) % MAX_REPLIES;
+    replies->n--;
 }
 
 static bool same_key(const struct kept_reply *a, const struct kept_reply *b) {
     return strcmp(a->key ? a->key : "", b->key ? b->key : "") == 0;
 }
 
-static void text_remove(struct feedback_log *all, struct kept_reply *r) {
+static void remove_text(struct feedback_log *replies, struct kept_reply *r) {
     size_t bytes = r->prompt ? strlen(r->prompt) + strlen(r->text) : 0;
     free(r->prompt);
     free(r->text);
     r->prompt = r->text = NULL;
     r->bytes -= bytes;
-    all->bytes -= bytes;
+    replies->bytes -= bytes;
 }
 
 /* If several keys are in use and one has more than its share, the oldest texts of that key are
  * removed first, so that it does not push out those of other keys. */
-static void key_share_enforce(struct feedback_log *all, const struct kept_reply *fresh) {
+static void enforce_key_share(struct feedback_log *replies, const struct kept_reply *fresh) {
     size_t bytes = fresh->bytes;
-    bool others = false;
-    for (int i = 0; i < all->n; i++) {
-        const struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
+    bool has_other_keys = false;
+    for (int i = 0; i < replies->n; i++) {
+        const struct kept_reply *r = &replies->v[(replies->first + i) % MAX_REPLIES];
         bytes += same_key(r, fresh) ? r->bytes : 0;
-        others = others || !same_key(r, fresh);
+        has_other_keys = has_other_keys || !same_key(r, fresh);
     }
-    for (int i = 0; others && i < all->n && bytes > all->most / KEY_SHARE; i++) {
-        struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
+    for (int i = 0; has_other_keys && i < replies->n && bytes > replies->max_bytes / KEY_SHARE;
+         i++) {
+        struct kept_reply *r = &replies->v[(replies->first + i) % MAX_REPLIES];
         if (!same_key(r, fresh) || !r->prompt) continue;
         bytes -= r->bytes;
-        text_remove(all, r);
+        remove_text(replies, r);
         bytes += r->bytes;
     }
 }
@@ -108,11 +109,13 @@ void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply) {
     }
     r.bytes += strlen(r.model) + (r.key ? strlen(r.key) : 0) + sizeof r;
     pthread_mutex_lock(&ab->table_lock);
-    struct feedback_log *all = ab->replies;
-    key_share_enforce(all, &r);
-    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_remove(all);
-    all->v[(all->first + all->n++) % REPLIES] = r;
-    all->bytes += r.bytes;
+    struct feedback_log *replies = ab->replies;
+    enforce_key_share(replies, &r);
+    while (replies->n == MAX_REPLIES ||
+           (replies->n && replies->bytes + r.bytes > replies->max_bytes))
+        remove_oldest(replies);
+    replies->v[(replies->first + replies->n++) % MAX_REPLIES] = r;
+    replies->bytes += r.bytes;
     pthread_mutex_unlock(&ab->table_lock);
 }
 
@@ -134,11 +137,11 @@ static json_t *reply_row(const struct kept_reply *r) {
 }
 
 static json_t *reply_find(struct ab *ab, const char *id) {
-    struct feedback_log *all = ab->replies;
+    struct feedback_log *replies = ab->replies;
     json_t *row = NULL;
     pthread_mutex_lock(&ab->table_lock);
-    for (int i = 0; i < all->n && !row; i++) {
-        const struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
+    for (int i = 0; i < replies->n && !row; i++) {
+        const struct kept_reply *r = &replies->v[(replies->first + i) % MAX_REPLIES];
         if (strcmp(r->id, id) == 0) row = reply_row(r);
     }
     pthread_mutex_unlock(&ab->table_lock);
@@ -158,13 +161,13 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
         err, ERR_MISSING,
         "there is no reply '%.40s' that can be rated: the last %d can, since the server began "
         "and with the key that asked",
-        id, REPLIES);
+        id, MAX_REPLIES);
     return NULL;
 }
 
 /* quotas: the bytes that ratings write are bounded per reply, per key and day, and in total */
 
-static json_t *day_read(struct ab *ab, const char *key, int64_t *bytes) {
+static json_t *day_usage_read(struct ab *ab, const char *key, int64_t *bytes) {
     struct error none;
     int64_t day = (int64_t)time(NULL) / 86400;
     json_t *v = store_document_get(ab->store, "feedback_day", key ? key : "", &none);
@@ -174,41 +177,41 @@ static json_t *day_read(struct ab *ab, const char *key, int64_t *bytes) {
     return json_pack("{s:I,s:I}", "day", (json_int_t)day, "bytes", (json_int_t)*bytes);
 }
 
-static int64_t file_bytes(const char *path, const char *end) {
+static int64_t file_size(const char *path, const char *suffix) {
     struct stat st;
-    char *name = xasprintf("%s%s", path, end);
+    char *name = xasprintf("%s%s", path, suffix);
     int64_t n = stat(name, &st) == 0 ? (int64_t)st.st_size : 0;
     free(name);
     return n;
 }
 
-static int quota_refuse(enum feedback_refusal *why, enum feedback_refusal refusal,
-                        struct error *err, const char *text) {
-    *why = refusal;
+static int quota_refuse(enum feedback_refusal *out, enum feedback_refusal reason, struct error *err,
+                        const char *text) {
+    *out = reason;
     return error_set(err, ERR_STATE, "%s", text);
 }
 
 /* Whether `bytes` more may be written for a row; the change is counted in the row. */
 static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
-                       enum feedback_refusal *why, struct error *err) {
-    int64_t most = ab->o.max_bytes;
+                       enum feedback_refusal *refusal, struct error *err) {
+    int64_t max_bytes = ab->o.max_bytes;
     json_int_t changes = json_integer_value(json_object_get(row, "changes")) + 1;
-    if (changes > CHANGES)
-        return quota_refuse(why, FEEDBACK_OVER_QUOTA, err,
+    if (changes > MAX_CHANGES)
+        return quota_refuse(refusal, FEEDBACK_OVER_QUOTA, err,
                             "this reply has been rated 16 times: its rating is final");
-    if (today + bytes > most / DAY_SHARE)
-        return quota_refuse(why, FEEDBACK_OVER_QUOTA, err,
+    if (today + bytes > max_bytes / DAY_SHARE)
+        return quota_refuse(refusal, FEEDBACK_OVER_QUOTA, err,
                             "ratings of a key may write a sixteenth of --max-feedback a day, and "
                             "this key's have; try again tomorrow");
-    if (file_bytes(ab->path, "") + file_bytes(ab->path, "-wal") + bytes > most)
-        return quota_refuse(why, FEEDBACK_FILE_FULL, err,
+    if (file_size(ab->path, "") + file_size(ab->path, "-wal") + bytes > max_bytes)
+        return quota_refuse(refusal, FEEDBACK_FILE_FULL, err,
                             "the file of ratings is as large as --max-feedback allows: raise that, "
                             "or export the ratings and begin with another --state");
     json_object_set_new(row, "changes", json_integer(changes));
     return OK;
 }
 
-static void row_add(json_t *row, const struct feedback_rating *o) {
+static void row_set_rating(json_t *row, const struct feedback_rating *o) {
     if (o->score >= 0) json_object_set_new(row, "rating", json_real(o->score));
     if (o->correction) json_object_set_new(row, "correction", json_string(o->correction));
     if (o->comment) json_object_set_new(row, "comment", json_string(o->comment));
@@ -228,9 +231,9 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
 }
 
 /* Stores the row, its entry in the list of rows if it is new, and the outcome: all or none. */
-static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
-                   const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
-                   struct error *err) {
+static int row_store(struct ab *ab, const char *id, const json_t *row, bool fresh,
+                     const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
+                     struct error *err) {
     json_t *events = json_pack("[{s:s}]", "id", id);
     int rc = store_begin(ab->store, err);
     bool begun = rc == OK;
@@ -250,20 +253,20 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
 
 /* `disk` is held. *counted: the rating is an outcome of an experiment. */
 static int rating_store(struct ab *ab, const struct feedback_rating *o, const char *key,
-                        bool *counted, enum feedback_refusal *why, struct error *err) {
+                        bool *counted, enum feedback_refusal *refusal, struct error *err) {
     bool fresh;
     int64_t place, today, bytes;
     json_t *row = row_find(ab, o->id, key, &fresh, err), *outcome = NULL;
     if (!row) return err->code;
-    json_t *day = day_read(ab, key, &today);
+    json_t *day = day_usage_read(ab, key, &today);
     struct ab_arm arm = row_arm(row, &place);
     int rc = OK;
     if (o->score >= 0 && ab_outcome_is_used(ab, &arm, place))
         rc = error_set(err, ERR_STATE,
                        "the experiment '%s' has used this reply's rating: it is final", arm.name);
-    row_add(row, o);
+    row_set_rating(row, o);
     bytes = (int64_t)json_dumpb(row, NULL, 0, JSON_COMPACT) + ROW_BYTES;
-    if (rc == OK) rc = quota_check(ab, row, today, bytes, why, err);
+    if (rc == OK) rc = quota_check(ab, row, today, bytes, refusal, err);
     if (rc == OK) {
         json_object_set_new(day, "bytes", json_integer(today + bytes));
         place = o->score >= 0 ? ab_outcome_index(ab, &arm, place) : -1;
@@ -272,7 +275,7 @@ static int rating_store(struct ab *ab, const struct feedback_rating *o, const ch
             outcome = ab_outcome_event(&arm, place, o->score, o->id);
             json_object_set_new(json_object_get(row, "arm"), "place", json_integer(place));
         }
-        rc = row_put(ab, o->id, row, fresh, &arm, outcome, key, day, err);
+        rc = row_store(ab, o->id, row, fresh, &arm, outcome, key, day, err);
     }
     if (rc == OK && outcome) ab_outcome_apply(ab, &arm, outcome);
     json_decref(outcome);
@@ -281,7 +284,7 @@ static int rating_store(struct ab *ab, const struct feedback_rating *o, const ch
     return rc;
 }
 
-static void rating_count(struct ab *ab, double score) {
+static void rating_update_metrics(struct ab *ab, double score) {
     const char *direction = score < 0    ? "none"
                             : score == 0 ? "down"
                             : score == 1 ? "up"
@@ -290,15 +293,15 @@ static void rating_count(struct ab *ab, double score) {
 }
 
 int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
-                  enum feedback_refusal *why, struct error *err) {
+                  enum feedback_refusal *refusal, struct error *err) {
     *counted = false;
-    *why = FEEDBACK_NOT_REFUSED;
+    *refusal = FEEDBACK_NOT_REFUSED;
     if (!ab->replies)
         return error_set(err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
     pthread_mutex_lock(&ab->store_lock);
-    int rc = rating_store(ab, o, key, counted, why, err);
+    int rc = rating_store(ab, o, key, counted, refusal, err);
     pthread_mutex_unlock(&ab->store_lock);
-    if (rc == OK) rating_count(ab, o->score);
+    if (rc == OK) rating_update_metrics(ab, o->score);
     return rc;
 }
 
@@ -337,37 +340,37 @@ json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, s
 /* The request's messages with roles and texts only. `mute`: earlier turns of the assistant get
  * weight 0, because no user rated them as good. NULL: training cannot use the messages, because
  * they have tool calls, or because they end in the assistant's words. */
-static json_t *messages_plain(const json_t *messages, bool mute) {
+static json_t *messages_without_tools(const json_t *messages, bool zero_weights) {
     json_t *out = json_array();
     const json_t *m = NULL;
-    bool fine = json_array_size(messages) > 0;
+    bool usable = json_array_size(messages) > 0;
     size_t i;
     json_array_foreach (messages, i, m) {
         const char *role = json_get_string(m, "role");
         bool assistant = strcmp(role, "assistant") == 0;
         const json_t *calls = json_object_get(m, "tool_calls");
-        fine &= (assistant || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
-                (!calls || json_is_null(calls));
+        usable &= (assistant || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
+                  (!calls || json_is_null(calls));
         json_t *v = json_pack("{s:s,s:s}", "role", role, "content", json_get_string(m, "content"));
-        if (assistant && mute) json_object_set_new(v, "weight", json_integer(0));
+        if (assistant && zero_weights) json_object_set_new(v, "weight", json_integer(0));
         json_array_append_new(out, v);
-        fine &= !(assistant && i + 1 == json_array_size(messages));
+        usable &= !(assistant && i + 1 == json_array_size(messages));
     }
-    if (fine) return out;
+    if (usable) return out;
     json_decref(out);
     return NULL;
 }
 
-static json_t *turn(const char *words) {
-    return json_pack("{s:s,s:s}", "role", "assistant", "content", words);
+static json_t *assistant_message(const char *content) {
+    return json_pack("{s:s,s:s}", "role", "assistant", "content", content);
 }
 
 static json_t *row_sft(const json_t *row, const char *correction) {
     const json_t *messages = json_object_get(row, "messages");
     json_t *prompt = json_object_get(row, "prompt");
     if (prompt) return json_pack("{s:O,s:s}", "prompt", prompt, "completion", correction);
-    json_t *list = messages_plain(messages, true);
-    if (list) json_array_append_new(list, turn(correction));
+    json_t *list = messages_without_tools(messages, true);
+    if (list) json_array_append_new(list, assistant_message(correction));
     return list ? json_pack("{s:o}", "messages", list) : NULL;
 }
 
@@ -378,9 +381,9 @@ static json_t *row_preference(const json_t *row, const char *correction) {
     if (prompt)
         return json_pack("{s:O,s:s,s:s}", "prompt", prompt, "chosen", correction, "rejected",
                          reply);
-    json_t *list = messages_plain(json_object_get(row, "messages"), false);
-    return list ? json_pack("{s:o,s:[o],s:[o]}", "prompt", list, "chosen", turn(correction),
-                            "rejected", turn(reply))
+    json_t *list = messages_without_tools(json_object_get(row, "messages"), false);
+    return list ? json_pack("{s:o,s:[o],s:[o]}", "prompt", list, "chosen",
+                            assistant_message(correction), "rejected", assistant_message(reply))
                 : NULL;
 }
 
@@ -434,13 +437,13 @@ int feedback_open(struct ab *ab, struct error *err) {
     }
     if (ab->o.feedback) {
         ab->replies = xcalloc(1, sizeof *ab->replies);
-        ab->replies->most = ab->o.reply_bytes;
+        ab->replies->max_bytes = ab->o.reply_bytes;
     }
     return OK;
 }
 
 void feedback_close(struct ab *ab) {
-    while (ab->replies && ab->replies->n) oldest_remove(ab->replies);
+    while (ab->replies && ab->replies->n) remove_oldest(ab->replies);
     free(ab->replies);
     ab->replies = NULL;
 }

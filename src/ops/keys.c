@@ -33,7 +33,7 @@
 /* The largest count that every JSON parser represents exactly. */
 #define COUNT_MAX ((int64_t)1 << 53)
 
-enum { RANDOM_BYTES = 32, TAIL = 4, SENT_MAX = 512, PAGE = 256, DAY = 86400 };
+enum { RANDOM_BYTES = 32, TAIL = 4, SECRET_MAX = 512, PAGE = 256, DAY = 86400 };
 
 struct usage_count {
     int64_t requests, prompt, completion;
@@ -48,7 +48,7 @@ struct token_bucket {
 };
 struct api_key {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
-    bool fixed, token; /* fixed: in memory only; a token is fixed too */
+    bool is_fixed, is_startup_token; /* fixed keys are in memory only; the start-up token is one */
     int64_t created, revoked;
     struct key_spec spec;
     struct token_bucket requests, tokens;
@@ -62,10 +62,10 @@ struct keys {
     int64_t seq;
     pthread_mutex_t table_lock; /* protects the fields below */
     struct api_key *v;          /* [n] */
-    int n, cap, n_fixed, n_tokens;
+    int n, cap, n_fixed, n_startup_tokens;
     pthread_cond_t stop;
     bool stopping;
-    pthread_t flush_thread;
+    pthread_t sync_thread;
 };
 
 static const struct {
@@ -87,7 +87,7 @@ static json_t *scopes_json(unsigned bits) {
 }
 
 /* Returns 0 if any item of the list is not a scope. */
-static unsigned scopes_read(const json_t *list) {
+static unsigned scopes_parse(const json_t *list) {
     unsigned bits = 0;
     size_t i;
     const json_t *name;
@@ -106,39 +106,39 @@ static int64_t day_of(double now) {
     return (int64_t)floor(now / DAY);
 }
 
-static int64_t sum(int64_t a, int64_t b) {
+static int64_t saturating_add(int64_t a, int64_t b) {
     return MIN(a + b, COUNT_MAX);
 }
 
 static void count_add(struct usage_count *to, const struct usage_count *c) {
-    to->requests = sum(to->requests, c->requests);
-    to->prompt = sum(to->prompt, c->prompt);
-    to->completion = sum(to->completion, c->completion);
+    to->requests = saturating_add(to->requests, c->requests);
+    to->prompt = saturating_add(to->prompt, c->prompt);
+    to->completion = saturating_add(to->completion, c->completion);
 }
 
 static int64_t count_tokens(const struct usage_count *c) {
-    return sum(c->prompt, c->completion);
+    return saturating_add(c->prompt, c->completion);
 }
 
 /* Threads pass midnight in any order, so the previous day does not start a new day. A stored day
  * that is further ahead came from a wrong clock. */
-static void usage_turn(struct key_usage *u, int64_t day) {
+static void usage_start_day(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
     u->today = (struct usage_count){0};
 }
 
-static bool usage_any(const struct key_usage *u) {
+static bool usage_is_nonzero(const struct key_usage *u) {
     return u->all.requests || u->all.prompt || u->all.completion;
 }
 
 /* Does nothing if `more` is empty; its day is then ignored too. */
-static void usage_add(struct key_usage *to, const struct key_usage *more) {
-    if (!usage_any(more)) return;
-    usage_turn(to, more->day);
-    if (to->day == more->day) count_add(&to->today, &more->today);
-    count_add(&to->all, &more->all);
-    to->last = MAX(to->last, more->last);
+static void usage_add(struct key_usage *to, const struct key_usage *added) {
+    if (!usage_is_nonzero(added)) return;
+    usage_start_day(to, added->day);
+    if (to->day == added->day) count_add(&to->today, &added->today);
+    count_add(&to->all, &added->all);
+    to->last = MAX(to->last, added->last);
 }
 
 static json_t *count_json(const struct usage_count *c) {
@@ -146,7 +146,7 @@ static json_t *count_json(const struct usage_count *c) {
                      (json_int_t)c->prompt, "completion_tokens", (json_int_t)c->completion);
 }
 
-static bool count_read(json_t *v, struct usage_count *out) {
+static bool count_parse(json_t *v, struct usage_count *out) {
     json_int_t n[3];
     if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:I}", "requests", &n[0], "prompt_tokens",
                        &n[1], "completion_tokens", &n[2]) != 0)
@@ -157,7 +157,7 @@ static bool count_read(json_t *v, struct usage_count *out) {
     return true;
 }
 
-static bool usage_read(json_t *v, struct key_usage *out) {
+static bool usage_parse(json_t *v, struct key_usage *out) {
     json_int_t day, last;
     json_t *today, *all;
     if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:o,s:o}", "day", &day, "last_used", &last,
@@ -165,17 +165,17 @@ static bool usage_read(json_t *v, struct key_usage *out) {
         last < 0 || last > COUNT_MAX || day < 0 || day > COUNT_MAX / DAY)
         return false;
     *out = (struct key_usage){.day = day, .last = last};
-    return count_read(today, &out->today) && count_read(all, &out->all);
+    return count_parse(today, &out->today) && count_parse(all, &out->all);
 }
 
 /* An unused key has no document. */
-static int usage_get(struct keys *k, const char *id, struct key_usage *out, struct error *err) {
+static int usage_load(struct keys *k, const char *id, struct key_usage *out, struct error *err) {
     *out = (struct key_usage){0};
     json_t *v = store_document_get(k->store, "key", id, err);
     if (!v) return err->code == ERR_MISSING ? OK : err->code;
-    bool sound = usage_read(v, out);
+    bool valid = usage_parse(v, out);
     json_decref(v);
-    if (sound) return OK;
+    if (valid) return OK;
     return error_set(err, ERR_FORMAT,
                      "'%s': the usage of API key '%s' is damaged; put the file back from a copy, "
                      "or begin with another",
@@ -183,11 +183,11 @@ static int usage_get(struct keys *k, const char *id, struct key_usage *out, stru
 }
 
 /* Adds to the usage in the store, which another server may have changed, and returns the sum. */
-static int usage_put(struct keys *k, const char *id, const struct key_usage *more,
-                     struct key_usage *total, struct error *err) {
-    int rc = usage_get(k, id, total, err);
+static int usage_store(struct keys *k, const char *id, const struct key_usage *added,
+                       struct key_usage *total, struct error *err) {
+    int rc = usage_load(k, id, total, err);
     if (rc != OK) return rc;
-    usage_add(total, more);
+    usage_add(total, added);
     json_t *v = json_pack("{s:I,s:I,s:o,s:o}", "day", (json_int_t)total->day, "last_used",
                           (json_int_t)total->last, "today", count_json(&total->today), "all",
                           count_json(&total->all));
@@ -205,7 +205,7 @@ static int key_find(const struct keys *k, const char *id) {
 }
 
 /* The key that has this name and is not revoked. */
-static int key_named(const struct keys *k, const char *name) {
+static int key_find_by_name(const struct keys *k, const char *name) {
     for (int i = 0; i < k->n; i++)
         if (!k->v[i].revoked && strcmp(k->v[i].name, name) == 0) return i;
     return -1;
@@ -213,7 +213,7 @@ static int key_named(const struct keys *k, const char *name) {
 
 /* The first digits of the hash select the row: they reveal nothing about 256 random bits. The full
  * comparison takes constant time. */
-static int key_hashed(const struct keys *k, const char *hash) {
+static int key_find_by_hash(const struct keys *k, const char *hash) {
     for (int i = 0; i < k->n; i++)
         if (memcmp(k->v[i].hash, hash, 16) == 0 &&
             sodium_memcmp(k->v[i].hash, hash, HASH_LEN - 1) == 0)
@@ -221,7 +221,7 @@ static int key_hashed(const struct keys *k, const char *hash) {
     return -1;
 }
 
-static void key_push(struct keys *k, const struct api_key *x) {
+static void key_append(struct keys *k, const struct api_key *x) {
     pthread_mutex_lock(&k->table_lock);
     if (k->n == k->cap) {
         k->cap = MAX(2 * k->cap, 16);
@@ -257,7 +257,7 @@ static int spec_check(const struct key_spec *s, struct error *err) {
     return OK;
 }
 
-static void id_of(const char *hash, char id[KEY_ID_LEN]) {
+static void key_id_from_hash(const char *hash, char id[KEY_ID_LEN]) {
     snprintf(id, KEY_ID_LEN, "key-%.16s", hash);
 }
 
@@ -274,7 +274,7 @@ static json_t *add_event(const struct api_key *x, int64_t seq) {
 }
 
 /* Unknown fields are an error too: one could be a limit that this program does not know. */
-static int add_read(json_t *event, struct api_key *x, struct error *err) {
+static int add_event_parse(json_t *event, struct api_key *x, struct error *err) {
     json_error_t je;
     json_int_t seq, limit[6];
     const char *op, *name, *hash, *tail;
@@ -290,13 +290,13 @@ static int add_read(json_t *event, struct api_key *x, struct error *err) {
         return error_set(err, ERR_FORMAT, "no hash, no tail or no time of making");
     *x = (struct api_key){
         .created = limit[5],
-        .spec = {scopes_read(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
+        .spec = {scopes_parse(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
     if (spec_check(&x->spec, err) != OK || name_check(name, err) != OK)
         return err->code = ERR_FORMAT;
     memcpy(x->name, name, strlen(name) + 1);
     memcpy(x->tail, tail, TAIL + 1);
     memcpy(x->hash, hash, HASH_LEN);
-    id_of(hash, x->id);
+    key_id_from_hash(hash, x->id);
     return OK;
 }
 
@@ -307,12 +307,12 @@ static json_t *revoke_event(const char *id, int64_t seq, int64_t at) {
 
 static int add_apply(struct keys *k, json_t *event, struct error *err) {
     struct api_key x;
-    int rc = add_read(event, &x, err);
+    int rc = add_event_parse(event, &x, err);
     if (rc != OK) return rc;
-    if (key_find(k, x.id) >= 0 || key_named(k, x.name) >= 0)
+    if (key_find(k, x.id) >= 0 || key_find_by_name(k, x.name) >= 0)
         return error_set(err, ERR_FORMAT, "a key or a name is there twice");
-    rc = usage_get(k, x.id, &x.used, err);
-    if (rc == OK) key_push(k, &x);
+    rc = usage_load(k, x.id, &x.used, err);
+    if (rc == OK) key_append(k, &x);
     return rc;
 }
 
@@ -324,7 +324,7 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
                        &id, "at", &at) != 0)
         return error_set(err, ERR_FORMAT, "%s", je.text);
     int i = key_find(k, id);
-    if (i < 0 || k->v[i].fixed || at <= 0 || at > COUNT_MAX)
+    if (i < 0 || k->v[i].is_fixed || at <= 0 || at > COUNT_MAX)
         return error_set(err, ERR_FORMAT, "no key or no time of revoking");
     pthread_mutex_lock(&k->table_lock);
     k->v[i].revoked = at;
@@ -370,13 +370,13 @@ static int events_read(struct keys *k, struct error *err) {
 
 /* Begins the transaction of a change, which is on the disk when it is committed. Accounting, which
  * is written each second, does not wait for the disk. */
-static int decision_begin(struct keys *k, struct error *err) {
+static int change_begin(struct keys *k, struct error *err) {
     int rc = store_set_synchronous(k->store, true, err);
     return rc == OK ? store_begin(k->store, err) : rc;
 }
 
 /* Ends the transaction of a change; the event may be NULL if rc is an error. */
-static int event_commit(struct keys *k, json_t *event, int rc, struct error *err) {
+static int change_commit(struct keys *k, json_t *event, int rc, struct error *err) {
     json_t *events = json_array();
     if (rc == OK) {
         json_array_append(events, event);
@@ -419,12 +419,12 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
     memcpy(x.name, name, strlen(name) + 1);
     secret_make(PREFIX, secret, &x);
     pthread_mutex_lock(&k->store_lock);
-    rc = decision_begin(k, err);
+    rc = change_begin(k, err);
     if (rc == OK) {
         rc = events_read(k, err);
-        if (rc == OK && key_named(k, name) >= 0)
+        if (rc == OK && key_find_by_name(k, name) >= 0)
             rc = error_set(err, ERR_STATE, "there is a key '%s' already; revoke it first", name);
-        rc = event_commit(k, add_event(&x, k->seq + 1), rc, err);
+        rc = change_commit(k, add_event(&x, k->seq + 1), rc, err);
     }
     pthread_mutex_unlock(&k->store_lock);
     if (rc != OK) sodium_memzero(secret, KEY_SECRET_LEN);
@@ -432,15 +432,15 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
 }
 
 /* The index of the key to revoke, or an error. */
-static int revocable(const struct keys *k, const char *id_or_name, struct error *err) {
+static int find_revocable_key(const struct keys *k, const char *id_or_name, struct error *err) {
     int i = key_find(k, id_or_name);
-    if (i < 0) i = key_named(k, id_or_name);
+    if (i < 0) i = key_find_by_name(k, id_or_name);
     if (i < 0)
         return error_set(err, ERR_MISSING, "no key '%s' in '%s' that is not revoked", id_or_name,
                          k->path);
     if (k->v[i].revoked)
         return error_set(err, ERR_STATE, "key '%s' is revoked already", id_or_name);
-    if (k->v[i].fixed)
+    if (k->v[i].is_fixed)
         return error_set(err, ERR_STATE,
                          "key '%s' is from the command line; start the server without it",
                          id_or_name);
@@ -449,13 +449,13 @@ static int revocable(const struct keys *k, const char *id_or_name, struct error 
 
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err) {
     pthread_mutex_lock(&k->store_lock);
-    int rc = decision_begin(k, err), i;
+    int rc = change_begin(k, err), i;
     if (rc == OK) {
         json_t *event = NULL;
         rc = events_read(k, err);
-        i = rc == OK ? revocable(k, id_or_name, err) : rc;
+        i = rc == OK ? find_revocable_key(k, id_or_name, err) : rc;
         if (i >= 0) event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
-        rc = event_commit(k, event, MIN(i, OK), err);
+        rc = change_commit(k, event, MIN(i, OK), err);
     }
     pthread_mutex_unlock(&k->store_lock);
     return rc;
@@ -463,12 +463,12 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
 
 /* Neither a secret that the administrator chose nor its hash is shown in part: it may be short
  * enough to be guessed. */
-static void fixed_push(struct keys *k, const char *hash, unsigned bits) {
-    struct api_key x = {.fixed = true, .spec.scopes = bits};
+static void fixed_key_append(struct keys *k, const char *hash, unsigned bits) {
+    struct api_key x = {.is_fixed = true, .spec.scopes = bits};
     memcpy(x.hash, hash, HASH_LEN);
     snprintf(x.id, sizeof x.id, "cli-%d", ++k->n_fixed);
     memcpy(x.name, x.id, sizeof x.id);
-    key_push(k, &x);
+    key_append(k, &x);
 }
 
 int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct error *err) {
@@ -477,17 +477,17 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
     char hash[HASH_LEN];
     for (const char *c = secret; *c; c++)
         if (*c <= ' ' || *c > '~') n = 0;
-    if (n == 0 || n > SENT_MAX)
+    if (n == 0 || n > SECRET_MAX)
         return error_set(err, ERR_USAGE, "an API key is 1 to %d printable characters, no blanks",
-                         SENT_MAX);
+                         SECRET_MAX);
     int rc = spec_check(&spec, err);
     if (rc != OK) return rc;
     sha256_bytes(secret, n, hash);
     pthread_mutex_lock(&k->store_lock);
-    int i = key_hashed(k, hash);
+    int i = key_find_by_hash(k, hash);
     if (i < 0) {
-        fixed_push(k, hash, bits);
-    } else if (!k->v[i].fixed) {
+        fixed_key_append(k, hash, bits);
+    } else if (!k->v[i].is_fixed) {
         rc = error_set(err, ERR_USAGE,
                        "an API key of the command line is key '%s' of '%s'; leave it out",
                        k->v[i].name, k->path);
@@ -503,15 +503,15 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
 void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
     struct api_key x = {.id = KEY_TOKEN_ID,
                         .name = "start-up token",
-                        .fixed = true,
-                        .token = true,
+                        .is_fixed = true,
+                        .is_startup_token = true,
                         .spec.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN};
     secret_make(TOKEN_PREFIX, secret, &x);
     pthread_mutex_lock(&k->store_lock);
-    CHECK(k->n_tokens == 0);
-    key_push(k, &x);
+    CHECK(k->n_startup_tokens == 0);
+    key_append(k, &x);
     pthread_mutex_lock(&k->table_lock);
-    k->n_tokens++;
+    k->n_startup_tokens++;
     pthread_mutex_unlock(&k->table_lock);
     pthread_mutex_unlock(&k->store_lock);
 }
@@ -548,8 +548,8 @@ refuse(struct key_decision *out, enum key_verdict verdict, double wait, const ch
     return false;
 }
 
-static bool key_usable(const struct api_key *x, unsigned scope, double now,
-                       struct key_decision *out) {
+static bool key_is_usable(const struct api_key *x, unsigned scope, double now,
+                          struct key_decision *out) {
     if (x->revoked) return refuse(out, KEY_REVOKED, 0, "API key '%s' is revoked", x->name);
     if (x->spec.expires && now >= (double)x->spec.expires)
         return refuse(out, KEY_EXPIRED, 0, "API key '%s' has expired", x->name);
@@ -560,12 +560,12 @@ static bool key_usable(const struct api_key *x, unsigned scope, double now,
     return true;
 }
 
-static bool key_within_quota(struct api_key *x, double now, struct key_decision *out) {
+static bool key_is_within_quota(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     if (s->quota && count_tokens(&x->used.all) >= s->quota)
         return refuse(out, KEY_OVER_QUOTA, 0, "the quota of %lld tokens is used up",
                       (long long)s->quota);
-    usage_turn(&x->used, day_of(now));
+    usage_start_day(&x->used, day_of(now));
     if (s->quota_day && count_tokens(&x->used.today) >= s->quota_day)
         return refuse(out, KEY_OVER_QUOTA, (double)(x->used.day + 1) * DAY - now,
                       "the quota of %lld tokens a day (UTC) is used up", (long long)s->quota_day);
@@ -574,7 +574,7 @@ static bool key_within_quota(struct api_key *x, double now, struct key_decision 
 
 /* Takes a request from the bucket only when both buckets have one: a refused request uses nothing.
  */
-static bool key_within_rate(struct api_key *x, double now, struct key_decision *out) {
+static bool key_is_within_rate(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     double requests = token_bucket_wait(&x->requests, s->requests_per_minute, now),
            tokens = token_bucket_wait(&x->tokens, s->tokens_per_minute, now);
@@ -590,24 +590,24 @@ static bool key_within_rate(struct api_key *x, double now, struct key_decision *
     return true;
 }
 
-static void key_count(struct api_key *x, struct usage_count c, double now) {
+static void key_add_usage(struct api_key *x, struct usage_count c, double now) {
     struct key_usage u = {.day = day_of(now), .today = c, .all = c, .last = (int64_t)now};
     usage_add(&x->used, &u);
-    if (!x->fixed) usage_add(&x->unsaved, &u);
+    if (!x->is_fixed) usage_add(&x->unsaved, &u);
 }
 
 /* Hashes the secret that a client sent; a secret that is too long is hashed as an empty one. */
-static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
-    size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
-    sha256_bytes(secret, n <= SENT_MAX ? n : 0, hash);
-    return n;
+static size_t hash_client_secret(const char *secret, char hash[HASH_LEN]) {
+    size_t len = secret ? strnlen(secret, SECRET_MAX + 1) : 0;
+    sha256_bytes(secret, len <= SECRET_MAX ? len : 0, hash);
+    return len;
 }
 
 bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
     char hash[HASH_LEN];
-    sent_hash(secret, hash);
+    hash_client_secret(secret, hash);
     pthread_mutex_lock(&k->table_lock);
-    int i = key_hashed(k, hash);
+    int i = key_find_by_hash(k, hash);
     if (i >= 0) memcpy(id, k->v[i].id, KEY_ID_LEN);
     pthread_mutex_unlock(&k->table_lock);
     return i >= 0;
@@ -618,9 +618,9 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
     char hash[HASH_LEN];
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     *out = (struct key_decision){.verdict = KEY_ADMITTED};
-    size_t n = sent_hash(secret, hash);
+    size_t n = hash_client_secret(secret, hash);
     pthread_mutex_lock(&k->table_lock);
-    int i = key_hashed(k, hash);
+    int i = key_find_by_hash(k, hash);
     struct api_key *x = i >= 0 ? &k->v[i] : NULL;
     if (!x) {
         refuse(out, KEY_UNKNOWN, 0, "%s",
@@ -629,9 +629,9 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
     } else {
         memcpy(out->id, x->id, sizeof x->id);
         memcpy(out->name, x->name, sizeof x->name);
-        if (key_usable(x, scope, now, out) && key_within_quota(x, now, out) &&
-            key_within_rate(x, now, out))
-            key_count(x, (struct usage_count){.requests = 1}, now);
+        if (key_is_usable(x, scope, now, out) && key_is_within_quota(x, now, out) &&
+            key_is_within_rate(x, now, out))
+            key_add_usage(x, (struct usage_count){.requests = 1}, now);
     }
     pthread_mutex_unlock(&k->table_lock);
     return out->verdict;
@@ -648,7 +648,7 @@ void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
     struct api_key *x = &k->v[i];
     token_bucket_refill(&x->tokens, x->spec.tokens_per_minute, now);
     x->tokens.level -= (double)count_tokens(&c);
-    key_count(x, c, now);
+    key_add_usage(x, c, now);
     pthread_mutex_unlock(&k->table_lock);
 }
 
@@ -662,7 +662,7 @@ unsigned keys_scopes(struct keys *k, const char *id) {
 
 bool keys_exist(struct keys *k) {
     pthread_mutex_lock(&k->table_lock);
-    bool any = k->n > k->n_tokens;
+    bool any = k->n > k->n_startup_tokens;
     pthread_mutex_unlock(&k->table_lock);
     return any;
 }
@@ -670,7 +670,7 @@ bool keys_exist(struct keys *k) {
 static json_t *key_json(const struct api_key *x, double now) {
     const struct key_spec *s = &x->spec;
     struct key_usage u = x->used;
-    usage_turn(&u, day_of(now));
+    usage_start_day(&u, day_of(now));
     return json_pack("{s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "id", x->id,
                      "name", x->name, "tail", x->tail, "scopes", scopes_json(s->scopes),
                      "requests_per_minute", (json_int_t)s->requests_per_minute, "tokens_per_minute",
@@ -684,7 +684,7 @@ json_t *keys_list(struct keys *k, double now) {
     json_t *list = json_array();
     pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < k->n; i++)
-        if (!k->v[i].token) json_array_append_new(list, key_json(&k->v[i], now));
+        if (!k->v[i].is_startup_token) json_array_append_new(list, key_json(&k->v[i], now));
     pthread_mutex_unlock(&k->table_lock);
     return list;
 }
@@ -704,7 +704,7 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < k->n; i++) {
         struct api_key *x = &k->v[i];
-        if (!usage_any(&x->unsaved)) continue;
+        if (!usage_is_nonzero(&x->unsaved)) continue;
         *out = xrealloc(*out, (size_t)(n + 1) * sizeof **out);
         struct usage_flush *s = &(*out)[n++];
         s->at = i;
@@ -731,13 +731,13 @@ static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, 
     pthread_mutex_unlock(&k->table_lock);
 }
 
-static int usage_save(struct keys *k, struct error *err) {
+static int usage_flush(struct keys *k, struct error *err) {
     struct usage_flush *s;
     int n = usage_flush_begin(k, &s), rc = OK;
     if (n > 0) {
         rc = store_begin(k->store, err);
         for (int i = 0; rc == OK && i < n; i++)
-            rc = usage_put(k, s[i].id, &s[i].more, &s[i].total, err);
+            rc = usage_store(k, s[i].id, &s[i].more, &s[i].total, err);
         if (rc == OK) rc = store_commit(k->store, err);
         if (rc != OK) store_rollback(k->store);
         usage_flush_end(k, s, n, rc == OK);
@@ -748,28 +748,30 @@ static int usage_save(struct keys *k, struct error *err) {
 
 /* Usage is written even if the log cannot be read. */
 int keys_sync(struct keys *k, struct error *err) {
-    struct error other = {0};
+    struct error ignored = {0};
     pthread_mutex_lock(&k->store_lock);
-    int rc = events_read(k, err), saved = usage_save(k, rc == OK ? err : &other);
+    int rc = events_read(k, err), saved = usage_flush(k, rc == OK ? err : &ignored);
     pthread_mutex_unlock(&k->store_lock);
     return rc != OK ? rc : saved;
 }
 
 /* Logs the same error once. */
-static void *keeper_main(void *arg) {
+static void *sync_thread_main(void *arg) {
     struct keys *k = arg;
-    struct error err, told = {0};
-    struct timespec at;
+    struct error err, last_logged = {0};
+    struct timespec wake_time;
     pthread_mutex_lock(&k->table_lock);
     while (!k->stopping) {
-        clock_gettime(CLOCK_MONOTONIC, &at);
-        at.tv_sec++;
-        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table_lock, &at) == 0) continue;
+        clock_gettime(CLOCK_MONOTONIC, &wake_time);
+        wake_time.tv_sec++;
+        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table_lock, &wake_time) == 0)
+            continue;
         if (k->stopping) break;
         pthread_mutex_unlock(&k->table_lock);
         err = (struct error){0};
-        if (keys_sync(k, &err) != OK && strcmp(err.text, told.text) != 0) log_warn("%s", err.text);
-        told = err;
+        if (keys_sync(k, &err) != OK && strcmp(err.text, last_logged.text) != 0)
+            log_warn("%s", err.text);
+        last_logged = err;
         pthread_mutex_lock(&k->table_lock);
     }
     pthread_mutex_unlock(&k->table_lock);
@@ -811,7 +813,7 @@ static struct keys *keys_load(const char *store_path, struct error *err) {
 }
 
 static int event_put(struct keys *k, json_t *event, struct error *err) {
-    return event_commit(k, event, decision_begin(k, err), err);
+    return change_commit(k, event, change_begin(k, err), err);
 }
 
 static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *err) {
@@ -822,7 +824,7 @@ static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *
 static int key_restore(struct keys *to, const struct api_key *x, int64_t now, int *n,
                        struct error *err) {
     int i = key_find(to, x->id), rc = OK;
-    if (i >= 0 ? !x->revoked || to->v[i].revoked : key_named(to, x->name) >= 0) return OK;
+    if (i >= 0 ? !x->revoked || to->v[i].revoked : key_find_by_name(to, x->name) >= 0) return OK;
     if (i < 0) rc = event_put(to, add_event(x, to->seq + 1), err);
     if (rc == OK) rc = revoke_put(to, x->id, x->revoked ? x->revoked : now, err);
     *n += rc == OK;
@@ -862,21 +864,21 @@ int keys_restore(const char *present, const char *staged, struct error *err) {
     return rc;
 }
 
-static int folder_make(const char *path, struct error *err) {
+static int parent_dir_make(const char *path, struct error *err) {
     const char *slash = strrchr(path, '/');
     if (!slash || slash == path) return OK;
-    char *folder = xasprintf("%.*s", (int)(slash - path), path);
-    int rc = dir_make(folder, err);
-    free(folder);
+    char *dir = xasprintf("%.*s", (int)(slash - path), path);
+    int rc = dir_make(dir, err);
+    free(dir);
     return rc;
 }
 
 /* Blocks signals in the thread: the program's other threads handle them. */
-static int keeper_start(struct keys *k, struct error *err) {
+static int sync_thread_start(struct keys *k, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = pthread_create(&k->flush_thread, NULL, keeper_main, k);
+    int failed = pthread_create(&k->sync_thread, NULL, sync_thread_main, k);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return failed ? error_set(err, ERR_STATE, "cannot start a thread for API keys") : OK;
 }
@@ -885,10 +887,10 @@ struct keys *keys_open(const char *store_path, struct error *err) {
     struct keys *k = xcalloc(1, sizeof *k);
     k->path = xstrdup(store_path);
     keys_init(k);
-    int rc = folder_make(store_path, err);
+    int rc = parent_dir_make(store_path, err);
     if (rc == OK && !(k->store = store_open(store_path, err))) rc = err->code;
     if (rc == OK) rc = events_read(k, err);
-    if (rc == OK) rc = keeper_start(k, err);
+    if (rc == OK) rc = sync_thread_start(k, err);
     if (rc == OK) return k;
     keys_free(k);
     return NULL;
@@ -901,9 +903,9 @@ void keys_close(struct keys *k) {
     k->stopping = true;
     pthread_cond_signal(&k->stop);
     pthread_mutex_unlock(&k->table_lock);
-    pthread_join(k->flush_thread, NULL);
+    pthread_join(k->sync_thread, NULL);
     pthread_mutex_lock(&k->store_lock);
-    if (usage_save(k, &err) != OK) log_warn("%s", err.text);
+    if (usage_flush(k, &err) != OK) log_warn("%s", err.text);
     pthread_mutex_unlock(&k->store_lock);
     keys_free(k);
 }

@@ -168,7 +168,7 @@ static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_B
 }
 
 /* The quantile from cumulative counts. */
-static double quantile(const struct metric_family *f, const uint64_t *counts, double q) {
+static double histogram_quantile(const struct metric_family *f, const uint64_t *counts, double q) {
     CHECK(f->type == METRIC_TYPE_HISTOGRAM);
     uint64_t total = counts[f->n_bounds];
     if (total == 0 || isnan(q)) return NAN;
@@ -184,13 +184,13 @@ static double quantile(const struct metric_family *f, const uint64_t *counts, do
 double metric_quantile(const struct metric *s, double q) {
     uint64_t counts[METRICS_BOUNDS + 1];
     histogram_read(s, counts);
-    return quantile(s->family, counts, q);
+    return histogram_quantile(s->family, counts, q);
 }
 
 double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, double q) {
     uint64_t sums[METRICS_BOUNDS + 1], sum = 0;
     for (int i = 0; i <= metric_families[id].n_bounds; i++) sums[i] = sum += counts[i];
-    return quantile(&metric_families[id], sums, q);
+    return histogram_quantile(&metric_families[id], sums, q);
 }
 
 /* series */
@@ -240,7 +240,7 @@ static void series_free(struct metric *s) {
     free(s);
 }
 
-static bool labels_same(const struct metric *s, char *const *values) {
+static bool labels_equal(const struct metric *s, char *const *values) {
     for (int i = 0; i < s->family->n_labels; i++)
         if (strcmp(s->values[i], values[i]) != 0) return false;
     return true;
@@ -248,12 +248,12 @@ static bool labels_same(const struct metric *s, char *const *values) {
 
 static struct metric *series_find(const struct family_series *all, char *const *values) {
     for (int i = 0; i < all->n; i++)
-        if (labels_same(all->v[i], values)) return all->v[i];
+        if (labels_equal(all->v[i], values)) return all->v[i];
     return NULL;
 }
 
 /* The value of the label "adapter"; NULL: the family lacks this label. */
-static char **adapter_of(const struct metric_family *f, char **values) {
+static char **adapter_label(const struct metric_family *f, char **values) {
     for (int i = 0; i < f->n_labels; i++)
         if (strcmp(f->labels[i], "adapter") == 0) return &values[i];
     return NULL;
@@ -265,18 +265,18 @@ static struct adapter_name *adapter_find(struct metrics *m, const char *name) {
     return NULL;
 }
 
-static void value_other(char **value) {
+static void value_set_other(char **value) {
     free(*value);
     *value = xstrdup("other");
 }
 
 /* Replaces the name by "other" if the table of adapters is full. */
-static void adapter_bound(struct metrics *m, char **value) {
-    if (m->n_adapters == m->max_adapters && !adapter_find(m, *value)) value_other(value);
+static void adapter_limit_names(struct metrics *m, char **value) {
+    if (m->n_adapters == m->max_adapters && !adapter_find(m, *value)) value_set_other(value);
 }
 
-static void adapter_count(struct metrics *m, struct metric *s, int step) {
-    char **value = adapter_of(s->family, s->values);
+static void adapter_count_series(struct metrics *m, struct metric *s, int step) {
+    char **value = adapter_label(s->family, s->values);
     if (!value || strcmp(*value, "other") == 0) return;
     struct adapter_name *a = adapter_find(m, *value);
     if (!a) {
@@ -295,7 +295,7 @@ static struct metric *series_add(struct metrics *m, enum metric_id id, char **va
     labels_set(s, values);
     all->v = xrealloc(all->v, (size_t)(all->n + 1) * sizeof *all->v);
     all->v[all->n++] = s;
-    adapter_count(m, s, 1);
+    adapter_count_series(m, s, 1);
     return s;
 }
 
@@ -303,15 +303,15 @@ static struct metric *series_add(struct metrics *m, enum metric_id id, char **va
 static struct metric *series_get(struct metrics *m, enum metric_id id, char **values) {
     const struct metric_family *f = &metric_families[id];
     struct family_series *all = &m->series[id];
-    char **adapter = adapter_of(f, values);
+    char **adapter = adapter_label(f, values);
     if (f->type == METRIC_TYPE_INFO && all->n) {
         labels_set(all->v[0], values);
         return all->v[0];
     }
-    if (adapter) adapter_bound(m, adapter);
+    if (adapter) adapter_limit_names(m, adapter);
     struct metric *s = series_find(all, values);
     if (!s && all->n >= METRICS_SERIES - 1) {
-        for (int i = 0; i < f->n_labels; i++) value_other(&values[i]);
+        for (int i = 0; i < f->n_labels; i++) value_set_other(&values[i]);
         s = series_find(all, values);
     }
     return s ? s : series_add(m, id, values);
@@ -345,7 +345,7 @@ void metric_remove(struct metrics *m, struct metric *series) {
     while (i < all->n && all->v[i] != series) i++;
     CHECK(i < all->n);
     memmove(&all->v[i], &all->v[i + 1], (size_t)(--all->n - i) * sizeof *all->v);
-    adapter_count(m, series, -1);
+    adapter_count_series(m, series, -1);
     pthread_mutex_unlock(&m->lock);
     series_free(series);
 }
@@ -355,7 +355,7 @@ void metrics_clear(struct metrics *m, enum metric_id id) {
     pthread_mutex_lock(&m->lock);
     while (all->n) {
         struct metric *last = all->v[--all->n];
-        adapter_count(m, last, -1);
+        adapter_count_series(m, last, -1);
         series_free(last);
     }
     pthread_mutex_unlock(&m->lock);
@@ -396,7 +396,7 @@ void metrics_free(struct metrics *m) {
 /* figures that are read on demand; under the lock */
 
 /* A negative value is unavailable, and the series is not updated. */
-static void told(struct metrics *m, enum metric_id id, const char *label, double x) {
+static void set_if_available(struct metrics *m, enum metric_id id, const char *label, double x) {
     if (x < 0) return;
     struct metric *s = find_locked(m, id, (const char *const[]){"", label});
     if (s->family->type == METRIC_TYPE_COUNTER)
@@ -417,34 +417,35 @@ static void read_gpus(struct metrics *m) {
     for (int i = 0; i < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d", i);
-        told(m, METRIC_GPU_BUSY, name, gpus[i].busy);
-        told(m, METRIC_GPU_USED, name, gpus[i].used);
-        told(m, METRIC_GPU_MEMORY, name, gpus[i].total);
+        set_if_available(m, METRIC_GPU_BUSY, name, gpus[i].utilization);
+        set_if_available(m, METRIC_GPU_USED, name, gpus[i].used);
+        set_if_available(m, METRIC_GPU_MEMORY, name, gpus[i].total);
     }
 }
 
-static void read_all(struct metrics *m) {
+static void read_figures(struct metrics *m) {
     struct process_state p = process_read();
     double decoding = family_sum(m, METRIC_VLLM_DECODE_TIME);
-    told(m, METRIC_PROCESS_CPU, NULL, p.cpu);
-    told(m, METRIC_PROCESS_START, NULL, p.start);
-    told(m, METRIC_PROCESS_RESIDENT, NULL, p.resident);
-    told(m, METRIC_PROCESS_VIRTUAL, NULL, p.addresses);
-    told(m, METRIC_PROCESS_THREADS, NULL, p.threads);
-    told(m, METRIC_PROCESS_FDS, NULL, p.fds);
-    told(m, METRIC_PROCESS_MAX_FDS, NULL, p.max_fds);
-    told(m, METRIC_PAGE_FAULTS, "minor", p.minor_faults);
-    told(m, METRIC_PAGE_FAULTS, "major", p.major_faults);
-    told(m, METRIC_HOST_MEMORY, NULL, p.host_memory);
-    told(m, METRIC_HOST_AVAILABLE, NULL, p.host_available);
+    set_if_available(m, METRIC_PROCESS_CPU, NULL, p.cpu);
+    set_if_available(m, METRIC_PROCESS_START, NULL, p.start);
+    set_if_available(m, METRIC_PROCESS_RESIDENT, NULL, p.resident);
+    set_if_available(m, METRIC_PROCESS_VIRTUAL, NULL, p.virtual_bytes);
+    set_if_available(m, METRIC_PROCESS_THREADS, NULL, p.threads);
+    set_if_available(m, METRIC_PROCESS_FDS, NULL, p.fds);
+    set_if_available(m, METRIC_PROCESS_MAX_FDS, NULL, p.max_fds);
+    set_if_available(m, METRIC_PAGE_FAULTS, "minor", p.minor_faults);
+    set_if_available(m, METRIC_PAGE_FAULTS, "major", p.major_faults);
+    set_if_available(m, METRIC_HOST_MEMORY, NULL, p.host_memory);
+    set_if_available(m, METRIC_HOST_AVAILABLE, NULL, p.host_available);
     if (decoding > 0)
-        told(m, METRIC_LLAMA_SPEED, NULL, family_sum(m, METRIC_VLLM_REQUEST_GENERATION) / decoding);
+        set_if_available(m, METRIC_LLAMA_SPEED, NULL,
+                         family_sum(m, METRIC_VLLM_REQUEST_GENERATION) / decoding);
     read_gpus(m);
 }
 
 void metrics_refresh(struct metrics *m) {
     pthread_mutex_lock(&m->lock);
-    read_all(m);
+    read_figures(m);
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -524,11 +525,11 @@ static void add_heading(struct buf *b, const struct metric_family *f, bool openm
 
 static void add_family(struct buf *b, const struct metrics *m, enum metric_id id, bool open) {
     const struct metric_family *f = &metric_families[id];
-    enum metric_id shown = f->alias ? f->source : id;
-    const struct family_series *all = &m->series[shown];
+    enum metric_id source = f->alias ? f->source : id;
+    const struct family_series *all = &m->series[source];
     if (!all->n) return;
     add_heading(b, f, open);
-    if (f->alias == METRIC_ALIAS_SUM) add_sample(b, f->name, "", "", family_sum(m, shown));
+    if (f->alias == METRIC_ALIAS_SUM) add_sample(b, f->name, "", "", family_sum(m, source));
     for (int i = 0; f->alias != METRIC_ALIAS_SUM && i < all->n; i++) {
         if (f->type == METRIC_TYPE_HISTOGRAM)
             add_histogram(b, f->name, all->v[i]);
@@ -539,7 +540,7 @@ static void add_family(struct buf *b, const struct metrics *m, enum metric_id id
 
 void metrics_text(struct metrics *m, struct buf *out, bool openmetrics) {
     pthread_mutex_lock(&m->lock);
-    read_all(m);
+    read_figures(m);
     for (enum metric_id id = 0; id < N_METRICS; id++) add_family(out, m, id, openmetrics);
     pthread_mutex_unlock(&m->lock);
     if (openmetrics) buf_puts(out, "# EOF\n");
@@ -572,7 +573,7 @@ static json_t *series_json(const struct metric *s) {
 json_t *metrics_json(struct metrics *m) {
     json_t *all = json_object();
     pthread_mutex_lock(&m->lock);
-    read_all(m);
+    read_figures(m);
     for (enum metric_id id = 0; id < N_METRICS; id++) {
         const struct metric_family *f = &metric_families[id];
         json_t *list = json_array();

@@ -40,7 +40,7 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
 
 /* Expressions that hold while the alert's condition holds. $a and $b are the families' names, $l
  * the limit. */
-static const char *const expressions[] = {
+static const char *const condition_expressions[] = {
     [ALERT_ABSENT] = "absent($a)",
     [ALERT_BELOW] = "$a < $l",
     [ALERT_UNCHANGED] = "changes($a[5m]) == 0",
@@ -57,9 +57,9 @@ static const char *const expressions[] = {
     [ALERT_RESTARTS] = "changes($a[1h]) > $l",
 };
 
-static json_t *expression(const struct alert_rule *r) {
+static json_t *rule_expression(const struct alert_rule *r) {
     struct buf b = {0};
-    for (const char *p = expressions[r->form]; *p; p++) {
+    for (const char *p = condition_expressions[r->condition]; *p; p++) {
         if (*p != '$')
             buf_add(&b, p, 1);
         else if (*++p == 'l')
@@ -76,11 +76,11 @@ json_t *metrics_alert_rules(void) {
     json_t *list = json_array();
     for (size_t i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        char lasts[16];
-        snprintf(lasts, sizeof lasts, "%dm", r->lasts / 60);
+        char for_text[16];
+        snprintf(for_text, sizeof for_text, "%dm", r->for_seconds / 60);
         json_array_append_new(list,
                               json_pack("{s:s,s:o,s:s,s:{s:s},s:{s:s}}", "alert", r->name, "expr",
-                                        expression(r), "for", lasts, "labels", "severity",
+                                        rule_expression(r), "for", for_text, "labels", "severity",
                                         r->severity, "annotations", "summary", r->summary));
     }
     return json_pack("{s:[{s:s,s:o}]}", "groups", "name", "shoal", "rules", list);
@@ -88,7 +88,7 @@ json_t *metrics_alert_rules(void) {
 
 /* Writes mappings, sequences of mappings, and strings, which have the same form in YAML and JSON.
  * `begun`: the line already has a sequence's dash and room for the first key. */
-static void yaml_write(struct buf *b, json_t *v, int depth, bool begun) {
+static void yaml_write(struct buf *b, json_t *v, int depth, bool after_dash) {
     const char *key;
     json_t *item;
     size_t i;
@@ -98,10 +98,10 @@ static void yaml_write(struct buf *b, json_t *v, int depth, bool begun) {
         free(text);
         return;
     }
-    if (depth && !begun) buf_puts(b, "\n");
+    if (depth && !after_dash) buf_puts(b, "\n");
     json_object_foreach (v, key, item) {
-        buf_printf(b, "%*s%s:", begun ? 0 : 2 * depth, "", key);
-        begun = false;
+        buf_printf(b, "%*s%s:", after_dash ? 0 : 2 * depth, "", key);
+        after_dash = false;
         yaml_write(b, item, depth + 1, false);
     }
     json_array_foreach (v, i, item) {
@@ -128,7 +128,7 @@ static bool ends_with(const char *text, const char *end) {
 
 /* Grafana's name of the unit at the end of a metric's name. Counters are shown as rates: seconds
  * per second are a share. */
-static const char *unit_of(const struct metric_family *f) {
+static const char *grafana_unit(const struct metric_family *f) {
     static const char *const units[][2] = {
         {"_bytes", "bytes"},
         {"_seconds", "s"},
@@ -142,7 +142,7 @@ static const char *unit_of(const struct metric_family *f) {
 }
 
 /* "{{model_name}} {{engine}}" */
-static char *legend_of(const struct metric_family *f, const char *prefix) {
+static char *legend_format(const struct metric_family *f, const char *prefix) {
     struct buf b = {0};
     buf_puts(&b, prefix);
     for (int i = 0; i < f->n_labels; i++)
@@ -164,28 +164,29 @@ static void target_add(json_t *targets, char *expr, char *legend) {
     free(legend);
 }
 
-#define CHOSEN "{instance=~\"$instance\"}"
+#define INSTANCE_FILTER "{instance=~\"$instance\"}"
 
-static json_t *targets_of(const struct metric_family *f) {
+static json_t *targets_json(const struct metric_family *f) {
     static const struct {
         const char *name, *q;
     } quantiles[] = {{"p50", "0.5"}, {"p90", "0.9"}, {"p99", "0.99"}};
     json_t *targets = json_array();
     if (f->type == METRIC_TYPE_COUNTER)
-        target_add(targets, xasprintf("rate(%s" CHOSEN "[$__rate_interval])", f->name),
-                   legend_of(f, ""));
+        target_add(targets, xasprintf("rate(%s" INSTANCE_FILTER "[$__rate_interval])", f->name),
+                   legend_format(f, ""));
     else if (f->type != METRIC_TYPE_HISTOGRAM)
-        target_add(targets, xasprintf("%s" CHOSEN, f->name), legend_of(f, ""));
+        target_add(targets, xasprintf("%s" INSTANCE_FILTER, f->name), legend_format(f, ""));
     for (size_t i = 0; f->type == METRIC_TYPE_HISTOGRAM && i < ARRAY_LEN(quantiles); i++)
         target_add(targets,
-                   xasprintf("histogram_quantile(%s, rate(%s_bucket" CHOSEN "[$__rate_interval]))",
+                   xasprintf("histogram_quantile(%s, rate(%s_bucket" INSTANCE_FILTER
+                             "[$__rate_interval]))",
                              quantiles[i].q, f->name),
-                   legend_of(f, quantiles[i].name));
+                   legend_format(f, quantiles[i].name));
     return targets;
 }
 
 /* The name without its prefix, suffix and underscores: "requests rejected". */
-static char *title_of(const struct metric_family *f) {
+static char *panel_title(const struct metric_family *f) {
     const char *colon = strchr(f->name, ':');
     char *title = xstrdup(colon                                     ? colon + 1
                           : strncmp(f->name, "shoal_", 6) == 0      ? f->name + 6
@@ -198,17 +199,17 @@ static char *title_of(const struct metric_family *f) {
     return title;
 }
 
-static json_t *place(int x, int y, int w, int h) {
+static json_t *grid_position(int x, int y, int w, int h) {
     return json_pack("{s:i,s:i,s:i,s:i}", "x", x, "y", y, "w", w, "h", h);
 }
 
-static json_t *panel_of(const struct metric_family *f, int id, int x, int y) {
-    char *title = title_of(f), *help = xasprintf("%s (%s)", f->help, f->name);
+static json_t *panel_json(const struct metric_family *f, int id, int x, int y) {
+    char *title = panel_title(f), *help = xasprintf("%s (%s)", f->help, f->name);
     json_t *v =
         json_pack("{s:i,s:s,s:s,s:s,s:o,s:{s:{s:s},s:[]},s:o,s:o}", "id", id, "type", "timeseries",
                   "title", title, "description", help, "datasource", source_json(), "fieldConfig",
-                  "defaults", "unit", unit_of(f), "overrides", "targets", targets_of(f), "gridPos",
-                  place(x, y, PANEL_WIDTH, PANEL_HEIGHT));
+                  "defaults", "unit", grafana_unit(f), "overrides", "targets", targets_json(f),
+                  "gridPos", grid_position(x, y, PANEL_WIDTH, PANEL_HEIGHT));
     free(title);
     free(help);
     return v;
@@ -220,19 +221,19 @@ static int section_add(json_t *panels, const char *section, int y) {
     json_array_append_new(panels, json_pack("{s:i,s:s,s:s,s:b,s:[],s:o}", "id",
                                             (int)json_array_size(panels) + 1, "type", "row",
                                             "title", section, "collapsed", 0, "panels", "gridPos",
-                                            place(0, y++, PANEL_WIDTH * PANELS_ACROSS, 1)));
+                                            grid_position(0, y++, PANEL_WIDTH * PANELS_ACROSS, 1)));
     for (int i = 0; i < N_METRICS; i++) {
         const struct metric_family *f = &metric_families[i];
         if (!f->section || strcmp(f->section, section) != 0) continue;
-        json_array_append_new(panels, panel_of(f, (int)json_array_size(panels) + 1,
-                                               n % PANELS_ACROSS * PANEL_WIDTH,
-                                               y + n / PANELS_ACROSS * PANEL_HEIGHT));
+        json_array_append_new(panels, panel_json(f, (int)json_array_size(panels) + 1,
+                                                 n % PANELS_ACROSS * PANEL_WIDTH,
+                                                 y + n / PANELS_ACROSS * PANEL_HEIGHT));
         n++;
     }
     return y + (n + PANELS_ACROSS - 1) / PANELS_ACROSS * PANEL_HEIGHT;
 }
 
-static json_t *variables(void) {
+static json_t *dashboard_variables(void) {
     char *query = xasprintf("label_values(%s, instance)", metric_families[METRIC_BUILD].name);
     json_t *v = json_pack("[{s:s,s:s,s:s,s:s},{s:s,s:s,s:s,s:o,s:s,s:i,s:b,s:b,s:{s:s,s:s}}]",
                           "name", "datasource", "label", "Data source", "type", "datasource",
@@ -255,6 +256,6 @@ json_t *metrics_dashboard(void) {
     json_decref(seen);
     return json_pack("{s:s,s:s,s:[s],s:i,s:i,s:s,s:{s:s,s:s},s:{s:o},s:o}", "uid", "shoal", "title",
                      "Shoal", "tags", "shoal", "schemaVersion", 37, "version", 1, "refresh", "30s",
-                     "time", "from", "now-1h", "to", "now", "templating", "list", variables(),
-                     "panels", panels);
+                     "time", "from", "now-1h", "to", "now", "templating", "list",
+                     dashboard_variables(), "panels", panels);
 }

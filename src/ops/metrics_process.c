@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 /* The number after `key` at the start of a line of a file in /proc, or -1. */
-static double number_after(const char *path, const char *key) {
+static double read_number_after(const char *path, const char *key) {
     char line[512];
     double v = -1;
     FILE *f = fopen(path, "re");
@@ -59,11 +59,11 @@ struct process_state process_read(void) {
     if (stat_read(v)) {
         s.cpu = (v[USER] + v[SYSTEM]) / ticks;
         s.resident = v[RESIDENT] * (double)sysconf(_SC_PAGESIZE);
-        s.addresses = v[SIZE];
+        s.virtual_bytes = v[SIZE];
         s.threads = v[THREADS];
         s.minor_faults = v[MINOR];
         s.major_faults = v[MAJOR];
-        boot = number_after("/proc/stat", "btime ");
+        boot = read_number_after("/proc/stat", "btime ");
         if (boot >= 0) s.start = boot + v[START] / ticks;
     }
     s.fds = count_fds();
@@ -95,18 +95,19 @@ struct nvml {
 };
 
 /* In POSIX dlsym returns a data pointer for functions too; C allows only to copy its bits. */
-static bool symbol(const struct nvml *g, const char *name, void *function) {
-    void *p = dlsym(g->library, name);
-    memcpy(function, &p, sizeof p);
-    return p != NULL;
+static bool load_symbol(const struct nvml *g, const char *name, void *function) {
+    void *address = dlsym(g->library, name);
+    memcpy(function, &address, sizeof address);
+    return address != NULL;
 }
 
-static bool symbols(struct nvml *g) {
-    return symbol(g, "nvmlInit_v2", &g->init) && symbol(g, "nvmlShutdown", &g->shutdown) &&
-           symbol(g, "nvmlDeviceGetCount_v2", &g->count) &&
-           symbol(g, "nvmlDeviceGetHandleByIndex_v2", &g->device) &&
-           symbol(g, "nvmlDeviceGetUtilizationRates", &g->rates) &&
-           symbol(g, "nvmlDeviceGetMemoryInfo", &g->memory);
+static bool load_symbols(struct nvml *g) {
+    return load_symbol(g, "nvmlInit_v2", &g->init) &&
+           load_symbol(g, "nvmlShutdown", &g->shutdown) &&
+           load_symbol(g, "nvmlDeviceGetCount_v2", &g->count) &&
+           load_symbol(g, "nvmlDeviceGetHandleByIndex_v2", &g->device) &&
+           load_symbol(g, "nvmlDeviceGetUtilizationRates", &g->rates) &&
+           load_symbol(g, "nvmlDeviceGetMemoryInfo", &g->memory);
 }
 
 struct nvml *nvml_open(void) {
@@ -114,7 +115,7 @@ struct nvml *nvml_open(void) {
     if (!library) return NULL;
     struct nvml *g = xcalloc(1, sizeof *g);
     g->library = library;
-    if (symbols(g) && g->init() == 0) return g;
+    if (load_symbols(g) && g->init() == 0) return g;
     dlclose(library);
     free(g);
     return NULL;
@@ -137,7 +138,7 @@ int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]) {
         struct nvml_memory memory;
         out[i] = (struct gpu_stats){-1, -1, -1};
         if (g->device(i, &d) != 0) continue;
-        if (g->rates(d, &rates) == 0) out[i].busy = MIN(rates.gpu, 100u) / 100.0;
+        if (g->rates(d, &rates) == 0) out[i].utilization = MIN(rates.gpu, 100u) / 100.0;
         if (g->memory(d, &memory) != 0) continue;
         out[i].used = (double)memory.used;
         out[i].total = (double)memory.total;

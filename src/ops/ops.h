@@ -109,7 +109,7 @@ double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, doub
 /*
  * Alert rules over the metric families. They are exported to Prometheus as expressions, and the
  * built-in alerts below evaluate them directly. An alert fires when its condition on the families a
- * and b has held for `lasts` seconds. The window is ALERT_WINDOW_SECONDS.
+ * and b has held for `for_seconds` seconds. The window is ALERT_WINDOW_SECONDS.
  */
 enum alert_condition {
     ALERT_ABSENT,     /* a has no series */
@@ -127,8 +127,8 @@ enum alert_condition {
 };
 struct alert_rule {
     const char *name, *severity;
-    int lasts; /* seconds */
-    enum alert_condition form;
+    int for_seconds; /* how long the condition must hold before the alert fires */
+    enum alert_condition condition;
     double limit;
     enum metric_id a, b;
     const char *summary;
@@ -149,8 +149,8 @@ json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that h
  */
 
 struct process_state {
-    double cpu, start;          /* seconds of user and system time; seconds since 1970 */
-    double resident, addresses; /* bytes */
+    double cpu, start;              /* seconds of user and system time; seconds since 1970 */
+    double resident, virtual_bytes; /* bytes */
     double threads, minor_faults, major_faults, fds, max_fds;
     double host_memory, host_available; /* bytes */
 };
@@ -158,7 +158,7 @@ struct process_state process_read(void);
 
 enum { GPUS_MAX = 16 }; /* further GPUs are ignored */
 struct gpu_stats {
-    double busy, used, total; /* busy: 0 to 1; memory in bytes */
+    double utilization, used, total; /* 0 to 1; bytes of memory */
 };
 struct nvml *nvml_open(void); /* loads NVIDIA's NVML; NULL: it is not installed or does not start */
 void nvml_close(struct nvml *g);
@@ -168,11 +168,11 @@ int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs
  * alerts: the server's own check of its metrics, for users without Prometheus.
  *
  * Every few seconds the module evaluates each alert rule. A rule whose condition holds is pending
- * until it has held for `lasts` seconds, then firing until its value is a tenth within its limit
- * again (hysteresis; Prometheus, which has the same rules, resolves an alert at the limit itself).
- * The webhooks receive a message when an alert fires, every four hours while it fires, and when it
- * is resolved: in the format of Alertmanager's webhook, version 4, or of Slack. A failed message is
- * sent again after growing delays; at most 64 messages are kept.
+ * until it has held for `for_seconds` seconds, then firing until its value is a tenth within its
+ * limit again (hysteresis; Prometheus, which has the same rules, resolves an alert at the limit
+ * itself). The webhooks receive a message when an alert fires, every four hours while it fires, and
+ * when it is resolved: in the format of Alertmanager's webhook, version 4, or of Slack. A failed
+ * message is sent again after growing delays; at most 64 messages are kept.
  */
 
 struct alerts_options {

@@ -30,15 +30,15 @@ struct evolve_options {
     bool preserve_norm; /* rescale a child of two parents to their mean ‖ΔW‖, which averaging would
                            reduce */
     double target_step_divergence; /* target behaviour divergence of mutations; 0: fixed step */
-    double
-        max_regression; /* drop operators whose children lose more than this on average; 0: none */
+    /* drop operators whose children lose more than this on average; 0: none */
+    double max_regression;
     char *selection;
     double truncation_ratio, selection_pressure; /* parameters of select_pool */
     int64_t tournament_size;
-    double
-        fitness_sharing_radius; /* radius of fitness sharing, as a behaviour divergence; 0: none */
-    int64_t map_elites_bins;    /* bins per axis of the MAP-Elites archive of parents; 0: none */
-    bool roles;                 /* co-evolution: each founder starts a role */
+    /* radius of fitness sharing, as a behaviour divergence; 0: none */
+    double fitness_sharing_radius;
+    int64_t map_elites_bins; /* bins per axis of the MAP-Elites archive of parents; 0: none */
+    bool roles;              /* co-evolution: each founder starts a role */
     bool per_layer;       /* search over coefficients: one coefficient for each founder and layer */
     char *merge_operator; /* search over coefficients: the operator that merges a candidate */
     int64_t finetune_steps; /* fine-tuning steps of each child before its evaluation (Lamarckian) */
@@ -108,8 +108,8 @@ struct population {
     int n_reevaluated; /* number of parents that are not elites. They are evaluated again with their
                           children and then released: gains are paired, on items that the selection
                           of the parents did not use */
-    struct evaluation
-        last_evaluation; /* results of the last evaluation, in the order of its candidates */
+    /* the last evaluation, in the order of the candidates */
+    struct evaluation last_evaluation;
     struct operator_set crossovers, mutations;
     struct archive archive;
     struct candidate *archived; /* [n_archived] candidates that are or were in the archive; the
@@ -181,8 +181,8 @@ struct evolve_recipe {
     struct fitness_options fitness; /* section "fitness" */
     struct search_options search;   /* section "search": search over coefficients */
     struct race_options race;       /* section "race" */
-    struct train_options
-        finetune; /* section "finetune": fine-tuning steps, and search methods gradient and es */
+    /* section "finetune": for fine-tuning steps, and the search methods gradient and es */
+    struct train_options finetune;
     struct es_options es; /* section "es" */
     char *text;           /* contents of the recipe file */
 };
@@ -204,8 +204,8 @@ struct evolve_env {
     enum numeric_class cls;
     const char *root;                /* folder of runs: "runs" */
     char *(*find)(const char *path); /* resolves relative names of models and data */
-    const volatile bool
-        *pause; /* set asynchronously: the run stops at the next step with ERR_STATE; may be NULL */
+    /* Set asynchronously: the run stops at the next step with ERR_STATE. May be NULL. */
+    const volatile bool *pause;
 };
 /* Starts a run (id NULL: a new id is made); writes its id to *id_out. Returns its result object:
  * {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}. ERR_STATE if
@@ -343,8 +343,8 @@ struct lineage_node {
     const json_t *birth_record; /* record of its first generation */
     int generation, last_generation;
     int parent[2]; /* node indices; -1: none */
-    double
-        parent_share[2]; /* share of the ancestry through each parent: the blend, or a half each */
+    /* share of the ancestry through each parent: the blend, or a half each */
+    double parent_share[2];
 };
 struct lineage {
     struct lineage_node *v;

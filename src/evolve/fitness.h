@@ -31,12 +31,14 @@ bool fitness_is_better(const double *a, const double *b, int n, double alpha);
  * A race finds the best of N candidates with few evaluations. The caller evaluates the next items
  * for all remaining candidates and passes in the scores. Rules:
  *   halving    successive halving (Karnin et al. 2013): splits the budget into equal parts and
- * drops the worse half after each; always uses its budget, and guarantees no error rate paired
- * drops a candidate that is below the leader by a paired t test, whose level is alpha divided by
- * the number of other candidates, times 1/(k(k+1)) at look k (interim test k) bernstein  as paired,
- * with the empirical Bernstein bound on paired differences (Maurer & Pontil 2009), hoeffding with
- * Hoeffding's: assumes only the range of scores, and needs more items The last three stop when one
- * candidate remains, so easy races are short.
+ *              drops the worse half after each; always uses its budget, guarantees no error rate
+ *   paired     drops a candidate that is below the leader by a paired t test, whose level is alpha
+ *              divided by the number of other candidates, times 1/(k(k+1)) at the k-th test
+ *   bernstein  as paired, with the empirical Bernstein bound on paired differences (Maurer & Pontil
+ *              2009)
+ *   hoeffding  as paired, with Hoeffding's bound: assumes only the range of scores, and needs more
+ *              items
+ * The last three stop when one candidate remains, so easy races are short.
  */
 struct race_options { /* filled from option rows */
     char *rule;       /* halving */
@@ -55,8 +57,8 @@ void race_free(struct race *r);
 int race_next(const struct race *r, int *candidates, int *from, int *to);
 /* Adds the scores that race_next requested, [candidates][to - from], and eliminates. */
 void race_add_scores(struct race *r, const double *scores);
-int race_winner(
-    const struct race *r); /* best mean of the remaining candidates; ties: lower index */
+/* The remaining candidate with the best mean; ties: lower index. */
+int race_winner(const struct race *r);
 int64_t race_spent(const struct race *r); /* evaluations so far */
 int race_items_seen(const struct race *r,
                     int candidate); /* number of items with scores of the candidate */

@@ -1,9 +1,9 @@
 /*
  * gate: the paired test that decides whether a trained adapter is published.
  *
- * It needs forward passes only and no trainer, and it measures the model as it will be served.
- * Samples are computed one after another in file order, so neither threads nor neighbours change a
- * digit.
+ * It needs only forward passes, not a trainer, and measures the model as it will be served. Samples
+ * are computed one after another in file order, so neither the number of threads nor other samples
+ * change a digit.
  */
 #include "train/train.h"
 
@@ -11,14 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 }; /* rows per step, whose logits are kept */
+enum { ROWS = 64 }; /* rows of a forward pass, whose logits are in memory */
 
 struct gate_scores {
     struct forward *f;
     const struct adapter *a;
     float *logits; /* [ROWS][V] */
     int32_t vocab;
-    int32_t next[ROWS]; /* the target of each row of logits */
+    int32_t next[ROWS]; /* the target token of each row of logits */
     double nll[ROWS];
 };
 
@@ -33,7 +33,8 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Runs rows [from, from + n) of a sample and adds the nll and the number of their targets. */
+/* Runs rows [from, from + n) of a sample. Adds the negative log-likelihood of their targets to *sum
+ * and their number to *targets. */
 static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_t from, int32_t n,
                      struct pool *pool, double *sum, int64_t *targets) {
     struct batch_row rows[ROWS];
@@ -91,7 +92,8 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
     return g;
 }
 
-/* NULL if the new adapter is better (or nothing was held out), else the reason for the refusal. */
+/* NULL if the new adapter is better, or if nothing was held out; else the reason for the refusal.
+ */
 static const char *reason_not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)

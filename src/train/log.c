@@ -1,12 +1,12 @@
 /*
  * log: train.jsonl, metrics in the store, report.html.
  *
- * A line that cannot be written ends the run with the system's message: the last checkpoint remains
- * valid, and a run without its log has no evidence. The store gets the lines of a checkpoint in one
- * transaction. Curves are kept as means (page.h), so a page of a million updates is as small as one
- * of a thousand.
+ * An error of writing a line ends the run: the last checkpoint remains valid, and a run without its
+ * log would have no evidence. The lines since the last checkpoint are added to the store in one
+ * transaction. Curves store means of neighbouring points (struct curve), so the page of a million
+ * updates is as small as that of a thousand.
  *
- * The log does not know methods: it draws every figure that a row of the table of charts names.
+ * The log is independent of the method: it draws the metrics that the table `charts` names.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -59,7 +59,7 @@ struct train_log {
     json_t *pending;              /* lines not yet in the store */
     int n;                        /* number of names with curves */
     struct curve *curves, *bands; /* [N_CHARTS][n], once names are known */
-    double seconds;               /* seconds before this process continued the run */
+    double seconds;               /* seconds of earlier processes of this run */
     int64_t last_step;            /* step of the last line in the file */
 };
 
@@ -172,7 +172,7 @@ static void curves_add(struct train_log *l, const json_t *line) {
     }
 }
 
-/* Keeps a line of an earlier process if the checkpoint includes its step. Drops an incomplete last
+/* Copies a line of an earlier process if the checkpoint includes its step. Drops an incomplete last
  * line and lines in another format. */
 static int copy_earlier_line(struct train_log *l, const char *text, size_t len, int64_t done,
                              struct atomic_file *w, struct error *err) {
@@ -190,7 +190,7 @@ static int copy_earlier_line(struct train_log *l, const char *text, size_t len, 
     return rc;
 }
 
-/* Rewrites the log up to the checkpoint's step, then opens it for appending. */
+/* Rewrites the log without the lines after the checkpoint's step, then opens it for appending. */
 static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     struct atomic_file w = {0};
     FILE *old = done > 0 ? fopen(l->path, "r") : NULL;
@@ -212,13 +212,13 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
 static void row_add_count(json_t *row, const char *prefix, const char *key, const json_t *v) {
     char *name = xasprintf("%s%s", prefix, key);
     for (char *p = name; *p; p++)
-        if (*p == '_') *p = ' '; // a heading can wrap at a blank
+        if (*p == '_') *p = ' '; // a heading can break at a blank
     if (json_is_object(v)) v = json_object_get(v, "count");
     if (json_is_integer(v)) json_object_set_new(row, name, json_integer(json_integer_value(v)));
     free(name);
 }
 
-/* The counts of a row's lint, side by side. */
+/* The counts of a dataset's lint as one table row. */
 static json_t *lint_row(const json_t *row) {
     const json_t *lint = json_object_get(row, "lint"), *lengths = json_object_get(lint, "lengths");
     json_t *flat = json_pack("{s:O}", "name", json_object_get(row, "name")), *v;

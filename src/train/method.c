@@ -65,7 +65,7 @@ static json_t *plan_object(const struct train_request *q, const struct rl_plan *
     return v;
 }
 
-/* The data of one adapter, and statistics of its first completions. */
+/* The data of one adapter, and metrics of its first completions. */
 static json_t *job_data_json(const struct train_request *q, const struct rl_plan *plan, int i) {
     const struct train_job *job = &q->jobs[i];
     json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_from_path(job->data),

@@ -1,9 +1,9 @@
 /*
- * plan: functions shared by the plans of all methods: passes counted as runs make them, first
- * samples, and times.
+ * plan: functions shared by the plans of all methods. They count passes as runs pack them, copy the
+ * first samples, and measure times.
  *
- * A plan computes only enough to estimate a run and extrapolates the rest. It counts one epoch, so
- * the figures of a longer run are estimates if epochs pack differently.
+ * A plan measures a small part of a run and extrapolates. It counts the passes of one epoch, so the
+ * counts of a longer run are estimates: another epoch may be packed differently.
  */
 #include "train/train_loop.h"
 

@@ -1,16 +1,16 @@
 /*
- * policy_gradient: samples with the engine under the trainer's adapters, computes rewards, trains
- * on the completions, and repeats.
+ * policy_gradient: training on rewards. A step samples completions with the engine under the
+ * trainer's adapters, computes their rewards, and trains on them.
  *
- * A step samples k completions of each of its prompts and makes num_iterations updates with them.
- * The policy is the softmax of all logits over the temperature. Sampling, ratios and KL use it, so
- * the gradient is that of the sampled policy. The forward passes of the engine and of the trainer
- * have the same bits, and both run on one copy of the model. The reference of the KL is the start
- * adapter, scored by the engine.
+ * A step samples num_generations (k) completions of each of its prompts and makes num_iterations
+ * updates with them. The policy is the softmax of all logits divided by the temperature. Sampling,
+ * ratios and KL use this policy, so the gradient is that of the sampled policy. The forward passes
+ * of the engine and of the trainer have the same bits, and both run on one copy of the model. The
+ * reference of the KL is the initial adapter; the engine computes its log-probabilities.
  *
  * Invariants: a completion's seed is a function of the options' seed, the adapter's name, the step
- * and its slot, so the completion depends on nothing else but prompt and adapter. Steps are atomic:
- * a checkpoint is never made between a step's sampling and its updates.
+ * and its slot, so a completion depends only on these, its prompt and its adapter. Steps are
+ * atomic: a checkpoint is never made between a step's sampling and its updates.
  */
 #include "train/train_loop.h"
 
@@ -24,21 +24,22 @@
 struct rl_policy { /* state of one adapter */
     struct prompt_set prompts;
     struct epoch_shuffle order;
-    struct adapter *policy; /* the trainer's adapter as of the last update */
-    double baseline;        /* REINFORCE: running sum of mean rewards, with decaying weights */
+    struct adapter *policy; /* copy of the trainer's adapter after the last update */
+    double baseline; /* REINFORCE: exponential moving average of mean rewards, started at 0 */
     double first_reward, last_reward; /* mean rewards of the first and the last step */
 };
 struct rl_completion {
     int job;
     const struct train_sample *prompt;
     const json_t *item;
-    int32_t end; /* the token that ends it, or -1 */
+    int32_t end; /* the end token, or -1 */
     struct engine_request request;
     struct train_sample sample; /* prompt and completion; the completion is the target */
-    int32_t n;                  /* number of targets */
+    int32_t n;                  /* number of target tokens */
     float *reference;           /* [n] */
-    double *old;                /* [n] log-probabilities: the engine's, then the trainer's */
-    int32_t sampled;            /* sampled tokens of n, excluding the end */
+    double *
+        old; /* [n] log-probabilities under the sampling policy: the engine's, then the trainer's */
+    int32_t sampled; /* number of sampled tokens, without the end token */
     struct buf text;
     double count; /* number of completions that it represents in the loss; 0: skipped */
 };
@@ -49,7 +50,7 @@ struct rl_trainer {
     struct reward_fn reward, owned_reward; /* owned_reward: opened here by name, else empty */
     struct engine *engine;
     struct rl_policy *policies; /* [n] */
-    int64_t per_update;         /* prompts of each adapter; in a plan only some of the step's */
+    int64_t per_update;         /* prompts of each adapter; in a plan only some of a step's */
     int32_t longest;            /* tokens of the longest prompt with its completion */
     struct trainer_snapshot *snapshot; /* NULL without kl_max */
 
@@ -59,14 +60,14 @@ struct rl_trainer {
     double *rewards, *advantages;
     struct train_sample *batch;
     struct rollout *rollouts;
-    struct policy_loss_stats *sums;    /* [n] sums of an update */
-    struct policy_loss_stats *sampled; /* [n] kl and tokens of a step */
+    struct policy_loss_stats *sums;    /* [n] sums over an update */
+    struct policy_loss_stats *sampled; /* [n] kl and tokens of a step's completions */
 };
 
 /* sampling */
 
-/* Seed of slot `slot` of an adapter, independent of other adapters in the run. Ids begin at 1, so
- * that they do not collide with other streams of the same seed. */
+/* Seed of the completion in slot `slot` of an adapter, independent of the other adapters. Ids begin
+ * at 1, so that they do not collide with other streams of the same seed. */
 static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step,
                                    int64_t slot) {
     const char *name = l->c.jobs[job].name;
@@ -100,7 +101,7 @@ static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
                                 .n_stop = p->end >= 0};
 }
 
-/* Makes a training sample. The sampled end token is a target too. */
+/* Makes the training sample of a completion. The sampled end token is a target too. */
 static void rl_completion_finish(const struct rl_trainer *l, struct rl_completion *p) {
     const struct engine_request *r = &p->request;
     bool ended = r->finish == FINISH_STOP;
@@ -146,8 +147,9 @@ static int generate_completions(struct rl_trainer *l, int64_t step, struct error
     return rc;
 }
 
-/* Computes log-probabilities of the completions: under the start adapters, into `reference`, or
- * under the current policies. Sums up the KL of the policy that sampled, or of the current one. */
+/* Computes the log-probabilities of the completions and adds up the KL from the reference.
+ * under_current false: computes the reference log-probabilities, and the KL of the sampling policy
+ * into `sampled`. True: the KL of the current policies into `sums`. */
 static int compute_logprobs(struct rl_trainer *l, bool under_current, struct error *err) {
     for (int i = 0; i < l->n_completions; i++) {
         struct rl_completion *p = &l->completions[i];
@@ -193,7 +195,8 @@ static int compute_rewards(struct rl_trainer *l, struct error *err) {
     return rc;
 }
 
-/* The running mean of the earlier steps' rewards, corrected for its start at 0. */
+/* The moving average of the earlier steps' rewards, corrected for its start at 0 (as Adam's moments
+ * are). */
 static double baseline_value(const struct rl_policy *t, int64_t step) {
     return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
 }
@@ -215,9 +218,9 @@ static void compute_advantages(struct rl_trainer *l, int64_t step) {
 
 /* updates */
 
-/* Without KL in the loss, a completion without advantage has no gradient, so it is skipped. `count`
- * of the others is the number of completions that each represents. If none has a gradient, all are
- * kept. */
+/* Without KL in the loss, a completion with advantage 0 has no gradient, so it is skipped. The
+ * `count` of the others is the number of completions that each represents. If none has a gradient,
+ * none is skipped. */
 static bool has_no_gradient(const struct rl_trainer *l, int i) {
     return l->o->kl_coef == 0 && l->advantages[i] == 0;
 }
@@ -236,7 +239,8 @@ static void compute_loss_weights(struct rl_trainer *l) {
     }
 }
 
-/* Fills the next pass from completion *i on: samples and the inputs of their loss. */
+/* Packs completions from *i on into the next pass: samples and the inputs of their loss. Returns
+ * their number. */
 static int pack_completions(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
@@ -285,7 +289,7 @@ static double sums_kl(const struct policy_loss_stats *s) {
     return s->tokens ? s->kl / (double)s->tokens : 0;
 }
 
-/* Restores every adapter whose update exceeds kl_max; counts them in *undone. */
+/* Undoes the update of every adapter whose KL exceeds kl_max. *undone: number of these adapters. */
 static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
     *undone = 0;
     if (!l->snapshot) return OK;
@@ -309,7 +313,8 @@ static double std_deviation(const double *v, int64_t n, double mean) {
     return sqrt(sum / (double)n);
 }
 
-/* The share of prompts whose completions differ in reward. RLOO and GRPO learn from these only. */
+/* The fraction of prompts whose completions differ in reward; RLOO and GRPO learn only from these.
+ */
 static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     const double *r = l->rewards + j * l->per_update * l->o->num_generations;
     int64_t mixed = 0;
@@ -322,8 +327,9 @@ static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     return (double)mixed / (double)l->per_update;
 }
 
-/* Ratios are clipped in later updates only: in the first one they are 1. The entropy is the mean of
- * -log π over the sampled tokens. */
+/* Metrics of adapter j for the log. Clipping is reported only with several updates per step: in the
+ * first one all ratios are 1. The entropy is estimated as the mean of -log π over the sampled
+ * tokens. */
 static json_t *policy_stats_json(const struct rl_trainer *l, int j) {
     int64_t per_adapter = l->per_update * l->o->num_generations, tokens = 0, sampled = 0, ended = 0;
     const struct policy_loss_stats *s = &l->sums[j];
@@ -392,7 +398,7 @@ static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *
     return rc;
 }
 
-/* State in full precision, which the rounded log lacks and a resumed run needs. */
+/* The state of a checkpoint, in full precision (the log is rounded). */
 static json_t *rl_trainer_state(void *ctx) {
     const struct rl_trainer *l = ctx;
     json_t *list = json_array();
@@ -412,7 +418,8 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
         l->policies[j].first_reward = json_number_value(json_array_get(v, 1));
         l->policies[j].last_reward = json_number_value(json_array_get(v, 2));
     }
-    CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have failed the step before
+    CHECK(sync_policies(l, &err) == OK); // it can only fail for a DoRA norm of 0, which would have
+                                         // failed the step before the checkpoint
 }
 
 /* opening */
@@ -455,7 +462,7 @@ static int completions_alloc(struct rl_trainer *l, struct error *err) {
     return l->rollouts ? OK : err->code;
 }
 
-/* Number of completions of a whole step. */
+/* Number of completions of a whole step, all adapters. */
 static int64_t completions_per_step(const struct rl_trainer *l) {
     return l->c.o->bsz * l->c.o->grad_accum * l->o->num_generations * l->c.n;
 }
@@ -563,7 +570,7 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
 
 /* the plan */
 
-/* Runs the first step on the plan's completions and times each part. */
+/* Runs the first step on the plan's completions and measures the time of each part. */
 static int measure_first_step(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
     double times[5];

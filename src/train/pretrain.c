@@ -4,8 +4,8 @@
  *
  * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
  * update, row), so the stream has no state: a checkpoint holds the trainer and the number of
- * updates done, and a resumed run ends with the bits of an uninterrupted one. This file does not
- * depend on a network or a corpus.
+ * updates done, and a resumed run ends with the bits of an uninterrupted one. It needs no network
+ * and no corpus.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -95,7 +95,7 @@ static int sample_family(const struct pretrain *p, struct rng *r) {
     return fry_count() - 1;
 }
 
-/* The right answer with probability p, else one of the wrong ones. */
+/* The right answer with probability p, else a random wrong one. */
 static const char *noisy_answer(struct rng *r, const struct task_item *it, float p) {
     if (rng_uniform(r) < p) return it->choices[it->correct];
     int wrong = (int)rng_below(r, (uint32_t)it->n_choices - 1);
@@ -138,7 +138,7 @@ static void conversation_release(struct conversation_text *conversation) {
     for (int i = 0; i < 3; i++) free(conversation->allocated[i]);
 }
 
-/* A drill: repeat a text longer than in any task. This is dense practice in attending to earlier
+/* An exercise: repeat a text that is longer than in any task. It trains attention to earlier
  * tokens, which every family needs first. */
 static void copy_task_item(struct rng *r, struct task_item *out) {
     struct buf text = {0};

@@ -1,9 +1,9 @@
 /*
- * reward_command: rewards that a user's program computes.
+ * reward_command: rewards from a program of the user.
  *
- * The program runs in a sandbox. It gets its lines through an unnamed file, so neither side can
- * block the other, and its output is bounded in time and size. If the user disables the sandbox,
- * the program's process group is killed when it ends.
+ * The program runs in a sandbox. It reads its input from an unnamed file, so neither side can block
+ * the other. Its output is bounded in time and size. If the user disables the sandbox, the
+ * program's process group is killed when it ends.
  */
 #define _GNU_SOURCE
 #include "train/reward_command.h"
@@ -22,7 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Limits of a command. They are generous, because the user wrote it, but protect the machine. */
+/* Limits of a command. They are generous, because the user has written the program, but they
+ * protect the machine. */
 enum {
     MAX_NUMBER_BYTES = 64, /* bytes per number */
     MAX_PROCESSES = 512,
@@ -38,7 +39,7 @@ struct reward_command {
     char *dir; /* working directory in the sandbox */
 };
 
-/* Splits text at blanks; '…' and "…" keep blanks together. No expansion of any kind. */
+/* Splits text at blanks, except within '…' and "…". Nothing is expanded. */
 static int split_command(const char *text, struct strings *out, struct error *err) {
     struct buf word = {0};
     char quote = 0;
@@ -96,7 +97,7 @@ static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct
     return rc;
 }
 
-/* Reads until end of file; fails at the time `until` or after `limit` bytes. */
+/* Reads until end of file. Fails at the deadline, or after more than `limit` bytes. */
 static int read_output(int fd, double deadline, size_t limit, struct buf *out, struct error *err) {
     char bytes[4096];
     for (;;) {
@@ -129,7 +130,7 @@ static int parse_numbers(const char *text, int n, double *out, struct error *err
 }
 
 /* Waits until the program, which has closed its output, has ended. Leaves it as a zombie, so that
- * its process id cannot be reused yet. */
+ * its process id is not reused before the process group is killed. */
 static int child_wait(pid_t pid, double deadline, struct error *err) {
     for (;;) {
         siginfo_t info = {0};
@@ -151,7 +152,7 @@ static int child_run(const struct reward_command *c, int input, size_t limit, st
     if (!rc) {
         rc = read_output(pipe_fds[0], deadline, limit, out, err);
         if (!rc) rc = child_wait(pid, deadline, err);
-        kill(-pid, SIGKILL); // also processes that it started
+        kill(-pid, SIGKILL); // kills also the processes that it started
         while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
         if (!rc && (!WIFEXITED(status) || WEXITSTATUS(status)))
             rc = error_set(err, ERR_STATE, "it failed with status %d",
@@ -181,7 +182,8 @@ static void print_stderr(const struct buf *errs) {
     buf_release(&clean);
 }
 
-/* The machine's memory, at least 8 GiB, because programs reserve memory without using it. */
+/* Address space that a command may reserve: the machine's memory, at least 8 GiB, because programs
+ * reserve more than they use. */
 static size_t memory_limit(void) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     return MAX(machine, (size_t)8 << 30);
@@ -234,9 +236,8 @@ int reward_command_run(const struct reward_command *c, const struct reward_input
 
 /* files that a command may read */
 
-/* Whether a command may read the whole folder just because it is the working folder or contains the
- * program. Not if it is the root, /tmp, the home folder or one of its parents: it may hold
- * secrets. */
+/* Whether a command may read a whole folder because it is the working folder or contains the
+ * program. False for the root, /tmp, the home folder and its parents, which may contain secrets. */
 static bool may_expose_folder(const char *folder) {
     const char *home = getenv("HOME");
     char *real = realpath(folder, NULL);
@@ -247,7 +248,7 @@ static bool may_expose_folder(const char *folder) {
     return may_expose;
 }
 
-/* `path` without its last `n` parts; malloc'ed. */
+/* `path` without its last `n` components; malloc'ed. */
 static char *parent_folder(const char *path, int n) {
     char *folder = xstrdup(path), *slash;
     while (n-- > 0 && (slash = strrchr(folder, '/'))) *slash = 0;
@@ -264,8 +265,8 @@ static bool has_any_file(const char *folder, const char *const *names, int n) {
     return false;
 }
 
-/* Allows a program's folder, and for an interpreter its parent: a virtual environment, conda,
- * pyenv, or a separate installation of Python. */
+/* Adds to `read` a program's folder and, for an interpreter, its parent folder: that of a virtual
+ * environment, conda, pyenv, or a separate installation of Python. */
 static void allow_program_dirs(struct reward_command *c, const char *path) {
     static const char *const markers[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
@@ -280,7 +281,8 @@ static void allow_program_dirs(struct reward_command *c, const char *path) {
     free(parent);
 }
 
-/* Allows the files that arguments name. Returns whether one of them is in `here`. */
+/* Adds to `read` the files that arguments name. Returns whether one of them is in the working
+ * folder. */
 static bool allow_argv_files(struct reward_command *c, const char *working_dir) {
     struct stat st;
     bool is_in_working_dir = false;
@@ -296,7 +298,8 @@ static bool allow_argv_files(struct reward_command *c, const char *working_dir) 
     return is_in_working_dir;
 }
 
-/* Makes the program's path absolute, as the shell would find it. */
+/* Replaces the program's name by its absolute path, which is searched as a shell does, and adds its
+ * folders to `read`. */
 static int resolve_program(struct reward_command *c, const char *working_dir, struct error *err) {
     char *name = c->argv.v[0], *path;
     if (!strchr(name, '/'))
@@ -321,8 +324,8 @@ static void strings_add_all(struct strings *to, const struct strings *from) {
     for (int i = 0; i < from->n; i++) strings_add(to, from->v[i]);
 }
 
-/* With a path access hook, a command may read only files that the hook permits, and write
- * nothing. */
+/* With a path access hook (in a job), a command may read only files that the hook permits, and
+ * write nothing. */
 static int sandbox_paths_check(const struct reward_command *c, struct error *err) {
     for (int i = 0; path_access_hook && i < c->read.n; i++)
         if (path_access_hook(c->read.v[i], PATH_USE_EXEC, err) != OK) return err->code;

@@ -4,8 +4,8 @@
 
 #include "train/train.h"
 
-/* A program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
- * line. */
+/* A program that implements `all` of struct reward_fn. `command` is split at blanks or, with
+ * `shell`, is a line for /bin/sh. */
 struct reward_command;
 struct reward_command *reward_command_open(const char *command, bool shell,
                                            const struct rl_options *o, struct error *err);

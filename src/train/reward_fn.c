@@ -13,13 +13,14 @@
 #include <string.h>
 
 struct reward_state {
-    pcre2_code *pattern;            /* regex:PATTERN */
+    pcre2_code *pattern;            /* regex:PATTERN; NULL: each item has a pattern */
     struct reward_command *command; /* command:WORDS, shell:LINE */
 };
 
 /* exact */
 
-/* Compares a text like grader `exact`, a number like grader `number`. */
+/* Compares with a text by grader `exact`, with a number by grader `number`; true if one of several
+ * answers matches. */
 static bool answer_matches(const char *completion, const json_t *answer) {
     struct error err;
     bool number = json_is_number(answer);
@@ -64,7 +65,7 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
     return p ? OK : err->code;
 }
 
-/* A text that is not UTF-8 or exceeds the limits does not match. */
+/* A completion that is not UTF-8, or for which the matcher exceeds its limits, does not match. */
 static double regex_reward(void *ctx, const json_t *item, const char *completion) {
     const struct reward_state *n = ctx;
     struct error err;

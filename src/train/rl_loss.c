@@ -1,6 +1,6 @@
 /*
- * rl_loss: options and losses of preference and reward training. Pure: numbers in, numbers out;
- * dpo.c and policy_gradient.c run them.
+ * rl_loss: options and losses of preference and reward training. All functions are pure; dpo.c and
+ * policy_gradient.c call them.
  */
 #include "train/train.h"
 
@@ -160,7 +160,7 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
                 *a = r[i] - baseline;
             else if (method == METHOD_RLOO)
                 *a = (r[i] - mean) * (double)k / (double)(k - 1);
-            else // a difference within rounding error counts as zero
+            else // a standard deviation within rounding error counts as zero
                 *a = std > 1e-9 * (fabs(mean) + 1) ? (r[i] - mean) / std : 0;
         }
     }

@@ -1,13 +1,15 @@
 /*
- * run: a recorded training: the run's record before it, the gate and the publication after it.
+ * run: a recorded training run: its record is made before the training, the gate and the
+ * publication follow it.
  *
  * RUNS/ID/ holds train.jsonl and report.html; RUNS/shoal.db holds the same as rows. ID is a
- * function of the output directory, the model and the options, so a repeated command continues or
+ * function of the output directory, the model and the options, so a repeated command resumes or
  * replaces its run.
  *
- * The order matters twice. Every condition that could refuse a result (an unreadable held-out file,
- * an adapter in the way, a folder that cannot be written) is checked before hours are spent. An
- * adapter that the gate refuses is written next to its target before any message reports it.
+ * Two rules of order: Every condition that could prevent the publication (an unreadable held-out
+ * file, an existing adapter that cannot be kept, a folder that cannot be written) is checked before
+ * the training. An adapter that the gate rejects is written next to its target before any message
+ * reports it.
  */
 #define _GNU_SOURCE
 #include "hub/hub.h"
@@ -43,7 +45,8 @@ const struct option_row gate_option_rows[] = {
     {0},
 };
 
-/* Seed of the questions. They are from the dev split, so that test questions stay unseen. */
+/* Seed of the questions for --retain. They are from the dev split, so that test questions stay
+ * unused. */
 enum { RETAIN_SEED = 1000003 };
 
 struct gated_job { /* a train_job, and the data of its quality gate */
@@ -51,7 +54,7 @@ struct gated_job { /* a train_job, and the data of its quality gate */
     char *dir;
     struct adapter *baseline; /* existing or initial adapter; NULL: the base model */
     struct dataset eval, retain;
-    char *where; /* directory of the result */
+    char *where; /* directory that the result was written to */
     struct train_result result;
 };
 struct recorded_run {
@@ -86,7 +89,7 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
 }
 
 /* Opens the adapter that the result is compared with: the existing one, else the one that training
- * starts from, else the base. */
+ * starts from; NULL if there is neither: the base model. */
 static int baseline_open(struct gated_job *t, const struct train_job *job, struct model *m,
                          struct error *err) {
     json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
@@ -193,7 +196,7 @@ static int record_open(struct recorded_run *r, struct error *err) {
     return rc;
 }
 
-/* Reads everything that could refuse the result later. */
+/* Checks everything that could prevent the publication later, and makes the record. */
 static int run_open(struct recorded_run *r, struct error *err) {
     int n = r->q->n;
     r->gated_jobs = xcalloc((size_t)n, sizeof *r->gated_jobs);
@@ -253,7 +256,7 @@ static int families_measure(struct recorded_run *r, struct gated_job *t, struct 
     return rc;
 }
 
-/* Refuses publication if a family lost more than is allowed and the loss is significant. */
+/* Rejects the adapter if a family lost more than --retain-points and the loss is significant. */
 static void families_decide(const struct recorded_run *r, struct gated_job *t) {
     if (t->result.n_families > 0 && t->result.gate.eval.n == 0 && t->result.gate.publish)
         snprintf(t->result.gate.why, sizeof t->result.gate.why,
@@ -386,7 +389,7 @@ static int report_finish(struct recorded_run *r, struct error *err) {
     return train_log_report(r->log, err);
 }
 
-/* Measures, decides, publishes or rejects; after OK every result is safe on disk. */
+/* Measures, decides, and publishes or rejects every adapter. After OK every result is on disk. */
 static int run_finish(struct recorded_run *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->q->n; i++)
@@ -394,7 +397,7 @@ static int run_finish(struct recorded_run *r, struct error *err) {
     return rc == OK ? report_finish(r, err) : rc;
 }
 
-/* Names the adapters that were not published; everything is on disk at this point. */
+/* The error that names the adapters that were not published. */
 static int rejected_error(const struct recorded_run *r, struct error *err) {
     struct buf list = {0};
     for (int i = 0; i < r->q->n; i++) {
@@ -431,7 +434,8 @@ static int run_close(struct recorded_run *r, int rc, struct error *err) {
     return rc;
 }
 
-/* The checkpoint is removed when every result is on disk. */
+/* Trains and publishes; the caller holds the lock. Removes the checkpoint when every result is on
+ * disk. */
 static int run_locked(const struct train_request *q, const struct train_output *o,
                       struct error *err) {
     struct recorded_run r = {.q = q, .o = o, .gate = o->gate};
@@ -449,7 +453,7 @@ static int run_locked(const struct train_request *q, const struct train_output *
     return rc;
 }
 
-/* Holds a lock: the output folder has one checkpoint, so it takes one run at a time. */
+/* Holds a lock on the output folder, because its checkpoint belongs to one run at a time. */
 int train_and_publish(const struct train_request *q, const struct train_output *o,
                       struct error *err) {
     int rc = dir_make(o->dir, err), lock = -1;

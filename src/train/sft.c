@@ -2,10 +2,10 @@
  * sft: a fine-tuning run: several adapters, one dataset each, trained together.
  *
  * The samples of an update are a function of the options and the update's number only: sample
- * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no
- * positions, and a continued run has the bits of an uninterrupted one. The packing of samples into
- * passes changes no bits either (see internal.h): a pass takes as many as fit PACK_MAX_TOKENS. The
- * longest job determines the number of updates; shorter ones begin another epoch.
+ * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint stores no
+ * positions, and a resumed run has the bits of an uninterrupted one. A pass packs as many samples
+ * as fit PACK_MAX_TOKENS; the packing changes no bits of the result. The job with the largest
+ * dataset determines the number of updates; the others begin another epoch.
  */
 #include "train/train_loop.h"
 
@@ -21,9 +21,10 @@ struct sft_trainer {
     struct train_loop c;
     struct job_data *job_data;          /* [c.n] */
     const struct es_options *estimates; /* options of `es`, or NULL */
-    struct es *es;              /* source of gradients instead of backward passes, or NULL */
-    int64_t per_update;         /* samples of each job */
-    struct train_sample *batch; /* copies of the samples in the next pass; they share its tokens */
+    struct es *es; /* estimates gradients instead of backward passes; NULL without `estimates` */
+    int64_t per_update; /* samples of each job */
+    struct train_sample
+        *batch; /* samples of the next pass; their tokens are borrowed from job_data */
     int n_batch;
     int64_t rows;
 };
@@ -195,7 +196,7 @@ int sft_run(const struct model *m, struct train_job *jobs, int n, const struct t
 
 /* the plan */
 
-/* Counts the passes of the longest job's first epoch as batch_add makes them. */
+/* Counts the passes of the first epoch of the job with most samples, packed as in batch_add. */
 static void passes_count(struct sft_trainer *r, struct training_plan *p) {
     int64_t counted =
         MIN(r->c.steps, (largest_dataset_size(r) + r->per_update - 1) / r->per_update);
@@ -214,7 +215,7 @@ static int pass_run(void *ctx, struct error *err) {
     return trainer_accumulate(r->c.trainer, r->batch, r->n_batch, err);
 }
 
-/* Computes and times the first pass of the first update. */
+/* Runs the first pass of the first update and measures its time. */
 static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     for (int64_t k = 0; k < r->per_update * r->c.n; k++) {
         const struct train_sample *s =
@@ -242,8 +243,8 @@ static const struct train_sample *longest_sample(const struct sft_trainer *r) {
     return longest;
 }
 
-/* Times all members of one adapter on a few samples: the longest one, which determines the memory,
- * and as many of the first ones as fill four passes. */
+/* Measures the time of all ES members of one adapter on a few samples: the longest one, which
+ * determines the memory, and as many of the first ones as fill four passes. */
 static int es_members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {

@@ -16,13 +16,14 @@
 
 /* runs */
 
-/* Fine-tunes n adapters together, one dataset each, with the same options. Saves a checkpoint to
- * the file `checkpoint` (may be NULL) every save_steps, and continues from it if it exists. `log`
- * (may be NULL) receives a JSON line per update. */
+/* sft_run fine-tunes n adapters together, one dataset each, with the same options. It saves a
+ * checkpoint to the file `checkpoint` (may be NULL) every save_steps, and resumes from it if it
+ * exists. `log` (may be NULL) receives a JSON line per update. */
 struct train_job {
     const char *name, *data;
-    const char *eval_data;  /* NULL, or samples that `data` must not contain; only compared */
-    struct adapter *start;  /* NULL: a fresh one, seeded by hash of name and the seed */
+    const char *eval_data;  /* NULL, or held-out samples: lint reports those that `data` contains;
+                               training does not use them */
+    struct adapter *start;  /* NULL: a new one, initialised from a hash of name and seed */
     struct adapter *result; /* set on success; the caller releases */
     double first_loss, last_loss;
     struct lint lint; /* report on `data`; set before training begins */
@@ -30,19 +31,20 @@ struct train_job {
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
-/* An update, or for rewards a step of several updates, as reported to callbacks. */
+/* What callbacks get after an update or, with rewards, after a step of several updates. */
 struct train_event {
     int64_t step, steps;              /* steps done, total */
     double lr, seconds, tokens_per_s; /* seconds since the run began or continued */
     const struct update_stats *stats;
     const struct train_job *jobs; /* last_loss is the loss of this update */
     int n;
-    bool due;                    /* a checkpoint follows: the callback should first save its data */
-    const json_t *extra_metrics; /* figures of the method, or NULL: {…, adapters: {NAME: {…}}} */
+    bool due; /* a checkpoint is due: it is saved after the callback, which should save its own data
+                 first */
+    const json_t *extra_metrics; /* metrics of the method, {…, adapters: {NAME: {…}}}, or NULL */
 };
-/* An error of a callback ends the run. */
+/* An error that a callback returns ends the run. */
 struct train_callbacks {
-    /* Called before the first update. `done`: updates of a continued run that are complete.
+    /* Called before the first update. `done`: number of steps that a resumed run has completed.
      * `about`: {steps, data: [{name, file, sha256, start, lint}]}. */
     int (*begin)(void *ctx, int64_t done, const json_t *about, struct error *err);
     int (*update)(void *ctx, const struct train_event *e, struct error *err);
@@ -55,20 +57,21 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                            struct pool *pool, const char *checkpoint,
                            const struct train_callbacks *callbacks, struct error *err);
 
-/* The work and resources of an sft_run. Samples of a pass are end to end, so there is no
- * padding. */
+/* The work and resources of an sft_run. The samples of a pass are packed without padding. */
 struct training_plan {
     int64_t updates, samples_per_update; /* samples of each adapter */
     int64_t passes, samples, tokens;     /* totals of the run, all adapters; for es, all members */
-    int64_t max_samples, max_rows, longest; /* maxima of a pass; tokens of the longest sample */
-    size_t bytes;                           /* memory besides the model */
-    double pass_seconds; /* measured: the first pass, forward and backward, or some es members, … */
-    int64_t pass_tokens;            /* … and its number of tokens */
-    double update_seconds, seconds; /* measured: the optimizer; estimated: the whole run */
+    int64_t max_samples, max_rows,
+        longest;  /* maxima over the passes; tokens of the longest sample */
+    size_t bytes; /* bytes of memory, without the model */
+    double
+        pass_seconds; /* measured: the first pass, forward and backward, or with es some members */
+    int64_t pass_tokens;            /* number of tokens in these passes */
+    double update_seconds, seconds; /* measured: an optimizer step; estimated: the whole run */
     struct train_sample *first;     /* [n_first] the first bsz samples of each adapter */
     int n_first;
 };
-/* Reads the data and computes one pass; writes nothing. Fills jobs[].lint. */
+/* Reads the data, computes one pass, and writes no files. Fills jobs[].lint. */
 int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
                   const struct train_options *o, const struct es_options *es, struct pool *pool,
                   struct training_plan *out, struct error *err);
@@ -77,11 +80,11 @@ void training_plan_release(struct training_plan *p);
 /*
  * rl: training from preferences (DPO) and from rewards (REINFORCE, RLOO, GRPO).
  *
- * A run samples with the engine from the weights that it trains, under the trainer's current
- * adapters, and trains on the completions. The reference is the start adapter. One thread
+ * With rewards, a run samples completions with the engine from the base weights that the trainer
+ * uses and its current adapters, and trains on them. The reference is the start adapter. One thread
  * drives a run. Adapters of several jobs share sampling and passes. A run is a function of model,
  * data, options and rewards: the number of threads, or a kill and resume, changes no bit. Dropout
- * is off, because it would make the trained policy differ from the sampled one.
+ * is off, because with it the trained policy would differ from the sampled one.
  */
 
 enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
@@ -93,7 +96,7 @@ struct rl_options {          /* filled from option rows */
     int64_t num_generations; /* 8 completions per prompt */
     int64_t max_new_tokens;  /* 64 */
     double temperature;      /* 1: the policy is the softmax of the logits divided by it */
-    char *prefix;            /* NULL; first words of the assistant, not sampled */
+    char *prefix;            /* NULL; given beginning of each completion, not sampled */
     int64_t num_iterations;  /* 1 update per sampling */
     double clip_range;       /* 0.2 */
     double kl_coef, kl_max;  /* 0.02; 0: no bound */
@@ -110,16 +113,15 @@ extern const struct option_row rl_option_rows[];
 struct reward_input {
     const json_t *item; /* the whole JSON object from the data */
     const char *text;
-    bool ended; /* the completion has ended before max_new_tokens */
+    bool ended; /* the completion ended with its end token, before max_new_tokens */
 };
 struct reward_fn {
-    /* Reward of one completion, or … */
+    /* Reward of one completion. If it is NULL, `all` is used. */
     double (*one)(void *ctx, const json_t *item, const char *completion);
-    /* … rewards of all completions of an update; used if `one` is NULL. A number that is not finite
-     * is an error. */
+    /* Rewards of all completions of a step. A number that is not finite is an error. */
     int (*all)(void *ctx, const struct reward_input *v, int n, double *out, struct error *err);
-    /* May be NULL: checks, when data is read, whether an item has the fields that the reward
-     * needs. */
+    /* Checks, when data is read, whether an item has the fields that the reward needs. May be NULL.
+     */
     int (*check)(void *ctx, const json_t *item, struct error *err);
     void *ctx;
 };
@@ -152,18 +154,20 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           const struct train_callbacks *callbacks, struct error *err);
 
 /* The work and resources of an rl_run. For rewards, the first completions of the first step are
- * sampled and rewarded, as many as the engine holds at once. The run begins with the same ones. */
+ * sampled and rewarded, as many as the engine holds at once. The run begins with the same
+ * completions. */
 struct rl_plan {
     /* As for sft_run; its samples are chosen and rejected answers (two per pair), or completions.
-     * `updates` are steps. For rewards, tokens and passes are estimates from the first completions;
-     * `longest`, `max_rows` and `bytes` are bounds. `first`: chosen and rejected answer of the
-     * first pair of each adapter, or its first completion. */
+     * `updates` is the number of steps. For rewards, tokens and passes are estimates from the first
+     * completions; `longest`, `max_rows` and `bytes` are bounds. `first`: chosen and rejected
+     * answer of the first pair of each adapter, or its first completion. */
     struct training_plan run;
     struct pair_length_stats {
         struct length_stats prompt, chosen, rejected; /* answers: target tokens */
-    } * pairs;                                        /* [n] dpo: kept pairs, or NULL */
-    double reference_seconds;                         /* dpo: all pairs, once per run */
-    json_t *completions; /* rewards: log figures of the first completions by adapter, or NULL */
+    } * pairs;                /* [n] dpo: the pairs that were not dropped; else NULL */
+    double reference_seconds; /* dpo: the reference pass over all pairs, once per run */
+    json_t *completions; /* rewards: metrics of the first completions by adapter, as in the log;
+                            else NULL */
     int64_t sampled;     /* number of these completions */
     double sampling_seconds, reward_seconds, scoring_seconds; /* measured on these completions */
     size_t engine_bytes;                                      /* part of run.bytes */
@@ -197,7 +201,8 @@ json_t *train_plan_json(const struct train_request *q, const struct rl_plan *pla
 
 /*
  * DPO (Rafailov et al. 2023), -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))), on
- * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The count is the number of pairs.
+ * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The loss sample's count is the number of
+ * pairs.
  */
 struct dpo_stats {
     double margin, chosen; /* sums of β (log π - log π_ref): chosen - rejected; chosen */
@@ -207,9 +212,10 @@ struct dpo_stats {
 };
 struct dpo {
     double beta;
-    const struct train_sample *batch; /* samples of the pass, and … */
-    const double *const *reference; /* … their [targets] log-probabilities under the reference */
-    struct dpo_stats *sums;         /* [adapters] sums, added to */
+    const struct train_sample *batch; /* samples of the pass */
+    const double *const
+        *reference; /* for each sample, its [targets] log-probabilities under the reference */
+    struct dpo_stats *sums; /* [adapters] sums, added to */
 };
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
 
@@ -223,18 +229,19 @@ struct rollout {
     double advantage;
     const float *reference; /* [targets] log-probabilities under the reference */
     double *old;            /* [targets] log-probabilities under the sampling policy */
-    double count;           /* completions that it represents; the others have no gradient */
+    double count; /* number of completions that it represents, because completions without gradient
+                     are left out */
 };
 struct policy_loss_stats {
     double kl; /* summed k3 */
     int64_t tokens, clipped;
 };
 struct policy_loss {
-    const struct train_sample *batch; /* samples of the pass, and … */
-    const struct rollout *rollouts;   /* … their rollouts */
+    const struct train_sample *batch; /* samples of the pass */
+    const struct rollout *rollouts;   /* for each sample */
     double clip, kl_coef;
     bool token_mean;
-    bool fresh;                     /* the current policy has sampled them: fills `old` */
+    bool fresh; /* the current policy has sampled the completions: the loss fills `old` */
     struct policy_loss_stats *sums; /* [adapters] sums, added to */
 };
 int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
@@ -267,22 +274,24 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric
                  struct pool *pool, struct error *err);
 
 /*
- * gate: is a trained adapter better than the version before it? A paired test on samples that
- * training did not use decides; a second one checks the samples to retain.
+ * gate: decides whether a trained adapter is better than the version before it, by a paired test on
+ * samples that training did not use. A second test checks that the samples to retain did not become
+ * worse.
  *
  * Both compare, sample by sample, the mean negative log-likelihood of the targets before and after
  * (nats per token), as the serving forward pass computes it. gate_compare and gate_decide are pure.
  */
 
-/* nll[i]: mean over the targets of sample i, under an adapter (ready; NULL: the base model). */
+/* nll[i]: mean over the targets of sample i, under an adapter (bound to the model; NULL: the base
+ * model). */
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                   struct pool *pool, double *nll, struct error *err);
 
 struct gate_comparison {
     int64_t n; /* 0: not measured */
     double before, after;
-    struct stats_interval gain; /* gain before - after, 95 % t interval */
-    double p;                   /* two-sided, sign flips */
+    struct stats_interval gain; /* mean of before - after, 95 % t interval */
+    double p;                   /* two-sided sign-flip test */
 };
 struct gate_comparison gate_compare(const double *before, const double *after, int64_t n);
 
@@ -300,10 +309,10 @@ json_t *gate_json(const struct gate *g);
  * log: the records of a training run: DIR/train.jsonl with one line per update, the same lines as
  * metrics of a run in the store, and DIR/report.html with curves.
  *
- * A log observes a run (train_log_callbacks). It contains each update once and in order, also when
- * the run was killed and continued: lines of updates after the checkpoint are removed. The page is
- * rewritten before every checkpoint; the caller adds sections and writes it once more at the end.
- * One thread.
+ * A log receives the events of a run (train_log_callbacks). It contains each update once and in
+ * order, also when the run was killed and resumed: lines of updates after the checkpoint are
+ * removed. The page is rewritten before every checkpoint; the caller adds sections and writes it
+ * once more at the end. One thread.
  */
 
 /* Writes the events as lines and flushes each. */
@@ -315,18 +324,18 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
                                  const char *run);
 void train_log_free(struct train_log *l); /* may be NULL */
 struct train_callbacks train_log_callbacks(struct train_log *l);
-/* A table of the page (see html_table); takes ownership of `value`. The same heading replaces the
- * earlier table. */
+/* Adds a table to the page (see html_table), or replaces the one with this heading. Takes ownership
+ * of `value`. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
 int train_log_report(struct train_log *l, struct error *err);
 
 /*
- * run: a training with its record, the gate, and the publication of the result (run.c).
+ * run: a recorded training run, with the gate and the publication of its result (run.c).
  *
  * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After it, each
- * adapter is compared with the version before it, then published, or saved next to its target if
- * the gate rejects it. DIR/checkpoint.bin exists until every result is on disk, and the same call
- * continues from it.
+ * adapter is compared with the version before it. Then it is published or, if the gate rejects it,
+ * saved next to its target. DIR/checkpoint.bin exists until every result is on disk, and the same
+ * call resumes from it.
  */
 
 struct gate_options { /* filled from option rows */
@@ -336,7 +345,8 @@ struct gate_options { /* filled from option rows */
     int64_t retain_n;
 };
 extern const struct option_row gate_option_rows[];
-/* The FILE, or the file of NAME=FILE with the adapter's name; NULL: the list has no file for it. */
+/* The file for an adapter in a list of FILE and NAME=FILE: that with its name, else the one without
+ * a name; NULL: none. */
 const char *data_file_for_adapter(const struct strings *list, const char *name);
 
 struct family_result {
@@ -347,7 +357,7 @@ struct family_result {
 };
 struct train_result {
     const struct train_job *job;
-    const char *where; /* the directory that holds the adapter */
+    const char *where; /* the directory with the adapter: the target, or that of a rejected one */
     struct gate gate;  /* gate.publish: whether `where` is the published version */
     struct family_result families[FRY_MAX_FAMILIES];
     int n_families;
@@ -356,7 +366,7 @@ struct train_result {
 json_t *train_result_json(const struct train_result *r);
 
 struct train_output {
-    const char *dir; /* receives the adapter */
+    const char *dir; /* the target: the directory that the adapter is published in */
     bool subfolders; /* each adapter is in a subfolder of its name */
     const struct gate_options *gate;
     /* Called for each adapter when its files are written. */

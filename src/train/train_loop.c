@@ -1,9 +1,9 @@
 /*
- * train_loop: updates, log lines and checkpoints of a run, for any loss.
+ * train_loop: updates, log lines and checkpoints of a run, for all methods.
  *
  * A run that fails, because of a full disk, a NaN or any other error, leaves its last checkpoint
- * intact, reports it, and continues from it when called again. The caller removes the checkpoint of
- * the last step once the result is safe.
+ * intact, names it in the error, and resumes from it when called again. The caller removes the last
+ * checkpoint when the result is on disk.
  */
 #include "train/train_loop.h"
 
@@ -59,7 +59,7 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
-/* Retains given adapters; fresh ones differ by name. */
+/* Retains the adapters of the jobs. New ones depend on the job's name. */
 static int initial_adapters_make(struct train_loop *c, struct error *err) {
     struct adapter_config a;
     int rc = train_adapter_config(c->o, &c->m->config, &a, err);
@@ -76,8 +76,8 @@ static int initial_adapters_make(struct train_loop *c, struct error *err) {
     return rc;
 }
 
-/* Adds to an error the step that the checkpoint holds, if there is one. It says "at least" because
- * a save whose last flush fails has already replaced the file. */
+/* Adds to an error the step of the checkpoint, if there is one. It says "at least", because a save
+ * whose last flush fails has already replaced the file. */
 static int error_add_resume_hint(const struct train_loop *c, struct error *err) {
     if (c->saved < 0) return err->code;
     char *what = xstrdup(err->text);
@@ -188,7 +188,7 @@ static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s,
     return rc;
 }
 
-/* Refuses a checkpoint of another identity. */
+/* Loads the checkpoint; refuses one with another identity. */
 static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s,
                              struct error *err) {
     json_t *extra = NULL;
@@ -212,7 +212,7 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
     return rc;
 }
 
-/* One step, its report and, if due, its checkpoint. */
+/* Runs one step, reports it and, if it is due, saves a checkpoint. */
 static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
                     char detail[64], struct error *err) {
     int64_t done = step + 1;
@@ -245,7 +245,8 @@ static int callbacks_begin(const struct train_loop *c, struct error *err) {
     return rc;
 }
 
-/* The current adapter j, bound to the model, with its lineage: hashes of data and start adapter. */
+/* Exports adapter j as the job's result, bound to the model, with its lineage: hashes of data and
+ * initial adapter. */
 static int export_result(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
                                 c->initial_adapters[j]->hash);

@@ -2,9 +2,9 @@
  * train_loop: functions shared by runs of different methods: the order of their data, and the loop
  * from start adapters over updates and checkpoints to results.
  *
- * A train_loop does not know losses: a struct train_loop_ops runs one step, which is one or more
- * updates of the trainer. Invariant: a step is a function of options, data, the trainer's state and
- * the method's `state`, so a continued run has the bits of an uninterrupted one.
+ * A train_loop is independent of the loss: the method's struct train_loop_ops runs one step, which
+ * is one or more updates of the trainer. Invariant: a step is a function of options, data, the
+ * trainer's state and the method's `state`, so a resumed run has the bits of an uninterrupted one.
  */
 #ifndef SHOAL_TRAIN_TRAIN_LOOP_H
 #define SHOAL_TRAIN_TRAIN_LOOP_H
@@ -28,14 +28,14 @@ struct train_loop {
     struct pool *pool;
     struct train_job *jobs;
     int n;
-    const char *method;     /* name for the results' lineage */
+    const char *method;     /* the method's name in the lineage of results */
     const char *unit;       /* name of a step in messages: "step", or "update" for sft and es */
-    const char *checkpoint; /* may be NULL, like `watch` */
+    const char *checkpoint; /* may be NULL, like `callbacks` */
     const struct train_callbacks *callbacks;
     int64_t steps;     /* number of steps of the run */
     int64_t per_step;  /* number of updates of a step */
-    json_t *identity;  /* a checkpoint must have the same identity; the method sets its own part,
-                          train_loop_begin adds the common part */
+    json_t *identity;  /* everything that determines the run: a checkpoint with another identity is
+                          refused. The method sets its part, train_loop_begin adds the common part */
     const char **data; /* [n] hashes of the data files */
 
     struct adapter **initial_adapters; /* [n] adapters at the start of training, ready to run */
@@ -43,15 +43,16 @@ struct train_loop {
     enum lr_schedule schedule;
     int64_t saved;                    /* the step that `checkpoint` holds; -1: none */
     double run_started, step_started; /* clock times; of the run, since it was begun or resumed */
-    struct update_stats stats;        /* the last update; tokens and targets of its step */
-    double lr;                        /* learning rate of the last update */
+    struct update_stats
+        stats; /* of the last update; tokens and targets are those of the whole step */
+    double lr; /* learning rate of the last update */
 };
 struct train_loop_ops {
-    /* Runs step `step`, counted from 0, with train_loop_optimizer_step for its updates. Adds the
-     * method's figures for the log to `line`. */
+    /* Runs step `step`, counted from 0: calls train_loop_optimizer_step for each update, and adds
+     * the method's metrics for the log to `line`. */
     int (*run)(void *ctx, int64_t step, json_t *line, struct error *err);
-    /* Save and restore the method's part of a checkpoint; NULL for methods without one. A run that
-     * begins restores NULL. */
+    /* Save and restore the method's part of a checkpoint; NULL for methods without one.
+     * restore(NULL) is called for a run without a checkpoint. */
     json_t *(*state)(void *ctx);
     void (*restore)(void *ctx, const json_t *state);
     void *ctx;
@@ -62,9 +63,10 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                   struct pool *pool);
 /* Maximum number of tokens of a sample. */
 int32_t train_loop_max_length(const struct train_loop *c);
-/* Steps of `per_step` samples for the options' epochs of `n`, or max_steps. */
+/* Number of steps: the options' max_steps or, if that is 0, enough for their epochs of `n` samples
+ * at `per_step` samples a step. */
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step);
-/* Makes the start adapters (retained or fresh) and the trainer. */
+/* Makes the trainer and the initial adapters: those of the jobs, or new ones. */
 int train_loop_begin(struct train_loop *c, struct error *err);
 void train_loop_log_lint(const struct train_loop *c); /* logs the findings of lint */
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err);
@@ -73,7 +75,8 @@ int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err
 void train_loop_release(struct train_loop *c);
 
 /* dpo.c and policy_gradient.c; the train_loop holds the arguments of rl_run. */
-json_t *rl_identity(const struct train_loop *c); /* the part of the identity that both share */
+json_t *
+rl_identity(const struct train_loop *c); /* the part of the identity that both methods have */
 int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error *err);
 int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_plan *out,
              struct error *err);
@@ -86,27 +89,30 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
 
 /* plan.c: functions shared by the plans of all methods. */
 
-/* Maximum number of tokens of a pass, unless a sample is longer; no bit depends on it. */
+/* Maximum number of tokens of a pass, unless a sample is longer. It affects speed only, not the
+ * bits of a result. */
 #define PACK_MAX_TOKENS 2048
 static inline bool pack_is_full(int64_t rows, int64_t more) {
     return rows > 0 && rows + more > PACK_MAX_TOKENS;
 }
-/* Counts `n` samples that must share a pass. `rows` and `samples` of the pass in progress begin at
- * 0 with every update. */
+/* Counts the passes of a plan. `rows` and `samples` are those of the current pass; they are 0 at
+ * the start of every update. */
 struct pack_counter {
     struct training_plan *plan;
     int64_t rows, samples;
 };
+/* Adds `n` samples that must be in the same pass. */
 void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int n);
-/* Scales the counts from `counted` updates to plan->updates. */
+/* Scales the counts of `counted` updates to plan->updates. */
 void training_plan_scale(struct training_plan *plan, int64_t counted);
-/* Appends a copy to plan->first, which has room for it. */
+/* Appends a copy of the sample to plan->first, which has room for it. */
 void training_plan_add_example(struct training_plan *plan, const struct train_sample *s,
                                int adapter);
-/* Times `fn`. A short run is repeated, because the first one also touches new memory. */
+/* Measures the seconds of a call of `fn`. If it took less than 2 seconds, the call is repeated and
+ * only the second one counts, because the first one also touches new memory. */
 int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
                        struct error *err);
-/* Times the optimizer, with a learning rate of 0. */
+/* Measures the seconds of an optimizer step, with a learning rate of 0. */
 int training_plan_time_update(struct trainer *t, struct training_plan *plan, struct error *err);
 
 #endif

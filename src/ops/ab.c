@@ -1,13 +1,13 @@
 /*
- * ab: experiments, and the names that were given other content. An experiment is a log of events
- * that is applied to a struct.
+ * ab: experiments and promotions. The state of an experiment is the result of applying the events
+ * of its log to a struct.
  *
  *   start ──> outcome … ──> decided | stop ──> delete ──> start …
  *
  * Invariants. 1. An event is stored before it is applied, and the events determine the state of an
- * experiment. 2. A running experiment holds its adapters: the compared content cannot change,
- * whatever is loaded under their names. 3. "decided" is written when the test has decided; after a
- * kill in between, the next start writes it.
+ * experiment. 2. A running experiment retains its adapters: the compared content cannot change,
+ * whatever is loaded under their names. 3. "decided" is written when the test has decided; if the
+ * server was killed in between, the next start writes it.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -27,10 +27,10 @@ struct ab_experiment {
     char name[AB_NAME_LEN];
     enum state state;
     int64_t seq, run;   /* events in its log; the index of its start event */
-    json_t *spec, *end; /* its start event, and the event that ended it */
+    json_t *spec, *end; /* the start event, and the event that ended it */
     const char *model;  /* borrowed from spec */
     double share;
-    bool once; /* one outcome per user counts: `users` [n_users] are those that have one */
+    bool once; /* only one outcome per user counts; `users` [n_users] have one */
     int64_t *users;
     int n_users;
     uint64_t seed;
@@ -38,7 +38,7 @@ struct ab_experiment {
     double *scores[2]; /* [max_pairs] outcomes by side, n of them set */
     int64_t n[2];
     struct adapter *arms[2]; /* both or none; set while it runs */
-    char *problem;           /* why it cannot continue, or an error at its end */
+    char *problem;           /* why it cannot continue, or the error of its decision; NULL: none */
     uint64_t n_assigned;     /* requests without a user that got an arm since the server began */
     uint64_t n_requests[2];  /* by side, since the server began */
 };
@@ -162,7 +162,7 @@ static void user_add(struct ab_experiment *e, int64_t user) {
     e->users[e->n_users++] = user;
 }
 
-/* Applies a score, and runs the test on all complete pairs. */
+/* Adds or replaces an outcome, and runs the test on the new complete pairs. */
 static bool outcome_apply(struct ab_experiment *e, json_t *event) {
     json_int_t index, user;
     int side;
@@ -211,8 +211,8 @@ static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, st
                      ab->path, (long long)e->seq + 1, e->name);
 }
 
-/* Appends after the last event of a log that this server knows. An unknown event in that place
- * means that another server writes to the file. */
+/* Appends an event after the last one that this server knows. If the store has another event there,
+ * another server writes to the file. */
 static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, struct error *err) {
     json_t *events = json_pack("[O]", event);
     int rc = store_log_append(ab->store, log, seq + 1, events, err);
@@ -232,7 +232,7 @@ static int event_put(struct ab *ab, const struct ab_experiment *e, json_t *event
     return log_add(ab, log, e->seq, event, err);
 }
 
-/* Stores the event and applies it to the experiment. Takes the event over. */
+/* Stores the event and applies it to the experiment. Takes ownership of the event. */
 static int event_add(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
     int rc = event_put(ab, e, event, err);
     if (rc == OK) rc = event_apply(ab, e, event, err);
@@ -256,7 +256,7 @@ static int events_read(struct ab *ab, struct ab_experiment *e, struct error *err
     return OK;
 }
 
-/* promotions: names that were given other content */
+/* promotions: names that refer to the winner of an experiment */
 
 /* The promotion of the name, or NULL. */
 static json_t *promotion_get(struct ab *ab, const char *model) {
@@ -267,7 +267,7 @@ static json_t *promotion_get(struct ab *ab, const char *model) {
     return NULL;
 }
 
-/* The adapter with this content: from the pool by name, or else from its path. */
+/* The adapter with this hash: from the pool by name, or else from its path. */
 static struct adapter *adapter_find_by_hash(const struct ab *ab, const char *name, const char *path,
                                             const char *hash, struct error *err) {
     struct adapter *a = adapter_pool_get(ab->o.pool, name, err);
@@ -282,8 +282,8 @@ static struct adapter *adapter_find_by_hash(const struct ab *ab, const char *nam
     return NULL;
 }
 
-/* Restores the promotion unless the model's files were replaced since: then the new files are
- * served. */
+/* Publishes the promoted adapter, unless the model's files were replaced since the promotion: then
+ * the new files are served. */
 static void promotion_restore(struct ab *ab, const char *model, const json_t *v) {
     struct error err;
     struct adapter *now = adapter_pool_get(ab->o.pool, model, &err), *a = NULL;
@@ -319,8 +319,8 @@ void ab_end_promotion(struct ab *ab, const char *name) {
 }
 
 /* Stores that the model's name refers to the winner, whose content differs from `now`. "from" is
- * the content of the files before the first of several promotions, which the next start compares
- * with. */
+ * the hash of the model's files, also after several promotions; the next start compares the files
+ * with it. */
 static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winner,
                          const struct adapter *now, struct error *err) {
     json_t *earlier = promotion_get(ab, e->model);
@@ -379,7 +379,7 @@ static void experiment_update_metrics(struct ab *ab, const struct ab_experiment 
 
 /* deciding */
 
-/* The side whose content the name gets; -1: it keeps its content. */
+/* The side whose content the name gets; -1: the name keeps its content. */
 static int winning_side(const struct ab_experiment *e) {
     return e->test.decision == SEQUENTIAL_B_BETTER  ? 1
            : e->test.decision == SEQUENTIAL_B_WORSE ? 0
@@ -397,8 +397,8 @@ static int decision_put(struct ab *ab, struct ab_experiment *e, int winner,
     return rc;
 }
 
-/* Ends an experiment whose test has decided. After an error this is tried again with the next
- * rating and at the next start. */
+/* Ends an experiment whose test has decided. After an error, the next rating or the next start
+ * tries again. */
 static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     struct error err;
     if (e->state != RUNNING || e->test.decision == SEQUENTIAL_CONTINUE || !e->arms[0]) return;
@@ -410,7 +410,7 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     json_object_set_new(event, "serves", json_string(a ? a->hash : now ? now->hash : ""));
     int rc = decision_put(ab, e, winner, now, event, &err);
     char *path = xstrdup(spec_string(e, "paths", MAX(winner, 0)));
-    /* Publish before the experiment ends: no request in between gets the loser. */
+    /* Publishes before the experiment ends, so that no request in between gets the loser. */
     if (rc == OK && winner >= 0) rc = ab->o.publish(ab->o.ctx, e->model, a, path, &err);
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
@@ -458,7 +458,7 @@ int ab_outcome_put(struct ab *ab, const struct ab_arm *arm, json_t *event, struc
 void ab_outcome_apply(struct ab *ab, const struct ab_arm *arm, json_t *event) {
     struct ab_experiment *e = experiment_of_arm(ab, arm);
     struct error err;
-    CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has checked the event
+    CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has checked it before
     experiment_decide(ab, e);
     experiment_update_metrics(ab, e);
 }
@@ -470,9 +470,9 @@ static int64_t user_number(const struct ab_experiment *e, const char *user) {
     return (int64_t)((hash_fnv1a(user, strlen(user)) ^ e->seed) >> 11 | 1);
 }
 
-/* The side depends on the user, or else on the number of the request since the server began. `at`
- * is in [0, 1); b is below its share. On either side the range next to that border counts, as wide
- * as the smaller side. */
+/* Assigns the side by a random number in [0, 1): b below its share. The number depends on the user
+ * or, without a user, on the number of the request since the server began. Ratings count if the
+ * number is within the smaller share of the border, which is the same range on both sides. */
 static void assign_side(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
@@ -535,7 +535,7 @@ static json_t *start_event(const struct ab_spec *p) {
     return v;
 }
 
-/* Adds an experiment to the table; its log may have events already. */
+/* Adds an experiment to the table, with no events applied. */
 static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
     struct ab_experiment *e = xcalloc(1, sizeof *e);
     snprintf(e->name, sizeof e->name, "%s", name);
@@ -565,7 +565,7 @@ static int start_check(const struct ab *ab, const struct ab_spec *p, struct erro
     return OK;
 }
 
-/* Takes the event over. */
+/* Stores and applies the start event, of which it takes ownership. *out: the experiment as JSON. */
 static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *event, json_t **out,
                             struct error *err) {
     json_t *name = json_pack("{s:s}", "name", p->name);
@@ -607,7 +607,8 @@ json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
 
 /* resuming */
 
-/* Without its adapters an experiment waits, and the name's own content answers all requests. */
+/* Loads the adapters of a running experiment. Without them it is suspended, and the name's own
+ * content answers all requests. */
 static void arms_load(struct ab *ab, struct ab_experiment *e) {
     struct adapter *found[2] = {NULL, NULL};
     struct error err = {0};

@@ -1,8 +1,9 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * A rule's value is one number. Samples over ALERT_WINDOW_SECONDS provide the history that a rule
- * needs. One thread evaluates the rules and sends the messages; it sends without the lock.
+ * A rule has one value, a number. Rules about changes compare with samples of the last
+ * ALERT_WINDOW_SECONDS. One thread evaluates the rules and sends the messages; it does not hold the
+ * lock while it sends.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -68,7 +69,8 @@ static struct sample *oldest_sample_in_window(struct alert_state *w, double now)
     return NULL;
 }
 
-/* The increase of a, of b and of a's histogram since the oldest sample in the window. */
+/* The increase of a, of b and of a's histogram since the oldest sample in the window. False: there
+ * is no such sample. */
 static bool increase_in_window(struct alert_state *w, const struct sample *s, double *a, double *b,
                                uint64_t *counts, double *seconds) {
     const struct sample *old = oldest_sample_in_window(w, s->at);
@@ -112,15 +114,15 @@ static double rule_value(struct alert_state *w, const struct alert_rule *r,
                    : NAN;
     case ALERT_FAILED:
         return increase_in_window(w, s, &a, &b, counts, &seconds) ? a : NAN;
-    case ALERT_ABSENT: /* only another program can detect it */
+    case ALERT_ABSENT: /* only Prometheus can detect this and the next one */
     case ALERT_RESTARTS:
         break;
     }
     return NAN;
 }
 
-/* Whether the condition holds. For a firing alert it holds until the value is a tenth better than
- * the limit. */
+/* Whether the condition holds. A firing alert has hysteresis: its condition holds until the value
+ * is a tenth better than the limit. */
 static bool condition_holds(const struct alert_rule *r, double value, bool firing) {
     double hysteresis = firing ? 0.1 * r->limit : 0;
     if (isnan(value)) return false;
@@ -128,7 +130,7 @@ static bool condition_holds(const struct alert_rule *r, double value, bool firin
                                        : value > r->limit - hysteresis;
 }
 
-/* messages; the caller holds the lock */
+/* messages; the callers hold the lock */
 
 static void format_time(char out[32], int64_t t) {
     struct tm tm;
@@ -180,7 +182,7 @@ static struct message message_remove(struct alerts *a, int i) {
     return m;
 }
 
-/* Drops the oldest message if the queue is full. */
+/* Adds a message to the queue. If it is full, drops the oldest one. */
 static void message_add(struct alerts *a, struct message m) {
     if (a->n_messages == MAX_MESSAGES) free(message_remove(a, 0).body);
     a->messages[a->n_messages++] = m;
@@ -245,7 +247,7 @@ void alerts_evaluate(struct alerts *a, double now) {
         alert_update(a, i, now, rule_value(w, r, &s));
         if (w->n && now - w->samples[(w->next + MAX_SAMPLES - 1) % MAX_SAMPLES].at <
                         (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
-            continue; /* keeps the interval large enough that the ring spans the whole window */
+            continue; /* keeps the samples so far apart that the ring spans the whole window */
         w->samples[w->next] = s;
         w->next = (w->next + 1) % MAX_SAMPLES;
         w->n = MIN(w->n + 1, MAX_SAMPLES);
@@ -255,7 +257,7 @@ void alerts_evaluate(struct alerts *a, double now) {
 
 /* the thread */
 
-/* Releases the lock while it sends. Returns false when no message is due. */
+/* Sends the first message that is due, without the lock. Returns false if none is due. */
 static bool send_message(struct alerts *a) {
     struct error err;
     int i = 0;

@@ -1,12 +1,13 @@
 /*
- * feedback: ratings of replies by users. The last replies are kept in memory, so that one can be
- * rated by its id; a rated reply is a row, which is stored for good and exported as training data.
+ * feedback: ratings of replies by users. The last replies are kept in memory, so that they can be
+ * rated by their ids. A rated reply becomes a row in the store, which is never removed and is
+ * exported as training data.
  *
  * A row is {id, created, updated, model, key, messages or prompt, reply, rating, correction,
- * comment, arm: {name, run, user, side, place}}, without the fields that are not set. A further
- * rating of the same reply adds or replaces fields of its row, except a rating that an experiment
- * has used: a sequential test cannot take back an outcome. Only the key that received a reply may
- * rate it.
+ * comment, arm: {name, run, user, side, place}}, without the fields that are not set; place is the
+ * index of the outcome. A further rating of the same reply adds or replaces fields of its row,
+ * except a rating that an experiment has used, because a sequential test cannot remove an outcome.
+ * Only the key that received a reply may rate it.
  */
 #define _GNU_SOURCE
 #include "ops/internal.h"
@@ -18,12 +19,12 @@
 
 enum {
     MAX_REPLIES = 4096,
-    KEY_SHARE = 4,        /* the replies of one key may use a quarter of the bytes that are kept */
-    MAX_CHANGES = 16,     /* number of times that a reply may be rated */
+    KEY_SHARE = 4,        /* the replies of one key may use a quarter of the bytes in memory */
+    MAX_CHANGES = 16,     /* maximum number of ratings of a reply */
     DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback per day */
     PAGE_BYTES = 4 << 20, /* bytes of rows that are read at once, exceeded by at most one row */
-    TEXT_MAX = 1 << 20,   /* a longer reply can be rated, but its text is not kept */
-    ROW_BYTES = 512,      /* bytes of a row and its event in the store, without its texts */
+    TEXT_MAX = 1 << 20,   /* bytes; a longer reply can be rated, but its text is not kept */
+    ROW_BYTES = 512, /* estimated bytes of a row and its event in the store, without its texts */
     PAGE = 64,
 };
 
@@ -67,8 +68,8 @@ static void remove_text(struct feedback_log *replies, struct kept_reply *r) {
     replies->bytes -= bytes;
 }
 
-/* If several keys are in use and one has more than its share, the oldest texts of that key are
- * removed first, so that it does not push out those of other keys. */
+/* If there are replies of several keys and this one has more than its share, removes the oldest
+ * texts of this key, so that it does not displace those of other keys. */
 static void enforce_key_share(struct feedback_log *replies, const struct kept_reply *fresh) {
     size_t bytes = fresh->bytes;
     bool has_other_keys = false;
@@ -148,7 +149,8 @@ static json_t *reply_find(struct ab *ab, const char *id) {
     return row;
 }
 
-/* The row of a rated reply, or a new row of an unrated one, if this key received the reply. */
+/* The row of a reply: the stored one, or with *fresh a new one if it is not rated yet. An error if
+ * another key received the reply. */
 static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fresh,
                         struct error *err) {
     json_t *row = store_document_get(ab->store, "feedback", id, err);
@@ -191,7 +193,7 @@ static int quota_refuse(enum feedback_refusal *out, enum feedback_refusal reason
     return error_set(err, ERR_STATE, "%s", text);
 }
 
-/* Whether `bytes` more may be written for a row; the change is counted in the row. */
+/* Checks whether `bytes` more may be written for a row, and counts the change in the row. */
 static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
                        enum feedback_refusal *refusal, struct error *err) {
     int64_t max_bytes = ab->o.max_bytes;
@@ -218,7 +220,7 @@ static void row_set_rating(json_t *row, const struct feedback_rating *o) {
     json_object_set_new(row, "updated", json_integer((json_int_t)time(NULL)));
 }
 
-/* The arm of a row, and the index of its outcome; -1: it has no outcome yet. */
+/* The arm of a row; *place: the index of its outcome, -1: it has none yet. */
 static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
@@ -230,7 +232,8 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     return arm;
 }
 
-/* Stores the row, its entry in the list of rows if it is new, and the outcome: all or none. */
+/* Stores the row, its entry in the log of rows if it is new, the day's usage, and the outcome, in
+ * one transaction. */
 static int row_store(struct ab *ab, const char *id, const json_t *row, bool fresh,
                      const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
                      struct error *err) {
@@ -251,7 +254,7 @@ static int row_store(struct ab *ab, const char *id, const json_t *row, bool fres
     return rc;
 }
 
-/* `disk` is held. *counted: the rating is an outcome of an experiment. */
+/* feedback_rate; the caller holds store_lock. */
 static int rating_store(struct ab *ab, const struct feedback_rating *o, const char *key,
                         bool *counted, enum feedback_refusal *refusal, struct error *err) {
     bool fresh;
@@ -307,7 +310,7 @@ int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *ke
 
 /* reading */
 
-/* Rows after the first `seq`, at most `limit`; the bytes may exceed PAGE_BYTES by one row. */
+/* The rows after the first `seq` ones, at most `limit`, and PAGE_BYTES with one row more. */
 static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
     json_t *ids = store_log_list(store, "feedback", seq, limit, err), *v, *rows;
     size_t i, bytes = 0;
@@ -337,9 +340,9 @@ json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, s
 
 /* export */
 
-/* The request's messages with roles and texts only. `mute`: earlier turns of the assistant get
- * weight 0, because no user rated them as good. NULL: training cannot use the messages, because
- * they have tool calls, or because they end in the assistant's words. */
+/* The request's messages with roles and texts only. zero_weights: earlier turns of the assistant
+ * get weight 0 in the loss, because no user rated them as good. NULL: training cannot use the
+ * messages, because they contain tool calls, or end with a turn of the assistant. */
 static json_t *messages_without_tools(const json_t *messages, bool zero_weights) {
     json_t *out = json_array();
     const json_t *m = NULL;
@@ -387,7 +390,7 @@ static json_t *row_preference(const json_t *row, const char *correction) {
                 : NULL;
 }
 
-/* An export reads through a separate handle, so it does not block other requests. */
+/* An export reads the store through its own connection, so it does not block other requests. */
 struct feedback_export {
     struct store *store;
     int64_t seq;
@@ -427,7 +430,7 @@ void feedback_export_close(struct feedback_export *e) {
 
 /* open and close */
 
-/* Counts the rows. */
+/* Counts the stored rows; allocates the log of replies if replies can be rated. */
 int feedback_open(struct ab *ab, struct error *err) {
     for (size_t n = FEEDBACK_LIST_MAX; n == FEEDBACK_LIST_MAX; ab->n_rated += (int64_t)n) {
         json_t *page = store_log_list(ab->store, "feedback", ab->n_rated, FEEDBACK_LIST_MAX, err);

@@ -9,26 +9,29 @@
 
 struct ab_experiment;
 struct feedback_log;
-/* `disk` guards the store and the decisions, `table` the fields that requests read. `disk` is taken
- * first, and no thread waits for the disk while it holds `table`. Fields that both guard are
- * changed with both held and read with either. */
+/* store_lock protects the store and the decisions, table_lock the fields that requests read.
+ * store_lock is locked first, and no thread waits for the disk while it holds table_lock. Fields
+ * that both protect are changed with both held, and read with either held. */
 struct ab {
     struct ab_options o;
     pthread_mutex_t store_lock, table_lock;
     struct store *store;
     char *path;
-    int64_t n_rated;          /* number of events in the log "feedback" */
-    struct ab_experiment **v; /* [n] by age of their names, including deleted ones */
+    int64_t n_rated; /* number of events in the log "feedback" */
+    struct ab_experiment *
+        *v; /* [n] in the order in which names were first used; includes deleted experiments */
     int n;
     struct feedback_log *replies; /* NULL: replies cannot be rated */
 };
 
-/* ab.c; `disk` is held */
+/* ab.c; the caller holds store_lock */
 
-/* The index of the outcome on its side: `at`, or the next one if at < 0. -1: it does not count,
- * because the experiment has ended, has enough outcomes, or has one of this user. */
+/* The index of an outcome on its side: `index` of a rating that is changed, or the next one if
+ * index < 0. -1: the rating does not count, because the experiment has ended, has enough outcomes,
+ * or has one of this user. */
 int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at);
-/* Whether the test has used this outcome, or may have. */
+/* Whether the test has used this outcome. True also if that is unknown, because the experiment was
+ * deleted. */
 bool ab_outcome_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at);
 /* An outcome is added in two steps: ab_outcome_put stores `event` inside the caller's transaction;
  * after the commit, ab_outcome_apply adds it to the experiment, which may decide. */

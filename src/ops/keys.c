@@ -2,15 +2,16 @@
  * keys: API keys as an event log in the store, a table of the keys in memory, and a thread that
  * synchronises both.
  *
- * The log "keys" holds {op: "add", …} and {op: "revoke", …}. It is append-only, so reading its new
- * rows shows the changes of other processes. Document "key"/ID holds the usage of a key. There is
- * no HTTP here, and no clock except the thread's timer.
+ * The log "keys" holds {op: "add", …} and {op: "revoke", …}. It is append-only, so the new events
+ * are the changes of other processes. Document "key"/ID holds the usage of a key. This file knows
+ * no HTTP, and has no clock except the timer of its thread.
  *
  * Invariants:
  * 1. A change is in the store before it is in the table.
- * 2. Rows of the table are only added, and only at its end: an index stays valid without the lock.
- * 3. `used` of a row is the store's value at the last write, plus `unsaved`.
- * 4. `disk` is taken before `table`, and no thread waits for the disk while it holds `table`.
+ * 2. Keys are only appended to the table, never removed: an index stays valid without the lock.
+ * 3. `used` of a key is the store's value at the last write, plus `unsaved`.
+ * 4. store_lock is locked before table_lock, and no thread waits for the disk while it holds
+ *    table_lock.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -30,7 +31,7 @@
 #define PREFIX "sk-shoal-"
 #define TOKEN_PREFIX "st-"
 #define BASE64URL "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-/* The largest count that every JSON parser represents exactly. */
+/* The largest integer that every JSON parser represents exactly. */
 #define COUNT_MAX ((int64_t)1 << 53)
 
 enum { RANDOM_BYTES = 32, TAIL = 4, SECRET_MAX = 512, PAGE = 256, DAY = 86400 };
@@ -56,7 +57,7 @@ struct api_key {
 };
 struct keys {
     pthread_mutex_t
-        store_lock; /* protects the store and `seq`, the number of log events in the table */
+        store_lock; /* protects the store and `seq`, the number of events applied to the table */
     struct store *store;
     char *path;
     int64_t seq;
@@ -86,7 +87,7 @@ static json_t *scopes_json(unsigned bits) {
     return list;
 }
 
-/* Returns 0 if any item of the list is not a scope. */
+/* The scopes in a list of names; 0 if a name is not known. */
 static unsigned scopes_parse(const json_t *list) {
     unsigned bits = 0;
     size_t i;
@@ -120,8 +121,9 @@ static int64_t count_tokens(const struct usage_count *c) {
     return saturating_add(c->prompt, c->completion);
 }
 
-/* Threads pass midnight in any order, so the previous day does not start a new day. A stored day
- * that is further ahead came from a wrong clock. */
+/* Sets today's usage to 0 if `day` is another day. Threads may be late at midnight, so the day
+ * before u->day is ignored. If `day` is earlier than that, u->day came from a wrong clock, and is
+ * replaced. */
 static void usage_start_day(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
@@ -132,7 +134,7 @@ static bool usage_is_nonzero(const struct key_usage *u) {
     return u->all.requests || u->all.prompt || u->all.completion;
 }
 
-/* Does nothing if `more` is empty; its day is then ignored too. */
+/* Adds usage. Does nothing if `added` is zero; then its day is not valid. */
 static void usage_add(struct key_usage *to, const struct key_usage *added) {
     if (!usage_is_nonzero(added)) return;
     usage_start_day(to, added->day);
@@ -168,7 +170,7 @@ static bool usage_parse(json_t *v, struct key_usage *out) {
     return count_parse(today, &out->today) && count_parse(all, &out->all);
 }
 
-/* An unused key has no document. */
+/* Loads the stored usage of a key; zero if it has no document. */
 static int usage_load(struct keys *k, const char *id, struct key_usage *out, struct error *err) {
     *out = (struct key_usage){0};
     json_t *v = store_document_get(k->store, "key", id, err);
@@ -182,7 +184,7 @@ static int usage_load(struct keys *k, const char *id, struct key_usage *out, str
                      k->path, id);
 }
 
-/* Adds to the usage in the store, which another server may have changed, and returns the sum. */
+/* Adds to the usage in the store, which another server may have changed. *total: the sum. */
 static int usage_store(struct keys *k, const char *id, const struct key_usage *added,
                        struct key_usage *total, struct error *err) {
     int rc = usage_load(k, id, total, err);
@@ -204,15 +206,15 @@ static int key_find(const struct keys *k, const char *id) {
     return -1;
 }
 
-/* The key that has this name and is not revoked. */
+/* The index of the key that has this name and is not revoked; -1: none. */
 static int key_find_by_name(const struct keys *k, const char *name) {
     for (int i = 0; i < k->n; i++)
         if (!k->v[i].revoked && strcmp(k->v[i].name, name) == 0) return i;
     return -1;
 }
 
-/* The first digits of the hash select the row: they reveal nothing about 256 random bits. The full
- * comparison takes constant time. */
+/* The index of the key with this hash; -1: none. The time of comparing the first digits reveals
+ * nothing useful about 256 random bits; the full comparison takes constant time. */
 static int key_find_by_hash(const struct keys *k, const char *hash) {
     for (int i = 0; i < k->n; i++)
         if (memcmp(k->v[i].hash, hash, 16) == 0 &&
@@ -273,7 +275,8 @@ static json_t *add_event(const struct api_key *x, int64_t seq) {
         (json_int_t)s->quota, "expires", (json_int_t)s->expires, "created", (json_int_t)x->created);
 }
 
-/* Unknown fields are an error too: one could be a limit that this program does not know. */
+/* Parses an "add" event. Unknown fields are an error too, because one could be a limit that this
+ * version does not know. */
 static int add_event_parse(json_t *event, struct api_key *x, struct error *err) {
     json_error_t je;
     json_int_t seq, limit[6];
@@ -332,8 +335,8 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
     return OK;
 }
 
-/* Events are numbered, so a deleted row is detected. Only the holder of `disk` changes the table's
- * rows, so it may read them without `table`. */
+/* Applies an event to the table. Events are numbered, so that a deleted one is detected. Keys are
+ * changed only with store_lock held, so its holder may read them without table_lock. */
 static int event_apply(struct keys *k, json_t *event, struct error *err) {
     const char *op = json_get_string(event, "op");
     int rc;
@@ -368,14 +371,15 @@ static int events_read(struct keys *k, struct error *err) {
     }
 }
 
-/* Begins the transaction of a change, which is on the disk when it is committed. Accounting, which
- * is written each second, does not wait for the disk. */
+/* Begins the transaction of a change of keys, which is on the disk when it is committed. Usage,
+ * which is written every second, does not wait for the disk. */
 static int change_begin(struct keys *k, struct error *err) {
     int rc = store_set_synchronous(k->store, true, err);
     return rc == OK ? store_begin(k->store, err) : rc;
 }
 
-/* Ends the transaction of a change; the event may be NULL if rc is an error. */
+/* Appends the event and commits, or rolls back if rc is an error; then the event may be NULL. Takes
+ * ownership of the event. */
 static int change_commit(struct keys *k, json_t *event, int rc, struct error *err) {
     json_t *events = json_array();
     if (rc == OK) {
@@ -461,8 +465,8 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
     return rc;
 }
 
-/* Neither a secret that the administrator chose nor its hash is shown in part: it may be short
- * enough to be guessed. */
+/* Id, name and tail contain no part of the secret or its hash, because an administrator's secret
+ * may be short enough to be guessed. */
 static void fixed_key_append(struct keys *k, const char *hash, unsigned bits) {
     struct api_key x = {.is_fixed = true, .spec.scopes = bits};
     memcpy(x.hash, hash, HASH_LEN);
@@ -518,8 +522,8 @@ void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
 
 /* admission */
 
-/* If the clock was set back, refilling restarts from the current level. A thread that is at most a
- * second late does not count as that. */
+/* Adds the tokens of the time since the last call. If the clock was set back by more than a second,
+ * continues from the current level; less may be a late thread. */
 static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, double now) {
     double full = (double)per_minute;
     if (now < b->at - 1) b->at = now;
@@ -529,7 +533,7 @@ static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, doub
 }
 
 /* Seconds until the bucket holds one token, rounded up to milliseconds so that a client that waits
- * this long is admitted despite rounding of clocks. 0: it holds one now. */
+ * this long is admitted despite rounding of clocks. 0: it holds one. */
 static double token_bucket_wait(struct token_bucket *b, int64_t per_minute, double now) {
     if (!per_minute) return 0;
     token_bucket_refill(b, per_minute, now);
@@ -572,7 +576,8 @@ static bool key_is_within_quota(struct api_key *x, double now, struct key_decisi
     return true;
 }
 
-/* Takes a request from the bucket only when both buckets have one: a refused request uses nothing.
+/* Takes a token from the bucket of requests only if both buckets have one, so that a refused
+ * request uses nothing.
  */
 static bool key_is_within_rate(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
@@ -596,7 +601,8 @@ static void key_add_usage(struct api_key *x, struct usage_count c, double now) {
     if (!x->is_fixed) usage_add(&x->unsaved, &u);
 }
 
-/* Hashes the secret that a client sent; a secret that is too long is hashed as an empty one. */
+/* Hashes the secret that a client sent and returns its length. A secret that is too long is hashed
+ * as an empty one. */
 static size_t hash_client_secret(const char *secret, char hash[HASH_LEN]) {
     size_t len = secret ? strnlen(secret, SECRET_MAX + 1) : 0;
     sha256_bytes(secret, len <= SECRET_MAX ? len : 0, hash);
@@ -691,7 +697,7 @@ json_t *keys_list(struct keys *k, double now) {
 
 /* synchronisation of the store and the table */
 
-/* One row's usage while it is written to the store. */
+/* The usage of one key while it is written to the store. */
 struct usage_flush {
     int at;
     char id[KEY_ID_LEN];
@@ -716,7 +722,8 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     return n;
 }
 
-/* Usage that arrived meanwhile is added in both cases. */
+/* Ends a write: `used` becomes the stored total or, if the write failed, the usage is unsaved
+ * again. Usage that was recorded meanwhile is kept. */
 static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
     pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < n; i++) {
@@ -746,7 +753,7 @@ static int usage_flush(struct keys *k, struct error *err) {
     return rc;
 }
 
-/* Usage is written even if the log cannot be read. */
+/* Writes the usage even if the events cannot be read. */
 int keys_sync(struct keys *k, struct error *err) {
     struct error ignored = {0};
     pthread_mutex_lock(&k->store_lock);
@@ -755,7 +762,7 @@ int keys_sync(struct keys *k, struct error *err) {
     return rc != OK ? rc : saved;
 }
 
-/* Logs the same error once. */
+/* Calls keys_sync every second. Logs an error that repeats only once. */
 static void *sync_thread_main(void *arg) {
     struct keys *k = arg;
     struct error err, last_logged = {0};
@@ -820,7 +827,8 @@ static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *
     return event_put(k, revoke_event(id, k->seq + 1, at), err);
 }
 
-/* A key does not lose its name in `to` to another key: that other key stays unknown there. */
+/* Copies the revocation of key x, or adds x as a revoked key. If another key in `to` has its name,
+ * x is not added: its secret is unknown there. */
 static int key_restore(struct keys *to, const struct api_key *x, int64_t now, int *n,
                        struct error *err) {
     int i = key_find(to, x->id), rc = OK;
@@ -831,7 +839,7 @@ static int key_restore(struct keys *to, const struct api_key *x, int64_t now, in
     return rc;
 }
 
-/* Revocations come first, because they free names. */
+/* Copies the revocations first, because they free names, then the new keys. */
 static int keys_copy(const struct keys *from, struct keys *to, int *n, struct error *err) {
     int rc = OK;
     for (int round = 0; round < 2; round++)
@@ -873,7 +881,7 @@ static int parent_dir_make(const char *path, struct error *err) {
     return rc;
 }
 
-/* Blocks signals in the thread: the program's other threads handle them. */
+/* Starts the thread with all signals blocked: other threads handle them. */
 static int sync_thread_start(struct keys *k, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);

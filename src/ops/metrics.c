@@ -1,16 +1,15 @@
 /*
- * metrics: the registry of metrics and its three forms: Prometheus' text, OpenMetrics, JSON. It has
- * no socket; it only appends to a buf.
+ * metrics: the registry of metrics, and its output as Prometheus' text, OpenMetrics and JSON.
  *
- * A series is a few words that only atomic operations change: the value of a counter or gauge, or
- * the sum and one count per bucket of a histogram. Adding to a double is a compare-and-swap of its
- * bits. Everything else in the registry changes under its lock, which a reader holds while it
- * writes the text.
+ * The numbers of a series change only by atomic operations: the value of a counter or gauge, or the
+ * sum and one count per bucket of a histogram. Adding to a double is a compare-and-swap of its
+ * bits. Everything else in the registry is protected by its lock, which is held while the text is
+ * written.
  *
- * Invariants: a series never moves while it exists; a histogram's count is the sum of its buckets
- * in the same reading, so that buckets, +Inf and count agree despite concurrent observations (the
- * sum may be an observation ahead or behind); the families with the label "adapter" have at most
- * max_adapters names in addition to "other".
+ * Invariants: a series never moves while it exists; the output of a histogram's count is the sum of
+ * its buckets as they were read, so that buckets, +Inf and count agree despite concurrent
+ * observations (the sum of values may differ by the latest observations); the families with the
+ * label "adapter" have at most max_adapters names in addition to "other".
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -23,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Upper bounds of buckets. vLLM's families have vLLM's bounds, so that its dashboards and rules
+/* Upper bounds of buckets. Families of vLLM have vLLM's bounds, so that its dashboards and rules
  * work; steps of a small model need finer ones. */
 static const double bounds_FIRST_TOKEN[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
                                             0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
@@ -66,11 +65,8 @@ const struct metric_family metric_families[N_METRICS] = {
 #undef FAMILY
 #undef ALIAS
 
-enum {
-    LABEL_BYTES = 200,
-    INFO_BYTES = 4000
-}; /* maximal bytes of a label's value; longer ones are
-    * cut */
+/* Maximum bytes of a label's value, and of one of an info metric. Longer values are cut. */
+enum { LABEL_BYTES = 200, INFO_BYTES = 4000 };
 
 struct metric {
     const struct metric_family *family;
@@ -157,7 +153,8 @@ double metric_value(const struct metric *s) {
     return double_of(atomic_load_explicit(&s->value, memory_order_relaxed));
 }
 
-/* Reads cumulative counts [n_bounds + 1] once; the last is the count. */
+/* Reads the cumulative counts [n_bounds + 1]; returns the last, which is the number of
+ * observations. */
 static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_BOUNDS + 1]) {
     uint64_t sum = 0;
     for (int i = 0; i <= s->family->n_bounds; i++) {
@@ -167,7 +164,7 @@ static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_B
     return sum;
 }
 
-/* The quantile from cumulative counts. */
+/* The q-quantile from cumulative counts. */
 static double histogram_quantile(const struct metric_family *f, const uint64_t *counts, double q) {
     CHECK(f->type == METRIC_TYPE_HISTOGRAM);
     uint64_t total = counts[f->n_bounds];
@@ -252,7 +249,7 @@ static struct metric *series_find(const struct family_series *all, char *const *
     return NULL;
 }
 
-/* The value of the label "adapter"; NULL: the family lacks this label. */
+/* The place of the value of the label "adapter"; NULL: the family has no such label. */
 static char **adapter_label(const struct metric_family *f, char **values) {
     for (int i = 0; i < f->n_labels; i++)
         if (strcmp(f->labels[i], "adapter") == 0) return &values[i];
@@ -299,7 +296,8 @@ static struct metric *series_add(struct metrics *m, enum metric_id id, char **va
     return s;
 }
 
-/* Takes ownership of the values, [n_labels] of the family, and may change them. */
+/* Finds or adds the series with these values, [n_labels] of the family. Takes ownership of those
+ * that it sets to NULL, and may replace the others. */
 static struct metric *series_get(struct metrics *m, enum metric_id id, char **values) {
     const struct metric_family *f = &metric_families[id];
     struct family_series *all = &m->series[id];
@@ -393,9 +391,9 @@ void metrics_free(struct metrics *m) {
     free(m);
 }
 
-/* figures that are read on demand; under the lock */
+/* metrics of the process and the machine, read on demand; callers hold the lock */
 
-/* A negative value is unavailable, and the series is not updated. */
+/* A negative value is unavailable: then the series is not changed. */
 static void set_if_available(struct metrics *m, enum metric_id id, const char *label, double x) {
     if (x < 0) return;
     struct metric *s = find_locked(m, id, (const char *const[]){"", label});

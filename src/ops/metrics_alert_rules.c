@@ -1,8 +1,8 @@
 /*
- * metrics_alert_rules: descriptions of the metrics for other programs: alert rules for Prometheus
- * and a dashboard for Grafana. Both are generated from the table of families: an alert names
- * families by their ids, and the dashboard has a panel for each family that belongs to a section.
- * So neither can name a metric that does not exist.
+ * metrics_alert_rules: exports for other programs: alert rules for Prometheus and a dashboard for
+ * Grafana. Both are generated from the table of families: a rule names families by their ids, and
+ * the dashboard has a panel for each family with a section. So neither can name a metric that does
+ * not exist.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -38,8 +38,8 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
      "The server restarted more than three times in an hour."},
 };
 
-/* Expressions that hold while the alert's condition holds. $a and $b are the families' names, $l
- * the limit. */
+/* PromQL expressions of the conditions. $a and $b are replaced by the families' names, $l by the
+ * limit. */
 static const char *const condition_expressions[] = {
     [ALERT_ABSENT] = "absent($a)",
     [ALERT_BELOW] = "$a < $l",
@@ -87,7 +87,7 @@ json_t *metrics_alert_rules(void) {
 }
 
 /* Writes mappings, sequences of mappings, and strings, which have the same form in YAML and JSON.
- * `begun`: the line already has a sequence's dash and room for the first key. */
+ * after_dash: the line begins with the dash of a sequence, and the first key follows on it. */
 static void yaml_write(struct buf *b, json_t *v, int depth, bool after_dash) {
     const char *key;
     json_t *item;
@@ -155,7 +155,7 @@ static json_t *source_json(void) {
     return json_pack("{s:s,s:s}", "type", "prometheus", "uid", "${datasource}");
 }
 
-/* Adds a line to a panel. Takes ownership of expr and legend. */
+/* Adds a curve to a panel. Takes ownership of expr and legend. */
 static void target_add(json_t *targets, char *expr, char *legend) {
     char letter[2] = {(char)('A' + json_array_size(targets)), 0};
     json_array_append_new(targets, json_pack("{s:s,s:o,s:s,s:s}", "refId", letter, "datasource",

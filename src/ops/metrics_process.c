@@ -1,6 +1,6 @@
 /*
- * metrics_process: figures of the process and the machine from /proc, and of GPUs from NVIDIA's
- * management library. The library is opened at run time and never linked: most machines lack it,
+ * metrics_process: statistics of the process and the machine from /proc, and of GPUs from NVIDIA's
+ * management library (NVML). The library is loaded at run time, not linked: most machines lack it,
  * and without it only the GPU metrics are missing.
  */
 #define _GNU_SOURCE
@@ -75,7 +75,7 @@ struct process_state process_read(void) {
     return s;
 }
 
-/* The library's types, from its binary interface. */
+/* The types of NVML, as in its binary interface. */
 typedef struct nvml_device *nvml_device;
 struct nvml_memory {
     unsigned long long total, free, used;
@@ -94,7 +94,8 @@ struct nvml {
     int (*memory)(nvml_device d, struct nvml_memory *out);
 };
 
-/* In POSIX dlsym returns a data pointer for functions too; C allows only to copy its bits. */
+/* dlsym returns a data pointer for functions too. C has no conversion to a function pointer, so its
+ * bits are copied. */
 static bool load_symbol(const struct nvml *g, const char *name, void *function) {
     void *address = dlsym(g->library, name);
     memcpy(function, &address, sizeof address);

@@ -1,6 +1,6 @@
 /*
- * ops: operation of a server: metrics, figures of the process, alerts, API keys, A/B tests and
- * ratings of replies.
+ * ops: the operation of a server: metrics, statistics of the process, alerts, API keys, A/B tests
+ * and ratings of replies.
  */
 #ifndef SHOAL_OPS_H
 #define SHOAL_OPS_H
@@ -8,18 +8,18 @@
 #include "base/base.h"
 
 /*
- * metrics: the server's counters and measurements, and their text for Prometheus.
+ * metrics: the server's counters, gauges and histograms, and their text for Prometheus.
  *
  * metrics.inc declares all metrics, one row per family. A series is a family with values for its
- * labels. metric_get finds or creates a series under the registry's lock. Frequent callers keep the
- * handle: metric_add, metric_total, metric_set and metric_observe are atomic, take no lock, and any
- * thread may call them at any time. The registry owns its series. A handle is valid until the
+ * labels. metric_get finds or creates a series under the registry's lock. Frequent callers store
+ * the handle: metric_add, metric_total, metric_set and metric_observe are atomic, take no lock, and
+ * any thread may call them at any time. The registry owns its series. A handle is valid until the
  * registry is freed or the series is removed; using it afterwards is a use after free.
  *
  * Label values from outside are bounded. The first max_adapters adapter names get series, the same
- * names in all families, and the others share "other"; so a server registers its start-up adapters
- * first. No family has more than METRICS_SERIES series: further label values share one series in
- * which every label is "other".
+ * names in all families, and the others share "other"; so a server registers the adapters of its
+ * command line first. No family has more than METRICS_SERIES series: when it is full, further label
+ * values share one series in which every label is "other".
  *
  * Counters and histograms without labels exist from the start, at 0. A family without series does
  * not appear in the text.
@@ -67,14 +67,16 @@ void metrics_free(struct metrics *m);
                 (int)ARRAY_LEN(((const char *const[]){"", ##__VA_ARGS__})) - 1)
 /* The same as a function; labels [1 + n], the first is ignored. */
 struct metric *metric_find(struct metrics *m, enum metric_id id, const char *const *labels, int n);
-/* Removes a series whose subject has ended, such as a job. Removing an adapter's last series frees
- * the place of its name. */
+/* Removes a series that is no longer needed, such as that of an ended job. When the last series of
+ * an adapter is removed, another name can get series. */
 void metric_remove(struct metrics *m, struct metric *series);
 void metrics_clear(struct metrics *m, enum metric_id id); /* removes all series of a family */
 
-void metric_add(struct metric *s, double x);     /* counter: x >= 0; gauge: any */
-void metric_total(struct metric *s, double x);   /* counter: a total kept elsewhere; never falls */
-void metric_set(struct metric *s, double x);     /* gauge; NaN and Inf are shown as such */
+void metric_add(struct metric *s, double x); /* counter: x >= 0; gauge: any */
+void metric_total(
+    struct metric *s,
+    double x); /* counter: sets it to a total that is counted elsewhere; a lower value is ignored */
+void metric_set(struct metric *s, double x);     /* gauge; NaN and Inf are allowed */
 void metric_observe(struct metric *s, double x); /* histogram: x >= 0 */
 double metric_value(const struct metric *s);     /* for a histogram: its sum */
 /* The q-quantile of a histogram's observations, interpolated linearly within a bucket, as
@@ -82,8 +84,8 @@ double metric_value(const struct metric *s);     /* for a histogram: its sum */
  * observations. */
 double metric_quantile(const struct metric *s, double q);
 
-/* The answer to GET /metrics, in OpenMetrics if the client's Accept header requests it. Reads the
- * process and GPU figures. */
+/* The answer to GET /metrics, in OpenMetrics if the client's Accept header requests it. Refreshes
+ * the process and GPU metrics. */
 #define METRICS_TYPE_TEXT "text/plain; version=0.0.4; charset=utf-8"
 #define METRICS_TYPE_OPEN "application/openmetrics-text; version=1.0.0; charset=utf-8"
 void metrics_text(struct metrics *m, struct buf *out, bool openmetrics);
@@ -92,8 +94,8 @@ void metrics_text(struct metrics *m, struct buf *out, bool openmetrics);
  */
 json_t *metrics_json(struct metrics *m);
 
-/* Reads the current figures of the process and the machine; metrics_text and metrics_json call it
- * themselves. */
+/* Refreshes the metrics of the process and the machine. metrics_text and metrics_json do the same.
+ */
 void metrics_refresh(struct metrics *m);
 /* The sum over all series of a family that have this value for some label (NULL: all series). */
 struct metric_aggregate {
@@ -109,7 +111,7 @@ double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, doub
 /*
  * Alert rules over the metric families. They are exported to Prometheus as expressions, and the
  * built-in alerts below evaluate them directly. An alert fires when its condition on the families a
- * and b has held for `for_seconds` seconds. The window is ALERT_WINDOW_SECONDS.
+ * and b has held for `for_seconds`. The window of a condition is ALERT_WINDOW_SECONDS.
  */
 enum alert_condition {
     ALERT_ABSENT,     /* a has no series */
@@ -122,7 +124,7 @@ enum alert_condition {
     ALERT_RATE_RATIO, /* rate of a over rate of b in the window, summed over adapters > limit */
     ALERT_P95,        /* 95th percentile of the histogram a in the window > limit */
     ALERT_NOT_FINITE, /* a is NaN or infinite */
-    ALERT_FAILED,     /* a grew where its state is "failed" */
+    ALERT_FAILED,     /* a increased in the series with state "failed" */
     ALERT_RESTARTS,   /* a changed more than limit times in an hour */
 };
 struct alert_rule {
@@ -133,7 +135,7 @@ struct alert_rule {
     enum metric_id a, b;
     const char *summary;
 };
-enum { N_ALERT_RULES = 13, ALERT_WINDOW_SECONDS = 300 /* the window, in seconds */ };
+enum { N_ALERT_RULES = 13, ALERT_WINDOW_SECONDS = 300 };
 extern const struct alert_rule alert_rules[N_ALERT_RULES];
 
 /* Alert rules for Prometheus: {groups: [{name, rules: [{alert, expr, for, labels, annotations}]}]},
@@ -143,9 +145,9 @@ void metrics_alert_rules_yaml(struct buf *out);
 json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that has a section */
 
 /*
- * metrics_process: figures of this process, the machine and its GPUs. metrics.c reads them whenever
- * metrics are read. An unavailable figure is negative. Any thread may call process_read; calls of
- * nvml_read must not overlap.
+ * metrics_process: statistics of this process, the machine and its GPUs. metrics.c reads them
+ * whenever metrics are read. An unavailable value is negative. Any thread may call process_read;
+ * calls of nvml_read must not overlap.
  */
 
 struct process_state {
@@ -160,56 +162,57 @@ enum { GPUS_MAX = 16 }; /* further GPUs are ignored */
 struct gpu_stats {
     double utilization, used, total; /* 0 to 1; bytes of memory */
 };
-struct nvml *nvml_open(void); /* loads NVIDIA's NVML; NULL: it is not installed or does not start */
+struct nvml *
+nvml_open(void); /* loads NVIDIA's NVML; NULL: it is not installed or cannot be initialised */
 void nvml_close(struct nvml *g);
 int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs */
 
 /*
- * alerts: the server's own check of its metrics, for users without Prometheus.
+ * alerts: evaluation of the alert rules by the server itself, for users without Prometheus.
  *
- * Every few seconds the module evaluates each alert rule. A rule whose condition holds is pending
- * until it has held for `for_seconds` seconds, then firing until its value is a tenth within its
- * limit again (hysteresis; Prometheus, which has the same rules, resolves an alert at the limit
- * itself). The webhooks receive a message when an alert fires, every four hours while it fires, and
- * when it is resolved: in the format of Alertmanager's webhook, version 4, or of Slack. A failed
- * message is sent again after growing delays; at most 64 messages are kept.
+ * A thread of the module evaluates each alert rule every few seconds. A rule whose condition holds
+ * is pending until it has held for `for_seconds` seconds, then firing until its value is a tenth
+ * within its limit again (hysteresis; Prometheus, which has the same rules, resolves an alert at
+ * the limit itself). The webhooks receive a message when an alert fires, every four hours while it
+ * fires, and when it is resolved: in the format of Alertmanager's webhook, version 4, or of Slack.
+ * A message that fails is sent again after growing delays; at most 64 messages wait.
  */
 
 struct alerts_options {
     double seconds; /* interval between evaluations; 0: no thread evaluates or sends */
-    const struct strings *webhooks, *slack_urls; /* URLs; for Slack the URL is the secret */
+    const struct strings *webhooks, *slack_urls; /* URLs; a Slack URL is itself the secret */
     const char *source;                          /* URL of the server, for the messages */
-    void (*refresh)(void *ctx);                  /* brings the metrics up to date */
+    void (*refresh)(void *ctx); /* updates the caller's metrics before an evaluation; may be NULL */
     void *ctx;
 };
 struct alerts;
 /* ERR_USAGE: a URL is invalid. The options and everything that they point to are borrowed. */
 struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err);
-void alerts_free(struct alerts *a); /* may be NULL; unsent messages are lost */
+void alerts_free(struct alerts *a); /* may be NULL; messages that were not sent are lost */
 /* Evaluates all rules at `now`, in seconds on any monotonic clock. */
 void alerts_evaluate(struct alerts *a, double now);
 /* [{alert, severity, summary, state: inactive, pending or firing, value or null, limit, since,
- * for}], where `since` is the start of the state in unix seconds, and {sent, failed, waiting} of
- * the messages. */
+ * for}], where `since` is the start of the state in unix seconds, and the messages' counts {sent,
+ * failed, waiting}. */
 json_t *alerts_json(struct alerts *a);
 
 /*
  * keys: API keys, their scopes and limits, and their usage.
  *
- * A key consists of a secret that its owner keeps and a row in the store: the SHA-256 of the
+ * A key consists of a secret, which only its owner has, and a row in the store: the SHA-256 of the
  * secret, its last four characters, scopes and limits. The secret is returned once, when the key is
  * made, and never appears in a file, log, error or JSON.
  *
  * Threads: any thread may call any function at any time; keys_close only when no other call is
- * running. keys_authorize and keys_record_usage access memory only. Once a second, a thread of the
+ * running. keys_authorize and keys_record_usage use only memory. Once a second, a thread of the
  * module reads the changes that other processes made in the store, and writes the usage; so a kill
- * loses at most a second of accounting, and never a key. New and revoked keys are on the disk when
- * the call returns, so that a power failure does not restore a revoked key; accounting is not
- * synchronised. Several servers may share a store: their usage adds up in it, and each server
- * enforces the limits with the usage that it knows.
+ * loses at most a second of usage, and never a key. New and revoked keys are on the disk when the
+ * call returns, so that a power failure does not restore a revoked key; usage is written without
+ * waiting for the disk. Several servers may share a store: the store has the sum of their usage,
+ * and each server enforces the limits with the usage that it knows.
  *
- * Clock: `now` is the caller's clock in seconds since 1970, UTC; days are UTC days. A clock that is
- * set back does not block any key.
+ * Clock: the caller passes `now`, in seconds since 1970; days are UTC days. Setting the clock back
+ * does not block any key.
  */
 
 enum key_scope { KEY_SCOPE_CHAT = 1, KEY_SCOPE_JOBS = 2, KEY_SCOPE_ADMIN = 4 };
@@ -218,7 +221,7 @@ unsigned key_scope_from_name(const char *name); /* 0: unknown name */
 /* Permissions and limits of a key; a limit of 0 means no limit. */
 struct key_spec {
     unsigned scopes; /* enum key_scope, or-ed; no scope implies another */
-    /* Token buckets that hold the amount of one minute and start full. */
+    /* Token buckets with the capacity of one minute, full at the start. */
     int64_t requests_per_minute, tokens_per_minute;
     int64_t quota_day, quota; /* tokens, prompt and completion: per day, and in total */
     int64_t expires;          /* seconds since 1970 */
@@ -233,36 +236,36 @@ enum {
 #define KEY_TOKEN_ID "start:token" /* key names have no colon */
 
 struct keys;
-/* Creates the file and its folder if they do not exist. If one row of a store is invalid, the whole
- * store is rejected. */
+/* Opens the store; creates the file and its folder if they do not exist. An invalid row is an
+ * error: no key of such a store is accepted. */
 struct keys *keys_open(const char *store_path, struct error *err);
 void keys_close(struct keys *k); /* writes the usage; may be NULL */
-/* Runs the periodic work of the module's thread now. */
+/* Synchronises with the store now, as the module's thread does every second. */
 int keys_sync(struct keys *k, struct error *err);
 
-/* Whether any key exists, usable or not: as soon as one exists, requests need a key. Revoking the
- * last key closes a server; it does not open it. */
+/* Whether any key exists, including revoked and expired ones: then requests need a key. So revoking
+ * the last key closes the server; it does not open it. */
 bool keys_exist(struct keys *k);
 /* Creates a key and writes its secret. Names are unique among keys that are not revoked. */
 int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
              char secret[KEY_SECRET_LEN], struct error *err);
-/* Adds a secret that the administrator chose: without limits, kept in memory only. Adding the same
- * secret again adds scopes. */
+/* Adds a key from the command line, whose secret the administrator chose. It has no limits and is
+ * in memory only. Adding the same secret again adds scopes. */
 int keys_add_fixed(struct keys *k, const char *secret, unsigned scopes, struct error *err);
 /* Creates the start-up token: a secret of 32 random bytes after "st-" with every scope, in memory
  * only. keys_exist does not count it and keys_list does not show it. Called at most once. */
 void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]);
-/* The id of a secret's key, whether it is usable or not; false: no such key. */
+/* The id of the key with this secret, which may be revoked or expired; false: no such key. */
 bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
 /* For backups (backup/backup.h): restoring a state must not reactivate a key. Compares the keys in
  * serve.db of the folders `present` and `staged`. Keys that are revoked in `present` are revoked in
- * `staged` too. Keys made since the backup are added to `staged` as revoked: so their secrets stay
- * refused, their record is kept, and a server that had keys does not become one without keys. */
+ * `staged` too. Keys made since the backup are added to `staged` as revoked: so their secrets are
+ * still refused, their rows are kept, and a server that requires keys does not become open. */
 int keys_restore(const char *present, const char *staged, struct error *err);
 /* An array of {id, name, tail, scopes, requests_per_minute, tokens_per_minute, quota_day, quota,
- * expires, created, revoked, last_used, today, all}, oldest first: times are seconds, 0 is never;
- * today and all are {requests, prompt_tokens, completion_tokens}. */
+ * expires, created, revoked, last_used, today, all}, oldest first: times are in seconds, 0 means
+ * never; today and all are {requests, prompt_tokens, completion_tokens}. */
 json_t *keys_list(struct keys *k, double now);
 
 /* The scopes of a key, by its id; 0: unknown or revoked. */
@@ -284,36 +287,37 @@ struct key_decision {
     char why[160];                           /* message for the client; empty when admitted */
 };
 /* Whether a request may run. `secret` is the client's key, or NULL; `scope` holds all scopes that
- * the request needs, 0 accepts any key. An admitted request is counted at once, its tokens by
+ * the request needs, 0 accepts any key. An admitted request is counted here, its tokens by
  * keys_record_usage. */
 enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
                                 struct key_decision *out);
-/* Records the tokens of an admitted request when it ends. The token bucket may become negative;
- * then the next request waits. `id` is the id that keys_authorize returned. */
+/* Records the tokens of an admitted request when it ends. The level of the token bucket may become
+ * negative; then the next request is refused until it is refilled. `id` is the id that
+ * keys_authorize returned. */
 void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
                        int64_t completion_tokens, double now);
 
 /*
  * ab: A/B tests of two adapters on live traffic.
  *
- * An experiment belongs to the name of one adapter. While it runs, one of two adapters answers the
- * requests for that name; ratings of the replies are the outcomes, and the i-th outcome of a and
- * the i-th of b are a pair (sequential in eval/eval.h). When the test finds b better, the name
- * refers to b's content from then on; when it finds b worse, to a's. Each change is a publication
- * in the pool, so a request that is being answered keeps the adapter it began with.
+ * An experiment belongs to the name of one model. While it runs, adapter a or b answers the
+ * requests for that name. Ratings of the replies are the outcomes; the i-th outcome of a and the
+ * i-th of b are a pair of the sequential test (eval/eval.h). When the test finds b better, the name
+ * refers to b's content from then on; when it finds b worse, to a's. Such a change is a publication
+ * in the adapter pool, so a running request keeps its adapter.
  *
- * The test assumes that assignment is random: without a difference, neither side is expected to be
- * ahead. A user who stays on one side is assigned once, so by default only that user's first rating
- * counts; otherwise one generous user would favour one side all day. If the sides have unequal
- * shares, the larger side counts only as many replies as the smaller one receives. Otherwise its
- * i-th outcome would come earlier than the smaller side's, and a change of all users' ratings over
- * time would look like a difference.
+ * The test assumes random assignment: if a and b are equal, the expected difference is 0. All
+ * requests of a user go to one side, so by default only the user's first rating counts; otherwise
+ * one generous user would favour one side all day. If the shares are unequal, the larger side
+ * counts only as many replies as the smaller one receives. Otherwise its i-th outcome would come
+ * earlier than that of the smaller side, and a drift of all ratings over time would look like a
+ * difference.
  *
  * STATE/ab.db holds: log "ab", the names of the experiments; log "ab/NAME", the events of each; log
  * "feedback", the ids of rated replies in order, and document "feedback"/ID for each; document
- * "promoted"/MODEL, the content that a name was given. All of it is stored before it is
- * acknowledged, so a kill loses nothing. Unrated replies are only in memory: after a restart their
- * ids are unknown. One server owns the file.
+ * "promoted"/MODEL, the content that a name refers to after a decision. All of it is stored before
+ * it is acknowledged, so a kill loses nothing. Unrated replies are in memory only: after a restart
+ * they cannot be rated. Only one server may use the file.
  *
  * Threads: after ab_resume, any thread may call any function at any time; ab_close only when no
  * other call is running.
@@ -333,7 +337,7 @@ struct ab_options {   /* what it points to is borrowed until ab_close, except th
     bool feedback;      /* replies can be rated */
     size_t reply_bytes; /* bytes of replies that can be rated, in memory */
     int64_t max_bytes;  /* bytes of the file at which ratings are refused */
-    /* Gives the model's name this content; `path`: the files of an adapter with it. */
+    /* Publishes the adapter under the model's name. `path`: files with the same content. */
     int (*publish)(void *ctx, const char *model, struct adapter *a, const char *path,
                    struct error *err);
     void *ctx;
@@ -347,23 +351,23 @@ struct ab *ab_open(const struct ab_options *o, struct error *err);
 void ab_resume(struct ab *ab, const struct strings *models);
 void ab_close(struct ab *ab); /* may be NULL */
 
-/* The arm that answered: the run of an experiment, and side a (0) or b (1). run 0: no experiment.
- * user: a 53-bit number for the user that the request names; 0: it names none. */
+/* The arm that answered a request. run: identifies the start of the experiment, 0: no experiment.
+ * side: a (0) or b (1). user: a 53-bit hash of the request's user, 0: none. */
 struct ab_arm {
     char name[AB_NAME_LEN];
     int64_t run, user;
     int side;
-    bool ignored; /* ratings of this reply do not count: see above */
+    bool ignored; /* ratings of this reply do not count, because the sides have unequal shares */
 };
-/* The adapter (retained) that answers a request for the model, and its malloc'ed name in *name, if
- * an experiment runs on the model; otherwise NULL. `user` (may be NULL) stays on one side. */
+/* If an experiment runs on the model: the adapter (retained) that answers a request, and its
+ * malloc'ed name in *name; otherwise NULL. All requests of `user` (may be NULL) get the same side.
+ */
 struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
                           char **name);
-/* A client has loaded an adapter under this name: the promotion that an experiment stored for it
- * ends. */
+/* Called when a client has loaded an adapter under this name: removes the stored promotion. */
 void ab_end_promotion(struct ab *ab, const char *name);
 
-/* A new experiment; the caller keeps everything in it. */
+/* A new experiment; borrowed for the call. */
 struct ab_spec {
     const char *name;
     char *model, *names[2]; /* the model whose requests are assigned, and the adapters a and b */
@@ -373,19 +377,20 @@ struct ab_spec {
     int64_t min_pairs, max_pairs;
     bool once; /* one outcome per user counts */
 };
-int ab_name_check(const char *name, struct error *err); /* ERR_USAGE: no name of an experiment */
-/* Starts an experiment; its JSON, like ab_get. ERR_STATE: its name or its model has one already. */
+int ab_name_check(const char *name, struct error *err); /* ERR_USAGE: the name is not valid */
+/* Starts an experiment and returns its JSON, as ab_get does. ERR_STATE: an experiment with this
+ * name exists, or one runs on the model. */
 json_t *ab_start(struct ab *ab, const struct ab_spec *spec, struct error *err);
 json_t *ab_list(struct ab *ab); /* a list of all experiments */
-/* The experiment with its figures, docs/API.md; ab_stop's is that after the stop, ab_delete's that
- * before it was deleted. ERR_MISSING: it does not exist; ERR_STATE: it has ended. */
+/* The experiment with its statistics as JSON (docs/API.md): for ab_stop after the stop, for
+ * ab_delete before the deletion. ERR_MISSING: it does not exist; ERR_STATE: it has ended. */
 json_t *ab_get(struct ab *ab, const char *name, struct error *err);
 json_t *ab_stop(struct ab *ab, const char *name, struct error *err);
 json_t *ab_delete(struct ab *ab, const char *name, struct error *err);
 
 /*
  * feedback: ratings of replies by users. They are the outcomes of experiments, and training data.
- * The functions share the file and the locks of the experiments.
+ * They use the file and the locks of the experiments.
  */
 
 enum { FEEDBACK_ID_LEN = 40, FEEDBACK_LIST_MAX = 1000 };
@@ -398,7 +403,7 @@ struct feedback_reply {
     const struct ab_arm *arm;
     int64_t created; /* unix seconds */
 };
-/* A reply is complete and about to be sent: its id can be rated from now on. */
+/* Remembers a complete reply, before it is sent, so that it can be rated by its id. */
 void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply);
 
 struct feedback_rating {
@@ -407,10 +412,12 @@ struct feedback_rating {
 };
 enum feedback_refusal { FEEDBACK_NOT_REFUSED, FEEDBACK_OVER_QUOTA, FEEDBACK_FILE_FULL };
 /* Stores a rating by the key (may be NULL) that received the reply. *counted: it is an outcome of
- * an experiment. ERR_MISSING: the reply is unknown; ERR_STATE: the rating is final, or *why. */
+ * an experiment. ERR_MISSING: the reply is unknown. ERR_STATE: the rating is final, or a quota
+ * refuses it, which *refusal names. */
 int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
-                  enum feedback_refusal *why, struct error *err);
-/* The rows after the first `after`, at most `limit`. *more: there are further ones. */
+                  enum feedback_refusal *refusal, struct error *err);
+/* The ratings after the first `after` ones, at most `limit`, as JSON. *more: whether there are
+ * further ones. */
 json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err);
 
 /* Corrected replies as training data: samples for SFT, or preference pairs. */
@@ -418,7 +425,7 @@ enum feedback_format { FEEDBACK_SFT, FEEDBACK_PREFERENCE };
 struct feedback_export;
 struct feedback_export *feedback_export_open(struct ab *ab, enum feedback_format format,
                                              struct error *err);
-/* A list of the next samples, which may be empty; NULL: the export is complete. */
+/* The next samples as a list, which may be empty; NULL: the export is complete. */
 json_t *feedback_export_next(struct feedback_export *e);
 void feedback_export_close(struct feedback_export *e);
 

@@ -337,9 +337,9 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
 static void choose_triplets(const struct operands *x, const struct svd *sv, int32_t i,
                             struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
-    int most = 0;
-    for (int p = 0; p < x->n; p++) most = MAX(most, sv[p].n);
-    int32_t r = operand_rank(x, i, most);
+    int max_rank = 0;
+    for (int p = 0; p < x->n; p++) max_rank = MAX(max_rank, sv[p].n);
+    int32_t r = operand_rank(x, i, max_rank);
     float *a = adapter_builder_add(d, i, r), *b = adapter_builder_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
         bool eligible[OPERATOR_PARENTS_MAX] = {false};

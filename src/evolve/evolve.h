@@ -74,8 +74,8 @@ struct candidate {
     int n_items; /* number of items that it answered: all items, except in a race */
     /* Computed from these. */
     struct stats_interval fitness;
-    double shared;   /* fitness after sharing, used by selection */
-    double expected; /* performance corrected for the winner's curse (fitness_shrink) */
+    double shared_fitness; /* fitness after sharing, used by selection */
+    double expected;       /* performance corrected for the winner's curse (fitness_shrink) */
 };
 /* Results of a generation that are not in the candidates' fields. n: number of candidates. */
 struct evaluation {
@@ -314,9 +314,9 @@ extern const struct adapter_operator crossover_operators[], merge_operators[], p
 /* Helpers of the rows. */
 int32_t operand_modules(const struct operands *x); /* all modules, with or without a LoRA */
 double operand_weight(const struct operands *x, int p);
-/* The requested rank of module i, or the largest of the parents', limited by `most` and by the
+/* The requested rank of module i, or the largest of the parents', limited by `max_rank` and by the
  * module's dimensions. */
-int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
+int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank);
 /* Finishes the child of `d`; ERR_STATE if the child is empty. */
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err);
 /* Takes ownership of `a` (NULL: returns NULL): its data with another lineage, which is borrowed. */

@@ -128,7 +128,8 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
     const struct race_rule *rule = NULL;
     for (size_t i = 0; i < ARRAY_LEN(race_rules); i++)
         if (strcmp(race_rules[i].name, o->rule) == 0) rule = &race_rules[i];
-    int64_t all = (int64_t)n * n_items, budget = o->budget ? MIN(o->budget, all) : all / 10;
+    int64_t max_budget = (int64_t)n * n_items,
+            budget = o->budget ? MIN(o->budget, max_budget) : max_budget / 10;
     CHECK(n >= 1);
     if (!rule)
         error_set(err, ERR_USAGE,
@@ -148,7 +149,7 @@ struct race *race_new(const struct race_options *o, int n, int n_items, struct e
     while (1 << r->n_looks < n) r->n_looks++;
     r->items_seen = xcalloc((size_t)n, sizeof *r->items_seen);
     r->remaining = xcalloc((size_t)n, sizeof *r->remaining);
-    r->scores = try_calloc((size_t)all, sizeof *r->scores, err);
+    r->scores = try_calloc((size_t)max_budget, sizeof *r->scores, err);
     memset(r->remaining, true, (size_t)n * sizeof *r->remaining);
     if (r->scores) return r;
     race_free(r);
@@ -261,25 +262,26 @@ bool race_is_decided(const struct race *r) {
 /* Noise is the residual of the scores after the effects of candidate and item: an item that is hard
  * for all candidates shifts all means equally and causes no shrinkage. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out) {
-    double *item = xcalloc((size_t)n_items, sizeof *item), all = 0, noise = 0, spread = 0;
+    double *item_mean = xcalloc((size_t)n_items, sizeof *item_mean), grand_mean = 0, noise = 0,
+           spread = 0;
     for (int c = 0; c < n; c++) {
         const double *s = scores + (size_t)c * (size_t)n_items;
         out[c] = vector_sum(s, n_items) / n_items;
-        all += out[c] / n;
-        for (int i = 0; i < n_items; i++) item[i] += s[i] / n;
+        grand_mean += out[c] / n;
+        for (int i = 0; i < n_items; i++) item_mean[i] += s[i] / n;
     }
     for (int c = 0; c < n; c++) {
         const double *s = scores + (size_t)c * (size_t)n_items;
         for (int i = 0; i < n_items; i++) {
-            double residual = s[i] - item[i] - out[c] + all;
+            double residual = s[i] - item_mean[i] - out[c] + grand_mean;
             noise += residual * residual;
         }
-        spread += (out[c] - all) * (out[c] - all);
+        spread += (out[c] - grand_mean) * (out[c] - grand_mean);
     }
     noise /= (double)MAX(n - 1, 1) * MAX(n_items - 1, 1) * n_items; // variance of one mean
     double shrinkage = n < 4 ? 1 : spread > 0 ? fmax(0, 1 - (n - 3) * noise / spread) : 0;
-    for (int c = 0; c < n; c++) out[c] = all + shrinkage * (out[c] - all);
-    free(item);
+    for (int c = 0; c < n; c++) out[c] = grand_mean + shrinkage * (out[c] - grand_mean);
+    free(item_mean);
 }
 
 /* The candidate with the best sum over items first, first + step, … of scores [N][n_items]. */

@@ -148,12 +148,12 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
     struct task_item *v = xcalloc((size_t)n + 1, sizeof *v);
     for (int i = 0; i < n; i++) {
         const struct task_source *s = source_find(r, tasks->v[i % tasks->n]);
-        uint32_t at = begin + (uint32_t)(i / tasks->n);
+        uint32_t index = begin + (uint32_t)(i / tasks->n);
         int k = split == SPLIT_TEST;
         if (s->family >= 0)
-            fry_item(s->family, split, seed, at, false, &v[i]);
+            fry_item(s->family, split, seed, index, false, &v[i]);
         else
-            v[i] = item_copy(&s->items[s->indices[k][at % (uint32_t)s->n_indices[k]]]);
+            v[i] = item_copy(&s->items[s->indices[k][index % (uint32_t)s->n_indices[k]]]);
     }
     return v;
 }
@@ -209,17 +209,17 @@ static int answer_items(struct generation_eval *t, const int *which, int n_which
             call->max_tokens = (int32_t)t->o->max_tokens;
         }
     }
-    for (int at = 0; rc == OK && at < n_which * n; at += CALLS_PER_BATCH) {
+    for (int begin = 0; rc == OK && begin < n_which * n; begin += CALLS_PER_BATCH) {
         rc = evolve_run_check_pause(t->r, err);
         if (rc == OK)
-            rc = t->r->llm_client.ask(t->r->llm_client.ctx, calls + at,
-                                      MIN(CALLS_PER_BATCH, n_which * n - at), err);
+            rc = t->r->llm_client.ask(t->r->llm_client.ctx, calls + begin,
+                                      MIN(CALLS_PER_BATCH, n_which * n - begin), err);
     }
     for (int j = 0; j < n_which * n; j++) {
         struct llm_call *call = &calls[j];
-        size_t at = (size_t)which[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
-        t->answers[at] = call->answer;
-        if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
+        size_t index = (size_t)which[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
+        t->answers[index] = call->answer;
+        if (t->texts) t->texts[index] = xstrdup(call->text ? call->text : "");
         evolve_cost_add_forward(t->r, call->n_prefilled + call->n_generated,
                                 candidate_flops(t->r, &t->c[which[j / n]]));
         llm_call_release(call);
@@ -238,21 +238,22 @@ static double item_score(const struct generation_eval *t, int i, int item) {
 }
 
 /* Evaluates by racing: eliminated candidates get no further items. */
-static int race(struct generation_eval *t, struct error *err) {
+static int answer_items_by_race(struct generation_eval *t, struct error *err) {
     struct race_options o = t->o->race;
     if (o.budget > 0)
         o.budget = MAX(o.budget, t->n); // the recipe's check does not count re-evaluated parents
     struct race *race = race_new(&o, t->n, t->n_items, err);
-    int *who = xcalloc((size_t)t->n, sizeof *who), from, to, n, rc = race ? OK : err->code;
-    while (rc == OK && (n = race_next(race, who, &from, &to)) > 0) {
+    int *candidates = xcalloc((size_t)t->n, sizeof *candidates), from, to, n,
+        rc = race ? OK : err->code;
+    while (rc == OK && (n = race_next(race, candidates, &from, &to)) > 0) {
         double *scores = xcalloc((size_t)n * (size_t)(to - from), sizeof *scores);
-        rc = answer_items(t, who, n, from, to, err);
+        rc = answer_items(t, candidates, n, from, to, err);
         for (int j = 0; rc == OK && j < n * (to - from); j++)
-            scores[j] = item_score(t, who[j / (to - from)], from + j % (to - from));
+            scores[j] = item_score(t, candidates[j / (to - from)], from + j % (to - from));
         if (rc == OK) race_add_scores(race, scores);
         free(scores);
     }
-    free(who);
+    free(candidates);
     race_free(race);
     return rc;
 }
@@ -464,7 +465,7 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
     if (strcmp(t.o->fitness.distance, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
     if (recompute) r->engine_client.store = NULL;
-    int rc = t.o->fitness.race ? race(&t, err) : answer_all_items(&t, err);
+    int rc = t.o->fitness.race ? answer_items_by_race(&t, err) : answer_all_items(&t, err);
     r->engine_client.store = store;
     if (rc == OK) fill_scores(&t, out);
     bool is_complete = rc == OK && !t.o->fitness.race;

@@ -217,10 +217,10 @@ static int measure_retention(struct evolve_run *r, struct progress *bar, struct 
     double *p = xcalloc(2 * (size_t)families->n + 1, sizeof *p), *holm = p + families->n;
     json_t *list = json_array(), *row;
     for (int i = 0; rc == OK && i < families->n; i++) {
-        struct strings one = {&families->v[i], 1};
-        int n = evolve_run_count_items(r, &one, SPLIT_TEST, max_items);
+        struct strings family = {&families->v[i], 1};
+        int n = evolve_run_count_items(r, &family, SPLIT_TEST, max_items);
         struct task_item *items =
-            evolve_run_task_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
+            evolve_run_task_items(r, &family, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
         rc = evaluate_solo(r, r->best[0].adapter, items, n, &before, bar, err);
         if (rc == OK)
             rc = evaluate_solo(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);

@@ -353,7 +353,7 @@ static void generation_rows(struct tree_rows *r, const struct lineage *l, const 
 struct ancestor_walk {
     const struct lineage *l;
     struct tree_rows *rows;
-    bool *seen;
+    bool *printed; /* [n] whether the ancestors of the node have rows */
 };
 
 /* Adds a row for the node, and below it rows for its ancestors. If these were printed above, or are
@@ -367,13 +367,13 @@ static void ancestor_rows(struct ancestor_walk *c, int node, const char *prefix,
                                    !depth ? ""
                                    : last ? "    "
                                           : "│   ");
-    bool is_repeated = c->seen[node] && !is_founder(v),
+    bool is_repeated = c->printed[node] && !is_founder(v),
          is_too_deep = depth == MAX_PRINTED_DEPTH && !is_founder(v);
     struct buf origin = {0};
     add_origin(&origin, c->l, v);
     if (is_repeated || is_too_deep) buf_puts(&origin, is_repeated ? ", as above" : ", and so on");
     rows_add(c->rows, prefixed_name(label_prefix, v->name), origin.data, v->birth_record);
-    c->seen[node] = c->seen[node] || !is_too_deep;
+    c->printed[node] = c->printed[node] || !is_too_deep;
     for (int k = 0; k < 2 && !is_repeated && !is_too_deep; k++)
         if (v->parent[k] >= 0)
             ancestor_rows(c, v->parent[k], child_prefix, depth + 1, k || v->parent[1] < 0);
@@ -404,9 +404,9 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
     struct tree_rows rows = {0};
     int rc = view_open(&w, generations, name, err);
     if (rc == OK && name) {
-        struct ancestor_walk c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.seen)};
+        struct ancestor_walk c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.printed)};
         ancestor_rows(&c, w.root, "", 0, true);
-        free(c.seen);
+        free(c.printed);
     }
     for (int g = 0; rc == OK && !name && g < w.l.generations; g++)
         generation_rows(&rows, &w.l, json_array_get(generations, (size_t)g), g);

@@ -95,19 +95,20 @@ static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) 
 
 /* Zeroes the `top` largest magnitudes, and all except the `keep` largest of the rest. */
 static void tensor_prune_magnitude(float *w, size_t n, size_t top, size_t keep) {
-    size_t n_most = 0, n_least = 0;
+    size_t n_top_ties = 0, n_kept_ties = 0;
     if (keep >= n) return;
     if (keep == 0) {
         memset(w, 0, n * sizeof *w);
         return;
     }
     top = MIN(top, n - keep);
-    uint32_t most = top > 0 ? magnitude_at(w, n, top, &n_most) : UINT32_MAX;
-    uint32_t least = magnitude_at(w, n, top + keep, &n_least);
+    uint32_t top_threshold = top > 0 ? magnitude_at(w, n, top, &n_top_ties) : UINT32_MAX;
+    uint32_t kept_threshold = magnitude_at(w, n, top + keep, &n_kept_ties);
     for (size_t i = 0; i < n; i++) {
         uint32_t m = magnitude_bits(w[i]);
-        bool is_top = m > most || (m == most && n_most > 0 && n_most--);
-        bool is_kept = m > least || (m == least && n_least > 0 && n_least--);
+        bool is_top = m > top_threshold || (m == top_threshold && n_top_ties > 0 && n_top_ties--);
+        bool is_kept =
+            m > kept_threshold || (m == kept_threshold && n_kept_ties > 0 && n_kept_ties--);
         if (is_top || !is_kept) w[i] = 0;
     }
 }
@@ -169,16 +170,16 @@ static void tensors_mask(struct tensors *t, double density) {
  * given weights scale the elements; equal weights scale by 1. */
 static void tensors_sce(struct tensors *t, double density) {
     size_t size = t->rows * t->cols;
-    double all = 0;
+    double sum_squares = 0;
     for (int k = 0; k < t->n; k++)
         for (size_t i = 0; i < size; i++) t->x[k][i] = (float)(t->n * t->w[k] * (double)t->x[k][i]);
     if (density < 1) tensors_mask(t, density);
     for (int k = 0; k < t->n; k++) {
         t->w[k] = 0;
         for (size_t i = 0; i < size; i++) t->w[k] += (double)t->x[k][i] * (double)t->x[k][i];
-        all += t->w[k];
+        sum_squares += t->w[k];
     }
-    for (int k = 0; k < t->n; k++) t->w[k] = all > 0 ? t->w[k] / all : 1.0 / t->n;
+    for (int k = 0; k < t->n; k++) t->w[k] = sum_squares > 0 ? t->w[k] / sum_squares : 1.0 / t->n;
 }
 
 /* Element i: Σ w x, or the mean of the w x with the elected sign. TIES elects the sign by the

@@ -171,7 +171,7 @@ static struct adapter *make_rank(const struct operands *x, json_t *lineage, stru
 static struct adapter *make_reinit(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
     const struct adapter *a = x->parents[0];
-    struct adapter *fresh = adapter_new(&a->shape, &a->config, x->seed);
+    struct adapter *initialised = adapter_new(&a->shape, &a->config, x->seed);
     struct rng rng_forced = rng_make(x->seed, RNG_MUTATE, 0, STREAM_REINIT);
     uint32_t adapted = 0;
     for (int32_t i = 0; i < operand_modules(x); i++) adapted += a->loras[i].r > 0;
@@ -186,11 +186,11 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
         if (hit || (uint32_t)index == forced) {
             size_t n = (size_t)lo->r *
                        (size_t)(proj_in(&a->shape, i % N_PROJ) + proj_out(&a->shape, i % N_PROJ));
-            memcpy(data + (lo->a - a->data), fresh->loras[i].a, n * sizeof *data);
+            memcpy(data + (lo->a - a->data), initialised->loras[i].a, n * sizeof *data);
         }
         index++;
     }
-    adapter_release(fresh);
+    adapter_release(initialised);
     return adapter_from_owned_data(&a->shape, &a->config, data, lineage);
 }
 

@@ -50,12 +50,12 @@ double operand_weight(const struct operands *x, int p) {
     return x->weights ? (double)x->weights[p] : 1.0 / x->n;
 }
 
-int32_t operand_rank(const struct operands *x, int32_t i, int32_t most) {
+int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank) {
     int32_t r = x->rank;
     for (int p = 0; x->rank == 0 && p < x->n; p++) r = MAX(r, x->parents[p]->loras[i].r);
     const struct model_config *shape = &x->parents[0]->shape;
     r = MIN(r, MIN(proj_in(shape, i % N_PROJ), proj_out(shape, i % N_PROJ)));
-    return MIN(r, most);
+    return MIN(r, max_rank);
 }
 
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err) {
@@ -113,11 +113,11 @@ static void module_sum(const struct operands *x, const double *coef, int32_t i,
     struct arena ar = {0};
     struct lowrank_sum s =
         lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), rank_sum);
-    for (int p = 0, at = 0; p < x->n; p++) {
+    for (int p = 0, column = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
-        lowrank_sum_put(&s, lo, coef[p], at);
-        at += lo->r;
+        lowrank_sum_put(&s, lo, coef[p], column);
+        column += lo->r;
     }
     struct svd sv = lowrank_sum_svd(&s, &ar);
     double total2 = 0;
@@ -177,7 +177,7 @@ static void add_float(struct buf *b, float f) {
     buf_add(b, text, strlen(text));
 }
 
-static json_t *lineage_make(const struct adapter_operator *op, const struct operands *x) {
+static json_t *operator_lineage_json(const struct adapter_operator *op, const struct operands *x) {
     struct buf parents = {0}, weights = {0}, step = {0};
     for (int p = 0; p < x->n; p++) {
         buf_printf(&parents, "%s%s", p ? " " : "", x->parents[p]->hash);
@@ -202,7 +202,7 @@ struct adapter *operator_apply(const struct adapter_operator *op, const struct o
     struct operands checked = *x;
     if (isnan(checked.step)) checked.step = op->step;
     if (operands_check(op, &checked, err) != OK) return NULL;
-    json_t *lineage = lineage_make(op, &checked);
+    json_t *lineage = operator_lineage_json(op, &checked);
     struct adapter *child = op->make(&checked, lineage, err);
     json_decref(lineage);
     for (size_t i = 0; child && i < child->n_data; i++) {

@@ -270,7 +270,7 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
     c->fitness = fitness_combine(t, ARRAY_LEN(t), n_items);
     c->performance = t[0].value;
     c->expected = c->performance.value;
-    c->shared = c->fitness.value;
+    c->shared_fitness = c->fitness.value;
 }
 
 static void compute_fitness(struct population *p, int i) {
@@ -293,14 +293,15 @@ static void shrink_performance(struct population *p) {
 
 static void apply_fitness_sharing(struct population *p) {
     double fitness[MAX_POPULATION], shared[MAX_POPULATION];
-    int n = p->n, all = n + p->n_reevaluated;
+    int n = p->n, n_all = n + p->n_reevaluated;
     double *distance = xcalloc((size_t)n * (size_t)n, sizeof *distance);
     for (int i = 0; i < n; i++) {
         fitness[i] = p->c[i].fitness.value;
-        for (int j = 0; j < n; j++) distance[i * n + j] = p->last_evaluation.distance[i * all + j];
+        for (int j = 0; j < n; j++)
+            distance[i * n + j] = p->last_evaluation.distance[i * n_all + j];
     }
     fitness_share(fitness, distance, n, p->o->fitness_sharing_radius, shared);
-    for (int i = 0; i < n; i++) p->c[i].shared = shared[i];
+    for (int i = 0; i < n; i++) p->c[i].shared_fitness = shared[i];
     free(distance);
 }
 
@@ -346,7 +347,7 @@ static void archive_update(struct population *p) {
 
 /* Sorts the evaluation as the candidates, and removes the re-evaluated parents. all: number of
  * candidates with them. */
-static void evaluation_reorder(struct evaluation *a, const int *order, int n, int all) {
+static void evaluation_reorder(struct evaluation *a, const int *order, int n, int n_all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
     if (a->scores) b.scores = xcalloc((size_t)n * row + 1, sizeof *b.scores);
@@ -356,7 +357,7 @@ static void evaluation_reorder(struct evaluation *a, const int *order, int n, in
             memcpy(b.scores + (size_t)i * row, a->scores + (size_t)order[i] * row,
                    row * sizeof *b.scores);
         for (int j = 0; a->distance && j < n; j++)
-            b.distance[i * n + j] = a->distance[order[i] * all + order[j]];
+            b.distance[i * n + j] = a->distance[order[i] * n_all + order[j]];
     }
     evaluation_release(a);
     *a = b;
@@ -364,26 +365,28 @@ static void evaluation_reorder(struct evaluation *a, const int *order, int n, in
 
 static void sort_candidates(struct population *p) {
     struct candidate sorted[MAX_POPULATION];
-    int order[MAX_POPULATION], all = p->n + p->n_reevaluated;
+    int order[MAX_POPULATION], n_all = p->n + p->n_reevaluated;
     for (int i = 0; i < p->n; i++) {
-        int at = i;
-        for (; at > 0 && is_better(&p->c[i], &p->c[order[at - 1]]); at--) order[at] = order[at - 1];
-        order[at] = i;
+        int rank = i;
+        for (; rank > 0 && is_better(&p->c[i], &p->c[order[rank - 1]]); rank--)
+            order[rank] = order[rank - 1];
+        order[rank] = i;
     }
     for (int i = 0; i < p->n; i++) sorted[i] = p->c[order[i]];
-    evaluation_reorder(&p->last_evaluation, order, p->n, all);
+    evaluation_reorder(&p->last_evaluation, order, p->n, n_all);
     candidates_release(p->c + p->n, p->n_reevaluated);
     p->n_reevaluated = 0;
     memcpy(p->c, sorted, (size_t)p->n * sizeof *sorted);
 }
 
-int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err) {
-    int all = p->n + p->n_reevaluated;
+int population_evaluate(struct population *p, const struct fitness_function *fitness,
+                        struct error *err) {
+    int n_all = p->n + p->n_reevaluated;
     evaluation_release(&p->last_evaluation);
-    if (l->evaluate(l->ctx, p->generation, p->c, all, p->n_reevaluated, &p->last_evaluation, err) !=
-        OK)
+    if (fitness->evaluate(fitness->ctx, p->generation, p->c, n_all, p->n_reevaluated,
+                          &p->last_evaluation, err) != OK)
         return err->code;
-    for (int i = 0; i < all; i++) compute_fitness(p, i);
+    for (int i = 0; i < n_all; i++) compute_fitness(p, i);
     shrink_performance(p);
     if (p->o->fitness_sharing_radius > 0 && p->last_evaluation.distance) apply_fitness_sharing(p);
     for (int i = 0; i < p->n; i++)
@@ -413,7 +416,7 @@ static int select_one(const struct population *p, int role, int except, struct r
                    3 * sizeof *row);
         else if (m)
             memcpy(row, p->last_evaluation.scores + (size_t)i * m, m * sizeof *row);
-        fitness[n] = c->shared;
+        fitness[n] = c->shared_fitness;
         index[n++] = i;
     }
     struct select_pool pool = {.n = n,
@@ -561,19 +564,19 @@ static int copy_elites(const struct population *p, struct candidate *next) {
 /* Appends the children's parents that are not among the n candidates of `next`. Returns their
  * number. */
 static int add_reevaluated_parents(const struct population *p, struct candidate *next, int n) {
-    int all = n;
+    int n_all = n;
     for (int i = 0; i < n; i++)
         for (int k = 0; k < 2 && !next[i].elite; k++) {
             bool is_present = !next[i].parents[k][0];
-            for (int j = 0; j < all; j++)
+            for (int j = 0; j < n_all; j++)
                 is_present |= strcmp(next[j].name, next[i].parents[k]) == 0;
             const struct candidate *c = is_present ? NULL : find_candidate(p, next[i].parents[k]);
             for (int i_archived = 0; !is_present && !c && i_archived < p->n_archived; i_archived++)
                 if (strcmp(p->archived[i_archived].name, next[i].parents[k]) == 0)
                     c = &p->archived[i_archived];
-            if (c && all < MAX_CANDIDATES) candidate_copy(&next[all++], c);
+            if (c && n_all < MAX_CANDIDATES) candidate_copy(&next[n_all++], c);
         }
-    return all - n;
+    return n_all - n;
 }
 
 int population_breed(struct population *p, struct error *err) {

@@ -182,8 +182,9 @@ struct fitness_history {
 static struct fitness_history compute_fitness_history(const json_t *generations, struct plot *p) {
     size_t n = json_array_size(generations), g, i;
     json_t *v, *c;
-    double *all = xcalloc(5 * n + 1, sizeof *all);
-    struct fitness_history o = {all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, (int)n};
+    double *values = xcalloc(5 * n + 1, sizeof *values);
+    struct fitness_history o = {values,         values + n,     values + 2 * n,
+                                values + 3 * n, values + 4 * n, (int)n};
     p->y0 = INFINITY, p->y1 = -INFINITY;
     json_array_foreach (generations, g, v) {
         const json_t *list = candidates_of(v);
@@ -308,7 +309,7 @@ static void share_bar(struct buf *b, double share) {
 }
 
 static void operator_row(const struct evolve_report *r, const json_t *v,
-                         const struct operator_outcome *all) {
+                         const struct operator_outcome *total) {
     struct buf *b = r->b;
     struct operator_outcome outcome = count_outcomes(r->l, json_get_string(v, "name"));
     buf_puts(b, "<tr><td>");
@@ -325,8 +326,8 @@ static void operator_row(const struct evolve_report *r, const json_t *v,
     add_number_cell(b, "", 1, 100 * json_number_or_nan(v, "p"), " %");
     share_bar(b, json_number_or_nan(v, "p"));
     buf_printf(b, "<td class=n>%d of %d", outcome.survived, outcome.finished);
-    add_number_cell(b, "", 1, 100.0 * outcome.survived / all->survived, " %");
-    share_bar(b, (double)outcome.survived / all->survived);
+    add_number_cell(b, "", 1, 100.0 * outcome.survived / total->survived, " %");
+    share_bar(b, (double)outcome.survived / total->survived);
     buf_puts(b, "</tr>\n");
 }
 
@@ -445,12 +446,12 @@ static void candidate_row(const struct evolve_report *r, const json_t *c, int ge
 }
 
 static void candidates_table(const struct evolve_report *r) {
-    size_t i, shown = 0, all = candidates_count(r->generations);
+    size_t i, shown = 0, n_candidates = candidates_count(r->generations);
     json_t *c;
     buf_puts(r->b, "<h2>Candidates</h2>");
-    if (all > CANDIDATES_SHOWN)
+    if (n_candidates > CANDIDATES_SHOWN)
         buf_printf(r->b, "<p class=soft>The last %d of %zu; evolution.jsonl has all.</p>",
-                   CANDIDATES_SHOWN, all);
+                   CANDIDATES_SHOWN, n_candidates);
     buf_puts(r->b,
              WIDE_TABLE "<tr><th class=n>generation<th>name<th class=n>fitness<th>95 % interval"
                         "<th class=n>performance<th class=n>cooperation<th class=n>novelty<th "

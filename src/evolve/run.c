@@ -41,7 +41,7 @@ static bool is_directory(const char *path) {
 static int find_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
-    struct buf all = {0};
+    struct buf joined = {0};
     int rc = OK, files = 0;
     snprintf(r->names[i], sizeof r->names[i], "%.*s", (int)(eq - r->o->personas.v[i]),
              r->o->personas.v[i]);
@@ -50,8 +50,8 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
         free(r->data[i]);
         r->data[i] = r->env->find(f);
         if ((r->is_adapter[i] = is_directory(r->data[i]))) continue;
-        rc = file_read(r->data[i], (size_t)1 << 30, &all, err);
-        buf_puts(&all, "\n");
+        rc = file_read(r->data[i], (size_t)1 << 30, &joined, err);
+        buf_puts(&joined, "\n");
     }
     if (rc == OK && files > 1 && r->is_adapter[i])
         rc = error_set(err, ERR_USAGE, "persona '%s' is one adapter or conversations, not both",
@@ -60,10 +60,10 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
         char *name = xasprintf("%s.jsonl", r->names[i]);
         free(r->data[i]);
         r->data[i] = path_join(r->dir, name);
-        rc = file_write(r->data[i], all.data, all.len, err);
+        rc = file_write(r->data[i], joined.data, joined.len, err);
         free(name);
     }
-    buf_release(&all);
+    buf_release(&joined);
     free(list);
     return rc;
 }
@@ -79,13 +79,13 @@ static int check_unused(struct evolve_run *r, struct error *err) {
                : OK;
 }
 
-static int run_open(struct evolve_run *r, bool fresh, struct error *err) {
+static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo = {
         .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
     int rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
-    if (rc == OK && fresh) rc = check_unused(r, err);
+    if (rc == OK && is_new) rc = check_unused(r, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
@@ -549,7 +549,7 @@ static int read_forks(struct evolve_run *r, struct error *err) {
 }
 
 static json_t *execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
-                       bool fresh, struct error *err) {
+                       bool is_new, struct error *err) {
     struct evolve_run r = {
         .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .replay_generation = -1};
     r.result = json_pack("{s:s}", "run", id);
@@ -557,8 +557,8 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
     if (rc == OK) rc = dir_make_private(r.dir, err);
     if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
     if (rc == OK) rc = read_forks(&r, err);
-    if (rc == OK) rc = run_open(&r, fresh, err);
-    if (rc == OK && fresh) rc = register_run(&r, err);
+    if (rc == OK) rc = run_open(&r, is_new, err);
+    if (rc == OK && is_new) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
     dir_unlock(lock, r.dir);
     run_close(&r);

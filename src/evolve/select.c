@@ -44,7 +44,7 @@ int select_roulette_wheel(const double *weight, double sum, int n, struct rng *r
         rest -= weight[i];
         if (rest < 0) return i;
     }
-    for (int i = n; i-- > 0;) // rounding has left a remainder of `at`
+    for (int i = n; i-- > 0;) // rounding has left a remainder
         if (weight[i] > 0) return i;
     return 0;
 }
@@ -70,11 +70,11 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
     for (int i = 0; i < k; i++) {
         int best = p->n;
         for (int j = 0; j < MAX(p->tournament, 1); j++) {
-            int other = (int)rng_below(r, (uint32_t)p->n);
-            double gain = best < p->n ? fitness_or_worst(p->fitness[other]) -
+            int challenger = (int)rng_below(r, (uint32_t)p->n);
+            double gain = best < p->n ? fitness_or_worst(p->fitness[challenger]) -
                                             fitness_or_worst(p->fitness[best])
                                       : 1;
-            if (gain > 0 || (!(gain < 0) && other < best)) best = other;
+            if (gain > 0 || (!(gain < 0) && challenger < best)) best = challenger;
         }
         out[i] = best;
     }

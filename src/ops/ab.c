@@ -122,19 +122,20 @@ static bool is_string_pair(const json_t *list) {
 
 static bool start_apply(struct ab_experiment *e, json_t *event) {
     struct sequential_options o;
-    json_int_t min_pairs, max_pairs, seed, at;
+    json_int_t min_pairs, max_pairs, seed, created;
     const char *model;
     double share;
     int once;
-    bool valid = e->state == DELETED &&
-                 json_unpack(event, "{s:s,s:F,s:F,s:I,s:I,s:I,s:I,s:b}", "model", &model, "share",
-                             &share, "alpha", &o.alpha, "min_pairs", &min_pairs, "max_pairs",
-                             &max_pairs, "seed", &seed, "at", &at, "once_per_user", &once) == 0 &&
-                 share > 0 && share < 1 && o.alpha > 0 && o.alpha < 1 && min_pairs >= 1 &&
-                 min_pairs <= max_pairs && max_pairs <= SEQUENTIAL_PAIRS_MAX &&
-                 is_string_pair(json_object_get(event, "names")) &&
-                 is_string_pair(json_object_get(event, "hashes")) &&
-                 is_string_pair(json_object_get(event, "paths"));
+    bool valid =
+        e->state == DELETED &&
+        json_unpack(event, "{s:s,s:F,s:F,s:I,s:I,s:I,s:I,s:b}", "model", &model, "share", &share,
+                    "alpha", &o.alpha, "min_pairs", &min_pairs, "max_pairs", &max_pairs, "seed",
+                    &seed, "at", &created, "once_per_user", &once) == 0 &&
+        share > 0 && share < 1 && o.alpha > 0 && o.alpha < 1 && min_pairs >= 1 &&
+        min_pairs <= max_pairs && max_pairs <= SEQUENTIAL_PAIRS_MAX &&
+        is_string_pair(json_object_get(event, "names")) &&
+        is_string_pair(json_object_get(event, "hashes")) &&
+        is_string_pair(json_object_get(event, "paths"));
     if (!valid) return false;
     o.min_pairs = min_pairs;
     o.max_pairs = max_pairs;
@@ -478,9 +479,9 @@ static void assign_side(const struct ab *ab, struct ab_experiment *e, struct ab_
     uint64_t key = user ? (uint64_t)user : e->seed;
     uint32_t id = user ? 0 : (uint32_t)ab->o.started, step = user ? 0 : (uint32_t)e->n_assigned++;
     struct rng r = rng_make(key, RNG_SELECT, id, step);
-    double at = (double)rng_uniform(&r), smaller = fmin(e->share, 1 - e->share);
-    arm->side = at < e->share;
-    arm->ignored = fabs(at - e->share) > smaller;
+    double u = (double)rng_uniform(&r), smaller = fmin(e->share, 1 - e->share);
+    arm->side = u < e->share;
+    arm->ignored = fabs(u - e->share) > smaller;
 }
 
 struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
@@ -569,12 +570,12 @@ static int start_check(const struct ab *ab, const struct ab_spec *p, struct erro
 static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *event, json_t **out,
                             struct error *err) {
     json_t *name = json_pack("{s:s}", "name", p->name);
-    struct ab_experiment *e = experiment_find(ab, p->name), fresh = {0};
-    snprintf(fresh.name, sizeof fresh.name, "%s", p->name);
+    struct ab_experiment *e = experiment_find(ab, p->name), new_experiment = {0};
+    snprintf(new_experiment.name, sizeof new_experiment.name, "%s", p->name);
     int rc = start_check(ab, p, err);
     if (rc == OK) rc = store_begin(ab->store, err);
     if (rc == OK && !e) rc = log_add(ab, "ab", ab->n, name, err);
-    if (rc == OK) rc = event_put(ab, e ? e : &fresh, event, err);
+    if (rc == OK) rc = event_put(ab, e ? e : &new_experiment, event, err);
     if (rc == OK) rc = store_commit(ab->store, err);
     if (rc != OK) store_rollback(ab->store);
     if (rc == OK && !e) e = experiment_new(ab, p->name);

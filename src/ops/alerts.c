@@ -28,7 +28,7 @@ enum alert_status { INACTIVE, PENDING, FIRING };
 static const char *const status_names[] = {"inactive", "pending", "firing"};
 
 struct sample {
-    double at;
+    double time;
     struct metric_aggregate a, b;
 };
 struct alert_state {
@@ -64,7 +64,7 @@ struct alerts {
 static struct sample *oldest_sample_in_window(struct alert_state *w, double now) {
     for (int i = w->n; i > 0; i--) {
         struct sample *s = &w->samples[(w->next - i + MAX_SAMPLES) % MAX_SAMPLES];
-        if (now - s->at <= ALERT_WINDOW_SECONDS) return s;
+        if (now - s->time <= ALERT_WINDOW_SECONDS) return s;
     }
     return NULL;
 }
@@ -73,9 +73,9 @@ static struct sample *oldest_sample_in_window(struct alert_state *w, double now)
  * is no such sample. */
 static bool increase_in_window(struct alert_state *w, const struct sample *s, double *a, double *b,
                                uint64_t *counts, double *seconds) {
-    const struct sample *old = oldest_sample_in_window(w, s->at);
+    const struct sample *old = oldest_sample_in_window(w, s->time);
     if (!old) return false;
-    *seconds = s->at - old->at;
+    *seconds = s->time - old->time;
     *a = s->a.value - old->a.value;
     *b = s->b.value - old->b.value;
     for (int i = 0; i <= METRICS_BOUNDS; i++) counts[i] = s->a.counts[i] - old->a.counts[i];
@@ -215,9 +215,9 @@ static void state_set(struct alert_state *w, enum alert_status state, double now
 static void alert_update(struct alerts *a, int i, double now, double value) {
     const struct alert_rule *r = &alert_rules[i];
     struct alert_state *w = &a->states[i];
-    bool bad = condition_holds(r, value, w->state == FIRING);
+    bool active = condition_holds(r, value, w->state == FIRING);
     w->value = value;
-    if (!bad) {
+    if (!active) {
         if (w->state == FIRING) alert_notify(a, i, now, true);
         if (w->state != INACTIVE) state_set(w, INACTIVE, now);
     } else if (w->state == INACTIVE) {
@@ -241,11 +241,11 @@ void alerts_evaluate(struct alerts *a, double now) {
         struct alert_state *w = &a->states[i];
         bool uses_b = r->condition == ALERT_RATIO || r->condition == ALERT_USAGE ||
                       r->condition == ALERT_RATE || r->condition == ALERT_RATE_RATIO;
-        struct sample s = {.at = now};
+        struct sample s = {.time = now};
         s.a = metric_aggregate_read(a->m, r->a, r->condition == ALERT_FAILED ? "failed" : NULL);
         if (uses_b) s.b = metric_aggregate_read(a->m, r->b, NULL);
         alert_update(a, i, now, rule_value(w, r, &s));
-        if (w->n && now - w->samples[(w->next + MAX_SAMPLES - 1) % MAX_SAMPLES].at <
+        if (w->n && now - w->samples[(w->next + MAX_SAMPLES - 1) % MAX_SAMPLES].time <
                         (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
             continue; /* keeps the samples so far apart that the ring spans the whole window */
         w->samples[w->next] = s;

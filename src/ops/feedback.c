@@ -70,18 +70,18 @@ static void remove_text(struct feedback_log *replies, struct kept_reply *r) {
 
 /* If there are replies of several keys and this one has more than its share, removes the oldest
  * texts of this key, so that it does not displace those of other keys. */
-static void enforce_key_share(struct feedback_log *replies, const struct kept_reply *fresh) {
-    size_t bytes = fresh->bytes;
+static void enforce_key_share(struct feedback_log *replies, const struct kept_reply *new_reply) {
+    size_t bytes = new_reply->bytes;
     bool has_other_keys = false;
     for (int i = 0; i < replies->n; i++) {
         const struct kept_reply *r = &replies->v[(replies->first + i) % MAX_REPLIES];
-        bytes += same_key(r, fresh) ? r->bytes : 0;
-        has_other_keys = has_other_keys || !same_key(r, fresh);
+        bytes += same_key(r, new_reply) ? r->bytes : 0;
+        has_other_keys = has_other_keys || !same_key(r, new_reply);
     }
     for (int i = 0; has_other_keys && i < replies->n && bytes > replies->max_bytes / KEY_SHARE;
          i++) {
         struct kept_reply *r = &replies->v[(replies->first + i) % MAX_REPLIES];
-        if (!same_key(r, fresh) || !r->prompt) continue;
+        if (!same_key(r, new_reply) || !r->prompt) continue;
         bytes -= r->bytes;
         remove_text(replies, r);
         bytes += r->bytes;
@@ -151,11 +151,11 @@ static json_t *reply_find(struct ab *ab, const char *id) {
 
 /* The row of a reply: the stored one, or with *fresh a new one if it is not rated yet. An error if
  * another key received the reply. */
-static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fresh,
+static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *is_new,
                         struct error *err) {
     json_t *row = store_document_get(ab->store, "feedback", id, err);
     if (!row && err->code != ERR_MISSING) return NULL;
-    *fresh = !row;
+    *is_new = !row;
     if (!row) row = reply_find(ab, id);
     if (row && strcmp(json_get_string(row, "key"), key ? key : "") == 0) return row;
     json_decref(row);
@@ -234,7 +234,7 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
 
 /* Stores the row, its entry in the log of rows if it is new, the day's usage, and the outcome, in
  * one transaction. */
-static int row_store(struct ab *ab, const char *id, const json_t *row, bool fresh,
+static int row_store(struct ab *ab, const char *id, const json_t *row, bool is_new,
                      const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
                      struct error *err) {
     json_t *events = json_pack("[{s:s}]", "id", id);
@@ -242,12 +242,12 @@ static int row_store(struct ab *ab, const char *id, const json_t *row, bool fres
     bool begun = rc == OK;
     if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
     if (rc == OK) rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
-    if (rc == OK && fresh)
+    if (rc == OK && is_new)
         rc = store_log_append(ab->store, "feedback", ab->n_rated + 1, events, err);
     if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
     if (rc == OK) rc = store_commit(ab->store, err);
     if (rc == OK)
-        ab->n_rated += fresh;
+        ab->n_rated += is_new;
     else if (begun)
         store_rollback(ab->store);
     json_decref(events);
@@ -257,9 +257,9 @@ static int row_store(struct ab *ab, const char *id, const json_t *row, bool fres
 /* feedback_rate; the caller holds store_lock. */
 static int rating_store(struct ab *ab, const struct feedback_rating *o, const char *key,
                         bool *counted, enum feedback_refusal *refusal, struct error *err) {
-    bool fresh;
+    bool is_new;
     int64_t place, today, bytes;
-    json_t *row = row_find(ab, o->id, key, &fresh, err), *outcome = NULL;
+    json_t *row = row_find(ab, o->id, key, &is_new, err), *outcome = NULL;
     if (!row) return err->code;
     json_t *day = day_usage_read(ab, key, &today);
     struct ab_arm arm = row_arm(row, &place);
@@ -278,7 +278,7 @@ static int rating_store(struct ab *ab, const struct feedback_rating *o, const ch
             outcome = ab_outcome_event(&arm, place, o->score, o->id);
             json_object_set_new(json_object_get(row, "arm"), "place", json_integer(place));
         }
-        rc = row_store(ab, o->id, row, fresh, &arm, outcome, key, day, err);
+        rc = row_store(ab, o->id, row, is_new, &arm, outcome, key, day, err);
     }
     if (rc == OK && outcome) ab_outcome_apply(ab, &arm, outcome);
     json_decref(outcome);

@@ -174,8 +174,10 @@ static double histogram_quantile(const struct metric_family *f, const uint64_t *
     int i = 0;
     while (i < f->n_bounds && (double)counts[i] < rank) i++;
     if (i == f->n_bounds) return f->bounds[i - 1];
-    double below = i > 0 ? (double)counts[i - 1] : 0, from = i > 0 ? f->bounds[i - 1] : 0;
-    return from + (f->bounds[i] - from) * (rank - below) / ((double)counts[i] - below);
+    double lower_count = i > 0 ? (double)counts[i - 1] : 0,
+           lower_bound = i > 0 ? f->bounds[i - 1] : 0;
+    return lower_bound +
+           (f->bounds[i] - lower_bound) * (rank - lower_count) / ((double)counts[i] - lower_count);
 }
 
 double metric_quantile(const struct metric *s, double q) {
@@ -204,10 +206,10 @@ static void labels_write(struct buf *b, const struct metric_family *f, char *con
 }
 
 /* Converts a label's value to valid text of bounded length. */
-static char *label_clean(const char *text, size_t most) {
+static char *label_clean(const char *text, size_t max_bytes) {
     struct buf b = {0};
     buf_puts(&b, "");
-    buf_add_sanitized(&b, text, strnlen(text, most));
+    buf_add_sanitized(&b, text, strnlen(text, max_bytes));
     return b.data;
 }
 

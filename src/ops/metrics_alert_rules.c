@@ -245,15 +245,15 @@ static json_t *dashboard_variables(void) {
 }
 
 json_t *metrics_dashboard(void) {
-    json_t *panels = json_array(), *seen = json_object();
+    json_t *panels = json_array(), *sections_done = json_object();
     int y = 0;
     for (int i = 0; i < N_METRICS; i++) {
         const char *section = metric_families[i].section;
-        if (!section || json_object_get(seen, section)) continue;
-        json_object_set_new(seen, section, json_true());
+        if (!section || json_object_get(sections_done, section)) continue;
+        json_object_set_new(sections_done, section, json_true());
         y = section_add(panels, section, y);
     }
-    json_decref(seen);
+    json_decref(sections_done);
     return json_pack("{s:s,s:s,s:[s],s:i,s:i,s:s,s:{s:s,s:s},s:{s:o},s:o}", "uid", "shoal", "title",
                      "Shoal", "tags", "shoal", "schemaVersion", 37, "version", 1, "refresh", "30s",
                      "time", "from", "now-1h", "to", "now", "templating", "list",

@@ -27,13 +27,13 @@ struct dpo_trainer {
 };
 
 static void reference_logprobs_index(struct preference_data *q) {
-    const double *at = q->logp;
+    const double *next = q->logp;
     for (int i = 0; i < q->data.n; i++) {
         const struct train_sample *s = &q->data.v[i];
-        q->reference[i] = at;
-        for (int32_t k = 1; k < s->n; k++) at += s->mask[k];
+        q->reference[i] = next;
+        for (int32_t k = 1; k < s->n; k++) next += s->mask[k];
     }
-    CHECK(at == q->logp + q->data.targets);
+    CHECK(next == q->logp + q->data.targets);
 }
 
 static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct error *err) {

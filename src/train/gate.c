@@ -27,9 +27,9 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct kernels *k = kernels_get();
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        float *x = c->logits + i * c->vocab, at = x[c->next[i]];
+        float *x = c->logits + i * c->vocab, target_logit = x[c->next[i]];
         double max = (double)k->max(x, c->vocab), total = (double)k->softmax(x, c->vocab);
-        c->nll[i] = max + math_log(total) - (double)at;
+        c->nll[i] = max + math_log(total) - (double)target_logit;
     }
 }
 
@@ -42,10 +42,10 @@ static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_
     struct lora_part part;
     struct lora_segment seg = adapter_lora_segment(c->a, 0, n, &part);
     for (int32_t i = 0; i < n; i++) {
-        int32_t at = from + i;
-        rows[i] = (struct batch_row){s->tokens[at], at, 0};
-        if (!s->mask[at + 1]) continue;
-        c->next[n_out] = s->tokens[at + 1];
+        int32_t position = from + i;
+        rows[i] = (struct batch_row){s->tokens[position], position, 0};
+        if (!s->mask[position + 1]) continue;
+        c->next[n_out] = s->tokens[position + 1];
         out[n_out++] = i;
     }
     forward_run(c->f, rows, n, &seg, 1, out, n_out, c->logits);

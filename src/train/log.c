@@ -286,8 +286,8 @@ static int log_update(void *ctx, const struct train_event *e, struct error *err)
         json_array_append_new(l->pending, line);
     else
         json_decref(line);
-    if (rc == OK && e->due) rc = store_pending_lines(l, err);
-    if (rc == OK && e->due) rc = train_log_report(l, err);
+    if (rc == OK && e->checkpoint_due) rc = store_pending_lines(l, err);
+    if (rc == OK && e->checkpoint_due) rc = train_log_report(l, err);
     return rc;
 }
 

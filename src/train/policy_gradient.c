@@ -81,11 +81,11 @@ static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
     int64_t per_adapter = l->per_update * l->o->num_generations, slot = i % per_adapter;
     *p = (struct rl_completion){.job = (int)(i / per_adapter)};
     struct rl_policy *t = &l->policies[p->job];
-    uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed,
-                                   step * l->per_update + slot / l->o->num_generations);
+    uint32_t index = epoch_shuffle_at(&t->order, l->c.o->seed,
+                                      step * l->per_update + slot / l->o->num_generations);
     const struct tokenizer *tok = l->c.m->tok;
-    p->prompt = &t->prompts.data.v[at];
-    p->item = t->prompts.items[at];
+    p->prompt = &t->prompts.data.v[index];
+    p->item = t->prompts.items[index];
     p->end = json_is_string(json_object_get(p->item, "prompt")) ? tokenizer_eos(tok)
                                                                 : tokenizer_eot(tok);
     p->request =
@@ -184,9 +184,9 @@ static int compute_rewards(struct rl_trainer *l, struct error *err) {
     for (int i = 0; i < l->n_completions; i++) {
         const struct rl_completion *p = &l->completions[i];
         v[i] = (struct reward_input){p->item, p->text.data, p->request.finish == FINISH_STOP};
-        if (r->one) l->rewards[i] = r->one(r->ctx, p->item, p->text.data);
+        if (r->score_one) l->rewards[i] = r->score_one(r->ctx, p->item, p->text.data);
     }
-    if (!r->one) rc = r->all(r->ctx, v, l->n_completions, l->rewards, err);
+    if (!r->score_one) rc = r->score_batch(r->ctx, v, l->n_completions, l->rewards, err);
     for (int i = 0; !rc && i < l->n_completions; i++)
         if (!isfinite(l->rewards[i]))
             rc = error_set(err, ERR_NUMERIC,
@@ -255,13 +255,13 @@ static int pack_completions(struct rl_trainer *l, int *i) {
     return n;
 }
 
-static int accumulate_gradients(struct rl_trainer *l, bool fresh, struct error *err) {
+static int accumulate_gradients(struct rl_trainer *l, bool is_first_update, struct error *err) {
     struct policy_loss pl = {.batch = l->batch,
                              .rollouts = l->rollouts,
                              .clip = l->o->clip_range,
                              .kl_coef = l->o->kl_coef,
                              .token_mean = l->method == METHOD_GRPO,
-                             .fresh = fresh,
+                             .is_first_update = is_first_update,
                              .sums = l->sums};
     const struct loss_fn loss = {
         .fn = policy_loss, .ctx = &pl, .temperature = (float)l->o->temperature};
@@ -366,12 +366,12 @@ static void step_log(const struct rl_trainer *l, json_t *line) {
     json_object_set_new(line, "adapters", list);
 }
 
-static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t *line, int *undone,
-                        struct error *err) {
+static int inner_update(struct rl_trainer *l, int64_t update, bool is_first_update, json_t *line,
+                        int *undone, struct error *err) {
     sums_clear(l);
     for (int i = 0; l->snapshot && i < l->c.n; i++)
         trainer_snapshot_save(l->snapshot, l->c.trainer, i);
-    int rc = accumulate_gradients(l, fresh, err);
+    int rc = accumulate_gradients(l, is_first_update, err);
     if (!rc) rc = train_loop_optimizer_step(&l->c, update, err);
     if (!rc) step_log(l, line);
     if (!rc) rc = sync_policies(l, err);

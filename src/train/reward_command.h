@@ -4,7 +4,7 @@
 
 #include "train/train.h"
 
-/* A program that implements `all` of struct reward_fn. `command` is split at blanks or, with
+/* A program that implements score_batch of struct reward_fn. `command` is split at blanks or, with
  * `shell`, is a line for /bin/sh. */
 struct reward_command;
 struct reward_command *reward_command_open(const char *command, bool shell,

@@ -101,15 +101,15 @@ int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error
     int rc = OK;
     *r = (struct reward_fn){.ctx = n};
     if (strcmp(spec, "exact") == 0) {
-        r->one = exact_reward;
+        r->score_one = exact_reward;
         r->check = exact_check;
     } else if (strcmp(spec, "regex") == 0 || (rest = text_after_prefix(spec, "regex"))) {
-        r->one = regex_reward;
+        r->score_one = regex_reward;
         r->check = regex_check;
         if (spec[5] && !(n->pattern = regex_compile(spec + 6, err))) rc = err->code;
     } else if ((rest = text_after_prefix(spec, "command")) ||
                (rest = text_after_prefix(spec, "shell"))) {
-        r->all = command_rewards;
+        r->score_batch = command_rewards;
         n->command = reward_command_open(rest, *spec == 's', o, err);
         rc = n->command ? OK : err->code;
     } else {

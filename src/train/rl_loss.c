@@ -116,7 +116,7 @@ static void clipped_surrogate_loss(struct policy_loss *l, struct loss_sample *s)
     const struct rollout *r = &l->rollouts[s->sample - l->batch];
     struct policy_loss_stats *sums = &l->sums[s->sample->adapter];
     double a = r->advantage, token_weight = l->token_mean ? 1.0 / s->n : 1;
-    if (l->fresh) memcpy(r->old, s->logp, (size_t)s->n * sizeof *r->old);
+    if (l->is_first_update) memcpy(r->old, s->logp, (size_t)s->n * sizeof *r->old);
     for (int32_t i = 0; i < s->n; i++) {
         double ratio = math_exp(s->logp[i] - r->old[i]), kl = kl_k3(s->logp[i], r->reference[i]),
                reference_ratio = math_exp((double)r->reference[i] - s->logp[i]);

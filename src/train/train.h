@@ -38,8 +38,8 @@ struct train_event {
     const struct update_stats *stats;
     const struct train_job *jobs; /* last_loss is the loss of this update */
     int n;
-    bool due; /* a checkpoint is due: it is saved after the callback, which should save its own data
-                 first */
+    bool checkpoint_due; /* a checkpoint is due: it is saved after the callback, which should save
+                 its own data first */
     const json_t *extra_metrics; /* metrics of the method, {…, adapters: {NAME: {…}}}, or NULL */
 };
 /* An error that a callback returns ends the run. */
@@ -116,10 +116,11 @@ struct reward_input {
     bool ended; /* the completion ended with its end token, before max_new_tokens */
 };
 struct reward_fn {
-    /* Reward of one completion. If it is NULL, `all` is used. */
-    double (*one)(void *ctx, const json_t *item, const char *completion);
+    /* Reward of one completion. If it is NULL, score_batch is used. */
+    double (*score_one)(void *ctx, const json_t *item, const char *completion);
     /* Rewards of all completions of a step. A number that is not finite is an error. */
-    int (*all)(void *ctx, const struct reward_input *v, int n, double *out, struct error *err);
+    int (*score_batch)(void *ctx, const struct reward_input *v, int n, double *out,
+                       struct error *err);
     /* Checks, when data is read, whether an item has the fields that the reward needs. May be NULL.
      */
     int (*check)(void *ctx, const json_t *item, struct error *err);
@@ -241,7 +242,7 @@ struct policy_loss {
     const struct rollout *rollouts;   /* for each sample */
     double clip, kl_coef;
     bool token_mean;
-    bool fresh; /* the current policy has sampled the completions: the loss fills `old` */
+    bool is_first_update; /* the current policy has sampled the completions: the loss fills `old` */
     struct policy_loss_stats *sums; /* [adapters] sums, added to */
 };
 int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err);

@@ -50,8 +50,8 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
 }
 
 int32_t train_loop_max_length(const struct train_loop *c) {
-    int32_t most = c->m->config.max_seq_len;
-    return c->o->max_length > 0 ? (int32_t)MIN(most, c->o->max_length) : most;
+    int32_t limit = c->m->config.max_seq_len;
+    return c->o->max_length > 0 ? (int32_t)MIN(limit, c->o->max_length) : limit;
 }
 
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step) {
@@ -168,7 +168,7 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done,
                             .stats = &c->stats,
                             .jobs = c->jobs,
                             .n = c->n,
-                            .due = is_save_due(c, done),
+                            .checkpoint_due = is_save_due(c, done),
                             .extra_metrics =
                                 json_object_size(extra_metrics) ? extra_metrics : NULL};
     return c->callbacks->update(c->callbacks->ctx, &e, err);

@@ -405,7 +405,7 @@ static void test_fresh_gradient(void **state) {
     for (int i = 0; i < N; i++)
         rollouts[i] = (struct rollout){i == 1 ? 2.0 : 0.0, reference, old[i], 1};
     struct policy_loss l = {
-        .batch = v, .rollouts = rollouts, .clip = 0.2, .fresh = true, .sums = &sums};
+        .batch = v, .rollouts = rollouts, .clip = 0.2, .is_first_update = true, .sums = &sums};
     const struct loss_fn loss = {.fn = policy_loss, .ctx = &l};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     int n = trainer_n_tensors(t);
@@ -474,9 +474,9 @@ static double reward_of(const char *spec, const char *item, const char *said) {
     const struct reward_input c[2] = {{v, said, true}, {v, "", false}};
     double both[2] = {NAN, NAN};
     if (r.check && r.check(r.ctx, v, &err) != OK) fail_msg("%s", err.text);
-    if (r.one)
-        got = r.one(r.ctx, v, said);
-    else if (r.all(r.ctx, c, 2, both, &err) == OK)
+    if (r.score_one)
+        got = r.score_one(r.ctx, v, said);
+    else if (r.score_batch(r.ctx, c, 2, both, &err) == OK)
         got = both[0];
     reward_fn_close(&r);
     json_decref(v);
@@ -563,7 +563,7 @@ static void refusals_check(void) {
         struct reward_fn r;
         double out[2], start = clock_now();
         int rc = named_open(&r, cases[i].spec, cases[i].timeout);
-        if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
+        if (rc == OK) rc = r.score_batch(r.ctx, c, 2, out, &err);
         assert_int_not_equal(rc, OK);
         if (!strstr(err.text, cases[i].why)) fail_msg("%s: %s", cases[i].spec, err.text);
         assert_true(clock_now() - start < 60);
@@ -584,7 +584,7 @@ static double run_with(const struct rl_options *p) {
     json_t *item = json_object();
     const struct reward_input c[2] = {{item, "a", true}, {item, "b", true}};
     int rc = reward_fn_open(&r, p, &err);
-    if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
+    if (rc == OK) rc = r.score_batch(r.ctx, c, 2, out, &err);
     reward_fn_close(&r);
     json_decref(item);
     return rc == OK ? out[0] : NAN;
@@ -848,7 +848,7 @@ static double field(const json_t *list, size_t i, const char *name) {
 static void test_reward_rises(void **state) {
     (void)state;
     static const enum train_method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
-    const struct reward_fn reward = {.one = even};
+    const struct reward_fn reward = {.score_one = even};
     data_write(questions);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
         struct train_options o = options();
@@ -910,7 +910,7 @@ static void run_until(struct train_job *jobs, int n, const struct train_options 
 
 /* One run: uninterrupted; killed and continued with two threads; one of its adapters alone. */
 static void same_bits(enum train_method method, const char *data) {
-    const struct reward_fn reward = {.one = even};
+    const struct reward_fn reward = {.score_one = even};
     struct train_options o = options();
     struct rl_options p = policy();
     struct pool *pool = pool_new(2);
@@ -968,7 +968,7 @@ static void test_failed_reward(void **state) {
     struct train_options o = options();
     struct rl_options p = policy();
     int left = 2 * 4 * 4;
-    const struct reward_fn reward = {.one = broken, .ctx = &left};
+    const struct reward_fn reward = {.score_one = broken, .ctx = &left};
     struct train_job job = {.name = "a", .data = data_write(questions)};
     o.max_steps = 3;
     unlink(state_path);
@@ -987,7 +987,7 @@ static void test_kl_bound(void **state) {
     (void)state;
     struct train_options o = options();
     struct rl_options p = policy();
-    const struct reward_fn reward = {.one = even};
+    const struct reward_fn reward = {.score_one = even};
     struct train_job job = {.name = "a", .data = data_write(questions)};
     char *text = NULL;
     size_t size;
@@ -1097,7 +1097,7 @@ static void test_reward_plan(void **state) {
     (void)state;
     static const char *const figures[] = {"reward",  "reward_std", "mixed",
                                           "entropy", "length",     "ended"};
-    const struct reward_fn reward = {.one = even};
+    const struct reward_fn reward = {.score_one = even};
     struct train_options o = options();
     struct rl_options p = policy();
     struct rl_plan plan;
@@ -1176,7 +1176,7 @@ static double entropy_exact(double temperature) {
 
 static void test_entropy(void **state) {
     (void)state;
-    const struct reward_fn reward = {.one = even};
+    const struct reward_fn reward = {.score_one = even};
     struct train_options o = options();
     struct rl_options p = policy();
     struct train_job job = {.name = "a", .data = data_write("{\"prompt\": \"one\"}")};

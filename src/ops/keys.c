@@ -56,8 +56,8 @@ struct api_key {
     struct key_usage used, unsaved;
 };
 struct keys {
-    pthread_mutex_t
-        store_lock; /* protects the store and `seq`, the number of events applied to the table */
+    /* protects the store and `seq`, the number of events applied to the table */
+    pthread_mutex_t store_lock;
     struct store *store;
     char *path;
     int64_t seq;

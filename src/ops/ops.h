@@ -73,9 +73,8 @@ void metric_remove(struct metrics *m, struct metric *series);
 void metrics_clear(struct metrics *m, enum metric_id id); /* removes all series of a family */
 
 void metric_add(struct metric *s, double x); /* counter: x >= 0; gauge: any */
-void metric_total(
-    struct metric *s,
-    double x); /* counter: sets it to a total that is counted elsewhere; a lower value is ignored */
+/* Sets a counter to a total that is counted elsewhere; a lower value is ignored. */
+void metric_total(struct metric *s, double x);
 void metric_set(struct metric *s, double x);     /* gauge; NaN and Inf are allowed */
 void metric_observe(struct metric *s, double x); /* histogram: x >= 0 */
 double metric_value(const struct metric *s);     /* for a histogram: its sum */

@@ -23,8 +23,8 @@ struct sft_trainer {
     const struct es_options *estimates; /* options of `es`, or NULL */
     struct es *es; /* estimates gradients instead of backward passes; NULL without `estimates` */
     int64_t per_update; /* samples of each job */
-    struct train_sample
-        *batch; /* samples of the next pass; their tokens are borrowed from job_data */
+    /* samples of the next pass; their tokens are borrowed from job_data */
+    struct train_sample *batch;
     int n_batch;
     int64_t rows;
 };

@@ -61,11 +61,11 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
 struct training_plan {
     int64_t updates, samples_per_update; /* samples of each adapter */
     int64_t passes, samples, tokens;     /* totals of the run, all adapters; for es, all members */
-    int64_t max_samples, max_rows,
-        longest;  /* maxima over the passes; tokens of the longest sample */
+    /* maxima over the passes; tokens of the longest sample */
+    int64_t max_samples, max_rows, longest;
     size_t bytes; /* bytes of memory, without the model */
-    double
-        pass_seconds; /* measured: the first pass, forward and backward, or with es some members */
+    /* measured: the first pass, forward and backward, or with es some members */
+    double pass_seconds;
     int64_t pass_tokens;            /* number of tokens in these passes */
     double update_seconds, seconds; /* measured: an optimizer step; estimated: the whole run */
     struct train_sample *first;     /* [n_first] the first bsz samples of each adapter */

@@ -43,8 +43,8 @@ struct train_loop {
     enum lr_schedule schedule;
     int64_t saved;                    /* the step that `checkpoint` holds; -1: none */
     double run_started, step_started; /* clock times; of the run, since it was begun or resumed */
-    struct update_stats
-        stats; /* of the last update; tokens and targets are those of the whole step */
+    /* of the last update; tokens and targets are those of the whole step */
+    struct update_stats stats;
     double lr; /* learning rate of the last update */
 };
 struct train_loop_ops {

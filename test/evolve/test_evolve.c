@@ -1,12 +1,12 @@
 /*
  * test_evolve: breeding with known fitness functions, and whole runs on a model so small that a run
- * takes a moment.
+ * takes seconds.
  *
  * A synthetic fitness function is known (the distance of a candidate's ΔW to a target, or a number
  * for each name), so the best candidate is known too. Whole runs check the guarantees of a run:
  * equal bits with one thread and two, and after kill -9 at several moments, and no effect of zero
- * adapters. The model is made here: its tokenizer is trained on the task families, its weights are
- * random, its accuracy is chance; only equality matters.
+ * adapters. The model is made here: its tokenizer is trained on the task families, and its weights
+ * are random. Its accuracy does not matter, only that results are equal.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -27,7 +27,7 @@
 
 static struct error err;
 
-static void close_to(double got, double want, double tolerance) {
+static void assert_close(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance))
         fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
 }
@@ -38,26 +38,26 @@ struct known_fitness {
     struct {
         const char *name;
         double performance, cooperation, novelty;
-    } by_name[8];
+    } values[8]; /* by candidate; the last has no name */
     int calls, last_n;
 };
 
 static int known_fitness_evaluate(void *ctx, int generation, struct candidate *c, int n,
-                                  int witnesses, struct evaluation *out, struct error *e) {
+                                  int n_reevaluated, struct evaluation *out, struct error *e) {
     struct known_fitness *k = ctx;
     (void)e;
     (void)out;
     (void)generation;
     k->calls++;
-    k->last_n = n - witnesses;
+    k->last_n = n - n_reevaluated;
     for (int i = 0; i < n; i++) {
         c[i].performance = c[i].cooperation = c[i].novelty = (struct stats_interval){0};
         if (k->target) c[i].performance.value = -adapter_distance(c[i].adapter, k->target);
-        for (int j = 0; !k->target && j < 8 && k->by_name[j].name; j++) {
-            if (strcmp(k->by_name[j].name, c[i].name) != 0) continue;
-            c[i].performance.value = k->by_name[j].performance;
-            c[i].cooperation.value = k->by_name[j].cooperation;
-            c[i].novelty.value = k->by_name[j].novelty;
+        for (int j = 0; !k->target && j < 8 && k->values[j].name; j++) {
+            if (strcmp(k->values[j].name, c[i].name) != 0) continue;
+            c[i].performance.value = k->values[j].performance;
+            c[i].cooperation.value = k->values[j].cooperation;
+            c[i].novelty.value = k->values[j].novelty;
         }
     }
     return OK;
@@ -75,7 +75,7 @@ struct breeding {
     struct known_fitness known_fitness;
 };
 
-static void operators_are(struct breeding *g, const char *crossovers, const char *mutations) {
+static void set_operators(struct breeding *g, const char *crossovers, const char *mutations) {
     strings_release(&g->o.crossovers);
     strings_release(&g->o.mutations);
     strings_add(&g->o.crossovers, crossovers);
@@ -96,7 +96,7 @@ static void breeding_open(struct breeding *g, bool plant) {
     }
     options_default(evolve_option_rows, &g->o);
     options_default(fitness_option_rows, &g->f);
-    operators_are(g, "delta", "noise");
+    set_operators(g, "delta", "noise");
     free(g->o.selection);
     g->o.selection = xstrdup("truncation");
     g->known_fitness.target = g->target;
@@ -170,8 +170,8 @@ static void test_crossover_improves(void **state) {
     breeding_close(&g);
 }
 
-/* Adds the descendants of the placed founder, by name, over all generations. */
-static bool descends(const char *const *line, int n, const struct candidate *c) {
+/* Whether c is one of the candidates line[n], or a child of one. */
+static bool is_descendant(const char *const *line, int n, const struct candidate *c) {
     for (int i = 0; i < n; i++)
         if (strcmp(line[i], c->name) == 0 || strcmp(line[i], c->parents[0]) == 0 ||
             strcmp(line[i], c->parents[1]) == 0)
@@ -193,11 +193,11 @@ static void test_planted_founder_wins(void **state) {
             breeding_next(&g);
             breeding_evaluate(&g);
             for (int i = 0; i < g.p.n; i++)
-                if (descends((const char *const *)line.v, line.n, &g.p.c[i]))
+                if (is_descendant((const char *const *)line.v, line.n, &g.p.c[i]))
                     strings_add(&line, g.p.c[i].name);
         }
         for (int i = 0; i < (g.p.n + 1) / 2; i++)
-            assert_true(descends((const char *const *)line.v, line.n, &g.p.c[i]));
+            assert_true(is_descendant((const char *const *)line.v, line.n, &g.p.c[i]));
         assert_true(adapter_distance(g.p.c[0].adapter, g.target) <=
                     adapter_distance(g.founders[2], g.target));
         strings_release(&line);
@@ -205,7 +205,7 @@ static void test_planted_founder_wins(void **state) {
     breeding_close(&g);
 }
 
-static void history(struct breeding *g, uint64_t seed, struct buf *out) {
+static void record_history(struct breeding *g, uint64_t seed, struct buf *out) {
     breeding_begin(g, seed);
     for (int t = 0; t < 4; t++) {
         breeding_evaluate(g);
@@ -221,9 +221,9 @@ static void test_seed_determines_history(void **state) {
     struct breeding g;
     struct buf a = {0}, again = {0}, other = {0};
     breeding_open(&g, false);
-    history(&g, 5, &a);
-    history(&g, 5, &again);
-    history(&g, 6, &other);
+    record_history(&g, 5, &a);
+    record_history(&g, 5, &again);
+    record_history(&g, 6, &other);
     assert_string_equal(a.data, again.data);
     assert_string_not_equal(a.data, other.data);
     buf_release(&a);
@@ -284,10 +284,10 @@ static void test_breeding_rules(void **state) {
                                 mutant ? "noise" : "delta");
             for (int j = 0; j < n; j++) assert_string_not_equal(c->name, order[j]);
             for (int k = 0; k < 2 - mutant; k++) {
-                bool beside = false;
+                bool is_present = false;
                 for (int j = 0; j < g.p.n + g.p.n_reevaluated; j++)
-                    beside |= j != i && strcmp(g.p.c[j].name, c->parents[k]) == 0;
-                assert_true(beside);
+                    is_present |= j != i && strcmp(g.p.c[j].name, c->parents[k]) == 0;
+                assert_true(is_present);
             }
         }
     }
@@ -307,17 +307,18 @@ static void test_weights(void **state) {
     struct breeding g;
     breeding_open(&g, false);
     g.known_fitness.target = NULL;
-    g.known_fitness.by_name[0].name = "ann", g.known_fitness.by_name[0].performance = 0.9;
-    g.known_fitness.by_name[1].name = "bea", g.known_fitness.by_name[1].cooperation = 0.5;
-    g.known_fitness.by_name[2].name = "cid", g.known_fitness.by_name[2].novelty = 0.8;
-    g.known_fitness.by_name[3].name = "dee", g.known_fitness.by_name[3].performance = 0.5,
-    g.known_fitness.by_name[3].cooperation = 0.4, g.known_fitness.by_name[3].novelty = 0.25;
+    g.known_fitness.values[0].name = "ann", g.known_fitness.values[0].performance = 0.9;
+    g.known_fitness.values[1].name = "bea", g.known_fitness.values[1].cooperation = 0.5;
+    g.known_fitness.values[2].name = "cid", g.known_fitness.values[2].novelty = 0.8;
+    g.known_fitness.values[3].name = "dee", g.known_fitness.values[3].performance = 0.5,
+    g.known_fitness.values[3].cooperation = 0.4, g.known_fitness.values[3].novelty = 0.25;
     breeding_begin(&g, 1);
     breeding_evaluate(&g);
-    close_to(candidate_find(&g.p, "ann")->fitness.value, 0.6 * 0.9, 1e-15);
-    close_to(candidate_find(&g.p, "bea")->fitness.value, 0.3 * 0.5, 1e-15);
-    close_to(candidate_find(&g.p, "cid")->fitness.value, 0.1 * 0.8, 1e-15);
-    close_to(candidate_find(&g.p, "dee")->fitness.value, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25, 1e-15);
+    assert_close(candidate_find(&g.p, "ann")->fitness.value, 0.6 * 0.9, 1e-15);
+    assert_close(candidate_find(&g.p, "bea")->fitness.value, 0.3 * 0.5, 1e-15);
+    assert_close(candidate_find(&g.p, "cid")->fitness.value, 0.1 * 0.8, 1e-15);
+    assert_close(candidate_find(&g.p, "dee")->fitness.value, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25,
+                 1e-15);
     assert_string_equal(g.p.c[0].name, "ann");
     assert_string_equal(g.p.c[4].name, "eve"); /* equal fitness: by name */
     assert_string_equal(g.p.c[5].name, "fay");
@@ -337,7 +338,7 @@ static void test_factor_blend(void **state) {
     (void)state;
     struct breeding g;
     breeding_open(&g, false);
-    operators_are(&g, "factor_blend", "noise");
+    set_operators(&g, "factor_blend", "noise");
     g.o.mutation_rate = 0;
     breeding_begin(&g, 1);
     breeding_evaluate(&g);
@@ -354,15 +355,15 @@ static void test_factor_blend(void **state) {
         assert_int_equal(c->adapter->n_data, a->adapter->n_data);
         for (size_t k = 0; k < c->adapter->n_data; k++) {
             float x = a->adapter->data[k], y = b->adapter->data[k];
-            close_to((double)c->adapter->data[k], (1 - c->blend) * (double)x + c->blend * (double)y,
-                     1e-6);
+            assert_close((double)c->adapter->data[k],
+                         (1 - c->blend) * (double)x + c->blend * (double)y, 1e-6);
         }
     }
-    /* Founder 2 at another rank: its tensors cannot be averaged with the others'; the error changes
-     * nothing. */
+    /* Founder 2 has another rank, so its tensors cannot be averaged with the others'. The error
+     * does not change the population. */
     breeding_close(&g);
     breeding_open(&g, true);
-    operators_are(&g, "factor_blend", "noise");
+    set_operators(&g, "factor_blend", "noise");
     breeding_begin(&g, 1);
     breeding_evaluate(&g);
     assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
@@ -372,13 +373,13 @@ static void test_factor_blend(void **state) {
     breeding_close(&g);
 }
 
-/* An operator whose children regress is dropped, by the results of its own children only; the other
- * stays, and its step adapts to the measured divergence. */
+/* An operator whose children regress is dropped, because of its own children only; the other
+ * operator stays, and its step adapts to the measured divergence. */
 static void test_regressing_operator_is_dropped(void **state) {
     (void)state;
     struct breeding g;
     breeding_open(&g, false);
-    operators_are(&g, "delta", "reinit,noise");
+    set_operators(&g, "delta", "reinit,noise");
     g.o.mutation_rate = 1;
     g.o.population = 12;
     breeding_begin(&g, 1);
@@ -406,12 +407,12 @@ static void test_regressing_operator_is_dropped(void **state) {
 
 /* A fitness function over items: candidate i is correct on the items of its name's letter, and
  * answers accordingly. */
-static int letters_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                            struct evaluation *out, struct error *e) {
+static int letters_evaluate(void *ctx, int generation, struct candidate *c, int n,
+                            int n_reevaluated, struct evaluation *out, struct error *e) {
     enum { ITEMS = 6 };
     (void)ctx;
     (void)generation;
-    (void)witnesses;
+    (void)n_reevaluated;
     (void)e;
     *out = (struct evaluation){.n_items = ITEMS,
                                .scores = xcalloc((size_t)n * ITEMS, sizeof(double)),
@@ -431,8 +432,9 @@ static int letters_evaluate(void *ctx, int generation, struct candidate *c, int 
     return OK;
 }
 
-/* Under every selection, with sharing, roles and an archive: the same history from the same seed,
- * candidates ordered by fitness, evaluations in the candidates' order, a child in every role. */
+/* With every selection, and with sharing, roles and an archive: the same history from the same
+ * seed, candidates ordered by fitness, evaluations in the candidates' order, a child in every role.
+ */
 static void test_every_selection(void **state) {
     (void)state;
     struct breeding g;
@@ -458,7 +460,7 @@ static void test_every_selection(void **state) {
                         double mean = 0;
                         for (int k = 0; k < g.p.last_evaluation.n_items; k++)
                             mean += row[k] / g.p.last_evaluation.n_items;
-                        close_to(g.p.c[i].performance.value, mean, 1e-12);
+                        assert_close(g.p.c[i].performance.value, mean, 1e-12);
                         assert_true(i == 0 || g.p.c[i - 1].fitness.value >= g.p.c[i].fitness.value);
                     }
                     json_t *v = population_json(&g.p);
@@ -504,7 +506,7 @@ static void test_preserve_norm(void **state) {
                     if (strcmp(before[j].name, c->parents[p]) == 0)
                         norm[p] = sqrt(adapter_dot(before[j].adapter, before[j].adapter));
             double want = (1 - t) * norm[0] + t * norm[1];
-            close_to(sqrt(adapter_dot(c->adapter, c->adapter)), want, 1e-4 * want);
+            assert_close(sqrt(adapter_dot(c->adapter, c->adapter)), want, 1e-4 * want);
         }
     }
     breeding_close(&g);
@@ -540,7 +542,7 @@ static char *find_as_is(const char *path) {
     return xstrdup(path);
 }
 
-static void model_make(void) {
+static void make_model(void) {
     static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     struct model_config c;
     struct buf text = {0};
@@ -568,7 +570,7 @@ static void model_make(void) {
     model_close(m);
 }
 
-static void data_make(void) {
+static void make_data(void) {
     for (int i = 0; i < 2; i++) {
         char *path = path_join(dir, i ? "b.jsonl" : "a.jsonl");
         assert_int_equal(fry_write_persona(&fry_personas[i], 12 + 12 * i, 1, path, &err), OK);
@@ -577,7 +579,7 @@ static void data_make(void) {
 }
 
 /* Writes a task file. */
-static void questions_make(void) {
+static void make_task_file(void) {
     struct buf b = {0};
     for (int i = 0; i < 24; i++)
         buf_printf(&b,
@@ -590,7 +592,7 @@ static void questions_make(void) {
     buf_release(&b);
 }
 
-/* The founder "all" is trained on both files. */
+/* The recipe; the founder "all" is trained on both files. */
 static char *recipe_text(void) {
     return xasprintf(
         "model: %s/tiny\nseed: 3\npersonas:\n  - a=%s/a.jsonl\n  - b=%s/b.jsonl\n  - "
@@ -611,9 +613,9 @@ static int runs_open(void **state) {
     snprintf(dir, sizeof dir, "/tmp/shoal-test-evolve-XXXXXX");
     if (!mkdtemp(dir)) return -1;
     snprintf(recipe_path, sizeof recipe_path, "%s/recipe.yaml", dir);
-    model_make();
-    data_make();
-    questions_make();
+    make_model();
+    make_data();
+    make_task_file();
     char *text = recipe_text();
     int rc = file_write(recipe_path, text, strlen(text), &err);
     free(text);
@@ -626,7 +628,7 @@ static int runs_close(void **state) {
     return folder_remove(dir);
 }
 
-static struct evolve_env env_of(const char *root, int threads) {
+static struct evolve_env env_open(const char *root, int threads) {
     return (struct evolve_env){.pool = pool_new(threads),
                                .cls = NUMERIC_EXACT,
                                .root = path_join(dir, root),
@@ -641,7 +643,7 @@ static void env_release(struct evolve_env *e) {
 /* Starts or continues run ROOT/r. */
 static json_t *run_once(const char *root, bool resume, bool zero, int threads, struct error *e) {
     struct evolve_recipe o;
-    struct evolve_env env = env_of(root, threads);
+    struct evolve_env env = env_open(root, threads);
     json_t *result = NULL;
     if (resume) {
         result = evolve_run_resume(&env, "r", e);
@@ -656,7 +658,7 @@ static json_t *run_once(const char *root, bool resume, bool zero, int threads, s
     return result;
 }
 
-static json_t *run_well(const char *root, bool resume, bool zero, int threads) {
+static json_t *run_expect_ok(const char *root, bool resume, bool zero, int threads) {
     json_t *result = run_once(root, resume, zero, threads, &err);
     if (!result) fail_msg("%s", err.text);
     return result;
@@ -665,13 +667,13 @@ static json_t *run_well(const char *root, bool resume, bool zero, int threads) {
 static const json_t *reference_run(void) {
     double start = clock_now();
     if (!reference) {
-        reference = run_well("ref", false, false, 1);
+        reference = run_expect_ok("ref", false, false, 1);
         reference_seconds = clock_now() - start;
     }
     return reference;
 }
 
-static void results_are_equal(const json_t *a, const json_t *b) {
+static void assert_results_equal(const json_t *a, const json_t *b) {
     static const char *const parts[] = {"adapters", "generations", "table", "comparisons",
                                         "debate",   "retention",   "spent"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
@@ -684,7 +686,7 @@ static void results_are_equal(const json_t *a, const json_t *b) {
     }
 }
 
-static bool run_file(const char *root, const char *name) {
+static bool run_file_exists(const char *root, const char *name) {
     char *path = xasprintf("%s/%s/r/%s", dir, root, name);
     bool there = path_exists(path);
     free(path);
@@ -714,7 +716,7 @@ static char *run_status(const char *root) {
     return status;
 }
 
-static void status_is(const char *root, const char *want) {
+static void assert_run_status(const char *root, const char *want) {
     char *status = run_status(root);
     assert_non_null(status);
     assert_string_equal(status, want);
@@ -731,12 +733,12 @@ static const json_t *table_row(const json_t *result, const char *name) {
     return NULL;
 }
 
-static double number_of(const json_t *v, const char *key) {
+static double json_number_of(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
 }
 
 static double value_of(const json_t *v, const char *key) {
-    return number_of(json_object_get(v, key), "value");
+    return json_number_of(json_object_get(v, key), "value");
 }
 
 /* The files of an uninterrupted run, and that training and adapters had an effect. */
@@ -752,9 +754,9 @@ static void test_run(void **state) {
                                         "adapters/gen_1/g1c0/README.md",
                                         "adapters/gen_0/a/adapter_model.safetensors",
                                         "adapters/gen_2"};
-    for (size_t i = 0; i < ARRAY_LEN(files); i++) assert_true(run_file("ref", files[i]));
-    assert_false(run_file("ref", "checkpoint.bin"));
-    status_is("ref", "done");
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) assert_true(run_file_exists("ref", files[i]));
+    assert_false(run_file_exists("ref", "checkpoint.bin"));
+    assert_run_status("ref", "done");
     assert_int_equal(json_array_size(json_object_get(result, "table")), 1 + 3 + 2 + 1 + 3);
     assert_int_equal(json_array_size(json_object_get(result, "comparisons")), 6);
     assert_int_equal(json_array_size(json_object_get(result, "generations")), 3);
@@ -762,7 +764,7 @@ static void test_run(void **state) {
     const json_t *first =
         json_object_get(json_array_get(json_object_get(result, "generations"), 0), "candidates");
     for (size_t i = 0; i < 3; i++) assert_true(value_of(json_array_get(first, i), "novelty") > 0);
-    /* The best founder is compared under its own name, not under a name with the same prefix. */
+    /* The comparisons use the best founder's row, not that of a name with the same prefix. */
     const json_t *compared = json_array_get(json_object_get(result, "comparisons"), 0);
     const char *best = json_string_value(json_object_get(json_array_get(first, 0), "name"));
     assert_string_equal(json_string_value(json_object_get(compared, "a")), best);
@@ -771,9 +773,9 @@ static void test_run(void **state) {
     assert_int_equal(run_lines("ref", "all.jsonl"), 36); /* 12 + 24 */
     for (size_t i = 0; i < json_array_size(json_object_get(result, "table")); i++) {
         const json_t *row = json_array_get(json_object_get(result, "table"), i);
-        assert_true(number_of(row, "lo") <= number_of(row, "acc") &&
-                    number_of(row, "acc") <= number_of(row, "hi"));
-        assert_int_equal((int)number_of(row, "n"), 9);
+        assert_true(json_number_of(row, "lo") <= json_number_of(row, "acc") &&
+                    json_number_of(row, "acc") <= json_number_of(row, "hi"));
+        assert_int_equal((int)json_number_of(row, "n"), 9);
     }
 }
 
@@ -797,30 +799,31 @@ static void test_published_adapters(void **state) {
 
 static void test_threads_change_nothing(void **state) {
     (void)state;
-    json_t *two = run_well("two", false, false, 2);
-    results_are_equal(reference_run(), two);
+    json_t *two = run_expect_ok("two", false, false, 2);
+    assert_results_equal(reference_run(), two);
     json_decref(two);
 }
 
 /* With zero adapters no candidate differs from the base in accuracy, answers or contribution. */
 static void test_zero_adapters_have_no_effect(void **state) {
     (void)state;
-    json_t *result = run_well("zero", false, true, 1), *generation, *list, *c;
+    json_t *result = run_expect_ok("zero", false, true, 1), *generation, *list, *c;
     const json_t *base = table_row(result, "base");
     static const char *const solos[] = {
         "a", "b", "all", "generation 0", "generation 1", "generation 2", "first-round vote"};
     for (size_t i = 0; i < ARRAY_LEN(solos); i++) {
         const json_t *row = table_row(result, solos[i]);
-        close_to(number_of(row, "acc"), number_of(base, "acc"), 0);
-        if (i < 6) close_to(number_of(row, "generated"), number_of(base, "generated"), 0);
+        assert_close(json_number_of(row, "acc"), json_number_of(base, "acc"), 0);
+        if (i < 6)
+            assert_close(json_number_of(row, "generated"), json_number_of(base, "generated"), 0);
     }
     size_t g, i;
     json_array_foreach (json_object_get(result, "generations"), g, generation) {
         list = json_object_get(generation, "candidates");
         json_array_foreach (list, i, c) {
-            close_to(value_of(c, "novelty"), 0, 0);
-            close_to(value_of(c, "cooperation"), 0, 0);
-            close_to(value_of(c, "fitness"), value_of(json_array_get(list, 0), "fitness"), 0);
+            assert_close(value_of(c, "novelty"), 0, 0);
+            assert_close(value_of(c, "cooperation"), 0, 0);
+            assert_close(value_of(c, "fitness"), value_of(json_array_get(list, 0), "fitness"), 0);
         }
     }
     int compared = 0;
@@ -830,9 +833,9 @@ static void test_zero_adapters_have_no_effect(void **state) {
         bool adapters_only = strcmp(b, "base") == 0 ||
                              (strncmp(a, "generation", 10) == 0 && strncmp(b, "self", 4) != 0);
         if (!adapters_only) continue;
-        close_to(number_of(c, "diff"), 0, 0);
-        close_to(number_of(c, "hi") - number_of(c, "lo"), 0, 0);
-        close_to(number_of(c, "p"), 1, 0);
+        assert_close(json_number_of(c, "diff"), 0, 0);
+        assert_close(json_number_of(c, "hi") - json_number_of(c, "lo"), 0, 0);
+        assert_close(json_number_of(c, "p"), 1, 0);
         assert_false(json_is_true(json_object_get(c, "significant")));
         compared++;
     }
@@ -860,17 +863,17 @@ static bool child_kill(pid_t child) {
     return WIFSIGNALED(status);
 }
 
-static void killed_run_ends_the_same(const char *root) {
+static void assert_killed_run_resumes(const char *root) {
     char *status = run_status(root);
-    json_t *result = run_well(root, status != NULL, false, 2);
+    json_t *result = run_expect_ok(root, status != NULL, false, 2);
     free(status);
-    results_are_equal(reference_run(), result);
-    assert_false(run_file(root, "checkpoint.bin"));
-    status_is(root, "done");
+    assert_results_equal(reference_run(), result);
+    assert_false(run_file_exists(root, "checkpoint.bin"));
+    assert_run_status(root, "done");
     json_decref(result);
 }
 
-static bool child_ended(pid_t child) {
+static bool has_child_ended(pid_t child) {
     siginfo_t info = {0};
     return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0;
 }
@@ -878,10 +881,10 @@ static bool child_ended(pid_t child) {
 static const char *const stages[] = {"checkpoint.bin", "adapters/gen_0/a", "adapters/gen_1/g1c0",
                                      "adapters/gen_2/g2c0"};
 
-/* The checkpoint is removed later, so a later stage counts too. */
-static bool stage_reached(const char *root, size_t i) {
+/* A checkpoint is removed in a later stage, so a later stage counts too. */
+static bool has_reached_stage(const char *root, size_t i) {
     for (; i < ARRAY_LEN(stages); i++)
-        if (run_file(root, stages[i])) return true;
+        if (run_file_exists(root, stages[i])) return true;
     return false;
 }
 
@@ -893,18 +896,18 @@ static void test_kill_at_every_stage(void **state) {
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(stages); i++) {
         pid_t child = run_child("stages");
-        while (!stage_reached("stages", i) && !child_ended(child)) usleep(300);
+        while (!has_reached_stage("stages", i) && !has_child_ended(child)) usleep(300);
         bool at_work = child_kill(child);
         char *status = run_status("stages");
         killed += at_work && status && strcmp(status, "running") == 0;
         free(status);
     }
     assert_true(killed >= 3);
-    killed_run_ends_the_same("stages");
+    assert_killed_run_resumes("stages");
 }
 
-/* Killed at random moments, each time continued from the last kill; returns the number of kills
- * during the run. */
+/* Kills the run at random moments and resumes it each time. Returns the number of kills during the
+ * run. */
 static int kill_repeatedly(const char *root, int times, double seconds) {
     struct rng r = rng_make(20, RNG_TEST, 0, 0);
     int killed = 0;
@@ -916,7 +919,7 @@ static int kill_repeatedly(const char *root, int times, double seconds) {
     return killed;
 }
 
-/* Twenty times in one run. If the run ends before, again with shorter times. */
+/* Twenty kills in one run. If the run ends before, tries again with shorter times. */
 static void test_kill_at_any_moment(void **state) {
     (void)state;
     char root[] = "moments0";
@@ -924,21 +927,21 @@ static void test_kill_at_any_moment(void **state) {
     double seconds = reference_seconds / 2;
     for (; kill_repeatedly(root, 20, seconds) < 20 && root[7] < '9'; root[7]++) seconds /= 2;
     assert_true(root[7] < '9');
-    killed_run_ends_the_same(root);
+    assert_killed_run_resumes(root);
 }
 
 /* Resuming a finished run returns the same result and trains nothing. */
 static void test_resume_of_a_finished_run(void **state) {
     (void)state;
     reference_run();
-    json_t *again = run_well("ref", true, false, 1);
-    results_are_equal(reference, again);
+    json_t *again = run_expect_ok("ref", true, false, 1);
+    assert_results_equal(reference, again);
     assert_int_equal(run_lines("ref", "train.jsonl"), 6);
     json_decref(again);
 }
 
 /* Appends text to a file; the caller restores it from `old`. */
-static void file_change(const char *path, const char *text, struct buf *old) {
+static void file_append(const char *path, const char *text, struct buf *old) {
     struct buf now = {0};
     assert_int_equal(file_read(path, 1 << 24, old, &err), OK);
     buf_add(&now, old->data, old->len);
@@ -952,14 +955,14 @@ static void file_restore(const char *path, struct buf *old) {
     buf_release(old);
 }
 
-static void resume_is_refused(const char *changed, const char *more, const char *why) {
+static void assert_resume_refused(const char *path, const char *appended, const char *want) {
     struct buf old = {0};
-    file_change(changed, more, &old);
+    file_append(path, appended, &old);
     assert_null(run_once("ref", true, false, 1, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
-    if (!strstr(err.text, why)) fail_msg("'%s' does not say '%s'", err.text, why);
-    status_is("ref", "done");
-    file_restore(changed, &old);
+    if (!strstr(err.text, want)) fail_msg("'%s' does not say '%s'", err.text, want);
+    assert_run_status("ref", "done");
+    file_restore(path, &old);
 }
 
 static void test_resume_with_other_inputs(void **state) {
@@ -967,11 +970,11 @@ static void test_resume_with_other_inputs(void **state) {
     reference_run();
     char *data = path_join(dir, "a.jsonl"), *model = path_join(dir, "tiny/config.json");
     char *recipe = path_join(dir, "ref/r/recipe.yaml");
-    resume_is_refused(data, "{\"text\": \"more\"}\n", "another data");
-    resume_is_refused(recipe, "vote: majority\n", "another recipe");
-    resume_is_refused(model, "\n", "another base");
-    json_t *again = run_well("ref", true, false, 1);
-    results_are_equal(reference, again);
+    assert_resume_refused(data, "{\"text\": \"more\"}\n", "another data");
+    assert_resume_refused(recipe, "vote: majority\n", "another recipe");
+    assert_resume_refused(model, "\n", "another base");
+    json_t *again = run_expect_ok("ref", true, false, 1);
+    assert_results_equal(reference, again);
     json_decref(again);
     free(data);
     free(model);
@@ -984,7 +987,7 @@ static void test_existing_run_is_refused(void **state) {
     reference_run();
     struct buf old = {0}, kept = {0};
     char *recipe = path_join(dir, "ref/r/recipe.yaml");
-    file_change(recipe_path, "vote: majority\n", &old);
+    file_append(recipe_path, "vote: majority\n", &old);
     assert_null(run_once("ref", false, false, 1, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_non_null(strstr(err.text, "'r' is there already"));
@@ -993,7 +996,7 @@ static void test_existing_run_is_refused(void **state) {
     assert_null(strstr(kept.data, "vote"));
     buf_release(&kept);
     free(recipe);
-    status_is("ref", "done");
+    assert_run_status("ref", "done");
 }
 
 static void test_unknown_runs(void **state) {
@@ -1009,7 +1012,7 @@ static void test_unknown_runs(void **state) {
     free(root);
 }
 
-/* A run of the fast class that records no level is one of AMX, whose bits no other level
+/* A run of the fast class without a recorded level was made with AMX, whose bits no other level
  * reproduces. */
 static void test_resume_without_amx(void **state) {
     (void)state;
@@ -1036,7 +1039,7 @@ static void test_resume_without_amx(void **state) {
     free(root);
 }
 
-/* A missing data file fails the run before it is registered. */
+/* A missing data file is an error before the run is registered. */
 static void test_missing_data(void **state) {
     (void)state;
     char *a = path_join(dir, "a.jsonl"), *away = path_join(dir, "away.jsonl");
@@ -1050,15 +1053,16 @@ static void test_missing_data(void **state) {
     free(away);
 }
 
-/* Data that are not conversations fail it afterwards, with status "failed" in the store. */
+/* Data that are not conversations are an error after it, and the run's status in the store is
+ * "failed". */
 static void test_failed_run(void **state) {
     (void)state;
     struct buf old = {0};
     char *a = path_join(dir, "a.jsonl");
-    file_change(a, "{\"messages\": 3}\n", &old);
+    file_append(a, "{\"messages\": 3}\n", &old);
     assert_null(run_once("failed", false, false, 1, &err));
     assert_non_null(strstr(err.text, "line 13"));
-    status_is("failed", "failed");
+    assert_run_status("failed", "failed");
     file_restore(a, &old);
     free(a);
 }
@@ -1094,7 +1098,7 @@ static const char *const methods[] = {
 };
 
 /* The founders' directories as personas, search method `method`, and no debate. */
-static char *method_text(const char *method) {
+static char *method_recipe(const char *method) {
     char *learn = path_join(dir, "b.jsonl");
     struct buf b = {0};
     buf_printf(&b,
@@ -1116,7 +1120,7 @@ static char *method_text(const char *method) {
 
 static json_t *method_run(const char *root, const char *text, int threads) {
     struct evolve_recipe o;
-    struct evolve_env env = env_of(root, threads);
+    struct evolve_env env = env_open(root, threads);
     char *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     if (evolve_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
@@ -1137,11 +1141,11 @@ static void test_every_search_method(void **state) {
         char one[16], two[16];
         snprintf(one, sizeof one, "way%zu", i);
         snprintf(two, sizeof two, "two%zu", i);
-        char *text = method_text(methods[i]);
+        char *text = method_recipe(methods[i]);
         json_t *a = method_run(one, text, 1), *b = method_run(two, text, 2);
-        results_are_equal(a, b);
-        json_t *again = run_well(one, true, false, 1);
-        results_are_equal(a, again);
+        assert_results_equal(a, b);
+        json_t *again = run_expect_ok(one, true, false, 1);
+        assert_results_equal(a, again);
         const json_t *list = json_object_get(a, "generations"),
                      *last = json_array_get(list, json_array_size(list) - 1);
         const json_t *best = json_array_get(json_object_get(last, "candidates"), 0);
@@ -1149,7 +1153,7 @@ static void test_every_search_method(void **state) {
                               json_string_value(json_object_get(best, "name")));
         assert_string_equal(json_string_value(json_object_get(json_object_get(a, "adapters"), key)),
                             json_string_value(json_object_get(best, "hash")));
-        assert_true(number_of(json_object_get(a, "spent"), "flops") > 0);
+        assert_true(json_number_of(json_object_get(a, "spent"), "flops") > 0);
         assert_int_equal(json_array_size(json_object_get(a, "comparisons")), 2);
         free(key);
         free(text);
@@ -1169,10 +1173,10 @@ static void test_flop_budget(void **state) {
         "search: {batch: 4}\n"};
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(searches); i++) {
-        char root[16], *text = method_text(searches[i]);
+        char root[16], *text = method_recipe(searches[i]);
         snprintf(root, sizeof root, "budget%zu", i);
         json_t *v = method_run(root, text, 1);
-        double flops = number_of(json_object_get(v, "spent"), "flops");
+        double flops = json_number_of(json_object_get(v, "spent"), "flops");
         if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
         assert_true(json_array_size(json_object_get(v, "generations")) < 51);
         json_decref(v);
@@ -1184,11 +1188,11 @@ static void test_flop_budget(void **state) {
  * generation computed again has the same bits. */
 static void test_fork_and_replay(void **state) {
     (void)state;
-    struct evolve_env env = env_of("ref", 1);
+    struct evolve_env env = env_open("ref", 1);
     reference_run();
     json_t *same = evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err);
     if (!same) fail_msg("%s", err.text);
-    results_are_equal(reference, same);
+    assert_results_equal(reference, same);
     json_t *other = evolve_run_fork(&env, "r", 1, NULL, 77, "other", &err);
     if (!other) fail_msg("%s", err.text);
     const json_t *g = json_object_get(reference, "generations"),
@@ -1210,7 +1214,7 @@ static void test_fork_and_replay(void **state) {
     assert_non_null(strstr(err.text, "no generation 9"));
     assert_null(evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err));
     assert_int_equal(err.code, ERR_STATE);
-    char *text = method_text(methods[0]), *path = path_join(dir, "way.yaml");
+    char *text = method_recipe(methods[0]), *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     assert_null(evolve_run_fork(&env, "r", 1, path, -1, "stranger", &err));
     assert_int_equal(err.code, ERR_MISMATCH);
@@ -1226,17 +1230,17 @@ static void test_pause(void **state) {
     (void)state;
     volatile bool pause = true;
     struct evolve_recipe o;
-    struct evolve_env env = env_of("paused", 1);
+    struct evolve_env env = env_open("paused", 1);
     reference_run();
     env.pause = &pause;
     assert_int_equal(evolve_recipe_load(&o, recipe_path, &err), OK);
     assert_null(evolve_run_execute(&env, &o, "r", NULL, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_non_null(strstr(err.text, "shoal resume r"));
-    status_is("paused", "paused");
+    assert_run_status("paused", "paused");
     evolve_recipe_release(&o);
     env_release(&env);
-    killed_run_ends_the_same("paused");
+    assert_killed_run_resumes("paused");
 }
 
 /* Founders that are equal except for noise are refused, because breeding them has no effect. */
@@ -1244,7 +1248,7 @@ static void test_copies_are_refused(void **state) {
     (void)state;
     struct model_config c;
     struct evolve_recipe o;
-    struct evolve_env env = env_of("copies", 1);
+    struct evolve_env env = env_open("copies", 1);
     reference_run();
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     char *from = path_join(dir, "ref/r/adapters/gen_0/a"), *to = path_join(dir, "copy"),
@@ -1271,8 +1275,8 @@ static void test_copies_are_refused(void **state) {
     free(text);
 }
 
-/* Each invalid recipe is a whole file; the message must contain `says`. */
-static void recipe_is_refused(const char *text, const char *says) {
+/* The text is an invalid recipe; the error message must contain `want`. */
+static void assert_recipe_refused(const char *text, const char *want) {
     struct evolve_recipe o;
     char *path = path_join(dir, "bad.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
@@ -1280,8 +1284,8 @@ static void recipe_is_refused(const char *text, const char *says) {
     evolve_recipe_release(&o);
     free(path);
     if (rc == OK) fail_msg("accepted: %s", text);
-    if (!strstr(err.text, says) || !strstr(err.text, "bad.yaml"))
-        fail_msg("'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, want) || !strstr(err.text, "bad.yaml"))
+        fail_msg("'%s' does not say '%s'", err.text, want);
 }
 
 #define TWO "personas: [a=x, b=y]\n"
@@ -1289,52 +1293,52 @@ static void recipe_is_refused(const char *text, const char *says) {
 
 static void test_bad_recipes(void **state) {
     (void)state;
-    recipe_is_refused(TWO TASK "\nround: 3\n", "line 4");
-    recipe_is_refused(TWO TASK "\nround: 3\n", "'round'");
-    recipe_is_refused(TWO TASK "evolve:\n  population: 4\n  populaton: 5\n", "line 5");
-    recipe_is_refused(TWO TASK "train:\n  rank: 5\n", "line 4");
-    recipe_is_refused(TWO TASK "fitness:\n  items: none\n", "line 4");
-    recipe_is_refused(TWO TASK "rounds: -1\n", "line 3");
-    recipe_is_refused(TASK, "two personas");
-    recipe_is_refused("personas: [a=x]\n" TASK, "two personas");
-    recipe_is_refused(TWO, "no tasks");
-    recipe_is_refused(TWO "tasks: [pick, knitting]\n", "knitting");
-    recipe_is_refused(TWO TASK "vote: loudest\n", "loudest");
-    recipe_is_refused(TWO TASK "evolve: {crossovers: [slerp, wild]}\n", "no operator 'wild'");
-    recipe_is_refused(TWO TASK "evolve: {mutations: [slerp]}\n", "'slerp' is no mutation");
-    recipe_is_refused(TWO TASK "evolve: {crossovers: []}\n", "no crossover");
-    recipe_is_refused(TWO TASK "evolve: {selection: luck}\n", "luck");
-    recipe_is_refused(TWO TASK "evolve: {search: guess}\n", "guess");
-    recipe_is_refused(TWO TASK "evolve: {elites: 7}\n", "more elites");
-    recipe_is_refused(TWO TASK "evolve: {finetune_steps: 3}\n", "evolve.finetune_data");
-    recipe_is_refused(TWO TASK "evolve: {search: es, finetune_data: x}\nes: {population: 3}\n",
-                      "odd");
-    recipe_is_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
-    recipe_is_refused(TWO TASK "fitness: {metric: feeling}\n", "feeling");
-    recipe_is_refused(TWO TASK "fitness: {distance: far}\n", "js, disagreement or embedding");
-    recipe_is_refused(TWO TASK "chain_of_thought: false\nfitness: {distance: embedding}\n",
-                      "chain_of_thought");
-    recipe_is_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
-    recipe_is_refused(TWO TASK "retain: [knitting]\n", "knitting");
-    recipe_is_refused(TWO TASK "save: none\n", "save is all or best");
-    recipe_is_refused("personas: [a=x, b]\n" TASK, "'b' is not name=file");
-    recipe_is_refused("personas: [a=x, b=]\n" TASK, "'b=' is not name=file");
-    recipe_is_refused("personas: [a=x, b=+]\n" TASK, "'b=+' is not name=file");
-    recipe_is_refused("personas: [a=x, =y]\n" TASK, "'=y' is not name=file");
-    recipe_is_refused("personas: [a=x, a=y]\n" TASK, "two personas are named 'a'");
+    assert_recipe_refused(TWO TASK "\nround: 3\n", "line 4");
+    assert_recipe_refused(TWO TASK "\nround: 3\n", "'round'");
+    assert_recipe_refused(TWO TASK "evolve:\n  population: 4\n  populaton: 5\n", "line 5");
+    assert_recipe_refused(TWO TASK "train:\n  rank: 5\n", "line 4");
+    assert_recipe_refused(TWO TASK "fitness:\n  items: none\n", "line 4");
+    assert_recipe_refused(TWO TASK "rounds: -1\n", "line 3");
+    assert_recipe_refused(TASK, "two personas");
+    assert_recipe_refused("personas: [a=x]\n" TASK, "two personas");
+    assert_recipe_refused(TWO, "no tasks");
+    assert_recipe_refused(TWO "tasks: [pick, knitting]\n", "knitting");
+    assert_recipe_refused(TWO TASK "vote: loudest\n", "loudest");
+    assert_recipe_refused(TWO TASK "evolve: {crossovers: [slerp, wild]}\n", "no operator 'wild'");
+    assert_recipe_refused(TWO TASK "evolve: {mutations: [slerp]}\n", "'slerp' is no mutation");
+    assert_recipe_refused(TWO TASK "evolve: {crossovers: []}\n", "no crossover");
+    assert_recipe_refused(TWO TASK "evolve: {selection: luck}\n", "luck");
+    assert_recipe_refused(TWO TASK "evolve: {search: guess}\n", "guess");
+    assert_recipe_refused(TWO TASK "evolve: {elites: 7}\n", "more elites");
+    assert_recipe_refused(TWO TASK "evolve: {finetune_steps: 3}\n", "evolve.finetune_data");
+    assert_recipe_refused(TWO TASK "evolve: {search: es, finetune_data: x}\nes: {population: 3}\n",
+                          "odd");
+    assert_recipe_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
+    assert_recipe_refused(TWO TASK "fitness: {metric: feeling}\n", "feeling");
+    assert_recipe_refused(TWO TASK "fitness: {distance: far}\n", "js, disagreement or embedding");
+    assert_recipe_refused(TWO TASK "chain_of_thought: false\nfitness: {distance: embedding}\n",
+                          "chain_of_thought");
+    assert_recipe_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
+    assert_recipe_refused(TWO TASK "retain: [knitting]\n", "knitting");
+    assert_recipe_refused(TWO TASK "save: none\n", "save is all or best");
+    assert_recipe_refused("personas: [a=x, b]\n" TASK, "'b' is not name=file");
+    assert_recipe_refused("personas: [a=x, b=]\n" TASK, "'b=' is not name=file");
+    assert_recipe_refused("personas: [a=x, b=+]\n" TASK, "'b=+' is not name=file");
+    assert_recipe_refused("personas: [a=x, =y]\n" TASK, "'=y' is not name=file");
+    assert_recipe_refused("personas: [a=x, a=y]\n" TASK, "two personas are named 'a'");
     static const char *const bad_names[] = {
         "..",   "a/b",    "a.b",  "<b>",        "b c",
         "base", "debate", "g1c0", "generation", "averyveryverylongname"};
     for (size_t i = 0; i < ARRAY_LEN(bad_names); i++) {
         char *text = xasprintf("personas: [a=x, \"%s=y\"]\n" TASK, bad_names[i]);
-        recipe_is_refused(text, "cannot name a persona");
+        assert_recipe_refused(text, "cannot name a persona");
         free(text);
     }
     struct buf many = {0};
     buf_puts(&many, TASK "personas: [p0=x");
     for (int i = 1; i < 17; i++) buf_printf(&many, ", p%d=x", i);
     buf_puts(&many, "]\n");
-    recipe_is_refused(many.data, "more than 16");
+    assert_recipe_refused(many.data, "more than 16");
     buf_release(&many);
 }
 

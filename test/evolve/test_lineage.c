@@ -1,8 +1,8 @@
 /*
  * test_lineage: reports of an evolution run: family tree, page, model cards and diversity.
  *
- * Runs are hand-made, so that shares, survivors and texts are known; names contain the special
- * characters of HTML, YAML, Markdown, Graphviz and terminals. No model is needed.
+ * Runs are written by hand, so that shares, survivors and texts are known; names contain the
+ * special characters of HTML, YAML, Markdown, Graphviz and terminals. No model is needed.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -32,24 +32,24 @@ static int folder_close(void **state) {
     return folder_remove(dir);
 }
 
-static void close_to(double got, double want, double tolerance) {
+static void assert_close(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance))
         fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
 }
 
-static void has(const char *text, const char *what) {
+static void assert_contains(const char *text, const char *what) {
     if (!strstr(text, what)) fail_msg("no '%s' in:\n%.3000s", what, text);
 }
 
-static int count_of(const char *text, const char *what) {
+static int count_matches(const char *text, const char *what) {
     int n = 0;
     for (const char *p = text; (p = strstr(p, what)); p++) n++;
     return n;
 }
 
-/* runs by hand */
+/* hand-written runs */
 
-static json_t *point_json(double v) {
+static json_t *interval_json(double v) {
     return json_pack("{s:f,s:f,s:f}", "value", v, "lo", v - 0.05, "hi", v + 0.05);
 }
 
@@ -58,25 +58,26 @@ static json_t *number(double v) {
 }
 
 /* A candidate at the end of its generation; a, b: parents or NULL. */
-static json_t *add(json_t *generation, const char *name, const char *a, const char *b,
-                   const char *made, double blend, double step, double fitness) {
+static json_t *add_candidate(json_t *generation, const char *name, const char *a, const char *b,
+                             const char *operator_name, double blend, double step, double fitness) {
     char hash[HASH_LEN];
     json_t *parents = json_array();
     if (a) json_array_append_new(parents, json_string(a));
     if (b) json_array_append_new(parents, json_string(b));
     sha256_bytes(name, strlen(name), hash);
-    json_t *c = json_pack("{s:s,s:s,s:i,s:b,s:o,s:s?,s:o,s:o,s:o,s:o,s:o,s:o,s:i}", "name", name,
-                          "hash", hash, "role", 0, "elite", 0, "parents", parents, "operator", made,
-                          "step", number(step), "blend", number(blend), "performance",
-                          point_json(0.5), "cooperation", point_json(0.01), "novelty",
-                          point_json(0.1), "fitness", point_json(fitness), "items", 200);
+    json_t *c =
+        json_pack("{s:s,s:s,s:i,s:b,s:o,s:s?,s:o,s:o,s:o,s:o,s:o,s:o,s:i}", "name", name, "hash",
+                  hash, "role", 0, "elite", 0, "parents", parents, "operator", operator_name,
+                  "step", number(step), "blend", number(blend), "performance", interval_json(0.5),
+                  "cooperation", interval_json(0.01), "novelty", interval_json(0.1), "fitness",
+                  interval_json(fitness), "items", 200);
     assert_non_null(c);
     json_array_append_new(json_object_get(generation, "candidates"), c);
     return c;
 }
 
-static void founder(json_t *generation, const char *name, double fitness) {
-    add(generation, name, NULL, NULL, NULL, NAN, NAN, fitness);
+static void add_founder(json_t *generation, const char *name, double fitness) {
+    add_candidate(generation, name, NULL, NULL, NULL, NAN, NAN, fitness);
 }
 
 static json_t *generation_new(json_t *generations) {
@@ -93,22 +94,22 @@ static json_t *generation_new(json_t *generations) {
  * has no children and is removed, HOSTILE stays a generation longer. */
 static json_t *small_run(void) {
     json_t *run = json_array(), *g = generation_new(run);
-    founder(g, HOSTILE, 0.5);
-    founder(g, KANJI, 0.4);
-    founder(g, "lone", 0.3);
+    add_founder(g, HOSTILE, 0.5);
+    add_founder(g, KANJI, 0.4);
+    add_founder(g, "lone", 0.3);
     g = generation_new(run);
-    add(g, "g1c0", HOSTILE, KANJI, "slerp", 0.75, NAN, 0.6);
-    founder(g, HOSTILE, 0.5);
+    add_candidate(g, "g1c0", HOSTILE, KANJI, "slerp", 0.75, NAN, 0.6);
+    add_founder(g, HOSTILE, 0.5);
     json_object_set_new(json_array_get(json_object_get(g, "candidates"), 1), "elite", json_true());
-    add(g, "g1c1", KANJI, NULL, "noise", NAN, 0.25, 0.45);
+    add_candidate(g, "g1c1", KANJI, NULL, "noise", NAN, 0.25, 0.45);
     g = generation_new(run);
-    add(g, "g2c0", "g1c0", NULL, "noise", NAN, 0.125, 0.65);
-    add(g, "g1c0", HOSTILE, KANJI, "slerp", 0.75, NAN, 0.6);
-    add(g, "g2c1", "g1c0", HOSTILE, "ties", NAN, NAN, 0.55);
+    add_candidate(g, "g2c0", "g1c0", NULL, "noise", NAN, 0.125, 0.65);
+    add_candidate(g, "g1c0", HOSTILE, KANJI, "slerp", 0.75, NAN, 0.6);
+    add_candidate(g, "g2c1", "g1c0", HOSTILE, "ties", NAN, NAN, 0.55);
     return run;
 }
 
-static struct lineage lineage_made(const json_t *run) {
+static struct lineage lineage_of_run(const json_t *run) {
     struct lineage l;
     if (lineage_from_json(&l, run, &err) != OK) fail_msg("%s", err.text);
     return l;
@@ -119,7 +120,7 @@ static struct lineage lineage_made(const json_t *run) {
 static void test_nodes(void **state) {
     (void)state;
     json_t *run = small_run();
-    struct lineage l = lineage_made(run);
+    struct lineage l = lineage_of_run(run);
     assert_int_equal(l.n, 7);
     assert_int_equal(l.generations, 3);
     assert_int_equal(l.best, lineage_find(&l, "g2c0"));
@@ -129,8 +130,8 @@ static void test_nodes(void **state) {
     assert_int_equal(g1c0->last_generation, 2);
     assert_int_equal(g1c0->parent[0], lineage_find(&l, HOSTILE));
     assert_int_equal(g1c0->parent[1], lineage_find(&l, KANJI));
-    close_to(g1c0->parent_share[0], 0.25, 0);
-    close_to(g1c0->parent_share[1], 0.75, 0);
+    assert_close(g1c0->parent_share[0], 0.25, 0);
+    assert_close(g1c0->parent_share[1], 0.75, 0);
     assert_int_equal(l.v[lineage_find(&l, "lone")].last_generation, 0);
     lineage_release(&l);
     json_decref(run);
@@ -141,15 +142,15 @@ static void test_nodes(void **state) {
 static void test_shares(void **state) {
     (void)state;
     json_t *run = small_run();
-    struct lineage l = lineage_made(run);
+    struct lineage l = lineage_of_run(run);
     double flow[7] = {0};
     bool in[7];
     flow[lineage_find(&l, "g2c1")] = 1; // half g1c0, half HOSTILE
     lineage_propagate(&l, flow);
-    close_to(flow[lineage_find(&l, "g1c0")], 0.5, 0);
-    close_to(flow[lineage_find(&l, HOSTILE)], 0.5 + 0.5 * 0.25, 0);
-    close_to(flow[lineage_find(&l, KANJI)], 0.5 * 0.75, 0);
-    close_to(flow[lineage_find(&l, "lone")], 0, 0);
+    assert_close(flow[lineage_find(&l, "g1c0")], 0.5, 0);
+    assert_close(flow[lineage_find(&l, HOSTILE)], 0.5 + 0.5 * 0.25, 0);
+    assert_close(flow[lineage_find(&l, KANJI)], 0.5 * 0.75, 0);
+    assert_close(flow[lineage_find(&l, "lone")], 0, 0);
     lineage_ancestors(&l, l.best, in);
     const char *const inside[] = {"g2c0", "g1c0", HOSTILE, KANJI};
     const char *const outside[] = {"lone", "g1c1", "g2c1"};
@@ -163,25 +164,25 @@ static void test_shares(void **state) {
 static void test_extrapolated_blend(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
-    founder(g, "a", 0.5);
-    founder(g, "b", 0.4);
-    add(generation_new(run), "c", "a", "b", "slerp", -0.5, NAN, 0.6);
-    struct lineage l = lineage_made(run);
+    add_founder(g, "a", 0.5);
+    add_founder(g, "b", 0.4);
+    add_candidate(generation_new(run), "c", "a", "b", "slerp", -0.5, NAN, 0.6);
+    struct lineage l = lineage_of_run(run);
     bool in[3];
-    close_to(l.v[2].parent_share[0], 1, 0);
-    close_to(l.v[2].parent_share[1], 0, 0);
+    assert_close(l.v[2].parent_share[0], 1, 0);
+    assert_close(l.v[2].parent_share[1], 0, 0);
     lineage_ancestors(&l, 2, in);
     assert_true(in[1]);
     lineage_release(&l);
     json_decref(run);
 }
 
-/* A run that is continued from generation 1 writes it again: later generations are discarded. */
+/* A run that is resumed from generation 1 writes it again: later generations are discarded. */
 static void test_generation_again(void **state) {
     (void)state;
     json_t *run = small_run(), *again = json_pack("{s:i,s:[]}", "generation", 1, "candidates");
-    struct lineage l = lineage_made(run);
-    add(again, "other", "lone", NULL, "noise", NAN, 0.1, 0.9);
+    struct lineage l = lineage_of_run(run);
+    add_candidate(again, "other", "lone", NULL, "noise", NAN, 0.1, 0.9);
     assert_int_equal(lineage_add(&l, again, &err), OK);
     assert_int_equal(l.generations, 2);
     assert_int_equal(l.n, 4);
@@ -211,7 +212,7 @@ static char *write_lines(const json_t *run, const char *tail) {
     return path;
 }
 
-static void loads(const json_t *run, const char *tail, size_t generations) {
+static void assert_loads(const json_t *run, const char *tail, size_t generations) {
     char *path = write_lines(run, tail);
     json_t *got = lineage_load(path, &err);
     if (!got) fail_msg("%s", err.text);
@@ -224,23 +225,23 @@ static void test_file(void **state) {
     (void)state;
     json_t *run = small_run();
     char *again = json_canonical(json_array_get(run, 1)), *line = xasprintf("%s\n", again);
-    loads(run, "", 3);
-    loads(run, " \n\n", 3);
-    loads(run, "{\"generation\": 3, \"candi", 3); /* an unfinished write */
-    loads(run, again, 2);                         /* complete except for the newline */
-    loads(run, line, 2);
+    assert_loads(run, "", 3);
+    assert_loads(run, " \n\n", 3);
+    assert_loads(run, "{\"generation\": 3, \"candi", 3); /* an unfinished write */
+    assert_loads(run, again, 2);                         /* complete except for the newline */
+    assert_loads(run, line, 2);
     free(again);
     free(line);
     json_decref(run);
 }
 
 /* The tail is line 4 of a file with three valid lines. */
-static void tail_is_refused(const char *tail, const char *why) {
+static void assert_tail_refused(const char *tail, const char *why) {
     json_t *run = small_run();
     char *path = write_lines(run, tail);
     assert_null(lineage_load(path, &err));
-    has(err.text, why);
-    has(err.text, path);
+    assert_contains(err.text, why);
+    assert_contains(err.text, path);
     free(path);
     json_decref(run);
 }
@@ -252,32 +253,33 @@ static void tail_is_refused(const char *tail, const char *why) {
 
 static void test_bad_files(void **state) {
     (void)state;
-    tail_is_refused("{\"generation\": 3,}\n", "line 4, column 18");
-    tail_is_refused("nonsense\n", "line 4, column 8");
-    tail_is_refused("[]\n", "line 4: no generation");
-    tail_is_refused("{}\n", "line 4: no generation");
-    tail_is_refused(LINE("\"3\"", ""), "line 4: no generation");
-    tail_is_refused(LINE("-1", ""), "line 4: no generation");
-    tail_is_refused(LINE("5", ""), "line 4: generation 5 follows, where 3 is expected");
-    tail_is_refused(LINE("99999999999", ""), "line 4: generation 99999999999 follows");
-    tail_is_refused("{\"generation\": 3}\n", "line 4: 'candidates' is not a list");
-    tail_is_refused(LINE("3", ""), "line 4: 'candidates' is not a list");
-    tail_is_refused(LINE("3", "7"), "line 4: a candidate has no 'name'");
-    tail_is_refused(LINE("3", ONE("", "")), "line 4: a candidate has no 'name'");
-    tail_is_refused(LINE("3", "{\"name\": \"x\", \"parents\": []}"),
-                    "line 4: 'x' has no 'fitness'");
-    tail_is_refused(LINE("3", ONE("x", "1")), "line 4: the 'parents' of 'x'");
-    tail_is_refused(LINE("3", ONE("x", "\"lone\",\"lone\",\"lone\"")), "line 4: the 'parents'");
-    tail_is_refused(LINE("3", ONE("x", "\"no\"")), "line 4: 'x' descends from 'no'");
-    tail_is_refused(LINE("3", ONE("x", "\"x\"")), "line 4: 'x' descends from 'x'");
-    tail_is_refused(LINE("3", ONE("y", "") "," ONE("x", "\"y\"")), "line 4: 'x' descends from 'y'");
-    tail_is_refused(LINE("3", ONE("x", "") "," ONE("x", "")), "line 4: two candidates");
-    tail_is_refused(LINE("3", ONE("lone", "") "," ONE("lone", "")), "line 4: two candidates");
+    assert_tail_refused("{\"generation\": 3,}\n", "line 4, column 18");
+    assert_tail_refused("nonsense\n", "line 4, column 8");
+    assert_tail_refused("[]\n", "line 4: no generation");
+    assert_tail_refused("{}\n", "line 4: no generation");
+    assert_tail_refused(LINE("\"3\"", ""), "line 4: no generation");
+    assert_tail_refused(LINE("-1", ""), "line 4: no generation");
+    assert_tail_refused(LINE("5", ""), "line 4: generation 5 follows, where 3 is expected");
+    assert_tail_refused(LINE("99999999999", ""), "line 4: generation 99999999999 follows");
+    assert_tail_refused("{\"generation\": 3}\n", "line 4: 'candidates' is not a list");
+    assert_tail_refused(LINE("3", ""), "line 4: 'candidates' is not a list");
+    assert_tail_refused(LINE("3", "7"), "line 4: a candidate has no 'name'");
+    assert_tail_refused(LINE("3", ONE("", "")), "line 4: a candidate has no 'name'");
+    assert_tail_refused(LINE("3", "{\"name\": \"x\", \"parents\": []}"),
+                        "line 4: 'x' has no 'fitness'");
+    assert_tail_refused(LINE("3", ONE("x", "1")), "line 4: the 'parents' of 'x'");
+    assert_tail_refused(LINE("3", ONE("x", "\"lone\",\"lone\",\"lone\"")), "line 4: the 'parents'");
+    assert_tail_refused(LINE("3", ONE("x", "\"no\"")), "line 4: 'x' descends from 'no'");
+    assert_tail_refused(LINE("3", ONE("x", "\"x\"")), "line 4: 'x' descends from 'x'");
+    assert_tail_refused(LINE("3", ONE("y", "") "," ONE("x", "\"y\"")),
+                        "line 4: 'x' descends from 'y'");
+    assert_tail_refused(LINE("3", ONE("x", "") "," ONE("x", "")), "line 4: two candidates");
+    assert_tail_refused(LINE("3", ONE("lone", "") "," ONE("lone", "")), "line 4: two candidates");
     struct buf many = {0};
     buf_puts(&many, "{\"generation\": 3, \"candidates\": [0");
     for (int i = 0; i < MAX_CANDIDATES; i++) buf_puts(&many, ",0");
     buf_puts(&many, "]}\n");
-    tail_is_refused(many.data, "line 4: 'candidates' is not a list of 1 to 128");
+    assert_tail_refused(many.data, "line 4: 'candidates' is not a list of 1 to 128");
     buf_release(&many);
     char *none = path_join(dir, "none.jsonl"), *empty = path_join(dir, "empty.jsonl");
     assert_null(lineage_load(none, &err));
@@ -291,7 +293,7 @@ static void test_bad_files(void **state) {
 
 /* text, JSON, Graphviz. A kanji takes two columns. */
 
-static char *printed(const json_t *run, const char *name) {
+static char *print_to_text(const json_t *run, const char *name) {
     char *text = NULL;
     size_t len;
     FILE *f = open_memstream(&text, &len);
@@ -300,8 +302,8 @@ static char *printed(const json_t *run, const char *name) {
     return text;
 }
 
-static void prints(const json_t *run, const char *name, const char *want) {
-    char *text = printed(run, name);
+static void assert_prints(const json_t *run, const char *name, const char *want) {
+    char *text = print_to_text(run, name);
     assert_string_equal(text, want);
     free(text);
 }
@@ -309,29 +311,30 @@ static void prints(const json_t *run, const char *name, const char *want) {
 static void test_print(void **state) {
     (void)state;
     json_t *run = small_run();
-    prints(run, NULL,
-           "generation 0\n"
-           "├── a<b>&\"c\"    0.5000 (0.4500 – 0.5500)  355e834a  founder\n"
-           "├── 日本語      0.4000 (0.3500 – 0.4500)  77710aed  founder\n"
-           "└── lone        0.3000 (0.2500 – 0.3500)  86c0173f  founder\n"
-           "generation 1\n"
-           "├── g1c0        0.6000 (0.5500 – 0.6500)  3a0a2b57  slerp of a<b>&\"c\" 25 % and "
-           "日本語 75 %\n"
-           "├── a<b>&\"c\"    0.5000 (0.4500 – 0.5500)  355e834a  kept since generation 0\n"
-           "└── g1c1        0.4500 (0.4000 – 0.5000)  e37aa610  noise of 日本語, step 0.25\n"
-           "generation 2\n"
-           "├── g2c0        0.6500 (0.6000 – 0.7000)  ac1e8aec  noise of g1c0, step 0.125\n"
-           "├── g1c0        0.6000 (0.5500 – 0.6500)  3a0a2b57  kept since generation 1\n"
-           "└── g2c1        0.5500 (0.5000 – 0.6000)  cbdb7118  ties of g1c0 50 % and a<b>&\"c\" "
-           "50 %\n"
-           "\nancestry of g2c0, the fittest of generation 2: a<b>&\"c\" 25.0 %, 日本語 75.0 %\n");
+    assert_prints(
+        run, NULL,
+        "generation 0\n"
+        "├── a<b>&\"c\"    0.5000 (0.4500 – 0.5500)  355e834a  founder\n"
+        "├── 日本語      0.4000 (0.3500 – 0.4500)  77710aed  founder\n"
+        "└── lone        0.3000 (0.2500 – 0.3500)  86c0173f  founder\n"
+        "generation 1\n"
+        "├── g1c0        0.6000 (0.5500 – 0.6500)  3a0a2b57  slerp of a<b>&\"c\" 25 % and "
+        "日本語 75 %\n"
+        "├── a<b>&\"c\"    0.5000 (0.4500 – 0.5500)  355e834a  kept since generation 0\n"
+        "└── g1c1        0.4500 (0.4000 – 0.5000)  e37aa610  noise of 日本語, step 0.25\n"
+        "generation 2\n"
+        "├── g2c0        0.6500 (0.6000 – 0.7000)  ac1e8aec  noise of g1c0, step 0.125\n"
+        "├── g1c0        0.6000 (0.5500 – 0.6500)  3a0a2b57  kept since generation 1\n"
+        "└── g2c1        0.5500 (0.5000 – 0.6000)  cbdb7118  ties of g1c0 50 % and a<b>&\"c\" "
+        "50 %\n"
+        "\nancestry of g2c0, the fittest of generation 2: a<b>&\"c\" 25.0 %, 日本語 75.0 %\n");
     json_decref(run);
 }
 
 static void test_print_ancestors(void **state) {
     (void)state;
     json_t *run = small_run();
-    prints(
+    assert_prints(
         run, "g2c1",
         "g2c1                0.5500 (0.5000 – 0.6000)  cbdb7118  ties of g1c0 50 % and a<b>&\"c\" "
         "50 %\n"
@@ -343,7 +346,7 @@ static void test_print_ancestors(void **state) {
         "\nancestry of g2c1: a<b>&\"c\" 62.5 %, 日本語 37.5 %\n");
     FILE *f = fopen("/dev/null", "w");
     assert_int_equal(lineage_print(run, "nobody", f, &err), ERR_MISSING);
-    has(err.text, "no candidate 'nobody' in 3 generations");
+    assert_contains(err.text, "no candidate 'nobody' in 3 generations");
     fclose(f);
     json_decref(run);
 }
@@ -353,17 +356,17 @@ static void test_print_deep(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
     char name[32], parent[32] = "root";
-    founder(g, "root", 0.1);
+    add_founder(g, "root", 0.1);
     for (int i = 1; i < 60; i++) {
         snprintf(name, sizeof name, "m%d", i);
-        add(generation_new(run), name, parent, NULL, "noise", NAN, 0.1, 0.1);
+        add_candidate(generation_new(run), name, parent, NULL, "noise", NAN, 0.1, 0.1);
         snprintf(parent, sizeof parent, "%s", name);
     }
-    char *text = printed(run, "m59");
-    assert_int_equal(count_of(text, "fitness"), 0);
-    assert_int_equal(count_of(text, "noise of"), 25);
-    assert_int_equal(count_of(text, "and so on"), 1);
-    has(text, "ancestry of m59, the fittest of generation 59: root 100.0 %");
+    char *text = print_to_text(run, "m59");
+    assert_int_equal(count_matches(text, "fitness"), 0);
+    assert_int_equal(count_matches(text, "noise of"), 25);
+    assert_int_equal(count_matches(text, "and so on"), 1);
+    assert_contains(text, "ancestry of m59, the fittest of generation 59: root 100.0 %");
     free(text);
     json_decref(run);
 }
@@ -372,10 +375,10 @@ static void test_print_deep(void **state) {
 static void test_print_control_characters(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
-    founder(g, "red\x1b[31m\nline", 0.1);
-    char *text = printed(run, NULL);
+    add_founder(g, "red\x1b[31m\nline", 0.1);
+    char *text = print_to_text(run, NULL);
     assert_null(strchr(text, 0x1b));
-    has(text, "red\xef\xbf\xbd[31m line ");
+    assert_contains(text, "red\xef\xbf\xbd[31m line ");
     free(text);
     json_decref(run);
 }
@@ -397,8 +400,8 @@ static void test_json(void **state) {
     free(text);
     const json_t *node = json_array_get(json_object_get(one, "nodes"), 2);
     assert_string_equal(json_get_string(node, "operator"), "slerp");
-    close_to(json_number_or_nan(node, "last"), 2, 0);
-    close_to(json_interval(node, "fitness").value, 0.6, 0);
+    assert_close(json_number_or_nan(node, "last"), 2, 0);
+    assert_close(json_interval(node, "fitness").value, 0.6, 0);
     assert_null(lineage_json(run, "nobody", &err));
     json_decref(all);
     json_decref(one);
@@ -409,9 +412,9 @@ static void test_dot(void **state) {
     (void)state;
     struct buf b = {0};
     json_t *run = json_array(), *g = generation_new(run);
-    founder(g, "a\\N\"b", 0.5);
-    founder(g, KANJI, 0.5);
-    add(generation_new(run), "c", "a\\N\"b", KANJI, "slerp", 0.25, NAN, 0.6);
+    add_founder(g, "a\\N\"b", 0.5);
+    add_founder(g, KANJI, 0.5);
+    add_candidate(generation_new(run), "c", "a\\N\"b", KANJI, "slerp", 0.25, NAN, 0.6);
     assert_int_equal(lineage_dot(run, NULL, &b, &err), OK);
     assert_string_equal(b.data, "digraph lineage {\n"
                                 "  node [shape=box, fontname=\"sans-serif\"];\n"
@@ -470,25 +473,25 @@ static void test_command(void **state) {
          *dot = xasprintf("r --dot --runs %s/runs", dir),
          *nobody = xasprintf("r nobody --runs %s/runs", dir),
          *there = xasprintf("%s/runs/r/evolution.jsonl", dir),
-         *folder = xasprintf("%s/runs/r", dir), *want = printed(run, NULL);
+         *folder = xasprintf("%s/runs/r", dir), *want = print_to_text(run, NULL);
     int rc;
     assert_int_equal(dir_make(folder, &err), OK);
     free(lineage_run(place, false, &rc));
     assert_int_equal(rc, ERR_STATE);
-    has(err.text, "has evaluated no generation yet");
+    assert_contains(err.text, "has evaluated no generation yet");
     assert_int_equal(rename(path, there), 0);
     char *out = lineage_run(place, false, &rc);
     assert_int_equal(rc, OK);
     assert_string_equal(out, want);
     free(out);
     free(want);
-    want = printed(run, "g2c1");
+    want = print_to_text(run, "g2c1");
     out = lineage_run(named, false, &rc);
     assert_string_equal(out, want);
     free(out);
     out = lineage_run(dot, false, &rc);
     assert_int_equal(rc, OK);
-    has(out, "digraph lineage {");
+    assert_contains(out, "digraph lineage {");
     free(out);
     free(lineage_run(named, true, &rc));
     assert_int_equal(rc, OK);
@@ -503,7 +506,7 @@ static void test_command(void **state) {
         char *words = xasprintf("%s --runs %s/runs", none[i], dir);
         free(lineage_run(words, false, &rc));
         assert_int_equal(rc, ERR_MISSING);
-        has(err.text, "no run '");
+        assert_contains(err.text, "no run '");
         free(words);
     }
     char *const all[] = {path, place, named, dot, nobody, there, folder, want};
@@ -516,7 +519,7 @@ static void test_command(void **state) {
 /* the page */
 
 /* A result of these generations, with hostile names in every table. */
-static json_t *result_of(json_t *run) {
+static json_t *make_result(json_t *run) {
     json_t *adapters = json_object(), *g, *c;
     size_t t, i;
     json_array_foreach (run, t, g)
@@ -532,7 +535,7 @@ static json_t *result_of(json_t *run) {
         0.4, "hi", 0.6, "prefilled", 10, "generated", 20, "comparisons", "a", "<a>", "b", "<b>",
         "diff", 0.1, "lo", 0.0, "hi", 0.2, "p_holm", 0.01, "significant", 1, "generations", run,
         "retention", "family", "<family>", "n", 300, "founder", "acc", 0.75, "lo", 0.7, "hi", 0.8,
-        "evolved", "acc", 0.25, "lo", 0.2, "hi", 0.3, "diff", point_json(-0.5), "p_holm", 0.001,
+        "evolved", "acc", 0.25, "lo", 0.2, "hi", 0.3, "diff", interval_json(-0.5), "p_holm", 0.001,
         "spent", "forward_tokens", 123456, "trained_tokens", 789, "flops", 1.5e15, "manifest",
         "adapters", adapters);
     assert_non_null(result);
@@ -565,7 +568,7 @@ static json_t *decorated_run(void) {
 }
 
 /* The page of a result; takes ownership of the result. */
-static char *page_of(json_t *result) {
+static char *write_page(json_t *result) {
     char *path = path_join(dir, "report.html");
     struct buf b = {0};
     if (evolve_report_write(result, path, &err) != OK) fail_msg("%s", err.text);
@@ -575,30 +578,31 @@ static char *page_of(json_t *result) {
     return b.data;
 }
 
-static char *page_of_run(json_t *run) {
-    json_t *result = result_of(run);
+static char *write_page_of_run(json_t *run) {
+    json_t *result = make_result(run);
     json_decref(run);
-    return page_of(result);
+    return write_page(result);
 }
 
 static void test_page_escapes(void **state) {
     (void)state;
-    char *page = page_of_run(decorated_run());
+    char *page = write_page_of_run(decorated_run());
     static const char *const never[] = {"<run>",   "<family>", "<b>&",   "a<b",
                                         "<script", "http:",    "https:", "src=",
                                         "@import", "url(",     "nan",    "inf\""};
     for (size_t i = 0; i < ARRAY_LEN(never); i++)
         if (strstr(page, never[i])) fail_msg("'%s' in:\n%.300s", never[i], strstr(page, never[i]));
-    has(page, "Shoal run &lt;run&gt;");
-    has(page, "a&lt;b&gt;&amp;&quot;c&quot;");
-    has(page, KANJI);
+    assert_contains(page, "Shoal run &lt;run&gt;");
+    assert_contains(page, "a&lt;b&gt;&amp;&quot;c&quot;");
+    assert_contains(page, KANJI);
     static const char *const pairs[] = {"svg", "table", "p", "g", "title", "text", "a", "div"};
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
         char open[16], with[16], close[16];
         snprintf(open, sizeof open, "<%s>", pairs[i]);
         snprintf(with, sizeof with, "<%s ", pairs[i]);
         snprintf(close, sizeof close, "</%s>", pairs[i]);
-        assert_int_equal(count_of(page, open) + count_of(page, with), count_of(page, close));
+        assert_int_equal(count_matches(page, open) + count_matches(page, with),
+                         count_matches(page, close));
     }
     free(page);
 }
@@ -606,73 +610,78 @@ static void test_page_escapes(void **state) {
 /* Every link leads to the card in the folder of the generation in which its candidate was born. */
 static void test_page_links(void **state) {
     (void)state;
-    char *page = page_of_run(decorated_run());
-    has(page, "<a href=\"adapters/gen_1/g1c0/README.md\">g1c0</a>");
-    has(page, "<a href=\"adapters/gen_0/a%3Cb%3E%26%22c%22/README.md\">a&lt;b&gt;");
-    has(page, "<a href=\"adapters/gen_0/%E6%97%A5%E6%9C%AC%E8%AA%9E/README.md\">" KANJI "</a>");
-    assert_int_equal(count_of(page, "href=\""), count_of(page, "href=\"adapters/gen_"));
+    char *page = write_page_of_run(decorated_run());
+    assert_contains(page, "<a href=\"adapters/gen_1/g1c0/README.md\">g1c0</a>");
+    assert_contains(page, "<a href=\"adapters/gen_0/a%3Cb%3E%26%22c%22/README.md\">a&lt;b&gt;");
+    assert_contains(page, "<a href=\"adapters/gen_0/%E6%97%A5%E6%9C%AC%E8%AA%9E/README.md\">" KANJI
+                          "</a>");
+    assert_int_equal(count_matches(page, "href=\""), count_matches(page, "href=\"adapters/gen_"));
     assert_null(strstr(page, "gen_2/g1c0"));
     free(page);
-    json_t *run = decorated_run(), *result = result_of(run); /* mixes without a file */
+    json_t *run = decorated_run(), *result = make_result(run); /* mixes without a file */
     json_object_clear(json_object_get(result, "adapters"));
     json_decref(run);
-    page = page_of(result);
+    page = write_page(result);
     assert_null(strstr(page, "href="));
-    has(page, "g1c0");
+    assert_contains(page, "g1c0");
     free(page);
 }
 
 static void test_page_tables(void **state) {
     (void)state;
-    char *page = page_of_run(decorated_run());
-    has(page, "<td>slerp<td class=soft>crossover<td class=n>7<td class=n>3<td class=n>+0.0125"
-              "<td class=n>–<td class=n>75.0 %");
-    has(page, "<td>noise <b style=\"color:var(--b)\">dropped</b><td class=soft>mutation<td "
-              "class=n>9<td class=n>1<td class=n>-0.5000<td class=n>0.125<td class=n>25.0 %");
+    char *page = write_page_of_run(decorated_run());
+    assert_contains(page,
+                    "<td>slerp<td class=soft>crossover<td class=n>7<td class=n>3<td class=n>+0.0125"
+                    "<td class=n>–<td class=n>75.0 %");
+    assert_contains(page,
+                    "<td>noise <b style=\"color:var(--b)\">dropped</b><td class=soft>mutation<td "
+                    "class=n>9<td class=n>1<td class=n>-0.5000<td class=n>0.125<td class=n>25.0 %");
     /* Only g1c0 outlived its generation; of the two children of "noise" one was evaluated. */
-    has(page, "<td class=n>1 of 1<td class=n>100.0 %");
-    has(page, "<td class=n>0 of 1<td class=n>0.0 %");
-    has(page, "<td>&lt;family&gt;<td class=n>300<td class=n>75.0 %<td class=soft>70.0 – 80.0<td "
+    assert_contains(page, "<td class=n>1 of 1<td class=n>100.0 %");
+    assert_contains(page, "<td class=n>0 of 1<td class=n>0.0 %");
+    assert_contains(
+        page, "<td>&lt;family&gt;<td class=n>300<td class=n>75.0 %<td class=soft>70.0 – 80.0<td "
               "class=n>25.0 %<td class=soft>20.0 – 30.0<td class=n>-50.0<td>-55.0 – -45.0");
-    has(page, ">lost</tr>");
-    has(page, "<td>search<td class=n>1000<td class=n>0<td class=n>1e+09");
-    has(page, "<td class=n>123456<td class=n>789<td class=n>1.5e+15");
-    has(page, "the fuller the colour the fitter, from 0.5000 to 0.7500. Filled: 12.5 % of the "
+    assert_contains(page, ">lost</tr>");
+    assert_contains(page, "<td>search<td class=n>1000<td class=n>0<td class=n>1e+09");
+    assert_contains(page, "<td class=n>123456<td class=n>789<td class=n>1.5e+15");
+    assert_contains(
+        page, "the fuller the colour the fitter, from 0.5000 to 0.7500. Filled: 12.5 % of the "
               "cells; QD score 1.25.");
     assert_null(strstr(page, "outside"));
     free(page);
 }
 
 /* The page must contain exactly the chart of these lines. */
-static void has_chart(const char *page, const char *label, const char *x_title, int n,
-                      double lines[][4], const int *points, const char *const *names) {
+static void assert_chart(const char *page, const char *label, const char *x_title, int n,
+                         double lines[][4], const int *points, const char *const *names) {
     struct curve *c = xcalloc((size_t)n, sizeof *c);
     struct buf b = {0};
     for (int i = 0; i < n; i++)
         for (int x = 0; x < points[i]; x++) curve_add(&c[i], x, lines[i][x]);
     plot_curves(&b, label, x_title, c, names, n);
-    has(page, b.data);
+    assert_contains(page, b.data);
     buf_release(&b);
     free(c);
 }
 
-/* Of three founders one is left after one generation and none after two; of the two born in 1 one
- * was removed, and the other is censored. */
+/* Of three founders, one survives one generation and none survives two. Of the two candidates of
+ * generation 1, one was removed, and the other is censored. */
 static void test_page_survival(void **state) {
     (void)state;
-    char *page = page_of_run(decorated_run());
+    char *page = write_page_of_run(decorated_run());
     double survival[2][4] = {{1, 1.0 / 3, 0}, {1, 0.5}};
     static const char *const cohorts[] = {"founders", "born in generation 1"};
-    has_chart(page, "survival", "generations after birth", 2, survival, (int[]){3, 2}, cohorts);
+    assert_chart(page, "survival", "generations after birth", 2, survival, (int[]){3, 2}, cohorts);
     /* generation 1: g1c0, HOSTILE and g1c1; generation 2: g2c0 and g1c0 as 1:3, g2c1 as 5:3 */
     double lines[3][4] = {{100 / 3.0, 125 / 3.0, 37.5}, {100 / 3.0, 175 / 3.0, 62.5}, {100 / 3.0}};
     static const char *const founders[] = {HOSTILE " 37.5 %", KANJI " 62.5 %", "lone 0.0 %"};
-    has_chart(page, "ancestry by founder", "generation", 3, lines, (int[]){3, 3, 3}, founders);
+    assert_chart(page, "ancestry by founder", "generation", 3, lines, (int[]){3, 3, 3}, founders);
     double diversity[4][4] = {{1.25, 1.25, 1.25}, {0.5, 0.4, 0.3}, {0.25, 0.25, 0.25}, {0}};
     static const char *const kinds[] = {"weights, mean", "weights, nearest two", "behaviour, mean",
                                         "behaviour, nearest two"};
-    has_chart(page, "diversity by generation", "generation", 4, diversity, (int[]){3, 3, 3, 0},
-              kinds);
+    assert_chart(page, "diversity by generation", "generation", 4, diversity, (int[]){3, 3, 3, 0},
+                 kinds);
     free(page);
 }
 
@@ -687,8 +696,8 @@ static json_t *large_run(int generations, int population) {
             int first = (int)rng_below(&r, (uint32_t)population / 2);
             snprintf(a, sizeof a, "g%dc%d", t - 1, first);
             snprintf(b, sizeof b, "g%dc%d", t - 1, population / 2);
-            add(g, name, t ? a : NULL, t ? b : NULL, t ? "slerp" : NULL, 0.3, NAN,
-                1 - i / 100.0 + t / 10.0);
+            add_candidate(g, name, t ? a : NULL, t ? b : NULL, t ? "slerp" : NULL, 0.3, NAN,
+                          1 - i / 100.0 + t / 10.0);
         }
     }
     return run;
@@ -696,22 +705,22 @@ static json_t *large_run(int generations, int population) {
 
 static void test_large_pages(void **state) {
     (void)state;
-    char *page = page_of_run(large_run(50, 64));
-    has(page, "Only ancestors of the last generation's best are shown");
-    has(page, "; 3200 candidates lived.");
-    has(page, "The last 300 of 3200");
+    char *page = write_page_of_run(large_run(50, 64));
+    assert_contains(page, "Only ancestors of the last generation's best are shown");
+    assert_contains(page, "; 3200 candidates lived.");
+    assert_contains(page, "The last 300 of 3200");
     assert_true(strlen(page) < 2000000);
-    assert_true(count_of(page, "rx=\"6\"") <= 240);
-    assert_true(count_of(page, "rx=\"6\"") >= 90);
-    has(page, "<a href=\"adapters/gen_49/g49c0/README.md\">");
+    assert_true(count_matches(page, "rx=\"6\"") <= 240);
+    assert_true(count_matches(page, "rx=\"6\"") >= 90);
+    assert_contains(page, "<a href=\"adapters/gen_49/g49c0/README.md\">");
     free(page);
-    page = page_of_run(large_run(300, 64));
+    page = write_page_of_run(large_run(300, 64));
     assert_true(strlen(page) < 2000000);
     assert_null(strstr(page, "Rings are"));
     free(page);
-    page = page_of_run(small_run());
+    page = write_page_of_run(small_run());
     assert_null(strstr(page, "Only ancestors"));
-    assert_int_equal(count_of(page, "rx=\"6\""), 7);
+    assert_int_equal(count_matches(page, "rx=\"6\""), 7);
     free(page);
 }
 
@@ -720,13 +729,13 @@ static void test_large_pages(void **state) {
 static void test_page_without_optional_parts(void **state) {
     (void)state;
     json_t *run = json_array();
-    char *page = page_of_run(run);
+    char *page = write_page_of_run(run);
     assert_null(strstr(page, "Family tree"));
     free(page);
     run = json_array();
-    founder(generation_new(run), "only", 0.5);
-    page = page_of_run(run);
-    has(page, "Family tree");
+    add_founder(generation_new(run), "only", 0.5);
+    page = write_page_of_run(run);
+    assert_contains(page, "Family tree");
     assert_null(strstr(page, "<h2>Survival"));
     assert_null(strstr(page, "<h2>Operators"));
     assert_null(strstr(page, "<h2>Archive"));
@@ -734,21 +743,22 @@ static void test_page_without_optional_parts(void **state) {
     free(page);
     run = small_run();
     json_object_set_new(json_array_get(run, 2), "generation", json_integer(7));
-    page = page_of_run(run);
-    has(page, "The family tree cannot be shown: generation 7 follows, where 2 is expected");
-    has(page, "<h2>Candidates");
+    page = write_page_of_run(run);
+    assert_contains(page,
+                    "The family tree cannot be shown: generation 7 follows, where 2 is expected");
+    assert_contains(page, "<h2>Candidates");
     free(page);
 }
 
 static void test_run_print(void **state) {
     (void)state;
-    json_t *run = small_run(), *result = result_of(run);
+    json_t *run = small_run(), *result = make_result(run);
     char *text = NULL;
     size_t len;
     FILE *f = open_memstream(&text, &len);
     evolve_run_print(result, f);
     fclose(f);
-    has(text, "<family>: 75.0 → 25.0 %, -50.0 (-55.0 – -45.0), p = 0.001: lost\n");
+    assert_contains(text, "<family>: 75.0 → 25.0 %, -50.0 (-55.0 – -45.0), p = 0.001: lost\n");
     free(text);
     json_decref(result);
     json_decref(run);
@@ -756,7 +766,7 @@ static void test_run_print(void **state) {
 
 /* cards */
 
-static char *card_of(const char *model, const char *run, const json_t *c) {
+static char *write_card(const char *model, const char *run, const json_t *c) {
     struct buf b = {0};
     char *path = path_join(dir, "README.md");
     if (model_card_write(dir, model, run, 3, c, &err) != OK) fail_msg("%s", err.text);
@@ -781,23 +791,25 @@ static json_t *front_matter(const char *card) {
 static void test_card(void **state) {
     (void)state;
     json_t *g = json_pack("{s:[]}", "candidates");
-    json_t *c = add(g, "g3c1", "g2c0", KANJI, "slerp", 0.375, 0.25, 0.61);
-    char *card = card_of("fry", "20260801-s1", c), hash[HASH_LEN];
+    json_t *c = add_candidate(g, "g3c1", "g2c0", KANJI, "slerp", 0.375, 0.25, 0.61);
+    char *card = write_card("fry", "20260801-s1", c), hash[HASH_LEN];
     json_t *front = front_matter(card), *tags = json_pack("[s,s,s]", "lora", "shoal", "evolution");
     assert_string_equal(json_get_string(front, "base_model"), "fry");
     assert_string_equal(json_get_string(front, "library_name"), "peft");
     assert_true(json_equal(json_object_get(front, "tags"), tags));
     assert_int_equal(json_object_size(front), 3);
-    has(card, "\n# g3c1\n");
-    has(card, "| run | 20260801-s1 |\n| generation | 3 |\n| made by | slerp |\n| parent | g2c0 |\n"
+    assert_contains(card, "\n# g3c1\n");
+    assert_contains(
+        card, "| run | 20260801-s1 |\n| generation | 3 |\n| made by | slerp |\n| parent | g2c0 |\n"
               "| second parent | " KANJI " |\n| share of the second parent | 0.375 |\n"
               "| step | 0.25 |\n");
     sha256_bytes("g3c1", 4, hash);
-    has(card, hash);
-    has(card, "| fitness | 0.6100 | 0.5600 – 0.6600 |\n| performance | 0.5000 | 0.4500 – 0.5500 |\n"
+    assert_contains(card, hash);
+    assert_contains(
+        card, "| fitness | 0.6100 | 0.5600 – 0.6600 |\n| performance | 0.5000 | 0.4500 – 0.5500 |\n"
               "| cooperation | 0.0100 | -0.0400 – 0.0600 |\n");
-    has(card, "Measured on 200 questions");
-    has(card, "    shoal run 'fry' --adapter DIR ");
+    assert_contains(card, "Measured on 200 questions");
+    assert_contains(card, "    shoal run 'fry' --adapter DIR ");
     json_decref(tags);
     json_decref(front);
     json_decref(g);
@@ -812,26 +824,26 @@ static void test_card_quotes(void **state) {
                                          "!tag &anchor *alias", "日本語\\n", "\x7f\xc2\x85",   ""};
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
         json_t *g = json_pack("{s:[]}", "candidates");
-        json_t *c = add(g, "<i>|`x`\n# y", NULL, NULL, NULL, NAN, NAN, 0.5);
-        char *card = card_of(models[i], models[i], c);
+        json_t *c = add_candidate(g, "<i>|`x`\n# y", NULL, NULL, NULL, NAN, NAN, 0.5);
+        char *card = write_card(models[i], models[i], c);
         json_t *front = front_matter(card);
         struct buf line = {0};
         buf_add_one_line(&line, models[i]);
         assert_int_equal(json_object_size(front), 3);
         assert_string_equal(json_get_string(front, "base_model"), line.data ? line.data : "");
-        has(card, "\n# \\<i\\>\\|\\`x\\` \\# y\n");
-        assert_int_equal(count_of(card, "\n# "), 1);
-        assert_int_equal(count_of(card, "\n---\n"), 1);
-        has(card, "| made by | training |\n");
+        assert_contains(card, "\n# \\<i\\>\\|\\`x\\` \\# y\n");
+        assert_int_equal(count_matches(card, "\n# "), 1);
+        assert_int_equal(count_matches(card, "\n---\n"), 1);
+        assert_contains(card, "| made by | training |\n");
         buf_release(&line);
         json_decref(front);
         json_decref(g);
         free(card);
     }
     json_t *g = json_pack("{s:[]}", "candidates");
-    json_t *c = add(g, "x", NULL, NULL, NULL, NAN, NAN, 0.5);
-    char *card = card_of("it's", "r", c);
-    has(card, "    shoal run 'it'\\''s' --adapter DIR ");
+    json_t *c = add_candidate(g, "x", NULL, NULL, NULL, NAN, NAN, 0.5);
+    char *card = write_card("it's", "r", c);
+    assert_contains(card, "    shoal run 'it'\\''s' --adapter DIR ");
     free(card);
     assert_int_equal(model_card_write("/nowhere/at/all", "m", "r", 0, c, &err), ERR_MISSING);
     json_decref(g);
@@ -841,10 +853,10 @@ static void test_card_quotes(void **state) {
 
 enum { N = 5 };
 
-/* a plus noise of `by` times its norm. */
-static struct adapter *noisy(struct adapter *a, double by, uint64_t seed) {
+/* a plus noise with `noise` times its norm. */
+static struct adapter *add_noise(struct adapter *a, double noise, uint64_t seed) {
     struct adapter *n = fixture_adapter(&a->shape, 4, "q_proj,v_proj", 0.1f, seed);
-    float weights[2] = {1, (float)(by * sqrt(adapter_dot(a, a) / adapter_dot(n, n)))};
+    float weights[2] = {1, (float)(noise * sqrt(adapter_dot(a, a) / adapter_dot(n, n)))};
     struct adapter *sum = adapter_concat((struct adapter *[]){a, n}, weights, 2, &err);
     if (!sum) fail_msg("%s", err.text);
     adapter_release(n);
@@ -873,19 +885,20 @@ static void test_diversity(void **state) {
     }
     struct diversity d = diversity_compute(a, N, distance), blind = diversity_compute(a, N, NULL),
                      alone = diversity_compute(a, 1, distance);
-    close_to(d.weights_min, want[0], 1e-12);
-    close_to(d.weights_mean, want[1], 1e-12);
-    close_to(d.cosine_mean, want[2], 1e-12);
-    close_to(d.norm_mean, want[3], 1e-12);
-    close_to(d.behaviour_min, apart[0], 1e-15);
-    close_to(d.behaviour_mean, apart[1], 1e-15);
-    close_to(adapter_distance(a[d.duplicate_of[0]], a[d.duplicate_of[1]]), d.weights_min, 1e-12);
+    assert_close(d.weights_min, want[0], 1e-12);
+    assert_close(d.weights_mean, want[1], 1e-12);
+    assert_close(d.cosine_mean, want[2], 1e-12);
+    assert_close(d.norm_mean, want[3], 1e-12);
+    assert_close(d.behaviour_min, apart[0], 1e-15);
+    assert_close(d.behaviour_mean, apart[1], 1e-15);
+    assert_close(adapter_distance(a[d.duplicate_of[0]], a[d.duplicate_of[1]]), d.weights_min,
+                 1e-12);
     assert_true(isnan(blind.behaviour_min) && isnan(blind.behaviour_mean));
-    close_to(blind.weights_mean, d.weights_mean, 0);
+    assert_close(blind.weights_mean, d.weights_mean, 0);
     assert_true(isnan(alone.weights_min) && isnan(alone.cosine_mean));
     assert_int_equal(diversity_check(&alone, (const char *[]){"a"}, &err), OK);
     json_t *v = diversity_json(&blind);
-    close_to(json_number_or_nan(v, "weights_mean"), d.weights_mean, 0);
+    assert_close(json_number_or_nan(v, "weights_mean"), d.weights_mean, 0);
     assert_true(json_is_null(json_object_get(v, "behaviour_min")));
     assert_int_equal(json_object_size(v), 6);
     json_decref(v);
@@ -900,20 +913,20 @@ static void test_known_distances(void **state) {
     struct adapter *a = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 1), *b = adapter_scale(a, 2),
                    *minus = adapter_scale(a, -1), *zero = adapter_scale(a, 0);
     struct diversity d = diversity_compute((struct adapter *[]){a, b}, 2, NULL);
-    close_to(d.weights_min, 1 / 1.5, 1e-6);
-    close_to(d.cosine_mean, 1, 1e-6);
+    assert_close(d.weights_min, 1 / 1.5, 1e-6);
+    assert_close(d.cosine_mean, 1, 1e-6);
     d = diversity_compute((struct adapter *[]){a, minus}, 2, NULL);
-    close_to(d.weights_min, 2, 1e-6);
-    close_to(d.cosine_mean, -1, 1e-6);
+    assert_close(d.weights_min, 2, 1e-6);
+    assert_close(d.cosine_mean, -1, 1e-6);
     d = diversity_compute((struct adapter *[]){a, zero}, 2, NULL);
-    close_to(d.weights_min, 2, 1e-6);
-    close_to(d.cosine_mean, 0, 0);
+    assert_close(d.weights_min, 2, 1e-6);
+    assert_close(d.cosine_mean, 0, 0);
     d = diversity_compute((struct adapter *[]){a, b, a}, 3, NULL);
-    close_to(d.weights_min, 0, 0);
+    assert_close(d.weights_min, 0, 0);
     assert_int_equal(d.duplicate_of[0], 0);
     assert_int_equal(d.duplicate_of[1], 2);
     d = diversity_compute((struct adapter *[]){zero, zero}, 2, NULL);
-    close_to(d.weights_min, 0, 0);
+    assert_close(d.weights_min, 0, 0);
     adapter_release(a);
     adapter_release(b);
     adapter_release(minus);
@@ -928,18 +941,19 @@ static void test_copies_are_refused(void **state) {
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct adapter *a = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 1),
-                   *b = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 2), *copy = noisy(a, 0.02, 3),
-                   *far = noisy(a, 0.08, 4);
+                   *b = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 2),
+                   *copy = add_noise(a, 0.02, 3), *far = add_noise(a, 0.08, 4);
     struct diversity d = diversity_compute((struct adapter *[]){a, b, copy}, 3, NULL);
-    close_to(d.weights_min, 0.02, 0.001);
+    assert_close(d.weights_min, 0.02, 0.001);
     assert_int_equal(diversity_check(&d, names, &err), ERR_MISMATCH);
-    has(err.text, "founders 'ann' and '" KANJI "' are copies except for noise: they differ by 2 %");
-    has(err.text, "should by 5 % or more");
+    assert_contains(err.text, "founders 'ann' and '" KANJI
+                              "' are copies except for noise: they differ by 2 %");
+    assert_contains(err.text, "should by 5 % or more");
     d = diversity_compute((struct adapter *[]){a, b, far}, 3, NULL);
-    close_to(d.weights_min, 0.08, 0.004);
+    assert_close(d.weights_min, 0.08, 0.004);
     assert_int_equal(diversity_check(&d, names, &err), OK);
     d = diversity_compute((struct adapter *[]){a, b}, 2, NULL);
-    close_to(d.weights_min, sqrt(2), 0.1);
+    assert_close(d.weights_min, sqrt(2), 0.1);
     assert_int_equal(diversity_check(&d, names, &err), OK);
     adapter_release(a);
     adapter_release(b);

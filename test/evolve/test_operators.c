@@ -38,25 +38,25 @@ static struct adapter *adapter_random(const struct model_config *s, struct adapt
     return adapter_from_owned_data(s, &c, data, NULL);
 }
 
-static struct adapter *adapter_quick(const struct model_config *s, int r, float alpha,
-                                     const char *targets, uint64_t seed) {
+static struct adapter *adapter_random_lora(const struct model_config *s, int r, float alpha,
+                                           const char *targets, uint64_t seed) {
     return adapter_random(s, (struct adapter_config){.r = r, .alpha = alpha}, targets, seed);
 }
 
-static int out_of(const struct adapter *a, int i) {
+static int rows_of(const struct adapter *a, int i) {
     return proj_out(&a->shape, i % N_PROJ);
 }
-static int in_of(const struct adapter *a, int i) {
+static int columns_of(const struct adapter *a, int i) {
     return proj_in(&a->shape, i % N_PROJ);
 }
 static size_t size_of(const struct adapter *a, int i) {
-    return (size_t)out_of(a, i) * (size_t)in_of(a, i);
+    return (size_t)rows_of(a, i) * (size_t)columns_of(a, i);
 }
 
 /* ΔW of module i, [out][in]; zeros if the adapter lacks it. */
-static double *dense(const struct adapter *a, int i) {
+static double *dense_delta(const struct adapter *a, int i) {
     const struct lora *lo = &a->loras[i];
-    int in = in_of(a, i), out = out_of(a, i);
+    int in = columns_of(a, i), out = rows_of(a, i);
     double *w = xcalloc(size_of(a, i), sizeof *w);
     for (int o = 0; o < out; o++)
         for (int j = 0; j < in; j++)
@@ -66,7 +66,7 @@ static double *dense(const struct adapter *a, int i) {
     return w;
 }
 
-static double norm(const double *w, size_t n) {
+static double vector_norm(const double *w, size_t n) {
     double s = 0;
     for (size_t i = 0; i < n; i++) s += w[i] * w[i];
     return sqrt(s);
@@ -75,9 +75,9 @@ static double norm(const double *w, size_t n) {
 /* ‖ΔW_got - want‖ / ‖want‖ of module i. */
 static double module_error(const struct adapter *got, int i, const double *want) {
     size_t n = size_of(got, i);
-    double *g = dense(got, i), size = norm(want, n);
+    double *g = dense_delta(got, i), size = vector_norm(want, n);
     for (size_t k = 0; k < n; k++) g[k] -= want[k];
-    double e = norm(g, n);
+    double e = vector_norm(g, n);
     free(g);
     return size > 0 ? e / size : e;
 }
@@ -86,7 +86,7 @@ static double module_error(const struct adapter *got, int i, const double *want)
 static double *dense_sum(struct adapter *const *p, const double *w, int n, int i) {
     double *sum = xcalloc(size_of(p[0], i), sizeof *sum);
     for (int k = 0; k < n; k++) {
-        double *x = dense(p[k], i);
+        double *x = dense_delta(p[k], i);
         for (size_t e = 0; e < size_of(p[0], i); e++) sum[e] += w[k] * x[e];
         free(x);
     }
@@ -111,7 +111,7 @@ static int descending(const void *x, const void *y) {
 
 /* The norm of the singular values of w [out][in] except the r largest: one-sided Jacobi on its
  * columns. */
-static double best_error(const double *w, int out, int in, int r) {
+static double best_rank_error(const double *w, int out, int in, int r) {
     double *t = xcalloc((size_t)in * (size_t)out, sizeof *t);
     double *s = xcalloc((size_t)in, sizeof *s), rest = 0;
     for (int o = 0; o < out; o++)
@@ -132,7 +132,7 @@ static double best_error(const double *w, int out, int in, int r) {
             }
         }
     }
-    for (int j = 0; j < in; j++) s[j] = norm(t + j * out, (size_t)out);
+    for (int j = 0; j < in; j++) s[j] = vector_norm(t + j * out, (size_t)out);
     qsort(s, (size_t)in, sizeof *s, descending);
     for (int j = r; j < in; j++) rest += s[j] * s[j];
     free(t);
@@ -140,7 +140,7 @@ static double best_error(const double *w, int out, int in, int r) {
     return sqrt(rest);
 }
 
-static const struct adapter_operator *row(const char *name) {
+static const struct adapter_operator *find_operator(const char *name) {
     struct error err = {0};
     const struct adapter_operator *op = operator_find(name, &err);
     assert_non_null(op);
@@ -149,19 +149,19 @@ static const struct adapter_operator *row(const char *name) {
 
 static struct adapter *apply_ok(const char *name, struct operands x) {
     struct error err = {0};
-    struct adapter *child = operator_apply(row(name), &x, &err);
+    struct adapter *child = operator_apply(find_operator(name), &x, &err);
     if (!child) fprintf(stderr, "%s: %s\n", name, err.text);
     assert_non_null(child);
     return child;
 }
 
 static void assert_refused(const char *name, struct operands x, enum error_code code,
-                           const char *words) {
+                           const char *want) {
     struct error err = {0};
-    assert_null(operator_apply(row(name), &x, &err));
+    assert_null(operator_apply(find_operator(name), &x, &err));
     assert_int_equal(err.code, code);
-    if (!strstr(err.text, words)) fprintf(stderr, "'%s' lacks '%s'\n", err.text, words);
-    assert_non_null(strstr(err.text, words));
+    if (!strstr(err.text, want)) fprintf(stderr, "'%s' lacks '%s'\n", err.text, want);
+    assert_non_null(strstr(err.text, want));
 }
 
 static double lineage_error(const struct adapter *a) {
@@ -174,8 +174,8 @@ static double lineage_error(const struct adapter *a) {
  * targets. */
 static void parents_make(struct adapter *p[3]) {
     struct model_config s = shape_small();
-    p[0] = adapter_quick(&s, 3, 6, "all-linear", 1);
-    p[1] = adapter_quick(&s, 5, 2.5f, "q_proj,v_proj,down_proj", 2);
+    p[0] = adapter_random_lora(&s, 3, 6, "all-linear", 1);
+    p[1] = adapter_random_lora(&s, 5, 2.5f, "q_proj,v_proj,down_proj", 2);
     p[2] = adapter_random(&s, (struct adapter_config){.r = 5, .alpha = 4, .rslora = true},
                           "all-linear", 3);
 }
@@ -199,7 +199,7 @@ static void test_delta_exact(void **state) {
     parents_release(p);
 }
 
-/* At rank r no matrix of that rank is nearer. */
+/* The truncated sum is the best approximation of rank r. */
 static void test_delta_best(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -209,8 +209,8 @@ static void test_delta_best(void **state) {
         struct adapter *c = apply_ok("delta", (struct operands){p, NULL, 2, r, NAN, 0});
         double lost2 = 0, size2 = 0;
         for (int i = 0; i < n_modules(c); i++) {
-            double *want = dense_sum(p, w, 2, i), size = norm(want, size_of(c, i));
-            double best = best_error(want, out_of(c, i), in_of(c, i), r);
+            double *want = dense_sum(p, w, 2, i), size = vector_norm(want, size_of(c, i));
+            double best = best_rank_error(want, rows_of(c, i), columns_of(c, i), r);
             assert_true(fabs(module_error(c, i, want) * size - best) < 1e-6 * size);
             if (c->loras[i].r < p[0]->loras[i].r + p[1]->loras[i].r) {
                 lost2 += best * best;
@@ -268,9 +268,10 @@ static void test_slerp(void **state) {
     struct adapter *c = apply_ok("slerp", (struct operands){pair, ends[2], 2, 8, NAN, 0});
     for (int i = 0; i < n_modules(c); i++) {
         size_t n = size_of(c, i);
-        double *a = dense(pair[0], i), *b = dense(pair[1], i), *m = dense(c, i), am = 0, bm = 0;
+        double *a = dense_delta(pair[0], i), *b = dense_delta(pair[1], i), *m = dense_delta(c, i),
+               am = 0, bm = 0;
         for (size_t k = 0; k < n; k++) am += a[k] * m[k], bm += b[k] * m[k];
-        double na = norm(a, n), nb = norm(b, n), nm = norm(m, n);
+        double na = vector_norm(a, n), nb = vector_norm(b, n), nm = vector_norm(m, n);
         assert_true(fabs(nm - (na + nb) / 2) < 1e-5 * nm);
         assert_true(fabs(am / (na * nm) - bm / (nb * nm)) < 1e-6);
         free(a);
@@ -287,9 +288,9 @@ static void test_slerp(void **state) {
 }
 
 /* The parent of the child's module i; -1: neither. */
-static int origin(const struct adapter *c, struct adapter *const *p, int n, int i) {
+static int parent_of_module(const struct adapter *c, struct adapter *const *p, int n, int i) {
     for (int k = 0; k < n; k++) {
-        double *want = dense(p[k], i), e = module_error(c, i, want);
+        double *want = dense_delta(p[k], i), e = module_error(c, i, want);
         bool there = p[k]->loras[i].r > 0;
         free(want);
         if (there && e < 1e-6) return k;
@@ -300,8 +301,8 @@ static int origin(const struct adapter *c, struct adapter *const *p, int n, int 
 static void test_choices(void **state) {
     (void)state;
     struct model_config s = fixture_shape(6, 24, 3, 1, 8, 40);
-    struct adapter *p[] = {adapter_quick(&s, 2, 4, "all-linear", 1),
-                           adapter_quick(&s, 4, 4, "all-linear", 2)};
+    struct adapter *p[] = {adapter_random_lora(&s, 2, 4, "all-linear", 1),
+                           adapter_random_lora(&s, 4, 4, "all-linear", 2)};
     int seen[2] = {0}, mixed = 0;
     for (uint64_t seed = 0; seed < 8; seed++) {
         struct adapter *l = apply_ok("layer", (struct operands){p, NULL, 2, 0, NAN, seed});
@@ -310,15 +311,16 @@ static void test_choices(void **state) {
             apply_ok("split", (struct operands){p, (const float[]){1, 0}, 2, 0, 0, seed});
         int changes = 0;
         for (int i = 0; i < n_modules(l); i++) {
-            int of = origin(l, p, 2, i), of_t = origin(t, p, 2, i);
-            assert_true(of >= 0 && of_t >= 0 && origin(m, p, 2, i) >= 0);
-            if (i % N_PROJ) assert_int_equal(of, origin(l, p, 2, i - 1));
-            if (i % N_PROJ) mixed += origin(m, p, 2, i) != origin(m, p, 2, i - 1);
-            if (i) changes += of_t != origin(t, p, 2, i - 1);
+            int of = parent_of_module(l, p, 2, i), of_t = parent_of_module(t, p, 2, i);
+            assert_true(of >= 0 && of_t >= 0 && parent_of_module(m, p, 2, i) >= 0);
+            if (i % N_PROJ) assert_int_equal(of, parent_of_module(l, p, 2, i - 1));
+            if (i % N_PROJ)
+                mixed += parent_of_module(m, p, 2, i) != parent_of_module(m, p, 2, i - 1);
+            if (i) changes += of_t != parent_of_module(t, p, 2, i - 1);
             seen[of]++;
         }
         assert_int_equal(changes, 1); /* a below, b above */
-        assert_int_equal(origin(t, p, 2, 0), 0);
+        assert_int_equal(parent_of_module(t, p, 2, 0), 0);
         adapter_release(l);
         adapter_release(m);
         adapter_release(t);
@@ -326,29 +328,32 @@ static void test_choices(void **state) {
     assert_true(seen[0] > 0 && seen[1] > 0 && mixed > 0);
     /* A parent with weight 0 is never chosen; a module that only one parent has comes from that
      * one. */
-    struct adapter *q[] = {adapter_quick(&s, 2, 4, "q_proj", 3), p[1]};
+    struct adapter *q[] = {adapter_random_lora(&s, 2, 4, "q_proj", 3), p[1]};
     struct adapter *c =
         apply_ok("module", (struct operands){q, (const float[]){1, 0}, 2, 0, NAN, 1});
-    for (int i = 0; i < n_modules(c); i++) assert_int_equal(origin(c, q, 2, i), i % N_PROJ != 0);
+    for (int i = 0; i < n_modules(c); i++)
+        assert_int_equal(parent_of_module(c, q, 2, i), i % N_PROJ != 0);
     adapter_release(c);
     adapter_release(q[0]);
     adapter_release(p[0]);
     adapter_release(p[1]);
 }
 
-/* A wide passage changes gradually: shares decrease module by module and end exchanged. */
+/* With a wide window, shares change gradually: they decrease from module to module until they are
+ * swapped. */
 static void test_split_passage(void **state) {
     (void)state;
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
-    struct adapter *p[] = {adapter_quick(&s, 2, 4, "q_proj,k_proj", 1),
-                           adapter_quick(&s, 2, 4, "q_proj,k_proj", 2)};
+    struct adapter *p[] = {adapter_random_lora(&s, 2, 4, "q_proj,k_proj", 1),
+                           adapter_random_lora(&s, 2, 4, "q_proj,k_proj", 2)};
     for (uint64_t seed = 0; seed < 5; seed++) {
         struct adapter *c = apply_ok(
             "split_linear", (struct operands){p, (const float[]){0.9f, 0.1f}, 2, 4, 1, seed});
         double before = 1;
         for (int i = 0; i < n_modules(c); i++) {
             if (c->loras[i].r == 0) continue;
-            double *a = dense(p[0], i), *b = dense(p[1], i), share = -1, *got = dense(c, i);
+            double *a = dense_delta(p[0], i), *b = dense_delta(p[1], i), share = -1,
+                   *got = dense_delta(c, i);
             size_t n = size_of(c, i);
             double ga = 0, gb = 0, aa = 0, ab = 0, bb = 0;
             for (size_t k = 0; k < n; k++)
@@ -377,8 +382,8 @@ static void test_svd_mix(void **state) {
     struct adapter *c = apply_ok("svd_mix", (struct operands){pair, NULL, 2, 5, NAN, 4});
     for (int i = 0; i < n_modules(c); i++) {
         const struct lora *lo = &c->loras[i];
-        int in = in_of(c, i), out = out_of(c, i);
-        double *w[] = {dense(pair[0], i), dense(pair[1], i)};
+        int in = columns_of(c, i), out = rows_of(c, i);
+        double *w[] = {dense_delta(pair[0], i), dense_delta(pair[1], i)};
         assert_int_equal(lo->r, 5);
         for (int k = 0; k < lo->r; k++) {
             int hits = 0;
@@ -454,13 +459,13 @@ static void test_ties(void **state) {
             for (int k = 0; k < 3; k++) {
                 if (peft && p[k]->loras[i].r == 0) continue;
                 w[n] = (double)f[k] * (peft ? p[k]->loras[i].scale : 1);
-                x[n] = dense(p[k], i);
+                x[n] = dense_delta(p[k], i);
                 naive_trim(x[n++], size_of(whole, i), (double)0.3f);
             }
             double *want = naive_elect(x, w, n, size_of(whole, i), peft);
             assert_true(module_error(whole, i, want) < 1e-5);
-            double best = best_error(want, out_of(whole, i), in_of(whole, i), 4);
-            double got = module_error(small, i, want) * norm(want, size_of(whole, i));
+            double best = best_rank_error(want, rows_of(whole, i), columns_of(whole, i), 4);
+            double got = module_error(small, i, want) * vector_norm(want, size_of(whole, i));
             assert_true(got >= best * (1 - 1e-6) && got < best * 1.01);
             for (int k = 0; k < n; k++) free(x[k]);
             free(want);
@@ -477,18 +482,18 @@ static void test_ties(void **state) {
 static void test_dare(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
-    struct adapter *p[] = {adapter_quick(&s, 3, 3, "q_proj", 1),
-                           adapter_quick(&s, 3, 6, "q_proj", 2)};
+    struct adapter *p[] = {adapter_random_lora(&s, 3, 3, "q_proj", 1),
+                           adapter_random_lora(&s, 3, 6, "q_proj", 2)};
     const float f[] = {0.75f, 0.25f};
     size_t n = size_of(p[0], 0);
-    double *a = dense(p[0], 0), *b = dense(p[1], 0), *mean = xcalloc(n, sizeof *mean);
+    double *a = dense_delta(p[0], 0), *b = dense_delta(p[1], 0), *mean = xcalloc(n, sizeof *mean);
     int kept = 0, rounds = 200;
     for (int seed = 0; seed < rounds; seed++) {
         struct adapter *c =
             apply_ok("delta_dare", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
         struct adapter *t =
             apply_ok("delta_dare_ties", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
-        double *g = dense(c, 0), *h = dense(t, 0);
+        double *g = dense_delta(c, 0), *h = dense_delta(t, 0);
         for (size_t i = 0; i < n; i++) {
             double x = 0.75 * a[i] / 0.4, y = 0.25 * b[i] / 0.4, eps = 1e-4;
             bool both = fabs(g[i] - x - y) < eps, first = fabs(g[i] - x) < eps,
@@ -496,7 +501,7 @@ static void test_dare(void **state) {
             assert_true(both || first || second || none);
             kept += both + first;
             mean[i] += g[i] / rounds;
-            /* The same random drops: then signs are elected. */
+            /* dare_ties drops the same random elements, and then elects signs. */
             double want = none                ? 0
                           : both && x * y < 0 ? (fabs(x) > fabs(y) ? x / 0.75 : y / 0.25)
                           : both              ? x + y
@@ -513,8 +518,8 @@ static void test_dare(void **state) {
     double share = (double)kept / (double)(n * (size_t)rounds);
     assert_true(fabs(share - 0.4) < 5 * sqrt(0.24 / (double)(n * (size_t)rounds)));
     for (size_t i = 0; i < n; i++) mean[i] -= 0.75 * a[i] + 0.25 * b[i];
-    assert_true(norm(mean, n) <
-                0.15 * norm(a, n)); /* √(1.5 / 200) = 0.09 is the expected deviation */
+    assert_true(vector_norm(mean, n) <
+                0.15 * vector_norm(a, n)); /* √(1.5 / 200) = 0.09 is the expected deviation */
     free(a);
     free(b);
     free(mean);
@@ -523,7 +528,7 @@ static void test_dare(void **state) {
 }
 
 /* By sorting, as mergekit defines it: without the smallest n_bottom and the largest n_top. */
-static void naive_middle(double *x, size_t n, double density) {
+static void naive_breadcrumbs(double *x, size_t n, double density) {
     double *sorted = xmalloc(n * sizeof *sorted);
     size_t keep = (size_t)(density * (double)n), n_top = n / 100;
     if (keep + n_top > n) n_top = n - keep;
@@ -555,8 +560,8 @@ static void test_breadcrumbs(void **state) {
             double *x[3];
             size_t n = size_of(c, i);
             for (int q = 0; q < 3; q++) {
-                x[q] = dense(p[q], i);
-                naive_middle(x[q], n, (double)density);
+                x[q] = dense_delta(p[q], i);
+                naive_breadcrumbs(x[q], n, (double)density);
             }
             double *want = k % 2 ? naive_elect(x, w, 3, n, false) : naive_sum(x, w, 3, n);
             assert_true(module_error(c, i, want) < 1e-5);
@@ -569,7 +574,7 @@ static void test_breadcrumbs(void **state) {
 }
 
 /* The probability with which MAGPRUNE keeps element i of a row of n. */
-static double naive_chance(const double *row, int n, int i, double density) {
+static double naive_magprune_probability(const double *row, int n, int i, double density) {
     int rank = 0;
     double band = fmin(0.15, fmin(density / 2, 1 - density));
     for (int j = 0; j < n; j++) rank += fabs(row[j]) < fabs(row[i]);
@@ -581,13 +586,13 @@ static double naive_chance(const double *row, int n, int i, double density) {
 static void test_della(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
-    struct adapter *p[] = {adapter_quick(&s, 3, 3, "k_proj", 1),
-                           adapter_quick(&s, 3, 6, "k_proj", 2)};
+    struct adapter *p[] = {adapter_random_lora(&s, 3, 3, "k_proj", 1),
+                           adapter_random_lora(&s, 3, 6, "k_proj", 2)};
     const float only[2][2] = {{1, 0}, {0, 1}}, f[] = {0.75f, 0.25f};
     const double w[] = {0.75, 0.25};
-    const int m = PROJ_K, in = in_of(p[0], m), rounds = 300;
+    const int m = PROJ_K, in = columns_of(p[0], m), rounds = 300;
     size_t n = size_of(p[0], m);
-    double *x = dense(p[0], m), expected = 0, large = 0;
+    double *x = dense_delta(p[0], m), expected = 0, large = 0;
     int kept = 0, kept_large = 0;
     for (int seed = 0; seed < rounds; seed++) {
         struct adapter *own[2];
@@ -595,10 +600,11 @@ static void test_della(void **state) {
         for (int k = 0; k < 2; k++) {
             own[k] = apply_ok("delta_della_linear",
                               (struct operands){p, only[k], 2, 16, 0.4f, (uint64_t)seed});
-            thin[k] = dense(own[k], m);
+            thin[k] = dense_delta(own[k], m);
         }
         for (size_t i = 0; i < n; i++) {
-            double chance = naive_chance(x + i / in * in, in, (int)i % in, (double)0.4f);
+            double chance =
+                naive_magprune_probability(x + i / in * in, in, (int)i % in, (double)0.4f);
             bool there = fabs(thin[0][i]) > 1e-4;
             if (fabs(x[i]) < 1e-2) continue;
             assert_true(!there || fabs(thin[0][i] - x[i] / chance) < 1e-4 * (1 + fabs(x[i])));
@@ -674,7 +680,7 @@ static double *naive_sce(double **x, int n, size_t size, double density) {
 static void deltas_scaled(double **x, struct adapter *const *p, const float *weights, int n,
                           int i) {
     for (int k = 0; k < n; k++) {
-        x[k] = dense(p[k], i);
+        x[k] = dense_delta(p[k], i);
         for (size_t e = 0; weights && e < size_of(p[k], i); e++) x[k][e] *= n * (double)weights[k];
     }
 }
@@ -693,10 +699,10 @@ static void assert_sce(struct adapter *const *p, const float *weights, int n, fl
 }
 
 /* The adapter with zeros in the first half of all rows of B. */
-static struct adapter *half_zeroed(const struct adapter *a) {
+static struct adapter *adapter_half_zeroed(const struct adapter *a) {
     struct adapter *b = adapter_from_data(&a->shape, &a->config, a->data, NULL);
     for (int i = 0; i < n_modules(a); i++) {
-        size_t n = (size_t)(out_of(a, i) / 2 * a->loras[i].r);
+        size_t n = (size_t)(rows_of(a, i) / 2 * a->loras[i].r);
         if (n > 0) memset(b->data + (a->loras[i].b - a->data), 0, n * sizeof *b->data);
     }
     return b;
@@ -710,7 +716,7 @@ static void test_sce(void **state) {
     assert_sce(p, NULL, 3, 0.1f);
     assert_sce(p, NULL, 3, 1);
     assert_sce(p, (const float[]){0.5f, 0.3f, -0.2f}, 3, 0.4f);
-    struct adapter *half[] = {half_zeroed(p[0]), half_zeroed(p[2])};
+    struct adapter *half[] = {adapter_half_zeroed(p[0]), adapter_half_zeroed(p[2])};
     assert_sce(half, NULL, 2, 0.4f); /* of the elements that differ */
     adapter_release(half[0]);
     adapter_release(half[1]);
@@ -722,11 +728,12 @@ static void test_sce(void **state) {
 static double karcher_pull(const struct adapter *c, struct adapter *const *p, const double *share,
                            int n, int i, double *size) {
     size_t len = size_of(c, i);
-    double *m = dense(c, i), *pull = xcalloc(len, sizeof *pull), nm = norm(m, len), sum = 0;
+    double *m = dense_delta(c, i), *pull = xcalloc(len, sizeof *pull), nm = vector_norm(m, len),
+           sum = 0;
     *size = nm;
     for (int k = 0; k < n; k++) sum += p[k]->loras[i].r > 0 ? share[k] : 0;
     for (int k = 0; k < n; k++) {
-        double *u = dense(p[k], i), nu = norm(u, len), d = 0;
+        double *u = dense_delta(p[k], i), nu = vector_norm(u, len), d = 0;
         *size -= share[k] * nu;
         for (size_t e = 0; e < len && nu > 0; e++) d += u[e] / nu * (m[e] / nm);
         double angle = acos(fmin(1, fmax(-1, d))), w = angle > 0 ? angle / sin(angle) : 1;
@@ -734,7 +741,7 @@ static double karcher_pull(const struct adapter *c, struct adapter *const *p, co
             pull[e] += share[k] / sum * w * (u[e] / nu - d * m[e] / nm);
         free(u);
     }
-    double e = norm(pull, len);
+    double e = vector_norm(pull, len);
     *size /= nm;
     free(m);
     free(pull);
@@ -790,11 +797,11 @@ static void test_model_stock(void **state) {
     for (int i = 0; i < n_modules(c); i++) {
         size_t n = size_of(c, i);
         double *x[3], cosine = 0;
-        for (int k = 0; k < 3; k++) x[k] = dense(q[k], i);
+        for (int k = 0; k < 3; k++) x[k] = dense_delta(q[k], i);
         for (int a = 0; a < 3; a++)
             for (int b = 0; b < a; b++)
                 for (size_t e = 0; e < n; e++)
-                    cosine += x[a][e] * x[b][e] / (norm(x[a], n) * norm(x[b], n)) / 3;
+                    cosine += x[a][e] * x[b][e] / (vector_norm(x[a], n) * vector_norm(x[b], n)) / 3;
         double *want = naive_sum(x, third, 3, n), t = 3 * cosine / (1 + 2 * cosine);
         assert_true(t > 0.5 && t <= 1 + 1e-9);
         for (size_t e = 0; e < n; e++) want[e] *= t;
@@ -837,7 +844,7 @@ static void test_peft_factors(void **state) {
         for (int i = 0; i < n_modules(c); i++) {
             for (int is_b = 0; is_b < 2; is_b++) {
                 const struct lora *got = &c->loras[i];
-                size_t n = 5 * (size_t)(is_b ? out_of(c, i) : in_of(c, i));
+                size_t n = 5 * (size_t)(is_b ? rows_of(c, i) : columns_of(c, i));
                 double *x[2], w[2];
                 int m = 0;
                 for (int k = 0; k < 2; k++) {
@@ -909,7 +916,8 @@ static void test_dense_svd(void **state) {
             double *d = doubles_of(w, (size_t)(out * in));
             struct arena ar = {0};
             struct svd sv = randomized_svd(w, out, in, r, &ar);
-            double kept2 = 0, all = norm(d, (size_t)(out * in)), best = best_error(d, out, in, r);
+            double kept2 = 0, all = vector_norm(d, (size_t)(out * in)),
+                   best = best_rank_error(d, out, in, r);
             for (int c = 0; c < r; c++) kept2 += sv.s[c] * sv.s[c];
             double got = sqrt(fmax(0, all * all - kept2));
             assert_true(got > best - 1e-6 * all &&
@@ -942,9 +950,10 @@ static void test_norm_is_preserved(void **state) {
             struct adapter *r = apply_ok("rotate", (struct operands){&p[k], NULL, 1, 0, 1, seed});
             for (int i = 0; i < n_modules(s); i++) {
                 size_t n = size_of(s, i);
-                double *x = dense(p[k], i), *y = dense(s, i), *z = dense(r, i), size = norm(x, n);
-                assert_true(fabs(norm(y, n) - size) <= 1e-6 * size);
-                assert_true(fabs(norm(z, n) - size) <= 1e-6 * size);
+                double *x = dense_delta(p[k], i), *y = dense_delta(s, i), *z = dense_delta(r, i),
+                       size = vector_norm(x, n);
+                assert_true(fabs(vector_norm(y, n) - size) <= 1e-6 * size);
+                assert_true(fabs(vector_norm(z, n) - size) <= 1e-6 * size);
                 free(x);
                 free(y);
                 free(z);
@@ -991,8 +1000,8 @@ static void test_structure(void **state) {
             assert_true(d->loras[i].r >= 1 && d->loras[i].r < 5);
             assert_int_equal(all->loras[i].r, 1);
             assert_true(r->loras[i].r == 4 || r->loras[i].r == 6);
-            double *x = dense(n, i);
-            replaced += norm(x, size_of(n, i)) == 0;
+            double *x = dense_delta(n, i);
+            replaced += vector_norm(x, size_of(n, i)) == 0;
             free(x);
         }
         assert_int_equal(replaced, 1);
@@ -1004,11 +1013,11 @@ static void test_structure(void **state) {
         adapter_release(n);
     }
     struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 2, 0.05f, 0});
-    double *want = dense(p[2], PROJ_DOWN);
-    double best = best_error(want, out_of(r, PROJ_DOWN), in_of(r, PROJ_DOWN), 2);
+    double *want = dense_delta(p[2], PROJ_DOWN);
+    double best = best_rank_error(want, rows_of(r, PROJ_DOWN), columns_of(r, PROJ_DOWN), 2);
     assert_int_equal(r->loras[PROJ_DOWN].r, 2);
-    assert_true(fabs(module_error(r, PROJ_DOWN, want) * norm(want, size_of(r, PROJ_DOWN)) - best) <
-                1e-5 * best);
+    assert_true(fabs(module_error(r, PROJ_DOWN, want) * vector_norm(want, size_of(r, PROJ_DOWN)) -
+                     best) < 1e-5 * best);
     free(want);
     adapter_release(r);
     r = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 1, 0});
@@ -1040,8 +1049,8 @@ static void test_rows_are_reproducible(void **state) {
         "delta_della_linear dare_linear dare_ties "
         "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
-    struct adapter *p[] = {adapter_quick(&s, 4, 8, "all-linear", 1),
-                           adapter_quick(&s, 4, 4, "all-linear", 2)};
+    struct adapter *p[] = {adapter_random_lora(&s, 4, 8, "all-linear", 1),
+                           adapter_random_lora(&s, 4, 4, "all-linear", 2)};
     const struct adapter_operator *op;
     int n = 0;
     for (; (op = operator_at(n)); n++) {
@@ -1063,7 +1072,7 @@ static void test_rows_are_reproducible(void **state) {
         }
         if (differs != chance) fprintf(stderr, "operator '%s'\n", op->name);
         assert_int_equal(differs, chance);
-        assert_ptr_equal(row(op->name), op);
+        assert_ptr_equal(find_operator(op->name), op);
         assert_true(op->about && op->about[0] && op->least >= 1 && op->most >= op->least);
         assert_true(!op->unit || (op->step >= op->step_min && op->step <= op->step_max));
         adapter_release(first);
@@ -1082,7 +1091,7 @@ static void test_refused(void **state) {
     parents_make(p);
     struct adapter *dora = adapter_random(
         &s, (struct adapter_config){.r = 2, .alpha = 2, .dora = true}, "all-linear", 1);
-    struct adapter *other = adapter_quick(&t, 2, 2, "q_proj", 1);
+    struct adapter *other = adapter_random_lora(&t, 2, 2, "q_proj", 1);
     struct adapter *with_dora[] = {p[0], dora}, *unlike[] = {p[0], other}, *one[] = {dora};
     const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
@@ -1117,7 +1126,7 @@ static void test_refused(void **state) {
 
 /* A random adapter: some modules, different ranks and alphas; sometimes with a zero B, a zero
  * alpha, rank-stabilised, or of extreme size. */
-static struct adapter *adapter_any(const struct model_config *s, struct rng *rng) {
+static struct adapter *adapter_random_any(const struct model_config *s, struct rng *rng) {
     struct adapter_module *m = xcalloc((size_t)s->n_layers * N_PROJ, sizeof *m);
     struct adapter_config c = {.r = 1, .alpha = 1, .rslora = rng_below(rng, 3) == 0, .modules = m};
     for (int i = 0; i < s->n_layers * N_PROJ; i++)
@@ -1142,7 +1151,8 @@ static void test_random_adapters(void **state) {
                           1 + (int)rng_below(&rng, 30));
         struct adapter *p[3];
         float w[3];
-        for (int k = 0; k < 3; k++) p[k] = adapter_any(&s, &rng), w[k] = 2 * rng_normal(&rng);
+        for (int k = 0; k < 3; k++)
+            p[k] = adapter_random_any(&s, &rng), w[k] = 2 * rng_normal(&rng);
         const struct adapter_operator *op;
         for (int i = 0; (op = operator_at(i)); i++) {
             struct error err = {0};

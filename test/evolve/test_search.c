@@ -2,7 +2,7 @@
  * test_search: selection, search algorithms and fitness estimates on functions whose optimum is
  * known.
  *
- * Hand-made choices are in test/cases/select.txt. Numbers of evaluations are compared with
+ * Hand-written cases are in test/cases/select.txt. Numbers of evaluations are compared with
  * published ones; error rates (of a race, of a test's level, of a corrected estimate) with counts
  * over hundreds of simulated populations, which are printed.
  */
@@ -30,7 +30,7 @@ static double normal(struct rng *r) {
     return (double)rng_normal(r);
 }
 
-static void must(int rc) {
+static void assert_ok(int rc) {
     if (rc != OK) fail_msg("%s", err.text);
 }
 
@@ -55,12 +55,13 @@ static struct rows rows_parse(const char *text) {
     return r;
 }
 
-static void numbers_from(const int *v, int n, double *out) {
+static void ints_to_doubles(const int *v, int n, double *out) {
     for (int i = 0; i < n; i++) out[i] = v[i];
 }
 
 /* Frequencies over 4,000 single choices. */
-static void shares(const struct selection *s, double number, const struct rows *in, double *out) {
+static void selection_frequencies(const struct selection *s, double number, const struct rows *in,
+                                  double *out) {
     struct select_pool p = {.n = s->by_scores ? in->rows : in->n,
                             .fitness = in->v,
                             .scores = in->v,
@@ -81,18 +82,18 @@ static void case_run(const char *what, double number, const struct rows *in, dou
     double crowding[CELLS];
     const struct selection *s = selection_find(what);
     if (s) {
-        shares(s, number, in, out);
+        selection_frequencies(s, number, in, out);
     } else if (strcmp(what, "order") == 0) {
         select_argsort(in->v, in->n, order);
-        numbers_from(order, in->n, out);
+        ints_to_doubles(order, in->n, out);
     } else if (strcmp(what, "survive") == 0) {
         pareto_order(in->v, n, m, order);
-        numbers_from(order, n, out);
+        ints_to_doubles(order, n, out);
     } else if (strcmp(what, "share") == 0) {
         fitness_share(in->v, in->v + m, m, number, out);
     } else {
         pareto_sort(in->v, n, m, order, crowding);
-        numbers_from(order, n, out);
+        ints_to_doubles(order, n, out);
         if (strcmp(what, "crowding") == 0) memcpy(out, crowding, sizeof crowding);
     }
 }
@@ -115,7 +116,7 @@ static void test_cases(void **state) {
     (void)state;
     struct buf file = {0};
     int n_line = 0, n = 0;
-    must(file_read("test/cases/select.txt", 1 << 20, &file, &err));
+    assert_ok(file_read("test/cases/select.txt", 1 << 20, &file, &err));
     for (char *rest = file.data, *line; (line = strsep(&rest, "\n")) != NULL;) {
         n_line++;
         if (*line == 0 || *line == '#') continue;
@@ -132,8 +133,8 @@ static void test_archive(void **state) {
     (void)state;
     const struct archive_axis axis[2] = {{0, 1, 4}, {-1, 1, 2}};
     struct archive a, b;
-    must(archive_init(&a, axis, 2, &err));
-    must(archive_init(&b, axis, 2, &err));
+    assert_ok(archive_init(&a, axis, 2, &err));
+    assert_ok(archive_init(&b, axis, 2, &err));
     double d[60][2], f[60];
     struct rng r = rng_make(3, RNG_TEST, 0, 0);
     for (int i = 0; i < 60; i++) {
@@ -147,7 +148,7 @@ static void test_archive(void **state) {
     assert_true(archive_qd_score(&a, -3) == archive_qd_score(&b, -3));
     for (int i = 0; i < 50; i++) assert_in_range(archive_pick(&a, &r), 0, 59);
     archive_release(&b);
-    must(archive_init(&b, axis, 2, &err));
+    assert_ok(archive_init(&b, axis, 2, &err));
     assert_true(archive_pick(&b, &r) == -1);
     assert_true(archive_add(&b, (double[]){9, -9}, -1, 7)); // beyond the ends: the corner
     assert_true(b.id[6] == 7 && archive_coverage(&b) == 1.0 / 8);
@@ -164,7 +165,8 @@ static void test_archive(void **state) {
     assert_int_equal(archive_init(&a, axis, 5, &err), ERR_USAGE);
 }
 
-/* Each member of a role is paired with the best first, and then with each member once per turn. */
+/* Each candidate is paired with the best of each role first, and then with each member once per
+ * cycle. */
 static void test_partners(void **state) {
     (void)state;
     const int critics[3] = {2, 0, 1}, solvers[5] = {4, 3, 2, 1, 0}, *ranked[2] = {critics, solvers};
@@ -209,7 +211,7 @@ static double rastrigin(const double *x, int n) {
     return -sum;
 }
 
-/* The same order with other values. */
+/* Orders points as sphere does, with other values. */
 static double sphere_bent(const double *x, int n) {
     double s = sphere(x, n);
     return s * s * s - 7;
@@ -221,7 +223,7 @@ static double shifted(const double *x, int n) {
     return sphere(y, n);
 }
 
-static struct search_options options(const char *searcher) {
+static struct search_options options_for(const char *searcher) {
     struct search_options o;
     options_default(search_option_rows, &o);
     free(o.searcher);
@@ -229,33 +231,33 @@ static struct search_options options(const char *searcher) {
     return o;
 }
 
-static struct search *begin(const char *searcher, int batch, double sigma, double at, int n,
-                            uint64_t seed) {
-    struct search_options o = options(searcher);
+static struct search *search_start(const char *searcher, int batch, double sigma, double coordinate,
+                                   int n, uint64_t seed) {
+    struct search_options o = options_for(searcher);
     double start[SEARCH_MAX_DIM_CMA];
     o.batch = batch;
     o.sigma = sigma;
-    for (int i = 0; i < n; i++) start[i] = at;
+    for (int i = 0; i < n; i++) start[i] = coordinate;
     struct search *s = search_new(&o, start, 1, n, seed, &err);
     if (!s) fail_msg("%s", err.text);
     return s;
 }
 
 /* One generation. */
-static void go(struct search *s, objective_fn f, int n) {
+static void run_generation(struct search *s, objective_fn f, int n) {
     const double *x = search_ask(s);
     double fitness[256];
     for (int m = 0; m < search_batch(s); m++) fitness[m] = f(x + m * n, n);
     search_tell(s, fitness);
 }
 
-/* Evaluations until 1e-8, or 0. */
-static int evaluations(objective_fn f, double at, uint64_t seed) {
-    struct search *s = begin("cma", 0, 0.5, at, 10, seed);
+/* Number of evaluations until the objective is below 1e-8; 0: not reached. */
+static int count_evaluations(objective_fn f, double start, uint64_t seed) {
+    struct search *s = search_start("cma", 0, 0.5, start, 10, seed);
     double best = -INFINITY;
     int n = 0;
     while (best < -1e-8 && n < 20000) {
-        go(s, f, 10);
+        run_generation(s, f, 10);
         search_best(s, &best);
         n += search_batch(s);
     }
@@ -271,7 +273,7 @@ static void test_cma_evaluations(void **state) {
     double sum[2] = {0};
     int solved = 0;
     for (uint64_t seed = 1; seed <= 9; seed++) {
-        int a = evaluations(sphere, 1, seed), b = evaluations(rosenbrock, 0, seed);
+        int a = count_evaluations(sphere, 1, seed), b = count_evaluations(rosenbrock, 0, seed);
         assert_in_range(a, 1200, 1750);
         sum[0] += a;
         if (!b) continue;
@@ -290,7 +292,7 @@ static void test_cma_evaluations(void **state) {
  * the bound. */
 static void test_cma_noise(void **state) {
     (void)state;
-    struct search_options o = options("cma");
+    struct search_options o = options_for("cma");
     double start[5] = {3, 3, 3, 3, 3}, fitness[16];
     o.batch = 16;
     o.sigma = 1;
@@ -311,9 +313,9 @@ static void test_cma_noise(void **state) {
 }
 
 /* From eight founders around the optimum; *first: the best of them. */
-static double best_after(const char *searcher, objective_fn f, int n, int rounds, uint64_t seed,
-                         double *first) {
-    struct search_options o = options(searcher);
+static double best_of_search(const char *searcher, objective_fn f, int n, int rounds, uint64_t seed,
+                             double *first) {
+    struct search_options o = options_for(searcher);
     struct rng r = rng_make(seed, RNG_TEST, 0, 5);
     double starts[8 * 6], best;
     assert_true(n <= 6);
@@ -323,7 +325,7 @@ static double best_after(const char *searcher, objective_fn f, int n, int rounds
     o.batch = 20;
     o.sigma = 1.5;
     struct search *s = search_new(&o, starts, 8, n, seed, &err);
-    for (int g = 0; g < rounds; g++) go(s, f, n);
+    for (int g = 0; g < rounds; g++) run_generation(s, f, n);
     assert_true(search_best(s, &best) && search_generation(s) == rounds);
     search_free(s);
     return best;
@@ -342,7 +344,7 @@ static void test_search_beats_random(void **state) {
         double mean[4] = {0}, founder = 0, first;
         for (int k = 0; k < 4; k++)
             for (uint64_t seed = 1; seed <= 10; seed++) {
-                mean[k] += best_after(names[k], on[l].f, 6, 100, seed, &first) / 10;
+                mean[k] += best_of_search(names[k], on[l].f, 6, 100, seed, &first) / 10;
                 founder += first / 40;
             }
         print_message("%s, 6 dimensions, 2000 evaluations: cma %.3g, pso %.3g, ga %.3g, random "
@@ -357,7 +359,7 @@ static void test_search_beats_random(void **state) {
  * is better than the best founder and the best of the first round. */
 static void test_model_swarm(void **state) {
     (void)state;
-    struct search_options o = options("pso");
+    struct search_options o = options_for("pso");
     double unit[16] = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, fitness[20];
     o.batch = 20;
     for (uint64_t seed = 1; seed <= 5; seed++) {
@@ -383,7 +385,7 @@ static void test_model_swarm(void **state) {
 
 static const char *const searchers[] = {"cma", "pso", "ga", "random"};
 
-static struct search *copied(const struct search *s) {
+static struct search *save_and_load(const struct search *s) {
     json_t *v = search_save(s);
     char *text = json_canonical(v);
     json_decref(v);
@@ -399,20 +401,20 @@ static struct search *copied(const struct search *s) {
 static void test_saved_and_loaded(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
-        struct search *a = begin(searchers[k], 9, 0.7, 1, 7, 5), *b = copied(a);
+        struct search *a = search_start(searchers[k], 9, 0.7, 1, 7, 5), *b = save_and_load(a);
         for (int g = 0; g < 30; g++) {
             const double *x = search_ask(a);
             double fitness[9];
             if (g % 7 == 3) {
                 search_free(b);
-                b = copied(a);
+                b = save_and_load(a);
             }
             assert_memory_equal(x, search_ask(b), 9 * 7 * sizeof *x);
             for (int m = 0; m < 9; m++) fitness[m] = rastrigin(x + 7 * m, 7);
             fitness[g % 9] = g % 4 ? fitness[g % 9] : NAN;
             search_tell(a, fitness);
             if (g % 5 == 2) {
-                struct search *c = copied(b);
+                struct search *c = save_and_load(b);
                 search_free(b);
                 b = c;
             }
@@ -427,12 +429,12 @@ static void test_saved_and_loaded(void **state) {
 static void test_rank_invariance(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
-        struct search *a = begin(searchers[k], 9, 0.7, 1, 6, 5),
-                      *b = begin(searchers[k], 9, 0.7, 1, 6, 5);
+        struct search *a = search_start(searchers[k], 9, 0.7, 1, 6, 5),
+                      *b = search_start(searchers[k], 9, 0.7, 1, 6, 5);
         for (int g = 0; g < 30; g++) {
             assert_memory_equal(search_ask(a), search_ask(b), 9 * 6 * sizeof(double));
-            go(a, sphere, 6);
-            go(b, sphere_bent, 6);
+            run_generation(a, sphere, 6);
+            run_generation(b, sphere_bent, 6);
         }
         search_free(a);
         search_free(b);
@@ -444,15 +446,15 @@ static void test_rank_invariance(void **state) {
 static void test_translation_invariance(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
-        struct search *a = begin(searchers[k], 9, 0.7, 1, 6, 5),
-                      *b = begin(searchers[k], 9, 0.7, 5, 6, 5);
+        struct search *a = search_start(searchers[k], 9, 0.7, 1, 6, 5),
+                      *b = search_start(searchers[k], 9, 0.7, 5, 6, 5);
         for (int g = 0; g < 15; g++) {
             const double *x = search_ask(a), *y = search_ask(b);
             for (int i = 0; i < 9 * 6; i++)
                 if (!(fabs(y[i] - x[i] - 4) < 1e-9))
                     fail_msg("%s, generation %d: %g", searchers[k], g, y[i] - x[i] - 4);
-            go(a, sphere, 6);
-            go(b, shifted, 6);
+            run_generation(a, sphere, 6);
+            run_generation(b, shifted, 6);
         }
         search_free(a);
         search_free(b);
@@ -462,7 +464,7 @@ static void test_translation_invariance(void **state) {
 static void test_box(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
-        struct search_options o = options(searchers[k]);
+        struct search_options o = options_for(searchers[k]);
         double start[3] = {0.5, 0.5, 0.5}, best;
         o.sigma = 2;
         o.lower_bound = 0.25;
@@ -471,7 +473,7 @@ static void test_box(void **state) {
         for (int g = 0; g < 60; g++) {
             const double *x = search_ask(s);
             for (int i = 0; i < 3 * search_batch(s); i++) assert_true(x[i] >= 0.25 && x[i] <= 1);
-            go(s, sphere, 3);
+            run_generation(s, sphere, 3);
         }
         search_best(s, &best); // the corner is the optimum
         assert_true(best <= -3 * 0.0625 && best > (k == 3 ? -0.5 : -0.2));
@@ -479,8 +481,8 @@ static void test_box(void **state) {
     }
 }
 
-static void refused(const char *key, json_t *value, const char *words) {
-    struct search *s = begin("cma", 5, 1, 0, 2, 1);
+static void assert_load_refused(const char *key, json_t *value, const char *want) {
+    struct search *s = search_start("cma", 5, 1, 0, 2, 1);
     json_t *v = search_save(s);
     if (value)
         json_object_set_new(
@@ -489,30 +491,30 @@ static void refused(const char *key, json_t *value, const char *words) {
     else
         json_object_del(v, key);
     if (search_load(v, &err)) fail_msg("'%s' was taken", key);
-    if (!strstr(err.text, words)) fail_msg("'%s': %s", key, err.text);
+    if (!strstr(err.text, want)) fail_msg("'%s': %s", key, err.text);
     json_decref(v);
     search_free(s);
 }
 
 static void test_refusals(void **state) {
     (void)state;
-    refused("state", NULL, "lacks");
-    refused("searcher", json_string("海"), "'海' is not known");
-    refused("searcher", json_string("pso"), "is not");
-    refused("numbers", json_integer(3), "is not");
-    refused("numbers", json_integer(65), "1 to 64");
-    refused("numbers", json_integer(1 << 30), "numbers");
-    refused("generation", json_integer(-1), "generation");
-    refused("state", json_pack("[s]", "nan"), "is not");
-    refused("sigma", json_string("x"), "'sigma'");
-    refused("sigma-min", json_real(-1), "'sigma-min'");
-    refused("batch", json_integer(1 << 20), "'batch'");
-    struct search_options o = options("cma");
+    assert_load_refused("state", NULL, "lacks");
+    assert_load_refused("searcher", json_string("海"), "'海' is not known");
+    assert_load_refused("searcher", json_string("pso"), "is not");
+    assert_load_refused("numbers", json_integer(3), "is not");
+    assert_load_refused("numbers", json_integer(65), "1 to 64");
+    assert_load_refused("numbers", json_integer(1 << 30), "numbers");
+    assert_load_refused("generation", json_integer(-1), "generation");
+    assert_load_refused("state", json_pack("[s]", "nan"), "is not");
+    assert_load_refused("sigma", json_string("x"), "'sigma'");
+    assert_load_refused("sigma-min", json_real(-1), "'sigma-min'");
+    assert_load_refused("batch", json_integer(1 << 20), "'batch'");
+    struct search_options o = options_for("cma");
     double start = 0;
     o.batch = 1;
     assert_null(search_new(&o, &start, 1, 1, 0, &err));
     assert_int_equal(err.code, ERR_USAGE);
-    o = options("hill");
+    o = options_for("hill");
     assert_null(search_new(&o, &start, 1, 1, 0, &err));
     assert_non_null(strstr(err.text, "'hill'"));
 }
@@ -522,7 +524,7 @@ static void test_invalid_states(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++)
         for (uint32_t seed = 0; seed < 20; seed++) {
-            struct search *s = begin(searchers[k], 5, 1, 0, 4, 1);
+            struct search *s = search_start(searchers[k], 5, 1, 0, 4, 1);
             json_t *v = search_save(s), *numbers = json_object_get(v, "state");
             static const double odd[6] = {0, -1, 1e308, -1e308, 1e-310, 3};
             struct rng r = rng_make(seed, RNG_TEST, 0, 6);
@@ -535,7 +537,7 @@ static void test_invalid_states(void **state) {
             search_free(s);
             s = search_load(v, &err);
             assert_non_null(s);
-            for (int g = 0; g < 3; g++) go(s, sphere, 4);
+            for (int g = 0; g < 3; g++) run_generation(s, sphere, 4);
             search_free(s);
             json_decref(v);
         }
@@ -633,15 +635,15 @@ static double ability_ties(int i, struct rng *r) {
     return 0.02 * normal(r);
 }
 
-static const struct ability_model lands[] = {
+static const struct ability_model ability_models[] = {
     {"ladder", ability_ladder, 0.5, 1, false},     {"normal", ability_normal, 0.3, 1, false},
     {"mutants", ability_mutants, 0.3, 1, false},   {"standout", ability_standout, 0.5, 1, false},
     {"real scores", ability_normal, 0.5, 2, true}, {"near ties", ability_ties, 0.3, 1, false},
 };
 
 /* scores: [N][ITEMS]; returns the candidate with the highest ability. */
-static int ability_model_draw(const struct ability_model *l, uint32_t k, double *ability,
-                              double *scores) {
+static int ability_model_sample(const struct ability_model *l, uint32_t k, double *ability,
+                                double *scores) {
     struct rng r = rng_make(77, RNG_TEST, k, 1);
     int best = 0;
     double *item = xcalloc(ITEMS, sizeof *item);
@@ -671,16 +673,16 @@ static struct race_options race_options(const char *rule, int64_t budget) {
 /* Runs a race over known scores. */
 static struct race *race_run(const struct race_options *o, const double *scores, int n, int items) {
     struct race *r = race_new(o, n, items, &err);
-    double *told = xcalloc((size_t)n * (size_t)items, sizeof *told);
+    double *answers = xcalloc((size_t)n * (size_t)items, sizeof *answers);
     int who[N], from, to, k;
     if (!r) fail_msg("%s", err.text);
     while ((k = race_next(r, who, &from, &to)) > 0) {
         for (int i = 0; i < k; i++)
-            memcpy(told + i * (to - from), scores + who[i] * items + from,
-                   (size_t)(to - from) * sizeof *told);
-        race_add_scores(r, told);
+            memcpy(answers + i * (to - from), scores + who[i] * items + from,
+                   (size_t)(to - from) * sizeof *answers);
+        race_add_scores(r, answers);
     }
-    free(told);
+    free(answers);
     return r;
 }
 
@@ -701,9 +703,12 @@ static int full_winner(const double *scores) {
     return best;
 }
 
+/* Counts of races. same, spent: by rule, how often the winner is that of a full evaluation, and
+ * percent of its evaluations. near, lost: halving's winner is within 2 points of that winner, and
+ * ability that it lacks. best: the winner of a full evaluation, of halving, has the highest
+ * ability. */
 struct tally {
-    int same[2], near,
-        best[2]; /* by rule; of halving; the highest ability: of all items, of halving */
+    int same[2], near, best[2];
     double spent[2], lost;
 };
 
@@ -711,7 +716,7 @@ static void race_population(const struct ability_model *l, uint32_t k, double *s
                             struct tally *t) {
     static const char *const rules[2] = {"halving", "paired"};
     double ability[N];
-    int best = ability_model_draw(l, k, ability, scores), full = full_winner(scores);
+    int best = ability_model_sample(l, k, ability, scores), full = full_winner(scores);
     t->best[0] += full == best;
     for (int rule = 0; rule < 2; rule++) {
         struct race_options o = race_options(rules[rule], 0);
@@ -735,15 +740,16 @@ static void test_racing(void **state) {
     (void)state;
     enum { POPULATIONS = 250 };
     double *scores = xcalloc(N * ITEMS, sizeof *scores);
-    for (size_t l = 0; l < ARRAY_LEN(lands); l++) {
+    for (size_t l = 0; l < ARRAY_LEN(ability_models); l++) {
         struct tally t = {0};
-        for (uint32_t k = 0; k < POPULATIONS; k++) race_population(&lands[l], k, scores, &t);
+        for (uint32_t k = 0; k < POPULATIONS; k++)
+            race_population(&ability_models[l], k, scores, &t);
         print_message("racing, %-11s: of %d winners of a full evaluation halving picks %d for "
                       "%.1f %% of the evaluations (%d within 2 points), paired %d for %.1f %%; the "
                       "truly best: full %d, halving %d\n",
-                      lands[l].name, POPULATIONS, t.same[0], t.spent[0] / POPULATIONS, t.near,
-                      t.same[1], t.spent[1] / POPULATIONS, t.best[0], t.best[1]);
-        bool ties = lands[l].ability == ability_ties;
+                      ability_models[l].name, POPULATIONS, t.same[0], t.spent[0] / POPULATIONS,
+                      t.near, t.same[1], t.spent[1] / POPULATIONS, t.best[0], t.best[1]);
+        bool ties = ability_models[l].ability == ability_ties;
         for (int rule = 0; rule < 2 && !ties; rule++)
             assert_true(t.same[rule] * 10 >= 9 * POPULATIONS);
         assert_true(t.near * 10 >= 9 * POPULATIONS && t.lost / POPULATIONS < 0.02);
@@ -759,12 +765,13 @@ static void test_race_errors(void **state) {
     double *scores = xcalloc(N * ITEMS, sizeof *scores), ability[N], spent[3] = {0};
     int wrong[3] = {0}, decided = 0;
     for (uint32_t k = 0; k < 200; k++) {
-        int best = ability_model_draw(&lands[0], k, ability, scores);
+        int best = ability_model_sample(&ability_models[0], k, ability, scores);
         for (int rule = 0; rule < 3; rule++) {
             struct race_options o = race_options(rules[rule], N * ITEMS);
             struct race *r = race_run(&o, scores, N, ITEMS);
             if (race_is_decided(r)) wrong[rule] += race_winner(r) != best, decided += rule == 0;
-            if (race_items_seen(r, best) < race_items_seen(r, race_winner(r))) wrong[rule] += !race_is_decided(r);
+            if (race_items_seen(r, best) < race_items_seen(r, race_winner(r)))
+                wrong[rule] += !race_is_decided(r);
             spent[rule] += (double)race_spent(r) / 200;
             race_free(r);
         }
@@ -797,7 +804,7 @@ static void test_race_refusals(void **state) {
 enum { CURSE_ITEMS = 100 };
 
 /* The mean ability of the two candidates that are best on one half of the items each. */
-static double chosen_by_halves(const double *scores, const double *truth) {
+static double mean_ability_of_half_winners(const double *scores, const double *truth) {
     double chosen = 0;
     for (int half = 0; half < 2; half++) {
         double top = -1, of = 0;
@@ -823,7 +830,7 @@ static void winners_curse_run(uint32_t k, double spread, double *scores, double 
     for (int j = 0; j < CURSE_ITEMS; j++) mean += scores[winner * CURSE_ITEMS + j] / CURSE_ITEMS;
     error[0] = mean - truth[winner];
     error[1] = shrunk[winner] - truth[winner];
-    error[2] = split.value - chosen_by_halves(scores, truth);
+    error[2] = split.value - mean_ability_of_half_winners(scores, truth);
 }
 
 /* Best of 32 on 100 items, with equal and with different abilities: the winner's score is biased
@@ -923,8 +930,8 @@ static void test_disjoint(void **state) {
     (void)state;
     const char *const dev[3] = {"二足す二", "1+1", "3+3"}, *const test[3] = {"9", "二足す二",
                                                                              "1+1"};
-    must(fitness_check_disjoint(dev, 3, test, 1, &err));
-    must(fitness_check_disjoint(NULL, 0, test, 3, &err));
+    assert_ok(fitness_check_disjoint(dev, 3, test, 1, &err));
+    assert_ok(fitness_check_disjoint(NULL, 0, test, 3, &err));
     assert_int_equal(fitness_check_disjoint(dev, 3, test, 3, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.text, "2 of 3 test items are among those of fitness, '二足す二'"));
 }

@@ -1,5 +1,5 @@
 /*
- * test_alerts: rules that become alerts and end again, and the messages about them.
+ * test_alerts: when alerts fire and are resolved, and the messages about them.
  *
  * The clock is a variable of the test, except where messages are sent to a server in this process.
  */
@@ -37,7 +37,7 @@ static int tear_down(void **state) {
 }
 
 /* The state of a rule in alerts_json; borrowed from *all. */
-static json_t *alert_at(json_t **all, const char *name) {
+static json_t *find_alert(json_t **all, const char *name) {
     json_t *v;
     size_t i;
     *all = alerts_json(a);
@@ -48,14 +48,14 @@ static json_t *alert_at(json_t **all, const char *name) {
 }
 
 static void assert_state(const char *name, const char *want) {
-    json_t *all, *v = alert_at(&all, name);
+    json_t *all, *v = find_alert(&all, name);
     if (strcmp(json_get_string(v, "state"), want) != 0)
         fail_msg("%s is %s, not %s", name, json_get_string(v, "state"), want);
     json_decref(all);
 }
 
-static double value_now(const char *name) {
-    json_t *all, *v = json_object_get(alert_at(&all, name), "value");
+static double alert_value(const char *name) {
+    json_t *all, *v = json_object_get(find_alert(&all, name), "value");
     double x = json_is_number(v) ? json_number_value(v) : NAN;
     json_decref(all);
     return x;
@@ -97,15 +97,15 @@ static void test_ratio_of_the_last_minutes(void **state) {
     metric_add(all, 1000); /* long ago */
     metric_add(bad, 900);
     alerts_evaluate(a, 0);
-    assert_true(isnan(value_now("ShoalErrorRatio")));
+    assert_true(isnan(alert_value("ShoalErrorRatio")));
     metric_add(all, 100);
     metric_add(bad, 20);
     alerts_evaluate(a, 60);
-    assert_true(fabs(value_now("ShoalErrorRatio") - 0.2) < 1e-12);
+    assert_true(fabs(alert_value("ShoalErrorRatio") - 0.2) < 1e-12);
     assert_state("ShoalErrorRatio", "pending");
     metric_add(all, 300);
     for (int t = 75; t <= 360; t += 15) alerts_evaluate(a, t);
-    assert_true(fabs(value_now("ShoalErrorRatio") - 0) < 1e-12); /* those 20 are forgotten */
+    assert_true(fabs(alert_value("ShoalErrorRatio") - 0) < 1e-12); /* those 20 are forgotten */
     assert_state("ShoalErrorRatio", "inactive");
 }
 
@@ -116,9 +116,10 @@ static void test_slow_first_tokens(void **state) {
     alerts_evaluate(a, 0);
     for (int i = 0; i < 10; i++) metric_observe(ttft, 30);
     alerts_evaluate(a, 15);
-    assert_true(value_now("ShoalFirstTokenSlow") > 20); /* the quantile of these ten, not of all */
+    assert_true(alert_value("ShoalFirstTokenSlow") >
+                20); /* the quantile of these ten, not of all */
     alerts_evaluate(a, 600);
-    assert_true(isnan(value_now("ShoalFirstTokenSlow")));
+    assert_true(isnan(alert_value("ShoalFirstTokenSlow")));
 }
 
 static void test_jobs_and_losses(void **state) {
@@ -166,8 +167,8 @@ static void test_no_alert_without_values(void **state) {
     assert_state("ShoalMemoryBudget", "inactive");
     assert_state("ShoalWorldStalled", "inactive");
     assert_state("ShoalErrorRatio", "inactive");
-    assert_true(isnan(value_now("ShoalMemoryBudget")));
-    assert_true(value_now("ShoalMemoryHigh") > 0 && value_now("ShoalMemoryHigh") < 1);
+    assert_true(isnan(alert_value("ShoalMemoryBudget")));
+    assert_true(alert_value("ShoalMemoryHigh") > 0 && alert_value("ShoalMemoryHigh") < 1);
 }
 
 /* messages */
@@ -177,28 +178,28 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static json_t *got[2]; /* arrays of messages to /hook and /slack */
 static int refused;
 
-static void take(struct exchange *x, int which) {
+static void record_message(struct exchange *x, int hook) {
     json_t *v = exchange_json(x, &err);
     pthread_mutex_lock(&lock);
-    bool refuse = which == 0 && refused++ == 0; /* the first message is refused */
-    if (!refuse) json_array_append(got[which], v);
+    bool refuse = hook == 0 && refused++ == 0; /* the first message is refused */
+    if (!refuse) json_array_append(got[hook], v);
     pthread_mutex_unlock(&lock);
     json_decref(v);
     exchange_reply(x, refuse ? 503 : 200, "text/plain", "ok", 2);
 }
 static void hook_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    take(x, 0);
+    record_message(x, 0);
 }
 static void slack_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    take(x, 1);
+    record_message(x, 1);
 }
 
-static bool arrives(int which, size_t n, double seconds) {
+static bool wait_for_messages(int hook, size_t n, double seconds) {
     for (double end = clock_now() + seconds;; usleep(10000)) {
         pthread_mutex_lock(&lock);
-        bool here = json_array_size(got[which]) == n;
+        bool here = json_array_size(got[hook]) == n;
         pthread_mutex_unlock(&lock);
         if (here || clock_now() > end) return here;
     }
@@ -244,10 +245,10 @@ static void test_messages(void **state) {
     struct alerts *busy = alerts_new(m, &o, &err);
     assert_non_null(busy);
     metric_set(loss, INFINITY);
-    assert_true(arrives(1, 1, 5));
+    assert_true(wait_for_messages(1, 1, 5));
     assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "ShoalLossNaN"));
     assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "雑魚"));
-    assert_true(arrives(0, 1, 10)); /* at the second attempt */
+    assert_true(wait_for_messages(0, 1, 10)); /* at the second attempt */
     json_t *v = json_array_get(got[0], 0), *one = json_array_get(json_object_get(v, "alerts"), 0);
     assert_string_equal(json_get_string(v, "version"), "4");
     assert_string_equal(json_get_string(v, "status"), "firing");
@@ -255,7 +256,7 @@ static void test_messages(void **state) {
                         "ShoalLossNaN");
     assert_string_equal(json_get_string(one, "endsAt"), "0001-01-01T00:00:00Z");
     metric_set(loss, 1);
-    assert_true(arrives(0, 2, 5) && arrives(1, 2, 5));
+    assert_true(wait_for_messages(0, 2, 5) && wait_for_messages(1, 2, 5));
     v = json_array_get(got[0], 1);
     assert_string_equal(json_get_string(v, "status"), "resolved");
     json_t *all = alerts_json(busy), *counts = json_object_get(all, "messages");

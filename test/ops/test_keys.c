@@ -1,8 +1,8 @@
 /*
- * API keys: admission, waiting times, accounting and what is stored; several handles and several
+ * test_keys: API keys: admission, waiting times, usage and what is stored; several handles and
  * processes; damaged stores; and the command.
  *
- * Times are passed in, except in tests of the module's own thread.
+ * Tests pass the time to the functions, except those of the module's own thread.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -45,17 +45,17 @@ static int tear_down(void **state) {
     return folder_remove(dir);
 }
 
-static struct keys *opened(void) {
+static struct keys *open_keys(void) {
     struct keys *k = keys_open(path, &err);
     if (!k) fail_msg("%s", err.text);
     return k;
 }
 
-static void has(const char *text, const char *part) {
+static void assert_contains(const char *text, const char *part) {
     if (!strstr(text, part)) fail_msg("'%s' is not in '%s'", part, text);
 }
 
-static void synced(struct keys *k) {
+static void sync_keys(struct keys *k) {
     if (keys_sync(k, &err) != OK) fail_msg("%s", err.text);
 }
 
@@ -71,7 +71,7 @@ static int disk_syncs(void) {
 }
 
 /* Adds a key for chat with these limits; returns its secret, in one of many static buffers. */
-static const char *made(struct keys *k, const char *name, struct key_spec spec) {
+static const char *add_key(struct keys *k, const char *name, struct key_spec spec) {
     static char secrets[1024][KEY_SECRET_LEN];
     static int at;
     char *secret = secrets[at++ % 1024];
@@ -80,7 +80,7 @@ static const char *made(struct keys *k, const char *name, struct key_spec spec) 
     return secret;
 }
 
-static enum key_verdict chat(struct keys *k, const char *secret, double now) {
+static enum key_verdict authorize_chat(struct keys *k, const char *secret, double now) {
     enum key_verdict verdict = keys_authorize(k, secret, KEY_SCOPE_CHAT, now, &answer);
     assert_int_equal(verdict, answer.verdict);
     assert_true((verdict == KEY_ADMITTED) == !*answer.why);
@@ -88,7 +88,7 @@ static enum key_verdict chat(struct keys *k, const char *secret, double now) {
 }
 
 /* A number of the i-th key in the list, "name" or "when.name". */
-static int64_t listed(struct keys *k, size_t i, const char *when, const char *name) {
+static int64_t listed_number(struct keys *k, size_t i, const char *when, const char *name) {
     json_t *list = keys_list(k, NOON), *v = json_array_get(list, i);
     const json_t *n = json_object_get(when ? json_object_get(v, when) : v, name);
     assert_true(json_is_integer(n));
@@ -98,7 +98,7 @@ static int64_t listed(struct keys *k, size_t i, const char *when, const char *na
 }
 
 /* Number of rows that an SQL statement from outside the module changes in the store. */
-static int changed(const char *sql) {
+static int sql_change_count(const char *sql) {
     sqlite3 *db = NULL;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     sqlite3_busy_timeout(db, 10000);
@@ -109,70 +109,70 @@ static int changed(const char *sql) {
 }
 
 static void tamper(const char *sql) {
-    assert_true(changed(sql) > 0);
+    assert_true(sql_change_count(sql) > 0);
 }
 
 /* secrets */
 
 static void test_secrets(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *one = made(k, "one", (struct key_spec){0}),
-               *two = made(k, "two", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *one = add_key(k, "one", (struct key_spec){0}),
+               *two = add_key(k, "two", (struct key_spec){0});
     assert_int_equal(strlen(one), KEY_SECRET_LEN - 1);
     assert_int_equal(strncmp(one, "sk-shoal-", 9), 0);
     assert_int_equal(strspn(one + 9, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                      "0123456789-_"),
                      43);
     assert_string_not_equal(one, two);
-    assert_int_equal(chat(k, one, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, one, NOON), KEY_ADMITTED);
     assert_string_equal(answer.name, "one");
-    assert_int_equal(chat(k, two, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, two, NOON), KEY_ADMITTED);
     assert_string_equal(answer.name, "two");
     keys_close(k);
 }
 
 static void test_wrong_secrets(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *right = made(k, "one", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *right = add_key(k, "one", (struct key_spec){0});
     char wrong[KEY_SECRET_LEN + 1], huge[2000];
     for (size_t i = 0; i < KEY_SECRET_LEN - 1; i++) {
         memcpy(wrong, right, KEY_SECRET_LEN);
         wrong[i] ^= 1;
-        assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+        assert_int_equal(authorize_chat(k, wrong, NOON), KEY_UNKNOWN);
         wrong[i] = 0;
-        assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+        assert_int_equal(authorize_chat(k, wrong, NOON), KEY_UNKNOWN);
     }
     snprintf(wrong, sizeof wrong, "%sA", right);
-    assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+    assert_int_equal(authorize_chat(k, wrong, NOON), KEY_UNKNOWN);
     assert_true(!*answer.id && !*answer.name && !strstr(answer.why, right));
     memset(huge, 'x', sizeof huge - 1);
     huge[sizeof huge - 1] = 0;
-    assert_int_equal(chat(k, huge, NOON), KEY_UNKNOWN);
-    has(answer.why, "not known");
-    assert_int_equal(chat(k, "", NOON), KEY_UNKNOWN);
-    has(answer.why, "is needed");
-    assert_int_equal(chat(k, NULL, NOON), KEY_UNKNOWN);
-    has(answer.why, "is needed");
+    assert_int_equal(authorize_chat(k, huge, NOON), KEY_UNKNOWN);
+    assert_contains(answer.why, "not known");
+    assert_int_equal(authorize_chat(k, "", NOON), KEY_UNKNOWN);
+    assert_contains(answer.why, "is needed");
+    assert_int_equal(authorize_chat(k, NULL, NOON), KEY_UNKNOWN);
+    assert_contains(answer.why, "is needed");
     keys_close(k);
 }
 
 /* The whole hash of a key is compared, not only the digits of the index. */
 static void test_whole_hash_is_compared(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0});
     keys_close(k);
     tamper("UPDATE logs SET event = json_set(event, '$.hash', substr(event ->> '$.hash', 1, 63) ||"
            " CASE substr(event ->> '$.hash', 64) WHEN '0' THEN '1' ELSE '0' END)");
-    k = opened();
-    assert_int_equal(chat(k, secret, NOON), KEY_UNKNOWN);
+    k = open_keys();
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_UNKNOWN);
     keys_close(k);
 }
 
-/* Whether any file of the folder contains the bytes. */
-static bool on_disk(const char *text) {
+/* Whether a file of the folder contains the bytes. */
+static bool folder_contains(const char *text) {
     static const char *const ends[] = {"", "-wal", "-shm"};
     bool found = false;
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
@@ -188,16 +188,16 @@ static bool on_disk(const char *text) {
 
 static void test_secrets_are_not_stored(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0}), *fixed = "hunter2-hunter2";
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0}), *fixed = "hunter2-hunter2";
     char hash[HASH_LEN];
     sha256_bytes(secret, strlen(secret), hash);
     assert_int_equal(keys_add_fixed(k, fixed, KEY_SCOPE_ADMIN, &err), OK);
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    synced(k);
-    assert_true(on_disk(hash)); /* the search works */
-    assert_false(on_disk(secret + 9));
-    assert_false(on_disk(fixed));
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
+    sync_keys(k);
+    assert_true(folder_contains(hash)); /* the search works */
+    assert_false(folder_contains(secret + 9));
+    assert_false(folder_contains(fixed));
     json_t *list = keys_list(k, NOON);
     char *text = json_canonical(list);
     assert_null(strstr(text, secret + 9));
@@ -215,9 +215,9 @@ static void test_secrets_are_not_stored(void **state) {
 
 static void test_scopes(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     const char *secret =
-        made(k, "one", (struct key_spec){.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS});
+        add_key(k, "one", (struct key_spec){.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS});
     assert_int_equal(keys_authorize(k, secret, 0, NOON, &answer), KEY_ADMITTED);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS, NOON, &answer), KEY_ADMITTED);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS | KEY_SCOPE_CHAT, NOON, &answer),
@@ -226,33 +226,33 @@ static void test_scopes(void **state) {
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_ADMIN, NOON, &answer),
                      KEY_FORBIDDEN);
     assert_string_equal(answer.why, "API key 'one' lacks the scope 'admin'");
-    secret = made(k, "two", (struct key_spec){.scopes = KEY_SCOPE_ADMIN});
-    assert_int_equal(chat(k, secret, NOON), KEY_FORBIDDEN);
-    assert_int_equal(listed(k, 1, "all", "requests"), 0);
+    secret = add_key(k, "two", (struct key_spec){.scopes = KEY_SCOPE_ADMIN});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_FORBIDDEN);
+    assert_int_equal(listed_number(k, 1, "all", "requests"), 0);
     keys_close(k);
 }
 
 static void test_expiry_and_revocation(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.expires = (int64_t)NOON + 10}),
-               *other = made(k, "two", (struct key_spec){0});
-    assert_int_equal(chat(k, secret, NOON + 9.9), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 10), KEY_EXPIRED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.expires = (int64_t)NOON + 10}),
+               *other = add_key(k, "two", (struct key_spec){0});
+    assert_int_equal(authorize_chat(k, secret, NOON + 9.9), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 10), KEY_EXPIRED);
     assert_string_equal(answer.name, "one");
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
-    assert_int_equal(chat(k, secret, NOON), KEY_REVOKED);
-    assert_int_equal(listed(k, 0, NULL, "revoked"), (int64_t)NOON);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_REVOKED);
+    assert_int_equal(listed_number(k, 0, NULL, "revoked"), (int64_t)NOON);
     assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_MISSING);
     /* The name is free again and refers to the new key. */
-    const char *again = made(k, "one", (struct key_spec){0});
-    assert_int_equal(chat(k, again, NOON), KEY_ADMITTED);
-    assert_int_equal(chat(k, other, NOON), KEY_ADMITTED);
+    const char *again = add_key(k, "one", (struct key_spec){0});
+    assert_int_equal(authorize_chat(k, again, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, other, NOON), KEY_ADMITTED);
     char id[KEY_ID_LEN];
     memcpy(id, answer.id, sizeof id);
     assert_int_equal(keys_revoke(k, id, NOON, &err), OK);
-    assert_int_equal(chat(k, other, NOON), KEY_REVOKED);
-    assert_int_equal(chat(k, again, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, other, NOON), KEY_REVOKED);
+    assert_int_equal(authorize_chat(k, again, NOON), KEY_ADMITTED);
     assert_int_equal(keys_revoke(k, id, NOON, &err), ERR_STATE);
     keys_close(k);
 }
@@ -267,7 +267,7 @@ static void test_refused_keys(void **state) {
         {.scopes = 1, .quota = ((int64_t)1 << 53) + 1},
         {.scopes = 1, .expires = (int64_t)NOON},
     };
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     char secret[KEY_SECRET_LEN], long_name[KEY_NAME_LEN + 1];
     struct key_spec sound = {.scopes = KEY_SCOPE_CHAT};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
@@ -281,28 +281,28 @@ static void test_refused_keys(void **state) {
     assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), OK);
     assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), ERR_STATE);
     assert_true(!*secret);
-    has(err.text, "revoke it first");
+    assert_contains(err.text, "revoke it first");
     keys_close(k);
 }
 
 static void test_any(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     assert_false(keys_exist(k));
-    made(k, "one", (struct key_spec){0});
+    add_key(k, "one", (struct key_spec){0});
     assert_true(keys_exist(k));
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
     assert_true(keys_exist(k)); /* otherwise the revocation would disable authentication */
     keys_close(k);
-    k = opened();
+    k = open_keys();
     assert_true(keys_exist(k));
     keys_close(k);
 }
 
 static void test_fixed(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *stored = made(k, "one", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *stored = add_key(k, "one", (struct key_spec){0});
     assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_SCOPE_CHAT, &err), OK);
     assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN, NOON, &answer),
                      KEY_FORBIDDEN);
@@ -312,7 +312,7 @@ static void test_fixed(void **state) {
         KEY_ADMITTED);
     assert_string_equal(answer.id, "cli-1");
     keys_record_usage(k, "cli-1", 5, 6, NOON);
-    assert_int_equal(listed(k, 1, "all", "completion_tokens"), 6);
+    assert_int_equal(listed_number(k, 1, "all", "completion_tokens"), 6);
     assert_int_equal(keys_revoke(k, "cli-1", NOON, &err), ERR_STATE);
     assert_int_equal(keys_add_fixed(k, stored, KEY_SCOPE_ADMIN, &err), ERR_USAGE);
     assert_null(strstr(err.text, stored));
@@ -320,11 +320,11 @@ static void test_fixed(void **state) {
     assert_int_equal(keys_add_fixed(k, "se cret", KEY_SCOPE_ADMIN, &err), ERR_USAGE);
     assert_null(strstr(err.text, "se cret"));
     keys_close(k);
-    assert_int_equal(changed("UPDATE documents SET value = value"), 0);
-    assert_int_equal(changed("UPDATE logs SET event = event"), 1);
-    k = opened();
-    assert_int_equal(chat(k, "token-abc123", NOON), KEY_UNKNOWN);
-    assert_int_equal(chat(k, stored, NOON), KEY_ADMITTED);
+    assert_int_equal(sql_change_count("UPDATE documents SET value = value"), 0);
+    assert_int_equal(sql_change_count("UPDATE logs SET event = event"), 1);
+    k = open_keys();
+    assert_int_equal(authorize_chat(k, "token-abc123", NOON), KEY_UNKNOWN);
+    assert_int_equal(authorize_chat(k, stored, NOON), KEY_ADMITTED);
     keys_close(k);
 }
 
@@ -332,7 +332,7 @@ static void test_fixed(void **state) {
 static void test_token(void **state) {
     (void)state;
     char token[KEY_SECRET_LEN], other[KEY_SECRET_LEN], id[KEY_ID_LEN];
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     keys_add_startup_token(k, token);
     assert_int_equal(strncmp(token, "st-", 3), 0);
     assert_int_equal(strlen(token), 3 + 43);
@@ -347,37 +347,37 @@ static void test_token(void **state) {
     keys_record_usage(k, answer.id, 5, 6, NOON);
     assert_int_equal(keys_revoke(k, KEY_TOKEN_ID, NOON, &err), ERR_STATE);
     token[20] ^= 1;
-    assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
+    assert_int_equal(authorize_chat(k, token, NOON), KEY_UNKNOWN);
     assert_false(keys_lookup(k, token, id));
     token[20] ^= 1;
     assert_true(keys_lookup(k, token, id));
     assert_string_equal(id, KEY_TOKEN_ID);
-    const char *stored = made(k, "one", (struct key_spec){0});
+    const char *stored = add_key(k, "one", (struct key_spec){0});
     assert_true(keys_exist(k));
     keys_close(k);
-    k = opened();
+    k = open_keys();
     keys_add_startup_token(k, other);
     assert_string_not_equal(token, other);
-    assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
-    assert_int_equal(chat(k, stored, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, token, NOON), KEY_UNKNOWN);
+    assert_int_equal(authorize_chat(k, stored, NOON), KEY_ADMITTED);
     keys_close(k);
 }
 
 /* New and revoked keys are synchronised to the disk; usage is not. */
 static void test_decisions_are_synced(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0});
-    made(k, "two", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0});
+    add_key(k, "two", (struct key_spec){0});
     int before = disk_syncs();
-    made(k, "three", (struct key_spec){0});
+    add_key(k, "three", (struct key_spec){0});
     assert_true(disk_syncs() > before);
     before = disk_syncs();
     assert_int_equal(keys_revoke(k, "two", NOON, &err), OK);
     assert_true(disk_syncs() > before);
     before = disk_syncs();
     for (int i = 0; i < 10; i++) {
-        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
         assert_int_equal(keys_sync(k, &err), OK);
     }
     assert_int_equal(disk_syncs(), before);
@@ -405,18 +405,18 @@ static void test_restore_accepts_no_refused_key(void **state) {
     snprintf(staged, sizeof staged, "%s/staged", dir);
     snprintf(present, sizeof present, "%s/deep/er", dir);
     snprintf(file, sizeof file, "%s/serve.db", staged);
-    struct keys *k = opened();
-    const char *stays = made(k, "stays", (struct key_spec){0}),
-               *leaked = made(k, "leaked", (struct key_spec){0}),
-               *old = made(k, "old", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *stays = add_key(k, "stays", (struct key_spec){0}),
+               *leaked = add_key(k, "leaked", (struct key_spec){0}),
+               *old = add_key(k, "old", (struct key_spec){0});
     assert_int_equal(keys_revoke(k, "old", NOON, &err), OK);
     keys_close(k);
     assert_int_equal(dir_make(staged, &err), OK);
     assert_int_equal(file_copy(present, staged, "serve.db", &err), OK); // the backup
-    k = opened();
+    k = open_keys();
     assert_int_equal(keys_revoke(k, "leaked", NOON, &err), OK);
-    const char *again = made(k, "leaked", (struct key_spec){0}),
-               *later = made(k, "later", (struct key_spec){0});
+    const char *again = add_key(k, "leaked", (struct key_spec){0}),
+               *later = add_key(k, "later", (struct key_spec){0});
     keys_close(k);
     assert_int_equal(verdict_in(staged, leaked), KEY_ADMITTED); // otherwise it would be accepted
     for (int i = 0; i < 2; i++) {
@@ -448,8 +448,8 @@ static void test_restore_without_keys(void **state) {
     assert_int_equal(keys_restore(empty, staged, &err), OK);
     assert_int_equal(keys_restore(dir, staged, &err), OK);
     assert_false(path_exists(file));
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0});
     keys_close(k);
     assert_int_equal(keys_restore(present, staged, &err), OK);
     assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
@@ -467,34 +467,36 @@ static void test_restore_without_keys(void **state) {
 
 static void test_requests_a_minute(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 6}),
-               *other = made(k, "two", (struct key_spec){.requests_per_minute = 6});
-    for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    for (int i = 0; i < 3; i++) assert_int_equal(chat(k, secret, NOON + 4), KEY_RATE_LIMITED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.requests_per_minute = 6}),
+               *other = add_key(k, "two", (struct key_spec){.requests_per_minute = 6});
+    for (int i = 0; i < 6; i++) assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(authorize_chat(k, secret, NOON + 4), KEY_RATE_LIMITED);
     assert_true(fabs(answer.wait - 6) < 0.0011 && answer.wait > 6);
-    has(answer.why, "6 requests a minute");
-    assert_int_equal(chat(k, other, NOON + 4), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 9.99), KEY_RATE_LIMITED);
-    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_RATE_LIMITED);
+    assert_contains(answer.why, "6 requests a minute");
+    assert_int_equal(authorize_chat(k, other, NOON + 4), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 9.99), KEY_RATE_LIMITED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 10.01), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 10.01), KEY_RATE_LIMITED);
     /* The capacity of a bucket is one minute's rate, even after a long idle time. */
-    for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON + 1e6), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(authorize_chat(k, secret, NOON + 1e6), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
     keys_close(k);
 }
 
 static void test_tokens_a_minute(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 60});
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.tokens_per_minute = 60});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 100, 20, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
     assert_true(fabs(answer.wait - 61) < 0.0011 && answer.wait > 61);
-    has(answer.why, "60 tokens a minute");
-    assert_int_equal(chat(k, secret, NOON + 60.9), KEY_RATE_LIMITED);
-    assert_int_equal(chat(k, secret, NOON + 61.1), KEY_ADMITTED);
+    assert_contains(answer.why, "60 tokens a minute");
+    assert_int_equal(authorize_chat(k, secret, NOON + 60.9), KEY_RATE_LIMITED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 61.1), KEY_ADMITTED);
     keys_close(k);
 }
 
@@ -502,19 +504,20 @@ static void test_tokens_a_minute(void **state) {
  * either. */
 static void test_both_limits(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     struct key_spec spec = {.requests_per_minute = 2, .tokens_per_minute = 60};
-    const char *secret = made(k, "one", spec);
-    for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    const char *secret = add_key(k, "one", spec);
+    for (int i = 0; i < 2; i++) assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 0, 69, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
-    has(answer.why, "2 requests a minute");
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
+    assert_contains(answer.why, "2 requests a minute");
     assert_true(fabs(answer.wait - 30) < 0.0011);
     keys_record_usage(k, answer.id, 0, 30, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
-    has(answer.why, "60 tokens a minute");
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
+    assert_contains(answer.why, "60 tokens a minute");
     assert_true(fabs(answer.wait - 40) < 0.0011);
-    for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON + 100), KEY_ADMITTED);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(authorize_chat(k, secret, NOON + 100), KEY_ADMITTED);
     keys_close(k);
 }
 
@@ -522,26 +525,26 @@ static void test_both_limits(void **state) {
  * and over any time no more are admitted than a bucket and the rate allow. */
 static void test_waiting_times(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     struct rng r = rng_make(7, RNG_TEST, 0, 0);
     for (int trial = 0; trial < 40; trial++) {
         int64_t rate = 1 + (int64_t)rng_below(&r, trial % 2 ? 20 : 5000);
         char name[16];
         snprintf(name, sizeof name, "k%d", trial);
-        const char *secret = made(k, name, (struct key_spec){.requests_per_minute = rate});
+        const char *secret = add_key(k, name, (struct key_spec){.requests_per_minute = rate});
         double now = NOON + rng_uniform(&r), begin = now;
         int64_t passed = 0;
         for (int i = 0; i < 3 * rate + 50; i++) {
-            if (chat(k, secret, now) == KEY_ADMITTED) {
+            if (authorize_chat(k, secret, now) == KEY_ADMITTED) {
                 passed++;
                 now += rng_below(&r, 4) ? 0 : 20 * rng_uniform(&r) / (double)rate;
                 continue;
             }
             double wait = answer.wait;
             if (wait > 0.002)
-                assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
+                assert_int_equal(authorize_chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
             now += wait;
-            assert_int_equal(chat(k, secret, now), KEY_ADMITTED);
+            assert_int_equal(authorize_chat(k, secret, now), KEY_ADMITTED);
             passed++;
         }
         assert_true((double)passed <= (double)rate * (1 + (now - begin) / 60) + 1e-6);
@@ -552,16 +555,16 @@ static void test_waiting_times(void **state) {
 /* A clock that is set back an hour blocks no key for an hour; a late thread gains nothing. */
 static void test_clock_goes_back(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 60});
-    for (int i = 0; i < 60; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.requests_per_minute = 60});
+    for (int i = 0; i < 60; i++) assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     for (int i = 0; i < 100; i++) {
-        assert_int_equal(chat(k, secret, NOON - 0.5), KEY_RATE_LIMITED);
-        assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
+        assert_int_equal(authorize_chat(k, secret, NOON - 0.5), KEY_RATE_LIMITED);
+        assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
     }
-    assert_int_equal(chat(k, secret, NOON - 3600), KEY_RATE_LIMITED);
-    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_RATE_LIMITED);
+    assert_int_equal(authorize_chat(k, secret, NOON - 3600), KEY_RATE_LIMITED);
+    assert_int_equal(authorize_chat(k, secret, NOON - 3600 + 1.1), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON - 3600 + 1.1), KEY_RATE_LIMITED);
     keys_close(k);
 }
 
@@ -571,22 +574,23 @@ static void test_clock_jumps(void **state) {
     (void)state;
     static const double jumps[] = {0,    86400 * 400.0, -3600, 1e9,   -1e9,
                                    7200, -86400,        0.25,  -0.25, 0};
-    struct keys *k = opened();
-    const char *limited =
-                   made(k, "one", (struct key_spec){.requests_per_minute = 10, .quota_day = 100}),
-               *expires = made(k, "two", (struct key_spec){.expires = (int64_t)NOON + 60});
+    struct keys *k = open_keys();
+    const char *limited = add_key(k, "one",
+                                  (struct key_spec){.requests_per_minute = 10, .quota_day = 100}),
+               *expires = add_key(k, "two", (struct key_spec){.expires = (int64_t)NOON + 60});
     for (int round = 0; round < 3; round++)
         for (size_t i = 0; i < ARRAY_LEN(jumps); i++) {
             double now = NOON + jumps[i];
             int got = 0;
-            for (int n = 0; n < 50; n++) got += chat(k, limited, now) == KEY_ADMITTED;
+            for (int n = 0; n < 50; n++) got += authorize_chat(k, limited, now) == KEY_ADMITTED;
             assert_true(got <= 10);
             for (int n = 0; n < 50; n++)
-                assert_true(chat(k, limited, now + 1.2 * (n % 2)) != KEY_OVER_QUOTA);
+                assert_true(authorize_chat(k, limited, now + 1.2 * (n % 2)) != KEY_OVER_QUOTA);
             got = 0; /* with a steady clock a minute later it is as after any minute */
-            for (int n = 0; n < 20; n++) got += chat(k, limited, now + 62) == KEY_ADMITTED;
+            for (int n = 0; n < 20; n++)
+                got += authorize_chat(k, limited, now + 62) == KEY_ADMITTED;
             assert_int_equal(got, 10);
-            assert_int_equal(chat(k, expires, now) == KEY_EXPIRED, now >= NOON + 60);
+            assert_int_equal(authorize_chat(k, expires, now) == KEY_EXPIRED, now >= NOON + 60);
         }
     keys_close(k);
 }
@@ -595,60 +599,60 @@ static void test_clock_jumps(void **state) {
 
 static void test_daily_quota(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.quota_day = 100});
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.quota_day = 100});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 60, 39, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 0, 1, NOON);
-    assert_int_equal(chat(k, secret, NOON + 200), KEY_OVER_QUOTA);
+    assert_int_equal(authorize_chat(k, secret, NOON + 200), KEY_OVER_QUOTA);
     assert_true(answer.wait == 43000);
-    has(answer.why, "100 tokens a day");
-    assert_int_equal(chat(k, secret, NOON + 43199), KEY_OVER_QUOTA);
-    assert_int_equal(chat(k, secret, NOON + 43200), KEY_ADMITTED);
+    assert_contains(answer.why, "100 tokens a day");
+    assert_int_equal(authorize_chat(k, secret, NOON + 43199), KEY_OVER_QUOTA);
+    assert_int_equal(authorize_chat(k, secret, NOON + 43200), KEY_ADMITTED);
     /* A thread that is late at midnight neither counts for the new day nor brings the old day
      * back. */
     keys_record_usage(k, answer.id, 99, 0, NOON + 43200);
     keys_record_usage(k, answer.id, 1000, 0, NOON + 43199);
-    assert_int_equal(chat(k, secret, NOON + 43201), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 43201), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 1, 0, NOON + 43201);
-    assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
+    assert_int_equal(authorize_chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
     keys_close(k);
-    k = opened(); /* today's count is stored */
-    assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
-    assert_int_equal(chat(k, secret, NOON + 2 * 86400), KEY_ADMITTED);
+    k = open_keys(); /* today's count is stored */
+    assert_int_equal(authorize_chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
+    assert_int_equal(authorize_chat(k, secret, NOON + 2 * 86400), KEY_ADMITTED);
     keys_close(k);
 }
 
 static void test_total_quota(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.quota = 100, .quota_day = 1000});
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){.quota = 100, .quota_day = 1000});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 50, 10, NOON);
-    assert_int_equal(chat(k, secret, NOON + 86400), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON + 86400), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 39, 1, NOON + 86400);
-    assert_int_equal(chat(k, secret, NOON + 1e7), KEY_OVER_QUOTA);
+    assert_int_equal(authorize_chat(k, secret, NOON + 1e7), KEY_OVER_QUOTA);
     assert_true(answer.wait == 0);
     assert_string_equal(answer.why, "the quota of 100 tokens is used up");
     keys_close(k);
-    k = opened();
-    assert_int_equal(chat(k, secret, NOON + 2e7), KEY_OVER_QUOTA);
+    k = open_keys();
+    assert_int_equal(authorize_chat(k, secret, NOON + 2e7), KEY_OVER_QUOTA);
     keys_close(k);
 }
 
 static void test_counts_do_not_overflow(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     int64_t most = (int64_t)1 << 53;
-    const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 1});
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    const char *secret = add_key(k, "one", (struct key_spec){.tokens_per_minute = 1});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     for (int i = 0; i < 3; i++) keys_record_usage(k, answer.id, most, most, NOON);
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), most);
-    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), most);
+    assert_int_equal(authorize_chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
     keys_close(k);
-    k = opened();
-    assert_int_equal(listed(k, 0, "all", "completion_tokens"), most);
+    k = open_keys();
+    assert_int_equal(listed_number(k, 0, "all", "completion_tokens"), most);
     keys_close(k);
 }
 
@@ -656,14 +660,14 @@ static void test_counts_do_not_overflow(void **state) {
 
 static void test_fresh_open(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     struct key_spec spec = {
         KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
-    const char *secret = made(k, "one", spec);
+    const char *secret = add_key(k, "one", spec);
     for (int i = 0; i < 300; i++) { /* more than a page of the log */
         char name[16];
         snprintf(name, sizeof name, "k%d", i);
-        made(k, name, (struct key_spec){0});
+        add_key(k, name, (struct key_spec){0});
     }
     assert_int_equal(keys_revoke(k, "k7", NOON, &err), OK);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS, NOON + 3, &answer), KEY_ADMITTED);
@@ -679,13 +683,13 @@ static void test_fresh_open(void **state) {
                          "requests", 1, "prompt_tokens", 10, "completion_tokens", 20, "all",
                          "requests", 1, "prompt_tokens", 10, "completion_tokens", 20);
     keys_close(k);
-    k = opened();
+    k = open_keys();
     after = keys_list(k, NOON + 6);
     assert_true(json_equal(before, after));
     assert_int_equal(json_array_size(after), 301);
     json_object_del(one, "id");
     assert_true(json_equal(one, want));
-    assert_int_equal(listed(k, 8, NULL, "revoked"), (int64_t)NOON);
+    assert_int_equal(listed_number(k, 8, NULL, "revoked"), (int64_t)NOON);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_ADMIN, NOON, &answer), KEY_ADMITTED);
     json_decref(want);
     json_decref(before);
@@ -695,20 +699,20 @@ static void test_fresh_open(void **state) {
 
 static void test_second_handle(void **state) {
     (void)state;
-    struct keys *server = opened(), *command = opened();
-    const char *secret = made(command, "one", (struct key_spec){0});
-    synced(server);
+    struct keys *server = open_keys(), *command = open_keys();
+    const char *secret = add_key(command, "one", (struct key_spec){0});
+    sync_keys(server);
     assert_true(keys_exist(server));
-    assert_int_equal(chat(server, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(server, secret, NOON), KEY_ADMITTED);
     assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
-    synced(server);
-    assert_int_equal(chat(server, secret, NOON), KEY_REVOKED);
+    sync_keys(server);
+    assert_int_equal(authorize_chat(server, secret, NOON), KEY_REVOKED);
     /* A handle reads the changes of other handles before it decides. */
-    made(command, "two", (struct key_spec){0});
+    add_key(command, "two", (struct key_spec){0});
     char none[KEY_SECRET_LEN];
     struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
     assert_int_equal(keys_add(server, "two", &spec, NOON, none, &err), ERR_STATE);
-    made(server, "three", (struct key_spec){0});
+    add_key(server, "three", (struct key_spec){0});
     assert_int_equal(keys_revoke(command, "three", NOON, &err), OK);
     keys_close(command);
     keys_close(server);
@@ -716,12 +720,14 @@ static void test_second_handle(void **state) {
 
 static void test_thread_notices(void **state) {
     (void)state;
-    struct keys *server = opened(), *command = opened();
-    const char *secret = made(command, "one", (struct key_spec){0});
-    for (int i = 0; i < 2000 && chat(server, secret, NOON) != KEY_ADMITTED; i++) usleep(10000);
+    struct keys *server = open_keys(), *command = open_keys();
+    const char *secret = add_key(command, "one", (struct key_spec){0});
+    for (int i = 0; i < 2000 && authorize_chat(server, secret, NOON) != KEY_ADMITTED; i++)
+        usleep(10000);
     assert_int_equal(answer.verdict, KEY_ADMITTED);
     assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
-    for (int i = 0; i < 2000 && chat(server, secret, NOON) != KEY_REVOKED; i++) usleep(10000);
+    for (int i = 0; i < 2000 && authorize_chat(server, secret, NOON) != KEY_REVOKED; i++)
+        usleep(10000);
     assert_int_equal(answer.verdict, KEY_REVOKED);
     keys_close(command);
     keys_close(server);
@@ -729,23 +735,23 @@ static void test_thread_notices(void **state) {
 
 static void test_two_servers_add_up(void **state) {
     (void)state;
-    struct keys *a = opened(), *b;
-    const char *secret = made(a, "one", (struct key_spec){.quota = 100});
-    b = opened();
+    struct keys *a = open_keys(), *b;
+    const char *secret = add_key(a, "one", (struct key_spec){.quota = 100});
+    b = open_keys();
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(chat(a, secret, NOON), KEY_ADMITTED);
+        assert_int_equal(authorize_chat(a, secret, NOON), KEY_ADMITTED);
         keys_record_usage(a, answer.id, 10, 0, NOON);
-        synced(a);
-        assert_int_equal(chat(b, secret, NOON), KEY_ADMITTED);
+        sync_keys(a);
+        assert_int_equal(authorize_chat(b, secret, NOON), KEY_ADMITTED);
         keys_record_usage(b, answer.id, 20, 1, NOON);
-        synced(b);
+        sync_keys(b);
     }
-    assert_int_equal(listed(b, 0, "all", "prompt_tokens"), 90);
-    assert_int_equal(listed(b, 0, "today", "completion_tokens"), 3);
-    assert_int_equal(listed(b, 0, "all", "requests"), 6);
+    assert_int_equal(listed_number(b, 0, "all", "prompt_tokens"), 90);
+    assert_int_equal(listed_number(b, 0, "today", "completion_tokens"), 3);
+    assert_int_equal(listed_number(b, 0, "all", "requests"), 6);
     keys_record_usage(a, answer.id, 10, 0, NOON);
-    synced(a);
-    assert_int_equal(chat(a, secret, NOON), KEY_OVER_QUOTA);
+    sync_keys(a);
+    assert_int_equal(authorize_chat(a, secret, NOON), KEY_OVER_QUOTA);
     keys_close(a);
     keys_close(b);
 }
@@ -759,32 +765,32 @@ static void *sync_main(void *k) {
  * waits is counted once. */
 static void test_slow_store(void **state) {
     (void)state;
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     sqlite3 *db = NULL;
     pthread_t syncs;
     void *done;
-    const char *secret = made(k, "one", (struct key_spec){0});
-    synced(k);
+    const char *secret = add_key(k, "one", (struct key_spec){0});
+    sync_keys(k);
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     assert_int_equal(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     assert_int_equal(pthread_create(&syncs, NULL, sync_main, k), 0);
     usleep(300000); /* the write has begun, and waits */
     double begin = clock_now();
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 7, 8, NOON);
     assert_true(clock_now() - begin < 2);
-    assert_int_equal(listed(k, 0, "all", "requests"), 2);
+    assert_int_equal(listed_number(k, 0, "all", "requests"), 2);
     assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     pthread_join(syncs, &done);
     assert_non_null(done);
-    assert_int_equal(listed(k, 0, "all", "requests"), 2);
-    assert_int_equal(listed(k, 0, "all", "completion_tokens"), 8);
+    assert_int_equal(listed_number(k, 0, "all", "requests"), 2);
+    assert_int_equal(listed_number(k, 0, "all", "completion_tokens"), 8);
     keys_close(k);
-    k = opened();
-    assert_int_equal(listed(k, 0, "today", "requests"), 2);
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 7);
+    k = open_keys();
+    assert_int_equal(listed_number(k, 0, "today", "requests"), 2);
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), 7);
     keys_close(k);
 }
 
@@ -816,23 +822,23 @@ static void *worker_main(void *arg) {
 static void test_threads_add_up(void **state) {
     (void)state;
     enum { LIMIT = THREADS * EACH - 500 };
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     struct worker w[THREADS] = {0};
     pthread_t id[THREADS];
-    const char *shared = made(k, "shared", (struct key_spec){.requests_per_minute = LIMIT});
+    const char *shared = add_key(k, "shared", (struct key_spec){.requests_per_minute = LIMIT});
     for (int i = 0; i < THREADS; i++) {
         char name[16];
         snprintf(name, sizeof name, "own%d", i);
-        w[i] = (struct worker){k, shared, made(k, name, (struct key_spec){0}), 0, 0};
+        w[i] = (struct worker){k, shared, add_key(k, name, (struct key_spec){0}), 0, 0};
     }
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&id[i], NULL, worker_main, &w[i]), 0);
     for (int i = 0; i < 40; i++) {
         char name[16];
         snprintf(name, sizeof name, "more%d", i);
-        made(k, name, (struct key_spec){0});
+        add_key(k, name, (struct key_spec){0});
         assert_int_equal(keys_revoke(k, name, NOON, &err), OK);
-        synced(k);
+        sync_keys(k);
     }
     int64_t admitted = 0, limited = 0;
     for (int i = 0; i < THREADS; i++) {
@@ -843,12 +849,12 @@ static void test_threads_add_up(void **state) {
     assert_int_equal(admitted, LIMIT);
     assert_int_equal(limited, 500);
     keys_close(k);
-    k = opened();
-    assert_int_equal(listed(k, 0, "all", "requests"), LIMIT);
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 3 * LIMIT);
+    k = open_keys();
+    assert_int_equal(listed_number(k, 0, "all", "requests"), LIMIT);
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), 3 * LIMIT);
     for (size_t i = 1; i <= THREADS; i++) {
-        assert_int_equal(listed(k, i, "all", "requests"), EACH);
-        assert_int_equal(listed(k, i, "today", "completion_tokens"), 2 * EACH);
+        assert_int_equal(listed_number(k, i, "all", "requests"), EACH);
+        assert_int_equal(listed_number(k, i, "today", "completion_tokens"), 2 * EACH);
     }
     keys_close(k);
 }
@@ -864,7 +870,7 @@ static void test_kill(void **state) {
         struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
         struct keys *k = keys_open(path, &err);
         if (!k || keys_add(k, "one", &spec, NOON, secret, &err) != OK ||
-            chat(k, secret, NOON) != KEY_ADMITTED)
+            authorize_chat(k, secret, NOON) != KEY_ADMITTED)
             _exit(1);
         keys_record_usage(k, answer.id, 11, 22, NOON);
         if (write(says[1], secret, sizeof secret) != sizeof secret) _exit(1);
@@ -876,16 +882,16 @@ static void test_kill(void **state) {
     int64_t seen = 0;
     for (int i = 0; i < 200 && !seen; i++) {
         usleep(100000);
-        struct keys *k = opened();
-        seen = listed(k, 0, "all", "completion_tokens");
+        struct keys *k = open_keys();
+        seen = listed_number(k, 0, "all", "completion_tokens");
         keys_close(k);
     }
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    struct keys *k = opened();
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 11);
-    assert_int_equal(listed(k, 0, "all", "completion_tokens"), 22);
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), 11);
+    assert_int_equal(listed_number(k, 0, "all", "completion_tokens"), 22);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_close(k);
 }
 
@@ -909,8 +915,8 @@ static void test_kill_loses_no_key(void **state) {
         assert_int_equal(read(says[0], secret, sizeof secret), sizeof secret);
         close(says[0]);
         waitpid(child, NULL, 0);
-        struct keys *k = opened();
-        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        struct keys *k = open_keys();
+        assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
         keys_close(k);
     }
 }
@@ -958,19 +964,19 @@ static const struct damage {
 
 static void test_damage_is_refused(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(damages); i++) {
-        struct keys *k = opened();
-        const char *secret = made(k, "one", (struct key_spec){0});
-        made(k, "two", (struct key_spec){0});
+        struct keys *k = open_keys();
+        const char *secret = add_key(k, "one", (struct key_spec){0});
+        add_key(k, "two", (struct key_spec){0});
         assert_int_equal(keys_revoke(k, "two", NOON, &err), OK);
-        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
         keys_close(k);
-        keys_close(opened());
+        keys_close(open_keys());
         tamper(damages[i].sql);
         if ((k = keys_open(path, &err)) != NULL) fail_msg("taken: %s", damages[i].sql);
         assert_int_equal(err.code, ERR_FORMAT);
-        has(err.text, damages[i].says);
-        has(err.text, path);
-        has(err.text, "put the file back from a copy");
+        assert_contains(err.text, damages[i].says);
+        assert_contains(err.text, path);
+        assert_contains(err.text, "put the file back from a copy");
         assert_int_equal(tear_down(state), 0);
         assert_int_equal(set_up(state), 0);
     }
@@ -979,21 +985,21 @@ static void test_damage_is_refused(void **state) {
 /* A running server logs the damage, keeps its keys, and continues to count. */
 static void test_damage_while_running(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0});
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0});
     tamper(
         "INSERT INTO logs SELECT log, 2, json_set(event, '$.seq', 2, '$.op', 'grant') FROM logs");
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
-    has(err.text, "event 2 of");
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_contains(err.text, "event 2 of");
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
     tamper("UPDATE documents SET value = value WHERE value ->> '$.all.requests' = 2"); /* the row
                                                                                           exists */
     assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_FORMAT);
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     tamper("DELETE FROM logs WHERE seq = 2");
-    synced(k);
+    sync_keys(k);
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
     keys_close(k);
 }
@@ -1001,25 +1007,25 @@ static void test_damage_while_running(void **state) {
 /* Usage that could not be written is written later, once. */
 static void test_failed_writes_are_retried(void **state) {
     (void)state;
-    struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){0});
-    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    struct keys *k = open_keys();
+    const char *secret = add_key(k, "one", (struct key_spec){0});
+    assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 10, 1, NOON);
-    synced(k);
+    sync_keys(k);
     tamper("UPDATE documents SET value = json_set(value, '$.free', 1)");
     for (int i = 0; i < 3; i++) {
         keys_record_usage(k, answer.id, 10, 1, NOON);
         assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
-        has(err.text, "the usage of API key");
+        assert_contains(err.text, "the usage of API key");
     }
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 40);
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), 40);
     tamper("UPDATE documents SET value = json_remove(value, '$.free')");
-    synced(k);
-    synced(k);
+    sync_keys(k);
+    sync_keys(k);
     keys_close(k);
-    k = opened();
-    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 40);
-    assert_int_equal(listed(k, 0, "all", "requests"), 1);
+    k = open_keys();
+    assert_int_equal(listed_number(k, 0, "all", "prompt_tokens"), 40);
+    assert_int_equal(listed_number(k, 0, "all", "requests"), 1);
     keys_close(k);
 }
 
@@ -1030,10 +1036,10 @@ static void test_other_files_are_refused(void **state) {
     snprintf(path, sizeof path, "%s/serve.db", dir);
     assert_int_equal(file_write(path, text, sizeof text, &err), OK);
     assert_null(keys_open(path, &err));
-    has(err.text, "not a database");
+    assert_contains(err.text, "not a database");
     snprintf(path, sizeof path, "%s/serve.db/serve.db", dir);
     assert_null(keys_open(path, &err));
-    has(err.text, "cannot make the directory");
+    assert_contains(err.text, "cannot make the directory");
 }
 
 /* the command */
@@ -1047,18 +1053,18 @@ void cli_print(json_t *v) {
     printed[n_printed++] = v;
 }
 
-static void printed_clear(void) {
+static void clear_output(void) {
     while (n_printed > 0) json_decref(printed[--n_printed]);
 }
 
 /* Runs the command with --json. */
-static int command(const char *words) {
+static int run_command(const char *words) {
     char *block = xcalloc(1, cmd_key.size), *line = xasprintf("%s --store %s", words, path),
          *argv[16], *save = NULL;
     struct cli_options c = {.json = true, .quiet = true};
     struct strings args = {0};
     int argc = 0;
-    printed_clear();
+    clear_output();
     for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
     options_default(cmd_key.rows, block);
     int rc = options_parse(cmd_key.rows, block, argc, argv, &args, &err);
@@ -1072,20 +1078,20 @@ static int command(const char *words) {
 
 static void test_command(void **state) {
     (void)state;
-    assert_int_equal(command("list"), ERR_MISSING);
-    has(err.text, "shoal key add NAME");
+    assert_int_equal(run_command("list"), ERR_MISSING);
+    assert_contains(err.text, "shoal key add NAME");
     assert_false(path_exists(path));
-    assert_int_equal(command("add one --rpm 2 --tpm 3 --quota-day 4 --quota 5 --scope chat jobs"),
-                     OK);
+    assert_int_equal(
+        run_command("add one --rpm 2 --tpm 3 --quota-day 4 --quota 5 --scope chat jobs"), OK);
     char *secret = xstrdup(json_get_string(printed[0], "secret"));
-    struct keys *k = opened();
+    struct keys *k = open_keys();
     assert_int_equal(
         keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS, (double)time(NULL), &answer),
         KEY_ADMITTED);
     keys_close(k);
     free(secret);
-    assert_int_equal(command("add two --days 2"), OK);
-    assert_int_equal(command("list"), OK);
+    assert_int_equal(run_command("add two --days 2"), OK);
+    assert_int_equal(run_command("list"), OK);
     assert_int_equal(n_printed, 2);
     static const char *const limits[] = {"requests_per_minute", "tokens_per_minute", "quota_day",
                                          "quota"};
@@ -1094,10 +1100,10 @@ static void test_command(void **state) {
     assert_true(json_get_number(printed[0], "expires") == 0);
     assert_true(fabs(json_get_number(printed[1], "expires") - (double)time(NULL) - 172800) < 600);
     assert_int_equal(json_array_size(json_object_get(printed[1], "scopes")), 1);
-    assert_int_equal(command("revoke one"), OK);
-    assert_int_equal(command("list"), OK);
+    assert_int_equal(run_command("revoke one"), OK);
+    assert_int_equal(run_command("list"), OK);
     assert_true(json_get_number(printed[0], "revoked") > 0);
-    printed_clear();
+    clear_output();
 }
 
 static void test_command_line_errors(void **state) {
@@ -1105,12 +1111,12 @@ static void test_command_line_errors(void **state) {
     static const char *const wrong[] = {"grant one",       "add",     "revoke",
                                         "list one",        "add a/b", "add one --scope root",
                                         "add one --rpm -1"};
-    assert_int_equal(command("add one"), OK);
+    assert_int_equal(run_command("add one"), OK);
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
-        if (command(wrong[i]) != ERR_USAGE) fail_msg("taken: %s", wrong[i]);
-    assert_int_equal(command("revoke two"), ERR_MISSING);
-    assert_int_equal(command("add one"), ERR_STATE);
-    printed_clear();
+        if (run_command(wrong[i]) != ERR_USAGE) fail_msg("taken: %s", wrong[i]);
+    assert_int_equal(run_command("revoke two"), ERR_MISSING);
+    assert_int_equal(run_command("add one"), ERR_STATE);
+    clear_output();
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -67,7 +67,7 @@ static bool ends_with(const char *s, const char *end) {
     return strlen(s) >= strlen(end) && strcmp(s + strlen(s) - strlen(end), end) == 0;
 }
 
-static const struct metric_family *family_named(const char *name, size_t n) {
+static const struct metric_family *find_family(const char *name, size_t n) {
     for (int i = 0; i < N_METRICS; i++)
         if (strlen(metric_families[i].name) == n && memcmp(metric_families[i].name, name, n) == 0)
             return &metric_families[i];
@@ -81,23 +81,23 @@ static const struct metric_family *family_of_sample(const char *name, size_t n) 
     for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
         size_t k = strlen(suffixes[i]);
         const struct metric_family *f =
-            n > k && memcmp(name + n - k, suffixes[i], k) == 0 ? family_named(name, n - k) : NULL;
+            n > k && memcmp(name + n - k, suffixes[i], k) == 0 ? find_family(name, n - k) : NULL;
         if (f && f->type == METRIC_TYPE_HISTOGRAM) return f;
     }
-    const struct metric_family *f = family_named(name, n);
+    const struct metric_family *f = find_family(name, n);
     return f && f->type != METRIC_TYPE_HISTOGRAM ? f : NULL;
 }
 
-static bool other_programs(const char *name) {
+static bool is_of_other_program(const char *name) {
     return strchr(name, ':') || strncmp(name, "murmurnet_", 10) == 0;
 }
 
 static void check_family(const struct metric_family *f) {
     bool total = ends_with(f->name, "_total");
     assert_int_equal(strspn(f->name, "abcdefghijklmnopqrstuvwxyz0123456789_:"), strlen(f->name));
-    assert_true(other_programs(f->name) || strncmp(f->name, "shoal_", 6) == 0 ||
+    assert_true(is_of_other_program(f->name) || strncmp(f->name, "shoal_", 6) == 0 ||
                 strncmp(f->name, "process_", 8) == 0);
-    if (f->type == METRIC_TYPE_COUNTER || !other_programs(f->name))
+    if (f->type == METRIC_TYPE_COUNTER || !is_of_other_program(f->name))
         assert_int_equal(total, f->type == METRIC_TYPE_COUNTER);
     assert_null(strpbrk(f->help, "\\\"\n"));
     assert_true(ends_with(f->help, "."));
@@ -129,7 +129,7 @@ static void test_table(void **state) {
         for (int k = 0; k < i; k++) assert_string_not_equal(f->name, metric_families[k].name);
         /* The OpenMetrics name of a counter's family is unique. */
         if (f->type == METRIC_TYPE_COUNTER)
-            assert_null(family_named(f->name, strlen(f->name) - strlen("_total")));
+            assert_null(find_family(f->name, strlen(f->name) - strlen("_total")));
     }
 }
 
@@ -165,7 +165,7 @@ static void test_names_that_other_programs_query(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
         for (const char *p = known[i].names; *p; p += strspn(p, " ")) {
             size_t n = strcspn(p, " ");
-            const struct metric_family *f = family_named(p, n);
+            const struct metric_family *f = find_family(p, n);
             if (!f) fail_msg("no metric %.*s", (int)n, p);
             assert_string_equal(metric_type_name(f->type), known[i].type);
             p += n;
@@ -259,7 +259,7 @@ static void test_alias(void **state) {
 }
 
 /* Every family that is not an alias gets a series; promtool checks the same registry. */
-static void fill(void) {
+static void fill_all_families(void) {
     const char *labels[] = {"", "one", "two", "three"};
     for (enum metric_id id = 0; id < N_METRICS; id++) {
         const struct metric_family *f = &metric_families[id];
@@ -283,7 +283,7 @@ static int check_exposition(const char *p) {
     for (; *p; p += strcspn(p, "\n") + 1) {
         if (strncmp(p, "# HELP ", 7) == 0) {
             assert_true(samples > 0);
-            current = family_named(p + 7, strcspn(p + 7, " "));
+            current = find_family(p + 7, strcspn(p + 7, " "));
             assert_non_null(current);
             assert_false(seen[current - metric_families]);
             seen[current - metric_families] = true;
@@ -306,7 +306,7 @@ static void test_exposition(void **state) {
     (void)state;
     int idle = check_exposition(read_text(false));
     assert_true(idle > 10 && idle < N_METRICS);
-    fill();
+    fill_all_families();
     assert_int_equal(check_exposition(read_text(false)), N_METRICS);
 }
 
@@ -594,7 +594,7 @@ static const char *skip_group(const char *p) {
     return *p == '{' ? strchr(p, '}') + 1 : *p == '[' ? strchr(p, ']') + 1 : p;
 }
 
-static bool is_word_of_promql(const char *p, size_t n) {
+static bool is_promql_word(const char *p, size_t n) {
     static const char *const words[] = {"or", "unless", "offset", "Inf", "sum"};
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
@@ -608,7 +608,7 @@ static int check_names(const char *expr) {
         const char *next = skip_group(p);
         size_t k = 0;
         while (isalnum((unsigned char)p[k]) || p[k] == '_' || p[k] == ':') k++;
-        if (next == p && k && !isdigit((unsigned char)*p) && !is_word_of_promql(p, k)) {
+        if (next == p && k && !isdigit((unsigned char)*p) && !is_promql_word(p, k)) {
             if (!family_of_sample(p, k)) fail_msg("no metric '%.*s' in %s", (int)k, p, expr);
             n++;
         }
@@ -641,13 +641,15 @@ static void test_rules(void **state) {
     yaml_release(&y);
 }
 
-static double at(const json_t *panel, const char *key) {
+static double grid_number(const json_t *panel, const char *key) {
     return json_get_number(json_object_get(panel, "gridPos"), key);
 }
 
-static bool overlap(const json_t *a, const json_t *b) {
-    return at(a, "x") < at(b, "x") + at(b, "w") && at(b, "x") < at(a, "x") + at(a, "w") &&
-           at(a, "y") < at(b, "y") + at(b, "h") && at(b, "y") < at(a, "y") + at(a, "h");
+static bool panels_overlap(const json_t *a, const json_t *b) {
+    return grid_number(a, "x") < grid_number(b, "x") + grid_number(b, "w") &&
+           grid_number(b, "x") < grid_number(a, "x") + grid_number(a, "w") &&
+           grid_number(a, "y") < grid_number(b, "y") + grid_number(b, "h") &&
+           grid_number(b, "y") < grid_number(a, "y") + grid_number(a, "h");
 }
 
 static void test_dashboard(void **state) {
@@ -661,8 +663,8 @@ static void test_dashboard(void **state) {
         json_array_foreach (json_object_get(p, "targets"), k, target)
             assert_int_equal(check_names(json_get_string(target, "expr")), 1);
         drawn += strcmp(json_get_string(p, "type"), "timeseries") == 0;
-        for (k = 0; k < i; k++) assert_false(overlap(p, json_array_get(panels, k)));
-        assert_true(at(p, "x") + at(p, "w") <= 24);
+        for (k = 0; k < i; k++) assert_false(panels_overlap(p, json_array_get(panels, k)));
+        assert_true(grid_number(p, "x") + grid_number(p, "w") <= 24);
     }
     assert_true(wanted > 40);
     assert_int_equal(drawn, wanted);
@@ -694,7 +696,7 @@ int main(int argc, char **argv) {
     bool open = argc == 2 && strcmp(argv[1], "--openmetrics") == 0;
     if (open || (argc == 2 && strcmp(argv[1], "--exposition") == 0)) {
         set_up(NULL);
-        fill();
+        fill_all_families();
         fputs(read_text(open), stdout);
         return tear_down(NULL);
     }

@@ -25,11 +25,11 @@
 static struct error err;
 static char root[64];
 
-static void ok(int rc) {
+static void assert_ok(int rc) {
     if (rc != OK) fail_msg("%s", err.text);
 }
 
-static char *in_root(const char *name) {
+static char *path_in_root(const char *name) {
     return path_join(root, name);
 }
 
@@ -65,7 +65,7 @@ static void test_sign_flip(void **state) {
 }
 
 /* The gate's input: n pairs with gains of alternately mean + spread and mean - spread. */
-static struct gate_comparison pairs(int n, double gain, double spread) {
+static struct gate_comparison make_comparison(int n, double gain, double spread) {
     double before[400], after[400];
     for (int i = 0; i < n; i++) {
         before[i] = 2 + 0.3 * (i % 7);
@@ -102,9 +102,9 @@ static void test_decisions(void **state) {
         {0, 0, 0, 40, -0.2, 0.01, false, "may lose"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct gate g = {.eval = pairs(cases[i].n, cases[i].gain, cases[i].spread),
-                         .retain =
-                             pairs(cases[i].n_retain, cases[i].retained, cases[i].retain_spread)};
+        struct gate g = {.eval = make_comparison(cases[i].n, cases[i].gain, cases[i].spread),
+                         .retain = make_comparison(cases[i].n_retain, cases[i].retained,
+                                                   cases[i].retain_spread)};
         gate_decide(&g, 0.05, 0.05);
         if (g.publish != cases[i].publish || !strstr(g.why, cases[i].why))
             fail_msg("case %zu: %d, '%s'", i, g.publish, g.why);
@@ -141,10 +141,10 @@ static void test_token_losses(void **state) {
                            m->config.vocab_size, i % 2);
     double base[N], none[N], with[N], threaded[N];
     struct pool *pool = pool_new(3);
-    ok(gate_eval_nll(m, NULL, &d, NULL, base, &err));
-    ok(gate_eval_nll(m, zero, &d, NULL, none, &err));
-    ok(gate_eval_nll(m, a, &d, NULL, with, &err));
-    ok(gate_eval_nll(m, a, &d, pool, threaded, &err));
+    assert_ok(gate_eval_nll(m, NULL, &d, NULL, base, &err));
+    assert_ok(gate_eval_nll(m, zero, &d, NULL, none, &err));
+    assert_ok(gate_eval_nll(m, a, &d, NULL, with, &err));
+    assert_ok(gate_eval_nll(m, a, &d, pool, threaded, &err));
     assert_memory_equal(with, threaded, sizeof with);
     struct train_options o;
     options_default(train_option_rows, &o);
@@ -153,7 +153,7 @@ static void test_token_losses(void **state) {
     for (int i = 0; i < N; i++) {
         double nll;
         int64_t targets;
-        ok(trainer_eval_loss(t, &d.v[i], 1, &nll, &targets, &err));
+        assert_ok(trainer_eval_loss(t, &d.v[i], 1, &nll, &targets, &err));
         assert_float_equal(with[i], nll / (double)targets, 1e-3 * with[i]);
         assert_float_equal(none[i], base[i], 1e-6 * base[i]);
         assert_true(fabs(with[i] - base[i]) > 1e-6);
@@ -170,7 +170,7 @@ static void test_token_losses(void **state) {
 /* pages */
 
 /* Every element is closed in order; attributes are quoted or bare words; no bare '<' or '&'. */
-static void page_is_well_formed(const char *page) {
+static void assert_well_formed(const char *page) {
     char stack[64][16];
     int depth = 0;
     for (const char *p = page; *p; p++) {
@@ -203,7 +203,7 @@ static void page_is_well_formed(const char *page) {
     assert_int_equal(depth, 0);
 }
 
-static bool holds(const char *page, const char *text) {
+static bool contains(const char *page, const char *text) {
     return strstr(page, text) != NULL;
 }
 
@@ -236,13 +236,13 @@ static void test_page(void **state) {
     }
     plot_legend(&b, 3, "甲<");
     html_page_close(&b);
-    page_is_well_formed(b.data);
-    assert_true(holds(b.data, "<td>批評家 &lt;script&gt;</td>"));
-    assert_true(holds(b.data, "訓練 &lt;b&gt;&amp;&quot;\xef\xbf\xbd"));
-    assert_true(holds(b.data, "<th>&lt;k&gt;</th>"));
-    assert_false(holds(b.data, "<script"));
-    assert_false(holds(b.data, "nan"));
-    assert_false(holds(b.data, "inf"));
+    assert_well_formed(b.data);
+    assert_true(contains(b.data, "<td>批評家 &lt;script&gt;</td>"));
+    assert_true(contains(b.data, "訓練 &lt;b&gt;&amp;&quot;\xef\xbf\xbd"));
+    assert_true(contains(b.data, "<th>&lt;k&gt;</th>"));
+    assert_false(contains(b.data, "<script"));
+    assert_false(contains(b.data, "nan"));
+    assert_false(contains(b.data, "inf"));
     json_decref(v);
     json_decref(rows);
     buf_release(&b);
@@ -277,53 +277,53 @@ static void test_bands(void **state) {
     html_page_open(&b, "x");
     plot_bands(&b, "報酬", "step", c, spread, names, 2);
     html_page_close(&b);
-    page_is_well_formed(b.data);
+    assert_well_formed(b.data);
     const char *first = strstr(b.data, "fill-opacity");
     assert_true(first && !strstr(first + 1, "fill-opacity"));
-    assert_true(holds(b.data, ">-3</text>") && holds(b.data, ">5</text>"));
-    assert_true(holds(b.data, "乙"));
+    assert_true(contains(b.data, ">-3</text>") && contains(b.data, ">5</text>"));
+    assert_true(contains(b.data, "乙"));
     buf_release(&b);
 }
 
 /* the log of a run */
 
-static char *data_write(const char *name, const char *word, int n) {
-    char *file = in_root(name);
+static char *write_samples(const char *name, const char *word, int n) {
+    char *file = path_in_root(name);
     struct buf b = {0};
     for (int i = 0; i < n; i++)
         buf_printf(&b, "{\"prompt\":\"%d\",\"completion\":\"%s %d\"}\n", i, word, i * 3);
-    ok(file_write(file, b.data, b.len, &err));
+    assert_ok(file_write(file, b.data, b.len, &err));
     buf_release(&b);
     return file;
 }
 
-struct killer { /* forwards events, and fails after a number of them */
-    struct train_callbacks to;
-    int left;
+struct failing_callbacks { /* forwards events, and fails after a number of them */
+    struct train_callbacks forward;
+    int n_left;
 };
 static int killer_begin(void *ctx, int64_t done, const json_t *about, struct error *e) {
-    struct killer *k = ctx;
-    return k->to.begin(k->to.ctx, done, about, e);
+    struct failing_callbacks *k = ctx;
+    return k->forward.begin(k->forward.ctx, done, about, e);
 }
 static int killer_update(void *ctx, const struct train_event *event, struct error *e) {
-    struct killer *k = ctx;
-    int rc = k->to.update(k->to.ctx, event, e);
-    return rc || --k->left > 0 ? rc : error_set(e, ERR_STATE, "killed");
+    struct failing_callbacks *k = ctx;
+    int rc = k->forward.update(k->forward.ctx, event, e);
+    return rc || --k->n_left > 0 ? rc : error_set(e, ERR_STATE, "killed");
 }
 
 static int run_logged(const struct model *m, struct train_job *jobs, const struct train_options *o,
                       const char *checkpoint, struct store *store, int limit) {
     struct train_log *l = train_log_open(root, "訓練 <1>", store, "r");
-    struct killer k = {train_log_callbacks(l), limit};
+    struct failing_callbacks k = {train_log_callbacks(l), limit};
     const struct train_callbacks watch = {killer_begin, killer_update, &k};
     int rc = sft_run_with_callbacks(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
     train_log_section(l, "Options", options_json(train_option_rows, o));
-    if (rc == OK) ok(train_log_report(l, &err));
+    if (rc == OK) assert_ok(train_log_report(l, &err));
     train_log_free(l);
     return rc;
 }
 
-/* For every method. At `limit` the process ends, like a power failure. */
+/* A run of one method. */
 struct method_case {
     const char *name;
     enum train_method method;
@@ -331,9 +331,9 @@ struct method_case {
     const char *const *charts; /* headings, NULL last */
 };
 static int cut_update(void *ctx, const struct train_event *event, struct error *e) {
-    struct killer *k = ctx;
-    int rc = k->to.update(k->to.ctx, event, e);
-    if (--k->left == 0) _exit(9);
+    struct failing_callbacks *k = ctx;
+    int rc = k->forward.update(k->forward.ctx, event, e);
+    if (--k->n_left == 0) _exit(9);
     return rc;
 }
 
@@ -350,13 +350,13 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     es.population = 4;
     char *data = path_join(dir, "data.jsonl"), *checkpoint = path_join(dir, "checkpoint.bin"),
          *db = path_join(dir, "shoal.db");
-    ok(file_write(data, c->data, strlen(c->data), &err));
+    assert_ok(file_write(data, c->data, strlen(c->data), &err));
     struct store *store = store_open(db, &err);
     json_t *recipe = json_object();
     store_run_add(store, "r", "train", recipe, &err); /* once; the second call finds it */
     struct train_log *l = train_log_open(dir, c->name, store, "r");
     struct train_job jobs[2] = {{.name = "甲", .data = data}, {.name = "乙", .data = data}};
-    struct killer k = {train_log_callbacks(l), limit};
+    struct failing_callbacks k = {train_log_callbacks(l), limit};
     const struct train_callbacks watch = {killer_begin, cut_update, &k};
     int rc = c->method == METHOD_ES
                  ? sft_run_with_callbacks(m, jobs, 2, &o, &es, NULL, checkpoint, &watch, &err)
@@ -374,7 +374,7 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     return rc;
 }
 
-static int step_check(void *ctx, const json_t *line, int at, struct error *e) {
+static int check_step_order(void *ctx, const json_t *line, int at, struct error *e) {
     (void)e;
     static const char *const keys[] = {"loss",    "lr",  "grad_norm", "tokens", "tokens_per_s",
                                        "seconds", "rss", "peak",      "losses"};
@@ -390,29 +390,29 @@ static int step_check(void *ctx, const json_t *line, int at, struct error *e) {
 static void test_log(void **state) {
     (void)state;
     struct model_config c;
-    ok(model_preset_find("tiny-llama", &c, &err));
+    assert_ok(model_preset_find("tiny-llama", &c, &err));
     struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     struct train_options o;
     options_default(train_option_rows, &o);
     o.r = 2, o.grad_accum = 2, o.max_steps = 9, o.save_steps = 3, o.lr = 1e-2;
-    char *a = data_write("a.jsonl", "yes", 4), *b = data_write("b.jsonl", "いいえ", 3),
-         *checkpoint = in_root("checkpoint.bin"), *lines = in_root("train.jsonl"),
-         *page = in_root("report.html"), *db = in_root("shoal.db");
+    char *a = write_samples("a.jsonl", "yes", 4), *b = write_samples("b.jsonl", "いいえ", 3),
+         *checkpoint = path_in_root("checkpoint.bin"), *lines = path_in_root("train.jsonl"),
+         *page = path_in_root("report.html"), *db = path_in_root("shoal.db");
     struct train_job jobs[2] = {{.name = "甲", .data = a}, {.name = "乙<&>", .data = b}};
     struct store *store = store_open(db, &err);
     assert_non_null(store);
     json_t *recipe = json_object();
-    ok(store_run_add(store, "r", "train", recipe, &err));
+    assert_ok(store_run_add(store, "r", "train", recipe, &err));
     json_decref(recipe);
     assert_int_equal(run_logged(m, jobs, &o, checkpoint, store, 5), ERR_STATE);
     assert_true(path_exists(page)); /* of the checkpoint after 3 */
     FILE *f = fopen(lines, "a");
     fputs("{\"step\":6,\"lo", f); /* a kill in the middle of a line */
     fclose(f);
-    ok(run_logged(m, jobs, &o, checkpoint, store, 100));
+    assert_ok(run_logged(m, jobs, &o, checkpoint, store, 100));
     int n = 0;
     struct buf text = {0};
-    ok(json_file_each(lines, step_check, &n, &err));
+    assert_ok(json_file_each(lines, check_step_order, &n, &err));
     assert_int_equal(n, 9);
     json_t *metrics = store_metric_list(store, "r", &err);
     assert_int_equal(json_array_size(metrics), 9);
@@ -420,16 +420,16 @@ static void test_log(void **state) {
         assert_int_equal(json_integer_value(json_object_get(json_array_get(metrics, i), "step")),
                          i + 1);
     json_decref(metrics);
-    ok(file_read(page, 1 << 24, &text, &err));
-    page_is_well_formed(text.data);
-    assert_true(holds(text.data, "乙&lt;&amp;&gt;") && holds(text.data, "訓練 &lt;1&gt;"));
-    assert_true(holds(text.data, "<th>grad-accum</th><td class=\"n\">2</td>"));
-    assert_false(holds(text.data, "<script") || holds(text.data, "http"));
+    assert_ok(file_read(page, 1 << 24, &text, &err));
+    assert_well_formed(text.data);
+    assert_true(contains(text.data, "乙&lt;&amp;&gt;") && contains(text.data, "訓練 &lt;1&gt;"));
+    assert_true(contains(text.data, "<th>grad-accum</th><td class=\"n\">2</td>"));
+    assert_false(contains(text.data, "<script") || contains(text.data, "http"));
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     FILE *full = fopen("/dev/full", "w");
     if (full) { /* a full disk ends the run */
         assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, full, &err), ERR_IO);
-        assert_true(holds(err.text, "cannot write the training log"));
+        assert_true(contains(err.text, "cannot write the training log"));
         fclose(full);
     }
     buf_release(&text);
@@ -439,11 +439,11 @@ static void test_log(void **state) {
     free(a), free(b), free(checkpoint), free(lines), free(page), free(db);
 }
 
-static void steps_are(const char *dir, int64_t n) {
+static void assert_log_steps(const char *dir, int64_t n) {
     char *db = path_join(dir, "shoal.db"), *lines = path_join(dir, "train.jsonl");
     struct buf text = {0};
     int count = 0;
-    ok(file_read(lines, 1 << 24, &text, &err));
+    assert_ok(file_read(lines, 1 << 24, &text, &err));
     for (const char *p = text.data; (p = strstr(p, "{\"step\":")); p++)
         assert_int_equal(strtol(p + strlen("{\"step\":"), NULL, 10), ++count);
     assert_int_equal(count, n);
@@ -478,26 +478,27 @@ static void test_log_of_methods(void **state) {
         {"es", METHOD_ES, "{\"prompt\":\"空?\",\"completion\":\"青\"}", of_es},
     };
     struct model_config c;
-    ok(model_preset_find("tiny-llama", &c, &err));
+    assert_ok(model_preset_find("tiny-llama", &c, &err));
     struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        char *dir = in_root(cases[i].name), *page = path_join(dir, "report.html");
+        char *dir = path_in_root(cases[i].name), *page = path_join(dir, "report.html");
         struct buf text = {0};
         int status;
-        ok(dir_make(dir, &err));
+        assert_ok(dir_make(dir, &err));
         pid_t child = fork();
         if (child == 0) _exit(run_method(&cases[i], m, dir, 5) == OK ? 0 : 1);
         waitpid(child, &status, 0);
         assert_int_equal(WEXITSTATUS(status), 9); /* 5 lines, a checkpoint after 3 */
-        ok(run_method(&cases[i], m, dir, 0));
-        steps_are(dir, 7);
-        ok(file_read(page, 1 << 24, &text, &err));
-        page_is_well_formed(text.data);
+        assert_ok(run_method(&cases[i], m, dir, 0));
+        assert_log_steps(dir, 7);
+        assert_ok(file_read(page, 1 << 24, &text, &err));
+        assert_well_formed(text.data);
         for (const char *const *chart = cases[i].charts; *chart; chart++)
-            if (!holds(text.data, *chart)) fail_msg("no '%s' in '%s'", *chart, page);
-        assert_true(holds(text.data, "<h2>Gradient norm") && holds(text.data, "<h2>Memory, MB"));
-        assert_true(holds(text.data, "<th>near duplicates</th>"));
-        assert_int_equal(holds(text.data, "Reward of"), cases[i].method == METHOD_RLOO);
+            if (!contains(text.data, *chart)) fail_msg("no '%s' in '%s'", *chart, page);
+        assert_true(contains(text.data, "<h2>Gradient norm") &&
+                    contains(text.data, "<h2>Memory, MB"));
+        assert_true(contains(text.data, "<th>near duplicates</th>"));
+        assert_int_equal(contains(text.data, "Reward of"), cases[i].method == METHOD_RLOO);
         buf_release(&text);
         free(dir), free(page);
     }
@@ -508,25 +509,25 @@ static void test_log_of_methods(void **state) {
 
 static struct adapter *adapter_make(uint64_t seed, int32_t r) {
     struct model_config c;
-    ok(model_preset_find("tiny-llama", &c, &err));
+    assert_ok(model_preset_find("tiny-llama", &c, &err));
     return fixture_adapter(&c, r, "q_proj,v_proj", 0.1f, seed);
 }
 
-static void is_now(const char *dir, const struct adapter *a) {
+static void assert_current_version(const char *dir, const struct adapter *a) {
     struct adapter *there = adapter_load(dir, &a->shape, &err);
     if (!there) fail_msg("%s", err.text);
     assert_string_equal(there->hash, a->hash);
     adapter_release(there);
 }
 
-static const char *listed(const json_t *list, size_t i, const char *key) {
+static const char *version_field(const json_t *list, size_t i, const char *key) {
     const char *s = json_string_value(json_object_get(json_array_get(list, i), key));
     return s ? s : "";
 }
 
 static void test_versions(void **state) {
     (void)state;
-    char *dir = in_root("絵/agent"), hash[HASH_LEN];
+    char *dir = path_in_root("絵/agent"), hash[HASH_LEN];
     struct adapter *a = adapter_make(1, 2), *b = adapter_make(2, 2), *c = adapter_make(3, 4),
                    *foreign = adapter_make(4, 3);
     json_t *notes = json_pack("{s:f,s:[s],s:s}", "score", -1.25, "tags", "良い", "hash", "lie");
@@ -534,66 +535,67 @@ static void test_versions(void **state) {
     json_t *list = adapter_versions(dir, &err);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
-    ok(adapter_publish(a, dir, "base", NULL, &err));
-    is_now(dir, a);
+    assert_ok(adapter_publish(a, dir, "base", NULL, &err));
+    assert_current_version(dir, a);
     assert_int_equal(adapter_rollback(dir, &a->shape, NULL, hash, &err), ERR_MISSING);
-    assert_true(holds(err.text, "no previous version"));
-    ok(adapter_publish(b, dir, "base", notes, &err));
-    is_now(dir, b);
-    ok(adapter_publish(b, dir, "base", notes, &err)); /* again: nothing is lost, nothing added */
-    ok(adapter_publish(c, dir, "base", NULL, &err));
-    is_now(dir, c);
+    assert_true(contains(err.text, "no previous version"));
+    assert_ok(adapter_publish(b, dir, "base", notes, &err));
+    assert_current_version(dir, b);
+    assert_ok(
+        adapter_publish(b, dir, "base", notes, &err)); /* again: nothing is lost, nothing added */
+    assert_ok(adapter_publish(c, dir, "base", NULL, &err));
+    assert_current_version(dir, c);
     list = adapter_versions(dir, &err);
     assert_int_equal(json_array_size(list), 3);
-    assert_string_equal(listed(list, 0, "hash"), c->hash);
-    assert_string_equal(listed(list, 1, "hash"), b->hash);
-    assert_string_equal(listed(list, 1, "previous"), a->hash);
+    assert_string_equal(version_field(list, 0, "hash"), c->hash);
+    assert_string_equal(version_field(list, 1, "hash"), b->hash);
+    assert_string_equal(version_field(list, 1, "previous"), a->hash);
     assert_true(json_real_value(json_object_get(json_array_get(list, 1), "score")) == -1.25);
     for (size_t i = 0; i < 3; i++)
         assert_true(json_is_true(json_object_get(json_array_get(list, i), "current")) == (i == 0));
     json_decref(list);
-    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    assert_ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
     assert_string_equal(hash, b->hash);
-    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
-    is_now(dir, a);
+    assert_ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    assert_current_version(dir, a);
     char prefix[13];
     snprintf(prefix, sizeof prefix, "%.12s", c->hash);
-    ok(adapter_rollback(dir, &a->shape, prefix, hash, &err));
-    is_now(dir, c);
+    assert_ok(adapter_rollback(dir, &a->shape, prefix, hash, &err));
+    assert_current_version(dir, c);
     assert_int_equal(adapter_rollback(dir, &a->shape, "zz", hash, &err), ERR_MISSING);
     assert_int_equal(adapter_rollback(dir, &a->shape, "", hash, &err), ERR_USAGE);
     /* A file that another program wrote there is kept too. */
-    ok(adapter_save(foreign, dir, "base", &err));
-    ok(adapter_publish(a, dir, "base", NULL, &err));
-    is_now(dir, a);
-    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
-    is_now(dir, foreign);
+    assert_ok(adapter_save(foreign, dir, "base", &err));
+    assert_ok(adapter_publish(a, dir, "base", NULL, &err));
+    assert_current_version(dir, a);
+    assert_ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    assert_current_version(dir, foreign);
     /* A modified version is refused, and the current version stays. */
     char *inner = xasprintf("%s/.versions/%s", dir, b->hash);
-    ok(adapter_save(c, inner, "base", &err));
+    assert_ok(adapter_save(c, inner, "base", &err));
     assert_int_equal(adapter_rollback(dir, &a->shape, b->hash, hash, &err), ERR_FORMAT);
-    assert_true(holds(err.text, "damaged"));
-    is_now(dir, foreign);
-    ok(adapter_publish(b, dir, "base", NULL,
-                       &err)); /* and repaired by publishing the same content */
-    is_now(dir, b);
+    assert_true(contains(err.text, "damaged"));
+    assert_current_version(dir, foreign);
+    assert_ok(adapter_publish(b, dir, "base", NULL,
+                              &err)); /* and repaired by publishing the same content */
+    assert_current_version(dir, b);
     /* An existing file that cannot be read is not overwritten. */
     struct model_config other;
-    ok(model_preset_find("tiny-qwen3", &other, &err));
+    assert_ok(model_preset_find("tiny-qwen3", &other, &err));
     other.d_model *= 2;
     struct adapter *wrong = fixture_adapter(&other, 2, "q_proj", 0.1f, 1);
-    ok(adapter_save(foreign, dir, "base", &err));
+    assert_ok(adapter_save(foreign, dir, "base", &err));
     char *kept = xasprintf("%s/.versions/%s", dir, foreign->hash);
-    ok(adapter_save(b, kept, "base", &err)); /* so that its bytes are not recognised */
+    assert_ok(adapter_save(b, kept, "base", &err)); /* so that its bytes are not recognised */
     assert_int_equal(adapter_publish(wrong, dir, "base", NULL, &err), ERR_MISMATCH);
-    assert_true(holds(err.text, "cannot be kept"));
-    is_now(dir, foreign);
-    ok(adapter_publish(b, dir, "base", NULL, &err));
+    assert_true(contains(err.text, "cannot be kept"));
+    assert_current_version(dir, foreign);
+    assert_ok(adapter_publish(b, dir, "base", NULL, &err));
     free(kept);
     char *where = NULL;
-    ok(adapter_save_rejected(c, dir, "base", notes, &where, &err));
-    is_now(where, c);
-    is_now(dir, b);
+    assert_ok(adapter_save_rejected(c, dir, "base", notes, &where, &err));
+    assert_current_version(where, c);
+    assert_current_version(dir, b);
     free(where), free(inner), free(dir);
     json_decref(notes);
     adapter_release(a), adapter_release(b), adapter_release(c), adapter_release(foreign);

@@ -3,8 +3,8 @@
  *
  * Losses are compared with their central differences, implemented here a second time with libm over
  * trainer_sample_nll's log-probabilities. Runs use a tiny model of random weights with the byte
- * tokenizer; rewards there depend on bytes. No result depends on the processor level, and sampling
- * at the scalar one takes minutes.
+ * tokenizer; rewards there depend on bytes. The test runs at one processor level only: no result
+ * depends on it, and sampling at the scalar level takes minutes.
  */
 /* levels: once */
 #define _GNU_SOURCE /* fopencookie */
@@ -69,7 +69,7 @@ static void options_free(struct train_options *o, struct rl_options *p) {
     options_release(rl_option_rows, p);
 }
 
-static const char *data_write(const char *text) {
+static const char *write_data(const char *text) {
     if (file_write(path, text, strlen(text), &err) != OK) fail_msg("%s", err.text);
     return path;
 }
@@ -103,7 +103,7 @@ static struct trainer *trainer_make(struct train_sample v[N]) {
 }
 
 /* Log-probabilities of sample i's targets, from the sample with one target at a time. */
-static int logps(struct trainer *t, const struct train_sample *s, double out[LEN]) {
+static int target_logprobs(struct trainer *t, const struct train_sample *s, double out[LEN]) {
     int n = 0;
     for (int k = 0; k < LEN; k++) {
         uint8_t mask[LEN] = {0};
@@ -126,7 +126,7 @@ struct oracle {
 };
 
 /* Checks some of the parameters; single precision of the forward pass limits the agreement. */
-static void gradients_check(struct trainer *t, const struct train_sample *v,
+static void check_gradients(struct trainer *t, const struct train_sample *v,
                             const struct oracle *o) {
     double worst = 0, dot = 0, own = 0, far = 0;
     for (int i = 0; i < trainer_n_tensors(t); i += 3) {
@@ -149,7 +149,7 @@ static void gradients_check(struct trainer *t, const struct train_sample *v,
 }
 
 /* Sum over LEN targets; missing reference log-probabilities count as 0. */
-static double sum_of(const double *reference) {
+static double sum_logprobs(const double *reference) {
     double sum = 0;
     for (int k = 0; k < LEN; k++) sum += reference[k];
     return sum;
@@ -161,8 +161,8 @@ static double dpo_oracle(struct trainer *t, const struct train_sample *v, const 
     int32_t targets[N];
     assert_int_equal(trainer_sample_nll(t, v, N, lp, targets, &err), OK);
     for (int i = 0; i < N; i += 2) {
-        double h = d->beta * ((-lp[i] - sum_of(d->reference[i])) -
-                              (-lp[i + 1] - sum_of(d->reference[i + 1])));
+        double h = d->beta * ((-lp[i] - sum_logprobs(d->reference[i])) -
+                              (-lp[i + 1] - sum_logprobs(d->reference[i + 1])));
         loss += log(1 + exp(-h));
     }
     return loss;
@@ -175,7 +175,7 @@ static void test_dpo_gradient(void **state) {
     double own_reference[N][LEN] = {{0}}, lp[LEN], moved = 0;
     const double *reference[N];
     for (int i = 0; i < N; i++) {
-        int n = logps(t, &v[i], lp);
+        int n = target_logprobs(t, &v[i], lp);
         for (int k = 0; k < n; k++) {
             double by = 0.25 * (i + 1) * (k % 3 - 1);
             own_reference[i][k] = lp[k] + by;
@@ -189,7 +189,7 @@ static void test_dpo_gradient(void **state) {
     struct update_stats st;
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     double own = dpo_oracle(t, v, &d);
-    gradients_check(t, v, &(struct oracle){dpo_oracle, &d});
+    check_gradients(t, v, &(struct oracle){dpo_oracle, &d});
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     assert_true(fabs(st.loss - own / 2) < 1e-5); /* two pairs */
     assert_int_equal(sums.n, 2);
@@ -206,7 +206,7 @@ static double policy_oracle(struct trainer *t, const struct train_sample *v, con
     for (int i = 0; i < N; i++) {
         const struct rollout *r = &l->rollouts[i];
         double lp[LEN], loss = 0, a = r->advantage;
-        int n = logps(t, &v[i], lp);
+        int n = target_logprobs(t, &v[i], lp);
         for (int k = 0; k < n; k++) {
             double ratio = exp(lp[k] - r->old[k]), d = (double)r->reference[k] - lp[k];
             double bound = fmin(fmax(ratio, 1 - l->clip), 1 + l->clip);
@@ -229,7 +229,7 @@ static void test_policy_gradient(void **state) {
         struct rollout rollouts[N];
         struct policy_loss_stats sums = {0};
         for (int i = 0; i < N; i++) {
-            int n = logps(t, &v[i], lp);
+            int n = target_logprobs(t, &v[i], lp);
             for (int k = 0; k < n; k++) {
                 old[i][k] = lp[k] + shift[(i + k) % 4];
                 reference[i][k] = (float)(lp[k] + 0.3 * ((k % 3) - 1));
@@ -246,7 +246,7 @@ static void test_policy_gradient(void **state) {
         struct update_stats st;
         assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
         double own = policy_oracle(t, v, &l);
-        gradients_check(t, v, &(struct oracle){policy_oracle, &l});
+        check_gradients(t, v, &(struct oracle){policy_oracle, &l});
         assert_int_equal(trainer_update(t, 0, &st, &err), OK);
         assert_true(fabs(st.loss - own / N) < 1e-4);
         assert_true(sums.clipped > 4 && sums.clipped < sums.tokens);
@@ -256,8 +256,8 @@ static void test_policy_gradient(void **state) {
     }
 }
 
-/* Returns each tensor's gradient and sets it to zero. */
-static float **gradients_take(struct trainer *t) {
+/* Moves the gradient of each tensor to a copy, and sets it to zero. */
+static float **gradients_move(struct trainer *t) {
     float **got = xcalloc((size_t)trainer_n_tensors(t), sizeof *got);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
@@ -292,7 +292,7 @@ static void test_tempered_gradient(void **state) {
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     memcpy(scores, likelihood_scores, sizeof scores);
     int n = trainer_n_tensors(t);
-    float **got = gradients_take(t);
+    float **got = gradients_move(t);
     float *norm = (float *)(uintptr_t)model->final_norm;
     for (int i = 0; i < model->config.d_model; i++) norm[i] *= 0.25f;
     loss.temperature = 0;
@@ -354,7 +354,7 @@ static double choice_oracle(struct trainer *t, const struct train_sample *v, con
         one.tokens = tokens;
         for (int k = 0; k < CHOICES; k++) {
             tokens[LEN - 1] = choices[k];
-            assert_int_equal(logps(t, &one, lp), 1);
+            assert_int_equal(target_logprobs(t, &one, lp), 1);
             logp[k] = lp[0];
             sum += exp(lp[0]);
         }
@@ -378,7 +378,7 @@ static void test_choices_gradient(void **state) {
         .fn = choice_loss, .ctx = v, .choices = choices, .n_choices = CHOICES};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     double own = choice_oracle(t, v, NULL);
-    gradients_check(t, v, &(struct oracle){choice_oracle, NULL});
+    check_gradients(t, v, &(struct oracle){choice_oracle, NULL});
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     assert_true(fabs(st.loss - own / N) < 1e-5);
     /* and the next pass is over the whole vocabulary again */
@@ -409,7 +409,7 @@ static void test_fresh_gradient(void **state) {
     const struct loss_fn loss = {.fn = policy_loss, .ctx = &l};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     int n = trainer_n_tensors(t);
-    float **got = gradients_take(t);
+    float **got = gradients_move(t);
     assert_int_equal(trainer_accumulate(t, v + 1, 1, &err), OK);
     double worst = 0, most = 0;
     for (int i = 0; i < n; i++) {
@@ -448,7 +448,7 @@ static void test_advantages(void **state) {
 
 /* rewards */
 
-static struct rl_options named(const char *spec, double timeout) {
+static struct rl_options reward_options(const char *spec, double timeout) {
     struct rl_options p;
     options_default(rl_option_rows, &p);
     free(p.reward);
@@ -458,8 +458,8 @@ static struct rl_options named(const char *spec, double timeout) {
     return p;
 }
 
-static int named_open(struct reward_fn *r, const char *spec, double timeout) {
-    struct rl_options p = named(spec, timeout);
+static int reward_open_by_name(struct reward_fn *r, const char *spec, double timeout) {
+    struct rl_options p = reward_options(spec, timeout);
     int rc = reward_fn_open(r, &p, &err);
     options_release(rl_option_rows, &p);
     return rc;
@@ -470,7 +470,7 @@ static double reward_of(const char *spec, const char *item, const char *said) {
     double got = NAN;
     json_t *v = json_parse(item, strlen(item), "item", &err);
     assert_non_null(v);
-    if (named_open(&r, spec, 10) != OK) fail_msg("%s", err.text);
+    if (reward_open_by_name(&r, spec, 10) != OK) fail_msg("%s", err.text);
     const struct reward_input c[2] = {{v, said, true}, {v, "", false}};
     double both[2] = {NAN, NAN};
     if (r.check && r.check(r.ctx, v, &err) != OK) fail_msg("%s", err.text);
@@ -484,7 +484,7 @@ static double reward_of(const char *spec, const char *item, const char *said) {
 }
 
 /* Once without the sandbox, and once with it if it is available. */
-static bool each_way(int i) {
+static bool next_sandbox_mode(int i) {
     sandboxed = i == 1;
     if (i == 1 && sandbox_available(&err) != OK) {
         print_message("# skipped in the sandbox: %s\n", err.text);
@@ -493,7 +493,7 @@ static bool each_way(int i) {
     return i < 2;
 }
 
-static void rewards_check(void) {
+static void check_rewards(void) {
     static const struct {
         const char *spec, *item, *said;
         double want;
@@ -525,7 +525,7 @@ static void rewards_check(void) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct reward_fn r;
         if (cases[i].want == -1 && cases[i].spec[0] == 'r') {
-            assert_int_equal(named_open(&r, cases[i].spec, 1), ERR_FORMAT);
+            assert_int_equal(reward_open_by_name(&r, cases[i].spec, 1), ERR_FORMAT);
             continue;
         }
         double got = reward_of(cases[i].spec, cases[i].item, cases[i].said);
@@ -536,10 +536,10 @@ static void rewards_check(void) {
 
 static void test_rewards(void **state) {
     (void)state;
-    for (int i = 0; each_way(i); i++) rewards_check();
+    for (int i = 0; next_sandbox_mode(i); i++) check_rewards();
 }
 
-static void refusals_check(void) {
+static void check_refusals(void) {
     static const struct {
         const char *spec, *why;
         double timeout;
@@ -562,7 +562,7 @@ static void refusals_check(void) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct reward_fn r;
         double out[2], start = clock_now();
-        int rc = named_open(&r, cases[i].spec, cases[i].timeout);
+        int rc = reward_open_by_name(&r, cases[i].spec, cases[i].timeout);
         if (rc == OK) rc = r.score_batch(r.ctx, c, 2, out, &err);
         assert_int_not_equal(rc, OK);
         if (!strstr(err.text, cases[i].why)) fail_msg("%s: %s", cases[i].spec, err.text);
@@ -574,11 +574,11 @@ static void refusals_check(void) {
 
 static void test_reward_refusals(void **state) {
     (void)state;
-    for (int i = 0; each_way(i); i++) refusals_check();
+    for (int i = 0; next_sandbox_mode(i); i++) check_refusals();
 }
 
 /* The first number that a command in the sandbox prints for two completions; or NaN. */
-static double run_with(const struct rl_options *p) {
+static double first_sandbox_number(const struct rl_options *p) {
     struct reward_fn r;
     double out[2] = {NAN, NAN};
     json_t *item = json_object();
@@ -591,12 +591,12 @@ static double run_with(const struct rl_options *p) {
 }
 
 /* The exit status of a shell command in the sandbox. */
-static double status_of(const char *line, const char *writes) {
+static double sandbox_exit_status(const char *line, const char *writes) {
     char *spec = xasprintf("shell:{ %s; } >/dev/null 2>&1; echo $?; echo 0", line);
-    struct rl_options p = named(spec, 20);
+    struct rl_options p = reward_options(spec, 20);
     p.reward_sandbox = true;
     if (writes) strings_add(&p.reward_write, writes);
-    double got = run_with(&p);
+    double got = first_sandbox_number(&p);
     options_release(rl_option_rows, &p);
     free(spec);
     return got;
@@ -613,16 +613,17 @@ static void test_reward_sandbox(void **state) {
     setenv("SHOAL_API_KEY", "secret", 1);
     char *beside = xasprintf("ls %s", folder), *at = xasprintf("cd %s && echo 1 >a", folder);
     /* the working directory can be read, and only /tmp written */
-    assert_int_equal((int)status_of("test -r Makefile", NULL), 0);
-    assert_int_equal((int)status_of("echo 1 >/tmp/a && cat /tmp/a", NULL), 0);
-    assert_int_not_equal((int)status_of("echo 1 >written-by-a-reward", NULL), 0);
-    assert_int_not_equal((int)status_of("echo 1 >/usr/written-by-a-reward", NULL), 0);
-    assert_int_not_equal((int)status_of(beside, NULL), 0);
-    assert_int_equal((int)status_of(at, folder), 0);
-    assert_int_not_equal((int)status_of("env | grep -q SHOAL_API_KEY", NULL), 0);
-    assert_int_equal((int)status_of("test $(tail -n +3 /proc/net/dev | wc -l) = 1", NULL), 0);
+    assert_int_equal((int)sandbox_exit_status("test -r Makefile", NULL), 0);
+    assert_int_equal((int)sandbox_exit_status("echo 1 >/tmp/a && cat /tmp/a", NULL), 0);
+    assert_int_not_equal((int)sandbox_exit_status("echo 1 >written-by-a-reward", NULL), 0);
+    assert_int_not_equal((int)sandbox_exit_status("echo 1 >/usr/written-by-a-reward", NULL), 0);
+    assert_int_not_equal((int)sandbox_exit_status(beside, NULL), 0);
+    assert_int_equal((int)sandbox_exit_status(at, folder), 0);
+    assert_int_not_equal((int)sandbox_exit_status("env | grep -q SHOAL_API_KEY", NULL), 0);
+    assert_int_equal((int)sandbox_exit_status("test $(tail -n +3 /proc/net/dev | wc -l) = 1", NULL),
+                     0);
     /* background processes are killed, and the numbers count */
-    assert_int_equal((int)status_of("sleep 987 & setsid sleep 987 & true", NULL), 0);
+    assert_int_equal((int)sandbox_exit_status("sleep 987 & setsid sleep 987 & true", NULL), 0);
     char *file = path_join(folder, "a");
     assert_true(path_exists(file));
     free(file);
@@ -649,11 +650,11 @@ static void test_reward_file_arguments(void **state) {
     assert_int_equal(chdir(folder), 0);
     assert_int_equal(file_write("reward.py", script, strlen(script), &err), OK);
     assert_int_equal(file_write("secret", "x", 1, &err), OK);
-    struct rl_options p = named("command:/usr/bin/python3 reward.py", 20);
+    struct rl_options p = reward_options("command:/usr/bin/python3 reward.py", 20);
     p.reward_sandbox = true;
-    assert_true(run_with(&p) == 1);
+    assert_true(first_sandbox_number(&p) == 1);
     strings_add(&p.reward_read, folder);
-    assert_true(run_with(&p) == 2);
+    assert_true(first_sandbox_number(&p) == 2);
     options_release(rl_option_rows, &p);
     assert_int_equal(chdir(here), 0);
     if (old) setenv("HOME", old, 1);
@@ -672,11 +673,11 @@ static void test_reward_forbidden(void **state) {
         sandbox_forbid_commands("no commands in a test");
         for (int i = 0; i < 2; i++) {
             sandboxed = i;
-            bad += named_open(&r, "command:true", 1) != ERR_STATE;
-            bad += named_open(&r, "shell:true", 1) != ERR_STATE;
+            bad += reward_open_by_name(&r, "command:true", 1) != ERR_STATE;
+            bad += reward_open_by_name(&r, "shell:true", 1) != ERR_STATE;
             bad += strcmp(err.text, "no commands in a test") != 0;
         }
-        bad += named_open(&r, "exact", 1) != OK;
+        bad += reward_open_by_name(&r, "exact", 1) != OK;
         reward_fn_close(&r);
         _exit(bad);
     }
@@ -688,7 +689,7 @@ static void test_reward_forbidden(void **state) {
 /* data */
 
 /* Targets of a sample as text, with the rest as dots. */
-static char *shown(const struct train_sample *s) {
+static char *targets_as_text(const struct train_sample *s) {
     struct buf b = {0};
     train_sample_render(s, model->tok, "[", "]", &b);
     return b.data;
@@ -732,7 +733,7 @@ static void test_pairs(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct dataset d;
-        int rc = dataset_load_preferences(&d, data_write(cases[i].line), model->tok, 0, &err);
+        int rc = dataset_load_preferences(&d, write_data(cases[i].line), model->tok, 0, &err);
         if (!cases[i].chosen) {
             assert_int_equal(rc, ERR_FORMAT);
             if (!strstr(err.text, cases[i].rejected)) fail_msg("%s", err.text);
@@ -741,7 +742,8 @@ static void test_pairs(void **state) {
         if (rc != OK) fail_msg("%zu: %s", i, err.text);
         assert_int_equal(d.n, 2);
         for (int k = 0; k < 2; k++) {
-            char *text = shown(&d.v[k]), *on = strchr(text, '['), *off = strchr(text, ']');
+            char *text = targets_as_text(&d.v[k]), *on = strchr(text, '['),
+                 *off = strchr(text, ']');
             const char *want = k ? cases[i].rejected : cases[i].chosen;
             if (!on || !off || strncmp(on + 1, want, strlen(want)) != 0 || strchr(off, '['))
                 fail_msg("%zu: '%s' is not learned in '%s'", i, want, text);
@@ -755,7 +757,7 @@ static void test_pairs(void **state) {
 static void test_cut_pairs(void **state) {
     (void)state;
     struct dataset d;
-    data_write("{\"prompt\": \"abcdefgh\", \"chosen\": \"ij\", \"rejected\": \"klmno\"}\n"
+    write_data("{\"prompt\": \"abcdefgh\", \"chosen\": \"ij\", \"rejected\": \"klmno\"}\n"
                "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"cccccccccccccc\"}\n");
     assert_int_equal(dataset_load_preferences(&d, path, model->tok, 8, &err), OK);
     assert_int_equal(d.n, 2); /* the first pair has no target in its first 8 */
@@ -769,7 +771,7 @@ static void test_prompts(void **state) {
     (void)state;
     struct prompt_set p;
     struct reward_fn exact;
-    assert_int_equal(named_open(&exact, "exact", 1), OK);
+    assert_int_equal(reward_open_by_name(&exact, "exact", 1), OK);
     struct prompt_source from = {.path = path,
                                  .tok = model->tok,
                                  .prefix = "so:",
@@ -792,7 +794,7 @@ static void test_prompts(void **state) {
          "which is to be written"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        data_write(cases[i].line);
+        write_data(cases[i].line);
         int rc = prompt_set_load(&p, &from, &err);
         if (cases[i].why) {
             assert_int_equal(rc, ERR_FORMAT);
@@ -802,8 +804,8 @@ static void test_prompts(void **state) {
         if (rc != OK) fail_msg("%s", err.text);
         uint8_t mask[200] = {0};
         const struct train_sample *first = &p.data.v[0];
-        char *text =
-            shown(&(struct train_sample){.tokens = first->tokens, .mask = mask, .n = first->n});
+        char *text = targets_as_text(
+            &(struct train_sample){.tokens = first->tokens, .mask = mask, .n = first->n});
         assert_string_equal(text + strlen(text) - 3, "so:");
         free(text);
         prompt_set_release(&p);
@@ -827,7 +829,7 @@ static const char *const questions = "{\"prompt\": \"one\"}\n{\"prompt\": \"äºŒã
                                      "{\"prompt\": \"five\"}\n";
 
 /* The fraction of even bytes, at first one half. */
-static double even(void *ctx, const json_t *item, const char *text) {
+static double even_byte_fraction(void *ctx, const json_t *item, const char *text) {
     int n = 0, good = 0;
     (void)ctx, (void)item;
     for (; text[n]; n++) good += text[n] % 2 == 0;
@@ -841,15 +843,15 @@ static json_t *log_lines(const char *text) {
     return list;
 }
 
-static double field(const json_t *list, size_t i, const char *name) {
+static double log_number(const json_t *list, size_t i, const char *name) {
     return json_number_value(json_object_get(json_array_get(list, i), name));
 }
 
 static void test_reward_rises(void **state) {
     (void)state;
     static const enum train_method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
-    const struct reward_fn reward = {.score_one = even};
-    data_write(questions);
+    const struct reward_fn reward = {.score_one = even_byte_fraction};
+    write_data(questions);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
         struct train_options o = options();
         struct rl_options p = policy();
@@ -869,12 +871,13 @@ static void test_reward_rises(void **state) {
         double first = 0, last = 0;
         assert_int_equal(json_array_size(lines), 100);
         for (size_t k = 0; k < 3; k++) {
-            first += field(lines, k, "reward") / 3;
-            last += field(lines, 97 + k, "reward") / 3;
+            first += log_number(lines, k, "reward") / 3;
+            last += log_number(lines, 97 + k, "reward") / 3;
         }
         if (last < first + 0.2) fail_msg("method %zu: reward %g to %g", i, first, last);
-        assert_true(field(lines, 0, "kl") < 1e-9); /* the initial adapter generated the samples */
-        assert_true(field(lines, 99, "kl") > 1e-3);
+        assert_true(log_number(lines, 0, "kl") <
+                    1e-9); /* the initial adapter generated the samples */
+        assert_true(log_number(lines, 99, "kl") > 1e-3);
         json_decref(lines);
         free(text);
         adapter_release(job.result);
@@ -882,12 +885,12 @@ static void test_reward_rises(void **state) {
     }
 }
 
-/* Ends the process at its n-th line, like a power failure. */
-struct stopper {
+/* A log that ends the process at its n-th line, like a power failure. */
+struct exit_at_line {
     int lines, limit;
 };
 static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
-    struct stopper *s = cookie;
+    struct exit_at_line *s = cookie;
     (void)text;
     if (++s->lines == s->limit) _exit(9);
     return (ssize_t)n;
@@ -899,7 +902,7 @@ static void run_until(struct train_job *jobs, int n, const struct train_options 
     pid_t child = fork();
     int status;
     if (child == 0) {
-        struct stopper s = {.limit = limit};
+        struct exit_at_line s = {.limit = limit};
         FILE *log = fopencookie(&s, "w", (cookie_io_functions_t){.write = stopper_write});
         rl_run(model, jobs, n, o, method, p, reward, NULL, state_path, log, &err);
         _exit(0);
@@ -908,13 +911,14 @@ static void run_until(struct train_job *jobs, int n, const struct train_options 
     assert_int_equal(WEXITSTATUS(status), 9);
 }
 
-/* One run: uninterrupted; killed and continued with two threads; one of its adapters alone. */
-static void same_bits(enum train_method method, const char *data) {
-    const struct reward_fn reward = {.score_one = even};
+/* Three runs have the same bits: an uninterrupted one, one that is killed and resumed with two
+ * threads, and one of its adapters alone. */
+static void assert_same_bits(enum train_method method, const char *data) {
+    const struct reward_fn reward = {.score_one = even_byte_fraction};
     struct train_options o = options();
     struct rl_options p = policy();
     struct pool *pool = pool_new(2);
-    data_write(data);
+    write_data(data);
     struct train_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}},
                      again[2], alone = whole[1];
     memcpy(again, whole, sizeof again);
@@ -952,15 +956,15 @@ static const char *const preferences =
 
 static void test_same_bits(void **state) {
     (void)state;
-    same_bits(METHOD_REINFORCE, questions); /* which must save its baseline */
-    same_bits(METHOD_GRPO, questions);
-    same_bits(METHOD_DPO, preferences);
+    assert_same_bits(METHOD_REINFORCE, questions); /* which must save its baseline */
+    assert_same_bits(METHOD_GRPO, questions);
+    assert_same_bits(METHOD_DPO, preferences);
 }
 
 /* A reward that fails ends the run; the checkpoint continues it. */
-static double broken(void *ctx, const json_t *item, const char *text) {
+static double failing_reward(void *ctx, const json_t *item, const char *text) {
     int *left = ctx;
-    return --*left < 0 ? NAN : even(NULL, item, text);
+    return --*left < 0 ? NAN : even_byte_fraction(NULL, item, text);
 }
 
 static void test_failed_reward(void **state) {
@@ -968,8 +972,8 @@ static void test_failed_reward(void **state) {
     struct train_options o = options();
     struct rl_options p = policy();
     int left = 2 * 4 * 4;
-    const struct reward_fn reward = {.score_one = broken, .ctx = &left};
-    struct train_job job = {.name = "a", .data = data_write(questions)};
+    const struct reward_fn reward = {.score_one = failing_reward, .ctx = &left};
+    struct train_job job = {.name = "a", .data = write_data(questions)};
     o.max_steps = 3;
     unlink(state_path);
     assert_int_equal(
@@ -987,8 +991,8 @@ static void test_kl_bound(void **state) {
     (void)state;
     struct train_options o = options();
     struct rl_options p = policy();
-    const struct reward_fn reward = {.score_one = even};
-    struct train_job job = {.name = "a", .data = data_write(questions)};
+    const struct reward_fn reward = {.score_one = even_byte_fraction};
+    struct train_job job = {.name = "a", .data = write_data(questions)};
     char *text = NULL;
     size_t size;
     FILE *log = open_memstream(&text, &size);
@@ -999,7 +1003,7 @@ static void test_kl_bound(void **state) {
                      OK);
     fclose(log);
     json_t *lines = log_lines(text);
-    for (size_t i = 0; i < 2; i++) assert_true(field(lines, i, "not_applied") == 1);
+    for (size_t i = 0; i < 2; i++) assert_true(log_number(lines, i, "not_applied") == 1);
     assert_string_equal(job.result->hash, job.start->hash);
     adapter_release(job.result);
     adapter_release(job.start);
@@ -1012,7 +1016,7 @@ static void test_dpo_run(void **state) {
     (void)state;
     struct train_options o = options();
     struct rl_options p = policy();
-    struct train_job job = {.name = "a", .data = data_write(preferences)};
+    struct train_job job = {.name = "a", .data = write_data(preferences)};
     char *text = NULL;
     size_t size;
     FILE *log = open_memstream(&text, &size);
@@ -1021,11 +1025,11 @@ static void test_dpo_run(void **state) {
     assert_int_equal(rl_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
-    assert_true(fabs(field(lines, 0, "loss") - log1p(1)) <
+    assert_true(fabs(log_number(lines, 0, "loss") - log1p(1)) <
                 1e-6); /* the policy equals the reference */
-    assert_true(field(lines, 19, "loss") < 0.3);
-    assert_true(field(lines, 19, "margin") > 1);
-    assert_true(field(lines, 19, "accuracy") == 1);
+    assert_true(log_number(lines, 19, "loss") < 0.3);
+    assert_true(log_number(lines, 19, "margin") > 1);
+    assert_true(log_number(lines, 19, "accuracy") == 1);
     assert_int_equal(job.lint.kept, 6);
     json_decref(lines);
     free(text);
@@ -1037,7 +1041,7 @@ static void test_dpo_run(void **state) {
 
 static int64_t log_sum(const json_t *lines, const char *name) {
     double sum = 0;
-    for (size_t i = 0; i < json_array_size(lines); i++) sum += field(lines, i, name);
+    for (size_t i = 0; i < json_array_size(lines); i++) sum += log_number(lines, i, name);
     return (int64_t)sum;
 }
 
@@ -1047,7 +1051,7 @@ static void test_dpo_plan(void **state) {
     struct train_options o = options();
     struct rl_options p = policy();
     struct rl_plan plan;
-    struct train_job jobs[2] = {{.name = "a", .data = data_write(preferences)},
+    struct train_job jobs[2] = {{.name = "a", .data = write_data(preferences)},
                                 {.name = "b", .data = path}};
     int64_t end = tokenizer_eos(model->tok) >= 0;
     char *text = NULL;
@@ -1070,7 +1074,7 @@ static void test_dpo_plan(void **state) {
     assert_int_equal(plan.run.n_first, 4);
     for (int k = 0; k < 2; k++) {
         const struct train_sample *s = &plan.run.first[2 + k];
-        char *as_read = shown(s);
+        char *as_read = targets_as_text(s);
         assert_int_equal(s->adapter, 1);
         assert_non_null(strstr(as_read, "["));
         assert_memory_equal(s->tokens, plan.run.first[2].tokens, 3 * sizeof *s->tokens);
@@ -1084,7 +1088,7 @@ static void test_dpo_plan(void **state) {
     json_t *lines = log_lines(text);
     assert_int_equal(json_array_size(lines), plan.run.updates);
     assert_int_equal(log_sum(lines, "tokens"), plan.run.tokens); /* epochs are whole updates here */
-    assert_true(field(lines, 0, "kl") == 0 && field(lines, 3, "kl") > 1e-6);
+    assert_true(log_number(lines, 0, "kl") == 0 && log_number(lines, 3, "kl") > 1e-6);
     json_decref(lines);
     rl_plan_release(&plan);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
@@ -1097,11 +1101,11 @@ static void test_reward_plan(void **state) {
     (void)state;
     static const char *const figures[] = {"reward",  "reward_std", "mixed",
                                           "entropy", "length",     "ended"};
-    const struct reward_fn reward = {.score_one = even};
+    const struct reward_fn reward = {.score_one = even_byte_fraction};
     struct train_options o = options();
     struct rl_options p = policy();
     struct rl_plan plan;
-    struct train_job job = {.name = "a", .data = data_write(questions)};
+    struct train_job job = {.name = "a", .data = write_data(questions)};
     char *text = NULL;
     size_t size;
     o.max_steps = 3;
@@ -1176,10 +1180,10 @@ static double entropy_exact(double temperature) {
 
 static void test_entropy(void **state) {
     (void)state;
-    const struct reward_fn reward = {.score_one = even};
+    const struct reward_fn reward = {.score_one = even_byte_fraction};
     struct train_options o = options();
     struct rl_options p = policy();
-    struct train_job job = {.name = "a", .data = data_write("{\"prompt\": \"one\"}")};
+    struct train_job job = {.name = "a", .data = write_data("{\"prompt\": \"one\"}")};
     char *text = NULL;
     size_t size;
     o.bsz = 1;
@@ -1205,7 +1209,7 @@ static void test_refusals(void **state) {
     (void)state;
     struct train_options o = options();
     struct rl_options p = policy();
-    struct train_job job = {.name = "a", .data = data_write(questions)};
+    struct train_job job = {.name = "a", .data = write_data(questions)};
     enum train_method method;
     assert_int_equal(train_method_parse("ppo", &method, &err), ERR_USAGE);
     p.num_generations = 1;

@@ -34,7 +34,7 @@ static struct train_options options(void) {
 }
 
 /* Writes n samples about `word` to NAME and returns its path. */
-static char *data_write(const char *name, const char *word, int n) {
+static char *write_samples(const char *name, const char *word, int n) {
     char *file = xasprintf("/tmp/shoal-test-sft-%d-%s.jsonl", (int)getpid(), name);
     struct buf b = {0};
     for (int i = 0; i < n; i++)
@@ -44,13 +44,13 @@ static char *data_write(const char *name, const char *word, int n) {
     return file;
 }
 
-struct stopper {
+struct exit_at_line {
     int lines, limit;
 };
 
 /* A log that ends the process in the middle of the run, like a power failure. */
 static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
-    struct stopper *s = cookie;
+    struct exit_at_line *s = cookie;
     (void)text;
     if (++s->lines == s->limit) _exit(9);
     return (ssize_t)n;
@@ -61,7 +61,7 @@ static void run_until(const struct model *m, struct train_job *jobs, const struc
     pid_t child = fork();
     int status;
     if (child == 0) {
-        struct stopper s = {.limit = limit};
+        struct exit_at_line s = {.limit = limit};
         FILE *log = fopencookie(&s, "w", (cookie_io_functions_t){.write = stopper_write});
         sft_run(m, jobs, 2, o, NULL, state, log, &err);
         _exit(0);
@@ -76,7 +76,7 @@ static void test_kill_and_resume(void **state) {
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     struct train_options o = options();
-    char *a = data_write("a", "yes", 5), *b = data_write("b", "no", 4), *log_text = NULL;
+    char *a = write_samples("a", "yes", 5), *b = write_samples("b", "no", 4), *log_text = NULL;
     char *saved = xasprintf("/tmp/shoal-test-sft-%d.state", (int)getpid());
     struct train_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2],
                      alone;
@@ -118,7 +118,7 @@ static void test_kill_and_resume(void **state) {
     pool_free(pool);
 }
 
-static struct model *tiny(void) {
+static struct model *tiny_model(void) {
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     return model_new(&c, 1, NUMERIC_EXACT);
@@ -127,13 +127,13 @@ static struct model *tiny(void) {
 /* The plan's counts are those of the run's log. */
 static void test_plan(void **state) {
     (void)state;
-    struct model *m = tiny();
+    struct model *m = tiny_model();
     struct train_options o = options();
     struct training_plan p;
     o.max_steps = 0;
     o.epochs = 2;
     o.bsz = 2;
-    char *a = data_write("a", "はい", 9), *b = data_write("b", "no", 4), *log_text = NULL;
+    char *a = write_samples("a", "はい", 9), *b = write_samples("b", "no", 4), *log_text = NULL;
     size_t log_size;
     struct train_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
                                 {.name = "b", .data = b, .eval_data = b}};
@@ -173,7 +173,7 @@ static void test_plan(void **state) {
 /* With evolution strategies, every member evaluates every sample. */
 static void test_members_plan(void **state) {
     (void)state;
-    struct model *m = tiny();
+    struct model *m = tiny_model();
     struct train_options o = options();
     struct es_options es;
     struct training_plan p;
@@ -182,7 +182,7 @@ static void test_members_plan(void **state) {
     o.max_steps = 0;
     o.epochs = 2;
     o.lora_dropout = 0;
-    char *a = data_write("a", "はい", 6), *log_text = NULL, *last;
+    char *a = write_samples("a", "はい", 6), *log_text = NULL, *last;
     size_t log_size;
     struct train_job job = {.name = "a", .data = a};
     assert_int_equal(sft_plan_make(m, &job, 1, &o, &es, NULL, &p, &err), OK);
@@ -213,12 +213,12 @@ static void test_members_plan(void **state) {
  * the last saved one. */
 static void test_nonfinite_loss(void **state) {
     (void)state;
-    struct model *m = tiny();
+    struct model *m = tiny_model();
     struct train_options o = options();
     o.save_steps = 1;
     o.lr = 1e30;
     o.max_grad_norm = 0;
-    char *a = data_write("a", "yes", 5);
+    char *a = write_samples("a", "yes", 5);
     char *saved = xasprintf("/tmp/shoal-test-sft-%d.state", (int)getpid()), hash[2][HASH_LEN];
     struct train_job job = {.name = "a", .data = a};
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
@@ -277,7 +277,7 @@ static void test_names(void **state) {
 }
 
 /* Bit l of `want`: layer l of six is adapted; 0: refused. */
-static void layers_check(const char *text, uint32_t want, const struct model_config *shape) {
+static void check_layers(const char *text, uint32_t want, const struct model_config *shape) {
     const char *argv[] = {"--layers", text, "--target", "v_proj"};
     struct train_options o;
     struct adapter_config c;
@@ -299,13 +299,13 @@ static void test_layers(void **state) {
     struct model_config shape;
     assert_int_equal(model_preset_find("fry", &shape, &err), OK);
     assert_int_equal(shape.n_layers, 6);
-    layers_check("all", 63, &shape);
-    layers_check("0-5", 63, &shape);
-    layers_check("4,5", 48, &shape);
-    layers_check("1 3-4", 26, &shape);
-    layers_check("0", 1, &shape);
+    check_layers("all", 63, &shape);
+    check_layers("0-5", 63, &shape);
+    check_layers("4,5", 48, &shape);
+    check_layers("1 3-4", 26, &shape);
+    check_layers("0", 1, &shape);
     static const char *const refused[] = {"6", "3-6", "4-3", "-1", "x", "2x", "1-", " ", "1-2-3"};
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++) layers_check(refused[i], 0, &shape);
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) check_layers(refused[i], 0, &shape);
 }
 
 static void test_options(void **state) {

@@ -211,8 +211,8 @@ static int module_karcher(const struct operands *x, int32_t i, const double *sha
     vector_scale(direction_share, x->n, 1 / sum);
     if (!karcher_mean(g, direction_share, x->n, coef))
         return error_set(err, ERR_NUMERIC,
-                         "the mean on the sphere of '%s' was not reached; take "
-                         "weights that differ less, none below 0",
+                         "the spherical mean of '%s' does not converge; use weights that differ "
+                         "less, none below 0",
                          proj_names[i % N_PROJ]);
     for (int p = 0; p < x->n; p++) coef[p] = norm[p] > 0 ? coef[p] * size / norm[p] : 0;
     return OK;
@@ -381,23 +381,23 @@ const struct adapter_operator crossover_operators[] = {
     {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER,
      WEIGHTING_FITNESS, MANY, NO_STEP, make_ratio},
     {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER,
-     WEIGHTING_NONE, TWO, "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
+     WEIGHTING_NONE, TWO, "fraction of their distance", 0.3f, -2, 2, make_extrapolate},
     {"slerp", "ΔW along the arc between the parents, module by module", OPERATOR_CROSSOVER,
      WEIGHTING_DELTA, TWO, NO_STEP, make_slerp},
     {"karcher", "ΔW's mean direction on the sphere, module by module: slerp of many",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_karcher},
     {"model_stock", "the sum of ΔW, smaller in each module the less the parents' directions agree",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_stock},
-    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
+    {"layer", "each layer from one parent, sampled by weight", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
      MANY, NO_STEP, make_layer},
-    {"module", "each projection from one parent, drawn by weight", OPERATOR_CROSSOVER,
+    {"module", "each projection from one parent, sampled by weight", OPERATOR_CROSSOVER,
      WEIGHTING_DELTA, MANY, NO_STEP, make_module},
-    {"split", "shares on one side of a drawn point, swapped on the other; along the arc",
-     OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO, "width of the passage, of all modules", 0, 0, 1,
-     make_split},
+    {"split", "single point: shares before a random module, swapped after it; along the arc",
+     OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
+     "width of the transition, as a fraction of all modules", 0, 0, 1, make_split},
     {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
-     "width of the passage, of all modules", 0, 0, 1, make_split_linear},
-    {"svd_mix", "singular triplets of ΔW, each from one parent, drawn by weight",
+     "width of the transition, as a fraction of all modules", 0, 0, 1, make_split_linear},
+    {"svd_mix", "singular triplets of ΔW, each from one parent, sampled by weight",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_svd},
     {0},
 };

@@ -82,7 +82,8 @@ static int source_split(struct task_source *s, uint64_t seed, struct error *err)
         rng_shuffle(&rng, s->indices[k], (size_t)s->n_indices[k]);
     }
     if (s->n_indices[0] && s->n_indices[1]) return OK;
-    return error_set(err, ERR_USAGE, "'%s' has too few questions to be parted", s->name);
+    return error_set(err, ERR_USAGE, "'%s' has too few questions to split between fitness and test",
+                     s->name);
 }
 
 static int source_open(struct evolve_run *r, const char *name, struct error *err) {

@@ -305,13 +305,13 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
         int32_t parent_rank = x->parents[p]->loras[i].r;
         if (*r && parent_rank && parent_rank != *r)
             return error_set(err, ERR_MISMATCH,
-                             "the parents' ranks differ (%d and %d in '%s'); merging of tensors "
-                             "needs equal ranks (take the operator that ends in _svd)",
+                             "the parents' ranks differ (%d and %d in '%s'); merging A and B needs "
+                             "equal ranks (use the operator that ends in _svd)",
                              (int)*r, (int)parent_rank, proj_names[i % N_PROJ]);
         *r = parent_rank ? parent_rank : *r;
     }
     if (*r && x->rank && x->rank != *r)
-        return error_set(err, ERR_USAGE, "rank %d asked for, but merging of tensors keeps %d",
+        return error_set(err, ERR_USAGE, "rank %d is requested, but merging A and B keeps rank %d",
                          (int)x->rank, (int)*r);
     return OK;
 }
@@ -403,31 +403,32 @@ MAKE(make_prune_svd, merge_delta, SPARSIFY_MAGNITUDE, false, true)
 const struct adapter_operator merge_operators[] = {
     {"delta_ties", "TIES on ΔW: trim, elect signs, disjoint mean", OPERATOR_CROSSOVER,
      WEIGHTING_DELTA, MANY, TRIMMED, delta_ties},
-    {"delta_dare", "DARE on ΔW: drop by chance, rescale, add up", OPERATOR_CROSSOVER,
-     WEIGHTING_DELTA, MANY, DENSITY, delta_dare},
-    {"delta_dare_ties", "DARE on ΔW, then signs elected and the disjoint mean", OPERATOR_CROSSOVER,
+    {"delta_dare", "DARE on ΔW: drop at random, rescale, sum", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
+     MANY, DENSITY, delta_dare},
+    {"delta_dare_ties", "DARE on ΔW, then sign election and the disjoint mean", OPERATOR_CROSSOVER,
      WEIGHTING_DELTA, MANY, DENSITY, delta_dare_ties},
-    {"delta_prune", "the largest elements of ΔW, added up", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
+    {"delta_prune", "the sum of the largest elements of ΔW", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
      ANY, DENSITY, delta_prune},
-    {"delta_breadcrumbs", "ΔW without its largest hundredth and its smallest elements, added up",
+    {"delta_breadcrumbs", "the sum of ΔW without its largest 1 % and its smallest elements",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs},
-    {"delta_breadcrumbs_ties", "the same, then signs elected and the disjoint mean",
+    {"delta_breadcrumbs_ties", "the same, with sign election and the disjoint mean",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs_ties},
-    {"delta_della", "DELLA on ΔW: drop the small likelier, rescale, elect signs, disjoint mean",
+    {"delta_della",
+     "DELLA on ΔW: drop at random, small ones more often, rescale, elect signs, disjoint mean",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_della},
-    {"delta_della_linear", "DELLA's dropping on ΔW, added up", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
-     MANY, DENSITY, delta_della_linear},
-    {"delta_sce", "SCE on ΔW: where parents differ most, weighed by squares, minority signs erased",
+    {"delta_della_linear", "DELLA's dropping on ΔW, then the sum", OPERATOR_CROSSOVER,
+     WEIGHTING_DELTA, MANY, DENSITY, delta_della_linear},
+    {"delta_sce", "SCE on ΔW: elements that differ most, weights by squares, minority signs erased",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, "share of differing elements kept", 0.5f, 0.01f, 1,
      delta_sce},
     {0},
 };
 const struct adapter_operator peft_operators[] = {
-    {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, NO_STEP,
+    {"linear", "PEFT: A and B summed separately", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, NO_STEP,
      make_linear},
-    {"cat", "PEFT: A and B side by side, of the added ranks: exact", OPERATOR_PEFT,
-     WEIGHTING_FACTORS, ANY, NO_STEP, make_cat},
-    {"svd", "PEFT: ΔW added up, with scales counted twice", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY,
+    {"cat", "PEFT: A and B concatenated, ranks add up: exact", OPERATOR_PEFT, WEIGHTING_FACTORS,
+     ANY, NO_STEP, make_cat},
+    {"svd", "PEFT: the sum of ΔW, with scales counted twice", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY,
      NO_STEP, make_svd},
     {"ties", "PEFT: TIES on A and on B", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, PEFT_DENSITY,
      make_ties},

@@ -93,7 +93,8 @@ static void add_scores(struct buf *b, const json_t *c) {
         buf_puts(b, " |\n");
     }
     if (isfinite(items)) buf_printf(b, "\nMeasured on %.0f questions.", items);
-    buf_puts(b, "\nSelection saw these scores: they flatter the best of a generation. Held-out "
+    buf_puts(b, "\nSelection used these scores, so those of the best of a generation are biased "
+                "upwards. Held-out "
                 "results are in the run's report.html.\n");
 }
 

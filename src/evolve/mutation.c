@@ -196,19 +196,19 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
 
 #define ONE OPERATOR_MUTATION, WEIGHTING_NONE, 1, 1
 const struct adapter_operator mutation_operators[] = {
-    {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
-     "deviation, of the tensor's", 0.1f, 0, 10, make_noise},
+    {"noise", "noise on three tensors in ten, relative to the tensor's standard deviation", ONE,
+     "standard deviation, relative to the tensor's", 0.1f, 0, 10, make_noise},
     {"noise_absolute", "noise on three tensors in ten, not relative to the tensor", ONE,
      "deviation", 0.01f, 0, 10, make_noise_absolute},
     {"spectrum", "singular values times exp of noise; keeps the norm", ONE, "deviation of the log",
      0.2f, 0, 4, make_spectrum},
-    {"rotate", "left or right singular directions turn; keeps the norm", ONE,
-     "noise, of a direction's length", 0.1f, 0, 4, make_rotate},
-    {"drop", "singular components go by chance", ONE, "probability of a component", 0.1f, 0, 1,
-     make_drop},
-    {"rank", "to the rank given, or a quarter up or down; new components are random", ONE,
+    {"rotate", "rotates left or right singular directions; keeps the norm", ONE,
+     "noise, relative to a direction's length", 0.1f, 0, 4, make_rotate},
+    {"drop", "random singular components are removed", ONE, "probability of a component", 0.1f, 0,
+     1, make_drop},
+    {"rank", "changes the rank to the given one, or by a quarter; new components are random", ONE,
      "norm of the new components, relative to the module's", 0.05f, 0, 1, make_rank},
-    {"reinit", "modules are initialised again, without effect at first", ONE,
+    {"reinit", "random modules are initialised again, without effect at first", ONE,
      "probability of a module", 0.1f, 0, 1, make_reinit},
     {0},
 };

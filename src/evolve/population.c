@@ -169,10 +169,10 @@ static int options_check(const struct evolve_options *o, const struct fitness_op
                            f->cooperation > 0 || f->novelty > 0 ||
                            strcmp(o->selection, "lexicase") == 0;
     if (f->race && needs_all_items)
-        return error_set(err, ERR_USAGE,
-                         "a race asks candidates different numbers of questions: it goes with "
-                         "performance alone, without cooperation, novelty, share, archive, roles "
-                         "and lexicase");
+        return error_set(
+            err, ERR_USAGE,
+            "a race gives candidates different numbers of questions: it works with performance "
+            "only, without cooperation, novelty, fitness sharing, archive, roles and lexicase");
     return OK;
 }
 

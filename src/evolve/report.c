@@ -77,7 +77,7 @@ static void interval_bar(struct buf *b, double v, double lo, double hi) {
 static void results_table(struct buf *b, const json_t *table) {
     size_t i;
     json_t *row;
-    buf_puts(b, "<h2>Held-out questions</h2><table><tr><th>who<th class=n>n<th "
+    buf_puts(b, "<h2>Held-out questions</h2><table><tr><th>name<th class=n>n<th "
                 "class=n>accuracy<th>95 % interval<th>"
                 "<th class=n>tokens read<th class=n>written</tr>\n");
     json_array_foreach (table, i, row) {
@@ -135,11 +135,11 @@ static void retention_table(struct buf *b, const json_t *list) {
     size_t i;
     json_t *row;
     if (!json_array_size(list)) return;
-    buf_puts(b, "<h2>What was not trained for</h2><p class=soft>Families that fitness never asks: "
-                "the best founder beside the best of the last generation, on the same questions."
-                "</p>" WIDE_TABLE
-                "<tr><th>family<th class=n>n<th class=n>founder<th><th class=n>evolved"
-                "<th><th class=n>points<th>95 % interval<th class=n>p<th>verdict</tr>\n");
+    buf_puts(
+        b, "<h2>Retention</h2><p class=soft>Families that fitness never asks: "
+           "the best founder and the best candidate of the last generation, on the same questions."
+           "</p>" WIDE_TABLE "<tr><th>family<th class=n>n<th class=n>founder<th><th class=n>evolved"
+           "<th><th class=n>points<th>95 % interval<th class=n>p<th>verdict</tr>\n");
     json_array_foreach (list, i, row) {
         const char *verdict = retention_verdict(row);
         struct stats_interval d = json_interval(row, "diff");
@@ -272,9 +272,10 @@ static void diversity_plot(const struct evolve_report *r) {
     if (points) {
         buf_puts(r->b, "<h2>Diversity by generation</h2>");
         plot_curves(r->b, "diversity by generation", "generation", c, names, ARRAY_LEN(keys));
-        buf_puts(r->b, "<p class=soft>Between every two candidates: ‖ΔW − ΔW′‖ over their mean "
-                       "norm (1.4 for unrelated ones), and the Jensen-Shannon divergence of their "
-                       "answers.</p>\n");
+        buf_puts(r->b,
+                 "<p class=soft>Over all pairs of candidates: ‖ΔW − ΔW′‖ divided by their mean "
+                 "norm (1.4 for unrelated ones), and the Jensen-Shannon divergence of their "
+                 "answers.</p>\n");
     }
     free(c);
 }
@@ -409,8 +410,8 @@ static void archive_map(const struct evolve_report *r) {
                    "</text><text x=\"182\" y=\"14\" text-anchor=\"end\" class=soft>second ↑</text>"
                    "</svg>\n");
     buf_printf(r->b,
-               "<p class=soft>The fittest that did so, by two descriptors of behaviour; the "
-               "fuller the colour the fitter, from %.4f to %.4f.%s Filled: %.1f %% of the cells; "
+               "<p class=soft>The fittest candidate of each cell, by two descriptors of behaviour; "
+               "darker is fitter, from %.4f to %.4f.%s Filled: %.1f %% of the cells; "
                "QD score %.4g.</p>\n",
                range.lo, range.hi,
                side < json_number_or_nan(archive, "bins") ? " Each square is several cells." : "",
@@ -512,9 +513,8 @@ static void debate_section(struct buf *b, const json_t *debate) {
     json_t *v;
     if (!debate) return;
     buf_printf(b,
-               "<h2>The debate</h2><p>Hearing the others made %.0f answers right and %.0f wrong. "
-               "Worth of each agent by "
-               "leave-one-out (points, 95 %% interval):",
+               "<h2>The debate</h2><p>After the others' answers, %.0f answers became right and "
+               "%.0f wrong. Leave-one-out contribution of each agent (points, 95 %% interval):",
                json_number_or_nan(debate, "became_right"),
                json_number_or_nan(debate, "became_wrong"));
     json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
@@ -536,7 +536,7 @@ static void manifest_section(struct buf *b, const json_t *manifest) {
     json_t *shown = json_copy((json_t *)(uintptr_t)manifest);
     json_object_del(shown, "adapters");
     char *text = json_dumps(shown, JSON_INDENT(2) | JSON_SORT_KEYS);
-    buf_puts(b, "<h2>What this depends on</h2><pre>");
+    buf_puts(b, "<h2>Inputs</h2><pre>");
     html_escape(b, text ? text : "");
     buf_puts(b, "</pre>\n");
     free(text);

@@ -186,12 +186,12 @@ static void tree_caption(const struct tree_layout *d) {
     buf_puts(d->r->b, "<p class=soft>");
     if (!d->is_complete)
         buf_printf(d->r->b,
-                   "Only ancestors of the last generation's best are shown, of %d the %d through "
-                   "which most of its ancestry came; %d candidates lived. ",
+                   "Only ancestors of the last generation's best are shown: of %d ancestors, the "
+                   "%d with the largest share of its ancestry. The run had %d candidates. ",
                    ancestors, shown, d->l->n);
-    buf_puts(d->r->b, "A row holds who was born in that generation; numbers are fitness when first "
-                      "measured. Red: the best of the last generation; blue: its ancestors, and "
-                      "the wider a line, the more of its ancestry came that way.</p>\n");
+    buf_puts(d->r->b, "A row has the candidates whose first generation it is; numbers are their "
+                      "fitness in it. Red: the best of the last generation. Blue: its ancestors; "
+                      "the width of a line is the share of its ancestry.</p>\n");
 }
 
 void evolve_report_tree(const struct evolve_report *r) {
@@ -267,9 +267,8 @@ static void cohorts_plot(const struct evolve_report *r) {
     }
     buf_puts(r->b, "<h2>Survival</h2>");
     plot_curves(r->b, "survival", "generations after birth", c, (const char *const *)names, n + 1);
-    buf_puts(r->b, "<p class=soft>Share of candidates that are still there so many generations "
-                   "after birth; those there at the end count as far as they are known "
-                   "(Kaplan-Meier).</p>\n");
+    buf_puts(r->b, "<p class=soft>Share of candidates that survive that many generations; "
+                   "candidates of the last generation are censored (Kaplan-Meier estimate).</p>\n");
     for (int i = 0; i <= n; i++) free(names[i]);
     free(c);
 }
@@ -323,8 +322,8 @@ static void founder_shares_plot(const struct evolve_report *r) {
     buf_puts(r->b, "<h2>Founders' lines</h2>");
     plot_curves(r->b, "ancestry by founder", "generation", c, (const char *const *)names, n);
     buf_puts(r->b, "<p class=soft>Share of a generation's ancestry, in percent. A child's ancestry "
-                   "is its parents' by the share that each had in "
-                   "the blend. Figures beside the names are of the last generation.</p>\n");
+                   "is that of its parents, weighted by the blend. Numbers beside the names are of "
+                   "the last generation.</p>\n");
     for (int i = 0; i < n; i++) free(names[i]);
     free(flow);
     free(c);

@@ -531,7 +531,7 @@ static int read_forks(struct evolve_run *r, struct error *err) {
     size_t n = json_array_size(list), i;
     int rc = !v && path_exists(path) ? err->code : OK;
     if (v && (n < 1 || n > MAX_SEGMENTS || !*json_get_string(v, "from")))
-        rc = error_set(err, ERR_FORMAT, "'%s' names no run and its segments", path);
+        rc = error_set(err, ERR_FORMAT, "'%s' has no 'from' or no 'segments'", path);
     if (rc == OK && v) r->parent_id = xstrdup(json_get_string(v, "from"));
     if (rc == OK && v) r->forks = xcalloc(n, sizeof *r->forks);
     json_array_foreach (list, i, s) {
@@ -682,7 +682,8 @@ static int write_fork_json(const struct evolve_run *parent, const char *dir, int
         const struct evolve_recipe *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
         char *name = xasprintf("recipe.%d.yaml", n++), *path = path_join(dir, name);
         rc = n > MAX_SEGMENTS
-                 ? error_set(err, ERR_STATE, "a fork of more than %d forks", MAX_SEGMENTS - 1)
+                 ? error_set(err, ERR_STATE, "a fork of a run that was forked %d times",
+                             MAX_SEGMENTS - 1)
                  : file_write(path, o->text, strlen(o->text), err);
         json_array_append_new(
             segments, segment_json(last ? generation : parent->forks[i].until, name, o->seed));

@@ -367,7 +367,7 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
                          "operator '%s' takes %d parents, and there are %d founders", h->op->name,
                          h->op->most, r->n_founders);
     if (h->n_weight_sets > 1 && strcmp(h->op->name, "delta") != 0)
-        return error_set(err, ERR_USAGE, "weights of each layer's own are of 'delta', not of '%s'",
+        return error_set(err, ERR_USAGE, "per_layer needs merge_operator 'delta', not '%s'",
                          h->op->name);
     return OK;
 }
@@ -469,7 +469,7 @@ static int method_coefficients(struct evolve_run *r, struct error *err) {
         progress_update(&bar, g, NULL);
     }
     progress_finish(&bar, NULL);
-    if (rc == OK && g == 1) log_warn("evolve.flops allow no generation beyond the founders");
+    if (rc == OK && g == 1) log_warn("evolve.max_flops allows no generation after the founders");
     if (rc == OK && g > 1) rc = coef_search_finish(h, g, tokens, flops, err);
     search_free(h->search);
     free(h);
@@ -491,13 +491,13 @@ static int method_merge(struct evolve_run *r, struct error *err) {
 }
 
 const struct search_method search_methods[] = {
-    {"breed", "a population of adapters: selection, crossover, mutation, bursts of gradient",
+    {"breed", "a population of adapters: selection, crossover, mutation, fine-tuning of children",
      method_breed},
     {"coefficients", "the founders' coefficients, by the searcher of section 'search': cma, pso …",
      method_coefficients},
-    {"merge", "all founders once, with equal weights", method_merge},
-    {"gradient", "the best founder learns by LoRA gradient", method_gradient},
-    {"es", "the best founder learns by evolution strategies", method_es},
+    {"merge", "all founders merged once, with equal weights", method_merge},
+    {"gradient", "the best founder is fine-tuned", method_gradient},
+    {"es", "the best founder is trained by evolution strategies", method_es},
     {"none", "founders only", method_none},
     {0},
 };

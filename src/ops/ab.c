@@ -53,8 +53,7 @@ static struct ab_experiment *experiment_find_existing(const struct ab *ab, const
                                                       struct error *err) {
     struct ab_experiment *e = experiment_find(ab, name);
     if (e && e->state != DELETED) return e;
-    error_set(err, ERR_MISSING, "there is no experiment '%.64s'; GET /v1/ab lists those there are",
-              name);
+    error_set(err, ERR_MISSING, "there is no experiment '%.64s'; GET /v1/ab lists all", name);
     return NULL;
 }
 
@@ -220,8 +219,8 @@ static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, s
     json_decref(events);
     if (rc == ERR_STATE)
         error_wrap(err,
-                   "another server has written to '%s', and one at a time may: stop it, and "
-                   "start this one again",
+                   "another server has written to '%s', which only one may use: stop it, and "
+                   "restart this one",
                    ab->path);
     return rc;
 }
@@ -558,7 +557,8 @@ static int start_check(const struct ab *ab, const struct ab_spec *p, struct erro
                          p->model);
     if (!e && ab->n >= MAX_NAMES)
         return error_set(err, ERR_STATE,
-                         "experiments have had %d names, which are kept; use one of a deleted one",
+                         "there have been experiments of %d names, which is the limit; reuse the "
+                         "name of a deleted one",
                          MAX_NAMES);
     if (n_experiments >= MAX_EXPERIMENTS)
         return error_set(err, ERR_STATE, "there are %d experiments; delete some first",
@@ -596,7 +596,7 @@ json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
     json_t *out = NULL;
     if (strcmp(p->arms[0]->hash, p->arms[1]->hash) == 0) {
         error_set(err, ERR_USAGE,
-                  "'%s' and '%s' have the same content: there is nothing to find out", p->names[0],
+                  "'%s' and '%s' have the same content: there is nothing to compare", p->names[0],
                   p->names[1]);
         return NULL;
     }

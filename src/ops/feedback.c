@@ -159,11 +159,10 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *is
     if (!row) row = reply_find(ab, id);
     if (row && strcmp(json_get_string(row, "key"), key ? key : "") == 0) return row;
     json_decref(row);
-    error_set(
-        err, ERR_MISSING,
-        "there is no reply '%.40s' that can be rated: the last %d can, since the server began "
-        "and with the key that asked",
-        id, MAX_REPLIES);
+    error_set(err, ERR_MISSING,
+              "there is no reply '%.40s' that can be rated: only the last %d replies since the "
+              "server started can, with the key of their request",
+              id, MAX_REPLIES);
     return NULL;
 }
 

@@ -290,7 +290,7 @@ static int add_event_parse(json_t *event, struct api_key *x, struct error *err) 
         return error_set(err, ERR_FORMAT, "%s", je.text);
     if (!hash_is_valid(hash) || strlen(tail) != TAIL || tail[strspn(tail, BASE64URL)] ||
         limit[5] < 0 || limit[5] > COUNT_MAX)
-        return error_set(err, ERR_FORMAT, "no hash, no tail or no time of making");
+        return error_set(err, ERR_FORMAT, "invalid hash, tail or creation time");
     *x = (struct api_key){
         .created = limit[5],
         .spec = {scopes_parse(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
@@ -313,7 +313,7 @@ static int add_apply(struct keys *k, json_t *event, struct error *err) {
     int rc = add_event_parse(event, &x, err);
     if (rc != OK) return rc;
     if (key_find(k, x.id) >= 0 || key_find_by_name(k, x.name) >= 0)
-        return error_set(err, ERR_FORMAT, "a key or a name is there twice");
+        return error_set(err, ERR_FORMAT, "a key or a name occurs twice");
     rc = usage_load(k, x.id, &x.used, err);
     if (rc == OK) key_append(k, &x);
     return rc;
@@ -328,7 +328,7 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
         return error_set(err, ERR_FORMAT, "%s", je.text);
     int i = key_find(k, id);
     if (i < 0 || k->v[i].is_fixed || at <= 0 || at > COUNT_MAX)
-        return error_set(err, ERR_FORMAT, "no key or no time of revoking");
+        return error_set(err, ERR_FORMAT, "unknown key or invalid time");
     pthread_mutex_lock(&k->table_lock);
     k->v[i].revoked = at;
     pthread_mutex_unlock(&k->table_lock);

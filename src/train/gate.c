@@ -97,7 +97,7 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
 static const char *reason_not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)
-        return "so few held-out samples cannot show anything at this alpha; give more";
+        return "so few held-out samples cannot be significant at this alpha; give more";
     if (g->gain.value <= 0) return "it is not better on the held-out samples";
     if (g->p > alpha) return "it is better on the held-out samples, but not beyond chance";
     return NULL;
@@ -114,7 +114,8 @@ void gate_decide(struct gate *g, double alpha, double tolerance) {
         snprintf(g->why, sizeof g->why,
                  "on the samples to retain it may lose %.4g nats per token, more than %.4g%s",
                  g->retain.n > 1 ? -g->retain.gain.lo : (double)INFINITY, tolerance,
-                 g->retain.gain.value >= -tolerance ? "; more samples would tell" : "");
+                 g->retain.gain.value >= -tolerance ? "; more samples would narrow the interval"
+                                                    : "");
     else
         snprintf(g->why, sizeof g->why, "%s",
                  g->eval.n     ? "it is better on the held-out samples"

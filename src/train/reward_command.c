@@ -58,7 +58,7 @@ static int split_command(const char *text, struct strings *out, struct error *er
             in_word = true;
         }
     }
-    if (quote) return error_set(err, ERR_USAGE, "command '%s' has an open quote", text);
+    if (quote) return error_set(err, ERR_USAGE, "command '%s' has an unclosed quote", text);
     return out->n ? OK : error_set(err, ERR_USAGE, "the reward's command is empty");
 }
 
@@ -344,7 +344,8 @@ static int sandbox_paths_make(struct reward_command *c, const struct rl_options 
     if (is_exposed)
         strings_add(&c->read, working_dir);
     else if (!rc && !path_access_hook)
-        log_info("reward commands see of '%s' only files that they name; --reward-read shows more",
+        log_info("reward commands can read only those files of '%s' that they name; --reward-read "
+                 "adds more",
                  working_dir);
     c->dir = xstrdup(is_exposed || names_file ? working_dir : "/tmp");
     strings_add_all(&c->read, &o->reward_read);

@@ -423,7 +423,7 @@ static void gated_job_release(struct gated_job *t) {
 static int run_close(struct recorded_run *r, int rc, struct error *err) {
     struct error ignored; // only the first error is reported
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
-    if (rc == OK) log_info("'%s/report.html' shows it", r->dir);
+    if (rc == OK) log_info("the report is '%s/report.html'", r->dir);
     if (rc == OK && r->n_rejected) rc = rejected_error(r, err);
     for (int i = 0; i < r->q->n; i++) gated_job_release(&r->gated_jobs[i]);
     train_log_free(r->log);
@@ -446,7 +446,8 @@ static int run_locked(const struct train_request *q, const struct train_output *
         rc = train_run(q, checkpoint, &callbacks, err);
     }
     if (rc == OK && run_finish(&r, err) != OK)
-        rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
+        rc = error_wrap(err, "training is complete and in '%s', but its result cannot be saved",
+                        checkpoint);
     if (rc == OK) unlink(checkpoint);
     rc = run_close(&r, rc, err);
     free(checkpoint);

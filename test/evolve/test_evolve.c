@@ -1313,7 +1313,7 @@ static void test_bad_recipes(void **state) {
     assert_recipe_refused(TWO TASK "evolve: {finetune_steps: 3}\n", "evolve.finetune_data");
     assert_recipe_refused(TWO TASK "evolve: {search: es, finetune_data: x}\nes: {population: 3}\n",
                           "odd");
-    assert_recipe_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
+    assert_recipe_refused(TWO TASK "fitness: {race: true}\n", "performance only");
     assert_recipe_refused(TWO TASK "fitness: {metric: feeling}\n", "feeling");
     assert_recipe_refused(TWO TASK "fitness: {distance: far}\n", "js, disagreement or embedding");
     assert_recipe_refused(TWO TASK "chain_of_thought: false\nfitness: {distance: embedding}\n",

@@ -942,10 +942,10 @@ static const struct damage {
     {"UPDATE logs SET event = json_set(event, '$.scopes', json('[]')) WHERE seq = 1",
      "needs scopes"},
     {"UPDATE logs SET event = json_set(event, '$.name', 'a b') WHERE seq = 1", "the name of"},
-    {"UPDATE logs SET event = json_set(event, '$.hash', 'abc') WHERE seq = 1", "no hash"},
+    {"UPDATE logs SET event = json_set(event, '$.hash', 'abc') WHERE seq = 1", "invalid hash"},
     {"UPDATE logs SET event = json_set(event, '$.tail', 'a' || char(27) || '[m') WHERE seq = 1",
-     "no tail"},
-    {"UPDATE logs SET event = json_set(event, '$.created', -1) WHERE seq = 1", "time of making"},
+     "tail or creation"},
+    {"UPDATE logs SET event = json_set(event, '$.created', -1) WHERE seq = 1", "creation time"},
     {"UPDATE logs SET event = json_set(event, '$.name', 'one') WHERE seq = 2", "twice"},
     {"UPDATE logs SET event = json_set((SELECT event FROM logs WHERE seq = 1), '$.seq', 2, "
      "'$.name', 'new') WHERE seq = 2",

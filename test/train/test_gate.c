@@ -96,7 +96,7 @@ static void test_decisions(void **state) {
         {0, 0, 0, 0, 0, 0, true, "nothing was held out"},
         {40, 0.2, 0.1, 40, 0, 0.01, true, "it is better"},
         {40, 0.2, 0.1, 40, -0.2, 0.01, false, "may lose"},
-        {40, 0.2, 0.1, 40, -0.04, 0.2, false, "more samples would tell"},
+        {40, 0.2, 0.1, 40, -0.04, 0.2, false, "more samples would narrow"},
         {40, 0.2, 0.1, 40, -0.04, 0.001, true, "it is better"}, /* a loss within the tolerance */
         {40, 0.2, 0.1, 1, 0, 0, false, "may lose"},
         {0, 0, 0, 40, -0.2, 0.01, false, "may lose"},

@@ -546,7 +546,7 @@ static void check_refusals(void) {
     } cases[] = {
         {"fame", "is not known", 1},
         {"command:", "is empty", 1},
-        {"command:a 'b", "open quote", 1},
+        {"command:a 'b", "unclosed quote", 1},
         {"command:/no/such/program", "cannot run", 1},
         {"command:true", "expected a number", 5},
         {"command:cat", "expected a number", 5},

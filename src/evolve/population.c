@@ -345,8 +345,8 @@ static void archive_update(struct population *p) {
     }
 }
 
-/* Sorts the evaluation as the candidates, and removes the re-evaluated parents. all: number of
- * candidates with them. */
+/* Sorts the evaluation in the order of the candidates, and removes the re-evaluated parents. n_all:
+ * number of candidates with them. */
 static void evaluation_reorder(struct evaluation *a, const int *order, int n, int n_all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
@@ -456,7 +456,7 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
     return operator_rescale(child, norm);
 }
 
-/* The weights of two parents for an operator; NULL: it has none. */
+/* The weights of two parents for an operator; NULL: the operator takes no weights. */
 static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
                                 const struct candidate *b, double t, float w[2]) {
     bool fitness = op->shares == WEIGHTING_FITNESS;
@@ -477,9 +477,8 @@ static int make_crossover(const struct population *p, const struct adapter_opera
     }
     float w[2];
     double t = p->o->blend_min + (p->o->blend_max - p->o->blend_min) * (double)rng_uniform(rng);
-    float step =
-        op->step *
-        (0.5f + rng_uniform(rng)); // with a fixed step, all children of a pair would be equal
+    /* With a fixed step, all children of a pair would be equal. */
+    float step = op->step * (0.5f + rng_uniform(rng));
     if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
     if (op->shares != WEIGHTING_NONE) out->blend = t;
     struct adapter *parents[2] = {a->adapter, b->adapter};
@@ -571,9 +570,8 @@ static int add_reevaluated_parents(const struct population *p, struct candidate 
             for (int j = 0; j < n_all; j++)
                 is_present |= strcmp(next[j].name, next[i].parents[k]) == 0;
             const struct candidate *c = is_present ? NULL : find_candidate(p, next[i].parents[k]);
-            for (int i_archived = 0; !is_present && !c && i_archived < p->n_archived; i_archived++)
-                if (strcmp(p->archived[i_archived].name, next[i].parents[k]) == 0)
-                    c = &p->archived[i_archived];
+            for (int j = 0; !is_present && !c && j < p->n_archived; j++)
+                if (strcmp(p->archived[j].name, next[i].parents[k]) == 0) c = &p->archived[j];
             if (c && n_all < MAX_CANDIDATES) candidate_copy(&next[n_all++], c);
         }
     return n_all - n;

@@ -224,8 +224,8 @@ void evolve_report_tree(const struct evolve_report *r) {
 
 /* survival */
 
-/* Of the nodes whose first generation is in [from, to), counts those that survived age `age`, and
- * those that ended at that age. Nodes that are in the last generation are censored. */
+/* Counts nodes whose first generation is in [from, to): those that survived age `age`, and those
+ * that ended at that age. Nodes that are in the last generation are censored. */
 static void count_at_risk(const struct lineage *l, int from, int to, int age, int *n_survived,
                           int *n_ended) {
     *n_survived = *n_ended = 0;

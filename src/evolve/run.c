@@ -74,7 +74,7 @@ static int check_unused(struct evolve_run *r, struct error *err) {
     json_t *row = store_run_get(r->store, r->id, &missing);
     json_decref(row);
     return row ? error_set(err, ERR_STATE,
-                           "run '%s' is there already; continue it with 'shoal resume %s'", r->id,
+                           "run '%s' already exists; continue it with 'shoal resume %s'", r->id,
                            r->id)
                : OK;
 }
@@ -682,8 +682,7 @@ static int write_fork_json(const struct evolve_run *parent, const char *dir, int
         const struct evolve_recipe *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
         char *name = xasprintf("recipe.%d.yaml", n++), *path = path_join(dir, name);
         rc = n > MAX_SEGMENTS
-                 ? error_set(err, ERR_STATE, "a fork of a run that was forked %d times",
-                             MAX_SEGMENTS - 1)
+                 ? error_set(err, ERR_STATE, "forks of forks are limited to %d", MAX_SEGMENTS - 1)
                  : file_write(path, o->text, strlen(o->text), err);
         json_array_append_new(
             segments, segment_json(last ? generation : parent->forks[i].until, name, o->seed));
@@ -721,7 +720,7 @@ json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int genera
     o.zero_adapters = parent_recipe.zero_adapters;
     char *fork_id = new_id ? xstrdup(new_id) : make_id(env, o.seed),
          *dir = path_join(env->root, fork_id);
-    if (rc == OK && path_exists(dir)) rc = error_set(err, ERR_STATE, "'%s' is there already", dir);
+    if (rc == OK && path_exists(dir)) rc = error_set(err, ERR_STATE, "'%s' already exists", dir);
     if (rc == OK) rc = write_fork_json(&parent, dir, generation, err);
     if (rc == OK) log_info("run %s continues %s from generation %d", fork_id, id, generation);
     if (rc == OK) result = execute(&run_env, &o, fork_id, true, err);

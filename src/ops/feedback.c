@@ -219,7 +219,7 @@ static void row_set_rating(json_t *row, const struct feedback_rating *o) {
     json_object_set_new(row, "updated", json_integer((json_int_t)time(NULL)));
 }
 
-/* The arm of a row; *place: the index of its outcome, -1: it has none yet. */
+/* The arm of a row; *place: the index of its outcome; -1: no outcome yet. */
 static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),

@@ -335,8 +335,9 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
     return OK;
 }
 
-/* Applies an event to the table. Events are numbered, so that a deleted one is detected. Keys are
- * changed only with store_lock held, so its holder may read them without table_lock. */
+/* Applies an event to the table. Events are numbered, so that a deleted one is detected. Fields of
+ * keys that events set change only with store_lock held, so its holder may read them without
+ * table_lock. */
 static int event_apply(struct keys *k, json_t *event, struct error *err) {
     const char *op = json_get_string(event, "op");
     int rc;

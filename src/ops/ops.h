@@ -327,7 +327,7 @@ enum { AB_NAME_LEN = 65 };
 struct adapter;
 struct adapter_pool;
 struct model;
-struct ab_options {   /* what it points to is borrowed until ab_close, except the path */
+struct ab_options {   /* its pointers are borrowed until ab_close, except the path */
     const char *path; /* the file of experiments and ratings; copied */
     struct model *model;
     struct adapter_pool *pool;

@@ -31,7 +31,7 @@ struct train_job {
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
-/* What callbacks get after an update or, with rewards, after a step of several updates. */
+/* The argument of callbacks after an update or, with rewards, after a step of several updates. */
 struct train_event {
     int64_t step, steps;              /* steps done, total */
     double lr, seconds, tokens_per_s; /* seconds since the run began or continued */

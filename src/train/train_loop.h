@@ -43,7 +43,7 @@ struct train_loop {
     enum lr_schedule schedule;
     int64_t saved;                    /* the step that `checkpoint` holds; -1: none */
     double run_started, step_started; /* clock times; of the run, since it was begun or resumed */
-    /* of the last update; tokens and targets are those of the whole step */
+    /* statistics of the last update, with the tokens and targets of the whole step */
     struct update_stats stats;
     double lr; /* learning rate of the last update */
 };
@@ -64,7 +64,7 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
 /* Maximum number of tokens of a sample. */
 int32_t train_loop_max_length(const struct train_loop *c);
 /* Number of steps: the options' max_steps or, if that is 0, enough for their epochs of `n` samples
- * at `per_step` samples a step. */
+ * with `per_step` samples per step. */
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step);
 /* Makes the trainer and the initial adapters: those of the jobs, or new ones. */
 int train_loop_begin(struct train_loop *c, struct error *err);

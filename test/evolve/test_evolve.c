@@ -373,8 +373,8 @@ static void test_factor_blend(void **state) {
     breeding_close(&g);
 }
 
-/* An operator whose children regress is dropped, because of its own children only; the other
- * operator stays, and its step adapts to the measured divergence. */
+/* An operator whose children regress is dropped; the children of other operators do not count. The
+ * other operator stays, and its step adapts to the measured divergence. */
 static void test_regressing_operator_is_dropped(void **state) {
     (void)state;
     struct breeding g;
@@ -990,7 +990,7 @@ static void test_existing_run_is_refused(void **state) {
     file_append(recipe_path, "vote: majority\n", &old);
     assert_null(run_once("ref", false, false, 1, &err));
     assert_int_equal(err.code, ERR_STATE);
-    assert_non_null(strstr(err.text, "'r' is there already"));
+    assert_non_null(strstr(err.text, "'r' already exists"));
     file_restore(recipe_path, &old);
     assert_int_equal(file_read(recipe, 1 << 20, &kept, &err), OK);
     assert_null(strstr(kept.data, "vote"));

@@ -664,8 +664,8 @@ static void assert_chart(const char *page, const char *label, const char *x_titl
     free(c);
 }
 
-/* Of three founders, one survives one generation and none survives two. Of the two candidates of
- * generation 1, one was removed, and the other is censored. */
+/* One of three founders survives one generation, and none survives two. One of the two candidates
+ * of generation 1 was removed; the other is censored. */
 static void test_page_survival(void **state) {
     (void)state;
     char *page = write_page_of_run(decorated_run());

@@ -1,5 +1,5 @@
 /*
- * test_keys: API keys: admission, waiting times, usage and what is stored; several handles and
+ * test_keys: API keys: admission, waiting times, usage and stored data; several handles and
  * processes; damaged stores; and the command.
  *
  * Tests pass the time to the functions, except those of the module's own thread.

@@ -1,8 +1,8 @@
 /*
  * async_reply: a thread, its events, and the stream that reads them.
  *
- * Invariants: `out` and `done` are under the lock; only the thread writes them, only a stream takes
- * from them. The stream reads the remaining events after the work is done, before it ends.
+ * Invariants: the lock guards `out` and `done`; only the thread appends to `out` and sets `done`,
+ * and only the stream removes from `out`. The stream sends the remaining events before it ends.
  */
 #define _GNU_SOURCE
 #include "serve/async_reply.h"
@@ -18,14 +18,14 @@ struct async_reply {
     struct async_reply_work work;
     char *key; /* the id of the request's key; NULL: no key */
     bool stream, stop;
-    int refs; /* one of the thread, one of the stream */
+    int refs; /* the thread holds one, the stream holds one */
 
     pthread_mutex_t lock;
     struct buf out; /* events not sent yet */
     bool done;
 };
 
-static void live_release(struct async_reply *l) {
+static void async_reply_release(struct async_reply *l) {
     if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     exchange_release(l->x);
     pthread_mutex_destroy(&l->lock);
@@ -34,7 +34,7 @@ static void live_release(struct async_reply *l) {
     free(l);
 }
 
-static void live_cancel(void *ctx) {
+static void async_reply_cancel(void *ctx) {
     struct async_reply *l = ctx;
     __atomic_store_n(&l->stop, true, __ATOMIC_RELEASE);
 }
@@ -49,8 +49,8 @@ void async_reply_add_usage(struct async_reply *l, const struct token_usage *u) {
 
 /* events */
 
-/* Reals have all digits, as in a reply. */
-static void event_put(struct async_reply *l, const char *event, json_t *v, bool done) {
+/* Floats have 17 digits, as in a reply without a stream. */
+static void event_append(struct async_reply *l, const char *event, json_t *v, bool done) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
     json_decref(v);
@@ -65,12 +65,12 @@ static void event_put(struct async_reply *l, const char *event, json_t *v, bool 
 
 void async_reply_event(struct async_reply *l, const char *event, json_t *v) {
     if (l->stream)
-        event_put(l, event, v, false);
+        event_append(l, event, v, false);
     else
         json_decref(v);
 }
 
-static enum stream_status live_pull(void *ctx, struct buf *out) {
+static enum stream_status async_reply_pull(void *ctx, struct buf *out) {
     struct async_reply *l = ctx;
     pthread_mutex_lock(&l->lock);
     buf_add(out, l->out.data, l->out.len);
@@ -80,25 +80,25 @@ static enum stream_status live_pull(void *ctx, struct buf *out) {
     return done ? STREAM_END : out->len ? STREAM_MORE : STREAM_WAIT;
 }
 
-static void live_close(void *ctx, bool finished) {
+static void async_reply_close(void *ctx, bool finished) {
     struct async_reply *l = ctx;
-    if (!finished) live_cancel(l);
-    live_release(l);
+    if (!finished) async_reply_cancel(l);
+    async_reply_release(l);
 }
 
 /* the thread */
 
-static void live_end(struct async_reply *l, json_t *result, const struct error *err) {
+static void async_reply_finish(struct async_reply *l, json_t *result, const struct error *err) {
     if (l->stream)
-        event_put(l, result ? "result" : "error", result ? result : api_error_json(err, false),
-                  true);
+        event_append(l, result ? "result" : "error", result ? result : api_error_json(err, false),
+                     true);
     else if (result)
         exchange_reply_json(l->x, 200, result);
     else
         api_fail_error(l->x, err, NULL);
 }
 
-static void *live_thread(void *ctx) {
+static void *async_reply_thread(void *ctx) {
     struct async_reply *l = ctx;
     struct server *s = l->s;
     struct error err;
@@ -106,20 +106,20 @@ static void *live_thread(void *ctx) {
     l->work.release(l->work.ctx);
     if (__atomic_load_n(&l->stop, __ATOMIC_ACQUIRE))
         metric_add(metric_get(s->metrics, METRIC_CANCELLED), 1);
-    live_end(l, result, &err);
-    live_release(l);
+    async_reply_finish(l, result, &err);
+    async_reply_release(l);
     __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
-/* No thread could be created. */
-static void live_thread_refused(struct async_reply *l) {
+/* Replies with an error because the thread could not be created. */
+static void async_reply_thread_failed(struct async_reply *l) {
     struct server *s = l->s;
     struct error err;
     error_set(&err, ERR_MEMORY, "the server is short of memory; try again later");
     l->work.release(l->work.ctx);
-    live_end(l, NULL, &err);
-    live_release(l);
+    async_reply_finish(l, NULL, &err);
+    async_reply_release(l);
     __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
 }
 
@@ -143,13 +143,13 @@ void async_reply_start(struct server *s, struct exchange *x, bool stream,
                               .stream = stream,
                               .refs = stream ? 2 : 1};
     pthread_mutex_init(&l->lock, NULL);
-    struct stream_source source = {live_pull, live_close, l, ": thinking\n\n"};
+    struct stream_source source = {async_reply_pull, async_reply_close, l, ": thinking\n\n"};
     if (stream)
         exchange_stream(x, 200, "text/event-stream", &source);
     else
-        exchange_on_disconnect(x, live_cancel, l);
-    if (pthread_create(&thread, NULL, live_thread, l) == 0)
+        exchange_on_disconnect(x, async_reply_cancel, l);
+    if (pthread_create(&thread, NULL, async_reply_thread, l) == 0)
         pthread_detach(thread);
     else
-        live_thread_refused(l);
+        async_reply_thread_failed(l);
 }

@@ -1,10 +1,10 @@
 /*
- * async_reply: long work for one request, with progress events for its client.
+ * async_reply: a reply that a separate thread computes, with progress events for the client.
  *
- * The work runs in a separate thread. Without streaming the client gets the result as the reply. A
- * stream is server-sent events: `event: NAME` and `data: {…}` for each progress event, in order; at
- * the end `result` with the body that the reply would have had, or `error` with the error body;
- * then `data: [DONE]`. When a client disconnects, the flag that the work polls is set.
+ * Without streaming the client gets the result as the reply. A stream has server-sent events:
+ * `event: NAME` and `data: {…}` for each progress event, in order; then `result` with the body of
+ * the reply, or `error` with the error body; then `data: [DONE]`. When the client disconnects, the
+ * stop flag is set, which the work has to poll.
  */
 #ifndef SHOAL_SERVE_ASYNC_REPLY_H
 #define SHOAL_SERVE_ASYNC_REPLY_H
@@ -14,20 +14,20 @@
 struct async_reply;
 struct async_reply_work {
     json_t *(*run)(struct async_reply *l, void *ctx, struct error *err); /* NULL: error in err */
-    void (*release)(void *ctx); /* always called, as the last */
+    void (*release)(void *ctx); /* always called, after run */
     void *ctx;
 };
-/* Starts the work, or replies 503 if ASYNC_WORKERS_MAX works and team chats are running already. */
+/* Starts the work, or replies 503 if ASYNC_WORKERS_MAX async replies and team chats run already. */
 void async_reply_start(struct server *s, struct exchange *x, bool stream,
                        const struct async_reply_work *w);
 
-/* for the work, in its thread */
+/* functions for the work, in its thread */
 
 /* True once no client waits for the result. */
 const bool *async_reply_stop_flag(const struct async_reply *l);
-/* Takes v over. */
+/* Sends a progress event if the client streams. Takes v over. */
 void async_reply_event(struct async_reply *l, const char *event, json_t *v);
-/* Adds the tokens that the work used, for the accounting of the key. */
+/* Adds the tokens that the work used to the usage of the key. */
 void async_reply_add_usage(struct async_reply *l, const struct token_usage *u);
 
 #endif

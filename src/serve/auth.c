@@ -1,6 +1,6 @@
 /*
- * auth: admission of requests. Keys and the start-up token, the routes that are open without keys,
- * the number of requests that a client may have under way, and how often it may guess a key.
+ * auth: admission of requests: API keys and the start-up token, the routes that are open without
+ * keys, the limit on concurrent requests, and the back-off after wrong keys.
  *
  *   scope      without keys                        with keys
  *   OPEN       all callers                         all callers
@@ -9,11 +9,11 @@
  *   JOBS,      a key or the token                  a key or the token
  *   ADMIN
  *
- * Wrong keys. A secret that this program made has 256 random bits, which no rate of guessing finds;
- * a secret that a person chose (--api-key) can be guessed. After AUTH_FREE_FAILURES wrong keys an
- * address has to wait, twice as long each time. Meanwhile keys that this program made are admitted
- * as usual, so that clients that share an address are not locked out, and chosen keys are admitted
- * only if the address has used them before. All other keys get the same 429, right or wrong.
+ * Wrong keys: a generated secret (shoal key) has 256 random bits, too many to guess; a fixed
+ * secret, which a person chose (--api-key), can be guessed. After AUTH_FREE_FAILURES wrong keys an
+ * address has to wait, twice as long each time. Meanwhile generated keys are admitted as usual, so
+ * that clients that share an address are not locked out, and a fixed key is admitted only if the
+ * address has used it before. Any other key gets the same 429, whether it is right or wrong.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Belongs to a request from admission to its end. */
+/* The caller of a request, from admission until the request has ended. */
 struct auth_caller {
     char key[KEY_ID_LEN]; /* "": the request has no key */
     bool counted;         /* counted in the limits */
@@ -40,7 +40,7 @@ const char *exchange_key_id(const struct exchange *x) {
     return c && *c->key ? c->key : NULL;
 }
 
-static const char *secret_of(const struct exchange *x) {
+static const char *request_secret(const struct exchange *x) {
     const char *bearer = exchange_header(x, "Authorization");
     if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0) return bearer + 7;
     return exchange_header(x, "X-API-Key");
@@ -48,11 +48,11 @@ static const char *secret_of(const struct exchange *x) {
 
 /* concurrency limits */
 
-static void key_client(const char *id, char out[KEY_ID_LEN + 4]) {
+static void key_client_name(const char *id, char out[KEY_ID_LEN + 4]) {
     snprintf(out, KEY_ID_LEN + 4, "key:%s", id);
 }
 
-static void retry_after(struct exchange *x, double wait) {
+static void retry_after_add(struct exchange *x, double wait) {
     char seconds[32], ms[32];
     snprintf(seconds, sizeof seconds, "%.0f", ceil(wait));
     snprintf(ms, sizeof ms, "%.0f", ceil(wait * 1000));
@@ -63,7 +63,7 @@ static void retry_after(struct exchange *x, double wait) {
 static void concurrency_release(struct server *s, const struct exchange *x,
                                 const struct auth_caller *c) {
     char key[KEY_ID_LEN + 4];
-    key_client(c->key, key);
+    key_client_name(c->key, key);
     client_limits_release(http_limits(s->http), exchange_client_key(x), LIMIT_REQUESTS, 1);
     if (*c->key) client_limits_release(http_limits(s->http), key, LIMIT_REQUESTS, 1);
 }
@@ -71,64 +71,64 @@ static void concurrency_release(struct server *s, const struct exchange *x,
 /* Requests from this machine are not limited. */
 static int concurrency_acquire(struct server *s, struct exchange *x, const char *id) {
     struct client_limits *l = http_limits(s->http);
-    int64_t most = s->o->max_concurrent;
+    int64_t limit = s->o->max_concurrent;
     struct auth_caller *c = xcalloc(1, sizeof *c);
     char key[KEY_ID_LEN + 4];
     snprintf(c->key, sizeof c->key, "%s", id);
     exchange_set_user(x, c);
     if (exchange_is_local(x)) return OK;
-    key_client(id, key);
-    bool by_key = !*id || client_limits_acquire(l, key, LIMIT_REQUESTS, 1, most);
+    key_client_name(id, key);
+    bool by_key = !*id || client_limits_acquire(l, key, LIMIT_REQUESTS, 1, limit);
     c->counted =
-        by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, most);
+        by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, limit);
     if (c->counted) return OK;
     if (by_key && *id) client_limits_release(l, key, LIMIT_REQUESTS, 1);
-    retry_after(x, 1);
+    retry_after_add(x, 1);
     api_fail(x, 429, NULL, NULL, "too_many_at_once",
              "%s has %lld requests under way, as many as --max-concurrent allows",
-             by_key ? "your address" : "this key", (long long)most);
+             by_key ? "your address" : "this key", (long long)limit);
     return ERR_STATE;
 }
 
 /* keys */
 
-/* The bit of a chosen key in the limits: its id is "cli-N". -1: the program made the key, or N is
- * too large. */
-static int chosen_bit(const char *id) {
+/* The bit of a fixed key in client_limits; the key's id is "cli-N". -1: the key was generated, or N
+ * is too large. */
+static int fixed_key_bit(const char *id) {
     int n = strncmp(id, "cli-", 4) == 0 ? atoi(id + 4) : 0;
     return n >= 1 && n <= 64 ? n - 1 : -1;
 }
 
-/* Whether a secret may be checked while its sender has to wait. */
-static bool is_beyond_guessing(struct server *s, const struct exchange *x, const char *secret) {
+/* Whether a secret may be checked while its address has to wait. */
+static bool is_exempt_from_backoff(struct server *s, const struct exchange *x, const char *secret) {
     char id[KEY_ID_LEN];
     if (!keys_lookup(s->keys, secret, id)) return false;
     if (strncmp(id, "cli-", 4) != 0) return true;
-    int bit = chosen_bit(id);
+    int bit = fixed_key_bit(id);
     return bit >= 0 && client_limits_was_auth_ok(http_limits(s->http), exchange_client_key(x), bit);
 }
 
 static int backoff_check(struct server *s, struct exchange *x, const char *secret) {
     double wait =
         client_limits_auth_backoff(http_limits(s->http), exchange_client_key(x), clock_now());
-    if (!secret || wait <= 0 || is_beyond_guessing(s, x, secret)) return OK;
-    retry_after(x, wait);
+    if (!secret || wait <= 0 || is_exempt_from_backoff(s, x, secret)) return OK;
+    retry_after_add(x, wait);
     api_fail(x, 429, NULL, NULL, "too_many_wrong_keys",
              "your address has sent many keys that are not known here; try again in %.0f s",
              ceil(wait));
     return ERR_STATE;
 }
 
-/* A 429 says when to try again, in both forms that clients read. */
+/* Replies 429 with both headers that tell clients when to try again. */
 static void limit_refuse(struct exchange *x, const struct key_decision *a) {
-    if (a->wait > 0) retry_after(x, a->wait);
+    if (a->wait > 0) retry_after_add(x, a->wait);
     api_fail(x, 429, NULL, NULL,
              a->verdict == KEY_RATE_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
              a->why);
 }
 
-/* Only callers on this machine learn the path of the file. */
-static void unknown_refuse(struct server *s, struct exchange *x, const char *why) {
+/* Replies 401. Only callers on this machine are told the path of the token file. */
+static void unknown_key_refuse(struct server *s, struct exchange *x, const char *why) {
     exchange_add_header(x, "WWW-Authenticate", "Bearer");
     if (exchange_is_local(x))
         api_fail(x, 401, NULL, NULL, "invalid_api_key",
@@ -149,7 +149,7 @@ static int key_refuse(struct server *s, struct exchange *x, const struct key_dec
         limit_refuse(x, a);
         break;
     default:
-        unknown_refuse(s, x, a->why);
+        unknown_key_refuse(s, x, a->why);
     }
     return ERR_STATE;
 }
@@ -157,7 +157,7 @@ static int key_refuse(struct server *s, struct exchange *x, const struct key_dec
 static int key_admit(struct server *s, struct exchange *x, int scope, char id[KEY_ID_LEN]) {
     struct key_decision a;
     struct timespec now;
-    const char *secret = secret_of(x);
+    const char *secret = request_secret(x);
     if (backoff_check(s, x, secret) != OK) return ERR_STATE;
     clock_gettime(CLOCK_REALTIME, &now);
     keys_authorize(s->keys, secret, (unsigned)scope,
@@ -166,8 +166,8 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
     if (secret && a.verdict == KEY_UNKNOWN)
         client_limits_auth_failed(http_limits(s->http), exchange_client_key(x), secret,
                                   clock_now());
-    else if (chosen_bit(a.id) >= 0)
-        client_limits_auth_ok(http_limits(s->http), exchange_client_key(x), chosen_bit(a.id));
+    else if (fixed_key_bit(a.id) >= 0)
+        client_limits_auth_ok(http_limits(s->http), exchange_client_key(x), fixed_key_bit(a.id));
     return a.verdict == KEY_ADMITTED ? OK : key_refuse(s, x, &a);
 }
 
@@ -175,21 +175,21 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
 
 static bool has_token(struct server *s, const struct exchange *x) {
     char id[KEY_ID_LEN];
-    const char *secret = secret_of(x);
+    const char *secret = request_secret(x);
     return secret && keys_lookup(s->keys, secret, id) && strcmp(id, KEY_TOKEN_ID) == 0;
 }
 
 /* Without keys, chat is open to this machine, and by --no-auth to others. */
-static bool is_open(struct server *s, const struct exchange *x, int scope) {
+static bool is_open_without_key(struct server *s, const struct exchange *x, int scope) {
     return scope == SCOPE_CHAT && !keys_exist(s->keys) && (exchange_is_local(x) || !s->o->auth) &&
            !has_token(s, x);
 }
 
-/* The emergency reserve was used and cannot be allocated again: new requests are refused. The
- * routes that are open to all report the state of the server, and still work. */
-static bool is_short(struct exchange *x) {
+/* Refuses new requests while the emergency memory reserve is used up and cannot be allocated again.
+ * SCOPE_OPEN routes, which report the state of the server, still work. */
+static bool low_memory_refuse(struct exchange *x) {
     if (!memory_is_low()) return false;
-    retry_after(x, 1);
+    retry_after_add(x, 1);
     api_fail(x, 503, NULL, NULL, "overloaded", "the server is short of memory; try again later");
     return true;
 }
@@ -201,11 +201,11 @@ int auth_admit(void *ctx, struct exchange *x, const struct http_route *r) {
     int scope = r->scope & (SCOPE_CHAT | SCOPE_JOBS | SCOPE_ADMIN | SCOPE_METRICS), rc = OK;
     if (scope == SCOPE_OPEN) return OK;
     if (scope == SCOPE_METRICS && exchange_is_local(x) && exchange_host_is_own(x)) return OK;
-    if (is_short(x)) return ERR_STATE;
+    if (low_memory_refuse(x)) return ERR_STATE;
     if (scope == SCOPE_METRICS) scope = SCOPE_CHAT;
-    if (is_open(s, x, scope)) {
-        // without a key
-    } else if (scope == SCOPE_CHAT && !keys_exist(s->keys) && !secret_of(x)) {
+    if (is_open_without_key(s, x, scope)) {
+        // no key is needed
+    } else if (scope == SCOPE_CHAT && !keys_exist(s->keys) && !request_secret(x)) {
         api_fail(x, 401, NULL, NULL, "no_keys",
                  "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
                  "makes one");
@@ -226,7 +226,8 @@ void auth_request_done(struct server *s, const struct exchange *x) {
     free(c);
 }
 
-/* With keys, a page that reaches the server under another host name has no key to send. */
+/* With keys any Host header is accepted: a web page that reaches the server under another host name
+ * (DNS rebinding) has no key to send. */
 bool auth_any_host(void *ctx) {
     struct server *s = ctx;
     return keys_exist(s->keys);
@@ -242,7 +243,7 @@ enum http_dispatch route_dispatch(void *ctx, const struct http_route *r) {
 
 /* start and end */
 
-static int fixed_add(struct server *s, const char *secret, struct error *err) {
+static int fixed_key_add(struct server *s, const char *secret, struct error *err) {
     return keys_add_fixed(s->keys, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, err);
 }
 
@@ -257,7 +258,7 @@ static int key_file_read(struct server *s, const char *path, struct error *err) 
     while (rc == OK && (line = strsep(&rest, "\n")) != NULL) {
         line += strspn(line, " \t\r");
         line[strcspn(line, " \t\r")] = 0;
-        if (*line && *line != '#') rc = fixed_add(s, line, err), n++;
+        if (*line && *line != '#') rc = fixed_key_add(s, line, err), n++;
     }
     if (rc == OK && !n) rc = error_set(err, ERR_USAGE, "'%s' holds no key", path);
     if (text.data) sodium_memzero(text.data, text.len);
@@ -265,21 +266,21 @@ static int key_file_read(struct server *s, const char *path, struct error *err) 
     return rc;
 }
 
-static int keys_make(struct server *s, struct error *err) {
-    const char *from_environment = getenv("SHOAL_API_KEY");
+static int keys_load(struct server *s, struct error *err) {
+    const char *env_key = getenv("SHOAL_API_KEY");
     char *path = path_join(s->o->state_dir, "serve.db");
     s->keys = keys_open(path, err);
     free(path);
     if (!s->keys) return err->code;
     for (int i = 0; i < s->o->api_keys.n; i++)
-        if (fixed_add(s, s->o->api_keys.v[i], err) != OK) return err->code;
+        if (fixed_key_add(s, s->o->api_keys.v[i], err) != OK) return err->code;
     if (s->o->api_key_file && key_file_read(s, s->o->api_key_file, err) != OK)
         return error_wrap(err, "--api-key-file");
-    return from_environment && *from_environment ? fixed_add(s, from_environment, err) : OK;
+    return env_key && *env_key ? fixed_key_add(s, env_key, err) : OK;
 }
 
-/* A server without keys is not opened to other machines, nor to all web pages, by accident. */
-static int address_admit(struct server *s, struct error *err) {
+/* Refuses options that would open a server without keys to other machines or to all web pages. */
+static int address_check(struct server *s, struct error *err) {
     const struct http_options *o = &s->o->http;
     if (keys_exist(s->keys)) return OK;
     for (int i = 0; i < o->cors.n; i++)
@@ -294,18 +295,18 @@ static int address_admit(struct server *s, struct error *err) {
                      o->host);
 }
 
-static int whole_write(int fd, const char *text, size_t n) {
+static int write_and_sync(int fd, const char *text, size_t n) {
     return write(fd, text, n) == (ssize_t)n && fsync(fd) == 0 ? OK : ERR_IO;
 }
 
-/* Only the owner can read the file from its first byte on; the file is written as a whole. A link
- * in its place is replaced, not followed. */
+/* Writes the token file atomically, readable by the owner only. A symbolic link at the path is
+ * replaced, not followed. */
 static int token_write(const char *path, const char *token, struct error *err) {
     char line[KEY_SECRET_LEN + 1], *tmp = xasprintf("%s.tmp-%d", path, (int)getpid());
     int n = snprintf(line, sizeof line, "%s\n", token), rc = OK;
     unlink(tmp);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0 || whole_write(fd, line, (size_t)n) != OK || rename(tmp, path) != 0) {
+    if (fd < 0 || write_and_sync(fd, line, (size_t)n) != OK || rename(tmp, path) != 0) {
         rc = error_errno(err, "cannot write '%s'", path);
         unlink(tmp);
     }
@@ -316,8 +317,8 @@ static int token_write(const char *path, const char *token, struct error *err) {
 }
 
 int auth_open(struct server *s, struct error *err) {
-    int rc = keys_make(s, err);
-    return rc == OK ? address_admit(s, err) : rc;
+    int rc = keys_load(s, err);
+    return rc == OK ? address_check(s, err) : rc;
 }
 
 int auth_token_create(struct server *s, struct error *err) {

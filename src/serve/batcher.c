@@ -1,9 +1,10 @@
 /*
- * batcher: the engine's thread. The engine gets no more calls than it can run at once; other calls
- * wait in the queues here, where cancelling is cheap and live calls overtake background calls.
+ * batcher: the engine's thread. The engine gets at most as many requests as it can run at once.
+ * Other requests wait in the queues here, where cancelling is cheap and interactive requests
+ * overtake background requests.
  *
- * Invariant: only one thread touches the engine, and never while it holds the lock, so that
- * submitting does not wait for a step.
+ * Invariant: only the batcher's thread uses the engine, and never while it holds the lock, so that
+ * a submission does not wait for a step.
  */
 #define _GNU_SOURCE
 #include "serve/batcher.h"
@@ -17,7 +18,7 @@ struct request_queue {
     int n;
 };
 
-/* Work between two steps for a thread that waits for it. */
+/* A call of engine_embed between two steps, for a thread that waits for the result. */
 struct embed_task {
     struct embed_task *next;
     const struct token_seq *texts;
@@ -34,12 +35,12 @@ struct batcher {
     int max_waiting, max_running;
     pthread_t thread;
 
-    pthread_mutex_t lock; /* guards the fields below except `inside` */
+    pthread_mutex_t lock; /* guards the fields below, except on_step to in_engine */
     pthread_cond_t work_ready, embed_done, embed_drained;
     struct request_queue interactive, background;
     struct embed_task *embed_queue, *embed_queue_tail;
     int n_embed_callers; /* threads in batcher_embed; batcher_free waits for them */
-    int n_cancelled;     /* calls inside that have to be cancelled */
+    int n_cancelled;     /* requests in the engine that have to be cancelled */
     bool quit;
     struct batcher_stats stats;
 
@@ -47,7 +48,7 @@ struct batcher {
     void *on_step_ctx;
     uint64_t rows;                      /* rows computed so far */
     double step_seconds;                /* duration of the last step */
-    struct batcher_request **in_engine; /* [n_inside] calls in the engine; private to the thread */
+    struct batcher_request **in_engine; /* [n_in_engine] private to the thread */
     int n_in_engine, n_background;
 };
 
@@ -58,7 +59,7 @@ static void queue_add(struct request_queue *q, struct batcher_request *c) {
     q->n++;
 }
 
-static struct batcher_request *queue_take(struct request_queue *q) {
+static struct batcher_request *queue_pop(struct request_queue *q) {
     struct batcher_request *c = q->head;
     q->head = c->next;
     if (!q->head) q->tail = NULL;
@@ -68,14 +69,14 @@ static struct batcher_request *queue_take(struct request_queue *q) {
 
 /* Returns whether the queue contained it. */
 static bool queue_remove(struct request_queue *q, const struct batcher_request *c) {
-    struct batcher_request **at = &q->head, *before = NULL;
-    while (*at && *at != c) {
-        before = *at;
-        at = &before->next;
+    struct batcher_request **link = &q->head, *previous = NULL;
+    while (*link && *link != c) {
+        previous = *link;
+        link = &previous->next;
     }
-    if (!*at) return false;
-    *at = c->next;
-    if (q->tail == c) q->tail = before;
+    if (!*link) return false;
+    *link = c->next;
+    if (q->tail == c) q->tail = previous;
     q->n--;
     return true;
 }
@@ -90,20 +91,20 @@ static void request_notify(struct batcher_request *c) {
     c->on_change(c, done);
 }
 
-/* Ends a call that was cancelled before the engine had it. */
-static void call_drop(struct batcher_request *c) {
+/* Ends a request that was cancelled before it entered the engine. */
+static void request_end_unstarted(struct batcher_request *c) {
     c->request.done = true;
     c->request.finish = FINISH_NONE;
     request_notify(c);
 }
 
-/* The next call to start: live calls first; background calls use at most half of the places. The
- * lock is held. */
+/* Pops the next request to start: interactive requests first; background requests take at most half
+ * of the engine's sequences. The lock is held. */
 static struct batcher_request *request_next(struct batcher *b) {
     if (b->n_in_engine == b->max_running) return NULL;
-    if (b->interactive.n) return queue_take(&b->interactive);
+    if (b->interactive.n) return queue_pop(&b->interactive);
     if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
-        return queue_take(&b->background);
+        return queue_pop(&b->background);
     return NULL;
 }
 
@@ -118,7 +119,8 @@ static struct batcher_request *request_start(struct batcher *b) {
     return c;
 }
 
-/* A call without memory for its results is done at once; it stays inside until requests_notify. */
+/* A request without memory for its results is done at once; it stays in in_engine until
+ * requests_notify. */
 static void requests_admit(struct batcher *b) {
     struct error err;
     for (struct batcher_request *c; (c = request_start(b));) {
@@ -155,7 +157,7 @@ static int requests_notify(struct batcher *b) {
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
         ended++;
-        request_notify(c); // this may free the call
+        request_notify(c); // this may free the request
     }
     for (int i = 0; i < n; i++)
         if (b->in_engine[i]->request.n_out > b->in_engine[i]->n_visible)
@@ -168,9 +170,9 @@ static int requests_notify(struct batcher *b) {
     return ended;
 }
 
-/* A client that submits again right after its reply would miss the next step by a moment, and its
- * place in the batch would stay empty. Waits until as many calls as have ended are queued, for at
- * most 1/32 of a step. */
+/* A client that submits its next request right after a reply would just miss the next step, and its
+ * sequence in the batch would stay empty. So the thread waits until as many requests are queued as
+ * have ended, for at most 1/32 of a step. */
 static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
@@ -181,7 +183,7 @@ static void resubmit_wait(struct batcher *b, int ended) {
     pthread_mutex_unlock(&b->lock);
 }
 
-/* Runs the oldest task: one per step, so that many tasks do not stop the calls. */
+/* Runs the oldest task. Only one runs per step, so that many tasks do not stop the requests. */
 static void embed_task_run(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct embed_task *w = b->embed_queue;
@@ -227,11 +229,11 @@ static bool work_wait(struct batcher *b) {
     return go_on;
 }
 
-/* Takes a call that still waits at the end; other threads may be cancelling calls meanwhile. */
-static struct batcher_request *call_waiting(struct batcher *b) {
+/* Pops a request that still waits at shutdown; other threads may cancel requests meanwhile. */
+static struct batcher_request *queued_request_pop(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct request_queue *q = b->interactive.n ? &b->interactive : &b->background;
-    struct batcher_request *c = q->n ? queue_take(q) : NULL;
+    struct batcher_request *c = q->n ? queue_pop(q) : NULL;
     b->stats.cancelled += c != NULL;
     pthread_mutex_unlock(&b->lock);
     return c;
@@ -249,7 +251,7 @@ static void *batcher_thread(void *ctx) {
     }
     for (int i = 0; i < b->n_in_engine; i++) engine_cancel(b->e, &b->in_engine[i]->request);
     requests_notify(b);
-    for (struct batcher_request *c; (c = call_waiting(b));) call_drop(c);
+    for (struct batcher_request *c; (c = queued_request_pop(b));) request_end_unstarted(c);
     while (b->embed_queue) embed_task_run(b);
     return NULL;
 }
@@ -317,10 +319,10 @@ void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     }
     b->stats.cancelled += waiting;
     pthread_mutex_unlock(&b->lock);
-    if (waiting) call_drop(c);
+    if (waiting) request_end_unstarted(c);
 }
 
-/* blocking calls */
+/* blocking functions */
 
 struct waiter {
     pthread_mutex_t lock;
@@ -328,7 +330,7 @@ struct waiter {
     int left;
 };
 
-static void run_changed(struct batcher_request *c, bool done) {
+static void run_on_change(struct batcher_request *c, bool done) {
     struct waiter *w = c->user;
     if (!done) return;
     pthread_mutex_lock(&w->lock);
@@ -337,8 +339,8 @@ static void run_changed(struct batcher_request *c, bool done) {
     pthread_mutex_unlock(&w->lock);
 }
 
-static void run_wait(struct batcher *b, struct waiter *w, struct batcher_request *calls, int n,
-                     const bool *stop) {
+static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_request *calls, int n,
+                          const bool *stop) {
     bool stopped = false;
     pthread_mutex_lock(&w->lock);
     while (w->left > 0) {
@@ -364,11 +366,11 @@ int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *
     struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
         calls[i] = (struct batcher_request){
-            .request = r[i], .background = true, .on_change = run_changed, .user = &w};
+            .request = r[i], .background = true, .on_change = run_on_change, .user = &w};
         list[i] = &calls[i];
     }
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
-    if (rc == OK) run_wait(b, &w, calls, n, stop);
+    if (rc == OK) requests_wait(b, &w, calls, n, stop);
     for (int i = 0; rc == OK && i < n; i++) r[i] = calls[i].request;
     for (int i = 0; rc == OK && i < n; i++)
         if (calls[i].no_memory)

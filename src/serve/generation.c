@@ -1,9 +1,10 @@
 /*
- * generation: from settings to calls, from tokens to text, from text to an API's deltas.
+ * generation: makes batcher requests from settings, text from tokens, and an API's deltas from
+ * text.
  *
- * The part of an answer's text before `shown` is final: the engine's cut at a stop text can only
- * come after it, because a possible beginning of a stop text is held back. Within that part, the
- * text before the first tool call is words.
+ * The first `shown` bytes of a completion's text are final: the engine can cut the text at a stop
+ * text only after them, because a possible beginning of a stop text is held back. Within these
+ * bytes, the text before the first tool call is content.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
@@ -15,7 +16,7 @@
 #include <time.h>
 #include <unistr.h>
 
-static const char CALL_OPENS[] = "<tool_call>", CALL_CLOSES[] = "</tool_call>";
+static const char TOOL_CALL_OPEN[] = "<tool_call>", TOOL_CALL_CLOSE[] = "</tool_call>";
 
 /* text as JSON */
 
@@ -37,18 +38,18 @@ json_t *json_logprob(float v) {
 
 /* replies as text */
 
-static int text_put(const char *p, size_t n, void *out) {
+static int dump_to_buf(const char *p, size_t n, void *out) {
     buf_add(out, p, n);
     return 0;
 }
 
-static void json_put(json_t *v, size_t flags, struct buf *out) {
-    CHECK(json_dump_callback(v, text_put, out, flags | JSON_COMPACT | JSON_ENCODE_ANY) == 0);
+static void json_append_text(json_t *v, size_t flags, struct buf *out) {
+    CHECK(json_dump_callback(v, dump_to_buf, out, flags | JSON_COMPACT | JSON_ENCODE_ANY) == 0);
     json_decref(v);
 }
 
-/* The beginning, as jansson writes it, that all placeholders of a generation share. */
-static void list_mark(const struct generation *g, char out[32]) {
+/* The prefix that all placeholders of a generation share, as jansson writes it. */
+static void placeholder_prefix(const struct generation *g, char out[32]) {
     snprintf(out, 32, "\"\\u0001%016llx ", (unsigned long long)g->nonce);
 }
 
@@ -61,16 +62,17 @@ static bool has_lists(const struct generation *g) {
     return g && (g->spec.logprobs || g->spec.prompt_tops);
 }
 
-/* Appends v as text; the dialect writes its lists. Takes v over. */
+/* Appends v as text, and replaces placeholders by the lists that the dialect writes. Takes v over.
+ */
 static void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
     struct buf text = {0};
     char mark[32];
     if (!has_lists(g)) {
-        json_put(v, flags, out);
+        json_append_text(v, flags, out);
         return;
     }
-    json_put(v, flags, &text);
-    list_mark(g, mark);
+    json_append_text(v, flags, &text);
+    placeholder_prefix(g, mark);
     const char *p = text.data, *at;
     for (; (at = strstr(p, mark)); p = strchr(at + strlen(mark), '"') + 1) {
         struct lazy_list l = {.flags = flags};
@@ -85,9 +87,9 @@ static void reply_serialize(const struct generation *g, json_t *v, size_t flags,
     buf_release(&text);
 }
 
-/* Reserves a quarter more than the length: a large buffer grows in place, and its unused end has no
- * pages yet. */
-static bool reply_has_room(const struct generation *g, const struct buf *out) {
+/* Reserves 5/4 of the text's length. This is enough for a growing buffer: a large one grows in
+ * place, and its unused end has no pages yet. */
+static bool reply_reserve(const struct generation *g, const struct buf *out) {
     struct reply_budget *room = g->room;
     size_t need = out->len + out->len / 4;
     struct error err;
@@ -102,8 +104,8 @@ bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t
                    struct buf *out) {
     char last = out->len ? out->data[out->len - 1] : 0;
     if (last != '[' && last != '{') buf_puts(out, ",");
-    json_put(v, l->flags, out);
-    return reply_has_room(g, out);
+    json_append_text(v, l->flags, out);
+    return reply_reserve(g, out);
 }
 
 void sse_add(const struct generation *g, json_t *v, struct buf *out) {
@@ -117,14 +119,13 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
     buf_puts(out, "\n");
 }
 
-/* an answer's text */
+/* text of a completion */
 
-/* Length of the end of the text that is an incomplete character or may begin one of the stop
- * texts. */
+/* Length of the suffix that is an incomplete character or may begin a stop text. */
 static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
     size_t held = n - utf8_complete_len(text, n);
     for (int i = tools ? -1 : 0; i < stops->n; i++) {
-        const char *stop = i < 0 ? CALL_OPENS : stops->v[i];
+        const char *stop = i < 0 ? TOOL_CALL_OPEN : stops->v[i];
         for (size_t k = MIN(strlen(stop) - 1, n); k > held; k--)
             if (memcmp(text + n - k, stop, k) == 0) held = k;
     }
@@ -147,7 +148,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
 /* tool calls */
 
 /* The end of the JSON value at `p`, or NULL if the value is incomplete. */
-static const char *value_end(const char *p, const char *end) {
+static const char *json_value_end(const char *p, const char *end) {
     int depth = 0;
     bool text = false;
     for (; p < end; p++) {
@@ -161,7 +162,7 @@ static const char *value_end(const char *p, const char *end) {
         } else if (*p == '{' || *p == '[') {
             depth++;
         } else if (*p == '}' || *p == ']') {
-            if (--depth < 0) return p; // end of a bare value in an object
+            if (--depth < 0) return p; // end of a number, true, false or null in an object
         } else if (*p == ',' && depth == 0) {
             return p;
         }
@@ -170,24 +171,24 @@ static const char *value_end(const char *p, const char *end) {
     return NULL;
 }
 
-static const char *skip_blank(const char *p, const char *end) {
+static const char *skip_whitespace(const char *p, const char *end) {
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
     return p;
 }
 
-/* Reads the members of the object at `p`, which may be incomplete: the name and the position of the
- * arguments. Returns the object's end, or NULL. */
-static const char *call_read(const char *text, const char *p, const char *end,
-                             struct tool_call *c) {
+/* Parses the tool call {"name": …, "arguments": …} at `p`, which may be incomplete: sets the name
+ * and the position of the arguments. Returns the object's end, or NULL if it is incomplete. */
+static const char *tool_call_parse(const char *text, const char *p, const char *end,
+                                   struct tool_call *c) {
     static const char *const args[] = {"\"arguments\"", "\"parameters\""};
-    p = skip_blank(p, end);
+    p = skip_whitespace(p, end);
     if (p == end || *p++ != '{') return NULL;
-    while ((p = skip_blank(p, end)) < end && *p != '}') {
-        const char *key = p, *key_end = value_end(p, end);
+    while ((p = skip_whitespace(p, end)) < end && *p != '}') {
+        const char *key = p, *key_end = json_value_end(p, end);
         if (!key_end) return NULL;
-        p = skip_blank(key_end, end);
+        p = skip_whitespace(key_end, end);
         if (p == end || *p != ':') return NULL;
-        const char *v = skip_blank(p + 1, end), *v_end = value_end(v, end);
+        const char *v = skip_whitespace(p + 1, end), *v_end = json_value_end(v, end);
         size_t n = (size_t)(key_end - key);
         if (n == 6 && memcmp(key, "\"name\"", 6) == 0 && v_end && *v == '"' && !c->name) {
             json_t *name = json_loadb(v, (size_t)(v_end - v), JSON_DECODE_ANY, NULL);
@@ -200,13 +201,13 @@ static const char *call_read(const char *text, const char *p, const char *end,
                 c->args_end = v_end ? (size_t)(v_end - text) : 0;
             }
         if (!v_end) return NULL;
-        p = skip_blank(v_end, end);
+        p = skip_whitespace(v_end, end);
         if (p < end && *p == ',') p++;
     }
     return p < end ? p + 1 : NULL;
 }
 
-static struct tool_call *tool_at(const struct generation *g, struct completion *a, int i) {
+static struct tool_call *tool_call_at(const struct generation *g, struct completion *a, int i) {
     if (i == a->n_tools) {
         if (a->n_tools == a->tools_cap) {
             a->tools_cap = 2 * a->tools_cap + 1;
@@ -220,64 +221,66 @@ static struct tool_call *tool_at(const struct generation *g, struct completion *
     return &a->tools[i];
 }
 
-/* Reads a reply whose calls are marked; words may precede and separate the marks. */
-static void tool_calls_tagged(const struct generation *g, struct completion *a) {
+/* Parses the calls between <tool_call> tags; content may precede and separate them. */
+static void tool_calls_parse_tagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown;
     const char *p = text + MIN(a->calls_end, a->shown);
-    bool enough = g->spec.single_tool_call && a->n_read_calls;
-    for (const char *open;
-         !enough && (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
-        const char *body = open + strlen(CALL_OPENS);
-        const char *close = memmem(body, (size_t)(end - body), CALL_CLOSES, strlen(CALL_CLOSES));
-        struct tool_call *call = tool_at(g, a, a->n_read_calls);
-        if (a->n_read_calls == 0) a->calls_begin = (size_t)(open - text) + 1;
+    bool enough = g->spec.single_tool_call && a->n_parsed_calls;
+    for (const char *open; !enough && (open = memmem(p, (size_t)(end - p), TOOL_CALL_OPEN,
+                                                     strlen(TOOL_CALL_OPEN)));) {
+        const char *body = open + strlen(TOOL_CALL_OPEN);
+        const char *close =
+            memmem(body, (size_t)(end - body), TOOL_CALL_CLOSE, strlen(TOOL_CALL_CLOSE));
+        struct tool_call *call = tool_call_at(g, a, a->n_parsed_calls);
+        if (a->n_parsed_calls == 0) a->calls_begin = (size_t)(open - text) + 1;
         if (!call->name) call->args = call->args_end = 0;
-        call_read(text, body, close ? close : end, call);
+        tool_call_parse(text, body, close ? close : end, call);
         if (!close) break;
-        if (call->name) a->n_read_calls++;
-        p = close + strlen(CALL_CLOSES);
+        if (call->name) a->n_parsed_calls++;
+        p = close + strlen(TOOL_CALL_CLOSE);
         a->calls_end = (size_t)(p - text);
-        enough = g->spec.single_tool_call && a->n_read_calls;
+        enough = g->spec.single_tool_call && a->n_parsed_calls;
     }
     if (a->calls_begin) a->content_end = a->calls_begin - 1;
     if (!a->done) return;
-    int n = a->n_read_calls; // including a truncated call
+    int n = a->n_parsed_calls; // including a truncated call
     if (n < a->n_tools && a->tools[n].name) n++;
     if (a->n_tools == n) return;
-    a->n_tools = n; // marks around text that is not a call
+    a->n_tools = n; // tags around text that is not a call
     if (n == 0) a->content_end = a->shown;
 }
 
-static bool is_offered(const struct generation *g, const char *name) {
+static bool is_offered_tool(const struct generation *g, const char *name) {
     const struct strings *v = &g->spec.tool_names;
     int i = 0;
     while (i < v->n && strcmp(v->v[i], name) != 0) i++;
     return i < v->n;
 }
 
-/* A reply that consists of one object is a call if it names an offered tool; unless the call is
- * forced, this is known only at the end. Returns whether it is a call, or may become one. */
-static bool tool_calls_bare_json(const struct generation *g, struct completion *a) {
-    const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
+/* Parses a reply that is one JSON object without tags. It is a call if it names an offered tool;
+ * unless tool_choice requires a call, this is known only at the end. Returns whether the reply is a
+ * call or may become one. */
+static bool tool_call_parse_untagged(const struct generation *g, struct completion *a) {
+    const char *text = a->text.data, *end = text + a->shown, *p = skip_whitespace(text, end);
     if (p == end || *p != '{') return false;
     a->content_end = 0;
     if (g->spec.tools == TOOL_CHOICE_AUTO && !a->done) return true;
     struct tool_call c = {0};
-    const char *over = call_read(text, p, end, &c);
-    bool whole = over && c.args_end;
+    const char *object_end = tool_call_parse(text, p, end, &c);
+    bool whole = object_end && c.args_end;
     bool is_call = c.name && c.args &&
-                   (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered(g, c.name)));
+                   (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered_tool(g, c.name)));
     free(c.name);
     if (is_call)
-        call_read(text, p, end, tool_at(g, a, 0));
+        tool_call_parse(text, p, end, tool_call_at(g, a, 0));
     else if (a->done &&
-             g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was truncated is not words
+             g->spec.tools != TOOL_CHOICE_REQUIRED) // a truncated required call is not content
         a->content_end = a->shown;
     return is_call || !a->done;
 }
 
-/* The same for output of an async worker, which consists of whole characters. */
-static void async_output_take(struct completion *a) {
+/* Moves the output of an async worker, which consists of whole characters, to the completion. */
+static void async_output_read(struct completion *a) {
     struct async_output *o = a->async;
     pthread_mutex_lock(&o->lock);
     buf_add(&a->text, o->content.data, o->content.len);
@@ -290,7 +293,7 @@ static void async_output_take(struct completion *a) {
 
 void completion_advance(const struct generation *g, struct completion *a) {
     if (a->async) {
-        async_output_take(a);
+        async_output_read(a);
         return;
     }
     bool done = __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE);
@@ -306,7 +309,7 @@ void completion_advance(const struct generation *g, struct completion *a) {
     a->done = done;
     a->content_end = a->shown;
     if (!tools || a->text.len == 0) return;
-    if (!tool_calls_bare_json(g, a)) tool_calls_tagged(g, a);
+    if (!tool_call_parse_untagged(g, a)) tool_calls_parse_tagged(g, a);
 }
 
 int32_t completion_tokens_kept(const struct completion *a) {
@@ -338,8 +341,8 @@ struct token_usage generation_usage(const struct generation *g) {
     struct token_usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
     for (int i = 0; i < g->n_completions && g->completions[i].async; i++) {
-        u.prompt += g->completions[i].async->cost.prompt;
-        u.completion += g->completions[i].async->cost.completion;
+        u.prompt += g->completions[i].async->usage.prompt;
+        u.completion += g->completions[i].async->usage.completion;
     }
     for (int i = 0; i < g->n_completions; i++) {
         u.completion += g->completions[i].batch_request.request.n_generated;
@@ -378,7 +381,7 @@ void completion_release(struct completion *a) {
     }
 }
 
-static void generation_enlist(struct generation *g) {
+static void generation_list_add(struct generation *g) {
     struct server *s = g->s;
     pthread_mutex_lock(&s->lock);
     g->next = s->generations;
@@ -387,7 +390,7 @@ static void generation_enlist(struct generation *g) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static void generation_strike(struct generation *g) {
+static void generation_list_remove(struct generation *g) {
     struct server *s = g->s;
     pthread_mutex_lock(&s->lock);
     if (g->next) g->next->prev = g->prev;
@@ -397,8 +400,8 @@ static void generation_strike(struct generation *g) {
 
 static void generation_release(struct generation *g) {
     if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
-    generation_strike(g);
-    if (g->left == 0) request_metrics_add_generation(g);
+    generation_list_remove(g);
+    if (g->n_unfinished == 0) request_metrics_add_generation(g);
     for (int i = 0; i < g->n_completions; i++) completion_release(&g->completions[i]);
     free(g->completions);
     if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
@@ -425,7 +428,7 @@ static void generation_cancel(void *ctx) {
 
 /* replies */
 
-/* Sets err to the reason why a reply cannot be written; false: it can. */
+/* Whether the reply cannot be written, because memory is missing; sets err. */
 static bool reply_failed(const struct generation *g, struct error *err) {
     bool failed = g->room->refused;
     for (int i = 0; i < g->n_completions && !failed; i++)
@@ -446,7 +449,7 @@ static enum stream_status stream_fail(struct generation *g, size_t from, const s
     return STREAM_END;
 }
 
-/* Call it before the reply is sent: its client may rate it at once. */
+/* Call it before the reply is sent: the client may rate the reply at once. */
 static void reply_log(const struct generation *g) {
     const struct completion *a = g->completions;
     feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
@@ -490,8 +493,8 @@ static void stream_close(void *ctx, bool finished) {
     generation_release(g);
 }
 
-/* The connection takes over the text and its part of the reservation. */
-static void text_reply(struct generation *g, struct buf *text) {
+/* The exchange takes over the text and the memory reserved for it. */
+static void reply_send_text(struct generation *g, struct buf *text) {
     memory_budget_transfer(g->s->memory, g, g->x, text->len);
     exchange_reply_take(g->x, 200, "application/json", text);
 }
@@ -511,7 +514,7 @@ static void reply_send(void *ctx) {
         api_fail_error(g->x, &err, NULL);
     } else {
         reply_log(g);
-        text_reply(g, &text);
+        reply_send_text(g, &text);
     }
     generation_release(g);
 }
@@ -521,23 +524,23 @@ static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
     if (!done) return;
-    bool last = __atomic_sub_fetch(&g->left, 1, __ATOMIC_ACQ_REL) == 0;
+    bool last = __atomic_sub_fetch(&g->n_unfinished, 1, __ATOMIC_ACQ_REL) == 0;
     if (last && !g->spec.stream) http_run_in_worker(g->s->http, reply_send, g);
     generation_release(g);
 }
 
-/* beginning */
+/* start of a generation */
 
-static int32_t context_of(const struct server *s, const struct generation_spec *spec) {
+static int32_t context_length(const struct server *s, const struct generation_spec *spec) {
     int32_t most = engine_max_len(s->e);
     return spec->context ? MIN(spec->context, most) : most;
 }
 
-static void request_fill(struct generation *g, struct completion *a) {
+static void engine_request_init(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
     struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &spec->prompts[a->prompt];
-    int32_t room = context_of(g->s, spec) - prompt->n;
+    int32_t room = context_length(g->s, spec) - prompt->n;
     *r = (struct engine_request){.prompt = prompt->v,
                                  .n_prompt = prompt->n,
                                  .sampling = spec->sampling,
@@ -562,7 +565,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     struct generation *g = xcalloc(1, sizeof *g);
     int n = spec->n_prompts * spec->n;
     *g = (struct generation){.refs = 1 + n,
-                             .left = n,
+                             .n_unfinished = n,
                              .s = s,
                              .x = exchange_retain(x),
                              .dialect = d,
@@ -585,13 +588,14 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     *t = (struct model_ref){0};
     *spec = (struct generation_spec){0};
     exchange_add_header(x, "X-Shoal-Reply", g->id); // for dialects without a field for the id
-    generation_enlist(g);
+    generation_list_add(g);
     return g;
 }
 
-/* Checked before any work: a request that exceeds the queue would be told to try again for ever. */
-static int answers_check(const struct server *s, const struct generation_spec *spec,
-                         struct error *err) {
+/* A request with more completions than the queue is long would get 503 on every retry, so it is
+ * refused with 400. */
+static int reply_count_check(const struct server *s, const struct generation_spec *spec,
+                             struct error *err) {
     int64_t n = (int64_t)spec->n_prompts * spec->n;
     if (n <= s->o->max_waiting) return OK;
     return error_set(err, ERR_USAGE,
@@ -602,7 +606,7 @@ static int answers_check(const struct server *s, const struct generation_spec *s
 
 static int prompts_check(const struct server *s, const struct generation_spec *spec,
                          struct error *err) {
-    int32_t most = context_of(s, spec);
+    int32_t most = context_length(s, spec);
     for (int i = 0; i < spec->n_prompts; i++)
         if (spec->prompts[i].n + (spec->max_tokens > 0) > most)
             return error_set(err, ERR_USAGE,
@@ -617,16 +621,17 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
     return prompts_check(s, spec, &err) == OK;
 }
 
-static void generation_drop(struct server *s, struct model_ref *t, struct generation_spec *spec) {
+static void generation_args_release(struct server *s, struct model_ref *t,
+                                    struct generation_spec *spec) {
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
     model_ref_release(t);
 }
 
-/* If an experiment runs on the target's adapter, replaces it by the assigned one and names that in
- * a header. */
-static struct ab_arm variant_assign(struct server *s, struct exchange *x, struct model_ref *t,
-                                    const char *user) {
+/* If an A/B test runs on the target's adapter, replaces the adapter by the assigned one and names
+ * it in a header. */
+static struct ab_arm ab_variant_assign(struct server *s, struct exchange *x, struct model_ref *t,
+                                       const char *user) {
     struct ab_arm arm = {0};
     char *name, header[AB_NAME_LEN + 2];
     if (!s->ab || t->n != 1 || t->terms[0].weight != 1.0f) return arm;
@@ -645,27 +650,27 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec) {
     struct error err;
     const char *what = NULL;
-    bool many = answers_check(s, spec, &err) != OK;
+    bool many = reply_count_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {
         api_fail(x, 400, NULL, many ? "n" : "messages",
                  many ? "invalid_value" : "context_length_exceeded", "%s", err.text);
-        generation_drop(s, t, spec);
+        generation_args_release(s, t, spec);
         return;
     }
-    if (generation_reserve(s, x, spec, context_of(s, spec), &what, &err) != OK) {
+    if (generation_reserve(s, x, spec, context_length(s, spec), &what, &err) != OK) {
         api_fail_error(x, &err, what);
-        generation_drop(s, t, spec);
+        generation_args_release(s, t, spec);
         return;
     }
-    struct ab_arm arm = variant_assign(s, x, t, spec->user);
+    struct ab_arm arm = ab_variant_assign(s, x, t, spec->user);
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     g->arm = arm;
     struct batcher_request **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
     for (int i = 0; i < g->n_completions; i++) {
-        request_fill(g, &g->completions[i]);
+        engine_request_init(g, &g->completions[i]);
         calls[i] = &g->completions[i].batch_request;
     }
-    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the reply is sent
+    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // held until the reply is sent
     int rc = batcher_submit_all(s->batcher, calls, g->n_completions, &err);
     free(calls);
     if (rc != OK) {
@@ -682,13 +687,13 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
 
 /* generations of async workers */
 
-void generation_append(struct generation *g, struct completion *a, const char *words,
-                       const char *thoughts, const struct token_usage *cost, bool done) {
+void generation_append(struct generation *g, struct completion *a, const char *content,
+                       const char *reasoning, const struct token_usage *usage, bool done) {
     struct async_output *o = a->async;
     pthread_mutex_lock(&o->lock);
-    buf_puts(&o->content, words ? words : "");
-    if (g->spec.reasoning) buf_puts(&o->reasoning, thoughts ? thoughts : "");
-    if (cost) o->cost = *cost;
+    buf_puts(&o->content, content ? content : "");
+    if (g->spec.reasoning) buf_puts(&o->reasoning, reasoning ? reasoning : "");
+    if (usage) o->usage = *usage;
     o->done = done;
     pthread_mutex_unlock(&o->lock);
     if (g->spec.stream) exchange_wake(g->x);
@@ -722,7 +727,7 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
     struct error err;
     if (request_memory_reserve(s, x, (size_t)spec->n * TRANSCRIPT_BYTES, &err) != OK) {
         api_fail_error(x, &err, "n");
-        generation_drop(s, t, spec);
+        generation_args_release(s, t, spec);
         return false;
     }
     if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
@@ -730,14 +735,14 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
                  ASYNC_WORKERS_MAX);
-        generation_drop(s, t, spec);
+        generation_args_release(s, t, spec);
         return false;
     }
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     struct async_worker *o = xcalloc(1, sizeof *o);
     *o = (struct async_worker){g, fn, ctx};
     g->refs = g->spec.stream ? 2 : 1; // one of the thread, one of the stream
-    g->left = 0;
+    g->n_unfinished = 0;
     for (int i = 0; i < g->n_completions; i++) {
         g->completions[i].async = xcalloc(1, sizeof *g->completions[i].async);
         pthread_mutex_init(&g->completions[i].async->lock, NULL);

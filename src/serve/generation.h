@@ -1,13 +1,15 @@
 /*
- * generation: one request for text, from whichever API. Input: prompts and settings. Output: deltas
- * or a whole reply in the form of that API (its dialect).
+ * generation: one request for text, from any API. Input: prompts and settings. Output: deltas or a
+ * whole reply in the form of that API (its dialect).
  *
- * A generation is n answers to each of its prompts; every answer is one ticket of the batcher. The
- * text of an answer advances as its tokens arrive: it never ends in half a character, nor in text
- * that may turn out to begin a stop text, and tool calls are separated from words. Only the
- * replying thread advances it: a stream that is pulled, or a worker when all answers are done.
+ * A generation has n completions of each prompt; each completion is one request of the batcher. The
+ * text of a completion grows as tokens arrive. Text is sent only when it is final: an incomplete
+ * character and a possible beginning of a stop text are held back, and tool calls are separated
+ * from content. Only the replying thread advances a completion: the thread that pulls the stream,
+ * or a worker when all completions are done.
  *
- * Reference counts: the exchange holds one reference, and each call holds one until it is done.
+ * Reference counts: the exchange holds one reference, and each batcher request holds one until it
+ * is done.
  */
 #ifndef SHOAL_SERVE_GENERATION_H
 #define SHOAL_SERVE_GENERATION_H
@@ -30,11 +32,11 @@ struct token_usage { /* tokens */
 /* The settings of a request. The generation owns everything in it and releases it. */
 struct generation_spec {
     struct token_ids *prompts;
-    int n_prompts, n; /* n answers to each prompt */
+    int n_prompts, n; /* n completions of each prompt */
     int n_best;       /* return the n_best most probable of these; 0: all */
     int32_t max_tokens;
-    int32_t context; /* tokens of a prompt and its answer; 0: the engine's maximum */
-    struct sampling_params sampling; /* answer i of a prompt samples with seed + i */
+    int32_t context; /* tokens of a prompt and its completion; 0: the engine's maximum */
+    struct sampling_params sampling; /* completion i of a prompt uses seed + i */
     struct logit_bias *bias;
     struct strings stops;
     int32_t stop_ids[32];
@@ -44,18 +46,19 @@ struct generation_spec {
     bool prompt_tops;        /* return the prompt's log-probabilities in vLLM's form */
     bool single_tool_call;   /* at most one tool call */
     bool reasoning;          /* stream a team's turns as reasoning */
-    struct grammar *grammar; /* borrowed from the server */
+    struct grammar *grammar; /* released with server_grammar_release */
     enum tool_choice tools;
     struct strings tool_names; /* names of the offered tools */
-    char *user; /* the request's user, or NULL; the user stays on one side of an experiment */
+    char *user; /* the request's user, or NULL: all requests of a user get the same side of an A/B
+                   test */
     json_t *request_json;   /* {messages} or {prompt}, kept for ratings, or NULL */
     json_t *extra;          /* private to the dialect */
     struct exchange *x;     /* the waiting client's exchange, or NULL; borrowed */
-    double render_deadline; /* clock_now at which rendering its prompts is given up; 0: not begun */
+    double render_deadline; /* clock_now after which rendering the prompts fails; 0: not begun */
     const char *bad_field;  /* the field that a parse error is about, or NULL */
 };
 
-/* A tool call in an answer's text. */
+/* A tool call in the text of a completion. */
 struct tool_call {
     char id[32], *name;
     size_t args, args_end; /* byte offsets into the text; args_end 0: the call continues */
@@ -63,66 +66,67 @@ struct tool_call {
     bool told;             /* the start of the call was sent */
 };
 
-/* Output that a thread other than the batcher's writes into an answer, for a team. Under its
- * lock. */
+/* Output of an async worker, a thread that writes the completion of a team. The lock guards all
+ * fields. */
 struct async_output {
     pthread_mutex_t lock;
     struct buf content, reasoning; /* not yet moved to the completion */
-    struct token_usage cost;
+    struct token_usage usage;
     bool done, stop; /* stop: no client waits for the result */
 };
 
 struct completion {
     struct batcher_request batch_request;
-    struct async_output *async; /* NULL: the answer comes from the batcher */
+    struct async_output *async; /* NULL: the batcher computes the completion */
     struct buf reasoning;       /* the team's turns before the answer */
     size_t reasoning_sent;
-    int prompt, index;
+    int prompt, index; /* index of the prompt; index of the completion in the generation */
     struct buf text;   /* all text decoded so far */
-    size_t *ends;      /* [n_read] byte offset in the text at which each token ends */
+    size_t *ends;      /* [n_decoded] byte offset in the text at which each token ends */
     int32_t n_decoded; /* tokens decoded */
     int32_t ends_cap;
     size_t shown; /* bytes that may be sent: whole characters, and no beginning of a stop text */
-    size_t
-        content_end;  /* bytes of `shown` that are words; the rest is tool calls or is held back */
-    size_t sent;      /* bytes sent; used by the stream */
-    struct buf chunk; /* serialized chunk without content, a template: see openai.c */
+    size_t content_end; /* bytes of `shown` that are content; the rest is tool calls or held back */
+    size_t sent;        /* bytes sent; used by the stream */
+    struct buf chunk;   /* serialized chunk without content, a template: see openai.c */
     int32_t tokens_sent;
     json_int_t offset; /* character offset of the next token; used by the stream */
     struct tool_call *tools;
     int n_tools, tools_cap;
-    /* Calls are parsed once: the first n_read_calls of `tools` end before this byte of the text. */
+    /* Calls are parsed once: the first n_parsed_calls of `tools` end before this byte of the text.
+     */
     size_t calls_end;
-    int n_read_calls;
-    size_t calls_begin;             /* the byte of the first call's mark; 0: none yet */
-    bool done, role_sent, finished; /* begun, finished: the stream has sent that event */
+    int n_parsed_calls;
+    size_t calls_begin;             /* 1 + offset of the first tag <tool_call>; 0: none yet */
+    bool done, role_sent, finished; /* role_sent, finished: the stream has sent that event */
 };
 
 struct generation;
-/* A list in a reply that may be too large for a tree of JSON values: log-probabilities of the
- * tokens from..to of an answer. The tree has a placeholder string in its place, and reply_serialize
- * writes the list as text, one item's tree at a time. */
+/* A list in a reply that may be too large for a tree of JSON values: the log-probabilities of the
+ * tokens from..to of a completion. The tree has a placeholder string in its place;
+ * reply_serialize replaces the placeholder and builds the JSON of one item at a time. */
 struct lazy_list {
     int kind;  /* defined by the dialect */
-    int index; /* index of the answer */
+    int index; /* index of the completion */
     int32_t from, to;
     json_int_t offset; /* defined by the dialect */
     size_t flags;      /* jansson's flags for the reply */
 };
 /* How an API serializes a reply. The functions for streams append whole events. */
 struct api_dialect {
-    const char *stream_type, *idle;
+    const char *stream_type, *idle; /* content type; comment that keeps an idle stream open */
+    /* Writes the items of a lazy list. */
     void (*list)(const struct generation *g, const struct lazy_list *l, struct buf *out);
     void (*begin)(const struct generation *g, struct completion *a, struct buf *out);
-    /* Appends the new part of an answer: words from a->sent to words_end, tool calls. */
+    /* Appends the new part of a completion: content from a->sent to a->content_end, tool calls. */
     void (*delta)(const struct generation *g, struct completion *a, struct buf *out);
     void (*finish)(const struct generation *g, struct completion *a, struct buf *out);
     void (*end)(const struct generation *g, struct buf *out);
-    json_t *(*whole)(const struct generation *g); /* the whole reply; takes nothing over */
+    json_t *(*whole)(const struct generation *g); /* the whole reply, without a stream */
 };
 
 struct generation {
-    int refs, left;                 /* left: number of tickets not done */
+    int refs, n_unfinished;         /* n_unfinished: completions that are not done */
     struct generation *next, *prev; /* in the server's list */
     struct server *s;
     struct exchange *x;
@@ -144,27 +148,29 @@ struct generation {
     } * room;
 };
 
-/* Takes spec and target over, and answers the exchange, perhaps with an error. */
+/* Takes ownership of spec and t. Replies to the exchange, with an error if the generation cannot
+ * start. */
 void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
-/* The same with a separate thread: fn(g, ctx) writes each answer's `outside` with
- * generation_append, and then ends it. If ASYNC_WORKERS_MAX such threads run already, the reply is
- * 503 with Retry-After. fn releases ctx. */
+/* Starts a generation whose completions a separate thread writes: fn(g, ctx) calls
+ * generation_append for each completion, the last time with `done`. If ASYNC_WORKERS_MAX such
+ * threads run already, the reply is 503 with Retry-After. fn releases ctx; after false the caller
+ * does. */
 enum { ASYNC_WORKERS_MAX = 32 };
 bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
                             const char *id_prefix, struct model_ref *t,
                             struct generation_spec *spec,
                             void (*fn)(struct generation *g, void *ctx), void *ctx);
-void generation_append(struct generation *g, struct completion *a, const char *words,
-                       const char *thoughts, const struct token_usage *cost, bool done);
+void generation_append(struct generation *g, struct completion *a, const char *content,
+                       const char *reasoning, const struct token_usage *usage, bool done);
 
 /* for dialects */
 
-/* Takes over the batcher's new output: words that may be sent, and tool calls. */
+/* Decodes the batcher's new tokens; updates the text that may be sent and the tool calls. */
 void completion_advance(const struct generation *g, struct completion *a);
 void completion_release(struct completion *a);
-/* "stop", "length" or "tool_calls"; NULL while the answer is unfinished. */
+/* "stop", "length" or "tool_calls"; NULL while the completion is unfinished. */
 const char *completion_finish_reason(const struct completion *a);
 struct token_usage generation_usage(const struct generation *g);
 /* A token as OpenAI writes it: its characters, or bytes:\xe3 if it is not valid text. */
@@ -172,28 +178,28 @@ json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
 /* The placeholder string for the list. */
 json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list *l);
-/* For writers of lists: appends v, after a comma unless it is the first item; takes v over. False:
- * no memory is left for more items. */
+/* Called by the dialect's `list` function: appends the item v, after a comma unless it is the
+ * first; takes v over. False: no memory is left for more items. */
 bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
                    struct buf *out);
-/* Token i of an answer as {token, logprob, bytes, top_logprobs}. */
+/* Token i of a completion as {token, logprob, bytes, top_logprobs}. */
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
 /* A dialect's `list` function: writes the items of token_logprobs for from..to. */
 void token_logprobs_write(const struct generation *g, const struct lazy_list *l, struct buf *out);
-/* The number of the answer's tokens that have been sent as text. */
+/* The number of tokens of the completion whose text has been sent. */
 int32_t completion_tokens_sent(const struct completion *a);
-/* The number of a finished answer's tokens that remain, at least in part, after the cut at a stop
- * text. */
+/* The number of tokens of a finished completion that remain, at least in part, after the cut at a
+ * stop text. */
 int32_t completion_tokens_kept(const struct completion *a);
-/* An event of a stream: "data: {…}\n\n"; takes v over. */
+/* Appends an event of a stream, "data: {…}\n\n"; takes v over. */
 void sse_add(const struct generation *g, json_t *v, struct buf *out);
-/* A line of NDJSON; takes v over. g NULL: the line belongs to no generation. */
+/* Appends a line of NDJSON; takes v over. g NULL: the line belongs to no generation. */
 void ndjson_add(const struct generation *g, json_t *v, struct buf *out);
 
 /* for request parsers: fields named as in OpenAI and vLLM are read into the spec */
 
 uint64_t random_seed(void);
-/* Reads the target: `model`, or llama.cpp's `lora`, or LoRAX's `parameters`. */
+/* Reads the model reference: `model`, or llama.cpp's `lora`, or LoRAX's `parameters`. */
 int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, struct error *err);
 /* Penalties as in Ollama and llama.cpp, on the last last_n tokens: 0 none, -1 all. */
 void sampling_set_penalties(struct sampling_params *s, double repeat, double presence,
@@ -221,10 +227,10 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
                        struct error *err);
 /* Whether every prompt fits into the context with one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
-/* Answers with the error and releases t and spec. */
+/* Replies with the error and releases t and spec. */
 void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err);
-/* Parses the exchange's body as a request, and starts it or answers with an error. */
+/* Parses the exchange's body with `read`, then starts the generation or replies with an error. */
 void generation_handle(struct server *s, struct exchange *x, const struct api_dialect *d,
                        const char *prefix,
                        int (*read)(struct server *s, const json_t *body, struct model_ref *t,

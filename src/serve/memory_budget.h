@@ -1,9 +1,9 @@
 /*
- * memory_budget: the memory that requests may use at once, reserved before it is used.
+ * memory_budget: a limit on the memory of all running requests; memory is reserved before it is
+ * used.
  *
- * A reservation belongs to an owner (an exchange) and is released as a whole when the owner has
- * ended: when its reply is sent, not when its handler returns. All functions may be called from any
- * thread.
+ * A reservation belongs to an owner (an exchange or a generation) and is released as a whole when
+ * the reply is sent, not when the handler returns. Any thread may call.
  */
 #ifndef SHOAL_SERVE_MEMORY_BUDGET_H
 #define SHOAL_SERVE_MEMORY_BUDGET_H
@@ -17,8 +17,8 @@ struct memory_budget_stats {
     uint64_t refused;
 };
 
-/* most: bytes for all owners; one owner may have half of them. */
-struct memory_budget *memory_budget_new(size_t most);
+/* limit: bytes for all owners; one owner may have half of them. */
+struct memory_budget *memory_budget_new(size_t limit);
 void memory_budget_free(struct memory_budget *b);
 /* Bytes that one owner may have. */
 size_t memory_budget_owner_max(const struct memory_budget *b);

@@ -1,7 +1,8 @@
 /*
- * request_fields: reading the fields of requests, and the table of known fields in OpenAI's form. A
- * field is supported, ignored whatever its value, or rejected with a reason unless its value is
- * neutral. The list in docs/API.md is generated from the table (test_fields).
+ * request_fields: reads the fields of requests; the table of known fields of OpenAI's API. A field
+ * is supported; or ignored, whatever its value; or rejected with a reason, unless its value is
+ * neutral (asks for what the server does anyway). The list in docs/API.md is generated from the
+ * table (test_fields).
  */
 #ifndef SHOAL_SERVE_REQUEST_FIELDS_H
 #define SHOAL_SERVE_REQUEST_FIELDS_H
@@ -28,17 +29,17 @@ bool request_field_is_known(const char *name);
 /* The table as Markdown. */
 void request_fields_markdown(struct buf *out);
 
-/* The value of a key if it is not null. */
+/* The value of a key; NULL if it is absent or null. */
 json_t *json_get_nonnull(const json_t *o, const char *key);
-/* The value is stored in *out, which is unchanged if the key is absent or null. ERR_USAGE: the
- * value is out of range; err names the key and the range. */
+/* json_read_*: store the value of a key in *out; *out is unchanged if the key is absent or null.
+ * ERR_USAGE: the value has the wrong type or is out of range; err names the key and the range. */
 int json_read_number(const json_t *o, const char *key, double lo, double hi, double *out,
                      struct error *err);
 int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
                   struct error *err);
 int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err);
 int json_read_string(const json_t *o, const char *key, const char **out, struct error *err);
-/* A text that is stored or compared, with at most JSON_NAME_MAX bytes. */
+/* Limits of names, in bytes. json_read_name reads a string of at most JSON_NAME_MAX bytes. */
 enum { JSON_NAME_MAX = 256, MODEL_NAME_MAX = 4096 /* for a sum of names */ };
 int json_read_name(const json_t *o, const char *key, const char **out, struct error *err);
 /* Appends a string, or a list of at most `most` strings. */

@@ -1,10 +1,11 @@
 /*
- * request_memory: how many bytes a request may need, from its fields, before it is admitted.
+ * request_memory: an upper bound of the bytes that a request needs, computed from its fields before
+ * it is admitted.
  *
- * The constants are the sizes of the structures in use: jansson's values, the engine's results,
- * text in growing buffers. A token's text counts with the vocabulary's average length; a client can
- * steer a reply to longer tokens, and then the writer of the reply reserves more as it proceeds
- * (lazy_list_add). Nothing here allocates for a request.
+ * The constants are the sizes of jansson's values, the engine's results and text in growing
+ * buffers. The length of a token's text is the vocabulary's average; if a client steers a reply to
+ * longer tokens, the writer of the reply reserves more as it proceeds (lazy_list_add). No function
+ * here allocates memory for a request.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
@@ -15,13 +16,13 @@
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 64 * MB,       /* address space for the first allocation that fails */
+    RESERVE = 64 * MB,       /* emergency reserve: released when an allocation fails */
     REPLIES_KEPT = 16 * MB,  /* maximum bytes of replies that can be rated */
     GRAMMARS_KEPT = 64 * MB, /* maximum bytes of compiled grammars, and again of their masks */
-    VALUE_BYTES = 112,       /* bytes of a value in a tree, with its key */
-    CONTAINER_BYTES = 320,   /* bytes of a list or an object without its members */
+    VALUE_BYTES = 112,       /* bytes of a JSON value with its key */
+    CONTAINER_BYTES = 320,   /* bytes of a JSON array or object without its members */
     TEXT_FACTOR = 24,        /* bytes per byte of text that is tokenized */
-    ANSWER_BYTES = 4 << 10,  /* bytes of an answer without its tokens */
+    ANSWER_BYTES = 4 << 10,  /* bytes of a completion without its tokens */
     REQUEST_BYTES = 16 << 10,
     SCORE_BYTES = 96,        /* bytes of a log-probability as text, without the token … */
     LEGACY_SCORE_BYTES = 40, /* … and in the lists of /v1/completions with 'echo' */
@@ -43,8 +44,8 @@ int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, s
     return memory_budget_reserve(s->memory, x, bytes, err);
 }
 
-/* Bytes of the tree that a JSON text becomes. Unlike in json_parse_memory, text in strings counts
- * like JSON: the arguments of tool calls are JSON in a string, and become a tree as well. */
+/* Bytes of the values that a JSON text is parsed to. Unlike json_parse_memory it also counts inside
+ * strings, because the arguments of tool calls are JSON in a string that is parsed as well. */
 static size_t json_tree_bytes(const struct buf *b) {
     size_t bytes = b->len;
     for (size_t i = 0; i < b->len; i++) {
@@ -83,20 +84,21 @@ int request_memory_reserve_file(struct server *s, struct exchange *x, const char
     return error_wrap(err, "'%s'", path);
 }
 
-/* Bytes by the field that decides them. */
+/* Bytes of a request, by the field of the request that determines them. */
 struct memory_need {
     size_t prompt, tokens, scores, prompt_scores;
 };
 
-/* Bytes of n tokens with n_top alternatives each, as text in a growing buffer, which has spare
- * room. */
-static size_t scores_text(const struct server *s, size_t n, int n_top, size_t each) {
+/* Bytes of the log-probabilities of n tokens with n_top alternatives each, as text in a growing
+ * buffer with spare room. */
+static size_t scores_text_bytes(const struct server *s, size_t n, int n_top, size_t each) {
     return n * (1 + (size_t)n_top) * (each + 3 * s->piece_bytes) * 5 / 4;
 }
 
-/* Bytes of one answer to a prompt of n_prompt tokens. */
-static struct memory_need answer_need(const struct server *s, const struct generation_spec *spec,
-                                      size_t n_prompt, size_t n) {
+/* Bytes of one completion of n tokens for a prompt of n_prompt tokens. */
+static struct memory_need completion_need(const struct server *s,
+                                          const struct generation_spec *spec, size_t n_prompt,
+                                          size_t n) {
     size_t piece = s->piece_bytes, n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),
            results = (1 + n_top) * (sizeof(int32_t) + sizeof(float));
     struct memory_need need = {.prompt =
@@ -104,16 +106,17 @@ static struct memory_need answer_need(const struct server *s, const struct gener
                                .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
                                .scores = n * results};
     if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->m->tok) / 8 + 64 * 1024;
-    if (spec->logprobs) need.scores += scores_text(s, n, spec->n_top, SCORE_BYTES);
+    if (spec->logprobs) need.scores += scores_text_bytes(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
     if (spec->logprobs && spec->echo)
-        need.prompt_scores += scores_text(s, n_prompt, spec->n_top, LEGACY_SCORE_BYTES);
+        need.prompt_scores += scores_text_bytes(s, n_prompt, spec->n_top, LEGACY_SCORE_BYTES);
     if (spec->prompt_tops)
-        need.prompt_scores += scores_text(s, n_prompt, spec->n_prompt_top, SCORE_BYTES);
+        need.prompt_scores += scores_text_bytes(s, n_prompt, spec->n_prompt_top, SCORE_BYTES);
     return need;
 }
 
-static const char *need_field(const struct memory_need *need, const struct generation_spec *spec) {
+static const char *largest_need_field(const struct memory_need *need,
+                                      const struct generation_spec *spec) {
     size_t most = MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
     if (most == need->prompt_scores) return spec->prompt_tops ? "prompt_logprobs" : "logprobs";
     if (most == need->scores) return "logprobs";
@@ -127,7 +130,7 @@ int generation_reserve(struct server *s, struct exchange *x, const struct genera
     for (int i = 0; i < spec->n_prompts; i++) {
         size_t n_prompt = (size_t)spec->prompts[i].n, room = (size_t)context - n_prompt,
                n = MIN((size_t)spec->max_tokens, room), answers = (size_t)spec->n;
-        struct memory_need one = answer_need(s, spec, n_prompt, n);
+        struct memory_need one = completion_need(s, spec, n_prompt, n);
         all.prompt += answers * one.prompt;
         all.tokens += answers * one.tokens;
         all.scores += answers * one.scores;
@@ -135,7 +138,7 @@ int generation_reserve(struct server *s, struct exchange *x, const struct genera
     }
     size_t bytes = REQUEST_BYTES + json_tree_bytes(exchange_body(x)) + all.prompt + all.tokens +
                    all.scores + all.prompt_scores;
-    *what = need_field(&all, spec);
+    *what = largest_need_field(&all, spec);
     if (memory_budget_set(s->memory, x, bytes, err) == OK) return OK;
     return err->code == ERR_USAGE ? error_wrap(err, "'%s'", *what) : err->code;
 }

@@ -1,6 +1,6 @@
 /*
- * request_metrics: the sources of the server's metrics. Events (a request, a reply) are counted
- * when they end; gauges are read when the metrics are queried.
+ * request_metrics: updates the server's metrics. Requests and generations are counted when they
+ * end; gauges are updated when the metrics are read.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -14,37 +14,37 @@
 
 enum { LORA_INFO_MAX = 32 };
 
-static struct metric *of_model(struct server *s, enum metric_id id) {
+static struct metric *model_metric(struct server *s, enum metric_id id) {
     const char *const labels[] = {"", s->name, "0"};
     return metric_find(s->metrics, id, labels, 2);
 }
 
-static void observe(struct server *s, enum metric_id id, double seconds) {
-    metric_observe(of_model(s, id), fmax(seconds, 0));
+static void model_observe(struct server *s, enum metric_id id, double seconds) {
+    metric_observe(model_metric(s, id), fmax(seconds, 0));
 }
 
-/* a reply */
+/* generations */
 
-static void ticket_counted(struct server *s, const struct batcher_request *t) {
+static void request_observe(struct server *s, const struct batcher_request *t) {
     bool begun = t->started > 0, first = t->first > 0;
     int32_t n = t->request.n_generated;
     const char *why = t->request.finish == FINISH_NONE     ? "abort"
                       : t->request.finish == FINISH_LENGTH ? "length"
                                                            : "stop";
     metric_add(metric_get(s->metrics, METRIC_VLLM_SUCCESS, s->name, "0", why), 1);
-    observe(s, METRIC_VLLM_E2E, t->ended - t->submitted);
+    model_observe(s, METRIC_VLLM_E2E, t->ended - t->submitted);
     double waited = (begun ? t->started : t->ended) - t->submitted;
-    observe(s, METRIC_VLLM_QUEUE_TIME, waited);
+    model_observe(s, METRIC_VLLM_QUEUE_TIME, waited);
     metric_observe(metric_get(s->metrics, METRIC_QUEUE_TIME), fmax(waited, 0));
-    if (begun) observe(s, METRIC_VLLM_INFERENCE_TIME, t->ended - t->started);
+    if (begun) model_observe(s, METRIC_VLLM_INFERENCE_TIME, t->ended - t->started);
     if (!first) return;
-    observe(s, METRIC_VLLM_PREFILL_TIME, t->first - t->started);
-    observe(s, METRIC_VLLM_DECODE_TIME, t->ended - t->first);
-    observe(s, METRIC_VLLM_TTFT, t->first - t->submitted);
-    if (n > 1) observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
+    model_observe(s, METRIC_VLLM_PREFILL_TIME, t->first - t->started);
+    model_observe(s, METRIC_VLLM_DECODE_TIME, t->ended - t->first);
+    model_observe(s, METRIC_VLLM_TTFT, t->first - t->submitted);
+    if (n > 1) model_observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
 }
 
-/* Whether a reply ends in a cycle of tokens: the last 48 or more, four times or more. */
+/* Whether the tokens end in a repeated cycle: at least LEAST tokens, and at least four periods. */
 static bool ends_in_cycle(const int32_t *v, int32_t n) {
     enum { LEAST = 48, WINDOW = 5 * TOKEN_CYCLE_MAX }; // four periods, and one to compare with
     struct token_cycle c = {0};
@@ -88,7 +88,7 @@ void request_metrics_add_generation(const struct generation *g) {
     for (int i = 0; i < g->n_completions; i++) {
         const struct batcher_request *t = &g->completions[i].batch_request;
         if (g->completions[i].async) continue;
-        ticket_counted(s, t);
+        request_observe(s, t);
         most = MAX(most, t->request.n_generated);
         if (ends_in_cycle(t->request.out, t->request.n_out))
             metric_add(metric_get(m, METRIC_ADAPTER_LOOPS, label), 1);
@@ -96,15 +96,15 @@ void request_metrics_add_generation(const struct generation *g) {
     }
     if (!g->completions->async) request_trace_add(s, g);
     if (g->key) keys_record_usage(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
-    metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
-    metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
-    metric_add(of_model(s, METRIC_VLLM_PREFIX_QUERIES), (double)u.prompt);
-    metric_add(of_model(s, METRIC_VLLM_PREFIX_HITS), (double)u.cached);
-    observe(s, METRIC_VLLM_REQUEST_PROMPT, (double)u.prompt);
-    observe(s, METRIC_VLLM_REQUEST_GENERATION, (double)u.completion);
-    observe(s, METRIC_VLLM_MAX_GENERATION, (double)most);
-    observe(s, METRIC_VLLM_PARAMS_N, g->spec.n);
-    observe(s, METRIC_VLLM_PARAMS_MAX_TOKENS, g->spec.max_tokens);
+    metric_add(model_metric(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
+    metric_add(model_metric(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
+    metric_add(model_metric(s, METRIC_VLLM_PREFIX_QUERIES), (double)u.prompt);
+    metric_add(model_metric(s, METRIC_VLLM_PREFIX_HITS), (double)u.cached);
+    model_observe(s, METRIC_VLLM_REQUEST_PROMPT, (double)u.prompt);
+    model_observe(s, METRIC_VLLM_REQUEST_GENERATION, (double)u.completion);
+    model_observe(s, METRIC_VLLM_MAX_GENERATION, (double)most);
+    model_observe(s, METRIC_VLLM_PARAMS_N, g->spec.n);
+    model_observe(s, METRIC_VLLM_PARAMS_MAX_TOKENS, g->spec.max_tokens);
     metric_add(metric_get(m, METRIC_ADAPTER_REQUESTS, label), 1);
     metric_add(metric_get(m, METRIC_ADAPTER_PROMPT_TOKENS, label), (double)u.prompt);
     metric_add(metric_get(m, METRIC_ADAPTER_GENERATION_TOKENS, label), (double)u.completion);
@@ -120,8 +120,8 @@ void request_metrics_add_generation(const struct generation *g) {
 
 void request_metrics_add_tokens(struct server *s, const char *key, const struct token_usage *u) {
     if (key) keys_record_usage(s->keys, key, u->prompt, u->completion, (double)time(NULL));
-    metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u->prompt);
-    metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u->completion);
+    metric_add(model_metric(s, METRIC_VLLM_PROMPT_TOKENS), (double)u->prompt);
+    metric_add(model_metric(s, METRIC_VLLM_GENERATION_TOKENS), (double)u->completion);
 }
 
 void request_metrics_add_prompts(struct server *s, const struct exchange *x,
@@ -131,15 +131,16 @@ void request_metrics_add_prompts(struct server *s, const struct exchange *x,
     for (int i = 0; i < n; i++) tokens += prompts[i].n;
     if (exchange_key_id(x))
         keys_record_usage(s->keys, exchange_key_id(x), tokens, 0, (double)time(NULL));
-    metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)tokens);
+    metric_add(model_metric(s, METRIC_VLLM_PROMPT_TOKENS), (double)tokens);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_REQUESTS, t->label), 1);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_PROMPT_TOKENS, t->label), (double)tokens);
 }
 
-/* a request */
+/* HTTP requests */
 
-/* A client may send any method name, and every name would be a separate time series. */
-static const char *method_of(const struct exchange *x) {
+/* The label of the method. Unknown methods share one label, because each label is a time series and
+ * a client may send any name. */
+static const char *method_label(const struct exchange *x) {
     static const char *const known[] = {"GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"};
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
         if (strcmp(exchange_method(x), known[i]) == 0) return known[i];
@@ -152,8 +153,8 @@ void request_metrics_add_exchange(struct server *s, const struct exchange *x) {
     int code = exchange_status(x);
     snprintf(status, sizeof status, "%d", code);
     metric_add(metric_get(m, METRIC_RECEIVED), 1);
-    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_of(x), code ? status : "gone"), 1);
-    metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, method_of(x)),
+    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_label(x), code ? status : "gone"), 1);
+    metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, method_label(x)),
                    fmax(clock_now() - exchange_began(x), 0));
     if (code >= 400) metric_add(metric_get(m, METRIC_MURMUR_ERRORS, "api", status), 1);
     if (code >= 400 && code < 500)
@@ -171,14 +172,14 @@ void request_metrics_add_exchange(struct server *s, const struct exchange *x) {
 
 /* gauges */
 
-static bool said_already(const char *list, const char *name) {
+static bool list_contains(const char *list, const char *name) {
     size_t n = strlen(name);
     for (const char *at = list; (at = strstr(at, name)); at += n)
         if ((at == list || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
     return false;
 }
 
-/* Adapters of running requests, and of waiting ones. */
+/* Sets vLLM's lora_requests_info: the adapters of running and of waiting requests. */
 static void lora_info_set(struct server *s) {
     struct buf lists[2] = {{0}, {0}};
     char most[16];
@@ -188,7 +189,7 @@ static void lora_info_set(struct server *s) {
         if (g->target.n == 0 || c->async) continue;
         struct buf *list =
             &lists[__atomic_load_n(&c->batch_request.n_visible, __ATOMIC_ACQUIRE) == 0];
-        if (list->data && said_already(list->data, g->target.label)) continue;
+        if (list->data && list_contains(list->data, g->target.label)) continue;
         buf_printf(list, "%s%s", list->len ? "," : "", g->target.label);
     }
     pthread_mutex_unlock(&s->lock);
@@ -206,10 +207,10 @@ void request_metrics_refresh(struct server *s) {
     struct batcher_stats b = batcher_stats(s->batcher);
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
     double used = b.pages ? 1 - (double)b.pages_free / b.pages : 0;
-    metric_set(of_model(s, METRIC_VLLM_RUNNING), b.running);
-    metric_set(of_model(s, METRIC_VLLM_WAITING), b.waiting);
-    metric_set(of_model(s, METRIC_VLLM_KV_USAGE), used);
-    metric_total(of_model(s, METRIC_VLLM_PREEMPTIONS), 0);
+    metric_set(model_metric(s, METRIC_VLLM_RUNNING), b.running);
+    metric_set(model_metric(s, METRIC_VLLM_WAITING), b.waiting);
+    metric_set(model_metric(s, METRIC_VLLM_KV_USAGE), used);
+    metric_total(model_metric(s, METRIC_VLLM_PREEMPTIONS), 0);
     metric_set(metric_get(m, METRIC_ADAPTERS), p.n_resident);
     metric_set(metric_get(m, METRIC_ADAPTERS_BYTES), (double)p.bytes);
     metric_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
@@ -225,7 +226,7 @@ void request_metrics_refresh(struct server *s) {
         if (module->count) module->count(s);
 }
 
-static void step_counted(void *ctx, double seconds, int32_t tokens) {
+static void step_observe(void *ctx, double seconds, int32_t tokens) {
     struct server *s = ctx;
     metric_observe(s->step_seconds, seconds);
     metric_observe(s->step_tokens, tokens);
@@ -236,13 +237,13 @@ void request_metrics_open(struct server *s) {
     s->metrics = metrics_new(0);
     pthread_mutex_init(&s->metrics_lock, NULL);
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
-    s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
+    s->step_tokens = model_metric(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(size, sizeof size, "%d", KV_PAGE_SIZE);
     snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
     metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
     if (s->o->max_memory)
         metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->o->max_memory);
-    batcher_on_step(s->batcher, step_counted, s);
+    batcher_on_step(s->batcher, step_observe, s);
 }
 
 /* endpoints */
@@ -260,7 +261,7 @@ static void metrics_handle(void *ctx, struct exchange *x) {
     buf_release(&out);
 }
 
-static void figures_handle(void *ctx, struct exchange *x) {
+static void metrics_json_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->metrics_lock);
     request_metrics_refresh(s);
@@ -289,7 +290,7 @@ static void alerts_handle(void *ctx, struct exchange *x) {
 
 const struct http_route metrics_routes[] = {
     {"GET", "/metrics", SCOPE_METRICS | ROUTE_OWN_THREAD, metrics_handle},
-    {"GET", "/v1/metrics", SCOPE_CHAT, figures_handle},
+    {"GET", "/v1/metrics", SCOPE_CHAT, metrics_json_handle},
     {"GET", "/v1/metrics/rules", SCOPE_METRICS, rules_handle},
     {"GET", "/v1/metrics/dashboard", SCOPE_METRICS, dashboard_handle},
     {"GET", "/v1/alerts", SCOPE_CHAT, alerts_handle},

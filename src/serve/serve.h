@@ -1,8 +1,8 @@
 /*
- * serve: the model, its adapters and its teams over widely used APIs.
+ * serve: serves a model, its adapters and its teams over widely used HTTP APIs.
  *
- * serve_run returns after the server was stopped (SIGTERM, SIGINT) and all requests under way are
- * answered. It creates its own threads, which block all signals.
+ * serve_run returns after SIGTERM or SIGINT has stopped the server and all running requests are
+ * answered. It creates threads, which block all signals.
  */
 #ifndef SHOAL_SERVE_H
 #define SHOAL_SERVE_H
@@ -23,8 +23,8 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     char *backups;              /* the folder of backups; NULL: "backups" next to the state */
     struct strings api_keys;    /* secrets with all scopes, in addition to the keys in the state */
     char *api_key_file;         /* a file with one such secret per line; NULL: none */
-    int64_t max_concurrent;     /* requests under way per key, and per address; 0: any number */
-    bool auth;                  /* true: without keys, other machines may not even chat */
+    int64_t max_concurrent;     /* running requests per key, and per address; 0: any number */
+    bool auth;                  /* true: without keys, requests from other machines are refused */
     int64_t request_memory;     /* bytes of requests and their replies at once; 0: 512 MB */
     bool trust_template;        /* a request may contain a chat template */
     bool feedback;              /* replies can be rated; experiments need this */
@@ -36,14 +36,14 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     struct strings jobs_read;   /* folders that jobs may read, in addition to the default ones */
     struct strings jobs_closed; /* files and folders that jobs may never read */
     bool jobs_run_commands;     /* jobs may run reward commands, in the sandbox */
-    double job_seconds;         /* seconds that one job may run; 0: any time */
+    double job_seconds;         /* seconds that one job may run; 0: no limit */
     int64_t jobs_bytes;         /* bytes of all files that jobs have written and that are kept */
     int64_t max_tokens;         /* tokens of a reply if the request sets no limit */
     double alert_seconds;       /* interval between two checks of the alerts; 0: no checks */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
-    size_t adapter_memory;                      /* bytes of it for adapters that are loaded later */
-    const struct memory_plan *plan;             /* how the memory is divided, without adapters */
+    size_t adapter_memory;          /* part of max_memory for adapters that are loaded later */
+    const struct memory_plan *plan; /* memory plan, without adapters that are loaded later */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
     const struct job_kind *job_kinds;           /* commands that may run as jobs; NULL: none */
     char *(*find)(const char *path);            /* resolves a relative path; malloc'ed */

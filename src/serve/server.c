@@ -1,6 +1,6 @@
 /*
- * server: the shared functions of the handlers, and the life cycle of the server from the first
- * route to the last reply.
+ * server: functions that the handlers share (errors, adapters, model names, grammars), and the
+ * start and shutdown of the server.
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
@@ -29,7 +29,7 @@ enum {
 static const struct {
     int status;
     const char *type;
-} types[] = {
+} error_types[] = {
     {400, "invalid_request_error"}, {401, "authentication_error"},  {403, "permission_error"},
     {404, "not_found_error"},       {405, "invalid_request_error"}, {409, "conflict_error"},
     {413, "invalid_request_error"}, {429, "rate_limit_error"},      {503, "overloaded_error"},
@@ -42,8 +42,8 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     va_start(ap, fmt);
     char *message = xvasprintf(fmt, ap);
     va_end(ap);
-    for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
-        if (types[i].status == status) type = types[i].type;
+    for (size_t i = 0; !type && i < ARRAY_LEN(error_types); i++)
+        if (error_types[i].status == status) type = error_types[i].type;
     struct buf clean = {0}; // the message may quote part of a character of the request
     buf_add_sanitized(&clean, message, strlen(message));
     const char *text = clean.data ? clean.data : "";
@@ -57,8 +57,8 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
-/* The field that a message begins with, if it is a field of a request: out, or NULL. */
-static const char *param_of(const struct error *err, char out[64]) {
+/* The request field that the message names first, in quotes, copied to out; NULL: none. */
+static const char *error_param(const struct error *err, char out[64]) {
     size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
     memcpy(out, err->text + 1, n);
@@ -82,12 +82,12 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
         api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
         return;
     default:
-        api_fail(x, 400, NULL, param ? param : param_of(err, named), "invalid_value", "%s",
+        api_fail(x, 400, NULL, param ? param : error_param(err, named), "invalid_value", "%s",
                  err->text);
     }
 }
 
-/* The status has been sent, so the request was valid: the error is the server's fault. */
+/* A stream has already sent the status 200, so the error cannot be the client's. */
 json_t *api_error_json(const struct error *err, bool plain) {
     bool busy = err->code == ERR_STATE || err->code == ERR_MEMORY;
     struct buf clean = {0};
@@ -152,14 +152,14 @@ void server_adapters_free(struct adapter_entry *v, int n) {
 json_t *server_derived_spec(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     const struct adapter_entry *l = adapter_entry_find(s, name);
-    json_t *made = l ? json_deep_copy(l->made) : NULL;
+    json_t *spec = l ? json_deep_copy(l->made) : NULL;
     pthread_mutex_unlock(&s->lock);
-    return made;
+    return spec;
 }
 
-/* The list follows the pool: every listed adapter, except bare ones, is available there. */
-static void adapter_entry_put(struct server *s, const char *name, const char *path, bool bare,
-                              json_t *made) {
+/* Adds or replaces an entry. Every listed adapter, except entries of the base, is in the pool. */
+static void adapter_entry_set(struct server *s, const char *name, const char *path, bool no_adapter,
+                              json_t *spec) {
     pthread_mutex_lock(&s->lock);
     struct adapter_entry *l = adapter_entry_find(s, name);
     if (l) {
@@ -171,8 +171,8 @@ static void adapter_entry_put(struct server *s, const char *name, const char *pa
         *l = (struct adapter_entry){.name = xstrdup(name), .id = s->next_id++};
     }
     l->path = xstrdup(path);
-    l->bare = bare;
-    l->made = made;
+    l->bare = no_adapter;
+    l->made = spec;
     l->created = (int64_t)time(NULL);
     pthread_mutex_unlock(&s->lock);
 }
@@ -190,13 +190,13 @@ static void adapter_entry_remove(struct server *s, const char *name) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A name must be valid in replies, logs and file systems; '*' and '+' form mixes. */
+/* A name must be valid in replies, logs and file systems; '*' and '+' are reserved for mixes. */
 static int name_check(const struct server *s, const char *name, struct error *err) {
     size_t n = strlen(name);
-    bool fine = n > 0 && n <= 128 && name[0] != '.';
-    for (size_t i = 0; fine && i < n; i++)
-        fine = (uint8_t)name[i] > ' ' && !strchr("*+\\\"", name[i]);
-    if (!fine)
+    bool valid = n > 0 && n <= 128 && name[0] != '.';
+    for (size_t i = 0; valid && i < n; i++)
+        valid = (uint8_t)name[i] > ' ' && !strchr("*+\\\"", name[i]);
+    if (!valid)
         return error_set(
             err, ERR_USAGE,
             "'%.140s' is not a name for an adapter: up to 128 letters, without blanks, '*' or '+'",
@@ -206,27 +206,27 @@ static int name_check(const struct server *s, const char *name, struct error *er
     return OK;
 }
 
-int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
+int server_adapter_load(struct server *s, const char *name, const char *path, bool replace,
                         struct error *err) {
     if (name_check(s, name, err) != OK) return err->code;
-    if (!again && server_adapter_listed(s, name))
+    if (!replace && server_adapter_listed(s, name))
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
-    adapter_entry_put(s, name, path, false, NULL);
+    adapter_entry_set(s, name, path, false, NULL);
     if (s->ab) ab_end_promotion(s->ab, name);
     return OK;
 }
 
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
-                       json_t *made, struct error *err) {
+                       json_t *spec, struct error *err) {
     struct error none;
     int rc = name_check(s, name, err);
     if (rc == OK && a) rc = adapter_pool_publish(s->pool, name, a, err);
     if (rc != OK) {
-        json_decref(made);
+        json_decref(spec);
         return rc;
     }
-    adapter_entry_put(s, name, path, !a, made);
+    adapter_entry_set(s, name, path, !a, spec);
     if (!a) adapter_pool_remove(s->pool, name, &none); // remove the name's previous adapter, if any
     return OK;
 }
@@ -234,21 +234,21 @@ int server_derived_put(struct server *s, const char *name, const char *path, str
 static bool adapter_entry_is_base(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     const struct adapter_entry *l = adapter_entry_find(s, name);
-    bool bare = l && l->bare;
+    bool no_adapter = l && l->bare;
     pthread_mutex_unlock(&s->lock);
-    return bare;
+    return no_adapter;
 }
 
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
     if (!server_adapter_listed(s, name))
         return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
-    bool bare = adapter_entry_is_base(s, name);
+    bool no_adapter = adapter_entry_is_base(s, name);
     adapter_entry_remove(s, name);
-    return bare ? OK : adapter_pool_remove(s->pool, name, err);
+    return no_adapter ? OK : adapter_pool_remove(s->pool, name, err);
 }
 
-/* The adapter's name in a model's name: alone, after the base's name, or with Ollama's tag. */
-static char *adapter_name(struct server *s, const char *model) {
+/* The adapter's name in a model name NAME, BASE:NAME, BASE@NAME or NAME:latest. malloc'ed. */
+static char *adapter_name_from_model(struct server *s, const char *model) {
     size_t n = strlen(s->name);
     char *name = xstrdup(model), *tag;
     if (server_adapter_listed(s, name)) return name;
@@ -275,30 +275,32 @@ const struct server_module *server_module_at(const struct server *s, int i) {
     return s->o->modules ? s->o->modules[i] : NULL;
 }
 
-/* Whether a module could load an adapter of that name. */
-static bool adapter_found(struct server *s, const char *name) {
+/* Lets the modules load an adapter of that name; false: none has it. */
+static bool adapter_find_in_modules(struct server *s, const char *name) {
     const struct server_module *m;
     for (int i = 0; (m = server_module_at(s, i)); i++)
         if (m->find_adapter && m->find_adapter(s, name)) return true;
     return false;
 }
 
-static int target_add(struct server *s, const char *name, float weight, struct model_ref *t,
-                      struct error *err) {
+static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *t,
+                         struct error *err) {
     if (t->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
-    if (!server_adapter_listed(s, name) && !adapter_found(s, name))
+    if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (adapter_entry_is_base(s, name)) return OK;
     struct adapter *a = adapter_pool_get(s->pool, name, err);
-    if (!a) return adapter_entry_is_base(s, name) ? OK : err->code; // just recreated as a bare base
+    if (!a)
+        return adapter_entry_is_base(s, name) ? OK : err->code; // replaced by the base meanwhile
     t->terms[t->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
     return OK;
 }
 
 /* "a*0.7+b*0.3" */
-static int target_mix(struct server *s, const char *model, struct model_ref *t, struct error *err) {
+static int model_ref_parse_mix(struct server *s, const char *model, struct model_ref *t,
+                               struct error *err) {
     char *copy = xstrdup(model), *rest = copy;
     int rc = OK;
     for (char *term; rc == OK && (term = strsep(&rest, "+"));) {
@@ -309,20 +311,20 @@ static int target_mix(struct server *s, const char *model, struct model_ref *t, 
             rc = error_set(err, ERR_USAGE,
                            "the weight of '%s' in the mix '%s' is not a number from -100 to 100",
                            term, model);
-        char *name = adapter_name(s, term);
-        if (rc == OK && !is_base(s, name)) rc = target_add(s, name, (float)w, t, err);
+        char *name = adapter_name_from_model(s, term);
+        if (rc == OK && !is_base(s, name)) rc = model_ref_add(s, name, (float)w, t, err);
         free(name);
     }
     free(copy);
     return rc;
 }
 
-/* The default target of requests without a model: the adapters that have a scale. */
-static int target_standing(struct server *s, struct model_ref *out, struct error *err) {
+/* The model reference of requests without a model: the adapters that have a scale. */
+static int model_ref_default(struct server *s, struct model_ref *out, struct error *err) {
     int n, rc = OK;
     struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n && rc == OK; i++)
-        if (v[i].scale != 0) rc = target_add(s, v[i].name, (float)v[i].scale, out, err);
+        if (v[i].scale != 0) rc = model_ref_add(s, v[i].name, (float)v[i].scale, out, err);
     out->label = xstrdup(out->n ? "mix" : "base");
     server_adapters_free(v, n);
     if (rc != OK) model_ref_release(out);
@@ -338,21 +340,21 @@ int model_ref_resolve(struct server *s, const char *model, struct model_ref *out
         return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", most);
     bool base = is_base(s, model);
     *out = (struct model_ref){.name = xstrdup(model && *model ? model : s->name)};
-    if (!model || !*model) return target_standing(s, out, err);
-    char *name = base ? xstrdup("base") : adapter_name(s, model);
+    if (!model || !*model) return model_ref_default(s, out, err);
+    char *name = base ? xstrdup("base") : adapter_name_from_model(s, model);
     if (!base && strpbrk(model, "*+") && !server_adapter_listed(s, name)) {
         free(name);
         name = xstrdup("mix");
-        rc = target_mix(s, model, out, err);
+        rc = model_ref_parse_mix(s, model, out, err);
     } else if (!base) {
-        rc = target_add(s, name, 1, out, err);
+        rc = model_ref_add(s, name, 1, out, err);
     }
     out->label = name;
     if (rc != OK) model_ref_release(out);
     return rc;
 }
 
-/* Sets scales [n] for the ids in the list; the others are unchanged. */
+/* Parses [{id, scale}] into scales [n]; scales of other ids are unchanged. */
 static int scales_read(const json_t *list, const struct adapter_entry *v, int n, double *scales,
                        struct error *err) {
     const json_t *item;
@@ -382,7 +384,7 @@ int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *
     *out = (struct model_ref){.name = xstrdup(s->name), .label = xstrdup("mix")};
     int rc = scales_read(list, v, n, scales, err);
     for (int i = 0; rc == OK && i < n; i++)
-        if (scales[i] != 0) rc = target_add(s, v[i].name, (float)scales[i], out, err);
+        if (scales[i] != 0) rc = model_ref_add(s, v[i].name, (float)scales[i], out, err);
     free(scales);
     server_adapters_free(v, n);
     if (rc != OK) model_ref_release(out);
@@ -415,7 +417,7 @@ void model_ref_apply(const struct model_ref *t, struct engine_request *r) {
 
 /* grammars */
 
-/* Requests of one caller share its limits. The caller is the key, or else the address. */
+/* The caller whose limits of the grammar cache apply: the key, or else the address. */
 static const char *grammar_caller(void) {
     const struct exchange *x = exchange_current();
     if (!x) return "";
@@ -436,13 +438,13 @@ void server_grammar_release(struct server *s, struct grammar *g) {
 
 /* life cycle */
 
-static void refuse(void *ctx, struct exchange *x, int status, const char *code,
-                   const char *message) {
+static void http_refuse(void *ctx, struct exchange *x, int status, const char *code,
+                        const char *message) {
     (void)ctx;
     api_fail(x, status, NULL, NULL, code, "%s", message);
 }
 
-static struct body_sink *sink(void *ctx, struct exchange *x, const struct http_route *r) {
+static struct body_sink *body_sink_find(void *ctx, struct exchange *x, const struct http_route *r) {
     struct server *s = ctx;
     struct body_sink *found = NULL;
     const struct server_module *m;
@@ -451,7 +453,7 @@ static struct body_sink *sink(void *ctx, struct exchange *x, const struct http_r
     return found;
 }
 
-static void ended(void *ctx, const struct exchange *x) {
+static void request_done(void *ctx, const struct exchange *x) {
     struct server *s = ctx;
     request_metrics_add_exchange(s, x);
     memory_budget_release(s->memory, x);
@@ -503,7 +505,7 @@ static void modules_close(struct server *s) {
 }
 
 /* "models/fry" → "fry", "x/y.gguf" → "y" */
-static char *base_name(const char *path) {
+static char *path_stem(const char *path) {
     char *copy = xstrdup(path), *end = copy + strlen(copy);
     while (end > copy + 1 && end[-1] == '/') *--end = 0;
     const char *slash = strrchr(copy, '/');
@@ -514,8 +516,8 @@ static char *base_name(const char *path) {
 }
 
 /* "critic=DIR", "DIR", or {"name": "critic", "path": "DIR"}. */
-static int adapter_add(struct server *s, const char *spec, struct error *err) {
-    const char *is = strchr(spec, '=');
+static int adapter_load_spec(struct server *s, const char *spec, struct error *err) {
+    const char *equals = strchr(spec, '=');
     if (*spec == '{') {
         json_t *v = json_parse(spec, strlen(spec), "adapter", err);
         const char *path = json_get_string(v, "path");
@@ -524,15 +526,15 @@ static int adapter_add(struct server *s, const char *spec, struct error *err) {
         json_decref(v);
         return rc;
     }
-    char *name = is ? xstrndup(spec, (size_t)(is - spec)) : base_name(spec);
-    int rc = server_adapter_load(s, name, is ? is + 1 : spec, false, err);
+    char *name = equals ? xstrndup(spec, (size_t)(equals - spec)) : path_stem(spec);
+    int rc = server_adapter_load(s, name, equals ? equals + 1 : spec, false, err);
     free(name);
     return rc;
 }
 
-static int adapters_add(struct server *s, struct error *err) {
+static int adapters_load(struct server *s, struct error *err) {
     for (int i = 0; i < s->o->adapters.n; i++)
-        if (adapter_add(s, s->o->adapters.v[i], err) != OK)
+        if (adapter_load_spec(s, s->o->adapters.v[i], err) != OK)
             return error_wrap(err, "--adapter %s", s->o->adapters.v[i]);
     return OK;
 }
@@ -546,7 +548,7 @@ static int adapters_scan(struct server *s, struct error *err) {
     const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
     for (int i = 0; i < n; i++)
         if (v[i].path && name_check(s, v[i].name, err) == OK)
-            adapter_entry_put(s, v[i].name, v[i].path, false, NULL);
+            adapter_entry_set(s, v[i].name, v[i].path, false, NULL);
     arena_release(&mem);
     return OK;
 }
@@ -580,9 +582,9 @@ static void server_release(struct server *s) {
     free(s->backups);
 }
 
-/* All threads share two heaps, whose ends are returned to the system. One heap per thread, each as
- * large as its largest request, would be most of the server's memory. */
-static void memory_limit(void) {
+/* Makes all threads share two heaps, whose free ends are returned to the system. With a heap per
+ * thread, each as large as its largest request, heaps would be most of the server's memory. */
+static void malloc_configure(void) {
 #ifdef __GLIBC__
     mallopt(M_ARENA_MAX, 2);
     mallopt(M_MMAP_THRESHOLD, 128 << 10);
@@ -598,18 +600,19 @@ static void signals_block(sigset_t *set) {
     signal(SIGPIPE, SIG_IGN);
 }
 
-static void metrics_current(void *ctx) {
+static void alerts_refresh_metrics(void *ctx) {
     request_metrics_refresh(ctx);
 }
 
-/* One Slack address may come from the environment, which other users cannot read. */
-static int alerts_begin(struct server *s, struct error *err) {
+/* One Slack URL, which is a secret, may come from the environment, which other users cannot read.
+ */
+static int alerts_start(struct server *s, struct error *err) {
     const char *slack = getenv("SHOAL_ALERT_SLACK");
     struct alerts_options o = {.seconds = s->o->alert_seconds,
                                .webhooks = &s->o->alert_webhooks,
                                .slack_urls = &s->slack_urls,
                                .source = s->name,
-                               .refresh = metrics_current,
+                               .refresh = alerts_refresh_metrics,
                                .ctx = s};
     for (int i = 0; i < s->o->alert_slacks.n; i++)
         strings_add(&s->slack_urls, s->o->alert_slacks.v[i]);
@@ -618,22 +621,23 @@ static int alerts_begin(struct server *s, struct error *err) {
     return s->alerts ? OK : err->code;
 }
 
-/* Under --max-memory the pool may use the plan's share for the adapters of the command line and for
- * those that are loaded later, and the unplanned rest. 0: no limit. */
-static size_t adapters_room(const struct server *s) {
+/* The byte limit of the adapter pool under --max-memory: the plan's shares for adapters of the
+ * command line and for adapters that are loaded later, and the unplanned rest. 0: no limit. */
+static size_t adapter_pool_limit(const struct server *s) {
     const struct memory_plan *p = s->o->plan;
     if (!s->o->max_memory || !p) return 0;
     size_t spare = p->limit > p->total ? p->limit - p->total : 0;
     return p->adapters + spare + s->o->adapter_memory;
 }
 
-/* Lists an adapter that is in memory under a name; `path`: the files of an adapter with that
- * content. */
+/* Publishes the winner of an A/B test under a name. path: the files of an adapter with that
+ * content.
+ */
 static int promotion_publish(void *ctx, const char *name, struct adapter *a, const char *path,
                              struct error *err) {
     struct server *s = ctx;
     if (adapter_pool_publish(s->pool, name, a, err) != OK) return err->code;
-    adapter_entry_put(s, name, path, false, NULL);
+    adapter_entry_set(s, name, path, false, NULL);
     return OK;
 }
 
@@ -664,12 +668,12 @@ static int experiments_open(struct server *s, struct error *err) {
 
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {
-        .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapters_room(s)};
+        .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapter_pool_limit(s)};
     const char *hash = model_hash(s->m, err);
     if (!hash || modules_restore(s, err) != OK) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
     s->pool = adapter_pool_new(s->m, &po);
-    if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
+    if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     modules_load(s);
     s->grammars =
@@ -683,72 +687,74 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .workers = WORKERS,
                                    .self = &s->http,
                                    .admit = auth_admit,
-                                   .sink = sink,
-                                   .refuse = refuse,
+                                   .sink = body_sink_find,
+                                   .refuse = http_refuse,
                                    .work = route_dispatch,
                                    .any_host = auth_any_host,
-                                   .ended = ended};
-    if (modules_open(s, err) != OK || alerts_begin(s, err) != OK ||
-        auth_token_create(s, err) != OK) // the jobs' lock is held: this server owns the state
+                                   .ended = request_done};
+    if (modules_open(s, err) != OK || alerts_start(s, err) != OK ||
+        auth_token_create(s, err) !=
+            OK) // the lock of the jobs is held, so no other server uses the state folder
         return err->code;
     file_set_regular_only(true); /* from here on, paths come from requests */
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 
-/* Shutdown has two phases. Replies under way have --drain-seconds; then they are cut off, and the
- * code that computes them is asked to stop. If requests still run END_SECONDS after that, or if a
- * second signal comes, the process ends without them. The state on disk is then as after a kill,
- * which every start expects. After the last request, jobs and the other modules have
- * REST_SECONDS. */
-enum { END_SECONDS = 5, REST_SECONDS = 15, JOBS_SECONDS = 3, END_STATUS = 3 };
+/* Shutdown has two phases. Running replies have --drain-seconds to finish; then they are cut off,
+ * and the stop flags of the work for them are set. If requests still run CANCEL_SECONDS later, or
+ * if a second signal comes, the process ends without them; the state on disk is then as after a
+ * kill, which every start can handle. After the last request, jobs and the other modules have
+ * CLOSE_SECONDS to stop. */
+enum { CANCEL_SECONDS = 5, CLOSE_SECONDS = 15, JOBS_SECONDS = 3, FORCED_EXIT_STATUS = 3 };
 struct shutdown_state {
     struct server *s;
     sigset_t set;
-    bool over; /* atomic: the server has ended normally */
+    bool done; /* atomic: the server has ended normally */
     pthread_t thread;
 };
 
-/* Takes no lock that a stuck thread may hold for ever. */
+/* Ends the process. It takes no lock that a stuck thread may hold for ever. */
 static _Noreturn void shutdown_force(struct server *s, const char *why, double jobs_seconds) {
     log_warn("%s", why);
     if (s->has_token) unlink(s->token_path);
     if (s->jobs && jobs_seconds > 0) jobs_stop(s->jobs, jobs_seconds);
-    _exit(END_STATUS); // running jobs are killed with it (PR_SET_PDEATHSIG)
+    _exit(FORCED_EXIT_STATUS); // running jobs are killed with it (PR_SET_PDEATHSIG)
 }
 
 static void *shutdown_thread(void *ctx) {
     struct shutdown_state *e = ctx;
-    double end = clock_now() + e->s->o->http.drain_seconds + END_SECONDS;
-    const struct timespec look = {.tv_nsec = 50000000};
-    while (!__atomic_load_n(&e->over, __ATOMIC_ACQUIRE)) {
-        if (sigtimedwait(&e->set, NULL, &look) > 0)
+    double end = clock_now() + e->s->o->http.drain_seconds + CANCEL_SECONDS;
+    const struct timespec interval = {.tv_nsec = 50000000};
+    while (!__atomic_load_n(&e->done, __ATOMIC_ACQUIRE)) {
+        if (sigtimedwait(&e->set, NULL, &interval) > 0)
             shutdown_force(e->s, "second signal: ending at once", 0);
-        bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
-        if (clock_now() > end + (rest ? REST_SECONDS : 0))
+        bool http_ended = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
+        if (clock_now() > end + (http_ended ? CLOSE_SECONDS : 0))
             shutdown_force(e->s, "requests did not stop in time: ending without them",
-                           rest ? 0 : JOBS_SECONDS); // 0: already being stopped
+                           http_ended ? 0 : JOBS_SECONDS); // 0: jobs are already being stopped
     }
     return NULL;
 }
 
-/* The page's address is for a browser on this machine, where 0.0.0.0 and :: are not valid
- * destinations. */
-static void urls_print(const struct server *s, char url[512], char page[512]) {
+/* url: the address of the server; page: its address for a browser on this machine, where 0.0.0.0
+ * and
+ * :: are not valid destinations. */
+static void urls_format(const struct server *s, char url[512], char page[512]) {
     const struct http_options *o = &s->o->http;
     bool v6 = strchr(o->host, ':') != NULL;
     const char *scheme = o->tls_cert ? "https" : "http",
-               *here = strcmp(o->host, "0.0.0.0") == 0 ? "127.0.0.1"
-                       : strcmp(o->host, "::") == 0    ? "::1"
-                                                       : o->host;
+               *browser_host = strcmp(o->host, "0.0.0.0") == 0 ? "127.0.0.1"
+                               : strcmp(o->host, "::") == 0    ? "::1"
+                                                               : o->host;
     int port = http_port(s->http);
     snprintf(url, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", o->host, v6 ? "]" : "", port);
-    snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", here, v6 ? "]" : "", port);
+    snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", browser_host, v6 ? "]" : "", port);
 }
 
 static void serve_until_signal(struct server *s, struct shutdown_state *e) {
     char url[512], page[512];
     int got;
-    urls_print(s, url, page);
+    urls_format(s, url, page);
     s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
     sigwait(&e->set, &got);
     log_info("finishing running requests; once more to stop at once");
@@ -756,14 +762,14 @@ static void serve_until_signal(struct server *s, struct shutdown_state *e) {
     http_drain(s->http);
 }
 
-/* Makes keys, conversations and jobs private to this user. Only the server's files are changed: the
- * folder may hold others. */
+/* Removes other users' permissions from keys, conversations and jobs. Only the server's own files
+ * are changed, because the folder may contain others. */
 static int state_protect(const char *dir, struct error *err) {
-    static const char *const ours[] = {"serve.db", "ab.db",  "jobs.db", "conversations.db",
-                                       "token",    "jobs",   "out",     "adapters",
-                                       "blobs",    "models", NULL};
+    static const char *const server_files[] = {"serve.db", "ab.db",  "jobs.db", "conversations.db",
+                                               "token",    "jobs",   "out",     "adapters",
+                                               "blobs",    "models", NULL};
     int rc = dir_make_private(dir, err);
-    int changed = rc == OK ? dir_restrict_permissions(dir, ours) : 0;
+    int changed = rc == OK ? dir_restrict_permissions(dir, server_files) : 0;
     if (changed)
         log_info("%d files of '%s' were open to other users; they are private now", changed, dir);
     return rc;
@@ -778,19 +784,19 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};
-    struct shutdown_state ending = {.s = &s};
+    struct shutdown_state shutdown = {.s = &s};
     pthread_mutex_init(&s.lock, NULL);
     pthread_mutex_init(&s.derived_lock, NULL);
-    signals_block(&ending.set);
-    memory_limit();
+    signals_block(&shutdown.set);
+    malloc_configure();
     umask(077); /* also for files written by libraries and jobs */
     request_memory_open(&s);
     int rc = state_protect(o->state_dir, err);
     if (rc == OK) rc = server_open(&s, eo, err);
-    if (rc == OK) serve_until_signal(&s, &ending);
+    if (rc == OK) serve_until_signal(&s, &shutdown);
     server_release(&s);
-    __atomic_store_n(&ending.over, true, __ATOMIC_RELEASE);
-    if (rc == OK) pthread_join(ending.thread, NULL);
-    pthread_sigmask(SIG_UNBLOCK, &ending.set, NULL);
+    __atomic_store_n(&shutdown.done, true, __ATOMIC_RELEASE);
+    if (rc == OK) pthread_join(shutdown.thread, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &shutdown.set, NULL);
     return rc;
 }

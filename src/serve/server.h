@@ -37,8 +37,8 @@ struct adapter_entry {
     int id;          /* vLLM's lora_int_id; llama.cpp's id, which starts at 0 */
     int64_t created; /* unix seconds */
     double scale;    /* used in requests that name no model: see llamacpp.c */
-    bool bare;       /* the base under another name, for its settings; no adapter */
-    json_t *made;    /* the specification of /api/create: see ollama_models.c; or NULL */
+    bool bare;       /* the base model under another name, with its own settings; no adapter */
+    json_t *made;    /* the specification from /api/create (api/ollama_models.c); or NULL */
 };
 /* A team, which requests name as team:NAME. */
 struct team_entry {
@@ -56,7 +56,7 @@ struct server {
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;
-    bool http_ended;              /* atomic: no request is under way, and none will come */
+    bool http_ended;              /* atomic: no request is running, and none will come */
     struct memory_budget *memory; /* budget of requests: see request_memory.c */
     size_t piece_bytes;           /* bytes of a token's text, averaged over the vocabulary */
     size_t reply_log_bytes;       /* bytes of replies that can be rated */
@@ -65,11 +65,11 @@ struct server {
     int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;
-    struct adapter_entry *adapters; /* [n_adapters] by age */
+    struct adapter_entry *adapters; /* [n_adapters] oldest first */
     int n_adapters, next_id;
     struct grammar_cache *grammars;
     uint64_t n_ids;                      /* ids generated so far */
-    struct generation *generations;      /* list of the generations under way */
+    struct generation *generations;      /* list of the running generations */
     int n_async_threads;                 /* threads of teams and of async_reply */
     struct ask_task *conversation_tasks; /* questions in a conversation: api/ask.c */
 
@@ -103,9 +103,9 @@ struct server {
 
     pthread_mutex_t derived_lock; /* held while a derived model changes, in memory and on disk */
 
-    char *backups; /* the folder of backups */
-    const char
-        *backup_operation; /* the work under way: "backup", "check", "restore", "delete"; or NULL */
+    char *backups;                /* the folder of backups */
+    const char *backup_operation; /* the running operation: "backup", "check", "restore", "delete";
+                                     or NULL */
     int64_t backup_done_bytes, backup_total_bytes; /* bytes copied so far, and in total */
 };
 
@@ -117,7 +117,7 @@ struct server_module {
     void (*load)(struct server *s); /* called after the adapters of the options are loaded */
     int (*open)(struct server *s, struct error *err); /* called last, before HTTP starts */
     void (*close)(struct server *s);                  /* called after HTTP has ended */
-    void (*count)(struct server *s);                  /* called before metrics are read */
+    void (*count)(struct server *s);                  /* updates the metrics before a read */
     /* The sink for the body of an upload; NULL: the body is kept in memory. */
     struct body_sink *(*sink)(struct server *s, struct exchange *x, const struct http_route *r);
     /* Loads an adapter that a request names and that is not listed; false: the module has no
@@ -136,39 +136,39 @@ struct model_ref {
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
 };
-/* The base's id: the base. "" or NULL: the adapters that have a scale, or the base if none has.
- * Else an adapter's name, alone or after the base's as BASE:NAME or BASE@NAME, or a weighted sum of
- * names, a*0.7+b*0.3. ERR_MISSING: no such model. */
+/* Resolves a request's model name. The base's id refers to the base; "" and NULL to the adapters
+ * that have a scale, or to the base if none has. Other names are an adapter's name, BASE:NAME,
+ * BASE@NAME, or a weighted sum of names such as a*0.7+b*0.3. ERR_MISSING: no such model. */
 int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
                       struct error *err);
-/* The same from llama.cpp's [{id, scale}]. */
+/* Resolves llama.cpp's list [{id, scale}]. */
 int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
                         struct error *err);
 /* Sets the scales of all adapters from such a list, or none on an error; adapters that the list
  * omits get 0. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *t);
-/* Writes the target into a request. */
+/* Sets the adapter or the mix of a request. */
 void model_ref_apply(const struct model_ref *t, struct engine_request *r);
-/* Loads an adapter and lists it; `again`: it replaces the one of that name. ERR_STATE: the name is
- * in use; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
-int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
+/* Loads an adapter and lists it. `replace`: it may replace an adapter of that name. ERR_STATE: the
+ * name is in use; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
+int server_adapter_load(struct server *s, const char *name, const char *path, bool replace,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
-/* Lists a derived model and replaces the one of that name. a: its adapter (retained; NULL: the bare
- * base). made: its specification (taken over, also after an error). */
+/* Lists a derived model (made by /api/create) and replaces the one of that name. a: its adapter
+ * (retained; NULL: the base model). spec: its specification (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
-                       json_t *made, struct error *err);
+                       json_t *spec, struct error *err);
 /* A copy of a derived model's specification; NULL: the model is not derived, or does not exist. */
 json_t *server_derived_spec(struct server *s, const char *name);
 /* A copy of the list; server_adapters_free frees it. */
 struct adapter_entry *server_adapters(struct server *s, int *n);
 void server_adapters_free(struct adapter_entry *v, int n);
 
-/* A grammar compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (each choice
- * ends with a NUL byte, which len counts), or taken from the cache; borrowed until
- * server_grammar_release. */
+/* The compiled grammar of a source, from the cache if possible; borrowed until
+ * server_grammar_release. kind: "json_schema", "json_object", "regex", "gbnf" or "choices" (each
+ * choice ends with a NUL byte, which len counts). */
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err);
 void server_grammar_release(struct server *s, struct grammar *g);
@@ -224,15 +224,15 @@ extern const struct http_route teams_routes[], metrics_routes[];
 
 /* errors */
 
-/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}; under
- * /api in Ollama's, {"error": message}. The message is formatted; type NULL: the default for the
- * status. */
+/* Replies with an error in OpenAI's form, which vLLM's clients also read: {"error": {message, type,
+ * param, code}}; below /api in Ollama's form, {"error": message}. fmt formats the message; type
+ * NULL: the default for the status. */
 void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
               const char *fmt, ...) __attribute__((format(printf, 6, 7)));
-/* The same from a struct error: its code determines the status. */
+/* Replies with a struct error, whose code determines the status. */
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
-/* An error as a stream sends it instead of a reply; plain: in Ollama's form. */
+/* An error as an event of a stream; plain: in Ollama's form. */
 json_t *api_error_json(const struct error *err, bool plain);
 
 /* request_memory.c: memory of a request, reserved before it is used. An exchange's reservation is
@@ -242,19 +242,19 @@ void request_memory_open(struct server *s); /* call it after the model is loaded
 /* Reserves `bytes` more for the exchange. ERR_STATE: they do not fit now; ERR_USAGE: they never
  * fit. */
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);
-/* The same for a reply of n values; an error names the field. */
+/* Reserves memory for a list of n values of `each` bytes; an error names the field `what`. */
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                                 const char *what, struct error *err);
-/* Reserves memory for reading a file, `factor` bytes per byte of it; a missing file needs 0
- * bytes. */
+/* Reserves `factor` bytes per byte of a file that is to be read; a missing file needs 0 bytes. */
 int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path,
                                 size_t factor, struct error *err);
 enum {
     JSON_INTEGER_BYTES = 64,
     JSON_TOKEN_TEXT_BYTES = 320,
     JSON_REAL_BYTES = 64
-}; /* bytes per value, as tree and as text */
-/* The body as JSON, if there is memory for its values and for tokenizing its text. */
+}; /* bytes per value: the JSON tree and its text */
+/* Parses the body as JSON after it has reserved memory for the values and for tokenizing the text.
+ */
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err);
 struct generation_spec;
 /* Replaces the reservation for the body by the worst case of the generation. Sets `*what` to the

@@ -1,10 +1,9 @@
 /*
- * teams: a debate as a model. A chat's question is put to a team of agents; the agents' turns are
- * the reasoning, and the decision is the reply.
+ * teams: a debate that is called like a model. A team of agents answers the question of a chat; the
+ * agents' turns are the reasoning, and the decision is the reply.
  *
- * A team runs in a separate thread. Its calls go to the shared batch as background calls, so that
- * teams do not delay chats; teams that run at the same time, and agents of one step, share every
- * pass over the base.
+ * A team runs in a separate thread. Its calls are background requests of the batcher, so that teams
+ * do not delay chats. All agents of a step, of all teams, are computed in one batch.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -74,7 +73,7 @@ const struct team_entry *team_find(const struct server *s, const char *model, st
 
 /* running */
 
-/* One question to one team, with the receiver of its output. */
+/* A debate of one team about one question, and the destination of its output. */
 struct team_session {
     struct server *s;
     const struct team_entry *t;
@@ -83,23 +82,23 @@ struct team_session {
     struct engine_client engine_client;
     struct llm_client base_client;
     const bool *stop;
-    json_t *turn_calls; /* for a trace: the call of each turn, in the turns' order; else NULL */
+    json_t *turn_calls; /* if `trace` was requested: the call of each turn, in order; else NULL */
 
     /* for a generation */
     struct generation *g;
     struct completion *a;
-    struct token_usage cost;
+    struct token_usage usage;
 
-    struct async_reply *live; /* for a debate request */
+    struct async_reply *async_reply; /* for a debate request */
 };
 
-static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
+static int session_batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
     struct team_session *d = ctx;
     return batcher_run(d->s->batcher, reqs, n, d->stop, err);
 }
 
 /* Formats an agent's turn for the reasoning stream. */
-static void turn_tell(struct team_session *d, const struct llm_call *c, struct buf *out) {
+static void turn_format(struct team_session *d, const struct llm_call *c, struct buf *out) {
     const char *text = c->text ? c->text : "";
     buf_printf(out, "%s: %s", c->agent->name ? c->agent->name : "agent", text);
     if (c->answer.choice >= 0 && c->answer.choice < d->item.n_choices)
@@ -109,8 +108,8 @@ static void turn_tell(struct team_session *d, const struct llm_call *c, struct b
     buf_puts(out, "\n");
 }
 
-/* A trace's call as a request: POST /v1/chat/completions with it returns the text of a free-text
- * turn, except that a team cuts off an agent that repeats itself for long. */
+/* A call as the body of a request. POST /v1/chat/completions with it returns the same text as a
+ * free-text turn, except that a team cuts off an agent that repeats itself for long. */
 static json_t *call_json(const struct llm_call *c) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
@@ -121,33 +120,33 @@ static json_t *call_json(const struct llm_call *c) {
                      (json_int_t)c->seed);
 }
 
-static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct team_session *d = ctx;
-    struct buf said = {0};
+    struct buf turns = {0};
     for (int i = 0; d->turn_calls && i < n; i++)
         json_array_append_new(d->turn_calls, call_json(&calls[i]));
     int rc = d->base_client.ask(d->base_client.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
-        d->cost.prompt += calls[i].n_prefilled;
-        d->cost.completion += calls[i].n_generated;
-        turn_tell(d, &calls[i], &said);
+        d->usage.prompt += calls[i].n_prefilled;
+        d->usage.completion += calls[i].n_generated;
+        turn_format(d, &calls[i], &turns);
     }
-    if (rc == OK && d->g) generation_append(d->g, d->a, NULL, said.data, &d->cost, false);
-    buf_release(&said);
+    if (rc == OK && d->g) generation_append(d->g, d->a, NULL, turns.data, &d->usage, false);
+    buf_release(&turns);
     return rc;
 }
 
 /* The caller releases the item's texts and the result of debate_run. */
 static int session_run(struct team_session *d, struct debate *out, struct error *err) {
-    d->engine_client =
-        (struct engine_client){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
+    d->engine_client = (struct engine_client){
+        .engine = d->s->e, .model = d->s->m, .run = session_batch_run, .run_ctx = d};
     d->base_client = engine_client_as_llm(&d->engine_client);
-    struct llm_client asker = {d, ask};
-    return debate_run(&asker, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
+    struct llm_client client = {d, session_ask};
+    return debate_run(&client, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
 }
 
-/* The final text of a workflow that ends in text; else the decision; else the last text. */
-static const char *reply_of(const struct transcript *t) {
+/* The reply: the final text of a workflow that has one, else the decision, else the last text. */
+static const char *transcript_reply(const struct transcript *t) {
     if (t->final >= 0) return t->v[t->final].text;
     if (t->answer >= 0) return t->candidates[t->answer];
     for (int i = t->n - 1; i >= 0; i--)
@@ -163,7 +162,7 @@ static void session_free(void *ctx) {
     free(d);
 }
 
-static void generation_talk(struct generation *g, void *ctx) {
+static void team_generation_run(struct generation *g, void *ctx) {
     struct team_session *d = ctx;
     for (int i = 0; i < g->n_completions; i++) {
         struct debate out = {0};
@@ -171,20 +170,20 @@ static void generation_talk(struct generation *g, void *ctx) {
         d->g = g;
         d->a = &g->completions[i];
         d->stop = &d->a->async->stop;
-        d->cost = (struct token_usage){0};
+        d->usage = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
-        generation_append(g, d->a, rc == OK ? reply_of(&out.transcripts[0]) : "",
-                          rc == OK ? NULL : err.text, &d->cost, true);
+        generation_append(g, d->a, rc == OK ? transcript_reply(&out.transcripts[0]) : "",
+                          rc == OK ? NULL : err.text, &d->usage, true);
         debate_release(&out);
     }
     session_free(d);
 }
 
-/* reading */
+/* parsing of requests */
 
-/* The text of the last message; if there are earlier messages, they precede it. */
-static char *question_of(const json_t *messages) {
+/* The text of the last message, after the earlier messages except system messages. malloc'ed. */
+static char *question_from_messages(const json_t *messages) {
     struct buf b = {0};
     size_t n = json_array_size(messages), i;
     const json_t *m;
@@ -221,10 +220,10 @@ static struct team_session *session_new(struct server *s, const struct team_entr
 
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                      const struct team_entry *t, const json_t *body, struct generation_spec *spec) {
-    char *question = question_of(json_object_get(body, "messages"));
+    char *question = question_from_messages(json_object_get(body, "messages"));
     struct model_ref target = {.name = xasprintf("%s%s", PREFIX, t->name),
                                .label = xstrdup("team")};
-    struct team_session *talk;
+    struct team_session *session;
     struct error err;
     if (!*question || strlen(question) > MAX_QUESTION) {
         api_fail(x, 400, NULL, "messages", "invalid_value",
@@ -232,17 +231,18 @@ void team_chat_start(struct server *s, struct exchange *x, const struct api_dial
         free(question);
         goto refused;
     }
-    talk = session_new(s, t, question, spec->sampling.seed);
-    if (json_get_nonnull(body, "temperature")) talk->o.temperature = spec->sampling.temperature;
-    if (choices_read(body, &talk->item, &err) != OK) {
+    session = session_new(s, t, question, spec->sampling.seed);
+    if (json_get_nonnull(body, "temperature")) session->o.temperature = spec->sampling.temperature;
+    if (choices_read(body, &session->item, &err) != OK) {
         api_fail_error(x, &err, "choices");
-        session_free(talk);
+        session_free(session);
         goto refused;
     }
     spec->prompts = xcalloc(1, sizeof *spec->prompts); // no tokens: agents build their own prompts
     spec->n_prompts = 1;
-    if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk)) return;
-    session_free(talk);
+    if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, team_generation_run, session))
+        return;
+    session_free(session);
     return;
 refused:
     generation_spec_release(spec);
@@ -252,7 +252,7 @@ refused:
 /* debate requests */
 
 /* The previous answer of the agent that speaks in utterance i; -1: no earlier answer. */
-static int answer_before(const struct transcript *o, int i) {
+static int previous_answer(const struct transcript *o, int i) {
     for (int k = i - 1; k >= 0; k--)
         if (o->v[k].agent == o->v[i].agent && o->v[k].answer >= 0) return o->v[k].answer;
     return -1;
@@ -260,24 +260,24 @@ static int answer_before(const struct transcript *o, int i) {
 
 static json_t *turn_json(const struct team_session *d, const struct transcript *o, int i) {
     json_t *v = utterance_json(o, d->t->team.v, i);
-    int before = answer_before(o, i), now = o->v[i].answer;
-    bool flip = before >= 0 && now >= 0 && before != now;
+    int previous = previous_answer(o, i), now = o->v[i].answer;
+    bool flip = previous >= 0 && now >= 0 && previous != now;
     json_object_set_new(v, "flip", json_boolean(flip));
-    if (flip) json_object_set_new(v, "before", json_string(o->candidates[before]));
+    if (flip) json_object_set_new(v, "before", json_string(o->candidates[previous]));
     return v;
 }
 
-static void debate_heard(void *ctx, const struct transcript *o, int item, int from) {
+static void debate_on_step(void *ctx, const struct transcript *o, int item, int from) {
     const struct team_session *d = ctx;
     bool answered = false;
     (void)item;
     for (int i = from; i < o->n; i++) {
-        async_reply_event(d->live, "turn", turn_json(d, o, i));
+        async_reply_event(d->async_reply, "turn", turn_json(d, o, i));
         answered = answered || o->v[i].answer >= 0;
     }
     if (!answered) return;
     const char *leads = o->answer >= 0 ? o->candidates[o->answer] : NULL;
-    async_reply_event(d->live, "vote",
+    async_reply_event(d->async_reply, "vote",
                       json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores",
                                 transcript_scores_json(o), "answer", leads));
 }
@@ -291,15 +291,15 @@ static json_t *debate_json(const struct team_session *d, const struct debate *ou
     return v;
 }
 
-static json_t *debate_talk(struct async_reply *l, void *ctx, struct error *err) {
+static json_t *debate_work_run(struct async_reply *l, void *ctx, struct error *err) {
     struct team_session *d = ctx;
     struct debate out = {0};
-    d->live = l;
+    d->async_reply = l;
     d->stop = async_reply_stop_flag(l);
-    d->o.on_step = debate_heard;
+    d->o.on_step = debate_on_step;
     d->o.on_step_ctx = d;
     int rc = session_run(d, &out, err);
-    async_reply_add_usage(l, &d->cost);
+    async_reply_add_usage(l, &d->usage);
     json_t *v = rc == OK ? debate_json(d, &out) : NULL;
     debate_release(&out);
     return v;
@@ -342,7 +342,7 @@ static void debate_handle(void *ctx, struct exchange *x) {
     struct team_session *d = body && json_read_bool(body, "stream", &stream, &err) == OK
                                  ? debate_read(s, body, &err)
                                  : NULL;
-    const struct async_reply_work work = {debate_talk, session_free, d};
+    const struct async_reply_work work = {debate_work_run, session_free, d};
     if (d && request_memory_reserve(s, x, 2 * TRANSCRIPT_BYTES, &err) != OK) {
         session_free(d);
         d = NULL;

@@ -41,7 +41,8 @@ static void test_shared(void **state) {
 /* One caller's thousand grammars evict none of another's. */
 static void test_eviction(void **state) {
     (void)state;
-    struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){.kept = 16});
+    struct grammar_cache *all =
+        grammar_cache_new(&(struct grammar_cache_options){.max_entries = 16});
     char text[32];
     for (int i = 0; i < 4; i++) {
         snprintf(text, sizeof text, "mine%d", i);
@@ -104,8 +105,8 @@ static void *ask(void *ctx) {
 static void test_places(void **state) {
     (void)state;
     enum { N = 24 };
-    struct grammar_cache *all =
-        grammar_cache_new(&(struct grammar_cache_options){.large = 1, .waiting = 2, .share = 1});
+    struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){
+        .compile_threads = 1, .max_waiting = 2, .max_waiting_per_caller = 1});
     static struct asker askers[N];
     pthread_t threads[N];
     for (int i = 0; i < N; i++) {

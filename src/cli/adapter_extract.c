@@ -14,7 +14,7 @@ struct kl_row {
     struct kl_divergence d;
 };
 
-static void print_kinds(const struct lora_cut *k) {
+static void print_modules(const struct lora_cut *k) {
     for (int p = 0; p < N_PROJ; p++) {
         const struct lora_cut_kind *kind = &k->kinds[p];
         if (kind->layers == 0) continue;
@@ -25,7 +25,7 @@ static void print_kinds(const struct lora_cut *k) {
     }
 }
 
-static json_t *kinds_json(const struct lora_cut *k) {
+static json_t *modules_json(const struct lora_cut *k) {
     json_t *o = json_object();
     for (int p = 0; p < N_PROJ; p++)
         if (k->kinds[p].layers > 0)
@@ -42,14 +42,14 @@ static void cut_report(const struct cli_options *c, const struct lora_cut *k,
     if (c->json) {
         json_t *o =
             json_pack("{s:s, s:s, s:I, s:f, s:o}", "out", q->out, "hash", a->hash, "parameters",
-                      (json_int_t)a->n_data, "error", k->error, "modules", kinds_json(k));
+                      (json_int_t)a->n_data, "error", k->error, "modules", modules_json(k));
         for (int i = 0; i < n; i++) json_object_set_new(o, e[i].name, divergence_json(e[i].d));
         cli_print(q->dry_run ? json_pack("{s:o}", "dry_run", o) : o);
         return;
     }
     if (q->dry_run) printf("dry run, nothing is written:\n");
     printf("%s: %zu parameters, relative error of ΔW %.3g\n", q->out, a->n_data, k->error);
-    print_kinds(k);
+    print_modules(k);
     for (int i = 0; i < n; i++) print_divergence(e[i].about, e[i].d);
     printf("  sha-256 %s\n", a->hash);
 }
@@ -77,17 +77,17 @@ int cmd_adapter_extract(const struct cli_options *c, struct model *base, const s
         {.name = "base_vs_finetuned", .about = "base against fine-tuned     "}};
     if (cut_check(args, 3, "extract requires BASE and FINETUNED", q, err) != OK) return err->code;
     char *path = cli_find_file(args->v[2]);
-    struct model *tuned = model_open(path, cli_numeric_class(c), err);
-    int rc = tuned ? adapter_extract(base, tuned, q->cut, pool, &k, err) : err->code;
+    struct model *finetuned = model_open(path, cli_numeric_class(c), err);
+    int rc = finetuned ? adapter_extract(base, finetuned, q->cut, pool, &k, err) : err->code;
     if (rc == OK) rc = cut_write(&k, q, base->name, err);
-    bool alike = rc == OK && base->config.vocab_size == tuned->config.vocab_size;
-    if (alike) {
-        e[0].d = adapter_kl_divergence(tuned, NULL, base, k.adapter, pool);
-        e[1].d = adapter_kl_divergence(tuned, NULL, base, NULL, pool);
+    bool comparable = rc == OK && base->config.vocab_size == finetuned->config.vocab_size;
+    if (comparable) {
+        e[0].d = adapter_kl_divergence(finetuned, NULL, base, k.adapter, pool);
+        e[1].d = adapter_kl_divergence(finetuned, NULL, base, NULL, pool);
     }
-    if (rc == OK) cut_report(c, &k, q, e, alike ? 2 : 0);
+    if (rc == OK) cut_report(c, &k, q, e, comparable ? 2 : 0);
     adapter_release(k.adapter);
-    model_close(tuned);
+    model_close(finetuned);
     free(path);
     return rc;
 }
@@ -96,17 +96,17 @@ int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struc
                        const struct cut_request *q, struct pool *pool, struct error *err) {
     struct lora_cut k = {0};
     if (cut_check(args, 2, "resize requires one adapter", q, err) != OK) return err->code;
-    struct adapter *from = adapter_open(args->v[1], m, err);
-    int rc = from ? adapter_resize(from, q->cut, pool, &k, err) : err->code;
-    if (rc == OK) rc = cut_write(&k, q, from->base ? from->base : m->name, err);
+    struct adapter *source = adapter_open(args->v[1], m, err);
+    int rc = source ? adapter_resize(source, q->cut, pool, &k, err) : err->code;
+    if (rc == OK) rc = cut_write(&k, q, source->base ? source->base : m->name, err);
     if (rc == OK) {
         struct kl_row e[2] = {{"resized_vs_whole", "resized against whole",
-                               adapter_kl_divergence(m, from, m, k.adapter, pool)},
+                               adapter_kl_divergence(m, source, m, k.adapter, pool)},
                               {"base_vs_whole", "base against whole   ",
-                               adapter_kl_divergence(m, from, m, NULL, pool)}};
+                               adapter_kl_divergence(m, source, m, NULL, pool)}};
         cut_report(c, &k, q, e, 2);
     }
     adapter_release(k.adapter);
-    adapter_release(from);
+    adapter_release(source);
     return rc;
 }

@@ -56,21 +56,23 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
 }
 
 static bool is_adapter(const char *dir) {
-    char *config = path_join(dir, "adapter_config.json"), *past = path_join(dir, ".versions");
-    bool yes = path_exists(config) || path_is_dir(past);
+    char *config = path_join(dir, "adapter_config.json"),
+         *versions_dir = path_join(dir, ".versions");
+    bool found_any = path_exists(config) || path_is_dir(versions_dir);
     free(config);
-    free(past);
-    return yes;
+    free(versions_dir);
+    return found_any;
 }
 
-static int is_shown(const struct dirent *f) {
+static int is_visible(const struct dirent *f) {
     return f->d_name[0] != '.';
 }
 
 /* Lists the adapters directly below a folder, by name. */
-static int list_below(const struct cli_options *c, const char *dir, int *shown, struct error *err) {
+static int list_folder(const struct cli_options *c, const char *dir, int *shown,
+                       struct error *err) {
     struct dirent **found = NULL;
-    int n = scandir(dir, &found, is_shown, alphasort), rc = OK;
+    int n = scandir(dir, &found, is_visible, alphasort), rc = OK;
     if (n < 0) return error_errno(err, "cannot read the directory '%s'", dir);
     for (int i = 0; i < n; i++) {
         char *path = path_join(dir, found[i]->d_name);
@@ -93,7 +95,7 @@ int cmd_adapter_list(const struct cli_options *c, const struct strings *args, st
         if (is_adapter(args->v[i]))
             rc = list_one(c, args->v[i], err);
         else
-            rc = list_below(c, args->v[i], &shown, err);
+            rc = list_folder(c, args->v[i], &shown, err);
         if (rc == OK && !is_adapter(args->v[i]) && shown == 0)
             rc = error_set(err, ERR_MISSING, "no adapter in '%s'", args->v[i]);
     }

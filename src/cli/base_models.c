@@ -11,63 +11,64 @@
 #include <string.h>
 
 /* Returns the index of a path among the distinct paths, and adds it if it is new. */
-static int path_number(const char **distinct, int *n, const char *path) {
+static int path_index(const char **distinct, int *n, const char *path) {
     for (int i = 0; i < *n; i++)
         if (strcmp(distinct[i], path) == 0) return i;
     distinct[*n] = path;
     return (*n)++;
 }
 
-static struct setup_needs wants_of(const struct base_models *b, const struct setup_needs *w,
-                                   int base) {
-    struct setup_needs own = *w;
-    own.engine.pool = b->pool;
-    if (base > 0) own.adapters = NULL;
-    return own;
+static struct setup_needs base_needs(const struct base_models *b, const struct setup_needs *w,
+                                     int base) {
+    struct setup_needs needs = *w;
+    needs.engine.pool = b->pool;
+    if (base > 0) needs.adapters = NULL;
+    return needs;
 }
 
 /* limits[b->n]: the minimum of each base, and its share of the rest. */
-static int limits_share(const struct base_models *b, const struct cli_options *c,
-                        const struct setup_options *o, const char *const *paths,
-                        const struct setup_needs *w, size_t *limits, struct error *err) {
-    size_t least[BASE_MODELS_MAX], most[BASE_MODELS_MAX], need = 0, more = 0;
+static int limits_compute(const struct base_models *b, const struct cli_options *c,
+                          const struct setup_options *o, const char *const *paths,
+                          const struct setup_needs *w, size_t *limits, struct error *err) {
+    size_t min_bytes[BASE_MODELS_MAX], max_bytes[BASE_MODELS_MAX], min_total = 0, extra_total = 0;
     for (int i = 0; i < b->n; i++) {
-        struct setup_needs own = wants_of(b, w, i);
-        if (setup_memory_bounds(c, o, paths[i], &own, &least[i], &most[i], err) != OK)
+        struct setup_needs needs = base_needs(b, w, i);
+        if (setup_memory_bounds(c, o, paths[i], &needs, &min_bytes[i], &max_bytes[i], err) != OK)
             return err->code;
-        need += least[i];
-        more += most[i] - least[i];
+        min_total += min_bytes[i];
+        extra_total += max_bytes[i] - min_bytes[i];
     }
-    if (need > b->limit)
+    if (min_total > b->limit)
         return error_set(err, ERR_MEMORY,
                          "a limit of '%.1f MB' is too small: %d models need %.1f MB; raise "
                          "--max-memory to %.0fM or use fewer models",
-                         (double)b->limit / (1 << 20), b->n, (double)need / (1 << 20),
-                         (double)need / (1 << 20) + 1);
-    double left = (double)(b->limit - need), share = more ? MIN(left / (double)more, 1) : 0;
+                         (double)b->limit / (1 << 20), b->n, (double)min_total / (1 << 20),
+                         (double)min_total / (1 << 20) + 1);
+    double remaining = (double)(b->limit - min_total),
+           share = extra_total ? MIN(remaining / (double)extra_total, 1) : 0;
     for (int i = 0; i < b->n; i++)
-        limits[i] = least[i] + (size_t)(share * (double)(most[i] - least[i]));
+        limits[i] = min_bytes[i] + (size_t)(share * (double)(max_bytes[i] - min_bytes[i]));
     return OK;
 }
 
 int base_models_open(struct base_models *b, const struct cli_options *c,
-                     const struct setup_options *o, const char *const *paths, int n, int *of,
+                     const struct setup_options *o, const char *const *paths, int n, int *base_of,
                      const struct setup_needs *w, struct error *err) {
     const char *distinct[BASE_MODELS_MAX];
     size_t limits[BASE_MODELS_MAX] = {0};
     int n_bases = 0, rc = OK;
     *b = (struct base_models){.n = 0};
     CHECK(n <= BASE_MODELS_MAX);
-    for (int i = 0; i < n; i++) of[i] = path_number(distinct, &n_bases, paths[i]);
+    for (int i = 0; i < n; i++) base_of[i] = path_index(distinct, &n_bases, paths[i]);
     if (o->max_memory && size_parse(o->max_memory, &b->limit, err) != OK) return err->code;
     b->pool = pool_new((int)c->threads);
     b->n = n_bases;
-    if (b->limit && b->n > 1) rc = limits_share(b, c, o, distinct, w, limits, err);
+    if (b->limit && b->n > 1) rc = limits_compute(b, c, o, distinct, w, limits, err);
     for (b->n = 0; rc == OK && b->n < n_bases; b->n++) {
-        struct setup_needs own = wants_of(b, w, b->n);
-        own.limit = limits[b->n];
+        struct setup_needs needs = base_needs(b, w, b->n);
+        needs.limit = limits[b->n];
         if (n_bases > 1 && (b->limit || o->dry_run)) log_info("'%s':", distinct[b->n]);
-        rc = setup_open(&b->v[b->n], c, o, distinct[b->n], &own, err);
+        rc = setup_open(&b->v[b->n], c, o, distinct[b->n], &needs, err);
         if (rc == OK && b->v[b->n].m && !b->v[b->n].m->tok)
             rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", b->v[b->n].path);
     }

@@ -19,11 +19,11 @@ struct base_models {
     struct pool *pool;
 };
 /*
- * paths[n]: the model of each purpose; of[n] gets the index of its base. Adapters in `w` count for
- * the base of purpose 0. After --dry-run the bases have no models.
+ * paths[n]: the model of each purpose; base_of[n] gets the index of its base. Adapters in `w` count
+ * for the base of purpose 0. After --dry-run the bases have no models.
  */
 int base_models_open(struct base_models *b, const struct cli_options *c,
-                     const struct setup_options *o, const char *const *paths, int n, int *of,
+                     const struct setup_options *o, const char *const *paths, int n, int *base_of,
                      const struct setup_needs *w, struct error *err);
 int base_models_close(struct base_models *b, int rc, struct error *err);
 

@@ -35,13 +35,13 @@ struct cli_command {
     int (*recipe_load)(void *options, const char *path, struct error *err);
     /* For commands whose flags override a file that another flag names: fills the options from that
      * file. */
-    int (*over_load)(void *options, struct error *err);
+    int (*base_load)(void *options, struct error *err);
     size_t size;            /* size of the options struct */
     int min_args, max_args; /* number of positional arguments; -1: any */
     /* If the command may run as a job: its positional arguments (ends with an all-zero row), the
      * command that resumes it by run id, and the option that names the folder of its runs. */
     const struct job_args *job_args;
-    const char *job_resume, *job_keeps;
+    const char *job_resume, *job_store_option;
     int (*run)(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err);
 };

@@ -54,21 +54,23 @@ static const struct option_row adapter_rows[] = {
 };
 #undef ROW
 
-static bool ends_gguf(const char *path) {
+static bool is_gguf_path(const char *path) {
     size_t n = strlen(path);
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
 /* Prints the output path and the adapter that would be written to it. */
-static void adapter_plan(const struct cli_options *c, const struct adapter *a, const char *out) {
+static void adapter_print_plan(const struct cli_options *c, const struct adapter *a,
+                               const char *out) {
     cli_print_dry_run(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_from_path(out), "rank",
                                    a->config.r, "parameters", (json_int_t)a->n_data, "hash",
                                    a->hash, "replaces", (int)path_exists(out)));
 }
 
 /* Writes an untrained adapter, as PEFT initialises it: B is zero, so the model is unchanged. */
-static int adapter_make(const struct cli_options *c, const struct options *o, const struct model *m,
-                        const struct strings *args, struct error *err) {
+static int adapter_create_file(const struct cli_options *c, const struct options *o,
+                               const struct model *m, const struct strings *args,
+                               struct error *err) {
     struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
     ac.alpha = 2 * (float)ac.r;
     if (args->n != 2) return error_set(err, ERR_USAGE, "new requires one name to write to");
@@ -76,7 +78,7 @@ static int adapter_make(const struct cli_options *c, const struct options *o, co
     struct adapter *a = adapter_new(&m->config, &ac, (uint64_t)o->seed);
     int rc = OK;
     if (o->dry_run)
-        adapter_plan(c, a, args->v[1]);
+        adapter_print_plan(c, a, args->v[1]);
     else
         rc = adapter_write(a, args->v[1], m->path, false, err);
     adapter_release(a);
@@ -103,8 +105,8 @@ static int adapter_info(const struct cli_options *c, struct model *m, const stru
 }
 
 /* args: rollback DIR [HASH]; HASH is a prefix of a version's hash, default the previous version. */
-static int adapter_restore(const struct cli_options *c, const struct model *m,
-                           const struct strings *args, struct error *err) {
+static int adapter_rollback_file(const struct cli_options *c, const struct model *m,
+                                 const struct strings *args, struct error *err) {
     char hash[HASH_LEN];
     if (args->n < 2 || args->n > 3)
         return error_set(err, ERR_USAGE, "rollback requires DIR and at most one HASH");
@@ -116,7 +118,7 @@ static int adapter_restore(const struct cli_options *c, const struct model *m,
     return rc;
 }
 
-static json_t *table_json(const struct adapter_vocab_config *t) {
+static json_t *vocab_config_json(const struct adapter_vocab_config *t) {
     return json_pack("{s:i, s:f, s:b, s:i}", "rank", t->lora.r, "alpha", (double)t->lora.alpha,
                      "whole", (int)t->full, "rows", t->n_ids);
 }
@@ -151,7 +153,7 @@ void print_divergence(const char *what, struct kl_divergence d) {
            d.mean, d.max, 100 * d.same_top, d.positions);
 }
 
-static void print_table(const char *name, const struct adapter_vocab_config *t) {
+static void print_vocab_config(const char *name, const struct adapter_vocab_config *t) {
     if (t->full) printf("  %s: a separate full table\n", name);
     if (t->n_ids) printf("  %s: %d separate rows\n", name, t->n_ids);
     if (t->lora.r) printf("  %s: rank %d, alpha %g\n", name, t->lora.r, (double)t->lora.alpha);
@@ -170,8 +172,8 @@ static void print_inspection(const char *path, const struct adapter *a, struct k
         printf("  %s: %d of %d layers, rank %d", key, layers, a->shape.n_layers, low);
         printf(high > low ? " to %d\n" : "\n", high);
     }
-    print_table("embed_tokens", &k->embed);
-    print_table("lm_head", &k->head);
+    print_vocab_config("embed_tokens", &k->embed);
+    print_vocab_config("lm_head", &k->head);
     if (a->base) printf("  base: %s\n", a->base);
     json_object_foreach (a->lineage, key, value)
         printf("  %s: %s\n", key, json_string_value(value));
@@ -193,8 +195,8 @@ static int adapter_inspect(const struct cli_options *c, struct model *m, const s
                 "hash", a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha, "dora",
                 (int)a->config.dora, "rslora", (int)a->config.rslora, "parameters",
                 (json_int_t)a->n_data, "modules", modules_json(a), "embed_tokens",
-                table_json(&a->config.embed), "lm_head", table_json(&a->config.head), "base",
-                a->base, "lineage", a->lineage, "effect", divergence_json(d)));
+                vocab_config_json(&a->config.embed), "lm_head", vocab_config_json(&a->config.head),
+                "base", a->base, "lineage", a->lineage, "effect", divergence_json(d)));
         else
             print_inspection(args->v[i], a, d);
         if (d.max == 0) log_warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
@@ -211,7 +213,7 @@ static int adapter_convert(const struct cli_options *c, const struct options *o,
     const char *base = a->base ? a->base : m->name, *out = args->v[2];
     int rc = o->dry_run ? OK : adapter_write(a, out, base, o->fold, err);
     if (o->dry_run)
-        adapter_plan(c, a, out);
+        adapter_print_plan(c, a, out);
     else if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
     else if (rc == OK)
@@ -220,7 +222,7 @@ static int adapter_convert(const struct cli_options *c, const struct options *o,
     return rc;
 }
 
-static int number_parse(const char *text, const char *what, float *value, struct error *err) {
+static int float_parse(const char *text, const char *what, float *value, struct error *err) {
     char *end;
     *value = strtof(text, &end);
     if (!*end && end != text && isfinite(*value)) return OK;
@@ -247,26 +249,26 @@ static int adapter_operators(const struct cli_options *c) {
 }
 
 /* Adapters with their --weights, default 1. */
-struct weighted {
+struct weighted_adapters {
     int n;
     struct adapter *v[OPERATOR_PARENTS_MAX];
     float weights[OPERATOR_PARENTS_MAX];
 };
 
-static void weighted_release(struct weighted *w) {
+static void weighted_release(struct weighted_adapters *w) {
     for (int i = 0; i < w->n; i++) adapter_release(w->v[i]);
 }
 
 /* The caller calls weighted_release even after an error. */
-static int weighted_open(struct weighted *w, const struct options *o, char *const *paths, int n,
-                         struct model *m, struct error *err) {
-    *w = (struct weighted){.n = 0};
+static int weighted_open(struct weighted_adapters *w, const struct options *o, char *const *paths,
+                         int n, struct model *m, struct error *err) {
+    *w = (struct weighted_adapters){.n = 0};
     if (n > OPERATOR_PARENTS_MAX || (o->weights.n && o->weights.n != n))
         return error_set(err, ERR_USAGE, "%d weights for %d adapters (at most %d)", o->weights.n, n,
                          OPERATOR_PARENTS_MAX);
     for (int i = 0; i < n; i++) {
         w->weights[i] = 1;
-        if (o->weights.n && number_parse(o->weights.v[i], "weight", &w->weights[i], err) != OK)
+        if (o->weights.n && float_parse(o->weights.v[i], "weight", &w->weights[i], err) != OK)
             return err->code;
         if (!(w->v[i] = adapter_open(paths[i], m, err))) return err->code;
         w->n++;
@@ -275,12 +277,12 @@ static int weighted_open(struct weighted *w, const struct options *o, char *cons
 }
 
 /* The child of --operator, or NULL. */
-static struct adapter *operator_files(const struct options *o, struct model *m, struct error *err) {
-    struct weighted w;
+static struct adapter *operator_child(const struct options *o, struct model *m, struct error *err) {
+    struct weighted_adapters w;
     struct adapter *child = NULL;
     float step = NAN;
     const struct adapter_operator *op = operator_find(o->op_name, err);
-    if (!op || (o->step && number_parse(o->step, "step", &step, err) != OK)) return NULL;
+    if (!op || (o->step && float_parse(o->step, "step", &step, err) != OK)) return NULL;
     if (o->step && !op->unit) {
         error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
         return NULL;
@@ -299,7 +301,7 @@ static struct adapter *operator_files(const struct options *o, struct model *m, 
 }
 
 /* The child of --alpha and --mut: a blend, then a mutation of the blend. */
-static struct adapter *blend_files(const struct options *o, struct model *m, struct error *err) {
+static struct adapter *blend_child(const struct options *o, struct model *m, struct error *err) {
     if (o->parents.n != 2) {
         error_set(err, ERR_USAGE, "--parents requires two adapter directories");
         return NULL;
@@ -308,26 +310,26 @@ static struct adapter *blend_files(const struct options *o, struct model *m, str
     bool legacy = o->compat != NULL;
     struct adapter *a = adapter_open(o->parents.v[0], m, err);
     struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
-    struct adapter *mid = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
-                                            legacy ? BLEND_LEGACY : BLEND_DELTA, err)
-                            : NULL;
+    struct adapter *blend = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
+                                              legacy ? BLEND_LEGACY : BLEND_DELTA, err)
+                              : NULL;
     struct adapter *child =
-        mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, legacy, (uint64_t)o->seed)
-            : NULL;
+        blend ? adapter_mutate(blend, (float)o->mut, (float)o->mut_std, legacy, (uint64_t)o->seed)
+              : NULL;
     adapter_release(a);
     adapter_release(b);
-    adapter_release(mid);
+    adapter_release(blend);
     return child;
 }
 
 static int adapter_blend_files(const struct cli_options *c, const struct options *o,
                                struct model *m, struct error *err) {
     if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
-    struct adapter *child = o->op_name ? operator_files(o, m, err) : blend_files(o, m, err);
+    struct adapter *child = o->op_name ? operator_child(o, m, err) : blend_child(o, m, err);
     int rc = child ? OK : err->code;
     if (child && !o->dry_run) rc = adapter_save(child, o->child, m->name, err);
     if (child && o->dry_run)
-        adapter_plan(c, child, o->child);
+        adapter_print_plan(c, child, o->child);
     else if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
                             child->config.r));
@@ -338,9 +340,9 @@ static int adapter_blend_files(const struct cli_options *c, const struct options
 }
 
 /* The adapters to merge as one: a single one of weight 1 unchanged, else their weighted sum. */
-static struct adapter *sum_open(const struct options *o, struct model *m,
-                                const struct strings *args, struct error *err) {
-    struct weighted w;
+static struct adapter *weighted_sum_open(const struct options *o, struct model *m,
+                                         const struct strings *args, struct error *err) {
+    struct weighted_adapters w;
     struct adapter *sum = NULL;
     if (weighted_open(&w, o, args->v + 2, args->n - 2, m, err) == OK)
         sum = w.n == 1 && w.weights[0] == 1 ? adapter_retain(w.v[0])
@@ -379,7 +381,7 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
     if (o->type && tensor_type_parse(o->type, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
-    struct adapter *a = sum_open(o, m, args, err);
+    struct adapter *a = weighted_sum_open(o, m, args, err);
     if (!a) return err->code;
     if (o->dry_run) {
         struct quant_scheme q = quant_pure(type);
@@ -391,9 +393,9 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
         return OK;
     }
     struct model *merged = adapter_merge(m, a, err);
-    int rc = !merged             ? err->code
-             : ends_gguf(o->out) ? model_write_gguf(merged, o->out, type, err)
-                                 : model_write_hf(merged, o->out, type, err);
+    int rc = !merged                ? err->code
+             : is_gguf_path(o->out) ? model_write_gguf(merged, o->out, type, err)
+                                    : model_write_hf(merged, o->out, type, err);
     adapter_merged_close(merged);
     if (rc == OK) rc = merge_report(c, o->out, type, m, a, pool, err);
     adapter_release(a);
@@ -413,8 +415,8 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
                          "the versions");
     if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
-    if (strcmp(verb, "rollback") == 0) return adapter_restore(c, m, args, err);
-    if (strcmp(verb, "new") == 0) return adapter_make(c, o, m, args, err);
+    if (strcmp(verb, "rollback") == 0) return adapter_rollback_file(c, m, args, err);
+    if (strcmp(verb, "new") == 0) return adapter_create_file(c, o, m, args, err);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);

@@ -33,14 +33,14 @@ static const struct option_row rows[] = {
 #undef ROW
 
 static void answer_print_json(const struct panel *p, const struct pipeline_answer *a) {
-    json_t *said = json_array();
+    json_t *messages = json_array();
     for (int i = 0; i < a->transcript.n; i++) {
         const struct utterance *u = &a->transcript.v[i];
-        json_array_append_new(said, json_pack("{s:s,s:i,s:s}", "name", a->names[u->agent], "round",
-                                              u->round, "text", u->text));
+        json_array_append_new(messages, json_pack("{s:s,s:i,s:s}", "name", a->names[u->agent],
+                                                  "round", u->round, "text", u->text));
     }
     json_t *line = json_pack("{s:s,s:s,s:o}", "answer", a->text, "source",
-                             answer_source_names[a->source], "said", said);
+                             answer_source_names[a->source], "said", messages);
     if (p->o->board) json_object_set_new(line, "board", blackboard_debug_view(p->pipeline.board));
     cli_print(line);
 }
@@ -111,7 +111,7 @@ const struct cli_command cmd_ask = {
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"
         "  shoal ask model.gguf --conversation me --forget all",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_TEXT}, false}, {0}},
-    .job_keeps = "store",
+    .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -21,13 +21,13 @@ struct options {
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
-#define PLACES                                                                                     \
+#define ROOT_ROWS                                                                                  \
     ROW("state", OPT_STRING, state, "runs/serve", 0, 0, "DIR", "the server's folder"),             \
         ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of the runs"),                  \
         ROW("also", OPT_LIST, also, NULL, 0, 0, "PATH …",                                          \
             "further folders and files, named by the last part of their paths")
 static const struct option_row backup_rows[] = {
-    PLACES,
+    ROOT_ROWS,
     ROW("list", OPT_BOOL, list, NULL, 0, 0, NULL, "the backups that there are"),
     ROW("check", OPT_BOOL, check, NULL, 0, 0, NULL,
         "read the backup ID, or all, again: exit 1 where something is missing or broken"),
@@ -36,15 +36,15 @@ static const struct option_row backup_rows[] = {
     {0},
 };
 static const struct option_row restore_rows[] = {
-    PLACES,
+    ROOT_ROWS,
     ROW("replace", OPT_BOOL, replace, NULL, 0, 0, NULL,
         "where something is there already, keep it as PATH.before-… and take its place"),
     {0},
 };
-#undef PLACES
+#undef ROOT_ROWS
 #undef ROW
 
-static bool told(void *ctx, int64_t done, int64_t total) {
+static bool on_progress(void *ctx, int64_t done, int64_t total) {
     struct progress *p = ctx;
     p->total = total;
     progress_update(p, done, NULL);
@@ -62,8 +62,8 @@ static char *last_part(const char *path) {
 }
 
 /* Fills roots from the options and returns their number; roots borrow from `names`. */
-static int roots_of(const struct options *o, struct strings *names, struct backup_root *roots,
-                    struct error *err) {
+static int roots_make(const struct options *o, struct strings *names, struct backup_root *roots,
+                      struct error *err) {
     int n = 0;
     if (o->also.n > BACKUP_ROOTS_MAX - 3)
         return error_set(err, ERR_USAGE, "--also takes at most %d paths", BACKUP_ROOTS_MAX - 3);
@@ -79,7 +79,7 @@ static int roots_of(const struct options *o, struct strings *names, struct backu
     return n;
 }
 
-static int count(const json_t *v, const char *key) {
+static int array_count(const json_t *v, const char *key) {
     return (int)json_array_size(json_object_get(v, key));
 }
 
@@ -108,7 +108,7 @@ static int list(const struct cli_options *c, const char *to, struct error *err) 
     return OK;
 }
 
-static int make(const struct cli_options *c, const struct backup_options *p, struct error *err) {
+static int create(const struct cli_options *c, const struct backup_options *p, struct error *err) {
     json_t *v = backup_create(p, err);
     if (!v) return err->code;
     texts_warn(v, "left_out", "left out: ");
@@ -126,7 +126,7 @@ static int check(const struct cli_options *c, const struct backup_options *p, co
                  struct error *err) {
     json_t *v = backup_verify(p, id, err);
     if (!v) return err->code;
-    int n = count(v, "problems"), rc = OK;
+    int n = array_count(v, "problems"), rc = OK;
     texts_warn(v, "problems", "");
     if (n)
         rc = error_set(err, ERR_FORMAT, "%d of the contents and manifests in '%s' %s broken", n,
@@ -164,21 +164,21 @@ static int backup(const struct cli_options *c, const void *options, const struct
     if (o->list + o->check + (o->prune > 0) > 1)
         return error_set(err, ERR_USAGE, "--list, --check and --prune exclude each other");
     if (id && !o->check) return error_set(err, ERR_USAGE, "an id goes with --check");
-    int n = roots_of(o, &names, roots, err), rc = n;
+    int n = roots_make(o, &names, roots, err), rc = n;
     struct backup_options p = {
-        .to = to, .roots = roots, .n_roots = n, .report_fn = told, .ctx = &bar};
+        .to = to, .roots = roots, .n_roots = n, .report_fn = on_progress, .ctx = &bar};
     if (n > 0) {
         progress_start(&bar, o->check ? "check" : "backup", 0);
         rc = o->list    ? list(c, to, err)
              : o->check ? check(c, &p, id, err)
              : o->prune ? prune(c, to, o->prune, err)
-                        : make(c, &p, err);
+                        : create(c, &p, err);
     }
     strings_release(&names);
     return rc;
 }
 
-static void restored_note(const json_t *v) {
+static void restored_print(const json_t *v) {
     const char *name;
     json_t *root;
     json_object_foreach (json_object_get(v, "roots"), name, root) {
@@ -195,11 +195,11 @@ static int restore(const struct cli_options *c, const void *options, const struc
     struct backup_root roots[BACKUP_ROOTS_MAX];
     struct strings names = {0};
     struct progress bar;
-    int n = roots_of(o, &names, roots, err);
+    int n = roots_make(o, &names, roots, err);
     struct backup_options p = {.to = args->v[0],
                                .roots = roots,
                                .n_roots = n,
-                               .report_fn = told,
+                               .report_fn = on_progress,
                                .ctx = &bar,
                                .staged = keys_restore};
     json_t *v = NULL;
@@ -209,7 +209,7 @@ static int restore(const struct cli_options *c, const void *options, const struc
     }
     strings_release(&names);
     if (!v) return err->code;
-    restored_note(v);
+    restored_print(v);
     texts_warn(v, "left_out", "left out, because its --also is missing: ");
     if (c->json)
         cli_print(v);

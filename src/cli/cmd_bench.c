@@ -31,7 +31,7 @@ enum {
     DECODE_STEPS = 16,
     NOISE_SEQS = 4,      /* members per step */
     WORLD_TICKS = 16384, /* ticks per repetition of world */
-    WORLD_FOLK = 20,     /* agents of world */
+    BENCH_AGENTS = 20,   /* agents of world */
     MAX_REPS = 1000,
 };
 
@@ -99,9 +99,11 @@ struct bench {
     int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[CANDIDATES];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
-    struct adapter_pool *few, *many; /* pools of MAX_BATCH and of o->registered adapters */
-    int64_t cold;                    /* the next adapter of `many` to request */
-    struct trainer *one, *all; /* trainers of one adapter or all weights, and of o->adapters */
+    struct adapter_pool *small_pool,
+        *large_pool;   /* pools of MAX_BATCH and of o->registered adapters */
+    int64_t next_cold; /* the next adapter of `many` to request */
+    struct trainer *single_trainer,
+        *multi_trainer; /* trainers of one adapter or all weights, and of o->adapters */
     struct train_sample *samples;
     struct es *es;
     int rc; /* first error of train and es; `err` has its message */
@@ -119,17 +121,17 @@ struct variant {
     double (*seconds)(struct bench *b, const struct variant *v);
 };
 
-static int by_value(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
 static double median(double *v, int64_t n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
+    qsort(v, (size_t)n, sizeof *v, compare_doubles);
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-static bool wanted(const struct options *o, const char *what) {
+static bool is_selected(const struct options *o, const char *what) {
     size_t n = strlen(what);
     for (const char *p = o->what; (p = strstr(p, what)); p += n)
         if ((p == o->what || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
@@ -156,7 +158,8 @@ static const char *shape_name(const struct bench *b) {
     return *b->o->model ? b->m->name : b->o->shape;
 }
 
-static void history_put(const struct bench *b, const struct variant *v, double tps, double ratio) {
+static void history_append(const struct bench *b, const struct variant *v, double tps,
+                           double ratio) {
     char day[32];
     time_t now = time(NULL);
     strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
@@ -166,11 +169,11 @@ static void history_put(const struct bench *b, const struct variant *v, double t
             v->adapters, tps, ratio);
 }
 
-static void print(const struct bench *b, const struct variant *v, double tps, double ratio,
-                  double ops, double bytes) {
+static void print_variant(const struct bench *b, const struct variant *v, double tps, double ratio,
+                          double ops, double bytes) {
     double peak = b->peak > 0 ? ops / b->peak : 0,
            band = b->bandwidth > 0 ? bytes / b->bandwidth : 0;
-    if (b->history) history_put(b, v, tps, ratio);
+    if (b->history) history_append(b, v, tps, ratio);
     if (b->c->json) {
         cli_print(json_pack(
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
@@ -206,8 +209,8 @@ static double group_run(struct bench *b, const struct variant *v, int n, double 
             ratio[r] = t[r] / v[0].units / (seconds[r] / v[i].units);
         }
         double tps = last = v[i].units / median(seconds, reps);
-        print(b, &v[i], tps, median(ratio, reps), ops_a_unit * tps,
-              tps / v[i].batch * weight_bytes(b->m));
+        print_variant(b, &v[i], tps, median(ratio, reps), ops_a_unit * tps,
+                      tps / v[i].batch * weight_bytes(b->m));
     }
     free(t);
     return v[n - 1].units / last;
@@ -242,7 +245,7 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     }
     b->peak = 2.0 * ROWS * K * N / median(t, b->o->reps);
     struct variant v = {.what = "peak", .batch = ROWS};
-    if (wanted(b->o, "peak")) print(b, &v, 0, 1, b->peak, 0);
+    if (is_selected(b->o, "peak")) print_variant(b, &v, 0, 1, b->peak, 0);
     arena_release(&arena);
 }
 
@@ -281,7 +284,7 @@ static void bench_bandwidth(struct bench *b) {
 
 /* n rows as one segment per distinct adapter; adapters: 0 none, 1 one for all rows, else one per
  * row. */
-static int segments(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
+static int segments_init(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
     if (adapters > 1) {
         for (int i = 0; i < n; i++)
             segs[i] = (struct lora_segment){i, i + 1, &b->parts[i], 1, NULL};
@@ -291,7 +294,7 @@ static int segments(const struct bench *b, struct lora_segment *segs, int n, int
     return 1;
 }
 
-static int32_t some_token(const struct bench *b, int i) {
+static int32_t pseudo_token(const struct bench *b, int i) {
     return (int32_t)(((int64_t)i * 7919 + 3) % b->m->config.vocab_size);
 }
 
@@ -299,8 +302,8 @@ static double prefill_seconds(struct bench *b, const struct variant *v) {
     struct batch_row *r = xcalloc((size_t)v->tokens, sizeof *r);
     struct lora_segment segs[MAX_BATCH];
     int32_t last = v->tokens - 1;
-    for (int i = 0; i < v->tokens; i++) r[i] = (struct batch_row){some_token(b, i), i, 0};
-    int n_segs = segments(b, segs, v->tokens, v->adapters);
+    for (int i = 0; i < v->tokens; i++) r[i] = (struct batch_row){pseudo_token(b, i), i, 0};
+    int n_segs = segments_init(b, segs, v->tokens, v->adapters);
     double start = clock_now();
     forward_run(b->f, r, v->tokens, segs, n_segs, &last, 1, b->logits);
     double seconds = clock_now() - start;
@@ -312,13 +315,13 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     struct batch_row step[MAX_BATCH];
     struct lora_segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
-    int n_segs = segments(b, segs, v->batch, v->adapters);
+    int n_segs = segments_init(b, segs, v->batch, v->adapters);
     for (int i = 0; i < v->batch; i++)
         kv_cache_reserve(forward_kv_cache(b->f), i, 0, b->span + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
-            step[i] = (struct batch_row){some_token(b, t * 31 + i), b->span + t, i, true};
+            step[i] = (struct batch_row){pseudo_token(b, t * 31 + i), b->span + t, i, true};
             out[i] = i;
         }
         forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
@@ -341,7 +344,7 @@ static double requests_run(struct bench *b, struct adapter *const adapters[MAX_B
     int32_t prompts[MAX_BATCH][SPAN_MAX];
     CHECK(e != NULL);
     for (int i = 0; i < MAX_BATCH; i++) {
-        for (int j = 0; j < b->span; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        for (int j = 0; j < b->span; j++) prompts[i][j] = pseudo_token(b, 1 + i * 131 + j);
         r[i] = (struct engine_request){.prompt = prompts[i],
                                        .n_prompt = b->span,
                                        .max_tokens = b->span,
@@ -380,14 +383,15 @@ static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t firs
 
 /* The same few registered adapters every time, in memory after the first call. */
 static double pool_hot(struct bench *b, const struct variant *v) {
-    return pool_seconds(b, v->adapters > MAX_BATCH ? b->many : b->few, 0, v->adapters / MAX_BATCH);
+    return pool_seconds(b, v->adapters > MAX_BATCH ? b->large_pool : b->small_pool, 0,
+                        v->adapters / MAX_BATCH);
 }
 
 /* Other adapters every time, so that each is read from its file. */
 static double pool_cold(struct bench *b, const struct variant *v) {
     (void)v;
-    b->cold += MAX_BATCH;
-    return pool_seconds(b, b->many, b->cold - MAX_BATCH, 1);
+    b->next_cold += MAX_BATCH;
+    return pool_seconds(b, b->large_pool, b->next_cold - MAX_BATCH, 1);
 }
 
 /* Members of b->span prefilled tokens, each with a separate perturbation or all without one. */
@@ -404,7 +408,7 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
                                             v->adapters > 0, NULL};
             out[i] = (i + 1) * b->span - 1;
             for (int j = 0; j < b->span; j++)
-                r[i * b->span + j] = (struct batch_row){some_token(b, (m + i) * 131 + j), j, i};
+                r[i * b->span + j] = (struct batch_row){pseudo_token(b, (m + i) * 131 + j), j, i};
         }
         forward_run(b->f, r, n * b->span, segs, n, out, n, b->logits);
     }
@@ -415,7 +419,7 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
  * prefix. */
 static int32_t question_token(const struct bench *b, int i, int j) {
     int32_t vocab = b->m->config.vocab_size;
-    return j == 0 ? i % vocab : j == 1 ? i / vocab : some_token(b, i * 131 + j);
+    return j == 0 ? i % vocab : j == 1 ? i / vocab : pseudo_token(b, i * 131 + j);
 }
 
 /* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES. Requests
@@ -439,7 +443,8 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     for (int i = 0; i < N; i++) {
         for (int j = 0; j < prompt; j++) prompts[i][j] = question_token(b, i, j);
         for (int k = 0; k < CHOICES; k++) {
-            for (int j = 0; j < CHOICE_TOKENS; j++) words[i][k][j] = some_token(b, i + k * 17 + j);
+            for (int j = 0; j < CHOICE_TOKENS; j++)
+                words[i][k][j] = pseudo_token(b, i + k * 17 + j);
             choices[i][k] = (struct token_seq){words[i][k], CHOICE_TOKENS};
         }
         r[i] =
@@ -462,8 +467,8 @@ static double population_seconds(struct bench *b, const struct variant *v) {
 static double es_seconds(struct bench *b, const struct variant *v) {
     (void)v;
     double start = clock_now();
-    if (b->rc == OK) b->rc = es_accumulate(b->es, b->one, 0, b->samples, 1, b->err);
-    if (b->rc == OK) b->rc = trainer_update(b->one, 1e-4f, NULL, b->err);
+    if (b->rc == OK) b->rc = es_accumulate(b->es, b->single_trainer, 0, b->samples, 1, b->err);
+    if (b->rc == OK) b->rc = trainer_update(b->single_trainer, 1e-4f, NULL, b->err);
     return clock_now() - start;
 }
 
@@ -506,7 +511,7 @@ static void pool_file(const char *dir, int i, char path[64]) {
 }
 
 /* A pool of n names for the files in `dir`, with room for two batches. */
-static struct adapter_pool *pool_of(struct bench *b, const char *dir, int64_t n) {
+static struct adapter_pool *bench_pool_new(struct bench *b, const char *dir, int64_t n) {
     struct error err;
     struct adapter_pool_options po = {
         .max_bytes = 2 * MAX_BATCH * b->parts[0].pack->bytes, .elem = b->lora, .serve_only = true};
@@ -533,11 +538,11 @@ static int bench_pool(struct bench *b, struct error *err) {
         rc = adapter_save_gguf(b->adapters[i], path, "", false, err);
     }
     if (rc == OK) {
-        b->few = pool_of(b, dir, MAX_BATCH);
-        b->many = pool_of(b, dir, many);
+        b->small_pool = bench_pool_new(b, dir, MAX_BATCH);
+        b->large_pool = bench_pool_new(b, dir, many);
         group_run(b, v, 3, token_ops(&b->m->config));
-        adapter_pool_free(b->few);
-        adapter_pool_free(b->many);
+        adapter_pool_free(b->small_pool);
+        adapter_pool_free(b->large_pool);
     }
     for (int i = 0; i < MAX_BATCH; i++) {
         pool_file(dir, i, path);
@@ -601,7 +606,7 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     struct engine *e = engine_new(b->m, &eo, err);
     if (!e) return err->code;
     for (int i = 0; i < MAX_BATCH; i++) {
-        for (int j = 0; j < b->span / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        for (int j = 0; j < b->span / 4; j++) prompts[i][j] = pseudo_token(b, 1 + i * 131 + j);
         r[i] = (struct engine_request){.prompt = prompts[i],
                                        .n_prompt = b->span / 4,
                                        .max_tokens = b->span - b->span / 4,
@@ -622,19 +627,19 @@ static void train_samples(struct bench *b) {
         *s = (struct train_sample){
             .tokens = xmalloc((size_t)n * sizeof *s->tokens), .mask = xmalloc((size_t)n), .n = n};
         memset(s->mask, 1, (size_t)n);
-        for (int32_t j = 0; j < n; j++) s->tokens[j] = some_token(b, (int)(1 + i * 131 + j));
+        for (int32_t j = 0; j < n; j++) s->tokens[j] = pseudo_token(b, (int)(1 + i * 131 + j));
     }
 }
 
 /* Assigns the samples to the adapters in turn. */
-static struct trainer *train_deal(struct bench *b, const struct variant *v) {
+static struct trainer *samples_assign(struct bench *b, const struct variant *v) {
     for (int64_t i = 0; i < b->o->samples; i++)
         b->samples[i].adapter = (int32_t)(i % MAX(1, v->adapters));
-    return v->adapters > 1 ? b->all : b->one;
+    return v->adapters > 1 ? b->multi_trainer : b->single_trainer;
 }
 
 static double train_seconds(struct bench *b, const struct variant *v) {
-    struct trainer *t = train_deal(b, v);
+    struct trainer *t = samples_assign(b, v);
     double start = clock_now();
     if (b->rc == OK) b->rc = trainer_accumulate(t, b->samples, (int)b->o->samples, b->err);
     if (b->rc == OK) b->rc = trainer_update(t, 1e-4f, NULL, b->err);
@@ -642,7 +647,7 @@ static double train_seconds(struct bench *b, const struct variant *v) {
 }
 
 static double train_forward(struct bench *b, const struct variant *v) {
-    struct trainer *t = train_deal(b, v);
+    struct trainer *t = samples_assign(b, v);
     double nll, start = clock_now();
     int64_t targets;
     if (b->rc == OK)
@@ -667,15 +672,16 @@ static int train_options(const struct bench *b, struct train_options *out, struc
     return rc;
 }
 
-static int trainers_make(struct bench *b, const struct adapter_config *ac, struct error *err) {
+static int trainers_new(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct train_options o;
     int n = (int)b->o->adapters, rc = train_options(b, &o, err);
     for (int i = 0; i < n; i++) b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
     if (rc == OK) {
-        b->one = n ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err)
-                   : trainer_new_full(b->m, &o, b->pool, err);
-        if (b->one && n > 1) b->all = trainer_new_lora(b->m, b->adapters, n, &o, b->pool, err);
-        if (!b->one || (n > 1 && !b->all)) rc = err->code;
+        b->single_trainer = n ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err)
+                              : trainer_new_full(b->m, &o, b->pool, err);
+        if (b->single_trainer && n > 1)
+            b->multi_trainer = trainer_new_lora(b->m, b->adapters, n, &o, b->pool, err);
+        if (!b->single_trainer || (n > 1 && !b->multi_trainer)) rc = err->code;
     }
     options_release(train_option_rows, &o);
     return rc;
@@ -699,16 +705,16 @@ static int bench_train(struct bench *b, const struct adapter_config *ac, struct 
                           {"forward", n, tokens, MIN(1, adapters), units, train_forward},
                           {"train", n, tokens, adapters, units, train_seconds}};
     b->err = err;
-    b->rc = trainers_make(b, ac, err);
+    b->rc = trainers_new(b, ac, err);
     if (b->rc == OK) {
         train_samples(b);
-        group_run(b, v, b->all ? 3 : 2, 0);
+        group_run(b, v, b->multi_trainer ? 3 : 2, 0);
         if (b->rc == OK) print_train_memory(b);
         for (int i = 0; i < n; i++) train_sample_release(&b->samples[i]);
         free(b->samples);
     }
-    trainer_free(b->all);
-    trainer_free(b->one);
+    trainer_free(b->multi_trainer);
+    trainer_free(b->single_trainer);
     return b->rc;
 }
 
@@ -737,11 +743,11 @@ static int bench_es(struct bench *b, struct error *err) {
     eo.population = members;
     if (rc == OK) rc = es_options_check(&eo, &o, err);
     b->err = err;
-    b->one = rc == OK ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err) : NULL;
-    if (b->one) {
+    b->single_trainer = rc == OK ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err) : NULL;
+    if (b->single_trainer) {
         s.tokens = xmalloc((size_t)s.n * sizeof *s.tokens);
         s.mask = xcalloc((size_t)s.n, 1);
-        for (int32_t j = 0; j < s.n; j++) s.tokens[j] = some_token(b, j);
+        for (int32_t j = 0; j < s.n; j++) s.tokens[j] = pseudo_token(b, j);
         memset(s.mask + s.n - s.n / 4, 1, (size_t)s.n / 4);
         b->samples = &s;
         b->es = es_new(b->m, &eo, b->pool);
@@ -753,7 +759,7 @@ static int bench_es(struct bench *b, struct error *err) {
         rc = err->code;
     }
     es_free(b->es);
-    trainer_free(b->one);
+    trainer_free(b->single_trainer);
     options_release(es_option_rows, &eo);
     options_release(train_option_rows, &o);
     return rc;
@@ -769,20 +775,20 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     b->f = forward_new(b->m, &fo);
     if (!b->f) return error_set(err, ERR_MEMORY, "no memory for '%s'", shape_name(b));
     b->logits = xcalloc((size_t)MAX_BATCH * (size_t)b->m->config.vocab_size, sizeof *b->logits);
-    for (int i = 0; i < (wanted(b->o, "population") ? CANDIDATES : MAX_BATCH); i++)
+    for (int i = 0; i < (is_selected(b->o, "population") ? CANDIDATES : MAX_BATCH); i++)
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
     for (int i = 0; i < MAX_BATCH; i++)
         b->parts[i] =
             (struct lora_part){.pack = adapter_pack(b->adapters[i], b->lora), .weight = 1};
     bench_peak(b, b->m->layers[0].proj[PROJ_Q].type);
-    if (wanted(b->o, "bandwidth")) bench_bandwidth(b);
-    if (wanted(b->o, "prefill")) bench_prefill(b);
-    if (wanted(b->o, "decode")) bench_decode(b);
-    if (wanted(b->o, "serve")) bench_serve(b);
-    if (wanted(b->o, "noise")) bench_noise(b);
-    if (wanted(b->o, "population")) bench_population(b);
-    int rc = wanted(b->o, "pool") ? bench_pool(b, err) : OK;
-    if (rc == OK && wanted(b->o, "es")) rc = bench_es(b, err);
+    if (is_selected(b->o, "bandwidth")) bench_bandwidth(b);
+    if (is_selected(b->o, "prefill")) bench_prefill(b);
+    if (is_selected(b->o, "decode")) bench_decode(b);
+    if (is_selected(b->o, "serve")) bench_serve(b);
+    if (is_selected(b->o, "noise")) bench_noise(b);
+    if (is_selected(b->o, "population")) bench_population(b);
+    int rc = is_selected(b->o, "pool") ? bench_pool(b, err) : OK;
+    if (rc == OK && is_selected(b->o, "es")) rc = bench_es(b, err);
     forward_free(b->f);
     free(b->logits);
     return rc;
@@ -791,15 +797,16 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
 /* Agent-steps per second, including resets of worlds without living agents. Actions come from the
  * policy or, without one, from `drawn`. */
 static double world_speed(struct world *w, const struct world_rules *r,
-                          const struct world_policy *policy, int16_t (*drawn)[WORLD_FOLK]) {
+                          const struct world_policy *policy,
+                          int16_t (*random_actions)[BENCH_AGENTS]) {
     int64_t steps = 0;
     double start = clock_now();
-    world_reset(w, r, WORLD_FOLK, 1);
+    world_reset(w, r, BENCH_AGENTS, 1);
     for (int t = 0; t < WORLD_TICKS; t++) {
-        if (world_terminated(w)) world_reset(w, r, WORLD_FOLK, (uint64_t)t);
-        if (policy) world_policy_act(policy, w, r, 1, drawn[t]);
+        if (world_terminated(w)) world_reset(w, r, BENCH_AGENTS, (uint64_t)t);
+        if (policy) world_policy_act(policy, w, r, 1, random_actions[t]);
         steps += w->n_living;
-        world_step(w, r, drawn[t]);
+        world_step(w, r, random_actions[t]);
     }
     return (double)steps / (clock_now() - start);
 }
@@ -808,10 +815,10 @@ static void print_world(const struct cli_options *c, const char *rules, const ch
                         double speed) {
     if (c->json)
         cli_print(json_pack("{s:s,s:s,s:i,s:s,s:f}", "what", "world", "rules", rules, "agents",
-                            WORLD_FOLK, "actions", actions, "agent_steps_per_second", speed));
+                            BENCH_AGENTS, "actions", actions, "agent_steps_per_second", speed));
     else
         printf("world     %d agents  rules %s  actions %-9s  %7.2f million agent-steps/s\n",
-               WORLD_FOLK, current_value("rules", rules), actions, 1e-6 * speed);
+               BENCH_AGENTS, current_value("rules", rules), actions, 1e-6 * speed);
 }
 
 /* The world alone, on one core: random actions drawn in advance, and drawn during the run. */
@@ -821,18 +828,18 @@ static int bench_world(const struct cli_options *c, const struct options *o, str
     int rc = world_rules_load(&rules, o->rules, err);
     if (rc == OK) {
         struct world *w = xmalloc(sizeof *w);
-        int16_t(*drawn)[WORLD_FOLK] = xmalloc(sizeof *drawn * WORLD_TICKS);
+        int16_t(*random_actions)[BENCH_AGENTS] = xmalloc(sizeof *random_actions * WORLD_TICKS);
         struct rng rng = rng_make(1, RNG_TEST, 0, 0);
         for (int t = 0; t < WORLD_TICKS; t++)
-            for (int i = 0; i < WORLD_FOLK; i++)
-                drawn[t][i] = (int16_t)rng_below(&rng, WORLD_N_ACTIONS);
+            for (int i = 0; i < BENCH_AGENTS; i++)
+                random_actions[t][i] = (int16_t)rng_below(&rng, WORLD_N_ACTIONS);
         for (int64_t i = 0; i < o->reps; i++) {
-            before[i] = world_speed(w, &rules, NULL, drawn);
-            policy[i] = world_speed(w, &rules, world_policy_find("random"), drawn);
+            before[i] = world_speed(w, &rules, NULL, random_actions);
+            policy[i] = world_speed(w, &rules, world_policy_find("random"), random_actions);
         }
         print_world(c, o->rules, "drawn", median(before, o->reps));
         print_world(c, o->rules, "policy's", median(policy, o->reps));
-        free(drawn);
+        free(random_actions);
         free(w);
     }
     world_rules_release(&rules);
@@ -850,8 +857,8 @@ static struct option_row *simulation_rows(void) {
 }
 
 /* Defaults, the rank and targets of this command, then the options of --set. */
-static int life_options_make(const struct options *o, struct simulation_options *out,
-                             struct error *err) {
+static int bench_simulation_options(const struct options *o, struct simulation_options *out,
+                                    struct error *err) {
     struct strings flags = {0}, rest = {0};
     char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
     struct option_row *table = simulation_rows();
@@ -881,15 +888,16 @@ struct generation_timing {
     int policies;
 };
 
-static int life_run(struct bench *b, const struct simulation_options *lo, struct grid_env *places,
-                    struct generation_timing *out, struct error *err) {
+static int bench_generation(struct bench *b, const struct simulation_options *lo,
+                            struct grid_env *grids, struct generation_timing *out,
+                            struct error *err) {
     struct environment *envs = xcalloc((size_t)lo->n_envs, sizeof *envs), **list;
     double *plain = xcalloc((size_t)lo->steps, sizeof *plain),
            *learned = xcalloc((size_t)lo->steps, sizeof *learned);
     int64_t n_plain = 0, n_learned = 0;
     list = xcalloc((size_t)lo->n_envs, sizeof *list);
     for (int64_t i = 0; i < lo->n_envs; i++) {
-        envs[i] = grid_env_as_environment(&places[i]);
+        envs[i] = grid_env_as_environment(&grids[i]);
         list[i] = &envs[i];
     }
     struct simulation *l = simulation_new(b->m, lo, list, NULL, 0, b->pool, err);
@@ -919,50 +927,53 @@ static int life_run(struct bench *b, const struct simulation_options *lo, struct
     return rc;
 }
 
-static void print_life(const struct bench *b, const struct simulation_options *lo,
-                       const struct generation_timing *frozen, const struct generation_timing *v) {
+static void print_simulation(const struct bench *b, const struct simulation_options *lo,
+                             const struct generation_timing *frozen,
+                             const struct generation_timing *v) {
     double high = (double)process_memory("VmHWM"),
-           still = (double)frozen->decisions / frozen->seconds,
-           learning = (double)v->decisions / v->seconds;
+           frozen_speed = (double)frozen->decisions / frozen->seconds,
+           learning_speed = (double)v->decisions / v->seconds;
     if (b->c->json)
         cli_print(json_pack(
             "{s:s,s:s,s:s,s:s,s:i,s:I,s:I,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "what", "life",
             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "rules", b->o->rules,
             "minds", v->policies, "worlds", (json_int_t)lo->n_envs, "rank",
             (json_int_t)lo->learn.train.r, "targets", b->o->targets, "lean", (int)lo->low_memory,
-            "decisions_per_second", still, "learning_decisions_per_second", learning, "tick",
-            frozen->tick_seconds, "tick_between_updates", v->tick_seconds, "tick_with_update",
-            v->update_tick_seconds, "VmHWM", high));
+            "decisions_per_second", frozen_speed, "learning_decisions_per_second", learning_speed,
+            "tick", frozen->tick_seconds, "tick_between_updates", v->tick_seconds,
+            "tick_with_update", v->update_tick_seconds, "VmHWM", high));
     else
         printf("life      %d minds  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
                "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
                " VmHWM %.1f MB\n",
-               v->policies, lo->n_envs, WORLD_FOLK, current_value("rules", b->o->rules),
-               lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", still, learning,
-               1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds, 1e-6 * high);
+               v->policies, lo->n_envs, BENCH_AGENTS, current_value("rules", b->o->rules),
+               lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", frozen_speed,
+               learning_speed, 1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds,
+               1e-6 * high);
 }
 
 /* One generation of policies that do not learn, and one of the same policies that learn; without
  * breeding. */
-static int bench_life(struct bench *b, struct error *err) {
-    struct simulation_options lo, still;
+static int bench_simulation(struct bench *b, struct error *err) {
+    struct simulation_options lo, frozen_options;
     struct world_rules rules = {0};
     struct generation_timing frozen = {0}, learning = {0};
-    struct grid_env *places = NULL;
-    int rc = life_options_make(b->o, &lo, err);
+    struct grid_env *grids = NULL;
+    int rc = bench_simulation_options(b->o, &lo, err);
     if (rc == OK) rc = world_rules_load(&rules, b->o->rules, err);
     if (rc == OK) {
-        places = xcalloc((size_t)lo.n_envs, sizeof *places);
+        grids = xcalloc((size_t)lo.n_envs, sizeof *grids);
         for (int64_t i = 0; i < lo.n_envs; i++)
-            places[i] = (struct grid_env){
-                .rules = &rules, .teacher = world_policy_find(lo.teacher), .n_agents = WORLD_FOLK};
-        still = lo;
-        still.learn.learn = "none";
-        rc = life_run(b, &still, places, &frozen, err);
+            grids[i] = (struct grid_env){.rules = &rules,
+                                         .teacher = world_policy_find(lo.teacher),
+                                         .n_agents = BENCH_AGENTS};
+        frozen_options = lo;
+        frozen_options.learn.learn = "none";
+        rc = bench_generation(b, &frozen_options, grids, &frozen, err);
     }
-    if (rc == OK) rc = life_run(b, &lo, places, &learning, err);
-    if (rc == OK) print_life(b, &lo, &frozen, &learning);
-    free(places);
+    if (rc == OK) rc = bench_generation(b, &lo, grids, &learning, err);
+    if (rc == OK) print_simulation(b, &lo, &frozen, &learning);
+    free(grids);
     world_rules_release(&rules);
     struct option_row *table = simulation_rows();
     options_release(table, &lo);
@@ -970,7 +981,7 @@ static int bench_life(struct bench *b, struct error *err) {
     return rc;
 }
 
-static int tokenizer_take(struct model *m, const char *path, struct error *err) {
+static int tokenizer_replace(struct model *m, const char *path, struct error *err) {
     if (!*path) return OK;
     struct tokenizer *t = tokenizer_from_json(path, err);
     if (t && tokenizer_vocab_size(t) > m->config.vocab_size) {
@@ -1029,27 +1040,27 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct bench b = {.c = c, .o = options};
     struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
     (void)args;
-    if (b.o->world || wanted(b.o, "world")) {
+    if (b.o->world || is_selected(b.o, "world")) {
         int done = bench_world(c, b.o, err);
-        if (done != OK || (!b.o->world && !wanted(b.o, "life"))) return done;
+        if (done != OK || (!b.o->world && !is_selected(b.o, "life"))) return done;
     }
     if (dtype_parse(b.o->lora, &b.lora, err) != OK ||
         kv_cache_dtype_parse(b.o->kv, cli_numeric_class(c), &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
-    bool lives = b.o->world || wanted(b.o, "life");
-    if (lives || wanted(b.o, "memory"))
+    bool simulates = b.o->world || is_selected(b.o, "life");
+    if (simulates || is_selected(b.o, "memory"))
         mallopt(M_MMAP_THRESHOLD, 1 << 16); // large freed blocks return to the system
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
     int rc = b.m ? adapter_layers_parse(b.o->layers, &b.m->config, &ac, err) : err->code;
     if (rc == OK) rc = bench_check(&b, &ac, err);
-    if (rc == OK) rc = tokenizer_take(b.m, b.o->tokenizer, err);
-    if (rc == OK && lives)
-        rc = bench_life(&b, err);
-    else if (rc == OK && wanted(b.o, "memory"))
+    if (rc == OK) rc = tokenizer_replace(b.m, b.o->tokenizer, err);
+    if (rc == OK && simulates)
+        rc = bench_simulation(&b, err);
+    else if (rc == OK && is_selected(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
-    else if (rc == OK && wanted(b.o, "train"))
+    else if (rc == OK && is_selected(b.o, "train"))
         rc = bench_train(&b, &ac, err);
     else if (rc == OK)
         rc = bench_speed(&b, &ac, err);

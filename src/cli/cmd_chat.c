@@ -54,7 +54,7 @@ struct chat_session {
 
 /* flags without effect */
 
-static bool text_changed(const char *text, const char *before) {
+static bool string_changed(const char *text, const char *before) {
     return text && before ? strcmp(text, before) != 0 : text != before;
 }
 
@@ -68,7 +68,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
     case OPT_FLOAT:
         return memcmp(at, was, sizeof(int64_t)) != 0;
     case OPT_STRING:
-        return text_changed(*(char *const *)at, *(char *const *)was);
+        return string_changed(*(char *const *)at, *(char *const *)was);
     case OPT_LIST:
     case OPT_SECRETS:
         return ((const struct strings *)at)->n > 0;
@@ -79,7 +79,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
 }
 
 /* Returns 1 for a flag of the model alone, 2 for a flag of the team, 0 for a flag of both. */
-static int row_side(const struct option_row *row) {
+static int row_mode(const struct option_row *row) {
     static const char *const both[] = {"seed",       "conversation", "facts",
                                        "model-name", "model-path",   "cache-folder",
                                        "model-type", "local-files",  "log"};
@@ -97,7 +97,7 @@ static int flags_check(const struct options *o, struct error *err) {
     int rc = OK, wrong = o->team ? 1 : 2;
     options_default(rows, &defaults);
     for (const struct option_row *row = rows; rc == OK && row->name; row++)
-        if (row->type != OPT_ALIAS && row_side(row) == wrong && row_changed(row, o, &defaults))
+        if (row->type != OPT_ALIAS && row_mode(row) == wrong && row_changed(row, o, &defaults))
             rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
                            o->team ? "with" : "without");
     options_release(rows, &defaults);
@@ -115,7 +115,7 @@ struct stream {
     bool silent;
 };
 
-static void stream_go(struct stream *s, const struct engine_request *r) {
+static void stream_update(struct stream *s, const struct engine_request *r) {
     while (s->n < r->n_out) tokenizer_decode_token(s->tok, r->out[s->n++], false, &s->raw);
     size_t end = r->done ? s->raw.len : utf8_complete_len(s->raw.data, s->raw.len),
            from = s->clean.len;
@@ -141,8 +141,8 @@ static char *system_text(const struct chat_session *ch) {
 }
 
 /* The transcript from exchange `first` on, with the new line, as tokens. */
-static int talk_encode(const struct chat_session *ch, const char *system, const char *line,
-                       size_t first, struct token_ids *out, struct error *err) {
+static int transcript_encode(const struct chat_session *ch, const char *system, const char *line,
+                             size_t first, struct token_ids *out, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
     struct chat_message m[TURNS_MAX];
@@ -155,22 +155,22 @@ static int talk_encode(const struct chat_session *ch, const char *system, const 
     }
     m[n++] = (struct chat_message){"user", line};
     CHECK(n <= TURNS_MAX);
-    const struct setup *s = &ch->panel.bases.v[ch->panel.of[PIPELINE_OUTPUT]];
+    const struct setup *s = &ch->panel.bases.v[ch->panel.stage_base[PIPELINE_OUTPUT]];
     out->n = 0;
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
 /* The longest end of the transcript that leaves room for a reply, or for half of the context; if
  * none fits, the line alone without summary and facts. */
-static int prompt_make(const struct chat_session *ch, const char *line, int32_t max_len,
-                       struct token_ids *out, struct error *err) {
+static int prompt_build(const struct chat_session *ch, const char *line, int32_t max_len,
+                        struct token_ids *out, struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
     size_t n = json_array_size(
         json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"));
     char *system = system_text(ch);
     int rc = OK;
     for (size_t first = 0; rc == OK; first++) {
-        rc = talk_encode(ch, first > n ? ch->o->system : system, line, first, out, err);
+        rc = transcript_encode(ch, first > n ? ch->o->system : system, line, first, out, err);
         if (rc != OK || out->n + want <= max_len || first > n) break;
     }
     free(system);
@@ -180,8 +180,8 @@ static int prompt_make(const struct chat_session *ch, const char *line, int32_t 
     return rc;
 }
 
-static void reply_print(const char *line, const char *answer, const char *source,
-                        const struct engine_request *r) {
+static void reply_print_json(const char *line, const char *answer, const char *source,
+                             const struct engine_request *r) {
     json_t *v = json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
     if (r) json_object_set_new(v, "prefilled", json_integer(r->n_prefilled));
     if (r) json_object_set_new(v, "generated", json_integer(r->n_generated));
@@ -197,7 +197,7 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
                                .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
                                .stop = stop,
                                .n_stop = model_stop_tokens(s->m, stop)};
-    int rc = prompt_make(ch, line, max_len, &prompt, err);
+    int rc = prompt_build(ch, line, max_len, &prompt, err);
     r.prompt = prompt.v;
     r.n_prompt = prompt.n;
     r.max_tokens = (int32_t)MIN(ch->o->sampling.n, max_len - prompt.n);
@@ -205,10 +205,10 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     if (rc == OK) rc = engine_submit(s->e, &r, err);
     while (rc == OK && !r.done) {
         engine_step(s->e);
-        stream_go(&to, &r);
+        stream_update(&to, &r);
     }
     buf_puts(&to.clean, "");
-    if (rc == OK && ch->c->json) reply_print(line, to.clean.data, "model", &r);
+    if (rc == OK && ch->c->json) reply_print_json(line, to.clean.data, "model", &r);
     if (rc == OK && !ch->c->json) puts("");
     if (rc == OK && to.clean.len)
         rc = pipeline_update_memory(&ch->panel.pipeline, line, to.clean.data, err);
@@ -231,7 +231,7 @@ static int do_board(struct chat_session *ch, const char *arg, struct error *err)
     return OK;
 }
 
-static void stage_note(void *ctx, const char *role, int iteration, int n) {
+static void on_progress(void *ctx, const char *role, int iteration, int n) {
     (void)ctx;
     if (strcmp(role, "agent") == 0)
         log_info("[%d] %d agents think", iteration, n);
@@ -247,7 +247,8 @@ static int reply_team(struct chat_session *ch, const char *line, struct error *e
     struct pipeline_answer a;
     int rc = pipeline_run(&ch->panel.pipeline, line, &a, err);
     if (rc == OK && a.why) log_warn("%s: %s", answer_source_names[a.source], a.why);
-    if (rc == OK && ch->c->json) reply_print(line, a.text, answer_source_names[a.source], NULL);
+    if (rc == OK && ch->c->json)
+        reply_print_json(line, a.text, answer_source_names[a.source], NULL);
     if (rc == OK && !ch->c->json) printf("%s\n", a.text);
     pipeline_answer_release(&a);
     return rc == OK && ch->o->panel.board ? do_board(ch, "", err) : rc;
@@ -367,11 +368,11 @@ static int command_run(struct chat_session *ch, const char *line, struct error *
 }
 
 /* Whether the chat continues after this error. */
-static bool is_passing(int rc) {
+static bool is_recoverable(int rc) {
     return rc == ERR_USAGE || rc == ERR_MISSING || rc == ERR_FORMAT || rc == ERR_MISMATCH;
 }
 
-static int line_take(struct chat_session *ch, const char *line, struct error *err) {
+static int line_handle(struct chat_session *ch, const char *line, struct error *err) {
     struct error own = {0};
     json_t *text = json_string(line);
     int rc = text ? OK : error_set(&own, ERR_FORMAT, "the line is not UTF-8");
@@ -387,7 +388,7 @@ static int line_take(struct chat_session *ch, const char *line, struct error *er
     }
     fflush(stdout);
     if (rc == OK) return OK;
-    if (is_passing(rc)) {
+    if (is_recoverable(rc)) {
         log_warn("%s", own.text);
         return OK;
     }
@@ -395,19 +396,19 @@ static int line_take(struct chat_session *ch, const char *line, struct error *er
     return rc;
 }
 
-static int talk(struct chat_session *ch, struct error *err) {
+static int chat_loop(struct chat_session *ch, struct error *err) {
     char *line = NULL;
     size_t size = 0;
-    bool people = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    bool interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     int rc = OK;
-    if (people) log_info("/help lists the commands, /quit ends");
+    if (interactive) log_info("/help lists the commands, /quit ends");
     while (rc == OK && !ch->quit) {
-        if (people) printf("> ");
+        if (interactive) printf("> ");
         fflush(stdout);
         ssize_t n = getline(&line, &size, stdin);
         if (n < 0) break;
         while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
-        if (n > 0) rc = line_take(ch, line + strspn(line, " \t"), err);
+        if (n > 0) rc = line_handle(ch, line + strspn(line, " \t"), err);
     }
     free(line);
     return rc;
@@ -430,12 +431,12 @@ static int run(const struct cli_options *c, const void *options, const struct st
                              .remember = true};
     if (rc == OK) {
         rc = panel_open(&ch.panel, c, &o->setup, &o->panel, &w, err);
-        ch.panel.pipeline.progress = stage_note;
+        ch.panel.pipeline.progress = on_progress;
         if (rc == OK && ch.panel.ready) {
             rc = panel_start(&ch.panel, &w, err);
             if (rc == OK)
                 rc = adapter_mix_open(&ch.mix, panel_base(&ch.panel, PIPELINE_OUTPUT), err);
-            if (rc == OK) rc = talk(&ch, err);
+            if (rc == OK) rc = chat_loop(&ch, err);
         }
         rc = panel_close(&ch.panel, rc, err);
     }

@@ -35,7 +35,7 @@ static void source_text(const struct settings *s, const struct option_row *row,
 static void value_print(const struct cli_options *c, const struct settings *s,
                         const struct option_row *row, struct option_origin origin) {
     struct buf value = {0}, source = {0}, clean = {0};
-    bool any = option_text(row, s->block, &value), secret = row->type == OPT_SECRETS;
+    bool any = option_text(row, s->values, &value), secret = row->type == OPT_SECRETS;
     source_text(s, row, origin, &source);
     buf_add_sanitized(&clean, any ? value.data : "-", any ? value.len : 1);
     if (c->json)

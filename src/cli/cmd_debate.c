@@ -18,7 +18,7 @@ struct options {
     char *team, *topic, *tasks, *data, *vote, *protocol, *show, *compat, *credit, *report, *grader;
     int64_t rounds, n, shots, seed, max_tokens, samples;
     double temperature, seconds;
-    bool working, reuse, protocols;
+    bool chain_of_thought, use_cache, protocols;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
@@ -58,7 +58,7 @@ static const struct option_row rows[] = {
         "rounds at most (-1: the protocol's); 0 checks the arguments and stops"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
         "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_TEXT),
-    ROW("chain-of-thought", OPT_BOOL, working, "true", 0, 0, NULL,
+    ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
         "write a chain of thought before the answer"),
     ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
         "maximum tokens of the message of a turn (0: the protocol's)"),
@@ -76,7 +76,7 @@ static const struct option_row rows[] = {
     ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE", "write a page with talk and figures",
         JOB_OUTPUT),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "draws questions, orders and samples"),
-    ROW("cache", OPT_BOOL, reuse, "true", 0, 0, NULL,
+    ROW("cache", OPT_BOOL, use_cache, "true", 0, 0, NULL,
         "look up and store calls in --store, so that none is computed twice"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
@@ -85,17 +85,17 @@ static const struct option_row rows[] = {
 #undef ROW
 
 /* Bytes of concurrent calls, and of a question with its transcript. */
-enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
+enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, MAX_SHOWN = 5 };
 enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache; more if calls are longer */
 
 struct debate_questions {
     struct task_item *topic; /* a single question, or NULL */
-    struct eval_task *banks;
-    int n_banks;
+    struct eval_task *tasks;
+    int n_tasks;
     int64_t n; /* number of questions */
 };
 
-static int topic_make(const struct options *o, struct debate_questions *q, struct error *err) {
+static int topic_init(const struct options *o, struct debate_questions *q, struct error *err) {
     if (o->choices.n == 1 || o->choices.n > EVAL_MAX_CHOICES)
         return error_set(err, ERR_USAGE, "--choices requires 2 to %d answers", EVAL_MAX_CHOICES);
     q->n = 1;
@@ -106,7 +106,7 @@ static int topic_make(const struct options *o, struct debate_questions *q, struc
     return OK;
 }
 
-static int questions_make(const struct options *o, struct debate_questions *q, struct error *err) {
+static int questions_load(const struct options *o, struct debate_questions *q, struct error *err) {
     const struct eval_task_options bo = {.dir = o->data,
                                          .n = o->n,
                                          .shots = o->shots,
@@ -116,18 +116,18 @@ static int questions_make(const struct options *o, struct debate_questions *q, s
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
     if (o->topic && (o->data || o->shots))
         return error_set(err, ERR_USAGE, "--%s is for --tasks", o->data ? "data" : "shots");
-    if (o->topic) return topic_make(o, q, err);
+    if (o->topic) return topic_init(o, q, err);
     if (o->grader || o->choices.n)
         return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
                          o->grader ? "grader" : "choices");
-    int rc = eval_tasks_open(o->tasks, &bo, &q->banks, &q->n_banks, err);
-    for (int i = 0; i < q->n_banks; i++) q->n += q->banks[i].n;
+    int rc = eval_tasks_open(o->tasks, &bo, &q->tasks, &q->n_tasks, err);
+    for (int i = 0; i < q->n_tasks; i++) q->n += q->tasks[i].n;
     return rc;
 }
 
 static void questions_release(struct debate_questions *q) {
-    for (int i = 0; i < q->n_banks; i++) eval_task_release(&q->banks[i]);
-    free(q->banks);
+    for (int i = 0; i < q->n_tasks; i++) eval_task_release(&q->tasks[i]);
+    free(q->tasks);
     if (q->topic) task_item_release(q->topic);
     free(q->topic);
 }
@@ -171,22 +171,22 @@ struct debate_session {
     struct progress bar;
 };
 
-static int bank_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
+static int task_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
                     struct error *err) {
     struct debate_options o;
     const struct team *t = s->team;
     if (debate_options_for_bank(b, &t->options, &o, err) != OK) return err->code;
-    const struct debate_report_options wants = {.name = b->name,
+    const struct debate_report_options needs = {.name = b->name,
                                                 .samples = (int)s->o->samples,
                                                 .temperature = 0.7f,
                                                 .max_tokens = o.max_tokens ? o.max_tokens : 24,
                                                 .credit_debate =
                                                     strcmp(s->o->credit, "debate") == 0,
                                                 .credit_none = strcmp(s->o->credit, "none") == 0,
-                                                .shown = SHOWN};
+                                                .shown = MAX_SHOWN};
     struct task_item *items = eval_task_items(b);
     json_t *r =
-        debate_report_make(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
+        debate_report_make(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &needs, &s->bar, err);
     task_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
@@ -201,10 +201,10 @@ static int bank_run(struct debate_session *s, const struct eval_task *b, struct 
 static int tasks_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < q->n_banks; i++) {
-        const struct eval_task *b = &q->banks[i];
+    for (int i = 0; rc == OK && i < q->n_tasks; i++) {
+        const struct eval_task *b = &q->tasks[i];
         progress_start(&s->bar, b->name, b->n * s->team->n * s->team->options.rounds);
-        rc = bank_run(s, b, page, err);
+        rc = task_run(s, b, page, err);
         progress_finish(&s->bar, NULL);
     }
     return rc;
@@ -217,9 +217,9 @@ static int topic_run(struct debate_session *s, const struct debate_questions *q,
                         NULL, err);
     if (rc == OK) print_topic(s->c, s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
-        json_t *talk = debate_transcript_json(&d, s->team->v, q->topic, 0);
-        debate_transcript_html(talk, page);
-        json_decref(talk);
+        json_t *transcript = debate_transcript_json(&d, s->team->v, q->topic, 0);
+        debate_transcript_html(transcript, page);
+        json_decref(transcript);
     }
     debate_release(&d);
     return rc;
@@ -230,7 +230,7 @@ static int session_open(struct debate_session *s, struct error *err) {
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
     s->engine_client = (struct engine_client){.engine = s->st->e, .model = s->st->m};
-    if (s->o->reuse && !(s->engine_client.store = setup_store(s->st, err))) return err->code;
+    if (s->o->use_cache && !(s->engine_client.store = setup_store(s->st, err))) return err->code;
     s->llm_client = engine_client_as_llm(&s->engine_client);
     return OK;
 }
@@ -242,7 +242,7 @@ static int debate(struct debate_session *s, const struct debate_questions *q, st
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     } else if (rc == OK) {
         if (to) html_page_open(to, "Debate");
-        rc = q->n_banks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
+        rc = q->n_tasks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
         if (to) html_page_close(to);
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
         if (rc == OK && !s->c->json && s->engine_client.n_calls > s->engine_client.n_computed)
@@ -273,21 +273,21 @@ static int protocols_print(const struct options *o, struct error *err) {
  * pages for fewer tokens. */
 static void engine_fit(struct setup *st, const struct debate_questions *q) {
     struct engine_options *e = &st->engine;
-    if (q->n_banks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
+    if (q->n_tasks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
     if (e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
 static int model_run(const struct cli_options *c, const struct options *o, const char *model,
                      struct team *t, const struct debate_questions *q, struct error *err) {
-    struct setup_needs wants = {
+    struct setup_needs needs = {
         .engine = {.max_rows = 512,
                    .max_seqs = 128,
-                   .max_len = team_max_tokens(q->banks, q->n_banks, INT32_MAX)},
+                   .max_len = team_max_tokens(q->tasks, q->n_tasks, INT32_MAX)},
         .adapters = &t->adapters,
         .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
     struct setup st;
-    if (q->topic) wants.engine.max_len = 0;
-    int rc = setup_open(&st, c, &o->setup, model, &wants, err);
+    if (q->topic) needs.engine.max_len = 0;
+    int rc = setup_open(&st, c, &o->setup, model, &needs, err);
     if (rc == OK && st.m) {
         struct debate_session s = {.c = c, .o = o, .st = &st, .team = t};
         engine_fit(&st, q);
@@ -300,7 +300,7 @@ static int model_run(const struct cli_options *c, const struct options *o, const
 /* Flags override the team's file. */
 static int flags_apply(const struct options *o, struct debate_options *d, struct error *err) {
     d->seed = (uint64_t)o->seed;
-    d->chain_of_thought &= o->working;
+    d->chain_of_thought &= o->chain_of_thought;
     if (o->rounds > 0) d->rounds = (int)o->rounds;
     if (o->temperature >= 0) d->temperature = (float)o->temperature;
     if (o->max_tokens) d->max_tokens = (int32_t)o->max_tokens;
@@ -339,7 +339,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return error_set(err, ERR_USAGE, "no model: name the base model of the agents");
     int rc = credit_check(o->credit, err);
     if (rc == OK) rc = team_open(o, &team, err);
-    if (rc == OK) rc = questions_make(o, &q, err);
+    if (rc == OK) rc = questions_load(o, &q, err);
     if (rc == OK) rc = model_run(c, o, args->v[0], &team, &q, err);
     questions_release(&q);
     team_release(&team);
@@ -362,7 +362,7 @@ const struct cli_command cmd_debate = {
              "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
              "  shoal debate --show-protocol revise >mine.yaml",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
-    .job_keeps = "store",
+    .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

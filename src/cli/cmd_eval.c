@@ -14,10 +14,10 @@
 
 struct options {
     struct setup_options setup;
-    char *tasks, *data, *split, *items, *run;
+    char *tasks, *data, *split, *log_samples, *run;
     struct strings adapters, teams;
     int64_t n, shots, seed;
-    bool working;
+    bool chain_of_thought;
 };
 static const struct option_row rows[] = {
     {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
@@ -39,9 +39,9 @@ static const struct option_row rows[] = {
      "split of the fry families and of largest and earliest: test, dev or train", JOB_TEXT},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
      "draws the questions"},
-    {"chain-of-thought", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
+    {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
      "write a chain of thought before the answer (fry families)"},
-    {"log-samples", OPT_STRING, offsetof(struct options, items), NULL, 0, 0, "FILE",
+    {"log-samples", OPT_STRING, offsetof(struct options, log_samples), NULL, 0, 0, "FILE",
      "write each answer to this file, as JSON lines", JOB_OUTPUT},
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
@@ -60,20 +60,20 @@ struct eval_command {
     const struct cli_options *c;
     const struct options *o;
     struct setup s;
-    struct eval_task *banks;
-    struct strings single_names; /* names of base and adapters */
-    struct strings paths;        /* [alone.n] */
-    int *generation;             /* [alone.n] generation of --run, from 0; -1: not from --run */
-    struct strings loads;        /* all adapters to load */
-    struct team *teams;          /* [o->teams.n] */
+    struct eval_task *tasks;
+    struct strings single_names;  /* names of base and adapters */
+    struct strings paths;         /* [alone.n] */
+    int *generation;              /* [alone.n] generation of --run, from 0; -1: not from --run */
+    struct strings adapter_paths; /* all adapters to load */
+    struct team *teams;           /* [o->teams.n] */
     struct team_solver *team_solvers;
     struct engine_client engine_client;
     struct llm_client llm_client;
     struct eval_candidate *candidates; /* base and adapters, then teams */
     struct eval_solver *solvers;
-    int n_banks, n_candidates;
-    struct eval_result **out;       /* [n_banks · n_who][bank's n] */
-    struct eval_summary *summaries; /* [n_banks · n_who] */
+    int n_tasks, n_candidates;
+    struct eval_result **out;       /* [n_tasks · n_who][bank's n] */
+    struct eval_summary *summaries; /* [n_tasks · n_who] */
 };
 
 static int parse_split(const char *name, enum data_split *out, struct error *err) {
@@ -83,26 +83,26 @@ static int parse_split(const char *name, enum data_split *out, struct error *err
     return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
 }
 
-static int questions_open(struct eval_command *r, struct error *err) {
+static int tasks_open(struct eval_command *r, struct error *err) {
     struct eval_task_options b = {
         .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
     if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
-    if (eval_tasks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
-    for (int i = 0; i < r->n_banks; i++)
-        if (r->banks[i].family < 0 && (r->o->working || b.split != SPLIT_TEST))
+    if (eval_tasks_open(r->o->tasks, &b, &r->tasks, &r->n_tasks, err) != OK) return err->code;
+    for (int i = 0; i < r->n_tasks; i++)
+        if (r->tasks[i].family < 0 && (r->o->chain_of_thought || b.split != SPLIT_TEST))
             return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
-                             r->o->working ? "working" : "split", r->banks[i].name);
+                             r->o->chain_of_thought ? "working" : "split", r->tasks[i].name);
     return OK;
 }
 
 /* Engine options before the tokens are known: a text has at most as many tokens as bytes. */
-static struct engine_options engine_wanted(const struct eval_command *r) {
+static struct engine_options engine_options_init(const struct eval_command *r) {
     struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
-    for (int i = 0; i < r->n_banks; i++) {
-        size_t most = r->banks[i].longest + (size_t)r->banks[i].max_tokens;
+    for (int i = 0; i < r->n_tasks; i++) {
+        size_t most = r->tasks[i].longest + (size_t)r->tasks[i].max_tokens;
         e.max_len = MAX(e.max_len, (int32_t)MIN(most, (size_t)1 << 20));
     }
-    if (r->o->teams.n) e.max_len = MAX(e.max_len, team_max_tokens(r->banks, r->n_banks, INT32_MAX));
+    if (r->o->teams.n) e.max_len = MAX(e.max_len, team_max_tokens(r->tasks, r->n_tasks, INT32_MAX));
     return e;
 }
 
@@ -110,30 +110,30 @@ static void engine_fit(struct eval_command *r) {
     struct engine_options *e = &r->s.engine;
     int32_t need = FAMILY_LEN;
     bool files = false;
-    for (int i = 0; i < r->n_banks; i++) {
-        if (r->banks[i].family >= 0) continue;
-        need = MAX(need, eval_task_max_request(&r->banks[i], r->s.m->tok));
+    for (int i = 0; i < r->n_tasks; i++) {
+        if (r->tasks[i].family >= 0) continue;
+        need = MAX(need, eval_task_max_request(&r->tasks[i], r->s.m->tok));
         files = true;
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
     if (r->o->teams.n)
         e->max_len =
-            MAX(e->max_len, team_max_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
+            MAX(e->max_len, team_max_tokens(r->tasks, r->n_tasks, r->s.m->config.max_seq_len));
     if (files && e->n_pages == 0)
         e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
 /* contestants */
 
-static void alone_add(struct eval_command *r, const char *name, const char *path, int generation) {
+static void single_add(struct eval_command *r, const char *name, const char *path, int generation) {
     strings_add(&r->single_names, name);
     strings_add(&r->paths, path);
     r->generation = xrealloc(r->generation, (size_t)r->single_names.n * sizeof *r->generation);
     r->generation[r->single_names.n - 1] = generation;
-    strings_add(&r->loads, path);
+    strings_add(&r->adapter_paths, path);
 }
 
-static int is_shown(const struct dirent *f) {
+static int is_visible(const struct dirent *f) {
     return f->d_name[0] != '.';
 }
 
@@ -142,13 +142,13 @@ static int is_shown(const struct dirent *f) {
 static int generation_add(struct eval_command *r, int generation) {
     struct dirent **found = NULL;
     char *dir = xasprintf("%s/adapters/gen_%d", r->o->run, generation);
-    int n = scandir(dir, &found, is_shown, alphasort), added = 0;
+    int n = scandir(dir, &found, is_visible, alphasort), added = 0;
     for (int i = 0; i < n; i++) {
         char *path = path_join(dir, found[i]->d_name),
              *config = path_join(path, "adapter_config.json"),
              *name = xasprintf("gen_%d/%s", generation, found[i]->d_name);
         if (path_exists(config)) {
-            alone_add(r, name, path, generation);
+            single_add(r, name, path, generation);
             added++;
         }
         free(path);
@@ -162,10 +162,10 @@ static int generation_add(struct eval_command *r, int generation) {
 }
 
 /* Lists the contestants and the adapters that they need, before anything is loaded. */
-static int names_make(struct eval_command *r, struct error *err) {
+static int candidates_list(struct eval_command *r, struct error *err) {
     const struct options *o = r->o;
-    alone_add(r, "base", "base", -1);
-    for (int i = 0; i < o->adapters.n; i++) alone_add(r, o->adapters.v[i], o->adapters.v[i], -1);
+    single_add(r, "base", "base", -1);
+    for (int i = 0; i < o->adapters.n; i++) single_add(r, o->adapters.v[i], o->adapters.v[i], -1);
     for (int g = 0; o->run && generation_add(r, g) >= 0; g++) continue;
     if (o->run && r->generation[r->single_names.n - 1] < 0)
         return error_set(err, ERR_MISSING, "no generations in '%s'; 'adapters/gen_0' is looked for",
@@ -174,12 +174,12 @@ static int names_make(struct eval_command *r, struct error *err) {
     for (int i = 0; i < o->teams.n; i++) {
         if (team_read(&r->teams[i], o->teams.v[i], err) != OK) return err->code;
         for (int k = 0; k < r->teams[i].adapters.n; k++)
-            strings_add(&r->loads, r->teams[i].adapters.v[k]);
+            strings_add(&r->adapter_paths, r->teams[i].adapters.v[k]);
     }
     return OK;
 }
 
-static int contestants_load(struct eval_command *r, struct error *err) {
+static int candidates_load(struct eval_command *r, struct error *err) {
     for (int k = 1; k < r->single_names.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
     for (int i = 0; i < r->o->teams.n; i++)
@@ -189,19 +189,19 @@ static int contestants_load(struct eval_command *r, struct error *err) {
     return setup_engine(&r->s, err);
 }
 
-static int contestants_open(struct eval_command *r, struct error *err) {
+static int candidates_open(struct eval_command *r, struct error *err) {
     r->n_candidates = r->single_names.n + r->o->teams.n;
     r->candidates = xcalloc((size_t)r->n_candidates, sizeof *r->candidates);
     r->solvers = xcalloc((size_t)r->single_names.n, sizeof *r->solvers);
     r->team_solvers = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->team_solvers);
-    if (contestants_load(r, err) != OK) return err->code;
+    if (candidates_load(r, err) != OK) return err->code;
     r->engine_client = (struct engine_client){.engine = r->s.e, .model = r->s.m};
     r->llm_client = engine_client_as_llm(&r->engine_client);
     for (int k = 0; k < r->single_names.n; k++) {
         r->solvers[k].e = r->s.e;
         r->solvers[k].tok = r->s.m->tok;
         r->solvers[k].max_len = r->s.engine.max_len;
-        r->solvers[k].chain_of_thought = r->o->working;
+        r->solvers[k].chain_of_thought = r->o->chain_of_thought;
         r->candidates[k] =
             (struct eval_candidate){r->single_names.v[k], eval_solver_answer, &r->solvers[k]};
     }
@@ -215,9 +215,9 @@ static int contestants_open(struct eval_command *r, struct error *err) {
 }
 
 /* Prints the smallest difference that a comparison of this size can detect. */
-static void power_note(const struct eval_command *r) {
-    for (int i = 0; i < r->n_banks; i++) {
-        const struct eval_task *b = &r->banks[i];
+static void power_print(const struct eval_command *r) {
+    for (int i = 0; i < r->n_tasks; i++) {
+        const struct eval_task *b = &r->tasks[i];
         struct stats_interval half = stats_wilson(b->n / 2, b->n);
         if (r->n_candidates == 1)
             log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name,
@@ -233,58 +233,58 @@ static void power_note(const struct eval_command *r) {
 
 /* answers */
 
-static int answers_get(struct eval_command *r, struct error *err) {
+static int candidates_run(struct eval_command *r, struct error *err) {
     struct progress p;
     int64_t total = 0, done = 0;
     int rc = OK;
-    for (int i = 0; i < r->n_banks; i++) total += r->banks[i].n * r->n_candidates;
+    for (int i = 0; i < r->n_tasks; i++) total += r->tasks[i].n * r->n_candidates;
     progress_start(&p, "questions", total);
-    for (int i = 0; rc == OK && i < r->n_banks; i++)
+    for (int i = 0; rc == OK && i < r->n_tasks; i++)
         for (int k = 0; rc == OK && k < r->n_candidates; k++) {
-            const struct eval_task *b = &r->banks[i];
-            int at = i * r->n_candidates + k;
-            r->out[at] = try_calloc((size_t)b->n, sizeof **r->out, err);
-            if (!r->out[at]) return err->code;
-            rc = r->candidates[k].answer(r->candidates[k].ctx, b, r->out[at],
-                                         &r->summaries[at].cost, &p, done, err);
+            const struct eval_task *b = &r->tasks[i];
+            int slot = i * r->n_candidates + k;
+            r->out[slot] = try_calloc((size_t)b->n, sizeof **r->out, err);
+            if (!r->out[slot]) return err->code;
+            rc = r->candidates[k].answer(r->candidates[k].ctx, b, r->out[slot],
+                                         &r->summaries[slot].cost, &p, done, err);
             done += b->n;
         }
     if (rc == OK) progress_finish(&p, NULL);
     return rc;
 }
 
-static void leaderboard_compute(struct eval_command *r, int bank) {
-    const struct eval_task *b = &r->banks[bank];
+static void leaderboard_compute(struct eval_command *r, int task_index) {
+    const struct eval_task *b = &r->tasks[task_index];
     int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters),
             n = eval_task_clusters(b, clusters);
     for (int k = 0; k < r->n_candidates; k++) {
-        int first = bank * r->n_candidates, at = first + k;
-        struct eval_cost cost = r->summaries[at].cost;
-        r->summaries[at] =
-            eval_summarize(r->out[at], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
-        r->summaries[at].cost = cost;
+        int first = task_index * r->n_candidates, slot = first + k;
+        struct eval_cost cost = r->summaries[slot].cost;
+        r->summaries[slot] =
+            eval_summarize(r->out[slot], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
+        r->summaries[slot].cost = cost;
     }
     free(clusters);
 }
 
 /* Corrects over all comparisons of the run. */
-static void holm(struct eval_command *r) {
-    int n = r->n_banks * (r->n_candidates - 1), at = 0;
+static void holm_correct(struct eval_command *r) {
+    int n = r->n_tasks * (r->n_candidates - 1), slot = 0;
     double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
-    for (int i = 0; i < r->n_banks * r->n_candidates; i++)
-        if (i % r->n_candidates) p[at++] = r->summaries[i].versus.p;
+    for (int i = 0; i < r->n_tasks * r->n_candidates; i++)
+        if (i % r->n_candidates) p[slot++] = r->summaries[i].versus.p;
     stats_holm(p, n, adjusted);
-    for (int i = r->n_banks * r->n_candidates; i-- > 0;)
-        if (i % r->n_candidates) r->summaries[i].p_holm = adjusted[--at];
+    for (int i = r->n_tasks * r->n_candidates; i-- > 0;)
+        if (i % r->n_candidates) r->summaries[i].p_holm = adjusted[--slot];
     free(p);
 }
 
 /* output */
 
-static void stand_json(const struct eval_task *b, const char *who, const char *kind,
-                       const struct eval_summary *s, bool first) {
+static void summary_print_json(const struct eval_task *b, const char *candidate, const char *kind,
+                               const struct eval_summary *s, bool first) {
     const struct eval_cost *c = &s->cost;
-    json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", who, "n",
+    json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", candidate, "n",
                           (json_int_t)s->n, "acc", s->acc.value, "lo", s->acc.lo, "hi", s->acc.hi);
     json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
                                 s->clustered.lo, "hi", s->clustered.hi);
@@ -313,12 +313,12 @@ static void stand_json(const struct eval_task *b, const char *who, const char *k
     cli_print(v);
 }
 
-static void stand_print(const struct eval_task *b, const char *who, const struct eval_summary *s,
-                        bool first) {
+static void summary_print(const struct eval_task *b, const char *candidate,
+                          const struct eval_summary *s, bool first) {
     const struct eval_cost *c = &s->cost;
     printf("%-*s %-*s %7lld %7.2f %%   %6.2f … %6.2f", utf8_field_width(b->name, 14), b->name,
-           utf8_field_width(who, 16), who, (long long)s->n, 100 * s->acc.value, 100 * s->acc.lo,
-           100 * s->acc.hi);
+           utf8_field_width(candidate, 16), candidate, (long long)s->n, 100 * s->acc.value,
+           100 * s->acc.lo, 100 * s->acc.hi);
     if (b->ask == EVAL_LOGLIKELIHOOD && b->normed)
         printf("  %6.2f %%", 100 * s->acc_norm.value);
     else
@@ -339,14 +339,14 @@ static void stand_print(const struct eval_task *b, const char *who, const struct
                (long long)s->prompts_truncated, (long long)s->truncated, (long long)s->no_answer);
 }
 
-static const char *kind_of(const struct eval_command *r, int who) {
-    return who == 0 ? "base" : who < r->single_names.n ? "adapter" : "team";
+static const char *candidate_kind(const struct eval_command *r, int candidate) {
+    return candidate == 0 ? "base" : candidate < r->single_names.n ? "adapter" : "team";
 }
 
 /* Mean and best of one generation on one task; the best of several is partly luck. */
-static void generation_print(const struct eval_command *r, int bank, int generation) {
-    const struct eval_summary *s = &r->summaries[bank * r->n_candidates];
-    const char *task = r->banks[bank].name;
+static void generation_print(const struct eval_command *r, int task_index, int generation) {
+    const struct eval_summary *s = &r->summaries[task_index * r->n_candidates];
+    const char *task = r->tasks[task_index].name;
     double sum = 0;
     int n = 0, best = -1;
     for (int k = 1; k < r->single_names.n; k++) {
@@ -366,28 +366,29 @@ static void generation_print(const struct eval_command *r, int bank, int generat
                100 * s[best].acc.value, r->candidates[best].name);
 }
 
-static void standings_print(const struct eval_command *r) {
+static void leaderboard_print(const struct eval_command *r) {
     if (!r->c->json)
         printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
                "accuracy", "95 % interval  ", "acc_norm", "calls", "prefilled", "generated",
                "seconds");
-    for (int i = 0; i < r->n_banks * r->n_candidates; i++) {
-        const struct eval_task *b = &r->banks[i / r->n_candidates];
+    for (int i = 0; i < r->n_tasks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->tasks[i / r->n_candidates];
         int k = i % r->n_candidates;
         if (r->c->json)
-            stand_json(b, r->candidates[k].name, kind_of(r, k), &r->summaries[i], k == 0);
+            summary_print_json(b, r->candidates[k].name, candidate_kind(r, k), &r->summaries[i],
+                               k == 0);
         else
-            stand_print(b, r->candidates[k].name, &r->summaries[i], k == 0);
+            summary_print(b, r->candidates[k].name, &r->summaries[i], k == 0);
     }
-    for (int i = 0; i < r->n_banks; i++)
+    for (int i = 0; i < r->n_tasks; i++)
         for (int g = 0; g <= r->generation[r->single_names.n - 1]; g++) generation_print(r, i, g);
 }
 
-static int item_put(struct atomic_file *w, const struct eval_task *b, const char *who, int64_t i,
-                    const struct eval_result *o, struct error *err) {
+static int sample_write(struct atomic_file *w, const struct eval_task *b, const char *candidate,
+                        int64_t i, const struct eval_result *o, struct error *err) {
     struct eval_question scratch;
     const struct eval_question *q = eval_task_question(b, i, &scratch);
-    json_t *v = json_pack("{s:s,s:s,s:I,s:b}", "task", b->name, "adapter", who, "item",
+    json_t *v = json_pack("{s:s,s:s,s:I,s:b}", "task", b->name, "adapter", candidate, "item",
                           (json_int_t)i, "right", o->right);
     if (q->path)
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
@@ -409,15 +410,16 @@ static int item_put(struct atomic_file *w, const struct eval_task *b, const char
     return rc;
 }
 
-static int items_write(const struct eval_command *r, struct error *err) {
+static int samples_write(const struct eval_command *r, struct error *err) {
     struct atomic_file w;
-    if (!r->o->items) return OK;
-    int rc = atomic_file_open(&w, r->o->items, err);
+    if (!r->o->log_samples) return OK;
+    int rc = atomic_file_open(&w, r->o->log_samples, err);
     if (rc != OK) return rc;
-    for (int i = 0; rc == OK && i < r->n_banks * r->n_candidates; i++) {
-        const struct eval_task *b = &r->banks[i / r->n_candidates];
+    for (int i = 0; rc == OK && i < r->n_tasks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->tasks[i / r->n_candidates];
         for (int64_t q = 0; rc == OK && q < b->n; q++)
-            rc = item_put(&w, b, r->candidates[i % r->n_candidates].name, q, &r->out[i][q], err);
+            rc =
+                sample_write(&w, b, r->candidates[i % r->n_candidates].name, q, &r->out[i][q], err);
     }
     if (rc == OK) return atomic_file_commit(&w, err);
     atomic_file_abort(&w);
@@ -426,28 +428,28 @@ static int items_write(const struct eval_command *r, struct error *err) {
 
 static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
-    if (contestants_open(r, err) != OK) return err->code;
-    size_t n = (size_t)(r->n_banks * r->n_candidates);
+    if (candidates_open(r, err) != OK) return err->code;
+    size_t n = (size_t)(r->n_tasks * r->n_candidates);
     r->out = xcalloc(n, sizeof *r->out);
     r->summaries = xcalloc(n, sizeof *r->summaries);
-    power_note(r);
-    if (answers_get(r, err) != OK) return err->code;
-    for (int i = 0; i < r->n_banks; i++) leaderboard_compute(r, i);
-    holm(r);
-    standings_print(r);
-    return items_write(r, err);
+    power_print(r);
+    if (candidates_run(r, err) != OK) return err->code;
+    for (int i = 0; i < r->n_tasks; i++) leaderboard_compute(r, i);
+    holm_correct(r);
+    leaderboard_print(r);
+    return samples_write(r, err);
 }
 
-static void run_release(struct eval_command *r) {
-    for (int i = 0; r->out && i < r->n_banks * r->n_candidates; i++) free(r->out[i]);
-    for (int i = 0; i < r->n_banks; i++) eval_task_release(&r->banks[i]);
-    free(r->banks);
+static void eval_command_release(struct eval_command *r) {
+    for (int i = 0; r->out && i < r->n_tasks * r->n_candidates; i++) free(r->out[i]);
+    for (int i = 0; i < r->n_tasks; i++) eval_task_release(&r->tasks[i]);
+    free(r->tasks);
     free(r->out);
     free(r->summaries);
     for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
     strings_release(&r->single_names);
     strings_release(&r->paths);
-    strings_release(&r->loads);
+    strings_release(&r->adapter_paths);
     free(r->generation);
     free(r->teams);
     free(r->team_solvers);
@@ -459,18 +461,19 @@ static int run(const struct cli_options *c, const void *options, const struct st
                struct error *err) {
     const struct options *o = options;
     struct eval_command r = {.c = c, .o = o};
-    int rc = names_make(&r, err);
-    if (rc == OK) rc = questions_open(&r, err);
+    int rc = candidates_list(&r, err);
+    if (rc == OK) rc = tasks_open(&r, err);
     if (rc == OK) {
-        struct setup_needs w = {
-            .engine = engine_wanted(&r), .adapters = &r.loads, .work = QUESTIONS_WORK};
-        for (int i = 0; o->teams.n && i < r.n_banks; i++)
-            w.work += (size_t)r.banks[i].n * ITEM_WORK;
+        struct setup_needs w = {.engine = engine_options_init(&r),
+                                .adapters = &r.adapter_paths,
+                                .work = QUESTIONS_WORK};
+        for (int i = 0; o->teams.n && i < r.n_tasks; i++)
+            w.work += (size_t)r.tasks[i].n * ITEM_WORK;
         rc = setup_open(&r.s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && r.s.m) rc = eval_all(&r, err);
         rc = setup_close(&r.s, rc, err);
     }
-    run_release(&r);
+    eval_command_release(&r);
     return rc;
 }
 
@@ -495,7 +498,7 @@ const struct cli_command cmd_eval = {
              "runs/ID/adapters/gen_0/explorer --team team.yaml --n 5000\n"
              "  shoal eval models/fry --tasks route --run runs/ID",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
-    .job_keeps = "store",
+    .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

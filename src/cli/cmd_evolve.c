@@ -14,13 +14,13 @@ struct options {
     int64_t seed, at;
     bool zero_adapters, dry_run;
 };
-#define ROOT_ROW                                                                                   \
+#define RUNS_ROW                                                                                   \
     {                                                                                              \
         "runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",                   \
             "folder of runs and of shoal.db", JOB_SERVER                                           \
     }
 static const struct option_row rows[] = {
-    ROOT_ROW,
+    RUNS_ROW,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the run; default: date, time and seed", JOB_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
@@ -31,9 +31,9 @@ static const struct option_row rows[] = {
      "check the recipe and its files, print what it takes, and stop"},
     {0},
 };
-static const struct option_row resume_rows[] = {ROOT_ROW, {0}};
+static const struct option_row resume_rows[] = {RUNS_ROW, {0}};
 static const struct option_row fork_rows[] = {
-    ROOT_ROW,
+    RUNS_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that both have"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
@@ -49,7 +49,7 @@ static const struct option_row fork_rows[] = {
  * anything. */
 static volatile bool pause_wanted;
 
-static void interrupted(int signal_number) {
+static void on_interrupt(int signal_number) {
     static const char text[] = "\npausing at the next step; once more to stop at once\n";
     pause_wanted = true;
     signal(signal_number, SIG_DFL);
@@ -57,11 +57,11 @@ static void interrupted(int signal_number) {
 }
 
 /* The caller frees the pool. */
-static struct evolve_env env_make(const struct cli_options *c, const char *root) {
-    signal(SIGINT, interrupted);
+static struct evolve_env env_init(const struct cli_options *c, const char *runs_dir) {
+    signal(SIGINT, on_interrupt);
     return (struct evolve_env){.pool = pool_new((int)c->threads),
                                .cls = cli_numeric_class(c),
-                               .root = root,
+                               .root = runs_dir,
                                .find = cli_find_file,
                                .pause = &pause_wanted};
 }
@@ -108,39 +108,40 @@ static int plan(const struct cli_options *c, const struct evolve_env *env,
 }
 
 /* Prints how to chat with the last generation's adapters in a browser. */
-static void next_print(const struct options *o, const struct evolve_recipe *ro, const char *id) {
+static void print_next_step(const struct options *o, const struct evolve_recipe *loaded,
+                            const char *id) {
     printf("to talk to the last generation: shoal serve %s --adapter-dir "
            "%s/%s/adapters/gen_%lld\nand open http://127.0.0.1:8000\n",
-           ro->model, o->runs, id, (long long)ro->evolve.generations);
+           loaded->model, o->runs, id, (long long)loaded->evolve.generations);
 }
 
-static int start(const struct cli_options *c, const struct options *o, const char *recipe,
-                 struct error *err) {
-    struct evolve_recipe ro;
+static int run_recipe(const struct cli_options *c, const struct options *o, const char *recipe,
+                      struct error *err) {
+    struct evolve_recipe loaded;
     char *path = cli_find_file(recipe);
-    struct evolve_env env = env_make(c, o->runs);
+    struct evolve_env env = env_init(c, o->runs);
     json_t *result = NULL;
-    int rc = evolve_recipe_load(&ro, path, err);
+    int rc = evolve_recipe_load(&loaded, path, err);
     if (rc == OK && o->id && !id_is_safe(o->id))
         rc = error_set(err, ERR_USAGE, "'%s' is not a valid run name; use letters, digits, - and _",
                        o->id);
     if (rc == OK) {
-        if (o->seed >= 0) ro.seed = o->seed;
-        ro.zero_adapters |= o->zero_adapters;
+        if (o->seed >= 0) loaded.seed = o->seed;
+        loaded.zero_adapters |= o->zero_adapters;
     }
     if (rc == OK && o->dry_run) {
-        rc = plan(c, &env, &ro, err);
+        rc = plan(c, &env, &loaded, err);
     } else if (rc == OK) {
-        result = evolve_run_execute(&env, &ro, o->id, NULL, err);
+        result = evolve_run_execute(&env, &loaded, o->id, NULL, err);
         rc = result ? OK : err->code;
     }
     if (result) {
         char *id = xstrdup(json_get_string(result, "run"));
         print_result(c, o, result);
-        if (!c->json) next_print(o, &ro, id);
+        if (!c->json) print_next_step(o, &loaded, id);
         free(id);
     }
-    evolve_recipe_release(&ro);
+    evolve_recipe_release(&loaded);
     pool_free(env.pool);
     free(path);
     return rc;
@@ -149,37 +150,37 @@ static int start(const struct cli_options *c, const struct options *o, const cha
 static int run_demo(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     (void)args;
-    return start(c, options, "examples/demo.yaml", err);
+    return run_recipe(c, options, "examples/demo.yaml", err);
 }
 
 static int run_evolve(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
-    return start(c, options, args->v[0], err);
+    return run_recipe(c, options, args->v[0], err);
 }
 
-static int known_id(const char *id, struct error *err) {
+static int id_check(const char *id, struct error *err) {
     return id_is_safe(id) ? OK : error_set(err, ERR_MISSING, "no run '%s'", id);
 }
 
-static int run_again(const struct cli_options *c, const void *options, const struct strings *args,
-                     struct error *err) {
+static int run_resume(const struct cli_options *c, const void *options, const struct strings *args,
+                      struct error *err) {
     const struct options *o = options;
-    if (known_id(args->v[0], err) != OK) return err->code;
-    struct evolve_env env = env_make(c, o->runs);
+    if (id_check(args->v[0], err) != OK) return err->code;
+    struct evolve_env env = env_init(c, o->runs);
     json_t *result = evolve_run_resume(&env, args->v[0], err);
     if (result) print_result(c, o, result);
     pool_free(env.pool);
     return result ? OK : err->code;
 }
 
-static int run_forked(const struct cli_options *c, const void *options, const struct strings *args,
-                      struct error *err) {
+static int run_fork(const struct cli_options *c, const void *options, const struct strings *args,
+                    struct error *err) {
     const struct options *o = options;
-    if (known_id(args->v[0], err) != OK) return err->code;
+    if (id_check(args->v[0], err) != OK) return err->code;
     if (o->id && !id_is_safe(o->id))
         return error_set(err, ERR_USAGE,
                          "'%s' is not a valid run name; use letters, digits, - and _", o->id);
-    struct evolve_env env = env_make(c, o->runs);
+    struct evolve_env env = env_init(c, o->runs);
     json_t *result = evolve_run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
     if (result) print_result(c, o, result);
     pool_free(env.pool);
@@ -188,8 +189,8 @@ static int run_forked(const struct cli_options *c, const void *options, const st
 
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err) {
-    if (known_id(id, err) != OK) return err->code;
-    struct evolve_env env = env_make(c, runs);
+    if (id_check(id, err) != OK) return err->code;
+    struct evolve_env env = env_init(c, runs);
     json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;
     pool_free(env.pool);
     if (!v) return err->code;
@@ -237,7 +238,7 @@ const struct cli_command cmd_evolve = {
     .recipe = sections,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_resume = "resume",
-    .job_keeps = "runs",
+    .job_store_option = "runs",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,
@@ -255,7 +256,7 @@ const struct cli_command cmd_resume = {
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,
-    .run = run_again,
+    .run = run_resume,
 };
 const struct cli_command cmd_fork = {
     .name = "fork",
@@ -271,5 +272,5 @@ const struct cli_command cmd_fork = {
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,
-    .run = run_forked,
+    .run = run_fork,
 };

@@ -36,7 +36,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-static int scopes_of(const struct strings *names, unsigned *bits, struct error *err) {
+static int scopes_parse(const struct strings *names, unsigned *bits, struct error *err) {
     *bits = 0;
     for (int i = 0; i < names->n; i++) {
         unsigned bit = key_scope_from_name(names->v[i]);
@@ -56,7 +56,7 @@ static int add(const struct cli_options *c, const struct options *o, struct keys
                             .quota_day = o->quota_day,
                             .quota = o->quota,
                             .expires = o->days ? now + o->days * 86400 : 0};
-    int rc = scopes_of(&o->scope, &spec.scopes, err);
+    int rc = scopes_parse(&o->scope, &spec.scopes, err);
     if (rc == OK) rc = keys_add(k, name, &spec, (double)now, secret, err);
     if (rc != OK) return rc;
     if (c->json) {
@@ -69,8 +69,8 @@ static int add(const struct cli_options *c, const struct options *o, struct keys
     return OK;
 }
 
-/* The day of a time; "" if it is 0. */
-static const char *day(const json_t *v, const char *key, char out[16]) {
+/* The date_text of a time; "" if it is 0. */
+static const char *date_text(const json_t *v, const char *key, char out[16]) {
     time_t at = (time_t)json_get_number(v, key);
     struct tm tm;
     *out = 0;
@@ -78,7 +78,7 @@ static const char *day(const json_t *v, const char *key, char out[16]) {
     return out;
 }
 
-static double tokens(const json_t *v, const char *when) {
+static double token_count(const json_t *v, const char *when) {
     const json_t *count = json_object_get(v, when);
     return json_get_number(count, "prompt_tokens") + json_get_number(count, "completion_tokens");
 }
@@ -94,14 +94,14 @@ static void scopes_print(const json_t *list) {
 }
 
 static void key_print(const json_t *v, double now) {
-    char made[16], last[16];
+    char created[16], last[16];
     double expires = json_get_number(v, "expires");
     printf("%-22s%-16s…%-8s", json_get_string(v, "id"), json_get_string(v, "name"),
            json_get_string(v, "tail"));
     scopes_print(json_object_get(v, "scopes"));
-    printf("%-12s%-12s%12.0f%14.0f%14.0f  %s\n", day(v, "created", made), day(v, "last_used", last),
-           json_get_number(json_object_get(v, "all"), "requests"), tokens(v, "today"),
-           tokens(v, "all"),
+    printf("%-12s%-12s%12.0f%14.0f%14.0f  %s\n", date_text(v, "created", created),
+           date_text(v, "last_used", last), json_get_number(json_object_get(v, "all"), "requests"),
+           token_count(v, "today"), token_count(v, "all"),
            json_get_number(v, "revoked")    ? "revoked"
            : expires != 0 && expires <= now ? "expired"
                                             : "");
@@ -137,13 +137,14 @@ static int run(const struct cli_options *c, const void *options, const struct st
                struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0], *name = args->n > 1 ? args->v[1] : NULL;
-    bool adds = strcmp(verb, "add") == 0, lists = strcmp(verb, "list") == 0,
-         revokes = strcmp(verb, "revoke") == 0;
-    if (!adds && !lists && !revokes)
+    bool is_add = strcmp(verb, "add") == 0, is_list = strcmp(verb, "list") == 0,
+         is_revoke = strcmp(verb, "revoke") == 0;
+    if (!is_add && !is_list && !is_revoke)
         return error_set(err, ERR_USAGE, "'%s' is not a subcommand: use add, list or revoke", verb);
-    if (lists ? name != NULL : !name)
-        return error_set(err, ERR_USAGE, lists ? "list takes no name" : "say the name of the key");
-    if (!adds && !path_exists(o->store))
+    if (is_list ? name != NULL : !name)
+        return error_set(err, ERR_USAGE,
+                         is_list ? "list takes no name" : "say the name of the key");
+    if (!is_add && !path_exists(o->store))
         return error_set(err, ERR_MISSING,
                          "no keys in '%s'; 'shoal key add NAME' makes one, --store names another "
                          "file",
@@ -151,9 +152,9 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct keys *k = keys_open(o->store, err);
     if (!k) return err->code;
     time_t now = time(NULL);
-    int rc = adds    ? add(c, o, k, name, now, err)
-             : lists ? list(c, k, now)
-                     : revoke(c, k, name, now, err);
+    int rc = is_add    ? add(c, o, k, name, now, err)
+             : is_list ? list(c, k, now)
+                       : revoke(c, k, name, now, err);
     keys_close(k);
     return rc;
 }

@@ -65,10 +65,10 @@ static int embedding_open(struct embedding_setup *x, const struct cli_options *c
 static int add(const struct cli_options *c, const struct options *o, struct knowledge *k,
                const struct embedder *e, const struct strings *args, struct error *err) {
     struct progress bar;
-    struct knowledge_options how = {(int)o->chunk, e, &bar};
+    struct knowledge_options add_options = {(int)o->chunk, e, &bar};
     for (int i = 2; i < args->n; i++) {
         struct knowledge_report r;
-        if (knowledge_add(k, args->v[i], &how, &r, err) != OK) return err->code;
+        if (knowledge_add(k, args->v[i], &add_options, &r, err) != OK) return err->code;
         if (c->json)
             cli_print(json_pack("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "path", args->v[i],
                                 "added", r.added, "changed", r.changed, "unchanged", r.unchanged,
@@ -137,8 +137,8 @@ static int list(const struct cli_options *c, struct knowledge *k, struct error *
     return all ? OK : err->code;
 }
 
-static int forget(const struct cli_options *c, struct knowledge *k, const struct strings *args,
-                  struct error *err) {
+static int remove_paths(const struct cli_options *c, struct knowledge *k,
+                        const struct strings *args, struct error *err) {
     for (int i = 2; i < args->n; i++) {
         struct knowledge_report r;
         if (knowledge_remove(k, args->v[i], &r, err) != OK) return err->code;
@@ -152,19 +152,19 @@ static int forget(const struct cli_options *c, struct knowledge *k, const struct
 }
 
 /* Does not open DB, because that would create it. */
-static int plan(const struct cli_options *c, const struct strings *args, bool adds,
+static int plan(const struct cli_options *c, const struct strings *args, bool is_add,
                 struct error *err) {
     json_t *paths = json_array();
     int rc = OK;
     for (int i = 2; rc == OK && i < args->n; i++) {
         json_array_append_new(paths, json_from_path(args->v[i]));
-        if (adds && !path_exists(args->v[i]))
+        if (is_add && !path_exists(args->v[i]))
             rc = error_set(err, ERR_MISSING, "there is no '%s'", args->v[i]);
     }
     if (rc == OK)
         cli_print_dry_run(c, json_pack("{s:o,s:b,s:O}", "writes", json_from_path(args->v[1]),
                                        "there already", (int)path_exists(args->v[1]),
-                                       adds ? "reads" : "forgets", paths));
+                                       is_add ? "reads" : "forgets", paths));
     json_decref(paths);
     return rc;
 }
@@ -173,28 +173,28 @@ static int run(const struct cli_options *c, const void *options, const struct st
                struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
-    bool adds = strcmp(verb, "add") == 0, searches = strcmp(verb, "search") == 0,
-         lists = strcmp(verb, "list") == 0, removes = strcmp(verb, "remove") == 0;
-    if (!adds && !searches && !lists && !removes)
+    bool is_add = strcmp(verb, "add") == 0, is_search = strcmp(verb, "search") == 0,
+         is_list = strcmp(verb, "list") == 0, is_remove = strcmp(verb, "remove") == 0;
+    if (!is_add && !is_search && !is_list && !is_remove)
         return error_set(err, ERR_USAGE,
                          "'%s' is not a subcommand: use add, search, list or remove", verb);
-    if (lists ? args->n > 2 : args->n < 3)
-        return error_set(err, ERR_USAGE, lists ? "list takes nothing but DB" : "say what to %s",
+    if (is_list ? args->n > 2 : args->n < 3)
+        return error_set(err, ERR_USAGE, is_list ? "list takes nothing but DB" : "say what to %s",
                          verb);
     if (o->adapter && !o->model) return error_set(err, ERR_USAGE, "--adapter goes with --model");
     struct embedding_setup x = {0};
-    bool dry = o->setup.dry_run && (adds || removes);
-    struct knowledge *k = dry ? NULL : knowledge_open(args->v[1], adds, err);
-    bool embeds = (k || dry) && o->model && (adds || searches);
-    int rc = !k && !dry ? err->code : embeds ? embedding_open(&x, c, o, err) : OK;
-    const struct embedder *e = embeds ? &x.embedder : NULL;
-    if (rc == OK && dry) rc = plan(c, args, adds, err);
-    if (rc == OK && !dry && !(embeds && !x.setup.m)) /* skipped after --dry-run */
-        rc = adds       ? add(c, o, k, e, args, err)
-             : searches ? search(c, o, k, e, args, err)
-             : lists    ? list(c, k, err)
-                        : forget(c, k, args, err);
-    if (embeds) rc = setup_close(&x.setup, rc, err);
+    bool dry_run = o->setup.dry_run && (is_add || is_remove);
+    struct knowledge *k = dry_run ? NULL : knowledge_open(args->v[1], is_add, err);
+    bool uses_embeddings = (k || dry_run) && o->model && (is_add || is_search);
+    int rc = !k && !dry_run ? err->code : uses_embeddings ? embedding_open(&x, c, o, err) : OK;
+    const struct embedder *e = uses_embeddings ? &x.embedder : NULL;
+    if (rc == OK && dry_run) rc = plan(c, args, is_add, err);
+    if (rc == OK && !dry_run && !(uses_embeddings && !x.setup.m)) /* skipped after --dry-run */
+        rc = is_add      ? add(c, o, k, e, args, err)
+             : is_search ? search(c, o, k, e, args, err)
+             : is_list   ? list(c, k, err)
+                         : remove_paths(c, k, args, err);
+    if (uses_embeddings) rc = setup_close(&x.setup, rc, err);
     knowledge_close(k);
     return rc;
 }

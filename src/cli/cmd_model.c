@@ -51,7 +51,7 @@ static int model_info(const struct cli_options *c, const char *arg, struct error
     return hash ? OK : err->code;
 }
 
-static int model_make(const struct options *o, const char *out, struct error *err) {
+static int model_create(const struct options *o, const char *out, struct error *err) {
     struct model_config config;
     enum tensor_type type;
     if (model_preset_find(o->shape, &config, err) != OK) return err->code;
@@ -65,7 +65,7 @@ static int model_make(const struct options *o, const char *out, struct error *er
     return rc;
 }
 
-static int task_data(const struct options *o, const char *path, struct error *err) {
+static int write_task_data(const struct options *o, const char *path, struct error *err) {
     bool pick[FRY_MAX_FAMILIES] = {0};
     int split = split_evidence_find(o->tasks);
     if (split >= 0) return split_evidence_write(split, (int)o->n, (uint64_t)o->seed, path, err);
@@ -75,7 +75,7 @@ static int task_data(const struct options *o, const char *path, struct error *er
     return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
 }
 
-static int persona_data(const struct options *o, const char *dir, struct error *err) {
+static int write_persona_data(const struct options *o, const char *dir, struct error *err) {
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < 3; i++) {
         char *path = xasprintf("%s/%s.jsonl", dir, fry_personas[i].name);
@@ -90,9 +90,10 @@ static int run_model(const struct cli_options *c, const void *options, const str
     const struct options *o = options;
     const char *verb = args->v[0];
     if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
-    if (strcmp(verb, "new") == 0) return model_make(o, args->v[1], err);
+    if (strcmp(verb, "new") == 0) return model_create(o, args->v[1], err);
     if (strcmp(verb, "data") == 0)
-        return o->tasks ? task_data(o, args->v[1], err) : persona_data(o, args->v[1], err);
+        return o->tasks ? write_task_data(o, args->v[1], err)
+                        : write_persona_data(o, args->v[1], err);
     return error_set(err, ERR_USAGE, "no '%s'; there are new, info and data", verb);
 }
 

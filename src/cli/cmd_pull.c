@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static int64_t files_size(const json_t *record, int *n) {
+static int64_t record_size(const json_t *record, int *n) {
     const json_t *v;
     size_t i;
     int64_t size = 0;
@@ -16,7 +16,7 @@ static int64_t files_size(const json_t *record, int *n) {
     return size;
 }
 
-static const char *text_of(const json_t *record, const char *key) {
+static const char *record_text(const json_t *record, const char *key) {
     const char *text = json_string_value(json_object_get(record, key));
     return text ? text : "?";
 }
@@ -27,14 +27,14 @@ static int list_pulled(const struct cli_options *c, struct error *err) {
     if (!all) return err->code;
     json_array_foreach (all, i, v) {
         int n;
-        double mb = 1e-6 * (double)files_size(v, &n);
+        double mb = 1e-6 * (double)record_size(v, &n);
         bool complete = json_is_true(json_object_get(v, "complete"));
         if (c->json)
             cli_print(json_incref(v));
         else
-            printf("hf:%s@%s  %.12s  %d files, %.1f MB  %s%s\n", text_of(v, "repo"),
-                   text_of(v, "revision"), text_of(v, "commit"), n, mb, text_of(v, "path"),
-                   complete ? "" : "  (not complete)");
+            printf("hf:%s@%s  %.12s  %d files, %.1f MB  %s%s\n", record_text(v, "repo"),
+                   record_text(v, "revision"), record_text(v, "commit"), n, mb,
+                   record_text(v, "path"), complete ? "" : "  (not complete)");
     }
     json_decref(all);
     return OK;
@@ -52,15 +52,15 @@ static int run_pull(const struct cli_options *c, const void *options, const stru
     json_t *record = hub_pull(args->v[0], o, err);
     if (!record) return err->code;
     int n;
-    double mb = 1e-6 * (double)files_size(record, &n);
+    double mb = 1e-6 * (double)record_size(record, &n);
     log_info("hf:%s at %.12s: %d files, %.1f MB, of which %.1f MB were loaded now",
-             text_of(record, "repo"), text_of(record, "commit"), n, mb,
+             record_text(record, "repo"), record_text(record, "commit"), n, mb,
              1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
     if (c->json) {
         cli_print(record);
         return OK;
     }
-    puts(text_of(record, "path"));
+    puts(record_text(record, "path"));
     json_decref(record);
     return OK;
 }

@@ -27,12 +27,12 @@ enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
 /* The token passages that both models read. */
 struct text_passages {
     struct token_ids ids;
-    struct buf own;              /* chats: marks the tokens of the assistant, which are scored */
+    struct buf scored;           /* chats: marks the tokens of the assistant, which are scored */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
 };
 
-static void passage_close(struct text_passages *r) {
+static void passage_end(struct text_passages *r) {
     if (r->n < MAX_SEQS && r->ids.n > r->begin[r->n]) r->begin[++r->n] = r->ids.n;
 }
 
@@ -47,8 +47,8 @@ static int chats_read(struct text_passages *r, const struct tokenizer *tok, int6
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it.work, it.choices[it.correct]);
         const struct chat_message chat[] = {{"user", it.question}, {"assistant", reply}};
-        rc = chat_encode(tok, chat, 2, false, &r->ids, &r->own, err);
-        passage_close(r);
+        rc = chat_encode(tok, chat, 2, false, &r->ids, &r->scored, err);
+        passage_end(r);
         free(reply);
         task_item_release(&it);
     }
@@ -65,11 +65,11 @@ static int text_read(struct text_passages *r, const struct model *m, const char 
     int rc = file_read(path, TEXT_LIMIT, &text, err);
     if (rc == OK && text.len) tokenizer_encode(m->tok, text.data, text.len, 0, &ids);
     for (int i = 0; i < MIN(ids.n, tokens); i++) {
-        if (r->ids.n - r->begin[r->n] == len) passage_close(r);
+        if (r->ids.n - r->begin[r->n] == len) passage_end(r);
         if (r->ids.n == r->begin[r->n] && bos >= 0) token_ids_add(&r->ids, bos);
         token_ids_add(&r->ids, ids.v[i]);
     }
-    passage_close(r);
+    passage_end(r);
     if (rc == OK && ids.n < 2)
         rc = error_set(err, ERR_FORMAT, "'%s' has fewer than two tokens", path);
     token_ids_release(&ids);
@@ -82,21 +82,21 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static bool ends_gguf(const char *out) {
+static bool is_gguf_path(const char *out) {
     size_t n = strlen(out);
     return n > 5 && strcmp(out + n - 5, ".gguf") == 0;
 }
 
-static int form_check(const char *out, const struct quant_scheme *q, struct error *err) {
-    if (ends_gguf(out) || q->mix == QUANT_PURE) return OK;
+static int format_check(const char *out, const struct quant_scheme *q, struct error *err) {
+    if (is_gguf_path(out) || q->mix == QUANT_PURE) return OK;
     return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out, q->name);
 }
 
 static int copy_write(const struct model *m, const char *out, const struct quant_scheme *q,
                       struct pool *pool, struct error *err) {
     struct progress bar;
-    if (form_check(out, q, err) != OK) return err->code;
-    if (!ends_gguf(out)) return model_write_hf(m, out, q->type, err);
+    if (format_check(out, q, err) != OK) return err->code;
+    if (!is_gguf_path(out)) return model_write_hf(m, out, q->type, err);
     progress_start(&bar, "weights", model_param_count(&m->config));
     int rc = model_quantize_gguf(m, out, q, pool, &bar, err);
     progress_finish(&bar, NULL);
@@ -104,7 +104,7 @@ static int copy_write(const struct model *m, const char *out, const struct quant
 }
 
 /* Bits of the weights alone, without tokenizer and padding. */
-static double bits_of(const struct model *m, const struct quant_scheme *q) {
+static double bits_per_weight(const struct model *m, const struct quant_scheme *q) {
     return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
 }
 
@@ -116,12 +116,12 @@ static int64_t file_bytes(const struct model *m) {
 
 static int plan(const struct cli_options *c, const struct model *m, const char *out,
                 const struct quant_scheme *q, struct error *err) {
-    if (form_check(out, q, err) != OK) return err->code;
+    if (format_check(out, q, err) != OK) return err->code;
     cli_print_dry_run(c,
                       json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_from_path(out), "type",
                                 q->name, "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
                                 "original bytes", (json_int_t)file_bytes(m), "bits a weight",
-                                bits_of(m, q), "replaces", (int)path_exists(out)));
+                                bits_per_weight(m, q), "replaces", (int)path_exists(out)));
     return OK;
 }
 
@@ -130,16 +130,16 @@ static void print_result(const struct cli_options *c, const struct model *const 
                          const struct model_divergence *d) {
     int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type",
-                            q->name, "bytes", (json_int_t)after, "original_bytes",
-                            (json_int_t)before, "bits_per_weight", bits_of(m[0], q), "requantised",
-                            (int)tensor_type_is_quantized(m[0]->type), "tokens", (json_int_t)d->n,
-                            "perplexity", d->perplexity[1], "original_perplexity", d->perplexity[0],
-                            "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
+        cli_print(json_pack(
+            "{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type", q->name,
+            "bytes", (json_int_t)after, "original_bytes", (json_int_t)before, "bits_per_weight",
+            bits_per_weight(m[0], q), "requantised", (int)tensor_type_is_quantized(m[0]->type),
+            "tokens", (json_int_t)d->n, "perplexity", d->perplexity[1], "original_perplexity",
+            d->perplexity[0], "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
         return;
     }
     printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits per weight\n", out, q->name,
-           1e-6 * (double)after, 1e-6 * (double)before, bits_of(m[0], q));
+           1e-6 * (double)after, 1e-6 * (double)before, bits_per_weight(m[0], q));
     if (d->n == 0) return;
     printf("  perplexity      %.4f (original %.4f) on %lld tokens\n", d->perplexity[1],
            d->perplexity[0], (long long)d->n);
@@ -165,7 +165,7 @@ static int quantized_compare(const struct options *o, const struct model *const 
     for (int i = 0; i < r->n; i++) {
         int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
         passages[i] =
-            (struct scored_sequence){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
+            (struct scored_sequence){r->ids.v + at, r->scored.data ? r->scored.data + at : NULL, n};
     }
     if (rc == OK) {
         progress_start(&bar, "comparison", r->ids.n);
@@ -173,7 +173,7 @@ static int quantized_compare(const struct options *o, const struct model *const 
         progress_finish(&bar, NULL);
     }
     token_ids_release(&r->ids);
-    buf_release(&r->own);
+    buf_release(&r->scored);
     free(passages);
     free(r);
     return rc;
@@ -189,25 +189,25 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (quant_parse(o->type, &q, err) != OK) return err->code;
     char *path = cli_find_file(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *from = NULL, *to = NULL;
+    struct model *original = NULL, *copy = NULL;
     int rc = OK;
     if (same_file(path, out))
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
-    if (rc == OK && !(from = model_open(path, cli_numeric_class(c), err))) rc = err->code;
-    if (rc == OK && tensor_type_is_quantized(from->type))
-        log_warn("'%s' is quantised already (%s): the figures do not include that loss", from->name,
-                 tensor_type_name(from->type));
+    if (rc == OK && !(original = model_open(path, cli_numeric_class(c), err))) rc = err->code;
+    if (rc == OK && tensor_type_is_quantized(original->type))
+        log_warn("'%s' is quantised already (%s): the figures do not include that loss",
+                 original->name, tensor_type_name(original->type));
     if (rc == OK && o->dry_run)
-        rc = plan(c, from, out, &q, err);
+        rc = plan(c, original, out, &q, err);
     else if (rc == OK)
-        rc = copy_write(from, out, &q, pool, err);
-    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_numeric_class(c), err)))
+        rc = copy_write(original, out, &q, pool, err);
+    if (rc == OK && !o->dry_run && !(copy = model_open(out, cli_numeric_class(c), err)))
         rc = err->code;
-    const struct model *const both[2] = {from, to};
+    const struct model *const both[2] = {original, copy};
     if (rc == OK && !o->dry_run) rc = quantized_compare(o, both, pool, &d, err);
     if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
-    model_close(to);
-    model_close(from);
+    model_close(copy);
+    model_close(original);
     pool_free(pool);
     free(path);
     return rc;

@@ -59,13 +59,14 @@ static int list_calls(const struct cli_options *c, struct store *s, struct error
 }
 
 /* Notes a difference that may or may not change the outputs. */
-static void field_compare(struct replay *r, const char *key, const char *now) {
-    const char *was = json_get_string(r->call, key);
-    if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
+static void field_compare(struct replay *r, const char *key, const char *current) {
+    const char *recorded = json_get_string(r->call, key);
+    if (strcmp(recorded, current) != 0)
+        buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, recorded, current);
 }
 
 /* Opens the recorded model; false if it is missing or changed, which ends the replay. */
-static bool model_again(struct replay *r, struct error *err) {
+static bool model_reopen(struct replay *r, struct error *err) {
     const char *path = json_get_string(r->call, "model");
     bool fast = strcmp(json_get_string(r->call, "class"), "fast") == 0 && !r->c->exact;
     r->s.pool = pool_new((int)r->c->threads);
@@ -81,8 +82,8 @@ static bool model_again(struct replay *r, struct error *err) {
     return false;
 }
 
-static bool adapter_again(struct replay *r, const json_t *v, struct weighted_adapter *out,
-                          struct error *err) {
+static bool adapter_reopen(struct replay *r, const json_t *v, struct weighted_adapter *out,
+                           struct error *err) {
     const char *path = json_get_string(v, "path"), *hash = json_get_string(v, "hash");
     const json_t *noise = json_object_get(v, "noise"), *weight = json_object_get(v, "weight");
     *out = (struct weighted_adapter){.weight = weight ? (float)json_number_value(weight) : 1};
@@ -101,12 +102,12 @@ static bool adapter_again(struct replay *r, const json_t *v, struct weighted_ada
 }
 
 /* The "weight" of a term distinguishes a mix of one adapter from a plain adapter. */
-static bool adapters_again(struct replay *r, struct error *err) {
+static bool adapters_reopen(struct replay *r, struct error *err) {
     const json_t *list = json_object_get(r->call, "adapters");
     int n = (int)MIN(json_array_size(list), (size_t)ENGINE_MIX_MAX);
     bool same = true;
     for (int i = 0; i < n; i++)
-        same &= adapter_again(r, json_array_get(list, (size_t)i), &r->mix[i], err);
+        same &= adapter_reopen(r, json_array_get(list, (size_t)i), &r->mix[i], err);
     bool mixed = n > 0 && json_object_get(json_array_get(list, 0), "weight");
     r->r.adapter = mixed || n == 0 ? NULL : r->mix[0].adapter;
     r->r.mix = r->mix;
@@ -115,7 +116,7 @@ static bool adapters_again(struct replay *r, struct error *err) {
 }
 
 /* The engine has one sequence and the needed length: none of its other options changes the bits. */
-static int call_again(struct replay *r, struct error *err) {
+static int call_rerun(struct replay *r, struct error *err) {
     int64_t longest = 0;
     for (int i = 0; i < r->r.n_choices; i++) longest = MAX(longest, r->r.choices[i].n);
     longest += (int64_t)r->r.n_prompt + r->r.max_tokens + r->r.suffix.n;
@@ -132,7 +133,7 @@ static int call_again(struct replay *r, struct error *err) {
 }
 
 /* Compares the remaining settings that the outputs depend on. */
-static void outcome_compare(struct replay *r) {
+static void settings_compare(struct replay *r) {
     char key[HASH_LEN];
     field_compare(r, "class", numeric_class_name(r->s.m->cls));
     field_compare(r, "version", SHOAL_VERSION);
@@ -143,24 +144,24 @@ static void outcome_compare(struct replay *r) {
 
 static int replay_run(struct replay *r, bool *same, struct error *err) {
     *same = false;
-    if (!model_again(r, err)) return OK;
+    if (!model_reopen(r, err)) return OK;
     int rc =
         record_inputs_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
-    if (rc != OK || !adapters_again(r, err)) return rc;
-    rc = call_again(r, err);
+    if (rc != OK || !adapters_reopen(r, err)) return rc;
+    rc = call_rerun(r, err);
     if (rc != OK) return rc;
-    json_t *now = record_outputs_json(&r->r);
+    json_t *current = record_outputs_json(&r->r);
     struct buf outputs = {0};
-    bool differ = record_outputs_diff(json_object_get(r->call, "outputs"), now, &outputs);
-    outcome_compare(r);
+    bool differ = record_outputs_diff(json_object_get(r->call, "outputs"), current, &outputs);
+    settings_compare(r);
     if (outputs.len) buf_add(&r->differs, outputs.data, outputs.len);
     *same = !differ;
     buf_release(&outputs);
-    json_decref(now);
+    json_decref(current);
     return OK;
 }
 
-static void print_outcome(const struct replay *r, bool same) {
+static void print_result(const struct replay *r, bool same) {
     const char *differs = r->differs.data ? r->differs.data : "";
     if (r->c->json)
         cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", json_get_string(r->call, "key"), "same",
@@ -180,7 +181,7 @@ static int replay_call(const struct cli_options *c, struct store *s, const char 
     r.call = store_record_get(s, prefix, err);
     if (!r.call) return err->code;
     int rc = replay_run(&r, &same, err);
-    if (rc == OK) print_outcome(&r, same);
+    if (rc == OK) print_result(&r, same);
     if (rc == OK && !same)
         rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same",
                        json_get_string(r.call, "key"));

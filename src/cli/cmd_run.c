@@ -158,7 +158,7 @@ static int job_read(struct run_job *j, struct error *err) {
 
 /* Upper bounds for the engine and the requests before anything is tokenized: a token has at least
  * one byte. */
-static struct setup_needs job_wants(const struct run_job *j) {
+static struct setup_needs job_needs(const struct run_job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
     for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
@@ -192,7 +192,7 @@ static int job_encode(struct run_job *j, const struct model *m, struct error *er
 
 /* max_tokens is cut to the room after the prompt, so that its value, which is part of the call's
  * identity, does not depend on the memory plan. */
-static void job_requests(struct run_job *j, int32_t max_len) {
+static void job_requests_init(struct run_job *j, int32_t max_len) {
     const struct options *o = j->o;
     struct engine_request *r;
     j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
@@ -330,7 +330,7 @@ static int job_print(const struct run_job *j, const struct setup *s, struct erro
 }
 
 /* Refuses, and does not skip, a file of another model, numeric class or element type. */
-static int session_open(const struct run_job *j, struct setup *s, struct error *err) {
+static int session_load(const struct run_job *j, struct setup *s, struct error *err) {
     int32_t n;
     if (!j->o->session || !path_exists(j->o->session)) return OK;
     const char *hash = model_hash(s->m, err);
@@ -340,7 +340,7 @@ static int session_open(const struct run_job *j, struct setup *s, struct error *
 }
 
 /* Saves the longest cached prefix: the last generated token is not in the KV cache yet. */
-static int session_keep(const struct run_job *j, struct setup *s, struct error *err) {
+static int session_save(const struct run_job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct engine_request *r = &j->reqs[0];
     const char *hash = model_hash(s->m, err);
@@ -368,12 +368,12 @@ static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
     if (rc != OK) return rc;
     engine_fit(j, s);
-    job_requests(j, s->engine.max_len);
+    job_requests_init(j, s->engine.max_len);
     rc = setup_engine(s, err);
-    if (rc == OK) rc = session_open(j, s, err);
+    if (rc == OK) rc = session_load(j, s, err);
     if (rc == OK) rc = engine_run(s->e, j->reqs, j->n, NULL, err);
     if (rc == OK) rc = job_print(j, s, err);
-    return rc == OK ? session_keep(j, s, err) : rc;
+    return rc == OK ? session_save(j, s, err) : rc;
 }
 
 static void job_release(struct run_job *j) {
@@ -397,7 +397,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct setup s = {0};
     int rc = job_read(&j, err);
     if (rc == OK) {
-        struct setup_needs w = job_wants(&j);
+        struct setup_needs w = job_needs(&j);
         rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && s.m) rc = job_run(&j, &s, err);
         rc = setup_close(&s, rc, err); // the engine releases the requests

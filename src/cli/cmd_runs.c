@@ -32,25 +32,26 @@ static const struct option_row rows[] = {
 struct outcome {
     const char *key; /* borrowed from the list of runs */
     double accuracy, flops;
-    double elsewhere, retention; /* accuracy on retained tasks; its change since the founder */
+    double retained_accuracy,
+        retention; /* accuracy on retained tasks; its change since the founder */
     int64_t items;
 };
 struct run_group {
     const char *name;
     struct outcome *v; /* [n] */
     int n;
-    bool retains; /* all runs measured families to retain */
+    bool measures_retention; /* all runs measured families to retain */
 };
 
 /* The key of a run in a group; NULL: the run is not in the group. */
-static const char *key_in(const char *id, const char *group) {
+static const char *run_key(const char *id, const char *group) {
     size_t n = strlen(group);
     return strncmp(id, group, n) == 0 && id[n] == '-' && id[n + 1] ? id + n + 1 : NULL;
 }
 
 /* The last row of the table is the result of the search. */
-static int outcome_read(const char *root, const char *id, struct outcome *o, bool *retains,
-                        struct error *err) {
+static int outcome_read(const char *root, const char *id, struct outcome *o,
+                        bool *measures_retention, struct error *err) {
     char *path = xasprintf("%s/%s/result.json", root, id);
     json_t *v = json_parse_file(path, err), *table = json_object_get(v, "table"),
            *retention = json_object_get(v, "retention"), *row;
@@ -65,10 +66,10 @@ static int outcome_read(const char *root, const char *id, struct outcome *o, boo
         json_array_foreach (retention, i, row) {
             o->retention +=
                 json_get_number(json_object_get(row, "diff"), "value") / (double)families;
-            o->elsewhere +=
+            o->retained_accuracy +=
                 json_get_number(json_object_get(row, "evolved"), "acc") / (double)families;
         }
-        *retains &= families > 0;
+        *measures_retention &= families > 0;
     }
     json_decref(v);
     free(path);
@@ -80,13 +81,14 @@ static int group_read(const char *root, const json_t *runs, struct run_group *g,
     size_t i;
     json_t *run;
     int rc = OK;
-    g->retains = true;
+    g->measures_retention = true;
     g->v = xcalloc(json_array_size(runs) + 1, sizeof *g->v);
     json_array_foreach (runs, i, run) {
-        const char *key = key_in(json_get_string(run, "id"), g->name);
+        const char *key = run_key(json_get_string(run, "id"), g->name);
         if (rc != OK || !key || strcmp(json_get_string(run, "status"), "done") != 0) continue;
         g->v[g->n].key = key;
-        rc = outcome_read(root, json_get_string(run, "id"), &g->v[g->n++], &g->retains, err);
+        rc = outcome_read(root, json_get_string(run, "id"), &g->v[g->n++], &g->measures_retention,
+                          err);
     }
     if (rc == OK && g->n == 0)
         rc = error_set(err, ERR_MISSING, "no finished run is named '%s-…'; 'shoal runs' lists them",
@@ -95,7 +97,7 @@ static int group_read(const char *root, const json_t *runs, struct run_group *g,
 }
 
 /* Mean and interval of one field over the runs of a group. */
-static struct stats_interval spread(const struct run_group *g, size_t field) {
+static struct stats_interval group_interval(const struct run_group *g, size_t field) {
     double *v = xcalloc((size_t)g->n + 1, sizeof *v);
     for (int i = 0; i < g->n; i++) v[i] = *(const double *)((const char *)&g->v[i] + field);
     struct stats_interval mean = stats_mean_interval(v, g->n);
@@ -109,7 +111,8 @@ struct pairing {
     double p;
     int n;
 };
-static struct pairing paired(const struct run_group *a, const struct run_group *b, size_t field) {
+static struct pairing paired_difference(const struct run_group *a, const struct run_group *b,
+                                        size_t field) {
     double *diff = xcalloc((size_t)a->n + 1, sizeof *diff);
     struct pairing r = {.p = 1};
     for (int i = 0; i < a->n; i++)
@@ -125,16 +128,17 @@ static struct pairing paired(const struct run_group *a, const struct run_group *
 
 /* Without a base, the change since each run's founder. */
 static struct stats_interval retention(const struct run_group *g, const struct run_group *base) {
-    if (!base->name) return spread(g, offsetof(struct outcome, retention));
-    return paired(g, base, offsetof(struct outcome, elsewhere)).diff;
+    if (!base->name) return group_interval(g, offsetof(struct outcome, retention));
+    return paired_difference(g, base, offsetof(struct outcome, retained_accuracy)).diff;
 }
 
 static json_t *group_json(const struct run_group *g, const struct run_group *base) {
-    json_t *v = json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
-                          (json_int_t)g->v[0].items, "accuracy",
-                          stats_interval_json(spread(g, offsetof(struct outcome, accuracy))),
-                          "flops", spread(g, offsetof(struct outcome, flops)).value);
-    if (g->retains) json_object_set_new(v, "retention", stats_interval_json(retention(g, base)));
+    json_t *v = json_pack(
+        "{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items", (json_int_t)g->v[0].items,
+        "accuracy", stats_interval_json(group_interval(g, offsetof(struct outcome, accuracy))),
+        "flops", group_interval(g, offsetof(struct outcome, flops)).value);
+    if (g->measures_retention)
+        json_object_set_new(v, "retention", stats_interval_json(retention(g, base)));
     return v;
 }
 
@@ -144,7 +148,7 @@ static json_t *comparison_json(const struct run_group *g, int n, const struct ru
     double *p = xcalloc(2 * (size_t)n + 1, sizeof *p), *holm = p + n;
     struct pairing *d = xcalloc((size_t)n + 1, sizeof *d);
     for (int i = 1; i < n; i++) {
-        d[i] = paired(&g[0], &g[i], offsetof(struct outcome, accuracy));
+        d[i] = paired_difference(&g[0], &g[i], offsetof(struct outcome, accuracy));
         p[i - 1] = d[i].p;
     }
     stats_holm(p, n - 1, holm);

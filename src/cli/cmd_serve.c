@@ -107,8 +107,8 @@ static const struct option_row rows[] = {
 /* The token is a secret: it is printed for a person and left out of the JSON lines, which are often
  * logged. It is in the fragment of the address, which browsers do not send, so only the page reads
  * it. */
-static void ready(void *ctx, const char *url, const char *page, const char *token,
-                  const char *token_path) {
+static void on_ready(void *ctx, const char *url, const char *page, const char *token,
+                     const char *token_path) {
     const struct cli_options *c = ctx;
     if (c->json) {
         cli_print(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/", "token_file",
@@ -120,7 +120,7 @@ static void ready(void *ctx, const char *url, const char *page, const char *toke
 }
 
 /* Raises the limit of open files: each client is a file descriptor, and shells allow a thousand. */
-static void files_allow(void) {
+static void open_files_limit_raise(void) {
     struct rlimit r;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
@@ -134,24 +134,26 @@ enum { STEP_ROWS = 256 }; /* the engine's default; the memory plan needs the num
 static struct strings adapter_paths(const struct strings *adapters) {
     struct strings paths = {0};
     for (int i = 0; i < adapters->n; i++) {
-        const char *is = strchr(adapters->v[i], '=');
-        if (*adapters->v[i] != '{') strings_add(&paths, is ? is + 1 : adapters->v[i]);
+        const char *equals = strchr(adapters->v[i], '=');
+        if (*adapters->v[i] != '{') strings_add(&paths, equals ? equals + 1 : adapters->v[i]);
     }
     return paths;
 }
 
 /* The part of --max-memory for requests: their input, their output, grammars, and replies that a
  * user may rate. */
-static int request_memory(const struct options *o, struct serve_options *so, struct error *err) {
-    enum { LEAST = 8 << 20, USUAL = 512 << 20 };
-    size_t limit = 0, most = USUAL;
+static int request_memory_init(const struct options *o, struct serve_options *so,
+                               struct error *err) {
+    enum { MIN_BYTES = 8 << 20, DEFAULT_BYTES = 512 << 20 };
+    size_t limit = 0, most = DEFAULT_BYTES;
     if (o->setup.max_memory && size_parse(o->setup.max_memory, &limit, err) != OK) return err->code;
     so->adapter_memory = limit / 16;
-    if (limit) most = MIN(MAX(limit / 8, (size_t)LEAST), (size_t)USUAL);
+    if (limit) most = MIN(MAX(limit / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
     if (o->request_memory && size_parse(o->request_memory, &most, err) != OK)
         return error_wrap(err, "--max-request-memory");
-    if (most < LEAST)
-        return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM", LEAST >> 20);
+    if (most < MIN_BYTES)
+        return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM",
+                         MIN_BYTES >> 20);
     so->request_memory = (int64_t)most;
     if (!limit && !o->request_memory) return OK;
     so->http.max_held = (int64_t)most / 4; // a body that grows has room for twice its bytes
@@ -170,7 +172,7 @@ static const struct job_kind *job_kinds(void) {
         struct job_kind *k = &kinds[n++];
         *k = (struct job_kind){.name = c->name,
                                .resume = c->job_resume,
-                               .store_option = c->job_keeps,
+                               .store_option = c->job_store_option,
                                .args = c->job_args};
         k->rows = settings_job_rows(c);
     }
@@ -189,10 +191,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
-    files_allow();
+    open_files_limit_raise();
     int rc = http_options_check(&so.http, err);
     if (rc == OK) rc = http_tls_check(&so.http, err);
-    if (rc == OK) rc = request_memory(o, &so, err);
+    if (rc == OK) rc = request_memory_init(o, &so, err);
     size_t feedback = 0;
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");
@@ -206,7 +208,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
     so.max_memory = s.limit;
     so.plan = &plan;
-    so.ready = ready;
+    so.ready = on_ready;
     so.ready_ctx = (void *)(uintptr_t)c;
     so.find = cli_find_file;
     so.modules = api_modules;

@@ -23,7 +23,7 @@ struct options {
     { name, OPT_STRING, offsetof(struct options, field), NULL, 0, 0, metavar, help }
 
 /* Flags, and keys at the top level of a recipe. */
-static const struct option_row own_rows[] = {
+static const struct option_row command_rows[] = {
     ROW("model", model, "MODEL", "the base, where it is not the first argument"),
     ROW("prompts", prompts, "FILE", "JSON lines of {prompt} or {messages}"),
     ROW("topics", topics, "FILE", "instead: a topic a line, put into --template"),
@@ -41,7 +41,8 @@ static const struct option_row own_rows[] = {
 };
 #undef ROW
 
-/* The top level fills own_rows, the section synth the filters; the section train is read later. */
+/* The top level fills command_rows, the section synth the filters; the section train is read later.
+ */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct options *o = options;
     struct yaml y;
@@ -53,7 +54,7 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     o->train_section = json_object_get(y.root, "train") != NULL;
     json_object_del(y.root, "synth");
     json_object_del(y.root, "train");
-    if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
+    if (rc == OK) rc = options_from_yaml(command_rows, o, &y, NULL, err);
     yaml_release(&y);
     return rc;
 }
@@ -76,21 +77,22 @@ static int train_section(const struct option_row *rows, void *block, const char 
 static int train_options_read(const struct option_row *rows, const struct options *o,
                               const char *model, const char *recipe, const struct strings *flags,
                               void *block, struct error *err) {
-    char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
-    struct strings extra = {0};
+    char *arguments[] = {"--model",    (char *)(uintptr_t)model, "--data", o->out, "--out",
+                         o->then_train};
+    struct strings positional = {0};
     options_default(rows, block);
-    int rc = options_parse(rows, block, ARRAY_LEN(own), own, &extra, err);
+    int rc = options_parse(rows, block, ARRAY_LEN(arguments), arguments, &positional, err);
     if (rc == OK && recipe) rc = train_section(rows, block, recipe, err);
-    if (rc == OK) rc = options_parse(rows, block, flags->n, flags->v, &extra, err);
-    if (rc == OK && extra.n)
-        rc = error_set(err, ERR_USAGE, "'%s' is not a flag of 'shoal train'", extra.v[0]);
-    strings_release(&extra);
+    if (rc == OK) rc = options_parse(rows, block, flags->n, flags->v, &positional, err);
+    if (rc == OK && positional.n)
+        rc = error_set(err, ERR_USAGE, "'%s' is not a flag of 'shoal train'", positional.v[0]);
+    strings_release(&positional);
     return rc;
 }
 
 enum { BYTES_PER_TOKEN = 16 }; /* id and text, both again as a line or a request */
 
-static struct setup_needs wants_of(const struct synth *s, const struct strings *adapters) {
+static struct setup_needs synth_needs(const struct synth *s, const struct strings *adapters) {
     int64_t n = (int64_t)s->prompts.n * s->o->samples;
     size_t len = s->prompts.longest + (size_t)s->o->n;
     return (struct setup_needs){.engine = {.max_rows = 256,
@@ -101,20 +103,20 @@ static struct setup_needs wants_of(const struct synth *s, const struct strings *
                                         len * BYTES_PER_TOKEN * SYNTH_BATCH_SIZE};
 }
 
-static int writer_load(struct setup *su, const char *path, struct adapter **out,
-                       struct error *err) {
+static int setup_adapter_load(struct setup *su, const char *path, struct adapter **out,
+                              struct error *err) {
     if (!path || strcmp(path, "base") == 0) return OK;
     *out = setup_adapter(su, path, err);
     return *out ? OK : err->code;
 }
 
-static int work(struct synth *s, struct setup *su, const struct options *o,
-                struct synth_filter_set *rules, struct error *err) {
+static int generate_and_write(struct synth *s, struct setup *su, const struct options *o,
+                              struct synth_filter_set *filters, struct error *err) {
     struct buf lines = {0};
     int rc = synth_generate(s, err);
     if (rc == OK && s->n_reused)
         log_info("%d of %d answers were recorded before", s->n_reused, s->n);
-    if (rc == OK) rc = synth_filter(s, rules, err);
+    if (rc == OK) rc = synth_filter(s, filters, err);
     if (rc == OK && synth_count_kept(s)) rc = synth_format_jsonl(s, &lines, err);
     if (rc == OK && lines.len) rc = file_write(o->out, lines.data, lines.len, err);
     if (rc == OK && su->c->json) {
@@ -132,22 +134,22 @@ static int work(struct synth *s, struct setup *su, const struct options *o,
     return rc;
 }
 
-static int write_and_filter(struct synth *s, struct setup *su, const struct options *o,
-                            struct error *err) {
+static int model_run(struct synth *s, struct setup *su, const struct options *o,
+                     struct error *err) {
     s->model = su->m;
     if (synth_tokenize_prompts(s, err) != OK) return err->code;
-    struct synth_filter_set *rules = synth_filter_set_new(&o->synth, su->m->tok, err);
-    int rc = rules ? OK : err->code;
-    if (rc == OK) rc = writer_load(su, o->adapter, &s->adapter, err);
-    if (rc == OK) rc = writer_load(su, o->judge, &s->judge, err);
+    struct synth_filter_set *filters = synth_filter_set_new(&o->synth, su->m->tok, err);
+    int rc = filters ? OK : err->code;
+    if (rc == OK) rc = setup_adapter_load(su, o->adapter, &s->adapter, err);
+    if (rc == OK) rc = setup_adapter_load(su, o->judge, &s->judge, err);
     su->engine.max_len = s->max_len;
     if (rc == OK) rc = setup_engine(su, err);
     s->engine = su->e;
     s->kv = su->engine.kv_elem;
     s->lora = su->engine.lora_elem;
     s->calls = su->recorder.store;
-    if (rc == OK) rc = work(s, su, o, rules, err);
-    synth_filter_set_free(rules);
+    if (rc == OK) rc = generate_and_write(s, su, o, filters, err);
+    synth_filter_set_free(filters);
     return rc;
 }
 
@@ -161,9 +163,9 @@ static int synth_run(const struct cli_options *c, const struct options *o, const
     if (rc != OK) return rc;
     if (o->adapter) strings_add(&adapters, o->adapter);
     if (o->judge) strings_add(&adapters, o->judge);
-    struct setup_needs w = wants_of(&s, &adapters);
+    struct setup_needs w = synth_needs(&s, &adapters);
     rc = setup_open(&su, c, &o->setup, model, &w, err);
-    if (rc == OK && su.m) rc = write_and_filter(&s, &su, o, err);
+    if (rc == OK && su.m) rc = model_run(&s, &su, o, err);
     rc = setup_close(&su, rc, err);
     strings_release(&adapters);
     synth_release(&s);
@@ -234,7 +236,7 @@ const struct cli_command cmd_synth = {
         "4e-3\n"
         "  shoal replay KEY    (a sample's \"call\")",
     .recipe_load = recipe_load,
-    .rows = own_rows,
+    .rows = command_rows,
     .more =
         (const struct option_table[]){{synth_option_rows, offsetof(struct options, synth)}, {0}},
     .size = sizeof(struct options),

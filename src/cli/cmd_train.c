@@ -17,7 +17,7 @@ struct train_command {
     struct strings data;
     struct rl_options policy;
     struct es_options es;
-    char *model, *out, *method, *start;
+    char *model, *out, *method, *init_adapter;
     bool dry_run;
     struct gate_options gate;
 };
@@ -26,7 +26,7 @@ struct train_command {
 #define ALIAS(name, row)                                                                           \
     { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
 
-static const struct option_row own_rows[] = {
+static const struct option_row command_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
         JOB_INPUT),
     ROW("data", OPT_LIST, data, "FILE",
@@ -37,7 +37,7 @@ static const struct option_row own_rows[] = {
     {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
      "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients",
      JOB_TEXT},
-    ROW("init-adapter", OPT_STRING, start, "DIR",
+    ROW("init-adapter", OPT_STRING, init_adapter, "DIR",
         "initial adapter: training starts from its weights", JOB_INPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print the plan of the run and its first batch; reward "
@@ -59,7 +59,8 @@ static const struct option_table flag_tables[] = {
     {0},
 };
 
-/* The top level fills own_rows and the options of the gate; the sections fill the other tables. */
+/* The top level fills command_rows and the options of the gate; the sections fill the other tables.
+ */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     const struct {
@@ -78,7 +79,7 @@ static int recipe_load(void *options, const char *path, struct error *err) {
         rc = options_from_yaml(sections[i].rows, sections[i].at, &y, sections[i].name, err);
         json_object_del(y.root, sections[i].name);
     }
-    struct option_row *top = options_join(own_rows, recipe_tables);
+    struct option_row *top = options_join(command_rows, recipe_tables);
     if (rc == OK) rc = options_from_yaml(top, o, &y, NULL, err);
     free(top);
     yaml_release(&y);
@@ -129,9 +130,9 @@ static int request_run(const struct cli_options *c, const struct train_command *
     return o->dry_run ? train_plan_print(c, q, err) : train_and_publish(q, &out, err);
 }
 
-static int train(const struct cli_options *c, const struct train_command *o, struct model *m,
-                 struct pool *pool, struct error *err) {
-    struct adapter *start = o->start ? adapter_open(o->start, m, err) : NULL;
+static int train_jobs(const struct cli_options *c, const struct train_command *o, struct model *m,
+                      struct pool *pool, struct error *err) {
+    struct adapter *init_adapter = o->init_adapter ? adapter_open(o->init_adapter, m, err) : NULL;
     struct train_job jobs[MAX_JOBS] = {{0}};
     char *names[MAX_JOBS] = {0};
     struct train_request q = {.m = m,
@@ -142,21 +143,23 @@ static int train(const struct cli_options *c, const struct train_command *o, str
                               .policy = &o->policy,
                               .es = &o->es};
     for (int i = 0; i < q.n; i++) {
-        const char *eq = strchr(o->data.v[i], '=');
-        names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
+        const char *equals = strchr(o->data.v[i], '=');
+        names[i] =
+            equals ? strndup(o->data.v[i], (size_t)(equals - o->data.v[i])) : xstrdup("adapter");
         jobs[i] =
             (struct train_job){.name = names[i],
-                               .data = eq ? eq + 1 : o->data.v[i],
+                               .data = equals ? equals + 1 : o->data.v[i],
                                .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
-                               .start = start};
+                               .start = init_adapter};
     }
-    int rc = o->start && !start ? err->code : train_method_parse(o->method, &q.method, err);
+    int rc = o->init_adapter && !init_adapter ? err->code
+                                              : train_method_parse(o->method, &q.method, err);
     if (rc == OK) rc = request_run(c, o, &q, err);
     for (int i = 0; i < q.n; i++) {
         adapter_release(jobs[i].result);
         free(names[i]);
     }
-    adapter_release(start);
+    adapter_release(init_adapter);
     return rc;
 }
 
@@ -212,7 +215,7 @@ static int run_train(const struct cli_options *c, const void *options, const str
     int rc = m ? OK : err->code;
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
-    if (rc == OK) rc = train(c, o, m, pool, err);
+    if (rc == OK) rc = train_jobs(c, o, m, pool, err);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -243,8 +246,8 @@ const struct cli_command cmd_train = {
         "--r 8 --lr 2e-3",
     .recipe_load = recipe_load,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
-    .job_keeps = "runs",
-    .rows = own_rows,
+    .job_store_option = "runs",
+    .rows = command_rows,
     .more = flag_tables,
     .size = sizeof(struct train_command),
     .min_args = 0,

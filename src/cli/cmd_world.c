@@ -21,14 +21,14 @@ struct options {
     struct strings policies;
     int64_t agents, steps, maps, seed, at;
     double timeout;
-    bool watch, on, pipe, best;
-    char *mind;
+    bool watch, do_continue, pipe, best;
+    char *adapter_name;
     struct world_rules rules; /* rules of --world, overridden by flags */
     struct simulation_run_options simulation;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
-static const struct option_row own_rows[] = {
+static const struct option_row command_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
         "repaired (the default), seed, or a YAML file: worlds/ has some", JOB_CHOICE),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
@@ -57,12 +57,13 @@ static const struct option_row own_rows[] = {
         JOB_INPUT),
     ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK",
         "tick of the trace to load; -1: the last"),
-    ROW("continue", OPT_BOOL, on, NULL, 0, 0, NULL,
+    ROW("continue", OPT_BOOL, do_continue, NULL, 0, 0, NULL,
         "continue from this tick with --policy; --record writes the fork"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
         "serve the environment to another program: JSON lines on stdin and stdout", JOB_REFUSED),
     ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest adapter (the default)"),
-    ROW("adapter-name", OPT_STRING, mind, NULL, 0, 0, "NAME", "export: the adapter NAME", JOB_TEXT),
+    ROW("adapter-name", OPT_STRING, adapter_name, NULL, 0, 0, "NAME", "export: the adapter NAME",
+        JOB_TEXT),
     {0},
 };
 
@@ -80,7 +81,7 @@ static int rules_load(struct world_rules *r, const char *name, struct error *err
     return rc;
 }
 
-static int over_load(void *options, struct error *err) {
+static int base_load(void *options, struct error *err) {
     struct options *o = options;
     world_rules_release(&o->rules);
     return rules_load(&o->rules, world_name(o), err);
@@ -91,14 +92,14 @@ static int over_load(void *options, struct error *err) {
 struct world_player {
     const char *name;
     const struct world_policy *policy; /* or: */
-    struct subprocess *outside;        /* or: */
+    struct subprocess *process;        /* or: */
     struct model_policy *model;
 };
 
 static int player_act(const struct world_player *p, const struct world *w,
                       const struct world_rules *r, uint64_t seed, int16_t *actions,
                       struct error *err) {
-    if (p->outside) return subprocess_act(p->outside, w, r, actions, err);
+    if (p->process) return subprocess_act(p->process, w, r, actions, err);
     if (p->model) return model_policy_act(p->model, w, r, seed, actions, err);
     world_policy_act(p->policy, w, r, seed, actions);
     return OK;
@@ -131,7 +132,7 @@ static int player_open(struct players *all, const char *name, bool learns, struc
 
 static int players_open(struct players *p, const struct options *o, struct error *err) {
     int rc = OK;
-    bool learns = o->watch || o->record || o->on; // measurements use fixed policies
+    bool learns = o->watch || o->record || o->do_continue; // measurements use fixed policies
     if (o->policies.n + 1 > MAX_PLAYERS)
         return error_set(err, ERR_USAGE, "at most %d policies", MAX_PLAYERS - 1);
     for (int i = 0; rc == OK && i < o->policies.n; i++)
@@ -141,13 +142,13 @@ static int players_open(struct players *p, const struct options *o, struct error
     if (rc != OK || !o->policy_pipe) return rc;
     struct world_player *last = &p->v[p->n++];
     *last = (struct world_player){.name = "pipe"};
-    last->outside = subprocess_open(o->policy_pipe, o->timeout, err);
-    return last->outside ? OK : err->code;
+    last->process = subprocess_open(o->policy_pipe, o->timeout, err);
+    return last->process ? OK : err->code;
 }
 
 static void players_close(struct players *p) {
     for (int i = 0; i < p->n; i++) {
-        subprocess_close(p->v[i].outside);
+        subprocess_close(p->v[i].process);
         model_policy_free(p->v[i].model);
     }
 }
@@ -281,8 +282,8 @@ static void difference_print(const struct cli_options *c, const struct options *
     free(diff[1]);
 }
 
-static int measure(const struct cli_options *c, const struct options *o, const struct players *p,
-                   struct error *err) {
+static int run_measure(const struct cli_options *c, const struct options *o,
+                       const struct players *p, struct error *err) {
     struct episode_metrics l[MAX_PLAYERS];
     for (int i = 0; i < p->n; i++)
         for (int m = 0; m < N_MEASURES; m++) l[i].v[m] = xcalloc((size_t)o->maps, sizeof(double));
@@ -307,7 +308,7 @@ struct live_world {
 };
 
 /* Appends one tick to the trace. */
-static int show_grow(void *ctx, struct error *err) {
+static int live_world_step(void *ctx, struct error *err) {
     struct live_world *l = ctx;
     int16_t actions[WORLD_AGENTS] = {0};
     if (world_terminated(&l->w) || l->w.tick >= l->t.steps) return 0;
@@ -319,12 +320,12 @@ static int show_grow(void *ctx, struct error *err) {
     return rc == OK ? 1 : rc;
 }
 
-static void show_tell(void *ctx, int agent, struct buf *out) {
+static void live_world_describe(void *ctx, int agent, struct buf *out) {
     const struct live_world *l = ctx;
     model_policy_describe(l->player->model, agent, out);
 }
 
-static json_t *places_json(const struct world *w, const int16_t *cells, int n) {
+static json_t *cells_json(const struct world *w, const int16_t *cells, int n) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(list, json_pack("[i,i]", cells[i] % w->size, cells[i] / w->size));
@@ -351,14 +352,14 @@ static json_t *agent_json(const struct live_world *l, int i) {
                      "s:o}",
                      "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size,
                      a->cell / l->w.size, "energy", (int)a->energy, "holds", things[a->holds],
-                     "word", (int)a->word, "known", places_json(&l->w, a->known, a->n_known),
-                     "last", last, "steps", a->steps, "collected", a->collected, "delivered",
-                     a->delivered, "built", a->built, "blocked", a->blocked, "bites", a->bites,
-                     "reward", a->reward, "total", a->total, "fitness", world_agent_fitness(a),
-                     "observation", buf_json(&see), "prompt", buf_json(&prompt));
+                     "word", (int)a->word, "known", cells_json(&l->w, a->known, a->n_known), "last",
+                     last, "steps", a->steps, "collected", a->collected, "delivered", a->delivered,
+                     "built", a->built, "blocked", a->blocked, "bites", a->bites, "reward",
+                     a->reward, "total", a->total, "fitness", world_agent_fitness(a), "observation",
+                     buf_json(&see), "prompt", buf_json(&prompt));
 }
 
-static json_t *show_json(const struct live_world *l) {
+static json_t *live_world_json(const struct live_world *l) {
     const struct world *w = &l->w;
     char hash[HASH_LEN];
     struct buf map = {0};
@@ -369,13 +370,13 @@ static json_t *show_json(const struct live_world *l) {
     return json_pack("{s:i,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:I,s:I,s:I,s:o}", "tick", w->tick,
                      "steps", (json_int_t)l->t.steps, "seed", (json_int_t)w->seed, "policy",
                      l->t.policy, "hash", hash, "living", w->n_living, "picture", buf_json(&map),
-                     "homes", places_json(w, w->homes, w->n_homes), "predators",
-                     places_json(w, w->predators, w->n_predators), "food_grown",
+                     "homes", cells_json(w, w->homes, w->n_homes), "predators",
+                     cells_json(w, w->predators, w->n_predators), "food_grown",
                      (json_int_t)w->food_grown, "food_eaten", (json_int_t)w->food_eaten,
                      "food_lost", (json_int_t)w->food_lost, "agents", agents);
 }
 
-static void show_print(const struct live_world *l) {
+static void live_world_print(const struct live_world *l) {
     struct buf b = {0};
     struct world_viewer v = {.t = &l->t, .w = (struct world *)(uintptr_t)&l->w};
     world_viewer_render(&v, false, &b);
@@ -390,13 +391,13 @@ static void show_print(const struct live_world *l) {
 }
 
 /* Runs to the end, on screen or not, and prints the last state. */
-static int show_go(const struct cli_options *c, const struct options *o, struct live_world *l,
-                   struct error *err) {
+static int live_world_run(const struct cli_options *c, const struct options *o,
+                          struct live_world *l, struct error *err) {
     bool model = l->player && l->player->model;
     struct world_viewer v = {.t = &l->t,
                              .w = &l->w,
-                             .step = l->player ? show_grow : NULL,
-                             .describe = model ? show_tell : NULL,
+                             .step = l->player ? live_world_step : NULL,
+                             .describe = model ? live_world_describe : NULL,
                              .ctx = l};
     int rc = OK;
     if (o->record) {
@@ -406,11 +407,11 @@ static int show_go(const struct cli_options *c, const struct options *o, struct 
     if (o->watch && !c->json) {
         rc = world_viewer_run(&v, err);
     } else {
-        for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = show_grow(l, err);
+        for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = live_world_step(l, err);
         if (rc >= 0 && c->json)
-            cli_print(show_json(l));
+            cli_print(live_world_json(l));
         else if (rc >= 0)
-            show_print(l);
+            live_world_print(l);
     }
     if (!l->record) return MIN(rc, 0);
     if (rc < 0) { /* no end record: the end was not reached */
@@ -421,22 +422,22 @@ static int show_go(const struct cli_options *c, const struct options *o, struct 
     return trace_close(&l->w, l->record, err);
 }
 
-static int live(const struct cli_options *c, const struct options *o, const struct players *p,
-                struct error *err) {
+static int run_live(const struct cli_options *c, const struct options *o, const struct players *p,
+                    struct error *err) {
     struct live_world *l = xcalloc(1, sizeof *l);
     l->player = &p->v[0];
     l->seed = (uint64_t)o->seed;
     int rc = trace_init(&l->t, &o->rules, (int)o->agents, l->seed, o->steps, l->player->name, err);
     if (rc == OK) trace_seek(&l->t, &l->w, 0);
-    if (rc == OK) rc = show_go(c, o, l, err);
+    if (rc == OK) rc = live_world_run(c, o, l, err);
     trace_release(&l->t);
     free(l);
     return rc;
 }
 
 /* Cuts the trace at the current tick; it becomes the prefix of another episode. */
-static int show_fork(struct live_world *l, const struct options *o, const struct players *p,
-                     struct error *err) {
+static int live_world_fork(struct live_world *l, const struct options *o, const struct players *p,
+                           struct error *err) {
     trace_truncate(&l->t, l->w.tick);
     l->t.fork = l->w.tick;
     l->player = &p->v[0];
@@ -449,20 +450,20 @@ static int show_fork(struct live_world *l, const struct options *o, const struct
                      (long long)l->t.steps, l->w.tick);
 }
 
-static int replay(const struct cli_options *c, const struct options *o, const struct players *p,
-                  struct error *err) {
+static int run_replay(const struct cli_options *c, const struct options *o, const struct players *p,
+                      struct error *err) {
     struct live_world *l = xcalloc(1, sizeof *l);
     int rc = trace_load(&l->t, o->replay, err);
     if (rc == OK && !l->t.closed)
         log_warn("'%s' has no end: its writer was stopped after tick %lld", o->replay,
                  (long long)l->t.n_ticks);
-    int64_t at = o->at >= 0 ? o->at : o->watch && !o->on ? 0 : l->t.n_ticks;
+    int64_t at = o->at >= 0 ? o->at : o->watch && !o->do_continue ? 0 : l->t.n_ticks;
     if (rc == OK && at > l->t.n_ticks)
         rc = error_set(err, ERR_MISSING, "'%s' ends with tick %lld", o->replay,
                        (long long)l->t.n_ticks);
     if (rc == OK) trace_seek(&l->t, &l->w, at);
-    if (rc == OK && o->on) rc = show_fork(l, o, p, err);
-    if (rc == OK) rc = show_go(c, o, l, err);
+    if (rc == OK && o->do_continue) rc = live_world_fork(l, o, p, err);
+    if (rc == OK) rc = live_world_run(c, o, l, err);
     trace_release(&l->t);
     free(l);
     return rc;
@@ -470,7 +471,8 @@ static int replay(const struct cli_options *c, const struct options *o, const st
 
 /* the environment */
 
-static int answer(struct world_server *s, struct line_reader *in, bool *open, struct error *err) {
+static int serve_line(struct world_server *s, struct line_reader *in, bool *open,
+                      struct error *err) {
     const char *line;
     size_t len;
     struct buf out = {0};
@@ -486,13 +488,13 @@ static int answer(struct world_server *s, struct line_reader *in, bool *open, st
     return good ? OK : error_set(err, ERR_IO, "cannot write the answers to stdout");
 }
 
-static int serve(const struct options *o, struct error *err) {
+static int serve_env(const struct options *o, struct error *err) {
     struct line_reader in = {.fd = STDIN_FILENO, .limit = WORLD_SERVER_MAX_LINE};
     bool open = true;
     int rc = OK;
     struct world_server *s = world_server_new(&o->rules, (int)o->agents, o->steps, err);
     if (!s) return err->code;
-    while (rc == OK && open) rc = answer(s, &in, &open, err);
+    while (rc == OK && open) rc = serve_line(s, &in, &open, err);
     line_reader_release(&in);
     world_server_free(s);
     return rc;
@@ -504,15 +506,15 @@ static int serve(const struct options *o, struct error *err) {
 static int rules_check(const struct options *o, struct error *err) {
     struct world_rules r;
     int rc = rules_load(&r, world_name(o), err);
-    json_t *own = world_rules_json(&r), *given = world_rules_json(&o->rules);
+    json_t *named = world_rules_json(&r), *effective = world_rules_json(&o->rules);
     const char *flag = current_value("rules", o->rules.rules);
     if (rc == OK && strcmp(current_value("rules", r.rules), flag) != 0)
         rc = error_set(err, ERR_USAGE, "--rules is a key of world files; here it is --world %s",
                        flag);
-    else if (rc == OK && o->replay && (o->world || !json_equal(own, given)))
+    else if (rc == OK && o->replay && (o->world || !json_equal(named, effective)))
         rc = error_set(err, ERR_USAGE, "a trace has its own rules: leave out --world and rules");
-    json_decref(own);
-    json_decref(given);
+    json_decref(named);
+    json_decref(effective);
     world_rules_release(&r);
     return rc;
 }
@@ -521,7 +523,7 @@ static int replay_check(const struct options *o, struct error *err) {
     if (o->pipe) return error_set(err, ERR_USAGE, "--pipe and --replay exclude each other");
     if (o->agents || o->maps)
         return error_set(err, ERR_USAGE, "a trace has its own agents, and is one map");
-    if (!o->on && (o->policies.n || o->policy_pipe || o->steps || o->seed || o->record))
+    if (!o->do_continue && (o->policies.n || o->policy_pipe || o->steps || o->seed || o->record))
         return error_set(
             err, ERR_USAGE,
             "--policy, --policy-pipe, --steps, --seed and --record go with --continue");
@@ -531,7 +533,7 @@ static int replay_check(const struct options *o, struct error *err) {
 }
 
 /* Checks the options of --env-pipe, an environment in another program. */
-static int outside_check(const struct options *o, bool model, struct error *err) {
+static int env_pipe_check(const struct options *o, bool model, struct error *err) {
     struct world_rules r;
     if (!model)
         return error_set(err, ERR_USAGE, "--env-pipe is for the minds of a model: name one");
@@ -540,86 +542,86 @@ static int outside_check(const struct options *o, bool model, struct error *err)
                          "minds only live in --env-pipe: leave out --pipe, --policy, "
                          "--policy-pipe, --maps, --watch, --record and --replay");
     int rc = rules_load(&r, world_name(o), err);
-    json_t *own = world_rules_json(&r), *given = world_rules_json(&o->rules);
-    if (rc == OK && (o->world || o->agents || !json_equal(own, given)))
+    json_t *named = world_rules_json(&r), *effective = world_rules_json(&o->rules);
+    if (rc == OK && (o->world || o->agents || !json_equal(named, effective)))
         rc = error_set(
             err, ERR_USAGE,
             "--env-pipe has its own agents and rules: leave out --agents, --world and rules");
-    json_decref(own);
-    json_decref(given);
+    json_decref(named);
+    json_decref(effective);
     world_rules_release(&r);
     return rc;
 }
 
 /* Whether a flag of simulations differs from its default. */
-static bool life_given(const struct options *o) {
-    struct simulation_options plain = {0};
-    options_default(simulation_option_rows, &plain);
-    options_default(learner_option_rows, &plain.learn);
-    json_t *a = options_json(simulation_option_rows, &plain),
+static bool has_simulation_options(const struct options *o) {
+    struct simulation_options defaults = {0};
+    options_default(simulation_option_rows, &defaults);
+    options_default(learner_option_rows, &defaults.learn);
+    json_t *a = options_json(simulation_option_rows, &defaults),
            *b = options_json(simulation_option_rows, &o->simulation.life),
-           *c = options_json(learner_option_rows, &plain.learn),
+           *c = options_json(learner_option_rows, &defaults.learn),
            *d = options_json(learner_option_rows, &o->simulation.life.learn);
-    bool given =
+    bool changed =
         !json_equal(a, b) || !json_equal(c, d) || o->simulation.adapters.n || o->simulation.out;
     json_decref(a);
     json_decref(b);
     json_decref(c);
     json_decref(d);
-    options_release(simulation_option_rows, &plain);
-    options_release(learner_option_rows, &plain.learn);
-    return given;
+    options_release(simulation_option_rows, &defaults);
+    options_release(learner_option_rows, &defaults.learn);
+    return changed;
 }
 
 static int options_check(const struct cli_options *c, const struct options *o, bool model,
                          struct error *err) {
-    bool one = o->watch || o->record || o->on;
+    bool one = o->watch || o->record || o->do_continue;
     if (o->watch && c->json)
         return error_set(err, ERR_USAGE, "--watch is for people, --json for programs");
     if (one && (o->maps > 1 || o->policies.n + (o->policy_pipe != NULL) > 1))
         return error_set(err, ERR_USAGE,
                          "--watch, --record and --continue take one world and one policy");
     if (rules_check(o, err) != OK) return err->code;
-    if (o->env_pipe && outside_check(o, model, err) != OK) return err->code;
-    if (!model && life_given(o))
+    if (o->env_pipe && env_pipe_check(o, model, err) != OK) return err->code;
+    if (!model && has_simulation_options(o))
         return error_set(err, ERR_USAGE,
                          "the options of simulations require a model: shoal world MODEL");
     if (!model && o->simulation.dry_run)
         return error_set(err, ERR_USAGE, "--dry-run needs a model: shoal world MODEL");
-    if (o->best || o->mind)
+    if (o->best || o->adapter_name)
         return error_set(err, ERR_USAGE,
                          "--best and --adapter-name are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && simulation_options_check(&o->simulation.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
-    if (o->on || o->at >= 0)
+    if (o->do_continue || o->at >= 0)
         return error_set(err, ERR_USAGE, "--%s needs a trace: give --replay FILE",
-                         o->on ? "continue" : "at");
+                         o->do_continue ? "continue" : "at");
     if (o->pipe && (one || o->policies.n || o->policy_pipe || o->maps || o->seed))
         return error_set(err, ERR_USAGE,
                          "--pipe: the other program sends the actions and the seed");
     return world_rules_check(&o->rules, err);
 }
 
-static int play(const struct cli_options *c, const struct options *o, const struct players *p,
-                struct error *err) {
-    if (o->replay) return replay(c, o, p, err);
-    if (o->pipe) return serve(o, err);
-    return o->watch || o->record ? live(c, o, p, err) : measure(c, o, p, err);
+static int run_players(const struct cli_options *c, const struct options *o,
+                       const struct players *p, struct error *err) {
+    if (o->replay) return run_replay(c, o, p, err);
+    if (o->pipe) return serve_env(o, err);
+    return o->watch || o->record ? run_live(c, o, p, err) : run_measure(c, o, p, err);
 }
 
-static int players_play(const struct cli_options *c, const struct options *o,
-                        const struct simulation_request *request, struct error *err) {
+static int players_run(const struct cli_options *c, const struct options *o,
+                       const struct simulation_request *request, struct error *err) {
     struct players p = {.request = request};
     int rc = OK;
-    if (!o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
-    if (rc == OK) rc = play(c, o, &p, err);
+    if (!o->pipe && (!o->replay || o->do_continue)) rc = players_open(&p, o, err);
+    if (rc == OK) rc = run_players(c, o, &p, err);
     players_close(&p);
     return rc;
 }
 
 /* Fills in defaults; a trace has its own values. */
-static struct options options_fill(const struct options *o) {
+static struct options options_set_defaults(const struct options *o) {
     struct options full = *o;
     if (o->replay) return full;
     if (!full.agents) full.agents = AGENTS;
@@ -630,10 +632,10 @@ static struct options options_fill(const struct options *o) {
 }
 
 /* Starts the environment, which sets the number of agents and, without --steps, of steps. */
-static int outside_begin(struct external_envs **out, struct options *o, struct error *err) {
-    const struct simulation_options *life = &o->simulation.life;
-    bool taught = strcmp(life->learn.learn, "clone") == 0;
-    *out = external_envs_open(o->env_pipe, o->timeout, (int)life->n_envs, taught, err);
+static int external_envs_start(struct external_envs **out, struct options *o, struct error *err) {
+    const struct simulation_options *sim_options = &o->simulation.life;
+    bool cloning = strcmp(sim_options->learn.learn, "clone") == 0;
+    *out = external_envs_open(o->env_pipe, o->timeout, (int)sim_options->n_envs, cloning, err);
     if (!*out) return err->code;
     o->agents = external_envs_list(*out)[0]->n_agents;
     if (!o->steps) o->steps = external_envs_max_steps(*out);
@@ -643,10 +645,10 @@ static int outside_begin(struct external_envs **out, struct options *o, struct e
 static int model_play(const struct cli_options *c, const struct options *o, const char *model,
                       struct error *err) {
     struct options full = *o;
-    struct external_envs *outside = NULL;
-    int rc = o->env_pipe ? outside_begin(&outside, &full, err) : OK;
+    struct external_envs *external = NULL;
+    int rc = o->env_pipe ? external_envs_start(&external, &full, err) : OK;
     if (rc != OK) return rc;
-    full = options_fill(&full);
+    full = options_set_defaults(&full);
     full.simulation.life.steps = full.steps;
     full.simulation.life.seed = full.seed;
     char *path = cli_find_file(model);
@@ -654,7 +656,7 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     struct model *m = model_open(path, cli_numeric_class(c), err);
     struct simulation_request request = {.o = &full.simulation,
                                          .rules = &o->rules,
-                                         .external = outside,
+                                         .external = external,
                                          .agents = (int)full.agents,
                                          .m = m,
                                          .pool = pool};
@@ -664,33 +666,33 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
         rc = error_set(err, ERR_USAGE,
                        "--dry-run is for simulations, not for a player of one world");
     if (rc == OK)
-        rc = player ? players_play(c, &full, &request, err) : world_simulate(c, &request, err);
-    external_envs_free(outside);
+        rc = player ? players_run(c, &full, &request, err) : world_simulate(c, &request, err);
+    external_envs_free(external);
     model_close(m);
     pool_free(pool);
     free(path);
     return rc;
 }
 
-static int export(const struct options *o, const struct strings *args, struct error *err) {
+static int run_export(const struct options *o, const struct strings *args, struct error *err) {
     if (args->n != 2)
         return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
-    if (o->best && o->mind)
+    if (o->best && o->adapter_name)
         return error_set(err, ERR_USAGE, "--best and --adapter-name exclude each other");
-    return world_export(&o->simulation, args->v[1], o->mind, err);
+    return world_export(&o->simulation, args->v[1], o->adapter_name, err);
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
+    if (args->n && strcmp(args->v[0], "export") == 0) return run_export(o, args, err);
     if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
         return world_compare(c, &o->simulation, args, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);
-    struct options full = options_fill(o);
-    return players_play(c, &full, NULL, err);
+    struct options full = options_set_defaults(o);
+    return players_run(c, &full, NULL, err);
 }
 
 const struct cli_command cmd_world = {
@@ -726,8 +728,8 @@ const struct cli_command cmd_world = {
                                           {"compare", {JOB_TEXT, JOB_NAME}, true},
                                           {NULL, {JOB_INPUT}, false},
                                           {0}},
-    .job_keeps = "runs",
-    .rows = own_rows,
+    .job_store_option = "runs",
+    .rows = command_rows,
     .more =
         (const struct option_table[]){
             {simulation_run_option_rows, offsetof(struct options, simulation)},
@@ -736,7 +738,7 @@ const struct cli_command cmd_world = {
             {world_rule_rows, offsetof(struct options, rules),
              "rules of the world, over those of --world"},
             {0}},
-    .over_load = over_load,
+    .base_load = base_load,
     .size = sizeof(struct options),
     .min_args = 0,
     .max_args = -1,

@@ -17,17 +17,17 @@
 #include <string.h>
 
 static struct job_paths rules;
-static bool entered;
+static bool confined;
 
 bool job_is_confined(void) {
-    return entered;
+    return confined;
 }
 
-static int guard(const char *path, enum path_use use, struct error *err) {
+static int path_guard(const char *path, enum path_use use, struct error *err) {
     return job_paths_check(&rules, path, use, err);
 }
 
-static int confine(struct error *err) {
+static int landlock_confine(struct error *err) {
     struct strings read = {0}, write = {0};
     for (int i = 0; i < rules.n; i++) {
         if (rules.v[i].access == PATH_DENIED || !path_exists(rules.v[i].path)) continue;
@@ -46,16 +46,16 @@ int job_confine(struct error *err) {
     int rc = v ? job_paths_parse(&rules, json_object_get(v, "paths"), err) : err->code;
     bool commands = json_is_true(json_object_get(v, "commands"));
     unsetenv("SHOAL_JOB");
-    entered = true;
+    confined = true;
     if (rc == OK) {
         job_paths_add(&rules, getenv("TMPDIR"), PATH_WRITE);
-        path_access_hook = guard;
+        path_access_hook = path_guard;
     }
     sandbox_require_isolation("in a job commands run in the sandbox only, without the network");
     if (rc == OK && !commands)
         sandbox_forbid_commands("jobs run no commands on this server: it was not started with "
                                 "--jobs-run-commands");
-    if (rc == OK && !commands && sandbox_landlock_abi()) rc = confine(err);
+    if (rc == OK && !commands && sandbox_landlock_abi()) rc = landlock_confine(err);
     json_decref(v);
     return rc;
 }

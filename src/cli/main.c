@@ -51,13 +51,13 @@ char *cli_find_file(const char *path) {
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
     if (n <= 0) return xstrdup(path);
     exe[n] = 0;
-    for (int up = 0; up < 3; up++) { /* build/shoal, build/asan/shoal */
+    for (int level = 0; level < 3; level++) { /* build/shoal, build/asan/shoal */
         char *slash = strrchr(exe, '/');
         if (!slash) break;
         *slash = 0;
-        char *there = path_join(exe, path);
-        if (path_exists(there)) return there;
-        free(there);
+        char *candidate = path_join(exe, path);
+        if (path_exists(candidate)) return candidate;
+        free(candidate);
     }
     return xstrdup(path);
 }
@@ -104,7 +104,8 @@ bool cli_is_recipe(const char *path) {
 }
 
 /* Refuses a wrong command line before the command begins. */
-static int line_check(const struct cli_command *c, const struct settings *s, struct error *err) {
+static int command_line_check(const struct cli_command *c, const struct settings *s,
+                              struct error *err) {
     int n = s->args.n;
     if (settings_common(s)->exact && settings_common(s)->fast)
         return error_set(err, ERR_USAGE, "--exact and --fast exclude each other");
@@ -126,7 +127,7 @@ static int command_run(const struct cli_command *c, const struct settings *s, st
 }
 
 /* The reader of 'shoal … | head' closed the pipe: exit as usual, without a message. */
-static void closed_end(void) {
+static void raise_sigpipe(void) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);
 }
@@ -135,7 +136,7 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
     struct error err = {0};
     struct settings s;
     int code = 0, rc = settings_read(&s, c, argc, argv, &err);
-    if (rc == OK) rc = line_check(c, &s, &err);
+    if (rc == OK) rc = command_line_check(c, &s, &err);
     if (rc == OK) rc = command_run(c, &s, &err);
     if (rc == ERR_USAGE)
         code = usage_error(c, &err);
@@ -144,7 +145,7 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
     bool unwritten = fflush(stdout) || ferror(stdout), closed = unwritten && stdout_is_closed();
     if (code == 0 && unwritten && !closed) log_message("shoal: cannot write the result"), code = 1;
     settings_release(&s);
-    if (code == 0 && closed) closed_end();
+    if (code == 0 && closed) raise_sigpipe();
     return code;
 }
 

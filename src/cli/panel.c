@@ -25,7 +25,7 @@ bool panel_names_model(const struct panel_options *o) {
     return o->model_name || o->model_path;
 }
 
-static void notes_print(const struct panel_options *o) {
+static void legacy_flags_note(const struct panel_options *o) {
     if (o->model_type) log_info("--model-type: a model's kind is read from its files");
     if (o->parallel) log_info("--parallel: the agents of an iteration always run as one batch");
     if (o->safe_parallel) log_info("--safe-parallel: one batch needs no lock");
@@ -60,8 +60,8 @@ static int references_check(const struct panel_options *o, struct error *err) {
 }
 
 /* The index of a word among n; -1 for `none`. */
-static int word_pick(const char *what, const char *text, const char *none, const char *const *words,
-                     int n, int *out, struct error *err) {
+static int word_parse(const char *what, const char *text, const char *none,
+                      const char *const *words, int n, int *out, struct error *err) {
     struct buf all = {0};
     for (*out = -1; *out < n; ++*out)
         if (strcmp(*out < 0 ? none : words[*out], text) == 0) return OK;
@@ -71,25 +71,25 @@ static int word_pick(const char *what, const char *text, const char *none, const
     return err->code;
 }
 
-static int pipeline_flags(struct panel *p, struct error *err) {
+static int pipeline_options_init(struct panel *p, struct error *err) {
     static const char *const facts[] = {"none", "rules", "model"};
     const struct panel_options *o = p->o;
     struct pipeline_options *to = &p->pipeline;
-    int how, rc = references_check(o, err);
+    int facts_index, rc = references_check(o, err);
     if (rc == OK && strcmp(o->role_type, "model") == 0)
         to->type = QUESTION_TYPE_BY_MODEL;
     else if (rc == OK)
-        rc = word_pick("roles of type", o->role_type, "auto", question_type_names, N_QUESTION_TYPES,
-                       &to->type, err);
+        rc = word_parse("roles of type", o->role_type, "auto", question_type_names,
+                        N_QUESTION_TYPES, &to->type, err);
     if (rc == OK)
-        rc = word_pick("language", o->language, "auto", language_names, N_LANGUAGES, &to->language,
-                       err);
-    if (rc == OK) rc = word_pick("way to facts", o->facts, "", facts, 3, &how, err);
+        rc = word_parse("language", o->language, "auto", language_names, N_LANGUAGES, &to->language,
+                        err);
+    if (rc == OK) rc = word_parse("way to facts", o->facts, "", facts, 3, &facts_index, err);
     if (rc == OK) rc = cli_compat_check(o->compat, err);
     if (rc == OK && o->adapters.n > o->agents)
         rc = error_set(err, ERR_USAGE, "there are more --adapters than --agents");
     if (rc) return rc;
-    to->facts = (enum fact_source)how;
+    to->facts = (enum fact_source)facts_index;
     to->agents = (int)o->agents;
     to->iterations = (int)o->iterations;
     to->summary = o->summary;
@@ -107,7 +107,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
 /* models */
 
 /* A path, or OWNER/REPO on the hub. malloc'ed. */
-static char *model_place(const char *name) {
+static char *model_location(const char *name) {
     char *found = cli_find_file(name), *place;
     const char *slash = strchr(name, '/');
     bool repo = !hub_is_name(name) && !path_exists(found) && slash && slash != name && slash[1] &&
@@ -121,24 +121,24 @@ static int models_open(struct panel *p, const struct setup_options *so,
                        const struct panel_params *w, struct error *err) {
     const struct panel_options *o = p->o;
     const char *model = w->model ? w->model : o->model_path ? o->model_path : o->model_name;
-    char *places[PIPELINE_N_STAGES];
-    const struct setup_needs wants = {
+    char *paths[PIPELINE_N_STAGES];
+    const struct setup_needs needs = {
         .engine = {.max_rows = 512, .max_seqs = 32}, .adapters = w->adapters, .work = PANEL_WORK};
     for (int s = 0; s < PIPELINE_N_STAGES; s++)
-        places[s] = model_place(o->models[s] ? o->models[s] : model);
-    int rc = base_models_open(&p->bases, p->c, so, (const char *const *)places, PIPELINE_N_STAGES,
-                              p->of, &wants, err);
-    for (int s = 0; s < PIPELINE_N_STAGES; s++) free(places[s]);
+        paths[s] = model_location(o->models[s] ? o->models[s] : model);
+    int rc = base_models_open(&p->bases, p->c, so, (const char *const *)paths, PIPELINE_N_STAGES,
+                              p->stage_base, &needs, err);
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) free(paths[s]);
     return rc;
 }
 
 int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
                const struct panel_options *o, const struct panel_params *w, struct error *err) {
     *p = (struct panel){.c = c, .o = o};
-    int rc = pipeline_flags(p, err);
+    int rc = pipeline_options_init(p, err);
     if (rc != OK) return rc;
     if (o->cache_folder) setenv("SHOAL_CACHE", o->cache_folder, 1);
-    notes_print(o);
+    legacy_flags_note(o);
     p->w = workflow_open(o->slots ? "slots" : o->protocol, err);
     if (!p->w || models_open(p, so, w, err) != OK) return err->code;
     p->ready = p->bases.v[0].m != NULL;
@@ -146,7 +146,7 @@ int panel_open(struct panel *p, const struct cli_options *c, const struct setup_
 }
 
 struct setup *panel_base(struct panel *p, enum pipeline_stage s) {
-    return &p->bases.v[p->of[s]];
+    return &p->bases.v[p->stage_base[s]];
 }
 
 static int adapters_load(struct panel *p, struct error *err) {
@@ -158,7 +158,7 @@ static int adapters_load(struct panel *p, struct error *err) {
     return OK;
 }
 
-static int engines_start(struct panel *p, struct error *err) {
+static int engines_open(struct panel *p, struct error *err) {
     for (int i = 0; i < p->bases.n; i++) {
         struct setup *s = &p->bases.v[i];
         if (setup_engine(s, err) != OK) return err->code;
@@ -166,11 +166,12 @@ static int engines_start(struct panel *p, struct error *err) {
             (struct engine_client){.engine = s->e, .model = s->m, .store = p->store};
     }
     for (int s = 0; s < PIPELINE_N_STAGES; s++)
-        p->pipeline.stage[s].llm_client = engine_client_as_llm(&p->engine_clients[p->of[s]]);
+        p->pipeline.stage[s].llm_client =
+            engine_client_as_llm(&p->engine_clients[p->stage_base[s]]);
     return OK;
 }
 
-static int embedder_start(struct panel *p, struct error *err) {
+static int embedder_init(struct panel *p, struct error *err) {
     const struct setup *s = panel_base(p, PIPELINE_INTERNAL);
     p->engine_embedder =
         (struct engine_embedder){.engine = s->e, .model = s->m, .max_len = engine_max_len(s->e)};
@@ -179,7 +180,7 @@ static int embedder_start(struct panel *p, struct error *err) {
 }
 
 /* Locks a conversation: if two programs continued it, one would lose the messages of the other. */
-static int conversation_hold(struct panel *p, const char *id, struct error *err) {
+static int conversation_lock(struct panel *p, const char *id, struct error *err) {
     char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
     sha256_bytes(id, strlen(id), hash);
     p->lock_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
@@ -195,12 +196,12 @@ int panel_start(struct panel *p, const struct panel_params *w, struct error *err
     struct blackboard_options board = {.name = id, .clock = now};
     int rc = adapters_load(p, err);
     if (rc == OK && !(p->store = setup_store(&p->bases.v[0], err))) rc = err->code;
-    if (rc == OK) rc = engines_start(p, err);
-    if (rc == OK && o->embeddings) rc = embedder_start(p, err);
+    if (rc == OK) rc = engines_open(p, err);
+    if (rc == OK && o->embeddings) rc = embedder_init(p, err);
     /* the board of a conversation that is not stored stays in memory */
     board.store = w->remember && !o->conversation ? NULL : p->store;
     if (rc == OK && !(to->board = blackboard_open(&board, err))) rc = err->code;
-    if (rc == OK && o->conversation) rc = conversation_hold(p, id, err);
+    if (rc == OK && o->conversation) rc = conversation_lock(p, id, err);
     if (rc == OK && (o->conversation || w->remember) &&
         !(to->memory = conversation_open(o->conversation ? p->store : NULL, id, err)))
         rc = err->code;

@@ -114,7 +114,7 @@ struct panel {
     const struct cli_options *c;
     const struct panel_options *o;
     struct base_models bases;
-    int of[PIPELINE_N_STAGES]; /* index of each stage's base */
+    int stage_base[PIPELINE_N_STAGES]; /* index of each stage's base */
     struct workflow *w;
     struct engine_client engine_clients[BASE_MODELS_MAX];
     struct store *store;

@@ -23,26 +23,26 @@ void prompts_add(struct prompts *p, const char *text, const char *system, bool c
 }
 
 /* Takes ownership of `talk`. */
-static void talk_add(struct prompts *p, json_t *talk) {
-    char *text = json_canonical(talk);
+static void conversation_add(struct prompts *p, json_t *conversation) {
+    char *text = json_canonical(conversation);
     p->longest = MAX(p->longest, strlen(text) + TEMPLATE_TOKENS);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
-    p->v[p->n++] = (struct prompt){.text = text, .chat = true, .conversation = talk};
+    p->v[p->n++] = (struct prompt){.text = text, .chat = true, .conversation = conversation};
 }
 
-static bool talk_key(const char *key) {
+static bool is_conversation_key(const char *key) {
     return strcmp(key, "messages") == 0 || strcmp(key, "tools") == 0 ||
            strcmp(key, "chat_template_kwargs") == 0;
 }
 
 /* Reads a conversation in the form of a chat completion request. */
-static int talk_read(struct prompts *p, const json_t *v, int line, struct error *err) {
+static int conversation_read(struct prompts *p, const json_t *v, int line, struct error *err) {
     const json_t *tools = json_object_get(v, "tools"),
                  *extra = json_object_get(v, "chat_template_kwargs");
     const char *key;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)v, key, value)
-        if (!talk_key(key))
+        if (!is_conversation_key(key))
             return error_set(err, ERR_FORMAT, "line %d: '%s' does not go with 'messages'", line,
                              key);
     if (!json_is_array(json_object_get(v, "messages")))
@@ -52,7 +52,7 @@ static int talk_read(struct prompts *p, const json_t *v, int line, struct error 
     if (extra && !json_is_object(extra))
         return error_set(err, ERR_FORMAT, "line %d: 'chat_template_kwargs' must be an object",
                          line);
-    talk_add(p, json_copy((json_t *)(uintptr_t)v));
+    conversation_add(p, json_copy((json_t *)(uintptr_t)v));
     return OK;
 }
 
@@ -64,7 +64,7 @@ static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
         return error_set(err, ERR_FORMAT,
                          "line %d: expected {\"prompt\": …}, {\"chat\": …} or {\"messages\": …}",
                          line);
-    if (json_object_get(v, "messages")) return talk_read(ctx, v, line, err);
+    if (json_object_get(v, "messages")) return conversation_read(ctx, v, line, err);
     json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
         const char *s = json_string_value(value);
         bool is_text = strcmp(key, "prompt") == 0 || strcmp(key, "chat") == 0;
@@ -114,7 +114,7 @@ int prompts_file(struct prompts *p, const char *path, struct error *err) {
 }
 
 /* False if JSON cannot hold the text. */
-static bool message_put(json_t *messages, const char *role, const char *text) {
+static bool message_append(json_t *messages, const char *role, const char *text) {
     return json_array_append_new(messages, json_pack("{s:s,s:s}", "role", role, "content", text)) ==
            0;
 }
@@ -124,20 +124,20 @@ static int message_add(struct prompts *p, const char *chat, const char *system, 
                        struct error *err) {
     json_t *kwargs = json_parse(extra, strlen(extra), "--chat-template-kwargs", err);
     if (!kwargs) return err->code;
-    json_t *messages = json_array(),
-           *talk = json_pack("{s:o,s:o}", "messages", messages, "chat_template_kwargs", kwargs);
+    json_t *messages = json_array(), *conversation = json_pack("{s:o,s:o}", "messages", messages,
+                                                               "chat_template_kwargs", kwargs);
     int rc = OK;
     if (!json_is_object(kwargs))
         rc = error_set(err, ERR_USAGE,
                        "--chat-template-kwargs must be a JSON object, as "
                        "'{\"enable_thinking\": false}'");
-    else if ((system && !message_put(messages, "system", system)) ||
-             !message_put(messages, "user", chat))
+    else if ((system && !message_append(messages, "system", system)) ||
+             !message_append(messages, "user", chat))
         rc = error_set(err, ERR_USAGE, "with --chat-template-kwargs messages must be UTF-8");
     if (rc == OK)
-        talk_add(p, talk);
+        conversation_add(p, conversation);
     else
-        json_decref(talk);
+        json_decref(conversation);
     return rc;
 }
 

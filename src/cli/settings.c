@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char FOUND_FILE[] = "./shoal.conf";
+static const char DEFAULT_FILE[] = "./shoal.conf";
 
 /* Options for the command line only. */
 static const struct option_row line_rows[] = {
@@ -47,41 +47,42 @@ struct option_row *settings_command_rows(const struct cli_command *c) {
 }
 
 struct option_row *settings_job_rows(const struct cli_command *c) {
-    struct option_row *own = settings_command_rows(c),
-                      *all = options_join(line_rows,
-                                          (const struct option_table[]){{common_rows}, {own}, {0}});
-    free(own);
+    struct option_row *command_rows = settings_command_rows(c),
+                      *all = options_join(line_rows, (const struct option_table[]){
+                                                         {common_rows}, {command_rows}, {0}});
+    free(command_rows);
     return all;
 }
 
 /* Joins all rows into one table over one block. */
-static void settings_make(struct settings *s, const struct cli_command *c) {
-    struct option_row *own = settings_command_rows(c);
+static void settings_init(struct settings *s, const struct cli_command *c) {
+    struct option_row *command_rows = settings_command_rows(c);
     *s = (struct settings){.command = c};
-    s->rows = options_join(line_rows, (const struct option_table[]){
-                                          {common_rows}, {own, sizeof(struct cli_options)}, {0}});
-    free(own);
+    s->rows = options_join(line_rows,
+                           (const struct option_table[]){
+                               {common_rows}, {command_rows, sizeof(struct cli_options)}, {0}});
+    free(command_rows);
     s->origins = xcalloc(options_count(s->rows) + 1, sizeof *s->origins);
-    s->block = xcalloc(1, sizeof(struct cli_options) + c->size);
-    options_default(s->rows, s->block);
+    s->values = xcalloc(1, sizeof(struct cli_options) + c->size);
+    options_default(s->rows, s->values);
 }
 
 void settings_release(struct settings *s) {
-    if (s->rows) options_release(s->rows, s->block);
+    if (s->rows) options_release(s->rows, s->values);
     strings_release(&s->args);
     config_release(&s->config);
-    free(s->block);
+    free(s->values);
     free(s->origins);
     free(s->rows);
     *s = (struct settings){0};
 }
 
 const struct cli_options *settings_common(const struct settings *s) {
-    return (const void *)s->block;
+    return (const void *)s->values;
 }
 
 const void *settings_options(const struct settings *s) {
-    return s->block + sizeof(struct cli_options);
+    return s->values + sizeof(struct cli_options);
 }
 
 const struct option_row *settings_rows(const struct settings *s) {
@@ -97,20 +98,20 @@ struct option_origin settings_origin(const struct settings *s, int i) {
 const char *settings_path(const char *given) {
     const char *path = given ? given : getenv("SHOAL_CONFIG");
     if (path) return *path ? path : NULL;
-    return path_exists(FOUND_FILE) ? FOUND_FILE : NULL;
+    return path_exists(DEFAULT_FILE) ? DEFAULT_FILE : NULL;
 }
 
 /* A file that is found without being named may set commands to run, so it must belong to this user
  * or root, and others must not be able to write it. */
 static int owner_check(const char *path, struct error *err) {
     struct stat st;
-    if (path != FOUND_FILE || stat(path, &st) != 0) return OK;
-    bool own = (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & S_IWOTH);
-    return own ? OK
-               : error_set(err, ERR_USAGE,
-                           "'%s' belongs to another user, or others may write it: name it with "
-                           "--config, or say --config ''",
-                           path);
+    if (path != DEFAULT_FILE || stat(path, &st) != 0) return OK;
+    bool trusted = (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & S_IWOTH);
+    return trusted ? OK
+                   : error_set(err, ERR_USAGE,
+                               "'%s' belongs to another user, or others may write it: name it with "
+                               "--config, or say --config ''",
+                               path);
 }
 
 static int section_unknown(const struct config_file *c, const struct config_section *section,
@@ -137,14 +138,14 @@ static int section_check(const struct config_file *c, const struct config_sectio
     }
     if (!k) return section_unknown(c, section, err);
     struct settings s;
-    settings_make(&s, k);
-    int rc = options_from_config(settings_rows(&s), s.block, c, k->name, k->name, NULL, err);
+    settings_init(&s, k);
+    int rc = options_from_config(settings_rows(&s), s.values, c, k->name, k->name, NULL, err);
     settings_release(&s);
     return rc;
 }
 
 /* Before the first section a file may only name the defaults that it was written for. */
-static int head_check(const struct config_file *c, struct error *err) {
+static int header_check(const struct config_file *c, struct error *err) {
     for (int i = 0; i < c->sections[0].n; i++) {
         const struct config_entry *e = &c->v[i];
         if (strcmp(e->key, "defaults") != 0)
@@ -159,12 +160,12 @@ static int head_check(const struct config_file *c, struct error *err) {
 }
 
 int settings_check(const struct config_file *c, struct error *err) {
-    int rc = head_check(c, err);
+    int rc = header_check(c, err);
     for (int i = 1; rc == OK && i < c->n_sections; i++) rc = section_check(c, &c->sections[i], err);
     return rc;
 }
 
-static int file_open(struct settings *s, struct error *err) {
+static int config_file_load(struct settings *s, struct error *err) {
     const char *path = settings_path(settings_common(s)->config);
     if (!path) return OK;
     int rc = owner_check(path, err);
@@ -184,19 +185,19 @@ static int sources_apply(struct settings *s, struct error *err) {
     option_env_name("SHOAL", name, &prefix);
     int rc = OK;
     if (s->config.path) {
-        rc = options_from_config(common_rows, s->block, &s->config, "all", "[all]", origins, err);
+        rc = options_from_config(common_rows, s->values, &s->config, "all", "[all]", origins, err);
         if (rc == OK)
-            rc = options_from_config(rows, s->block, &s->config, name, name, origins, err);
+            rc = options_from_config(rows, s->values, &s->config, name, name, origins, err);
     }
-    if (rc == OK) rc = options_from_env(common_rows, s->block, "SHOAL_ALL", environ, origins, err);
-    if (rc == OK) rc = options_from_env(rows, s->block, prefix.data, environ, origins, err);
+    if (rc == OK) rc = options_from_env(common_rows, s->values, "SHOAL_ALL", environ, origins, err);
+    if (rc == OK) rc = options_from_env(rows, s->values, prefix.data, environ, origins, err);
     buf_release(&prefix);
     return rc;
 }
 
-static int line_apply(struct settings *s, int argc, char **argv, struct error *err) {
+static int command_line_apply(struct settings *s, int argc, char **argv, struct error *err) {
     strings_release(&s->args);
-    return options_parse_with_origin(s->rows, s->block, argc, argv, &s->args, s->origins, err);
+    return options_parse_with_origin(s->rows, s->values, argc, argv, &s->args, s->origins, err);
 }
 
 /* The texts of all values, to compare them before and after a recipe. */
@@ -205,7 +206,7 @@ static char **values_text(const struct settings *s) {
     char **v = xcalloc(n + 1, sizeof *v);
     for (size_t i = 0; i < n; i++) {
         struct buf b = {0};
-        if (s->rows[i].type != OPT_ALIAS) option_text(&s->rows[i], s->block, &b);
+        if (s->rows[i].type != OPT_ALIAS) option_text(&s->rows[i], s->values, &b);
         v[i] = b.data;
     }
     return v;
@@ -220,7 +221,7 @@ static int recipe_row_check(const struct option_row *row, struct error *err) {
 
 static int recipe_apply(struct settings *s, const char *path, struct error *err) {
     char **before = values_text(s);
-    int rc = s->command->recipe_load(s->block + sizeof(struct cli_options), path, err);
+    int rc = s->command->recipe_load(s->values + sizeof(struct cli_options), path, err);
     char **after = values_text(s);
     for (size_t i = 0; i < options_count(s->rows); i++) {
         bool changed = before[i] && strcmp(before[i], after[i]) != 0;
@@ -235,9 +236,9 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
 }
 
 /* Loads the file that another option names; its values count as defaults. */
-static int over_apply(struct settings *s, int argc, char **argv, struct error *err) {
-    int rc = line_apply(s, argc, argv, err);
-    if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct cli_options), err);
+static int base_file_apply(struct settings *s, int argc, char **argv, struct error *err) {
+    int rc = command_line_apply(s, argc, argv, err);
+    if (rc == OK) rc = s->command->base_load(s->values + sizeof(struct cli_options), err);
     return rc == OK ? sources_apply(s, err) : rc;
 }
 
@@ -245,12 +246,12 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
     const struct cli_command *c = s->command;
     bool recipe = c->recipe_load && s->args.n && cli_is_recipe(s->args.v[0]);
     char *path = recipe ? xstrdup(s->args.v[0]) : NULL;
-    options_release(s->rows, s->block);
-    options_default(s->rows, s->block);
+    options_release(s->rows, s->values);
+    options_default(s->rows, s->values);
     int rc = sources_apply(s, err);
-    if (rc == OK && c->over_load) rc = over_apply(s, argc, argv, err);
+    if (rc == OK && c->base_load) rc = base_file_apply(s, argc, argv, err);
     if (rc == OK && recipe) rc = recipe_apply(s, path, err);
-    if (rc == OK) rc = line_apply(s, argc, argv, err);
+    if (rc == OK) rc = command_line_apply(s, argc, argv, err);
     free(path);
     return rc;
 }
@@ -259,13 +260,13 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
 int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err) {
     bool quiet = log_quiet;
-    settings_make(s, c);
+    settings_init(s, c);
     log_quiet = true; /* no note before --quiet is known; sources_read parses the line again */
-    int rc = line_apply(s, argc, argv, err);
+    int rc = command_line_apply(s, argc, argv, err);
     log_quiet = quiet || settings_common(s)->quiet;
     if (rc != OK || settings_common(s)->help) return rc;
     /* 'shoal config' reads files itself, and must still explain a wrong one. */
-    rc = c == &cmd_config ? OK : file_open(s, err);
+    rc = c == &cmd_config ? OK : config_file_load(s, err);
     return rc == OK ? sources_read(s, argc, argv, err) : rc;
 }
 
@@ -273,7 +274,7 @@ int settings_read(struct settings *s, const struct cli_command *c, int argc, cha
 
 static json_t *default_json(const struct option_row *row, const struct settings *s) {
     struct buf b = {0};
-    json_t *v = option_text(row, s->block, &b) ? json_string(b.data) : json_null();
+    json_t *v = option_text(row, s->values, &b) ? json_string(b.data) : json_null();
     buf_release(&b);
     return v;
 }
@@ -282,7 +283,7 @@ static json_t *default_json(const struct option_row *row, const struct settings 
 static json_t *defaults_of(const struct cli_command *c) {
     struct settings s;
     json_t *all = json_object();
-    settings_make(&s, c);
+    settings_init(&s, c);
     for (const struct option_row *row = settings_rows(&s); row->name; row++)
         if (row->type != OPT_ALIAS) json_object_set_new(all, row->name, default_json(row, &s));
     settings_release(&s);
@@ -338,7 +339,7 @@ static bool has_secrets(const struct config_file *c) {
     return false;
 }
 
-static void defaults_note(const struct settings *s) {
+static void defaults_warn(const struct settings *s) {
     if (s->config.sections[0].n == 0) return;
     char *path = path_relative_to(s->config.path, s->config.v[0].value);
     struct error err = {0};
@@ -358,10 +359,10 @@ void settings_warn(const struct settings *s) {
     if (!s->config.path) return;
     for (size_t i = 0; i < options_count(s->rows); i++)
         used |= s->origins[i].from == OPTION_FROM_FILE;
-    if (used && strcmp(s->config.path, FOUND_FILE) == 0)
-        log_info("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
+    if (used && strcmp(s->config.path, DEFAULT_FILE) == 0)
+        log_info("settings of '%s' are used ('shoal config explain %s' shows them)", DEFAULT_FILE,
                  s->command->name);
     if (s->config.shared && has_secrets(&s->config))
         log_warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
-    defaults_note(s);
+    defaults_warn(s);
 }

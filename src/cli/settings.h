@@ -17,7 +17,7 @@ struct settings {
     const struct cli_command *command;
     struct option_row *rows;       /* rows for the command line only, common rows, the command's */
     struct option_origin *origins; /* [rows] */
-    char *block; /* filled by rows: struct cli_options, then the command's options */
+    char *values; /* filled by rows: struct cli_options, then the command's options */
     struct strings args;
     struct config_file config; /* path NULL: no file */
 };

@@ -30,9 +30,9 @@ static int adapters_measure(const struct setup *s, const struct setup_needs *w,
                             struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
         const char *path = w->adapters->v[i];
-        bool again = strcmp(path, "base") == 0;
-        for (int k = 0; k < i; k++) again |= strcmp(path, w->adapters->v[k]) == 0;
-        if (again) continue;
+        bool duplicate = strcmp(path, "base") == 0;
+        for (int k = 0; k < i; k++) duplicate |= strcmp(path, w->adapters->v[k]) == 0;
+        if (duplicate) continue;
         if (adapter_measure(path, s->engine.lora_elem, sum, err) != OK)
             return error_wrap(err, "adapter '%s'", path);
     }
@@ -50,7 +50,7 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
-static int plan_input_make(const struct setup *s, const struct setup_needs *w,
+static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
     *in = (struct memory_plan_input){
         .want = s->engine, .limit = s->limit, .work = w->work, .requests = w->requests};
@@ -66,9 +66,9 @@ static int plan_input_make(const struct setup *s, const struct setup_needs *w,
 }
 
 /* The engine's options come from the plan, so that the engine is the one that was printed. */
-static int plan_before(struct setup *s, const struct setup_needs *w, struct error *err) {
+static int plan_apply(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
-    if (plan_input_make(s, w, &in, err) != OK) return err->code;
+    if (plan_input_init(s, w, &in, err) != OK) return err->code;
     int rc = memory_plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
     plan_print(s);
@@ -78,12 +78,12 @@ static int plan_before(struct setup *s, const struct setup_needs *w, struct erro
 int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err) {
     struct memory_plan_input in;
-    return plan_input_make(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
+    return plan_input_init(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
 }
 
 /* Parses limit, element types and model path, and makes the thread pool. */
-static int setup_begin(struct setup *s, const struct cli_options *c, const struct setup_options *o,
-                       const char *model, const struct setup_needs *w, struct error *err) {
+static int setup_init(struct setup *s, const struct cli_options *c, const struct setup_options *o,
+                      const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
     if (kv_cache_dtype_parse(o->kv, cli_numeric_class(c), &s->engine.kv_elem, err) != OK ||
         dtype_parse(o->lora, &s->engine.lora_elem, err) != OK ||
@@ -97,27 +97,27 @@ static int setup_begin(struct setup *s, const struct cli_options *c, const struc
 }
 
 int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
-                        const char *model, const struct setup_needs *w, size_t *least, size_t *most,
-                        struct error *err) {
+                        const char *model, const struct setup_needs *w, size_t *min_bytes,
+                        size_t *max_bytes, struct error *err) {
     struct setup s;
     struct memory_plan_input in;
     struct memory_plan plan;
     struct error small;
-    int rc = setup_begin(&s, c, o, model, w, err);
-    if (rc == OK) rc = plan_input_make(&s, w, &in, err);
+    int rc = setup_init(&s, c, o, model, w, err);
+    if (rc == OK) rc = plan_input_init(&s, w, &in, err);
     in.limit = 1;
     if (rc == OK) memory_plan_make(&in, &plan, &small); /* fails with the smallest plan */
-    *least = rc == OK ? plan.total : 0;
+    *min_bytes = rc == OK ? plan.total : 0;
     in.limit = 0;
     if (rc == OK) rc = memory_plan_make(&in, &plan, err);
-    *most = rc == OK ? plan.total : 0;
+    *max_bytes = rc == OK ? plan.total : 0;
     return setup_close(&s, rc, err);
 }
 
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err) {
-    int rc = setup_begin(s, c, o, model, w, err);
-    if (rc == OK && (s->limit || o->dry_run)) rc = plan_before(s, w, err);
+    int rc = setup_init(s, c, o, model, w, err);
+    if (rc == OK && (s->limit || o->dry_run)) rc = plan_apply(s, w, err);
     if (rc != OK || o->dry_run) return rc;
     s->m = model_open(s->path, cli_numeric_class(c), err);
     return s->m ? OK : err->code;

@@ -67,8 +67,8 @@ int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory
                struct error *err);
 /* The bytes of the smallest engine that works, and of the requested one. */
 int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
-                        const char *model, const struct setup_needs *w, size_t *least, size_t *most,
-                        struct error *err);
+                        const char *model, const struct setup_needs *w, size_t *min_bytes,
+                        size_t *max_bytes, struct error *err);
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err);
 /* Borrowed until setup_close; an equal path gives the same adapter. */

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool of_rewards(const struct train_request *q) {
+static bool uses_rewards(const struct train_request *q) {
     return q->method > METHOD_DPO;
 }
 
@@ -96,24 +96,24 @@ static void time_print(const struct train_request *q, const struct rl_plan *plan
     printf("time: about %s; ", duration(p->seconds, time));
     if (q->method == METHOD_DPO)
         printf("the reference %s, ", duration(plan->reference_seconds, time));
-    if (of_rewards(q))
+    if (uses_rewards(q))
         printf("sampling %lld completions took %.3f s, their rewards %.3f s, scoring them by the "
                "reference %.3f s, ",
                (long long)plan->sampled, plan->sampling_seconds, plan->reward_seconds,
                plan->scoring_seconds);
     printf("the first %s of %lld tokens took %.3f s, an update %.3f s\n",
-           of_rewards(q) || q->method == METHOD_ES ? "passes" : "pass", (long long)p->pass_tokens,
+           uses_rewards(q) || q->method == METHOD_ES ? "passes" : "pass", (long long)p->pass_tokens,
            p->pass_seconds, p->update_seconds);
 }
 
 static void sample_print(const struct train_request *q, const struct train_sample *s,
-                         const char *part, const char *on, const char *off) {
+                         const char *part, const char *mark_begin, const char *mark_end) {
     struct buf text = {0};
     int64_t marked = 0;
     for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
-    train_sample_render(s, q->m->tok, on, off, &text);
+    train_sample_render(s, q->m->tok, mark_begin, mark_end, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
-           (long long)marked, of_rewards(q) ? "written" : "learned");
+           (long long)marked, uses_rewards(q) ? "written" : "learned");
     terminal_write_raw(text.data ? text.data
                                  : ""); /* with colours; train_sample_render has cleaned the rest */
     printf("\n");
@@ -121,16 +121,20 @@ static void sample_print(const struct train_request *q, const struct train_sampl
 }
 
 /* In pairs, every second sample is the rejected one. */
-static void first_print(const struct train_request *q, const struct training_plan *p) {
+static void first_samples_print(const struct train_request *q, const struct training_plan *p) {
     bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
-    const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
+    const char *mark_begin = color ? "\033[1;32m" : "⟦", *mark_end = color ? "\033[0m" : "⟧";
     printf("first %s %s:\n",
-           of_rewards(q) ? "prompt, its first completion"
-           : pairs       ? "pair, what is learned"
-                         : "batch, what is learned",
+           uses_rewards(q) ? "prompt, its first completion"
+           : pairs         ? "pair, what is learned"
+                           : "batch, what is learned",
            color ? "in green" : "in ⟦ ⟧");
     for (int i = 0; i < p->n_first; i++)
-        sample_print(q, &p->first[i], !pairs ? "" : i % 2 ? ", rejected" : ", chosen", on, off);
+        sample_print(q, &p->first[i],
+                     !pairs  ? ""
+                     : i % 2 ? ", rejected"
+                             : ", chosen",
+                     mark_begin, mark_end);
 }
 
 static void text_print(const struct train_request *q, const struct rl_plan *plan) {
@@ -138,11 +142,11 @@ static void text_print(const struct train_request *q, const struct rl_plan *plan
     data_print(q, plan);
     size_print(q, &plan->run);
     printf("memory: %.1f MB beside the model", (double)plan->run.bytes / mb);
-    if (of_rewards(q))
+    if (uses_rewards(q))
         printf(", %.1f MB of it the engine's that samples", (double)plan->engine_bytes / mb);
     printf("\n");
     time_print(q, plan);
-    first_print(q, &plan->run);
+    first_samples_print(q, &plan->run);
 }
 
 int train_plan_print(const struct cli_options *c, const struct train_request *q,

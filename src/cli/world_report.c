@@ -11,8 +11,8 @@ enum { BAR = 24 };
 struct run_printer {
     const struct cli_options *c;
     const struct simulation_request *q;
-    double full; /* headline of the first baseline, at which the bar is full */
-    bool begun;  /* a row was printed */
+    double bar_max;   /* headline of the first baseline, at which the bar is full */
+    bool row_printed; /* a row was printed */
 };
 
 static double headline_of(const struct run_printer *r, const json_t *row) {
@@ -21,7 +21,7 @@ static double headline_of(const struct run_printer *r, const json_t *row) {
 }
 
 static void bar_print(const struct run_printer *r, const json_t *row) {
-    double best = fmax(1e-9, r->full);
+    double best = fmax(1e-9, r->bar_max);
     int full = (int)(BAR * fmin(1, fmax(0, headline_of(r, row) / best)) + 0.5);
     for (int i = 0; i < BAR; i++) printf("%s", i < full ? "█" : "·");
     printf(" ");
@@ -30,20 +30,20 @@ static void bar_print(const struct run_printer *r, const json_t *row) {
 static void row_print(const struct run_printer *r, const char *name, const json_t *row) {
     const json_t *held = json_object_get(row, "held_out"),
                  *d = json_object_get(held, simulation_headline(r->q)),
-                 *lived = json_object_get(row, "lived");
+                 *episode_stats = json_object_get(row, "lived");
     printf("%-10s %10lld ", name, (long long)json_get_number(row, "decisions"));
     if (!r->q->external) bar_print(r, row);
     printf("%6.2f [%5.2f, %5.2f]", headline_of(r, row), json_get_number(d, "lo"),
            json_get_number(d, "hi"));
     if (!r->q->external)
         printf("  %8.1f", json_get_number(json_object_get(held, "fitness"), "value"));
-    if (lived) {
-        if (json_object_get(lived, "entropy"))
-            printf("  %5.2f", json_get_number(lived, "entropy"));
+    if (episode_stats) {
+        if (json_object_get(episode_stats, "entropy"))
+            printf("  %5.2f", json_get_number(episode_stats, "entropy"));
         else
             printf("  %5s", "-"); // decoded text has no entropy
-        int collapsed = (int)json_get_number(lived, "collapsed"),
-            rollbacks = (int)json_get_number(lived, "rollbacks");
+        int collapsed = (int)json_get_number(episode_stats, "collapsed"),
+            rollbacks = (int)json_get_number(episode_stats, "rollbacks");
         if (collapsed) printf("  %d collapsed", collapsed);
         if (rollbacks) printf("  %d put back", rollbacks);
     }
@@ -70,8 +70,8 @@ static void on_row(void *ctx, const json_t *row) {
     struct run_printer *r = ctx;
     const char *policy = json_get_string(row, "policy");
     char name[32];
-    if (!r->begun) r->full = headline_of(r, row);
-    r->begun = true;
+    if (!r->row_printed) r->bar_max = headline_of(r, row);
+    r->row_printed = true;
     if (r->c->json) {
         cli_print(json_deep_copy(row));
         return;

@@ -104,10 +104,10 @@ static void add_map_row(const struct world_viewer *v, const char *map, int row, 
     const struct world *w = v->w;
     const struct world_agent *a = &w->agents[v->agent];
     const char *cells = map + row * (w->size + 1);
-    bool here = ansi && a->alive && row == w->size - 1 - a->cell / w->size;
-    int x = here ? a->cell % w->size : w->size;
+    bool selected = ansi && a->alive && row == w->size - 1 - a->cell / w->size;
+    int x = selected ? a->cell % w->size : w->size;
     buf_add(out, cells, (size_t)x);
-    if (here) {
+    if (selected) {
         buf_printf(out, "\033[7m%c\033[0m", world_agent_letter(v->agent));
         buf_add(out, cells + x + 1, (size_t)(w->size - x - 1));
     }
@@ -160,15 +160,15 @@ void world_viewer_render(const struct world_viewer *v, bool ansi, struct buf *ou
 
 static struct {
     volatile sig_atomic_t on;
-    struct termios before;
+    struct termios saved;
     bool keys; /* stdin is a terminal too */
 } screen;
 
 static const char ENTER[] =
     "\033[?1049h\033[?25l\033[?7l\033[2J", /* alternate screen, no cursor, no wrap */
     LEAVE[] = "\033[?7h\033[?25h\033[?1049l";
-static const int deadly[] = {SIGINT,  SIGTERM, SIGHUP, SIGQUIT, SIGABRT,
-                             SIGSEGV, SIGBUS,  SIGFPE, SIGILL,  SIGTSTP};
+static const int fatal_signals[] = {SIGINT,  SIGTERM, SIGHUP, SIGQUIT, SIGABRT,
+                                    SIGSEGV, SIGBUS,  SIGFPE, SIGILL,  SIGTSTP};
 
 /* May run in a signal handler. */
 static void screen_leave(void) {
@@ -176,35 +176,35 @@ static void screen_leave(void) {
     screen.on = 0;
     ssize_t n = write(STDOUT_FILENO, LEAVE, sizeof LEAVE - 1);
     (void)n;
-    if (screen.keys) tcsetattr(STDIN_FILENO, TCSANOW, &screen.before);
+    if (screen.keys) tcsetattr(STDIN_FILENO, TCSANOW, &screen.saved);
 }
 
-static struct sigaction actions_before[ARRAY_LEN(deadly)];
+static struct sigaction saved_actions[ARRAY_LEN(fatal_signals)];
 
 /* The fault occurs again after the handler and meets the previous handler; any other signal ends or
  * stops the program. */
-static void deadly_signal(int sig, siginfo_t *info, void *context) {
+static void on_fatal_signal(int sig, siginfo_t *info, void *context) {
     bool fault = sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
     (void)context;
     screen_leave();
     signal(sig, SIG_DFL);
-    for (size_t i = 0; fault && i < ARRAY_LEN(deadly); i++)
-        if (deadly[i] == sig) sigaction(sig, &actions_before[i], NULL);
+    for (size_t i = 0; fault && i < ARRAY_LEN(fatal_signals); i++)
+        if (fatal_signals[i] == sig) sigaction(sig, &saved_actions[i], NULL);
     if (!fault || info->si_code <= 0 || info->si_code == SI_KERNEL)
         raise(sig); /* blocked while its handler runs */
 }
 
 static void screen_enter(void) {
     static bool registered;
-    struct sigaction act = {.sa_sigaction = deadly_signal, .sa_flags = SA_SIGINFO}, old;
-    screen.keys = isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &screen.before) == 0;
+    struct sigaction act = {.sa_sigaction = on_fatal_signal, .sa_flags = SA_SIGINFO}, old;
+    screen.keys = isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &screen.saved) == 0;
     if (!registered) registered = atexit(screen_leave) == 0;
-    for (size_t i = 0; i < ARRAY_LEN(deadly); i++)
-        if (sigaction(deadly[i], &act, &old) == 0 && old.sa_sigaction != deadly_signal)
-            actions_before[i] = old;
+    for (size_t i = 0; i < ARRAY_LEN(fatal_signals); i++)
+        if (sigaction(fatal_signals[i], &act, &old) == 0 && old.sa_sigaction != on_fatal_signal)
+            saved_actions[i] = old;
     screen.on = 1;
     if (screen.keys) {
-        struct termios raw = screen.before;
+        struct termios raw = screen.saved;
         raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG);
         tcsetattr(STDIN_FILENO, TCSANOW, &raw);
     }
@@ -218,21 +218,21 @@ static int screen_rows(void) {
 
 /* Prints the lines that fit on the screen, and clears the rest of each line. */
 static void screen_show(const struct world_viewer *v) {
-    struct buf b = {0}, screenful = {0};
+    struct buf b = {0}, frame = {0};
     int row = 0, rows = screen_rows();
     world_viewer_render(v, true, &b);
     buf_puts(&b, "space pause  . one tick  < > ten  n p agent  + - speed  q quit");
-    buf_puts(&screenful, "\033[H");
+    buf_puts(&frame, "\033[H");
     for (char *rest = b.data, *line; row < rows && (line = strsep(&rest, "\n")); row++)
-        buf_printf(&screenful, "%s%s\033[K", row ? "\r\n" : "", line);
-    buf_puts(&screenful, "\033[J");
-    terminal_write_raw(screenful.data);
-    buf_release(&screenful);
+        buf_printf(&frame, "%s%s\033[K", row ? "\r\n" : "", line);
+    buf_puts(&frame, "\033[J");
+    terminal_write_raw(frame.data);
+    buf_release(&frame);
     buf_release(&b);
 }
 
 /* Arrows are sequences: up and down are speed, left and right ten ticks. */
-static int keys_take(struct world_viewer *v, const char *keys, ssize_t n, struct error *err) {
+static int keys_handle(struct world_viewer *v, const char *keys, ssize_t n, struct error *err) {
     int rc = OK;
     for (ssize_t i = 0; rc == OK && i < n; i++) {
         int key = (unsigned char)keys[i];
@@ -255,7 +255,7 @@ static int keys_wait(struct world_viewer *v, double until, struct error *err) {
     if (ready <= 0) return OK;
     ssize_t n = read(STDIN_FILENO, keys, sizeof keys);
     if (n <= 0 && errno != EINTR) v->quit = true; /* the terminal is closed */
-    return keys_take(v, keys, n, err);
+    return keys_handle(v, keys, n, err);
 }
 
 static int watch_terminal(struct world_viewer *v, struct error *err) {

@@ -1,7 +1,7 @@
 /*
- * adapter_extract: shoal adapter extract and resize: reads files, cuts, writes the adapter and
- * prints its error and its KL divergence from the source, which includes the cost of everything
- * that does not fit in a low-rank adapter.
+ * adapter_extract: `shoal adapter extract` and `resize`: reads the source, truncates it to a low
+ * rank, writes the adapter, and prints its error and its KL divergence from the source. The
+ * divergence includes everything that a low-rank adapter cannot represent.
  */
 #include "adapter/adapter.h"
 #include "cli/adapter_verbs.h"

@@ -1,8 +1,8 @@
 /*
  * adapter_list: the versions of adapters on disk — shoal adapter list.
  *
- * Reads version.json files and compares bytes; needs no model. Changes nothing, except that it
- * finishes an installation that a kill interrupted.
+ * Reads version.json files and compares bytes; needs no model. The only thing that it may change:
+ * it finishes publishing a version if a kill interrupted that.
  */
 #include "cli/adapter_verbs.h"
 
@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tags come from a file that anyone may have written: no escape sequences for the terminal. */
+/* Prints tags without control characters: a tag may come from another person, and escape sequences
+ * would control the terminal. */
 static void print_tags(const json_t *tags) {
     json_t *tag;
     size_t i;

@@ -1,4 +1,4 @@
-/* adapter_verbs: the verbs list, extract and resize of shoal adapter, and shared output. */
+/* adapter_verbs: the subcommands list, extract and resize of `shoal adapter`, and shared output. */
 #ifndef SHOAL_CLI_ADAPTER_VERBS_H
 #define SHOAL_CLI_ADAPTER_VERBS_H
 
@@ -10,7 +10,7 @@ int cmd_adapter_list(const struct cli_options *c, const struct strings *args, st
 
 struct cut_request {
     struct lora_truncation cut;
-    const char *out; /* see adapter_write, also for `fold` */
+    const char *out; /* out and fold: see adapter_write */
     bool fold;
     bool dry_run; /* do everything except the write */
 };

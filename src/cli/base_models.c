@@ -26,7 +26,7 @@ static struct setup_needs base_needs(const struct base_models *b, const struct s
     return needs;
 }
 
-/* limits[b->n]: the minimum of each base, and its share of the rest. */
+/* Sets limits[b->n]: the minimum of each base and its share of the rest. */
 static int limits_compute(const struct base_models *b, const struct cli_options *c,
                           const struct setup_options *o, const char *const *paths,
                           const struct setup_needs *w, size_t *limits, struct error *err) {

@@ -2,9 +2,9 @@
  * base_models: several models at once, each opened once with a separate engine, under one memory
  * plan.
  *
- * Equal paths for several purposes are one base. With --max-memory each base gets the minimum of
- * its smallest engine, and a share of the rest in proportion to the difference between its full and
- * its smallest engine.
+ * Equal paths are one base, which is opened once. With --max-memory each base gets the bytes of its
+ * smallest engine, and a share of the rest in proportion to the bytes that its full engine needs in
+ * addition.
  */
 #ifndef SHOAL_CLI_BASE_MODELS_H
 #define SHOAL_CLI_BASE_MODELS_H
@@ -19,8 +19,8 @@ struct base_models {
     struct pool *pool;
 };
 /*
- * paths[n]: the model of each purpose; base_of[n] gets the index of its base. Adapters in `w` count
- * for the base of purpose 0. After --dry-run the bases have no models.
+ * paths[n]: the model of each caller's purpose; base_of[n] gets the index of its base. The adapters
+ * in `w` belong to the base of paths[0]. After --dry-run the bases have no models.
  */
 int base_models_open(struct base_models *b, const struct cli_options *c,
                      const struct setup_options *o, const char *const *paths, int n, int *base_of,

@@ -13,7 +13,7 @@
 
 /* Options that every command takes. */
 struct cli_options {
-    bool json, quiet, exact, fast, help; /* exact excludes fast */
+    bool json, quiet, exact, fast, help; /* not both exact and fast */
     int64_t threads;                     /* 0: all */
     char *config;                        /* a configuration file; NULL: the default one */
 };
@@ -26,20 +26,21 @@ struct recipe_section {
 
 struct cli_command {
     const char *name, *args, *summary; /* "eval", "MODEL", one line */
-    const char *about;                 /* a paragraph with examples, shown by --help */
+    const char *about;                 /* description and examples, printed by --help */
     const struct option_row *rows;     /* options of this command; common ones are added */
-    const struct option_table *more; /* tables of structs inside its options struct; may be NULL */
+    const struct option_table *more; /* tables for structs inside its options struct; may be NULL */
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
-    /* For commands that accept flags before a recipe as the first argument: fills the options from
+    /* For commands whose first argument may be a recipe: fills the options from it. Flags override
      * the recipe. */
     int (*recipe_load)(void *options, const char *path, struct error *err);
-    /* For commands whose flags override a file that another flag names: fills the options from that
-     * file. */
+    /* For commands with a flag that names a file of option values: fills the options from that
+     * file. Other flags override the file. */
     int (*base_load)(void *options, struct error *err);
     size_t size;            /* size of the options struct */
     int min_args, max_args; /* number of positional arguments; -1: any */
     /* If the command may run as a job: its positional arguments (ends with an all-zero row), the
-     * command that resumes it by run id, and the option that names the folder of its runs. */
+     * command that resumes it by run id, and the option that names the folder or file of its runs.
+     */
     const struct job_args *job_args;
     const char *job_resume, *job_store_option;
     int (*run)(const struct cli_options *c, const void *options, const struct strings *args,
@@ -51,16 +52,16 @@ extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
     cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config, cmd_backup,
     cmd_restore;
-/* Both return NULL if no command matches the name or the index. */
+/* The command of a name or an index; NULL if there is none. */
 const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);
 
 /* Finds a model or recipe: the path itself, else the same path below the folder of the program or
- * one of the two folders above it. malloc'ed. */
+ * below one of the two folders above that. malloc'ed. */
 char *cli_find_file(const char *path);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_numeric_class(const struct cli_options *c);
-/* Computes a generation of a run again and compares it with the record (cmd_evolve.c). */
+/* Recomputes a generation of a run and compares it with the record (cmd_evolve.c). */
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err);
 /* Checks the value of --compat; NULL is valid. */

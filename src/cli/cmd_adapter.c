@@ -1,5 +1,6 @@
-/* cmd_adapter: `shoal adapter`: shows adapters, blends and mutates them, converts them between PEFT
- * and GGUF, merges them into their base. Extracting and resizing are in adapter_extract.c. */
+/* cmd_adapter: `shoal adapter`: describes adapters, blends and mutates them, converts them between
+ * PEFT and GGUF, merges them into their base. list is in adapter_list.c; extract and resize are in
+ * adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"
@@ -22,34 +23,37 @@ static const struct option_row adapter_rows[] = {
     ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL",
         "the base that the adapters belong to"),
     ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B",
-        "blend: two adapters, or the number that the operator takes"),
-    ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: where the child goes"),
-    ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: share of the second parent"),
+        "blend: two adapters, or as many as the operator requires"),
+    ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: output directory"),
+    ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: weight of the second parent"),
     ROW("mut", OPT_FLOAT, mut, "0.05", 0, 1, "P", "blend: probability that a tensor mutates"),
     ROW("mut-std", OPT_FLOAT, mut_std, "0.01", 0, 100, "S",
-        "blend: noise, relative to the tensor's own deviation"),
+        "blend: standard deviation of a mutation, relative to that of the tensor"),
     ROW("rank", OPT_INT, rank, "0", 0, 1024, "R",
-        "blend: rank of the child; 0: the larger parent's; new: its rank; 0: 8; extract, resize: "
-        "at most; 0: as --energy requires"),
+        "rank of the result; extract, resize: maximum rank (0: blend: the larger of the parents' "
+        "ranks; new: 8; extract, resize: as --energy requires)"),
     ROW("energy", OPT_FLOAT, energy, "0", 0, 1, "E",
         "extract, resize: the smallest rank that keeps this share of |ΔW|² in each module"),
-    ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST", "new: q_proj,v_proj …"),
-    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
+    ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST",
+        "new: projections with LoRA: q_proj,v_proj … or all-linear"),
+    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: seed of the mutation; new: seed of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
-        "blend A with A and B with B; the noise of mutations is absolute"),
+        "blend A with A and B with B instead of ΔW; --mut-std is absolute"),
     ROW("operator", OPT_STRING, op_name, NULL, 0, 0, "NAME",
-        "blend: by an operator that 'shoal adapter operators' lists, without --alpha and --mut"),
-    ROW("step", OPT_STRING, step, NULL, 0, 0, "S", "blend: the operator's step; default its own"),
+        "blend: operator from 'shoal adapter operators', instead of --alpha and --mut"),
+    ROW("step", OPT_STRING, step, NULL, 0, 0, "S",
+        "blend: step of the operator; default: see 'shoal adapter operators'"),
     ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
-        "writing GGUF: put scales that one alpha cannot say into B"),
+        "GGUF output: multiply scales that differ between modules into B"),
     ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W",
-        "merge: one for each adapter, default 1; operator: for each parent"),
+        "weight of each adapter (merge) or parent (--operator); default 1"),
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
         "merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
-        "new, blend, convert, merge, extract, resize: compute what would be written, not write it"),
+        "new, blend, convert, merge, extract, resize: print what would be written"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
-        "merge: f32, f16, bf16, q8_0, q4_0; default: the model's when it is a float, else f32"),
+        "merge: weight type: f32, f16, bf16, q8_0, q4_0; default: the model's if bf16 or f16, else "
+        "f32"),
     {0},
 };
 #undef ROW
@@ -67,7 +71,7 @@ static void adapter_print_plan(const struct cli_options *c, const struct adapter
                                    a->hash, "replaces", (int)path_exists(out)));
 }
 
-/* Writes an untrained adapter, as PEFT initialises it: B is zero, so the model is unchanged. */
+/* Writes an untrained adapter, initialised like PEFT's: B is zero, so it has no effect. */
 static int adapter_create_file(const struct cli_options *c, const struct options *o,
                                const struct model *m, const struct strings *args,
                                struct error *err) {
@@ -447,15 +451,23 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
 const struct cli_command cmd_adapter = {
     .name = "adapter",
     .args = "list|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
-    .summary = "describe adapters, make, blend, convert, merge, extract and resize them",
+    .summary = "inspect, create, blend, convert, merge, extract and resize adapters",
     .about =
-        "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on the "
-        "base's next tokens; merge\n"
-        "shows the same for the error of merging; rollback makes the version before current again, "
-        "or the one that HASH names;\n"
-        "extract makes an adapter of how a fine-tuned model differs from its base; resize lowers "
-        "ranks (to drop elements\n"
-        "of ΔW: blend --operator delta_prune).\n\n"
+        "An adapter is a PEFT directory or a GGUF LoRA file. Subcommands:\n"
+        "\n"
+        "  list DIR …              versions of adapters, or of all adapters in a folder\n"
+        "  info ADAPTER …          rank, alpha, number of parameters and norm\n"
+        "  inspect ADAPTER …       also modules, lineage, effect on next-token probabilities\n"
+        "  rollback DIR [HASH]     make the previous version, or version HASH, the current one\n"
+        "  new PATH                an untrained adapter\n"
+        "  blend                   a child of --parents: by --alpha and --mut, or by --operator\n"
+        "  operators               list the operators of blend\n"
+        "  convert IN OUT          between PEFT and GGUF\n"
+        "  merge MODEL ADAPTER …   add adapters to the weights of the base; prints the error of "
+        "the result\n"
+        "  extract BASE FINETUNED  an adapter that approximates the difference of two models\n"
+        "  resize ADAPTER          lower the ranks (truncated SVD)\n"
+        "\n"
         "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
         "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
         "  shoal adapter rollback /tmp/critic\n"

@@ -1,7 +1,7 @@
 /*
- * cmd_ask: `shoal ask`: a team answers a question. Agents with roles think in one batch, a summary
- * is made, they think again, and one of them writes the answer; the graph is protocols/panel.yaml.
- * All messages are kept on a blackboard in the store, under the keys of the pipeline.
+ * cmd_ask: `shoal ask`: a team answers a question. Agents with roles think in one batch, one writes
+ * a summary, they think again, and one of them writes the answer; the workflow is
+ * protocols/panel.yaml. All messages are kept on a blackboard in the store.
  *
  * Without a question, questions are read from stdin, one per line.
  */
@@ -20,10 +20,10 @@ struct options {
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row rows[] = {
-    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of what is drawn"),
+    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of the sampling"),
     ROW("forget", OPT_STRING, forget, NULL, 0, 0, "TEXT",
-        "take away the key facts of --conversation that hold this text ('all': all of them), and "
-        "stop",
+        "remove the key facts of --conversation that contain this text ('all': all facts), and "
+        "exit",
         JOB_TEXT),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
@@ -99,13 +99,13 @@ const struct cli_command cmd_ask = {
     .args = "MODEL [QUESTION]",
     .summary = "a team with roles thinks about a question and answers it",
     .about =
-        "Agents with roles (by the kind of question) think in one batch, a summary is made, they "
-        "think again, and one of them\n"
-        "writes the answer. A blackboard in the store keeps everything (--board). Without a "
-        "question, questions are read\n"
-        "from stdin, one per line; --conversation remembers them, with key facts about the user. "
-        "Each stage may have a separate\n"
-        "model; all models share --max-memory.\n\n"
+        "Agents with roles, which depend on the kind of question, think in one batch; a summary\n"
+        "is written; they think again; one of them writes the answer. All messages are kept on\n"
+        "a blackboard in the store (--board prints it). Without a question, questions are read\n"
+        "from stdin, one per line. --conversation keeps the exchanges and key facts about the\n"
+        "user for later questions. Each stage may have its own model; all models share\n"
+        "--max-memory.\n"
+        "\n"
         "  shoal ask model.gguf --agents 3 --iterations 2 'ニュートンの第二法則とは何ですか？'\n"
         "  shoal ask small.gguf --output-model large.gguf --output-temp 0.5 '为什么天是蓝的？'\n"
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"

@@ -22,23 +22,23 @@ struct options {
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 #define ROOT_ROWS                                                                                  \
-    ROW("state", OPT_STRING, state, "runs/serve", 0, 0, "DIR", "the server's folder"),             \
+    ROW("state", OPT_STRING, state, "runs/serve", 0, 0, "DIR", "state folder of the server"),      \
         ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of the runs"),                  \
-        ROW("also", OPT_LIST, also, NULL, 0, 0, "PATH …",                                          \
-            "further folders and files, named by the last part of their paths")
+        ROW("also", OPT_LIST, also, NULL, 0, 0, "PATH",                                            \
+            "additional folders and files; the last part of a path is its name in the backup")
 static const struct option_row backup_rows[] = {
     ROOT_ROWS,
-    ROW("list", OPT_BOOL, list, NULL, 0, 0, NULL, "the backups that there are"),
+    ROW("list", OPT_BOOL, list, NULL, 0, 0, NULL, "list the backups"),
     ROW("check", OPT_BOOL, check, NULL, 0, 0, NULL,
-        "read the backup ID, or all, again: exit 1 where something is missing or broken"),
+        "verify the backup ID, or all backups: exit 1 if something is missing or broken"),
     ROW("prune", OPT_INT, prune, "0", 0, 1e6, "KEEP",
-        "remove all backups except the newest KEEP, and the contents that no remaining backup has"),
+        "remove all backups except the newest KEEP, and contents that no other backup uses"),
     {0},
 };
 static const struct option_row restore_rows[] = {
     ROOT_ROWS,
     ROW("replace", OPT_BOOL, replace, NULL, 0, 0, NULL,
-        "where something is there already, keep it as PATH.before-… and take its place"),
+        "replace what exists at a path, and keep it as PATH.before-…"),
     {0},
 };
 #undef ROOT_ROWS
@@ -223,9 +223,11 @@ const struct cli_command cmd_backup = {
     .args = "TO [ID]",
     .summary = "copy the server's state and the runs; only new contents are written",
     .about =
-        "Copies the server's state, the runs and the paths of --also to the folder TO, while the\n"
-        "server runs. Contents are stored once, by their hash, for all backups in TO together.\n"
-        "'shoal restore' restores them. TO needs the same protection as its contents.\n\n"
+        "Copies the server's state, the runs and the paths of --also to the folder TO; the\n"
+        "server may keep running. Contents are stored once, by their hash, for all backups in\n"
+        "TO together. 'shoal restore' restores a backup. TO needs the same protection as its\n"
+        "contents.\n"
+        "\n"
         "  shoal backup /mnt/backups --also adapters team.yaml\n"
         "  shoal backup /mnt/backups --list\n"
         "  shoal backup /mnt/backups --check\n"
@@ -240,18 +242,16 @@ const struct cli_command cmd_backup = {
 const struct cli_command cmd_restore = {
     .name = "restore",
     .args = "TO [ID]",
-    .summary = "restore a backup: it is verified first, and the replaced files are kept",
-    .about = "Restores the backup ID of the folder TO, or the newest, to --state, --runs and the "
-             "paths of\n"
-             "--also. Everything is verified and written next to these before anything is "
-             "replaced. First\n"
-             "stop the server and all other programs that write there. The same command finishes a "
-             "restore\n"
-             "that was killed. A key that was revoked after the backup stays revoked; a key that "
-             "was made\n"
-             "after it is kept, revoked.\n\n"
-             "  shoal restore /mnt/backups\n"
-             "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",
+    .summary = "restore a backup after verifying it; replaced files are kept",
+    .about =
+        "Restores the backup ID of the folder TO, or the newest one, to --state, --runs and the\n"
+        "paths of --also. Everything is verified and written next to its target before anything\n"
+        "is replaced. Stop the server and all other programs that write there first. If a\n"
+        "restore was killed, the same command finishes it. A key that was revoked after the\n"
+        "backup stays revoked; a key that was added after the backup is kept but revoked.\n"
+        "\n"
+        "  shoal restore /mnt/backups\n"
+        "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",
     .rows = restore_rows,
     .size = sizeof(struct options),
     .min_args = 1,

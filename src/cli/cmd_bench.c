@@ -1,11 +1,11 @@
 /*
- * cmd_bench: `shoal bench`: tokens per second on a known shape with random weights, or on a model.
+ * cmd_bench: `shoal bench`: tokens per second on random weights of a known shape, or on a model.
  *
- * The variants of a comparison run in turn, repetition by repetition, so that a busy machine slows
- * all of them alike: read the ratios. All printed times are medians; `ratio` is the median over
- * repetitions of the ratio to the first line of the group. `peak` is the best rate that this class
- * of product reaches here on operands that stay in the caches; `bandwidth` is the speed at which
- * this machine reads a buffer as large as the weights; both are measured in the same run.
+ * The variants of a group run in turn in every repetition, so that a busy machine slows all of them
+ * alike; compare the ratios. All printed times are medians; `ratio` is the median over repetitions
+ * of the ratio to the first variant of the group. `peak` is the rate of a matrix product whose
+ * operands stay in the caches, in the same numeric class; `bandwidth` is the speed of reading a
+ * buffer as large as the weights. Both are measured in the same run.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -26,8 +26,8 @@ enum {
     CANDIDATES = 64, /* adapters in population */
     QUESTIONS = 4,   /* questions per candidate */
     CHOICES = 4,
-    CHOICE_TOKENS = 3, /* the last one is only predicted */
-    SPAN_MAX = 64,     /* tokens before a decode; of a prompt, a reply, a perturbation */
+    CHOICE_TOKENS = 3, /* the last one is not an input */
+    SPAN_MAX = 64,     /* tokens of a prompt, a reply, and a member of noise */
     DECODE_STEPS = 16,
     NOISE_SEQS = 4,      /* members per step */
     WORLD_TICKS = 16384, /* ticks per repetition of world */
@@ -43,11 +43,11 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), "", 0, 0, "PATH",
-     "a model instead of a shape"},
+     "model to measure, instead of random weights"},
     {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME",
-     "as in 'shoal model new'"},
+     "shape of the random weights, as in 'shoal model new'"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
-     "weight type of the shape: bf16, q8_0, q4_0, nf4 …"},
+     "type of the random weights: bf16, q8_0, q4_0, nf4 …"},
     {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
      "number format of adapters: f32, bf16, f16 or i8"},
     {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "auto", 0, 0, "ELEM",
@@ -55,35 +55,36 @@ static const struct option_row rows[] = {
      "the exact class)"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
-     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world, "
-     "life"},
+     "measurements: peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, "
+     "train, world, life"},
     {"world", OPT_BOOL, offsetof(struct options, world), NULL, 0, 0, NULL,
      "the same as --what world,life"},
     {"ticks", OPT_INT, offsetof(struct options, ticks), "60", 2, 100000, "N",
-     "ticks of life, which runs with frozen adapters and then with learning"},
+     "life: ticks of a generation"},
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), "", 0, 0, "FILE",
-     "life: a tokenizer.json for a shape; without it tokens are bytes"},
+     "life: tokenizer.json for the random weights; default: a token per byte"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
-     "repetitions; medians are printed"},
+     "repetitions of each measurement; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
-     "length of prefill's prompt and of train's samples"},
-    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R", "of the adapters"},
+     "prefill, train: tokens of the prompt and of a sample"},
+    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R",
+     "LoRA rank of the adapters"},
     {"targets", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
-     "what the adapters change"},
+     "projections with LoRA: q_proj,v_proj … or all-linear"},
     {"layers", OPT_STRING, offsetof(struct options, layers), "all", 0, 0, "LIST",
-     "where: all, or as in 4-5"},
+     "layers with LoRA: 4-5, or all"},
     {"members", OPT_INT, offsetof(struct options, members), "64", 1, 65536, "N",
-     "perturbations of noise and of a generation of es"},
+     "noise, es: number of perturbations"},
     {"registered", OPT_INT, offsetof(struct options, registered), "2000", 20, 1000000, "N",
-     "adapters that pool registers"},
+     "pool: number of registered adapters"},
     {"samples", OPT_INT, offsetof(struct options, samples), "4", 1, 4096, "N",
-     "samples in a step of train"},
+     "train: samples per update"},
     {"adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
-     "adapters that train trains in one pass (0: the weights themselves)"},
-    {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
-     "options of 'shoal train' for train and es, of 'shoal world' for life, such as optim=sgd"},
+     "train: adapters that are trained together; 0: full fine-tuning"},
+    {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X",
+     "options of 'shoal train' (train, es) or 'shoal world' (life), such as optim=sgd"},
     {"rules", OPT_STRING, offsetof(struct options, rules), "repaired", 0, 0, "NAME",
-     "rules of world: legacy, repaired or a YAML file"},
+     "world, life: rules of the world: legacy, repaired or a YAML file"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
@@ -99,9 +100,8 @@ struct bench {
     int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[CANDIDATES];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
-    struct adapter_pool *small_pool,
-        *large_pool;   /* pools of MAX_BATCH and of o->registered adapters */
-    int64_t next_cold; /* the next adapter of `many` to request */
+    struct adapter_pool *small_pool, *large_pool; /* of MAX_BATCH and of o->registered adapters */
+    int64_t next_cold;                            /* the next adapter of `many` to request */
     struct trainer *single_trainer,
         *multi_trainer; /* trainers of one adapter or all weights, and of o->adapters */
     struct train_sample *samples;
@@ -113,7 +113,7 @@ struct bench {
     double peak, bandwidth; /* operations and bytes per second */
 };
 
-/* One line of a group: the function that measures it, and its labels. */
+/* One measurement, which prints one line: its labels and the function that measures it. */
 struct variant {
     const char *what;
     int batch, tokens, adapters;
@@ -138,7 +138,7 @@ static bool is_selected(const struct options *o, const char *what) {
     return false;
 }
 
-/* Multiplications and additions per token in all matrices except the embedding. */
+/* Operations (2 per multiply-add) per token in all layers, without the embedding and the head. */
 static double token_ops(const struct model_config *c) {
     double n = 0;
     for (int p = 0; p < N_PROJ; p++)
@@ -282,8 +282,8 @@ static void bench_bandwidth(struct bench *b) {
                1e-6 * (double)j.n * sizeof *data);
 }
 
-/* n rows as one segment per distinct adapter; adapters: 0 none, 1 one for all rows, else one per
- * row. */
+/* Fills LoRA segments for n rows and returns their number. adapters: 0 none, 1 one for all rows,
+ * else one per row. */
 static int segments_init(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
     if (adapters > 1) {
         for (int i = 0; i < n; i++)
@@ -329,8 +329,8 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
-/* Seconds that an engine takes for MAX_BATCH requests with different prompts, submitted at once, as
- * a server does; without the time to make the engine. */
+/* Seconds that an engine takes for MAX_BATCH requests with different prompts, submitted at once;
+ * without the time to create the engine. */
 static double requests_run(struct bench *b, struct adapter *const adapters[MAX_BATCH]) {
     struct error err;
     struct engine_options eo = {.max_rows = 256,
@@ -364,8 +364,8 @@ static double serve_seconds(struct bench *b, const struct variant *v) {
     return requests_run(b, adapters);
 }
 
-/* The same with adapters that are requested by name: number `first` of the registered ones and
- * every `step`th after it. */
+/* Like serve_seconds, with adapters from a pool: the registered adapter number `first`, and every
+ * `step`th after it. */
 static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t first, int64_t step) {
     struct adapter *adapters[MAX_BATCH];
     struct error err;
@@ -381,20 +381,20 @@ static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t firs
     return seconds;
 }
 
-/* The same few registered adapters every time, in memory after the first call. */
+/* The same MAX_BATCH adapters in every repetition, which stay in memory after the first. */
 static double pool_hot(struct bench *b, const struct variant *v) {
     return pool_seconds(b, v->adapters > MAX_BATCH ? b->large_pool : b->small_pool, 0,
                         v->adapters / MAX_BATCH);
 }
 
-/* Other adapters every time, so that each is read from its file. */
+/* Different adapters in every repetition, so that each is read from its file. */
 static double pool_cold(struct bench *b, const struct variant *v) {
     (void)v;
     b->next_cold += MAX_BATCH;
     return pool_seconds(b, b->large_pool, b->next_cold - MAX_BATCH, 1);
 }
 
-/* Members of b->span prefilled tokens, each with a separate perturbation or all without one. */
+/* Prefills b->span tokens per member, with a perturbation for each member or without any. */
 static double noise_seconds(struct bench *b, const struct variant *v) {
     struct batch_row r[NOISE_SEQS * SPAN_MAX];
     struct lora_segment segs[NOISE_SEQS];
@@ -415,8 +415,8 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
-/* The first two tokens of all prompts differ, else requests for the base model would share a
- * prefix. */
+/* Token j of prompt i. The first two tokens distinguish the prompts, so that requests for the base
+ * model share no prefix. */
 static int32_t question_token(const struct bench *b, int i, int j) {
     int32_t vocab = b->m->config.vocab_size;
     return j == 0 ? i % vocab : j == 1 ? i / vocab : pseudo_token(b, i * 131 + j);
@@ -463,7 +463,8 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     return seconds;
 }
 
-/* A generation: members read one sample, of which a quarter is the answer; then an update. */
+/* A generation of evolution strategies: all members evaluate one sample, of which a quarter is the
+ * answer; then an update. */
 static double es_seconds(struct bench *b, const struct variant *v) {
     (void)v;
     double start = clock_now();
@@ -510,7 +511,7 @@ static void pool_file(const char *dir, int i, char path[64]) {
     snprintf(path, 64, "%s/%d.gguf", dir, i);
 }
 
-/* A pool of n names for the files in `dir`, with room for two batches. */
+/* An adapter pool of n names for the files in `dir`, with memory for two batches. */
 static struct adapter_pool *bench_pool_new(struct bench *b, const char *dir, int64_t n) {
     struct error err;
     struct adapter_pool_options po = {
@@ -583,8 +584,8 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
                MAX_BATCH, b->span, 1e-6 * weight_bytes(b->m), 1e-6 * adapters, 1e-6 * engine, high);
 }
 
-/* MAX_BATCH agents with separate adapters run together, a quarter of their tokens prefilled and the
- * rest decoded, in as little memory as possible; prints the high water mark of the process. */
+/* Runs MAX_BATCH agents with separate adapters in one batch and as little memory as possible; a
+ * quarter of their tokens is prefilled, the rest decoded. Prints the peak memory of the process. */
 static int bench_memory(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct engine_options eo = {.max_rows = MAX_BATCH,
                                 .max_seqs = MAX_BATCH,
@@ -597,7 +598,7 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX / 4];
     double adapters = 0;
-    tokenizer_free(b->m->tok); // its pieces are made up, and no text is encoded or decoded here
+    tokenizer_free(b->m->tok); // not needed: no text is encoded or decoded here
     b->m->tok = NULL;
     for (int i = 0; i < MAX_BATCH; i++) {
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
@@ -696,8 +697,8 @@ static void print_train_memory(const struct bench *b) {
         printf("weights %.1f MB; VmHWM %.1f MB\n", 1e-6 * weight_bytes(b->m), 1e-6 * high);
 }
 
-/* One step is a whole update. The ratio of the forward pass, which computes the loss, is the number
- * of forward passes that a step costs. */
+/* Measures whole updates, and forward passes with the loss. The ratio of the forward pass is the
+ * number of forward passes that an update costs. */
 static int bench_train(struct bench *b, const struct adapter_config *ac, struct error *err) {
     int n = (int)b->o->samples, tokens = (int)b->o->tokens, adapters = (int)b->o->adapters;
     double units = (double)n * tokens;
@@ -728,8 +729,8 @@ static void print_generations(const struct bench *b, double seconds) {
                b->o->members, minutes);
 }
 
-/* Generations of evolution strategies, update included, compared with the base model on the same
- * rows. */
+/* Generations of evolution strategies with their update, compared with prefilling the same rows by
+ * the base model. */
 static int bench_es(struct bench *b, struct error *err) {
     int members = (int)b->o->members;
     double units = (double)members * b->span;
@@ -821,7 +822,8 @@ static void print_world(const struct cli_options *c, const char *rules, const ch
                BENCH_AGENTS, current_value("rules", rules), actions, 1e-6 * speed);
 }
 
-/* The world alone, on one core: random actions drawn in advance, and drawn during the run. */
+/* Measures the world alone, on one core: with actions that are sampled in advance, and with actions
+ * of the random policy. */
 static int bench_world(const struct cli_options *c, const struct options *o, struct error *err) {
     struct world_rules rules;
     double before[MAX_REPS], policy[MAX_REPS];
@@ -943,17 +945,17 @@ static void print_simulation(const struct bench *b, const struct simulation_opti
             "tick", frozen->tick_seconds, "tick_between_updates", v->tick_seconds,
             "tick_with_update", v->update_tick_seconds, "VmHWM", high));
     else
-        printf("life      %d minds  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
-               "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
-               " VmHWM %.1f MB\n",
-               v->policies, lo->n_envs, BENCH_AGENTS, current_value("rules", b->o->rules),
-               lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", frozen_speed,
-               learning_speed, 1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds,
-               1e-6 * high);
+        printf(
+            "life      %d policies  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
+            "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
+            " VmHWM %.1f MB\n",
+            v->policies, lo->n_envs, BENCH_AGENTS, current_value("rules", b->o->rules),
+            lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", frozen_speed,
+            learning_speed, 1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds, 1e-6 * high);
 }
 
-/* One generation of policies that do not learn, and one of the same policies that learn; without
- * breeding. */
+/* Measures one generation of policies that do not learn, and one of the same policies that learn.
+ * No breeding. */
 static int bench_simulation(struct bench *b, struct error *err) {
     struct simulation_options lo, frozen_options;
     struct world_rules rules = {0};
@@ -1076,26 +1078,34 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_bench = {
     .name = "bench",
     .args = "",
-    .summary = "tokens a second on a known shape, with and without adapters",
+    .summary = "measure speed and memory, with and without adapters",
     .about =
+        "Measures speed in tokens per second, on random weights of a known shape or on a model.\n"
+        "--what selects the measurements:\n"
+        "\n"
+        "  peak, bandwidth     matrix products in cache; reading a buffer as large as the weights\n"
+        "  prefill, decode     a prompt; 1, 4 and 20 sequences; without, with one and with many "
+        "adapters\n"
+        "  serve               20 requests at once, 64 tokens in and 64 out; 0, 1 and 20 adapters\n"
+        "  pool                serve with adapters from a pool of 20 and of many; pool-cold reads "
+        "each file\n"
+        "  noise, es           prompts under random rank-1 perturbations; generations of --method "
+        "es\n"
+        "  population          4 questions of 32 tokens for each of 64 adapters in one batch\n"
+        "  memory              (alone) 20 agents in as little memory as possible\n"
+        "  train               (alone) an update of one adapter, of several, and the forward pass "
+        "alone\n"
+        "  world               (alone, or with life) agent-steps per second of the world without a "
+        "model\n"
+        "  life                agents whose policies are adapters, frozen and then learning\n"
+        "\n"
+        "If the context is shorter than 128 tokens, half of it replaces the 64 tokens. The\n"
+        "adapters have a random A and a zero B, and cost as much as trained ones.\n"
+        "\n"
         "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
         "  shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --targets q_proj,v_proj\n"
-        "  shoal bench --world --model models/fry --set worlds=64 minds=256\n"
-        "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512\n\n"
-        "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
-        "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
-        "memory or (cold) are others every time, each read from its file. noise: members of 64\n"
-        "prefilled tokens, each under its own rank-1 perturbation made from a counter. es: the\n"
-        "same as generations of 'shoal train --method es', with their update. population: 4\n"
-        "questions of 32 tokens for each of 64 adapters, in mixed batches, and for none. memory\n"
-        "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
-        "its forward pass (x is how many of them an update takes), and one of several adapters.\n"
-        "world (alone, or with life): agent-steps a second of a world without a model, on one "
-        "core.\n"
-        "life: twenty agents a world whose minds are adapters, frozen and then learning as they "
-        "live.\n"
-        "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
-        "Adapters have random A and zero B; their products cost what trained ones cost.",
+        "  shoal bench --world --model models/fry --set num-envs=64 num-adapters=256\n"
+        "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

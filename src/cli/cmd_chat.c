@@ -1,13 +1,13 @@
 /*
- * cmd_chat: `shoal chat`: a conversation in the terminal, with the model alone, streamed token by
- * token, or with the team of shoal ask.
+ * cmd_chat: `shoal chat`: a conversation in the terminal, with one model, streamed token by token,
+ * or with the team of `shoal ask`.
  *
  * Lines come from the terminal or from a pipe; a line that begins with a slash is a command (the
- * table below). The conversation is remembered as ask remembers it, in the store with
- * --conversation. An error in a line is printed and the chat continues; only a broken store or
- * engine ends it.
+ * table below). The conversation memory is that of ask; with --conversation it is kept in the
+ * store. If a line causes an error, the error is printed and the chat continues; only an error of
+ * the store or the engine ends it.
  *
- * Not here: line editing, which the terminal does.
+ * There is no line editing here; the terminal does it.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
@@ -27,12 +27,12 @@ struct options {
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 static const struct option_row rows[] = {
-    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before all"),
+    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
-        "PEFT directory, or a mix of several as A=0.7,B=0.3"),
+        "adapter, or a weighted sum of several, such as A=0.7,B=0.3"),
     SAMPLING_ROWS(struct options, sampling, "512"),
     ROW("team", OPT_BOOL, team, NULL, 0, 0, NULL,
-        "the team of 'shoal ask' answers, by the flags from --agents on"),
+        "let the team of 'shoal ask' answer, with the options from --agents on"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     PANEL_ROWS(struct options, panel),
@@ -46,13 +46,13 @@ struct chat_session {
     const struct cli_options *c;
     const struct options *o;
     struct panel panel;
-    struct adapter_mix mix; /* adapters of the model alone */
+    struct adapter_mix mix; /* adapters, without --team */
     enum language lang;     /* language of the last line */
     int64_t lines;          /* lines so far; each reply has a different seed */
     bool quit;
 };
 
-/* flags without effect */
+/* refusal of flags without effect */
 
 static bool string_changed(const char *text, const char *before) {
     return text && before ? strcmp(text, before) != 0 : text != before;
@@ -78,7 +78,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
     return false;
 }
 
-/* Returns 1 for a flag of the model alone, 2 for a flag of the team, 0 for a flag of both. */
+/* Returns 1 for a flag without --team, 2 for a flag with --team, 0 for a flag of both modes. */
 static int row_mode(const struct option_row *row) {
     static const char *const both[] = {"seed",       "conversation", "facts",
                                        "model-name", "model-path",   "cache-folder",
@@ -104,14 +104,14 @@ static int flags_check(const struct options *o, struct error *err) {
     return rc;
 }
 
-/* the model alone */
+/* replies of the model, without --team */
 
-/* A reply in progress: the decoded text, and how much of it was printed. */
+/* A reply that is printed while it is generated. */
 struct stream {
     const struct tokenizer *tok;
     struct buf raw, clean;
-    int32_t n; /* tokens decoded */
-    size_t shown;
+    int32_t n;    /* tokens decoded */
+    size_t shown; /* bytes of raw that are in clean, and printed unless silent */
     bool silent;
 };
 
@@ -126,8 +126,8 @@ static void stream_update(struct stream *s, const struct engine_request *r) {
     fflush(stdout);
 }
 
-/* --system with the summary and the facts of the conversation, as one message; malloc'ed, NULL:
- * neither exists. */
+/* The system message: --system, then summary and facts of the conversation. malloc'ed; NULL: none.
+ */
 static char *system_text(const struct chat_session *ch) {
     struct buf known = {0};
     conversation_summary_and_facts(ch->panel.pipeline.memory, ch->lang, &known);
@@ -140,7 +140,7 @@ static char *system_text(const struct chat_session *ch) {
     return own ? xstrdup(own) : known.data;
 }
 
-/* The transcript from exchange `first` on, with the new line, as tokens. */
+/* Encodes the system message, the exchanges from number `first` on, and the new line. */
 static int transcript_encode(const struct chat_session *ch, const char *system, const char *line,
                              size_t first, struct token_ids *out, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
@@ -160,8 +160,8 @@ static int transcript_encode(const struct chat_session *ch, const char *system, 
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
-/* The longest end of the transcript that leaves room for a reply, or for half of the context; if
- * none fits, the line alone without summary and facts. */
+/* Builds the prompt from as many of the last exchanges as leave room for the reply (--n, at most
+ * half of the context). If not even zero exchanges fit, summary and facts are left out. */
 static int prompt_build(const struct chat_session *ch, const char *line, int32_t max_len,
                         struct token_ids *out, struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
@@ -219,7 +219,7 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     return rc;
 }
 
-/* the team */
+/* replies of the team */
 
 static int do_board(struct chat_session *ch, const char *arg, struct error *err) {
     (void)arg;
@@ -258,7 +258,7 @@ static int reply_team(struct chat_session *ch, const char *line, struct error *e
 
 static int do_help(struct chat_session *ch, const char *arg, struct error *err);
 
-/* Saves the conversation as one line that 'shoal train' reads. */
+/* Saves the conversation as one line of training data for 'shoal train'. */
 static int do_save(struct chat_session *ch, const char *arg, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
@@ -338,15 +338,15 @@ static const struct {
     const char *name, *arg, *help;
     int (*run)(struct chat_session *ch, const char *arg, struct error *err);
 } commands[] = {
-    {"/help", "", "this list; a line that begins with // says one slash", do_help},
-    {"/save", "FILE", "write the exchanges to a file that 'shoal train' reads", do_save},
+    {"/help", "", "this list; begin a line with // for a message that begins with a slash",
+     do_help},
+    {"/save", "FILE", "write the exchanges to a file for 'shoal train'", do_save},
     {"/reset", "", "forget the conversation and the facts", do_reset},
-    {"/adapter", "DIR", "answer with another adapter, or a mix A=0.7,B=0.3; base: none",
-     do_adapter},
-    {"/facts", "", "facts known about you, and the summary", do_facts},
-    {"/forget", "TEXT", "take away the facts that hold this text; all: all of them", do_forget},
-    {"/board", "", "the blackboard", do_board},
-    {"/quit", "", "end", do_quit},
+    {"/adapter", "DIR", "use another adapter, or a mix A=0.7,B=0.3; base: none", do_adapter},
+    {"/facts", "", "print the key facts about you and the summary", do_facts},
+    {"/forget", "TEXT", "remove the facts that contain this text; all: all facts", do_forget},
+    {"/board", "", "print the blackboard", do_board},
+    {"/quit", "", "end the chat", do_quit},
 };
 
 static int do_help(struct chat_session *ch, const char *arg, struct error *err) {
@@ -447,15 +447,15 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_chat = {
     .name = "chat",
     .args = "MODEL",
-    .summary = "talk with a model, or with a team, in the terminal",
-    .about = "Lines are read from the terminal or a pipe; /help lists the commands. The last ten "
-             "exchanges, a summary of the\n"
-             "earlier ones and key facts go with every line; --conversation keeps them in the "
-             "store. With --team the agents of 'shoal ask'\n"
-             "answer.\n\n"
-             "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
-             "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
-             "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
+    .summary = "chat with a model or a team in the terminal",
+    .about =
+        "Lines are read from the terminal or a pipe; /help lists the commands. The prompt\n"
+        "contains the last ten exchanges, a summary of the earlier ones, and key facts;\n"
+        "--conversation keeps them in the store. With --team the agents of 'shoal ask' answer.\n"
+        "\n"
+        "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
+        "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
+        "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

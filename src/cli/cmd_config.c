@@ -113,22 +113,26 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_config = {
     .name = "config",
     .args = "explain COMMAND [-- ITS FLAGS] | check FILE | defaults",
-    .summary = "where the values of a command's options come from",
+    .summary = "show the values of a command's options and their sources",
     .about =
-        "An option is what its flag says, else the recipe that the command line names, else the\n"
-        "variable SHOAL_COMMAND_OPTION (as SHOAL_SERVE_PORT) or SHOAL_ALL_OPTION, else the file,\n"
-        "else its default. The file is --config FILE, else $SHOAL_CONFIG, else ./shoal.conf:\n\n"
+        "The value of an option comes from its flag, else from the recipe on the command line,\n"
+        "else from the variable SHOAL_COMMAND_OPTION (such as SHOAL_SERVE_PORT) or\n"
+        "SHOAL_ALL_OPTION, else from the settings file, else it is the default. The file is\n"
+        "--config FILE, else $SHOAL_CONFIG, else ./shoal.conf:\n"
+        "\n"
         "  # a comment takes a whole line\n"
         "  [all]\n"
         "  threads = 2\n"
         "  [serve]\n"
         "  port = 9000\n"
         "  adapter = critic=adapters/critic\n"
-        "  adapter = solver=adapters/solver\n\n"
-        "defaults prints all defaults as JSON. If a settings file begins with 'defaults = FILE', "
-        "a\n"
-        "warning names each default that it relies on and that has changed. docs/CONFIG.md says "
-        "more.\n\n"
+        "  adapter = solver=adapters/solver\n"
+        "\n"
+        "explain prints every value and its source; check verifies a file; defaults prints all\n"
+        "defaults as JSON. If a settings file begins with 'defaults = FILE', a warning names\n"
+        "each default that has changed since and that no setting overrides. More:\n"
+        "docs/CONFIG.md.\n"
+        "\n"
         "  shoal config explain serve\n"
         "  shoal config explain serve --json -- --port 9000\n"
         "  shoal config check shoal.conf",

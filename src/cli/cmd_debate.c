@@ -1,7 +1,8 @@
 /*
- * cmd_debate: `shoal debate`: agents answer questions together. It measures whether the debate paid
- * off: the answers of each agent alone, their first vote, the best choice among first answers,
- * self-consistency of the best agent at the cost of the debate, and the contribution of each agent.
+ * cmd_debate: `shoal debate`: agents answer questions together. With --tasks it measures what the
+ * debate gains over each agent alone, the vote of the first round, the best choice among first
+ * answers, and self-consistency of the best agent at equal cost; and the contribution of each
+ * agent.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -23,39 +24,37 @@ struct options {
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row rows[] = {
-    ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR …",
-        "PEFT directories; 'base' is the bare model", JOB_CHOICE),
+    ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR",
+        "adapters of the agents; 'base' is the base model", JOB_CHOICE),
     ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
-    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT …", "the agents' system prompts",
-        JOB_TEXT),
+    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts", JOB_TEXT),
     ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
-        "agents, protocol and settings from a file; --rounds, --vote, --temperature and "
-        "--max-tokens count before it",
+        "file with agents, protocol and settings; --rounds, --vote, --temperature and --max-tokens "
+        "override it",
         JOB_INPUT),
     ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question", JOB_TEXT),
-    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
-        "its possible answers; none: any answer", JOB_TEXT),
+    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
+        "possible answers to --topic; without it, any answer", JOB_TEXT),
     ROW("grader", OPT_STRING, grader, NULL, 0, 0, "NAME",
-        "without --choices: finds answers and tells which are one: number, math, letter …",
-        JOB_TEXT),
+        "without --choices: extracts and compares answers: number, math, letter …", JOB_TEXT),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
-        "questions instead, as 'shoal eval' takes them: names, JSONL files, recipes; fry; or tasks "
+        "tasks instead of --topic, as for 'shoal eval': names, JSONL files, recipes; fry; or tasks "
         "that need communication: largest, earliest",
         JOB_CHOICES),
-    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "where the files of named tasks are",
+    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
         JOB_INPUT),
-    ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "how many of each; 0: as many as 'shoal eval' asks"),
+    ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "questions per task; 0: the default of 'shoal eval'"),
     ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
-        "examples before each question, from the task's dev or train file"),
+        "few-shot examples, from the task's dev or train file"),
     ROW("protocol", OPT_STRING, protocol, NULL, 0, 0, "NAME",
-        "a built-in protocol (brief), or a workflow's file", JOB_CHOICE),
-    ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and stop"),
+        "built-in protocol (default brief), or a workflow file", JOB_CHOICE),
+    ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and exit"),
     ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
-        "print a built-in protocol's file, to be copied and changed, and stop", JOB_TEXT),
+        "print the file of a built-in protocol and exit", JOB_TEXT),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
-        "the protocol 'legacy' and its output format", JOB_TEXT),
+        "protocol 'legacy' and its output format", JOB_TEXT),
     ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
-        "rounds at most (-1: the protocol's); 0 checks the arguments and stops"),
+        "maximum rounds (-1: the protocol's); 0: check the arguments and exit"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
         "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_TEXT),
     ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
@@ -65,28 +64,29 @@ static const struct option_row rows[] = {
     ROW("temperature", OPT_FLOAT, temperature, "-1", -1, 100, "X",
         "sampling temperature of the messages (-1: the protocol's)"),
     ROW("max-seconds", OPT_FLOAT, seconds, "0", 0, 1e9, "S",
-        "time after which no agent starts a turn; the answers given by then count (0: the "
+        "seconds after which no agent starts a turn; the vote counts the answers until then (0: "
+        "the "
         "protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
-        "with --tasks: self-consistency with at most N samples; 0: none"),
+        "--tasks: maximum samples of self-consistency; 0: none"),
     ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
-        "with --tasks: Shapley, Banzhaf and leave-one-out of the first vote, or of the debate; "
-        "none",
+        "--tasks: Shapley, Banzhaf and leave-one-out values for the first vote (vote) or the whole "
+        "debate (debate); or none",
         JOB_TEXT),
-    ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE", "write a page with talk and figures",
-        JOB_OUTPUT),
-    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "draws questions, orders and samples"),
+    ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE",
+        "write an HTML page with transcripts and results", JOB_OUTPUT),
+    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of questions, orders and samples"),
     ROW("cache", OPT_BOOL, use_cache, "true", 0, 0, NULL,
-        "look up and store calls in --store, so that none is computed twice"),
+        "reuse calls that are in --store, and store new ones"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 #undef ROW
 
-/* Bytes of concurrent calls, and of a question with its transcript. */
+/* Bytes of concurrent calls; bytes of a question with its transcript; transcripts in a report. */
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, MAX_SHOWN = 5 };
-enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache; more if calls are longer */
+enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache, or more for long calls */
 
 struct debate_questions {
     struct task_item *topic; /* a single question, or NULL */
@@ -349,18 +349,20 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_debate = {
     .name = "debate",
     .args = "MODEL --agents A B C | --team FILE",
-    .summary = "agents answer, hear each other, answer again, and vote",
-    .about = "Answers are chosen among the choices with exact probabilities, never parsed. Every "
-             "debate of tasks also reports the\n"
-             "first-round vote, the best choice among first answers, self-consistency at equal "
-             "generated and equal total tokens,\n"
-             "which agent switched to the answer of which other agent, and each agent's "
-             "contribution.\n\n"
-             "  shoal debate models/fry --agents g/critic g/explorer base --tasks route --n 500\n"
-             "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, "
-             "2' --choices 4 9 2\n"
-             "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
-             "  shoal debate --show-protocol revise >mine.yaml",
+    .summary = "agents answer, read each other, answer again, and vote",
+    .about =
+        "Agents answer a question, read each other's answers, answer again, and vote. An answer\n"
+        "is chosen among the choices by exact probabilities; no text is parsed. With --tasks\n"
+        "the report also has the vote of the first round, the best choice among first answers\n"
+        "(oracle), self-consistency at equal generated and at equal total tokens, which agent\n"
+        "switched to the answer of which other agent, and each agent's contribution.\n"
+        "\n"
+        "  shoal debate models/fry --agents g/critic g/explorer base --tasks route --n 500\n"
+        "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, 2' "
+        "\\\n"
+        "      --choices 4 9 2\n"
+        "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
+        "  shoal debate --show-protocol revise >mine.yaml",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_store_option = "store",
     .rows = rows,

@@ -1,5 +1,5 @@
-/* cmd_doctor: `shoal doctor`: the features of this machine, those that the program uses, and those
- * that are missing. */
+/* cmd_doctor: `shoal doctor`: prints the features of this machine, which of them the program uses,
+ * and what is missing. */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "cli/cli.h"
@@ -22,8 +22,8 @@ static json_t *libraries(void) {
                      "libsodium", sodium_version_string());
 }
 
-/* Confinement of commands (version of bubblewrap; null and a "why" without it) and of processes
- * (landlock ABI; 0: the kernel lacks landlock). */
+/* Isolation of commands (version of bubblewrap, or null and "why") and of jobs (landlock ABI; 0:
+ * the kernel lacks landlock). */
 static json_t *sandbox_state(void) {
     struct error err;
     char *version = sandbox_version(&err);
@@ -119,9 +119,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_doctor = {
     .name = "doctor",
     .args = "",
-    .summary = "processor level, memory, threads, libraries, and missing parts",
-    .about = "Prints what the program found on this machine. SHOAL_CPU=scalar|avx2|avx512|amx caps "
-             "the level.",
+    .summary = "print processor level, memory, threads, libraries, and missing parts",
+    .about =
+        "Prints what the program found on this machine, what it uses, and what is missing. The\n"
+        "variable SHOAL_CPU=scalar|avx2|avx512|amx limits the processor level.",
     .max_args = 0,
     .run = run,
 };

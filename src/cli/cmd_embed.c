@@ -17,12 +17,13 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"file", OPT_STRING, offsetof(struct options, file), NULL, 0, 0, "FILE",
-     "texts instead: one a line, or JSON lines of {prompt}"},
-    {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR", "PEFT directory"},
+     "file of texts: one per line, or JSON Lines of {prompt}"},
+    {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR",
+     "adapter that is applied"},
     {"normalize", OPT_BOOL, offsetof(struct options, normalize), NULL, 0, 0, NULL,
-     "vectors of length 1"},
+     "normalise vectors to length 1"},
     {"similarity", OPT_BOOL, offsetof(struct options, similarity), NULL, 0, 0, NULL,
-     "the cosine of every two texts as a table"},
+     "print the cosine similarity of every two texts as a table"},
     SETUP_ROWS(struct options, setup),
     {0},
 };
@@ -36,8 +37,7 @@ struct embedded {
     int32_t d;
 };
 
-/* Bytes of tokens and vector per text, for the width of models of this size; bytes of an output
- * line. */
+/* Bytes of tokens and vector per text, for the width of small models; bytes of an output line. */
 enum { VECTOR_WORK = 32 << 10, VECTOR_JSON = 1 << 20 };
 
 static int texts_read(struct embedded *x, const struct options *o, const struct strings *args,
@@ -62,7 +62,7 @@ static int texts_encode(struct embedded *x, const struct model *m, int32_t *long
     return OK;
 }
 
-/* The length of each vector in double, in the order of its entries. */
+/* Euclidean norm in double; the entries are summed in order. */
 static double length_of(const float *v, int32_t d) {
     double sum = 0;
     for (int32_t i = 0; i < d; i++) sum += (double)v[i] * (double)v[i];
@@ -164,10 +164,11 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_embed = {
     .name = "embed",
     .args = "MODEL [TEXT …]",
-    .summary = "texts as vectors, and how alike they are",
+    .summary = "compute embeddings of texts and their cosine similarities",
     .about =
         "Prints a JSON line with a vector for each text: the mean over its tokens of the last\n"
-        "hidden states, under the base or an adapter.\n\n"
+        "hidden states, of the base model or with an adapter.\n"
+        "\n"
         "  shoal embed models/fry 'sort: k b x' '412と907、大きいのは？' --normalize\n"
         "  shoal embed model.gguf --file texts.txt --adapter runs/ID/adapters/gen_0/critic\n"
         "  shoal embed model.gguf --similarity cat dog 猫",

@@ -1,9 +1,9 @@
 /*
- * cmd_eval: `shoal eval MODEL`: measures base, adapters, the generations of a run, and teams on the
- * same questions, with statistics of the differences.
+ * cmd_eval: `shoal eval MODEL`: evaluates the base, adapters, the generations of a run, and teams
+ * on the same questions, with statistics of the differences.
  *
  * Questions are read before the model, and the smallest detectable difference is printed before the
- * first question is answered. Results are printed at the end: Holm's correction needs all of them.
+ * evaluation. Results are printed at the end, because Holm's correction needs all of them.
  */
 #include "cli/setup.h"
 #include "swarm/swarm.h"
@@ -21,49 +21,52 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
-     "names, JSONL files or recipes, comma-separated; 'fry' is every family of it", JOB_CHOICES},
+     "tasks: names, JSONL files or recipes, comma-separated; 'fry' is all its families",
+     JOB_CHOICES},
     {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
-     "where the files of named tasks are", JOB_INPUT},
-    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …",
-     "PEFT directories to measure in addition to the base", JOB_CHOICE},
+     "folder of the files of named tasks", JOB_INPUT},
+    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR",
+     "adapters to evaluate in addition to the base", JOB_CHOICE},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
-     "a run's folder: all adapters of its generations, and of each generation mean and best",
+     "folder of a run: evaluate all adapters of its generations, with mean and best of each "
+     "generation",
      JOB_INPUT},
-    {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE …",
-     "teams that answer together, to measure in addition to them", JOB_INPUT},
+    {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE",
+     "teams to evaluate as well", JOB_INPUT},
     {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
-     "questions per task, sampled by the seed; 0: 1000 of a family, all of a file"},
+     "questions per task, sampled with the seed; 0: 1000 of a family, all of a file"},
     {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
-     "examples before each question, from the task's dev or train file"},
+     "few-shot examples, from the task's dev or train file"},
     {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
      "split of the fry families and of largest and earliest: test, dev or train", JOB_TEXT},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
-     "draws the questions"},
+     "seed of the choice of questions"},
     {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
      "write a chain of thought before the answer (fry families)"},
     {"log-samples", OPT_STRING, offsetof(struct options, log_samples), NULL, 0, 0, "FILE",
-     "write each answer to this file, as JSON lines", JOB_OUTPUT},
+     "write each answer to this file, as JSON Lines", JOB_OUTPUT},
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 
 enum {
-    QUESTIONS_WORK = 16 << 20, /* bytes of jobs outside of the engine */
+    QUESTIONS_WORK = 16 << 20, /* bytes outside of the engine */
     FAMILY_LEN = 256,          /* tokens per question of a family */
-    PAGES_TOKENS = 8192,       /* tokens in the KV cache, more for a long sequence */
+    PAGES_TOKENS = 8192,       /* tokens of the KV cache, or more for long sequences */
     ITEM_WORK = 16384,         /* bytes of a team's question and its transcript */
 };
-static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
+static const double DISCORDANT =
+    0.2; /* assumed fraction of questions that only one of two candidates answers correctly */
 
 struct eval_command {
     const struct cli_options *c;
     const struct options *o;
     struct setup s;
     struct eval_task *tasks;
-    struct strings single_names;  /* names of base and adapters */
-    struct strings paths;         /* [alone.n] */
-    int *generation;              /* [alone.n] generation of --run, from 0; -1: not from --run */
+    struct strings single_names; /* names of base and adapters */
+    struct strings paths;        /* [single_names.n] */
+    int *generation; /* [single_names.n] generation of --run, from 0; -1: not from --run */
     struct strings adapter_paths; /* all adapters to load */
     struct team *teams;           /* [o->teams.n] */
     struct team_solver *team_solvers;
@@ -72,8 +75,8 @@ struct eval_command {
     struct eval_candidate *candidates; /* base and adapters, then teams */
     struct eval_solver *solvers;
     int n_tasks, n_candidates;
-    struct eval_result **out;       /* [n_tasks · n_who][bank's n] */
-    struct eval_summary *summaries; /* [n_tasks · n_who] */
+    struct eval_result **out;       /* [n_tasks · n_candidates][n of the task] */
+    struct eval_summary *summaries; /* [n_tasks · n_candidates] */
 };
 
 static int parse_split(const char *name, enum data_split *out, struct error *err) {
@@ -91,11 +94,13 @@ static int tasks_open(struct eval_command *r, struct error *err) {
     for (int i = 0; i < r->n_tasks; i++)
         if (r->tasks[i].family < 0 && (r->o->chain_of_thought || b.split != SPLIT_TEST))
             return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
-                             r->o->chain_of_thought ? "working" : "split", r->tasks[i].name);
+                             r->o->chain_of_thought ? "chain-of-thought" : "split",
+                             r->tasks[i].name);
     return OK;
 }
 
-/* Engine options before the tokens are known: a text has at most as many tokens as bytes. */
+/* Upper bounds for the engine before texts are tokenized: a text has at most as many tokens as
+ * bytes. */
 static struct engine_options engine_options_init(const struct eval_command *r) {
     struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
     for (int i = 0; i < r->n_tasks; i++) {
@@ -123,7 +128,7 @@ static void engine_fit(struct eval_command *r) {
         e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
-/* contestants */
+/* candidates: base, adapters, teams */
 
 static void single_add(struct eval_command *r, const char *name, const char *path, int generation) {
     strings_add(&r->single_names, name);
@@ -161,7 +166,7 @@ static int generation_add(struct eval_command *r, int generation) {
     return n < 0 ? -1 : added;
 }
 
-/* Lists the contestants and the adapters that they need, before anything is loaded. */
+/* Lists the candidates and the adapters that they need, before anything is loaded. */
 static int candidates_list(struct eval_command *r, struct error *err) {
     const struct options *o = r->o;
     single_add(r, "base", "base", -1);
@@ -267,7 +272,7 @@ static void leaderboard_compute(struct eval_command *r, int task_index) {
     free(clusters);
 }
 
-/* Corrects over all comparisons of the run. */
+/* Corrects the p values of all comparisons (Holm). */
 static void holm_correct(struct eval_command *r) {
     int n = r->n_tasks * (r->n_candidates - 1), slot = 0;
     double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
@@ -343,7 +348,7 @@ static const char *candidate_kind(const struct eval_command *r, int candidate) {
     return candidate == 0 ? "base" : candidate < r->single_names.n ? "adapter" : "team";
 }
 
-/* Mean and best of one generation on one task; the best of several is partly luck. */
+/* Prints mean and best of a generation on a task. The best is biased upwards (selection). */
 static void generation_print(const struct eval_command *r, int task_index, int generation) {
     const struct eval_summary *s = &r->summaries[task_index * r->n_candidates];
     const char *task = r->tasks[task_index].name;
@@ -480,23 +485,25 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
-    .summary = "accuracy with 95 % intervals, base, adapters and teams on the same items",
-    .about = "Asks the same questions of the base, of every adapter and of every team. Accuracy "
-             "comes with Wilson's 95 % interval;\n"
-             "every adapter and team is compared with the base question by question (McNemar's "
-             "exact p, Holm's over the whole run). Choices are\n"
-             "decoded or scored, never parsed out of text. Teams are prompted in chat, by their "
-             "protocol, and choose among the same options.\n\n"
-             "Tasks: fry and its families; largest and earliest; from files below --data: "
-             "arc_easy, arc_challenge, winogrande, boolq, hellaswag, mmlu,\n"
-             "truthfulqa, jcommonsenseqa, gsm8k, in Hugging Face's, llm-foundry's or Hendrycks' "
-             "form; FILE.jsonl with question,\n"
-             "choices and answer; RECIPE.yaml that maps other fields.\n\n"
-             "  shoal eval models/fry --tasks fry --json\n"
-             "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
-             "  shoal eval models/fry --tasks route,order --adapters "
-             "runs/ID/adapters/gen_0/explorer --team team.yaml --n 5000\n"
-             "  shoal eval models/fry --tasks route --run runs/ID",
+    .summary = "accuracy of base, adapters and teams on the same questions, with 95 % intervals",
+    .about =
+        "The base model, every adapter and every team answer the same questions. Accuracy has\n"
+        "Wilson's 95 % interval. Adapters and teams are compared with the base question by\n"
+        "question (McNemar's exact test, Holm's correction over the whole run). A choice is\n"
+        "decoded or scored; it is never parsed from text. Teams are prompted as a chat, by\n"
+        "their protocol, with the same choices.\n"
+        "\n"
+        "Tasks: fry and its families; largest and earliest; from files below --data: arc_easy,\n"
+        "arc_challenge, winogrande, boolq, hellaswag, mmlu, truthfulqa, jcommonsenseqa, gsm8k,\n"
+        "in the format of Hugging Face, llm-foundry or Hendrycks; FILE.jsonl with question,\n"
+        "choices and answer; RECIPE.yaml that maps other fields.\n"
+        "\n"
+        "  shoal eval models/fry --tasks fry --json\n"
+        "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
+        "  shoal eval models/fry --tasks route,order --adapters runs/ID/adapters/gen_0/explorer "
+        "\\\n"
+        "      --team team.yaml --n 5000\n"
+        "  shoal eval models/fry --tasks route --run runs/ID",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_store_option = "store",
     .rows = rows,

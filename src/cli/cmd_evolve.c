@@ -1,5 +1,5 @@
-/* cmd_evolve: `shoal evolve`, `demo`, `resume` and `fork`: runs of evolve/run.c. The demo is the
- * evolve command on the recipe that ships. */
+/* cmd_evolve: `shoal evolve`, `demo`, `resume` and `fork`: run evolve/run.c. demo is evolve with
+ * the recipe examples/demo.yaml. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "evolve/evolve.h"
@@ -26,27 +26,26 @@ static const struct option_row rows[] = {
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
      "seed of all random choices; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
-     "control: replace trained founders by zero adapters, so that every effect must vanish"},
+     "control: replace trained founders by zero adapters, so that all effects must be zero"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "check the recipe and its files, print what it takes, and stop"},
+     "check the recipe and its files, print the plan, and exit"},
     {0},
 };
 static const struct option_row resume_rows[] = {RUNS_ROW, {0}};
 static const struct option_row fork_rows[] = {
     RUNS_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
-     "the last generation that both have"},
+     "the last generation that the two runs share"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
-     "recipe of the generations after it; default: the same", JOB_INPUT},
+     "recipe of the later generations; default: the same", JOB_INPUT},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
-     "seed of the generations after it; -1: the same"},
+     "seed of the later generations; -1: the same"},
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the new run; default: date, time and seed", JOB_NAME},
     {0},
 };
 
-/* Ctrl-C: the first one pauses at the next step, the second one stops at once. Neither loses
- * anything. */
+/* The first Ctrl-C pauses at the next step, the second one stops at once. Neither loses results. */
 static volatile bool pause_wanted;
 
 static void on_interrupt(int signal_number) {
@@ -215,10 +214,11 @@ int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char 
 const struct cli_command cmd_demo = {
     .name = "demo",
     .args = "",
-    .summary = "the main job on the starter model, in three minutes",
-    .about = "Trains three persona adapters in one base pass, lets them answer alone and in "
-             "debate, breeds generations, and\n"
-             "prints which of these helped. Runs examples/demo.yaml; leaves runs/ID/report.html.",
+    .summary = "train, debate and breed on the starter model, in three minutes",
+    .about =
+        "Trains three persona adapters in one pass of the base model, evaluates them alone and\n"
+        "in debate, breeds generations, and prints which step helped. It runs\n"
+        "examples/demo.yaml and writes runs/ID/report.html.",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,
@@ -227,14 +227,15 @@ const struct cli_command cmd_demo = {
 const struct cli_command cmd_evolve = {
     .name = "evolve",
     .args = "RECIPE",
-    .summary = "train founders, debate, breed and measure, as a recipe says",
-    .about = "A recipe is YAML: model, personas, tasks, and sections; docs/EVOLUTION.md explains "
-             "them. Everything a run does is\n"
-             "kept in runs/shoal.db and runs/ID: Ctrl-C pauses it, and a paused or killed run is "
-             "continued with\n"
-             "'shoal resume ID', changed from a generation on with 'shoal fork ID', drawn with "
-             "'shoal lineage ID'.\n\n"
-             "  shoal evolve examples/demo.yaml --seed 7",
+    .summary = "train founders, debate, breed and measure, by a recipe",
+    .about =
+        "A recipe is a YAML file with a model, personas, tasks and sections; docs/EVOLUTION.md\n"
+        "explains them. Everything that a run computes is kept in runs/shoal.db and runs/ID.\n"
+        "Ctrl-C pauses a run. 'shoal resume ID' continues a paused or killed run, 'shoal fork\n"
+        "ID' starts a different run from one of its generations, 'shoal lineage ID' prints its\n"
+        "family tree.\n"
+        "\n"
+        "  shoal evolve examples/demo.yaml --seed 7",
     .recipe = sections,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_resume = "resume",
@@ -248,10 +249,10 @@ const struct cli_command cmd_evolve = {
 const struct cli_command cmd_resume = {
     .name = "resume",
     .args = "ID",
-    .summary = "continue a killed run, to the same result",
-    .about = "Continues runs/ID where it was killed. The result has the hashes of an uninterrupted "
-             "run. A finished run prints\n"
-             "its result again.",
+    .summary = "continue a paused or killed run, with the same result",
+    .about =
+        "Continues runs/ID where it was paused or killed. The result has the same hashes as an\n"
+        "uninterrupted run. For a finished run it prints the result again.",
     .rows = resume_rows,
     .size = sizeof(struct options),
     .min_args = 1,
@@ -261,11 +262,12 @@ const struct cli_command cmd_resume = {
 const struct cli_command cmd_fork = {
     .name = "fork",
     .args = "ID",
-    .summary = "a new run that is another up to a generation",
+    .summary = "start a new run from a generation of another run",
     .about =
-        "Founders and generations up to --at are the other run's, found and not computed again; "
-        "from there on the new\n"
-        "run follows its own recipe or seed. With neither it becomes the same run, bit for bit.\n\n"
+        "The new run shares the founders and the generations up to --at with run ID; they are\n"
+        "not computed again. After that it follows its own recipe or seed. With neither it\n"
+        "becomes the same run, bit for bit.\n"
+        "\n"
         "  shoal fork 20261122-060712-s1 --at 2 --seed 9\n"
         "  shoal fork 20261122-060712-s1 --at 2 --recipe bolder.yaml --id bolder",
     .rows = fork_rows,

@@ -1,8 +1,8 @@
 /*
  * cmd_key: `shoal key add|list|revoke`: the keys that give access to `shoal serve`.
  *
- * Changes the server's store, whether a server runs or not; a running server applies the change
- * within a second. The secret of a new key is printed to stdout once and nowhere else.
+ * Changes the key store, whether a server runs or not; a running server applies the change within a
+ * second. The secret of a new key is printed to stdout once and stored nowhere.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -20,17 +20,17 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"store", OPT_STRING, offsetof(struct options, store), "runs/serve/serve.db", 0, 0, "FILE",
-     "the server's store"},
+     "key store of the server"},
     {"scope", OPT_LIST, offsetof(struct options, scope), "chat", 0, 0, "SCOPE",
-     "add: scopes that the key has: chat, jobs, admin; none implies another"},
+     "add: scopes of the key: chat, jobs, admin; none implies another"},
     {"rpm", OPT_INT, offsetof(struct options, rpm), "0", 0, 1e9, "N",
-     "add: requests a minute; 0: any number"},
+     "add: requests per minute; 0: no limit"},
     {"tpm", OPT_INT, offsetof(struct options, tpm), "0", 0, 1e12, "N",
-     "add: tokens a minute, prompt and completion; 0: any number"},
+     "add: tokens per minute, prompt and completion; 0: no limit"},
     {"quota-day", OPT_INT, offsetof(struct options, quota_day), "0", 0, 1e15, "N",
-     "add: tokens a day, by UTC; 0: any number"},
+     "add: tokens per day (UTC); 0: no limit"},
     {"quota", OPT_INT, offsetof(struct options, quota), "0", 0, 1e15, "N",
-     "add: tokens in all; 0: any number"},
+     "add: tokens in total; 0: no limit"},
     {"days", OPT_INT, offsetof(struct options, days), "0", 0, 36500, "N",
      "add: days until the key expires; 0: never"},
     {0},
@@ -164,10 +164,10 @@ const struct cli_command cmd_key = {
     .args = "add|list|revoke [NAME]",
     .summary = "manage the API keys of the server, their limits and their usage",
     .about =
-        "add prints the key's secret, once: the store keeps its hash only. A running server "
-        "notices\n"
-        "added and revoked keys within a second; from the first key on it requires one. revoke\n"
-        "takes a name, or an id of the list.\n\n"
+        "add prints the secret of a new key once; the store keeps only its hash. A running\n"
+        "server applies the change within a second, and requires a key as soon as there is one.\n"
+        "revoke takes a name, or an id from list.\n"
+        "\n"
         "  shoal key add alice --rpm 60 --tpm 20000 --quota-day 500000\n"
         "  shoal key add trainer --scope chat jobs --days 30\n"
         "  shoal key list\n"

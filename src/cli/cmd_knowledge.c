@@ -1,9 +1,7 @@
 /*
- * cmd_knowledge: `shoal knowledge add|search|list|remove DB`: a knowledge base of texts that agents
- * search.
+ * cmd_knowledge: `shoal knowledge add|search|list|remove DB`: a knowledge base that agents search.
  *
- * Search uses words only unless --model names a model: then its embeddings count too, and are
- * stored.
+ * Search uses words (BM25); with --model it also uses that model's embeddings, which are stored.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -20,16 +18,17 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), NULL, 0, 0, "MODEL",
-     "embeddings take part: this model's"},
+     "search with embeddings of this model as well"},
     {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR",
-     "embeddings are made under this adapter"},
+     "adapter of the embedding model"},
     {"chunk", OPT_INT, offsetof(struct options, chunk), "800", 16, 8000, "N",
-     "add: characters of a chunk, at most"},
-    {"top", OPT_INT, offsetof(struct options, top), "5", 1, 1000, "N", "search: hits, at most"},
+     "add: maximum characters of a chunk"},
+    {"top", OPT_INT, offsetof(struct options, top), "5", 1, 1000, "N",
+     "search: maximum number of hits"},
     {"threshold", OPT_FLOAT, offsetof(struct options, threshold), "0.5", 0, 1, "X",
-     "search: the lowest score of a hit"},
+     "search: minimum score of a hit"},
     {"mix", OPT_FLOAT, offsetof(struct options, mix), "0.5", 0, 1, "X",
-     "search: the part of the embedding in the score, with --model"},
+     "search: weight of the cosine similarity in the score, with --model"},
     {"snippet", OPT_INT, offsetof(struct options, snippet), "500", 1, 8000, "N",
      "search: characters shown of a hit"},
     SETUP_ROWS(struct options, setup),
@@ -94,7 +93,7 @@ static void hit_print(const json_t *hit, int chars) {
     buf_release(&line);
 }
 
-/* The options use 0 for 'off', but the functions use 0 for their default; so 0 is passed as -1. */
+/* An option value of 0 means off, which struct knowledge_query expresses as -1. */
 static int search(const struct cli_options *c, const struct options *o, struct knowledge *k,
                   const struct embedder *e, const struct strings *args, struct error *err) {
     struct buf text = {0};
@@ -151,7 +150,7 @@ static int remove_paths(const struct cli_options *c, struct knowledge *k,
     return OK;
 }
 
-/* Does not open DB, because that would create it. */
+/* Prints the plan of --dry-run. Does not open DB, because that would create it. */
 static int plan(const struct cli_options *c, const struct strings *args, bool is_add,
                 struct error *err) {
     json_t *paths = json_array();
@@ -202,11 +201,13 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_knowledge = {
     .name = "knowledge",
     .args = "add|search|list|remove DB [PATH …|QUERY]",
-    .summary = "a base of your texts, found by words and by meaning",
+    .summary = "a knowledge base of your texts: full-text and embedding search",
     .about =
-        "DB is one file. add takes files and folders of .txt, .md, .html and .jsonl ({title,\n"
-        "content} or {text}); again, it reads only what changed and forgets what is gone.\n"
-        "Chinese and Japanese are found by any word. With --model its embeddings take part.\n\n"
+        "DB is one file. add reads files and folders of .txt, .md, .html and .jsonl ({title,\n"
+        "content} or {text}); if they were added before, it reads only changed files and\n"
+        "removes deleted ones. Words of Chinese and Japanese are found as well. With --model,\n"
+        "search also uses its embeddings.\n"
+        "\n"
         "  shoal knowledge add notes.db ~/notes handbook.md\n"
         "  shoal knowledge search notes.db 富士山の高さは？\n"
         "  shoal knowledge search notes.db --model model.gguf --mix 0.7 how tall is it\n"

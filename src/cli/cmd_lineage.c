@@ -66,13 +66,13 @@ static int run_lineage(const struct cli_options *c, const void *options, const s
 const struct cli_command cmd_lineage = {
     .name = "lineage",
     .args = "RUN [NAME]",
-    .summary = "the parents of each candidate in a run, and the operator that made it",
-    .about =
-        "Prints the candidates of runs/RUN by generation, or NAME and its ancestors, each with\n"
-        "fitness as first measured, hash, operator and parents, and the founders' shares of the\n"
-        "ancestry. Works while the run is active.\n\n"
-        "  shoal lineage 20260801-093000-s1 g3c2\n"
-        "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg",
+    .summary = "print the family tree of a run: parents and operator of each candidate",
+    .about = "Prints the candidates of runs/RUN by generation, or NAME and its ancestors: first\n"
+             "measured fitness, hash, operator and parents, and each founder's share of the\n"
+             "ancestry. It also works while the run is active.\n"
+             "\n"
+             "  shoal lineage 20260801-093000-s1 g3c2\n"
+             "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

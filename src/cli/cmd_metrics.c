@@ -1,5 +1,5 @@
-/* cmd_metrics: `shoal metrics`: the metrics that /metrics of a server may hold, with alert rules
- * and a dashboard for them. It contacts no server; the output is the same wherever it runs. */
+/* cmd_metrics: `shoal metrics`: lists the metrics of `shoal serve`, and prints alert rules and a
+ * dashboard for them. It contacts no server; the output is the same on every machine. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "ops/ops.h"
@@ -68,9 +68,11 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_metrics = {
     .name = "metrics",
     .args = "",
-    .summary = "the metrics of a server, alert rules and a dashboard for them",
+    .summary = "list the metrics of a server; print alert rules and a dashboard",
     .about =
-        "Lists what GET /metrics of 'shoal serve' may hold: type, name and labels, meaning.\n\n"
+        "Lists the metrics that GET /metrics of 'shoal serve' may contain: type, name, labels\n"
+        "and meaning.\n"
+        "\n"
         "  shoal metrics --rules >shoal-rules.yaml          (rule_files of Prometheus)\n"
         "  shoal metrics --dashboard >shoal-dashboard.json  (Dashboards > Import of Grafana)",
     .rows = rows,

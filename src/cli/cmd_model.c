@@ -1,4 +1,4 @@
-/* cmd_model: `shoal model new|info|data` and `shoal convert`: model files. */
+/* cmd_model: `shoal model new|info|data` and `shoal convert`. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "eval/eval.h"
@@ -133,21 +133,21 @@ static const struct option_row model_rows[] = {
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "seed of the weights or conversations"},
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
-     "conversations a persona, or in all (data)"},
+     "data: conversations per persona; with --tasks, in total"},
     {"tasks", OPT_STRING, offsetof(struct options, tasks), NULL, 0, 0, "LIST",
-     "task families whose questions and answers are written to one file (data), not personas; or "
-     "largest, earliest, which need communication"},
+     "data: write questions and answers of these task families to one file, instead of personas; "
+     "or of largest, earliest, which need communication"},
     {"critic", OPT_BOOL, offsetof(struct options, critic), NULL, 0, 0, NULL,
-     "with --tasks: conversations that weigh three first answers, right half of the time"},
+     "data --tasks: conversations that judge three first answers, half of them correct"},
     {0},
 };
 static const struct option_row convert_rows[] = {
     {"o", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT",
      "file ending in .gguf, or a directory"},
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
-     "the tokenizer of a llama2.c .bin"},
+     "tokenizer of a llama2.c .bin model"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "print how large it would be, and stop"},
+     "print the size of the result, and exit"},
     {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
      "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {0},
@@ -156,11 +156,15 @@ static const struct option_row convert_rows[] = {
 const struct cli_command cmd_model = {
     .name = "model",
     .args = "new|info|data PATH",
-    .summary = "describe a model, make one with random weights, write training data",
-    .about = "  shoal model info models/fry\n"
-             "  shoal model new --shape smollm-135m --quant q8_0 --seed 1 /tmp/smollm.gguf\n"
-             "  shoal model data --n 600 data/personas\n"
-             "  shoal model data --tasks pick --n 4000 /tmp/pick.jsonl",
+    .summary = "describe a model, create one with random weights, write training data",
+    .about =
+        "info describes a model; new writes one with random weights; data writes training data,\n"
+        "for three personas or, with --tasks, questions and answers of task families.\n"
+        "\n"
+        "  shoal model info models/fry\n"
+        "  shoal model new --shape smollm-135m --quant q8_0 --seed 1 /tmp/smollm.gguf\n"
+        "  shoal model data --n 600 data/personas\n"
+        "  shoal model data --tasks pick --n 4000 /tmp/pick.jsonl",
     .rows = model_rows,
     .size = sizeof(struct options),
     .min_args = 2,
@@ -170,10 +174,14 @@ const struct cli_command cmd_model = {
 const struct cli_command cmd_convert = {
     .name = "convert",
     .args = "MODEL -o OUT",
-    .summary = "between GGUF, Hugging Face directories and llama2.c",
-    .about = "  shoal convert model.gguf -o directory\n"
-             "  shoal convert stories.bin --tokenizer tok512.bin -o stories.gguf\n"
-             "  shoal convert models/fry --quant q8_0 -o fry-q8.gguf",
+    .summary = "convert models between GGUF, Hugging Face directories and llama2.c",
+    .about =
+        "Converts a model between GGUF, Hugging Face directories and llama2.c, and optionally\n"
+        "its weight type. 'shoal quantize' also measures the loss.\n"
+        "\n"
+        "  shoal convert model.gguf -o directory\n"
+        "  shoal convert stories.bin --tokenizer tok512.bin -o stories.gguf\n"
+        "  shoal convert models/fry --quant q8_0 -o fry-q8.gguf",
     .rows = convert_rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -1,4 +1,4 @@
-/* cmd_pretrain: `shoal pretrain RECIPE`: the starter model from its recipe. */
+/* cmd_pretrain: `shoal pretrain RECIPE`: trains a small base model from a recipe. */
 #include "cli/cli.h"
 #include "train/train.h"
 
@@ -11,9 +11,9 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
-     "where the model goes; default: the recipe's folder"},
+     "output directory; default: the recipe's folder"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "check the recipe, print what it takes, and stop"},
+     "check the recipe, print the plan, and exit"},
     {0},
 };
 
@@ -53,11 +53,11 @@ static const struct recipe_section sections[] = {{"", pretrain_option_rows}, {0}
 const struct cli_command cmd_pretrain = {
     .name = "pretrain",
     .args = "RECIPE",
-    .summary = "make a small base model from a recipe",
-    .about = "Trains a tokenizer and then a model from nothing on generated tasks, as the YAML "
-             "recipe says, and writes it\n"
-             "as a Hugging Face directory with log.jsonl. Interrupted runs continue from their "
-             "checkpoint.\n\n"
+    .summary = "train a small base model from a recipe",
+    .about = "Trains a tokenizer and then a model from random weights on generated tasks, by the\n"
+             "YAML recipe. Writes a Hugging Face directory with log.jsonl. An interrupted run\n"
+             "continues from its checkpoint.\n"
+             "\n"
              "  shoal pretrain models/fry/recipe.yaml --out /tmp/fry",
     .recipe = sections,
     .rows = rows,

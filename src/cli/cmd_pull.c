@@ -1,5 +1,5 @@
-/* cmd_pull: `shoal pull`: loads models and adapters from a hub, and lists those that are on this
- * machine. */
+/* cmd_pull: `shoal pull`: downloads models and adapters from a hub, and lists the downloaded ones.
+ */
 #include "cli/cli.h"
 #include "hub/hub.h"
 
@@ -67,29 +67,33 @@ static int run_pull(const struct cli_options *c, const void *options, const stru
 
 static const struct option_row pull_rows[] = {
     {"include", OPT_LIST, offsetof(struct hub_options, include), NULL, 0, 0, "GLOB",
-     "load these files instead of the usual ones; '*' matches '/' too"},
+     "download these files instead of the default ones; '*' matches '/' too"},
     {"to", OPT_STRING, offsetof(struct hub_options, to), NULL, 0, 0, "DIR",
-     "into this folder, not the cache"},
+     "target folder, instead of the cache"},
     {"dry-run", OPT_BOOL, offsetof(struct hub_options, dry_run), NULL, 0, 0, NULL,
-     "ask the hub, print what would be loaded and where to, and stop"},
+     "print what would be downloaded and where to, and exit"},
     {0},
 };
 
 const struct cli_command cmd_pull = {
     .name = "pull",
     .args = "hf:OWNER/REPO[/FILE][@REVISION]|list",
-    .summary = "load a model or adapter from a hub, or list the loaded ones",
+    .summary = "download a model or adapter from a hub, or list the downloaded ones",
     .about =
+        "Downloads a model or an adapter: its configuration, tokenizer and safetensors weights,\n"
+        "never a pickle file. The same command continues an interrupted download, and checks\n"
+        "every hash of a complete one. It prints the folder; other commands accept\n"
+        "hf:OWNER/REPO instead of it.\n"
+        "\n"
         "  shoal pull hf:HuggingFaceTB/SmolLM2-135M-Instruct\n"
         "  shoal run hf:HuggingFaceTB/SmolLM2-135M-Instruct -p 'Hello'\n"
         "  shoal pull hf:OWNER/REPO-GGUF/model-q8_0.gguf\n"
         "  shoal pull hf:OWNER/REPO@v1.0 --include '*.json' '*.safetensors' --to models/it\n"
-        "  shoal pull list\n\n"
-        "Loads the configuration, the tokenizer and safetensors weights, never a pickle. The same\n"
-        "command continues an interrupted download; on a complete model it checks every hash.\n"
-        "The folder is printed; other commands take hf:OWNER/REPO for it.\n\n"
-        "HF_TOKEN (or the token file of the hub's own client) opens gated and private models,\n"
-        "HF_ENDPOINT names another hub, SHOAL_CACHE a folder other than ~/.cache/shoal.",
+        "  shoal pull list\n"
+        "\n"
+        "HF_TOKEN (or the token file of the hub's own client) gives access to gated and private\n"
+        "models; HF_ENDPOINT names another hub; SHOAL_CACHE names a folder other than\n"
+        "~/.cache/shoal.",
     .rows = pull_rows,
     .size = sizeof(struct hub_options),
     .min_args = 1,

@@ -1,11 +1,11 @@
 /*
  * cmd_quantize: `shoal quantize`: writes a model with fewer bits per weight, and measures the loss.
  *
- * The copy is opened and both models read the same tokens. Perplexity, KL divergence and agreement
- * of the most probable token are printed together with size and bits, because a size alone does not
- * show the loss. Without --text both read questions and answers of the starter model's families, in
- * English, Japanese and Chinese, as chats, and only answers are scored. A text of the user's domain
- * gives more relevant figures.
+ * Both models are evaluated on the same tokens. Perplexity, KL divergence and agreement of the most
+ * probable token are printed together with size and bits, because a size alone does not show the
+ * loss. Without --text the tokens are chats: questions and answers of the starter model's families
+ * in English, Japanese and Chinese, of which only answers are scored. A text of the user's domain
+ * gives more relevant numbers.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -24,10 +24,10 @@ struct options {
 
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
 
-/* The token passages that both models read. */
+/* The token sequences on which both models are evaluated. */
 struct text_passages {
     struct token_ids ids;
-    struct buf scored;           /* chats: marks the tokens of the assistant, which are scored */
+    struct buf scored; /* chats: 1 for tokens of the assistant, which are scored; else empty */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
 };
@@ -36,8 +36,7 @@ static void passage_end(struct text_passages *r) {
     if (r->n < MAX_SEQS && r->ids.n > r->begin[r->n]) r->begin[++r->n] = r->ids.n;
 }
 
-/* Takes one item of every family in turn, each as a separate chat, until there are enough
- * tokens. */
+/* Adds one item of every family in turn, each as a separate chat, until there are enough tokens. */
 static int chats_read(struct text_passages *r, const struct tokenizer *tok, int64_t tokens,
                       struct error *err) {
     int rc = OK;
@@ -55,7 +54,7 @@ static int chats_read(struct text_passages *r, const struct tokenizer *tok, int6
     return rc;
 }
 
-/* Splits a text into windows; each begins as the model begins a text. */
+/* Splits a text into windows; each begins with the model's BOS token, if it has one. */
 static int text_read(struct text_passages *r, const struct model *m, const char *path,
                      int64_t tokens, struct error *err) {
     struct buf text = {0};
@@ -103,7 +102,7 @@ static int copy_write(const struct model *m, const char *out, const struct quant
     return rc;
 }
 
-/* Bits of the weights alone, without tokenizer and padding. */
+/* Bits per weight, without tokenizer and padding. */
 static double bits_per_weight(const struct model *m, const struct quant_scheme *q) {
     return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
 }
@@ -218,25 +217,28 @@ static const struct option_row rows[] = {
      "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m",
      JOB_TEXT},
     {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
-     "text that both models read; default: chats in English, Japanese and Chinese", JOB_INPUT},
+     "text for the comparison; default: chats in English, Japanese and Chinese", JOB_INPUT},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "maximum tokens of the text"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "print how large the copy would be, and stop"},
+     "print the size of the result, and exit"},
     {0},
 };
 
 const struct cli_command cmd_quantize = {
     .name = "quantize",
     .args = "MODEL OUT",
-    .summary = "store weights in fewer bits, and measure the cost in perplexity and divergence",
+    .summary = "write a model with fewer bits per weight, and measure the loss",
     .about =
+        "Writes a model with fewer bits per weight, and prints size, perplexity, KL divergence\n"
+        "and agreement of the most probable token. OUT ends in .gguf, or is a directory (f32,\n"
+        "f16, bf16). Blocks, and the choice of tensors in mixtures such as q4_k_m, equal\n"
+        "llama.cpp's byte for byte; nf4 is not a type of llama.cpp. If a type's block size does\n"
+        "not divide a row, the next type that fits is used: q4_k q5_0, q5_k q5_1, q6_k q8_0,\n"
+        "else f16.\n"
+        "\n"
         "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
-        "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n\n"
-        "OUT ends in .gguf, or is a directory (f32, f16, bf16). Blocks are llama.cpp's, byte\n"
-        "for byte, and so is the choice of tensors in the mixtures; nf4 is no type of llama.cpp.\n"
-        "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
-        "q5_k q5_1, q6_k q8_0, else f16.",
+        "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_OUTPUT}, false}, {0}},
     .rows = rows,
     .size = sizeof(struct options),

@@ -2,8 +2,8 @@
  * cmd_replay: `shoal replay KEY`: runs a recorded call again and prints "same bits", or every
  * difference.
  *
- * It first compares the inputs of the call — model, adapters, numeric class, processor level,
- * version — then, if the call can run at all, its outputs. The store does not change.
+ * It compares the inputs of the call (model, adapters, numeric class, processor level, version),
+ * and the outputs if the call can run. The store does not change.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -18,13 +18,13 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"store", OPT_STRING, offsetof(struct options, store), SETUP_STORE, 0, 0, "FILE",
-     "where calls were kept"},
+     "database of recorded calls"},
     {"list", OPT_BOOL, offsetof(struct options, list), NULL, 0, 0, NULL,
      "list the recorded calls, newest first"},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "ID",
-     "instead: a generation of this run"},
+     "repeat a generation of this run instead of a call"},
     {"generation", OPT_INT, offsetof(struct options, generation), "0", 0, 1e6, "G",
-     "with --run: which"},
+     "--run: the generation"},
     {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR", "folder of runs"},
     {0},
 };
@@ -58,7 +58,7 @@ static int list_calls(const struct cli_options *c, struct store *s, struct error
     return OK;
 }
 
-/* Notes a difference that may or may not change the outputs. */
+/* Notes a setting that differs; the outputs may still be equal. */
 static void field_compare(struct replay *r, const char *key, const char *current) {
     const char *recorded = json_get_string(r->call, key);
     if (strcmp(recorded, current) != 0)
@@ -101,7 +101,8 @@ static bool adapter_reopen(struct replay *r, const json_t *v, struct weighted_ad
     return out->adapter && strcmp(out->adapter->hash, hash) == 0;
 }
 
-/* The "weight" of a term distinguishes a mix of one adapter from a plain adapter. */
+/* Opens the recorded adapters. A recorded mix has weights, so that a mix of one adapter is distinct
+ * from a plain adapter. */
 static bool adapters_reopen(struct replay *r, struct error *err) {
     const json_t *list = json_object_get(r->call, "adapters");
     int n = (int)MIN(json_array_size(list), (size_t)ENGINE_MIX_MAX);
@@ -115,7 +116,8 @@ static bool adapters_reopen(struct replay *r, struct error *err) {
     return same;
 }
 
-/* The engine has one sequence and the needed length: none of its other options changes the bits. */
+/* Runs the call in an engine with one sequence of the required length. Other engine options do not
+ * change the bits. */
 static int call_rerun(struct replay *r, struct error *err) {
     int64_t longest = 0;
     for (int i = 0; i < r->r.n_choices; i++) longest = MAX(longest, r->r.choices[i].n);
@@ -132,7 +134,7 @@ static int call_rerun(struct replay *r, struct error *err) {
     return r->s.e ? engine_run(r->s.e, &r->r, 1, NULL, err) : err->code;
 }
 
-/* Compares the remaining settings that the outputs depend on. */
+/* Compares the settings that the outputs may depend on. */
 static void settings_compare(struct replay *r) {
     char key[HASH_LEN];
     field_compare(r, "class", numeric_class_name(r->s.m->cls));
@@ -214,13 +216,16 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_replay = {
     .name = "replay",
     .args = "KEY|--list|--run ID",
-    .summary = "run a recorded call or a generation again: same bits, or the differences",
-    .about = "Calls are kept by 'run', 'eval' and 'debate' with --record. The beginning of a key\n"
-             "is enough. Exit status 0: the same bits; 1: not the same, and the lines say why.\n\n"
-             "  shoal run models/fry -p 'two plus two' --record --json\n"
-             "  shoal replay --list\n"
-             "  shoal replay 3f9aa118\n"
-             "  shoal replay --run 20261122-060712-s1 --generation 3",
+    .summary = "repeat a recorded call or a generation, and compare the bits",
+    .about =
+        "Runs a recorded call again and compares the results bit by bit. 'run', 'eval' and\n"
+        "'debate' record calls with --record. A prefix of the key is enough. Exit status 0: the\n"
+        "same bits; 1: not the same, and the output names each difference.\n"
+        "\n"
+        "  shoal run models/fry -p 'two plus two' --record --json\n"
+        "  shoal replay --list\n"
+        "  shoal replay 3f9aa118\n"
+        "  shoal replay --run 20261122-060712-s1 --generation 3",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -1,9 +1,9 @@
 /*
- * cmd_run: `shoal run MODEL`: generate from prompts or chat messages, with adapters, a mix of them,
- * or none.
+ * cmd_run: `shoal run MODEL`: generates from prompts or chat messages, with an adapter, a mix of
+ * adapters, or the base model.
  *
- * All prompts and all samples of each are requests of one batch. Text output is for people; token
- * ids, log-probabilities and the identity of a call are printed with --json only.
+ * All prompts and all samples of each are requests of one batch. Text output is for people;
+ * log-probabilities and the key of a call are printed with --json only.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
@@ -27,43 +27,44 @@ struct options {
 static const struct option_row rows[] = {
     ROW("p", OPT_STRING, prompt, NULL, 0, 0, "TEXT", "text to continue; may be empty"),
     ROW("chat", OPT_STRING, chat, NULL, 0, 0, "TEXT",
-        "a user's message instead: the model's chat template is put around it"),
-    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before it"),
+        "a user's message; the model's chat template is applied"),
+    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before --chat"),
     ROW("chat-template-kwargs", OPT_STRING, template_kwargs, NULL, 0, 0, "JSON",
-        "further variables of the template, as '{\"enable_thinking\": false}'"),
+        "additional variables of the chat template, as '{\"enable_thinking\": false}'"),
     ROW("file", OPT_STRING, file, NULL, 0, 0, "FILE",
-        "many prompts in one batch: one a line, or JSON lines of {prompt}, {chat, system} or "
+        "file of prompts: one per line, or JSON Lines of {prompt}, {chat, system} or "
         "{messages, tools, chat_template_kwargs}"),
     ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
-        "answers to each prompt; sample i is drawn with seed + i"),
+        "samples per prompt; sample i uses seed + i"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
-        "PEFT directory, or a mix of several as A=0.7,B=0.3 (A,B: all of both)"),
-    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
-        "choose among these instead, with exact probabilities"),
+        "adapter, or a weighted sum of several, such as A=0.7,B=0.3 (A,B: weights 1)"),
+    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
+        "choose among these texts, with exact probabilities, instead of generating"),
     SAMPLING_ROWS(struct options, sampling, "64"),
     ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
-        "added to the logits of token ids; -inf forbids one"),
-    ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "ends before any of these texts"),
+        "add X to the logit of a token id; -inf forbids the token"),
+    ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "stop before any of these texts"),
     ROW("json-schema", OPT_STRING, json_schema, NULL, 0, 0, "FILE",
-        "the answer is JSON of this schema, and whole if --n has room for it"),
-    ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE", "the whole answer matches it"),
-    ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE", "the answer matches this GBNF grammar"),
+        "constrain the answer to JSON of this schema; it is complete if --n is large enough"),
+    ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE",
+        "constrain the whole answer to this regular expression"),
+    ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE",
+        "constrain the answer to this GBNF grammar"),
     ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
         "report the N most probable tokens at each position (--json)"),
     ROW("prompt-logprobs", OPT_BOOL, prompt_logprobs, NULL, 0, 0, NULL,
-        "report the prompt's tokens as well (--json)"),
+        "report log-probabilities of the prompt as well (--json)"),
     ROW("echo", OPT_BOOL, echo, NULL, 0, 0, NULL, "print the prompt before the answer"),
     ROW("ids", OPT_BOOL, ids, NULL, 0, 0, NULL, "print token ids instead of text"),
     ROW("session", OPT_STRING, session, NULL, 0, 0, "FILE",
-        "the state of the sequence: continued if the file exists, saved at the end"),
+        "KV cache of the sequence: loaded if the file exists, saved at the end"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 #undef ROW
 
-/* The state of one command line except the model. Request i is sample i % samples of prompt i /
- * samples. */
+/* The inputs and requests of the command. Request i is sample i % samples of prompt i / samples. */
 struct run_job {
     const struct cli_options *c;
     const struct options *o;
@@ -81,7 +82,7 @@ struct run_job {
     int n;
 };
 
-/* Refuses flags that would have no effect, because such a mistake is easy to miss. */
+/* Refuses flags that would have no effect. */
 static int flags_check(const struct cli_options *c, const struct options *o, struct error *err) {
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
@@ -106,7 +107,7 @@ static int flags_check(const struct cli_options *c, const struct options *o, str
     return OK;
 }
 
-/* "5=1.5,7=-inf"; a repeated token adds up, as in the engine. */
+/* Parses "5=1.5,7=-inf". The biases of a repeated token add up. */
 static int bias_parse(struct run_job *j, const char *text, struct error *err) {
     for (const char *at = text; *at;) {
         char *end, *after;
@@ -190,8 +191,8 @@ static int job_encode(struct run_job *j, const struct model *m, struct error *er
     return OK;
 }
 
-/* max_tokens is cut to the room after the prompt, so that its value, which is part of the call's
- * identity, does not depend on the memory plan. */
+/* max_tokens is limited to the room after the prompt. Its value is part of the request key and must
+ * not depend on the memory plan. */
 static void job_requests_init(struct run_job *j, int32_t max_len) {
     const struct options *o = j->o;
     struct engine_request *r;
@@ -241,7 +242,7 @@ static void json_merge(json_t *into, json_t *from) {
     json_decref(from);
 }
 
-/* The inputs that determine the answer, by name and by content hash: enough to repeat the call. */
+/* The inputs that determine the answer, by name and content hash; enough to repeat the call. */
 static json_t *call_json(const struct run_job *j, const struct setup *s, int i, const char *hash) {
     const struct engine_request *r = &j->reqs[i];
     char key[HASH_LEN];
@@ -255,7 +256,7 @@ static json_t *call_json(const struct run_job *j, const struct setup *s, int i, 
                      r->n_prefilled, "generated", r->n_generated);
 }
 
-/* One JSON object with everything; members that no flag requests are left out. */
+/* An answer as JSON; without members that no flag requests. */
 static json_t *answer_json(const struct run_job *j, const struct setup *s, int i,
                            const char *hash) {
     const struct engine_request *r = &j->reqs[i];
@@ -329,7 +330,8 @@ static int job_print(const struct run_job *j, const struct setup *s, struct erro
     return OK;
 }
 
-/* Refuses, and does not skip, a file of another model, numeric class or element type. */
+/* Loads --session if the file exists. A file of another model, numeric class or dtype is an error.
+ */
 static int session_load(const struct run_job *j, struct setup *s, struct error *err) {
     int32_t n;
     if (!j->o->session || !path_exists(j->o->session)) return OK;
@@ -339,7 +341,7 @@ static int session_load(const struct run_job *j, struct setup *s, struct error *
     return rc;
 }
 
-/* Saves the longest cached prefix: the last generated token is not in the KV cache yet. */
+/* Saves the sequence without the last generated token, which is not in the KV cache. */
 static int session_save(const struct run_job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct engine_request *r = &j->reqs[0];
@@ -410,7 +412,10 @@ const struct cli_command cmd_run = {
     .name = "run",
     .args = "MODEL",
     .summary = "generate text, or choose with exact probabilities",
-    .about = "  shoal run models/fry --chat 'sort: k b x' --temp 0\n"
+    .about = "Continues a prompt, answers a chat message, or chooses among given answers. All\n"
+             "prompts and samples are computed in one batch.\n"
+             "\n"
+             "  shoal run models/fry --chat 'sort: k b x' --temp 0\n"
              "  shoal run models/fry --chat '412と907、大きいのは？' --temp 0\n"
              "  shoal run model.gguf -p 'Once upon a time' -n 100 --adapter "
              "runs/ID/adapters/gen_0/critic\n"

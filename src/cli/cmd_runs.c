@@ -1,9 +1,9 @@
 /*
  * cmd_runs: `shoal runs`: lists runs, and compares the results of groups of runs.
  *
- * A group is every run whose id is its name and "-KEY"; a key names the repetition: a seed ("s3"),
- * or a family and a seed ("order-s3"). Groups are compared with the first one on the keys that both
- * have, so that a seed that is easy or hard for all groups cancels.
+ * A group NAME contains every run with an id NAME-KEY. The key identifies a repetition: a seed
+ * ("s3"), or a family and a seed ("order-s3"). Groups are compared with the first one, paired by
+ * key, so that the difficulty of a seed cancels.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -22,9 +22,9 @@ static const struct option_row rows[] = {
     {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",
      "folder of runs and of shoal.db"},
     {"compare", OPT_LIST, offsetof(struct options, compare), NULL, 0, 0, "NAME",
-     "groups to compare: finished runs whose ids are NAME-KEY, such as NAME-s1, NAME-s2"},
+     "groups of finished runs to compare, with ids NAME-KEY, such as NAME-s1, NAME-s2"},
     {"base", OPT_STRING, offsetof(struct options, base), NULL, 0, 0, "NAME",
-     "group that retention is counted from; default: each run's own best founder"},
+     "group that retention is relative to; default: each run's best founder"},
     {0},
 };
 
@@ -33,7 +33,7 @@ struct outcome {
     const char *key; /* borrowed from the list of runs */
     double accuracy, flops;
     double retained_accuracy,
-        retention; /* accuracy on retained tasks; its change since the founder */
+        retention; /* accuracy on the families to retain; its change since the founder */
     int64_t items;
 };
 struct run_group {
@@ -49,7 +49,7 @@ static const char *run_key(const char *id, const char *group) {
     return strncmp(id, group, n) == 0 && id[n] == '-' && id[n + 1] ? id + n + 1 : NULL;
 }
 
-/* The last row of the table is the result of the search. */
+/* Reads result.json of a run. The last row of its table is the result of the search. */
 static int outcome_read(const char *root, const char *id, struct outcome *o,
                         bool *measures_retention, struct error *err) {
     char *path = xasprintf("%s/%s/result.json", root, id);
@@ -126,7 +126,7 @@ static struct pairing paired_difference(const struct run_group *a, const struct 
     return r;
 }
 
-/* Without a base, the change since each run's founder. */
+/* The change on the families to retain, relative to base or, without one, to each run's founder. */
 static struct stats_interval retention(const struct run_group *g, const struct run_group *base) {
     if (!base->name) return group_interval(g, offsetof(struct outcome, retention));
     return paired_difference(g, base, offsetof(struct outcome, retained_accuracy)).diff;
@@ -255,15 +255,16 @@ static int run_runs(const struct cli_options *c, const void *options, const stru
 const struct cli_command cmd_runs = {
     .name = "runs",
     .args = "",
-    .summary = "list runs, or compare groups of them over their seeds",
-    .about = "Prints for each group the mean final accuracy of its runs, their cost, and the loss "
-             "or gain on the families to\n"
-             "be retained; then the lead of the first group, paired by seed. Intervals are "
-             "Student's t of 95 %\n"
-             "over runs; p is from flipping the signs of the pairs, so that five pairs cannot go "
-             "below 0.0625.\n\n"
-             "  shoal runs\n"
-             "  shoal runs --compare hybrid soup gradient",
+    .summary = "list runs, or compare groups of runs over their seeds",
+    .about =
+        "Without options, lists the runs. With --compare, prints for each group of runs the\n"
+        "mean final accuracy, the cost, and the change on the families to retain; then the\n"
+        "difference of the first group to each other group, paired by seed. Intervals are\n"
+        "Student's t of 95 % over runs. p is from a sign-flip test over pairs, which cannot go\n"
+        "below 0.0625 with five pairs.\n"
+        "\n"
+        "  shoal runs\n"
+        "  shoal runs --compare hybrid soup gradient",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

@@ -1,5 +1,4 @@
-/* cmd_serve: `shoal serve`: one model, its adapters and teams over HTTP, until a signal stops
- * it. */
+/* cmd_serve: `shoal serve`: serves a model, its adapters and teams over HTTP until a signal. */
 #define _GNU_SOURCE
 #include "api/api.h"
 #include "cli/settings.h"
@@ -26,75 +25,72 @@ struct options {
 #define ALIAS(name, of)                                                                            \
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
 static const struct option_row rows[] = {
-    ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR …",
-        "adapters to serve, each a separate model by that name; vLLM's {\"name\", \"path\"} too"),
+    ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR",
+        "adapters to serve, each as a model of that name; also vLLM's {\"name\", \"path\"}"),
     ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
-        "every adapter in this folder, under its own folder's name"),
-    ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE …",
-        "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
+        "serve every adapter in this folder, by the name of its folder"),
+    ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE",
+        "teams to serve (files of 'shoal debate --team'), each as a model team:NAME"),
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
-        "folder of keys, jobs, uploaded files, made models and all other state that outlives the "
-        "server"),
+        "folder of the server's state: keys, jobs, uploaded files, derived models …"),
     ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR",
-        "folder of the runs: of its jobs, and to show"),
+        "folder of runs: those of jobs, and those that the web page shows"),
     ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
         "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' next to "
         "--state)"),
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
-        "a reply that takes longer is logged with where its time went"),
-    ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",
-        "a key that may do anything, in addition to those of 'shoal key'; also from "
-        "$SHOAL_API_KEY; all users of the machine see a command line in 'ps': prefer "
-        "--api-key-file"),
+        "log replies that take longer, with the time of each stage"),
+    ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET",
+        "key with all scopes, in addition to those of 'shoal key'; also from $SHOAL_API_KEY; other "
+        "users can see a command line (ps): prefer --api-key-file"),
     ROW("api-key-file", OPT_STRING, serve.api_key_file, NULL, 0, 0, "FILE",
-        "such keys, one a line; '#' begins a comment"),
+        "file of such keys, one per line; '#' begins a comment"),
     ROW("max-concurrent", OPT_INT, serve.max_concurrent, "512", 0, 1e6, "N",
-        "requests under way of one key, and of one address, but not of this machine itself (0: any "
-        "number)"),
+        "maximum concurrent requests of a key, and of an address other than this machine (0: no "
+        "limit)"),
     ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
-        "without keys, answer this machine only; --no-auth: other machines may chat"),
+        "without keys, accept requests from this machine only; --no-auth: other machines may chat"),
     ROW("trust-request-chat-template", OPT_BOOL, serve.trust_template, "false", 0, 0, NULL,
-        "render the 'chat_template' that a request brings, within the limits of any template"),
+        "allow 'chat_template' in requests"),
     ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
-        "keep the last replies, so that they can be rated; --no-feedback: no word is kept"),
+        "keep the last replies for ratings; --no-feedback: keep no text"),
     ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
-        "maximum size of the file of ratings and experiments; a key may write a sixteenth of it a "
-        "day"),
-    ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
-        "other names of the base"),
-    ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),
+        "maximum size of the file of ratings and experiments; a key may write 1/16 of it per day"),
+    ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME",
+        "additional model names of the base"),
+    ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "maximum concurrent sequences"),
     ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
-        "tokens of a prompt and its reply (0: the model's, at most 4096)"),
+        "maximum tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
-        "requests that may wait; further requests get status 503"),
+        "maximum waiting requests; further requests get status 503"),
     ROW("max-request-memory", OPT_STRING, request_memory, NULL, 0, 0, "SIZE",
-        "memory of all current requests and replies, as 64M or 1G: beyond it requests get status "
-        "503 (default: 512M, or an eighth of --max-memory)"),
-    ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "jobs that run at once"),
+        "memory of all running requests, such as 64M or 1G; beyond it requests get status 503 "
+        "(default: 512M, or 1/8 of --max-memory)"),
+    ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "maximum concurrent jobs"),
     ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
-        "jobs run when no other program on the machine needs the processor; --no-jobs-idle: like "
-        "other programs"),
-    ROW("jobs-read", OPT_LIST, serve.jobs_read, NULL, 0, 0, "DIR …",
-        "folders whose data, models and recipes jobs may read, in addition to the working folder, "
-        "the models and adapters served, --runs, results and everything 'shoal pull' loaded"),
+        "run jobs only while no other program needs the processor; --no-jobs-idle: with normal "
+        "priority"),
+    ROW("jobs-read", OPT_LIST, serve.jobs_read, NULL, 0, 0, "DIR",
+        "folders that jobs may read, in addition to the working folder, the served models and "
+        "adapters, --runs, results, and what 'shoal pull' has downloaded"),
     ROW("jobs-run-commands", OPT_BOOL, serve.jobs_run_commands, NULL, 0, 0, NULL,
-        "jobs may run reward commands, in a sandbox; the kernel's landlock then does not confine "
-        "the jobs themselves"),
+        "allow reward commands in jobs; they run in a sandbox, but landlock does not confine the "
+        "jobs themselves"),
     ROW("job-seconds", OPT_FLOAT, serve.job_seconds, "604800", 0, 1e9, "S",
-        "seconds that a job may run, without pauses; a resumed job continues from its saved state "
-        "(0: any time)"),
+        "maximum seconds of a job, without pauses; a resumed job continues from its saved state "
+        "(0: no limit)"),
     ROW("jobs-bytes", OPT_INT, serve.jobs_bytes, "68719476736", 0, 1e18, "BYTES",
-        "maximum bytes of the kept files of jobs; a key may have half of it (0: any number)"),
+        "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
-        "maximum tokens of a reply, unless the request sets it"),
-    ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL …",
+        "default maximum tokens of a reply"),
+    ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL",
         "URLs that receive alerts, in Alertmanager's format"),
-    ROW("alert-slack", OPT_SECRETS, serve.alert_slacks, NULL, 0, 0, "URL …",
-        "the same for Slack's incoming webhooks; also from $SHOAL_ALERT_SLACK"),
+    ROW("alert-slack", OPT_SECRETS, serve.alert_slacks, NULL, 0, 0, "URL",
+        "Slack webhooks that receive alerts; also from $SHOAL_ALERT_SLACK"),
     ROW("alert-seconds", OPT_FLOAT, serve.alert_seconds, "15", 0, 3600, "S",
-        "between two looks at the alerts (0: never)"),
+        "seconds between two checks of the alerts (0: never)"),
     ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
-        "as vLLM has it, and needs nothing here, like the next three"),
+        "option of vLLM; no effect here, like the next three"),
     ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
     ROW("max-lora-rank", OPT_INT, vllm.rank, "0", 0, 1e9, "N", ""),
     ROW("max-cpu-loras", OPT_INT, vllm.cpu, "0", 0, 1e9, "N", ""),
@@ -104,9 +100,9 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* The token is a secret: it is printed for a person and left out of the JSON lines, which are often
- * logged. It is in the fragment of the address, which browsers do not send, so only the page reads
- * it. */
+/* Prints the addresses. The token is a secret, so it is not in the JSON lines, which are often
+ * logged. In the page's address it is in the fragment, which browsers do not send: only the page
+ * reads it. */
 static void on_ready(void *ctx, const char *url, const char *page, const char *token,
                      const char *token_path) {
     const struct cli_options *c = ctx;
@@ -119,7 +115,8 @@ static void on_ready(void *ctx, const char *url, const char *page, const char *t
     log_info("page %s/#token=%s", page, token);
 }
 
-/* Raises the limit of open files: each client is a file descriptor, and shells allow a thousand. */
+/* Raises the limit of open files to the maximum: each client is a file descriptor, and the usual
+ * limit is 1024. */
 static void open_files_limit_raise(void) {
     struct rlimit r;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
@@ -129,8 +126,8 @@ static void open_files_limit_raise(void) {
 
 enum { STEP_ROWS = 256 }; /* the engine's default; the memory plan needs the number */
 
-/* For the plan: the paths of NAME=DIR. Adapters in vLLM's JSON form are not in the plan; their
- * memory is additional. */
+/* The paths of NAME=DIR, for the memory plan. Adapters in vLLM's JSON form are not in the plan;
+ * their memory is additional. */
 static struct strings adapter_paths(const struct strings *adapters) {
     struct strings paths = {0};
     for (int i = 0; i < adapters->n; i++) {
@@ -140,8 +137,8 @@ static struct strings adapter_paths(const struct strings *adapters) {
     return paths;
 }
 
-/* The part of --max-memory for requests: their input, their output, grammars, and replies that a
- * user may rate. */
+/* Sets the memory of requests (input, output, grammars, replies that can be rated) and of adapters
+ * that are loaded later. */
 static int request_memory_init(const struct options *o, struct serve_options *so,
                                struct error *err) {
     enum { MIN_BYTES = 8 << 20, DEFAULT_BYTES = 512 << 20 };
@@ -156,7 +153,7 @@ static int request_memory_init(const struct options *o, struct serve_options *so
                          MIN_BYTES >> 20);
     so->request_memory = (int64_t)most;
     if (!limit && !o->request_memory) return OK;
-    so->http.max_held = (int64_t)most / 4; // a body that grows has room for twice its bytes
+    so->http.max_held = (int64_t)most / 4; // the buffer of a growing body may be twice its size
     so->http.max_body = MIN(so->http.max_body, so->http.max_held);
     return OK;
 }
@@ -224,21 +221,24 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_serve = {
     .name = "serve",
     .args = "MODEL",
-    .summary = "the model and its adapters over OpenAI's, vLLM's, llama.cpp's and Ollama's APIs",
+    .summary = "serve a model and its adapters: OpenAI's, vLLM's, llama.cpp's and Ollama's APIs",
     .about =
-        "Serves a model and any number of LoRA adapters from one running batch: requests for\n"
-        "different adapters, and sums of them, are computed together. An adapter is a model name:\n"
-        "\"model\": \"NAME\", \"BASE:NAME\", \"BASE@NAME\", or a mix, \"a*0.7+b*0.3\".\n\n"
+        "Serves a model and any number of LoRA adapters with continuous batching: requests for\n"
+        "different adapters, and for weighted sums of them, share one batch. An adapter is a\n"
+        "model name: \"NAME\", \"BASE:NAME\", \"BASE@NAME\", or a mix, \"a*0.7+b*0.3\".\n"
+        "\n"
         "  shoal serve models/fry --adapter critic=adapters/critic solver=adapters/solver\n"
         "  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d\n"
-        "    '{\"model\": \"critic\", \"messages\": [{\"role\": \"user\", \"content\": "
-        "\"Hi\"}]}'\n\n"
-        "Without keys it listens to this machine only ('shoal key add NAME' makes one). Jobs and\n"
-        "changes of the server need a key, or the token that each start makes, prints with the\n"
-        "page's address, and keeps in the file 'token' of --state until the server ends.\n\n"
-        "SIGTERM or Ctrl-C ends it: replies under way have --drain-seconds to finish. If requests\n"
-        "still run 5 seconds later, or after a second signal, it ends without them, with exit\n"
-        "status 3.",
+        "    '{\"model\": \"critic\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'\n"
+        "\n"
+        "Without keys it accepts requests from this machine only ('shoal key add NAME' adds a\n"
+        "key). Jobs and changes of the server need a key or the start-up token, which each\n"
+        "start prints with the address of the web page and keeps in the file 'token' of --state\n"
+        "until the server ends.\n"
+        "\n"
+        "SIGTERM or Ctrl-C stops the server: running replies have --drain-seconds to finish. If\n"
+        "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
+        "with exit status 3.",
     .rows = rows,
     .more =
         (const struct option_table[]){

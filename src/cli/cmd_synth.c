@@ -1,9 +1,8 @@
 /*
- * cmd_synth: `shoal synth`: the model writes answers to prompts, filters select, and the selected
- * answers become training data that names its source; --then-train runs `shoal train` on it.
+ * cmd_synth: `shoal synth`: samples answers to prompts, filters them, and writes the remaining ones
+ * as training data with their source; --then-train runs `shoal train` on it.
  *
- * The second step is the train command, with the options after "--" or in the section train of the
- * recipe: it has no other flags here.
+ * The options of the training are those after "--" and those in the section train of the recipe.
  */
 #define _GNU_SOURCE
 #include "cli/settings.h"
@@ -17,26 +16,27 @@ struct options {
     struct synth_options synth;
     struct setup_options setup;
     char *model, *prompts, *topics, *adapter, *judge, *out, *then_train;
-    bool train_section; /* whether the recipe has a section train */
+    bool train_section; /* the recipe has a section train */
 };
 #define ROW(name, field, metavar, help)                                                            \
     { name, OPT_STRING, offsetof(struct options, field), NULL, 0, 0, metavar, help }
 
 /* Flags, and keys at the top level of a recipe. */
 static const struct option_row command_rows[] = {
-    ROW("model", model, "MODEL", "the base, where it is not the first argument"),
-    ROW("prompts", prompts, "FILE", "JSON lines of {prompt} or {messages}"),
-    ROW("topics", topics, "FILE", "instead: a topic a line, put into --template"),
-    ROW("out", out, "FILE", "where kept samples go, a JSON line each"),
-    ROW("adapter", adapter, "DIR", "adapter that writes the samples; default: the base"),
-    ROW("judge", judge, "DIR", "adapter that computes the perplexity; default: the base"),
+    ROW("model", model, "MODEL", "base model, if it is not the first argument"),
+    ROW("prompts", prompts, "FILE", "prompts: JSON Lines of {prompt} or {messages}"),
+    ROW("topics", topics, "FILE",
+        "topics instead of prompts, one per line, inserted into --template"),
+    ROW("out", out, "FILE", "output file of kept samples, as JSON Lines"),
+    ROW("adapter", adapter, "DIR", "adapter that generates the samples; default: the base model"),
+    ROW("judge", judge, "DIR", "adapter that computes the perplexity; default: the base model"),
     ROW("then-train", then_train, "DIR",
-        "train an adapter on the kept samples; flags of 'shoal train' follow --"),
+        "train an adapter on the kept samples; options of 'shoal train' follow --"),
     SETUP_ROWS(struct options, setup),
     SETUP_ROW("record", OPT_BOOL, struct options, setup.record, "true", NULL,
-              "keep every call with its result, for 'shoal replay' and to continue"),
+              "store every call with its result, for 'shoal replay' and to continue"),
     SETUP_ROW("store", OPT_STRING, struct options, setup.store, SETUP_STORE, "FILE",
-              "where calls are kept"),
+              "database of stored calls"),
     {0},
 };
 #undef ROW
@@ -72,8 +72,8 @@ static int train_section(const struct option_row *rows, void *block, const char 
     return rc;
 }
 
-/* The options of train: files from here, overridden by the recipe's section, then by flags. They
- * are read before anything is written, so that a wrong option costs nothing. */
+/* Reads the options of train: files from synth, overridden by the recipe's section, then by flags.
+ * This is done first, so that a wrong option is found before anything is generated. */
 static int train_options_read(const struct option_row *rows, const struct options *o,
                               const char *model, const char *recipe, const struct strings *flags,
                               void *block, struct error *err) {
@@ -90,7 +90,7 @@ static int train_options_read(const struct option_row *rows, const struct option
     return rc;
 }
 
-enum { BYTES_PER_TOKEN = 16 }; /* id and text, both again as a line or a request */
+enum { BYTES_PER_TOKEN = 16 }; /* id and text of a token, in a request and in a line of output */
 
 static struct setup_needs synth_needs(const struct synth *s, const struct strings *adapters) {
     int64_t n = (int64_t)s->prompts.n * s->o->samples;
@@ -219,21 +219,20 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_synth = {
     .name = "synth",
     .args = "MODEL|RECIPE --prompts FILE --out FILE [-- TRAIN FLAGS]",
-    .summary = "let a model write training data, filtered, with its source",
+    .summary = "generate and filter training data with a model",
     .about =
-        "Every prompt is answered several times in one batch; filters drop what is broken, cut, "
-        "off-language, repeated, disputed\n"
-        "among the prompt's own answers, or improbable, and the report says how many and shows the "
-        "first of each. A kept sample\n"
-        "is a line of {messages, source}: source names the recorded call, model, adapter, seed and "
-        "scores. Same inputs, same bytes.\n"
-        "A recipe is YAML with the names of the files, and sections synth and train.\n\n"
+        "Answers every prompt several times in one batch. Filters remove answers that are\n"
+        "malformed, truncated, in another language, duplicates, in disagreement with the other\n"
+        "answers to the prompt, or improbable; the report counts them and shows the first of\n"
+        "each kind. A kept sample is a line of {messages, source}; source names the recorded\n"
+        "call, model, adapter, seed and scores. Equal inputs give equal bytes. A recipe is a\n"
+        "YAML file with the options at its top level and in the sections synth and train.\n"
+        "\n"
         "  shoal synth models/fry --prompts p.jsonl --out s.jsonl --samples 8 --min-agreement 0.5\n"
         "  shoal synth models/fry --topics t.txt --template '{topic}とは?' --language ja --out "
         "s.jsonl\n"
         "  shoal synth models/fry --prompts p.jsonl --out s.jsonl --then-train /tmp/a -- --r 8 "
-        "--lr "
-        "4e-3\n"
+        "--lr 4e-3\n"
         "  shoal replay KEY    (a sample's \"call\")",
     .recipe_load = recipe_load,
     .rows = command_rows,

@@ -1,9 +1,8 @@
 /*
- * cmd_train: `shoal train`: makes adapters from conversations, or prints what that would take.
+ * cmd_train: `shoal train`: trains adapters, or prints the plan of the training.
  *
- * The base and the options come from the command line or from a recipe in the place of the base;
- * flags go before the recipe. Option names of PEFT, of TRL and of an earlier script work as
- * aliases (docs/COMPATIBILITY.md).
+ * The first argument is the base or a recipe, which names the base; flags go before a recipe.
+ * Option names of PEFT, TRL and an earlier script are aliases (docs/COMPATIBILITY.md).
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
@@ -30,7 +29,7 @@ static const struct option_row command_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
         JOB_INPUT),
     ROW("data", OPT_LIST, data, "FILE",
-        "conversations; several NAME=FILE train several adapters in one pass of the base model",
+        "training data; several NAME=FILE train several adapters in one pass of the base model",
         JOB_NAMED),
     ROW("out", OPT_STRING, out, "DIR",
         "adapter directory; with several adapters, their parent folder", JOB_OUTPUT),
@@ -169,7 +168,7 @@ static int method_check(const struct train_command *o, struct error *err) {
     return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 
-/* Each name becomes a folder below --out. */
+/* Checks adapter names, which become folders below --out. */
 static int names_check(const struct strings *data, struct error *err) {
     for (int i = 0; i < data->n; i++) {
         const char *v = data->v[i];
@@ -227,23 +226,25 @@ const struct cli_command cmd_train = {
     .args = "MODEL|RECIPE --data FILE --out DIR",
     .summary = "fine-tune LoRA adapters on conversations",
     .about =
-        "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
-        "one object a line, objects one after\n"
-        "another, or an array. Loss is taken on the assistant's words. Interrupted training "
-        "continues. A recipe is YAML with\n"
-        "these names: model, data, out, eval_data, method, start, and the others in the sections "
-        "train, policy and es; flags go\n"
-        "before it. Method dpo takes {\"prompt\", \"chosen\", \"rejected\"}; reinforce, rloo and "
-        "grpo take prompts without answers,\n"
-        "with what --reward looks for, and learn from what they write themselves.\n"
-        "With --eval-data, a version that is not better on it than the one before is set aside "
-        "and the exit code is 1;\n"
-        "what was at --out before can be had again with 'shoal adapter rollback DIR'.\n\n"
-        "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
-        "--lr 4e-3\n"
+        "Data are conversations {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
+        "JSON\n"
+        "Lines, objects one after another, or an array. The loss covers the assistant's\n"
+        "messages. --method dpo takes {\"prompt\", \"chosen\", \"rejected\"}; reinforce, rloo and\n"
+        "grpo take prompts and what --reward needs, and learn from sampled completions.\n"
+        "Interrupted training continues.\n"
+        "\n"
+        "With --eval-data, a new version that is not better on it than the previous one is not\n"
+        "published, and the exit code is 1. 'shoal adapter rollback DIR' restores the previous\n"
+        "version.\n"
+        "\n"
+        "A recipe is YAML: model, data, out, eval_data, method and start, and other options in\n"
+        "the sections train, policy and es. Flags go before the recipe.\n"
+        "\n"
+        "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 --lr "
+        "4e-3\n"
         "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run\n"
         "  shoal train models/fry --method rloo --data fry:pick --prefix answer: --out /tmp/pick "
-        "--r 8 --lr 2e-3",
+        "--r 8",
     .recipe_load = recipe_load,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_store_option = "runs",

@@ -1,9 +1,9 @@
 /*
- * cmd_world: `shoal world`: the grid world as a program. It measures policies on the same maps;
- * shows or records one world; enters a trace at any tick and continues it differently; and serves
- * the environment to other programs.
+ * cmd_world: `shoal world`: measures policies on the same maps; shows or records one world; loads
+ * any tick of a trace and continues from it; serves the environment to other programs; and runs
+ * simulations of a model's agents.
  *
- * A struct world_player chooses the actions; the rest is the same for all kinds of players.
+ * A struct world_player chooses the actions: a scripted policy, another program, or the model.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -23,14 +23,14 @@ struct options {
     double timeout;
     bool watch, do_continue, pipe, best;
     char *adapter_name;
-    struct world_rules rules; /* rules of --world, overridden by flags */
+    struct world_rules rules; /* rules of --world; flags override them */
     struct simulation_run_options simulation;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row command_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
-        "repaired (the default), seed, or a YAML file: worlds/ has some", JOB_CHOICE),
+        "rules: repaired (default), legacy, or a YAML file, such as those in worlds/", JOB_CHOICE),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
         "policies that act: rule (the default), reflex, random, mock; several are compared on the "
         "same maps",
@@ -42,7 +42,7 @@ static const struct option_row command_rows[] = {
         "program that acts as the environment of the model's agents: answers reset and step",
         JOB_REFUSED),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
-        "timeout of an answer of that program, in seconds"),
+        "seconds that such a program may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N", "number of agents; default 20"),
     ROW("steps", OPT_INT, steps, NULL, 0, TRACE_TICKS, "N",
         "maximum ticks of an episode; default 500"),
@@ -73,7 +73,7 @@ static const char *world_name(const struct options *o) {
     return o->world ? o->world : "repaired";
 }
 
-/* Loads a rule set by name or from a file, which may be in the checkout of the program. */
+/* Loads rules by name, or from a file, which may be in the folder of the program. */
 static int rules_load(struct world_rules *r, const char *name, struct error *err) {
     char *path = cli_is_recipe(name) ? cli_find_file(name) : xstrdup(name);
     int rc = world_rules_load(r, path, err);
@@ -87,7 +87,7 @@ static int base_load(void *options, struct error *err) {
     return rules_load(&o->rules, world_name(o), err);
 }
 
-/* players */
+/* players: sources of actions */
 
 struct world_player {
     const char *name;
@@ -297,7 +297,7 @@ static int run_measure(const struct cli_options *c, const struct options *o,
     return rc;
 }
 
-/* one world */
+/* one world: live, recorded or from a trace */
 
 struct live_world {
     struct trace t;
@@ -390,7 +390,7 @@ static void live_world_print(const struct live_world *l) {
     buf_release(&b);
 }
 
-/* Runs to the end, on screen or not, and prints the last state. */
+/* Runs the world to its end, in the viewer or not, and prints the last state. */
 static int live_world_run(const struct cli_options *c, const struct options *o,
                           struct live_world *l, struct error *err) {
     bool model = l->player && l->player->model;
@@ -414,7 +414,7 @@ static int live_world_run(const struct cli_options *c, const struct options *o,
             live_world_print(l);
     }
     if (!l->record) return MIN(rc, 0);
-    if (rc < 0) { /* no end record: the end was not reached */
+    if (rc < 0) { /* no end record, because the end was not reached */
         fclose(l->record);
         return rc;
     }
@@ -435,7 +435,7 @@ static int run_live(const struct cli_options *c, const struct options *o, const 
     return rc;
 }
 
-/* Cuts the trace at the current tick; it becomes the prefix of another episode. */
+/* Cuts the trace at the current tick, to continue it as another episode. */
 static int live_world_fork(struct live_world *l, const struct options *o, const struct players *p,
                            struct error *err) {
     trace_truncate(&l->t, l->w.tick);
@@ -469,7 +469,7 @@ static int run_replay(const struct cli_options *c, const struct options *o, cons
     return rc;
 }
 
-/* the environment */
+/* the environment for other programs */
 
 static int serve_line(struct world_server *s, struct line_reader *in, bool *open,
                       struct error *err) {
@@ -502,7 +502,7 @@ static int serve_env(const struct options *o, struct error *err) {
 
 /* combinations of options */
 
-/* Refuses world rules in addition to a trace, and --rules, which is a key of world files. */
+/* Refuses rules in addition to a trace, and --rules, which only world files may set. */
 static int rules_check(const struct options *o, struct error *err) {
     struct world_rules r;
     int rc = rules_load(&r, world_name(o), err);
@@ -535,11 +535,10 @@ static int replay_check(const struct options *o, struct error *err) {
 /* Checks the options of --env-pipe, an environment in another program. */
 static int env_pipe_check(const struct options *o, bool model, struct error *err) {
     struct world_rules r;
-    if (!model)
-        return error_set(err, ERR_USAGE, "--env-pipe is for the minds of a model: name one");
+    if (!model) return error_set(err, ERR_USAGE, "--env-pipe requires a model: name one");
     if (o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe || o->pipe)
         return error_set(err, ERR_USAGE,
-                         "minds only live in --env-pipe: leave out --pipe, --policy, "
+                         "--env-pipe is for simulations: leave out --pipe, --policy, "
                          "--policy-pipe, --maps, --watch, --record and --replay");
     int rc = rules_load(&r, world_name(o), err);
     json_t *named = world_rules_json(&r), *effective = world_rules_json(&o->rules);
@@ -553,7 +552,7 @@ static int env_pipe_check(const struct options *o, bool model, struct error *err
     return rc;
 }
 
-/* Whether a flag of simulations differs from its default. */
+/* Whether an option of simulations differs from its default. */
 static bool has_simulation_options(const struct options *o) {
     struct simulation_options defaults = {0};
     options_default(simulation_option_rows, &defaults);
@@ -620,7 +619,7 @@ static int players_run(const struct cli_options *c, const struct options *o,
     return rc;
 }
 
-/* Fills in defaults; a trace has its own values. */
+/* Sets the defaults; a trace has its own values. */
 static struct options options_set_defaults(const struct options *o) {
     struct options full = *o;
     if (o->replay) return full;
@@ -631,7 +630,8 @@ static struct options options_set_defaults(const struct options *o) {
     return full;
 }
 
-/* Starts the environment, which sets the number of agents and, without --steps, of steps. */
+/* Starts the environment of --env-pipe, which sets the number of agents and the default of --steps.
+ */
 static int external_envs_start(struct external_envs **out, struct options *o, struct error *err) {
     const struct simulation_options *sim_options = &o->simulation.life;
     bool cloning = strcmp(sim_options->learn.learn, "clone") == 0;
@@ -698,18 +698,18 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_world = {
     .name = "world",
     .args = "[MODEL | export RUN | compare GROUP …]",
-    .summary = "a grid world of agents: models that live, learn and breed in it; policies, traces",
+    .summary = "a grid world: policies that learn and breed; scripted policies, traces",
     .about =
-        "Agents look for food and carry it home. With a model they are minds, an adapter each over "
-        "the one base, that learn\n"
-        "while they live and breed; each generation is measured on maps that nobody lives on, and "
-        "an interrupted run continues.\n"
-        "Without one, policies are compared on the same maps, or one "
-        "world is watched, recorded,\n"
-        "entered again at any tick of its trace and continued otherwise. Other programs can be "
-        "the agents (--pipe), the\n"
-        "policy (--policy-pipe) or the world in which minds live (--env-pipe). docs/WORLD.md has "
-        "the rules, the files and the protocol.\n\n"
+        "Agents in a grid world look for food and carry it home. With a MODEL, each agent's\n"
+        "policy is an adapter that learns during its episode; the best policies breed the next\n"
+        "generation. Each generation is evaluated on held-out maps, and an interrupted run\n"
+        "continues.\n"
+        "\n"
+        "Without a model, scripted policies are compared on the same maps; or one world is\n"
+        "shown, recorded, or continued from any tick of a trace. Other programs can be the\n"
+        "agents (--pipe), the policy (--policy-pipe) or the environment (--env-pipe).\n"
+        "docs/WORLD.md has rules, files and protocol.\n"
+        "\n"
         "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
         "  shoal world models/fry --learn clone --num-adapters 1 --batch-size 64 --update-interval "
         "2\n"
@@ -717,7 +717,7 @@ const struct cli_command cmd_world = {
         "  shoal world export runs/world-1a2b3c4d --best --out forager\n"
         "  shoal world compare both online evolution --runs results --out curves.svg\n"
         "  shoal world --policy rule random --maps 20\n"
-        "  shoal world --watch --size 30 --predators 2        space, n, p, < and > work\n"
+        "  shoal world --watch --size 30 --predators 2        keys: space, n, p, <, >\n"
         "  shoal world --world worlds/maze.yaml --record life.jsonl\n"
         "  shoal world --replay life.jsonl --at 120 --json\n"
         "  shoal world --replay life.jsonl --at 120 --continue --policy random --record "

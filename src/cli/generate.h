@@ -1,6 +1,5 @@
 /*
- * generate: the parts of a request that run and chat share: sampling options, and a weighted sum of
- * adapters.
+ * generate: sampling options and weighted sums of adapters, for run and chat.
  */
 #ifndef SHOAL_CLI_GENERATE_H
 #define SHOAL_CLI_GENERATE_H
@@ -14,29 +13,29 @@ struct sampling_options {
 #define SAMPLING_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                    \
     { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
 #define SAMPLING_ROWS(type, field, tokens)                                                         \
-    SAMPLING_ROW("n", OPT_INT, type, field.n, tokens, 1, 1e6, "N", "tokens to generate at most"),  \
+    SAMPLING_ROW("n", OPT_INT, type, field.n, tokens, 1, 1e6, "N", "maximum tokens to generate"),  \
         SAMPLING_ROW("temp", OPT_FLOAT, type, field.temp, "0.7", 0, 100, "T",                      \
                      "temperature; 0: greedy"),                                                    \
         SAMPLING_ROW("top-k", OPT_INT, type, field.top_k, "0", 0, 1e6, "K",                        \
-                     "only the K most probable; 0: all"),                                          \
+                     "sample from the K most probable tokens; 0: all"),                            \
         SAMPLING_ROW("top-p", OPT_FLOAT, type, field.top_p, "0.9", 0, 1, "P",                      \
-                     "only the smallest set with probability P"),                                  \
+                     "sample from the smallest set with probability P"),                           \
         SAMPLING_ROW("min-p", OPT_FLOAT, type, field.min_p, "0", 0, 1, "P",                        \
-                     "only those at least P times as probable as the best"),                       \
+                     "exclude tokens below P times the highest probability"),                      \
         SAMPLING_ROW("typical-p", OPT_FLOAT, type, field.typical_p, "1", 0, 1, "P",                \
                      "locally typical sampling; 1: off"),                                          \
         SAMPLING_ROW("repeat-penalty", OPT_FLOAT, type, field.repeat, "1", 0, 1e3, "X",            \
-                     "divides logits of tokens that were there before; 1: off"),                   \
+                     "divide logits of tokens in the prompt or reply; 1: off"),                    \
         SAMPLING_ROW("presence-penalty", OPT_FLOAT, type, field.presence, "0", -1e3, 1e3, "X",     \
-                     "subtracted from logits of tokens that were generated"),                      \
+                     "subtract X from logits of generated tokens"),                                \
         SAMPLING_ROW("frequency-penalty", OPT_FLOAT, type, field.frequency, "0", -1e3, 1e3, "X",   \
-                     "the same for each time they were"),                                          \
+                     "subtract X for each occurrence in the reply"),                               \
         SAMPLING_ROW("loop-tokens", OPT_INT, type, field.loop_tokens, "0", 0, 1e6, "N",            \
-                     "ends when the last N tokens repeat one cycle; 0: off"),                      \
-        SAMPLING_ROW("seed", OPT_INT, type, field.seed, "0", 0, 9e15, "N", "of the sampling")
+                     "stop if the last N tokens repeat one cycle; 0: off"),                        \
+        SAMPLING_ROW("seed", OPT_INT, type, field.seed, "0", 0, 9e15, "N", "seed of the sampling")
 
-/* Sampling parameters of sample i: its seed is the option's seed + i. Neighbouring seeds give
- * unrelated streams, because the generator is a keyed hash of them. */
+/* Sampling parameters of sample i, with the seed of the options + i. Adjacent seeds give
+ * independent random numbers, because the generator is counter-based. */
 struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i);
 
 /* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (weight 1 each). */

@@ -1,11 +1,11 @@
 /*
  * job_confine: the confinement of a job's process.
  *
- * It has three parts, because none covers everything. Before a file is opened, its path is checked
- * by the server's rules (path_access_hook), which can deny a path inside of an allowed folder. The
- * kernel confines the process (landlock), also against errors in this program. Commands are
- * refused. With --jobs-run-commands they run in the sandbox, which a confined process cannot set
- * up; then landlock is not used.
+ * It has three parts. Before a file is opened, path_access_hook checks its path against the
+ * server's rules, which can deny a path inside of an allowed folder. The kernel confines the
+ * process (landlock), even if this program has errors. Commands are refused. With
+ * --jobs-run-commands they run in the sandbox; a process that landlock confines cannot set up a
+ * sandbox, so landlock is not used then.
  */
 #define _GNU_SOURCE
 #include "cli/job_confine.h"

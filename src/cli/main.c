@@ -1,4 +1,4 @@
-/* main: finds the command, parses its options, turns errors into one line and an exit code. */
+/* main: finds the command, parses its options, and turns errors into a message and an exit code. */
 #define _GNU_SOURCE
 #include "cli/job_confine.h"
 #include "cli/settings.h"
@@ -69,8 +69,9 @@ static void usage(FILE *f) {
             SHOAL_VERSION);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(f, "\n'shoal COMMAND --help' explains a command. 'shoal demo' shows the main job in "
-               "three minutes.\n");
+    fprintf(f,
+            "\n'shoal COMMAND --help' explains a command. 'shoal demo' shows the main features in "
+            "three minutes.\n");
 }
 
 static void help(const struct cli_command *c, const struct cli_options *s) {
@@ -103,7 +104,7 @@ bool cli_is_recipe(const char *path) {
     return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
 }
 
-/* Refuses a wrong command line before the command begins. */
+/* Checks the common options and the number of arguments. */
 static int command_line_check(const struct cli_command *c, const struct settings *s,
                               struct error *err) {
     int n = s->args.n;
@@ -126,7 +127,8 @@ static int command_run(const struct cli_command *c, const struct settings *s, st
     return c->run(common, settings_options(s), &s->args, err);
 }
 
-/* The reader of 'shoal … | head' closed the pipe: exit as usual, without a message. */
+/* Ends the process as other programs end when the reader of a pipe has closed it (shoal … | head).
+ */
 static void raise_sigpipe(void) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);
@@ -150,7 +152,7 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGXFSZ, SIG_IGN); /* a file limit is an error message, not a death */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding the file size limit is an error of write() instead */
     signal(SIGPIPE, SIG_IGN);
     file_map_catch_sigbus();
     terminal_sanitize_stdout();

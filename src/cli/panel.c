@@ -1,8 +1,8 @@
 /*
- * panel: opens a team from its flags, and closes it.
+ * panel: opens the team of ask and chat from its options, and closes it.
  *
- * Flags of an earlier program work (docs/COMPATIBILITY.md), or a note gives the reason why a flag
- * has no effect; a flag that cannot work is refused.
+ * Options of an earlier program are accepted (docs/COMPATIBILITY.md): a note says why an option has
+ * no effect, and an option that is not supported is an error.
  */
 #define _GNU_SOURCE
 #include "cli/panel.h"
@@ -59,7 +59,7 @@ static int references_check(const struct panel_options *o, struct error *err) {
     return OK;
 }
 
-/* The index of a word among n; -1 for `none`. */
+/* Sets *out to the index of the text among n words; -1 if the text is `none`. */
 static int word_parse(const char *what, const char *text, const char *none,
                       const char *const *words, int n, int *out, struct error *err) {
     struct buf all = {0};
@@ -106,7 +106,7 @@ static int pipeline_options_init(struct panel *p, struct error *err) {
 
 /* models */
 
-/* A path, or OWNER/REPO on the hub. malloc'ed. */
+/* The absolute path of a model, or hf:OWNER/REPO for a name on the hub. malloc'ed. */
 static char *model_location(const char *name) {
     char *found = cli_find_file(name), *place;
     const char *slash = strchr(name, '/');
@@ -179,7 +179,9 @@ static int embedder_init(struct panel *p, struct error *err) {
     return embedder_open(&p->embedder, &p->engine_embedder, err);
 }
 
-/* Locks a conversation: if two programs continued it, one would lose the messages of the other. */
+/* Locks a conversation, because two programs that continue it would overwrite each other's
+ * messages.
+ */
 static int conversation_lock(struct panel *p, const char *id, struct error *err) {
     char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
     sha256_bytes(id, strlen(id), hash);

@@ -1,6 +1,6 @@
 /*
- * panel: the team that answers for ask and chat — its flags, its models, and everything that the
- * pipeline borrows, opened together and closed together.
+ * panel: the team that answers in ask and chat: its options, its models, and all objects that the
+ * pipeline borrows. They are opened together and closed together.
  */
 #ifndef SHOAL_CLI_PANEL_H
 #define SHOAL_CLI_PANEL_H
@@ -15,7 +15,7 @@ struct panel_options {
     int64_t agents, iterations, max_tokens, tokens[PIPELINE_N_STAGES];
     double temperature, seconds, temps[PIPELINE_N_STAGES];
     bool summary, embeddings, slots, board;
-    /* flags of an earlier program (docs/COMPATIBILITY.md) */
+    /* options of an earlier program (docs/COMPATIBILITY.md) */
     char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
     int64_t max_workers;
     bool parallel, safe_parallel, local_files, log;
@@ -24,23 +24,24 @@ struct panel_options {
     { opt, kind, offsetof(type, field), fallback, min, max, metavar, __VA_ARGS__ }
 #define PANEL_ROWS(type, field)                                                                    \
     PANEL_ROW("agents", OPT_INT, type, field.agents, "3", 1, TEAM_MAX - 2, "N",                    \
-              "agents that think"),                                                                \
+              "number of agents"),                                                                 \
         PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
-                  "times that they think"),                                                        \
-        PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR …",                 \
-                  "adapters of the agents, in turn; 'base' is the base model", JOB_CHOICE),        \
+                  "number of iterations"),                                                         \
+        PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR",                   \
+                  "adapter of each agent in turn; 'base' is the base model", JOB_CHOICE),          \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
-                  "roles: discussion, planning, informational, conversational, default; auto: by " \
+                  "kind of roles: discussion, planning, informational, conversational, default; "  \
+                  "auto: by "                                                                      \
                   "the question's words; model: by the summary model",                             \
                   JOB_TEXT),                                                                       \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
-                  "ja, en or zh; auto: the question's", JOB_TEXT),                                 \
+                  "language of the answer: ja, en or zh; auto: that of the question", JOB_TEXT),   \
         PANEL_ROW("protocol", OPT_STRING, type, field.protocol, "panel", 0, 0, "FILE",             \
-                  "another workflow; its role 'agent' is as many as --agents", JOB_CHOICE),        \
+                  "workflow; the role 'agent' has --agents agents", JOB_CHOICE),                   \
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
-                  "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
+                  "workflow with fixed roles: reformulator, critic, supporter, synthesizer"),      \
         PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0, \
-                  "MODEL", "model of the agents that think; default: MODEL", JOB_INPUT),           \
+                  "MODEL", "model of the agents; default: MODEL", JOB_INPUT),                      \
         PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,   \
                   "MODEL", "model that writes the summaries", JOB_INPUT),                          \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
@@ -48,7 +49,7 @@ struct panel_options {
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
                   "temperature of all agents (-1: each role's default)"),                          \
         PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
-                  "X", "temperature of the agents that think (0: each role's default)"),           \
+                  "X", "temperature of the agents (0: each role's default)"),                      \
         PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01,     \
                   100, "X", "temperature of the summaries"),                                       \
         PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,  \
@@ -56,26 +57,26 @@ struct panel_options {
         PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
                   "maximum tokens of every turn (0: the stage's, else the workflow's)"),           \
         PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
-                  "time after which no agent starts a turn; the best message so far is the "       \
+                  "seconds after which no agent starts a turn; the best message so far is the "    \
                   "answer (0: no limit)"),                                                         \
         PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,       \
-                  65536, "N", "maximum tokens of a turn of the agents that think"),                \
+                  65536, "N", "maximum tokens of a turn of an agent"),                             \
         PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,  \
                   "N", "maximum tokens of a summary"),                                             \
         PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536,    \
                   "N", "maximum tokens of the answer"),                                            \
         PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
-                  "a summary after each iteration, and of long messages"),                         \
+                  "summarise each iteration and long messages"),                                   \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
-                  "database of 'shoal knowledge': the agents see its passages on the question",    \
+                  "database of 'shoal knowledge', searched for passages for the agents",           \
                   JOB_DATABASE),                                                                   \
-        PANEL_ROW(                                                                                 \
-            "embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                      \
-            "search the knowledge by embeddings too, and store messages with their vectors"),      \
+        PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
+                  "also search the knowledge by embeddings, and store embeddings of messages"),    \
         PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
-                  "remember the messages under this name, and use the earlier ones", JOB_OWN),     \
+                  "continue the stored conversation of this name, and store new messages",         \
+                  JOB_OWN),                                                                        \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
-                  "key facts of a conversation: by rules, by the model too, or none", JOB_TEXT),   \
+                  "extraction of key facts: rules, model (rules and model), or none", JOB_TEXT),   \
         PANEL_ROW(                                                                                 \
             "compat", OPT_STRING, type, field.compat, NULL, 0, 0, "legacy",                        \
             "legacy keywords of questions, and an apology for an answer under 10 characters",      \
@@ -83,15 +84,15 @@ struct panel_options {
         PANEL_ROW("board", OPT_BOOL, type, field.board, NULL, 0, 0, NULL,                          \
                   "print the blackboard at the end"),                                              \
         PANEL_ROW("model-name", OPT_STRING, type, field.model_name, NULL, 0, 0, "NAME",            \
-                  "the model by its name on the hub, instead of MODEL"),                           \
+                  "name of the model on the hub, instead of MODEL"),                               \
         PANEL_ROW("model-path", OPT_STRING, type, field.model_path, NULL, 0, 0, "FILE",            \
-                  "the model's file, instead of MODEL"),                                           \
+                  "file of the model, instead of MODEL"),                                          \
         PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
-                  "where pulled models are ($SHOAL_CACHE)"),                                       \
+                  "folder of downloaded models ($SHOAL_CACHE)"),                                   \
         PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
-                  "knowledge_base goes with --knowledge, dummy means no references", JOB_TEXT),    \
+                  "knowledge_base: requires --knowledge; dummy: no references", JOB_TEXT),         \
         PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
-                  "refused: no ZIM archive is read"),                                              \
+                  "not supported"),                                                                \
         PANEL_ROW("model-type", OPT_STRING, type, field.model_type, NULL, 0, 0, "TYPE",            \
                   "accepted without effect, as are the next five", JOB_TEXT),                      \
         PANEL_ROW("parallel", OPT_BOOL, type, field.parallel, NULL, 0, 0, NULL, ""),               \
@@ -131,21 +132,21 @@ struct panel_params {
     const char *model; /* NULL: the model that the flags name */
     uint64_t seed;
     const struct strings *adapters; /* included in the plan; opened by the caller, or --adapters */
-    bool remember;                  /* also without --conversation, while the panel is open */
+    bool remember;                  /* keep a conversation in memory even without --conversation */
 };
 /* Whether a flag names the model; then the command line needs no MODEL. */
 bool panel_names_model(const struct panel_options *o);
-/* Parses flags, plans memory, loads models. The caller calls panel_close even after an error. */
+/* Parses options, plans memory, loads models. The caller calls panel_close even after an error. */
 int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
                const struct panel_options *o, const struct panel_params *w, struct error *err);
-/* Loads --adapters for the agents, then starts the engines and opens the store and its contents. */
+/* Loads --adapters, creates the engines, opens store, blackboard, conversation and knowledge. */
 int panel_start(struct panel *p, const struct panel_params *w, struct error *err);
 int panel_close(struct panel *p, int rc, struct error *err);
 /* The base that runs stage s. */
 struct setup *panel_base(struct panel *p, enum pipeline_stage s);
 /* Removes the facts that contain the text, or with "all" every fact, and prints their number. */
 int conversation_forget_facts(struct conversation *memory, const char *text, struct error *err);
-/* The same without a model. */
+/* Does that for a stored conversation, without a model. */
 int panel_forget(const struct cli_options *c, const struct setup_options *so,
                  const char *conversation, const char *text, struct error *err);
 /* Prints the blackboard for people. */

@@ -1,7 +1,7 @@
 /*
- * prompts: prompts from flags or a file.
+ * prompts: reads prompts from options or a file.
  *
- * A file is read completely and before the model, so that a wrong line costs nothing and the memory
+ * The whole file is read before the model, so that an invalid line is found first and the memory
  * plan knows the longest prompt.
  */
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    TEMPLATE_TOKENS = 256, /* tokens that a chat template adds to a message, at most */
+    TEMPLATE_TOKENS = 256, /* maximum tokens that a chat template adds to a message */
     FILE_LIMIT = 256 << 20,
 };
 
@@ -119,7 +119,7 @@ static bool message_append(json_t *messages, const char *role, const char *text)
            0;
 }
 
-/* A message from the command line with variables for its chat template. */
+/* Adds a message from the command line with variables for the chat template. */
 static int message_add(struct prompts *p, const char *chat, const char *system, const char *extra,
                        struct error *err) {
     json_t *kwargs = json_parse(extra, strlen(extra), "--chat-template-kwargs", err);
@@ -181,7 +181,7 @@ int prompt_encode(const struct model *m, const struct prompt *p, struct token_id
     } else {
         tokenizer_encode(m->tok, p->text, strlen(p->text),
                          TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
-        /* A model that adds no BOS still needs something to start from. */
+        /* If the model adds no BOS, an empty prompt needs a token to start from. */
         int32_t first = tokenizer_bos(m->tok) >= 0 ? tokenizer_bos(m->tok) : tokenizer_eos(m->tok);
         if (out->n == 0 && first >= 0) token_ids_add(out, first);
     }

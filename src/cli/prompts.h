@@ -1,15 +1,15 @@
-/* prompts: the texts from a command line or a file, and their tokens. */
+/* prompts: prompts from the command line or a file, and their tokens. */
 #ifndef SHOAL_CLI_PROMPTS_H
 #define SHOAL_CLI_PROMPTS_H
 
 #include "model/model.h"
 
 struct prompt {
-    char *text;   /* text to continue, a user's message, or `talk` as text */
+    char *text;   /* text to continue, a user's message, or `conversation` as JSON text */
     char *system; /* system message; may be NULL */
     bool chat;
-    json_t *conversation; /* {messages, tools?, chat_template_kwargs?} instead of text and system,
-                             or NULL */
+    json_t *conversation; /* {messages, tools?, chat_template_kwargs?}, which replaces text and
+                             system; or NULL */
 };
 struct prompts {
     struct prompt *v;

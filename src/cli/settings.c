@@ -1,4 +1,4 @@
-/* settings: sources of option values; see settings.h. */
+/* settings: collects option values from their sources; see settings.h. */
 #define _GNU_SOURCE
 #include "cli/settings.h"
 
@@ -14,10 +14,10 @@ static const char DEFAULT_FILE[] = "./shoal.conf";
 /* Options for the command line only. */
 static const struct option_row line_rows[] = {
     {"config", OPT_STRING, offsetof(struct cli_options, config), NULL, 0, 0, "FILE",
-     "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
+     "settings file ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
      "none",
      JOB_REFUSED},
-    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "this text",
+    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "print this text",
      JOB_REFUSED},
     {0},
 };
@@ -25,13 +25,13 @@ enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
 
 static const struct option_row common_rows[] = {
     {"json", OPT_BOOL, offsetof(struct cli_options, json), NULL, 0, 0, NULL,
-     "results as JSON lines on stdout", JOB_SERVER},
+     "print results as JSON Lines on stdout", JOB_SERVER},
     {"quiet", OPT_BOOL, offsetof(struct cli_options, quiet), NULL, 0, 0, NULL,
-     "no notes and no progress on stderr", JOB_SERVER},
+     "print no notes and no progress on stderr", JOB_SERVER},
     {"exact", OPT_BOOL, offsetof(struct cli_options, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
     {"fast", OPT_BOOL, offsetof(struct cli_options, fast), NULL, 0, 0, NULL,
-     "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
+     "fast numeric class: faster with bf16 weights, other bits (default on processors with AMX)"},
     {"threads", OPT_INT, offsetof(struct cli_options, threads), "0", 0, 1024, "N",
      "threads; 0: all processors", JOB_THREADS},
     {0},
@@ -54,7 +54,7 @@ struct option_row *settings_job_rows(const struct cli_command *c) {
     return all;
 }
 
-/* Joins all rows into one table over one block. */
+/* Joins all rows into one table and allocates the values. */
 static void settings_init(struct settings *s, const struct cli_command *c) {
     struct option_row *command_rows = settings_command_rows(c);
     *s = (struct settings){.command = c};
@@ -93,7 +93,7 @@ struct option_origin settings_origin(const struct settings *s, int i) {
     return s->origins[N_LINE_ROWS + i];
 }
 
-/* the file */
+/* the configuration file */
 
 const char *settings_path(const char *given) {
     const char *path = given ? given : getenv("SHOAL_CONFIG");
@@ -101,8 +101,8 @@ const char *settings_path(const char *given) {
     return path_exists(DEFAULT_FILE) ? DEFAULT_FILE : NULL;
 }
 
-/* A file that is found without being named may set commands to run, so it must belong to this user
- * or root, and others must not be able to write it. */
+/* Checks the owner of ./shoal.conf. Settings may contain commands to run, so a file that the user
+ * has not named must belong to this user or root, and other users must not be able to write it. */
 static int owner_check(const char *path, struct error *err) {
     struct stat st;
     if (path != DEFAULT_FILE || stat(path, &st) != 0) return OK;
@@ -144,7 +144,7 @@ static int section_check(const struct config_file *c, const struct config_sectio
     return rc;
 }
 
-/* Before the first section a file may only name the defaults that it was written for. */
+/* Checks the lines before the first section, where only 'defaults = FILE' may be set. */
 static int header_check(const struct config_file *c, struct error *err) {
     for (int i = 0; i < c->sections[0].n; i++) {
         const struct config_entry *e = &c->v[i];
@@ -173,10 +173,9 @@ static int config_file_load(struct settings *s, struct error *err) {
     return rc == OK ? settings_check(&s->config, err) : rc;
 }
 
-/* sources in their order */
+/* sources, in order of precedence */
 
-/* Applies the sources below the command line: the file, then variables; in both, values for all
- * commands first. */
+/* Applies the file, then variables; in both, first the values for all commands. */
 static int sources_apply(struct settings *s, struct error *err) {
     struct option_origin *origins = s->origins + N_LINE_ROWS;
     const struct option_row *rows = settings_rows(s);
@@ -200,7 +199,7 @@ static int command_line_apply(struct settings *s, int argc, char **argv, struct 
     return options_parse_with_origin(s->rows, s->values, argc, argv, &s->args, s->origins, err);
 }
 
-/* The texts of all values, to compare them before and after a recipe. */
+/* All values as text, to find those that a recipe changes. */
 static char **values_text(const struct settings *s) {
     size_t n = options_count(s->rows);
     char **v = xcalloc(n + 1, sizeof *v);
@@ -212,7 +211,7 @@ static char **values_text(const struct settings *s) {
     return v;
 }
 
-/* In a job, the request sets the output paths, and a recipe may not name commands. */
+/* In a job a recipe may not set output paths, which the request sets, nor commands. */
 static int recipe_row_check(const struct option_row *row, struct error *err) {
     bool wide = row->job == JOB_OUTPUT || row->job == JOB_SERVER || row->job == JOB_REFUSED;
     if (!job_is_confined() || !wide) return OK;
@@ -235,7 +234,7 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
     return rc;
 }
 
-/* Loads the file that another option names; its values count as defaults. */
+/* Loads the file that an option names; all other sources override its values. */
 static int base_file_apply(struct settings *s, int argc, char **argv, struct error *err) {
     int rc = command_line_apply(s, argc, argv, err);
     if (rc == OK) rc = s->command->base_load(s->values + sizeof(struct cli_options), err);
@@ -256,16 +255,17 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
     return rc;
 }
 
-/* First parses the line for the files that it names, and for --help. */
+/* Parses the command line twice: first for --config, a recipe and --help, then over the other
+ * sources. */
 int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err) {
     bool quiet = log_quiet;
     settings_init(s, c);
-    log_quiet = true; /* no note before --quiet is known; sources_read parses the line again */
+    log_quiet = true; /* --quiet is not known yet; sources_read parses the line again */
     int rc = command_line_apply(s, argc, argv, err);
     log_quiet = quiet || settings_common(s)->quiet;
     if (rc != OK || settings_common(s)->help) return rc;
-    /* 'shoal config' reads files itself, and must still explain a wrong one. */
+    /* 'shoal config' loads files itself, because it has to report errors in them. */
     rc = c == &cmd_config ? OK : config_file_load(s, err);
     return rc == OK ? sources_read(s, argc, argv, err) : rc;
 }

@@ -1,12 +1,12 @@
 /*
- * settings: the option values of a command, collected from all sources, and the source of each.
+ * settings: the option values of a command, from all sources, and the source of each.
  *
- * A value is that of the command line, else of a recipe that the command line names, else of a
- * variable SHOAL_COMMAND_OPTION or SHOAL_ALL_OPTION, else of the configuration file's section
- * [COMMAND] or [all], else the default. The file is --config FILE, else $SHOAL_CONFIG (empty: no
- * file), else ./shoal.conf if it exists.
+ * A value comes from the command line, else from a recipe that the command line names, else from a
+ * variable SHOAL_COMMAND_OPTION or SHOAL_ALL_OPTION, else from the section [COMMAND] or [all] of
+ * the configuration file, else it is the default. The file is --config FILE, else $SHOAL_CONFIG
+ * (empty: no file), else ./shoal.conf if it exists.
  *
- * Invariant: a file with an error in any section is refused before a command does anything.
+ * Invariant: an error in any section of the file is reported before the command does anything.
  */
 #ifndef SHOAL_CLI_SETTINGS_H
 #define SHOAL_CLI_SETTINGS_H
@@ -17,7 +17,7 @@ struct settings {
     const struct cli_command *command;
     struct option_row *rows;       /* rows for the command line only, common rows, the command's */
     struct option_origin *origins; /* [rows] */
-    char *values; /* filled by rows: struct cli_options, then the command's options */
+    char *values; /* struct cli_options, then the command's options; rows have the offsets */
     struct strings args;
     struct config_file config; /* path NULL: no file */
 };
@@ -27,14 +27,14 @@ int settings_read(struct settings *s, const struct cli_command *c, int argc, cha
 void settings_release(struct settings *s);
 const struct cli_options *settings_common(const struct settings *s);
 const void *settings_options(const struct settings *s);
-/* Rows that files and variables may set; the source of row i is settings_origin(s, i). */
+/* The rows that files and variables may set; settings_origin(s, i) is the source of row i. */
 const struct option_row *settings_rows(const struct settings *s);
 struct option_origin settings_origin(const struct settings *s, int i);
-/* Prints warnings on stderr: settings of a file that was found without being named, secrets that
- * others can read, changed defaults. */
+/* Prints warnings on stderr: ./shoal.conf is used, other users can read secrets, defaults have
+ * changed. */
 void settings_warn(const struct settings *s);
 
-/* The file to read if the command line has `given` (NULL: no --config). NULL: no file. */
+/* The path of the configuration file; NULL: none. given: the value of --config, or NULL. */
 const char *settings_path(const char *given);
 /* Checks every section of a file against the options of its command. */
 int settings_check(const struct config_file *c, struct error *err);
@@ -44,8 +44,8 @@ json_t *settings_defaults(void);
 void settings_help(FILE *f);
 /* The options of a command, without those that every command takes; malloc'ed. */
 struct option_row *settings_command_rows(const struct cli_command *c);
-/* The names and policies of all options that a command takes, for requests of jobs (for
- * look-up only: the offsets are not those of a settings block); malloc'ed. */
+/* All options that a command takes, with their job policies, for job requests. Only for look-up:
+ * the offsets are not those of struct settings. malloc'ed. */
 struct option_row *settings_job_rows(const struct cli_command *c);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * setup: setup around an engine: limits, the plan, model and adapters, records, and the peak of
- * memory.
+ * setup: memory limit and plan, model, adapters, engine, recorded calls, and the peak of memory.
  *
- * Invariant: no part of a model is loaded before the plan was made, printed and accepted.
+ * Invariant: no part of a model is loaded before the plan is computed, printed and within the
+ * limit.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A growing buffer that moves holds three times its content, in addition to the KV cache. */
+/* Memory of a session, in KV caches of one sequence: the cache itself, and a buffer that grows by
+ * copying (3 times its content). */
 enum { SESSION_COPIES = 4 };
 
 int size_parse(const char *text, size_t *out, struct error *err) {
@@ -65,7 +66,7 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
     return OK;
 }
 
-/* The engine's options come from the plan, so that the engine is the one that was printed. */
+/* Computes and prints the plan, and takes the engine options from it. */
 static int plan_apply(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
     if (plan_input_init(s, w, &in, err) != OK) return err->code;
@@ -81,7 +82,7 @@ int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory
     return plan_input_init(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
 }
 
-/* Parses limit, element types and model path, and makes the thread pool. */
+/* Parses limit, dtypes and model path, and creates the thread pool. */
 static int setup_init(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                       const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
@@ -149,7 +150,7 @@ struct store *setup_store(const struct setup *s, struct error *err) {
     return rc == OK ? store_open(s->o->store, err) : NULL;
 }
 
-/* Runs after adapters are loaded, because the recorder borrows their list. */
+/* Call it after adapters are loaded, because the recorder borrows their list. */
 static int recorder_open(struct setup *s, struct error *err) {
     const char *hash = model_hash(s->m, err);
     s->recorder = (struct recorder){.model = s->m,

@@ -1,5 +1,5 @@
 /*
- * setup: the steps before and after the work of run, embed, eval, debate and replay.
+ * setup: opens and closes model, adapters and engine for run, embed, eval, debate and others.
  *
  * setup_open makes the memory plan from headers and then loads the model; the command loads its
  * adapters (setup_adapter) and requests the engine (setup_engine); setup_close prints the peak of
@@ -22,7 +22,7 @@ struct setup_options {
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_TEXT),     \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
-                  "print the memory plan and stop"),                                               \
+                  "print the memory plan and exit"),                                               \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
                   "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast "   \
                   "class, f32 in the exact class)",                                                \
@@ -44,37 +44,39 @@ struct setup {
     struct pool *pool;
     struct model *m; /* NULL after --dry-run */
     struct memory_plan plan;
-    struct engine_options engine; /* to make the engine; may be changed until setup_engine */
+    struct engine_options engine; /* for setup_engine; the command may change them before */
     struct engine *e;
     struct recorded_adapter *adapters; /* absolute paths; owns both */
     int n_adapters;
     struct recorder recorder;
 };
-/* Upper bounds of a command: engine_options for unlimited memory, the paths of its adapters (NULL
- * or "base": no adapter), and the bytes of its requests. */
+/* Upper bounds of what a command needs: engine options for unlimited memory, the paths of its
+ * adapters
+ * ("base": no adapter), and bytes. */
 struct setup_needs {
     struct engine_options engine; /* max_len 0: the model's, at most 4096; pool NULL: its own */
     size_t limit;                 /* share of --max-memory if there are several models; 0: all */
     const struct strings *adapters;
-    size_t work;
-    size_t requests; /* for a server: see memory_plan_input */
+    size_t work;     /* bytes outside of the engine */
+    size_t requests; /* bytes of a server's requests: see struct memory_plan_input */
     bool session;    /* room to load and save the state of one sequence */
 };
-/* Opens the store that --store names; makes its folder. */
+/* Opens the store of --store, and creates its folder. */
 struct store *setup_store(const struct setup *s, struct error *err);
-/* The plan of an open setup, even without a limit. */
+/* Computes the plan of an open setup, even without a limit. */
 int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err);
-/* The bytes of the smallest engine that works, and of the requested one. */
+/* Computes the total bytes with the smallest engine that works, and with the requested one. */
 int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
                         const char *model, const struct setup_needs *w, size_t *min_bytes,
                         size_t *max_bytes, struct error *err);
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err);
-/* Borrowed until setup_close; an equal path gives the same adapter. */
+/* Loads an adapter, which setup_close releases; an equal path returns the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
-/* The same with the signature that team_load_adapters calls. */
+/* setup_adapter with the signature that team_load_adapters requires. */
 struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
+/* Creates the engine, and the recorder for --record. */
 int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or the error of the recorder. */
 int setup_close(struct setup *s, int rc, struct error *err);

@@ -1,7 +1,6 @@
 /*
- * train_plan: prints the cost of a training and its first samples.
- *
- * The output marks numbers that are measured, counted or bounds.
+ * train_plan: prints the cost of a training and its first samples. The text says which numbers are
+ * measured, counted or bounds.
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
@@ -114,13 +113,15 @@ static void sample_print(const struct train_request *q, const struct train_sampl
     train_sample_render(s, q->m->tok, mark_begin, mark_end, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
            (long long)marked, uses_rewards(q) ? "written" : "learned");
-    terminal_write_raw(text.data ? text.data
-                                 : ""); /* with colours; train_sample_render has cleaned the rest */
+    terminal_write_raw(
+        text.data
+            ? text.data
+            : ""); /* raw, because of the colours; train_sample_render has sanitised the text */
     printf("\n");
     buf_release(&text);
 }
 
-/* In pairs, every second sample is the rejected one. */
+/* Prints the first samples. For DPO the samples are pairs: chosen, then rejected. */
 static void first_samples_print(const struct train_request *q, const struct training_plan *p) {
     bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
     const char *mark_begin = color ? "\033[1;32m" : "⟦", *mark_end = color ? "\033[0m" : "⟧";

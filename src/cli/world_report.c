@@ -1,4 +1,4 @@
-/* world_report: shoal world MODEL, export and compare: runs them and prints the results. */
+/* world_report: `shoal world MODEL`, `export` and `compare`; see world_report.h. */
 #include "cli/world_report.h"
 
 #include "eval/eval.h"
@@ -11,7 +11,7 @@ enum { BAR = 24 };
 struct run_printer {
     const struct cli_options *c;
     const struct simulation_request *q;
-    double bar_max;   /* headline of the first baseline, at which the bar is full */
+    double bar_max;   /* headline metric of the first baseline, which is a full bar */
     bool row_printed; /* a row was printed */
 };
 

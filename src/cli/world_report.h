@@ -1,4 +1,5 @@
-/* world_report: prints the rows of a simulation run, and comparisons of runs, for shoal world. */
+/* world_report: runs simulations, exports policies and compares runs for `shoal world`; prints the
+ * results. */
 #ifndef SHOAL_CLI_WORLD_REPORT_H
 #define SHOAL_CLI_WORLD_REPORT_H
 
@@ -11,7 +12,7 @@ int world_simulate(const struct cli_options *c, const struct simulation_request 
 /* Exports a policy of the run; name NULL: the best one. */
 int world_export(const struct simulation_run_options *o, const char *run, const char *name,
                  struct error *err);
-/* Compares the groups names[1] and on; o->out: a chart as SVG. */
+/* Compares the groups names[1], names[2] …; writes a chart (SVG) to o->out if it is set. */
 int world_compare(const struct cli_options *c, const struct simulation_run_options *o,
                   const struct strings *names, struct error *err);
 

@@ -1,9 +1,8 @@
 /*
- * world_viewer: see world_viewer.h. Plain escape sequences, no library.
+ * world_viewer: see world_viewer.h. It uses escape sequences and no library.
  *
- * Invariant: while `screen.on`, the terminal is in the viewer's mode, and every way out calls
- * screen_leave: the end, exit(), and the signals that end a program, which are raised again after
- * it.
+ * Invariant: while `screen.on`, the terminal is in the viewer's mode. screen_leave is called at the
+ * end, by exit(), and by signals that end the program, which are raised again afterwards.
  */
 #define _GNU_SOURCE
 #include "cli/world_viewer.h"
@@ -141,8 +140,7 @@ static void add_selected(const struct world_viewer *v, struct buf *out) {
         v->describe(v->ctx, v->agent, out);
 }
 
-/* An agent's text may contain any character, so it is cleaned; the cursor movements around it come
- * from the viewer. */
+/* Removes control characters, because an agent's text may contain any character. */
 static void add_selected_clean(const struct world_viewer *v, struct buf *out) {
     struct buf b = {0};
     add_selected(v, &b);
@@ -181,8 +179,8 @@ static void screen_leave(void) {
 
 static struct sigaction saved_actions[ARRAY_LEN(fatal_signals)];
 
-/* The fault occurs again after the handler and meets the previous handler; any other signal ends or
- * stops the program. */
+/* Restores the terminal. A fault then occurs again and runs the previous handler; any other signal
+ * is raised again and ends or stops the program. */
 static void on_fatal_signal(int sig, siginfo_t *info, void *context) {
     bool fault = sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
     (void)context;
@@ -231,7 +229,8 @@ static void screen_show(const struct world_viewer *v) {
     buf_release(&b);
 }
 
-/* Arrows are sequences: up and down are speed, left and right ten ticks. */
+/* Handles keys. Arrows are escape sequences: up and down change the speed, left and right move ten
+ * ticks. */
 static int keys_handle(struct world_viewer *v, const char *keys, ssize_t n, struct error *err) {
     int rc = OK;
     for (ssize_t i = 0; rc == OK && i < n; i++) {
@@ -246,7 +245,7 @@ static int keys_handle(struct world_viewer *v, const char *keys, ssize_t n, stru
     return rc;
 }
 
-/* Waits for a key until then and handles all pressed keys. */
+/* Waits for keys until a time and handles them. */
 static int keys_wait(struct world_viewer *v, double until, struct error *err) {
     char keys[64];
     double left = until - clock_now();
@@ -262,7 +261,7 @@ static int watch_terminal(struct world_viewer *v, struct error *err) {
     int rc = OK;
     double next = clock_now();
     while (rc >= 0 && !v->quit) {
-        if (!screen.on) screen_enter(); /* again after a stop */
+        if (!screen.on) screen_enter(); /* also after a stop (Ctrl-Z) */
         screen_show(v);
         rc = keys_wait(v, v->paused ? clock_now() + 60 : next, err);
         if (rc < 0 || v->paused || clock_now() < next) continue;

@@ -699,7 +699,7 @@ fi
 
 # ---- policies in another program's environment
 says "--env-pipe without a model" 2 "name one" "$shoal" world --env-pipe 'exit 3'
-says "--env-pipe and a policy" 2 "minds only live in --env-pipe" "$shoal" world "$m" --env-pipe 'exit 3' --policy random
+says "--env-pipe and a policy" 2 "env-pipe is for simulations" "$shoal" world "$m" --env-pipe 'exit 3' --policy random
 says "--env-pipe and a world" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --world legacy
 says "--env-pipe and a rule" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --food 3
 says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --agents 3

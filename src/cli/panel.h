@@ -31,8 +31,7 @@ struct panel_options {
                   "adapter of each agent in turn; 'base' is the base model", JOB_CHOICE),          \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "kind of roles: discussion, planning, informational, conversational, default; "  \
-                  "auto: by "                                                                      \
-                  "the question's words; model: by the summary model",                             \
+                  "auto: by the question's words; model: by the summary model",                    \
                   JOB_TEXT),                                                                       \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
                   "language of the answer: ja, en or zh; auto: that of the question", JOB_TEXT),   \

@@ -41,9 +41,9 @@ same "the same seed gives the same file" "$tmp/a.gguf" "$tmp/b.gguf"
 "$shoal" convert "$tmp/a.gguf" -o "$tmp/hf" 2>/dev/null && "$shoal" convert "$tmp/hf" -o "$tmp/c.gguf" 2>/dev/null
 "$shoal" run "$tmp/a.gguf" -p "x" -n 12 --temp 0 --ids >"$tmp/ids_gguf" 2>/dev/null
 "$shoal" run "$tmp/hf" -p "x" -n 12 --temp 0 --ids >"$tmp/ids_hf" 2>/dev/null
-same "GGUF and Hugging Face directory generate alike" "$tmp/ids_gguf" "$tmp/ids_hf"
+same "GGUF and Hugging Face directory generate the same ids" "$tmp/ids_gguf" "$tmp/ids_hf"
 "$shoal" run "$tmp/c.gguf" -p "x" -n 12 --temp 0 --ids >"$tmp/ids_back" 2>/dev/null
-same "and so does the way back" "$tmp/ids_gguf" "$tmp/ids_back"
+same "converting back to GGUF keeps the ids" "$tmp/ids_gguf" "$tmp/ids_back"
 for q in q8_0 q4_0 bf16; do
     "$shoal" model new --shape tiny-llama --quant $q "$tmp/$q.gguf" 2>/dev/null
     for t in 1 2 3; do "$shoal" run "$tmp/$q.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --exact --threads $t >"$tmp/$q.$t" 2>/dev/null; done
@@ -54,7 +54,7 @@ for q in q8_0 q4_0 bf16; do
 done
 for t in 1 3; do "$shoal" run "$tmp/bf16.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --fast --threads $t >"$tmp/fast.$t" 2>/dev/null; done
 same "bf16, fast class: 1 and 3 threads" "$tmp/fast.1" "$tmp/fast.3"
-says "two classes at once" 2 "exclude each other" "$shoal" doctor --exact --fast
+says "--exact and --fast together" 2 "exclude each other" "$shoal" doctor --exact --fast
 for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
     says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
 done
@@ -67,27 +67,27 @@ done
 "$shoal" quantize "$tmp/a.gguf" "$tmp/quant1.gguf" --type q5_1 --tokens 2 --threads 1 --quiet >/dev/null 2>&1
 same "quantize writes the same bytes with other threads" "$tmp/quant1.gguf" "$tmp/quant.gguf"
 says "requantising prints a warning" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
-says "quantising onto itself" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
+says "quantising a model onto its own file" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
-says "blocks in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
-says "a text of no tokens" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exec '$shoal' quantize '$tmp/a.gguf' '$tmp/no.gguf' --type nf4 --text '$tmp/empty.txt'"
-# ---- options of one call
+says "a block type in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
+says "quantize with an empty text" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exec '$shoal' quantize '$tmp/a.gguf' '$tmp/no.gguf' --type nf4 --text '$tmp/empty.txt'"
+# ---- options of run
 m=$tmp/a.gguf
 run() { "$shoal" run "$m" -n 8 --quiet "$@" 2>"$tmp/err"; }
 field() { sed "s/.*\"$1\":\(\[[^]]*\]\|\"[^\"]*\"\|[^,}]*\).*/\1/"; } # of a JSON line
 holds() { if grep -qF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3") $(head -c 200 "$tmp/err")"; fi; }
 run -p ab --temp 0 --ids --logit-bias 77=1000 >"$tmp/out"
-holds "a bias decides" "77 77 77 77 77 77 77 77" "$tmp/out"
+holds "a large logit bias determines the token" "77 77 77 77 77 77 77 77" "$tmp/out"
 run -p ab --temp 0 --ids >"$tmp/free"
 first=$(cut -d' ' -f1 "$tmp/free")
 run -p ab --temp 0 --ids --logit-bias "$first=-inf,3=0.5" >"$tmp/out"
-if [ -s "$tmp/out" ] && ! tr ' ' '\n' <"$tmp/out" | grep -qx "$first"; then ok "-inf forbids a token"; else bad "-inf forbids a token" "$(cat "$tmp/out")"; fi
-says "no logit bias" 2 "'7' is not a logit bias" "$shoal" run "$m" -p x --logit-bias 7
+if [ -s "$tmp/out" ] && ! tr ' ' '\n' <"$tmp/out" | grep -qx "$first"; then ok "a logit bias of -inf forbids a token"; else bad "a logit bias of -inf forbids a token" "$(cat "$tmp/out")"; fi
+says "an invalid logit bias" 2 "'7' is not a logit bias" "$shoal" run "$m" -p x --logit-bias 7
 says "a bias outside the vocabulary" 2 "outside the vocabulary" "$shoal" run "$m" -p x --logit-bias 99999999=1
-says "logprobs are for programs" 2 "'--logprobs' is printed with --json only" "$shoal" run "$m" -p x --logprobs 3
-says "a prompt and a file" 2 "give one of -p TEXT" "$shoal" run "$m" -p x --file y
+says "--logprobs requires --json" 2 "'--logprobs' is printed with --json only" "$shoal" run "$m" -p x --logprobs 3
+says "-p and --file together" 2 "give one of -p TEXT" "$shoal" run "$m" -p x --file y
 run -p ab --temp 0 --loop-tokens 6 --logit-bias 77=1000 --json >"$tmp/out"
-holds "a loop is noticed" '"finish":"loop"' "$tmp/out"
+holds "--loop-tokens detects a loop" '"finish":"loop"' "$tmp/out"
 run -p ab --temp 0 --json --logprobs 2 --prompt-logprobs --echo >"$tmp/out"
 for f in '"prompt":"ab"' '"top":[[[' '"prompt_top":[[[' '"call":"' '"model_hash":"' '"class":"' '"prefilled":2' '"finish":"length"'; do
     holds "--json prints $f" "$f" "$tmp/out"; done
@@ -95,32 +95,32 @@ letter=$(printf A | od -An -tu1 | tr -d ' ')
 run -p ab --temp 0 --logit-bias $((letter + 3))=1000 >"$tmp/out"
 piece=$(head -c 1 "$tmp/out")
 run -p ab --temp 0 --logit-bias $((letter + 3))=1000 --stop nothing "$piece$piece$piece" --json >"$tmp/out"
-holds "a stop text ends the text before it" '"text":""' "$tmp/out"
-holds "and is the reason" '"finish":"stop"' "$tmp/out"
+holds "text ends before a stop text" '"text":""' "$tmp/out"
+holds "a stop text is the finish reason" '"finish":"stop"' "$tmp/out"
 run -p ab --temp 0.9 --typical-p 0.8 --repeat-penalty 1.3 --presence-penalty 0.5 --frequency-penalty 0.2 --ids >"$tmp/out"
-if [ -s "$tmp/out" ] && ! cmp -s "$tmp/out" "$tmp/free"; then ok "penalties reach the sampler"; else bad "penalties reach the sampler" "$(cat "$tmp/err")"; fi
+if [ -s "$tmp/out" ] && ! cmp -s "$tmp/out" "$tmp/free"; then ok "penalties change the sampled tokens"; else bad "penalties change the sampled tokens" "$(cat "$tmp/err")"; fi
 
 # ---- batches: the same bits as single prompts
 printf '春は\r\n\n夏は夜、秋は夕暮れ\nab\n' >"$tmp/lines.txt"
 printf '{"prompt":"春は"}\n{"prompt":"夏は夜、秋は夕暮れ"}\n{"prompt": "ab"}\n' >"$tmp/lines.jsonl"
 run --file "$tmp/lines.txt" --samples 2 --seed 4 --ids >"$tmp/batch"
 for p in 春は 夏は夜、秋は夕暮れ ab; do for s in 4 5; do run -p $p --seed $s --ids; done; done >"$tmp/single"
-same "a batch is its prompts one by one" "$tmp/batch" "$tmp/single"
+same "a batch equals its prompts one by one" "$tmp/batch" "$tmp/single"
 run --file "$tmp/lines.jsonl" --samples 2 --seed 4 --ids >"$tmp/out"
-same "and so are JSON lines" "$tmp/batch" "$tmp/out"
+same "a batch of JSON Lines equals a batch of text lines" "$tmp/batch" "$tmp/out"
 printf '{"prompt":"a"}\n{"promt":"b"}\n' >"$tmp/wrong.jsonl"
 says "an unknown key of a prompt" 1 "line 2: unknown key 'promt'" "$shoal" run "$m" --file "$tmp/wrong.jsonl"
 says "a line without a prompt" 1 "line 1: 'chat' is missing" sh -c "printf '{\"prompt\":\"a\",\"system\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 run --chat 春は --system 短く --seed 4 --ids >"$tmp/single"
 printf '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"春は"}],"chat_template_kwargs":{"x":1}}\n' >"$tmp/talk.jsonl"
 run --file "$tmp/talk.jsonl" --seed 4 --ids >"$tmp/out"
-same "a conversation in a file is that of the flags" "$tmp/out" "$tmp/single"
+same "a conversation in a file equals --chat and --system" "$tmp/out" "$tmp/single"
 run --chat 春は --system 短く --seed 4 --ids --chat-template-kwargs '{"enable_thinking": false}' >"$tmp/out"
 same "a template ignores unknown variables" "$tmp/out" "$tmp/single"
-says "kwargs that are no object" 2 "must be a JSON object" "$shoal" run "$m" --chat a --chat-template-kwargs '[1]'
-says "kwargs with text that is not UTF-8" 2 "must be UTF-8" "$shoal" run "$m" --chat "$(printf 'a\377')" --chat-template-kwargs '{}'
-says "kwargs that are no JSON" 1 "chat-template-kwargs" "$shoal" run "$m" --chat a --chat-template-kwargs '{'
-says "kwargs without a chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
+says "chat template kwargs that are not an object" 2 "must be a JSON object" "$shoal" run "$m" --chat a --chat-template-kwargs '[1]'
+says "chat template kwargs with text that is not UTF-8" 2 "must be UTF-8" "$shoal" run "$m" --chat "$(printf 'a\377')" --chat-template-kwargs '{}'
+says "chat template kwargs that are not JSON" 1 "chat-template-kwargs" "$shoal" run "$m" --chat a --chat-template-kwargs '{'
+says "chat template kwargs without --chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
 says "messages together with a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 
 # ---- sessions
@@ -131,7 +131,7 @@ run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --sessi
 same "a session continues with the same bits" "$tmp/plain" "$tmp/loaded"
 printf X | dd of="$tmp/s.kv" bs=1 seek=200 conv=notrunc 2>/dev/null
 says "a damaged session" 1 "session '$tmp/s.kv' is damaged" "$shoal" run "$m" -p x --session "$tmp/s.kv"
-says "a session of many" 2 "'--session' takes one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"
+says "a session with several samples" 2 "'--session' takes one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"
 
 # ---- embeddings
 "$shoal" embed "$m" --normalize '春は' ab >"$tmp/out" 2>"$tmp/err"
@@ -145,7 +145,7 @@ says "embed without texts" 2 "give texts, or --file" "$shoal" embed "$m"
 # ---- a memory limit: the system's counters stay below it
 says "an invalid size" 2 "'12' is not a size" "$shoal" run "$m" -p x --max-memory 12
 "$shoal" run "$m" -p x --dry-run --json >"$tmp/out" 2>/dev/null
-if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run only plans"; else bad "--dry-run only plans" "$(cat "$tmp/out")"; fi
+if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run prints only the plan"; else bad "--dry-run prints only the plan" "$(cat "$tmp/out")"; fi
 for q in f32 bf16 q8_0 q4_0; do
     "$shoal" model new --shape stories15m --quant $q "$tmp/big.gguf" 2>/dev/null
     says "$q: too small a limit is refused" 1 "'1.0 MB' is too small" "$shoal" run "$tmp/big.gguf" -p x --max-memory 1M
@@ -161,8 +161,8 @@ done
 "$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --seed 4 --ids --quiet >"$tmp/wide" 2>/dev/null
 "$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --seed 4 --ids --quiet --max-memory 10M >"$tmp/narrow" 2>"$tmp/err"
 "$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --dry-run --max-memory 10M --json >"$tmp/out" 2>/dev/null
-if [ "$(field pages <"$tmp/out")" -lt "$(field pages_wanted <"$tmp/out")" ]; then ok "a small budget has fewer pages"; else bad "a small budget has fewer pages" "$(cat "$tmp/out")"; fi
-if [ "$(wc -l <"$tmp/wide")" = 120 ]; then same "a small budget gives the same bits" "$tmp/wide" "$tmp/narrow"; else bad "a small budget" "$(cat "$tmp/err")"; fi
+if [ "$(field pages <"$tmp/out")" -lt "$(field pages_wanted <"$tmp/out")" ]; then ok "a small memory limit plans fewer KV pages"; else bad "a small memory limit plans fewer KV pages" "$(cat "$tmp/out")"; fi
+if [ "$(wc -l <"$tmp/wide")" = 120 ]; then same "a small memory limit gives the same bits" "$tmp/wide" "$tmp/narrow"; else bad "a small memory limit" "$(cat "$tmp/err")"; fi
 
 # ---- recorded calls
 db=$tmp/rec/calls.db
@@ -170,22 +170,22 @@ cp "$m" "$tmp/rec.gguf"
 "$shoal" run "$tmp/rec.gguf" --chat '春は' -n 9 --samples 3 --exact --record --store "$db" --json --kv-cache-dtype i8 --logprobs 3 >"$tmp/out" 2>/dev/null
 key=$(head -n 1 "$tmp/out" | field call | tr -d '"')
 says "replay: the same bits" 0 "" "$shoal" replay "$(echo "$key" | cut -c1-12)" --store "$db"
-holds "and reports it" "same bits: call" "$tmp/out"
+holds "replay reports the same bits" "same bits: call" "$tmp/out"
 SHOAL_CPU=scalar says "replay at the scalar level" 0 "" "$shoal" replay "$key" --store "$db" --threads 1
 if [ "$("$shoal" replay --list --store "$db" | wc -l)" = 3 ]; then ok "replay --list"; else bad "replay --list" "$("$shoal" replay --list --store "$db")"; fi
 "$shoal" run "$tmp/rec.gguf" -p '答え: ' -n 12 --regex '(はい|いいえ|[0-9]{2})' --temp 1 --record --store "$tmp/rec/grammar.db" --json >"$tmp/out" 2>/dev/null
 key2=$(field call <"$tmp/out" | tr -d '"')
 says "replay under a grammar" 0 "" "$shoal" replay "$key2" --store "$tmp/rec/grammar.db"
-holds "gives the same bits" "same bits: call" "$tmp/out"
+holds "a replay under a grammar or of a sample gives the same bits" "same bits: call" "$tmp/out"
 says "replay of a missing call" 1 "no recorded call 'zz'" "$shoal" replay zz --store "$db"
 says "replay without a store" 1 "--record keeps them" "$shoal" replay zz --store "$tmp/none.db"
 "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/rec.gguf" 2>/dev/null
 says "replay under another model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
-holds "names both hashes" "changed: was $(sha256sum <"$m" | cut -d' ' -f1), is $(sha256sum <"$tmp/rec.gguf" | cut -d' ' -f1)" "$tmp/out"
+holds "replay prints both hashes of the model" "changed: was $(sha256sum <"$m" | cut -d' ' -f1), is $(sha256sum <"$tmp/rec.gguf" | cut -d' ' -f1)" "$tmp/out"
 rm "$tmp/rec.gguf"
 says "replay without the model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
-holds "names the missing files" "model: cannot be opened" "$tmp/out"
-says "a store that cannot be made" 1 "/proc/none" "$shoal" run "$m" -p x --record --store /proc/none/calls.db
+holds "replay reports a missing model" "model: cannot be opened" "$tmp/out"
+says "a store that cannot be created" 1 "/proc/none" "$shoal" run "$m" -p x --record --store /proc/none/calls.db
 
 # ---- a knowledge base
 mkdir -p "$tmp/kb/sub"
@@ -207,16 +207,16 @@ if grep -q '"cosine"' "$tmp/kb.1"; then ok "knowledge with embeddings"; else bad
 says "knowledge remove" 0 "" "$shoal" knowledge remove "$tmp/kb.db" "$tmp/kb/sub"
 if [ "$("$shoal" knowledge list "$tmp/kb.db" | wc -l)" = 1 ]; then ok "knowledge list"; else bad "knowledge list" "not one line"; fi
 
-# ---- a team
+# ---- ask
 ask() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db" --json --quiet; }
 ask "why is 57 larger than 12?" --threads 1 >"$tmp/ask.1" 2>"$tmp/err"
 ask "why is 57 larger than 12?" --threads 2 --store "$tmp/team2.db" >"$tmp/ask.2" 2>>"$tmp/err"
 same "a team's answer with 1 and 2 threads" "$tmp/ask.1" "$tmp/ask.2"
 n=$(grep -o '"round"' "$tmp/ask.1" | wc -l)
-if [ "$n" = 9 ]; then ok "three agents, a summary, twice, and an answer"; else bad "three agents, a summary, twice, and an answer" "$n turns $(cat "$tmp/err")"; fi
+if [ "$n" = 9 ]; then ok "3 agents and a summary, twice, then an answer: 9 turns"; else bad "3 agents and a summary, twice, then an answer: 9 turns" "$n turns $(cat "$tmp/err")"; fi
 n=$(ask "賛成ですか" --agents 2 --iterations 3 --no-summary --board | tee "$tmp/out" | grep -o '"round"' | wc -l)
-if [ "$n" = 7 ]; then ok "no summaries"; else bad "no summaries" "$n turns"; fi
-holds "roles by the question, in its language" '2 批判的思考AI' "$tmp/out"
+if [ "$n" = 7 ]; then ok "--no-summary makes no summaries"; else bad "--no-summary makes no summaries" "$n turns"; fi
+holds "roles depend on the question and its language" '2 批判的思考AI' "$tmp/out"
 holds "keys of the blackboard" '"agent_1_output"' "$tmp/out"
 printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --quiet >"$tmp/out" 2>"$tmp/err"
 if [ "$(grep -c . "$tmp/out")" -ge 2 ]; then ok "questions from stdin"; else bad "questions from stdin" "$(cat "$tmp/out" "$tmp/err")"; fi
@@ -226,71 +226,71 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "question $i"; done |
     "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
 "$shoal" ask models/fry "more?" --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>>"$tmp/err"
 holds "a long conversation has a summary" 'Summary so far' "$tmp/out"
-if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "and its beginning is dropped" "it is still there"; else ok "and its beginning is dropped"; fi
-says "ask: no such roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
-says "ask: no such language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
-holds "whose words the answer is" '"source":"output"' "$tmp/ask.1"
+if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "the beginning of a long conversation is removed" "it is still there"; else ok "the beginning of a long conversation is removed"; fi
+says "ask: unknown roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
+says "ask: unknown language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
+holds "ask --json prints the source of the answer" '"source":"output"' "$tmp/ask.1"
 team() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db"; }
 team "私の名前は太郎です。寿司が好きです。3と9、大きいのは？" --conversation taro --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
 team "私の名前は何ですか？" --conversation taro >"$tmp/out" 2>>"$tmp/err"
-holds "key facts answer by themselves" 'あなたのお名前は太郎です。' "$tmp/out"
-says "and are forgotten" 0 "facts forgotten: 1" team --conversation taro --forget 寿司
+holds "key facts answer a question directly" 'あなたのお名前は太郎です。' "$tmp/out"
+says "ask --forget removes facts" 0 "facts forgotten: 1" team --conversation taro --forget 寿司
 says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
 team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "the team answers after a fact is forgotten" '"source":"output"' "$tmp/out"
 says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
     --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
-holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
+holds "--debug is an alias of --board" '"agent_1_output"' "$tmp/out"
 says "a legacy flag without an equivalent" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
-says "an invalid mode of references" 2 "no mode 'cloud'" team x --rag-mode cloud
-says "no models to ask" 2 "no model: name the base model of the team" "$shoal" ask
+says "an invalid --rag-mode" 2 "no mode 'cloud'" team x --rag-mode cloud
+says "ask without a model" 2 "no model: name the base model of the team" "$shoal" ask
 team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
-holds "fixed parts" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
+holds "--slots" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
 team "which?" --output-model "$tmp/a.gguf" --max-memory 130M --agents 2 --iterations 1 --quiet --json >"$tmp/out" 2>"$tmp/err"
-holds "two models answer under one limit" '"said":[{"name":"1' "$tmp/out"
+holds "two models answer within one memory limit" '"said":[{"name":"1' "$tmp/out"
 peak=$(sed -n 's/.*"peak":\([0-9]*\).*/\1/p' "$tmp/out")
-if [ "${peak:-999999999}" -lt $((130 << 20)) ]; then ok "and keep it"; else bad "and keep it" "peak '$peak'"; fi
-says "two models in too little" 1 "2 models need" team "which?" --output-model "$tmp/a.gguf" --max-memory 30M
+if [ "${peak:-999999999}" -lt $((130 << 20)) ]; then ok "two models stay within the limit"; else bad "two models stay within the limit" "peak '$peak'"; fi
+says "two models in too small a limit" 1 "2 models need" team "which?" --output-model "$tmp/a.gguf" --max-memory 30M
 
-# ---- talking
+# ---- chat
 chat() { "$shoal" chat models/fry --temp 0 -n 12 --store "$tmp/team.db" "$@"; }
 "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
 printf 'sort: k b x\n' | chat >"$tmp/out" 2>"$tmp/err"
-same "the first words of a talk are those of run" "$tmp/one" "$tmp/out"
+same "the first reply of chat equals run" "$tmp/one" "$tmp/out"
 lines='3と9、大きいのは？\nI live in Osaka. sort: b a\n/facts\n春は？\n'
 for t in 1 2; do printf "$lines" | chat --threads $t --json --exact >"$tmp/chat.$t" 2>"$tmp/err"; done
-same "a talk with 1 and 2 threads" "$tmp/chat.1" "$tmp/chat.2"
-holds "its facts" '"その他の情報":["I live in Osaka' "$tmp/chat.1"
+same "chat with 1 and 2 threads" "$tmp/chat.1" "$tmp/chat.2"
+holds "chat extracts key facts" '"その他の情報":["I live in Osaka' "$tmp/chat.1"
 printf '/nothing\n/adapter %s\nmy name is Ann.\n/save %s\n/quit\nnever said\n' "$tmp/none" "$tmp/talk.save" | chat --system 短く --conversation ann >"$tmp/out" 2>"$tmp/err"
-if [ $? = 0 ]; then ok "a wrong line ends no talk"; else bad "a wrong line ends no talk" "$(cat "$tmp/err")"; fi
-holds "no such command" "no command '/nothing'; /help lists them" "$tmp/err"
-holds "a talk is saved as messages" '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"my name is Ann."},{"role":"assistant"' "$tmp/talk.save"
+if [ $? = 0 ]; then ok "an invalid line does not end the chat"; else bad "an invalid line does not end the chat" "$(cat "$tmp/err")"; fi
+holds "chat: an unknown command" "no command '/nothing'; /help lists them" "$tmp/err"
+holds "/save writes messages" '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"my name is Ann."},{"role":"assistant"' "$tmp/talk.save"
 printf '/facts\n/forget all\n/facts\n' | chat --conversation ann >"$tmp/out" 2>"$tmp/err"
 holds "a conversation continues" 'name: Ann' "$tmp/out"
-holds "until --forget" 'nothing is known yet' "$tmp/err"
+holds "/forget all removes the facts" 'nothing is known yet' "$tmp/err"
 i=0; while [ $i -lt 30 ]; do echo "which is larger, $i or 17? and once more, which of them, please?"; i=$((i + 1)); done | chat -n 64 >"$tmp/out" 2>"$tmp/err"
-if [ -s "$tmp/err" ]; then bad "a talk longer than the context" "$(head -3 "$tmp/err")"; elif [ "$(grep -c . "$tmp/out")" -ge 30 ]; then ok "a talk longer than the context"; else bad "a talk longer than the context" "$(wc -l <"$tmp/out") lines"; fi
+if [ -s "$tmp/err" ]; then bad "a chat longer than the context" "$(head -3 "$tmp/err")"; elif [ "$(grep -c . "$tmp/out")" -ge 30 ]; then ok "a chat longer than the context"; else bad "a chat longer than the context" "$(wc -l <"$tmp/out") lines"; fi
 printf 'which is larger, 3 or 9?\n/board\n' | "$shoal" chat models/fry --team --agents 2 --iterations 1 --max-tokens 8 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
 holds "a team shows its steps" '[1] 2 agents think' "$tmp/err"
-holds "and has a board" '"final_response"' "$tmp/out"
+holds "/board prints the blackboard" '"final_response"' "$tmp/out"
 says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat models/fry --agents 2
-says "a flag of the model alone with a team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
+says "a flag of chat without --team, with --team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
 says "knowledge without files" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
-says "knowledge without a verb" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
-says "knowledge in a store" 1 "is not a knowledge base" "$shoal" knowledge list "$db"
+says "knowledge: an unknown subcommand" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
+says "knowledge: a file that is a store" 1 "is not a knowledge base" "$shoal" knowledge list "$db"
 
 # ---- bad input
 head -c 5000 "$tmp/a.gguf" >"$tmp/cut.gguf"
 says "a truncated GGUF" 1 "cut.gguf" "$shoal" model info "$tmp/cut.gguf"
 cp -r "$tmp/hf" "$tmp/lie"
 printf '\377\377\377\377\377\377\377\177' | dd of="$tmp/lie/model.safetensors" bs=1 conv=notrunc 2>/dev/null
-says "a lying safetensors header" 1 "model.safetensors" "$shoal" model info "$tmp/lie"
+says "a safetensors header with a wrong length" 1 "model.safetensors" "$shoal" model info "$tmp/lie"
 says "a missing model" 1 "nowhere" "$shoal" model info "$tmp/nowhere"
 SHOAL_CACHE="$tmp/cache" says "a model that is not pulled" 1 "run 'shoal pull hf:a/b@v1'" "$shoal" run hf:a/b@v1 -p x
-says "no name of a repository" 2 "expected hf:OWNER/REPO" "$shoal" pull somewhere
+says "an invalid repository name" 2 "expected hf:OWNER/REPO" "$shoal" pull somewhere
 HF_ENDPOINT=http://127.0.0.1:1 says "an unreachable hub" 1 "is this machine online" "$shoal" pull hf:a/b --to "$tmp/pulled"
-absent "and no folder for it" "$tmp/pulled"
+absent "a failed download creates no folder" "$tmp/pulled"
 mkdir "$tmp/full"
 says "a full disk" 1 "full/m.gguf" sh -c "ulimit -f 8; exec '$shoal' convert '$tmp/a.gguf' -o '$tmp/full/m.gguf'"
 if [ -z "$(ls -A "$tmp/full")" ]; then ok "a full disk leaves no file"; else bad "a full disk leaves no file" "$(ls "$tmp/full")"; fi
@@ -309,7 +309,7 @@ model: models/fry
 personas: ["一=$tmp/founder1", "two=$tmp/founder2"]
 tasks: [copy]
 YAML
-says "a persona's name is plain" 2 "cannot name a persona" "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs"
+says "an invalid name of a persona" 2 "cannot name a persona" "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs"
 cat >"$tmp/evolve.yaml" <<YAML
 model: models/fry
 personas: [one=$tmp/founder1, two=$tmp/founder2]
@@ -340,21 +340,21 @@ test_items: 1
 evolve: {search: none}
 fitness: {items: 1}
 YAML
-came_to() { # ID ACCURACY ELSEWHERE SINCE
+write_result() { # ID ACCURACY RETAINED_ACCURACY CHANGE
     "$shoal" evolve "$tmp/seed.yaml" --runs "$tmp/runs" --id "$1" --quiet >/dev/null 2>"$tmp/err" || bad "run $1" "$(cat "$tmp/err")"
     printf '{"table":[{"acc":0,"n":1},{"acc":%s,"n":50}],"spent":{"flops":1e9},"retention":[{"evolved":{"acc":%s},"diff":{"value":%s}}]}' \
         "$2" "$3" "$4" >"$tmp/runs/$1/result.json"
 }
-came_to x-s1 0.5 0.8 -0.01; came_to x-s2 0.6 0.8 0.01; came_to x-s3 0.7 0.8 0.03
-came_to y-s2 0.58 0.7 0; came_to y-s1 0.45 0.6 0; came_to y-s3 0.61 0.8 0; came_to y-s4 0.9 0.8 0
+write_result x-s1 0.5 0.8 -0.01; write_result x-s2 0.6 0.8 0.01; write_result x-s3 0.7 0.8 0.03
+write_result y-s2 0.58 0.7 0; write_result y-s1 0.45 0.6 0; write_result y-s3 0.61 0.8 0; write_result y-s4 0.9 0.8 0
 "$shoal" runs --runs "$tmp/runs" --compare x y >"$tmp/out" 2>"$tmp/err"
 holds "the mean of three seeds" "60.00 (35.16 … 84.84)" "$tmp/out"
 holds "and their retention" "+1.00 (-3.97 … +5.97)" "$tmp/out"
 holds "groups are paired by seed" "+5.33 (-3.39 … +14.06)" "$tmp/out"
-holds "all eight flips of three pairs" "0.25, 0.25" "$tmp/out"
+holds "p of three pairs by sign flips" "0.25, 0.25" "$tmp/out"
 "$shoal" runs --runs "$tmp/runs" --compare x y --base y >"$tmp/out" 2>"$tmp/err"
-holds "retention since another group" "+10.00 (-14.84 … +34.84)" "$tmp/out"
-says "a group of no run" 1 "no finished run is named 'z-" "$shoal" runs --runs "$tmp/runs" --compare x z
+holds "retention relative to another group" "+10.00 (-14.84 … +34.84)" "$tmp/out"
+says "a group without runs" 1 "no finished run is named 'z-" "$shoal" runs --runs "$tmp/runs" --compare x z
 says "no folder of runs" 1 "no runs in" "$shoal" runs --runs "$tmp/nowhere"
 "$shoal" runs --runs "$tmp/runs" >"$tmp/out"
 holds "runs are listed" "y-s4" "$tmp/out"
@@ -368,8 +368,8 @@ if [ -e models/fry/config.json ]; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
     printf '{"question":"sort: k b x","choices":["b k x","x k b"],"answer":0}\n{"question":"どれ？","choices":["赤","青"],"answer":"青"}\n' >"$tmp/own.jsonl"
     "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --log-samples "$tmp/items" --json >"$tmp/out" 2>/dev/null
-    holds "eval scores one's own questions" '"task":"own","adapter":"base","n":2,' "$tmp/out"
-    holds "and writes each answer" '"line":2,' "$tmp/items"
+    holds "eval on a JSONL file" '"task":"own","adapter":"base","n":2,' "$tmp/out"
+    holds "--log-samples writes each answer" '"line":2,' "$tmp/items"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
     says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval models/fry --tasks "$tmp/one.jsonl"
     says "an unknown task" 2 "no task 'nosuch'" "$shoal" eval models/fry --tasks nosuch
@@ -388,12 +388,12 @@ out: $tmp/t4
 train: {r: 8, num_train_epochs: 1, target: [q_proj, v_proj]}
 END
     "$shoal" train "$tmp/train.yaml" --r 4 --target all-linear --quiet >/dev/null 2>"$tmp/err"
-    same "a recipe trains as its flags do, which go before it" "$tmp/t1/adapter_model.safetensors" "$tmp/t4/adapter_model.safetensors"
+    same "a training recipe equals its flags, and flags override it" "$tmp/t1/adapter_model.safetensors" "$tmp/t4/adapter_model.safetensors"
     printf 'model: models/fry\ntrain:\n  lr: 1\n  rang: 4\n' >"$tmp/r.yaml"
     says "an unknown key of a training recipe" 2 "r.yaml', line 4: unknown key 'rang'" "$shoal" train "$tmp/r.yaml"
-    says "training on no base" 2 "the base is missing" "$shoal" train --data "$tmp/few.jsonl" --out "$tmp/t"
+    says "training without a base" 2 "the base is missing" "$shoal" train --data "$tmp/few.jsonl" --out "$tmp/t"
     says "an unknown training method" 2 "there are sft, es" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method cma
-    says "a population without pairs" 2 "population 3 is odd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method es --population 3
+    says "an odd population" 2 "population 3 is odd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method es --population 3
     for n in 1 2; do
         "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/es$n" --method es --population 4 --r 2 --threads $n --quiet >/dev/null 2>"$tmp/err"
     done
@@ -402,8 +402,8 @@ END
     printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
     "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run shows the targets" "空は?⟦青い。" "$tmp/out"
-    holds "and duplicates" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
-    holds "and overlap with the evaluation data" "2 of 2 evaluation samples are in the data" "$tmp/out"
+    holds "a dry run reports duplicates" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
+    holds "a dry run reports overlap with the evaluation data" "2 of 2 evaluation samples are in the data" "$tmp/out"
     "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
@@ -428,12 +428,12 @@ END
     same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"
     "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1" >"$tmp/ids_peft" 2>/dev/null
     "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1.gguf" >"$tmp/ids_lora" 2>/dev/null
-    same "the GGUF adapter generates alike" "$tmp/ids_peft" "$tmp/ids_lora"
+    same "the GGUF adapter generates the same ids" "$tmp/ids_peft" "$tmp/ids_lora"
     if "$shoal" adapter inspect "$tmp/t1" 2>/dev/null | grep -q "effect on the base: KL mean"; then ok "adapter inspect"; else bad "adapter inspect" "no effect shown"; fi
     "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 0.5 0.5 --out "$tmp/merged.gguf" --type f32 --exact --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"merged_vs_adapter":{[^}]*"same_top":1' "$tmp/out"; then ok "adapter merge"; else bad "adapter merge" "$(cat "$tmp/out" "$tmp/err")"; fi
     "$shoal" run "$tmp/merged.gguf" --chat 'sort: k b x' --temp 0 -n 12 --ids --exact >"$tmp/ids_merged" 2>/dev/null
-    same "the merged model generates alike" "$tmp/ids_peft" "$tmp/ids_merged"
+    same "the merged model generates the same ids" "$tmp/ids_peft" "$tmp/ids_merged"
     "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
     says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
     for n in 1 2; do
@@ -441,27 +441,27 @@ END
     done
     same "extracting gives the same adapter with 1 and 2 threads" "$tmp/ex1/adapter_model.safetensors" "$tmp/ex2/adapter_model.safetensors"
     holds "extract finds the rank in every layer" '"down_proj":{"layers":6,"rank_min":4,"rank_max":4,' "$tmp/out"
-    # far NAME LIMIT A B: adapter B equals A within LIMIT of A's norm.
-    far() {
+    # near NAME LIMIT A B: adapter B equals A within LIMIT of A's norm.
+    near() {
         "$shoal" adapter blend --operator delta --parents "$3" "$4" --weights 1 -1 --rank 8 --child "$tmp/far" >/dev/null 2>"$tmp/err"
         "$shoal" adapter info "$3" "$tmp/far" --json 2>>"$tmp/err" | field norm >"$tmp/norms"
         if awk -v limit="$2" 'NR == 1 {size = $1} END {exit NR != 2 || !(size > 0 && $1 < limit * size)}' "$tmp/norms"; then ok "$1"
         else bad "$1" "$(tr '\n' ' ' <"$tmp/norms"; cat "$tmp/err")"; fi
     }
-    far "what was merged is extracted again, but for the rounding of the base's weights" 1e-4 "$tmp/t1" "$tmp/ex1"
+    near "extracting a merged adapter restores it up to rounding" 1e-4 "$tmp/t1" "$tmp/ex1"
     "$shoal" adapter resize "$tmp/t1" --rank 2 --out "$tmp/small" >"$tmp/out" 2>"$tmp/err"
     holds "adapter resize" "q_proj    6 of 6 layers, rank 2, error 0." "$tmp/out"
     "$shoal" adapter extract models/fry "$tmp/merged.gguf" --rank 2 --out "$tmp/small2" --quiet >/dev/null 2>"$tmp/err"
-    far "extracting at a rank is resizing to it" 1e-4 "$tmp/small" "$tmp/small2"
+    near "extracting at a rank equals resizing to it" 1e-4 "$tmp/small" "$tmp/small2"
     "$shoal" adapter resize "$tmp/t1" --energy 0.9 --out "$tmp/small.gguf" --fold --json >"$tmp/out" 2>"$tmp/err"
     error=$(sed 's/"modules".*//' "$tmp/out" | field error)
-    if awk -v e="$error" 'BEGIN {exit !(e > 0 && e * e <= 0.1)}' && grep -q '"rank_min":[123],' "$tmp/out"; then ok "the rank that an energy needs"; else bad "the rank that an energy needs" "$(cat "$tmp/out" "$tmp/err")"; fi
-    says "an energy and no rank to speak of" 2 "--rank R or --energy E is missing" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
+    if awk -v e="$error" 'BEGIN {exit !(e > 0 && e * e <= 0.1)}' && grep -q '"rank_min":[123],' "$tmp/out"; then ok "resize --energy selects ranks"; else bad "resize --energy selects ranks" "$(cat "$tmp/out" "$tmp/err")"; fi
+    says "resize without --rank and --energy" 2 "--rank R or --energy E is missing" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
     says "nothing to extract" 1 "no projection is changed" "$shoal" adapter extract models/fry models/fry --rank 2 --out "$tmp/no"
     says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry'" "$shoal" adapter extract models/fry "$tmp/a.gguf" --rank 2 --out "$tmp/no"
     cp "$tmp/merged.gguf" "$tmp/nan.gguf"
     printf '\377\377\377\177' | dd of="$tmp/nan.gguf" bs=4 seek=$(($(wc -c <"$tmp/nan.gguf") / 8)) conv=notrunc 2>/dev/null
-    says "weights that are no numbers" 1 "a projection has weights that are not numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
+    says "weights that are NaN" 1 "a projection has weights that are not numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
     absent "refused extracts write no file" "$tmp/no"
     "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/other.gguf" 2>/dev/null
     says "an error names weights that an adapter cannot represent" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
@@ -470,37 +470,37 @@ END
     for o in delta slerp delta_ties cat noise; do
         if grep -q "^$o  *[^ ]" "$tmp/out"; then ok "adapter operators lists $o"; else bad "adapter operators lists $o" "$(cat "$tmp/out" "$tmp/err")"; fi; done
     holds "and with --json its bounds" '"operator":"extrapolate","kind":"crossover",' "$tmp/rows"
-    if [ "$(wc -l <"$tmp/rows")" = "$(wc -l <"$tmp/out")" ]; then ok "a line an operator"; else bad "a line an operator" "$(wc -l "$tmp/rows" "$tmp/out")"; fi
+    if [ "$(wc -l <"$tmp/rows")" = "$(wc -l <"$tmp/out")" ]; then ok "one line per operator"; else bad "one line per operator" "$(wc -l "$tmp/rows" "$tmp/out")"; fi
     blend() { "$shoal" adapter blend --parents "$tmp/t1" "$tmp/es1" "$@"; }
     blend --operator slerp --child "$tmp/child1" --threads 1 --json >"$tmp/one" 2>"$tmp/err"
     SHOAL_CPU=scalar blend --operator slerp --child "$tmp/child2" --threads 2 --json >"$tmp/out" 2>>"$tmp/err"
     same "an operator's child with 1 and 2 threads, scalar and best level" "$tmp/child1/adapter_model.safetensors" "$tmp/child2/adapter_model.safetensors"
     key=$(field hash <"$tmp/one")
-    if [ ${#key} = 66 ] && [ "$(field hash <"$tmp/out")" = "$key" ]; then ok "has one hash"; else bad "has one hash" "$(cat "$tmp/one" "$tmp/out" "$tmp/err")"; fi
+    if [ ${#key} = 66 ] && [ "$(field hash <"$tmp/out")" = "$key" ]; then ok "a blended child has the same hash with any threads and level"; else bad "a blended child has the same hash with any threads and level" "$(cat "$tmp/one" "$tmp/out" "$tmp/err")"; fi
     blend --operator slerp --weights 3 1 --child "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
-    if [ -s "$tmp/out" ] && [ "$(field hash <"$tmp/out")" != "$key" ]; then ok "and another by other weights"; else bad "and another by other weights" "$(cat "$tmp/out" "$tmp/err")"; fi
+    if [ -s "$tmp/out" ] && [ "$(field hash <"$tmp/out")" != "$key" ]; then ok "other weights give another hash"; else bad "other weights give another hash" "$(cat "$tmp/out" "$tmp/err")"; fi
     "$shoal" adapter inspect "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
-    holds "a child knows where it comes from" '"operator":"slerp"' "$tmp/out"
-    holds "and with which weights" '"weights":"3 1"' "$tmp/out"
+    holds "a child's lineage names the operator" '"operator":"slerp"' "$tmp/out"
+    holds "a child's lineage names the weights" '"weights":"3 1"' "$tmp/out"
     says "an unknown operator" 2 "no operator 'splice'; there are delta, factor_blend, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
-    says "a parent too many" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
+    says "too many parents" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
     says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
     says "a step for an operator without one" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
     absent "a refused blend leaves no child" "$tmp/no"
     fry() { "$shoal" run models/fry --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
     fry --adapter "$tmp/t1" --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=1.0" --seed 3 --ids >"$tmp/out"
-    same "a mix of one whole adapter is that adapter" "$tmp/one" "$tmp/out"
+    same "a mix of one adapter with weight 1 equals the adapter" "$tmp/one" "$tmp/out"
     fry --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
-    same "a mix of no part of any is the base" "$tmp/one" "$tmp/out"
+    same "a mix with weights 0 equals the base" "$tmp/one" "$tmp/out"
     "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
     fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora-dtype f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
     key=$(field call <"$tmp/out" | tr -d '"')
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     rm -r "$tmp/t3"
-    says "an adapter is known by its content" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
-    holds "and named if it is missing" "t3' is missing" "$tmp/out"
+    says "replay with a missing adapter fails" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
+    holds "replay names the missing adapter" "t3' is missing" "$tmp/out"
     "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
     holds "the detectable difference is printed first" "is found four times in five" "$tmp/err"
     "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
@@ -516,20 +516,20 @@ END
     if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
     for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
     run=$(ls "$tmp/runs" | grep '^train-agent-')
-    if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "a line an update"; else bad "a line an update" "$(ls -R "$tmp/runs")"; fi
+    if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "one line of train.jsonl per update"; else bad "one line of train.jsonl per update" "$(ls -R "$tmp/runs")"; fi
     for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
     first=$(field hash <"$tmp/out" | tr -d '"')
-    says "a version that is no better" 1 "is not published: it is not better" "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
+    says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
     set -- "$tmp"/agent/rejected-*
-    if [ -e "$1/adapter_model.safetensors" ] && [ -e "$1/version.json" ]; then ok "and is kept beside"; else bad "and is kept beside" "$(ls "$tmp/agent")"; fi
-    if learn --lr 1e-3 --seed 9 --retain copy --retain-n 40 >"$tmp/out"; then ok "a next version"; else bad "a next version" "$(cat "$tmp/err")"; fi
+    if [ -e "$1/adapter_model.safetensors" ] && [ -e "$1/version.json" ]; then ok "a rejected version is kept"; else bad "a rejected version is kept" "$(ls "$tmp/agent")"; fi
+    if learn --lr 1e-3 --seed 9 --retain copy --retain-n 40 >"$tmp/out"; then ok "a second version is published"; else bad "a second version is published" "$(cat "$tmp/err")"; fi
     holds "retention is printed" "copy           n = 40, " "$tmp/out"
     "$shoal" adapter list "$tmp/agent" >"$tmp/out" 2>"$tmp/err"
     holds "adapter list" "2 versions" "$tmp/out"
     holds "with score and tags" "良い" "$tmp/out"
     says "adapter rollback" 0 "" "$shoal" adapter rollback "$tmp/agent" --quiet
     holds "to the version before" "$(echo "$first" | cut -c1-12)" "$tmp/out"
-    says "no further" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
+    says "rollback without a previous version" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
     says "an adapter of another model in the way" 1 "choose another --out" "$shoal" train "$tmp/a.gguf" --data "$tmp/learn.jsonl" --out "$tmp/agent" --runs "$tmp/runs"
     says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
     says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
@@ -545,21 +545,21 @@ END
     done
     "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
     same "another graph for du debates as it does" "$tmp/out.du" "$tmp/out"
-    holds "by its very calls" "27 of 27 calls were in the store" "$tmp/err"
+    holds "equal workflows make equal calls" "27 of 27 calls were in the store" "$tmp/err"
     # ---- teams
     printf 'name: 二人\nrounds: 2\nagents:\n  - {name: 花, adapter: t1, system: よく考えて。}\n  - {name: mixed, adapter: [t1=0.5]}\n  - {adapter: base}\n' >"$tmp/team.yaml"
     printf '{"question":"How much is 2 + 3?","answer":"5"}\n{"question":"1たす1は？","answer":"2"}\n' >"$tmp/sums.jsonl"
     printf 'file: sums.jsonl\ngrader: number\nmax_tokens: 12\n' >"$tmp/sums.yaml"
     mkdir -p "$tmp/evo/adapters/gen_0" && cp -r "$tmp/t1" "$tmp/evo/adapters/gen_0/first"
     "$shoal" eval models/fry --tasks "sort,largest,$tmp/own.jsonl,$tmp/sums.yaml" --n 4 --run "$tmp/evo" --team "$tmp/team.yaml" --json >"$tmp/out" 2>"$tmp/err"
-    for f in sort largest own sums; do holds "a team is a contestant on $f" "\"task\":\"$f\",\"adapter\":\"二人\"," "$tmp/out"; done
+    for f in sort largest own sums; do holds "eval evaluates a team on $f" "\"task\":\"$f\",\"adapter\":\"二人\"," "$tmp/out"; done
     holds "and is compared with the base" '"calls":24,' "$tmp/out"
-    holds "generations have a line of their own" '"task":"sort","generation":0,"adapters":1,' "$tmp/out"
+    holds "eval --run prints a line per generation" '"task":"sort","generation":0,"adapters":1,' "$tmp/out"
     "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/own.jsonl,$tmp/sums.yaml" --samples 2 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
     for f in own sums; do holds "debate takes $f as eval does" "$f: 2 questions, protocol brief" "$tmp/out"; done
-    holds "with an agent's worth" "worth in the first-round vote" "$tmp/out"
-    says "a debate from the store" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
-    says "the example of a team" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
+    holds "debate prints each agent's contribution" "worth in the first-round vote" "$tmp/out"
+    says "a repeated debate uses stored calls" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
+    says "examples/team.yaml" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
     says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
     says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
     says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud
@@ -578,12 +578,12 @@ END
     same "synth writes the same bytes again, with one thread" "$tmp/s1.jsonl" "$tmp/s2.jsonl"
     key=$(head -n 1 "$tmp/s1.jsonl" | field call | tr -d '"')
     says "replay of a sample's call" 0 "" "$shoal" replay "$key" --store "$tmp/synth.db"
-    holds "gives the same bits" "same bits: call" "$tmp/out"
+    holds "a replay under a grammar or of a sample gives the same bits" "same bits: call" "$tmp/out"
     says "synth continues from recorded calls" 0 "16 of 16 answers were recorded before" synth --out "$tmp/s2.jsonl"
     says "synth that keeps no sample" 1 "no answer passed the filters" synth --out "$tmp/s3.jsonl" --language ko
-    absent "writes no file" "$tmp/s3.jsonl"
-    says "synth and a flag that train has not" 2 "unknown flag '--nonsense'" synth --out "$tmp/s3.jsonl" --then-train "$tmp/st" -- --nonsense 3
-    absent "before it writes anything" "$tmp/s3.jsonl"
+    absent "a synth without kept samples writes no file" "$tmp/s3.jsonl"
+    says "synth with an unknown option of train" 2 "unknown flag '--nonsense'" synth --out "$tmp/s3.jsonl" --then-train "$tmp/st" -- --nonsense 3
+    absent "an invalid option of train is found before synth writes" "$tmp/s3.jsonl"
     cat >"$tmp/synth.yaml" <<END
 model: models/fry
 prompts: $tmp/p.jsonl
@@ -610,17 +610,17 @@ same "policies measured twice give the same lines" "$tmp/out" "$tmp/again"
 holds "each policy has a line" '{"policy":"random","world":"repaired","maps":6,"seed":1,"agents":20,"steps":200,"delivered":{"value":' "$tmp/out"
 if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":\([^,]*\),.*"p_delivered":\([^}]*\)}$/\1 \2/p' "$tmp/out" |
     awk '{n++; if ($1 <= 0 || $2 > 0.05) bad = 1} END {exit bad || n != 1}'; then
-    ok "rule delivers more than chance"; else bad "rule delivers more than chance" "$(cat "$tmp/out")"; fi
+    ok "policy rule delivers more than random"; else bad "policy rule delivers more than random" "$(cat "$tmp/out")"; fi
 "$shoal" world --policy reflex random --maps 6 --steps 200 --json --quiet >"$tmp/out" 2>/dev/null
 if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tmp/out" &&
     grep -q '^{"difference":\["reflex","random"\],"delivered":{"value":[1-9].*"p_delivered":0.0[0-4]' "$tmp/out"; then
-    ok "reflex delivers more than chance and meets no wall"; else bad "reflex delivers more than chance and meets no wall" "$(cat "$tmp/out")"; fi
+    ok "policy reflex delivers more than random and is never blocked"; else bad "policy reflex delivers more than random and is never blocked" "$(cat "$tmp/out")"; fi
 "$shoal" world --policy mock --maps 3 --steps 50 --world legacy >"$tmp/out" 2>"$tmp/err"
 holds "the table" "world 'legacy'" "$tmp/out"
 if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock policy collects nothing"; else bad "the mock policy collects nothing" "$(cat "$tmp/out")"; fi
-holds "the speed is for people" "ticks a second" "$tmp/err"
+holds "the speed is printed on stderr" "ticks a second" "$tmp/err"
 "$shoal" world --food-energy 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
-holds "a flag stands over the rule set, also with the rows' own default" '"survival":{"value":0.0,' "$tmp/out"
+holds "a flag overrides the rules of --world, even with its default value" '"survival":{"value":0.0,' "$tmp/out"
 life="$shoal world --seed 4 --agents 5 --steps 250 --vocabulary 2"
 $life --record "$tmp/life.jsonl" --json >"$tmp/out" 2>"$tmp/err"
 says "replay" 0 "" "$shoal" world --replay "$tmp/life.jsonl" --json
@@ -629,7 +629,7 @@ $life --record "$tmp/life2.jsonl" --json >"$tmp/out" 2>"$tmp/err"
 same "a replay ends at the simulation's end" "$tmp/out" "$tmp/again"
 same "the same simulation gives the same trace" "$tmp/life.jsonl" "$tmp/life2.jsonl"
 "$shoal" world --replay "$tmp/life.jsonl" --at 120 --json >"$tmp/out" 2>"$tmp/err"
-holds "a tick is entered" '{"tick":120,"steps":250,"seed":4,"policy":"rule","hash":"' "$tmp/out"
+holds "--at loads a tick" '{"tick":120,"steps":250,"seed":4,"policy":"rule","hash":"' "$tmp/out"
 holds "with every agent" '{"agent":4,"alive":true,"cell":[' "$tmp/out"
 for policy in rule random; do
     "$shoal" world --replay "$tmp/life.jsonl" --at 120 --continue --policy $policy --record "$tmp/$policy.jsonl" --quiet >/dev/null 2>"$tmp/err"
@@ -641,12 +641,12 @@ head -n 120 "$tmp/fork.random" >"$tmp/out"
 same "a fork keeps the ticks before it" "$tmp/before" "$tmp/out"
 if cmp -s "$tmp/whole" "$tmp/fork.random"; then bad "another policy differs" "the same"; else ok "another policy differs"; fi
 holds "and reports the tick of the fork" '"fork":120' "$tmp/random.jsonl"
-says "a fork is a trace too" 0 "" "$shoal" world --replay "$tmp/random.jsonl"
+says "a fork can be replayed" 0 "" "$shoal" world --replay "$tmp/random.jsonl"
 head -c 9000 "$tmp/life.jsonl" >"$tmp/cut.jsonl"
-says "a trace that a crash cut" 0 "has no end" "$shoal" world --replay "$tmp/cut.jsonl"
+says "a truncated trace" 0 "has no end" "$shoal" world --replay "$tmp/cut.jsonl"
 sed 's/^\({"tick":50,"actions":\[\)[0-9]*/\10/' "$tmp/life.jsonl" >"$tmp/other.jsonl"
 cmp -s "$tmp/life.jsonl" "$tmp/other.jsonl" && sed 's/^\({"tick":50,"actions":\[\)[0-9]*/\11/' "$tmp/life.jsonl" >"$tmp/other.jsonl"
-says "a trace that is another world's" 1 "at tick 100 the world is not the one that was recorded" "$shoal" world --replay "$tmp/other.jsonl"
+says "a trace whose actions do not match its hashes" 1 "at tick 100 the world is not the one that was recorded" "$shoal" world --replay "$tmp/other.jsonl"
 mkfifo "$tmp/never"
 acts='{"actions":{"agent_0":1,"agent_1":2,"agent_2":3,"agent_3":0,"agent_4":4}}'
 $life --policy-pipe "i=0; while [ \$i -lt 30 ] && read l; do i=\$((i + 1)); echo '$acts'; done; cat '$tmp/never'" --record "$tmp/killed.jsonl" >/dev/null 2>&1 &
@@ -657,16 +657,16 @@ wait $killed 2>/dev/null
 says "a killed simulation" 0 "was stopped after tick 30" "$shoal" world --replay "$tmp/killed.jsonl"
 : >"$tmp/never" & # ends the policy
 "$shoal" world --watch --steps 30 --world worlds/maze.yaml >"$tmp/out" 2>"$tmp/err"
-holds "without a terminal, the last frame" "tick 30 of 30" "$tmp/out"
+holds "--watch without a terminal prints the last frame" "tick 30 of 30" "$tmp/out"
 if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
 says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
 says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
-says "the rule set is --world's" 2 "here it is --world legacy" "$shoal" world --rules seed
+says "--rules is refused" 2 "here it is --world legacy" "$shoal" world --rules seed
 says "a map determines its size" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
 says "a trace contains its rules" 2 "a trace has its own rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
 says "a trace contains its agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
 says "a policy goes with --continue" 2 "go with --continue" "$shoal" world --replay "$tmp/life.jsonl" --policy random
-says "behind the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
+says "--at after the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
 says "recording several worlds" 2 "take one world and one policy" "$shoal" world --record "$tmp/x" --maps 2
 says "a trace that cannot be written" 1 "/proc/none" "$shoal" world --record /proc/none
 says "a full disk" 1 "cannot write the trace" "$shoal" world --record /dev/full
@@ -679,8 +679,8 @@ for brief in true false; do
     cp "$tmp/out" "$tmp/$brief"; done
 printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 >"$tmp/out" 2>&1
 same "compact observations are the default" "$tmp/true" "$tmp/out"
-holds "nine letters, and the last two actions behind them" '"prompt":"u u u u o - - - + - -:"' "$tmp/true"
-holds "or words" '"prompt":"At (16,2), E200, unexplored area. Action:"' "$tmp/false"
+holds "a compact observation" '"prompt":"u u u u o - - - + - -:"' "$tmp/true"
+holds "an observation in words" '"prompt":"At (16,2), E200, unexplored area. Action:"' "$tmp/false"
 says "a policy that ends" 1 "the policy 'exit 3', tick 0: it ended with exit code 3" "$shoal" world --policy-pipe 'exit 3'
 says "a policy that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world --policy-pipe 'exec sleep 30' --timeout 0.3
 if "$(dirname "$shoal")/world" >"$tmp/out" 2>"$tmp/err"; then
@@ -706,8 +706,8 @@ says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --
 says "an environment that ends" 1 "the environment 'exit 3', spaces: it ended with exit code 3" "$shoal" world "$m" --env-pipe 'exit 3'
 says "an environment that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world "$m" --env-pipe 'exec sleep 30' --timeout 0.3
 if [ -e models/fry/config.json ]; then
-    # minds NAME FLAG…: runs one policy, because the order of several could differ with fitness.
-    minds() {
+    # simulate NAME FLAG…: runs one policy, because the order of several could differ with fitness.
+    simulate() {
         name=$1
         shift
         "$shoal" world models/fry --num-adapters 1 --num-envs 2 --steps 12 --seed 5 --held-out 2 --update-interval 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
@@ -718,50 +718,50 @@ if [ -e models/fry/config.json ]; then
     }
     pipe="'$shoal' world --pipe --agents 3 --steps 12"
     from=2 # the rule's reward comes first
-    minds here --generations 2 --agents 3
+    simulate here --generations 2 --agents 3
     from=1
-    minds there --generations 2 --env-pipe "$pipe"
-    minds halved --generations 1 --env-pipe "$pipe"
-    minds halved --generations 2 --env-pipe "$pipe"
+    simulate there --generations 2 --env-pipe "$pipe"
+    simulate halved --generations 1 --env-pipe "$pipe"
+    simulate halved --generations 2 --env-pipe "$pipe"
     same "a policy through the pipe equals one without it" "$tmp/there.minds" "$tmp/here.minds"
-    same "it does the same" "$tmp/there.done" "$tmp/here.done"
-    same "it and chance are paid the same" "$tmp/there.paid" "$tmp/here.paid"
+    same "it takes the same actions" "$tmp/there.done" "$tmp/here.done"
+    same "it and the random baseline get the same rewards" "$tmp/there.paid" "$tmp/here.paid"
     same "a simulation in an external environment continues" "$tmp/halved.minds" "$tmp/there.minds"
     if [ "$(wc -l <"$tmp/there.done")" = 24 ] && [ -s "$tmp/there.minds" ]; then ok "both simulations are complete"; else bad "both simulations are complete" "$(cat "$tmp/there.done")"; fi
-    says "no teacher to clone" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
+    says "--learn clone in an environment without a teacher" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
     if command -v python3 >/dev/null; then
-        minds corridor --generations 1 --env-pipe "python3 examples/corridor_env.py"
+        simulate corridor --generations 1 --env-pipe "python3 examples/corridor_env.py"
         holds "examples/corridor_env.py" '"generation":1,"decisions":96,' "$tmp/corridor.out"
     else
         echo "skip examples/corridor_env.py: no python3"
     fi
 else
-    echo "skip minds in another program's world: models/fry is not there"
+    echo "skip simulations in an external environment: models/fry is not there"
 fi
 
-# ---- minds in worlds
+# ---- simulations
 says "flags of simulations without a model" 2 "require a model" "$shoal" world --generations 3
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
 says "missing groups" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
 if [ -e models/fry/config.json ]; then
     lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
-    $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a life" "$(cat "$tmp/err")"
+    $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a simulation" "$(cat "$tmp/err")"
     holds "the table of simulations" "generation  decisions" "$tmp/one"
     if [ "$(sed -n 's/^\(rule\|random\|0\|1\)  .*/\1/p' "$tmp/one" | tr '\n' ' ')" = "rule random 0 1 " ]; then
         ok "baselines and generations have rows"; else bad "baselines and generations have rows" "$(cat "$tmp/one")"; fi
     $lives --generations 1 --learn none --out "$tmp/lnone" >"$tmp/out" 2>"$tmp/err"
-    if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/out"; then ok "a policy that does not learn is watched"; else bad "a policy that does not learn is watched" "$(cat "$tmp/out")"; fi
+    if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/out"; then ok "a policy that does not learn has decisions and entropy"; else bad "a policy that does not learn has decisions and entropy" "$(cat "$tmp/out")"; fi
     if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/one"; then ok "a generation's decisions and entropy"; else bad "a generation's decisions and entropy" "$(cat "$tmp/one")"; fi
     for f in state.json curve.jsonl report.html trace-1.jsonl critics-1.bin minds; do
         if [ -e "$tmp/lone/$f" ]; then ok "a run leaves $f"; else bad "a run leaves $f" "it is not there"; fi
     done
     says "the trace of a generation" 0 "" "$shoal" world --replay "$tmp/lone/trace-1.jsonl"
     says "runs are listed" 0 "" "$shoal" runs --runs "$tmp/lruns"
-    holds "with worlds" "world-" "$tmp/out"
+    holds "runs of worlds are listed" "world-" "$tmp/out"
     $lives --generations 2 --out "$tmp/lone" >"$tmp/two" 2>"$tmp/err"
     sed '$d' "$tmp/two" >"$tmp/out"
-    same "more generations go on after the first" "$tmp/one" "$tmp/out"
-    holds "with another row" "2  " "$tmp/two"
+    same "more generations continue the run" "$tmp/one" "$tmp/out"
+    holds "the continued run has another row" "2  " "$tmp/two"
     cp "$tmp/lone/state.json" "$tmp/state"
     $lives --generations 2 --out "$tmp/ltwo" --threads 2 >"$tmp/out" 2>"$tmp/err"
     same "two parallel simulations with two threads are equal" "$tmp/two" "$tmp/out"
@@ -778,14 +778,14 @@ if [ -e models/fry/config.json ]; then
 
     "$shoal" world export "$tmp/lone" --best --out "$tmp/best" >"$tmp/out" 2>"$tmp/err" || bad "export" "$(cat "$tmp/err")"
     says "an exported policy runs" 0 "" "$shoal" run models/fry --adapter "$tmp/best" -p "two plus two" -n 3
-    says "and can be looked into" 0 "" "$shoal" adapter info "$tmp/best"
+    says "adapter info of an exported policy" 0 "" "$shoal" adapter info "$tmp/best"
     id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
     says "export by a run's name" 0 "" "$shoal" world export "$id" --adapter-name g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
     holds "reports its identity" "g0m1: fitness" "$tmp/out"
     says "a missing policy" 1 "has no policy 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
     says "export of a folder that is not a run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
-    says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
+    says "export without --out" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
     says "export without a run" 2 "of which run?" "$shoal" world export
     says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --adapter-name g0m0 --out "$tmp/x"
     sed "s/\"hash\":\"[0-9a-f]*\"/\"hash\":\"..\/..\/best\"/" "$tmp/lone/state.json" >"$tmp/other" && mkdir -p "$tmp/forged" && cp "$tmp/other" "$tmp/forged/state.json"
@@ -808,21 +808,21 @@ if [ -e models/fry/config.json ]; then
     "$shoal" world models/fry --adapter "$tmp/best" --policy model random --maps 2 --steps 10 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
     holds "a model together with a policy" "model - random, map by map" "$tmp/out"
 
-    says "no way to learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
-    says "no decoding" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
-    says "text is not learned from" 2 "requires --learn none" "$shoal" world models/fry --decode text
-    says "no teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
-    says "no operator" 2 "nothing" "$shoal" world models/fry --crossover nothing
-    says "no optimizer" 2 "lion" "$shoal" world models/fry --optim lion
+    says "unknown --learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
+    says "unknown --decode" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
+    says "--decode text with learning" 2 "requires --learn none" "$shoal" world models/fry --decode text
+    says "unknown --teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
+    says "unknown --crossover" 2 "nothing" "$shoal" world models/fry --crossover nothing
+    says "unknown --optim" 2 "lion" "$shoal" world models/fry --optim lion
     says "a buffer too small" 2 "must be at least twice" "$shoal" world models/fry --buffer-size 10 --batch-size 6
     says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
     says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
     says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1
     says "a missing adapter" 1 "none" "$shoal" world models/fry --adapter "$tmp/none" --runs "$tmp/lruns"
     "$shoal" model new --shape tiny-llama --seed 3 "$tmp/bytes.gguf" 2>/dev/null
-    says "words that begin alike" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
+    says "actions that share their first token" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
 else
-    echo "skip minds in worlds: models/fry is not there"
+    echo "skip simulations: models/fry is not there"
 fi
 
 # ---- files that other processes write, lock or read
@@ -842,7 +842,7 @@ END
     [ -d "$tmp/runs/e1" ] && says "two resumes of one run" 1 "runs/e1' is in use by another process (" python3 "$tmp/holds.py" \
         "$tmp/runs/e1/lock" "$shoal" resume e1 --runs "$tmp/runs"
     hash=$(printf c1 | sha256sum | cut -c1-16)
-    says "two talks in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
+    says "two chats in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
         "$tmp/hruns/c.db-$hash.lock" "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1
     "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1 </dev/null >"$tmp/out" 2>"$tmp/err" || bad "a conversation after it" "$(cat "$tmp/err")"
     absent "the lock of a conversation" "$tmp/hruns/c.db-$hash.lock"
@@ -861,8 +861,8 @@ os.close(r)
 done = subprocess.run([sys.argv[1], "world", "--help"], stdout=w, stderr=subprocess.PIPE)
 sys.exit(0 if done.returncode == -13 and not done.stderr else f"{done}")
 END
-    if python3 "$tmp/closed.py" "$shoal" 2>"$tmp/err"; then ok "a closed pipe is no error"; else bad "a closed pipe is no error" "$(cat "$tmp/err")"; fi
-    says "a full disk is one" 1 "cannot write the result" sh -c "exec '$shoal' world --help >/dev/full"
+    if python3 "$tmp/closed.py" "$shoal" 2>"$tmp/err"; then ok "a closed pipe on stdout"; else bad "a closed pipe on stdout" "$(cat "$tmp/err")"; fi
+    says "a full disk on stdout" 1 "cannot write the result" sh -c "exec '$shoal' world --help >/dev/full"
     cat >"$tmp/terminal.py" <<'END'
 import os, pty, sys
 out = b""
@@ -874,7 +874,7 @@ def keep(fd):
 pty.spawn([sys.argv[1], "run", "\033]0;title\a\033[2Jmodel", "-p", "x"], keep, lambda fd: b"")
 sys.exit(0 if b"title" in out and b"\033" not in out and b"\a" not in out else repr(out))
 END
-    if timeout 30 python3 "$tmp/terminal.py" "$shoal" </dev/null >/dev/null 2>"$tmp/err"; then ok "a name does not drive the terminal"; else bad "a name does not drive the terminal" "$(cat "$tmp/err")"; fi
+    if timeout 30 python3 "$tmp/terminal.py" "$shoal" </dev/null >/dev/null 2>"$tmp/err"; then ok "a model name cannot control the terminal"; else bad "a model name cannot control the terminal" "$(cat "$tmp/err")"; fi
 else
     echo "skip files that others hold: models/fry or python3 is not there"
 fi
@@ -909,5 +909,5 @@ if [ -d "$shared/data" ]; then
             ok "concatenated JSON conversations train unedited"; else bad "concatenated JSON conversations train unedited" "$(cat "$tmp/out")"; fi
     fi
 else
-    echo "skip files that nobody here wrote: no '$shared/data'"
+    echo "skip files of other programs: no '$shared/data'"
 fi

@@ -64,8 +64,8 @@ def send(port, kind, first, count, begin, answers):
     lowest priority, because attackers on other machines would not use this one's processors.
     """
     os.nice(19)
-    _, path, make = KINDS[kind]
-    bodies = [make(n) for n in range(first, min(first + count, first + 20))]  # enough variants, which still fit in memory
+    _, path, make_body = KINDS[kind]
+    bodies = [make_body(n) for n in range(first, min(first + count, first + 20))]  # enough variants, which still fit in memory
     begin.wait()
     for n in range(count):
         data = bodies[n % len(bodies)]
@@ -101,7 +101,7 @@ def client(server, stop, times, failures):
         time.sleep(0.02)
 
 
-def beside(server, kind=None):
+def measure_client(server, kind=None):
     """The client's times to the first token while requests of a kind are sent, and the statuses of those requests."""
     stop, times, failures, answers = threading.Event(), [], [], multiprocessing.Queue()
     t = threading.Thread(target=client, args=(server, stop, times, failures))
@@ -127,19 +127,19 @@ def beside(server, kind=None):
 
 def main():
     with Server("--max-memory", MAX_MEMORY, env={"SHOAL_API_KEY": KEY}) as s:
-        beside(s)  # everything is loaded
-        quiet = statistics.median(beside(s)[0])
-        print(f"# quiet: {quiet * 1e3:.1f} ms to the first token", file=sys.stderr)
+        measure_client(s)  # everything is loaded
+        baseline = statistics.median(measure_client(s)[0])
+        print(f"# baseline: {baseline * 1e3:.1f} ms to the first token", file=sys.stderr)
         for kind, (name, _, _) in enumerate(KINDS):
-            times, failures, statuses = beside(s, kind)
+            times, failures, statuses = measure_client(s, kind)
             median = statistics.median(times) if times else float("inf")
             peak = s.memory("VmHWM")
-            print(f"# {name}: {median * 1e3:.1f} ms ({median / quiet:.2f} x) over {len(times)} replies, answers "
+            print(f"# {name}: {median * 1e3:.1f} ms ({median / baseline:.2f} x) over {len(times)} replies, answers "
                   f"{ {a: statuses.count(a) for a in set(statuses)} }, peak {peak >> 20} MB", file=sys.stderr)
             report(f"{name}: every request is answered", all(isinstance(a, int) and a != 500 for a in statuses) or set(statuses))
             report(f"{name}: the client is always answered", not failures or failures[0])
             if STRICT:
-                report(f"{name}: the first token within twice of quiet", median <= 2 * quiet or f"{median / quiet:.2f} times")
+                report(f"{name}: the first token within twice of the baseline", median <= 2 * baseline or f"{median / baseline:.2f} times")
         limit = int(MAX_MEMORY[:-1]) << 20
         report("the peak stays within --max-memory and a tenth", s.memory("VmHWM") <= limit * 1.1 or f"{s.memory('VmHWM') >> 20} MB")
         report("the server ends on SIGTERM", s.stop() == 0 or "another exit status")

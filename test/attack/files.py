@@ -27,10 +27,10 @@ def modes_below(folder):
     return bad
 
 
-def until(true, seconds=60):
+def wait_until(condition, seconds=60):
     end = time.time() + seconds
     while time.time() < end:
-        if true():
+        if condition():
             return True
         time.sleep(0.05)
     return False
@@ -40,7 +40,7 @@ def job_wait(server, id):
     def ended():
         state = json.loads(server.ask(f"/v1/jobs/{id}", key=KEY)[1]).get("state")
         return state not in ("queued", "running", "paused")
-    return until(ended)
+    return wait_until(ended)
 
 
 def exercise(server):
@@ -80,8 +80,8 @@ def test_modes():
             report("the state was exercised", {"serve.db", "jobs.db", "blobs", "models"} <= set(found) or str(found))
             report("a foreign file in the state folder keeps its mode",
                    stat.S_IMODE(os.stat(os.path.join(state, "notes.txt")).st_mode) == 0o666)
-            said = open(s.log).read()
-            report("entries that were open before are reported", "open to other users" in said or said[-300:])
+            output = open(s.log).read()
+            report("entries that were open before are reported", "open to other users" in output or output[-300:])
     finally:
         os.umask(before)
         shutil.rmtree(folder)
@@ -162,11 +162,11 @@ def test_truncated_while_running():
         process.stdin.flush()
         process.stdout.readline()
         os.truncate(tensors, 4096)
-        _, said = process.communicate(b"3+3\n", timeout=60)
-        said = said.decode(errors="replace")
+        _, output = process.communicate(b"3+3\n", timeout=60)
+        output = output.decode(errors="replace")
         report("a base that shrinks under 'chat' ends it with a message, or harms nothing",
-               process.returncode == 0 or (process.returncode == 1 and "model.safetensors' became shorter" in said)
-               or f"{process.returncode}: {said[-300:]}")
+               process.returncode == 0 or (process.returncode == 1 and "model.safetensors' became shorter" in output)
+               or f"{process.returncode}: {output[-300:]}")
     finally:
         process.kill()
         process.wait()

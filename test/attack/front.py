@@ -33,7 +33,7 @@ def raw(port, text, timeout=10):
         return int(line[1]) if len(line) > 1 else 0
 
 
-def starts(*options, env=None):
+def start_refused(*options, env=None):
     """Exit status and stderr of a server that should refuse to start; it is killed if it does not."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         p = subprocess.Popen([SHOAL, "serve", "models/fry", "--port", "0", "--json", "--state", folder + "/s", "--runs", folder + "/r",
@@ -54,8 +54,8 @@ def test_token():
             mode = stat.S_IMODE(os.stat(path).st_mode)
             report("the token is for its owner only", mode == 0o600 or oct(mode))
             report("it is long", (len(token) == 46 and token.startswith("st-")) or token)
-            said = open(s.log).read() + open(f"/proc/{s.process.pid}/cmdline").read() + open(f"/proc/{s.process.pid}/environ").read()
-            report("a machine's log does not hold it", token not in said)
+            visible = open(s.log).read() + open(f"/proc/{s.process.pid}/cmdline").read() + open(f"/proc/{s.process.pid}/environ").read()
+            report("log, command line and environment do not contain it", token not in visible)
             status, text, _ = s.ask("/v1/jobs", JOB)
             report("a job without a key is refused on loopback, too", (status == 401 and path in text) or (status, text))
             status, text, _ = s.ask("/v1/jobs", JOB, key="st-" + "A" * 43)
@@ -64,18 +64,18 @@ def test_token():
                 status, text, _ = s.ask("/v1/jobs", headers=headers)
                 report(f"the token opens jobs as {name}", status == 200 or (status, text))
             status, text, _ = s.ask("/v1/backups", key=token)
-            report("and what is the administrator's", status == 200 or (status, text))
+            report("the token opens admin routes", status == 200 or (status, text))
             status, text, _ = s.ask(CHAT, HI)
             report("chat is open on loopback without keys", status == 200 or (status, text))
             status, text, _ = s.ask(CHAT, HI, key="sk-of-another-server")
-            report("whatever a client sends as a key", status == 200 or (status, text))
+            report("chat ignores unknown keys on loopback without keys", status == 200 or (status, text))
         report("the file is removed at a clean stop", not os.path.exists(path))
         os.symlink(folder + "/elsewhere", path)
         with Server(folder=folder) as s:
             report("a link in its place is replaced, not followed", not os.path.islink(path) and not os.path.exists(folder + "/elsewhere"))
-            report("each start has another one", s.token != token)
+            report("each start has a different token", s.token != token)
             status, _, _ = s.ask("/v1/jobs", key=token)
-            report("the one before is refused", status == 401 or status)
+            report("the previous token is refused", status == 401 or status)
 
 
 # ---- access to the server
@@ -117,12 +117,12 @@ def test_rebinding():
         status = raw(s.port, "GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
         report("with keys, /metrics of a foreign Host needs one", status == 401 or status)
         status, _, _ = s.ask("/v1/models", key="sk-attack", headers={"Host": "proxied.example"})
-        report("with a key any Host will do", status == 200 or status)
-    code, text = starts("--cors", "*")
+        report("with a key any Host is accepted", status == 200 or status)
+    code, text = start_refused("--cors", "*")
     report("--cors '*' without keys is refused at the start", (code == 2 and "shoal key add" in text) or (code, text))
     with Server("--cors", "*", env={"SHOAL_API_KEY": "sk-attack"}) as s:
         status, _, _ = s.ask("/v1/models", headers={"Origin": "http://evil.example"})
-        report("with keys it is not, and needs one", status == 401 or status)
+        report("with keys --cors '*' is accepted, and requests need a key", status == 401 or status)
 
 
 def test_forwarded():
@@ -156,16 +156,16 @@ def test_key_file():
             report("keys of a file", got == [200, 200, 401, 401] or got)
             shown = open(f"/proc/{s.process.pid}/cmdline").read()
             report("and no key is on the command line", "sk-first" not in shown)
-            report("a private file is no trouble", "can read" not in open(s.log).read())
+            report("a private key file gives no warning", "can read" not in open(s.log).read())
         os.chmod(path, 0o644)
         with Server("--api-key-file", path) as s:
-            report("others' reading is warned of", "others can read the keys" in open(s.log).read())
+            report("a key file that others can read gives a warning", "others can read the keys" in open(s.log).read())
         for text, name in (("# nothing\n", "empty"), ("sk a b\xff\n" * 2, None)):
             open(path, "w").write(text)
             if name:
-                code, why = starts("--api-key-file", path)
+                code, why = start_refused("--api-key-file", path)
                 report(f"an {name} file of keys is refused", (code == 2 and "holds no key" in why) or (code, why))
-        code, why = starts("--api-key-file", folder + "/none")
+        code, why = start_refused("--api-key-file", folder + "/none")
         report("a missing one is refused", (code != 0 and "none" in why) or (code, why))
 
 
@@ -212,16 +212,16 @@ def test_guesses():
             here, there = {"X-Forwarded-For": "192.0.2.1"}, {"X-Forwarded-For": "192.0.2.2"}
             seconds = 3.5
             looked, waiting, failures = flood(s, seconds, "X-Forwarded-For: 192.0.2.1\r\n", made)
-            note(f"wrong keys in {seconds} s: {looked} looked at, {waiting} told to wait")
+            note(f"wrong keys in {seconds} s: {looked} compared, {waiting} told to wait")
             report("wrong keys are slowed down", (looked <= 16 and waiting > 100) or (looked, waiting))
-            report("keys that the program made are admitted from that address meanwhile", str(failures[:1]) if failures else True)
+            report("generated keys are admitted from that address meanwhile", str(failures[:1]) if failures else True)
             status, text, _ = s.ask("/v1/models", key="chosen", headers=here)
-            report("a right guess of a chosen key looks like a wrong one", (status == 429 and "too_many_wrong_keys" in text) or (status, text))
+            report("a right guess of a fixed key gets the answer of a wrong one", (status == 429 and "too_many_wrong_keys" in text) or (status, text))
             status, _, _ = s.ask("/v1/models", key="chosen", headers=there)
-            report("another address is not concerned", status == 200 or status)
+            report("another address is not affected", status == 200 or status)
             flood(s, 0.5, "X-Forwarded-For: 192.0.2.2\r\n", made)
             status, _, _ = s.ask("/v1/models", key="chosen", headers=there)
-            report("a chosen key that an address has shown before is admitted there", status == 200 or status)
+            report("a fixed key is admitted from an address that has used it before", status == 200 or status)
             status, _, _ = s.ask("/v1/models", headers=here)
             report("a request without a key gets an error that asks for one", status == 401 or status)
 
@@ -317,7 +317,7 @@ DIR *opendir(const char *path) {
 """
 
 
-def hanging(folder):
+def hang_environment(folder):
     """The environment in which listing backups never ends once folder/hang exists; None: no compiler."""
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if not compiler:
@@ -327,7 +327,7 @@ def hanging(folder):
     return {"LD_PRELOAD": folder + "/hang.so", "HANG": folder + "/hang"}
 
 
-def occupy(s, n=24):
+def occupy_workers(s, n=24):
     """More requests that do not end than workers."""
     held = []
     for _ in range(n):
@@ -361,7 +361,7 @@ def is_running(pid):
         return False
 
 
-def ends(s, signals, limit):
+def terminate_server(s, signals, limit):
     """Exit status and seconds from the first signal."""
     began = time.time()
     for n in range(signals):
@@ -375,14 +375,14 @@ def ends(s, signals, limit):
 
 def test_stuck():
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        env = hanging(folder)
+        env = hang_environment(folder)
         if not env:
             skip("stuck workers", "there is no C compiler")
             return
         with Server("--drain-seconds", "1", "--no-jobs-idle", env=env) as s:
             _, child = job_process(s)
             open(folder + "/hang", "w").close()
-            held = occupy(s)
+            held = occupy_workers(s)
             slowest, wrong = {}, []
             for i in range(60):
                 for path in ("/health", "/ping", "/version", "/metrics"):
@@ -401,9 +401,9 @@ def test_stuck():
                 stuck = s.ask("/v1/models", timeout=1)
             except OSError:
                 stuck = None
-            report("they are stuck, so that this shows something", stuck is None or stuck)
+            report("the workers are really blocked", stuck is None or stuck)
             token = os.path.join(s.state, "token")
-            code, took = ends(s, 1, 30)
+            code, took = terminate_server(s, 1, 30)
             note(f"SIGTERM with stuck workers and a drain of 1 s: status {code} after {took:.1f} s")
             report("SIGTERM ends a server whose workers are stuck", (code == 3 and took < 15) or (code, took))
             report("and reports it", "ending without them" in open(s.log).read())
@@ -412,14 +412,14 @@ def test_stuck():
                 if child and not is_running(child):
                     break
                 time.sleep(0.05)
-            report("its job's process is gone", (child is not None and not is_running(child)) or child)
+            report("its job's process has ended", (child is not None and not is_running(child)) or child)
             for c in held:
                 c.close()
         os.unlink(folder + "/hang")
         with Server("--drain-seconds", "60", env=env) as s:
             open(folder + "/hang", "w").close()
-            held = occupy(s)
-            code, took = ends(s, 2, 30)
+            held = occupy_workers(s)
+            code, took = terminate_server(s, 2, 30)
             note(f"a second SIGTERM: status {code} after {took:.1f} s")
             report("a second signal ends it at once", (code == 3 and took < 5) or (code, took))
             for c in held:

@@ -1,7 +1,7 @@
 """jobs_random: random job requests; in the file system only the server's state and runs change.
 
 jobs_random.py [N [OPTION …]]: N requests (default 250): valid ones, valid ones with parts of others, and hostile ones:
-options of every table by every name, paths with every known trick, recipes, teams and tasks that refer to forbidden
+options of every command by every name, paths with every known trick, recipes, teams and tasks that refer to forbidden
 paths. At least 30 % must be accepted and run to their end. OPTIONs are passed to the server: --jobs-run-commands runs
 the same without landlock. JOBS_SEED selects other requests.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 
 from attack import report
-from jobs import MODEL, ROOT, SHOAL, Ground
+from jobs import MODEL, ROOT, SHOAL, JobServer
 
 TOKEN = f"escaped{os.getpid()}"
 KINDS = ("train", "evolve", "debate", "ask", "world", "eval", "quantize")
@@ -23,7 +23,7 @@ ALIASES = ["output-dir", "model-name-or-path", "base-model", "lora-r", "learning
            "debug", "huggingface-model", "internal-model-path", "batch-size", "config", "help", "json", "quiet", "threads"]
 
 
-def tables():
+def option_names():
     """{kind: names of its options}, from the program's help."""
     found = {}
     for kind in KINDS:
@@ -35,17 +35,17 @@ def tables():
 class Requests:
     def __init__(self, seed, ground, commands):
         self.r = random.Random(seed)
-        self.g, self.commands, self.tables = ground, commands, tables()
+        self.g, self.commands, self.option_names = ground, commands, option_names()
         self.n = 0
 
     def name(self):
         self.n += 1
         return f"r{self.n}"
 
-    def honest(self):
+    def valid(self):
         pick = self.r.choice
         small = {"max-steps": pick([0, 1, 1]) or 1, "r": 2, "grad-accum": 1, "save-steps": 0}
-        return pick([self.world, self.world, self.world, self.life, self.train, self.dry, self.quantize, self.eval, self.debate,
+        return pick([self.world, self.world, self.world, self.simulation, self.train, self.train_dry_run, self.quantize, self.eval, self.debate,
                      self.ask, self.evolve])(small)
 
     def world(self, _):
@@ -55,7 +55,7 @@ class Requests:
             options = {"steps": 2, "agents": 2, "record": self.name() + ".jsonl"}
         return {"kind": "world", "args": [], "options": options}
 
-    def life(self, _):
+    def simulation(self, _):
         return {"kind": "world", "args": [MODEL], "options": {"generations": 1, "steps": 2, "agents": 2, "held-out": 1, "size": 6,
                                                                "out": self.name()}}
 
@@ -66,7 +66,7 @@ class Requests:
         return {"kind": "train", "args": [self.r.choice([MODEL, "good.yaml"])] if "method" not in options else [MODEL],
                 "options": options}
 
-    def dry(self, small):
+    def train_dry_run(self, small):
         return {"kind": "train", "args": [MODEL], "options": {**small, "data": "data.jsonl", "out": self.name(), "dry-run": True}}
 
     def quantize(self, _):
@@ -109,11 +109,11 @@ class Requests:
                      lambda: [self.value(1) for _ in range(self.r.randint(0, 3))] if depth == 0 else "x"])()
 
     def option(self, kind):
-        name = self.r.choice(self.tables[self.r.choice([kind] * 9 + list(KINDS))] + ALIASES)
+        name = self.r.choice(self.option_names[self.r.choice([kind] * 9 + list(KINDS))] + ALIASES)
         return self.r.choice([name] * 6 + [name.replace("-", "_"), "no-" + name, "no_" + name, name.upper(), name[:-1], "--" + name])
 
     def mutated(self):
-        v = self.honest()
+        v = self.valid()
         for _ in range(self.r.choice([1, 1, 1, 2, 3])):
             what = self.r.random()
             if what < 0.7:
@@ -124,7 +124,7 @@ class Requests:
                 v["kind"] = self.r.choice(KINDS)
         return v
 
-    def evil_file(self):
+    def forbidden_recipe(self):
         kind, args, options = self.r.choice([
             ("train", [self.r.choice(["evil-out.yaml", "evil-runs.yaml", "evil-data.yaml", "evil-name.yaml", "evil-state.yaml"])], {}),
             ("train", ["evil-reward.yaml"], {}), ("debate", [MODEL], {"team": "evil-team.yaml", "tasks": "pick", "n": 1}),
@@ -135,7 +135,7 @@ class Requests:
         return {"kind": kind, "args": args, "options": options}
 
     def next(self):
-        return self.r.choice([self.honest] * 5 + [self.mutated] * 6 + [self.evil_file])()
+        return self.r.choice([self.valid] * 5 + [self.mutated] * 6 + [self.forbidden_recipe])()
 
 
 def snapshot(top, leave=()):
@@ -160,13 +160,13 @@ def snapshot(top, leave=()):
     return found
 
 
-def watched(g):
+def snapshot_all(g):
     all_ = snapshot(g.top, (g.path("srv/state"), g.path("srv/runs"), g.path("srv/stderr.txt")))
     all_.update(snapshot(ROOT, (os.path.join(ROOT, "build"),)))
     return all_
 
 
-def strays(g):
+def stray_files(g):
     """Names that only a request of this test can have created, in directories that are quick to scan."""
     home = os.path.expanduser("~")
     places = {"/", "/tmp", "/etc", "/var/tmp", "/dev/shm", home, ROOT, g.before, g.top, g.path("srv"), g.path("srv/state")}
@@ -193,9 +193,9 @@ def main():
     options = sys.argv[2:]
     seed = int(os.environ.get("JOBS_SEED", "1"))
     began, tally, codes, open_ = time.time(), {}, {}, set()
-    with Ground("--job-seconds", "5", *options) as g:
+    with JobServer("--job-seconds", "5", *options) as g:
         requests = Requests(seed, g, "--jobs-run-commands" in options)
-        before = watched(g)
+        before = snapshot_all(g)
         for i in range(n):
             request = requests.next()
             status, body = g.send(request)
@@ -208,14 +208,14 @@ def main():
             if i % 1000 == 999:
                 print(f"# {i + 1} requests, {time.time() - began:.0f} s, {codes}, {tally}", file=sys.stderr, flush=True)
         drain(g, "one", open_, tally, 0)
-        after = watched(g)
+        after = snapshot_all(g)
         changed = sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
         report(f"jobs: {n} random requests change nothing outside of the server's state", not changed or changed)
-        report("jobs: and leave no files elsewhere", not strays(g) or strays(g))
+        report("jobs: and leave no files elsewhere", not stray_files(g) or stray_files(g))
         run = codes.get(201, 0)
         report(f"jobs: {run} of them are accepted and run to their end (seed {seed}, {codes}, {tally}, {time.time() - began:.0f} s)",
                run >= 0.3 * n and tally.get("done", 0) >= 0.2 * n or "too few")
-        report("jobs: the server is well after them", g.server.alive() and g.server.ask("/health")[0] == 200)
+        report("jobs: the server still answers afterwards", g.server.alive() and g.server.ask("/health")[0] == 200)
 
 
 if __name__ == "__main__":

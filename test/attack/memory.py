@@ -77,7 +77,7 @@ def first_token(server):
         return time.time() - began
 
 
-class Beside(threading.Thread):
+class BackgroundClient(threading.Thread):
     """A client that chats in a loop."""
 
     def __init__(self, server):
@@ -109,7 +109,7 @@ def slow_reader(server, body):
     return c
 
 
-def answered(server, name, path, body, right):
+def check_answer(server, name, path, body, right):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
         status, text, _ = server.ask(path, raw=raw, key=KEY, timeout=120)
@@ -124,20 +124,20 @@ def answered(server, name, path, body, right):
 
 def loop():
     with Server("--max-memory", "300M", env=KEYED) as s:
-        quiet = statistics.median(first_token(s) for _ in range(15))
-        beside, wrong, peaks = Beside(s), [], {}
+        baseline = statistics.median(first_token(s) for _ in range(15))
+        client, wrong, peaks = BackgroundClient(s), [], {}
         for _ in range(ROUNDS):
             for name, path, body, right in attacks():
                 before = s.memory("VmHWM")
-                wrong.append(answered(s, name, path, body, right))
+                wrong.append(check_answer(s, name, path, body, right))
                 peaks[name] = max(peaks.get(name, 0), s.memory("VmHWM") - before)
-        beside.stop()
-        peak, loud = s.memory("VmHWM"), statistics.median(beside.seconds)
-        print(f"# peak {peak / MB:.0f} of {LIMIT / MB:.0f} MB; first token {quiet * 1e3:.1f} ms quiet, "
-              f"{loud * 1e3:.1f} beside ({len(beside.seconds)} of them)", flush=True)
+        client.stop()
+        peak, under_load = s.memory("VmHWM"), statistics.median(client.seconds)
+        print(f"# peak {peak / MB:.0f} of {LIMIT / MB:.0f} MB; first token {baseline * 1e3:.1f} ms baseline, "
+              f"{under_load * 1e3:.1f} under attack ({len(client.seconds)} of them)", flush=True)
         report("large requests in a loop get their status", "; ".join(w for w in wrong if w))
-        report("a normal client is always answered meanwhile", "; ".join(beside.failed[:3]))
-        report("its first token comes in time", loud < 2 * quiet + 1 or f"{loud:.2f} s, quiet {quiet:.3f}")
+        report("a normal client is always answered meanwhile", "; ".join(client.failed[:3]))
+        report("its first token comes in time", under_load < 2 * baseline + 1 or f"{under_load:.2f} s, baseline {baseline:.3f}")
         report("the peak is within --max-memory + 10 %", peak <= LIMIT * 1.1 or f"{peak / MB:.0f} MB: {peaks}")
 
 
@@ -181,7 +181,7 @@ def slow_readers():
         while json.loads(s.ask("/v1/system")[1])["http"]["open"] > 1 and time.time() < until:
             time.sleep(0.2)
         status, text, _ = s.ask(COMPLETION, {**body, "prompt": [text] * 4})
-        report("their memory is given back", status == 200 or text)
+        report("their memory is released", status == 200 or text)
 
 
 def trickle():
@@ -193,14 +193,14 @@ def trickle():
         began, left = time.time(), 4
         while time.time() < began + 120 and left > 0:
             for c in readers:
-                nibble(c)
+                read_one_byte(c)
             time.sleep(0.5)
             left = json.loads(s.ask("/v1/system")[1])["http"]["open"] - 1
         report("a reply that is read a few bytes a second ends", left == 0 or f"{left} of 4 are open after 120 s")
         report("another client is answered", s.ask(CHAT, chat())[0] == 200)
 
 
-def nibble(c):
+def read_one_byte(c):
     c.settimeout(0.1)
     try:
         c.recv(1)
@@ -217,12 +217,12 @@ def refused_by_system():
     with Server("--max-request-memory", "4G", env=KEYED, wrap=wrap) as s:
         statuses, wrong = {}, []
 
-        def strike(i):
+        def send_attacks(i):
             for name, path, body, right in attacks()[i::4]:
-                wrong.append(answered(s, name, path, body, (*right, 200, *REFUSED)))
+                wrong.append(check_answer(s, name, path, body, (*right, 200, *REFUSED)))
 
         for _ in range(2):
-            threads = [threading.Thread(target=strike, args=(i,)) for i in range(4)]
+            threads = [threading.Thread(target=send_attacks, args=(i,)) for i in range(4)]
             for t in threads:
                 t.start()
             for t in threads:
@@ -269,7 +269,7 @@ def cgroup():
     wrap = ("sh", "-c", f'echo $$ >{folder}/cgroup.procs; exec "$0" "$@"')
     with Server("--max-memory", "300M", env=KEYED, wrap=wrap) as s:
         for name, path, body, right in attacks():
-            answered(s, name, path, body, right)
+            check_answer(s, name, path, body, right)
         report("a server in a control group of --max-memory + 10 % survives", s.alive() or "it was killed")
     time.sleep(0.5)
     os.rmdir(folder)

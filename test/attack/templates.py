@@ -49,7 +49,7 @@ def template_body(template):
     return {"messages": USER, "chat_template": template, "max_tokens": 1}
 
 
-def plain(s, waits, stop):
+def normal_client(s, waits, stop):
     """A normal client, with a request to /health next to each of its requests."""
     while not stop.is_set():
         for path, body in ((CHAT, {"messages": USER, "max_tokens": 1}), ("/health", None)):
@@ -61,7 +61,7 @@ def plain(s, waits, stop):
         stop.wait(0.02)
 
 
-def at_once(s, body, n=8):
+def send_parallel(s, body, n=8):
     """The answers to n equal requests that are sent together."""
     answers = [None] * n
 
@@ -91,11 +91,11 @@ def refused_without_flag():
 
 def limits_hold(s):
     waits, stop = [], threading.Event()
-    client = threading.Thread(target=plain, args=(s, waits, stop))
+    client = threading.Thread(target=normal_client, args=(s, waits, stop))
     client.start()
     wrong, slowest = [], 0
     for name, template in TEMPLATES.items():
-        for status, text, seconds in at_once(s, template_body(template)):
+        for status, text, seconds in send_parallel(s, template_body(template)):
             slowest = max(slowest, seconds)
             if status not in (400, 503) or not any(words in text for words in LIMITS):
                 wrong.append((name, status, text[:100]))
@@ -149,7 +149,7 @@ def going_on(s):
 
 
 def stops_in_time(s):
-    threads = [threading.Thread(target=lambda: at_once(s, template_body(TEMPLATES["nested in"]), 4)) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: send_parallel(s, template_body(TEMPLATES["nested in"]), 4)) for _ in range(2)]
     for t in threads:
         t.daemon = True
         t.start()

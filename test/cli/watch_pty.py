@@ -26,39 +26,39 @@ def read_for(fd, wanted, seconds):
     return got
 
 
-def must(what, cond, got=b""):
+def check(what, cond, got=b""):
     if not cond:
         sys.exit(f"{what}: {got[-600:]!r}")
 
 
 def main():
     shoal, how = sys.argv[1:]
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs)
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
     child = os.fork()
     if child == 0:
         os.setsid()
-        os.close(ours)
+        os.close(master)
         for fd in range(3):
-            os.dup2(theirs, fd)
+            os.dup2(slave, fd)
         os.execv(shoal, [shoal, "world", "--watch", "--seed", "3", "--agents", "4"])
-    got = read_for(ours, b"q quit", 20)
-    must("it enters another screen", b"\033[?1049h" in got, got)
-    must("the terminal gives keys one by one", not termios.tcgetattr(theirs)[3] & termios.ICANON)
-    os.write(ours, b" n>>\033[A")  # pause, next agent, 20 ticks on, faster
-    got = read_for(ours, b"20/s  paused.*q quit", 20)
-    must("it takes keys", b"20/s  paused" in got and b"agent_1:" in got, got)
+    got = read_for(master, b"q quit", 20)
+    check("it enters another screen", b"\033[?1049h" in got, got)
+    check("the terminal is in raw mode", not termios.tcgetattr(slave)[3] & termios.ICANON)
+    os.write(master, b" n>>\033[A")  # pause, next agent, 20 ticks on, faster
+    got = read_for(master, b"20/s  paused.*q quit", 20)
+    check("it handles keys", b"20/s  paused" in got and b"agent_1:" in got, got)
     if how == "q":
-        os.write(ours, b"q")
+        os.write(master, b"q")
     elif how == "hangup":
         os.kill(child, signal.SIGHUP)
     else:
         os.kill(child, getattr(signal, "SIG" + how))
-    got = read_for(ours, rb"\[\?1049l", 20)
+    got = read_for(master, rb"\[\?1049l", 20)
     status = os.waitpid(child, 0)[1]
-    must("it leaves the screen", b"\033[?25h\033[?1049l" in got, got)
-    must("the terminal is as before", termios.tcgetattr(theirs) == before)
-    must("how it ended", os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 if how == "q" else os.WIFSIGNALED(status),
+    check("it leaves the screen", b"\033[?25h\033[?1049l" in got, got)
+    check("the terminal is restored", termios.tcgetattr(slave) == before)
+    check("exit status", os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 if how == "q" else os.WIFSIGNALED(status),
          str(status).encode())
 
 

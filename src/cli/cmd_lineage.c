@@ -13,7 +13,7 @@ struct options {
 static const struct option_row rows[] = {
     {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR", "folder of runs"},
     {"dot", OPT_BOOL, offsetof(struct options, dot), NULL, 0, 0, NULL,
-     "the tree as Graphviz, for 'dot -Tsvg'"},
+     "print the tree as Graphviz, for 'dot -Tsvg'"},
     {0},
 };
 

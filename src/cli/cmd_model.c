@@ -127,9 +127,10 @@ static int run_convert(const struct cli_options *c, const void *options, const s
 
 static const struct option_row model_rows[] = {
     {"shape", OPT_STRING, offsetof(struct options, shape), "fry", 0, 0, "NAME",
-     "smollm-135m, qwen3-0.6b, gemma3-270m, tinystories-33m, fry, … (a wrong name lists all)"},
+     "new: shape: smollm-135m, qwen3-0.6b, gemma3-270m, tinystories-33m, fry, … (a wrong name "
+     "lists all)"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
-     "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
+     "new: weight type: f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "seed of the weights or conversations"},
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",

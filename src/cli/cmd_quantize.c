@@ -234,8 +234,8 @@ const struct cli_command cmd_quantize = {
         "and agreement of the most probable token. OUT ends in .gguf, or is a directory (f32,\n"
         "f16, bf16). Blocks, and the choice of tensors in mixtures such as q4_k_m, equal\n"
         "llama.cpp's byte for byte; nf4 is not a type of llama.cpp. If a type's block size does\n"
-        "not divide a row, the next type that fits is used: q4_k q5_0, q5_k q5_1, q6_k q8_0,\n"
-        "else f16.\n"
+        "not divide a row, the next type that fits is used: q5_0 for q4_k, q5_1 for q5_k, q8_0\n"
+        "for q6_k, else f16.\n"
         "\n"
         "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
         "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt",

@@ -40,15 +40,15 @@ struct panel_options {
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "workflow with fixed roles: reformulator, critic, supporter, synthesizer"),      \
         PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0, \
-                  "MODEL", "model of the agents; default: MODEL", JOB_INPUT),                      \
+                  "MODEL", "model of the role 'agent'; default: MODEL", JOB_INPUT),                \
         PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,   \
                   "MODEL", "model that writes the summaries", JOB_INPUT),                          \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
                   "MODEL", "model that writes the answer", JOB_INPUT),                             \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
-                  "temperature of all agents (-1: each role's default)"),                          \
+                  "temperature of all roles (-1: each role's default)"),                           \
         PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
-                  "X", "temperature of the agents (0: each role's default)"),                      \
+                  "X", "temperature of the role 'agent' (0: each role's default)"),                \
         PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01,     \
                   100, "X", "temperature of the summaries"),                                       \
         PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,  \
@@ -59,7 +59,7 @@ struct panel_options {
                   "seconds after which no agent starts a turn; the best message so far is the "    \
                   "answer (0: no limit)"),                                                         \
         PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,       \
-                  65536, "N", "maximum tokens of a turn of an agent"),                             \
+                  65536, "N", "maximum tokens of a turn of the role 'agent'"),                     \
         PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,  \
                   "N", "maximum tokens of a summary"),                                             \
         PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536,    \

@@ -151,7 +151,7 @@ def test_refused(s):
 
 
 def test_types(s):
-    """Every field with values of every wrong kind, everywhere."""
+    """Every field with values of every wrong type, on every route."""
     bases = {CHAT: {"messages": HI, "max_tokens": 2}, COMPLETION: {"prompt": "x", "max_tokens": 2}, EMBED: {"input": "x"}, "/tokenize": {"prompt": "x"},
              "/detokenize": {"tokens": [1]}, "/lora-adapters": [], "/v1/load_lora_adapter": {"lora_name": "n", "lora_path": "/nonexistent"},
              "/v1/unload_lora_adapter": {"lora_name": "n"}}
@@ -196,9 +196,9 @@ def test_unload(s):
     gone, text, _ = s.ask(COMPLETION, {"model": "spare", "prompt": "x"})
     ends = [read_all(x) for x in streams]
     fine = status == 200 and gone == 404 and is_error(text) and all(x.rstrip().endswith("data: [DONE]\r\n\r\n0") or "data: [DONE]" in x for x in ends)
-    report("an adapter is unloaded under its streams", None if fine else (status, gone, [x[-80:] for x in ends]))
+    report("an adapter is unloaded while streams use it", None if fine else (status, gone, [x[-80:] for x in ends]))
     back, text, _ = s.ask("/v1/load_lora_adapter", {"lora_name": "spare", "lora_path": f"{tmp}/spare"})
-    report("and loaded again", None if back == 200 else text)
+    report("the adapter is loaded again", None if back == 200 else text)
 
 
 def test_crowd(s):
@@ -221,7 +221,7 @@ def test_crowd(s):
     for x in idle:
         x.close()
     status, _, took = s.ask(COMPLETION, {"prompt": "x", "max_tokens": 4})
-    report("160 streams that were left", None if status == 200 and took < 5 else (status, took))
+    report("160 streams whose clients disconnect", None if status == 200 and took < 5 else (status, took))
 
 
 def test_embeddings_do_not_stop_others(s):

@@ -87,7 +87,7 @@ def _():
 
 @test
 def _():
-    "log-probabilities end with the text that a stop text leaves"
+    "log-probabilities end where a stop text cuts the reply"
     ask = dict(model='one', messages=user('sort: k b x'), logprobs=True)
     full = chat(**ask)['choices'][0]
     all_tokens = [t['token'] for t in full['logprobs']['content']]
@@ -110,7 +110,7 @@ def _():
 
 @test
 def _():
-    "what streams tell of tokens is all that whole replies do, also of those without text"
+    "streams report the same tokens as whole replies, including tokens without text"
     silent = str(post('/tokenize', prompt='<|endoftext|>', add_special_tokens=False)['tokens'][0])
     for bias in (0, 7.5, 100): # sometimes a token without text, and with bias 100 always
         body = dict(model='two', prompt='猫は', temperature=3, seed=5, max_tokens=20, logprobs=2, ignore_eos=True, logit_bias={silent: bias})
@@ -129,7 +129,7 @@ def _():
 
 @test
 def _():
-    "completions: one token after an echoed prompt, every position with itself and the best, equal as floats"
+    "completions: log-probabilities of an echoed prompt and one token contain each token and the best one"
     prompts = [[5, 6, 7, 300], [250, 251]]
     v = post('/v1/completions', model='one', prompt=prompts, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True)
     for c, p in zip(v['choices'], prompts):
@@ -145,7 +145,7 @@ def _():
 
 @test
 def _():
-    "completions: index is prompt·n + sample, and best_of tells the most probable"
+    "completions: index is prompt·n + sample, and best_of returns the most probable"
     v = post('/v1/completions', model='two', prompt=['春', '12 +'], n=3, temperature=2, seed=3, max_tokens=6, logprobs=0)
     same([c['index'] for c in v['choices']], list(range(6)))
     best = post('/v1/completions', model='two', prompt=['春', '12 +'], n=1, best_of=3, temperature=2, seed=3, max_tokens=6, logprobs=0)
@@ -159,7 +159,7 @@ def _():
 
 @test
 def _():
-    "prompt_logprobs as vLLM has them"
+    "prompt_logprobs in vLLM's format"
     p = post('/tokenize', prompt='12 + 30 =')['tokens']
     v = post('/v1/completions', model='one', prompt=p, temperature=0, max_tokens=1, prompt_logprobs=2)['choices'][0]
     echo = post('/v1/completions', model='one', prompt=p, temperature=0, max_tokens=1, logprobs=2, echo=True)['choices'][0]['logprobs']
@@ -192,7 +192,7 @@ def _():
 
 @test
 def _():
-    "one call at most where parallel_tool_calls is false"
+    "at most one tool call if parallel_tool_calls is false"
     two = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>'
     tools = [{'type': 'function', 'function': {'name': n}} for n in 'fg']
     body = dict(messages=user('x'), tools=tools, guided_choice=[two], max_tokens=200)
@@ -219,7 +219,7 @@ def _():
 
 @test
 def _():
-    "models: cards as vLLM writes them, the base and its other names first"
+    "models: vLLM's model cards, the base and its other names first"
     cards = get('/v1/models')['data']
     same([c['id'] for c in cards[:4]], ['fry', 'second-name', 'one', 'two'])
     for c in cards:
@@ -233,7 +233,7 @@ def _():
 
 @test
 def _():
-    "an adapter of the resolver's folder is loaded when it is first asked for"
+    "an adapter of the resolver's folder is loaded at its first request"
     ids = [c['id'] for c in get('/v1/models')['data']]
     assert 'late' not in ids, ids
     same(words(model='late'), words(model='two'))
@@ -244,7 +244,7 @@ def _():
 
 @test
 def _():
-    "load_lora_adapter: what is of experts is refused"
+    "load_lora_adapter: adapters of experts are refused"
     e = refused('/v1/load_lora_adapter', 400, 'is_3d_lora_weight', lora_name='x', lora_path=tmp + '/one', is_3d_lora_weight=True)
     same(e['type'], 'BadRequestError')
 
@@ -307,7 +307,7 @@ def _():
 
 @test
 def _():
-    "completion: why it stopped"
+    "completion: stop reasons"
     full = complete(model='one', prompt='sort: k b x', n_predict=5)
     same((full['stop_type'], full['stopping_word'], full['truncated']), ('limit', '', False))
     letter = next(c for c in full['content'] if c.isalnum())
@@ -350,7 +350,7 @@ def _():
 
 @test
 def _():
-    "completion: settings that make another text"
+    "completion: settings that change the text"
     same(complete(prompt='x', json_schema={'enum': ['ab']})['content'], '"ab"')
     same(complete(prompt='x', grammar='root ::= "yes"')['content'], 'yes')
     refused('/completion', 400, 'not both', prompt='x', grammar='root ::= "a"', json_schema={})
@@ -371,7 +371,7 @@ def _():
 
 @test
 def _():
-    "penalties look at the last repeat_last_n tokens, of llama.cpp's requests and Ollama's"
+    "penalties apply to the last repeat_last_n tokens (llama.cpp, Ollama)"
     # a bias makes one token the only one; the penalty allows another token while that one is in the window
     def runs(n):
         t = post('/completion', prompt='x', temperature=0, n_predict=9, return_tokens=True, logit_bias=[[7, 90]], presence_penalty=100, repeat_last_n=n)['tokens']
@@ -421,7 +421,7 @@ def _():
 
 @test
 def _():
-    "num_ctx bounds prompt and reply; the oldest messages go, the system's and the last stay"
+    "num_ctx limits prompt and reply: the oldest messages are removed, the system message and the last one are kept"
     v = post('/api/generate', model='fry', prompt='x', raw=True, stream=False, options={'temperature': 5, 'seed': 1, 'num_predict': -1, 'num_ctx': 20, 'top_k': 0, 'top_p': 1, 'stop': []})
     assert v['prompt_eval_count'] + v['eval_count'] <= 20, v
     talk = [{'role': 'system', 'content': '短く'}] + [m for i in range(12) for m in (user('sort: k b x %d' % i)[0], {'role': 'assistant', 'content': 'b k x'})] + user('sort: q a')
@@ -445,7 +445,7 @@ def _():
 
 @test
 def _():
-    "metrics: the names and kinds that dashboards ask for"
+    "metrics: names and types that dashboards query"
     status, text, headers = call('GET', '/metrics')
     same(headers['Content-Type'], 'text/plain; version=0.0.4; charset=utf-8')
     kinds = dict(l.split()[2:4] for l in text.splitlines() if l.startswith('# TYPE'))

@@ -19,26 +19,26 @@
 
 #include <cmocka.h>
 
-enum { THREADS = 8, ROUNDS = 60, KNOWN = 40, TEXTS = 6, LEN = 48, SEQS = 6, WAITING = 500 };
+enum { THREADS = 8, ROUNDS = 60, N_EXPECTED = 40, TEXTS = 6, LEN = 48, SEQS = 6, WAITING = 500 };
 
 static struct model *m;
 static struct engine *e;
 static struct batcher *b;
 static struct adapter *adapters[2];
 static int32_t tokens[LEN];
-static struct engine_request known[KNOWN]; /* with the results of engine_run */
+static struct engine_request expected[N_EXPECTED]; /* with the results of engine_run */
 static struct token_seq texts[TEXTS];
 static float *vectors; /* [TEXTS][D] */
 
 static struct engine *engine_small(void) {
     struct error err;
     struct engine_options o = {.max_rows = 24, .max_seqs = SEQS, .max_len = LEN};
-    struct engine *made = engine_new(m, &o, &err);
-    if (!made) fail_msg("%s", err.text);
-    return made;
+    struct engine *created = engine_new(m, &o, &err);
+    if (!created) fail_msg("%s", err.text);
+    return created;
 }
 
-static void request_draw(struct engine_request *r, int i, struct rng *rng) {
+static void request_random(struct engine_request *r, int i, struct rng *rng) {
     *r = (struct engine_request){.prompt = tokens + rng_below(rng, 8),
                                  .n_prompt = 1 + (int32_t)rng_below(rng, 16),
                                  .max_tokens = (int32_t)rng_below(rng, 24),
@@ -47,7 +47,7 @@ static void request_draw(struct engine_request *r, int i, struct rng *rng) {
                                  .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i}};
 }
 
-static int once_up(void **state) {
+static int group_setup(void **state) {
     struct model_config c = fixture_shape(2, 32, 4, 2, 8, 64);
     struct rng rng = rng_make(1, RNG_TEST, 0, 0);
     struct error err;
@@ -58,20 +58,20 @@ static int once_up(void **state) {
     for (int i = 0; i < 2; i++)
         adapters[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i + 1);
     for (int i = 0; i < LEN; i++) tokens[i] = (int32_t)rng_below(&rng, 64);
-    for (int i = 0; i < KNOWN; i++) request_draw(&known[i], i, &rng);
+    for (int i = 0; i < N_EXPECTED; i++) request_random(&expected[i], i, &rng);
     for (int i = 0; i < TEXTS; i++) texts[i] = (struct token_seq){tokens + i, 3 + 5 * i};
     vectors = xcalloc((size_t)TEXTS * 32, sizeof *vectors);
-    struct engine *alone = engine_small();
-    if (engine_run(alone, known, KNOWN, NULL, &err) != OK ||
-        engine_embed(alone, texts, TEXTS, adapters[0], vectors, &err) != OK)
+    struct engine *reference = engine_small();
+    if (engine_run(reference, expected, N_EXPECTED, NULL, &err) != OK ||
+        engine_embed(reference, texts, TEXTS, adapters[0], vectors, &err) != OK)
         fail_msg("%s", err.text);
-    engine_free(alone);
+    engine_free(reference);
     return 0;
 }
 
-static int once_down(void **state) {
+static int group_teardown(void **state) {
     (void)state;
-    for (int i = 0; i < KNOWN; i++) engine_request_release(&known[i]);
+    for (int i = 0; i < N_EXPECTED; i++) engine_request_release(&expected[i]);
     for (int i = 0; i < 2; i++) adapter_release(adapters[i]);
     free(vectors);
     model_close(m);
@@ -93,8 +93,8 @@ static int tear_down(void **state) {
 }
 
 /* A request that has not run. */
-static struct engine_request fresh(int i) {
-    struct engine_request r = known[i];
+static struct engine_request request_new(int i) {
+    struct engine_request r = expected[i];
     return (struct engine_request){.prompt = r.prompt,
                                    .n_prompt = r.n_prompt,
                                    .max_tokens = r.max_tokens,
@@ -104,8 +104,8 @@ static struct engine_request fresh(int i) {
 }
 
 /* Whether the first n tokens equal the known ones, bit for bit. */
-static bool begins_right(const struct engine_request *r, int i, int32_t n) {
-    const struct engine_request *k = &known[i];
+static bool prefix_matches(const struct engine_request *r, int i, int32_t n) {
+    const struct engine_request *k = &expected[i];
     return n <= k->n_out && memcmp(r->out, k->out, sizeof *r->out * (size_t)n) == 0 &&
            memcmp(r->out_logprob, k->out_logprob, sizeof(float) * (size_t)n) == 0 &&
            memcmp(r->top_logprob ? r->top_logprob : r->out_logprob,
@@ -113,40 +113,43 @@ static bool begins_right(const struct engine_request *r, int i, int32_t n) {
                   sizeof(float) * (size_t)(n * MAX(k->n_top, 1))) == 0;
 }
 
-static bool is_right(const struct engine_request *r, int i) {
-    return r->done && r->finish == known[i].finish && r->n_out == known[i].n_out &&
-           (r->n_out == 0 || begins_right(r, i, r->n_out));
+static bool matches_reference(const struct engine_request *r, int i) {
+    return r->done && r->finish == expected[i].finish && r->n_out == expected[i].n_out &&
+           (r->n_out == 0 || prefix_matches(r, i, r->n_out));
 }
 
 /* a request that its thread polls while it runs */
 
-struct watched {
+struct polled_request {
     struct batcher_request ticket;
     pthread_mutex_t lock;
-    pthread_cond_t news;
+    pthread_cond_t changed;
     bool over;
 };
 
-static void watched_changed(struct batcher_request *c, bool done) {
-    struct watched *w = c->user;
+static void polled_on_change(struct batcher_request *c, bool done) {
+    struct polled_request *w = c->user;
     pthread_mutex_lock(&w->lock);
     w->over = done;
-    pthread_cond_signal(&w->news);
+    pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->lock);
 }
 
-static bool call_round(int i, bool background, int cancel_after) {
-    struct watched w = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
+static bool submit_round(int i, bool background, int cancel_after) {
+    struct polled_request w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                               .changed = PTHREAD_COND_INITIALIZER};
     struct error err;
-    w.ticket = (struct batcher_request){
-        .request = fresh(i), .background = background, .on_change = watched_changed, .user = &w};
+    w.ticket = (struct batcher_request){.request = request_new(i),
+                                        .background = background,
+                                        .on_change = polled_on_change,
+                                        .user = &w};
     bool right = batcher_submit(b, &w.ticket, &err) == OK;
     if (cancel_after == 0) batcher_cancel(b, &w.ticket);
     pthread_mutex_lock(&w.lock);
     while (right && !w.over) {
-        pthread_cond_wait(&w.news, &w.lock);
+        pthread_cond_wait(&w.changed, &w.lock);
         int32_t seen = __atomic_load_n(&w.ticket.n_visible, __ATOMIC_ACQUIRE);
-        right &= seen == 0 || begins_right(&w.ticket.request, i, seen);
+        right &= seen == 0 || prefix_matches(&w.ticket.request, i, seen);
         if (w.over || cancel_after < 0 || seen < cancel_after) continue;
         pthread_mutex_unlock(&w.lock);
         batcher_cancel(b, &w.ticket);
@@ -154,8 +157,8 @@ static bool call_round(int i, bool background, int cancel_after) {
     }
     pthread_mutex_unlock(&w.lock);
     const struct engine_request *r = &w.ticket.request;
-    bool cut = cancel_after >= 0 && r->done && r->finish == FINISH_NONE;
-    right &= cut ? r->n_out == 0 || begins_right(r, i, r->n_out) : is_right(r, i);
+    bool cancelled = cancel_after >= 0 && r->done && r->finish == FINISH_NONE;
+    right &= cancelled ? r->n_out == 0 || prefix_matches(r, i, r->n_out) : matches_reference(r, i);
     engine_request_release(&w.ticket.request);
     return right;
 }
@@ -164,10 +167,10 @@ static bool run_round(struct rng *rng) {
     struct engine_request r[5];
     int which[5];
     struct error err;
-    for (int k = 0; k < 5; k++) r[k] = fresh(which[k] = (int)rng_below(rng, KNOWN));
+    for (int k = 0; k < 5; k++) r[k] = request_new(which[k] = (int)rng_below(rng, N_EXPECTED));
     bool right = batcher_run(b, r, 5, NULL, &err) == OK;
     for (int k = 0; k < 5; k++) {
-        right = right && is_right(&r[k], which[k]);
+        right = right && matches_reference(&r[k], which[k]);
         engine_request_release(&r[k]);
     }
     return right;
@@ -192,7 +195,7 @@ static void *client(void *ctx) {
         else if (kind == 1)
             wrong += !embed_round(&rng);
         else
-            wrong += !call_round((int)rng_below(&rng, KNOWN), kind % 3 == 0, cancel);
+            wrong += !submit_round((int)rng_below(&rng, N_EXPECTED), kind % 3 == 0, cancel);
     }
     return (void *)wrong;
 }
@@ -222,7 +225,7 @@ static struct {
     int n;
 } order;
 
-static void order_changed(struct batcher_request *c, bool done) {
+static void order_on_change(struct batcher_request *c, bool done) {
     order.v[order.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
 }
 
@@ -230,7 +233,8 @@ static void order_changed(struct batcher_request *c, bool done) {
  * step. */
 static void test_finished_requests_are_notified_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
-    struct batcher_request calls[2] = {{.on_change = order_changed}, {.on_change = order_changed}},
+    struct batcher_request calls[2] = {{.on_change = order_on_change},
+                                       {.on_change = order_on_change}},
                            *list[2] = {&calls[0], &calls[1]};
     struct error err;
     (void)state;
@@ -247,12 +251,12 @@ static void test_finished_requests_are_notified_first(void **state) {
 /* the limits */
 
 struct tally {
-    int done, cut; /* atomic */
+    int done, cancelled; /* atomic */
 };
-static void tally_changed(struct batcher_request *c, bool done) {
+static void tally_on_change(struct batcher_request *c, bool done) {
     struct tally *t = c->user;
     if (!done) return;
-    __atomic_add_fetch(&t->cut, c->request.finish == FINISH_NONE, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&t->cancelled, c->request.finish == FINISH_NONE, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&t->done, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -262,7 +266,7 @@ static struct batcher_request *calls_new(int n, struct tally *t) {
     for (int i = 0; i < n; i++)
         calls[i] =
             (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
-                                     .on_change = tally_changed,
+                                     .on_change = tally_on_change,
                                      .user = t};
     return calls;
 }
@@ -292,7 +296,7 @@ static void test_too_many(void **state) {
 /* A request that blocks the batcher's thread until released: requests submitted meanwhile wait. */
 static bool call_released;
 
-static void holding_changed(struct batcher_request *c, bool done) {
+static void blocking_on_change(struct batcher_request *c, bool done) {
     (void)c;
     while (done && !__atomic_load_n(&call_released, __ATOMIC_ACQUIRE)) usleep(1000);
 }
@@ -303,12 +307,12 @@ static void *run_until_freed(void *ctx) {
     (void)ctx;
     for (int i = 0; i < 8; i++)
         r[i] = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 40};
-    int rc = batcher_run(b, r, 8, NULL, &err), cut = 0;
+    int rc = batcher_run(b, r, 8, NULL, &err), cancelled = 0;
     for (int i = 0; i < 8; i++) {
-        cut += r[i].done && r[i].finish == FINISH_NONE;
+        cancelled += r[i].done && r[i].finish == FINISH_NONE;
         engine_request_release(&r[i]);
     }
-    return (void *)(intptr_t)(rc == OK ? cut : -1);
+    return (void *)(intptr_t)(rc == OK ? cancelled : -1);
 }
 
 static void *embed_until_freed(void *ctx) {
@@ -334,13 +338,15 @@ static void test_free_while_others_wait(void **state) {
     for (int round = 0; round < 10; round++) {
         struct tally t = {0};
         struct error err;
-        struct batcher_request *calls = calls_new(N, &t), holding = {.on_change = holding_changed};
+        struct batcher_request *calls = calls_new(N, &t),
+                               blocking = {.on_change = blocking_on_change};
         pthread_t threads[RUNS + EMBEDS + 1];
         void *got;
         call_released = false;
-        holding.request = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
-        assert_int_equal(batcher_submit(b, &holding, &err), OK);
-        while (!__atomic_load_n(&holding.done, __ATOMIC_ACQUIRE)) usleep(1000);
+        blocking.request =
+            (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
+        assert_int_equal(batcher_submit(b, &blocking, &err), OK);
+        while (!__atomic_load_n(&blocking.done, __ATOMIC_ACQUIRE)) usleep(1000);
         for (int i = 0; i < N; i++) assert_int_equal(batcher_submit(b, &calls[i], &err), OK);
         for (int i = 0; i < RUNS + EMBEDS; i++)
             assert_int_equal(pthread_create(&threads[i], NULL,
@@ -350,12 +356,12 @@ static void test_free_while_others_wait(void **state) {
         assert_int_equal(pthread_create(&threads[RUNS + EMBEDS], NULL, release_later, NULL), 0);
         batcher_free(b);
         assert_int_equal(t.done, N);
-        assert_int_equal(t.cut, N);
+        assert_int_equal(t.cancelled, N);
         for (int i = 0; i <= RUNS + EMBEDS; i++) {
             pthread_join(threads[i], &got);
             if (i < RUNS + EMBEDS) assert_int_equal((int)(intptr_t)got, i < RUNS ? 8 : ERR_STATE);
         }
-        engine_request_release(&holding.request);
+        engine_request_release(&blocking.request);
         calls_free(calls, N);
         b = batcher_new(e, WAITING);
     }
@@ -369,5 +375,5 @@ int main(void) {
         TEST(test_too_many),
         TEST(test_free_while_others_wait),
     };
-    return cmocka_run_group_tests(tests, once_up, once_down);
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

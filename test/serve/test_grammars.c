@@ -87,15 +87,15 @@ static void test_bytes(void **state) {
     grammar_cache_free(all);
 }
 
-struct asker {
+struct requester {
     struct grammar_cache *all;
     char text[64], caller[16];
     struct grammar *g;
     struct error err;
 };
 
-static void *ask(void *ctx) {
-    struct asker *a = ctx;
+static void *request_grammar(void *ctx) {
+    struct requester *a = ctx;
     a->g = grammar_cache_get(a->all, a->caller, "regex", a->text, strlen(a->text), &a->err);
     return NULL;
 }
@@ -107,25 +107,26 @@ static void test_places(void **state) {
     enum { N = 24 };
     struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){
         .compile_threads = 1, .max_waiting = 2, .max_waiting_per_caller = 1});
-    static struct asker askers[N];
+    static struct requester requesters[N];
     pthread_t threads[N];
     for (int i = 0; i < N; i++) {
-        askers[i] = (struct asker){.all = all};
-        snprintf(askers[i].text, sizeof askers[i].text, "([a-z]{1,%d}|[0-9]{1,50000})", 50000 + i);
-        snprintf(askers[i].caller, sizeof askers[i].caller, "%d", i % 4);
-        assert_int_equal(pthread_create(&threads[i], NULL, ask, &askers[i]), 0);
+        requesters[i] = (struct requester){.all = all};
+        snprintf(requesters[i].text, sizeof requesters[i].text, "([a-z]{1,%d}|[0-9]{1,50000})",
+                 50000 + i);
+        snprintf(requesters[i].caller, sizeof requesters[i].caller, "%d", i % 4);
+        assert_int_equal(pthread_create(&threads[i], NULL, request_grammar, &requesters[i]), 0);
     }
-    int made = 0;
+    int n_compiled = 0;
     for (int i = 0; i < N; i++) {
         pthread_join(threads[i], NULL);
-        if (!askers[i].g) assert_int_equal(askers[i].err.code, ERR_STATE);
-        if (askers[i].g) grammar_cache_release(all, askers[i].g), made++;
+        if (!requesters[i].g) assert_int_equal(requesters[i].err.code, ERR_STATE);
+        if (requesters[i].g) grammar_cache_release(all, requesters[i].g), n_compiled++;
     }
-    assert_true(made > 0);
+    assert_true(n_compiled > 0);
     for (int i = 0; i < N; i++) {
-        ask(&askers[i]);
-        if (!askers[i].g) fail_msg("%s", askers[i].err.text);
-        grammar_cache_release(all, askers[i].g);
+        request_grammar(&requesters[i]);
+        if (!requesters[i].g) fail_msg("%s", requesters[i].err.text);
+        grammar_cache_release(all, requesters[i].g);
     }
     grammar_cache_free(all);
 }

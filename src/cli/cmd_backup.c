@@ -132,7 +132,7 @@ static int check(const struct cli_options *c, const struct backup_options *p, co
         rc = error_set(err, ERR_FORMAT, "%d of the contents and manifests in '%s' %s broken", n,
                        p->to, n == 1 ? "is" : "are");
     else
-        log_info("%.0f backups, %.0f contents, %.0f bytes: all as they were made",
+        log_info("%.0f backups, %.0f contents, %.0f bytes: all are intact",
                  json_get_number(v, "backups"), json_get_number(v, "blobs"),
                  json_get_number(v, "bytes"));
     if (c->json)

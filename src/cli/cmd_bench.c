@@ -950,7 +950,7 @@ static void print_simulation(const struct bench *b, const struct simulation_opti
             "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
             " VmHWM %.1f MB\n",
             v->policies, lo->n_envs, BENCH_AGENTS, current_value("rules", b->o->rules),
-            lo->learn.train.r, b->o->targets, lo->low_memory ? ", lean" : "", frozen_speed,
+            lo->learn.train.r, b->o->targets, lo->low_memory ? ", low memory" : "", frozen_speed,
             learning_speed, 1e3 * frozen->tick_seconds, 1e3 * v->update_tick_seconds, 1e-6 * high);
 }
 

@@ -236,7 +236,7 @@ static void on_progress(void *ctx, const char *role, int iteration, int n) {
     if (strcmp(role, "agent") == 0)
         log_info("[%d] %d agents think", iteration, n);
     else if (strcmp(role, "summary") == 0)
-        log_info("[%d] summing up", iteration);
+        log_info("[%d] writing a summary", iteration);
     else if (strcmp(role, "output") == 0)
         log_info("answering");
     else
@@ -282,7 +282,7 @@ static int do_reset(struct chat_session *ch, const char *arg, struct error *err)
     (void)arg;
     int rc = conversation_clear(ch->panel.pipeline.memory, err);
     if (rc == OK) rc = blackboard_clear_current_turn(ch->panel.pipeline.board, err);
-    if (rc == OK) log_info("everything said is forgotten");
+    if (rc == OK) log_info("conversation and facts are removed");
     return rc;
 }
 

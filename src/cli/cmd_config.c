@@ -54,7 +54,7 @@ static void value_print(const struct cli_options *c, const struct settings *s,
 /* args: explain COMMAND [command line of COMMAND] */
 static int explain(const struct cli_options *c, const struct strings *args, struct error *err) {
     const struct cli_command *k = args->n > 1 ? cli_command(args->v[1]) : NULL;
-    if (args->n < 2) return error_set(err, ERR_USAGE, "explain which command?");
+    if (args->n < 2) return error_set(err, ERR_USAGE, "name the command to explain");
     if (!k)
         return error_set(err, ERR_USAGE, "no command '%s'; 'shoal --help' lists them", args->v[1]);
     struct strings line = {0};

@@ -142,8 +142,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (!is_add && !is_list && !is_revoke)
         return error_set(err, ERR_USAGE, "'%s' is not a subcommand: use add, list or revoke", verb);
     if (is_list ? name != NULL : !name)
-        return error_set(err, ERR_USAGE,
-                         is_list ? "list takes no name" : "say the name of the key");
+        return error_set(err, ERR_USAGE, is_list ? "list takes no name" : "name the key");
     if (!is_add && !path_exists(o->store))
         return error_set(err, ERR_MISSING,
                          "no keys in '%s'; 'shoal key add NAME' makes one, --store names another "

@@ -114,7 +114,7 @@ static int search(const struct cli_options *c, const struct options *o, struct k
         else
             hit_print(hit, (int)o->snippet);
     }
-    if (hits && json_array_size(hits) == 0) log_info("nothing is as alike as --threshold asks");
+    if (hits && json_array_size(hits) == 0) log_info("no hit has a score of at least --threshold");
     buf_release(&text);
     json_decref(hits);
     return hits ? OK : err->code;
@@ -178,8 +178,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return error_set(err, ERR_USAGE,
                          "'%s' is not a subcommand: use add, search, list or remove", verb);
     if (is_list ? args->n > 2 : args->n < 3)
-        return error_set(err, ERR_USAGE, is_list ? "list takes nothing but DB" : "say what to %s",
-                         verb);
+        return error_set(err, ERR_USAGE, is_list ? "list takes only DB" : "name what to %s", verb);
     if (o->adapter && !o->model) return error_set(err, ERR_USAGE, "--adapter goes with --model");
     struct embedding_setup x = {0};
     bool dry_run = o->setup.dry_run && (is_add || is_remove);

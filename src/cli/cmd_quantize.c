@@ -150,7 +150,7 @@ static void print_result(const struct cli_options *c, const struct model *const 
 static int quantized_compare(const struct options *o, const struct model *const m[2],
                              struct pool *pool, struct model_divergence *d, struct error *err) {
     if (!m[0]->tok) {
-        log_warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
+        log_warn("'%s' has no tokenizer: the copy is not compared", m[0]->name);
         return OK;
     }
     struct text_passages *r = xcalloc(1, sizeof *r);

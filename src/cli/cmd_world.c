@@ -446,7 +446,7 @@ static int live_world_fork(struct live_world *l, const struct options *o, const 
     free(l->t.policy);
     l->t.policy = xstrdup(l->player->name);
     if (l->t.steps >= l->w.tick) return OK;
-    return error_set(err, ERR_USAGE, "--steps %lld is over at tick %d already",
+    return error_set(err, ERR_USAGE, "--steps %lld is less than the current tick %d",
                      (long long)l->t.steps, l->w.tick);
 }
 

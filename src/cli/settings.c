@@ -363,6 +363,6 @@ void settings_warn(const struct settings *s) {
         log_info("settings of '%s' are used ('shoal config explain %s' shows them)", DEFAULT_FILE,
                  s->command->name);
     if (s->config.shared && has_secrets(&s->config))
-        log_warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
+        log_warn("'%s' contains secrets, and others can read it: chmod 600 it", s->config.path);
     defaults_warn(s);
 }

@@ -45,7 +45,7 @@ static void row_print(const struct run_printer *r, const char *name, const json_
         int collapsed = (int)json_get_number(episode_stats, "collapsed"),
             rollbacks = (int)json_get_number(episode_stats, "rollbacks");
         if (collapsed) printf("  %d collapsed", collapsed);
-        if (rollbacks) printf("  %d put back", rollbacks);
+        if (rollbacks) printf("  %d rolled back", rollbacks);
     }
     printf("\n");
     fflush(stdout);

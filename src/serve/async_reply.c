@@ -129,7 +129,7 @@ void async_reply_start(struct server *s, struct exchange *x, bool stream,
     if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
         __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
-        api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
+        api_fail(x, 503, NULL, NULL, "overloaded", "%d teams are running already; try again later",
                  ASYNC_WORKERS_MAX);
         w->release(w->ctx);
         return;

@@ -142,8 +142,8 @@ static void requests_cancel(struct batcher *b) {
             engine_cancel(b->e, &b->in_engine[i]->request);
 }
 
-/* Notifies finished calls first, because their clients may submit again. Returns the number of
- * finished calls. */
+/* Notifies finished requests first, because their clients may submit again. Returns the number of
+ * finished requests. */
 static int requests_notify(struct batcher *b) {
     int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
@@ -339,8 +339,8 @@ static void run_on_change(struct batcher_request *c, bool done) {
     pthread_mutex_unlock(&w->lock);
 }
 
-static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_request *calls, int n,
-                          const bool *stop) {
+static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_request *requests,
+                          int n, const bool *stop) {
     bool stopped = false;
     pthread_mutex_lock(&w->lock);
     while (w->left > 0) {
@@ -353,7 +353,7 @@ static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_re
         if (stopped || !stop || !__atomic_load_n(stop, __ATOMIC_ACQUIRE)) continue;
         stopped = true;
         pthread_mutex_unlock(&w->lock);
-        for (int i = 0; i < n; i++) batcher_cancel(b, &calls[i]);
+        for (int i = 0; i < n; i++) batcher_cancel(b, &requests[i]);
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
@@ -362,21 +362,21 @@ static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_re
 int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
                 struct error *err) {
     struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
-    struct batcher_request *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct batcher_request *requests = xcalloc((size_t)MAX(n, 1), sizeof *requests);
     struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
-        calls[i] = (struct batcher_request){
+        requests[i] = (struct batcher_request){
             .request = r[i], .background = true, .on_change = run_on_change, .user = &w};
-        list[i] = &calls[i];
+        list[i] = &requests[i];
     }
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
-    if (rc == OK) requests_wait(b, &w, calls, n, stop);
-    for (int i = 0; rc == OK && i < n; i++) r[i] = calls[i].request;
+    if (rc == OK) requests_wait(b, &w, requests, n, stop);
+    for (int i = 0; rc == OK && i < n; i++) r[i] = requests[i].request;
     for (int i = 0; rc == OK && i < n; i++)
-        if (calls[i].no_memory)
-            rc = error_set(err, ERR_MEMORY, "out of memory: a call has no room for its results");
+        if (requests[i].no_memory)
+            rc = error_set(err, ERR_MEMORY, "out of memory for the results of a request");
     free(list);
-    free(calls);
+    free(requests);
     if (rc == OK && stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE))
         rc = error_set(err, ERR_STATE, "cancelled");
     return rc;

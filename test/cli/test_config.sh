@@ -55,10 +55,10 @@ from "a variable for all" threads '"1"' env SHOAL_ALL_THREADS false env SHOAL_AL
 from "a flag over both" port '"9003"' flag "" false env SHOAL_SERVE_PORT=9002 $explain -- --port 9003
 from "a secret is not shown" api-key null file ./shoal.conf:7 true $explain
 if "$shoal" config explain serve 2>&1 | grep -q hush; then bad "nor in the table" "it is"; else ok "nor in the table"; fi
-says "secrets that others can read are warned of" 0 "'./shoal.conf' holds secrets" $explain
+says "secrets that others can read give a warning" 0 "'./shoal.conf' contains secrets" $explain
 chmod 600 shoal.conf
 $explain >/dev/null 2>"$tmp/err"
-if grep -q "holds secrets" "$tmp/err"; then bad "and others are not" "$(cat "$tmp/err")"; else ok "and others are not"; fi
+if grep -q "contains secrets" "$tmp/err"; then bad "private secrets give no warning" "$(cat "$tmp/err")"; else ok "private secrets give no warning"; fi
 says "a found file is not used silently" 0 "settings of './shoal.conf' are used" "$shoal" doctor
 if "$shoal" doctor --help | grep -q "settings are read from './shoal.conf'"; then ok "help names it"; else bad "help names it" "no"; fi
 printf 'lr: 0.004\n' >in && printf 'model: m\ntrain:\n  lr: 0.004\n' >r.yaml

@@ -64,7 +64,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 # Faults are injected between Shoal and the C library: test/test_faults.c.
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
-FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
+FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
 .PHONY: all deps demo test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CORRECTION_MAX = 1 << 20, COMMENT_MAX = 64 << 10 };
+enum { MAX_CORRECTION_BYTES = 1 << 20, MAX_COMMENT_BYTES = 64 << 10 };
 
 /* 404 if the object is missing, 409 if its state does not allow the call. */
 static void reply_error(struct exchange *x, const struct error *err) {
@@ -128,22 +128,22 @@ static void delete_handle(void *ctx, struct exchange *x) {
 
 static void stop_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const char *rest = exchange_wildcard(x), *verb = strchr(rest, '/');
+    const char *rest = exchange_wildcard(x), *operation = strchr(rest, '/');
     struct error err;
-    if (!verb || strcmp(verb, "/stop") != 0) {
+    if (!operation || strcmp(operation, "/stop") != 0) {
         api_fail(x, 404, NULL, NULL, "not_found", "there is POST /v1/ab and /v1/ab/NAME/stop");
         return;
     }
-    char *name = xstrndup(rest, (size_t)(verb - rest));
+    char *name = xstrndup(rest, (size_t)(operation - rest));
     reply(x, ab_stop(s->ab, name, &err), &err);
     free(name);
 }
 
 /* ratings */
 
-static int text_check(const char *key, const char *text, size_t most, struct error *err) {
-    if (!text || (*text && strlen(text) <= most)) return OK;
-    return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, most);
+static int text_check(const char *key, const char *text, size_t max, struct error *err) {
+    if (!text || (*text && strlen(text) <= max)) return OK;
+    return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, max);
 }
 
 static int rating_read(const json_t *body, struct feedback_rating *o, struct error *err) {
@@ -153,8 +153,8 @@ static int rating_read(const json_t *body, struct feedback_rating *o, struct err
         json_read_number(body, "rating", -1, 1, &rating, err) != OK ||
         json_read_string(body, "correction", &o->correction, err) != OK ||
         json_read_string(body, "comment", &o->comment, err) != OK ||
-        text_check("correction", o->correction, CORRECTION_MAX, err) != OK ||
-        text_check("comment", o->comment, COMMENT_MAX, err) != OK)
+        text_check("correction", o->correction, MAX_CORRECTION_BYTES, err) != OK ||
+        text_check("comment", o->comment, MAX_COMMENT_BYTES, err) != OK)
         return err->code;
     if (!o->id || strlen(o->id) >= FEEDBACK_ID_LEN)
         return error_set(err, ERR_USAGE, "'id' must be a reply's id");
@@ -191,14 +191,14 @@ static void rate_handle(void *ctx, struct exchange *x) {
 }
 
 /* Reads an integer from the query; `fallback` if it is absent. */
-static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t most,
+static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t max,
                      int64_t *out, struct error *err) {
     const char *text = exchange_query(x, name);
     char *end = NULL;
     *out = text ? strtoll(text, &end, 10) : fallback;
-    if (!text || (end != text && *end == 0 && *out >= 0 && *out <= most)) return OK;
+    if (!text || (end != text && *end == 0 && *out >= 0 && *out <= max)) return OK;
     return error_set(err, ERR_USAGE, "'%s' must be a whole number from 0 to %lld", name,
-                     (long long)most);
+                     (long long)max);
 }
 
 static void ratings_handle(void *ctx, struct exchange *x) {

@@ -17,22 +17,27 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_QUESTION = 1 << 16, MAX_ID = 128, KEY_CONVERSATIONS = 256 };
-static const int64_t ALL_CONVERSATIONS = (int64_t)1 << 30; /* limit of their file's bytes */
+enum {
+    MAX_QUESTION_BYTES = 1 << 16,
+    MAX_CONVERSATION_ID_BYTES = 128,
+    MAX_CONVERSATIONS_PER_KEY = 256
+};
+static const int64_t MAX_CONVERSATIONS_FILE_BYTES = (int64_t)1
+                                                    << 30; /* limit of their file's bytes */
 
 struct ask_task {
     struct ask_task *next; /* list of the tasks with a conversation, under the server's lock */
     struct server *s;
-    struct async_reply *live;
+    struct async_reply *reply;
     char *question, *conversation; /* conversation NULL: nothing is stored */
     struct model_ref target;
     struct workflow *workflow;
-    struct pipeline_options o;
+    struct pipeline_options options;
     struct engine_client engine_client;
     struct llm_client base_client;
     struct store *store;
     json_t *entries; /* entries of the board, in the order of writing */
-    struct token_usage cost;
+    struct token_usage usage;
 };
 
 static double now(void *ctx) {
@@ -46,30 +51,30 @@ static double now(void *ctx) {
 static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
     struct ask_task *a = ctx;
     for (int i = 0; i < n; i++) model_ref_apply(&a->target, &reqs[i]);
-    return batcher_run(a->s->batcher, reqs, n, async_reply_stop_flag(a->live), err);
+    return batcher_run(a->s->batcher, reqs, n, async_reply_stop_flag(a->reply), err);
 }
 
 static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct ask_task *a = ctx;
     int rc = a->base_client.ask(a->base_client.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
-        a->cost.prompt += calls[i].n_prefilled;
-        a->cost.completion += calls[i].n_generated;
+        a->usage.prompt += calls[i].n_prefilled;
+        a->usage.completion += calls[i].n_generated;
     }
     return rc;
 }
 
 /* events */
 
-static void step_told(void *ctx, const char *role, int iteration, int n) {
+static void on_step(void *ctx, const char *role, int iteration, int n) {
     struct ask_task *a = ctx;
     async_reply_event(
-        a->live, "step",
+        a->reply, "step",
         json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
 }
 
 /* Adds the agent that wrote an entry, and the messages that it answered. */
-static void speaker_told(json_t *entry, const struct llm_call *c, int iteration) {
+static void entry_add_call(json_t *entry, const struct llm_call *c, int iteration) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
         json_array_append_new(messages, json_pack("{s:s,s:s}", "role", c->messages[i].role,
@@ -82,13 +87,14 @@ static void speaker_told(json_t *entry, const struct llm_call *c, int iteration)
     if (c->failed) json_object_set_new(entry, "failed", json_string(c->failed));
 }
 
-static void entry_told(void *ctx, const json_t *written, const struct llm_call *c, int iteration) {
+static void on_board_write(void *ctx, const json_t *written, const struct llm_call *c,
+                           int iteration) {
     struct ask_task *a = ctx;
     json_t *entry = json_copy((json_t *)(uintptr_t)written);
-    json_object_set_new(entry, "seq", json_integer(blackboard_last_seq(a->o.board)));
-    if (c) speaker_told(entry, c, iteration);
+    json_object_set_new(entry, "seq", json_integer(blackboard_last_seq(a->options.board)));
+    if (c) entry_add_call(entry, c, iteration);
     json_array_append(a->entries, entry);
-    async_reply_event(a->live, "entry", entry);
+    async_reply_event(a->reply, "entry", entry);
 }
 
 /* the answer */
@@ -96,7 +102,7 @@ static void entry_told(void *ctx, const json_t *written, const struct llm_call *
 static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer *out,
                           enum language lang, int type) {
     json_t *list = json_array();
-    for (int i = 0; type >= 0 && i < a->o.agents && out->names[i]; i++)
+    for (int i = 0; type >= 0 && i < a->options.agents && out->names[i]; i++)
         json_array_append_new(
             list, json_pack("{s:s,s:s}", "name", out->names[i], "description",
                             agent_role_get((enum question_type)type, lang, i).description));
@@ -105,21 +111,21 @@ static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer
 
 static json_t *answer_json(const struct ask_task *a, const struct pipeline_answer *out) {
     const char *type = json_string_value(
-        blackboard_read(a->o.board, BOARD_QUESTION_TYPE)); // NULL: no team was used
+        blackboard_read(a->options.board, BOARD_QUESTION_TYPE)); // NULL: no team was used
     enum language lang =
-        a->o.language < 0 ? language_detect(a->question) : (enum language)a->o.language;
+        a->options.language < 0 ? language_detect(a->question) : (enum language)a->options.language;
     return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
                      "source", answer_source_names[out->source], "why", out->why, "language",
                      language_names[lang], "role_type", type, "roles",
                      roles_json(a, out, lang, type ? question_type_find(type) : -1), "board",
-                     a->entries, "usage", "prompt_tokens", (json_int_t)a->cost.prompt,
-                     "completion_tokens", (json_int_t)a->cost.completion, "total_tokens",
-                     (json_int_t)(a->cost.prompt + a->cost.completion));
+                     a->entries, "usage", "prompt_tokens", (json_int_t)a->usage.prompt,
+                     "completion_tokens", (json_int_t)a->usage.completion, "total_tokens",
+                     (json_int_t)(a->usage.prompt + a->usage.completion));
 }
 
-/* A key keeps its last KEY_CONVERSATIONS; for a new one, the least recently used is deleted. `list`
- * is the key's conversations, the most recently used at the end. */
-static int conversation_touch(struct ask_task *a, json_t *list, struct error *err) {
+/* A key keeps its last MAX_CONVERSATIONS_PER_KEY; for a new one, the least recently used is
+ * deleted. `list` is the key's conversations, the most recently used at the end. */
+static int conversation_list_update(struct ask_task *a, json_t *list, struct error *err) {
     size_t n = json_array_size(list);
     for (size_t i = 0; i < n; i++)
         if (strcmp(json_string_value(json_array_get(list, i)), a->conversation) == 0) {
@@ -127,14 +133,14 @@ static int conversation_touch(struct ask_task *a, json_t *list, struct error *er
             break;
         }
     json_array_append_new(list, json_string(a->conversation));
-    if (json_array_size(list) <= KEY_CONVERSATIONS) return OK;
+    if (json_array_size(list) <= MAX_CONVERSATIONS_PER_KEY) return OK;
     int rc = store_document_delete(a->store, "conversation",
                                    json_string_value(json_array_get(list, 0)), err);
     json_array_remove(list, 0);
     return rc;
 }
 
-static int conversation_admit(struct ask_task *a, struct error *err) {
+static int conversation_register(struct ask_task *a, struct error *err) {
     char *key = xstrndup(a->conversation, strcspn(a->conversation, "/"));
     int rc = store_begin(a->store, err);
     bool begun = rc == OK;
@@ -144,7 +150,7 @@ static int conversation_admit(struct ask_task *a, struct error *err) {
         json_decref(list);
         list = json_array();
     }
-    if (rc == OK) rc = conversation_touch(a, list, err);
+    if (rc == OK) rc = conversation_list_update(a, list, err);
     if (rc == OK) rc = store_document_put(a->store, "conversations", key, list, err);
     if (rc == OK) rc = store_commit(a->store, err);
     if (rc != OK && begun) store_rollback(a->store);
@@ -155,44 +161,44 @@ static int conversation_admit(struct ask_task *a, struct error *err) {
 
 static int board_open(struct ask_task *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
-    if (!(a->o.board = blackboard_open(&board, err))) return err->code;
+    if (!(a->options.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
     char *path = path_join(a->s->o->state_dir, "conversations.db");
     a->store = store_open(path, err);
-    if (a->store && conversation_admit(a, err) == OK)
-        a->o.memory = conversation_open(a->store, a->conversation, err);
+    if (a->store && conversation_register(a, err) == OK)
+        a->options.memory = conversation_open(a->store, a->conversation, err);
     free(path);
-    return a->o.memory ? OK : err->code;
+    return a->options.memory ? OK : err->code;
 }
 
 static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
     struct ask_task *a = ctx;
     struct pipeline_answer out = {0};
     json_t *v = NULL;
-    a->live = l;
+    a->reply = l;
     a->engine_client =
         (struct engine_client){.engine = a->s->e, .model = a->s->m, .run = batch_run, .run_ctx = a};
     a->base_client = engine_client_as_llm(&a->engine_client);
     for (int i = 0; i < PIPELINE_N_STAGES; i++)
-        a->o.stage[i].llm_client = (struct llm_client){a, ask};
+        a->options.stage[i].llm_client = (struct llm_client){a, ask};
     if (board_open(a, err) == OK) {
-        if (pipeline_run(&a->o, a->question, &out, err) == OK) v = answer_json(a, &out);
-        async_reply_add_usage(l, &a->cost);
+        if (pipeline_run(&a->options, a->question, &out, err) == OK) v = answer_json(a, &out);
+        async_reply_add_usage(l, &a->usage);
         pipeline_answer_release(&out);
     }
     return v;
 }
 
-static void asking_free(void *ctx) {
+static void ask_task_free(void *ctx) {
     struct ask_task *a = ctx;
     struct server *s = a->s;
-    conversation_close(a->o.memory);
+    conversation_close(a->options.memory);
     pthread_mutex_lock(&s->lock);
-    struct ask_task **at = &s->conversation_tasks;
-    while (*at && *at != a) at = &(*at)->next;
-    if (*at) *at = a->next;
+    struct ask_task **link = &s->conversation_tasks;
+    while (*link && *link != a) link = &(*link)->next;
+    if (*link) *link = a->next;
     pthread_mutex_unlock(&s->lock);
-    blackboard_close(a->o.board);
+    blackboard_close(a->options.board);
     store_close(a->store);
     workflow_free(a->workflow);
     model_ref_release(&a->target);
@@ -205,21 +211,21 @@ static void asking_free(void *ctx) {
 /* reading */
 
 /* The index of a field's word among n, -1 for "auto"; *out is unchanged if the field is absent. */
-static int word_read(const json_t *body, const char *key, const char *const *words, int n, int *out,
-                     struct error *err) {
+static int choice_read(const json_t *body, const char *key, const char *const *choices, int n,
+                       int *out, struct error *err) {
     const char *text = "auto";
-    struct buf all = {0};
+    struct buf names = {0};
     if (json_read_string(body, key, &text, err) != OK) return err->code;
     for (int i = -1; i < n; i++) {
-        const char *word = i < 0 ? "auto" : words[i];
-        buf_printf(&all, "%s%s", i < 0 ? "" : ", ", word);
+        const char *word = i < 0 ? "auto" : choices[i];
+        buf_printf(&names, "%s%s", i < 0 ? "" : ", ", word);
         if (strcmp(text, word) != 0) continue;
         *out = i;
-        buf_release(&all);
+        buf_release(&names);
         return OK;
     }
-    error_set(err, ERR_USAGE, "'%s' must be one of %s", key, all.data);
-    buf_release(&all);
+    error_set(err, ERR_USAGE, "'%s' must be one of %s", key, names.data);
+    buf_release(&names);
     return err->code;
 }
 
@@ -229,10 +235,11 @@ static int texts_read(struct ask_task *a, const struct exchange *x, const json_t
     if (json_read_string(body, "question", &question, err) != OK ||
         json_read_name(body, "conversation", &id, err) != OK)
         return err->code;
-    if (!*question || strlen(question) > MAX_QUESTION)
-        return error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
-    if (id && (!*id || strlen(id) > MAX_ID))
-        return error_set(err, ERR_USAGE, "'conversation' must be a name of 1 to %d bytes", MAX_ID);
+    if (!*question || strlen(question) > MAX_QUESTION_BYTES)
+        return error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION_BYTES);
+    if (id && (!*id || strlen(id) > MAX_CONVERSATION_ID_BYTES))
+        return error_set(err, ERR_USAGE, "'conversation' must be a name of 1 to %d bytes",
+                         MAX_CONVERSATION_ID_BYTES);
     a->question = xstrdup(question);
     if (id) a->conversation = xasprintf("%s/%s", key ? key : "", id);
     return OK;
@@ -242,15 +249,15 @@ static int texts_read(struct ask_task *a, const struct exchange *x, const json_t
 static int options_read(struct ask_task *a, const json_t *body, struct error *err) {
     const char *types[N_QUESTION_TYPES + 1];
     int64_t agents = 3, iterations = 2, seed = 1, max_tokens = 0;
-    struct pipeline_options *o = &a->o;
+    struct pipeline_options *o = &a->options;
     for (int i = 0; i < N_QUESTION_TYPES; i++) types[i] = question_type_names[i];
     types[N_QUESTION_TYPES] = "model";
     if (json_read_int(body, "agents", 1, TEAM_MAX - 2, &agents, err) != OK ||
         json_read_int(body, "iterations", 1, 16, &iterations, err) != OK ||
         json_read_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
         json_read_int(body, "max_tokens", 0, 65536, &max_tokens, err) != OK ||
-        word_read(body, "role_type", types, N_QUESTION_TYPES + 1, &o->type, err) != OK ||
-        word_read(body, "language", language_names, N_LANGUAGES, &o->language, err) != OK)
+        choice_read(body, "role_type", types, N_QUESTION_TYPES + 1, &o->type, err) != OK ||
+        choice_read(body, "language", language_names, N_LANGUAGES, &o->language, err) != OK)
         return err->code;
     if (o->type == N_QUESTION_TYPES) o->type = QUESTION_TYPE_BY_MODEL;
     if (!(a->workflow = workflow_open("panel", err))) return err->code;
@@ -262,40 +269,40 @@ static int options_read(struct ask_task *a, const json_t *body, struct error *er
     return OK;
 }
 
-static struct ask_task *asking_new(struct server *s) {
+static struct ask_task *ask_task_new(struct server *s) {
     struct ask_task *a = xcalloc(1, sizeof *a);
     a->s = s;
     a->entries = json_array();
-    a->o = (struct pipeline_options){.summary = true,
-                                     .temperature = -1,
-                                     .facts = FACTS_MODEL,
-                                     .progress = step_told,
-                                     .progress_ctx = a,
-                                     .on_write = entry_told,
-                                     .on_write_ctx = a};
-    a->o.stage[PIPELINE_SUMMARY].temperature = 0.3f;
-    a->o.stage[PIPELINE_OUTPUT].temperature = 0.7f;
+    a->options = (struct pipeline_options){.summary = true,
+                                           .temperature = -1,
+                                           .facts = FACTS_MODEL,
+                                           .progress = on_step,
+                                           .progress_ctx = a,
+                                           .on_write = on_board_write,
+                                           .on_write_ctx = a};
+    a->options.stage[PIPELINE_SUMMARY].temperature = 0.3f;
+    a->options.stage[PIPELINE_OUTPUT].temperature = 0.7f;
     return a;
 }
 
 /* False: that conversation is answering a question already. */
-static bool conversation_claim(struct ask_task *a) {
+static bool conversation_acquire(struct ask_task *a) {
     struct server *s = a->s;
-    bool mine = true;
+    bool acquired = true;
     if (!a->conversation) return true;
     pthread_mutex_lock(&s->lock);
     for (const struct ask_task *o = s->conversation_tasks; o; o = o->next)
-        mine = mine && strcmp(o->conversation, a->conversation) != 0;
-    if (mine) {
+        acquired = acquired && strcmp(o->conversation, a->conversation) != 0;
+    if (acquired) {
         a->next = s->conversation_tasks;
         s->conversation_tasks = a;
     }
     pthread_mutex_unlock(&s->lock);
-    return mine;
+    return acquired;
 }
 
-static int asking_read(struct ask_task *a, const struct exchange *x, const json_t *body,
-                       bool *stream, struct error *err) {
+static int ask_task_read(struct ask_task *a, const struct exchange *x, const json_t *body,
+                         bool *stream, struct error *err) {
     const char *model = NULL;
     if (json_read_bool(body, "stream", stream, err) != OK ||
         json_read_string(body, "model", &model, err) != OK || texts_read(a, x, body, err) != OK ||
@@ -307,12 +314,12 @@ static int asking_read(struct ask_task *a, const struct exchange *x, const json_
 /* Reserves memory for the entries of the board and each agent's messages, which are streamed and
  * kept for the reply. */
 static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
-    size_t turns = (size_t)(a->o.agents + 3) * (size_t)(a->o.iterations + 1),
-           words = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;
-    return request_memory_reserve(a->s, x, turns * (4 * words + 4096), err);
+    size_t turns = (size_t)(a->options.agents + 3) * (size_t)(a->options.iterations + 1),
+           message_bytes = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;
+    return request_memory_reserve(a->s, x, turns * (4 * message_bytes + 4096), err);
 }
 
-static bool conversations_full(const struct ask_task *a) {
+static bool conversations_file_is_full(const struct ask_task *a) {
     static const char *const ends[] = {"", "-wal"};
     int64_t bytes = 0;
     for (size_t i = 0; a->conversation && i < ARRAY_LEN(ends); i++) {
@@ -321,27 +328,27 @@ static bool conversations_full(const struct ask_task *a) {
         if (stat(path, &st) == 0) bytes += (int64_t)st.st_size;
         free(path);
     }
-    return bytes > ALL_CONVERSATIONS;
+    return bytes > MAX_CONVERSATIONS_FILE_BYTES;
 }
 
 static void ask_handle(void *ctx, struct exchange *x) {
-    struct ask_task *a = asking_new(ctx);
-    const struct async_reply_work work = {answer, asking_free, a};
+    struct ask_task *a = ask_task_new(ctx);
+    const struct async_reply_work work = {answer, ask_task_free, a};
     struct error err;
     bool stream = false;
     json_t *body = request_memory_json(ctx, x, &err);
-    int rc = body ? asking_read(a, x, body, &stream, &err) : err.code;
+    int rc = body ? ask_task_read(a, x, body, &stream, &err) : err.code;
     json_decref(body);
     if (rc == OK) rc = board_reserve(a, x, &err);
-    if (rc == OK && conversations_full(a)) {
+    if (rc == OK && conversations_file_is_full(a)) {
         api_fail(x, 507, NULL, "conversation", "conversations_full",
                  "the conversations of this server have %lld bytes, and no more are kept; ask "
                  "without 'conversation'",
-                 (long long)ALL_CONVERSATIONS);
-        asking_free(a);
+                 (long long)MAX_CONVERSATIONS_FILE_BYTES);
+        ask_task_free(a);
         return;
     }
-    if (rc == OK && conversation_claim(a)) {
+    if (rc == OK && conversation_acquire(a)) {
         async_reply_start(a->s, x, stream, &work);
         return;
     }
@@ -350,7 +357,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
                  "a question is being answered in this conversation; wait for it");
     else
         api_fail_error(x, &err, NULL);
-    asking_free(a);
+    ask_task_free(a);
 }
 
 static const struct http_route routes[] = {

@@ -15,7 +15,7 @@
 
 enum { N_ROOTS = 3 };
 
-/* Stores the progress for work_json. Only one operation runs at a time, so it may write both
+/* Stores the progress for operation_json. Only one operation runs at a time, so it may write both
  * fields. */
 static bool progress_store(void *ctx, int64_t done, int64_t total) {
     struct server *s = ctx;
@@ -29,7 +29,8 @@ static bool progress_store(void *ctx, int64_t done, int64_t total) {
 
 /* The options of this server's backups. Their roots: its state, the runs, and the folder of
  * adapters, if it has one. */
-static struct backup_options options_of(struct server *s, struct backup_root roots[N_ROOTS]) {
+static struct backup_options backup_options_init(struct server *s,
+                                                 struct backup_root roots[N_ROOTS]) {
     struct backup_options p = {.to = s->backups,
                                .roots = roots,
                                .staged = keys_restore,
@@ -57,8 +58,8 @@ static void reply(struct exchange *x, int status, json_t *v, const struct error 
         fail(x, err);
 }
 
-/* Begins an operation unless another one runs; work_end ends it. */
-static bool work_begin(struct server *s, const char *what, struct error *err) {
+/* Begins an operation unless another one runs; operation_end ends it. */
+static bool operation_begin(struct server *s, const char *what, struct error *err) {
     pthread_mutex_lock(&s->lock);
     const char *other = s->backup_operation;
     if (!other) {
@@ -70,13 +71,13 @@ static bool work_begin(struct server *s, const char *what, struct error *err) {
     return !other;
 }
 
-static void work_end(struct server *s) {
+static void operation_end(struct server *s) {
     pthread_mutex_lock(&s->lock);
     s->backup_operation = NULL;
     pthread_mutex_unlock(&s->lock);
 }
 
-static json_t *work_json(struct server *s) {
+static json_t *operation_json(struct server *s) {
     pthread_mutex_lock(&s->lock);
     json_t *v = s->backup_operation ? json_pack("{s:s,s:I,s:I}", "what", s->backup_operation,
                                                 "done", (json_int_t)s->backup_done_bytes, "total",
@@ -89,25 +90,25 @@ static json_t *work_json(struct server *s) {
 static void list_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    json_t *list = backup_list(s->backups, &err), *mark = backup_restore_scheduled(s->backups);
+    json_t *list = backup_list(s->backups, &err), *scheduled = backup_restore_scheduled(s->backups);
     if (list)
         exchange_reply_json(x, 200,
                             json_pack("{s:o,s:o,s:o,s:o}", "backups", list, "folder",
-                                      json_from_path(s->backups), "working", work_json(s),
-                                      "restore", mark ? mark : json_null()));
+                                      json_from_path(s->backups), "working", operation_json(s),
+                                      "restore", scheduled ? scheduled : json_null()));
     else
-        json_decref(mark), fail(x, &err);
+        json_decref(scheduled), fail(x, &err);
 }
 
-static void make_handle(void *ctx, struct exchange *x) {
+static void create_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct backup_root roots[N_ROOTS];
-    struct backup_options p = options_of(s, roots);
+    struct backup_options p = backup_options_init(s, roots);
     struct error err;
     json_t *v = NULL;
-    if (work_begin(s, "backup", &err)) {
+    if (operation_begin(s, "backup", &err)) {
         v = backup_create(&p, &err);
-        work_end(s);
+        operation_end(s);
     }
     reply(x, 201, v, &err);
 }
@@ -116,38 +117,38 @@ static void check(struct server *s, struct exchange *x, const char *id) {
     struct backup_options p = {.to = s->backups, .report_fn = progress_store, .ctx = s};
     struct error err;
     json_t *v = NULL;
-    if (work_begin(s, "check", &err)) {
+    if (operation_begin(s, "check", &err)) {
         v = backup_verify(&p, id, &err);
-        work_end(s);
+        operation_end(s);
     }
     reply(x, 200, v, &err);
 }
 
 static void restore(struct server *s, struct exchange *x, const char *id) {
     struct backup_root roots[N_ROOTS];
-    struct backup_options p = options_of(s, roots);
+    struct backup_options p = backup_options_init(s, roots);
     struct error err;
     json_t *v = NULL;
-    if (work_begin(s, "restore", &err)) {
+    if (operation_begin(s, "restore", &err)) {
         if (backup_restore_schedule(&p, id, &err) == OK) v = backup_restore_scheduled(s->backups);
-        work_end(s);
+        operation_end(s);
     }
     reply(x, 202, v, &err);
 }
 
 /* Splits "ID/check" into its two parts; the second may be missing. */
-static const char *rest_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
+static const char *wildcard_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, BACKUP_ID_LEN + 1, "%.*s", (int)MIN(slash - rest, BACKUP_ID_LEN), rest);
     return *slash ? slash + 1 : "";
 }
 
-static void act_handle(void *ctx, struct exchange *x) {
+static void operation_handle(void *ctx, struct exchange *x) {
     char id[BACKUP_ID_LEN + 1];
-    const char *what = rest_split(x, id);
-    if (strcmp(what, "check") == 0)
+    const char *operation = wildcard_split(x, id);
+    if (strcmp(operation, "check") == 0)
         check(ctx, x, id);
-    else if (strcmp(what, "restore") == 0)
+    else if (strcmp(operation, "restore") == 0)
         restore(ctx, x, id);
     else
         api_fail(x, 404, NULL, NULL, "not_found", "a backup can be told to check and to restore");
@@ -156,30 +157,30 @@ static void act_handle(void *ctx, struct exchange *x) {
 static void delete_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     char id[BACKUP_ID_LEN + 1];
-    const char *what = rest_split(x, id);
+    const char *operation = wildcard_split(x, id);
     struct error err;
     json_t *v = NULL;
-    if (strcmp(what, "restore") == 0) {
+    if (strcmp(operation, "restore") == 0) {
         if (backup_restore_cancel(s->backups, id, &err) == OK)
             v = json_pack("{s:s,s:b}", "id", id, "restore", 0);
-    } else if (*what) {
+    } else if (*operation) {
         error_set(&err, ERR_MISSING, "a backup has only 'restore' to cancel");
-    } else if (work_begin(s, "delete", &err)) {
+    } else if (operation_begin(s, "delete", &err)) {
         v = backup_delete(s->backups, id, &err);
-        work_end(s);
+        operation_end(s);
     }
     reply(x, 200, v, &err);
 }
 
 static const struct http_route routes[] = {
     {"GET", "/v1/backups", SCOPE_ADMIN, list_handle},
-    {"POST", "/v1/backups", SCOPE_ADMIN, make_handle},
-    {"POST", "/v1/backups/*", SCOPE_ADMIN, act_handle},
+    {"POST", "/v1/backups", SCOPE_ADMIN, create_handle},
+    {"POST", "/v1/backups/*", SCOPE_ADMIN, operation_handle},
     {"DELETE", "/v1/backups/*", SCOPE_ADMIN, delete_handle},
     {0},
 };
 
-static void restored_note(const json_t *v) {
+static void restore_log(const json_t *v) {
     const char *name;
     json_t *root;
     json_object_foreach (json_object_get(v, "roots"), name, root) {
@@ -194,10 +195,10 @@ static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
     const char *state = s->o->state_dir;
     s->backups = s->o->backups ? xstrdup(s->o->backups) : path_relative_to(state, "backups");
-    struct backup_options p = options_of(s, roots);
+    struct backup_options p = backup_options_init(s, roots);
     json_t *v = backup_restore_run_scheduled(&p, err);
     if (!v && err->code != OK) return err->code;
-    if (v) restored_note(v);
+    if (v) restore_log(v);
     json_decref(v);
     return backup_is_unfinished(state, err) ? err->code : OK;
 }

@@ -29,8 +29,8 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
 /* Defaults and lower bounds in which the sampling fields of llama.cpp and Ollama differ. A negative
  * seed means a random seed; a negative temperature is read as 0. */
 struct llamacpp_sampling {
-    double least_temperature, top_p, min_p;
-    int64_t least_seed;
+    double min_temperature, top_p, min_p;
+    int64_t min_seed;
 };
 int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defaults,
                            struct sampling_params *out, struct error *err);

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { JOBS_TOLD = 16 }; /* jobs with figures in the metrics; running ones always */
+enum { MAX_JOBS_IN_METRICS = 16 }; /* jobs with figures in the metrics; running ones always */
 
 /* A client that streams a job's events. */
 struct job_event_stream {
@@ -32,12 +32,12 @@ struct job_event_stream {
 
 /* streams of events */
 
-static bool is_over(const char *state) {
+static bool is_final_state(const char *state) {
     return strcmp(state, "done") == 0 || strcmp(state, "failed") == 0 ||
            strcmp(state, "cancelled") == 0;
 }
 
-static void event_add(struct buf *out, const json_t *e) {
+static void event_write(struct buf *out, const json_t *e) {
     char *text = json_dumps(e, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);
     buf_printf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)json_get_number(e, "seq"),
@@ -45,24 +45,24 @@ static void event_add(struct buf *out, const json_t *e) {
     free(text);
 }
 
-static enum stream_status watcher_pull(void *ctx, struct buf *out) {
+static enum stream_status event_stream_pull(void *ctx, struct buf *out) {
     struct job_event_stream *w = ctx;
     struct error err;
     json_t *events = jobs_events(w->s->jobs, w->id, w->after, &err), *e;
-    bool over = !events; // job was deleted
+    bool has_ended = !events; // job was deleted
     size_t i;
     json_array_foreach (events, i, e) {
-        event_add(out, e);
+        event_write(out, e);
         w->after = (int64_t)json_get_number(e, "seq");
         if (strcmp(json_get_string(e, "type"), "state") == 0)
-            over = is_over(json_get_string(e, "state"));
+            has_ended = is_final_state(json_get_string(e, "state"));
     }
     json_decref(events);
-    if (over) buf_puts(out, "event: end\ndata: {}\n\n");
-    return over ? STREAM_END : out->len ? STREAM_MORE : STREAM_WAIT;
+    if (has_ended) buf_puts(out, "event: end\ndata: {}\n\n");
+    return has_ended ? STREAM_END : out->len ? STREAM_MORE : STREAM_WAIT;
 }
 
-static void watcher_close(void *ctx, bool finished) {
+static void event_stream_close(void *ctx, bool finished) {
     struct job_event_stream *w = ctx;
     (void)finished;
     pthread_mutex_lock(&w->s->lock);
@@ -73,7 +73,7 @@ static void watcher_close(void *ctx, bool finished) {
     free(w);
 }
 
-static void watch(struct server *s, struct exchange *x, const char *id) {
+static void event_stream_start(struct server *s, struct exchange *x, const char *id) {
     const char *after = exchange_query(x, "after");
     if (!after) after = exchange_header(x, "Last-Event-ID");
     struct job_event_stream *w = xcalloc(1, sizeof *w);
@@ -85,23 +85,23 @@ static void watch(struct server *s, struct exchange *x, const char *id) {
     if (w->next) w->next->prev = w;
     s->event_streams = w;
     pthread_mutex_unlock(&s->lock);
-    struct stream_source source = {watcher_pull, watcher_close, w, ": waiting\n\n"};
+    struct stream_source source = {event_stream_pull, event_stream_close, w, ": waiting\n\n"};
     exchange_stream(x, 200, "text/event-stream", &source);
 }
 
 /* publication of results */
 
-static char *out_folder(const struct server *s) {
+static char *results_folder(const struct server *s) {
     return path_join(s->o->state_dir, "out");
 }
 
 /* Whether a name may be served from this path now: the name is free, or already belongs to this
  * path, or `any`: the key of the job may replace other adapters. */
-static int place_check(struct server *s, const char *name, const char *path, bool any,
-                       struct error *err) {
+static int adapter_name_check(struct server *s, const char *name, const char *path,
+                              bool may_replace_any, struct error *err) {
     int n, rc = OK;
     struct adapter_entry *v = server_adapters(s, &n);
-    for (int i = 0; i < n && !any && rc == OK; i++)
+    for (int i = 0; i < n && !may_replace_any && rc == OK; i++)
         if (strcmp(v[i].name, name) == 0 && (!v[i].path || strcmp(v[i].path, path) != 0))
             rc = error_set(err, ERR_STATE,
                            "'%s' is a served adapter that no job has made: choose another name, or "
@@ -124,12 +124,13 @@ static void results_publish(void *ctx) {
         const char *slash = strrchr(path, '/');
         struct error err;
         pthread_mutex_lock(&s->lock);
-        bool news = strcmp(json_get_string(job, "state"), "done") == 0 && *path && slash &&
-                    path_exists(config) && !json_object_get(s->published, id) &&
-                    json_object_set_new(s->published, id, json_true()) == 0;
+        bool is_new = strcmp(json_get_string(job, "state"), "done") == 0 && *path && slash &&
+                      path_exists(config) && !json_object_get(s->published, id) &&
+                      json_object_set_new(s->published, id, json_true()) == 0;
         pthread_mutex_unlock(&s->lock);
-        if (news && (place_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
-                     server_adapter_load(s, slash + 1, path, true, &err) != OK))
+        if (is_new &&
+            (adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
+             server_adapter_load(s, slash + 1, path, true, &err) != OK))
             log_warn("the result of job %s cannot be served: %s", id, err.text);
         free(config);
         free(path);
@@ -151,14 +152,15 @@ static void jobs_changed(void *ctx) {
 /* checks of requests */
 
 /* Checks the names under which results would be served against the adapters that are served. */
-static int served_check(struct server *s, const json_t *request, bool any, struct error *err) {
+static int result_names_check(struct server *s, const json_t *request, bool may_replace_any,
+                              struct error *err) {
     const json_t *options = json_object_get(request, "options");
     static const char *const names[] = {"out", "output-dir", "output_dir"};
     int rc = OK;
     for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
         const char *name = json_get_string(options, names[i]);
-        char *folder = out_folder(s), *path = path_join(folder, name);
-        if (*name) rc = place_check(s, name, path, any, err);
+        char *folder = results_folder(s), *path = path_join(folder, name);
+        if (*name) rc = adapter_name_check(s, name, path, may_replace_any, err);
         free(path);
         free(folder);
     }
@@ -195,16 +197,16 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     char id[JOB_ID_LEN];
     struct error err;
-    struct job_caller by = {.idempotency_key = exchange_header(x, "Idempotency-Key"),
-                            .owner = exchange_key_id(x),
-                            .may_replace_any = may_replace(s, exchange_key_id(x))};
+    struct job_caller caller = {.idempotency_key = exchange_header(x, "Idempotency-Key"),
+                                .owner = exchange_key_id(x),
+                                .may_replace_any = may_replace(s, exchange_key_id(x))};
     json_t *request = request_memory_json(s, x, &err);
-    int rc = request ? served_check(s, request, by.may_replace_any, &err) : err.code;
-    if (rc == OK) rc = jobs_submit(s->jobs, request, &by, id, &err);
+    int rc = request ? result_names_check(s, request, caller.may_replace_any, &err) : err.code;
+    if (rc == OK) rc = jobs_submit(s->jobs, request, &caller, id, &err);
     if (rc == OK)
         job_reply(s, x, 201, id);
     else
-        fail(x, &err, *by.field ? by.field : NULL);
+        fail(x, &err, *caller.field ? caller.field : NULL);
     json_decref(request);
 }
 
@@ -236,50 +238,50 @@ static void series_reply(struct server *s, struct exchange *x, const char *id) {
 }
 
 /* Splits "job-1/events" into its two parts; the second may be missing. */
-static bool rest_split(const struct exchange *x, char id[JOB_ID_LEN], const char **what) {
+static bool wildcard_split(const struct exchange *x, char id[JOB_ID_LEN], const char **operation) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, JOB_ID_LEN, "%.*s", (int)MIN(slash - rest, JOB_ID_LEN - 1), rest);
-    *what = *slash ? slash + 1 : "";
+    *operation = *slash ? slash + 1 : "";
     return slash - rest < JOB_ID_LEN;
 }
 
 static void job_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     char id[JOB_ID_LEN];
-    const char *what;
+    const char *operation;
     struct error err;
-    json_t *job = rest_split(x, id, &what) ? jobs_get(s->jobs, id, &err) : NULL;
+    json_t *job = wildcard_split(x, id, &operation) ? jobs_get(s->jobs, id, &err) : NULL;
     if (!job)
         api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'",
                  exchange_wildcard(x));
-    else if (!*what)
+    else if (!*operation)
         exchange_reply_json(x, 200, json_incref(job));
-    else if (strcmp(what, "events") == 0)
-        watch(s, x, id);
-    else if (strcmp(what, "results") == 0)
+    else if (strcmp(operation, "events") == 0)
+        event_stream_start(s, x, id);
+    else if (strcmp(operation, "results") == 0)
         file_reply(s, x, id, "stdout.jsonl", "application/x-ndjson");
-    else if (strcmp(what, "log") == 0)
+    else if (strcmp(operation, "log") == 0)
         file_reply(s, x, id, "stderr.txt", "text/plain; charset=utf-8");
-    else if (strcmp(what, "series") == 0)
+    else if (strcmp(operation, "series") == 0)
         series_reply(s, x, id);
     else
         api_fail(x, 404, NULL, NULL, "not_found", "a job has events, results, series and log");
     json_decref(job);
 }
 
-static void act_handle(void *ctx, struct exchange *x) {
+static void operation_handle(void *ctx, struct exchange *x) {
     static const struct {
         const char *name;
-        int (*act)(struct jobs *j, const char *id, struct error *err);
-    } acts[] = {{"pause", jobs_pause}, {"resume", jobs_resume}, {"cancel", jobs_cancel}};
+        int (*run)(struct jobs *j, const char *id, struct error *err);
+    } operations[] = {{"pause", jobs_pause}, {"resume", jobs_resume}, {"cancel", jobs_cancel}};
     struct server *s = ctx;
     char id[JOB_ID_LEN];
-    const char *what;
+    const char *operation;
     struct error err;
-    rest_split(x, id, &what);
-    for (size_t i = 0; i < ARRAY_LEN(acts); i++) {
-        if (strcmp(what, acts[i].name) != 0) continue;
-        if (acts[i].act(s->jobs, id, &err) == OK)
+    wildcard_split(x, id, &operation);
+    for (size_t i = 0; i < ARRAY_LEN(operations); i++) {
+        if (strcmp(operation, operations[i].name) != 0) continue;
+        if (operations[i].run(s->jobs, id, &err) == OK)
             job_reply(s, x, 200, id);
         else
             fail(x, &err, NULL);
@@ -302,7 +304,7 @@ static const struct http_route routes[] = {
     {"POST", "/v1/jobs", SCOPE_JOBS, start_handle},
     {"GET", "/v1/jobs", SCOPE_JOBS, list_handle},
     {"GET", "/v1/jobs/*", SCOPE_JOBS, job_handle},
-    {"POST", "/v1/jobs/*", SCOPE_JOBS, act_handle},
+    {"POST", "/v1/jobs/*", SCOPE_JOBS, operation_handle},
     {"DELETE", "/v1/jobs/*", SCOPE_JOBS, delete_handle},
     {0},
 };
@@ -316,7 +318,7 @@ static void job_ended(void *ctx, const char *kind, const char *state) {
 
 /* paths of jobs */
 
-static char *input_find(void *ctx, const char *path, bool database, struct error *err) {
+static char *input_resolve(void *ctx, const char *path, bool database, struct error *err) {
     const struct server *s = ctx;
     if (!*path) {
         error_set(err, ERR_USAGE, "a path is empty");
@@ -329,17 +331,18 @@ static char *input_find(void *ctx, const char *path, bool database, struct error
 }
 
 /* A user's home folder, or a parent of it, does not count as a working folder. */
-static bool is_work(const char *dir) {
+static bool is_working_folder(const char *dir) {
     char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
     size_t n = strlen(dir);
-    bool above = n == 1 || (home && strncmp(home, dir, n) == 0 && (!home[n] || home[n] == '/'));
+    bool contains_home =
+        n == 1 || (home && strncmp(home, dir, n) == 0 && (!home[n] || home[n] == '/'));
     free(home);
-    return !above;
+    return !contains_home;
 }
 
 /* Allows reading the adapters named at the start, except those in the server's state, which has
  * separate rules. */
-static void allow_adapters(struct server *s) {
+static void adapters_allow(struct server *s) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
     char *state = realpath(s->o->state_dir, NULL);
@@ -369,26 +372,26 @@ static char *checkout_find(const struct server *s) {
 
 static void inputs_allow(struct server *s) {
     struct job_paths *p = s->job_paths;
-    char *work = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache_dir();
-    char *above = path_is_dir(s->path) ? NULL : path_relative_to(s->path, ".");
-    if (work && is_work(work)) job_paths_add(p, work, PATH_READ);
+    char *working_dir = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache_dir();
+    char *model_dir = path_is_dir(s->path) ? NULL : path_relative_to(s->path, ".");
+    if (working_dir && is_working_folder(working_dir)) job_paths_add(p, working_dir, PATH_READ);
     job_paths_add(p, checkout, PATH_READ);
-    if (!hub_is_name(s->path)) job_paths_add(p, above ? above : s->path, PATH_READ);
+    if (!hub_is_name(s->path)) job_paths_add(p, model_dir ? model_dir : s->path, PATH_READ);
     job_paths_add(p, s->o->adapter_dir, PATH_READ);
     job_paths_add(p, cache, PATH_READ);
-    allow_adapters(s);
+    adapters_allow(s);
     for (int i = 0; i < s->o->jobs_read.n; i++) job_paths_add(p, s->o->jobs_read.v[i], PATH_READ);
-    free(above);
+    free(model_dir);
     free(cache);
     free(checkout);
-    free(work);
+    free(working_dir);
 }
 
 /* Denies the server's state, its backups and its certificate's key, wherever they are; then allows
  * the output folder of jobs inside the state. */
-static void own_close(struct server *s) {
+static void state_deny(struct server *s) {
     struct job_paths *p = s->job_paths;
-    char *out = out_folder(s);
+    char *out = results_folder(s);
     job_paths_add(p, s->o->runs, PATH_WRITE);
     job_paths_add(p, s->o->state_dir, PATH_DENIED);
     job_paths_add(p, s->backups, PATH_DENIED);
@@ -400,7 +403,7 @@ static void own_close(struct server *s) {
 }
 
 /* The value of SHOAL_JOB, which cli/job_confine.c reads. */
-static void child_describe(struct server *s) {
+static void permissions_set(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
                           (int)s->o->jobs_run_commands);
     s->job_child = json_dumps(v, JSON_COMPACT);
@@ -408,7 +411,7 @@ static void child_describe(struct server *s) {
     json_decref(v);
 }
 
-static void confinement_note(const struct server *s) {
+static void confinement_log(const struct server *s) {
     if (s->o->jobs_run_commands)
         log_info("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
                  "themselves");
@@ -420,7 +423,7 @@ static void confinement_note(const struct server *s) {
 static int paths_open(struct server *s, struct error *err) {
     s->job_paths = xcalloc(1, sizeof *s->job_paths);
     s->jobs_folder = path_join(s->o->state_dir, "jobs");
-    s->jobs_out = out_folder(s);
+    s->jobs_out = results_folder(s);
     int rc = dir_make(s->jobs_folder, err);
     if (rc == OK) rc = dir_make(s->jobs_out, err);
     if (rc == OK) rc = dir_make(s->o->runs, err);
@@ -430,23 +433,23 @@ static int paths_open(struct server *s, struct error *err) {
             return error_set(err, ERR_MISSING, "--jobs-read: there is no '%s'",
                              s->o->jobs_read.v[i]);
     inputs_allow(s);
-    own_close(s);
-    child_describe(s);
-    confinement_note(s);
+    state_deny(s);
+    permissions_set(s);
+    confinement_log(s);
     return OK;
 }
 
 /* Bytes of memory that the server leaves to a job: the machine's memory without the server's share,
  * and at least a quarter of it. 0: no limit, because a sanitizer reserves more than the machine
  * has. */
-static int64_t memory_left(const struct server *s) {
+static int64_t memory_for_jobs(const struct server *s) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     (void)s;
     return 0;
 #else
-    int64_t all = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
-            own = (int64_t)(s->o->max_memory ? s->o->max_memory : process_memory("VmRSS"));
-    return MAX(all - own, all / 4);
+    int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
+            server = (int64_t)(s->o->max_memory ? s->o->max_memory : process_memory("VmRSS"));
+    return MAX(machine - server, machine / 4);
 #endif
 }
 
@@ -454,17 +457,17 @@ static int module_open(struct server *s, struct error *err) {
     int rc = paths_open(s, err);
     struct jobs_options o = {.rules = {.kinds = s->o->job_kinds,
                                        .out = s->jobs_out,
-                                       .commands = s->o->jobs_run_commands,
+                                       .allow_commands = s->o->jobs_run_commands,
                                        .threads = (int)sysconf(_SC_NPROCESSORS_CONF),
                                        .ctx = s,
-                                       .input = input_find},
-                             .child = s->job_child,
+                                       .input = input_resolve},
+                             .permissions = s->job_child,
                              .max_running = (int)s->o->max_jobs,
                              .runs = s->o->runs,
                              .max_kept = s->o->jobs_bytes,
                              .max_file = s->o->jobs_bytes,
-                             .max_data = memory_left(s),
-                             .seconds = s->o->job_seconds,
+                             .max_data = memory_for_jobs(s),
+                             .max_seconds = s->o->job_seconds,
                              .same_priority = !s->o->jobs_idle,
                              .ctx = s,
                              .ended = job_ended,
@@ -493,7 +496,7 @@ static void module_close(struct server *s) {
 
 /* Number of jobs by kind and state, including zeros, so that alert rules need not handle missing
  * series. */
-static void states_count(struct server *s, const json_t *list) {
+static void state_metrics_set(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
     for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
@@ -510,7 +513,7 @@ static void states_count(struct server *s, const json_t *list) {
 }
 
 /* The figures of an ended job stay in the metrics, except speeds. */
-static void job_figures_count(struct server *s, const json_t *job, bool running) {
+static void job_metrics_set(struct server *s, const json_t *job, bool running) {
     static const char speed[] = "_per_second";
     const char *name;
     json_t *v;
@@ -523,9 +526,9 @@ static void job_figures_count(struct server *s, const json_t *job, bool running)
     }
 }
 
-/* Figures of the running jobs and of the newest JOBS_TOLD jobs that have figures. The list begins
- * with the newest job. */
-static void figures_count(struct server *s, const json_t *list) {
+/* Figures of the running jobs and of the newest MAX_JOBS_IN_METRICS jobs that have figures. The
+ * list begins with the newest job. */
+static void all_job_metrics_set(struct server *s, const json_t *list) {
     json_t *job;
     size_t i;
     int n = 0;
@@ -535,9 +538,9 @@ static void figures_count(struct server *s, const json_t *list) {
         bool running = strcmp(json_get_string(job, "state"), "running") == 0;
         const json_t *progress = json_object_get(job, "progress");
         double total = json_get_number(progress, "total");
-        if (!running && (n >= JOBS_TOLD || !json_object_get(job, "figures"))) continue;
+        if (!running && (n >= MAX_JOBS_IN_METRICS || !json_object_get(job, "figures"))) continue;
         n++;
-        job_figures_count(s, job, running);
+        job_metrics_set(s, job, running);
         if (running && total > 0)
             metric_set(metric_get(s->metrics, METRIC_JOB_PROGRESS, json_get_string(job, "kind"),
                                   json_get_string(job, "id")),
@@ -545,12 +548,12 @@ static void figures_count(struct server *s, const json_t *list) {
     }
 }
 
-static void module_count(struct server *s) {
+static void module_metrics_set(struct server *s) {
     json_t *list = jobs_list(s->jobs);
-    states_count(s, list);
-    figures_count(s, list);
+    state_metrics_set(s, list);
+    all_job_metrics_set(s, list);
     json_decref(list);
 }
 
 const struct server_module jobs_module = {
-    .routes = routes, .open = module_open, .close = module_close, .count = module_count};
+    .routes = routes, .open = module_open, .close = module_close, .count = module_metrics_set};

@@ -85,7 +85,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
 }
 
 /* A list that contains an id is one prompt, any other list is several. */
-static bool is_several(const json_t *v) {
+static bool is_prompt_list(const json_t *v) {
     const json_t *item;
     size_t i;
     json_array_foreach (v, i, item)
@@ -96,8 +96,8 @@ static bool is_several(const json_t *v) {
 static int prompts_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err) {
     const json_t *v = json_get_nonnull(body, "prompt");
-    bool several = is_several(v);
-    size_t n = several ? json_array_size(v) : 1;
+    bool is_list = is_prompt_list(v);
+    size_t n = is_list ? json_array_size(v) : 1;
     if (!v || n < 1 || n > MAX_PROMPTS)
         return error_set(err, ERR_USAGE, "'prompt' must be a prompt or 1 to %d of them",
                          MAX_PROMPTS);
@@ -105,7 +105,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
     for (size_t i = 0; i < n; i++) {
         struct token_ids *out = &spec->prompts[spec->n_prompts++];
         out->may_refuse = true;
-        if (prompt_add(s, several ? json_array_get(v, i) : v, TOKENIZER_ADD_BOS, out, err) != OK ||
+        if (prompt_add(s, is_list ? json_array_get(v, i) : v, TOKENIZER_ADD_BOS, out, err) != OK ||
             ids_check_memory(out, err) != OK)
             return err->code;
         if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
@@ -117,40 +117,41 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
 /* settings */
 
 /* Adds one pair of [[id or text, bias or false], …] to an object in OpenAI's form. */
-static int bias_add(const struct server *s, const json_t *pair, json_t *out, struct error *err) {
-    json_t *what = json_array_get(pair, 0), *by = json_array_get(pair, 1);
+static int logit_bias_add(const struct server *s, const json_t *pair, json_t *out,
+                          struct error *err) {
+    json_t *token = json_array_get(pair, 0), *bias = json_array_get(pair, 1);
     struct token_ids ids = {0};
     char key[24];
-    if (json_is_integer(what)) {
-        snprintf(key, sizeof key, "%lld", (long long)json_integer_value(what));
-        json_object_set(out, key, by);
-    } else if (json_is_string(what)) {
-        tokenizer_encode(s->m->tok, json_string_value(what), json_string_length(what), 0, &ids);
+    if (json_is_integer(token)) {
+        snprintf(key, sizeof key, "%lld", (long long)json_integer_value(token));
+        json_object_set(out, key, bias);
+    } else if (json_is_string(token)) {
+        tokenizer_encode(s->m->tok, json_string_value(token), json_string_length(token), 0, &ids);
     }
     for (int i = 0; i < ids.n; i++) {
         snprintf(key, sizeof key, "%d", ids.v[i]);
-        json_object_set(out, key, by);
+        json_object_set(out, key, bias);
     }
     token_ids_release(&ids);
-    if (by && (json_is_integer(what) || json_is_string(what))) return OK;
+    if (bias && (json_is_integer(token) || json_is_string(token))) return OK;
     return error_set(err, ERR_USAGE, "'logit_bias' must be a list of [token id or text, bias]");
 }
 
-static int bias_unfold(const struct server *s, const json_t *body, struct generation_spec *spec,
-                       struct error *err) {
+static int logit_bias_from_list(const struct server *s, const json_t *body,
+                                struct generation_spec *spec, struct error *err) {
     const json_t *list = json_get_nonnull(body, "logit_bias"), *pair;
-    json_t *fields = json_object(), *o = json_object(), *by;
+    json_t *fields = json_object(), *o = json_object(), *bias;
     const char *key;
     int rc = OK;
     size_t i;
     if (json_is_array(list)) {
         json_array_foreach (list, i, pair)
-            if (rc == OK) rc = bias_add(s, pair, o, err);
+            if (rc == OK) rc = logit_bias_add(s, pair, o, err);
     } else if (list && json_object_update(o, (json_t *)(uintptr_t)list) != 0) {
         rc = error_set(err, ERR_USAGE, "'logit_bias' must be a list or an object");
     }
-    json_object_foreach (o, key, by)
-        if (json_is_false(by)) json_object_set_new(o, key, json_integer(-100));
+    json_object_foreach (o, key, bias)
+        if (json_is_false(bias)) json_object_set_new(o, key, json_integer(-100));
     if (list) json_object_set(fields, "logit_bias", o);
     if (rc == OK) rc = logit_bias_read(s, fields, spec, err);
     json_decref(o);
@@ -173,7 +174,7 @@ static int grammar_read(struct server *s, const json_t *body, struct generation_
 }
 
 /* Rejects samplers that would change the reply. */
-static int samplers_refuse(const json_t *body, struct error *err) {
+static int samplers_reject(const json_t *body, struct error *err) {
     static const char *const others[] = {"dry_multiplier", "xtc_probability", "mirostat",
                                          "dynatemp_range", "post_sampling_probs"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++) {
@@ -189,7 +190,7 @@ int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defa
     double temperature = 0.8, top_p = defaults->top_p, min_p = defaults->min_p, typical_p = 1,
            repeat = 1, presence = 0, frequency = 0;
     int64_t top_k = 40, last_n = 64, seed = -1;
-    if (json_read_number(o, "temperature", defaults->least_temperature, 100, &temperature, err) !=
+    if (json_read_number(o, "temperature", defaults->min_temperature, 100, &temperature, err) !=
             OK ||
         json_read_number(o, "top_p", 0, 1, &top_p, err) != OK ||
         json_read_number(o, "min_p", 0, 1, &min_p, err) != OK ||
@@ -199,7 +200,7 @@ int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defa
         json_read_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
         json_read_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
         json_read_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
-        json_read_int(o, "seed", defaults->least_seed, INT64_MAX, &seed, err) != OK)
+        json_read_int(o, "seed", defaults->min_seed, INT64_MAX, &seed, err) != OK)
         return err->code;
     *out = (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
                                     .top_k = (int32_t)MAX(top_k, 0),
@@ -214,9 +215,9 @@ int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defa
 static int sampling_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
     static const struct llamacpp_sampling defaults = {
-        .least_temperature = -100, .top_p = 0.95, .min_p = 0.05, .least_seed = -1};
+        .min_temperature = -100, .top_p = 0.95, .min_p = 0.05, .min_seed = -1};
     if (llamacpp_sampling_read(body, &defaults, &spec->sampling, err) != OK) return err->code;
-    if (bias_unfold(s, body, spec, err) != OK) return err->code;
+    if (logit_bias_from_list(s, body, spec, err) != OK) return err->code;
     return stop_conditions_read(s, body, spec, err);
 }
 
@@ -245,7 +246,7 @@ static int limits_read(const struct server *s, const json_t *body, struct genera
 static int body_read(struct server *s, const json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err) {
     int rc = model_ref_read(s, body, t, err);
-    if (rc == OK) rc = samplers_refuse(body, err);
+    if (rc == OK) rc = samplers_reject(body, err);
     if (rc == OK) rc = sampling_read(s, body, spec, err);
     if (rc == OK) rc = limits_read(s, body, spec, err);
     if (rc == OK) rc = grammar_read(s, body, spec, err);
@@ -281,7 +282,7 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 /* replies */
 
 /* OpenAI's list, with the ids of the tokens. */
-static json_t *probs_at(const struct generation *g, const struct completion *a, int32_t i) {
+static json_t *token_probs_json(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->batch_request.request;
     json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
     json_object_set_new(v, "id", json_integer(r->out[i]));
@@ -295,7 +296,7 @@ static void probs_write(const struct generation *g, const struct lazy_list *l, s
     const struct completion *a = &g->completions[l->index];
     buf_puts(out, "[");
     for (int32_t i = l->from; i < l->to; i++)
-        if (!lazy_list_add(g, l, probs_at(g, a, i), out)) return;
+        if (!lazy_list_add(g, l, token_probs_json(g, a, i), out)) return;
     buf_puts(out, "]");
 }
 
@@ -315,9 +316,9 @@ static json_t *tokens_json(const struct generation *g, const struct completion *
 }
 
 /* The members of every event. */
-static json_t *part_json(const struct generation *g, const struct completion *a, json_t *words,
-                         int32_t from, int32_t to, bool stop) {
-    json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", words,
+static json_t *chunk_json(const struct generation *g, const struct completion *a, json_t *content,
+                          int32_t from, int32_t to, bool stop) {
+    json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", content,
                           "tokens", tokens_json(g, a, from, to), "stop", stop, "id_slot", -1,
                           "tokens_predicted", stop ? a->batch_request.request.n_generated : to,
                           "tokens_evaluated", a->batch_request.request.n_prompt);
@@ -332,16 +333,17 @@ static double ratio(double a, double b) {
 
 static json_t *timings_json(const struct completion *a) {
     const struct batcher_request *c = &a->batch_request;
-    int cached = c->request.n_cached, read = c->request.n_prompt - cached,
-        said = c->request.n_generated;
+    int cached = c->request.n_cached, n_prefilled = c->request.n_prompt - cached,
+        n_generated = c->request.n_generated;
     double first = c->first > 0 ? c->first : c->ended;
     double prompt_ms = c->started > 0 ? (first - c->started) * 1e3 : 0,
-           said_ms = (c->ended - first) * 1e3;
-    return json_pack("{s:i,s:i,s:f,s:f,s:f,s:i,s:f,s:f,s:f}", "cache_n", cached, "prompt_n", read,
-                     "prompt_ms", prompt_ms, "prompt_per_token_ms", ratio(prompt_ms, read),
-                     "prompt_per_second", ratio(read * 1e3, prompt_ms), "predicted_n", said,
-                     "predicted_ms", said_ms, "predicted_per_token_ms", ratio(said_ms, said),
-                     "predicted_per_second", ratio(said * 1e3, said_ms));
+           decode_ms = (c->ended - first) * 1e3;
+    return json_pack(
+        "{s:i,s:i,s:f,s:f,s:f,s:i,s:f,s:f,s:f}", "cache_n", cached, "prompt_n", n_prefilled,
+        "prompt_ms", prompt_ms, "prompt_per_token_ms", ratio(prompt_ms, n_prefilled),
+        "prompt_per_second", ratio(n_prefilled * 1e3, prompt_ms), "predicted_n", n_generated,
+        "predicted_ms", decode_ms, "predicted_per_token_ms", ratio(decode_ms, n_generated),
+        "predicted_per_second", ratio(n_generated * 1e3, decode_ms));
 }
 
 /* The stop text that ended the reply, or NULL. */
@@ -353,43 +355,43 @@ static const char *stopping_word(const struct generation *g, const struct comple
     return NULL;
 }
 
-static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
+static void final_fields_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &g->spec.prompts[a->prompt];
     const char *word = a->shown < a->text.len ? stopping_word(g, a) : NULL;
-    const char *how = r->finish == FINISH_LENGTH ? "limit"
-                      : r->finish == FINISH_NONE ? "none"
-                                                 : "eos";
-    bool full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;
+    const char *stop_type = r->finish == FINISH_LENGTH ? "limit"
+                            : r->finish == FINISH_NONE ? "none"
+                                                       : "eos";
+    bool context_full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;
     struct buf text = {0};
     tokenizer_decode(g->s->m->tok, prompt->v, prompt->n, true, &text);
     json_t *more = json_pack(
         "{s:s,s:o,s:o,s:b,s:b,s:s,s:s,s:i,s:o}", "model", g->target.name, "generation_settings",
         settings_json(g->s, &g->spec), "prompt", json_string_lossy(text.data, text.len),
         "has_new_line", a->shown > 0 && memchr(a->text.data, '\n', a->shown) != NULL, "truncated",
-        full, "stop_type", word ? "word" : how, "stopping_word", word ? word : "", "tokens_cached",
-        r->n_cached, "timings", timings_json(a));
+        context_full, "stop_type", word ? "word" : stop_type, "stopping_word", word ? word : "",
+        "tokens_cached", r->n_cached, "timings", timings_json(a));
     json_object_update(v, more);
     json_decref(more);
     buf_release(&text);
 }
 
-static void part_delta(const struct generation *g, struct completion *a, struct buf *out) {
+static void completion_delta(const struct generation *g, struct completion *a, struct buf *out) {
     if (a->content_end == a->sent) return;
-    json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+    json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
     a->sent = a->content_end;
     int32_t from = a->tokens_sent;
     a->tokens_sent = completion_tokens_sent(a);
-    sse_add(g, part_json(g, a, words, from, a->tokens_sent, false), out);
+    sse_add(g, chunk_json(g, a, content, from, a->tokens_sent, false), out);
 }
 
-static void part_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    json_t *v = part_json(g, a, json_string(""), a->tokens_sent, completion_tokens_sent(a), true);
-    end_put(g, a, v);
+static void completion_finish(const struct generation *g, struct completion *a, struct buf *out) {
+    json_t *v = chunk_json(g, a, json_string(""), a->tokens_sent, completion_tokens_sent(a), true);
+    final_fields_add(g, a, v);
     sse_add(g, v, out);
 }
 
-static void nothing_more(const struct generation *g, struct buf *out) {
+static void completion_end(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
@@ -398,9 +400,9 @@ static json_t *completion_whole(const struct generation *g) {
     json_t *list = json_array();
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
-        json_t *v = part_json(g, a, json_string_lossy(a->text.data, a->content_end), 0,
-                              completion_tokens_kept(a), true);
-        end_put(g, a, v);
+        json_t *v = chunk_json(g, a, json_string_lossy(a->text.data, a->content_end), 0,
+                               completion_tokens_kept(a), true);
+        final_fields_add(g, a, v);
         json_array_append_new(list, v);
     }
     if (g->n_completions > 1) return list;
@@ -412,9 +414,9 @@ static json_t *completion_whole(const struct generation *g) {
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
                                                       .idle = ": waiting\n\n",
                                                       .list = probs_write,
-                                                      .delta = part_delta,
-                                                      .finish = part_finish,
-                                                      .end = nothing_more,
+                                                      .delta = completion_delta,
+                                                      .finish = completion_finish,
+                                                      .end = completion_end,
                                                       .whole = completion_whole};
 
 static void completion_handle(void *ctx, struct exchange *x) {
@@ -429,9 +431,9 @@ static json_t *slot_json(const struct server *s, int id, bool busy) {
 }
 
 /* A running reply. The server's lock is held, so g stays valid. */
-static json_t *busy_json(const struct generation *g, const struct completion *a, int id) {
+static json_t *busy_slot_json(const struct generation *g, const struct completion *a, int id) {
     const struct engine_request *r = &a->batch_request.request;
-    int seen = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);
+    int n_decoded = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);
     json_t *v = slot_json(g->s, id, true);
     json_object_set_new(v, "id_task", json_integer(id));
     json_object_set_new(v, "params",
@@ -441,24 +443,24 @@ static json_t *busy_json(const struct generation *g, const struct completion *a,
                                   "stream", g->spec.stream, "model", g->target.name));
     json_object_set_new(v, "next_token",
                         json_pack("{s:b,s:i,s:i}", "has_next_token", 1, "n_remain",
-                                  r->max_tokens - seen, "n_decoded", seen));
+                                  r->max_tokens - n_decoded, "n_decoded", n_decoded));
     return v;
 }
 
 static json_t *slots_json(struct server *s) {
     json_t *list = json_array();
-    int n = 0, most = engine_max_seqs(s->e);
+    int n = 0, n_slots = engine_max_seqs(s->e);
     pthread_mutex_lock(&s->lock);
     for (const struct generation *g = s->generations; g; g = g->next)
-        for (int i = 0; i < g->n_completions && n < most; i++) {
+        for (int i = 0; i < g->n_completions && n < n_slots; i++) {
             const struct completion *a = &g->completions[i];
             if (a->async || __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE) == 0 ||
                 __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE))
                 continue;
-            json_array_append_new(list, busy_json(g, a, n++));
+            json_array_append_new(list, busy_slot_json(g, a, n++));
         }
     pthread_mutex_unlock(&s->lock);
-    for (; n < most; n++) json_array_append_new(list, slot_json(s, n, false));
+    for (; n < n_slots; n++) json_array_append_new(list, slot_json(s, n, false));
     return list;
 }
 
@@ -489,7 +491,7 @@ static json_t *default_settings(struct server *s) {
     return settings;
 }
 
-static json_t *special(const struct server *s, int32_t id) {
+static json_t *special_token_json(const struct server *s, int32_t id) {
     return json_string(id < 0 ? "" : tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
@@ -497,15 +499,15 @@ static void props_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
     json_t *path = json_from_path(s->path);
-    exchange_reply_json(x, 200,
-                        json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
-                                  "default_generation_settings", default_settings(s), "total_slots",
-                                  engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
-                                  "chat_template",
-                                  s->m->chat_template ? s->m->chat_template : chatml_template,
-                                  "bos_token", special(s, tokenizer_bos(t)), "eos_token",
-                                  special(s, tokenizer_eos(t)), "modalities", "vision", 0, "audio",
-                                  0, "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
+                  "default_generation_settings", default_settings(s), "total_slots",
+                  engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
+                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template,
+                  "bos_token", special_token_json(s, tokenizer_bos(t)), "eos_token",
+                  special_token_json(s, tokenizer_eos(t)), "modalities", "vision", 0, "audio", 0,
+                  "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
 }
 
 /* tokens */

@@ -27,7 +27,7 @@ enum { MAX_INPUTS = 2048 };
 /* shared by all requests */
 
 /* A time in Ollama's format. */
-static char *moment(int64_t seconds, long nanoseconds, char out[40]) {
+static char *time_format(int64_t seconds, long nanoseconds, char out[40]) {
     time_t t = (time_t)seconds;
     struct tm tm;
     gmtime_r(&t, &tm);
@@ -36,11 +36,11 @@ static char *moment(int64_t seconds, long nanoseconds, char out[40]) {
     return out;
 }
 
-static json_t *now_json(void) {
+static json_t *current_time_json(void) {
     struct timespec now;
     char text[40];
     clock_gettime(CLOCK_REALTIME, &now);
-    return json_string(moment(now.tv_sec, now.tv_nsec, text));
+    return json_string(time_format(now.tv_sec, now.tv_nsec, text));
 }
 
 int ollama_name(const json_t *body, const char **name, struct error *err) {
@@ -98,7 +98,7 @@ static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
 int ollama_options_read(const struct server *s, const json_t *o, struct generation_spec *spec,
                         struct error *err) {
     static const struct llamacpp_sampling defaults = {
-        .least_temperature = 0, .top_p = 0.9, .min_p = 0, .least_seed = INT64_MIN};
+        .min_temperature = 0, .top_p = 0.9, .min_p = 0, .min_seed = INT64_MIN};
     int64_t predict = s->o->max_tokens, ctx = 0;
     if (llamacpp_sampling_read(o, &defaults, &spec->sampling, err) != OK ||
         json_read_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
@@ -132,7 +132,7 @@ static int logprobs_read(const json_t *body, struct generation_spec *spec, struc
     return OK;
 }
 
-static int images_refuse(const json_t *v, struct error *err) {
+static int images_reject(const json_t *v, struct error *err) {
     const json_t *images = json_get_nonnull(v, "images");
     if (!images || (json_is_array(images) && json_array_size(images) == 0)) return OK;
     return error_set(err, ERR_USAGE, "'images' cannot be read: this model reads text only");
@@ -140,15 +140,15 @@ static int images_refuse(const json_t *v, struct error *err) {
 
 /* One request for text, while it is being read. */
 struct ollama_request {
-    json_t *body, *made, *options;
+    json_t *body, *derived, *options;
     struct model_ref target;
     struct generation_spec spec;
     bool unload, no_think;
 };
 
-static void ask_release(struct ollama_request *q) {
+static void ollama_request_release(struct ollama_request *q) {
     json_decref(q->body);
-    json_decref(q->made);
+    json_decref(q->derived);
     json_decref(q->options);
 }
 
@@ -164,16 +164,16 @@ static int think_read(const char *model, struct ollama_request *q, struct error 
 
 /* Merges the request's options with the model's; the request's take precedence. */
 static int options_read(struct server *s, struct ollama_request *q, struct error *err) {
-    const json_t *told = json_get_nonnull(q->body, "options");
-    if (told && !json_is_object(told))
+    const json_t *request_options = json_get_nonnull(q->body, "options");
+    if (request_options && !json_is_object(request_options))
         return error_set(err, ERR_USAGE, "'options' must be an object");
-    q->options = told ? json_copy((json_t *)(uintptr_t)told) : json_object();
-    json_object_update_missing(q->options, json_object_get(q->made, "parameters"));
+    q->options = request_options ? json_copy((json_t *)(uintptr_t)request_options) : json_object();
+    json_object_update_missing(q->options, json_object_get(q->derived, "parameters"));
     return ollama_options_read(s, q->options, &q->spec, err);
 }
 
-static int ask_read(struct server *s, struct exchange *x, struct ollama_request *q,
-                    struct error *err) {
+static int ollama_request_read(struct server *s, struct exchange *x, struct ollama_request *q,
+                               struct error *err) {
     const char *name;
     *q = (struct ollama_request){.spec.stream = true, .spec.x = x};
     q->body = request_memory_json(s, x, err);
@@ -183,7 +183,7 @@ static int ask_read(struct server *s, struct exchange *x, struct ollama_request 
     const char *user = NULL; // not an Ollama field; experiments assign by user
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
-    q->made = server_derived_spec(s, q->target.label);
+    q->derived = server_derived_spec(s, q->target.label);
     if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
         json_read_bool(q->body, "stream", &q->spec.stream, err) != OK ||
         think_read(name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
@@ -198,12 +198,12 @@ static json_int_t nanoseconds(double from, double to) {
 }
 
 static json_t *reply_json(const struct generation *g) {
-    return json_pack("{s:s,s:o}", "model", g->target.name, "created_at", now_json());
+    return json_pack("{s:s,s:o}", "model", g->target.name, "created_at", current_time_json());
 }
 
 /* The fields of the last object, except the words. load_duration is the wait for a place in the
  * batch. */
-static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
+static void final_fields_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct batcher_request *c = &a->batch_request;
     bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
     double first = c->first > 0 ? c->first : c->ended;
@@ -218,31 +218,31 @@ static void end_put(const struct generation *g, const struct completion *a, json
 }
 
 /* Log-probabilities of the tokens from..to. */
-static void logprobs_put(const struct generation *g, const struct completion *a, int32_t from,
+static void logprobs_add(const struct generation *g, const struct completion *a, int32_t from,
                          int32_t to, json_t *v) {
     const struct lazy_list l = {.index = a->index, .from = from, .to = to};
     if (g->spec.logprobs) json_object_set_new(v, "logprobs", lazy_list_placeholder(g, &l));
 }
 
-static void nothing_more(const struct generation *g, struct buf *out) {
+static void stream_end(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
 /* Takes the new words as JSON, and puts their log-probabilities into v. */
-static json_t *words_take(const struct generation *g, struct completion *a, json_t *v) {
-    json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+static json_t *content_take(const struct generation *g, struct completion *a, json_t *v) {
+    json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
     a->sent = a->content_end;
     int32_t to = completion_tokens_sent(a);
-    logprobs_put(g, a, a->tokens_sent, to, v);
+    logprobs_add(g, a, a->tokens_sent, to, v);
     a->tokens_sent = to;
-    return words;
+    return content;
 }
 
 /* text */
 
 /* Prompt and reply, for a request that continues them; with the end-of-turn token if it was
  * generated. */
-static void context_put(const struct generation *g, const struct completion *a, json_t *v) {
+static void context_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct engine_request *r = &a->batch_request.request;
     if (!json_is_true(g->spec.extra)) return;
     json_t *context = json_array();
@@ -257,7 +257,7 @@ static void context_put(const struct generation *g, const struct completion *a, 
 static void generate_delta(const struct generation *g, struct completion *a, struct buf *out) {
     if (a->content_end == a->sent) return;
     json_t *v = reply_json(g);
-    json_object_set_new(v, "response", words_take(g, a, v));
+    json_object_set_new(v, "response", content_take(g, a, v));
     json_object_set_new(v, "done", json_false());
     ndjson_add(g, v, out);
 }
@@ -265,8 +265,8 @@ static void generate_delta(const struct generation *g, struct completion *a, str
 static void generate_finish(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", json_string(""));
-    end_put(g, a, v);
-    context_put(g, a, v);
+    final_fields_add(g, a, v);
+    context_add(g, a, v);
     ndjson_add(g, v, out);
 }
 
@@ -274,9 +274,9 @@ static json_t *generate_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", json_string_lossy(a->text.data, a->content_end));
-    logprobs_put(g, a, 0, completion_tokens_kept(a), v);
-    end_put(g, a, v);
-    context_put(g, a, v);
+    logprobs_add(g, a, 0, completion_tokens_kept(a), v);
+    final_fields_add(g, a, v);
+    context_add(g, a, v);
     return v;
 }
 
@@ -284,17 +284,17 @@ static const struct api_dialect generate_dialect = {.stream_type = "application/
                                                     .list = token_logprobs_write,
                                                     .delta = generate_delta,
                                                     .finish = generate_finish,
-                                                    .end = nothing_more,
+                                                    .end = stream_end,
                                                     .whole = generate_whole};
 
 /* chats */
 
 /* The complete calls; calls sent before are left out unless `again`. */
-static json_t *calls_take(const struct completion *a, bool again) {
+static json_t *tool_calls_take(const struct completion *a, bool include_sent) {
     json_t *calls = json_array();
     for (int i = 0; i < a->n_tools; i++) {
         struct tool_call *c = &a->tools[i];
-        if (!c->name || (c->told && !again) || !(c->args_end || a->done)) continue;
+        if (!c->name || (c->told && !include_sent) || !(c->args_end || a->done)) continue;
         size_t n = c->args_end ? c->args_end - c->args : 0;
         json_t *args = json_loadb(a->text.data + c->args, n, 0, NULL);
         if (!args && c->args) continue; // truncated: the reason "length" reports this
@@ -306,8 +306,8 @@ static json_t *calls_take(const struct completion *a, bool again) {
     return calls;
 }
 
-static json_t *message_json(json_t *words, json_t *calls) {
-    json_t *m = json_pack("{s:s,s:o}", "role", "assistant", "content", words);
+static json_t *message_json(json_t *content, json_t *calls) {
+    json_t *m = json_pack("{s:s,s:o}", "role", "assistant", "content", content);
     if (json_array_size(calls))
         json_object_set_new(m, "tool_calls", calls);
     else
@@ -316,14 +316,14 @@ static json_t *message_json(json_t *words, json_t *calls) {
 }
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    json_t *calls = calls_take(a, false);
+    json_t *calls = tool_calls_take(a, false);
     if (a->content_end <= a->sent && json_array_size(calls) == 0) {
         json_decref(calls);
         return;
     }
     json_t *v = reply_json(g);
-    json_t *words = a->content_end > a->sent ? words_take(g, a, v) : json_string("");
-    json_object_set_new(v, "message", message_json(words, calls));
+    json_t *content = a->content_end > a->sent ? content_take(g, a, v) : json_string("");
+    json_object_set_new(v, "message", message_json(content, calls));
     json_object_set_new(v, "done", json_false());
     ndjson_add(g, v, out);
 }
@@ -331,7 +331,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *v = reply_json(g);
     json_object_set_new(v, "message", message_json(json_string(""), json_array()));
-    end_put(g, a, v);
+    final_fields_add(g, a, v);
     ndjson_add(g, v, out);
 }
 
@@ -340,9 +340,9 @@ static json_t *chat_whole(const struct generation *g) {
     json_t *v = reply_json(g);
     json_object_set_new(
         v, "message",
-        message_json(json_string_lossy(a->text.data, a->content_end), calls_take(a, true)));
-    logprobs_put(g, a, 0, completion_tokens_kept(a), v);
-    end_put(g, a, v);
+        message_json(json_string_lossy(a->text.data, a->content_end), tool_calls_take(a, true)));
+    logprobs_add(g, a, 0, completion_tokens_kept(a), v);
+    final_fields_add(g, a, v);
     return v;
 }
 
@@ -350,14 +350,14 @@ static const struct api_dialect chat_dialect = {.stream_type = "application/x-nd
                                                 .list = token_logprobs_write,
                                                 .delta = chat_delta,
                                                 .finish = chat_finish,
-                                                .end = nothing_more,
+                                                .end = stream_end,
                                                 .whole = chat_whole};
 
 /* prompts */
 
 /* The prompt for `messages`, through the reader of OpenAI's chat bodies; takes messages over. */
-static int prompt_of(struct server *s, struct ollama_request *q, json_t *messages,
-                     const char *template, struct error *err) {
+static int prompt_render(struct server *s, struct ollama_request *q, json_t *messages,
+                         const char *template, struct error *err) {
     json_t *chat = json_pack("{s:o}", "messages", messages),
            *tools = json_get_nonnull(q->body, "tools");
     char *jinja = NULL;
@@ -367,7 +367,7 @@ static int prompt_of(struct server *s, struct ollama_request *q, json_t *message
     if (tools) json_object_set(chat, "tools", tools);
     if (q->no_think)
         json_object_set_new(chat, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
-    if (q->made) ollama_derived_apply(q->made, chat);
+    if (q->derived) ollama_derived_apply(q->derived, chat);
     if (rc == OK) rc = chat_prompt_render(s, chat, &q->spec, err);
     json_decref(chat);
     free(jinja);
@@ -375,7 +375,7 @@ static int prompt_of(struct server *s, struct ollama_request *q, json_t *message
 }
 
 /* The tokens that the template puts after an assistant's turn, such as a newline. */
-static void turn_gap(const struct tokenizer *t, struct token_ids *out) {
+static void tokens_after_turn(const struct tokenizer *t, struct token_ids *out) {
     const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
     struct token_ids ids = {0};
     struct buf mask = {0};
@@ -393,22 +393,22 @@ static void turn_gap(const struct tokenizer *t, struct token_ids *out) {
 static int context_prepend(const struct server *s, struct ollama_request *q, struct error *err) {
     const json_t *context = json_get_nonnull(q->body, "context");
     const struct tokenizer *t = s->m->tok;
-    struct token_ids *before, *now = q->spec.prompts;
+    struct token_ids *earlier, *prompt = q->spec.prompts;
     int n;
     if (!context || (json_is_array(context) && json_array_size(context) == 0)) return OK;
     if (!json_is_array(context) || !json_is_integer(json_array_get(context, 0)))
         return error_set(err, ERR_USAGE, "'context' must be the list of an earlier reply");
-    int rc = prompts_tokenize(s, context, 1, &before, &n, err);
-    if (rc == OK && before->v[before->n - 1] == tokenizer_eot(t)) turn_gap(t, before);
-    for (int i = 0; rc == OK && i < now->n; i++)
-        if (i > 0 || now->v[0] != tokenizer_bos(t)) token_ids_add(before, now->v[i]);
+    int rc = prompts_tokenize(s, context, 1, &earlier, &n, err);
+    if (rc == OK && earlier->v[earlier->n - 1] == tokenizer_eot(t)) tokens_after_turn(t, earlier);
+    for (int i = 0; rc == OK && i < prompt->n; i++)
+        if (i > 0 || prompt->v[0] != tokenizer_bos(t)) token_ids_add(earlier, prompt->v[i]);
     if (rc == OK) {
-        token_ids_release(now);
-        *now = *before;
-        *before = (struct token_ids){0};
+        token_ids_release(prompt);
+        *prompt = *earlier;
+        *earlier = (struct token_ids){0};
     }
-    for (int i = 0; i < n; i++) token_ids_release(&before[i]);
-    free(before);
+    for (int i = 0; i < n; i++) token_ids_release(&earlier[i]);
+    free(earlier);
     return rc;
 }
 
@@ -420,7 +420,7 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
         json_read_string(q->body, "suffix", &suffix, err) != OK ||
         json_read_string(q->body, "system", &system, err) != OK ||
         json_read_string(q->body, "template", &template, err) != OK ||
-        json_read_bool(q->body, "raw", &raw, err) != OK || images_refuse(q->body, err) != OK)
+        json_read_bool(q->body, "raw", &raw, err) != OK || images_reject(q->body, err) != OK)
         return err->code;
     if (*suffix)
         return error_set(err, ERR_USAGE, "'%s' does not support insert: leave 'suffix' out",
@@ -440,14 +440,15 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
                               json_pack("{s:s,s:s}", "role", "system", "content", system));
     json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", *prompt));
     if (template && !*template) template = NULL;
-    if (prompt_of(s, q, messages, template, err) != OK) return err->code;
+    if (prompt_render(s, q, messages, template, err) != OK) return err->code;
     return context_prepend(s, q, err);
 }
 
 /* Replies to a request without a prompt, which loads or unloads a model. */
 static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) {
-    json_t *v = json_pack("{s:s,s:o,s:b,s:s}", "model", q->target.name, "created_at", now_json(),
-                          "done", 1, "done_reason", q->unload ? "unload" : "load");
+    json_t *v =
+        json_pack("{s:s,s:o,s:b,s:s}", "model", q->target.name, "created_at", current_time_json(),
+                  "done", 1, "done_reason", q->unload ? "unload" : "load");
     if (chat)
         json_object_set_new(v, "message", message_json(json_string(""), json_array()));
     else
@@ -456,9 +457,9 @@ static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) 
 }
 
 /* Starts the generation, which takes grammar, spec and target over; otherwise they are released. */
-static void ask_start(struct server *s, struct exchange *x, struct ollama_request *q,
-                      const struct api_dialect *dialect, int rc, bool empty,
-                      const struct error *err) {
+static void ollama_request_start(struct server *s, struct exchange *x, struct ollama_request *q,
+                                 const struct api_dialect *dialect, int rc, bool empty,
+                                 const struct error *err) {
     if (rc == OK && !empty) {
         generation_start(s, x, dialect, "ollama-", &q->target, &q->spec);
     } else if (rc == OK) {
@@ -469,7 +470,7 @@ static void ask_start(struct server *s, struct exchange *x, struct ollama_reques
     } else {
         generation_fail(s, x, &q->target, &q->spec, err);
     }
-    ask_release(q);
+    ollama_request_release(q);
 }
 
 static void generate_handle(void *ctx, struct exchange *x) {
@@ -477,13 +478,13 @@ static void generate_handle(void *ctx, struct exchange *x) {
     struct error err;
     struct ollama_request q;
     const char *prompt = "";
-    int rc = ask_read(s, x, &q, &err);
+    int rc = ollama_request_read(s, x, &q, &err);
     if (rc == OK) rc = ollama_generate_read(s, &q, &prompt, &err);
-    ask_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
+    ollama_request_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
 }
 
 /* Messages without the oldest `skip` that are not the system's. */
-static json_t *messages_after(const json_t *messages, size_t skip) {
+static json_t *messages_skip_oldest(const json_t *messages, size_t skip) {
     json_t *list = json_array(), *m;
     size_t i;
     json_array_foreach (messages, i, m) {
@@ -496,8 +497,8 @@ static json_t *messages_after(const json_t *messages, size_t skip) {
     return list;
 }
 
-static int prompt_after(struct server *s, struct ollama_request *q, const json_t *messages,
-                        size_t skip, struct error *err) {
+static int prompt_render_without_oldest(struct server *s, struct ollama_request *q,
+                                        const json_t *messages, size_t skip, struct error *err) {
     struct generation_spec *spec = &q->spec;
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
@@ -505,26 +506,26 @@ static int prompt_after(struct server *s, struct ollama_request *q, const json_t
     spec->prompts = NULL;
     spec->request_json = NULL;
     spec->n_prompts = 0;
-    return prompt_of(s, q, messages_after(messages, skip), NULL, err);
+    return prompt_render(s, q, messages_skip_oldest(messages, skip), NULL, err);
 }
 
 /* Leaves out as few of the oldest messages as the context requires, and never the last. Binary
  * search, since each try renders the whole prompt. */
-static int prompt_fit(struct server *s, struct ollama_request *q, const json_t *messages,
-                      struct error *err) {
-    bool cut = true;
+static int prompt_render_fitting(struct server *s, struct ollama_request *q, const json_t *messages,
+                                 struct error *err) {
+    bool truncate = true;
     json_t *m;
     size_t i, low = 0, high = 0;
-    if (json_read_bool(q->body, "truncate", &cut, err) != OK) return err->code;
-    int rc = prompt_after(s, q, messages, 0, err);
+    if (json_read_bool(q->body, "truncate", &truncate, err) != OK) return err->code;
+    int rc = prompt_render_without_oldest(s, q, messages, 0, err);
     json_array_foreach (messages, i, m) high += strcmp(json_get_string(m, "role"), "system") != 0;
-    if (!cut || high < 2 || rc != OK || prompt_fits(s, &q->spec)) return rc;
+    if (!truncate || high < 2 || rc != OK || prompt_fits(s, &q->spec)) return rc;
     for (high--; rc == OK && low + 1 < high;) {
         size_t half = low + (high - low) / 2;
-        rc = prompt_after(s, q, messages, half, err);
+        rc = prompt_render_without_oldest(s, q, messages, half, err);
         *(rc == OK && prompt_fits(s, &q->spec) ? &high : &low) = half;
     }
-    return rc == OK ? prompt_after(s, q, messages, high, err) : rc;
+    return rc == OK ? prompt_render_without_oldest(s, q, messages, high, err) : rc;
 }
 
 static int ollama_chat_read(struct server *s, struct ollama_request *q, bool *empty,
@@ -535,13 +536,13 @@ static int ollama_chat_read(struct server *s, struct ollama_request *q, bool *em
     if (*empty) return OK;
     json_array_foreach (messages, i, m) {
         json_t *tool = json_object_get(m, "tool_name");
-        if (images_refuse(m, err) != OK) return err->code;
+        if (images_reject(m, err) != OK) return err->code;
         if (json_is_string(tool)) json_object_set(m, "name", tool);
     }
     if (!json_is_array(messages))
         return error_set(err, ERR_USAGE, "'messages' must be a list of {role, content}");
     if (tool_choice_read(s, q->body, &q->spec, err) != OK) return err->code;
-    return prompt_fit(s, q, messages, err);
+    return prompt_render_fitting(s, q, messages, err);
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {
@@ -549,9 +550,9 @@ static void chat_handle(void *ctx, struct exchange *x) {
     struct error err;
     struct ollama_request q;
     bool empty = false;
-    int rc = ask_read(s, x, &q, &err);
+    int rc = ollama_request_read(s, x, &q, &err);
     if (rc == OK) rc = ollama_chat_read(s, &q, &empty, &err);
-    ask_start(s, x, &q, &chat_dialect, rc, empty, &err);
+    ollama_request_start(s, x, &q, &chat_dialect, rc, empty, &err);
 }
 
 /* embeddings */
@@ -583,18 +584,18 @@ static void embedding_release(struct ollama_embedding *e) {
 static int texts_read(const struct server *s, const char *key, struct ollama_embedding *e,
                       struct error *err) {
     const json_t *v = json_get_nonnull(e->body, key);
-    bool cut = true;
-    int32_t most = engine_max_len(s->e);
-    if (json_read_bool(e->body, "truncate", &cut, err) != OK) return err->code;
+    bool truncate = true;
+    int32_t max_len = engine_max_len(s->e);
+    if (json_read_bool(e->body, "truncate", &truncate, err) != OK) return err->code;
     if (v && !json_is_string(v) && !json_is_string_array(v))
         return error_set(err, ERR_USAGE, "'%s' must be a string or a list of strings", key);
     if (!v || (json_is_string(v) ? json_string_length(v) : json_array_size(v)) == 0) return OK;
     if (prompts_tokenize(s, v, MAX_INPUTS, &e->texts, &e->n, err) != OK) return err->code;
     for (int i = 0; i < e->n; i++) {
-        if (e->texts[i].n > most && !cut)
+        if (e->texts[i].n > max_len && !truncate)
             return error_set(err, ERR_USAGE, "input %d has %d tokens, and the context is %d", i,
-                             e->texts[i].n, most);
-        e->texts[i].n = MIN(e->texts[i].n, most);
+                             e->texts[i].n, max_len);
+        e->texts[i].n = MIN(e->texts[i].n, max_len);
     }
     return OK;
 }
@@ -689,7 +690,7 @@ static json_t *details_json(const struct server *s, const char *parent) {
 }
 
 /* The fields that all lists of models share. NULL: the adapter cannot be loaded now. */
-static json_t *card_json(struct server *s, const struct adapter_entry *l) {
+static json_t *model_card_json(struct server *s, const struct adapter_entry *l) {
     char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
     struct model_size size = {0};
     json_int_t bytes = 0;
@@ -720,10 +721,10 @@ static json_t *card_json(struct server *s, const struct adapter_entry *l) {
 
 static void tags_add(struct server *s, const struct adapter_entry *l, json_t *models) {
     char when[40];
-    json_t *v = card_json(s, l);
+    json_t *v = model_card_json(s, l);
     if (!v) return;
     json_object_set_new(v, "modified_at",
-                        json_string(moment(l ? l->created : s->started, 0, when)));
+                        json_string(time_format(l ? l->created : s->started, 0, when)));
     json_array_append_new(models, v);
 }
 
@@ -745,7 +746,7 @@ static bool pool_has(const struct adapter_pool_item *items, int n, const char *n
 }
 
 static void ps_add(struct server *s, const struct adapter_entry *l, json_t *models) {
-    json_t *v = card_json(s, l);
+    json_t *v = model_card_json(s, l);
     if (!v) return;
     json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
     json_object_set_new(v, "size_vram", json_integer(0));
@@ -802,35 +803,35 @@ static json_t *info_json(const struct server *s) {
 }
 
 /* Writes one line per parameter, each with the prefix `before`. */
-static void parameters_write(const json_t *made, const char *before, struct buf *out) {
+static void parameters_write(const json_t *derived, const char *prefix, struct buf *out) {
     const char *key;
     json_t *v, *item;
     size_t i;
-    json_object_foreach (json_object_get(made, "parameters"), key, v) {
+    json_object_foreach (json_object_get(derived, "parameters"), key, v) {
         json_t *list = json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
         json_array_foreach (list, i, item) {
             char *text = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
-            buf_printf(out, "%s%-*s %s\n", before, *before ? 0 : 30, key, text);
+            buf_printf(out, "%s%-*s %s\n", prefix, *prefix ? 0 : 30, key, text);
             free(text);
         }
         json_decref(list);
     }
 }
 
-static void modelfile_write(const struct server *s, const json_t *made, const char *adapter,
+static void modelfile_write(const struct server *s, const json_t *derived, const char *adapter,
                             struct buf *out) {
     const json_t *v;
     size_t i;
     buf_printf(out, "# Modelfile made by shoal\nFROM %s\n", s->name);
-    json_array_foreach (json_object_get(made, "adapters"), i, v)
+    json_array_foreach (json_object_get(derived, "adapters"), i, v)
         buf_printf(out, "ADAPTER %s\n", json_is_string(v) ? json_string_value(v) : "(uploaded)");
-    if (!made && adapter) buf_printf(out, "ADAPTER %s\n", adapter);
-    if (*json_get_string(made, "template"))
-        buf_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", json_get_string(made, "template"));
-    if (*json_get_string(made, "system"))
-        buf_printf(out, "SYSTEM \"\"\"%s\"\"\"\n", json_get_string(made, "system"));
-    parameters_write(made, "PARAMETER ", out);
-    json_array_foreach (json_object_get(made, "messages"), i, v)
+    if (!derived && adapter) buf_printf(out, "ADAPTER %s\n", adapter);
+    if (*json_get_string(derived, "template"))
+        buf_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", json_get_string(derived, "template"));
+    if (*json_get_string(derived, "system"))
+        buf_printf(out, "SYSTEM \"\"\"%s\"\"\"\n", json_get_string(derived, "system"));
+    parameters_write(derived, "PARAMETER ", out);
+    json_array_foreach (json_object_get(derived, "messages"), i, v)
         buf_printf(out, "MESSAGE %s \"\"\"%s\"\"\"\n", json_get_string(v, "role"),
                    json_get_string(v, "content"));
 }
@@ -855,21 +856,21 @@ static json_t *show_json(struct server *s, const struct model_ref *t) {
     int n;
     struct adapter_entry *all = server_adapters(s, &n);
     const struct adapter_entry *row = ollama_find_adapter(all, n, t->label);
-    const json_t *made = row ? row->made : NULL;
-    const char *template = json_get_string(made, "template");
-    modelfile_write(s, made, row ? row->path : NULL, &file);
-    parameters_write(made, "", &parameters);
+    const json_t *derived = row ? row->made : NULL;
+    const char *template = json_get_string(derived, "template");
+    modelfile_write(s, derived, row ? row->path : NULL, &file);
+    parameters_write(derived, "", &parameters);
     if (!*template) template = s->m->chat_template ? s->m->chat_template : chatml_template;
     json_t *v = json_pack(
         "{s:o,s:o,s:s,s:o,s:o,s:o,s:s}", "modelfile", json_string_lossy(file.data, file.len),
         "parameters", json_string_lossy(parameters.data ? parameters.data : "", parameters.len),
         "template", template, "details", details_json(s, row || t->n ? s->name : ""), "model_info",
         info_json(s), "capabilities", capabilities_json(s), "modified_at",
-        moment(row ? row->created : s->started, 0, when));
+        time_format(row ? row->created : s->started, 0, when));
     for (size_t i = 0; i < 3; i++) {
         static const char *const keys[] = {"system", "messages", "license"};
-        json_t *own = json_object_get(made, keys[i]);
-        if (own) json_object_set(v, keys[i], own);
+        json_t *value = json_object_get(derived, keys[i]);
+        if (value) json_object_set(v, keys[i], value);
     }
     server_adapters_free(all, n);
     buf_release(&file);
@@ -894,7 +895,7 @@ static void show_handle(void *ctx, struct exchange *x) {
 
 /* the server itself */
 
-static void network_handle(void *ctx, struct exchange *x) {
+static void registry_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     api_fail(x, 501, NULL, NULL, NULL,
              "this server reaches no registry: give it models with 'shoal pull' and --adapter, or "
@@ -907,12 +908,12 @@ static void version_handle(void *ctx, struct exchange *x) {
 }
 
 static void root_handle(void *ctx, struct exchange *x) {
-    static const char words[] = "Ollama is running";
+    static const char text[] = "Ollama is running";
     const char *accept = exchange_header(x, "Accept");
     if (accept && strcasestr(accept, "text/html"))
         web_ui_handle(ctx, x);
     else
-        exchange_reply(x, 200, "text/plain; charset=utf-8", words, sizeof words - 1);
+        exchange_reply(x, 200, "text/plain; charset=utf-8", text, sizeof text - 1);
 }
 
 static const struct http_route routes[] = {
@@ -929,8 +930,8 @@ static const struct http_route routes[] = {
     {"POST", "/api/blobs/*", SCOPE_ADMIN, ollama_upload_handle},
     {"POST", "/api/copy", SCOPE_ADMIN, ollama_copy_handle},
     {"DELETE", "/api/delete", SCOPE_ADMIN, ollama_delete_handle},
-    {"POST", "/api/pull", SCOPE_ADMIN, network_handle},
-    {"POST", "/api/push", SCOPE_ADMIN, network_handle},
+    {"POST", "/api/pull", SCOPE_ADMIN, registry_handle},
+    {"POST", "/api/push", SCOPE_ADMIN, registry_handle},
     {"GET", "/api/version", SCOPE_OPEN | ROUTE_IO_THREAD, version_handle},
     {0},
 };

@@ -26,7 +26,7 @@ int ollama_options_read(const struct server *s, const json_t *options, struct ge
                         struct error *err);
 /* Puts the model's messages, its template, and its system message unless there is one, into a chat
  * body of OpenAI's form. */
-void ollama_derived_apply(const json_t *made, json_t *chat);
+void ollama_derived_apply(const json_t *derived, json_t *chat);
 /* Translates a template to Jinja for this server's model; NULL on an error, ERR_USAGE. */
 char *ollama_template_to_jinja(const struct server *s, const char *template, struct error *err);
 /* Parses a Modelfile into the fields of /api/create, in the object `out`. At most 1 MiB. */

@@ -68,22 +68,22 @@ struct ollama_blob {
     struct body_sink sink;
     struct atomic_file file;
     struct sha256 hasher;
-    char want[HASH_LEN];
+    char expected[HASH_LEN];
     uint64_t size;
-    bool known;
+    bool exists;
     struct error err;
 };
 
-static int blob_put(struct body_sink *sink, const void *p, size_t n) {
+static int blob_sink_write(struct body_sink *sink, const void *p, size_t n) {
     struct ollama_blob *b = (struct ollama_blob *)sink;
     b->size += n;
     if (b->size > BLOB_BYTES) return ERR_MEMORY;
     sha256_update(&b->hasher, p, n);
-    if (b->err.code == OK && !b->known) atomic_file_write(&b->file, p, n, &b->err);
+    if (b->err.code == OK && !b->exists) atomic_file_write(&b->file, p, n, &b->err);
     return OK;
 }
 
-static void blob_drop(struct body_sink *sink) {
+static void blob_sink_free(struct body_sink *sink) {
     struct ollama_blob *b = (struct ollama_blob *)sink;
     atomic_file_abort(&b->file);
     free(b);
@@ -95,11 +95,11 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
     if (!hash) return NULL; // the handler replies with an error
     struct ollama_blob *b = xcalloc(1, sizeof *b);
     char *path = blob_path(s, hash);
-    b->sink = (struct body_sink){blob_put, blob_drop};
-    strcpy(b->want, hash);
+    b->sink = (struct body_sink){blob_sink_write, blob_sink_free};
+    strcpy(b->expected, hash);
     sha256_init(&b->hasher);
-    b->known = path_exists(path);
-    if (!b->known && state_folder(s, "blobs", &b->err) == OK)
+    b->exists = path_exists(path);
+    if (!b->exists && state_folder(s, "blobs", &b->err) == OK)
         atomic_file_open(&b->file, path, &b->err);
     free(path);
     return &b->sink;
@@ -107,21 +107,21 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
 
 void ollama_upload_handle(void *ctx, struct exchange *x) {
     struct ollama_blob *b = (struct ollama_blob *)exchange_sink(x);
-    char have[HASH_LEN];
+    char actual[HASH_LEN];
     (void)ctx;
     if (!b) {
         api_fail(x, 400, NULL, NULL, NULL, "'%.80s' is not a digest; use sha256: and 64 hex digits",
                  exchange_wildcard(x));
         return;
     }
-    sha256_final(&b->hasher, have);
-    if (strcmp(have, b->want) != 0)
+    sha256_final(&b->hasher, actual);
+    if (strcmp(actual, b->expected) != 0)
         api_fail(x, 400, NULL, NULL, NULL, "digest mismatch: expected sha256:%s, got sha256:%s",
-                 b->want, have);
-    else if (b->err.code != OK || (!b->known && atomic_file_commit(&b->file, &b->err) != OK))
+                 b->expected, actual);
+    else if (b->err.code != OK || (!b->exists && atomic_file_commit(&b->file, &b->err) != OK))
         api_fail(x, 500, NULL, NULL, NULL, "%s", b->err.text);
     else
-        exchange_reply(x, b->known ? 200 : 201, NULL, "", 0);
+        exchange_reply(x, b->exists ? 200 : 201, NULL, "", 0);
 }
 
 void ollama_blob_handle(void *ctx, struct exchange *x) {
@@ -138,10 +138,10 @@ void ollama_blob_handle(void *ctx, struct exchange *x) {
 /* adapters of a derived model */
 
 /* A folder with links to the uploaded files of one PEFT adapter. */
-static char *peft_folder(const struct server *s, const json_t *files, struct error *err) {
-    char *all = json_canonical(files), hash[HASH_LEN];
-    sha256_bytes(all, strlen(all), hash);
-    free(all);
+static char *peft_folder_create(const struct server *s, const json_t *files, struct error *err) {
+    char *text_of_files = json_canonical(files), hash[HASH_LEN];
+    sha256_bytes(text_of_files, strlen(text_of_files), hash);
+    free(text_of_files);
     char *dir = state_path(s, "adapters", hash);
     const char *name;
     const json_t *digest;
@@ -149,29 +149,29 @@ static char *peft_folder(const struct server *s, const json_t *files, struct err
     json_object_foreach ((json_t *)(uintptr_t)files, name, digest) {
         const char *text = json_is_string(digest) ? json_string_value(digest) : "";
         char *blob = rc == OK ? blob_find(s, text, err) : NULL;
-        char *at = path_join(dir, name);
+        char *target = path_join(dir, name);
         if (!blob)
             rc = err->code;
-        else if (link(blob, at) != 0 && errno != EEXIST)
-            rc = error_errno(err, "cannot link '%s'", at);
+        else if (link(blob, target) != 0 && errno != EEXIST)
+            rc = error_errno(err, "cannot link '%s'", target);
         free(blob);
-        free(at);
+        free(target);
     }
     if (rc == OK) return dir;
     free(dir);
     return NULL;
 }
 
-static char *adapter_place(const struct server *s, const json_t *v, struct error *err) {
+static char *adapter_source_path(const struct server *s, const json_t *v, struct error *err) {
     const char *text = json_string_value(v);
-    if (!text) return peft_folder(s, v, err);
+    if (!text) return peft_folder_create(s, v, err);
     return strncmp(text, "sha256", 6) == 0 ? blob_find(s, text, err) : xstrdup(text);
 }
 
 /* The sum of the adapters; NULL with OK if the model has no adapters. */
-static int adapters_open(struct server *s, const json_t *made, struct adapter **out,
+static int adapters_open(struct server *s, const json_t *derived, struct adapter **out,
                          struct error *err) {
-    const json_t *list = json_object_get(made, "adapters"), *v;
+    const json_t *list = json_object_get(derived, "adapters"), *v;
     struct adapter *all[MAX_ADAPTERS];
     float ones[MAX_ADAPTERS];
     int n = 0, rc = OK;
@@ -180,7 +180,7 @@ static int adapters_open(struct server *s, const json_t *made, struct adapter **
     if (json_array_size(list) > MAX_ADAPTERS)
         return error_set(err, ERR_USAGE, "a model has at most %d adapters", MAX_ADAPTERS);
     json_array_foreach (list, i, v) {
-        char *path = adapter_place(s, v, err);
+        char *path = adapter_source_path(s, v, err);
         struct adapter *a = path ? adapter_open(path, s->m, err) : NULL;
         free(path);
         if (!a) {
@@ -197,18 +197,18 @@ static int adapters_open(struct server *s, const json_t *made, struct adapter **
     return rc;
 }
 
-/* Lists the model; takes `made` over. */
-static int derived_serve(struct server *s, json_t *made, struct error *err) {
+/* Lists the model; takes `derived` over. */
+static int derived_serve(struct server *s, json_t *derived, struct error *err) {
     struct adapter *a;
-    if (adapters_open(s, made, &a, err) != OK) {
-        json_decref(made);
+    if (adapters_open(s, derived, &a, err) != OK) {
+        json_decref(derived);
         return err->code;
     }
-    const json_t *list = json_object_get(made, "adapters");
+    const json_t *list = json_object_get(derived, "adapters");
     const char *first = json_string_value(json_array_get(list, 0));
-    char *name = xstrdup(json_get_string(made, "name"));
+    char *name = xstrdup(json_get_string(derived, "name"));
     char *path = xstrdup(json_array_size(list) == 1 && first ? first : name);
-    int rc = server_derived_put(s, name, path, a, made, err);
+    int rc = server_derived_put(s, name, path, a, derived, err);
     adapter_release(a);
     free(path);
     free(name);
@@ -225,10 +225,10 @@ static char *derived_path(const struct server *s, const char *name) {
 }
 
 /* Serves and stores the model; takes it over. */
-static int derived_save(struct server *s, json_t *made, struct error *err) {
-    char *text = json_canonical(made), *path = derived_path(s, json_get_string(made, "name"));
+static int derived_save(struct server *s, json_t *derived, struct error *err) {
+    char *text = json_canonical(derived), *path = derived_path(s, json_get_string(derived, "name"));
     pthread_mutex_lock(&s->derived_lock);
-    int rc = derived_serve(s, made, err);
+    int rc = derived_serve(s, derived, err);
     if (rc == OK) rc = state_folder(s, "models", err);
     if (rc == OK) rc = file_write(path, text, strlen(text), err);
     pthread_mutex_unlock(&s->derived_lock);
@@ -239,13 +239,13 @@ static int derived_save(struct server *s, json_t *made, struct error *err) {
 
 static void derived_load(struct server *s, const char *path) {
     struct error err;
-    json_t *made = json_parse_file(path, &err);
-    char *expected = made ? derived_path(s, json_get_string(made, "name")) : NULL;
+    json_t *derived = json_parse_file(path, &err);
+    char *expected = derived ? derived_path(s, json_get_string(derived, "name")) : NULL;
     bool ours = expected && strcmp(expected, path) == 0;
-    if (made && !ours) error_set(&err, ERR_FORMAT, "it is not a derived model");
-    int rc = ours ? derived_serve(s, json_incref(made), &err) : ERR_FORMAT;
+    if (derived && !ours) error_set(&err, ERR_FORMAT, "it is not a derived model");
+    int rc = ours ? derived_serve(s, json_incref(derived), &err) : ERR_FORMAT;
     if (rc != OK) log_warn("the model in '%s' is not served: %s", path, err.text);
-    json_decref(made);
+    json_decref(derived);
     free(expected);
 }
 
@@ -266,41 +266,41 @@ void ollama_models_load(struct server *s) {
 
 /* the source of a derived model */
 
-static char *name_plain(const char *name) {
+static char *name_without_tag(const char *name) {
     char *copy = xstrdup(name), *tag = strrchr(copy, ':');
     if (tag && strcmp(tag, ":latest") == 0) *tag = 0;
     return copy;
 }
 
 /* The specification of a listed adapter that is not a derived model: its path. */
-static json_t *listed_made(struct server *s, const char *name) {
+static json_t *adapter_spec(struct server *s, const char *name) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
     const struct adapter_entry *row = ollama_find_adapter(v, n, name);
     char *real = row ? realpath(row->path, NULL) : NULL;
-    json_t *made =
+    json_t *derived =
         row ? json_pack("{s:[o]}", "adapters", json_from_path(real ? real : row->path)) : NULL;
     free(real);
     server_adapters_free(v, n);
-    return made;
+    return derived;
 }
 
 /* The specification of the model `from`, to start from. */
-static json_t *made_of(struct server *s, const char *from, struct error *err) {
+static json_t *derived_spec_from(struct server *s, const char *from, struct error *err) {
     struct model_ref t;
     if (ollama_target(s, from, &t, err) != OK) return NULL;
-    json_t *made = server_derived_spec(s, t.label);
-    if (!made && t.n == 0) made = json_object();
-    if (!made && t.n == 1) made = listed_made(s, t.label);
-    if (!made)
+    json_t *derived = server_derived_spec(s, t.label);
+    if (!derived && t.n == 0) derived = json_object();
+    if (!derived && t.n == 1) derived = adapter_spec(s, t.label);
+    if (!derived)
         error_set(err, ERR_USAGE, "'%.200s' is a mix: name its adapters one by one instead", from);
     model_ref_release(&t);
-    return made;
+    return derived;
 }
 
 /* Checks that a name is free: the base keeps its names, and "base" and "mix" are labels of
  * targets. */
-static int name_free(struct server *s, const char *name, struct error *err) {
+static int name_check_free(struct server *s, const char *name, struct error *err) {
     struct model_ref t;
     struct error none;
     if (strcmp(name, "base") == 0 || strcmp(name, "mix") == 0)
@@ -345,13 +345,13 @@ static char *word_take(struct modelfile *f) {
 }
 
 /* A list under a key, created if necessary. */
-static json_t *list_at(json_t *o, const char *key) {
+static json_t *list_get_or_add(json_t *o, const char *key) {
     json_t *list = json_object_get(o, key);
     if (!json_is_array(list)) json_object_set_new(o, key, list = json_array());
     return list;
 }
 
-static void parameter_put(json_t *parameters, const char *key, const char *value) {
+static void parameter_add(json_t *parameters, const char *key, const char *value) {
     enum { NUMBER_BYTES = 64 };
     json_t *v = strlen(value) < NUMBER_BYTES ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
     if (strcmp(key, "stop") == 0 || !(json_is_number(v) || json_is_boolean(v))) {
@@ -359,34 +359,34 @@ static void parameter_put(json_t *parameters, const char *key, const char *value
         v = json_string(value);
     }
     if (strcmp(key, "stop") == 0)
-        json_array_append_new(list_at(parameters, key), v);
+        json_array_append_new(list_get_or_add(parameters, key), v);
     else
         json_object_set_new(parameters, key, v);
 }
 
-static int instruction_put(struct modelfile *f, json_t *out, const char *what, const char *first,
-                           const char *value) {
+static int instruction_add(struct modelfile *f, json_t *out, const char *instruction,
+                           const char *first, const char *value) {
     static const char *const texts[] = {"FROM", "TEMPLATE", "SYSTEM", "LICENSE"};
     static const char *const keys[] = {"from", "template", "system", "license"};
     for (size_t i = 0; i < ARRAY_LEN(texts); i++)
-        if (strcasecmp(what, texts[i]) == 0) {
+        if (strcasecmp(instruction, texts[i]) == 0) {
             json_object_set_new(out, keys[i], json_string(value));
             return OK;
         }
-    if (strcasecmp(what, "ADAPTER") == 0) {
-        json_array_append_new(list_at(out, "adapters"), json_string(value));
-    } else if (strcasecmp(what, "PARAMETER") == 0) {
+    if (strcasecmp(instruction, "ADAPTER") == 0) {
+        json_array_append_new(list_get_or_add(out, "adapters"), json_string(value));
+    } else if (strcasecmp(instruction, "PARAMETER") == 0) {
         json_t *p = json_object_get(out, "parameters");
         if (!p) json_object_set_new(out, "parameters", p = json_object());
-        parameter_put(p, first, value);
-    } else if (strcasecmp(what, "MESSAGE") == 0) {
-        json_array_append_new(list_at(out, "messages"),
+        parameter_add(p, first, value);
+    } else if (strcasecmp(instruction, "MESSAGE") == 0) {
+        json_array_append_new(list_get_or_add(out, "messages"),
                               json_pack("{s:s,s:s}", "role", first, "content", value));
-    } else if (strcasecmp(what, "REQUIRES") != 0) {
+    } else if (strcasecmp(instruction, "REQUIRES") != 0) {
         return error_set(f->err, ERR_FORMAT,
                          "line %d of the Modelfile: '%.40s' is not one of FROM, ADAPTER, TEMPLATE, "
                          "SYSTEM, PARAMETER, MESSAGE, LICENSE and REQUIRES",
-                         f->line, what);
+                         f->line, instruction);
     }
     return OK;
 }
@@ -406,11 +406,12 @@ int ollama_modelfile(const char *text, json_t *out, struct error *err) {
             f.p += strcspn(f.p, "\n");
             continue;
         }
-        char *what = word_take(&f);
-        bool two = strcasecmp(what, "PARAMETER") == 0 || strcasecmp(what, "MESSAGE") == 0;
-        char *first = two ? word_take(&f) : NULL, *value = value_take(&f);
-        rc = value ? instruction_put(&f, out, what, first, value) : err->code;
-        free(what);
+        char *instruction = word_take(&f);
+        bool has_name =
+            strcasecmp(instruction, "PARAMETER") == 0 || strcasecmp(instruction, "MESSAGE") == 0;
+        char *first = has_name ? word_take(&f) : NULL, *value = value_take(&f);
+        rc = value ? instruction_add(&f, out, instruction, first, value) : err->code;
+        free(instruction);
         free(first);
         free(value);
     }
@@ -450,10 +451,10 @@ static int adapters_by_name(const json_t *named, json_t *list, struct error *err
     return rc;
 }
 
-static int adapters_read(const json_t *body, json_t *made, struct error *err) {
+static int adapters_read(const json_t *body, json_t *derived, struct error *err) {
     json_t *v = json_get_nonnull(body, "adapters");
     if (!v) return OK;
-    json_t *list = list_at(made, "adapters");
+    json_t *list = list_get_or_add(derived, "adapters");
     if (json_is_object(v)) return adapters_by_name(v, list, err);
     if (!json_is_string_array(v))
         return error_set(err, ERR_USAGE,
@@ -463,17 +464,17 @@ static int adapters_read(const json_t *body, json_t *made, struct error *err) {
 }
 
 /* If a template cannot be translated, the base's remains, and a status line reports it. */
-static int template_read(const struct server *s, const json_t *body, json_t *made, json_t *lines,
+static int template_read(const struct server *s, const json_t *body, json_t *derived, json_t *lines,
                          struct error *err) {
     const char *text = NULL;
     struct error why;
     if (json_read_string(body, "template", &text, err) != OK) return err->code;
     if (!text) return OK;
     char *jinja = ollama_template_to_jinja(s, text, &why);
-    json_object_set_new(made, "template", json_string(text));
-    json_object_del(made, "jinja");
+    json_object_set_new(derived, "template", json_string(text));
+    json_object_del(derived, "jinja");
     if (jinja) {
-        json_object_set_new(made, "jinja", json_string(jinja));
+        json_object_set_new(derived, "jinja", json_string(jinja));
     } else {
         char *line = xasprintf("%s; the base's own template is used", why.text);
         json_array_append_new(lines, json_string(line));
@@ -483,9 +484,9 @@ static int template_read(const struct server *s, const json_t *body, json_t *mad
     return OK;
 }
 
-static int parameters_read(const struct server *s, const json_t *body, json_t *made,
+static int parameters_read(const struct server *s, const json_t *body, json_t *derived,
                            struct error *err) {
-    json_t *v = json_get_nonnull(body, "parameters"), *all = json_object_get(made, "parameters");
+    json_t *v = json_get_nonnull(body, "parameters"), *all = json_object_get(derived, "parameters");
     struct generation_spec spec = {0};
     if (!v) return OK;
     if (!json_is_object(v)) return error_set(err, ERR_USAGE, "'parameters' must be an object");
@@ -495,11 +496,11 @@ static int parameters_read(const struct server *s, const json_t *body, json_t *m
     if (all)
         json_object_update(all, v);
     else
-        json_object_set(made, "parameters", v);
+        json_object_set(derived, "parameters", v);
     return OK;
 }
 
-static int messages_keep(const json_t *body, json_t *made, struct error *err) {
+static int messages_read(const json_t *body, json_t *derived, struct error *err) {
     json_t *v = json_get_nonnull(body, "messages"), *m;
     size_t i;
     if (!v) return OK;
@@ -513,34 +514,34 @@ static int messages_keep(const json_t *body, json_t *made, struct error *err) {
     if (!fine)
         return error_set(err, ERR_USAGE,
                          "'messages' must be a list of {role: system, user or assistant, content}");
-    json_object_set(made, "messages", v);
+    json_object_set(derived, "messages", v);
     return OK;
 }
 
-static int texts_read(const json_t *body, json_t *made, struct error *err) {
+static int texts_read(const json_t *body, json_t *derived, struct error *err) {
     static const char *const keys[] = {"system", "license"};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
         json_t *v = json_get_nonnull(body, keys[i]);
         if (v && !json_is_string(v) && !(i == 1 && json_is_string_array(v)))
             return error_set(err, ERR_USAGE, "'%s' must be a string", keys[i]);
-        if (v) json_object_set(made, keys[i], v);
+        if (v) json_object_set(derived, keys[i], v);
     }
     return OK;
 }
 
 /* Merges the fields of the Modelfile into the request; the request's take precedence. */
-static int body_complete(json_t *body, struct error *err) {
+static int body_merge_modelfile(json_t *body, struct error *err) {
     const char *text = NULL, *quantize = "";
-    json_t *told = json_object();
+    json_t *modelfile = json_object();
     int rc = json_read_string(body, "modelfile", &text, err);
-    if (rc == OK && text) rc = ollama_modelfile(text, told, err);
-    if (rc == OK) json_object_update_missing(body, told);
+    if (rc == OK && text) rc = ollama_modelfile(text, modelfile, err);
+    if (rc == OK) json_object_update_missing(body, modelfile);
     if (rc == OK) rc = json_read_string(body, "quantize", &quantize, err);
     if (rc == OK && *quantize)
         rc = error_set(err, ERR_USAGE,
                        "'quantize' is not supported: this server does not change its base; see "
                        "'shoal quantize'");
-    json_decref(told);
+    json_decref(modelfile);
     return rc;
 }
 
@@ -549,31 +550,31 @@ static int derived_read(struct server *s, json_t *body, json_t *lines, json_t **
                         struct error *err) {
     const char *name = "", *from = NULL;
     *out = NULL;
-    if (body_complete(body, err) != OK || ollama_name(body, &name, err) != OK ||
-        json_read_string(body, "from", &from, err) != OK || name_free(s, name, err) != OK)
+    if (body_merge_modelfile(body, err) != OK || ollama_name(body, &name, err) != OK ||
+        json_read_string(body, "from", &from, err) != OK || name_check_free(s, name, err) != OK)
         return err->code;
     if (!from || !*from)
         return error_set(err, ERR_USAGE,
                          "'from' must name a model of this server, such as its base '%s'; it "
                          "serves no other weights",
                          s->name);
-    json_t *made = *out = made_of(s, from, err);
-    if (!made) return err->code;
-    char *plain = name_plain(name);
-    json_object_set_new(made, "name", json_string(plain));
-    json_object_set_new(made, "parent", json_string(from));
-    free(plain);
-    if (adapters_read(body, made, err) != OK || texts_read(body, made, err) != OK ||
-        template_read(s, body, made, lines, err) != OK ||
-        parameters_read(s, body, made, err) != OK || messages_keep(body, made, err) != OK)
+    json_t *derived = *out = derived_spec_from(s, from, err);
+    if (!derived) return err->code;
+    char *untagged = name_without_tag(name);
+    json_object_set_new(derived, "name", json_string(untagged));
+    json_object_set_new(derived, "parent", json_string(from));
+    free(untagged);
+    if (adapters_read(body, derived, err) != OK || texts_read(body, derived, err) != OK ||
+        template_read(s, body, derived, lines, err) != OK ||
+        parameters_read(s, body, derived, err) != OK || messages_read(body, derived, err) != OK)
         return err->code;
     return OK;
 }
 
-static void layers_tell(const json_t *made, json_t *lines) {
+static void layer_lines_add(const json_t *derived, json_t *lines) {
     const json_t *v;
     size_t i;
-    json_array_foreach (json_object_get(made, "adapters"), i, v) {
+    json_array_foreach (json_object_get(derived, "adapters"), i, v) {
         const char *text = json_string_value(v);
         char *line = xasprintf("using existing layer %s", text ? text : "of several files");
         json_array_append_new(lines, json_string(line));
@@ -600,12 +601,12 @@ void ollama_create_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     bool stream = true;
-    json_t *lines = json_array(), *made = NULL, *body = request_memory_json(ctx, x, &err);
+    json_t *lines = json_array(), *derived = NULL, *body = request_memory_json(ctx, x, &err);
     int rc = body ? json_read_bool(body, "stream", &stream, &err) : err.code;
-    if (rc == OK) rc = derived_read(s, body, lines, &made, &err);
+    if (rc == OK) rc = derived_read(s, body, lines, &derived, &err);
     if (rc == OK) {
-        layers_tell(made, lines);
-        rc = derived_save(s, json_incref(made), &err);
+        layer_lines_add(derived, lines);
+        rc = derived_save(s, json_incref(derived), &err);
     }
     json_array_append_new(lines, json_string("writing manifest"));
     json_array_append_new(lines, json_string("success"));
@@ -614,7 +615,7 @@ void ollama_create_handle(void *ctx, struct exchange *x) {
     else
         api_fail_error(x, &err, NULL);
     json_decref(lines);
-    json_decref(made);
+    json_decref(derived);
     json_decref(body);
 }
 
@@ -622,26 +623,26 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     const char *from = "", *to = "";
-    json_t *made = NULL, *body = request_memory_json(ctx, x, &err);
+    json_t *derived = NULL, *body = request_memory_json(ctx, x, &err);
     int rc = body ? json_read_name(body, "source", &from, &err) : err.code;
     if (rc == OK) rc = json_read_name(body, "destination", &to, &err);
     if (rc == OK && (!*from || !*to))
         rc = error_set(&err, ERR_USAGE, "'source' and 'destination' must be given");
-    if (rc == OK) rc = name_free(s, to, &err);
-    if (rc == OK && !(made = made_of(s, from, &err))) rc = err.code;
+    if (rc == OK) rc = name_check_free(s, to, &err);
+    if (rc == OK && !(derived = derived_spec_from(s, from, &err))) rc = err.code;
     if (rc == OK) {
-        char *plain = name_plain(to);
-        json_object_set_new(made, "name", json_string(plain));
-        if (!json_object_get(made, "parent"))
-            json_object_set_new(made, "parent", json_string(from));
-        free(plain);
-        rc = derived_save(s, json_incref(made), &err);
+        char *untagged = name_without_tag(to);
+        json_object_set_new(derived, "name", json_string(untagged));
+        if (!json_object_get(derived, "parent"))
+            json_object_set_new(derived, "parent", json_string(from));
+        free(untagged);
+        rc = derived_save(s, json_incref(derived), &err);
     }
     if (rc == OK)
         exchange_reply(x, 200, NULL, "", 0);
     else
         api_fail_error(x, &err, NULL);
-    json_decref(made);
+    json_decref(derived);
     json_decref(body);
 }
 
@@ -680,24 +681,26 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 
 /* Puts the model's messages before those of the body, and its system message first unless either
  * list begins with one. */
-static void messages_apply(const json_t *made, json_t *body) {
-    json_t *own = json_object_get(made, "messages"), *system = json_object_get(made, "system");
-    json_t *told = json_object_get(body, "messages"), *all = json_array();
-    const char *first =
-        json_get_string(json_array_get(json_array_size(own) ? own : told, 0), "role");
+static void messages_apply(const json_t *derived, json_t *body) {
+    json_t *model_messages = json_object_get(derived, "messages"),
+           *system = json_object_get(derived, "system");
+    json_t *chat_messages = json_object_get(body, "messages"), *all = json_array();
+    const char *first = json_get_string(
+        json_array_get(json_array_size(model_messages) ? model_messages : chat_messages, 0),
+        "role");
     if (json_string_length(system) && strcmp(first, "system") != 0 &&
-        strcmp(json_get_string(json_array_get(told, 0), "role"), "system") != 0)
+        strcmp(json_get_string(json_array_get(chat_messages, 0), "role"), "system") != 0)
         json_array_append_new(all, json_pack("{s:s,s:O}", "role", "system", "content", system));
-    if (own) json_array_extend(all, own);
-    json_array_extend(all, told);
+    if (model_messages) json_array_extend(all, model_messages);
+    json_array_extend(all, chat_messages);
     json_object_set_new(body, "messages", all);
 }
 
 /* Maps Ollama's names of options to those of OpenAI or vLLM. */
-static void parameters_apply(const json_t *made, json_t *body) {
+static void parameters_apply(const json_t *derived, json_t *body) {
     static const char *const names[][2] = {{"num_predict", "max_tokens"},
                                            {"repeat_penalty", "repetition_penalty"}};
-    json_t *parameters = json_copy(json_object_get(made, "parameters")), *v;
+    json_t *parameters = json_copy(json_object_get(derived, "parameters")), *v;
     if (!parameters) return;
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if ((v = json_object_get(parameters, names[i][0]))) {
@@ -710,16 +713,17 @@ static void parameters_apply(const json_t *made, json_t *body) {
     json_decref(parameters);
 }
 
-void ollama_derived_apply(const json_t *made, json_t *chat) {
-    json_t *jinja = json_object_get(made, "jinja");
-    messages_apply(made, chat);
+void ollama_derived_apply(const json_t *derived, json_t *chat) {
+    json_t *jinja = json_object_get(derived, "jinja");
+    messages_apply(derived, chat);
     if (jinja && !json_get_nonnull(chat, "chat_template"))
         json_object_set(chat, "chat_template", jinja);
 }
 
 void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body) {
-    json_t *made = server_derived_spec(s, t->label);
-    if (made && json_is_array(json_get_nonnull(body, "messages"))) ollama_derived_apply(made, body);
-    if (made) parameters_apply(made, body);
-    json_decref(made);
+    json_t *derived = server_derived_spec(s, t->label);
+    if (derived && json_is_array(json_get_nonnull(body, "messages")))
+        ollama_derived_apply(derived, body);
+    if (derived) parameters_apply(derived, body);
+    json_decref(derived);
 }

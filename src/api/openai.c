@@ -19,17 +19,17 @@
 #include <sys/random.h>
 
 enum {
-    MAX_N = 128,
+    MAX_COMPLETIONS = 128,
     MAX_PROMPTS = 2048,
     MAX_STOPS = 16,
-    STOP_BYTES = 1024,
+    MAX_STOP_BYTES = 1024,
     MAX_INPUTS = 2048,
-    LOGIT_BIASES = 1024,
-    EMBED_TOKENS = 512,
-    MESSAGES_MAX = 65536,
-    TEMPLATE_BYTES = 64 << 10,
-    TEMPLATE_KWARGS = 1024,
-    PROMPT_SECONDS = 10
+    MAX_LOGIT_BIASES = 1024,
+    EMBED_BATCH_TOKENS = 512,
+    MAX_MESSAGES = 65536,
+    MAX_TEMPLATE_BYTES = 64 << 10,
+    MAX_TEMPLATE_KWARGS = 1024,
+    RENDER_SECONDS = 10
 };
 
 /* Clients parse the arguments of a call, so empty ones are an object. */
@@ -58,10 +58,10 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
     json_t *o = json_get_nonnull(body, "logit_bias"), *v;
     const char *key;
     if (!o) return OK;
-    if (!json_is_object(o) || json_object_size(o) > LOGIT_BIASES)
+    if (!json_is_object(o) || json_object_size(o) > MAX_LOGIT_BIASES)
         return error_set(err, ERR_USAGE,
                          "'logit_bias' must be an object of at most %d token ids and numbers",
-                         LOGIT_BIASES);
+                         MAX_LOGIT_BIASES);
     spec->bias = xcalloc(json_object_size(o) + 1, sizeof *spec->bias);
     json_object_foreach (o, key, v) {
         char *end;
@@ -94,9 +94,9 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
             spec->stops.v[k] = spec->stops.v[--spec->stops.n];
         }
     for (int k = 0; k < spec->stops.n; k++) // each is searched for after every token
-        if (strlen(spec->stops.v[k]) > STOP_BYTES)
+        if (strlen(spec->stops.v[k]) > MAX_STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
-                             STOP_BYTES);
+                             MAX_STOP_BYTES);
     if (!ignore_eos && tokenizer_eos(tok) >= 0)
         spec->stop_ids[spec->n_stop_ids++] = tokenizer_eos(tok);
     if (!ignore_eos && tokenizer_eot(tok) != tokenizer_eos(tok) && tokenizer_eot(tok) >= 0)
@@ -127,7 +127,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
         json_read_number(body, "presence_penalty", -2, 2, &presence, err) != OK ||
         json_read_number(body, "frequency_penalty", -2, 2, &frequency, err) != OK ||
         json_read_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        json_read_int(body, "n", 1, MAX_N, &n, err) != OK ||
+        json_read_int(body, "n", 1, MAX_COMPLETIONS, &n, err) != OK ||
         json_read_int(body, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
         json_read_bool(body, "stream", &spec->stream, err) != OK ||
         (stream_options &&
@@ -226,18 +226,18 @@ static json_t *call_schema(const json_t *tool) {
                      "arguments", "additionalProperties", 0);
 }
 
-static int tools_force(struct server *s, const json_t *tools, const char *only,
+static int tools_force(struct server *s, const json_t *tools, const char *chosen,
                        struct generation_spec *spec, struct error *err) {
     json_t *any = json_array(), *tool;
     size_t i;
     json_array_foreach (tools, i, tool) {
         const char *name = json_get_string(json_object_get(tool, "function"), "name");
-        if (!only || strcmp(name, only) == 0) json_array_append_new(any, call_schema(tool));
+        if (!chosen || strcmp(name, chosen) == 0) json_array_append_new(any, call_schema(tool));
     }
     if (json_array_size(any) == 0) {
         json_decref(any);
         return error_set(err, ERR_USAGE, "'tool_choice' names '%s', which is not in 'tools'",
-                         only ? only : "");
+                         chosen ? chosen : "");
     }
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
@@ -302,7 +302,7 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
 /* chat */
 
 /* Templates expect texts: the text parts are joined, other parts are rejected. */
-static int content_flatten(json_t *message, struct error *err) {
+static int content_join(json_t *message, struct error *err) {
     json_t *content = json_get_nonnull(message, "content"), *part;
     size_t i;
     if (!content) {
@@ -329,7 +329,7 @@ static int content_flatten(json_t *message, struct error *err) {
 
 /* Replaces a text by the list or object that it encodes; any other text is unchanged. `left` is the
  * remaining budget for all texts of a request. */
-static int arguments_unfold(json_t *function, struct json_limits *left, struct error *err) {
+static int arguments_parse(json_t *function, struct json_limits *left, struct error *err) {
     const json_t *text = json_object_get(function, "arguments");
     if (!json_is_string(text)) return OK;
     json_t *v = json_parse_limited(json_string_value(text), json_string_length(text),
@@ -341,11 +341,11 @@ static int arguments_unfold(json_t *function, struct json_limits *left, struct e
 }
 
 /* Tool calls of earlier turns have their arguments as a string, but templates expect objects. */
-static int calls_unfold(json_t *message, struct json_limits *left, struct error *err) {
+static int tool_calls_parse(json_t *message, struct json_limits *left, struct error *err) {
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
     json_array_foreach (calls, i, call)
-        if (arguments_unfold(json_object_get(call, "function"), left, err) != OK) return err->code;
+        if (arguments_parse(json_object_get(call, "function"), left, err) != OK) return err->code;
     return OK;
 }
 
@@ -357,8 +357,8 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
     size_t i;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return error_set(err, ERR_USAGE, "'messages' must be a list of at least one message");
-    if (json_array_size(messages) > MESSAGES_MAX)
-        return error_set(err, ERR_USAGE, "'messages' has more than %d of them", MESSAGES_MAX);
+    if (json_array_size(messages) > MAX_MESSAGES)
+        return error_set(err, ERR_USAGE, "'messages' has more than %d of them", MAX_MESSAGES);
     json_array_foreach (messages, i, m) {
         const char *role = json_get_string(m, "role");
         bool known = false;
@@ -369,8 +369,8 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
                              "developer, user, assistant and tool",
                              i, role);
         if (strcmp(role, "developer") == 0) json_object_set_new(m, "role", json_string("system"));
-        if (content_flatten(m, err) != OK) return err->code;
-        if (calls_unfold(m, &left, err) != OK) return err->code;
+        if (content_join(m, err) != OK) return err->code;
+        if (tool_calls_parse(m, &left, err) != OK) return err->code;
     }
     *out = messages;
     return OK;
@@ -385,8 +385,9 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
         return error_set(err, ERR_USAGE,
                          "'chat_template' in a request is refused by this server; start it with "
                          "--trust-request-chat-template to allow it");
-    if (template && strlen(template) > TEMPLATE_BYTES)
-        return error_set(err, ERR_USAGE, "'chat_template' is larger than %d bytes", TEMPLATE_BYTES);
+    if (template && strlen(template) > MAX_TEMPLATE_BYTES)
+        return error_set(err, ERR_USAGE, "'chat_template' is larger than %d bytes",
+                         MAX_TEMPLATE_BYTES);
     spec->bad_field = NULL;
     return OK;
 }
@@ -395,81 +396,82 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
     spec->bad_field = "chat_template_kwargs";
     if (kwargs && !json_is_object(kwargs))
         return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
-    if (json_object_size(kwargs) > TEMPLATE_KWARGS)
+    if (json_object_size(kwargs) > MAX_TEMPLATE_KWARGS)
         return error_set(err, ERR_USAGE, "'chat_template_kwargs' has more than %d names",
-                         TEMPLATE_KWARGS);
+                         MAX_TEMPLATE_KWARGS);
     spec->bad_field = NULL;
     return OK;
 }
 
 /* Stops rendering when the client disconnects, or at the deadline that all renderings of a request
  * share (Ollama's chats are rendered repeatedly until they fit). */
-static bool prompt_ends(void *ctx) {
+static bool render_should_stop(void *ctx) {
     const struct generation_spec *spec = ctx;
     return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->render_deadline;
 }
 
 /* The index after the last occurrence of `words` in the prompt, or the prompt's length. */
-static int32_t words_end_find(const struct token_ids *prompt, const struct token_ids *words) {
-    int32_t found = prompt->n, k = 0, *same = words->n ? xcalloc((size_t)words->n, 4) : NULL;
+static int32_t find_last_end(const struct token_ids *prompt, const struct token_ids *tokens) {
+    int32_t end = prompt->n, k = 0, *prefix_len = tokens->n ? xcalloc((size_t)tokens->n, 4) : NULL;
     /* Knuth, Morris and Pratt: same[i] is the longest prefix that is a suffix of words[..i] */
-    for (int32_t i = 1; i < words->n; i++) {
-        while (k > 0 && words->v[i] != words->v[k]) k = same[k - 1];
-        k += words->v[i] == words->v[k];
-        same[i] = k;
+    for (int32_t i = 1; i < tokens->n; i++) {
+        while (k > 0 && tokens->v[i] != tokens->v[k]) k = prefix_len[k - 1];
+        k += tokens->v[i] == tokens->v[k];
+        prefix_len[i] = k;
     }
     k = 0;
-    for (int32_t i = 0; words->n && i < prompt->n; i++) {
-        while (k > 0 && (k == words->n || prompt->v[i] != words->v[k])) k = same[k - 1];
-        k += prompt->v[i] == words->v[k];
-        if (k == words->n) found = i + 1;
+    for (int32_t i = 0; tokens->n && i < prompt->n; i++) {
+        while (k > 0 && (k == tokens->n || prompt->v[i] != tokens->v[k])) k = prefix_len[k - 1];
+        k += prompt->v[i] == tokens->v[k];
+        if (k == tokens->n) end = i + 1;
     }
-    free(same);
-    return found;
+    free(prefix_len);
+    return end;
 }
 
 /* The last message continues: removes the tokens that the template puts after it. */
-static void prompt_go_on(const struct server *s, const json_t *messages, struct token_ids *prompt) {
+static void prompt_cut_to_final_message(const struct server *s, const json_t *messages,
+                                        struct token_ids *prompt) {
     const char *text =
         json_get_string(json_array_get(messages, json_array_size(messages) - 1), "content");
-    struct token_ids words = {0};
-    tokenizer_encode(s->m->tok, text, strlen(text), 0, &words);
-    prompt->n = words_end_find(prompt, &words);
-    token_ids_release(&words);
+    struct token_ids tokens = {0};
+    tokenizer_encode(s->m->tok, text, strlen(text), 0, &tokens);
+    prompt->n = find_last_end(prompt, &tokens);
+    token_ids_release(&tokens);
 }
 
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                        struct error *err) {
-    bool generation = true, go_on = false;
+    bool generation = true, continue_final = false;
     json_t *messages = NULL, *kwargs = json_get_nonnull(body, "chat_template_kwargs");
     const char *template = NULL;
     if (messages_read(body, &messages, err) != OK ||
         json_read_string(body, "chat_template", &template, err) != OK ||
         json_read_bool(body, "add_generation_prompt", &generation, err) != OK ||
-        json_read_bool(body, "continue_final_message", &go_on, err) != OK ||
+        json_read_bool(body, "continue_final_message", &continue_final, err) != OK ||
         kwargs_check(kwargs, spec, err) != OK)
         return err->code;
     /* a grammar can force a call even if the template does not support tools */
-    bool told = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
+    bool show_tools = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
     spec->request_json = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->prompts->may_refuse = true;
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
-    if (spec->render_deadline <= 0) spec->render_deadline = clock_now() + PROMPT_SECONDS;
+    if (spec->render_deadline <= 0) spec->render_deadline = clock_now() + RENDER_SECONDS;
     struct chat_template_input chat = {.messages = messages,
-                                       .tools = told ? json_get_nonnull(body, "tools") : NULL,
+                                       .tools = show_tools ? json_get_nonnull(body, "tools") : NULL,
                                        .extra = extra,
                                        .template = template,
-                                       .generation_prompt = generation && !go_on,
-                                       .stop = prompt_ends,
+                                       .generation_prompt = generation && !continue_final,
+                                       .stop = render_should_stop,
                                        .stop_ctx = spec};
     int rc = chat_template_encode(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
     if (rc == OK) rc = ids_check_memory(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
-    if (go_on) prompt_go_on(s, messages, spec->prompts);
+    if (continue_final) prompt_cut_to_final_message(s, messages, spec->prompts);
     return OK;
 }
 
@@ -488,8 +490,8 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
 }
 
 /* Reads the fields of logprobs, and the maximum length of a reply. */
-static int chat_limits(const struct server *s, const json_t *body, struct generation_spec *spec,
-                       struct error *err) {
+static int chat_limits_read(const struct server *s, const json_t *body,
+                            struct generation_spec *spec, struct error *err) {
     int64_t max = s->o->max_tokens, top = 0;
     if (json_read_bool(body, "logprobs", &spec->logprobs, err) != OK ||
         json_read_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK ||
@@ -504,7 +506,7 @@ static int chat_limits(const struct server *s, const json_t *body, struct genera
 }
 
 /* A token as OpenAI lists one: {token, logprob, bytes}. */
-static json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
+static json_t *token_logprob_json(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
     tokenizer_decode_token(s->m->tok, id, true, &b);
@@ -517,9 +519,9 @@ static json_t *json_token_logprob(const struct server *s, int32_t id, float logp
 
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->batch_request.request;
-    json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
+    json_t *v = token_logprob_json(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
     for (int32_t k = 0; k < g->spec.n_top; k++)
-        json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
+        json_array_append_new(top, token_logprob_json(g->s, r->top_ids[i * r->n_top + k],
                                                       r->top_logprob[i * r->n_top + k]));
     json_object_set_new(v, "top_logprobs", top);
     return v;
@@ -534,10 +536,10 @@ void token_logprobs_write(const struct generation *g, const struct lazy_list *l,
 }
 
 /* Kinds of lists in these dialects. */
-enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY, LIST_LEGACY_ECHO };
+enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY_LOGPROBS, LIST_LEGACY_LOGPROBS_ECHO };
 
-static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
-                             int32_t to) {
+static json_t *chat_logprobs_json(const struct generation *g, const struct completion *a,
+                                  int32_t from, int32_t to) {
     const struct lazy_list l = {.kind = LIST_TOKENS, .index = a->index, .from = from, .to = to};
     if (!g->spec.logprobs) return json_null();
     return json_pack("{s:o,s:n}", "content", lazy_list_placeholder(g, &l), "refusal");
@@ -555,7 +557,7 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
 
 /* vLLM's form: alternatives by id, with the token itself; null for the first token. The rank of a
  * token outside the top n is unknown. */
-static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
+static json_t *prompt_tops_json(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->batch_request.request;
     if (i == 0 || !r->prompt_logprob) return json_null();
     const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
@@ -575,11 +577,11 @@ static void prompt_tops_write(const struct generation *g, const struct lazy_list
     const struct completion *a = &g->completions[l->index];
     buf_puts(out, "[");
     for (int32_t i = l->from; i < l->to; i++)
-        if (!lazy_list_add(g, l, prompt_tops_at(g, a, i), out)) return;
+        if (!lazy_list_add(g, l, prompt_tops_json(g, a, i), out)) return;
     buf_puts(out, "]");
 }
 
-static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
+static json_t *prompt_tops_list(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->batch_request.request;
     // no prompt_logprob: the call was cancelled before the engine had it
     const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
@@ -588,7 +590,8 @@ static json_t *prompt_tops(const struct generation *g, const struct completion *
     return lazy_list_placeholder(g, &l);
 }
 
-static void chat_list(const struct generation *g, const struct lazy_list *l, struct buf *out) {
+static void chat_list_write(const struct generation *g, const struct lazy_list *l,
+                            struct buf *out) {
     (l->kind == LIST_TOKENS ? token_logprobs_write : prompt_tops_write)(g, l, out);
 }
 
@@ -634,54 +637,54 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     size_t end = c->args_end ? c->args_end : a->shown;
     bool none = !c->args && a->done && c->sent == 0;
     if (!none && (!c->args || c->args + c->sent >= end)) return;
-    json_t *words =
+    json_t *arguments =
         none ? json_string(NO_ARGUMENTS)
              : json_string_lossy(a->text.data + c->args + c->sent, end - c->args - c->sent);
-    chunk_add(
-        g, a,
-        json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments", words),
-        json_null(), NULL, out);
+    chunk_add(g, a,
+              json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments",
+                        arguments),
+              json_null(), NULL, out);
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
 /* Sends a team's turns, which precede its answer. */
-static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
+static void reasoning_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->reasoning.len - a->reasoning_sent;
     if (n == 0) return;
-    json_t *words = json_string_lossy(a->reasoning.data + a->reasoning_sent, n);
+    json_t *content = json_string_lossy(a->reasoning.data + a->reasoning_sent, n);
     a->reasoning_sent = a->reasoning.len;
-    chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
+    chunk_add(g, a, json_pack("{s:o}", "reasoning_content", content), json_null(), NULL, out);
 }
 
 /* Adds a chunk of words. Without log-probabilities, chunks differ only in the words, so the rest is
  * serialized once per reply. Takes words and logprobs over. */
-static void words_add(const struct generation *g, struct completion *a, json_t *words,
-                      json_t *logprobs, struct buf *out) {
-    static const char before[] = "\"content\":\"\"";
+static void content_chunk_add(const struct generation *g, struct completion *a, json_t *content,
+                              json_t *logprobs, struct buf *out) {
+    static const char empty_content[] = "\"content\":\"\"";
     if (!json_is_null(logprobs)) {
-        chunk_add(g, a, json_pack("{s:o}", "content", words), logprobs, NULL, out);
+        chunk_add(g, a, json_pack("{s:o}", "content", content), logprobs, NULL, out);
         return;
     }
     if (!a->chunk.len)
         chunk_add(g, a, json_pack("{s:s}", "content", ""), json_null(), NULL, &a->chunk);
-    const char *gap = strstr(a->chunk.data, before);
-    char *text = json_dumps(words, JSON_ENCODE_ANY);
-    CHECK(gap && text);
-    gap += sizeof before - 3; // its two quotes are replaced by those of the words
-    buf_add(out, a->chunk.data, (size_t)(gap - a->chunk.data));
+    const char *value = strstr(a->chunk.data, empty_content);
+    char *text = json_dumps(content, JSON_ENCODE_ANY);
+    CHECK(value && text);
+    value += sizeof empty_content - 3; // its two quotes are replaced by those of the words
+    buf_add(out, a->chunk.data, (size_t)(value - a->chunk.data));
     buf_puts(out, text);
-    buf_puts(out, gap + 2);
+    buf_puts(out, value + 2);
     free(text);
-    json_decref(words);
+    json_decref(content);
 }
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    thoughts_delta(g, a, out);
+    reasoning_delta(g, a, out);
     if (a->content_end > a->sent) {
-        json_t *words = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
+        json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
         a->sent = a->content_end;
         int32_t to = completion_tokens_sent(a);
-        words_add(g, a, words, chat_logprobs(g, a, a->tokens_sent, to), out);
+        content_chunk_add(g, a, content, chat_logprobs_json(g, a, a->tokens_sent, to), out);
         a->tokens_sent = to;
     }
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
@@ -690,7 +693,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
 /* The last chunk has the log-probabilities of tokens that produced no text. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     int32_t from = a->tokens_sent, to = a->async ? from : completion_tokens_sent(a);
-    chunk_add(g, a, json_object(), from < to ? chat_logprobs(g, a, from, to) : json_null(),
+    chunk_add(g, a, json_object(), from < to ? chat_logprobs_json(g, a, from, to) : json_null(),
               completion_finish_reason(a), out);
 }
 
@@ -718,10 +721,10 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *words = a->content_end == 0 && a->n_tools
-                        ? json_null()
-                        : json_string_lossy(a->text.data, a->content_end);
-    json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
+    json_t *content = a->content_end == 0 && a->n_tools
+                          ? json_null()
+                          : json_string_lossy(a->text.data, a->content_end);
+    json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", content, "refusal");
     if (a->reasoning.len)
         json_object_set_new(m, "reasoning_content",
                             json_string_lossy(a->reasoning.data, a->reasoning.len));
@@ -736,21 +739,21 @@ static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
-        json_array_append_new(choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message",
-                                                 chat_message(a), "logprobs",
-                                                 chat_logprobs(g, a, 0, completion_tokens_kept(a)),
-                                                 "finish_reason", completion_finish_reason(a)));
+        json_array_append_new(
+            choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
+                               "logprobs", chat_logprobs_json(g, a, 0, completion_tokens_kept(a)),
+                               "finish_reason", completion_finish_reason(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
     if (g->spec.prompt_tops)
-        json_object_set_new(v, "prompt_logprobs", prompt_tops(g, g->completions));
+        json_object_set_new(v, "prompt_logprobs", prompt_tops_list(g, g->completions));
     return v;
 }
 
 static const struct api_dialect chat_dialect = {.stream_type = "text/event-stream",
                                                 .idle = ": waiting\n\n",
-                                                .list = chat_list,
+                                                .list = chat_list_write,
                                                 .begin = chat_begin,
                                                 .delta = chat_delta,
                                                 .finish = chat_finish,
@@ -760,8 +763,8 @@ static const struct api_dialect chat_dialect = {.stream_type = "text/event-strea
 /* the target of a body */
 
 /* LoRAX's merged_adapters {ids, weights, merge_strategy} as a weighted sum. */
-static int target_merged(struct server *s, const json_t *merged, struct model_ref *t,
-                         struct error *err) {
+static int model_ref_from_merged(struct server *s, const json_t *merged, struct model_ref *t,
+                                 struct error *err) {
     const json_t *ids = json_get_nonnull(merged, "ids"),
                  *weights = json_get_nonnull(merged, "weights"), *id;
     const char *strategy = "linear";
@@ -790,20 +793,20 @@ static int target_merged(struct server *s, const json_t *merged, struct model_re
 }
 
 /* LoRAX's adapter_id: a name, or, with a local source, the path that an adapter was loaded from. */
-static int target_lorax(struct server *s, const json_t *parameters, const char *id,
-                        struct model_ref *t, struct error *err) {
+static int model_ref_from_lorax(struct server *s, const json_t *parameters, const char *id,
+                                struct model_ref *t, struct error *err) {
     static const char *const sources[] = {"hub", "local", "s3", "pbase"};
     const char *source = "hub";
     bool known = false;
-    int n, at = 0;
+    int n, index = 0;
     if (json_read_string(parameters, "adapter_source", &source, err) != OK) return err->code;
     for (size_t i = 0; i < ARRAY_LEN(sources); i++) known |= strcmp(source, sources[i]) == 0;
     if (!known)
         return error_set(err, ERR_USAGE, "'adapter_source' must be hub, local, s3 or pbase");
     struct adapter_entry *v = server_adapters(s, &n);
-    while (at < n && strcmp(v[at].path, id) != 0) at++;
-    bool by_path = at < n && strcmp(source, "local") == 0;
-    int rc = model_ref_resolve(s, by_path ? v[at].name : id, t, err);
+    while (index < n && strcmp(v[index].path, id) != 0) index++;
+    bool by_path = index < n && strcmp(source, "local") == 0;
+    int rc = model_ref_resolve(s, by_path ? v[index].name : id, t, err);
     server_adapters_free(v, n);
     return rc;
 }
@@ -817,8 +820,8 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
     if (json_read_string(body, "model", &model, err) != OK ||
         json_read_string(parameters, "adapter_id", &id, err) != OK)
         return err->code;
-    if (merged) return target_merged(s, merged, t, err);
-    if (id && *id) return target_lorax(s, parameters, id, t, err);
+    if (merged) return model_ref_from_merged(s, merged, t, err);
+    if (id && *id) return model_ref_from_lorax(s, parameters, id, t, err);
     return model_ref_resolve(s, model, t, err);
 }
 
@@ -848,7 +851,7 @@ void generation_handle(struct server *s, struct exchange *x, const struct api_di
 }
 
 /* Handles a chat with a team, also with an unknown one. False: the model is not a team. */
-static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
+static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body) {
     struct generation_spec spec = {0};
     struct error err;
     json_t *messages;
@@ -876,7 +879,7 @@ int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
     if (rc == OK) rc = chat_template_check(s, body, spec, err);
     if (rc == OK) derived_settings_apply(s, t, body);
     if (rc == OK) rc = settings_read(s, body, spec, err);
-    if (rc == OK) rc = chat_limits(s, body, spec, err);
+    if (rc == OK) rc = chat_limits_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
     if (rc == OK) rc = tool_choice_read(s, body, spec, err);
     return rc == OK ? chat_prompt_render(s, body, spec, err) : rc;
@@ -888,7 +891,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
     struct model_ref t = {0};
     struct error err;
     json_t *body = request_memory_json(ctx, x, &err);
-    if (body && chat_of_team(s, x, body)) {
+    if (body && team_chat_handle(s, x, body)) {
         json_decref(body);
         return;
     }
@@ -929,34 +932,34 @@ static int prompt_read(const struct server *s, const json_t *v, struct token_ids
 }
 
 /* A string, strings, ids, or lists of ids. */
-int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out,
-                     int *n, struct error *err) {
-    bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
-    *n = many ? (int)json_array_size(v) : 1;
-    if (!v || *n < 1 || *n > most) {
+int prompts_tokenize(const struct server *s, const json_t *v, int max_prompts,
+                     struct token_ids **out, int *n, struct error *err) {
+    bool is_list = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
+    *n = is_list ? (int)json_array_size(v) : 1;
+    if (!v || *n < 1 || *n > max_prompts) {
         *n = 0;
         return error_set(err, ERR_USAGE,
                          "a prompt must be a string, a list of token ids, or a list of 1 to %d of "
                          "those",
-                         most);
+                         max_prompts);
     }
     *out = xcalloc((size_t)*n, sizeof **out);
     for (int i = 0; i < *n; i++) (*out)[i].may_refuse = true;
     for (int i = 0; i < *n; i++)
-        if (prompt_read(s, many ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
+        if (prompt_read(s, is_list ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
             ids_check_memory(&(*out)[i], err) != OK ||
             ((*out)[i].n == 0 && error_set(err, ERR_USAGE, "prompt %d is empty", i) != OK))
             return err->code;
     return OK;
 }
 
-static int completion_limits(struct server *s, const json_t *body, struct generation_spec *spec,
-                             struct error *err) {
+static int completion_limits_read(struct server *s, const json_t *body,
+                                  struct generation_spec *spec, struct error *err) {
     int64_t max = 16, logprobs = -1, best_of = spec->n, n = spec->n;
     const char *suffix = NULL;
     if (json_read_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
         json_read_int(body, "logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
-        json_read_int(body, "best_of", 1, MAX_N, &best_of, err) != OK ||
+        json_read_int(body, "best_of", 1, MAX_COMPLETIONS, &best_of, err) != OK ||
         json_read_bool(body, "echo", &spec->echo, err) != OK ||
         json_read_string(body, "suffix", &suffix, err) != OK)
         return err->code;
@@ -1002,7 +1005,7 @@ struct scored_token {
     const float *top;
 };
 
-static struct scored_token scored_at(const struct completion *a, int32_t i, bool prompt) {
+static struct scored_token scored_token_get(const struct completion *a, int32_t i, bool prompt) {
     const struct engine_request *r = &a->batch_request.request;
     int64_t n = r->n_top;
     if (prompt && i < r->n_prompt && !r->prompt_logprob) // cancelled before prefill
@@ -1016,7 +1019,7 @@ static struct scored_token scored_at(const struct completion *a, int32_t i, bool
                                  r->top_logprob + i * n};
 }
 
-static json_t *scored_tops(const struct generation *g, const struct scored_token *t) {
+static json_t *scored_token_tops(const struct generation *g, const struct scored_token *t) {
     json_t *tops = json_object();
     bool has = false;
     for (int32_t k = 0; k < g->spec.n_top; k++) {
@@ -1027,7 +1030,7 @@ static json_t *scored_tops(const struct generation *g, const struct scored_token
     return tops;
 }
 
-static json_int_t characters_of(const struct server *s, int32_t id) {
+static json_int_t token_characters(const struct server *s, int32_t id) {
     struct buf text = {0};
     json_int_t n = 0;
     tokenizer_decode_token(s->m->tok, id, false, &text);
@@ -1038,36 +1041,37 @@ static json_int_t characters_of(const struct server *s, int32_t id) {
 
 enum { SCORED_TOKENS, SCORED_VALUES, SCORED_TOPS, SCORED_OFFSETS, SCORED_LISTS };
 
-static json_t *scored_json(const struct generation *g, const struct scored_token *t, int which,
-                           json_int_t *offset) {
+static json_t *scored_token_json(const struct generation *g, const struct scored_token *t,
+                                 int which, json_int_t *offset) {
     json_int_t at = *offset;
     if (which == SCORED_TOKENS) return json_token_text(g->s, t->id);
     if (which == SCORED_VALUES) return t->top_ids ? json_logprob(t->logprob) : json_null();
-    if (which == SCORED_TOPS) return t->top_ids ? scored_tops(g, t) : json_null();
-    *offset += characters_of(g->s, t->id);
+    if (which == SCORED_TOPS) return t->top_ids ? scored_token_tops(g, t) : json_null();
+    *offset += token_characters(g->s, t->id);
     return json_integer(at);
 }
 
 /* Writes the lists one after the other, so that none is kept in memory. */
-static void legacy_write(const struct generation *g, const struct lazy_list *l, struct buf *out) {
+static void legacy_logprobs_write(const struct generation *g, const struct lazy_list *l,
+                                  struct buf *out) {
     static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",
                                                     "text_offset"};
     const struct completion *a = &g->completions[l->index];
-    bool prompt = l->kind == LIST_LEGACY_ECHO;
+    bool prompt = l->kind == LIST_LEGACY_LOGPROBS_ECHO;
     json_int_t offset = l->offset;
     for (int which = 0; which < SCORED_LISTS; which++) {
         buf_printf(out, "%s\"%s\":[", which ? "]," : "{", names[which]);
         for (int32_t i = l->from; i < l->to; i++) {
-            struct scored_token t = scored_at(a, i, prompt);
-            if (!lazy_list_add(g, l, scored_json(g, &t, which, &offset), out)) return;
+            struct scored_token t = scored_token_get(a, i, prompt);
+            if (!lazy_list_add(g, l, scored_token_json(g, &t, which, &offset), out)) return;
         }
     }
     buf_puts(out, "]}");
 }
 
-static void completion_list(const struct generation *g, const struct lazy_list *l,
-                            struct buf *out) {
-    (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_write)(g, l, out);
+static void completion_list_write(const struct generation *g, const struct lazy_list *l,
+                                  struct buf *out) {
+    (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_logprobs_write)(g, l, out);
 }
 
 /* Log-probabilities of the answer's tokens from..to, after those of the prompt if `prompt`. */
@@ -1075,13 +1079,13 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct engine_request *r = &a->batch_request.request;
     prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
-    struct lazy_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
+    struct lazy_list l = {.kind = prompt ? LIST_LEGACY_LOGPROBS_ECHO : LIST_LEGACY_LOGPROBS,
                           .index = a->index,
                           .from = from,
                           .to = to + (prompt ? r->n_prompt : 0),
                           .offset = *offset};
     for (int32_t i = l.from; i < l.to; i++)
-        *offset += characters_of(g->s, scored_at(a, i, prompt).id);
+        *offset += token_characters(g->s, scored_token_get(a, i, prompt).id);
     return lazy_list_placeholder(g, &l);
 }
 
@@ -1115,7 +1119,7 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
         index, json_string_lossy(text.data, text.len),
         g->spec.logprobs ? completion_logprobs(g, a, 0, to, with_prompt, &offset) : json_null(),
         completion_reason(g, a));
-    if (g->spec.prompt_tops) json_object_set_new(v, "prompt_logprobs", prompt_tops(g, a));
+    if (g->spec.prompt_tops) json_object_set_new(v, "prompt_logprobs", prompt_tops_list(g, a));
     buf_release(&text);
     return v;
 }
@@ -1130,7 +1134,7 @@ static double mean_logprob(const struct completion *a) {
 /* The n_best answers to a prompt with the highest mean log-probability, the best first. */
 static void choices_best(const struct generation *g, int prompt, json_t *choices) {
     const struct completion *all = g->completions + (ptrdiff_t)prompt * g->spec.n;
-    bool taken[MAX_N] = {false};
+    bool taken[MAX_COMPLETIONS] = {false};
     for (int k = 0; k < g->spec.n_best; k++) {
         int best = -1;
         for (int i = 0; i < g->spec.n; i++)
@@ -1178,8 +1182,8 @@ static void completion_delta(const struct generation *g, struct completion *a, s
 static void completion_finish(const struct generation *g, struct completion *a, struct buf *out) {
     int32_t from = a->tokens_sent, to = completion_tokens_sent(a);
     bool more = g->spec.logprobs && from < to;
-    json_t *rest = more ? completion_logprobs(g, a, from, to, false, &a->offset) : json_null();
-    completion_chunk(g, a, json_string(""), rest, completion_reason(g, a), out);
+    json_t *logprobs = more ? completion_logprobs(g, a, from, to, false, &a->offset) : json_null();
+    completion_chunk(g, a, json_string(""), logprobs, completion_reason(g, a), out);
 }
 
 static void completion_end(const struct generation *g, struct buf *out) {
@@ -1188,7 +1192,7 @@ static void completion_end(const struct generation *g, struct buf *out) {
 
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
                                                       .idle = ": waiting\n\n",
-                                                      .list = completion_list,
+                                                      .list = completion_list_write,
                                                       .delta = completion_delta,
                                                       .finish = completion_finish,
                                                       .end = completion_end,
@@ -1200,7 +1204,7 @@ int openai_completion_read(struct server *s, const json_t *body, struct model_re
     if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
-    return rc == OK ? completion_limits(s, body, spec, err) : rc;
+    return rc == OK ? completion_limits_read(s, body, spec, err) : rc;
 }
 
 static void completion_handle(void *ctx, struct exchange *x) {
@@ -1231,10 +1235,10 @@ static int embedding_read(const struct server *s, const json_t *body, struct ope
 }
 
 /* The number of texts that make one or two steps of the engine, at least one. */
-static int slice_of(const struct token_seq *seqs, int n) {
+static int embed_batch_size(const struct token_seq *seqs, int n) {
     int64_t tokens = 0;
     int k = 0;
-    while (k < n && (k == 0 || tokens + seqs[k].n <= EMBED_TOKENS)) tokens += seqs[k++].n;
+    while (k < n && (k == 0 || tokens + seqs[k].n <= EMBED_BATCH_TOKENS)) tokens += seqs[k++].n;
     return k;
 }
 
@@ -1256,7 +1260,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     struct adapter *a = t->n ? t->terms[0].adapter : NULL;
     int rc = OK;
     for (int i = 0, k; i < n && rc == OK; i += k) {
-        k = slice_of(seqs + i, n - i);
+        k = embed_batch_size(seqs + i, n - i);
         if (exchange_is_disconnected(x))
             rc = error_set(err, ERR_STATE, "the client has gone");
         else
@@ -1384,14 +1388,14 @@ static void model_handle(void *ctx, struct exchange *x) {
         api_fail_error(x, &err, "model");
         return;
     }
-    int n, at = 0;
+    int n, index = 0;
     struct adapter_entry *v = server_adapters(s, &n);
-    while (at < n && strcmp(v[at].name, t.label) != 0) at++;
+    while (index < n && strcmp(v[index].name, t.label) != 0) index++;
     json_t *card;
     if (t.n == 0)
         card = model_card(s, id, s->path, NULL, s->started);
-    else if (t.n == 1 && at < n)
-        card = model_card(s, id, v[at].path, s->name, v[at].created);
+    else if (t.n == 1 && index < n)
+        card = model_card(s, id, v[index].path, s->name, v[index].created);
     else // a mix is not listed
         card = model_card(s, id, id, s->name, s->started);
     exchange_reply_json(x, 200, card);

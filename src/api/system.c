@@ -63,7 +63,7 @@ static void system_handle(void *ctx, struct exchange *x) {
 
 /* adapters */
 
-static json_t *item_json(const struct adapter_pool_item *i) {
+static json_t *pool_item_json(const struct adapter_pool_item *i) {
     return json_pack("{s:s,s:o?,s:s?,s:s,s:I,s:I,s:b,s:b,s:I,s:I}", "name", i->name, "path",
                      i->path ? json_from_path(i->path) : NULL, "problem", i->problem, "hash",
                      i->hash, "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes,
@@ -77,7 +77,7 @@ static void adapters_handle(void *ctx, struct exchange *x) {
     json_t *list = json_array();
     int n;
     const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
-    for (int i = 0; i < n; i++) json_array_append_new(list, item_json(&v[i]));
+    for (int i = 0; i < n; i++) json_array_append_new(list, pool_item_json(&v[i]));
     arena_release(&mem);
     exchange_reply_json(x, 200, json_pack("{s:o}", "adapters", list));
 }
@@ -94,15 +94,16 @@ static char *adapter_path(struct server *s, const char *name) {
 }
 
 /* "critic/versions" → "critic"; malloc'ed. NULL: the path does not end with `end`. */
-static char *rest_before(const struct exchange *x, const char *end) {
+static char *wildcard_without_suffix(const struct exchange *x, const char *suffix) {
     const char *rest = exchange_wildcard(x);
-    size_t n = strlen(rest), m = strlen(end);
-    return n > m && strcmp(rest + n - m, end) == 0 ? xstrndup(rest, n - m) : NULL;
+    size_t n = strlen(rest), m = strlen(suffix);
+    return n > m && strcmp(rest + n - m, suffix) == 0 ? xstrndup(rest, n - m) : NULL;
 }
 
 static void versions_handle(void *ctx, struct exchange *x) {
     struct error err;
-    char *name = rest_before(x, "/versions"), *path = name ? adapter_path(ctx, name) : NULL;
+    char *name = wildcard_without_suffix(x, "/versions"),
+         *path = name ? adapter_path(ctx, name) : NULL;
     json_t *list = path ? adapter_versions(path, &err) : NULL;
     if (list)
         exchange_reply_json(x, 200, json_pack("{s:o}", "versions", list));
@@ -121,7 +122,7 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     const char *to = NULL;
-    char hash[HASH_LEN], *name = rest_before(x, "/rollback"),
+    char hash[HASH_LEN], *name = wildcard_without_suffix(x, "/rollback"),
                          *path = name ? adapter_path(s, name) : NULL;
     json_t *body = exchange_body(x)->len ? request_memory_json(ctx, x, &err) : json_object();
     int rc = body ? json_read_string(body, "to", &to, &err) : err.code;
@@ -154,7 +155,7 @@ static struct store *runs_store(const struct server *s, struct error *err) {
 
 /* The name of the folder that a job of this server wrote to ("out"): malloc'ed; NULL: the run had
  * no such folder. */
-static char *run_out(const struct server *s, struct store *store, const char *id) {
+static char *run_result_name(const struct server *s, struct store *store, const char *id) {
     struct error missing;
     json_t *run = store_run_get(store, id, &missing);
     const json_t *recipe = json_object_get(run, "recipe"), *jobs = json_object_get(recipe, "jobs");
@@ -168,7 +169,7 @@ static char *run_out(const struct server *s, struct store *store, const char *id
     return name;
 }
 
-static char *folder_if(char *path) {
+static char *path_if_exists(char *path) {
     if (path_exists(path)) return path;
     free(path);
     return NULL;
@@ -177,21 +178,21 @@ static char *folder_if(char *path) {
 /* Finds a folder by the run's id, or by the name of its "out"; names that could be paths are
  * rejected. */
 static char *run_folder(const struct server *s, const char *id) {
-    struct error none;
+    struct error ignored;
     if (!*id || *id == '.' || strchr(id, '/')) return NULL;
-    char *folder = folder_if(path_join(s->o->runs, id));
-    if (!folder) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, id));
+    char *folder = path_if_exists(path_join(s->o->runs, id));
+    if (!folder) folder = path_if_exists(xasprintf("%s/out/%s", s->o->state_dir, id));
     if (folder) return folder;
-    struct store *store = runs_store(s, &none);
-    char *out = store ? run_out(s, store, id) : NULL;
-    if (out) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, out));
+    struct store *store = runs_store(s, &ignored);
+    char *out = store ? run_result_name(s, store, id) : NULL;
+    if (out) folder = path_if_exists(xasprintf("%s/out/%s", s->o->state_dir, out));
     store_close(store);
     free(out);
     return folder;
 }
 
 static char *run_file(const char *folder, const char *name) {
-    return folder_if(path_join(folder, name));
+    return path_if_exists(path_join(folder, name));
 }
 
 /* A run of a job has the name of its folder in addition to its id. */
@@ -205,7 +206,7 @@ static void runs_handle(void *ctx, struct exchange *x) {
            *run;
     size_t i;
     json_array_foreach (list, i, run) {
-        char *out = run_out(s, store, json_get_string(run, "id"));
+        char *out = run_result_name(s, store, json_get_string(run, "id"));
         if (out) json_object_set_new(run, "out", json_string(out));
         free(out);
     }
@@ -216,10 +217,10 @@ static void runs_handle(void *ctx, struct exchange *x) {
     store_close(store);
 }
 
-/* A log with more than LINES_KEPT lines is thinned: every 2nd, 4th, … line and the last are kept. A
+/* A log with more than MAX_LINES lines is thinned: every 2nd, 4th, … line and the last are kept. A
  * curve looks the same, and memory is bounded for a run of any length. */
 enum {
-    LINES_KEPT = 4096,
+    MAX_LINES = 4096,
     LINE_BYTES = 256, /* usual bytes of a line */
     LINE_FACTOR = 16, /* bytes in memory per byte in a file */
 };
@@ -228,7 +229,7 @@ struct sampled_lines {
     int64_t seen, stride;
 };
 
-static void lines_halve(struct sampled_lines *l) {
+static void sampled_lines_halve(struct sampled_lines *l) {
     json_t *half = json_array();
     for (size_t i = 0; i < json_array_size(l->list); i += 2)
         json_array_append(half, json_array_get(l->list, i));
@@ -237,7 +238,7 @@ static void lines_halve(struct sampled_lines *l) {
     l->stride *= 2;
 }
 
-static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
+static int line_sample(void *ctx, const json_t *v, int line, struct error *err) {
     struct sampled_lines *l = ctx;
     json_t *row = json_incref((json_t *)(uintptr_t)v);
     (void)line, (void)err;
@@ -247,16 +248,16 @@ static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
         json_array_append_new(l->list, row);
     else
         l->last = row;
-    if (json_array_size(l->list) > LINES_KEPT) lines_halve(l);
+    if (json_array_size(l->list) > MAX_LINES) sampled_lines_halve(l);
     return OK;
 }
 
 /* The lines of a run's log; an empty list if the log does not exist. */
-static json_t *lines_of(const char *folder, const char *name) {
+static json_t *log_lines_json(const char *folder, const char *name) {
     struct error err;
     struct sampled_lines l = {.list = json_array(), .stride = 1};
     char *path = run_file(folder, name);
-    if (path) json_file_each(path, line_keep, &l, &err); // the last line may be incomplete
+    if (path) json_file_each(path, line_sample, &l, &err); // the last line may be incomplete
     if (l.last) json_array_append_new(l.list, l.last);
     free(path);
     return l.list;
@@ -266,7 +267,7 @@ static json_t *lines_of(const char *folder, const char *name) {
 static int run_reserve(struct server *s, struct exchange *x, const char *folder,
                        struct error *err) {
     static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
-    int rc = request_memory_reserve(s, x, 2 * (size_t)LINES_KEPT * LINE_BYTES * LINE_FACTOR, err);
+    int rc = request_memory_reserve(s, x, 2 * (size_t)MAX_LINES * LINE_BYTES * LINE_FACTOR, err);
     for (size_t i = 0; i < ARRAY_LEN(names) && rc == OK; i++) {
         char *path = path_join(folder, names[i]);
         rc = request_memory_reserve_file(s, x, path, LINE_FACTOR, err);
@@ -276,7 +277,7 @@ static int run_reserve(struct server *s, struct exchange *x, const char *folder,
 }
 
 /* null: the run has no generations, or none yet. */
-static json_t *lineage_read(const char *folder, struct error *err) {
+static json_t *lineage_tree_json(const char *folder, struct error *err) {
     char *path = run_file(folder, "evolution.jsonl");
     json_t *generations = path ? lineage_load(path, err) : json_array();
     json_t *v = NULL;
@@ -287,7 +288,7 @@ static json_t *lineage_read(const char *folder, struct error *err) {
     return v;
 }
 
-static json_t *result_of(const char *folder) {
+static json_t *result_json(const char *folder) {
     struct error err;
     char *path = run_file(folder, "result.json");
     json_t *v = path ? json_parse_file(path, &err) : NULL;
@@ -302,14 +303,14 @@ static void run_handle(void *ctx, struct exchange *x) {
     struct error err;
     char *folder = run_folder(s, id);
     bool fits = folder && run_reserve(s, x, folder, &err) == OK;
-    json_t *tree = fits ? lineage_read(folder, &err) : NULL;
+    json_t *tree = fits ? lineage_tree_json(folder, &err) : NULL;
     if (tree)
         exchange_reply_json(x, 200,
                             json_pack("{s:s,s:o,s:o,s:o,s:o,s:o?}", "id", id, "training",
-                                      lines_of(folder, "train.jsonl"), "generations",
-                                      lines_of(folder, "evolution.jsonl"), "curve",
-                                      lines_of(folder, "curve.jsonl"), "lineage", tree, "result",
-                                      result_of(folder)));
+                                      log_lines_json(folder, "train.jsonl"), "generations",
+                                      log_lines_json(folder, "evolution.jsonl"), "curve",
+                                      log_lines_json(folder, "curve.jsonl"), "lineage", tree,
+                                      "result", result_json(folder)));
     else if (folder)
         api_fail_error(x, &err, NULL);
     else
@@ -323,12 +324,13 @@ static void run_handle(void *ctx, struct exchange *x) {
 static void traces_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *slow = exchange_query(x, "slow");
-    double least = slow ? strtod(slow, NULL) : 0;
+    double min_seconds = slow ? strtod(slow, NULL) : 0;
     json_t *list = json_array();
     pthread_mutex_lock(&s->lock);
     for (uint64_t i = 0; i < MIN(s->n_traces, REQUEST_TRACES_MAX); i++) {
         json_t *v = s->traces[(s->n_traces - 1 - i) % REQUEST_TRACES_MAX];
-        if (json_get_number(v, "total") >= least) json_array_append_new(list, json_deep_copy(v));
+        if (json_get_number(v, "total") >= min_seconds)
+            json_array_append_new(list, json_deep_copy(v));
     }
     pthread_mutex_unlock(&s->lock);
     exchange_reply_json(x, 200, json_pack("{s:o}", "traces", list));

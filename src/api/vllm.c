@@ -18,11 +18,11 @@ static bool is_for_base(const struct server *s, const char *config) {
     struct error err;
     json_t *v = json_parse_file(config, &err);
     const char *base = json_get_string(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
-    bool is =
+    bool matches =
         *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
-    for (int i = 0; i < s->o->names.n; i++) is |= strcmp(base, s->o->names.v[i]) == 0;
+    for (int i = 0; i < s->o->names.n; i++) matches |= strcmp(base, s->o->names.v[i]) == 0;
     json_decref(v);
-    return is;
+    return matches;
 }
 
 /* Loads an adapter of that name from the folder that vLLM's environment variables give. */
@@ -44,7 +44,7 @@ static bool adapter_resolve(struct server *s, const char *name) {
 
 /* adapters by command */
 
-static void said(struct exchange *x, const char *fmt, const char *name) {
+static void text_reply(struct exchange *x, const char *fmt, const char *name) {
     char *text = xasprintf(fmt, name);
     exchange_reply(x, 200, "text/plain; charset=utf-8", text, strlen(text));
     free(text);
@@ -65,14 +65,14 @@ static bool names_read(struct exchange *x, const json_t *body, const char **name
 static void load_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "", *path = "";
-    bool again = false, stacked = false;
+    bool load_inplace = false, stacked = false;
     json_t *body = request_memory_json(ctx, x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
     }
     if (!names_read(x, body, &name, &path)) {
-    } else if (json_read_bool(body, "load_inplace", &again, &err) != OK ||
+    } else if (json_read_bool(body, "load_inplace", &load_inplace, &err) != OK ||
                json_read_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
                (stacked && error_set(&err, ERR_USAGE,
                                      "'is_3d_lora_weight' is of experts' weights, which no model "
@@ -81,9 +81,9 @@ static void load_handle(void *ctx, struct exchange *x) {
     } else if (!*name || !*path) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,
                  "Both 'lora_name' and 'lora_path' must be provided.");
-    } else if (server_adapter_load(ctx, name, path, again, &err) == OK) {
-        said(x, "Success: LoRA adapter '%s' added successfully.", name);
-    } else if (err.code == ERR_STATE && !again && server_adapter_listed(ctx, name)) {
+    } else if (server_adapter_load(ctx, name, path, load_inplace, &err) == OK) {
+        text_reply(x, "Success: LoRA adapter '%s' added successfully.", name);
+    } else if (err.code == ERR_STATE && !load_inplace && server_adapter_listed(ctx, name)) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,
                  "The lora adapter '%s' has already been loaded. If you want to load the adapter "
                  "in place, set 'load_inplace' to True.",
@@ -111,7 +111,7 @@ static void unload_handle(void *ctx, struct exchange *x) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,
                  "'lora_name' needs to be provided to unload a LoRA adapter.");
     } else if (server_adapter_unload(ctx, name, &err) == OK) {
-        said(x, "Success: LoRA adapter '%s' removed successfully.", name);
+        text_reply(x, "Success: LoRA adapter '%s' removed successfully.", name);
     } else {
         api_fail(x, 404, "NotFoundError", NULL, NULL, "The lora adapter '%s' cannot be found.",
                  name);
@@ -122,8 +122,8 @@ static void unload_handle(void *ctx, struct exchange *x) {
 /* the tokenizer */
 
 /* Tokenizes a conversation as for a chat. */
-static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body,
-                          struct token_ids *out, struct error *err) {
+static int chat_tokenize(const struct server *s, struct exchange *x, json_t *body,
+                         struct token_ids *out, struct error *err) {
     struct generation_spec spec = {
         .tools = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE, .x = x};
     int rc = chat_template_check(s, body, &spec, err);
@@ -140,7 +140,7 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
                        struct token_ids *out, struct error *err) {
     bool specials = true;
     const char *prompt = NULL;
-    if (json_get_nonnull(body, "messages")) return tokens_of_chat(s, x, body, out, err);
+    if (json_get_nonnull(body, "messages")) return chat_tokenize(s, x, body, out, err);
     if (json_read_bool(body, "add_special_tokens", &specials, err) != OK ||
         json_read_string(body, "prompt", &prompt, err) != OK)
         return err->code;
@@ -208,10 +208,10 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     if (rc == OK) {
         if (n) tokenizer_decode(s->m->tok, ids[0].v, ids[0].n, true, &text);
         buf_add_sanitized(&clean, text.data ? text.data : "", text.len);
-        const char *said_so = clean.data ? clean.data : "";
-        exchange_reply_json(
-            x, 200,
-            json_pack("{s:s%,s:s%}", "prompt", said_so, clean.len, "content", said_so, clean.len));
+        const char *detokenized = clean.data ? clean.data : "";
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s%,s:s%}", "prompt", detokenized, clean.len, "content",
+                                      detokenized, clean.len));
     } else {
         api_fail_error(x, &err, "tokens");
     }
@@ -222,7 +222,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     json_decref(body);
 }
 
-static json_t *special(const struct server *s, int32_t id) {
+static json_t *special_token_json(const struct server *s, int32_t id) {
     return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
@@ -233,10 +233,10 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(
         x, 200,
         json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal", "model_max_length",
-                  engine_max_len(s->e), "bos_token", special(s, tokenizer_bos(t)), "eos_token",
-                  special(s, tokenizer_eos(t)), "pad_token", special(s, tokenizer_eos(t)),
-                  "add_bos_token", tokenizer_add_bos(t), "chat_template",
-                  s->m->chat_template ? s->m->chat_template : chatml_template));
+                  engine_max_len(s->e), "bos_token", special_token_json(s, tokenizer_bos(t)),
+                  "eos_token", special_token_json(s, tokenizer_eos(t)), "pad_token",
+                  special_token_json(s, tokenizer_eos(t)), "add_bos_token", tokenizer_add_bos(t),
+                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template));
 }
 
 /* health */

@@ -34,7 +34,7 @@ static const struct {
 static const char POLICY[] =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-static const char *type_of(const char *name) {
+static const char *content_type(const char *name) {
     static const char *const types[][2] = {{".html", "text/html; charset=utf-8"},
                                            {".js", "text/javascript; charset=utf-8"},
                                            {".css", "text/css; charset=utf-8"},
@@ -46,9 +46,9 @@ static const char *type_of(const char *name) {
 }
 
 /* If-None-Match is a list; a proxy that compressed a file may mark its tag as weak. */
-static bool has_it(const struct exchange *x, const char *tag) {
-    const char *known = exchange_header(x, "If-None-Match");
-    return known && (strstr(known, tag) || strcmp(known, "*") == 0);
+static bool etag_matches(const struct exchange *x, const char *tag) {
+    const char *etags = exchange_header(x, "If-None-Match");
+    return etags && (strstr(etags, tag) || strcmp(etags, "*") == 0);
 }
 
 void web_ui_handle(void *ctx, struct exchange *x) {
@@ -68,10 +68,10 @@ void web_ui_handle(void *ctx, struct exchange *x) {
     exchange_add_header(x, "Cache-Control", "no-cache");
     exchange_add_header(x, "Content-Security-Policy", POLICY);
     exchange_add_header(x, "Referrer-Policy", "no-referrer");
-    if (has_it(x, tag))
+    if (etag_matches(x, tag))
         exchange_reply(x, 304, NULL, "", 0);
     else
-        exchange_reply(x, 200, type_of(name), files[i].from, n);
+        exchange_reply(x, 200, content_type(name), files[i].from, n);
 }
 
 static const struct http_route routes[] = {

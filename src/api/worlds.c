@@ -11,25 +11,25 @@
 #include <string.h>
 
 enum {
-    FRAMES_MAX = 500,
+    MAX_FRAMES = 500,
     FRAME_BYTES = 64 << 10, /* bytes in tree and text, without agents */
     AGENT_BYTES = 512,
     TRACE_FACTOR = 4, /* bytes in memory per byte in the file */
 };
 
-static json_t *place(const struct world *w, int cell) {
+static json_t *cell_json(const struct world *w, int cell) {
     return json_pack("[i,i]", cell % w->size, cell / w->size);
 }
 
-static json_t *places_of(const struct world *w, int kind) {
+static json_t *cells_json(const struct world *w, int kind) {
     json_t *list = json_array();
     for (int c = 0; c < w->size * w->size; c++)
-        if (w->cells[c] & kind) json_array_append_new(list, place(w, c));
+        if (w->cells[c] & kind) json_array_append_new(list, cell_json(w, c));
     return list;
 }
 
 /* [x, y, energy, holds, delivered, reward] of a living agent, null for a dead one. */
-static json_t *agents_of(const struct world *w) {
+static json_t *agents_json(const struct world *w) {
     json_t *list = json_array();
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *a = &w->agents[i];
@@ -41,13 +41,13 @@ static json_t *agents_of(const struct world *w) {
     return list;
 }
 
-static json_t *frame(const struct world *w) {
+static json_t *frame_json(const struct world *w) {
     json_t *predators = json_array();
     for (int p = 0; p < w->n_predators; p++)
-        json_array_append_new(predators, place(w, w->predators[p]));
-    return json_pack("{s:i,s:o,s:o,s:o,s:o}", "tick", w->tick, "agents", agents_of(w), "food",
-                     places_of(w, CELL_FOOD), "material", places_of(w, CELL_MATERIAL), "predators",
-                     predators);
+        json_array_append_new(predators, cell_json(w, w->predators[p]));
+    return json_pack("{s:i,s:o,s:o,s:o,s:o}", "tick", w->tick, "agents", agents_json(w), "food",
+                     cells_json(w, CELL_FOOD), "material", cells_json(w, CELL_MATERIAL),
+                     "predators", predators);
 }
 
 /* The path of a trace, in the runs of the command line or of this server's jobs; malloc'ed. */
@@ -66,7 +66,7 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
 }
 
 /* Loads the trace that a request names; answers with an error if it cannot. */
-static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
+static bool trace_open(struct server *s, struct exchange *x, struct trace *t) {
     struct error err;
     char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
     int rc = path ? request_memory_reserve_file(s, x, path, TRACE_FACTOR, &err) : OK;
@@ -83,7 +83,7 @@ static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
     return rc == OK;
 }
 
-static int64_t number_asked(const struct exchange *x, const char *key, int64_t fallback) {
+static int64_t query_int(const struct exchange *x, const char *key, int64_t fallback) {
     const char *text = exchange_query(x, key);
     return text ? strtoll(text, NULL, 10) : fallback;
 }
@@ -94,9 +94,9 @@ static void frames_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
     struct error err;
-    if (!trace_asked(s, x, &t)) return;
-    int64_t from = MIN(MAX(number_asked(x, "from", 0), 0), t.n_ticks + 1),
-            n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
+    if (!trace_open(s, x, &t)) return;
+    int64_t from = MIN(MAX(query_int(x, "from", 0), 0), t.n_ticks + 1),
+            n = MIN(MAX(query_int(x, "n", 100), 1), MAX_FRAMES);
     if (request_memory_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n",
                                     &err)) {
         api_fail_error(x, &err, "n");
@@ -107,7 +107,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
     json_t *frames = json_array();
     for (int64_t tick = from; tick < from + n && tick <= t.n_ticks; tick++) {
         trace_seek(&t, w, tick);
-        json_array_append_new(frames, frame(w));
+        json_array_append_new(frames, frame_json(w));
     }
     if (from > t.n_ticks) trace_seek(&t, w, 0); // walls and homes are needed even without frames
     exchange_reply_json(x, 200,
@@ -115,7 +115,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
                                   "agents", t.n_agents, "seed", (json_int_t)t.seed, "policy",
                                   t.policy, "ticks", (json_int_t)t.n_ticks, "planned",
                                   (json_int_t)t.steps, "closed", t.closed, "walls",
-                                  places_of(w, CELL_WALL), "homes", places_of(w, CELL_HOME),
+                                  cells_json(w, CELL_WALL), "homes", cells_json(w, CELL_HOME),
                                   "frames", frames));
     free(w);
     trace_release(&t);
@@ -125,17 +125,18 @@ static void frames_handle(void *ctx, struct exchange *x) {
 
 /* Probabilities of the first tokens of the action names, among which the world's policies
  * choose. */
-static json_t *choices_of(struct server *s, const struct model_ref *t, const struct buf *prompt,
-                          double temperature, struct error *err) {
+static json_t *action_probabilities(struct server *s, const struct model_ref *t,
+                                    const struct buf *prompt, double temperature,
+                                    struct error *err) {
     const struct tokenizer *tok = s->m->tok;
     struct token_ids words[WORLD_N_ACTIONS] = {{0}}, ids = {0};
     struct token_seq choices[WORLD_N_ACTIONS];
     tokenizer_encode(tok, prompt->data, prompt->len, TOKENIZER_ADD_BOS, &ids);
     for (int i = 0; i < WORLD_N_ACTIONS; i++) {
-        char *said = xasprintf(" %s", world_action_words[i]);
-        tokenizer_encode(tok, said, strlen(said), 0, &words[i]);
+        char *word = xasprintf(" %s", world_action_words[i]);
+        tokenizer_encode(tok, word, strlen(word), 0, &words[i]);
         choices[i] = (struct token_seq){words[i].v, 1};
-        free(said);
+        free(word);
     }
     struct engine_request r = {.prompt = ids.v,
                                .n_prompt = ids.n,
@@ -154,31 +155,31 @@ static json_t *choices_of(struct server *s, const struct model_ref *t, const str
 }
 
 /* The action that the agent then took; null: this is the last tick. */
-static json_t *taken(const struct trace *t, int64_t tick, int agent) {
+static json_t *action_json(const struct trace *t, int64_t tick, int agent) {
     if (tick >= t->n_ticks) return json_null();
     int a = t->actions[tick * t->n_agents + agent];
     return a < 0 ? json_null() : json_string(world_action_words[a % WORLD_N_ACTIONS]);
 }
 
 static json_t *agent_json(struct server *s, const struct trace *t, const struct world *w, int agent,
-                          const struct model_ref *who, double temperature, struct error *err) {
+                          const struct model_ref *model, double temperature, struct error *err) {
     const struct world_agent *a = &w->agents[agent];
-    struct buf seen = {0}, prompt = {0};
+    struct buf observation = {0}, prompt = {0};
     json_t *probabilities = NULL, *v = NULL;
     if (a->alive) {
-        world_observe(w, &t->rules, agent, &seen);
+        world_observe(w, &t->rules, agent, &observation);
         world_prompt(w, &t->rules, agent, &prompt);
-        probabilities = choices_of(s, who, &prompt, temperature, err);
+        probabilities = action_probabilities(s, model, &prompt, temperature, err);
     }
     if (!a->alive || probabilities)
-        v = json_pack("{s:i,s:i,s:b,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:s,s:s,s:o,s:o?}", "agent",
-                      agent, "tick", w->tick, "alive", a->alive, "energy", a->energy, "holds",
-                      a->holds, "collected", a->collected, "delivered", a->delivered, "blocked",
-                      a->blocked, "reward", a->reward, "total", a->total, "fitness",
-                      world_agent_fitness(a), "observation", seen.data ? seen.data : "", "prompt",
-                      prompt.data ? prompt.data : "", "action", taken(t, w->tick, agent),
-                      "probabilities", probabilities);
-    buf_release(&seen);
+        v = json_pack(
+            "{s:i,s:i,s:b,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:s,s:s,s:o,s:o?}", "agent", agent,
+            "tick", w->tick, "alive", a->alive, "energy", a->energy, "holds", a->holds, "collected",
+            a->collected, "delivered", a->delivered, "blocked", a->blocked, "reward", a->reward,
+            "total", a->total, "fitness", world_agent_fitness(a), "observation",
+            observation.data ? observation.data : "", "prompt", prompt.data ? prompt.data : "",
+            "action", action_json(t, w->tick, agent), "probabilities", probabilities);
+    buf_release(&observation);
     buf_release(&prompt);
     return v;
 }
@@ -187,29 +188,30 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
 static void agent_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
-    struct model_ref who;
+    struct model_ref model;
     struct error err;
     const char *temperature = exchange_query(x, "temperature");
-    if (!trace_asked(s, x, &t)) return;
-    int64_t tick = MIN(MAX(number_asked(x, "tick", t.n_ticks), 0), t.n_ticks);
-    int64_t agent = number_asked(x, "agent", 0);
+    if (!trace_open(s, x, &t)) return;
+    int64_t tick = MIN(MAX(query_int(x, "tick", t.n_ticks), 0), t.n_ticks);
+    int64_t agent = query_int(x, "agent", 0);
     json_t *v = NULL;
-    int rc = model_ref_resolve(s, exchange_query(x, "model"), &who, &err);
+    int rc = model_ref_resolve(s, exchange_query(x, "model"), &model, &err);
     bool found = rc == OK;
     if (rc == OK && (agent < 0 || agent >= t.n_agents))
         rc = error_set(&err, ERR_USAGE, "there are %d agents, from 0 on", t.n_agents);
     if (rc == OK) {
         struct world *w = xcalloc(1, sizeof *w);
         trace_seek(&t, w, tick);
-        double heat = temperature ? strtod(temperature, NULL) : 2;
-        v = agent_json(s, &t, w, (int)agent, &who, heat > 0 ? heat : 2, &err);
+        double action_temperature = temperature ? strtod(temperature, NULL) : 2;
+        v = agent_json(s, &t, w, (int)agent, &model,
+                       action_temperature > 0 ? action_temperature : 2, &err);
         free(w);
     }
     if (v)
         exchange_reply_json(x, 200, v);
     else
         api_fail_error(x, &err, NULL);
-    if (found) model_ref_release(&who);
+    if (found) model_ref_release(&model);
     trace_release(&t);
 }
 

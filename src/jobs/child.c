@@ -28,8 +28,8 @@ enum {
     FIRST_OTHER_FD = 4, /* after stdin, stdout, stderr and progress */
     READ_BLOCK = 64 << 10,
     READ_BLOCKS = 4,
-    WORDS_BYTES = 1 << 20, /* maximum bytes of stderr.txt */
-    CHILD_FILES = 4096,    /* open files */
+    MAX_STDERR_BYTES = 1 << 20, /* maximum bytes of stderr.txt */
+    MAX_OPEN_FILES = 4096,      /* open files */
 };
 
 /* Longer lines are truncated. */
@@ -46,14 +46,14 @@ struct child_launch {
     volatile int error; /* errno of a failed exec */
 };
 
-static void yield_to_all(void) {
+static void set_idle_priority(void) {
     const struct sched_param none = {0};
     sched_setscheduler(0, SCHED_IDLE, &none);
     setpriority(PRIO_PROCESS, 0, 19);
 }
 
 /* If memory runs out, the kernel kills the job rather than the service. */
-static void offer_to_oom_killer(void) {
+static void raise_oom_score(void) {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (write(fd, "500", 3) < 0) { /* ignored: it is an optimization */
@@ -62,35 +62,35 @@ static void offer_to_oom_killer(void) {
 }
 
 /* Sets a limit, unless a lower one is in force. */
-static void limit(int which, rlim_t most) {
+static void resource_limit_lower(int which, rlim_t max) {
     struct rlimit r;
-    if (getrlimit(which, &r) != 0 || r.rlim_max <= most) return;
-    r.rlim_cur = r.rlim_max = most;
+    if (getrlimit(which, &r) != 0 || r.rlim_max <= max) return;
+    r.rlim_cur = r.rlim_max = max;
     setrlimit(which, &r);
 }
 
-static void limits_set(const struct child_launch *l) {
-    limit(RLIMIT_CORE, 0);
-    limit(RLIMIT_NOFILE, CHILD_FILES);
-    limit(RLIMIT_FSIZE, l->max_file);
-    limit(RLIMIT_DATA, l->max_data);
+static void resource_limits_set(const struct child_launch *l) {
+    resource_limit_lower(RLIMIT_CORE, 0);
+    resource_limit_lower(RLIMIT_NOFILE, MAX_OPEN_FILES);
+    resource_limit_lower(RLIMIT_FSIZE, l->max_file);
+    resource_limit_lower(RLIMIT_DATA, l->max_data);
     umask(077);
 }
 
 static _Noreturn void child_main(struct child_launch *l) {
-    const struct sigaction usual = {.sa_handler = SIG_DFL};
-    sigset_t none;
-    for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
+    const struct sigaction default_action = {.sa_handler = SIG_DFL};
+    sigset_t no_signals;
+    for (int i = 1; i < NSIG; i++) sigaction(i, &default_action, NULL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != l->parent) _exit(127); /* the parent died before PR_SET_PDEATHSIG */
-    if (l->idle) yield_to_all();
-    offer_to_oom_killer();
-    limits_set(l);
+    if (l->idle) set_idle_priority();
+    raise_oom_score();
+    resource_limits_set(l);
     if (fds_remap(l->fds, FIRST_OTHER_FD)) {
         close_range(FIRST_OTHER_FD, ~0U, 0);
-        sigemptyset(&none);
-        sigprocmask(SIG_SETMASK, &none, NULL);
+        sigemptyset(&no_signals);
+        sigprocmask(SIG_SETMASK, &no_signals, NULL);
         execve(l->program, l->argv, l->envp);
     }
     l->error = errno;
@@ -134,23 +134,23 @@ static bool is_passed(const char *variable) {
 
 /* Configuration files are disabled: the job's record determines its options, even if a file
  * changes. */
-static void environment(const struct job_child_options *s, struct strings *out) {
-    char *tmp = path_join(s->folder, "tmp"), *all[] = {xasprintf("TMPDIR=%s", tmp), NULL};
+static void child_environment(const struct job_child_options *o, struct strings *out) {
+    char *tmp = path_join(o->folder, "tmp"), *assignments[] = {xasprintf("TMPDIR=%s", tmp), NULL};
     for (size_t i = 0; environ[i]; i++)
         if (is_passed(environ[i])) strings_add(out, environ[i]);
     strings_add(out, "SHOAL_PROGRESS=3");
     strings_add(out, "SHOAL_CONFIG=");
-    strings_add(out, all[0]);
-    if (s->job) all[1] = xasprintf("SHOAL_JOB=%s", s->job);
-    if (all[1]) strings_add(out, all[1]);
-    free(all[0]);
-    free(all[1]);
+    strings_add(out, assignments[0]);
+    if (o->permissions) assignments[1] = xasprintf("SHOAL_JOB=%s", o->permissions);
+    if (assignments[1]) strings_add(out, assignments[1]);
+    free(assignments[0]);
+    free(assignments[1]);
     free(tmp);
     out->v = xrealloc(out->v, sizeof *out->v * ((size_t)out->n + 1));
     out->v[out->n] = NULL;
 }
 
-static char **arguments(const struct strings *args) {
+static char **child_arguments(const struct strings *args) {
     static char name[] = "shoal";
     char **v = xcalloc((size_t)args->n + 2, sizeof *v);
     v[0] = name;
@@ -159,23 +159,23 @@ static char **arguments(const struct strings *args) {
 }
 
 /* This end of the pipe is non-blocking; the child's end, *theirs, blocks. */
-static int inlet_open(struct child_pipe *in, enum child_pipe_kind which,
-                      const struct job_child_options *s, int *theirs, struct error *err) {
+static int pipe_open(struct child_pipe *in, enum child_pipe_kind which,
+                     const struct job_child_options *o, int *child_fd, struct error *err) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
     in->fd = ends[0];
-    *theirs = ends[1];
+    *child_fd = ends[1];
     if (fcntl(in->fd, F_SETFL, O_NONBLOCK) != 0) return error_errno(err, "cannot use a pipe");
     if (!file_names[which]) return OK;
-    char *path = path_join(s->folder, file_names[which]);
-    in->left = which == CHILD_STDOUT ? s->max_output : WORDS_BYTES;
-    in->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int rc = in->file < 0 ? error_errno(err, "cannot write '%s'", path) : OK;
+    char *path = path_join(o->folder, file_names[which]);
+    in->file_bytes_left = which == CHILD_STDOUT ? o->max_output : MAX_STDERR_BYTES;
+    in->file_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int rc = in->file_fd < 0 ? error_errno(err, "cannot write '%s'", path) : OK;
     free(path);
     return rc;
 }
 
-static int launch(struct job_child *c, struct child_launch *l, struct error *err) {
+static int child_spawn(struct job_child *c, struct child_launch *l, struct error *err) {
     c->pid = child_launch(l);
     if (c->pid < 0) return error_errno(err, "cannot start a process");
     errno = l->error;
@@ -190,9 +190,9 @@ static int launch(struct job_child *c, struct child_launch *l, struct error *err
 
 static void child_free(struct job_child *c) {
     for (int i = 0; i < N_CHILD_PIPES; i++) {
-        fd_close(&c->in[i].fd);
-        fd_close(&c->in[i].file);
-        buf_release(&c->in[i].line);
+        fd_close(&c->pipes[i].fd);
+        fd_close(&c->pipes[i].file_fd);
+        buf_release(&c->pipes[i].line);
     }
     fd_close(&c->pidfd);
     free(c);
@@ -201,12 +201,12 @@ static void child_free(struct job_child *c) {
 static struct job_child *child_new(void) {
     struct job_child *c = xcalloc(1, sizeof *c);
     c->pid = c->pidfd = -1;
-    for (int i = 0; i < N_CHILD_PIPES; i++) c->in[i].fd = c->in[i].file = -1;
+    for (int i = 0; i < N_CHILD_PIPES; i++) c->pipes[i].fd = c->pipes[i].file_fd = -1;
     return c;
 }
 
 /* Makes FOLDER and an empty FOLDER/tmp. */
-static int folders_make(const char *folder, struct error *err) {
+static int job_folder_init(const char *folder, struct error *err) {
     char *tmp = path_join(folder, "tmp");
     int rc = dir_make(folder, err);
     tree_delete(tmp);
@@ -215,24 +215,24 @@ static int folders_make(const char *folder, struct error *err) {
     return rc;
 }
 
-struct job_child *job_child_start(const struct job_child_options *s, struct error *err) {
+struct job_child *job_child_start(const struct job_child_options *o, struct error *err) {
     struct job_child *c = child_new();
     struct strings env = {0};
-    environment(s, &env);
-    struct child_launch l = {.program = s->program,
-                             .argv = arguments(s->args),
+    child_environment(o, &env);
+    struct child_launch l = {.program = o->program,
+                             .argv = child_arguments(o->args),
                              .envp = env.v,
                              .fds = {-1, -1, -1, -1},
-                             .idle = !s->same_priority,
-                             .max_file = s->max_file ? (rlim_t)s->max_file : RLIM_INFINITY,
-                             .max_data = s->max_data ? (rlim_t)s->max_data : RLIM_INFINITY,
+                             .idle = !o->same_priority,
+                             .max_file = o->max_file ? (rlim_t)o->max_file : RLIM_INFINITY,
+                             .max_data = o->max_data ? (rlim_t)o->max_data : RLIM_INFINITY,
                              .parent = getpid()};
-    int rc = folders_make(s->folder, err);
+    int rc = job_folder_init(o->folder, err);
     for (int i = 0; rc == OK && i < N_CHILD_PIPES; i++)
-        rc = inlet_open(&c->in[i], i, s, &l.fds[1 + i], err);
+        rc = pipe_open(&c->pipes[i], i, o, &l.fds[1 + i], err);
     if (rc == OK && (l.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
         rc = error_errno(err, "cannot open '/dev/null'");
-    if (rc == OK) rc = launch(c, &l, err);
+    if (rc == OK) rc = child_spawn(c, &l, err);
     for (int i = 0; i < FIRST_OTHER_FD; i++) fd_close(&l.fds[i]);
     free(l.argv);
     strings_release(&env);
@@ -252,18 +252,18 @@ void job_child_signal(const struct job_child *c, int signal) {
 void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read) {
     out[0] = (struct pollfd){.fd = c->pidfd, .events = POLLIN};
     for (int i = 0; i < N_CHILD_PIPES; i++)
-        out[1 + i] = (struct pollfd){.fd = read ? c->in[i].fd : -1, .events = POLLIN};
+        out[1 + i] = (struct pollfd){.fd = read ? c->pipes[i].fd : -1, .events = POLLIN};
 }
 
 /* reading */
 
 /* Appends to the pipe's file, up to its limit. */
-static void keep(struct job_child *c, enum child_pipe_kind which, const char *p, size_t n) {
-    struct child_pipe *in = &c->in[which];
-    size_t room = (size_t)MIN(in->left, (int64_t)n);
-    in->left -= (int64_t)room;
+static void file_append(struct job_child *c, enum child_pipe_kind which, const char *p, size_t n) {
+    struct child_pipe *in = &c->pipes[which];
+    size_t room = (size_t)MIN(in->file_bytes_left, (int64_t)n);
+    in->file_bytes_left -= (int64_t)room;
     for (size_t at = 0; at < room && !c->fault.code;) {
-        ssize_t m = write(in->file, p + at, room - at);
+        ssize_t m = write(in->file_fd, p + at, room - at);
         if (m < 0 && errno == EINTR) continue;
         if (m < 0)
             error_errno(&c->fault, "cannot keep its output in '%s'", file_names[which]);
@@ -275,27 +275,28 @@ static void keep(struct job_child *c, enum child_pipe_kind which, const char *p,
     if (c->fault.code) job_child_signal(c, SIGKILL);
 }
 
-static void line_end(struct child_pipe *in, enum child_pipe_kind which, job_child_line_fn take,
+static void line_end(struct child_pipe *in, enum child_pipe_kind which, job_child_line_fn on_line,
                      void *ctx) {
-    if (in->len) take(ctx, which, in->line.data ? in->line.data : "", in->line.len, in->len);
-    in->line.len = in->len = 0;
+    if (in->line_len)
+        on_line(ctx, which, in->line.data ? in->line.data : "", in->line.len, in->line_len);
+    in->line.len = in->line_len = 0;
 }
 
-static void lines_take(struct child_pipe *in, enum child_pipe_kind which, const char *p, size_t n,
-                       job_child_line_fn take, void *ctx) {
+static void lines_split(struct child_pipe *in, enum child_pipe_kind which, const char *p, size_t n,
+                        job_child_line_fn on_line, void *ctx) {
     for (const char *all = p + n; p < all;) {
         const char *end = memchr(p, '\n', (size_t)(all - p));
         size_t m = (size_t)((end ? end : all) - p);
         buf_add(&in->line, p, MIN(m, line_limits[which] - in->line.len));
-        in->len += m;
-        if (end) line_end(in, which, take, ctx);
+        in->line_len += m;
+        if (end) line_end(in, which, on_line, ctx);
         p += m + (end != NULL);
     }
 }
 
-static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_child_line_fn take,
-                       void *ctx) {
-    struct child_pipe *in = &c->in[which];
+static void pipe_read(struct job_child *c, enum child_pipe_kind which, job_child_line_fn on_line,
+                      void *ctx) {
+    struct child_pipe *in = &c->pipes[which];
     char block[READ_BLOCK];
     for (int i = 0; i < READ_BLOCKS && in->fd >= 0; i++) {
         ssize_t n = read(in->fd, block, sizeof block);
@@ -304,25 +305,25 @@ static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_chil
             fd_close(&in->fd);
             return;
         }
-        if (in->file >= 0) keep(c, which, block, (size_t)n);
-        lines_take(in, which, block, (size_t)n, take, ctx);
+        if (in->file_fd >= 0) file_append(c, which, block, (size_t)n);
+        lines_split(in, which, block, (size_t)n, on_line, ctx);
     }
 }
 
-void job_child_read(struct job_child *c, job_child_line_fn take, void *ctx) {
-    for (int i = 0; i < N_CHILD_PIPES; i++) inlet_read(c, i, take, ctx);
+void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx) {
+    for (int i = 0; i < N_CHILD_PIPES; i++) pipe_read(c, i, on_line, ctx);
 }
 
 /* Everything before waitpid runs while the group's leader is not reaped, so its group id is not
  * reused. */
-int job_child_reap(struct job_child *c, job_child_line_fn take, void *ctx) {
+int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
     siginfo_t info;
     int status = -1, rc;
     do rc = waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOWAIT);
     while (rc != 0 && errno == EINTR);
     if (rc == 0) job_child_signal(c, SIGKILL);
-    job_child_read(c, take, ctx);
-    for (int i = 0; i < N_CHILD_PIPES; i++) line_end(&c->in[i], i, take, ctx);
+    job_child_read(c, on_line, ctx);
+    for (int i = 0; i < N_CHILD_PIPES; i++) line_end(&c->pipes[i], i, on_line, ctx);
     if (rc == 0 && waitpid(c->pid, &status, 0) != c->pid) status = -1;
     child_free(c);
     return status;

@@ -19,22 +19,22 @@ enum child_pipe_kind { CHILD_STDOUT, CHILD_STDERR, CHILD_PROGRESS, N_CHILD_PIPES
 enum { JOB_CHILD_FDS = 1 + N_CHILD_PIPES };
 
 struct child_pipe {
-    int fd, file; /* -1: closed, or no file */
-    int64_t left; /* bytes that may still be written to the file */
+    int fd, file_fd;         /* -1: closed, or no file */
+    int64_t file_bytes_left; /* bytes that may still be written to the file */
     struct buf line;
-    size_t len; /* length of the line as received; line.len may be less */
+    size_t line_len; /* length of the line as received; line.len may be less */
 };
 struct job_child {
     pid_t pid; /* id of the process and of its group */
     int pidfd;
-    struct child_pipe in[N_CHILD_PIPES];
+    struct child_pipe pipes[N_CHILD_PIPES];
     struct error fault; /* why this process ended it; code OK: it did not */
 };
 
 struct job_child_options {
     const char *program, *folder;
     const struct strings *args; /* without the program's name */
-    const char *job;            /* value of SHOAL_JOB, the child's permissions; NULL: not set */
+    const char *permissions;    /* value of SHOAL_JOB, the child's permissions; NULL: not set */
     int64_t max_output;         /* maximum bytes of results */
     int64_t max_file, max_data; /* bytes of each file written, and of memory; 0: any */
     bool same_priority;
@@ -56,9 +56,9 @@ void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FD
 typedef void (*job_child_line_fn)(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
                                   size_t len);
 /* Reads the available data, at most about as much per call as pipes hold. */
-void job_child_read(struct job_child *c, job_child_line_fn take, void *ctx);
+void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx);
 /* Waits for the child's end, kills the rest of its group, reads the remaining output, and frees c.
  * Returns the wait status; -1: the process was reaped elsewhere. */
-int job_child_reap(struct job_child *c, job_child_line_fn take, void *ctx);
+int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx);
 
 #endif

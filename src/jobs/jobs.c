@@ -33,12 +33,12 @@
 #include <unistd.h>
 
 enum {
-    KEY_BYTES = 255,
+    IDEMPOTENCY_KEY_BYTES = 255,
     TITLE_BYTES = 200,
-    NUMBER_BLOCK = 1024,
-    EVENTS_MAX = 4096,
-    EVENTS_BYTES = 2 << 20, /* bytes as text */
-    SERIES_BYTES = 4 << 20, /* maximum bytes of figures.json */
+    EVENT_SEQ_BLOCK = 1024,
+    MAX_EVENTS = 4096,
+    MAX_EVENT_BYTES = 2 << 20,  /* bytes as text */
+    MAX_SERIES_BYTES = 4 << 20, /* maximum bytes of figures.json */
 };
 
 /* READ_SECONDS: the shortest interval at which the thread reads the output of children. */
@@ -54,11 +54,11 @@ struct job {
     char *idempotency_key; /* the request's idempotency key; may be NULL */
     char *owner;           /* the id of the API key of the request; may be NULL */
     bool may_replace_any;  /* may replace adapters and outputs of other owners */
-    int64_t bytes;         /* bytes of the job's folder when its process ended */
+    int64_t disk_bytes;    /* bytes of the job's folder when its process ended */
     enum job_state state;
-    bool cancel;         /* cancellation was requested */
-    int64_t created_seq; /* creation order */
-    int64_t queue_seq;   /* queue order */
+    bool cancel_requested; /* cancellation was requested */
+    int64_t created_seq;   /* creation order */
+    int64_t queue_seq;     /* queue order */
     int64_t attempts;
     char *run; /* the id of its run, if its kind has runs */
     char created[32], started[32], ended[32];
@@ -67,18 +67,18 @@ struct job {
     json_t *progress; /* may be NULL */
     json_t *metrics;  /* the last value of each; may be NULL */
 
-    int64_t seq, reserved; /* the last event number used, and the last one reserved */
+    int64_t seq, reserved_seq; /* the last event number used, and the last one reserved */
     int64_t state_seq, progress_seq;
 
     struct job_child *child;    /* also set while paused */
     double kill_at;             /* kill deadline after SIGTERM; INFINITY: none, or killed */
-    double stop_at;             /* while running: the end of its time limit */
-    double seconds;             /* while paused: the rest of its time limit */
+    double time_limit_at;       /* while running: the end of its time limit */
+    double seconds_left;        /* while paused: the rest of its time limit */
     bool timed_out;             /* the time limit was exceeded */
     char *last_stderr_line;     /* the last line of stderr */
     struct job_metrics *series; /* set while a child runs that reported figures */
     bool metrics_stale;         /* `figures` are older than `series` */
-    bool progressed;            /* `progress` has no event number yet */
+    bool progress_changed;      /* `progress` has no event number yet */
     bool outcome_pending;       /* ended with `outcome`, which is not stored yet */
     enum job_state outcome;
 };
@@ -98,10 +98,10 @@ struct jobs {
 
     pthread_mutex_t lock; /* guards the fields below */
     struct store *store;
-    json_t *claims; /* {output: {owner, job, bytes}}, see claim_path */
-    struct job **v; /* [n] in creation order */
+    json_t *outputs; /* {output: {owner, job, bytes}}, see output_path */
+    struct job **v;  /* [n] in creation order */
     int n;
-    int64_t count; /* the last `made` or `turn` */
+    int64_t last_seq; /* the last `made` or `turn` */
     struct event *events;
     int n_events;
     size_t events_bytes;
@@ -120,12 +120,12 @@ static void add_text(json_t *v, const char *key, const char *text) {
     if (text && *text) json_object_set_new(v, key, json_string(text));
 }
 
-static bool state_is_last(enum job_state s) {
+static bool state_is_final(enum job_state s) {
     return s == DONE || s == FAILED || s == CANCELLED;
 }
 
-static void add_end(json_t *v, const struct job *job) {
-    if (!state_is_last(job->state)) return;
+static void add_outcome(json_t *v, const struct job *job) {
+    if (!state_is_final(job->state)) return;
     add_text(v, "ended", job->ended);
     add_text(v, "note", job->note);
     if (job->exit >= 0) json_object_set_new(v, "exit", json_integer(job->exit));
@@ -138,8 +138,8 @@ static json_t *job_json(const struct job *job) {
                           "created", job->created, "attempts", (json_int_t)job->attempts);
     json_object_update(v, job->request);
     add_text(v, "started", job->started);
-    add_end(v, job);
-    if (job->cancel) json_object_set_new(v, "cancel", json_true());
+    add_outcome(v, job);
+    if (job->cancel_requested) json_object_set_new(v, "cancel", json_true());
     if (job->child) json_object_set_new(v, "pid", json_integer(job->child->pid));
     if (job->progress) json_object_set(v, "progress", job->progress);
     if (job->metrics) json_object_set(v, "figures", job->metrics);
@@ -150,12 +150,12 @@ static int job_save(struct jobs *j, const struct job *job, struct error *err) {
     json_t *v =
         json_pack("{s:o,s:O,s:I,s:I,s:I}", "job", job_json(job), "request", job->request, "made",
                   (json_int_t)job->created_seq, "turn", (json_int_t)job->queue_seq, "numbers",
-                  (json_int_t)(state_is_last(job->state) ? job->seq : job->reserved));
+                  (json_int_t)(state_is_final(job->state) ? job->seq : job->reserved_seq));
     add_text(v, "key", job->idempotency_key);
     add_text(v, "owner", job->owner);
     add_text(v, "run", job->run);
     json_object_set_new(v, "any", json_boolean(job->may_replace_any));
-    json_object_set_new(v, "bytes", json_integer(job->bytes));
+    json_object_set_new(v, "bytes", json_integer(job->disk_bytes));
     int rc = store_document_put(j->store, "job", job->id, v, err);
     json_decref(v);
     return rc;
@@ -196,15 +196,15 @@ static void job_free(struct job *job) {
 static struct job *job_new(void) {
     struct job *job = xcalloc(1, sizeof *job);
     job->exit = job->signal = -1;
-    job->kill_at = job->stop_at = INFINITY;
+    job->kill_at = job->time_limit_at = INFINITY;
     return job;
 }
 
 /* NULL: the document is not a valid job. */
 static struct job *job_from_json(const struct jobs *j, const char *id, const json_t *v) {
-    const json_t *known = json_object_get(v, "job"), *request = json_object_get(v, "request");
+    const json_t *saved = json_object_get(v, "job"), *request = json_object_get(v, "request");
     int state = 0;
-    while (state < N_STATES && strcmp(state_names[state], json_get_string(known, "state")) != 0)
+    while (state < N_STATES && strcmp(state_names[state], json_get_string(saved, "state")) != 0)
         state++;
     if (state == N_STATES || !id_is_valid(id) ||
         !job_kind_find(j->o.rules.kinds, json_get_string(request, "kind")))
@@ -216,21 +216,21 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
     job->idempotency_key = text_at(v, "key");
     job->owner = text_at(v, "owner");
     job->may_replace_any = json_is_true(json_object_get(v, "any"));
-    job->bytes = integer_at(v, "bytes", 0);
+    job->disk_bytes = integer_at(v, "bytes", 0);
     job->run = text_at(v, "run");
-    job->note = text_at(known, "note");
-    job->cancel = json_is_true(json_object_get(known, "cancel"));
+    job->note = text_at(saved, "note");
+    job->cancel_requested = json_is_true(json_object_get(saved, "cancel"));
     job->created_seq = integer_at(v, "made", 0);
     job->queue_seq = integer_at(v, "turn", 0);
-    job->attempts = integer_at(known, "attempts", 0);
-    job->exit = (int)integer_at(known, "exit", -1);
-    job->signal = (int)integer_at(known, "signal", -1);
-    job->seq = job->reserved = job->state_seq = integer_at(v, "numbers", 0);
-    job->progress = json_deep_copy(json_object_get(known, "progress"));
-    job->metrics = json_deep_copy(json_object_get(known, "figures"));
-    text_copy(job->created, known, "created");
-    text_copy(job->started, known, "started");
-    text_copy(job->ended, known, "ended");
+    job->attempts = integer_at(saved, "attempts", 0);
+    job->exit = (int)integer_at(saved, "exit", -1);
+    job->signal = (int)integer_at(saved, "signal", -1);
+    job->seq = job->reserved_seq = job->state_seq = integer_at(v, "numbers", 0);
+    job->progress = json_deep_copy(json_object_get(saved, "progress"));
+    job->metrics = json_deep_copy(json_object_get(saved, "figures"));
+    text_copy(job->created, saved, "created");
+    text_copy(job->started, saved, "started");
+    text_copy(job->ended, saved, "ended");
     return job;
 }
 
@@ -238,26 +238,27 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
 
 /* The next event number. If it cannot be reserved it may be used again after a kill; the next
  * number tries again. */
-static int64_t job_number(struct jobs *j, struct job *job) {
+static int64_t job_next_seq(struct jobs *j, struct job *job) {
     struct error err;
-    if (++job->seq > job->reserved) {
-        int64_t before = job->reserved;
-        job->reserved = job->seq + NUMBER_BLOCK - 1;
-        if (job_save(j, job, &err) != OK) job->reserved = before;
+    if (++job->seq > job->reserved_seq) {
+        int64_t old_reserved = job->reserved_seq;
+        job->reserved_seq = job->seq + EVENT_SEQ_BLOCK - 1;
+        if (job_save(j, job, &err) != OK) job->reserved_seq = old_reserved;
     }
     return job->seq;
 }
 
-static void events_drop(struct jobs *j, int at) {
-    j->events_bytes -= j->events[at].bytes;
-    json_decref(j->events[at].v);
-    memmove(&j->events[at], &j->events[at + 1], sizeof *j->events * (size_t)(--j->n_events - at));
+static void event_remove(struct jobs *j, int index) {
+    j->events_bytes -= j->events[index].bytes;
+    json_decref(j->events[index].v);
+    memmove(&j->events[index], &j->events[index + 1],
+            sizeof *j->events * (size_t)(--j->n_events - index));
 }
 
 static void event_add(struct jobs *j, const struct job *job, int64_t seq, json_t *v, size_t bytes) {
     json_object_set_new(v, "seq", json_integer(seq));
-    while (j->n_events == EVENTS_MAX || (j->n_events && j->events_bytes + bytes > EVENTS_BYTES))
-        events_drop(j, 0);
+    while (j->n_events == MAX_EVENTS || (j->n_events && j->events_bytes + bytes > MAX_EVENT_BYTES))
+        event_remove(j, 0);
     j->events[j->n_events++] = (struct event){seq, job, bytes, v};
     j->events_bytes += bytes;
     j->events_pending = true;
@@ -267,24 +268,24 @@ static json_t *state_event(const struct job *job) {
     char now[32];
     json_t *v = json_pack("{s:s,s:s,s:s}", "type", "state", "state", state_names[job->state], "at",
                           clock_utc(now));
-    add_end(v, job);
+    add_outcome(v, job);
     return v;
 }
 
 /* Stores the state and adds its event; on an error the job is unchanged. */
-static int job_set(struct jobs *j, struct job *job, enum job_state state, struct error *err) {
+static int job_set_state(struct jobs *j, struct job *job, enum job_state state, struct error *err) {
     const struct job before = *job;
     job->state = state;
     job->seq++;
-    job->reserved = MAX(job->reserved, job->seq + NUMBER_BLOCK);
-    if (state_is_last(state)) clock_utc(job->ended);
+    job->reserved_seq = MAX(job->reserved_seq, job->seq + EVENT_SEQ_BLOCK);
+    if (state_is_final(state)) clock_utc(job->ended);
     int rc = job_save(j, job, err);
     if (rc != OK) {
         *job = before;
         return rc;
     }
     job->state_seq = job->seq;
-    if (state_is_last(state) && j->o.ended)
+    if (state_is_final(state) && j->o.ended)
         j->o.ended(j->o.ctx, json_get_string(job->request, "kind"), state_names[state]);
     event_add(j, job, job->seq, state_event(job), 100);
     jobs_wake(j);
@@ -293,7 +294,7 @@ static int job_set(struct jobs *j, struct job *job, enum job_state state, struct
 
 /* output of children */
 
-struct listener {
+struct output_reader {
     struct jobs *j;
     struct job *job;
 };
@@ -305,7 +306,8 @@ static void text_set(char **field, const char *text, size_t n) {
     *field = b.data;
 }
 
-static void result_take(struct jobs *j, struct job *job, const char *line, size_t n, size_t len) {
+static void result_line_handle(struct jobs *j, struct job *job, const char *line, size_t n,
+                               size_t len) {
     struct error err;
     json_t *v = json_pack("{s:s}", "type", "result"), *result;
     if (len > n) {
@@ -318,7 +320,7 @@ static void result_take(struct jobs *j, struct job *job, const char *line, size_
         add_text(v, "text", text);
         free(text);
     }
-    event_add(j, job, job_number(j, job), v, 100 + n);
+    event_add(j, job, job_next_seq(j, job), v, 100 + n);
 }
 
 static char *series_path(const struct jobs *j, const struct job *job) {
@@ -328,12 +330,12 @@ static char *series_path(const struct jobs *j, const struct job *job) {
 }
 
 /* The stored series of the job; empty if there is no file. */
-static struct job_metrics *series_read(const struct jobs *j, const struct job *job) {
-    struct error none;
+static struct job_metrics *series_load(const struct jobs *j, const struct job *job) {
+    struct error ignored;
     struct buf text = {0};
     char *path = series_path(j, job);
-    json_t *v = file_read(path, SERIES_BYTES, &text, &none) == OK
-                    ? json_parse(text.data ? text.data : "", text.len, path, &none)
+    json_t *v = file_read(path, MAX_SERIES_BYTES, &text, &ignored) == OK
+                    ? json_parse(text.data ? text.data : "", text.len, path, &ignored)
                     : NULL;
     struct job_metrics *f = job_metrics_from_json(v);
     json_decref(v);
@@ -343,7 +345,7 @@ static struct job_metrics *series_read(const struct jobs *j, const struct job *j
 }
 
 /* Stores the series after the process has ended. An error does not make the job fail. */
-static void series_keep(const struct jobs *j, struct job *job) {
+static void series_save(const struct jobs *j, struct job *job) {
     struct error err;
     if (!job->series) return;
     json_t *v = job_metrics_json(job->series);
@@ -358,7 +360,7 @@ static void series_keep(const struct jobs *j, struct job *job) {
 }
 
 /* The last line of stderr is the reason for a failure, except usage lines. */
-static void words_take(struct job *job, const char *line, size_t n) {
+static void stderr_line_handle(struct job *job, const char *line, size_t n) {
     static const char usage[] = "usage: ";
     if (n && (n < strlen(usage) || memcmp(line, usage, strlen(usage)) != 0))
         text_set(&job->last_stderr_line, line, n);
@@ -371,19 +373,19 @@ static json_t *title_json(const char *text) {
     return json_stringn(text, n);
 }
 
-static void figures_take(struct jobs *j, struct job *job, const json_t *figures) {
+static void metrics_handle(struct jobs *j, struct job *job, const json_t *figures) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    if (!job->series) job->series = series_read(j, job);
+    if (!job->series) job->series = series_load(j, job);
     job_metrics_record(job->series, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, figures);
     job->metrics_stale = true;
 }
 
 /* Lines that base.h does not define are ignored: any code may write to the pipe. */
-static void progress_take(struct jobs *j, struct job *job, const char *line, size_t n) {
+static void progress_line_handle(struct jobs *j, struct job *job, const char *line, size_t n) {
     json_t *v = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(json_object_get(v, "figures")))
-        figures_take(j, job, json_object_get(v, "figures"));
+        metrics_handle(j, job, json_object_get(v, "figures"));
     const json_t *left = json_object_get(v, "left");
     int64_t done = integer_at(v, "done", -1), total = integer_at(v, "total", -1);
     if (json_is_string(json_object_get(v, "title")) && done >= 0 && total >= 0) {
@@ -392,32 +394,32 @@ static void progress_take(struct jobs *j, struct job *job, const char *line, siz
                                   "done", (json_int_t)done, "total", (json_int_t)total);
         if (json_is_number(left) && json_number_value(left) >= 0)
             json_object_set_new(job->progress, "seconds_left", json_real(json_number_value(left)));
-        job->progressed = true;
+        job->progress_changed = true;
     }
     json_decref(v);
 }
 
-static void line_take(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
-                      size_t len) {
-    const struct listener *l = ctx;
+static void output_line_handle(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
+                               size_t len) {
+    const struct output_reader *l = ctx;
     if (which == CHILD_STDOUT)
-        result_take(l->j, l->job, line, n, len);
+        result_line_handle(l->j, l->job, line, n, len);
     else if (which == CHILD_STDERR)
-        words_take(l->job, line, n);
+        stderr_line_handle(l->job, line, n);
     else if (n == len)
-        progress_take(l->j, l->job, line, n);
+        progress_line_handle(l->j, l->job, line, n);
 }
 
 /* All lines that were read at once get one event number. */
-static void progress_tell(struct jobs *j, struct job *job) {
+static void progress_publish(struct jobs *j, struct job *job) {
     if (job->metrics_stale) {
         json_decref(job->metrics);
         job->metrics = job_metrics_latest(job->series);
         job->metrics_stale = false;
     }
-    if (!job->progressed) return;
-    job->progressed = false;
-    job->progress_seq = job_number(j, job);
+    if (!job->progress_changed) return;
+    job->progress_changed = false;
+    job->progress_seq = job_next_seq(j, job);
     j->events_pending = true;
 }
 
@@ -425,39 +427,40 @@ static void progress_tell(struct jobs *j, struct job *job) {
 
 /* The path of a claim: "NAME" is in the folder of results, "run:NAME" in that of runs.
  * malloc'ed. */
-static char *claim_path(const struct jobs *j, const char *name) {
+static char *output_path(const struct jobs *j, const char *name) {
     bool run = strncmp(name, "run:", 4) == 0;
     return run ? path_join(j->o.runs ? j->o.runs : "runs", name + 4)
                : path_join(j->o.rules.out ? j->o.rules.out : "", name);
 }
 
-static void claim_save(struct jobs *j, const char *name) {
+static void output_record_save(struct jobs *j, const char *name) {
     struct error err;
-    if (store_document_put(j->store, "output", name, json_object_get(j->claims, name), &err) != OK)
+    if (store_document_put(j->store, "output", name, json_object_get(j->outputs, name), &err) != OK)
         log_warn("jobs: %s", err.text);
 }
 
-static bool is_there(const char *path) {
+static bool path_or_link_exists(const char *path) {
     struct stat st;
     return lstat(path, &st) == 0;
 }
 
 /* Whether the job of a claim may still write. */
-static bool claim_lives(const struct jobs *j, const json_t *claim) {
+static bool output_is_in_use(const struct jobs *j, const json_t *record) {
     for (int i = 0; i < j->n; i++)
-        if (strcmp(j->v[i]->id, json_get_string(claim, "job")) == 0)
-            return !state_is_last(j->v[i]->state);
+        if (strcmp(j->v[i]->id, json_get_string(record, "job")) == 0)
+            return !state_is_final(j->v[i]->state);
     return false;
 }
 
-static int claim_check(const struct jobs *j, const char *name, const struct job_caller *by,
-                       struct error *err) {
-    const json_t *claim = json_object_get(j->claims, name);
-    char *path = claim_path(j, name);
-    bool there = is_there(path),
-         own = claim && strcmp(json_get_string(claim, "owner"), by->owner ? by->owner : "") == 0;
+static int output_check_owner(const struct jobs *j, const char *name,
+                              const struct job_caller *caller, struct error *err) {
+    const json_t *record = json_object_get(j->outputs, name);
+    char *path = output_path(j, name);
+    bool exists = path_or_link_exists(path),
+         is_owner = record && strcmp(json_get_string(record, "owner"),
+                                     caller->owner ? caller->owner : "") == 0;
     free(path);
-    if (by->may_replace_any || own || !(there || claim_lives(j, claim))) return OK;
+    if (caller->may_replace_any || is_owner || !(exists || output_is_in_use(j, record))) return OK;
     return error_set(err, ERR_STATE,
                      "'%s' exists, and no job of this key has made it: choose another name, or ask "
                      "with a key that has the scope admin",
@@ -465,31 +468,32 @@ static int claim_check(const struct jobs *j, const char *name, const struct job_
 }
 
 /* Calls `one` for each output of a request. */
-static int claims_each(struct jobs *j, const struct job_request *r, const struct job_caller *by,
-                       int (*one)(const struct jobs *, const char *, const struct job_caller *,
+static int outputs_each(struct jobs *j, const struct job_request *r,
+                        const struct job_caller *caller,
+                        int (*fn)(const struct jobs *, const char *, const struct job_caller *,
                                   struct error *),
-                       struct error *err) {
+                        struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < r->outputs.n; i++) rc = one(j, r->outputs.v[i], by, err);
+    for (int i = 0; rc == OK && i < r->outputs.n; i++) rc = fn(j, r->outputs.v[i], caller, err);
     for (int i = 0; rc == OK && i < r->runs.n; i++) {
         char *name = xasprintf("run:%s", r->runs.v[i]);
-        rc = one(j, name, by, err);
+        rc = fn(j, name, caller, err);
         free(name);
     }
     return rc;
 }
 
-static int64_t kept_bytes(const struct jobs *j, const char *owner) {
+static int64_t stored_bytes(const struct jobs *j, const char *owner) {
     const char *name;
-    json_t *claim;
+    json_t *record;
     int64_t bytes = 0;
     for (int i = 0; i < j->n; i++) {
-        const char *of = j->v[i]->owner ? j->v[i]->owner : "";
-        if (!owner || strcmp(of, owner) == 0) bytes += j->v[i]->bytes;
+        const char *job_owner = j->v[i]->owner ? j->v[i]->owner : "";
+        if (!owner || strcmp(job_owner, owner) == 0) bytes += j->v[i]->disk_bytes;
     }
-    json_object_foreach (j->claims, name, claim)
-        if (!owner || strcmp(json_get_string(claim, "owner"), owner) == 0)
-            bytes += integer_at(claim, "bytes", 0);
+    json_object_foreach (j->outputs, name, record)
+        if (!owner || strcmp(json_get_string(record, "owner"), owner) == 0)
+            bytes += integer_at(record, "bytes", 0);
     return bytes;
 }
 
@@ -504,7 +508,7 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
         return error_set(err, ERR_MEMORY, "%d jobs of this key wait for their turn already",
                          queued);
     if (!j->o.max_kept) return OK;
-    if (kept_bytes(j, NULL) >= j->o.max_kept || kept_bytes(j, owner) >= j->o.max_kept / 2)
+    if (stored_bytes(j, NULL) >= j->o.max_kept || stored_bytes(j, owner) >= j->o.max_kept / 2)
         return error_set(err, ERR_MEMORY,
                          "the files of jobs fill the room that is reserved for them (--jobs-bytes "
                          "%lld); delete jobs and results",
@@ -513,16 +517,16 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
 }
 
 /* Removes the claims of outputs that do not exist, unless a job will write them. */
-static void claims_prune(struct jobs *j) {
+static void outputs_prune(struct jobs *j) {
     struct error err;
     const char *name;
-    json_t *claim;
+    json_t *record;
     void *next;
-    json_object_foreach_safe(j->claims, next, name, claim) {
-        char *path = claim_path(j, name);
-        if (!is_there(path) && !claim_lives(j, claim) &&
+    json_object_foreach_safe(j->outputs, next, name, record) {
+        char *path = output_path(j, name);
+        if (!path_or_link_exists(path) && !output_is_in_use(j, record) &&
             store_document_delete(j->store, "output", name, &err) == OK)
-            json_object_del(j->claims, name);
+            json_object_del(j->outputs, name);
         free(path);
     }
 }
@@ -530,57 +534,57 @@ static void claims_prune(struct jobs *j) {
 /* running */
 
 /* Whether the job's run has begun, so that its kind's `resume` finds it. */
-static bool run_has_begun(const struct jobs *j, const struct job *job) {
+static bool run_has_started(const struct jobs *j, const struct job *job) {
     if (!job->run) return false;
     char *dir = path_join(j->o.runs ? j->o.runs : "runs", job->run),
          *manifest = path_join(dir, "manifest.json");
-    bool begun = path_exists(manifest);
+    bool started = path_exists(manifest);
     free(dir);
     free(manifest);
-    return begun;
+    return started;
 }
 
 /* Without an id from the client each attempt gets a new name: a run that was killed before it wrote
  * its manifest cannot be resumed. */
-static void run_name(struct job *job) {
+static void job_set_run_name(struct job *job) {
     const char *id = json_get_string(json_object_get(job->request, "options"), "id");
     free(job->run);
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
 /* Makes the command keep its runs or calls where this process shows them. */
-static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
-    const char *keeps = kind->store_option;
-    if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
+static void store_option_set(const struct jobs *j, const struct job_kind *kind, json_t *options) {
+    const char *store_option = kind->store_option;
+    if (!store_option || !j->o.runs || json_object_get(options, store_option)) return;
     char *path =
-        strcmp(keeps, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
-    json_object_set_new(options, keeps, json_from_path(path));
+        strcmp(store_option, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
+    json_object_set_new(options, store_option, json_from_path(path));
     free(path);
 }
 
 /* The request for this attempt, with resolved paths; takes v over. */
 static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
     const struct job_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
-    json_t *options = json_object_get(v, "options"), *kept;
-    keep_place(j, kind, options);
+    json_t *options = json_object_get(v, "options"), *resume_options;
+    store_option_set(j, kind, options);
     if (!kind->resume) return v;
-    if (!run_has_begun(j, job)) {
-        run_name(job);
+    if (!run_has_started(j, job)) {
+        job_set_run_name(job);
         json_object_set_new(options, "id", json_string(job->run));
         return v;
     }
-    kept = json_object();
-    static const char *const same[] = {"runs", "threads"};
-    for (size_t i = 0; i < ARRAY_LEN(same); i++)
-        if (json_object_get(options, same[i]))
-            json_object_set(kept, same[i], json_object_get(options, same[i]));
+    resume_options = json_object();
+    static const char *const copied[] = {"runs", "threads"};
+    for (size_t i = 0; i < ARRAY_LEN(copied); i++)
+        if (json_object_get(options, copied[i]))
+            json_object_set(resume_options, copied[i], json_object_get(options, copied[i]));
     json_object_set_new(v, "kind", json_string(kind->resume));
     json_object_set_new(v, "args", json_pack("[s]", job->run));
-    json_object_set_new(v, "options", kept);
+    json_object_set_new(v, "options", resume_options);
     return v;
 }
 
-static int job_launch(struct jobs *j, struct job *job, struct error *err) {
+static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
     /* Check again: the rules may have changed since the submission. */
@@ -592,15 +596,15 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     json_t *request = attempt_request(j, job, json_incref(checked.resolved));
     char *folder = path_join(j->folder, job->id);
     rc = job_request_argv(request, &args, err);
-    const struct job_child_options s = {.program = j->o.program,
-                                        .folder = folder,
-                                        .args = &args,
-                                        .job = j->o.child,
-                                        .max_output = j->o.max_output,
-                                        .max_file = j->o.max_file,
-                                        .max_data = j->o.max_data,
-                                        .same_priority = j->o.same_priority};
-    if (rc == OK && !(job->child = job_child_start(&s, err))) rc = err->code;
+    const struct job_child_options child_options = {.program = j->o.program,
+                                                    .folder = folder,
+                                                    .args = &args,
+                                                    .permissions = j->o.permissions,
+                                                    .max_output = j->o.max_output,
+                                                    .max_file = j->o.max_file,
+                                                    .max_data = j->o.max_data,
+                                                    .same_priority = j->o.same_priority};
+    if (rc == OK && !(job->child = job_child_start(&child_options, err))) rc = err->code;
     strings_release(&args);
     json_decref(request);
     job_request_release(&checked);
@@ -608,7 +612,7 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     return rc;
 }
 
-static void job_forget_attempt(struct job *job) {
+static void job_reset_attempt(struct job *job) {
     free(job->note);
     free(job->last_stderr_line);
     json_decref(job->progress);
@@ -616,12 +620,12 @@ static void job_forget_attempt(struct job *job) {
     job->progress = NULL;
     job->exit = job->signal = -1;
     *job->ended = 0;
-    job->kill_at = job->stop_at = INFINITY;
-    job->seconds = INFINITY;
+    job->kill_at = job->time_limit_at = INFINITY;
+    job->seconds_left = INFINITY;
     job->timed_out = false;
 }
 
-static void retry(struct jobs *j, const struct error *err) {
+static void schedule_retry(struct jobs *j, const struct error *err) {
     if (j->retry_at == 0) log_warn("jobs: %s; trying again", err->text);
     j->retry_at = clock_now() + RETRY_SECONDS;
 }
@@ -637,38 +641,38 @@ static void job_set_outcome(struct job *job, enum job_state outcome, char *note)
 static void job_store_outcome(struct jobs *j, struct job *job) {
     struct error err;
     if (!job->outcome_pending) return;
-    if (job_set(j, job, job->outcome, &err) == OK)
+    if (job_set_state(j, job, job->outcome, &err) == OK)
         job->outcome_pending = false;
     else
-        retry(j, &err);
+        schedule_retry(j, &err);
 }
 
 /* Starts the job, or continues it after a pause. */
-static void job_begin(struct jobs *j, struct job *job) {
+static void job_start(struct jobs *j, struct job *job) {
     struct error err;
     bool fresh = !job->child;
     if (fresh) {
-        job_forget_attempt(job);
-        if (j->o.seconds > 0) job->seconds = j->o.seconds;
+        job_reset_attempt(job);
+        if (j->o.max_seconds > 0) job->seconds_left = j->o.max_seconds;
         clock_utc(job->started);
-        if (job_launch(j, job, &err) != OK) {
+        if (job_start_child(j, job, &err) != OK) {
             job_set_outcome(job, FAILED, xstrdup(err.text));
             job_store_outcome(j, job);
             return;
         }
     }
-    if (job_set(j, job, RUNNING, &err) == OK) {
-        job->stop_at = clock_now() + job->seconds;
+    if (job_set_state(j, job, RUNNING, &err) == OK) {
+        job->time_limit_at = clock_now() + job->seconds_left;
         if (!fresh) job_child_signal(job->child, SIGCONT);
         return;
     }
-    struct listener l = {j, job};
+    struct output_reader l = {j, job};
     if (fresh) {
         job_child_signal(job->child, SIGKILL);
-        job_child_reap(job->child, line_take, &l);
+        job_child_reap(job->child, output_line_handle, &l);
         job->child = NULL;
     }
-    retry(j, &err);
+    schedule_retry(j, &err);
 }
 
 /* Starts jobs from the head of the queue while there are free places. */
@@ -679,16 +683,16 @@ static void jobs_dispatch(struct jobs *j) {
         for (int i = 0; i < j->n; i++) {
             struct job *job = j->v[i];
             running += job->state == RUNNING;
-            if (job->state == QUEUED && !job->cancel && !job->outcome_pending &&
+            if (job->state == QUEUED && !job->cancel_requested && !job->outcome_pending &&
                 (!next || job->queue_seq < next->queue_seq))
                 next = job;
         }
         if (!next || running >= j->o.max_running) return;
-        job_begin(j, next);
+        job_start(j, next);
     }
 }
 
-static char *end_note(const struct job *job, const struct error *fault) {
+static char *failure_note(const struct job *job, const struct error *fault) {
     if (fault->code) return xstrdup(fault->text);
     if (job->signal == SIGKILL)
         return xstrdup("killed (signal 9), as the system does when memory runs out");
@@ -703,17 +707,17 @@ static char *end_note(const struct job *job, const struct error *fault) {
 }
 
 /* Measures the disk usage of a job whose process has ended. */
-static void job_measure(struct jobs *j, struct job *job) {
+static void job_measure_disk_usage(struct jobs *j, struct job *job) {
     const char *name;
-    json_t *claim;
+    json_t *record;
     char *folder = path_join(j->folder, job->id), *tmp = path_join(folder, "tmp");
     tree_delete(tmp);
-    job->bytes = tree_disk_usage(folder);
-    json_object_foreach (j->claims, name, claim) {
-        if (strcmp(json_get_string(claim, "job"), job->id) != 0) continue;
-        char *path = claim_path(j, name);
-        json_object_set_new(claim, "bytes", json_integer(tree_disk_usage(path)));
-        claim_save(j, name);
+    job->disk_bytes = tree_disk_usage(folder);
+    json_object_foreach (j->outputs, name, record) {
+        if (strcmp(json_get_string(record, "job"), job->id) != 0) continue;
+        char *path = output_path(j, name);
+        json_object_set_new(record, "bytes", json_integer(tree_disk_usage(path)));
+        output_record_save(j, name);
         free(path);
     }
     free(tmp);
@@ -721,48 +725,48 @@ static void job_measure(struct jobs *j, struct job *job) {
 }
 
 static void job_reap(struct jobs *j, struct job *job) {
-    struct listener l = {j, job};
+    struct output_reader l = {j, job};
     struct error fault = {0};
     /* The last output may contain an error that ends the job. */
-    job_child_read(job->child, line_take, &l);
+    job_child_read(job->child, output_line_handle, &l);
     fault = job->child->fault;
-    int status = job_child_reap(job->child, line_take, &l);
+    int status = job_child_reap(job->child, output_line_handle, &l);
     job->child = NULL;
-    job->stop_at = INFINITY;
-    progress_tell(j, job);
-    series_keep(j, job);
-    job_measure(j, job);
+    job->time_limit_at = INFINITY;
+    progress_publish(j, job);
+    series_save(j, job);
+    job_measure_disk_usage(j, job);
     job->exit = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     job->signal = status != -1 && WIFSIGNALED(status) ? WTERMSIG(status) : -1;
-    bool well = job->exit == 0 && !fault.code;
-    if (job->timed_out && !well && !fault.code)
+    bool succeeded = job->exit == 0 && !fault.code;
+    if (job->timed_out && !succeeded && !fault.code)
         error_set(&fault, ERR_STATE,
                   "stopped after %.0f seconds (the server's --job-seconds); resuming it continues "
                   "what it keeps",
-                  j->o.seconds);
-    if (well || job->cancel)
-        job_set_outcome(job, well ? DONE : CANCELLED, NULL);
+                  j->o.max_seconds);
+    if (succeeded || job->cancel_requested)
+        job_set_outcome(job, succeeded ? DONE : CANCELLED, NULL);
     else
-        job_set_outcome(job, FAILED, end_note(job, &fault));
+        job_set_outcome(job, FAILED, failure_note(job, &fault));
     job_store_outcome(j, job);
 }
 
-static void job_listen(struct jobs *j, struct job *job) {
-    struct listener l = {j, job};
-    job_child_read(job->child, line_take, &l);
-    progress_tell(j, job);
+static void job_read_output(struct jobs *j, struct job *job) {
+    struct output_reader l = {j, job};
+    job_child_read(job->child, output_line_handle, &l);
+    progress_publish(j, job);
 }
 
 /* the thread */
 
-struct watched {
+struct poll_set {
     struct pollfd *fds; /* wake_fd, then JOB_CHILD_FDS for each job with a child */
     struct job **jobs;
     int n;
 };
 
-static double jobs_watch(struct jobs *j, struct watched *w) {
-    double now = clock_now(), until = j->retry_at ? j->retry_at : INFINITY;
+static double poll_set_fill(struct jobs *j, struct poll_set *w) {
+    double now = clock_now(), deadline = j->retry_at ? j->retry_at : INFINITY;
     bool read = now >= j->read_at;
     w->n = 0;
     w->jobs = xrealloc(w->jobs, sizeof *w->jobs * (size_t)(j->n + 1));
@@ -770,12 +774,12 @@ static double jobs_watch(struct jobs *j, struct watched *w) {
     w->fds[0] = (struct pollfd){.fd = j->wake_fd, .events = POLLIN};
     for (int i = 0; i < j->n; i++) {
         if (!j->v[i]->child) continue;
-        until = MIN(until, MIN(j->v[i]->kill_at, j->v[i]->stop_at));
+        deadline = MIN(deadline, MIN(j->v[i]->kill_at, j->v[i]->time_limit_at));
         job_child_pollfds(j->v[i]->child, &w->fds[1 + JOB_CHILD_FDS * w->n], read);
         w->jobs[w->n++] = j->v[i];
     }
-    if (!read && w->n) until = MIN(until, j->read_at);
-    return until - now;
+    if (!read && w->n) deadline = MIN(deadline, j->read_at);
+    return deadline - now;
 }
 
 /* Sends SIGTERM, and schedules SIGKILL. */
@@ -783,14 +787,15 @@ static void job_stop(const struct jobs *j, struct job *job) {
     job_child_signal(job->child, SIGTERM);
     job_child_signal(job->child, SIGCONT); /* a stopped process handles no signal */
     job->kill_at = clock_now() + j->o.cancel_seconds;
-    job->stop_at = INFINITY;
+    job->time_limit_at = INFINITY;
 }
 
-static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[JOB_CHILD_FDS]) {
-    bool said = false;
-    for (int i = 1; i < JOB_CHILD_FDS; i++) said |= fds[i].revents != 0;
-    if (said) {
-        job_listen(j, job);
+static void job_handle_events(struct jobs *j, struct job *job,
+                              const struct pollfd fds[JOB_CHILD_FDS]) {
+    bool has_output = false;
+    for (int i = 1; i < JOB_CHILD_FDS; i++) has_output |= fds[i].revents != 0;
+    if (has_output) {
+        job_read_output(j, job);
         j->read_at = clock_now() + READ_SECONDS;
     }
     if (fds[0].revents) {
@@ -798,14 +803,14 @@ static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[J
     } else if (clock_now() >= job->kill_at) {
         job_child_signal(job->child, SIGKILL);
         job->kill_at = INFINITY;
-    } else if (clock_now() >= job->stop_at) {
+    } else if (clock_now() >= job->time_limit_at) {
         job->timed_out = true;
         job_stop(j, job);
     }
 }
 
-static void jobs_sleep(struct jobs *j, struct watched *w) {
-    double wait = jobs_watch(j, w);
+static void jobs_wait(struct jobs *j, struct poll_set *w) {
+    double wait = poll_set_fill(j, w);
     int ms = wait > 3600 ? -1 : wait > 0 ? (int)(wait * 1000) + 1 : 0;
     uint64_t woken;
     pthread_mutex_unlock(&j->lock);
@@ -815,7 +820,7 @@ static void jobs_sleep(struct jobs *j, struct watched *w) {
     pthread_mutex_lock(&j->lock);
 }
 
-static void listeners_notify(struct jobs *j) {
+static void changed_notify(struct jobs *j) {
     if (!j->events_pending) return;
     j->events_pending = false;
     pthread_mutex_unlock(&j->lock);
@@ -823,37 +828,38 @@ static void listeners_notify(struct jobs *j) {
     pthread_mutex_lock(&j->lock);
 }
 
-static void retries(struct jobs *j) {
+static void outcomes_retry(struct jobs *j) {
     if (j->retry_at == 0 || clock_now() < j->retry_at) return;
     j->retry_at = 0;
     for (int i = 0; i < j->n; i++) job_store_outcome(j, j->v[i]);
 }
 
 /* The states in the store are unchanged: the next jobs_open continues from them. */
-static void children_end(struct jobs *j) {
+static void children_kill(struct jobs *j) {
     for (int i = 0; i < j->n; i++) {
-        struct listener l = {j, j->v[i]};
+        struct output_reader l = {j, j->v[i]};
         if (!j->v[i]->child) continue;
         job_child_signal(j->v[i]->child, SIGKILL);
-        job_child_reap(j->v[i]->child, line_take, &l);
+        job_child_reap(j->v[i]->child, output_line_handle, &l);
         j->v[i]->child = NULL;
-        series_keep(j, j->v[i]);
+        series_save(j, j->v[i]);
     }
 }
 
 static void *jobs_main(void *arg) {
     struct jobs *j = arg;
-    struct watched w = {0};
+    struct poll_set w = {0};
     pthread_mutex_lock(&j->lock);
     while (!j->stop) {
-        retries(j);
+        outcomes_retry(j);
         jobs_dispatch(j);
-        listeners_notify(j);
+        changed_notify(j);
         if (j->stop) break;
-        jobs_sleep(j, &w);
-        for (int i = 0; i < w.n; i++) job_serve(j, w.jobs[i], &w.fds[1 + JOB_CHILD_FDS * i]);
+        jobs_wait(j, &w);
+        for (int i = 0; i < w.n; i++)
+            job_handle_events(j, w.jobs[i], &w.fds[1 + JOB_CHILD_FDS * i]);
     }
-    children_end(j);
+    children_kill(j);
     pthread_mutex_unlock(&j->lock);
     free(w.fds);
     free(w.jobs);
@@ -862,16 +868,16 @@ static void *jobs_main(void *arg) {
 
 /* opening */
 
-static int by_making(const void *a, const void *b) {
+static int job_compare_created(const void *a, const void *b) {
     const struct job *x = *(struct job *const *)a, *y = *(struct job *const *)b;
     return x->created_seq < y->created_seq ? -1 : x->created_seq > y->created_seq;
 }
 
 /* Interrupted jobs are queued again; jobs with a pending cancellation are cancelled. */
 static int job_recover(struct jobs *j, struct job *job, struct error *err) {
-    if (state_is_last(job->state)) return OK;
-    if (job->cancel) return job_set(j, job, CANCELLED, err);
-    return job->state == RUNNING ? job_set(j, job, QUEUED, err) : OK;
+    if (state_is_final(job->state)) return OK;
+    if (job->cancel_requested) return job_set_state(j, job, CANCELLED, err);
+    return job->state == RUNNING ? job_set_state(j, job, QUEUED, err) : OK;
 }
 
 static int jobs_load(struct jobs *j, struct error *err) {
@@ -885,12 +891,12 @@ static int jobs_load(struct jobs *j, struct error *err) {
             log_warn("job '%s' cannot be read from the store and is left out", id);
             continue;
         }
-        j->count = MAX(j->count, MAX(job->created_seq, job->queue_seq));
+        j->last_seq = MAX(j->last_seq, MAX(job->created_seq, job->queue_seq));
         j->v[j->n++] = job;
     }
-    qsort(j->v, (size_t)j->n, sizeof *j->v, by_making);
-    if (rc == OK && !(j->claims = store_document_list(j->store, "output", err))) rc = err->code;
-    if (rc == OK) claims_prune(j);
+    qsort(j->v, (size_t)j->n, sizeof *j->v, job_compare_created);
+    if (rc == OK && !(j->outputs = store_document_list(j->store, "output", err))) rc = err->code;
+    if (rc == OK) outputs_prune(j);
     for (int i = 0; rc == OK && i < j->n; i++) rc = job_recover(j, j->v[i], err);
     json_decref(all);
     return rc;
@@ -910,9 +916,9 @@ static int folder_lock(struct jobs *j, struct error *err) {
 }
 
 static void jobs_free(struct jobs *j) {
-    while (j->n_events) events_drop(j, j->n_events - 1);
+    while (j->n_events) event_remove(j, j->n_events - 1);
     for (int i = 0; i < j->n; i++) job_free(j->v[i]);
-    json_decref(j->claims);
+    json_decref(j->outputs);
     store_close(j->store);
     if (j->lock_fd >= 0) close(j->lock_fd);
     if (j->wake_fd >= 0) close(j->wake_fd);
@@ -946,7 +952,7 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
     if (o->cancel_seconds == 0) j->o.cancel_seconds = 10;
     j->folder = xstrdup(folder);
     j->lock_fd = -1;
-    j->events = xcalloc(EVENTS_MAX, sizeof *j->events);
+    j->events = xcalloc(MAX_EVENTS, sizeof *j->events);
     pthread_mutex_init(&j->lock, NULL);
     j->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = j->wake_fd < 0 ? error_errno(err, "cannot make an event") : folder_lock(j, err);
@@ -989,15 +995,15 @@ static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     return NULL;
 }
 
-static bool text_same(const char *a, const char *b) {
+static bool owner_equal(const char *a, const char *b) {
     return strcmp(a ? a : "", b ? b : "") == 0;
 }
 
-static struct job *job_repeated(struct jobs *j, const struct job_caller *by) {
-    for (int i = 0; by->idempotency_key && i < j->n; i++)
+static struct job *job_find_idempotent(struct jobs *j, const struct job_caller *caller) {
+    for (int i = 0; caller->idempotency_key && i < j->n; i++)
         if (j->v[i]->idempotency_key &&
-            strcmp(j->v[i]->idempotency_key, by->idempotency_key) == 0 &&
-            text_same(j->v[i]->owner, by->owner))
+            strcmp(j->v[i]->idempotency_key, caller->idempotency_key) == 0 &&
+            owner_equal(j->v[i]->owner, caller->owner))
             return j->v[i];
     return NULL;
 }
@@ -1008,42 +1014,43 @@ static void id_make(struct jobs *j, char id[JOB_ID_LEN]) {
     while (job_find(j, id, &missing));
 }
 
-static int claim_put(const struct jobs *j, const char *name, const struct job_caller *by,
-                     struct error *err) {
-    const json_t *old = json_object_get(j->claims, name);
-    json_t *claim = json_pack("{s:s,s:s,s:I}", "owner", by->owner ? by->owner : "", "job",
-                              j->v[j->n - 1]->id, "bytes", (json_int_t)integer_at(old, "bytes", 0));
-    int rc = store_document_put(j->store, "output", name, claim, err);
-    if (rc == OK) json_object_set(j->claims, name, claim);
-    json_decref(claim);
+static int output_set_owner(const struct jobs *j, const char *name, const struct job_caller *caller,
+                            struct error *err) {
+    const json_t *old = json_object_get(j->outputs, name);
+    json_t *record =
+        json_pack("{s:s,s:s,s:I}", "owner", caller->owner ? caller->owner : "", "job",
+                  j->v[j->n - 1]->id, "bytes", (json_int_t)integer_at(old, "bytes", 0));
+    int rc = store_document_put(j->store, "output", name, record, err);
+    if (rc == OK) json_object_set(j->outputs, name, record);
+    json_decref(record);
     return rc;
 }
 
-static struct job *job_make(struct jobs *j, const struct job_request *r,
-                            const struct job_caller *by) {
+static struct job *job_new_from_request(struct jobs *j, const struct job_request *r,
+                                        const struct job_caller *caller) {
     struct job *job = job_new();
     id_make(j, job->id);
     job->request = json_incref(r->asked);
-    job->idempotency_key = by->idempotency_key ? xstrdup(by->idempotency_key) : NULL;
-    job->owner = by->owner ? xstrdup(by->owner) : NULL;
-    job->may_replace_any = by->may_replace_any;
-    job->created_seq = job->queue_seq = ++j->count;
+    job->idempotency_key = caller->idempotency_key ? xstrdup(caller->idempotency_key) : NULL;
+    job->owner = caller->owner ? xstrdup(caller->owner) : NULL;
+    job->may_replace_any = caller->may_replace_any;
+    job->created_seq = job->queue_seq = ++j->last_seq;
     clock_utc(job->created);
     return job;
 }
 
 /* Adds the job to the list, then claims its outputs, then stores it. If it cannot be stored, its
- * claims refer to missing outputs, and claims_prune removes them. */
-static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *by,
+ * claims refer to missing outputs, and outputs_prune removes them. */
+static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *caller,
                    char id[JOB_ID_LEN], struct error *err) {
-    int rc = claims_each(j, r, by, claim_check, err);
-    if (rc == OK) rc = limits_check(j, by->owner ? by->owner : "", err);
+    int rc = outputs_each(j, r, caller, output_check_owner, err);
+    if (rc == OK) rc = limits_check(j, caller->owner ? caller->owner : "", err);
     if (rc != OK) return rc;
-    struct job *job = job_make(j, r, by);
+    struct job *job = job_new_from_request(j, r, caller);
     j->v = xrealloc(j->v, sizeof *j->v * (size_t)(j->n + 1));
     j->v[j->n++] = job;
-    rc = claims_each(j, r, by, claim_put, err);
-    if (rc == OK) rc = job_set(j, job, QUEUED, err);
+    rc = outputs_each(j, r, caller, output_set_owner, err);
+    if (rc == OK) rc = job_set_state(j, job, QUEUED, err);
     if (rc != OK) {
         j->n--;
         job_free(job);
@@ -1053,20 +1060,22 @@ static int job_add(struct jobs *j, const struct job_request *r, const struct job
     return OK;
 }
 
-int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
-                struct error *err) {
+int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller,
+                char id[JOB_ID_LEN], struct error *err) {
     struct job_request checked;
-    *by->field = 0;
-    if (by->idempotency_key && (!*by->idempotency_key || strlen(by->idempotency_key) > KEY_BYTES))
-        return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes", KEY_BYTES);
+    *caller->field = 0;
+    if (caller->idempotency_key &&
+        (!*caller->idempotency_key || strlen(caller->idempotency_key) > IDEMPOTENCY_KEY_BYTES))
+        return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes",
+                         IDEMPOTENCY_KEY_BYTES);
     struct job_request_rules rules = j->o.rules;
-    rules.owner = by->owner;
-    int rc = job_request_check(&rules, request, &checked, by->field, err);
+    rules.owner = caller->owner;
+    int rc = job_request_check(&rules, request, &checked, caller->field, err);
     if (rc != OK) return rc;
     pthread_mutex_lock(&j->lock);
-    const struct job *same = job_repeated(j, by);
+    const struct job *same = job_find_idempotent(j, caller);
     if (!same)
-        rc = job_add(j, &checked, by, id, err);
+        rc = job_add(j, &checked, caller, id, err);
     else if (json_equal(same->request, checked.asked))
         memcpy(id, same->id, JOB_ID_LEN);
     else
@@ -1107,43 +1116,44 @@ json_t *jobs_list(struct jobs *j) {
 
 static int wrong_state(const struct job *job, const char *verb, struct error *err) {
     return error_set(err, ERR_STATE, "job '%s' is %s and cannot be %s", job->id,
-                     job->cancel && !state_is_last(job->state) ? "being cancelled"
-                                                               : state_names[job->state],
+                     job->cancel_requested && !state_is_final(job->state) ? "being cancelled"
+                                                                          : state_names[job->state],
                      verb);
 }
 
 static int job_pause(struct jobs *j, struct job *job, struct error *err) {
     if (job->state == PAUSED) return OK;
-    if (state_is_last(job->state) || job->cancel || job->outcome_pending)
+    if (state_is_final(job->state) || job->cancel_requested || job->outcome_pending)
         return wrong_state(job, "paused", err);
-    int rc = job_set(j, job, PAUSED, err);
+    int rc = job_set_state(j, job, PAUSED, err);
     if (rc != OK || !job->child) return rc;
     job_child_signal(job->child, SIGSTOP);
-    if (job->stop_at < INFINITY) job->seconds = fmax(job->stop_at - clock_now(), 0);
-    job->stop_at = INFINITY;
+    if (job->time_limit_at < INFINITY)
+        job->seconds_left = fmax(job->time_limit_at - clock_now(), 0);
+    job->time_limit_at = INFINITY;
     return OK;
 }
 
 static int job_resume(struct jobs *j, struct job *job, struct error *err) {
-    if (job->state == DONE || (job->cancel && !state_is_last(job->state)))
+    if (job->state == DONE || (job->cancel_requested && !state_is_final(job->state)))
         return wrong_state(job, "resumed", err);
     if (job->state == QUEUED || job->state == RUNNING) return OK;
     const struct job before = *job;
-    job->cancel = false;
-    if (job->state != PAUSED) job->queue_seq = ++j->count;
-    int rc = job_set(j, job, QUEUED, err);
+    job->cancel_requested = false;
+    if (job->state != PAUSED) job->queue_seq = ++j->last_seq;
+    int rc = job_set_state(j, job, QUEUED, err);
     if (rc != OK) *job = before;
     return rc;
 }
 
 static int job_cancel(struct jobs *j, struct job *job, struct error *err) {
-    if (job->state == CANCELLED || job->cancel) return OK;
-    if (state_is_last(job->state)) return wrong_state(job, "cancelled", err);
-    if (!job->child) return job->outcome_pending ? OK : job_set(j, job, CANCELLED, err);
-    job->cancel = true;
+    if (job->state == CANCELLED || job->cancel_requested) return OK;
+    if (state_is_final(job->state)) return wrong_state(job, "cancelled", err);
+    if (!job->child) return job->outcome_pending ? OK : job_set_state(j, job, CANCELLED, err);
+    job->cancel_requested = true;
     int rc = job_save(j, job, err);
     if (rc != OK) {
-        job->cancel = false;
+        job->cancel_requested = false;
         return rc;
     }
     job_stop(j, job);
@@ -1154,63 +1164,64 @@ static int job_cancel(struct jobs *j, struct job *job, struct error *err) {
 static int job_delete(struct jobs *j, struct job *job, struct error *err) {
     if (job->child || job->state == RUNNING)
         return error_set(err, ERR_STATE, "job '%s' has a process; cancel it first", job->id);
-    int rc = store_document_delete(j->store, "job", job->id, err), at = 0;
+    int rc = store_document_delete(j->store, "job", job->id, err), index = 0;
     if (rc != OK) return rc;
     char *folder = path_join(j->folder, job->id);
     tree_delete(folder);
     free(folder);
     for (int i = j->n_events; i-- > 0;)
-        if (j->events[i].job == job) events_drop(j, i);
-    while (j->v[at] != job) at++;
-    memmove(&j->v[at], &j->v[at + 1], sizeof *j->v * (size_t)(--j->n - at));
+        if (j->events[i].job == job) event_remove(j, i);
+    while (j->v[index] != job) index++;
+    memmove(&j->v[index], &j->v[index + 1], sizeof *j->v * (size_t)(--j->n - index));
     job_free(job);
-    claims_prune(j);
+    outputs_prune(j);
     return OK;
 }
 
-static int job_do(struct jobs *j, const char *id,
-                  int (*what)(struct jobs *, struct job *, struct error *), struct error *err) {
+static int job_apply(struct jobs *j, const char *id,
+                     int (*operation)(struct jobs *, struct job *, struct error *),
+                     struct error *err) {
     pthread_mutex_lock(&j->lock);
     struct job *job = job_find(j, id, err);
-    int rc = job ? what(j, job, err) : err->code;
+    int rc = job ? operation(j, job, err) : err->code;
     pthread_mutex_unlock(&j->lock);
     return rc;
 }
 
 int jobs_pause(struct jobs *j, const char *id, struct error *err) {
-    return job_do(j, id, job_pause, err);
+    return job_apply(j, id, job_pause, err);
 }
 
 int jobs_resume(struct jobs *j, const char *id, struct error *err) {
-    return job_do(j, id, job_resume, err);
+    return job_apply(j, id, job_resume, err);
 }
 
 int jobs_cancel(struct jobs *j, const char *id, struct error *err) {
-    return job_do(j, id, job_cancel, err);
+    return job_apply(j, id, job_cancel, err);
 }
 
 int jobs_delete(struct jobs *j, const char *id, struct error *err) {
-    return job_do(j, id, job_delete, err);
+    return job_apply(j, id, job_delete, err);
 }
 
 /* Inserts v into the list by its event number; takes v over. */
 static void event_insert(json_t *list, json_t *v, int64_t seq) {
-    size_t at = json_array_size(list);
-    while (at > 0 && integer_at(json_array_get(list, at - 1), "seq", 0) > seq) at--;
+    size_t index = json_array_size(list);
+    while (index > 0 && integer_at(json_array_get(list, index - 1), "seq", 0) > seq) index--;
     json_object_set_new(v, "seq", json_integer(seq));
-    json_array_insert_new(list, at, v);
+    json_array_insert_new(list, index, v);
 }
 
 static json_t *job_events(const struct jobs *j, const struct job *job, int64_t after) {
     json_t *list = json_array();
-    bool told = false; /* the list contains the last state */
+    bool has_state = false; /* the list contains the last state */
     for (int i = 0; i < j->n_events; i++) {
         const struct event *e = &j->events[i];
         if (e->job != job || e->seq <= after) continue;
         json_array_append(list, e->v);
-        told |= e->seq == job->state_seq;
+        has_state |= e->seq == job->state_seq;
     }
-    if (!told && job->state_seq > after) event_insert(list, state_event(job), job->state_seq);
+    if (!has_state && job->state_seq > after) event_insert(list, state_event(job), job->state_seq);
     if (job->progress && job->progress_seq > after)
         event_insert(list, json_pack("{s:s,s:O}", "type", "progress", "progress", job->progress),
                      job->progress_seq);
@@ -1230,9 +1241,9 @@ json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error 
 json_t *jobs_metrics(struct jobs *j, const char *id, struct error *err) {
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, err);
-    struct job_metrics *kept = job && !job->series ? series_read(j, job) : NULL;
-    json_t *v = job ? job_metrics_json(kept ? kept : job->series) : NULL;
-    job_metrics_free(kept);
+    struct job_metrics *stored = job && !job->series ? series_load(j, job) : NULL;
+    json_t *v = job ? job_metrics_json(stored ? stored : job->series) : NULL;
+    job_metrics_free(stored);
     pthread_mutex_unlock(&j->lock);
     return v;
 }

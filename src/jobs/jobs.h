@@ -45,9 +45,9 @@ struct job_kind {
 /* The rules that a request is checked against. Strings are borrowed. */
 struct job_request_rules {
     const struct job_kind *kinds;
-    const char *out;   /* the folder of results; NULL: results cannot be stored */
-    bool commands;     /* rewards may be commands */
-    int threads;       /* maximum number of threads; 0: any number */
+    const char *out;     /* the folder of results; NULL: results cannot be stored */
+    bool allow_commands; /* rewards may be commands */
+    int threads;         /* maximum number of threads; 0: any number */
     const char *owner; /* JOB_OWN names belong to this owner; NULL: to requests without an owner */
     void *ctx;
     /* Returns the canonical path of a readable file or folder, malloc'ed; NULL with ERR_MISSING if
@@ -84,7 +84,8 @@ struct jobs_options {
     const char *program; /* NULL: the running program */
     /* The rules for requests: their `out` is the folder of results, which jobs_open creates. */
     struct job_request_rules rules;
-    const char *child;  /* value of SHOAL_JOB for the commands, their permissions; NULL: not set */
+    const char
+        *permissions;   /* value of SHOAL_JOB for the commands, their permissions; NULL: not set */
     const char *runs;   /* where commands record their work; NULL: their default */
     int max_running;    /* 0: 1. A paused process keeps its memory, but not its place */
     int max_jobs;       /* number of jobs that are kept, in any state; 0: 1000 */
@@ -95,7 +96,7 @@ struct jobs_options {
                          unlimited. Counted when a job ends. */
     int64_t max_file; /* bytes of a file that a job writes; 0: unlimited */
     int64_t max_data; /* bytes of a job's memory, without mapped files; 0: unlimited */
-    double seconds;   /* time limit of an attempt, without pauses; 0: unlimited */
+    double max_seconds;    /* time limit of an attempt, without pauses; 0: unlimited */
     double cancel_seconds; /* time from SIGTERM to SIGKILL; 0: 10 */
     bool same_priority;    /* children have the priority of this process */
     void *ctx;
@@ -142,8 +143,8 @@ struct job_caller {
  * `repeat` makes submitting idempotent: the same key of the same owner with the same request
  * returns the existing job; with a different request it is ERR_MISMATCH.
  */
-int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
-                struct error *err);
+int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller,
+                char id[JOB_ID_LEN], struct error *err);
 /* Whether a job's request allows its result to replace an adapter of another owner. */
 bool jobs_may_replace(struct jobs *j, const char *id);
 

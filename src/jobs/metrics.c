@@ -18,8 +18,8 @@ struct job_metrics {
     double started_at; /* 0: no values yet */
     struct series {
         struct curve curve;
-        double last_at, last; /* `last` may be NaN, which the curve omits */
-    } * v[N_METRICS];         /* NULL: not reported */
+        double last_time, last_value; /* `last_value` may be NaN, which the curve omits */
+    } * v[N_METRICS];                 /* NULL: not reported */
 };
 
 bool is_job_metric(enum metric_id id) {
@@ -27,13 +27,13 @@ bool is_job_metric(enum metric_id id) {
     return f->type == METRIC_TYPE_GAUGE && f->n_labels == 1 && strcmp(f->labels[0], "job") == 0;
 }
 
-static const char *name_of(enum metric_id id) {
+static const char *job_metric_name(enum metric_id id) {
     return metric_families[id].name + strlen(PREFIX);
 }
 
 enum metric_id job_metric_find(const char *name) {
     enum metric_id id = 0;
-    while (id < N_METRICS && !(is_job_metric(id) && strcmp(name_of(id), name) == 0)) id++;
+    while (id < N_METRICS && !(is_job_metric(id) && strcmp(job_metric_name(id), name) == 0)) id++;
     return id;
 }
 
@@ -63,9 +63,9 @@ void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
         enum metric_id id = job_metric_find(name);
         if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
         struct series *t = series_get(f, id);
-        t->last_at = fmax(t->last_at, at - f->started_at);
-        t->last = number_of(v);
-        curve_add(&t->curve, t->last_at, t->last);
+        t->last_time = fmax(t->last_time, at - f->started_at);
+        t->last_value = number_of(v);
+        curve_add(&t->curve, t->last_time, t->last_value);
     }
 }
 
@@ -76,7 +76,8 @@ static json_t *number_json(double x) {
 json_t *job_metrics_latest(const struct job_metrics *f) {
     json_t *out = json_object();
     for (enum metric_id id = 0; id < N_METRICS; id++)
-        if (f->v[id]) json_object_set_new(out, name_of(id), number_json(f->v[id]->last));
+        if (f->v[id])
+            json_object_set_new(out, job_metric_name(id), number_json(f->v[id]->last_value));
     return out;
 }
 
@@ -91,7 +92,7 @@ static json_t *curve_json(enum metric_id id, const struct curve *c) {
     for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
     if (c->n_summed)
         point_add(at, value, c->sum_x / (double)c->n_summed, c->sum_y / (double)c->n_summed);
-    return json_pack("{s:s,s:s,s:s,s:I,s:o,s:o}", "name", name_of(id), "metric",
+    return json_pack("{s:s,s:s,s:s,s:I,s:o,s:o}", "name", job_metric_name(id), "metric",
                      metric_families[id].name, "help", metric_families[id].help, "per",
                      (json_int_t)MAX(c->points_per_mean, 1), "at", at, "value", value);
 }
@@ -113,20 +114,20 @@ static void curve_read(struct series *t, const json_t *v) {
     for (size_t i = 0; i < n; i++) {
         double x = number_of(json_array_get(at, i)), y = number_of(json_array_get(value, i));
         if (!isfinite(x) || !isfinite(y)) continue;
-        t->last_at = fmax(t->last_at, x);
-        t->last = y;
-        t->curve.x[t->curve.n] = t->last_at;
+        t->last_time = fmax(t->last_time, x);
+        t->last_value = y;
+        t->curve.x[t->curve.n] = t->last_time;
         t->curve.y[t->curve.n++] = y;
     }
 }
 
 struct job_metrics *job_metrics_from_json(const json_t *v) {
     struct job_metrics *f = job_metrics_new();
-    double began = number_of(json_object_get(v, "began"));
+    double started_at = number_of(json_object_get(v, "began"));
     json_t *series;
     size_t i;
-    if (!(began > 0 && began < 1e15)) return f;
-    f->started_at = began;
+    if (!(started_at > 0 && started_at < 1e15)) return f;
+    f->started_at = started_at;
     json_array_foreach (json_object_get(v, "series"), i, series) {
         enum metric_id id = job_metric_find(json_get_string(series, "name"));
         if (id < N_METRICS && !f->v[id]) curve_read(series_get(f, id), series);

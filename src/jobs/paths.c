@@ -11,25 +11,26 @@
 #include <unistd.h>
 
 /* realpath of the longest part that exists, and the rest unchanged. NULL: the rest has "..". */
-static char *canonical(const char *path) {
+static char *canonical_path(const char *path) {
     char *real = realpath(path, NULL);
     if (real || (errno != ENOENT && errno != ENOTDIR) || !*path) return real;
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
-    size_t at = n;
-    while (at && path[at - 1] != '/') at--;
-    char *last = strndup(path + at, n - at), *dir = strndup(path, at ? at : 1), *whole = NULL;
+    size_t last_start = n;
+    while (last_start && path[last_start - 1] != '/') last_start--;
+    char *last = strndup(path + last_start, n - last_start),
+         *dir = strndup(path, last_start ? last_start : 1), *whole = NULL;
     bool plain = *last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0;
-    char *above = plain && at != n ? canonical(at ? dir : ".") : NULL;
-    if (above) whole = path_join(above, last);
-    free(above);
+    char *parent = plain && last_start != n ? canonical_path(last_start ? dir : ".") : NULL;
+    if (parent) whole = path_join(parent, last);
+    free(parent);
     free(last);
     free(dir);
     return whole;
 }
 
 void job_paths_add(struct job_paths *p, const char *path, enum path_access access) {
-    char *real = path && *path ? canonical(path) : NULL;
+    char *real = path && *path ? canonical_path(path) : NULL;
     if (!real) return;
     for (int i = 0; i < p->n; i++) {
         if (strcmp(p->v[i].path, real) != 0) continue;
@@ -70,71 +71,74 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err) {
 }
 
 /* The part of a canonical path below a folder; "": the folder itself; NULL: elsewhere. */
-static const char *below(const char *path, const char *folder) {
+static const char *relative_path(const char *path, const char *folder) {
     size_t n = strlen(folder);
     if (n == 1) return path + 1; /* "/" */
     if (strncmp(path, folder, n) != 0 || (path[n] && path[n] != '/')) return NULL;
     return path[n] ? path + n + 1 : "";
 }
 
-static const struct path_rule *rule_of(const struct job_paths *p, const char *path) {
+static const struct path_rule *rule_find(const struct job_paths *p, const char *path) {
     const struct path_rule *deepest = NULL;
     for (int i = 0; i < p->n; i++)
-        if (below(path, p->v[i].path) && (!deepest || strlen(p->v[i].path) > strlen(deepest->path)))
+        if (relative_path(path, p->v[i].path) &&
+            (!deepest || strlen(p->v[i].path) > strlen(deepest->path)))
             deepest = &p->v[i];
     return deepest;
 }
 
 /* Hidden names that the program creates: versions of an adapter, the record of a pull. */
-static bool is_own(const char *name, size_t n) {
-    static const char *const own[] = {".versions", ".hub.json", ".hub.lock"};
-    for (size_t i = 0; i < ARRAY_LEN(own); i++)
-        if (strlen(own[i]) == n && strncmp(name, own[i], n) == 0) return true;
+static bool is_created_by_program(const char *name, size_t n) {
+    static const char *const names[] = {".versions", ".hub.json", ".hub.lock"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strlen(names[i]) == n && strncmp(name, names[i], n) == 0) return true;
     return false;
 }
 
 static bool has_hidden(const char *rest) {
     while (*rest) {
         size_t n = strcspn(rest, "/");
-        if (*rest == '.' && !is_own(rest, n)) return true;
+        if (*rest == '.' && !is_created_by_program(rest, n)) return true;
         rest += n + (rest[n] == '/');
     }
     return false;
 }
 
-static bool ends_like(const char *path, const char *const *ends, size_t n_ends) {
+static bool has_extension(const char *path, const char *const *extensions, size_t n_extensions) {
     size_t n = strlen(path);
-    for (size_t i = 0; i < n_ends; i++) {
-        size_t m = strlen(ends[i]);
-        if (n > m && path[n - m - 1] != '/' && strcasecmp(path + n - m, ends[i]) == 0) return true;
+    for (size_t i = 0; i < n_extensions; i++) {
+        size_t m = strlen(extensions[i]);
+        if (n > m && path[n - m - 1] != '/' && strcasecmp(path + n - m, extensions[i]) == 0)
+            return true;
     }
     return false;
 }
 
-static bool is_database(const char *path) {
-    static const char *const ends[] = {".db",     ".db-wal",     ".db-shm",     ".db-journal",
-                                       ".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal"};
-    return ends_like(path, ends, ARRAY_LEN(ends));
+static bool is_database_name(const char *path) {
+    static const char *const extensions[] = {".db",         ".db-wal",        ".db-shm",
+                                             ".db-journal", ".sqlite",        ".sqlite-wal",
+                                             ".sqlite-shm", ".sqlite-journal"};
+    return has_extension(path, extensions, ARRAY_LEN(extensions));
 }
 
 /* Data, texts, recipes, models and the files that accompany them. */
-static bool is_input(const char *path) {
-    static const char *const ends[] = {".jsonl",       ".ndjson", ".json",  ".csv", ".tsv",  ".txt",
-                                       ".text",        ".md",     ".yaml",  ".yml", ".gguf", ".bin",
-                                       ".safetensors", ".model",  ".jinja", ".gbnf"};
-    return ends_like(path, ends, ARRAY_LEN(ends));
+static bool is_input_name(const char *path) {
+    static const char *const extensions[] = {
+        ".jsonl", ".ndjson", ".json", ".csv", ".tsv",         ".txt",   ".text",  ".md",
+        ".yaml",  ".yml",    ".gguf", ".bin", ".safetensors", ".model", ".jinja", ".gbnf"};
+    return has_extension(path, extensions, ARRAY_LEN(extensions));
 }
 
 static int refuse(const char *path, const char *why, struct error *err) {
     return error_set(err, ERR_USAGE, "'%.256s' is not for jobs: %s", path, why);
 }
 
-static const char NOT_BELOW[] = "it is missing, or not below a folder that jobs may read (the "
-                                "server's --jobs-read DIR adds one)";
+static const char NOT_READABLE[] = "it is missing, or not below a folder that jobs may read (the "
+                                   "server's --jobs-read DIR adds one)";
 
 /* The file type of a path. Opens it part by part without following links, so that a concurrent
  * rename cannot change the result. */
-static int kind_of(const char *path, mode_t *mode, struct error *err) {
+static int file_mode(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     char *copy = xstrdup(path + 1), *rest = copy;
     int fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -143,7 +147,7 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
         close(fd);
         fd = next;
     }
-    int rc = fd >= 0 && fstat(fd, &st) == 0 ? OK : refuse(path, NOT_BELOW, err);
+    int rc = fd >= 0 && fstat(fd, &st) == 0 ? OK : refuse(path, NOT_READABLE, err);
     if (rc == OK) *mode = st.st_mode;
     if (fd >= 0) close(fd);
     free(copy);
@@ -151,26 +155,26 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
 }
 
 /* The origin of a path: a client, a client that names a database, a file or the program. */
-enum path_origin { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
+enum path_origin { FROM_CLIENT, FROM_CLIENT_DATABASE, FROM_PROGRAM };
 
 /* Whether a path below a rule may be read as an input. */
-static int input_check(const struct path_rule *rule, const char *shown, const char *real,
-                       enum path_origin by, struct error *err) {
+static int input_check(const struct path_rule *rule, const char *path, const char *real,
+                       enum path_origin origin, struct error *err) {
     mode_t mode;
-    if (!rule || rule->access == PATH_DENIED) return refuse(shown, NOT_BELOW, err);
-    if (has_hidden(below(real, rule->path)))
-        return refuse(shown, "names that begin with '.' are not read", err);
-    if (kind_of(real, &mode, err) != OK) return err->code;
+    if (!rule || rule->access == PATH_DENIED) return refuse(path, NOT_READABLE, err);
+    if (has_hidden(relative_path(real, rule->path)))
+        return refuse(path, "names that begin with '.' are not read", err);
+    if (file_mode(real, &mode, err) != OK) return err->code;
     if (!S_ISREG(mode) && !S_ISDIR(mode))
-        return refuse(shown, "it is neither a file nor a folder", err);
-    if (by == BY_CLIENT_BASE)
-        return S_ISREG(mode) && is_database(real) && rule->access == PATH_READ
+        return refuse(path, "it is neither a file nor a folder", err);
+    if (origin == FROM_CLIENT_DATABASE)
+        return S_ISREG(mode) && is_database_name(real) && rule->access == PATH_READ
                    ? OK
-                   : refuse(shown, "it is not a database (.db) of the server's operator", err);
+                   : refuse(path, "it is not a database (.db) of the server's operator", err);
     if (S_ISDIR(mode)) return OK;
-    if (is_database(real)) return refuse(shown, "databases are not read", err);
-    if ((by == BY_CLIENT || rule->access == PATH_READ) && !is_input(real))
-        return refuse(shown,
+    if (is_database_name(real)) return refuse(path, "databases are not read", err);
+    if ((origin == FROM_CLIENT || rule->access == PATH_READ) && !is_input_name(real))
+        return refuse(path,
                       "its name must end like data, a text, a recipe or a model (.jsonl, .txt, "
                       ".yaml, .gguf …)",
                       err);
@@ -179,55 +183,55 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
 
 char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
                         struct error *err) {
-    enum path_origin by = database ? BY_CLIENT_BASE : BY_CLIENT;
+    enum path_origin origin = database ? FROM_CLIENT_DATABASE : FROM_CLIENT;
     char *real = realpath(path, NULL);
     if (!real) {
-        error_set(err, ERR_MISSING, "'%.256s' is not for jobs: %s", path, NOT_BELOW);
+        error_set(err, ERR_MISSING, "'%.256s' is not for jobs: %s", path, NOT_READABLE);
         return NULL;
     }
-    if (input_check(rule_of(p, real), path, real, by, err) == OK) return real;
+    if (input_check(rule_find(p, real), path, real, origin, err) == OK) return real;
     free(real);
     return NULL;
 }
 
 /* Files in which the system describes itself and this process. */
-static bool is_system(const char *real) {
+static bool is_system_file(const char *real) {
     char self[32];
     snprintf(self, sizeof self, "/proc/%d", (int)getpid());
     static const char *const places[] = {"/sys", "/proc/cpuinfo", "/proc/meminfo", "/dev/null"};
     for (size_t i = 0; i < ARRAY_LEN(places); i++)
-        if (below(real, places[i])) return true;
-    return below(real, self) && !strstr(real, "/environ");
+        if (relative_path(real, places[i])) return true;
+    return relative_path(real, self) && !strstr(real, "/environ");
 }
 
 /* Jobs may not run files that they may write. */
-static int run_check(const struct path_rule *rule, const char *shown, const char *real,
-                     struct error *err) {
+static int exec_check(const struct path_rule *rule, const char *path, const char *real,
+                      struct error *err) {
     static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
     mode_t mode;
     for (size_t i = 0; i < ARRAY_LEN(system); i++)
-        if (below(real, system[i])) return OK;
-    if (!rule || rule->access != PATH_READ) return refuse(shown, NOT_BELOW, err);
-    if (has_hidden(below(real, rule->path)))
-        return refuse(shown, "names that begin with '.' are not read", err);
-    if (kind_of(real, &mode, err) != OK) return err->code;
-    if (!S_ISREG(mode)) return refuse(shown, "commands are shown files only", err);
-    return is_database(real) ? refuse(shown, "databases are not read", err) : OK;
+        if (relative_path(real, system[i])) return OK;
+    if (!rule || rule->access != PATH_READ) return refuse(path, NOT_READABLE, err);
+    if (has_hidden(relative_path(real, rule->path)))
+        return refuse(path, "names that begin with '.' are not read", err);
+    if (file_mode(real, &mode, err) != OK) return err->code;
+    if (!S_ISREG(mode)) return refuse(path, "commands are shown files only", err);
+    return is_database_name(real) ? refuse(path, "databases are not read", err) : OK;
 }
 
 int job_paths_check(const struct job_paths *p, const char *path, enum path_use use,
                     struct error *err) {
-    char *real = canonical(path);
-    const struct path_rule *rule = real ? rule_of(p, real) : NULL;
+    char *real = canonical_path(path);
+    const struct path_rule *rule = real ? rule_find(p, real) : NULL;
     struct stat st;
     int rc = OK;
     if (use == PATH_USE_EXEC) {
-        rc = real ? run_check(rule, path, real, err) : refuse(path, NOT_BELOW, err);
+        rc = real ? exec_check(rule, path, real, err) : refuse(path, NOT_READABLE, err);
     } else if (use == PATH_USE_WRITE) {
-        if (!rule || rule->access != PATH_WRITE || has_hidden(below(real, rule->path)))
+        if (!rule || rule->access != PATH_WRITE || has_hidden(relative_path(real, rule->path)))
             rc = refuse(path, "it is not below a folder that jobs may write", err);
-    } else if (real && !is_system(real) && lstat(real, &st) == 0) {
-        rc = input_check(rule, path, real, BY_PROGRAM, err);
+    } else if (real && !is_system_file(real) && lstat(real, &st) == 0) {
+        rc = input_check(rule, path, real, FROM_PROGRAM, err);
     } /* otherwise the file does not exist, and opening it fails */
     free(real);
     return rc;

@@ -16,12 +16,12 @@
 #include <string.h>
 
 /* Limits of a request. */
-enum { VALUES_MAX = 1024, TEXT_BYTES = 64 << 10, NAME_BYTES = 64, FIELD_BYTES = 64 };
+enum { MAX_VALUES = 1024, MAX_TEXT_BYTES = 64 << 10, MAX_NAME_BYTES = 64, FIELD_BYTES = 64 };
 
 struct request_checker {
     const struct job_request_rules *r;
     const struct job_kind *kind;
-    struct job_request *out;
+    struct job_request *request;
     char *field; /* [FIELD_BYTES] */
     struct error *err;
 };
@@ -34,11 +34,11 @@ const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *n
 
 /* Whether a name consists of letters, digits, '.', '_' and '-', and is neither a path nor a
  * flag. */
-static bool job_name_is_plain(const char *name) {
+static bool is_plain_name(const char *name) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t n = strlen(name);
-    return n && n <= NAME_BYTES && *name != '.' && *name != '-' && strspn(name, letters) == n;
+    return n && n <= MAX_NAME_BYTES && *name != '.' && *name != '-' && strspn(name, letters) == n;
 }
 
 static void field_set(const struct request_checker *c, const char *name) {
@@ -62,7 +62,7 @@ static int kind_check(struct request_checker *c, const json_t *v) {
 
 /* options */
 
-static int option_unknown(const struct request_checker *c, const char *name) {
+static int unknown_option_error(const struct request_checker *c, const char *name) {
     const char *near = option_suggest(c->kind->rows, name);
     return error_set(c->err, ERR_USAGE, "'%s' has no option '%.64s'%s%s%s", c->kind->name, name,
                      near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
@@ -72,7 +72,7 @@ static bool is_list(const struct option_row *row) {
     return row->type == OPT_LIST || row->type == OPT_SECRETS;
 }
 
-static int not_allowed(const struct request_checker *c, const char *name, const char *why) {
+static int not_allowed_error(const struct request_checker *c, const char *name, const char *why) {
     return error_set(c->err, ERR_USAGE, "a job of '%s' may not be given '%.64s'%s", c->kind->name,
                      name, why);
 }
@@ -81,10 +81,10 @@ static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only
                                    "was started with --jobs-run-commands";
 
 static int name_check(const struct request_checker *c, const char *name, const char *what) {
-    if (job_name_is_plain(name)) return OK;
+    if (is_plain_name(name)) return OK;
     return error_set(c->err, ERR_USAGE,
                      "'%s' is a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
-                     c->field, NAME_BYTES, what);
+                     c->field, MAX_NAME_BYTES, what);
 }
 
 /* values: each function returns the value for the command line, malloc'ed, or NULL */
@@ -101,7 +101,7 @@ static char *choice_value(const struct request_checker *c, const char *text) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text);
     char *path = c->r->input(c->r->ctx, text, false, c->err);
     if (path || c->err->code != ERR_MISSING) return path;
-    c->err->code = job_name_is_plain(text) ? OK : ERR_USAGE;
+    c->err->code = is_plain_name(text) ? OK : ERR_USAGE;
     return c->err->code == OK ? xstrdup(text) : NULL;
 }
 
@@ -125,7 +125,7 @@ static char *choices_value(const struct request_checker *c, const char *text) {
 }
 
 /* "fry:FAMILY[:N]" */
-static bool is_source(const char *text) {
+static bool is_task_family(const char *text) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789:_-";
     return strncmp(text, "fry:", 4) == 0 && strspn(text, letters) == strlen(text);
 }
@@ -134,9 +134,9 @@ static char *named_value(const struct request_checker *c, const char *text) {
     const char *eq = strchr(text, '='), *file = eq ? eq + 1 : text;
     char *name = eq ? strndup(text, (size_t)(eq - text)) : NULL;
     int rc = name ? name_check(c, name, "; a file is named as NAME=FILE") : OK;
-    char *path = rc != OK          ? NULL
-                 : is_source(file) ? xstrdup(file)
-                                   : input_value(c, file, false),
+    char *path = rc != OK               ? NULL
+                 : is_task_family(file) ? xstrdup(file)
+                                        : input_value(c, file, false),
          *whole;
     whole = path && name ? xasprintf("%s=%s", name, path) : path ? xstrdup(path) : NULL;
     free(path);
@@ -149,22 +149,22 @@ static char *output_value(const struct request_checker *c, const char *text) {
     size_t n = c->r->out ? strlen(c->r->out) : 0;
     if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
     if (!c->r->out) {
-        not_allowed(c, c->field, ": this server keeps no results");
+        not_allowed_error(c, c->field, ": this server keeps no results");
         return NULL;
     }
     if (name_check(c, text, ": the result is stored below the server's folder") != OK) return NULL;
-    for (int i = 0; i < c->out->outputs.n; i++)
-        if (strcmp(c->out->outputs.v[i], text) == 0) {
+    for (int i = 0; i < c->request->outputs.n; i++)
+        if (strcmp(c->request->outputs.v[i], text) == 0) {
             error_set(c->err, ERR_USAGE, "two results are named '%s'", text);
             return NULL;
         }
-    strings_add(&c->out->outputs, text);
+    strings_add(&c->request->outputs, text);
     return path_join(c->r->out, text);
 }
 
 static char *name_value(const struct request_checker *c, const char *text) {
     if (name_check(c, text, "") != OK) return NULL;
-    if (strcmp(c->field, "id") == 0) strings_add(&c->out->runs, text);
+    if (strcmp(c->field, "id") == 0) strings_add(&c->request->runs, text);
     return xstrdup(text);
 }
 
@@ -181,9 +181,9 @@ static char *threads_value(const struct request_checker *c, const char *text) {
     return xstrdup(text);
 }
 
-static char *value_check(const struct request_checker *c, enum option_job_policy job,
+static char *value_check(const struct request_checker *c, enum option_job_policy policy,
                          const char *text) {
-    switch (job) {
+    switch (policy) {
     case JOB_TEXT:
         return xstrdup(text);
     case JOB_NAME:
@@ -192,7 +192,7 @@ static char *value_check(const struct request_checker *c, enum option_job_policy
         return c->r->owner ? xasprintf("%s/%s", c->r->owner, text) : xstrdup(text);
     case JOB_INPUT:
     case JOB_DATABASE:
-        return input_value(c, text, job == JOB_DATABASE);
+        return input_value(c, text, policy == JOB_DATABASE);
     case JOB_CHOICE:
         return choice_value(c, text);
     case JOB_CHOICES:
@@ -204,15 +204,15 @@ static char *value_check(const struct request_checker *c, enum option_job_policy
     case JOB_THREADS:
         return threads_value(c, text);
     case JOB_REWARD:
-        if (c->r->commands || reward_is_plain(text)) return xstrdup(text);
-        not_allowed(c, c->field, COMMANDS_OFF);
+        if (c->r->allow_commands || reward_is_plain(text)) return xstrdup(text);
+        not_allowed_error(c, c->field, COMMANDS_OFF);
         return NULL;
     case JOB_BY_TYPE:
     case JOB_REFUSED:
     case JOB_SERVER:
         break;
     }
-    not_allowed(c, c->field, "");
+    not_allowed_error(c, c->field, "");
     return NULL;
 }
 
@@ -226,46 +226,47 @@ static char *scalar_text(const json_t *v) {
 }
 
 /* The stored request keeps inputs as the client sent them; outputs are resolved paths. */
-static json_t *asked_value(enum option_job_policy job, const json_t *v, const char *checked) {
-    return job == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
+static json_t *normalized_value(enum option_job_policy policy, const json_t *v,
+                                const char *checked) {
+    return policy == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }
 
 /* One value of an option or an argument; NULL on an error. */
-static json_t *one_value(const struct request_checker *c, enum option_job_policy job,
-                         const json_t *v, json_t **asked) {
+static json_t *one_value(const struct request_checker *c, enum option_job_policy policy,
+                         const json_t *v, json_t **normalized) {
     char *text = scalar_text(v);
     if (!text) {
         error_set(c->err, ERR_USAGE,
                   "'%s' must be a string, a number, true, false or a list of these", c->field);
         return NULL;
     }
-    bool texts = json_is_string(v) || (job != JOB_BY_TYPE && job != JOB_THREADS);
-    char *checked = job == JOB_BY_TYPE ? xstrdup(text) : value_check(c, job, text);
-    json_t *out = !checked ? NULL
-                  : texts  ? json_string(checked)
-                           : json_incref((json_t *)(uintptr_t)v);
+    bool as_text = json_is_string(v) || (policy != JOB_BY_TYPE && policy != JOB_THREADS);
+    char *checked = policy == JOB_BY_TYPE ? xstrdup(text) : value_check(c, policy, text);
+    json_t *out = !checked  ? NULL
+                  : as_text ? json_string(checked)
+                            : json_incref((json_t *)(uintptr_t)v);
     if (checked && !out)
         error_set(c->err, ERR_USAGE, "'%s' has a path that is not UTF-8", c->field);
-    if (out) *asked = asked_value(job, v, checked);
+    if (out) *normalized = normalized_value(policy, v, checked);
     free(checked);
     free(text);
     return out;
 }
 
-static json_t *list_value(const struct request_checker *c, enum option_job_policy job,
-                          const json_t *v, json_t **asked) {
+static json_t *list_value(const struct request_checker *c, enum option_job_policy policy,
+                          const json_t *v, json_t **normalized) {
     json_t *list = json_array(), *item, *one;
     size_t i;
-    *asked = json_array();
+    *normalized = json_array();
     json_array_foreach (v, i, item) {
-        json_t *shown = NULL;
-        if (!(one = one_value(c, job, item, &shown))) {
+        json_t *normalized_item = NULL;
+        if (!(one = one_value(c, policy, item, &normalized_item))) {
             json_decref(list);
-            json_decref(*asked);
+            json_decref(*normalized);
             return NULL;
         }
         json_array_append_new(list, one);
-        json_array_append_new(*asked, shown);
+        json_array_append_new(*normalized, normalized_item);
     }
     return list;
 }
@@ -276,7 +277,7 @@ static int row_check(const struct request_checker *c, const struct option_row *r
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
     if (row->job == JOB_REFUSED || row->job == JOB_SERVER || (row->job == JOB_BY_TYPE && text) ||
         row->type == OPT_SECRETS)
-        return not_allowed(c, row->name, "");
+        return not_allowed_error(c, row->name, "");
     if (json_is_array(v) && !is_list(row))
         return error_set(c->err, ERR_USAGE, "'%s' takes one value", row->name);
     if (json_is_boolean(v) && row->type != OPT_BOOL)
@@ -299,22 +300,23 @@ static const struct option_row *row_find(const struct request_checker *c, const 
 }
 
 static int option_check(struct request_checker *c, const char *name, json_t *v) {
-    json_t *options = json_object_get(c->out->resolved, "options"), *asked = NULL, *value = NULL;
+    json_t *options = json_object_get(c->request->resolved, "options"), *normalized = NULL,
+           *value = NULL;
     int rc = OK;
     field_set(c, name);
     const struct option_row *row = row_find(c, name, &v);
-    if (!row) rc = option_unknown(c, name);
+    if (!row) rc = unknown_option_error(c, name);
     if (rc == OK && json_object_get(options, row->name))
         rc = error_set(c->err, ERR_USAGE, "'%s' is given twice, once as '%.64s'", row->name, name);
     if (rc == OK) field_set(c, row->name);
     if (rc == OK) rc = row_check(c, row, v);
     if (rc == OK)
-        value = json_is_array(v) ? list_value(c, row->job, v, &asked)
-                                 : one_value(c, row->job, v, &asked);
+        value = json_is_array(v) ? list_value(c, row->job, v, &normalized)
+                                 : one_value(c, row->job, v, &normalized);
     if (rc == OK && !value) rc = c->err->code;
     if (rc == OK) {
         json_object_set_new(options, row->name, value);
-        json_object_set_new(json_object_get(c->out->asked, "options"), row->name, asked);
+        json_object_set_new(json_object_get(c->request->asked, "options"), row->name, normalized);
     }
     json_decref(v);
     return rc;
@@ -322,7 +324,7 @@ static int option_check(struct request_checker *c, const char *name, json_t *v) 
 
 /* arguments */
 
-static enum option_job_policy arg_job(const struct job_args *a, size_t i) {
+static enum option_job_policy arg_policy(const struct job_args *a, size_t i) {
     size_t n = 0;
     while (n < ARRAY_LEN(a->of) && a->of[n] != JOB_BY_TYPE) n++;
     return i < n ? a->of[i] : a->repeats && n ? a->of[n - 1] : JOB_BY_TYPE;
@@ -340,16 +342,16 @@ static int args_check(struct request_checker *c, const json_t *args) {
     size_t i;
     field_set(c, "args");
     json_array_foreach (args, i, v) {
-        enum option_job_policy job = a ? arg_job(a, i) : JOB_BY_TYPE;
-        json_t *asked = NULL, *value;
+        enum option_job_policy policy = a ? arg_policy(a, i) : JOB_BY_TYPE;
+        json_t *normalized = NULL, *value;
         if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
             return error_set(c->err, ERR_USAGE, "'args' must be a list of strings");
-        if (job == JOB_BY_TYPE)
+        if (policy == JOB_BY_TYPE)
             return error_set(c->err, ERR_USAGE, "'%s' takes no %zu arguments here", c->kind->name,
                              json_array_size(args));
-        if (!(value = one_value(c, job, v, &asked))) return c->err->code;
-        json_array_append_new(json_object_get(c->out->resolved, "args"), value);
-        json_array_append_new(json_object_get(c->out->asked, "args"), asked);
+        if (!(value = one_value(c, policy, v, &normalized))) return c->err->code;
+        json_array_append_new(json_object_get(c->request->resolved, "args"), value);
+        json_array_append_new(json_object_get(c->request->asked, "args"), normalized);
     }
     return OK;
 }
@@ -375,10 +377,10 @@ static int size_check(const struct request_checker *c, const json_t *request) {
     bytes += text_bytes(json_object_get(request, "args"), &values);
     json_object_foreach (json_object_get(request, "options"), key, v)
         bytes += strlen(key) + text_bytes(v, &values);
-    if (values <= VALUES_MAX && bytes <= TEXT_BYTES) return OK;
+    if (values <= MAX_VALUES && bytes <= MAX_TEXT_BYTES) return OK;
     return error_set(c->err, ERR_USAGE,
                      "a request may have %d values of %d bytes together; put them in a file",
-                     VALUES_MAX, TEXT_BYTES);
+                     MAX_VALUES, MAX_TEXT_BYTES);
 }
 
 static int keys_check(const struct request_checker *c, const json_t *request) {
@@ -402,7 +404,7 @@ static json_t *empty_request(const json_t *request) {
 }
 
 /* Sorts the keys, as the store does. */
-static json_t *sorted(json_t *v) {
+static json_t *sorted_copy(json_t *v) {
     struct error err;
     char *text = json_canonical(v);
     json_t *copy = json_parse(text, strlen(text), "a request", &err);
@@ -415,21 +417,22 @@ static json_t *sorted(json_t *v) {
 static int parts_check(struct request_checker *c, const json_t *request) {
     const char *name;
     json_t *v;
-    c->out->asked = empty_request(request);
-    c->out->resolved = empty_request(request);
+    c->request->asked = empty_request(request);
+    c->request->resolved = empty_request(request);
     int rc = args_check(c, json_object_get(request, "args"));
     json_object_foreach (json_object_get(request, "options"), name, v)
         if (rc == OK) rc = option_check(c, name, v);
     if (rc != OK) return rc;
-    c->out->asked = sorted(c->out->asked);
-    c->out->resolved = sorted(c->out->resolved);
+    c->request->asked = sorted_copy(c->request->asked);
+    c->request->resolved = sorted_copy(c->request->resolved);
     return OK;
 }
 
 int job_request_check(const struct job_request_rules *r, const json_t *request,
                       struct job_request *out, char field[64], struct error *err) {
     char unused[FIELD_BYTES];
-    struct request_checker c = {.r = r, .out = out, .field = field ? field : unused, .err = err};
+    struct request_checker c = {
+        .r = r, .request = out, .field = field ? field : unused, .err = err};
     *out = (struct job_request){0};
     *c.field = 0;
     if (!json_is_object(request)) return error_set(err, ERR_USAGE, "a job must be an object");
@@ -484,6 +487,6 @@ int job_request_argv(const json_t *request, struct strings *args, struct error *
     json_array_foreach (json_object_get(request, "args"), i, v)
         strings_add(args, json_string_value(v));
     for (int k = 0; k < args->n; k++) bytes += strlen(args->v[k]) + 1;
-    if (bytes <= 4 * TEXT_BYTES) return OK; /* a path is longer than its name in the request */
+    if (bytes <= 4 * MAX_TEXT_BYTES) return OK; /* a path is longer than its name in the request */
     return error_set(err, ERR_USAGE, "the command line of this request is too long");
 }

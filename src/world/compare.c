@@ -7,17 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_KEYS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
-#define ENOUGH 0.8 /* share of rule's deliveries to reach; a run is timed to it */
+enum { MAX_RUNS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
+#define TARGET_FRACTION 0.8 /* share of rule's deliveries to reach; a run is timed to it */
 
-struct member {
+struct run_curve {
     char *key;
     int n; /* points */
     double decisions[MAX_POINTS], delivered[MAX_POINTS];
 };
 struct group {
     const char *name;
-    struct member *v[MAX_KEYS]; /* [n] by key */
+    struct run_curve *v[MAX_RUNS]; /* [n] by key */
     int n;
 };
 struct comparison {
@@ -26,69 +26,69 @@ struct comparison {
     struct simulation_group results[MAX_GROUPS];
 };
 
-static double value_at(const json_t *row, const char *key) {
+static double heldout_value(const json_t *row, const char *key) {
     return json_get_number(json_object_get(json_object_get(row, "held_out"), key), "value");
 }
 
-struct reading {
+struct row_reader {
     struct comparison *c;
-    struct member *m;
+    struct run_curve *m;
 };
 
 /* Rows of policies are the reference levels of all groups. */
-static int row_take(void *ctx, const json_t *row, int line, struct error *err) {
-    struct reading *r = ctx;
-    struct member *m = r->m;
+static int row_read(void *ctx, const json_t *row, int line, struct error *err) {
+    struct row_reader *r = ctx;
+    struct run_curve *m = r->m;
     const char *policy = json_get_string(row, "policy");
     (void)line, (void)err;
-    if (strcmp(policy, "rule") == 0) r->c->result.rule = value_at(row, "delivered");
-    if (strcmp(policy, "random") == 0) r->c->result.random = value_at(row, "delivered");
+    if (strcmp(policy, "rule") == 0) r->c->result.rule = heldout_value(row, "delivered");
+    if (strcmp(policy, "random") == 0) r->c->result.random = heldout_value(row, "delivered");
     if (*policy || m->n == MAX_POINTS) return OK;
     m->decisions[m->n] = json_get_number(row, "decisions");
-    m->delivered[m->n++] = value_at(row, "delivered");
+    m->delivered[m->n++] = heldout_value(row, "delivered");
     return OK;
 }
 
-static int member_cmp(const void *a, const void *b) {
-    return strcmp((*(struct member *const *)a)->key, (*(struct member *const *)b)->key);
+static int run_curve_compare(const void *a, const void *b) {
+    return strcmp((*(struct run_curve *const *)a)->key, (*(struct run_curve *const *)b)->key);
 }
 
 static int group_read(struct comparison *c, struct group *g, const char *root, struct error *err) {
     size_t len = strlen(g->name);
     DIR *d = opendir(root);
     int rc = OK;
-    for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && g->n < MAX_KEYS;) {
+    for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && g->n < MAX_RUNS;) {
         if (strncmp(f->d_name, g->name, len) != 0 || f->d_name[len] != '-') continue;
         char *path = xasprintf("%s/%s/curve.jsonl", root, f->d_name);
         if (path_exists(path)) {
-            struct member *m = xcalloc(1, sizeof *m);
+            struct run_curve *m = xcalloc(1, sizeof *m);
             m->key = xstrdup(f->d_name + len + 1);
             g->v[g->n++] = m;
-            rc = json_file_each(path, row_take, &(struct reading){c, m}, err);
+            rc = json_file_each(path, row_read, &(struct row_reader){c, m}, err);
         }
         free(path);
     }
     if (d) closedir(d);
-    qsort(g->v, (size_t)g->n, sizeof *g->v, member_cmp);
+    qsort(g->v, (size_t)g->n, sizeof *g->v, run_curve_compare);
     if (rc == OK && g->n == 0)
         rc = error_set(err, ERR_MISSING, "'%s' has no run of a world '%s-…'", root, g->name);
     return rc;
 }
 
-static double last_of(const struct member *m) {
+static double final_delivered(const struct run_curve *m) {
     return m->n ? m->delivered[m->n - 1] : 0;
 }
 
-static struct stats_interval group_last(const struct group *g) {
-    double v[MAX_KEYS];
-    for (int i = 0; i < g->n; i++) v[i] = last_of(g->v[i]);
+static struct stats_interval group_final_delivered(const struct group *g) {
+    double v[MAX_RUNS];
+    for (int i = 0; i < g->n; i++) v[i] = final_delivered(g->v[i]);
     return stats_mean_interval(v, g->n);
 }
 
 /* Decisions until a run first reached ENOUGH; infinite: never. */
-static double time_of(const struct comparison *c, const struct member *m) {
+static double decisions_to_target(const struct comparison *c, const struct run_curve *m) {
     for (int i = 0; i < m->n; i++)
-        if (m->delivered[i] >= ENOUGH * c->result.rule) return m->decisions[i];
+        if (m->delivered[i] >= TARGET_FRACTION * c->result.rule) return m->decisions[i];
     return INFINITY;
 }
 
@@ -97,20 +97,20 @@ static int double_cmp(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median_time(const struct comparison *c, const struct group *g) {
-    double v[MAX_KEYS];
-    for (int i = 0; i < g->n; i++) v[i] = time_of(c, g->v[i]);
+static double median_decisions_to_target(const struct comparison *c, const struct group *g) {
+    double v[MAX_RUNS];
+    for (int i = 0; i < g->n; i++) v[i] = decisions_to_target(c, g->v[i]);
     qsort(v, (size_t)g->n, sizeof *v, double_cmp);
     return v[(g->n - 1) / 2];
 }
 
 /* Differences on the keys that both have; returns their number. */
-static int paired(const struct group *a, const struct group *b, double *diff) {
+static int paired_differences(const struct group *a, const struct group *b, double *diff) {
     int n = 0;
     for (int i = 0; i < a->n; i++)
         for (int j = 0; j < b->n; j++)
             if (strcmp(a->v[i]->key, b->v[j]->key) == 0)
-                diff[n++] = last_of(a->v[i]) - last_of(b->v[j]);
+                diff[n++] = final_delivered(a->v[i]) - final_delivered(b->v[j]);
     return n;
 }
 
@@ -118,7 +118,7 @@ static int paired(const struct group *a, const struct group *b, double *diff) {
 static bool any_trained(const struct comparison *c) {
     for (int i = 0; i < c->result.n; i++)
         for (int k = 0; k < c->groups[i].n; k++) {
-            const struct member *m = c->groups[i].v[k];
+            const struct run_curve *m = c->groups[i].v[k];
             if (m->n && m->decisions[m->n - 1] > 0) return true;
         }
     return false;
@@ -126,14 +126,14 @@ static bool any_trained(const struct comparison *c) {
 
 static struct simulation_group group_result(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
-    const struct member *m = g->v[0];
-    double diff[MAX_KEYS];
+    const struct run_curve *m = g->v[0];
+    double diff[MAX_RUNS];
     struct simulation_group out = {.name = g->name,
                                    .n_runs = g->n,
                                    .decisions = m->n ? m->decisions[m->n - 1] : 0,
-                                   .delivered = group_last(g),
-                                   .decisions_to_80_percent = median_time(c, g)};
-    if (i) out.pairs = paired(&c->groups[0], g, diff);
+                                   .delivered = group_final_delivered(g),
+                                   .decisions_to_80_percent = median_decisions_to_target(c, g)};
+    if (i) out.pairs = paired_differences(&c->groups[0], g, diff);
     if (out.pairs > 1) {
         out.difference = stats_mean_interval(diff, out.pairs);
         out.p = stats_sign_flip_test(diff, out.pairs);
@@ -142,11 +142,11 @@ static struct simulation_group group_result(const struct comparison *c, int i) {
 }
 
 /* The mean over runs at each point that all runs have, and half of its interval. */
-static void curve_of(const struct group *g, struct curve *c, struct curve *spread) {
+static void group_mean_curve(const struct group *g, struct curve *c, struct curve *spread) {
     int points = MAX_POINTS;
     for (int i = 0; i < g->n; i++) points = MIN(points, g->v[i]->n);
     for (int k = 0; k < points; k++) {
-        double v[MAX_KEYS], x = 0;
+        double v[MAX_RUNS], x = 0;
         for (int i = 0; i < g->n; i++) {
             v[i] = g->v[i]->delivered[k];
             x += g->v[i]->decisions[k] / g->n;
@@ -163,17 +163,17 @@ int simulation_comparison_plot(const struct simulation_comparison *result, const
     struct curve *lines = xcalloc(MAX_LINES, sizeof *lines),
                  *spread = xcalloc(MAX_LINES, sizeof *spread);
     const char *names[MAX_LINES];
-    const double level[2] = {c->result.rule, c->result.random};
+    const double baselines[2] = {c->result.rule, c->result.random};
     double last = 0;
     int n = 0;
     for (; n < c->result.n; n++) {
         names[n] = c->groups[n].name;
-        curve_of(&c->groups[n], &lines[n], &spread[n]);
+        group_mean_curve(&c->groups[n], &lines[n], &spread[n]);
         if (lines[n].n) last = fmax(last, lines[n].x[lines[n].n - 1]);
     }
     for (int k = 0; k < 2; k++, n++) {
         names[n] = k ? "random" : "rule";
-        for (int x = 0; x < 2; x++) curve_add(&lines[n], x * last, level[k]);
+        for (int x = 0; x < 2; x++) curve_add(&lines[n], x * last, baselines[k]);
     }
     struct buf b = {0};
     plot_file(&b, "delivered by an agent on held-out maps (band: 95 % over seeds)", "decisions",

@@ -42,38 +42,38 @@ void decision_cache_free(struct decision_cache *c) {
     free(c);
 }
 
-static const char *adapter_name(const struct adapter *a) {
+static const char *adapter_hash(const struct adapter *a) {
     return a ? a->hash : "";
 }
 
 /* The decision's place, or `n` if it is not kept. */
-static uint32_t place_of(const struct decision_cache *c, const struct adapter *a,
-                         struct token_seq prompt) {
-    const char *name = adapter_name(a);
+static uint32_t slot_index(const struct decision_cache *c, const struct adapter *a,
+                           struct token_seq prompt) {
+    const char *hash = adapter_hash(a);
     if (prompt.n < 1 || prompt.n > CACHE_TOKENS) return c->n;
-    uint64_t h = hash_fnv1a(name, strlen(name)),
+    uint64_t h = hash_fnv1a(hash, strlen(hash)),
              t = hash_fnv1a(prompt.v, (size_t)prompt.n * sizeof *prompt.v);
     return (uint32_t)((h ^ t) % c->n);
 }
 
 const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
                                  struct token_seq prompt) {
-    uint32_t at = place_of(c, a, prompt);
-    if (at == c->n) return NULL;
-    const struct cached_decision *d = &c->v[at];
-    bool same = d->n == prompt.n && strcmp(d->adapter, adapter_name(a)) == 0 &&
+    uint32_t slot = slot_index(c, a, prompt);
+    if (slot == c->n) return NULL;
+    const struct cached_decision *d = &c->v[slot];
+    bool same = d->n == prompt.n && strcmp(d->adapter, adapter_hash(a)) == 0 &&
                 memcmp(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v) == 0;
-    return same ? c->logprob + (size_t)at * (size_t)c->n_actions : NULL;
+    return same ? c->logprob + (size_t)slot * (size_t)c->n_actions : NULL;
 }
 
 void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
                         const float *logprob) {
-    uint32_t at = place_of(c, a, prompt);
-    if (at == c->n) return;
-    struct cached_decision *d = &c->v[at];
-    strcpy(d->adapter, adapter_name(a));
+    uint32_t slot = slot_index(c, a, prompt);
+    if (slot == c->n) return;
+    struct cached_decision *d = &c->v[slot];
+    strcpy(d->adapter, adapter_hash(a));
     d->n = (uint8_t)prompt.n;
     memcpy(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v);
-    memcpy(c->logprob + (size_t)at * (size_t)c->n_actions, logprob,
+    memcpy(c->logprob + (size_t)slot * (size_t)c->n_actions, logprob,
            (size_t)c->n_actions * sizeof *logprob);
 }

@@ -31,7 +31,7 @@ struct environment {
     /* The action of the teacher; NULL: no teacher. */
     int (*teach)(void *ctx, int agent);
     /* Statistics of an agent's episode so far; NULL: only rewards are known. */
-    void (*measure)(void *ctx, int agent, struct episode_stats *out);
+    void (*episode_stats)(void *ctx, int agent, struct episode_stats *out);
 };
 
 #endif

@@ -19,7 +19,7 @@
 #include <string.h>
 
 enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED };
-#define REWARD_MOST 1e9
+#define MAX_REWARD 1e9
 
 struct env_agent { /* state of an agent in one world */
     enum env_agent_status status;
@@ -31,7 +31,7 @@ struct external_env { /* one world */
     struct external_envs *c;
     int index, tick;
     bool requested; /* the next request is sent or queued */
-    bool at_start;
+    bool is_reset;
     struct env_agent *agents; /* [n_agents] */
 };
 struct external_envs {
@@ -47,7 +47,7 @@ struct external_envs {
     json_t *agent_index; /* maps an agent's name to its index */
     struct external_env *states;
     struct environment *envs, **list;
-    struct buf line; /* queued requests */
+    struct buf queued_line; /* queued requests */
     int *waiting, n_waiting;
 };
 
@@ -76,21 +76,21 @@ static void names_free(char **v, int n) {
     free(v);
 }
 
-static char **quotes_make(char *const *names, int n) {
+static char **quote_all(char *const *names, int n) {
     char **out = xcalloc((size_t)n, sizeof *out);
     for (int i = 0; i < n; i++) out[i] = quote(names[i]);
     return out;
 }
 
 /* Reads a list of different names; *n is the required length, or 0: up to `most`. */
-static int names_read(const json_t *spaces, const char *key, int most, char ***out, int *n,
+static int names_read(const json_t *spaces, const char *key, int max_names, char ***out, int *n,
                       struct error *err) {
     const json_t *list = json_object_get(spaces, key);
     size_t size = json_array_size(list);
     json_t *seen = json_object();
     int rc = OK;
-    if (!list || !json_is_string_array(list) || size == 0 || size > (size_t)most)
-        rc = error_set(err, ERR_FORMAT, "'%s' must be a list of 1 to %d names", key, most);
+    if (!list || !json_is_string_array(list) || size == 0 || size > (size_t)max_names)
+        rc = error_set(err, ERR_FORMAT, "'%s' must be a list of 1 to %d names", key, max_names);
     else if (*n && size != (size_t)*n)
         rc = error_set(err, ERR_FORMAT, "'%s' has %zu names for %d actions", key, size, *n);
     for (size_t i = 0; rc == OK && i < size; i++) {
@@ -135,25 +135,25 @@ static int name_error(struct error *err, const char *fmt, const char *name, cons
 
 /* Reads a part of an answer: an object keyed by agents, all of which must have the status `who`
  * (ENV_AGENT_ABSENT: any status). */
-static int part_take(const struct external_env *s, const json_t *answer, const char *name,
-                     enum env_agent_status who, bool needed, const json_t **out,
+static int part_read(const struct external_env *s, const json_t *answer, const char *name,
+                     enum env_agent_status required_status, bool required, const json_t **out,
                      struct error *err) {
     const char *agent;
     json_t *value;
     *out = json_object_get(answer, name);
-    if (!*out && !needed) return OK;
+    if (!*out && !required) return OK;
     if (!json_is_object(*out))
         return error_set(err, ERR_FORMAT, "its answer has no '%s' as an object of agents", name);
     json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
         int i = agent_find(s->c, agent);
         if (i < 0) return name_error(err, " is not a possible agent, but in ", agent, name);
-        if (who != ENV_AGENT_ABSENT && s->agents[i].status != who)
+        if (required_status != ENV_AGENT_ABSENT && s->agents[i].status != required_status)
             return name_error(err, " did not act, but is in ", agent, name);
     }
     return OK;
 }
 
-static int prompt_take(const char *name, const json_t *observation, const json_t *info,
+static int prompt_read(const char *name, const json_t *observation, const json_t *info,
                        struct buf *out, struct error *err) {
     const json_t *own = json_object_get(info, "prompt"), *text = own ? own : observation;
     if (own && !json_is_string(own))
@@ -172,63 +172,64 @@ static int prompt_take(const char *name, const json_t *observation, const json_t
     return OK;
 }
 
-static int teacher_take(const struct external_env *s, const char *name, const json_t *info,
-                        struct env_agent *seat, struct error *err) {
+static int expert_action_read(const struct external_env *s, const char *name, const json_t *info,
+                              struct env_agent *agent, struct error *err) {
     const json_t *v = json_object_get(info, "teacher");
-    seat->expert_action = -1;
-    if (!v && (!s->c->has_expert || seat->status == ENV_AGENT_TRUNCATED)) return OK;
+    agent->expert_action = -1;
+    if (!v && (!s->c->has_expert || agent->status == ENV_AGENT_TRUNCATED)) return OK;
     if (!v)
         return error_set(err, ERR_STATE,
                          "the info of '%s' names no 'teacher', which --learn clone needs", name);
-    seat->expert_action = (int16_t)action_find(s->c, json_string_value(v));
-    if (seat->expert_action >= 0) return OK;
+    agent->expert_action = (int16_t)action_find(s->c, json_string_value(v));
+    if (agent->expert_action >= 0) return OK;
     return error_set(err, ERR_FORMAT, "the teacher of '%s' names none of the actions", name);
 }
 
 /* Reads agent i's observation and info. */
-static int seat_tell(struct external_env *s, int i, const json_t *observations, const json_t *infos,
-                     struct error *err) {
+static int agent_observation_read(struct external_env *s, int i, const json_t *observations,
+                                  const json_t *infos, struct error *err) {
     const char *name = s->c->agents[i];
     const json_t *observation = json_object_get(observations, name),
                  *info = json_object_get(infos, name);
     if (!observation) return error_set(err, ERR_FORMAT, "'%s' has no observation", name);
     if (info && !json_is_object(info))
         return error_set(err, ERR_FORMAT, "the info of '%s' is not an object", name);
-    int rc = prompt_take(name, observation, info, &s->agents[i].prompt, err);
-    return rc == OK ? teacher_take(s, name, info, &s->agents[i], err) : rc;
+    int rc = prompt_read(name, observation, info, &s->agents[i].prompt, err);
+    return rc == OK ? expert_action_read(s, name, info, &s->agents[i], err) : rc;
 }
 
-static int reset_read(struct external_env *s, const json_t *answer, struct error *err) {
+static int reset_reply_read(struct external_env *s, const json_t *answer, struct error *err) {
     const json_t *observations, *infos;
-    int n = 0;
-    if (part_take(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
-        part_take(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
+    int n_present = 0;
+    if (part_read(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
+        part_read(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++) {
-        bool here = json_object_get(observations, s->c->agents[i]) != NULL;
-        if (!here && json_object_get(infos, s->c->agents[i]))
+        bool is_present = json_object_get(observations, s->c->agents[i]) != NULL;
+        if (!is_present && json_object_get(infos, s->c->agents[i]))
             return error_set(err, ERR_FORMAT, "'%s' has an info, but no observation",
                              s->c->agents[i]);
-        s->agents[i].status = here ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
-        if (here && seat_tell(s, i, observations, infos, err) != OK) return err->code;
-        n += here;
+        s->agents[i].status = is_present ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
+        if (is_present && agent_observation_read(s, i, observations, infos, err) != OK)
+            return err->code;
+        n_present += is_present;
     }
-    return n ? OK : error_set(err, ERR_FORMAT, "nobody is there");
+    return n_present ? OK : error_set(err, ERR_FORMAT, "nobody is there");
 }
 
-static int reward_take(const char *name, const json_t *rewards, double *out, struct error *err) {
+static int reward_read(const char *name, const json_t *rewards, double *out, struct error *err) {
     const json_t *v = json_object_get(rewards, name);
     *out = json_number_value(v);
     if (!json_is_number(v))
         return error_set(err, ERR_FORMAT, "the reward of '%s' is %s", name,
                          v ? "no number" : "missing");
-    if (fabs(*out) <= REWARD_MOST) return OK;
+    if (fabs(*out) <= MAX_REWARD) return OK;
     return error_set(err, ERR_FORMAT, "the reward of '%s' is %g, beyond %g", name, *out,
-                     REWARD_MOST);
+                     MAX_REWARD);
 }
 
-static int ending_take(const char *name, const json_t *part, const char *what, bool *out,
-                       struct error *err) {
+static int bool_read(const char *name, const json_t *part, const char *what, bool *out,
+                     struct error *err) {
     const json_t *v = json_object_get(part, name);
     *out = json_is_true(v);
     if (json_is_boolean(v)) return OK;
@@ -240,37 +241,41 @@ struct step_reply {
     const json_t *observations, *rewards, *terminations, *truncations, *infos;
 };
 
-static int seat_step(struct external_env *s, int i, const struct step_reply *p, struct error *err) {
+static int agent_step_read(struct external_env *s, int i, const struct step_reply *reply,
+                           struct error *err) {
     const char *name = s->c->agents[i];
-    struct env_agent *seat = &s->agents[i];
+    struct env_agent *agent = &s->agents[i];
     bool terminated, truncated;
-    if (reward_take(name, p->rewards, &seat->reward, err) != OK ||
-        ending_take(name, p->terminations, "terminations", &terminated, err) != OK ||
-        ending_take(name, p->truncations, "truncations", &truncated, err) != OK)
+    if (reward_read(name, reply->rewards, &agent->reward, err) != OK ||
+        bool_read(name, reply->terminations, "terminations", &terminated, err) != OK ||
+        bool_read(name, reply->truncations, "truncations", &truncated, err) != OK)
         return err->code;
-    seat->status = terminated  ? ENV_AGENT_ABSENT
-                   : truncated ? ENV_AGENT_TRUNCATED
-                               : ENV_AGENT_ACTIVE;
+    agent->status = terminated  ? ENV_AGENT_ABSENT
+                    : truncated ? ENV_AGENT_TRUNCATED
+                                : ENV_AGENT_ACTIVE;
     if (terminated) return OK;
-    return seat_tell(s, i, p->observations, p->infos, err);
+    return agent_observation_read(s, i, reply->observations, reply->infos, err);
 }
 
-static int step_read(struct external_env *s, const json_t *answer, struct error *err) {
-    struct step_reply p;
-    if (part_take(s, answer, "observations", ENV_AGENT_ACTIVE, true, &p.observations, err) != OK ||
-        part_take(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &p.rewards, err) != OK ||
-        part_take(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &p.terminations, err) != OK ||
-        part_take(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &p.truncations, err) != OK ||
-        part_take(s, answer, "infos", ENV_AGENT_ACTIVE, false, &p.infos, err) != OK)
+static int step_reply_read(struct external_env *s, const json_t *answer, struct error *err) {
+    struct step_reply reply;
+    if (part_read(s, answer, "observations", ENV_AGENT_ACTIVE, true, &reply.observations, err) !=
+            OK ||
+        part_read(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &reply.rewards, err) != OK ||
+        part_read(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &reply.terminations, err) !=
+            OK ||
+        part_read(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &reply.truncations, err) !=
+            OK ||
+        part_read(s, answer, "infos", ENV_AGENT_ACTIVE, false, &reply.infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++)
-        if (s->agents[i].status == ENV_AGENT_ACTIVE && seat_step(s, i, &p, err) != OK)
+        if (s->agents[i].status == ENV_AGENT_ACTIVE && agent_step_read(s, i, &reply, err) != OK)
             return err->code;
     return OK;
 }
 
 /* The program's own error message as an error, or OK. */
-static int complaint(const json_t *answer, struct error *err) {
+static int reported_error(const json_t *answer, struct error *err) {
     const json_t *v = json_object_get(answer, "error");
     if (!v) return OK;
     struct buf clean = {0};
@@ -281,78 +286,79 @@ static int complaint(const json_t *answer, struct error *err) {
     return err->code;
 }
 
-static int answer_read(struct external_env *s, const json_t *answer, struct error *err) {
-    int rc = json_is_object(answer) ? complaint(answer, err)
+static int reply_read(struct external_env *s, const json_t *answer, struct error *err) {
+    int rc = json_is_object(answer) ? reported_error(answer, err)
                                     : error_set(err, ERR_FORMAT, "its answer is not an object");
-    if (rc == OK) rc = s->at_start ? reset_read(s, answer, err) : step_read(s, answer, err);
-    s->tick = s->at_start ? 0 : s->tick + 1;
+    if (rc == OK)
+        rc = s->is_reset ? reset_reply_read(s, answer, err) : step_reply_read(s, answer, err);
+    s->tick = s->is_reset ? 0 : s->tick + 1;
     if (rc == OK) return OK;
-    return error_wrap(err, s->at_start ? "world %d, reset" : "world %d, tick %d", s->index,
+    return error_wrap(err, s->is_reset ? "world %d, reset" : "world %d, tick %d", s->index,
                       s->tick);
 }
 
-static int answers_read(struct external_envs *c, const json_t *v, struct error *err) {
-    if (c->worlds == 1) return answer_read(&c->states[0], v, err);
-    if (complaint(v, err) != OK) return err->code;
+static int replies_read(struct external_envs *c, const json_t *v, struct error *err) {
+    if (c->worlds == 1) return reply_read(&c->states[0], v, err);
+    if (reported_error(v, err) != OK) return err->code;
     if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
         return error_set(err, ERR_FORMAT,
                          "a list of %d requests requires a list of as many answers (--num-envs %d)",
                          c->n_waiting, c->worlds);
     int rc = OK;
     for (int i = 0; rc == OK && i < c->n_waiting; i++)
-        rc = answer_read(&c->states[c->waiting[i]], json_array_get(v, (size_t)i), err);
+        rc = reply_read(&c->states[c->waiting[i]], json_array_get(v, (size_t)i), err);
     return rc;
 }
 
 /* requests */
 
-static json_t *answer_get(struct external_envs *c, struct error *err) {
+static json_t *request_exchange(struct external_envs *c, struct error *err) {
     const char *text;
     size_t len;
-    if (c->exchange(c->ctx, &c->line, &text, &len, err) != OK) return NULL;
+    if (c->exchange(c->ctx, &c->queued_line, &text, &len, err) != OK) return NULL;
     struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
     return json_parse_limited(text, len, "its answer", &left, err);
 }
 
-static int outside_error(const struct external_envs *c, struct error *err) {
+static int env_error(const struct external_envs *c, struct error *err) {
     return error_wrap(err, "the environment '%s'", c->command);
 }
 
-static int requests_send(struct external_envs *c, struct error *err) {
+static int queued_requests_send(struct external_envs *c, struct error *err) {
     if (!c->n_waiting) return OK;
-    buf_puts(&c->line, c->worlds > 1 ? "]\n" : "\n");
-    json_t *v = answer_get(c, err);
-    int rc = v ? answers_read(c, v, err) : err->code;
+    buf_puts(&c->queued_line, c->worlds > 1 ? "]\n" : "\n");
+    json_t *v = request_exchange(c, err);
+    int rc = v ? replies_read(c, v, err) : err->code;
     json_decref(v);
-    c->line.len = 0;
+    c->queued_line.len = 0;
     c->n_waiting = 0;
-    return rc == OK ? OK : outside_error(c, err);
+    return rc == OK ? OK : env_error(c, err);
 }
 
-static struct buf *request_begin(struct external_env *s, bool begins) {
+static struct buf *request_begin(struct external_env *s, bool is_reset) {
     struct external_envs *c = s->c;
-    s->at_start = begins;
-    buf_puts(&c->line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
+    s->is_reset = is_reset;
+    buf_puts(&c->queued_line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
     c->waiting[c->n_waiting++] = s->index;
-    buf_puts(&c->line, "{");
-    if (c->worlds > 1) buf_printf(&c->line, "\"world\":%d,", s->index);
-    return &c->line;
+    buf_puts(&c->queued_line, "{");
+    if (c->worlds > 1) buf_printf(&c->queued_line, "\"world\":%d,", s->index);
+    return &c->queued_line;
 }
 
-static void stage_will_reset(void *ctx, uint64_t seed) {
+static void external_env_will_reset(void *ctx, uint64_t seed) {
     struct external_env *s = ctx;
     buf_printf(request_begin(s, true), "\"reset\":{\"seed\":%" PRIu64 "}}", seed);
     s->requested = true;
 }
 
-static int stage_reset(void *ctx, uint64_t seed, struct error *err) {
+static int external_env_reset(void *ctx, uint64_t seed, struct error *err) {
     struct external_env *s = ctx;
-    if (!s->requested) stage_will_reset(s, seed);
+    if (!s->requested) external_env_will_reset(s, seed);
     s->requested = false;
-    return requests_send(s->c, err);
+    return queued_requests_send(s->c, err);
 }
 
-static void stage_will_step(void *ctx, const int16_t *actions) {
+static void external_env_will_step(void *ctx, const int16_t *actions) {
     struct external_env *s = ctx;
     struct buf *out = NULL;
     for (int i = 0; i < s->c->n_agents; i++) {
@@ -368,71 +374,74 @@ static void stage_will_step(void *ctx, const int16_t *actions) {
     s->requested = true;
 }
 
-static int stage_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
+static int external_env_step(void *ctx, const int16_t *actions, double *rewards,
+                             struct error *err) {
     struct external_env *s = ctx;
-    if (!s->requested) stage_will_step(s, actions);
+    if (!s->requested) external_env_will_step(s, actions);
     s->requested = false;
-    int rc = requests_send(s->c, err);
+    int rc = queued_requests_send(s->c, err);
     for (int i = 0; i < s->c->n_agents; i++) rewards[i] = s->agents[i].reward;
     return rc;
 }
 
 /* as an environment */
 
-static bool stage_prompt(void *ctx, int agent, struct buf *out) {
-    const struct env_agent *seat = &((const struct external_env *)ctx)->agents[agent];
-    if (seat->status == ENV_AGENT_ABSENT) return false;
-    buf_add(out, seat->prompt.data, seat->prompt.len);
+static bool external_env_prompt(void *ctx, int agent, struct buf *out) {
+    const struct env_agent *state = &((const struct external_env *)ctx)->agents[agent];
+    if (state->status == ENV_AGENT_ABSENT) return false;
+    buf_add(out, state->prompt.data, state->prompt.len);
     return true;
 }
 
-static bool stage_over(void *ctx, int agent) {
+static bool external_env_is_truncated(void *ctx, int agent) {
     return ((const struct external_env *)ctx)->agents[agent].status == ENV_AGENT_TRUNCATED;
 }
 
 /* The action that is named first; if several begin at the same position, the longest. */
-static int stage_parse(void *ctx, const char *text) {
+static int external_env_parse(void *ctx, const char *text) {
     const struct external_envs *c = ((const struct external_env *)ctx)->c;
     const char *first = NULL;
     size_t longest = 0;
     int found = -1;
     for (int i = 0; i < 2 * c->n_actions; i++) {
         const char *word = (i < c->n_actions ? c->action_texts : c->actions)[i % c->n_actions],
-                   *at = strcasestr(text, word);
+                   *position = strcasestr(text, word);
         size_t n = strlen(word);
-        if (!at || (first && (at > first || (at == first && n <= longest)))) continue;
-        first = at;
+        if (!position || (first && (position > first || (position == first && n <= longest))))
+            continue;
+        first = position;
         longest = n;
         found = i % c->n_actions;
     }
     return found;
 }
 
-static int stage_teach(void *ctx, int agent) {
+static int external_env_expert_action(void *ctx, int agent) {
     return ((const struct external_env *)ctx)->agents[agent].expert_action;
 }
 
-static void stages_make(struct external_envs *c) {
+static void envs_init(struct external_envs *c) {
     size_t n = (size_t)c->worlds;
     c->states = xcalloc(n, sizeof *c->states);
     c->envs = xcalloc(n, sizeof *c->envs);
     c->list = xcalloc(n, sizeof *c->list);
     c->waiting = xcalloc(n, sizeof *c->waiting);
     for (int i = 0; i < c->worlds; i++) {
-        struct env_agent *seats = xcalloc((size_t)c->n_agents, sizeof *seats);
-        c->states[i] = (struct external_env){.c = c, .index = i, .agents = seats};
-        c->envs[i] = (struct environment){.ctx = &c->states[i],
-                                          .n_agents = c->n_agents,
-                                          .n_actions = c->n_actions,
-                                          .actions = (const char *const *)c->action_texts,
-                                          .reset = stage_reset,
-                                          .prompt = stage_prompt,
-                                          .over = stage_over,
-                                          .step = stage_step,
-                                          .will_reset = stage_will_reset,
-                                          .will_step = stage_will_step,
-                                          .parse = stage_parse,
-                                          .teach = c->has_expert ? stage_teach : NULL};
+        struct env_agent *agents = xcalloc((size_t)c->n_agents, sizeof *agents);
+        c->states[i] = (struct external_env){.c = c, .index = i, .agents = agents};
+        c->envs[i] =
+            (struct environment){.ctx = &c->states[i],
+                                 .n_agents = c->n_agents,
+                                 .n_actions = c->n_actions,
+                                 .actions = (const char *const *)c->action_texts,
+                                 .reset = external_env_reset,
+                                 .prompt = external_env_prompt,
+                                 .over = external_env_is_truncated,
+                                 .step = external_env_step,
+                                 .will_reset = external_env_will_reset,
+                                 .will_step = external_env_will_step,
+                                 .parse = external_env_parse,
+                                 .teach = c->has_expert ? external_env_expert_action : NULL};
         c->list[i] = &c->envs[i];
     }
 }
@@ -442,7 +451,7 @@ static void stages_make(struct external_envs *c) {
 static int spaces_read(struct external_envs *c, const json_t *v, struct error *err) {
     const json_t *steps = json_object_get(v, "max_steps");
     if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is not an object");
-    if (complaint(v, err) != OK) return err->code;
+    if (reported_error(v, err) != OK) return err->code;
     if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
         names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
         names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS,
@@ -451,38 +460,38 @@ static int spaces_read(struct external_envs *c, const json_t *v, struct error *e
     c->max_steps = json_integer_value(steps);
     if (steps && !json_is_null(steps) && (!json_is_integer(steps) || c->max_steps < 1))
         return error_set(err, ERR_FORMAT, "'max_steps' must be a whole number, at least 1");
-    c->quoted_agents = quotes_make(c->agents, c->n_agents);
-    c->quoted_actions = quotes_make(c->actions, c->n_actions);
+    c->quoted_agents = quote_all(c->agents, c->n_agents);
+    c->quoted_actions = quote_all(c->actions, c->n_actions);
     c->agent_index = json_object();
     for (int i = 0; i < c->n_agents; i++)
         json_object_set_new(c->agent_index, c->agents[i], json_integer(i));
     return OK;
 }
 
-static int spaces_ask(struct external_envs *c, struct error *err) {
-    buf_puts(&c->line, "{\"spaces\":{}}\n");
-    json_t *v = answer_get(c, err);
+static int spaces_request(struct external_envs *c, struct error *err) {
+    buf_puts(&c->queued_line, "{\"spaces\":{}}\n");
+    json_t *v = request_exchange(c, err);
     int rc = v ? spaces_read(c, v, err) : err->code;
     json_decref(v);
-    c->line.len = 0;
+    c->queued_line.len = 0;
     if (rc != OK) return error_wrap(err, "the environment '%s', spaces", c->command);
-    stages_make(c);
+    envs_init(c);
     return OK;
 }
 
-static struct external_envs *envs_make(external_envs_exchange_fn exchange, void *ctx, int worlds,
-                                       bool taught) {
+static struct external_envs *external_envs_alloc(external_envs_exchange_fn exchange, void *ctx,
+                                                 int worlds, bool has_expert) {
     struct external_envs *c = xcalloc(1, sizeof *c);
     *c = (struct external_envs){
-        .exchange = exchange, .ctx = ctx, .worlds = worlds, .has_expert = taught};
+        .exchange = exchange, .ctx = ctx, .worlds = worlds, .has_expert = has_expert};
     return c;
 }
 
 struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
-                                        bool taught, struct error *err) {
-    struct external_envs *c = envs_make(exchange, ctx, worlds, taught);
+                                        bool has_expert, struct error *err) {
+    struct external_envs *c = external_envs_alloc(exchange, ctx, worlds, has_expert);
     c->command = xstrdup("its own");
-    if (spaces_ask(c, err) == OK) return c;
+    if (spaces_request(c, err) == OK) return c;
     external_envs_free(c);
     return NULL;
 }
@@ -493,13 +502,13 @@ static int program_exchange(void *ctx, const struct buf *line, const char **answ
 }
 
 struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
-                                         bool taught, struct error *err) {
+                                         bool has_expert, struct error *err) {
     struct subprocess *program = subprocess_open(command, timeout, err);
     if (!program) return NULL;
-    struct external_envs *c = envs_make(program_exchange, program, worlds, taught);
+    struct external_envs *c = external_envs_alloc(program_exchange, program, worlds, has_expert);
     c->program = program;
     c->command = xstrdup(command);
-    if (spaces_ask(c, err) == OK) return c;
+    if (spaces_request(c, err) == OK) return c;
     external_envs_free(c);
     return NULL;
 }
@@ -517,7 +526,7 @@ void external_envs_free(struct external_envs *c) {
     names_free(c->quoted_agents, c->n_agents);
     names_free(c->quoted_actions, c->n_actions);
     json_decref(c->agent_index);
-    buf_release(&c->line);
+    buf_release(&c->queued_line);
     free(c->states);
     free(c->envs);
     free(c->list);

@@ -24,28 +24,29 @@ _Static_assert(offsetof(struct world, agents) ==
 
 /* The id for rng_make; the comments say what its step counts. */
 enum map_random_stream {
-    DRAW_WALLS, /* attempts at whole maps */
-    DRAW_HOMES, /* 0 */
-    DRAW_FOOD,  /* 2 · tick; 1 is the extra food at reset */
-    DRAW_MATERIAL,
-    DRAW_BEGIN,     /* agent */
-    DRAW_DEN,       /* index of the predator */
-    DRAW_ROAM = 16, /* id + index of the predator; step: tick */
+    STREAM_WALLS, /* attempts at whole maps */
+    STREAM_HOMES, /* 0 */
+    STREAM_FOOD,  /* 2 · tick; 1 is the extra food at reset */
+    STREAM_MATERIAL,
+    STREAM_AGENT_START,        /* agent */
+    STREAM_PREDATOR_START,     /* index of the predator */
+    STREAM_PREDATOR_MOVE = 16, /* id + index of the predator; step: tick */
 };
-enum { TRIES = 64 }; /* attempts to find a cell, or to draw a map, before a simpler fallback */
+enum { MAX_TRIES = 64 }; /* attempts to find a cell, or to draw a map, before a simpler fallback */
 
-static int inner_cell(const struct world *w, struct rng *r) {
+static int random_inner_cell(const struct world *w, struct rng *r) {
     int x = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
     int y = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
     return y * w->size + x;
 }
 
 /* A random inner cell without the bits in `not`; the first home when none is found. */
-static int16_t place_find(const struct world *w, enum map_random_stream what, int who, int not ) {
-    struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)what, (uint32_t)who);
-    for (int i = 0; i < TRIES; i++) {
-        int cell = inner_cell(w, &r);
-        if (!(w->cells[cell] & not )) return (int16_t)cell;
+static int16_t random_free_cell(const struct world *w, enum map_random_stream stream, int step,
+                                int excluded) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)stream, (uint32_t)step);
+    for (int i = 0; i < MAX_TRIES; i++) {
+        int cell = random_inner_cell(w, &r);
+        if (!(w->cells[cell] & excluded)) return (int16_t)cell;
     }
     return w->homes[0];
 }
@@ -58,11 +59,11 @@ static void home_add(struct world *w, int cell) {
 }
 
 static void homes_place(struct world *w, const struct world_rules *r) {
-    struct rng rng = rng_make(w->seed, RNG_WORLD, DRAW_HOMES, 0);
+    struct rng rng = rng_make(w->seed, RNG_WORLD, STREAM_HOMES, 0);
     home_add(w, w->size / 2 * w->size + w->size / 2);
     for (int64_t i = 1; i < r->homes; i++) {
-        for (int t = 0; t < TRIES; t++) {
-            int cell = inner_cell(w, &rng);
+        for (int t = 0; t < MAX_TRIES; t++) {
+            int cell = random_inner_cell(w, &rng);
             if (w->cells[cell] & CELL_HOME) continue;
             home_add(w, cell);
             break;
@@ -71,28 +72,28 @@ static void homes_place(struct world *w, const struct world_rules *r) {
 }
 
 /* Replaces everything except the homes by the border and random inner walls. */
-static void walls_draw(struct world *w, int64_t attempts, int draw) {
-    struct rng r = rng_make(w->seed, RNG_WORLD, DRAW_WALLS, (uint32_t)draw);
+static void random_walls_place(struct world *w, int64_t attempts, int map_attempt) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, STREAM_WALLS, (uint32_t)map_attempt);
     int n = w->size;
     for (int i = 0; i < n * n; i++) w->cells[i] &= CELL_HOME;
     for (int i = 0; i < n; i++)
         w->cells[i] = w->cells[(n - 1) * n + i] = w->cells[i * n] = w->cells[i * n + n - 1] =
             CELL_WALL;
     for (int64_t i = 0; i < attempts; i++) {
-        int cell = inner_cell(w, &r);
+        int cell = random_inner_cell(w, &r);
         if (!(w->cells[cell] & CELL_HOME)) w->cells[cell] = CELL_WALL;
     }
 }
 
 /* Turns all cells that no home can reach into walls; returns the number of free cells. */
-static int unreachable_fill(struct world *w) {
+static int unreachable_cells_fill(struct world *w) {
     int16_t queue[WORLD_CELLS];
     bool reached[WORLD_CELLS] = {false};
     int n = 0;
     for (int i = 0; i < w->n_homes; i++) reached[queue[n++] = w->homes[i]] = true;
-    for (int at = 0; at < n; at++) {
+    for (int i_next = 0; i_next < n; i_next++) {
         for (int move = 0; move < 4; move++) {
-            int cell = world_neighbour(w, queue[at], move);
+            int cell = world_neighbour(w, queue[i_next], move);
             if (reached[cell] || w->cells[cell] & CELL_WALL) continue;
             reached[queue[n++] = (int16_t)cell] = true;
         }
@@ -102,19 +103,19 @@ static int unreachable_fill(struct world *w) {
     return n;
 }
 
-static void ground_draw(struct world *w, const struct world_rules *r) {
+static void random_map_generate(struct world *w, const struct world_rules *r) {
     int64_t walls = r->walls < 0 ? r->size : r->walls;
     int half = ((w->size - 2) * (w->size - 2) + 1) / 2;
     homes_place(w, r);
-    walls_draw(w, walls, 0);
+    random_walls_place(w, walls, 0);
     if (!r->reachable) return;
-    for (int draw = 1; unreachable_fill(w) < half; draw++)
-        walls_draw(w, draw < TRIES ? walls : 0, draw);
+    for (int map_attempt = 1; unreachable_cells_fill(w) < half; map_attempt++)
+        random_walls_place(w, map_attempt < MAX_TRIES ? walls : 0, map_attempt);
 }
 
 /* Reads the ground, food and material of a map, and writes the starts of agents to `begins`.
  * Returns the number of starts. */
-static int map_place(struct world *w, const struct strings *map, int16_t *begins) {
+static int drawn_map_load(struct world *w, const struct strings *map, int16_t *starts) {
     int n = 0;
     memset(w->cells, CELL_WALL, (size_t)w->size * (size_t)w->size);
     for (int row = 0; row < map->n; row++) {
@@ -126,18 +127,18 @@ static int map_place(struct world *w, const struct strings *map, int16_t *begins
             w->food_grown += c == 'F';
             w->material_grown += c == 'M';
             if (c == 'H') home_add(w, cell);
-            if (c == 'A') begins[n++] = (int16_t)cell;
+            if (c == 'A') starts[n++] = (int16_t)cell;
         }
     }
     return n;
 }
 
 /* Puts `kind` on random empty cells. */
-static void grow(struct world *w, enum map_random_stream what, int kind, int64_t attempts,
-                 int64_t *grown, uint32_t step) {
-    struct rng r = rng_make(w->seed, RNG_WORLD, what, step);
+static void items_grow(struct world *w, enum map_random_stream stream, int kind, int64_t attempts,
+                       int64_t *grown, uint32_t step) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, stream, step);
     for (int64_t i = 0; i < attempts; i++) {
-        int cell = inner_cell(w, &r);
+        int cell = random_inner_cell(w, &r);
         if (w->cells[cell]) continue;
         w->cells[cell] = (uint8_t)kind;
         ++*grown;
@@ -145,11 +146,11 @@ static void grow(struct world *w, enum map_random_stream what, int kind, int64_t
 }
 
 static void food_grow(struct world *w, const struct world_rules *r, uint32_t step) {
-    grow(w, DRAW_FOOD, CELL_FOOD, r->food, &w->food_grown, step);
+    items_grow(w, STREAM_FOOD, CELL_FOOD, r->food, &w->food_grown, step);
 }
 
 static void material_grow(struct world *w, const struct world_rules *r, uint32_t step) {
-    grow(w, DRAW_MATERIAL, CELL_MATERIAL, r->material, &w->material_grown, step);
+    items_grow(w, STREAM_MATERIAL, CELL_MATERIAL, r->material, &w->material_grown, step);
 }
 
 /* Grows food and material at the start of a tick. */
@@ -162,13 +163,13 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
 /* perception */
 
 /* Unused entries hold 0, which is a wall. */
-static void known_drop(struct world_agent *a, int at) {
+static void remembered_cell_remove(struct world_agent *a, int index) {
     a->n_known--;
-    for (int i = at; i < WORLD_KNOWN - 1; i++) a->known[i] = a->known[i + 1];
-    a->known[WORLD_KNOWN - 1] = 0;
+    for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->known[i] = a->known[i + 1];
+    a->known[WORLD_REMEMBERED - 1] = 0;
 }
 
-static int known_find(const struct world_agent *a, int cell) {
+static int remembered_cell_find(const struct world_agent *a, int cell) {
     for (int i = 0; i < a->n_known; i++)
         if (a->known[i] == cell) return i;
     return -1;
@@ -177,14 +178,14 @@ static int known_find(const struct world_agent *a, int cell) {
 /* A third of a tick's time is spent here; comparing all entries is faster than a search that ends
  * early. */
 static void agent_remember(struct world_agent *a, int cell) {
-    bool known = false;
-    for (int i = 0; i < WORLD_KNOWN; i++) known |= a->known[i] == cell;
-    if (known) return;
-    if (a->n_known == WORLD_KNOWN) known_drop(a, 0);
+    bool found = false;
+    for (int i = 0; i < WORLD_REMEMBERED; i++) found |= a->known[i] == cell;
+    if (found) return;
+    if (a->n_known == WORLD_REMEMBERED) remembered_cell_remove(a, 0);
     a->known[a->n_known++] = (int16_t)cell;
 }
 
-static void agents_look(struct world *w) {
+static void agents_remember_adjacent_food(struct world *w) {
     for (int i = 0; i < w->n_agents; i++) {
         struct world_agent *a = &w->agents[i];
         for (int move = 0; a->alive && move < 4; move++) {
@@ -195,86 +196,87 @@ static void agents_look(struct world *w) {
 }
 
 /* Marks the cell as visited; returns true if it is new to the agent. */
-static bool agent_sees(struct world_agent *a, int cell) {
-    bool fresh = !world_agent_visited(a, cell);
-    a->seen[cell / 64] |= (uint64_t)1 << (cell % 64);
-    return fresh;
+static bool agent_visit(struct world_agent *a, int cell) {
+    bool is_new = !world_agent_visited(a, cell);
+    a->visited[cell / 64] |= (uint64_t)1 << (cell % 64);
+    return is_new;
 }
 
 /* reset */
 
-static void agent_begin(struct world *w, const struct world_rules *r, int cell) {
+static void agent_start(struct world *w, const struct world_rules *r, int cell) {
     struct world_agent *a = &w->agents[w->n_living++];
     *a = (struct world_agent){
         .cell = (int16_t)cell, .energy = (int16_t)r->energy, .alive = 1, .last = {-1, -1}};
-    agent_sees(a, cell);
+    agent_visit(a, cell);
     w->energy_given += r->energy;
 }
 
-static int map_side(const struct strings *map) {
+static int drawn_map_size(const struct strings *map) {
     return MAX(map->n, (int)strlen(map->v[0]));
 }
 
 void world_reset(struct world *w, const struct world_rules *r, int n_agents, uint64_t seed) {
-    int16_t begins[WORLD_CELLS];
-    int n_begins = 0;
+    int16_t starts[WORLD_CELLS];
+    int n_starts = 0;
     CHECK(n_agents > 0 && n_agents <= WORLD_AGENTS);
     memset(w, 0, sizeof *w);
     w->seed = seed;
-    w->size = r->map.n ? map_side(&r->map) : (int32_t)r->size;
+    w->size = r->map.n ? drawn_map_size(&r->map) : (int32_t)r->size;
     w->n_agents = n_agents;
     w->n_predators = (int32_t)r->predators;
     if (r->map.n)
-        n_begins = map_place(w, &r->map, begins);
+        n_starts = drawn_map_load(w, &r->map, starts);
     else
-        ground_draw(w, r);
+        random_map_generate(w, r);
     for (int i = 0; i < n_agents; i++)
-        agent_begin(w, r,
-                    n_begins ? begins[i % n_begins] : place_find(w, DRAW_BEGIN, i, CELL_WALL));
+        agent_start(w, r,
+                    n_starts ? starts[i % n_starts]
+                             : random_free_cell(w, STREAM_AGENT_START, i, CELL_WALL));
     for (int p = 0; p < w->n_predators; p++)
-        w->predators[p] = place_find(w, DRAW_DEN, p, CELL_WALL | CELL_HOME);
+        w->predators[p] = random_free_cell(w, STREAM_PREDATOR_START, p, CELL_WALL | CELL_HOME);
     food_grow(w, r, 1);
     material_grow(w, r, 1);
     tick_grow(w, r);
-    agents_look(w);
+    agents_remember_adjacent_food(w);
 }
 
 /* actions; each function returns the reward */
 
 static double agent_move(struct world *w, const struct world_rewards *r, struct world_agent *a,
                          int move) {
-    int cell = world_neighbour(w, a->cell, move), there = w->cells[cell];
-    if (there & CELL_WALL) {
+    int cell = world_neighbour(w, a->cell, move), content = w->cells[cell];
+    if (content & CELL_WALL) {
         a->blocked++;
         return r->blocked;
     }
     double reward = r->move;
     a->cell = (int16_t)cell;
-    if (agent_sees(a, cell)) reward += r->fresh;
-    if (there & CELL_FOOD)
+    if (agent_visit(a, cell)) reward += r->new_cell;
+    if (content & CELL_FOOD)
         reward += r->food;
-    else if (there & CELL_HOME && a->holds)
+    else if (content & CELL_HOME && a->holds)
         reward += r->home;
     return reward;
 }
 
 static double agent_pick(struct world *w, const struct world_rewards *r, struct world_agent *a) {
-    uint8_t *here = &w->cells[a->cell];
-    if (a->holds || !(*here & (CELL_FOOD | CELL_MATERIAL))) return r->wrong;
-    if (*here & CELL_FOOD) {
-        int known = known_find(a, a->cell);
-        if (known >= 0) known_drop(a, known);
+    uint8_t *content = &w->cells[a->cell];
+    if (a->holds || !(*content & (CELL_FOOD | CELL_MATERIAL))) return r->no_effect;
+    if (*content & CELL_FOOD) {
+        int index = remembered_cell_find(a, a->cell);
+        if (index >= 0) remembered_cell_remove(a, index);
         a->holds = HOLDS_FOOD;
         a->collected++;
     } else {
         a->holds = HOLDS_MATERIAL;
     }
-    *here = 0;
+    *content = 0;
     return r->pick;
 }
 
 static double agent_drop(struct world *w, const struct world_rules *r, struct world_agent *a) {
-    if (!(w->cells[a->cell] & CELL_HOME) || !a->holds) return r->rewards.wrong;
+    if (!(w->cells[a->cell] & CELL_HOME) || !a->holds) return r->rewards.no_effect;
     bool food = a->holds == HOLDS_FOOD;
     a->holds = HOLDS_NOTHING;
     if (!food) {
@@ -282,10 +284,10 @@ static double agent_drop(struct world *w, const struct world_rules *r, struct wo
         w->material_built++;
         return r->rewards.built;
     }
-    int64_t meal = MIN(r->food_energy, r->energy - a->energy);
-    a->energy += (int16_t)meal;
+    int64_t gained = MIN(r->food_energy, r->energy - a->energy);
+    a->energy += (int16_t)gained;
     a->delivered++;
-    w->energy_given += meal;
+    w->energy_given += gained;
     w->food_eaten++;
     return r->rewards.drop;
 }
@@ -304,13 +306,13 @@ static void agent_spend_energy(struct world *w, struct world_agent *a, int64_t e
 static void agent_act(struct world *w, const struct world_rules *r, struct world_agent *a,
                       int action) {
     CHECK(action >= 0 && action < WORLD_N_ACTIONS * (r->vocabulary + 1));
-    int act = action % WORLD_N_ACTIONS;
+    int base_action = action % WORLD_N_ACTIONS;
     a->word = (uint8_t)(action / WORLD_N_ACTIONS);
     a->last[0] = a->last[1];
-    a->last[1] = (int16_t)act;
-    a->reward = act == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
-                : act == DROP_FOOD ? agent_drop(w, r, a)
-                                   : agent_move(w, &r->rewards, a, act);
+    a->last[1] = (int16_t)base_action;
+    a->reward = base_action == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
+                : base_action == DROP_FOOD ? agent_drop(w, r, a)
+                                           : agent_move(w, &r->rewards, a, base_action);
     a->total += a->reward;
     a->steps++;
     agent_spend_energy(w, a, 1);
@@ -335,18 +337,18 @@ static const struct world_agent *prey_find(const struct world *w, int from, int6
 
 /* The next cell in that direction, or the same cell if predators cannot enter it. */
 static int predator_step(const struct world *w, int cell, int move) {
-    int to = world_neighbour(w, cell, move);
-    return w->cells[to] & (CELL_WALL | CELL_HOME) ? cell : to;
+    int next = world_neighbour(w, cell, move);
+    return w->cells[next] & (CELL_WALL | CELL_HOME) ? cell : next;
 }
 
 /* Moves along the axis with the larger distance, or along the other axis if that is blocked. */
 static int predator_chase(const struct world *w, int cell, int dx, int dy) {
-    int along_x = dx > 0 ? MOVE_EAST : MOVE_WEST, along_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
+    int move_x = dx > 0 ? MOVE_EAST : MOVE_WEST, move_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
     bool x_first = abs(dx) >= abs(dy);
-    int to = cell;
-    if (dx || dy) to = predator_step(w, cell, x_first ? along_x : along_y);
-    if (to == cell && dx && dy) to = predator_step(w, cell, x_first ? along_y : along_x);
-    return to;
+    int next = cell;
+    if (dx || dy) next = predator_step(w, cell, x_first ? move_x : move_y);
+    if (next == cell && dx && dy) next = predator_step(w, cell, x_first ? move_y : move_x);
+    return next;
 }
 
 static void predator_bite(struct world *w, const struct world_rules *r, int cell) {
@@ -366,7 +368,8 @@ static void predator_act(struct world *w, const struct world_rules *r, int p) {
     if (prey_find(w, cell, r->predator_vision, &dx, &dy)) {
         cell = predator_chase(w, cell, dx, dy);
     } else {
-        struct rng rng = rng_make(w->seed, RNG_WORLD, (uint32_t)(DRAW_ROAM + p), (uint32_t)w->tick);
+        struct rng rng =
+            rng_make(w->seed, RNG_WORLD, (uint32_t)(STREAM_PREDATOR_MOVE + p), (uint32_t)w->tick);
         cell = predator_step(w, cell, (int)rng_below(&rng, 4));
     }
     w->predators[p] = (int16_t)cell;
@@ -384,7 +387,7 @@ void world_step(struct world *w, const struct world_rules *r, const int16_t *act
     for (int p = 0; p < w->n_predators; p++) predator_act(w, r, p);
     w->tick++;
     tick_grow(w, r);
-    agents_look(w);
+    agents_remember_adjacent_food(w);
 }
 
 bool world_terminated(const struct world *w) {

@@ -22,19 +22,18 @@ struct simulation {
     struct pool *pool;
     struct policy_runner *policy_runner;
     struct learner *learner; /* NULL between generations, and without learning */
-    int n_policies, n_agents, n_env_agents, generation, tick;
+    int n_policies, n_agents, agents_per_env, generation, tick;
     int64_t decisions;
     struct policy_record *policies; /* [n_policies] current policies */
     struct policy_record *next;     /* [n_policies] the next generation, during breeding */
 
     /* state of a tick */
     struct buf text;
-    struct policy_decision
-        *decisions_pending; /* [n_env_agents] decisions of the active agents, in order */
+    struct policy_decision *pending; /* [n_agents] decisions of the active agents, in order */
     int n_pending;
-    int *agent_of;            /* [n_env_agents] agent of each decision */
-    int16_t *actions;         /* [n_env_agents] */
-    double *rewards, *totals; /* [n_env_agents] of the tick, of the episode */
+    int *decision_agent;      /* [n_agents] agent of each decision */
+    int16_t *actions;         /* [n_agents] */
+    double *rewards, *totals; /* [n_agents] of the tick, of the episode */
     struct rollout_stats
         *rollout_stats; /* [n_policies] statistics of a generation without learning */
     uint64_t *seeds;    /* [worlds] seeds of the maps */
@@ -56,16 +55,16 @@ struct learner_es;
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
                                   struct trainer *t);
 void learner_es_free(struct learner_es *e);
-/* Before tick `tick` + 1: perturbs the adapter in `a` for agent `body`. */
-void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
+/* Before tick `tick` + 1: perturbs the adapter in `a` for agent `agent`. */
+void learner_es_perturb(struct learner_es *e, int generation, int tick, int agent,
                         struct policy_decision *a);
-void learner_es_observe_reward(struct learner_es *e, int body, double reward);
-/* After tick `tick`: adds gradient estimates to the trainer for the policies marked in `told`
+void learner_es_observe_reward(struct learner_es *e, int agent, double reward);
+/* After tick `tick`: adds gradient estimates to the trainer for the policies marked in `updated`
  * [n_policies]. Returns their number. */
-int learner_es_tick(struct learner_es *e, int tick, bool *told);
+int learner_es_tick(struct learner_es *e, int tick, bool *updated);
 /* Discards a policy's rewards and directions of the current round, because they do not belong to
  * its restored weights. */
-void learner_es_reset(struct learner_es *e, int mind);
+void learner_es_reset(struct learner_es *e, int policy);
 
 void policy_records_release(struct policy_record *m, int n); /* also zeroes them */
 

@@ -62,7 +62,7 @@ struct learner_policy {
     int n_new;                    /* experiences since its last update */
     float *critic;                /* [FEATURES] */
     double mean_squared_td_error; /* running mean of the baseline's squared errors */
-    uint8_t *moments;             /* with groups or lean: the optimizer's state, or NULL */
+    uint8_t *optimizer_state;     /* with groups or lean: the optimizer's state, or NULL */
     int64_t updates;
     struct rollout_stats rollout_stats; /* since the last health check */
     bool nonfinite;                     /* some numbers are not finite */
@@ -111,15 +111,15 @@ static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct
  * use is visible at the start and not after a thousand ticks. */
 static void replay_buffer_widen(struct replay_buffer *m, int n) {
     if (n <= m->stride) return;
-    int wide = (n + 7) / 8 * 8;
-    size_t bytes = (size_t)m->cap * (size_t)wide * sizeof(int32_t);
+    int new_stride = (n + 7) / 8 * 8;
+    size_t bytes = (size_t)m->cap * (size_t)new_stride * sizeof(int32_t);
     int32_t *to = memset(xmalloc(bytes), 0, bytes);
     for (int i = 0; m->stride && i < m->cap; i++)
-        memcpy(to + (int64_t)i * wide, m->tokens + (int64_t)i * m->stride,
+        memcpy(to + (int64_t)i * new_stride, m->tokens + (int64_t)i * m->stride,
                (size_t)m->stride * sizeof *to);
     free(m->tokens);
     m->tokens = to;
-    m->stride = wide;
+    m->stride = new_stride;
 }
 
 static void replay_buffer_add(struct replay_buffer *m, const struct transition *e,
@@ -134,12 +134,12 @@ static void replay_buffer_add(struct replay_buffer *m, const struct transition *
     memcpy(replay_buffer_tokens(m, to), tokens, (size_t)e->n * sizeof *tokens);
 }
 
-static void replay_buffer_drop_oldest(struct replay_buffer *m) {
+static void replay_buffer_remove_oldest(struct replay_buffer *m) {
     m->first = (m->first + 1) % m->cap;
     m->n--;
 }
 
-static struct replay_buffer replay_buffer_make(int64_t cap) {
+static struct replay_buffer replay_buffer_init(int64_t cap) {
     size_t bytes = (size_t)cap * sizeof(struct transition);
     return (struct replay_buffer){.v = memset(xmalloc(bytes), 0, bytes), .cap = (int)cap};
 }
@@ -153,82 +153,84 @@ static void replay_buffer_release(struct replay_buffer *m) {
 
 /* Computes the indices of a prompt's features, by distance from its end; returns their number. */
 static int critic_features(const int32_t *tokens, int n, uint32_t *out) {
-    uint32_t own[CRITIC_WINDOW];
-    int count = 0, near = MIN(n, CRITIC_WINDOW);
-    for (int i = 0; i < near; i++) {
-        own[i] = ((uint32_t)tokens[n - 1 - i] * CRITIC_WINDOW + (uint32_t)i) * 2654435761u;
-        out[count++] = own[i] >> 18;
-        for (int j = 0; j < i; j++) out[count++] = ((own[i] ^ own[j] * 5) * 2246822519u) >> 18;
+    uint32_t hashes[CRITIC_WINDOW];
+    int count = 0, window = MIN(n, CRITIC_WINDOW);
+    for (int i = 0; i < window; i++) {
+        hashes[i] = ((uint32_t)tokens[n - 1 - i] * CRITIC_WINDOW + (uint32_t)i) * 2654435761u;
+        out[count++] = hashes[i] >> 18;
+        for (int j = 0; j < i; j++)
+            out[count++] = ((hashes[i] ^ hashes[j] * 5) * 2246822519u) >> 18;
     }
     return count;
 }
 _Static_assert(1 << 14 == CRITIC_FEATURES, "14 bits remain of a hash");
 
-enum { MOST_FEATURES = CRITIC_WINDOW * (CRITIC_WINDOW + 1) / 2 };
+enum { MAX_FEATURES = CRITIC_WINDOW * (CRITIC_WINDOW + 1) / 2 };
 
 static double critic_value(const struct learner_policy *m, const int32_t *tokens, int n) {
-    uint32_t at[MOST_FEATURES];
+    uint32_t features[MAX_FEATURES];
     double sum = 0;
-    int count = critic_features(tokens, n, at);
-    for (int i = 0; i < count; i++) sum += (double)m->critic[at[i]];
+    int count = critic_features(tokens, n, features);
+    for (int i = 0; i < count; i++) sum += (double)m->critic[features[i]];
     return sum;
 }
 
 static void critic_update(struct learner *l, struct learner_policy *m, const int32_t *tokens, int n,
                           double ret) {
-    uint32_t at[MOST_FEATURES];
-    int count = critic_features(tokens, n, at);
+    uint32_t features[MAX_FEATURES];
+    int count = critic_features(tokens, n, features);
     double error = ret - critic_value(m, tokens, n);
-    for (int i = 0; i < count; i++) m->critic[at[i]] += (float)(l->o->critic_lr * error / count);
+    for (int i = 0; i < count; i++)
+        m->critic[features[i]] += (float)(l->o->critic_lr * error / count);
     m->mean_squared_td_error +=
         (m->mean_squared_td_error > 0 ? 0.01 : 1) * (error * error - m->mean_squared_td_error);
 }
 
 /* observations */
 
-static struct learner_policy *policy_of_agent(const struct learner *l, int body) {
-    return &l->policies[body % l->n_policies];
+static struct learner_policy *policy_of_agent(const struct learner *l, int agent) {
+    return &l->policies[agent % l->n_policies];
 }
 
 /* Completes the return of an agent's oldest pending decision. */
-static void finalize_return(struct learner *l, int body) {
-    struct replay_buffer *w = &l->pending[body];
-    struct learner_policy *m = policy_of_agent(l, body);
-    struct transition *e = replay_buffer_at(w, 0);
-    const int32_t *tokens = replay_buffer_tokens(w, e);
+static void finalize_return(struct learner *l, int agent) {
+    struct replay_buffer *pending = &l->pending[agent];
+    struct learner_policy *m = policy_of_agent(l, agent);
+    struct transition *e = replay_buffer_at(pending, 0);
+    const int32_t *tokens = replay_buffer_tokens(pending, e);
     e->ret += e->value;
     critic_update(l, m, tokens, e->n, e->ret);
     replay_buffer_add(&m->replay, e, tokens);
     m->n_new = MIN(m->n_new + 1, m->replay.cap);
-    replay_buffer_drop_oldest(w);
+    replay_buffer_remove_oldest(pending);
 }
 
 /* Adds the error of the newest decision, whose next state has the value `next`, to all pending
  * returns. */
-static void td_error_add(struct learner *l, int body, double next) {
-    struct replay_buffer *w = &l->pending[body];
-    if (w->n == 0) return;
-    const struct transition *last = replay_buffer_at(w, w->n - 1);
+static void td_error_add(struct learner *l, int agent, double next) {
+    struct replay_buffer *pending = &l->pending[agent];
+    if (pending->n == 0) return;
+    const struct transition *last = replay_buffer_at(pending, pending->n - 1);
     double delta = last->reward + l->o->discount * next - last->value;
-    for (int i = 0; i < w->n; i++)
-        replay_buffer_at(w, i)->ret += l->discount_powers[w->n - 1 - i] * delta;
+    for (int i = 0; i < pending->n; i++)
+        replay_buffer_at(pending, i)->ret += l->discount_powers[pending->n - 1 - i] * delta;
 }
 
-void learner_perturb(struct learner *l, int generation, int tick, int body,
+void learner_perturb(struct learner *l, int generation, int tick, int agent,
                      struct policy_decision *a) {
-    if (l->es) learner_es_perturb(l->es, generation, tick, body, a);
+    if (l->es) learner_es_perturb(l->es, generation, tick, agent, a);
 }
 
-void learner_observe_action(struct learner *l, int body, const struct policy_decision *a,
+void learner_observe_action(struct learner *l, int agent, const struct policy_decision *a,
                             int teacher) {
-    struct replay_buffer *w = &l->pending[body];
-    struct learner_policy *m = policy_of_agent(l, body);
+    struct replay_buffer *pending = &l->pending[agent];
+    struct learner_policy *m = policy_of_agent(l, agent);
     m->nonfinite |= !rollout_stats_add_action(&m->rollout_stats, a, l->n_actions);
     if (l->es) return;
     double value = critic_value(m, a->tokens, a->n);
-    td_error_add(l, body, value);
-    if (w->n == w->cap) finalize_return(l, body);
-    replay_buffer_add(w,
+    td_error_add(l, agent, value);
+    if (pending->n == pending->cap) finalize_return(l, agent);
+    replay_buffer_add(pending,
                       &(struct transition){.n = a->n,
                                            .action = (int16_t)a->action,
                                            .teacher = (int16_t)teacher,
@@ -237,21 +239,22 @@ void learner_observe_action(struct learner *l, int body, const struct policy_dec
                       a->tokens);
 }
 
-void learner_observe_reward(struct learner *l, int body, double reward, bool gone) {
-    struct replay_buffer *w = &l->pending[body];
-    struct learner_policy *m = policy_of_agent(l, body);
+void learner_observe_reward(struct learner *l, int agent, double reward, bool terminated) {
+    struct replay_buffer *pending = &l->pending[agent];
+    struct learner_policy *m = policy_of_agent(l, agent);
     rollout_stats_add_reward(&m->rollout_stats, reward);
     if (l->es) {
-        learner_es_observe_reward(l->es, body, reward);
+        learner_es_observe_reward(l->es, agent, reward);
         return;
     }
-    replay_buffer_at(w, w->n - 1)->reward = reward;
-    if (gone) learner_finish_episode(l, body, NULL);
+    replay_buffer_at(pending, pending->n - 1)->reward = reward;
+    if (terminated) learner_finish_episode(l, agent, NULL);
 }
 
-void learner_finish_episode(struct learner *l, int body, const struct policy_decision *next) {
-    td_error_add(l, body, next ? critic_value(policy_of_agent(l, body), next->tokens, next->n) : 0);
-    while (l->pending[body].n) finalize_return(l, body);
+void learner_finish_episode(struct learner *l, int agent, const struct policy_decision *next) {
+    td_error_add(l, agent,
+                 next ? critic_value(policy_of_agent(l, agent), next->tokens, next->n) : 0);
+    while (l->pending[agent].n) finalize_return(l, agent);
 }
 
 /* updates */
@@ -259,11 +262,11 @@ void learner_finish_episode(struct learner *l, int body, const struct policy_dec
 /* The owner of the replay buffer to sample from: the policy, or with probability `share` any
  * policy. */
 static struct learner_policy *replay_owner(struct learner *l, int policy, struct rng *r) {
-    struct learner_policy *own = &l->policies[policy], *other = own;
+    struct learner_policy *self = &l->policies[policy], *other = self;
     if (l->o->shared_experience_fraction > 0 &&
         (double)rng_uniform(r) < l->o->shared_experience_fraction)
         other = &l->policies[rng_below(r, (uint32_t)l->n_policies)];
-    return other->replay.n ? other : own;
+    return other->replay.n ? other : self;
 }
 
 /* Samples from the experience since the owner's last update, or from the whole buffer. */
@@ -271,8 +274,8 @@ static const struct transition *replay_sample(const struct learner *l,
                                               const struct learner_policy *m, struct rng *r) {
     int n = m->replay.n;
     bool replayed = m->n_new == 0 || (double)rng_uniform(r) < l->o->replay_fraction;
-    int from = replayed ? n : MIN(m->n_new, n);
-    return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)from));
+    int n_candidates = replayed ? n : MIN(m->n_new, n);
+    return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)n_candidates));
 }
 
 /* The experience of another policy also trains the baseline; a policy's experience did so when its
@@ -291,9 +294,10 @@ static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
     s->mask[e->n] = 1;
     s->n = e->n + 1;
     s->adapter = policy - l->first;
-    double size = sqrt(m->mean_squared_td_error);
+    double rms_td_error = sqrt(m->mean_squared_td_error);
     l->batch_experience[i] = e;
-    l->advantage[i] = size > 0 ? (e->ret - critic_value(m, tokens, e->n)) / size : 0;
+    l->advantage[i] =
+        rms_td_error > 0 ? (e->ret - critic_value(m, tokens, e->n)) / rms_td_error : 0;
 }
 
 static int minibatch_sample(struct learner *l, int generation, int tick) {
@@ -328,11 +332,11 @@ static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct e
     (void)err;
     for (int i = 0; i < n; i++) {
         struct loss_sample *s = &scored[i];
-        int64_t at = s->sample - l->samples;
-        const struct transition *e = l->batch_experience[at];
+        int64_t index = s->sample - l->samples;
+        const struct transition *e = l->batch_experience[index];
         s->count = 1;
         if (!l->clone) {
-            ppo_loss(l, e, l->advantage[at], s);
+            ppo_loss(l, e, l->advantage[index], s);
             continue;
         }
         for (int k = 0; k < l->n_actions; k++) s->weight[k] = k == e->teacher ? -1 : 0;
@@ -341,17 +345,17 @@ static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct e
     return OK;
 }
 
-static bool grouped(const struct learner *l) {
+static bool swaps_policies(const struct learner *l) {
     return l->snapshot_file != NULL;
 }
 
 /* Takes ownership of `floats`, which is malloc'ed. */
 static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
     struct learner_policy *m = &l->policies[i];
-    const struct adapter *was = m->adapter;
+    const struct adapter *old = m->adapter;
     struct adapter *a = l->low_memory
-                            ? adapter_from_data_f16(&was->shape, &was->config, floats, NULL, r)
-                            : adapter_from_owned_data(&was->shape, &was->config, floats, NULL);
+                            ? adapter_from_data_f16(&old->shape, &old->config, floats, NULL, r)
+                            : adapter_from_owned_data(&old->shape, &old->config, floats, NULL);
     adapter_release(m->adapter);
     m->adapter = a;
 }
@@ -365,16 +369,17 @@ static void policy_pull_weights(struct learner *l, int i, int generation, int ti
     policy_set_weights(
         l, i, memcpy(xmalloc(bytes), trainer_adapter_params(l->trainer, i - l->first), bytes), &r);
     m->updates++;
-    if (!grouped(l) || trainer_optimizer_state_bytes(l->trainer, i - l->first) == 0) return;
-    if (!m->moments) m->moments = xmalloc(trainer_optimizer_state_bytes(l->trainer, i - l->first));
-    trainer_optimizer_state(l->trainer, i - l->first, m->moments);
+    if (!swaps_policies(l) || trainer_optimizer_state_bytes(l->trainer, i - l->first) == 0) return;
+    if (!m->optimizer_state)
+        m->optimizer_state = xmalloc(trainer_optimizer_state_bytes(l->trainer, i - l->first));
+    trainer_optimizer_state(l->trainer, i - l->first, m->optimizer_state);
 }
 
 /* Loads the group's policies into the trainer. */
-static void group_enter(struct learner *l) {
-    for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_policies; i++) {
+static void group_load(struct learner *l) {
+    for (int i = 0; swaps_policies(l) && i < l->group && l->first + i < l->n_policies; i++) {
         const struct learner_policy *m = &l->policies[l->first + i];
-        trainer_import_adapter(l->trainer, i, m->adapter, m->moments, m->updates);
+        trainer_import_adapter(l->trainer, i, m->adapter, m->optimizer_state, m->updates);
     }
 }
 
@@ -386,7 +391,7 @@ static int pass_samples(const struct learner *l, int from, int n) {
     return MAX(taken, 1);
 }
 
-static int accumulate(struct learner *l, int from, int n, struct error *err) {
+static int gradients_accumulate(struct learner *l, int from, int n, struct error *err) {
     int rc = OK;
     struct loss_fn loss = {.fn = minibatch_loss,
                            .ctx = l,
@@ -420,28 +425,29 @@ static void sample_move(struct learner *l, int to, int from) {
 /* Called after a pass over all policies met a non-finite number: finds the policies that cause it
  * and removes their samples, which are contiguous per policy. Returns the number of samples left.
  */
-static int nonfinite_drop(struct learner *l, int n, struct error *err) {
-    int per = (int)l->o->batch_size, left = 0;
-    for (int at = 0; at < n; at += per) {
+static int nonfinite_samples_remove(struct learner *l, int n, struct error *err) {
+    int batch = (int)l->o->batch_size, n_kept = 0;
+    for (int at = 0; at < n; at += batch) {
         struct error one;
         trainer_zero_grad(l->trainer);
-        int rc = accumulate(l, at, per, &one);
+        int rc = gradients_accumulate(l, at, batch, &one);
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
         bool broken = rc != OK || !gradients_finite(l);
         if (broken) l->policies[l->first + l->samples[at].adapter].nonfinite = true;
-        for (int k = 0; !broken && k < per; k++) sample_move(l, left++, at + k);
+        for (int k = 0; !broken && k < batch; k++) sample_move(l, n_kept++, at + k);
     }
     trainer_zero_grad(l->trainer);
-    return left;
+    return n_kept;
 }
 
 /* The learning rate rises during a fresh optimizer's first updates, because its estimate of the
  * gradient's size is poor, and falls to a tenth at the end of a generation, so that the result does
  * not depend mostly on the last ticks. */
 static float learning_rate_at(const struct learner *l, int tick) {
-    double done = (double)l->policies[l->first].updates + 1, rise = (double)l->o->warmup_steps;
-    double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
-    return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
+    double n_updates = (double)l->policies[l->first].updates + 1,
+           warmup = (double)l->o->warmup_steps;
+    double decay = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
+    return (float)(l->o->train.lr * decay * (n_updates < warmup ? n_updates / warmup : 1));
 }
 
 struct policy_refresh {
@@ -463,27 +469,27 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
  * parallel unless --low-memory. */
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct policy_refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
-    int learned = 0;
+    int n_updated = 0;
     for (int i = 0; i < n; i += (int)l->o->batch_size)
-        r.policies[learned++] = l->first + l->samples[i].adapter;
-    pool_run(l->low_memory ? NULL : l->pool, refresh_items, &r, learned, 1);
+        r.policies[n_updated++] = l->first + l->samples[i].adapter;
+    pool_run(l->low_memory ? NULL : l->pool, refresh_items, &r, n_updated, 1);
     free(r.policies);
 }
 
-static int step(struct learner *l, int n, int tick, struct error *err) {
-    int rc = accumulate(l, 0, n, err);
+static int minibatch_step(struct learner *l, int n, int tick, struct error *err) {
+    int rc = gradients_accumulate(l, 0, n, err);
     return rc == OK ? trainer_update(l->trainer, learning_rate_at(l, tick), NULL, err) : rc;
 }
 
-static int update(struct learner *l, int generation, int tick, struct error *err) {
+static int group_update(struct learner *l, int generation, int tick, struct error *err) {
     int n = minibatch_sample(l, generation, tick);
     if (n == 0) return OK;
-    group_enter(l);
-    int rc = step(l, n, tick, err);
+    group_load(l);
+    int rc = minibatch_step(l, n, tick, err);
     if (rc == ERR_NUMERIC) { // update the others without the broken policies, which are rolled back
                              // later
-        n = nonfinite_drop(l, n, err);
-        rc = n > 0 ? step(l, n, tick, err) : n;
+        n = nonfinite_samples_remove(l, n, err);
+        rc = n > 0 ? minibatch_step(l, n, tick, err) : n;
     }
     if (l->low_memory) trainer_free_activations(l->trainer);
     if (rc == OK && n > 0) policies_pull_weights(l, n, generation, tick);
@@ -503,7 +509,7 @@ static int update_es(struct learner *l, int generation, int tick, struct error *
 /* Saves a snapshot of a healthy policy; snapshot_restore restores it. */
 static int snapshot_save(struct learner *l, int i, struct error *err) {
     const struct adapter *a = l->policies[i].adapter;
-    if (!grouped(l)) {
+    if (!swaps_policies(l)) {
         trainer_snapshot_save(l->snapshot, l->trainer, i);
         return OK;
     }
@@ -520,7 +526,7 @@ static int snapshot_restore(struct learner *l, int i, struct error *err) {
     struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // the values are already rounded
     size_t bytes = m->adapter->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
-    if (!grouped(l)) {
+    if (!swaps_policies(l)) {
         trainer_snapshot_restore(l->snapshot, l->trainer, i);
         memcpy(floats, trainer_adapter_params(l->trainer, i), bytes);
     } else if (pread(fileno(l->snapshot_file), floats, bytes, (off_t)((size_t)i * bytes)) !=
@@ -529,8 +535,8 @@ static int snapshot_restore(struct learner *l, int i, struct error *err) {
         return error_errno(err, "cannot read the snapshot of a policy");
     }
     policy_set_weights(l, i, floats, &unused);
-    free(m->moments);
-    m->moments = NULL;
+    free(m->optimizer_state);
+    m->optimizer_state = NULL;
     return OK;
 }
 
@@ -571,7 +577,7 @@ static int update_groups(struct learner *l, int generation, int tick, struct err
     for (int g = 0; rc == OK && g < groups; g++) {
         int turn = (int)((int64_t)(g + 1) * every / groups);
         l->first = g * l->group;
-        if ((tick - turn) % every == 0) rc = update(l, generation, tick, err);
+        if ((tick - turn) % every == 0) rc = group_update(l, generation, tick, err);
     }
     return rc;
 }
@@ -603,7 +609,7 @@ struct policy_health learner_health(const struct learner *l, int policy) {
 static struct learner_policy policy_make(const struct learner_options *o,
                                          const struct learner_config *b, int i) {
     struct learner_policy m = {.adapter = adapter_retain(b->adapters[i]),
-                               .replay = replay_buffer_make(o->buffer_size),
+                               .replay = replay_buffer_init(o->buffer_size),
                                .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
                                .snapshot_reward = -INFINITY};
     if (b->critics && b->critics[i])
@@ -611,7 +617,7 @@ static struct learner_policy policy_make(const struct learner_options *o,
     return m;
 }
 
-static void room_make(struct learner *l) {
+static void buffers_alloc(struct learner *l) {
     const struct learner_options *o = l->o;
     size_t n = (size_t)l->group * (size_t)o->batch_size;
     l->es_updated = xcalloc((size_t)l->n_policies, sizeof *l->es_updated);
@@ -623,23 +629,23 @@ static void room_make(struct learner *l) {
     for (int i = 1; i <= o->horizon; i++)
         l->discount_powers[i] = l->discount_powers[i - 1] * o->discount * o->gae_lambda;
     l->pending = xcalloc((size_t)l->n_agents, sizeof *l->pending);
-    for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_make(o->horizon);
+    for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_init(o->horizon);
 }
 
 /* Groups share the trainer's adapter slots; the adapters of the first group give their shapes. */
 static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
                                     int group, struct error *err) {
     struct train_options to = o->train;
-    struct adapter **whole = xcalloc((size_t)group, sizeof(struct adapter *));
+    struct adapter **adapters_f32 = xcalloc((size_t)group, sizeof(struct adapter *));
     to.gradient_checkpointing |= b->low_memory;
-    for (int i = 0; i < group; i++) whole[i] = adapter_to_f32(b->adapters[i]);
-    struct trainer *t = trainer_new_lora(b->m, whole, group, &to, b->pool, err);
-    for (int i = 0; i < group; i++) adapter_release(whole[i]);
-    free(whole);
+    for (int i = 0; i < group; i++) adapters_f32[i] = adapter_to_f32(b->adapters[i]);
+    struct trainer *t = trainer_new_lora(b->m, adapters_f32, group, &to, b->pool, err);
+    for (int i = 0; i < group; i++) adapter_release(adapters_f32[i]);
+    free(adapters_f32);
     return t;
 }
 
-static int copies_make(struct learner *l, struct error *err) {
+static int snapshots_init(struct learner *l, struct error *err) {
     int rc = OK;
     if (l->low_memory || l->group < l->n_policies) {
         if (!(l->snapshot_file = tmpfile()))
@@ -676,10 +682,10 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
                           .group = group,
                           .trainer = t};
     if (es) l->es = learner_es_new(o, b, t);
-    room_make(l);
+    buffers_alloc(l);
     l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
     for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, b, i);
-    if (copies_make(l, err) == OK) return l;
+    if (snapshots_init(l, err) == OK) return l;
     learner_free(l);
     return NULL;
 }
@@ -700,7 +706,7 @@ void learner_free(struct learner *l) {
         adapter_release(l->policies[i].adapter);
         replay_buffer_release(&l->policies[i].replay);
         free(l->policies[i].critic);
-        free(l->policies[i].moments);
+        free(l->policies[i].optimizer_state);
     }
     for (int i = 0; i < l->n_agents; i++) replay_buffer_release(&l->pending[i]);
     for (int64_t i = 0; i < l->group * l->o->batch_size; i++) train_sample_release(&l->samples[i]);

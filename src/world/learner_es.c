@@ -2,7 +2,7 @@
  * learner_es: policies that learn from rewards alone, by evolution strategies (Salimans et al.
  * 2017).
  *
- * An episode is divided into stretches of `stretch` ticks. In each stretch an agent decides with a
+ * An episode is divided into stretches of `window` ticks. In each stretch an agent decides with a
  * member instead of its policy's adapter: the adapter plus or minus a direction (es_perturbation in
  * train.h). The agent's reward in that stretch is the member's fitness; the single actions do not
  * matter. A policy with an even number of agents evaluates both signs of its pairs at once and
@@ -56,10 +56,10 @@ struct learner_es *learner_es_new(const struct learner_options *o, const struct 
     e->active_member = xcalloc((size_t)e->n_agents, sizeof(struct es_member *));
     for (int i = 0; i < e->n_policies; i++) {
         struct es_policy *s = &e->policies[i];
-        int bodies = (e->n_agents - i + e->n_policies - 1) / e->n_policies;
+        int n_policy_agents = (e->n_agents - i + e->n_policies - 1) / e->n_policies;
         s->round = -1;
-        s->alternates_signs = bodies % 2;
-        s->n_pairs = s->alternates_signs ? bodies : bodies / 2;
+        s->alternates_signs = n_policy_agents % 2;
+        s->n_pairs = s->alternates_signs ? n_policy_agents : n_policy_agents / 2;
         s->directions = xcalloc((size_t)s->n_pairs, sizeof(struct adapter *));
         s->members = xcalloc(2 * (size_t)s->n_pairs, sizeof *s->members);
     }
@@ -89,63 +89,66 @@ void learner_es_free(struct learner_es *e) {
 
 static void round_begin(struct learner_es *e, int policy, int generation, int round) {
     struct es_policy *s = &e->policies[policy];
-    struct rng life = rng_make(e->seed, RNG_NOISE, (uint32_t)policy, (uint32_t)generation);
-    struct rng r = rng_make(rng_u64(&life), RNG_NOISE, 0, (uint32_t)round);
+    struct rng generation_rng =
+        rng_make(e->seed, RNG_NOISE, (uint32_t)policy, (uint32_t)generation);
+    struct rng r = rng_make(rng_u64(&generation_rng), RNG_NOISE, 0, (uint32_t)round);
     learner_es_reset(e, policy);
     s->round = round;
     s->seed = rng_u64(&r);
 }
 
-void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
+void learner_es_perturb(struct learner_es *e, int generation, int tick, int agent,
                         struct policy_decision *a) {
-    int policy = body % e->n_policies, nth = body / e->n_policies,
-        stretch = tick / (int)e->o->perturbation_ticks;
+    int policy = agent % e->n_policies, agent_rank = agent / e->n_policies,
+        window = tick / (int)e->o->perturbation_ticks;
     struct es_policy *s = &e->policies[policy];
-    int round = s->alternates_signs ? stretch / 2 : stretch;
-    int pair = s->alternates_signs ? nth : nth / 2,
-        minus = s->alternates_signs ? stretch % 2 : nth % 2;
+    int round = s->alternates_signs ? window / 2 : window;
+    int pair = s->alternates_signs ? agent_rank : agent_rank / 2,
+        minus = s->alternates_signs ? window % 2 : agent_rank % 2;
     if (round != s->round) round_begin(e, policy, generation, round);
     struct adapter **d = &s->directions[pair];
     struct lora_perturbation z = {s->seed, (uint32_t)pair};
     if (!*d) *d = es_perturbation(e->t, policy, &z, e->o->sigma);
-    e->active_member[body] = &s->members[2 * pair + minus];
+    e->active_member[agent] = &s->members[2 * pair + minus];
     a->mix[0] = (struct weighted_adapter){.adapter = a->adapter, .weight = 1};
     a->mix[1] = (struct weighted_adapter){.adapter = *d, .weight = minus ? -1 : 1};
     a->n_mix = 2;
 }
 
-void learner_es_observe_reward(struct learner_es *e, int body, double reward) {
-    e->active_member[body]->reward_sum += reward;
-    e->active_member[body]->ticks++;
+void learner_es_observe_reward(struct learner_es *e, int agent, double reward) {
+    e->active_member[agent]->reward_sum += reward;
+    e->active_member[agent]->ticks++;
 }
 
 /* Adds the gradient estimate; returns false if it is zero. */
 static bool es_policy_update(struct learner_es *e, int policy) {
     struct es_policy *s = &e->policies[policy];
-    int all = 2 * s->n_pairs, n = 0;
-    double *f = xcalloc((size_t)all, sizeof *f), *coef = xcalloc((size_t)s->n_pairs, sizeof *coef);
-    bool says = false;
-    for (int i = 0; i < all; i++)
+    int n_members = 2 * s->n_pairs, n = 0;
+    double *f = xcalloc((size_t)n_members, sizeof *f),
+           *coef = xcalloc((size_t)s->n_pairs, sizeof *coef);
+    bool is_nonzero = false;
+    for (int i = 0; i < n_members; i++)
         if (s->members[i].ticks) f[n++] = s->members[i].reward_sum;
     if (n > 1) es_shape_fitness(e->o->shaping, f, n);
-    for (int i = 0, k = 0; n > 1 && i < all; i++) {
+    for (int i = 0, k = 0; n > 1 && i < n_members; i++) {
         if (!s->members[i].ticks) continue;
         coef[i / 2] += (i % 2 ? -f[k] : f[k]) / (n * e->o->sigma);
         k++;
     }
-    for (int i = 0; i < s->n_pairs; i++) says |= coef[i] != 0;
-    if (says) es_add_gradient(e->t, policy, s->seed, coef, s->n_pairs);
+    for (int i = 0; i < s->n_pairs; i++) is_nonzero |= coef[i] != 0;
+    if (is_nonzero) es_add_gradient(e->t, policy, s->seed, coef, s->n_pairs);
     free(f);
     free(coef);
-    return says;
+    return is_nonzero;
 }
 
-int learner_es_tick(struct learner_es *e, int tick, bool *told) {
-    int n = 0, over = tick / (int)e->o->perturbation_ticks; // finished stretches
+int learner_es_tick(struct learner_es *e, int tick, bool *updated) {
+    int n = 0, n_windows = tick / (int)e->o->perturbation_ticks; // finished stretches
     if (tick % e->o->perturbation_ticks) return 0;
     for (int i = 0; i < e->n_policies; i++) {
-        told[i] = (!e->policies[i].alternates_signs || over % 2 == 0) && es_policy_update(e, i);
-        n += told[i];
+        updated[i] =
+            (!e->policies[i].alternates_signs || n_windows % 2 == 0) && es_policy_update(e, i);
+        n += updated[i];
     }
     return n;
 }

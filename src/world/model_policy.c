@@ -10,7 +10,7 @@
 struct model_policy {
     const struct simulation_request *q;
     struct simulation_options o; /* options of the command, for one world without a step limit */
-    struct initial_adapters first;
+    struct initial_adapters initial;
     struct grid_env grid;
     struct environment env, *list;
     struct simulation *simulation; /* NULL until the world is known */
@@ -29,7 +29,7 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
     p->o.breed = false;
     if (!learns) p->o.learn.learn = none;
     if (q->o->adapters.n == 0) p->o.init_noise = 0;
-    if (initial_adapters_open(&p->first, &q->o->adapters, q->m, err) == OK) return p;
+    if (initial_adapters_open(&p->initial, &q->o->adapters, q->m, err) == OK) return p;
     model_policy_free(p);
     return NULL;
 }
@@ -37,12 +37,12 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
 void model_policy_free(struct model_policy *p) {
     if (!p) return;
     simulation_free(p->simulation);
-    initial_adapters_release(&p->first);
+    initial_adapters_release(&p->initial);
     free(p);
 }
 
 /* Enters a world other than the last one, or a tick that is not the next one. */
-static int world_enter(struct model_policy *p, const struct world *w, const struct world_rules *r,
+static int world_start(struct model_policy *p, const struct world *w, const struct world_rules *r,
                        uint64_t seed, struct error *err) {
     if (p->simulation) simulation_end_generation(p->simulation);
     p->grid = (struct grid_env){
@@ -51,7 +51,7 @@ static int world_enter(struct model_policy *p, const struct world *w, const stru
     p->list = &p->env;
     if (!p->simulation)
         p->simulation =
-            simulation_new(p->q->m, &p->o, &p->list, p->first.v, p->first.n, p->q->pool, err);
+            simulation_new(p->q->m, &p->o, &p->list, p->initial.v, p->initial.n, p->q->pool, err);
     int rc = p->simulation ? simulation_begin_generation(p->simulation, &seed, err) : err->code;
     if (rc == OK) simulation_set_tick(p->simulation, w->tick);
     return rc;
@@ -61,7 +61,7 @@ int model_policy_act(struct model_policy *p, const struct world *w, const struct
                      uint64_t seed, int16_t *actions, struct error *err) {
     int rc = OK;
     if (!p->simulation || w->tick != p->tick || seed != p->seed)
-        rc = world_enter(p, w, r, seed, err);
+        rc = world_start(p, w, r, seed, err);
     p->grid.w = *w;
     if (rc == OK) rc = simulation_step(p->simulation, err);
     if (rc < 0) return rc;

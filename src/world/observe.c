@@ -20,60 +20,61 @@ const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east
  * visited. */
 static void add_area(const struct world *w, const struct world_agent *a, struct buf *out) {
     enum { REACH = 3 };
-    int x0 = a->cell % w->size, y0 = a->cell / w->size, seen = 0, all = 0;
+    int x0 = a->cell % w->size, y0 = a->cell / w->size, visited = 0, all = 0;
     for (int y = MAX(0, y0 - REACH); y <= MIN(w->size - 1, y0 + REACH); y++) {
         for (int x = MAX(0, x0 - REACH); x <= MIN(w->size - 1, x0 + REACH); x++) {
-            seen += world_agent_visited(a, y * w->size + x);
+            visited += world_agent_visited(a, y * w->size + x);
             all++;
         }
     }
-    if (10 * seen < 3 * all) buf_puts(out, ", unexplored area");
-    if (10 * seen > 8 * all) buf_puts(out, ", familiar area");
+    if (10 * visited < 3 * all) buf_puts(out, ", unexplored area");
+    if (10 * visited > 8 * all) buf_puts(out, ", familiar area");
 }
 
-static void add_here(const struct world *w, const struct world_agent *a, struct buf *out) {
-    int here = w->cells[a->cell];
-    if (here & CELL_FOOD) buf_puts(out, ", here: food");
-    if (here & CELL_MATERIAL) buf_puts(out, ", here: material");
-    if (here & CELL_HOME) buf_puts(out, ", at home");
+static void add_cell_content(const struct world *w, const struct world_agent *a, struct buf *out) {
+    int content = w->cells[a->cell];
+    if (content & CELL_FOOD) buf_puts(out, ", here: food");
+    if (content & CELL_MATERIAL) buf_puts(out, ", here: material");
+    if (content & CELL_HOME) buf_puts(out, ", at home");
 }
 
 /* Appends the neighbouring cells with one kind of thing. */
-static void add_sight(const char *name, const bool there[4], bool *first, struct buf *out) {
+static void add_neighbours_of_kind(const char *name, const bool present[4], bool *first,
+                                   struct buf *out) {
     static const char *const arrows[4] = {"↑", "↓", "→", "←"};
     for (int move = 0; move < 4; move++) {
-        if (!there[move]) continue;
+        if (!present[move]) continue;
         buf_printf(out, "%s%s%s", *first ? ". See: " : " ", name, arrows[move]);
         *first = false;
     }
 }
 
-static void add_sights(const struct world *w, const struct world_agent *a, struct buf *out) {
+static void add_neighbours(const struct world *w, const struct world_agent *a, struct buf *out) {
     static const struct {
         const char *name;
         int kind;
     } kinds[] = {
         {"food", CELL_FOOD}, {"home", CELL_HOME}, {"wall", CELL_WALL}, {"material", CELL_MATERIAL}};
-    bool there[4], first = true;
+    bool present[4], first = true;
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
         for (int move = 0; move < 4; move++)
-            there[move] = w->cells[world_neighbour(w, a->cell, move)] & kinds[k].kind;
-        add_sight(kinds[k].name, there, &first, out);
+            present[move] = w->cells[world_neighbour(w, a->cell, move)] & kinds[k].kind;
+        add_neighbours_of_kind(kinds[k].name, present, &first, out);
     }
     for (int move = 0; move < 4; move++)
-        there[move] = world_has_predator(w, world_neighbour(w, a->cell, move));
-    add_sight("wolf", there, &first, out);
+        present[move] = world_has_predator(w, world_neighbour(w, a->cell, move));
+    add_neighbours_of_kind("wolf", present, &first, out);
 }
 
 /* Appends the words that other agents said in the last tick. */
-static void add_words(const struct world *w, const struct world_rules *r,
-                      const struct world_agent *a, struct buf *out) {
+static void add_heard_words(const struct world *w, const struct world_rules *r,
+                            const struct world_agent *a, struct buf *out) {
     bool first = true;
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *other = &w->agents[i];
-        int far = abs(other->cell % w->size - a->cell % w->size) +
-                  abs(other->cell / w->size - a->cell / w->size);
-        if (other == a || !other->alive || !other->word || far > r->hearing_range) continue;
+        int distance = abs(other->cell % w->size - a->cell % w->size) +
+                       abs(other->cell / w->size - a->cell / w->size);
+        if (other == a || !other->alive || !other->word || distance > r->hearing_range) continue;
         buf_printf(out, "%s%d", first && !r->compact_observations ? ". Heard: " : " ", other->word);
         first = false;
     }
@@ -81,7 +82,7 @@ static void add_words(const struct world *w, const struct world_rules *r,
 
 /* brief */
 
-static int steps_between(const struct world *w, int a, int b) {
+static int manhattan_distance(const struct world *w, int a, int b) {
     return abs(a % w->size - b % w->size) + abs(a / w->size - b / w->size);
 }
 
@@ -90,39 +91,40 @@ int world_goal(const struct world *w, int agent) {
     const int16_t *places = a->holds ? w->homes : a->known;
     int n = a->holds ? w->n_homes : a->n_known, goal = -1;
     for (int i = 0; i < n; i++) {
-        bool stood = world_agent_visited(a, places[i]);
-        if (a->holds ? i > 0 && !stood : stood)
+        bool visited = world_agent_visited(a, places[i]);
+        if (a->holds ? i > 0 && !visited : visited)
             continue; // unknown homes, and food cells visited
                       // before
-        if (goal < 0 || steps_between(w, a->cell, places[i]) < steps_between(w, a->cell, goal))
+        if (goal < 0 ||
+            manhattan_distance(w, a->cell, places[i]) < manhattan_distance(w, a->cell, goal))
             goal = places[i];
     }
     return goal;
 }
 
-static char ground_letter(const struct world *w, const struct world_agent *a, int cell) {
-    int here = w->cells[cell];
-    return here & CELL_FOOD               ? 'f'
-           : here & CELL_MATERIAL         ? 'm'
-           : here & CELL_HOME             ? 'h'
+static char content_letter(const struct world *w, const struct world_agent *a, int cell) {
+    int content = w->cells[cell];
+    return content & CELL_FOOD            ? 'f'
+           : content & CELL_MATERIAL      ? 'm'
+           : content & CELL_HOME          ? 'h'
            : world_agent_visited(a, cell) ? 'o'
                                           : 'u';
 }
 
-static char side_letter(const struct world *w, const struct world_agent *a, int move) {
+static char neighbour_letter(const struct world *w, const struct world_agent *a, int move) {
     int cell = world_neighbour(w, a->cell, move);
     if (world_has_predator(w, cell)) return 'z';
-    return w->cells[cell] & CELL_WALL ? 'x' : ground_letter(w, a, cell);
+    return w->cells[cell] & CELL_WALL ? 'x' : content_letter(w, a, cell);
 }
 
-static void observe_brief(const struct world *w, const struct world_rules *r, int agent,
-                          struct buf *out) {
+static void observe_compact(const struct world *w, const struct world_rules *r, int agent,
+                            struct buf *out) {
     const struct world_agent *a = &w->agents[agent];
-    int goal = world_goal(w, agent), to = goal < 0 ? a->cell : goal;
-    int dx = to % w->size - a->cell % w->size, dy = to / w->size - a->cell / w->size;
+    int goal = world_goal(w, agent), target = goal < 0 ? a->cell : goal;
+    int dx = target % w->size - a->cell % w->size, dy = target / w->size - a->cell / w->size;
     for (int move = 0; move < 4; move++)
-        buf_printf(out, "%s%c", move ? " " : "", side_letter(w, a, move));
-    buf_printf(out, " %c %c %c %c %c", r->observe_cell ? ground_letter(w, a, a->cell) : 'o',
+        buf_printf(out, "%s%c", move ? " " : "", neighbour_letter(w, a, move));
+    buf_printf(out, " %c %c %c %c %c", r->observe_cell ? content_letter(w, a, a->cell) : 'o',
                "-fm"[a->holds],
                dy > 0   ? 'n'
                : dy < 0 ? 's'
@@ -131,22 +133,22 @@ static void observe_brief(const struct world *w, const struct world_rules *r, in
                : dx < 0 ? 'w'
                         : '-',
                2 * a->energy >= r->energy ? '+' : '-');
-    if (r->vocabulary) add_words(w, r, a, out);
+    if (r->vocabulary) add_heard_words(w, r, a, out);
 }
 
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
     const struct world_agent *a = &w->agents[agent];
     if (r->compact_observations) {
-        observe_brief(w, r, agent, out);
+        observe_compact(w, r, agent, out);
         return;
     }
     buf_printf(out, "At (%d,%d), E%d", a->cell % w->size, a->cell / w->size, a->energy);
     if (a->holds) buf_puts(out, a->holds == HOLDS_FOOD ? ", has food" : ", has material");
-    if (r->observe_cell) add_here(w, a, out);
+    if (r->observe_cell) add_cell_content(w, a, out);
     add_area(w, a, out);
     if (a->n_known && !a->holds) buf_printf(out, ", remember %d food", a->n_known);
-    add_sights(w, a, out);
-    if (r->vocabulary) add_words(w, r, a, out);
+    add_neighbours(w, a, out);
+    if (r->vocabulary) add_heard_words(w, r, a, out);
 }
 
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
@@ -196,12 +198,12 @@ static char cell_letter(const struct world *w, int cell) {
     for (int i = 0; i < w->n_agents; i++)
         if (w->agents[i].alive && w->agents[i].cell == cell) return world_agent_letter(i);
     if (world_has_predator(w, cell)) return '*';
-    int here = w->cells[cell];
-    return here & CELL_WALL       ? '#'
-           : here & CELL_HOME     ? '+'
-           : here & CELL_FOOD     ? 'f'
-           : here & CELL_MATERIAL ? 'm'
-                                  : '.';
+    int content = w->cells[cell];
+    return content & CELL_WALL       ? '#'
+           : content & CELL_HOME     ? '+'
+           : content & CELL_FOOD     ? 'f'
+           : content & CELL_MATERIAL ? 'm'
+                                     : '.';
 }
 
 void world_render(const struct world *w, struct buf *out) {

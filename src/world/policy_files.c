@@ -14,8 +14,8 @@ static int initial_adapters_add(struct initial_adapters *f, const char *path, st
     return a ? OK : err->code;
 }
 
-static char *policy_path(const char *run, const json_t *record_of_policy, struct error *err) {
-    char *path = simulation_policy_path(run, json_get_string(record_of_policy, "hash"), err);
+static char *policy_path(const char *run, const json_t *policy, struct error *err) {
+    char *path = simulation_policy_path(run, json_get_string(policy, "hash"), err);
     if (!path) error_wrap(err, "'%s/state.json'", run);
     return path;
 }
@@ -25,12 +25,12 @@ int initial_adapters_open(struct initial_adapters *f, const struct strings *path
     int rc = OK;
     *f = (struct initial_adapters){.v = xcalloc(MAX_INITIAL, sizeof *f->v)};
     for (int i = 0; rc == OK && i < paths->n; i++) {
-        struct error none;
-        json_t *state = simulation_read_state(paths->v[i], &none), *record_of_policy;
+        struct error ignored;
+        json_t *state = simulation_read_state(paths->v[i], &ignored), *policy;
         size_t k;
         if (!state) rc = initial_adapters_add(f, paths->v[i], m, err);
-        json_array_foreach (json_object_get(state, "minds"), k, record_of_policy) {
-            char *path = rc == OK ? policy_path(paths->v[i], record_of_policy, err) : NULL;
+        json_array_foreach (json_object_get(state, "minds"), k, policy) {
+            char *path = rc == OK ? policy_path(paths->v[i], policy, err) : NULL;
             if (rc == OK) rc = path ? initial_adapters_add(f, path, m, err) : err->code;
             free(path);
         }
@@ -45,30 +45,30 @@ void initial_adapters_release(struct initial_adapters *f) {
 }
 
 static const json_t *policy_find(const json_t *state, const char *name) {
-    const json_t *policies = json_object_get(state, "minds"), *record_of_policy;
+    const json_t *policies = json_object_get(state, "minds"), *policy;
     size_t i;
     if (!name) return json_array_get(policies, 0);
-    json_array_foreach (policies, i, record_of_policy)
-        if (strcmp(json_get_string(record_of_policy, "name"), name) == 0) return record_of_policy;
+    json_array_foreach (policies, i, policy)
+        if (strcmp(json_get_string(policy, "name"), name) == 0) return policy;
     return NULL;
 }
 
 json_t *simulation_export_policy(const char *runs, const char *run, const char *name,
                                  const char *out, struct error *err) {
-    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(runs, run), *from = NULL;
-    json_t *state = simulation_read_state(dir, err), *record = NULL;
-    const json_t *record_of_policy = policy_find(state, name);
+    char *run_dir = path_is_dir(run) ? xstrdup(run) : path_join(runs, run), *policy_dir = NULL;
+    json_t *state = simulation_read_state(run_dir, err), *record = NULL;
+    const json_t *policy = policy_find(state, name);
     int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
     if (rc == OK && !out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
-    if (rc == OK && !record_of_policy)
+    if (rc == OK && !policy)
         rc = error_set(err, ERR_MISSING, "'%s' has no policy '%s'", run, name ? name : "");
-    if (rc == OK && !(from = policy_path(dir, record_of_policy, err))) rc = err->code;
+    if (rc == OK && !(policy_dir = policy_path(run_dir, policy, err))) rc = err->code;
     if (rc == OK) rc = dir_make(out, err);
-    if (rc == OK) rc = file_copy(from, out, "adapter_model.safetensors", err);
-    if (rc == OK) rc = file_copy(from, out, "adapter_config.json", err);
-    if (rc == OK) record = json_deep_copy(record_of_policy);
+    if (rc == OK) rc = file_copy(policy_dir, out, "adapter_model.safetensors", err);
+    if (rc == OK) rc = file_copy(policy_dir, out, "adapter_config.json", err);
+    if (rc == OK) record = json_deep_copy(policy);
     json_decref(state);
-    free(from);
-    free(dir);
+    free(policy_dir);
+    free(run_dir);
     return record;
 }

@@ -20,14 +20,14 @@
 #include <string.h>
 
 enum {
-    TEXT_TOKENS = 10,
-    ROWS = 256,
-    SEQS = 64,
-    LEN = 256,
-    SMALL = 1 << 20, /* weights of a layer that stay in a processor's private cache */
-    SHARE_SEQS = 16, /* fewest sequences of an engine with one thread, */
-    SHARE_ROWS = 64, /* fewest rows, */
-    SHARE = 8,       /* and fewest requests that it takes at once */
+    MAX_TEXT_TOKENS = 10,
+    DEFAULT_ROWS = 256,
+    DEFAULT_SEQS = 64,
+    DEFAULT_LEN = 256,
+    SMALL_LAYER_WEIGHTS = 1 << 20, /* weights of a layer that stay in a processor's private cache */
+    MIN_ENGINE_SEQS = 16,          /* fewest sequences of an engine with one thread, */
+    MIN_ENGINE_ROWS = 64,          /* fewest rows, */
+    CHUNK_REQUESTS = 8,            /* and fewest requests that it takes at once */
 };
 
 /* The source of a decision's log-probabilities: a cached decision, or a request of the batch. */
@@ -43,8 +43,8 @@ struct policy_runner {
     struct engine_options engine_options;
     struct engine **engines; /* [n_engines]; NULL while asleep */
     int n_engines;
-    int32_t choices[ENV_MAX_ACTIONS];
-    struct token_seq seqs[ENV_MAX_ACTIONS];
+    int32_t action_tokens[ENV_MAX_ACTIONS];
+    struct token_seq action_seqs[ENV_MAX_ACTIONS];
     struct decision_cache *cache;    /* NULL: none */
     struct engine_request *requests; /* [cap] */
     struct policy_decision **sorted; /* [cap] the decisions of a batch */
@@ -53,18 +53,18 @@ struct policy_runner {
     struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
 
-static int choices_make(struct policy_runner *a, struct error *err) {
+static int action_tokens_init(struct policy_runner *a, struct error *err) {
     for (int i = 0; i < a->e->n_actions; i++) {
         struct token_ids ids = {0};
         struct buf word = {0};
         buf_printf(&word, " %s", a->e->actions[i]);
         tokenizer_encode(a->m->tok, word.data, word.len, 0, &ids);
-        a->choices[i] = ids.n ? ids.v[0] : -1;
-        a->seqs[i] = (struct token_seq){&a->choices[i], 1};
+        a->action_tokens[i] = ids.n ? ids.v[0] : -1;
+        a->action_seqs[i] = (struct token_seq){&a->action_tokens[i], 1};
         token_ids_release(&ids);
         buf_release(&word);
         for (int j = 0; j <= i; j++)
-            if (a->choices[i] < 0 || (j < i && a->choices[j] == a->choices[i]))
+            if (a->action_tokens[i] < 0 || (j < i && a->action_tokens[j] == a->action_tokens[i]))
                 return error_set(err, ERR_MISMATCH,
                                  "the tokenizer of '%s' begins '%s' and '%s' with one token: it "
                                  "cannot distinguish the actions",
@@ -95,7 +95,7 @@ static bool layers_are_small(const struct model_config *c) {
     int64_t n = 0;
     for (int p = 0; p < N_PROJ; p++)
         n += (int64_t)proj_in(c, (enum proj)p) * proj_out(c, (enum proj)p);
-    return n <= SMALL;
+    return n <= SMALL_LAYER_WEIGHTS;
 }
 
 /*
@@ -108,11 +108,11 @@ static bool layers_are_small(const struct model_config *c) {
 static void engines_plan(struct policy_runner *a) {
     struct engine_options *o = &a->engine_options;
     int n = pool_size(o->pool);
-    if (o->n_pages || o->max_seqs / n < SHARE_SEQS || !layers_are_small(&a->m->config)) n = 1;
+    if (o->n_pages || o->max_seqs / n < MIN_ENGINE_SEQS || !layers_are_small(&a->m->config)) n = 1;
     a->n_engines = n;
     a->engines = xcalloc((size_t)a->n_engines, sizeof(struct engine *));
     if (n == 1) return;
-    o->max_rows = MAX(o->max_rows / n, SHARE_ROWS);
+    o->max_rows = MAX(o->max_rows / n, MIN_ENGINE_ROWS);
     o->max_seqs /= n;
     o->pool = NULL;
 }
@@ -124,20 +124,22 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
     a->m = m;
     a->e = e;
     a->o = *o;
-    a->engine_options = (struct engine_options){.max_rows = o->max_rows ? o->max_rows : ROWS,
-                                                .max_seqs = o->max_seqs ? o->max_seqs : SEQS,
-                                                .max_len = o->max_len ? o->max_len : LEN,
-                                                .max_cached = 1,
-                                                .n_pages = o->n_pages,
-                                                .kv_elem = o->kv_elem,
-                                                .lora_elem = o->lora_elem,
-                                                .pool = o->pool};
+    a->engine_options =
+        (struct engine_options){.max_rows = o->max_rows ? o->max_rows : DEFAULT_ROWS,
+                                .max_seqs = o->max_seqs ? o->max_seqs : DEFAULT_SEQS,
+                                .max_len = o->max_len ? o->max_len : DEFAULT_LEN,
+                                .max_cached = 1,
+                                .n_pages = o->n_pages,
+                                .kv_elem = o->kv_elem,
+                                .lora_elem = o->lora_elem,
+                                .pool = o->pool};
     a->engine_options.max_len = MIN(a->engine_options.max_len, m->config.max_seq_len);
     engines_plan(a);
     int rc = m->tok ? OK : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
-    if (rc == OK && !o->text) rc = choices_make(a, err);
+    if (rc == OK && !o->text) rc = action_tokens_init(a, err);
     if (rc == OK) rc = wake_up(a, err);
-    if (o->cached > 0 && !o->text) a->cache = decision_cache_new(o->cached, e->n_actions);
+    if (o->cached_decisions > 0 && !o->text)
+        a->cache = decision_cache_new(o->cached_decisions, e->n_actions);
     if (rc == OK) return a;
     policy_runner_free(a);
     return NULL;
@@ -156,39 +158,39 @@ void policy_runner_free(struct policy_runner *a) {
 }
 
 const int32_t *policy_runner_action_tokens(const struct policy_runner *a) {
-    return a->choices;
+    return a->action_tokens;
 }
 
-void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n,
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *decisions, int n,
                             const struct buf *text) {
-    int32_t *at = xcalloc((size_t)n + 1, sizeof *at);
+    int32_t *begins = xcalloc((size_t)n + 1, sizeof *begins);
     a->tokens.n = 0;
     for (int i = 0; i < n; i++) {
-        tokenizer_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOKENIZER_ADD_BOS,
-                         &a->tokens);
-        at[i + 1] = a->tokens.n;
+        tokenizer_encode(a->m->tok, text->data + decisions[i].text_offset, decisions[i].text_len,
+                         TOKENIZER_ADD_BOS, &a->tokens);
+        begins[i + 1] = a->tokens.n;
     }
     for (int i = 0; i < n; i++) { // only now, because adding tokens may move the list
-        asks[i].tokens = a->tokens.v + at[i];
-        asks[i].n = at[i + 1] - at[i];
+        decisions[i].tokens = a->tokens.v + begins[i];
+        decisions[i].n = begins[i + 1] - begins[i];
     }
-    free(at);
+    free(begins);
 }
 
-static void request_fill(struct policy_runner *a, struct engine_request *r,
-                         struct policy_decision *ask) {
-    *r = (struct engine_request){.prompt = ask->tokens,
-                                 .n_prompt = ask->n,
-                                 .adapter = ask->n_mix ? NULL : ask->adapter,
-                                 .mix = ask->n_mix ? ask->mix : NULL,
-                                 .n_mix = ask->n_mix};
+static void request_init(struct policy_runner *a, struct engine_request *r,
+                         struct policy_decision *d) {
+    *r = (struct engine_request){.prompt = d->tokens,
+                                 .n_prompt = d->n,
+                                 .adapter = d->n_mix ? NULL : d->adapter,
+                                 .mix = d->n_mix ? d->mix : NULL,
+                                 .n_mix = d->n_mix};
     if (a->o.text) {
         r->sampling = (struct sampling_params){.temperature = (float)a->o.temperature, .top_p = 1};
-        r->sampling.seed = rng_u64(&ask->rng);
-        r->max_tokens = TEXT_TOKENS;
+        r->sampling.seed = rng_u64(&d->rng);
+        r->max_tokens = MAX_TEXT_TOKENS;
         return;
     }
-    r->choices = a->seqs;
+    r->choices = a->action_seqs;
     r->n_choices = a->e->n_actions;
     r->choices_only = a->m->cls == NUMERIC_FAST; // exact: recorded traces keep their bits
     r->logprob_temperature = (float)a->o.temperature;
@@ -196,33 +198,33 @@ static void request_fill(struct policy_runner *a, struct engine_request *r,
 
 /* Chooses an action by sampling. The engine's log-probabilities are normalised over the vocabulary
  * or the choices, so this normalises them over the actions. */
-static void choice_draw(const struct policy_runner *a, const float *logprob,
-                        struct policy_decision *ask) {
+static void action_sample(const struct policy_runner *a, const float *logprob,
+                          struct policy_decision *d) {
     int n = a->e->n_actions;
-    double most = -INFINITY, sum = 0, left = (double)rng_uniform(&ask->rng);
-    for (int i = 0; i < n; i++) most = fmax(most, (double)logprob[i]);
-    for (int i = 0; i < n; i++) sum += math_exp((double)logprob[i] - most);
-    double norm = most + math_log(sum);
-    ask->action = -1;
+    double max = -INFINITY, sum = 0, remaining = (double)rng_uniform(&d->rng);
+    for (int i = 0; i < n; i++) max = fmax(max, (double)logprob[i]);
+    for (int i = 0; i < n; i++) sum += math_exp((double)logprob[i] - max);
+    double norm = max + math_log(sum);
+    d->action = -1;
     for (int i = 0; i < n; i++) {
-        ask->logp[i] = (double)logprob[i] - norm;
-        double p = math_exp(ask->logp[i]);
-        if (ask->action < 0 && left < p) ask->action = i;
-        left -= p;
+        d->logp[i] = (double)logprob[i] - norm;
+        double p = math_exp(d->logp[i]);
+        if (d->action < 0 && remaining < p) d->action = i;
+        remaining -= p;
     }
-    for (int i = 0; ask->action < 0 && i < n; i++) // a rest remains after rounding: the most
-                                                   // probable action
-        if ((double)logprob[i] >= most) ask->action = i;
-    if (ask->action < 0) ask->action = 0; // all log-probabilities are NaN
+    for (int i = 0; d->action < 0 && i < n; i++) // a rest remains after rounding: the most
+                                                 // probable action
+        if ((double)logprob[i] >= max) d->action = i;
+    if (d->action < 0) d->action = 0; // all log-probabilities are NaN
 }
 
-static void text_read(const struct policy_runner *a, const struct engine_request *r,
-                      struct policy_decision *ask) {
+static void action_from_text(const struct policy_runner *a, const struct engine_request *r,
+                             struct policy_decision *d) {
     struct buf b = {0};
     tokenizer_decode(a->m->tok, r->out, r->n_out, false, &b);
-    ask->action = a->e->parse(a->e->ctx, b.data ? b.data : "");
-    if (ask->action < 0) ask->action = (int)rng_below(&ask->rng, (uint32_t)a->e->n_actions);
-    memset(ask->logp, 0, sizeof ask->logp);
+    d->action = a->e->parse(a->e->ctx, b.data ? b.data : "");
+    if (d->action < 0) d->action = (int)rng_below(&d->rng, (uint32_t)a->e->n_actions);
+    memset(d->logp, 0, sizeof d->logp);
     buf_release(&b);
 }
 
@@ -241,9 +243,9 @@ static int adapters_compare(const struct adapter *a, const struct adapter *b) {
 static int decisions_compare(const void *pa, const void *pb) {
     const struct policy_decision *a = *(const struct policy_decision *const *)pa,
                                  *b = *(const struct policy_decision *const *)pb;
-    int by = adapters_compare(a->adapter, b->adapter);
-    if (by == 0) by = tokens_compare(a, b);
-    return by ? by : (a > b) - (a < b);
+    int order = adapters_compare(a->adapter, b->adapter);
+    if (order == 0) order = tokens_compare(a, b);
+    return order ? order : (a > b) - (a < b);
 }
 
 /* Do both decisions have the same log-probabilities? */
@@ -252,29 +254,29 @@ static bool decisions_equal(const struct policy_decision *a, const struct policy
            tokens_compare(a, b) == 0;
 }
 
-static struct token_seq prompt_of(const struct policy_decision *ask) {
-    return (struct token_seq){ask->tokens, ask->n};
+static struct token_seq decision_prompt(const struct policy_decision *d) {
+    return (struct token_seq){d->tokens, d->n};
 }
 
 /* Makes the requests of a batch and the sources of its decisions; returns the number of requests.
  */
-static int requests_make(struct policy_runner *a, struct policy_decision *asks, int n) {
+static int requests_build(struct policy_runner *a, struct policy_decision *decisions, int n) {
     int n_requests = 0;
-    for (int i = 0; i < n; i++) a->sorted[i] = &asks[i];
+    for (int i = 0; i < n; i++) a->sorted[i] = &decisions[i];
     qsort(a->sorted, (size_t)n, sizeof(struct policy_decision *), decisions_compare);
     for (int i = 0; i < n; i++) {
-        struct policy_decision *ask = a->sorted[i];
-        struct decision_source *s = &a->sources[ask - asks];
-        if (i > 0 && !a->o.text && decisions_equal(a->sorted[i - 1], ask)) {
-            *s = a->sources[a->sorted[i - 1] - asks];
+        struct policy_decision *d = a->sorted[i];
+        struct decision_source *s = &a->sources[d - decisions];
+        if (i > 0 && !a->o.text && decisions_equal(a->sorted[i - 1], d)) {
+            *s = a->sources[a->sorted[i - 1] - decisions];
             continue;
         }
         *s = (struct decision_source){0};
-        if (a->cache && ask->n_mix == 0)
-            s->cached = decision_cache_find(a->cache, ask->adapter, prompt_of(ask));
+        if (a->cache && d->n_mix == 0)
+            s->cached = decision_cache_find(a->cache, d->adapter, decision_prompt(d));
         if (s->cached) continue;
         s->request = n_requests++;
-        request_fill(a, &a->requests[s->request], ask);
+        request_init(a, &a->requests[s->request], d);
     }
     return n_requests;
 }
@@ -287,13 +289,13 @@ static void batch_reserve(struct policy_runner *a, int n) {
     a->sources = xrealloc(a->sources, (size_t)n * sizeof *a->sources);
 }
 
-static void decision_read(const struct policy_runner *a, const struct decision_source *s,
-                          struct policy_decision *ask) {
+static void decision_complete(const struct policy_runner *a, const struct decision_source *s,
+                              struct policy_decision *d) {
     const struct engine_request *r = &a->requests[s->request];
     if (a->o.text)
-        text_read(a, r, ask);
+        action_from_text(a, r, d);
     else
-        choice_draw(a, s->cached ? s->cached : r->choice_logprob, ask);
+        action_sample(a, s->cached ? s->cached : r->choice_logprob, d);
 }
 
 static void cache_add(struct policy_runner *a, const struct engine_request *r) {
@@ -308,7 +310,7 @@ struct batch {
 };
 
 /* The requests of one share, on the thread's engine. */
-static void share_run(void *ctx, int64_t begin, int64_t end, int thread) {
+static void chunk_run(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct batch *b = ctx;
     struct error *err = &b->errors[thread];
     if (err->code == OK)
@@ -319,21 +321,21 @@ static int requests_run(struct policy_runner *a, int n, struct error *err) {
     if (a->n_engines == 1) return engine_run(a->engines[0], a->requests, n, NULL, err);
     struct batch b = {a, xcalloc((size_t)a->n_engines, sizeof *b.errors)};
     int rc = OK;
-    pool_run(a->o.pool, share_run, &b, n, SHARE);
+    pool_run(a->o.pool, chunk_run, &b, n, CHUNK_REQUESTS);
     for (int i = 0; rc == OK && i < a->n_engines; i++)
         if ((rc = b.errors[i].code) != OK) *err = b.errors[i];
     free(b.errors);
     return rc;
 }
 
-int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n,
+int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions, int n,
                       const struct buf *text, struct error *err) {
     if (wake_up(a, err) != OK) return err->code;
     batch_reserve(a, n);
-    policy_runner_tokenize(a, asks, n, text);
-    int n_requests = requests_make(a, asks, n);
+    policy_runner_tokenize(a, decisions, n, text);
+    int n_requests = requests_build(a, decisions, n);
     int rc = requests_run(a, n_requests, err);
-    for (int i = 0; rc == OK && i < n; i++) decision_read(a, &a->sources[i], &asks[i]);
+    for (int i = 0; rc == OK && i < n; i++) decision_complete(a, &a->sources[i], &decisions[i]);
     for (int i = 0; i < n_requests; i++) { // now, because an addition replaces a cached decision
         if (rc == OK) cache_add(a, &a->requests[i]);
         engine_request_release(&a->requests[i]);

@@ -52,14 +52,14 @@ const struct option_row world_rule_rows[] = {
         "agents, . free",
         JOB_TEXT),
     REWARD("move", move, "-0.2", "each step"),
-    REWARD("new-cell", fresh, "0.5", "added on a cell that the agent has not visited"),
+    REWARD("new-cell", new_cell, "0.5", "added on a cell that the agent has not visited"),
     REWARD("food", food, "3", "added on food"),
     REWARD("home", home, "5", "added at home while carrying something"),
     REWARD("blocked", blocked, "-3", "a step into a wall, instead of the above"),
     REWARD("pick", pick, "10", "picking something up"),
     REWARD("drop", drop, "20", "bringing food home"),
     REWARD("built", built, "10", "bringing material home"),
-    REWARD("no-effect", wrong, "-1", "picking up or dropping without effect"),
+    REWARD("no-effect", no_effect, "-1", "picking up or dropping without effect"),
     REWARD("bitten", bitten, "-5", "added for each attack of a predator"),
     {0},
 };
@@ -81,7 +81,7 @@ const struct world_rule_set world_rule_sets[] = {
 };
 
 /* Rules from a file have the current or the earlier name of their set. */
-static const struct world_rule_set *set_find(const char *name) {
+static const struct world_rule_set *rule_set_find(const char *name) {
     name = current_value("rules", name);
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
         if (strcmp(s->name, name) == 0) return s;
@@ -89,16 +89,19 @@ static const struct world_rule_set *set_find(const char *name) {
 }
 
 /* Reports the known names; returns ERR_USAGE. */
-static int set_unknown(const char *what, const char *name, const char *more, struct error *err) {
-    struct buf known = {0};
+static int unknown_rule_set_error(const char *what, const char *name, const char *others,
+                                  struct error *err) {
+    struct buf names = {0};
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
-        buf_printf(&known, "%s%s", s == world_rule_sets ? "" : " and ", s->name);
-    int rc = error_set(err, ERR_USAGE, "no %s '%s'; there are %s%s", what, name, known.data, more);
-    buf_release(&known);
+        buf_printf(&names, "%s%s", s == world_rule_sets ? "" : " and ", s->name);
+    int rc =
+        error_set(err, ERR_USAGE, "no %s '%s'; there are %s%s", what, name, names.data, others);
+    buf_release(&names);
     return rc;
 }
 
-static int set_apply(struct world_rules *r, const struct world_rule_set *set, struct error *err) {
+static int rule_set_apply(struct world_rules *r, const struct world_rule_set *set,
+                          struct error *err) {
     struct yaml y;
     int rc = yaml_parse(&y, set->name, set->yaml, strlen(set->yaml), err);
     if (rc == OK) rc = options_from_yaml(world_rule_rows, r, &y, NULL, err);
@@ -153,23 +156,24 @@ static int map_check(const struct strings *map, struct error *err) {
 
 /* A map determines size, walls and homes. The origin of their values is unknown here, so values
  * other than the defaults count as set by a flag. */
-static int ground_check(const struct world_rules *r, struct error *err) {
-    struct world_rules plain = {0};
-    options_default(world_rule_rows, &plain);
-    bool alone = r->size == plain.size && r->walls == plain.walls && r->homes == plain.homes;
-    world_rules_release(&plain);
-    return alone ? OK : error_set(err, ERR_USAGE, "the map says size, walls and homes itself");
+static int map_conflicts_check(const struct world_rules *r, struct error *err) {
+    struct world_rules defaults = {0};
+    options_default(world_rule_rows, &defaults);
+    bool unset =
+        r->size == defaults.size && r->walls == defaults.walls && r->homes == defaults.homes;
+    world_rules_release(&defaults);
+    return unset ? OK : error_set(err, ERR_USAGE, "the map says size, walls and homes itself");
 }
 
 int world_rules_check(const struct world_rules *r, struct error *err) {
-    if (!set_find(r->rules)) return set_unknown("rules", r->rules, "", err);
+    if (!rule_set_find(r->rules)) return unknown_rule_set_error("rules", r->rules, "", err);
     if (!r->map.n) return OK;
-    return ground_check(r, err) == OK ? map_check(&r->map, err) : err->code;
+    return map_conflicts_check(r, err) == OK ? map_check(&r->map, err) : err->code;
 }
 
 /* files */
 
-static int map_alone(const struct yaml *y, struct error *err) {
+static int map_conflicts_check_yaml(const struct yaml *y, struct error *err) {
     for (const char *const *key = world_map_keys; *key; key++)
         if (yaml_line(y, *key))
             return error_set(err, ERR_USAGE, "'%s', line %d: the map says '%s' itself", y->path,
@@ -177,18 +181,18 @@ static int map_alone(const struct yaml *y, struct error *err) {
     return OK;
 }
 
-static int rules_from(struct world_rules *r, const struct yaml *y, struct error *err) {
-    const json_t *base = json_object_get(y->root, "rules");
+static int rules_read_yaml(struct world_rules *r, const struct yaml *y, struct error *err) {
+    const json_t *set_name = json_object_get(y->root, "rules");
     const struct world_rule_set *set =
-        json_is_string(base) ? set_find(json_string_value(base)) : NULL;
-    int rc = set ? set_apply(r, set, err) : OK;
+        json_is_string(set_name) ? rule_set_find(json_string_value(set_name)) : NULL;
+    int rc = set ? rule_set_apply(r, set, err) : OK;
     if (rc == OK) rc = options_from_yaml(world_rule_rows, r, y, NULL, err);
     if (rc != OK) return rc;
     map_split(&r->map);
-    if (r->map.n && map_alone(y, err) != OK) return err->code;
+    if (r->map.n && map_conflicts_check_yaml(y, err) != OK) return err->code;
     if (world_rules_check(r, err) == OK) return OK;
     return error_wrap(err, "'%s', line %d", y->path,
-                      yaml_line(y, set_find(r->rules) ? "map" : "rules"));
+                      yaml_line(y, rule_set_find(r->rules) ? "map" : "rules"));
 }
 
 static int rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
@@ -198,7 +202,7 @@ static int rules_parse(struct world_rules *r, const char *path, const char *text
     options_default(world_rule_rows, r);
     int rc = yaml_parse(&y, path, text, len, err);
     y.stored = stored;
-    if (rc == OK) rc = rules_from(r, &y, err);
+    if (rc == OK) rc = rules_read_yaml(r, &y, err);
     yaml_release(&y);
     return rc;
 }
@@ -220,11 +224,11 @@ int world_rules_from_json(struct world_rules *r, const char *what, const json_t 
 }
 
 int world_rules_load(struct world_rules *r, const char *name, struct error *err) {
-    const struct world_rule_set *set = set_find(renamed_value("rules", name));
+    const struct world_rule_set *set = rule_set_find(renamed_value("rules", name));
     struct buf text = {0};
     *r = (struct world_rules){0};
     if (set) return world_rules_parse(r, name, set->yaml, strlen(set->yaml), err);
-    if (!path_exists(name)) return set_unknown("world", name, ", and YAML files", err);
+    if (!path_exists(name)) return unknown_rule_set_error("world", name, ", and YAML files", err);
     int rc = file_read(name, 1 << 20, &text, err);
     if (rc == OK) rc = world_rules_parse(r, name, text.data, text.len, err);
     if (rc == OK) renamed_value("rules", r->rules); /* for its note */

@@ -32,7 +32,7 @@ const struct option_row simulation_run_option_rows[] = {
     {0},
 };
 
-static const double SPEED_SECONDS = 1;
+static const double SPEED_REPORT_SECONDS = 1;
 static const char *const baseline_policies[] = {"rule", "random"};
 
 struct run {
@@ -40,8 +40,8 @@ struct run {
     const struct simulation_run_callbacks *cb;
     const struct simulation_options *o;
     struct grid_env *grids; /* [worlds] */
-    struct environment *envs, **own;
-    struct environment *const *list; /* own, or external environments */
+    struct environment *envs, **env_list;
+    struct environment *const *active_envs; /* own, or external environments */
     struct simulation *simulation;
     char *dir, *id;
     struct store *store;
@@ -52,39 +52,40 @@ struct run {
     /* state of a generation */
     struct progress bar;
     double reported_at; /* time of the last speed report, and decisions until then */
-    int64_t reported;
+    int64_t reported_decisions;
     struct trace trace;
     struct world *trace_world; /* world of the trace */
-    FILE *record;
+    FILE *trace_file;
 };
 
 /* start */
 
-static void envs_make(struct run *r) {
+static void envs_init(struct run *r) {
     size_t n = (size_t)r->o->n_envs;
     if (r->q->external) {
-        r->list = external_envs_list(r->q->external);
+        r->active_envs = external_envs_list(r->q->external);
         return;
     }
     r->grids = xcalloc(n, sizeof *r->grids);
     r->envs = xcalloc(n, sizeof *r->envs);
-    r->own = xcalloc(n, sizeof *r->own);
+    r->env_list = xcalloc(n, sizeof *r->env_list);
     for (size_t i = 0; i < n; i++) {
         r->grids[i] = (struct grid_env){.rules = r->q->rules,
                                         .teacher = world_policy_find(r->o->teacher),
                                         .n_agents = r->q->agents};
         r->envs[i] = grid_env_as_environment(&r->grids[i]);
-        r->own[i] = &r->envs[i];
+        r->env_list[i] = &r->envs[i];
     }
-    r->list = r->own;
+    r->active_envs = r->env_list;
 }
 
-static json_t *identity_make(const struct run *r, const struct initial_adapters *f) {
-    json_t *life = options_json(simulation_option_rows, r->o), *first = json_array();
-    json_object_update_new(life, options_json(learner_option_rows, &r->o->learn));
-    json_object_del(life, "generations");
-    json_object_set_new(life, "crossover", json_string(stored_value("operator", r->o->crossover)));
-    for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
+static json_t *run_identity(const struct run *r, const struct initial_adapters *f) {
+    json_t *options = options_json(simulation_option_rows, r->o), *adapters = json_array();
+    json_object_update_new(options, options_json(learner_option_rows, &r->o->learn));
+    json_object_del(options, "generations");
+    json_object_set_new(options, "crossover",
+                        json_string(stored_value("operator", r->o->crossover)));
+    for (int i = 0; i < f->n; i++) json_array_append_new(adapters, json_string(f->v[i]->hash));
     bool external = r->q->external != NULL;
     return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name,
                      "model_sha256", r->q->m->hash, "class",
@@ -92,10 +93,10 @@ static json_t *identity_make(const struct run *r, const struct initial_adapters 
                      "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed,
                      external ? "environment" : "rules",
                      external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
-                     "life", life, "adapters", first);
+                     "life", options, "adapters", adapters);
 }
 
-static void run_name(struct run *r) {
+static void run_set_name(struct run *r) {
     char *text = json_canonical(r->identity), hash[HASH_LEN];
     sha256_bytes(text, strlen(text), hash);
     r->id = xasprintf("world-%.8s", hash);
@@ -103,7 +104,7 @@ static void run_name(struct run *r) {
     free(text);
 }
 
-static int record_open(struct run *r, struct error *err) {
+static int store_record_open(struct run *r, struct error *err) {
     struct error missing;
     char *path = path_join(r->q->o->runs, "shoal.db");
     int rc = dir_make(r->q->o->runs, err);
@@ -122,10 +123,11 @@ static int record_open(struct run *r, struct error *err) {
 
 /* Continues from the folder's state, which must belong to this run; without a state, does
  * nothing. */
-static int state_continue(struct run *r, struct error *err) {
-    struct error none;
-    json_t *state = simulation_read_state(r->dir, &none);
-    if (!state && none.code != ERR_MISSING) return error_set(err, none.code, "%s", none.text);
+static int state_resume(struct run *r, struct error *err) {
+    struct error ignored;
+    json_t *state = simulation_read_state(r->dir, &ignored);
+    if (!state && ignored.code != ERR_MISSING)
+        return error_set(err, ignored.code, "%s", ignored.text);
     if (!state) return OK;
     const json_t *extra = json_object_get(state, "extra");
     int rc = OK;
@@ -145,7 +147,7 @@ static int state_continue(struct run *r, struct error *err) {
 
 /* measurement */
 
-static struct stats_interval mean_of(const struct episode_stats *v, int64_t n, size_t field) {
+static struct stats_interval field_mean(const struct episode_stats *v, int64_t n, size_t field) {
     double *x = xcalloc((size_t)n, sizeof *x);
     for (int64_t i = 0; i < n; i++) memcpy(&x[i], (const uint8_t *)&v[i] + field, sizeof x[i]);
     struct stats_interval out = stats_mean_interval(x, n);
@@ -157,36 +159,36 @@ static struct stats_interval mean_of(const struct episode_stats *v, int64_t n, s
 static const struct {
     const char *name;
     size_t field;
-    bool world;
-} measures[] = {{"delivered", offsetof(struct episode_stats, delivered), true},
-                {"collected", offsetof(struct episode_stats, collected), true},
-                {"fitness", offsetof(struct episode_stats, fitness), false},
-                {"reward", offsetof(struct episode_stats, reward), false},
-                {"alive", offsetof(struct episode_stats, alive), true}};
+    bool grid_only; /* external environments do not report it */
+} stat_fields[] = {{"delivered", offsetof(struct episode_stats, delivered), true},
+                   {"collected", offsetof(struct episode_stats, collected), true},
+                   {"fitness", offsetof(struct episode_stats, fitness), false},
+                   {"reward", offsetof(struct episode_stats, reward), false},
+                   {"alive", offsetof(struct episode_stats, alive), true}};
 
 const char *simulation_headline(const struct simulation_request *q) {
     return q->external ? "reward" : "delivered";
 }
 
 /* Over maps, of the mean over a map's agents. */
-static json_t *measured_json(const struct run *r, const struct episode_stats *v, int64_t n) {
+static json_t *stats_json(const struct run *r, const struct episode_stats *v, int64_t n) {
     json_t *out = json_object();
-    for (size_t i = 0; i < ARRAY_LEN(measures); i++)
-        if (!measures[i].world || !r->q->external)
-            json_object_set_new(out, measures[i].name,
-                                stats_interval_json(mean_of(v, n, measures[i].field)));
+    for (size_t i = 0; i < ARRAY_LEN(stat_fields); i++)
+        if (!stat_fields[i].grid_only || !r->q->external)
+            json_object_set_new(out, stat_fields[i].name,
+                                stats_interval_json(field_mean(v, n, stat_fields[i].field)));
     return out;
 }
 
 static void baseline_row_add(struct run *r, const char *policy) {
-    json_t *held_out = measured_json(r, r->heldout_stats, r->o->eval_maps);
+    json_t *held_out = stats_json(r, r->heldout_stats, r->o->eval_maps);
     json_array_append_new(r->baselines,
                           json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
 }
 
 /* Draws as the policy `random` does; false: no agent can act. */
-static bool actions_draw(const struct environment *e, uint64_t seed, int tick, int16_t *actions,
-                         struct buf *scratch) {
+static bool random_actions_sample(const struct environment *e, uint64_t seed, int tick,
+                                  int16_t *actions, struct buf *scratch) {
     bool any = false;
     for (int i = 0; i < e->n_agents; i++) {
         struct rng rng = world_policy_rng(seed, i, tick);
@@ -201,14 +203,14 @@ static bool actions_draw(const struct environment *e, uint64_t seed, int tick, i
 /* An episode of random actions in an external environment, which has no other baseline. */
 static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out,
                           struct error *err) {
-    const struct environment *e = r->list[0];
+    const struct environment *e = r->active_envs[0];
     int16_t actions[ENV_AGENTS];
     double *rewards = xcalloc(2 * (size_t)e->n_agents, sizeof *rewards), sum = 0,
            *totals = rewards + e->n_agents;
     struct buf scratch = {0};
     int rc = e->reset(e->ctx, seed, err);
     for (int tick = 0; rc == OK && tick < r->o->steps; tick++) {
-        if (!actions_draw(e, seed, tick, actions, &scratch)) break;
+        if (!random_actions_sample(e, seed, tick, actions, &scratch)) break;
         rc = e->step(e->ctx, actions, rewards, err);
         for (int i = 0; i < e->n_agents; i++) totals[i] += rewards[i];
     }
@@ -219,7 +221,7 @@ static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *ou
     return rc;
 }
 
-static int random_measure(struct run *r, struct error *err) {
+static int random_baseline_evaluate(struct run *r, struct error *err) {
     int rc = OK;
     for (int64_t map = 0; rc == OK && map < r->o->eval_maps; map++)
         rc = random_rollout(r, simulation_held_out_seed((int)map), &r->heldout_stats[map], err);
@@ -227,7 +229,7 @@ static int random_measure(struct run *r, struct error *err) {
     return rc;
 }
 
-static void baseline_measure(struct run *r, const char *name) {
+static void baseline_evaluate(struct run *r, const char *name) {
     const struct world_policy *policy = world_policy_find(name);
     int16_t actions[WORLD_AGENTS];
     struct world *w = xcalloc(1, sizeof *w);
@@ -244,10 +246,10 @@ static void baseline_measure(struct run *r, const char *name) {
     baseline_row_add(r, name);
 }
 
-static int baselines_measure(struct run *r, struct error *err) {
-    if (r->q->external) return random_measure(r, err);
+static int baselines_evaluate(struct run *r, struct error *err) {
+    if (r->q->external) return random_baseline_evaluate(r, err);
     for (size_t i = 0; i < ARRAY_LEN(baseline_policies); i++)
-        baseline_measure(r, baseline_policies[i]);
+        baseline_evaluate(r, baseline_policies[i]);
     return OK;
 }
 
@@ -256,29 +258,29 @@ static int baselines_measure(struct run *r, struct error *err) {
 static json_t *outcomes_json(const struct run *r) {
     int n = simulation_n_policies(r->simulation), collapsed = 0, rollbacks = 0;
     double entropy = 0;
-    int64_t watched = 0;
+    int64_t n_decisions = 0;
     struct episode_stats *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
         const struct policy_record *m = simulation_policy(r->simulation, i);
         v[i] = m->outcome;
-        watched += m->health.decisions;
+        n_decisions += m->health.decisions;
         entropy += m->health.entropy / n;
         collapsed += m->health.collapsed;
         rollbacks += m->health.rollbacks;
     }
-    json_t *out = measured_json(r, v, n);
+    json_t *out = stats_json(r, v, n);
     json_object_update_new(out,
                            json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
                                      rollbacks, "best", simulation_policy(r->simulation, 0)->name));
-    if (watched) json_object_set_new(out, "entropy", json_real(entropy));
+    if (n_decisions) json_object_set_new(out, "entropy", json_real(entropy));
     free(v);
     return out;
 }
 
 /* pages */
 
-static void chart(struct buf *page, const struct run *r, const char *part, const char *key,
-                  const char *title) {
+static void chart_add(struct buf *page, const struct run *r, const char *part, const char *key,
+                      const char *title) {
     enum { LINES = 1 + ARRAY_LEN(baseline_policies) };
     struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
     const char *names[LINES] = {"minds"};
@@ -324,23 +326,23 @@ static json_t *policies_table(const struct run *r) {
 static int report_write(const struct run *r, struct error *err) {
     struct buf page = {0};
     char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
-    json_t *minds = policies_table(r);
+    json_t *policies = policies_table(r);
     html_page_open(&page, title);
     if (r->q->external) {
-        chart(&page, r, "held_out", "reward", "Reward of an agent, on held-out maps");
+        chart_add(&page, r, "held_out", "reward", "Reward of an agent, on held-out maps");
     } else {
-        chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
-        chart(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
+        chart_add(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
+        chart_add(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
     }
-    chart(&page, r, "lived", "entropy", "Entropy of the policy, nats");
+    chart_add(&page, r, "lived", "entropy", "Entropy of the policy, nats");
     buf_puts(&page, "<h2>Minds of the last generation</h2>\n");
-    html_table(&page, minds);
+    html_table(&page, policies);
     buf_puts(&page, "<h2>The run</h2>\n");
     html_table(&page, r->identity);
     html_page_close(&page);
     int rc = file_write(path, page.data, page.len, err);
     buf_release(&page);
-    json_decref(minds);
+    json_decref(policies);
     free(title);
     free(path);
     return rc;
@@ -371,7 +373,7 @@ static int curve_write(const struct run *r, struct error *err) {
 /* generations */
 
 /* Saves the state first: the other files can be written again from it. */
-static int generation_keep(struct run *r, struct error *err) {
+static int generation_save(struct run *r, struct error *err) {
     json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
     const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
     int rc = simulation_save(r->simulation, r->dir, extra, err);
@@ -384,7 +386,7 @@ static int generation_keep(struct run *r, struct error *err) {
 }
 
 /* Means over the held-out maps; an external environment has rewards only. */
-static void generation_report(const json_t *row) {
+static void generation_metrics_report(const json_t *row) {
     static const struct {
         const char *name, *of;
     } metrics[] = {{"world_deliveries", "delivered"},
@@ -401,78 +403,79 @@ static void generation_report(const json_t *row) {
     process_metrics_report(v, n);
 }
 
-static int generation_measure(struct run *r, struct error *err) {
+static int generation_evaluate(struct run *r, struct error *err) {
     int rc = simulation_evaluate(r->simulation, r->heldout_stats, err),
         g = simulation_generations(r->simulation);
     if (rc != OK) return rc;
     json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
                             (json_int_t)simulation_decisions(r->simulation), "held_out",
-                            measured_json(r, r->heldout_stats, r->o->eval_maps));
+                            stats_json(r, r->heldout_stats, r->o->eval_maps));
     if (g > 0) json_object_set_new(row, "lived", outcomes_json(r));
     json_array_append_new(r->curve, row);
-    generation_report(row);
-    rc = generation_keep(r, err);
+    generation_metrics_report(row);
+    rc = generation_save(r, err);
     if (rc == OK) r->cb->row(r->cb->ctx, row);
     return rc;
 }
 
 /* Opens a record of actions in an external environment. It cannot be replayed here, so it is not a
  * trace of a world. */
-static int actions_begin(struct run *r, const char *path, struct error *err) {
+static int actions_log_open(struct run *r, const char *path, struct error *err) {
     char *text = json_canonical(json_object_get(r->identity, "environment"));
     uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->simulation), 0);
-    r->record = fopen(path, "we");
-    if (r->record)
-        fprintf(r->record, "{\"environment\":%s,\"seed\":%llu}\n", text, (unsigned long long)seed);
+    r->trace_file = fopen(path, "we");
+    if (r->trace_file)
+        fprintf(r->trace_file, "{\"environment\":%s,\"seed\":%llu}\n", text,
+                (unsigned long long)seed);
     free(text);
-    return r->record ? OK : error_errno(err, "cannot write '%s'", path);
+    return r->trace_file ? OK : error_errno(err, "cannot write '%s'", path);
 }
 
-static int actions_tick(struct run *r, int64_t tick, struct error *err) {
+static int actions_log_write(struct run *r, int64_t tick, struct error *err) {
     const int16_t *actions = simulation_actions(r->simulation);
-    fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
-    for (int i = 0; i < r->q->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
-    fprintf(r->record, "]}\n");
-    return ferror(r->record) ? error_errno(err, "cannot write the record") : OK;
+    fprintf(r->trace_file, "{\"tick\":%lld,\"actions\":[", (long long)tick);
+    for (int i = 0; i < r->q->agents; i++) fprintf(r->trace_file, "%s%d", i ? "," : "", actions[i]);
+    fprintf(r->trace_file, "]}\n");
+    return ferror(r->trace_file) ? error_errno(err, "cannot write the record") : OK;
 }
 
-static int actions_end(struct run *r, int rc, struct error *err) {
-    bool good = !r->record || fclose(r->record) == 0;
-    r->record = NULL;
+static int actions_log_close(struct run *r, int rc, struct error *err) {
+    bool good = !r->trace_file || fclose(r->trace_file) == 0;
+    r->trace_file = NULL;
     return rc == OK && !good ? error_errno(err, "cannot write the record") : rc;
 }
 
-static int world_begin(struct run *r, const char *path, struct error *err) {
+static int world_trace_open(struct run *r, const char *path, struct error *err) {
     int g = simulation_generations(r->simulation);
     int rc = trace_init(&r->trace, r->q->rules, r->q->agents,
                         simulation_seed((uint64_t)r->o->seed, g, 0), r->o->steps, r->id, err);
     if (rc == OK) trace_seek(&r->trace, r->trace_world, 0);
-    if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
+    if (rc == OK && !(r->trace_file = trace_create(&r->trace, path, err))) rc = err->code;
     return rc;
 }
 
 static int trace_begin(struct run *r, struct error *err) {
     char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->simulation) + 1);
-    int rc = r->q->external ? actions_begin(r, path, err) : world_begin(r, path, err);
+    int rc = r->q->external ? actions_log_open(r, path, err) : world_trace_open(r, path, err);
     free(path);
     return rc;
 }
 
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
-    if (r->q->external) return actions_tick(r, tick, err);
+    if (r->q->external) return actions_log_write(r, tick, err);
     if (world_terminated(r->trace_world)) return OK; // other worlds continue
     int rc = trace_append(&r->trace, r->trace_world, simulation_actions(r->simulation), err);
     if (rc == OK) trace_seek(&r->trace, r->trace_world, r->trace.n_ticks);
-    return rc == OK ? trace_write_tick(&r->trace, r->trace_world, r->record, err) : rc;
+    return rc == OK ? trace_write_tick(&r->trace, r->trace_world, r->trace_file, err) : rc;
 }
 
 static int trace_end(struct run *r, int rc, struct error *err) {
-    if (r->q->external) return actions_end(r, rc, err);
-    if (r->record && rc == OK)
-        rc = trace_close(r->trace_world, r->record, err);
-    else if (r->record)
-        fclose(r->record);
-    r->record = NULL;
+    if (r->q->external) return actions_log_close(r, rc, err);
+    if (r->trace_file && rc == OK)
+        rc = trace_close(r->trace_world, r->trace_file, err);
+    else if (r->trace_file)
+        fclose(r->trace_file);
+    r->trace_file = NULL;
     trace_release(&r->trace);
     memset(r->trace_world, 0, sizeof *r->trace_world);
     return rc;
@@ -483,56 +486,57 @@ static void speed_report(struct run *r, double seconds) {
     double now = clock_now();
     int64_t decisions = simulation_decisions(r->simulation);
     if (now - r->reported_at <= seconds) return;
-    double speed = (double)(decisions - r->reported) / (now - r->reported_at);
+    double speed = (double)(decisions - r->reported_decisions) / (now - r->reported_at);
     process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}},
                            1);
     r->reported_at = now;
-    r->reported = decisions;
+    r->reported_decisions = decisions;
 }
 
 static int generation_simulate(struct run *r, struct error *err) {
     int64_t before = simulation_generations(r->simulation) * r->o->steps;
-    double began = r->reported_at = clock_now();
-    r->reported = simulation_decisions(r->simulation);
+    double started_at = r->reported_at = clock_now();
+    r->reported_decisions = simulation_decisions(r->simulation);
     int rc = trace_begin(r, err), n = 1;
     if (rc == OK) rc = simulation_begin_generation(r->simulation, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = simulation_step(r->simulation, err)) > 0; tick++) {
         rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
-        speed_report(r, SPEED_SECONDS);
+        speed_report(r, SPEED_REPORT_SECONDS);
     }
-    if (r->reported_at == began) speed_report(r, 0);
+    if (r->reported_at == started_at) speed_report(r, 0);
     rc = trace_end(r, n < 0 ? n : rc, err);
     if (rc == OK) simulation_end_generation(r->simulation);
     return rc;
 }
 
 static int generations_run(struct run *r, struct error *err) {
-    int rc = json_array_size(r->curve) ? OK : generation_measure(r, err);
+    int rc = json_array_size(r->curve) ? OK : generation_evaluate(r, err);
     progress_start(&r->bar, "lives", r->o->generations * r->o->steps);
     while (rc == OK && simulation_generations(r->simulation) < r->o->generations) {
         rc = generation_simulate(r, err);
-        if (rc == OK) rc = generation_measure(r, err);
+        if (rc == OK) rc = generation_evaluate(r, err);
     }
     progress_finish(&r->bar, NULL);
     return rc;
 }
 
-static int run_open(struct run *r, const struct initial_adapters *first, struct error *err) {
+static int run_open(struct run *r, const struct initial_adapters *initial, struct error *err) {
     if (!model_hash(r->q->m, err)) return err->code;
-    r->identity = identity_make(r, first);
-    run_name(r);
-    envs_make(r);
+    r->identity = run_identity(r, initial);
+    run_set_name(r);
+    envs_init(r);
     r->curve = json_array();
     r->baselines = json_array();
     r->heldout_stats = xcalloc((size_t)r->o->eval_maps, sizeof *r->heldout_stats);
     r->trace_world = xcalloc(1, sizeof *r->trace_world);
-    r->simulation = simulation_new(r->q->m, r->o, r->list, first->v, first->n, r->q->pool, err);
+    r->simulation =
+        simulation_new(r->q->m, r->o, r->active_envs, initial->v, initial->n, r->q->pool, err);
     int rc = !r->simulation ? err->code
              : r->q->o->out ? dir_make(r->dir, err)
                             : dir_make_private(r->dir, err);
     if (rc == OK && (r->lock_fd = dir_lock(r->dir, "run", err)) < 0) rc = r->lock_fd;
-    return rc == OK ? record_open(r, err) : rc;
+    return rc == OK ? store_record_open(r, err) : rc;
 }
 
 static void run_release(struct run *r) {
@@ -546,27 +550,28 @@ static void run_release(struct run *r) {
     free(r->trace_world);
     free(r->grids);
     free(r->envs);
-    free(r->own);
+    free(r->env_list);
     free(r->dir);
     free(r->id);
 }
 
-static json_t *plan_make(struct run *r, const struct initial_adapters *first, struct error *err) {
+static json_t *run_plan_json(struct run *r, const struct initial_adapters *initial,
+                             struct error *err) {
     if (!model_hash(r->q->m, err)) return NULL;
-    r->identity = identity_make(r, first);
-    run_name(r);
-    int64_t bodies = r->o->n_envs * r->q->agents,
-            minds = r->o->n_adapters ? r->o->n_adapters : bodies;
+    r->identity = run_identity(r, initial);
+    run_set_name(r);
+    int64_t n_agents = r->o->n_envs * r->q->agents,
+            n_policies = r->o->n_adapters ? r->o->n_adapters : n_agents;
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
-                     "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
-                     (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
-                     (json_int_t)r->o->generations, "decisions, at most",
-                     (json_int_t)(bodies * r->o->steps * r->o->generations), "learns",
+                     "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)n_policies,
+                     "agents", (json_int_t)n_agents, "ticks", (json_int_t)r->o->steps,
+                     "generations", (json_int_t)r->o->generations, "decisions, at most",
+                     (json_int_t)(n_agents * r->o->steps * r->o->generations), "learns",
                      r->o->learn.learn, "records", r->q->o->runs);
 }
 
 /* Baselines, then the generations of a continued run. */
-static void rows_report(const struct run *r) {
+static void past_rows_report(const struct run *r) {
     size_t i;
     json_t *row;
     r->cb->begin(r->cb->ctx, r->id);
@@ -574,16 +579,16 @@ static void rows_report(const struct run *r) {
     json_array_foreach (r->curve, i, row) r->cb->row(r->cb->ctx, row);
 }
 
-static int run_work(struct run *r, const struct initial_adapters *first, struct error *err) {
+static int run_execute(struct run *r, const struct initial_adapters *initial, struct error *err) {
     struct error ignored;
-    int rc = run_open(r, first, err);
-    if (rc == OK) rc = state_continue(r, err);
+    int rc = run_open(r, initial, err);
+    if (rc == OK) rc = state_resume(r, err);
     if (rc == OK) {
         log_info("run %s in %s; if interrupted, the same command continues it", r->id, r->dir);
-        rc = baselines_measure(r, err);
+        rc = baselines_evaluate(r, err);
     }
     if (rc == OK) {
-        rows_report(r);
+        past_rows_report(r);
         rc = generations_run(r, err);
     }
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
@@ -597,20 +602,20 @@ static int run_work(struct run *r, const struct initial_adapters *first, struct 
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err) {
     struct run r = {.q = q, .cb = cb, .o = &q->o->life, .lock_fd = -1};
-    struct initial_adapters first;
-    int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
-    if (rc == OK) rc = run_work(&r, &first, err);
+    struct initial_adapters initial;
+    int rc = initial_adapters_open(&initial, &q->o->adapters, q->m, err);
+    if (rc == OK) rc = run_execute(&r, &initial, err);
     run_release(&r);
-    initial_adapters_release(&first);
+    initial_adapters_release(&initial);
     return rc;
 }
 
 json_t *simulation_run_plan(const struct simulation_request *q, struct error *err) {
     struct run r = {.q = q, .o = &q->o->life, .lock_fd = -1};
-    struct initial_adapters first;
-    int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
-    json_t *plan = rc == OK ? plan_make(&r, &first, err) : NULL;
+    struct initial_adapters initial;
+    int rc = initial_adapters_open(&initial, &q->o->adapters, q->m, err);
+    json_t *plan = rc == OK ? run_plan_json(&r, &initial, err) : NULL;
     run_release(&r);
-    initial_adapters_release(&first);
+    initial_adapters_release(&initial);
     return plan;
 }

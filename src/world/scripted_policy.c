@@ -13,24 +13,24 @@
 struct agent_knowledge {
     const struct world *w;
     const struct world_agent *a;
-    bool hungry;              /* has too little energy to carry material */
-    bool looked[WORLD_CELLS]; /* visited, or next to a visited cell */
+    bool hungry;                /* has too little energy to carry material */
+    bool observed[WORLD_CELLS]; /* visited, or next to a visited cell */
 };
 /* Kinds of destination: a home, something to pick up, an unseen cell. */
-enum policy_goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
+enum policy_goal { GOAL_HOME, GOAL_LOAD, GOAL_UNSEEN };
 
-static void belief_make(struct agent_knowledge *k, const struct world *w,
-                        const struct world_rules *rules, int agent) {
+static void agent_knowledge_init(struct agent_knowledge *k, const struct world *w,
+                                 const struct world_rules *rules, int agent) {
     *k = (struct agent_knowledge){.w = w, .a = &w->agents[agent]};
     k->hungry = rules->food_energy > 0 && k->a->energy < rules->energy / 2;
     for (int cell = 0; cell < w->size * w->size; cell++) {
         if (!world_agent_visited(k->a, cell)) continue;
-        k->looked[cell] = true;
-        for (int move = 0; move < 4; move++) k->looked[world_neighbour(w, cell, move)] = true;
+        k->observed[cell] = true;
+        for (int move = 0; move < 4; move++) k->observed[world_neighbour(w, cell, move)] = true;
     }
 }
 
-static bool is_beside(const struct agent_knowledge *k, int cell) {
+static bool is_adjacent(const struct agent_knowledge *k, int cell) {
     for (int move = 0; move < 4; move++)
         if (world_neighbour(k->w, k->a->cell, move) == cell) return true;
     return false;
@@ -40,8 +40,8 @@ static bool is_beside(const struct agent_knowledge *k, int cell) {
 static bool can_enter(const struct agent_knowledge *k, int cell) {
     int x = cell % k->w->size, y = cell / k->w->size, last = k->w->size - 1;
     if (x == 0 || y == 0 || x == last || y == last) return false;
-    if (k->looked[cell] && k->w->cells[cell] & CELL_WALL) return false;
-    return !(is_beside(k, cell) && world_has_predator(k->w, cell));
+    if (k->observed[cell] && k->w->cells[cell] & CELL_WALL) return false;
+    return !(is_adjacent(k, cell) && world_has_predator(k->w, cell));
 }
 
 static bool is_load(const struct agent_knowledge *k, int cell) {
@@ -56,25 +56,27 @@ static bool is_remembered(const struct agent_knowledge *k, int cell) {
 }
 
 static bool is_goal(const struct agent_knowledge *k, enum policy_goal goal, int cell) {
-    bool told = cell == k->w->homes[0];
-    if (goal == GOAL_HOME) return (told || k->looked[cell]) && k->w->cells[cell] & CELL_HOME;
-    if (goal == GOAL_NEW) return !k->looked[cell];
-    return (is_beside(k, cell) && is_load(k, cell)) || is_remembered(k, cell);
+    bool first_home = cell == k->w->homes[0];
+    if (goal == GOAL_HOME)
+        return (first_home || k->observed[cell]) && k->w->cells[cell] & CELL_HOME;
+    if (goal == GOAL_UNSEEN) return !k->observed[cell];
+    return (is_adjacent(k, cell) && is_load(k, cell)) || is_remembered(k, cell);
 }
 
 /* The first move of a shortest path through possibly free cells, or -1. */
 static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS];
     int8_t first[WORLD_CELLS];
-    int n = 1, turn = (int)rng_below(r, 4); /* random, so that agents on the same cell separate */
+    int n = 1,
+        rotation = (int)rng_below(r, 4); /* random, so that agents on the same cell separate */
     memset(first, -1, sizeof first);
     queue[0] = k->a->cell;
     first[k->a->cell] = 0;
-    for (int at = 0; at < n; at++) {
+    for (int i_next = 0; i_next < n; i_next++) {
         for (int i = 0; i < 4; i++) {
-            int move = (turn + i) % 4, cell = world_neighbour(k->w, queue[at], move);
+            int move = (rotation + i) % 4, cell = world_neighbour(k->w, queue[i_next], move);
             if (first[cell] >= 0 || !can_enter(k, cell)) continue;
-            first[cell] = at == 0 ? (int8_t)move : first[queue[at]];
+            first[cell] = i_next == 0 ? (int8_t)move : first[queue[i_next]];
             if (is_goal(k, goal, cell)) return first[cell];
             queue[n++] = (int16_t)cell;
         }
@@ -83,30 +85,30 @@ static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal
 }
 
 /* Mostly straight on; never back if another move is possible. */
-static int stroll(const struct agent_knowledge *k, struct rng *r) {
-    int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
-    bool walked = last >= 0 && last < 4;
-    if (walked && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last)))
+static int random_walk_move(const struct agent_knowledge *k, struct rng *r) {
+    int last = k->a->last[1], back = last ^ 1, rotation = (int)rng_below(r, 4);
+    bool has_moved = last >= 0 && last < 4;
+    if (has_moved && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last)))
         return last;
     for (int i = 0; i < 4; i++) {
-        int move = (turn + i) % 4;
-        if (!(walked && move == back) && can_enter(k, world_neighbour(k->w, k->a->cell, move)))
+        int move = (rotation + i) % 4;
+        if (!(has_moved && move == back) && can_enter(k, world_neighbour(k->w, k->a->cell, move)))
             return move;
     }
-    return walked ? back : turn;
+    return has_moved ? back : rotation;
 }
 
 /* Whether something to pick up is on this cell. Without the rule `here` the agent relies on its
  * memory, unless it has just tried. */
-static bool load_is_here(const struct agent_knowledge *k, bool told) {
+static bool load_is_here(const struct agent_knowledge *k, bool observes_cell) {
     const struct world_agent *a = k->a;
-    if (told) return is_load(k, a->cell);
+    if (observes_cell) return is_load(k, a->cell);
     for (int i = 0; i < a->n_known; i++)
         if (a->known[i] == a->cell) return a->last[1] != PICK_FOOD;
     return false;
 }
 
-static bool is_hunted(const struct agent_knowledge *k) {
+static bool is_next_to_predator(const struct agent_knowledge *k) {
     for (int move = 0; move < 4; move++)
         if (world_has_predator(k->w, world_neighbour(k->w, k->a->cell, move))) return true;
     return false;
@@ -118,12 +120,13 @@ static bool is_hunted(const struct agent_knowledge *k) {
 static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
                     struct rng *r) {
     struct agent_knowledge k;
-    belief_make(&k, w, rules, agent);
+    agent_knowledge_init(&k, w, rules, agent);
     if (k.a->holds && w->cells[k.a->cell] & CELL_HOME) return DROP_FOOD;
-    if (!k.a->holds && load_is_here(&k, rules->observe_cell) && !is_hunted(&k)) return PICK_FOOD;
+    if (!k.a->holds && load_is_here(&k, rules->observe_cell) && !is_next_to_predator(&k))
+        return PICK_FOOD;
     int move = bfs_first_move(&k, k.a->holds ? GOAL_HOME : GOAL_LOAD, r);
-    if (move < 0 && !k.a->holds) move = bfs_first_move(&k, GOAL_NEW, r);
-    return move < 0 ? stroll(&k, r) : move;
+    if (move < 0 && !k.a->holds) move = bfs_first_move(&k, GOAL_UNSEEN, r);
+    return move < 0 ? random_walk_move(&k, r) : move;
 }
 
 /* reflex */
@@ -135,59 +138,61 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
 
 /* The least bad move, starting with `first`: a free cell other than back, then back, then past a
  * predator. A locked-in agent attempts a pick-up rather than walk into a wall. */
-static int any_way(const struct world *w, const struct world_agent *a, int first) {
-    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD, most = 0;
+static int least_bad_move(const struct world *w, const struct world_agent *a, int first) {
+    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD,
+        best_rank = 0;
     for (int i = 0; i < 4; i++) {
         int move = (first + i) % 4, cell = world_neighbour(w, a->cell, move);
-        int worth = w->cells[cell] & CELL_WALL    ? 0
-                    : world_has_predator(w, cell) ? 1
-                    : move == back                ? 2
-                                                  : 3;
-        if (worth > most) most = worth, best = move;
+        int rank = w->cells[cell] & CELL_WALL    ? 0
+                   : world_has_predator(w, cell) ? 1
+                   : move == back                ? 2
+                                                 : 3;
+        if (rank > best_rank) best_rank = rank, best = move;
     }
     return best;
 }
 
 /* An open, unvisited cell without any object, so that the observation shows it as unvisited. */
-static bool is_new(const struct world *w, const struct world_agent *a, int move) {
+static bool is_unvisited(const struct world *w, const struct world_agent *a, int move) {
     int cell = world_neighbour(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
     return is_open(w, a, move) && !(w->cells[cell] & things) && !world_agent_visited(a, cell);
 }
 
 /* Moves along either axis on which the goal is not reached, except back; otherwise around the
  * obstacle. */
-static int toward(const struct world *w, const struct world_agent *a, int goal, struct rng *r) {
+static int move_toward(const struct world *w, const struct world_agent *a, int goal,
+                       struct rng *r) {
     int dx = goal % w->size - a->cell % w->size, dy = goal / w->size - a->cell / w->size;
-    int want[2], n = 0, last = a->last[1], turn = (int)rng_below(r, 4);
-    if (dy) want[n++] = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
-    if (dx) want[n++] = dx > 0 ? MOVE_EAST : MOVE_WEST;
+    int moves[2], n = 0, last = a->last[1], rotation = (int)rng_below(r, 4);
+    if (dy) moves[n++] = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
+    if (dx) moves[n++] = dx > 0 ? MOVE_EAST : MOVE_WEST;
     for (int i = 0; i < n; i++) {
-        int move = want[(turn + i) % n];
+        int move = moves[(rotation + i) % n];
         if (is_open(w, a, move) && !(last >= 0 && last < 4 && move == (last ^ 1))) return move;
     }
-    return any_way(w, a, turn);
+    return least_bad_move(w, a, rotation);
 }
 
 /* The policy rule without a map: it only uses information of a brief observation. */
 static int reflex_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {
     const struct world_agent *a = &w->agents[agent];
-    int here = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
-    int turn = (int)rng_below(r, 4), ahead = last >= 0 && last < 4 ? last : turn;
+    int content = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
+    int rotation = (int)rng_below(r, 4), first_move = last >= 0 && last < 4 ? last : rotation;
     int wanted = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
-    if (a->holds && here & CELL_HOME) return DROP_FOOD;
-    if (!a->holds && rules->observe_cell && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
+    if (a->holds && content & CELL_HOME) return DROP_FOOD;
+    if (!a->holds && rules->observe_cell && content & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
     for (int i = 0; i < 4; i++) {
-        int move = (turn + i) % 4;
+        int move = (rotation + i) % 4;
         if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move))
             return move;
     }
-    if (goal >= 0) return toward(w, a, goal, r);
+    if (goal >= 0) return move_toward(w, a, goal, r);
     for (int i = 0; i < 4; i++) { // unvisited cells, straight on first
-        int move = (ahead + i) % 4;
-        if (is_new(w, a, move)) return move;
+        int move = (first_move + i) % 4;
+        if (is_unvisited(w, a, move)) return move;
     }
-    return any_way(w, a, rng_below(r, 8) ? ahead : turn);
+    return least_bad_move(w, a, rng_below(r, 8) ? first_move : rotation);
 }
 
 /* random policies */

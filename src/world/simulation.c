@@ -18,7 +18,7 @@
 
 enum {
     MAX_POLICIES = 4096,
-    CACHED_DECISIONS = 1 << 15, /* 6 MB */
+    DEFAULT_CACHED_DECISIONS = 1 << 15, /* 6 MB */
     POLICY_BATCH_ROWS = 64,
     POLICY_BATCH_SEQS = 4 /* engine sizes of lean simulations */
 };
@@ -68,14 +68,15 @@ static struct episode_stats agent_episode_stats(const struct world_agent *a) {
                                   .alive = a->alive};
 }
 
-static void episode_stats_add(struct episode_stats *to, const struct episode_stats *v, double by) {
-    to->fitness += by * v->fitness;
-    to->reward += by * v->reward;
-    to->delivered += by * v->delivered;
-    to->collected += by * v->collected;
-    to->blocked += by * v->blocked;
-    to->steps += by * v->steps;
-    to->alive += by * v->alive;
+static void episode_stats_add(struct episode_stats *to, const struct episode_stats *v,
+                              double weight) {
+    to->fitness += weight * v->fitness;
+    to->reward += weight * v->reward;
+    to->delivered += weight * v->delivered;
+    to->collected += weight * v->collected;
+    to->blocked += weight * v->blocked;
+    to->steps += weight * v->steps;
+    to->alive += weight * v->alive;
 }
 
 struct episode_stats world_episode_stats(const struct world *w) {
@@ -102,26 +103,26 @@ struct environment grid_env_as_environment(struct grid_env *p) {
                                 .step = grid_env_step,
                                 .parse = grid_env_parse,
                                 .teach = p->teacher ? grid_env_expert : NULL,
-                                .measure = grid_env_stats};
+                                .episode_stats = grid_env_stats};
 }
 
 /* health */
 
-#define REPEATS_TOO_MUCH 0.98
-#define ENTROPY_TOO_LOW 0.02 /* nats */
+#define MAX_REPEATED_SHARE 0.98
+#define MIN_ENTROPY 0.02 /* nats */
 
 bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a,
                               int n_actions) {
-    bool numbers = true;
+    bool is_finite = true;
     for (int i = 0; i < n_actions; i++) {
         if (isfinite(a->logp[i]))
             t->entropy -= math_exp(a->logp[i]) * a->logp[i];
         else
-            numbers = false;
+            is_finite = false;
     }
     t->actions[a->action]++;
     t->decisions++;
-    return numbers;
+    return is_finite;
 }
 
 void rollout_stats_add_reward(struct rollout_stats *t, double reward) {
@@ -138,8 +139,8 @@ void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct poli
     h->most_repeated = (double)most / n;
     h->reward = t->sum / n;
     h->spread = sqrt(fmax(0, t->squares / n - h->reward * h->reward));
-    h->collapsed = t->decisions > 0 && (h->most_repeated >= REPEATS_TOO_MUCH ||
-                                        h->entropy < ENTROPY_TOO_LOW || h->spread == 0);
+    h->collapsed = t->decisions > 0 && (h->most_repeated >= MAX_REPEATED_SHARE ||
+                                        h->entropy < MIN_ENTROPY || h->spread == 0);
     *t = (struct rollout_stats){0};
 }
 
@@ -154,89 +155,89 @@ uint64_t simulation_held_out_seed(int map) {
     return ((uint64_t)1 << 52) + (uint64_t)map; // above all values of simulation_seed
 }
 
-static struct adapter *adapter_now(const struct simulation *l, int mind) {
-    return l->learner ? learner_adapter(l->learner, mind) : l->policies[mind].adapter;
+static struct adapter *current_adapter(const struct simulation *l, int policy) {
+    return l->learner ? learner_adapter(l->learner, policy) : l->policies[policy].adapter;
 }
 
-static bool is_over(const struct environment *e, int agent) {
+static bool is_truncated(const struct environment *e, int agent) {
     return e->over && e->over(e->ctx, agent);
 }
 
 /* Collects the prompts of all active agents in the first n environments, and with `ended` also
  * those of truncated agents. Returns their number. */
-static int agents_collect_prompts(struct simulation *l, int n_envs, int tick, bool ended) {
+static int agents_collect_prompts(struct simulation *l, int n_envs, int tick,
+                                  bool include_truncated) {
     int n = 0;
     l->text.len = 0;
-    for (int b = 0; b < n_envs * l->n_agents; b++) {
-        int env = b / l->n_agents, agent = b % l->n_agents;
-        size_t at = l->text.len;
-        if (!ended && is_over(l->envs[env], agent)) continue;
-        if (!l->envs[env]->prompt(l->envs[env]->ctx, agent, &l->text)) continue;
-        l->decisions_pending[n] = (struct policy_decision){
-            .adapter = adapter_now(l, b % l->n_policies),
-            .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)agent, (uint32_t)tick),
-            .at = at,
-            .len = l->text.len - at};
-        if (l->learner)
-            learner_perturb(l->learner, l->generation, tick, b, &l->decisions_pending[n]);
-        l->agent_of[n++] = b;
+    for (int agent = 0; agent < n_envs * l->agents_per_env; agent++) {
+        int env = agent / l->agents_per_env, env_agent = agent % l->agents_per_env;
+        size_t text_offset = l->text.len;
+        if (!include_truncated && is_truncated(l->envs[env], env_agent)) continue;
+        if (!l->envs[env]->prompt(l->envs[env]->ctx, env_agent, &l->text)) continue;
+        l->pending[n] = (struct policy_decision){
+            .adapter = current_adapter(l, agent % l->n_policies),
+            .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)env_agent, (uint32_t)tick),
+            .text_offset = text_offset,
+            .text_len = l->text.len - text_offset};
+        if (l->learner) learner_perturb(l->learner, l->generation, tick, agent, &l->pending[n]);
+        l->decision_agent[n++] = agent;
     }
     return n;
 }
 
 static void agents_record_actions(struct simulation *l, int n) {
-    bool taught = strcmp(l->o->learn.learn, "clone") == 0;
-    for (int i = 0; i < n; i++) {
-        int b = l->agent_of[i], env = b / l->n_agents;
+    bool imitates_expert = strcmp(l->o->learn.learn, "clone") == 0;
+    for (int k = 0; k < n; k++) {
+        int agent = l->decision_agent[k], env = agent / l->agents_per_env;
         const struct environment *e = l->envs[env];
         if (l->learner)
-            learner_observe_action(l->learner, b, &l->decisions_pending[i],
-                                   taught ? e->teach(e->ctx, b % l->n_agents) : -1);
+            learner_observe_action(l->learner, agent, &l->pending[k],
+                                   imitates_expert ? e->teach(e->ctx, agent % l->agents_per_env)
+                                                   : -1);
         else
-            rollout_stats_add_action(&l->rollout_stats[b % l->n_policies], &l->decisions_pending[i],
+            rollout_stats_add_action(&l->rollout_stats[agent % l->n_policies], &l->pending[k],
                                      e->n_actions);
-        l->actions[b] = (int16_t)l->decisions_pending[i].action;
+        l->actions[agent] = (int16_t)l->pending[k].action;
     }
 }
 
 static void agents_record_rewards(struct simulation *l, int n) {
-    struct buf none = {0};
-    for (int i = 0; i < n; i++) {
-        int b = l->agent_of[i], env = b / l->n_agents;
+    struct buf scratch = {0};
+    for (int k = 0; k < n; k++) {
+        int agent = l->decision_agent[k], env = agent / l->agents_per_env;
         const struct environment *e = l->envs[env];
-        l->totals[b] += l->rewards[b];
+        l->totals[agent] += l->rewards[agent];
         if (!l->learner) {
-            rollout_stats_add_reward(&l->rollout_stats[b % l->n_policies], l->rewards[b]);
+            rollout_stats_add_reward(&l->rollout_stats[agent % l->n_policies], l->rewards[agent]);
             continue;
         }
-        none.len = 0;
-        bool gone = !e->prompt(e->ctx, b % l->n_agents, &none);
-        learner_observe_reward(l->learner, b, l->rewards[b], gone);
+        scratch.len = 0;
+        bool terminated = !e->prompt(e->ctx, agent % l->agents_per_env, &scratch);
+        learner_observe_reward(l->learner, agent, l->rewards[agent], terminated);
     }
-    buf_release(&none);
+    buf_release(&scratch);
 }
 
 /* Returns the number of decisions, or an error. */
 static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
     int n = l->n_pending = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
-    for (int b = 0; b < n_envs * l->n_agents; b++) l->actions[b] = -1;
-    if (policy_runner_act(l->policy_runner, l->decisions_pending, n, &l->text, err) != OK)
-        return err->code;
+    for (int agent = 0; agent < n_envs * l->agents_per_env; agent++) l->actions[agent] = -1;
+    if (policy_runner_act(l->policy_runner, l->pending, n, &l->text, err) != OK) return err->code;
     agents_record_actions(l, n);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_step)
-            l->envs[e]->will_step(l->envs[e]->ctx, l->actions + e * l->n_agents);
+            l->envs[e]->will_step(l->envs[e]->ctx, l->actions + e * l->agents_per_env);
     for (int e = 0; e < n_envs; e++)
-        if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->n_agents,
-                             l->rewards + e * l->n_agents, err) != OK)
+        if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->agents_per_env,
+                             l->rewards + e * l->agents_per_env, err) != OK)
             return err->code;
     agents_record_rewards(l, n);
     return n;
 }
 
 static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
-    memset(l->totals, 0, (size_t)l->n_env_agents * sizeof *l->totals);
+    memset(l->totals, 0, (size_t)l->n_agents * sizeof *l->totals);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_reset) l->envs[e]->will_reset(l->envs[e]->ctx, l->seeds[e]);
     for (int e = 0; e < n_envs; e++)
@@ -248,15 +249,15 @@ static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
  */
 static void agents_finish_episodes(struct simulation *l, int tick) {
     int n = agents_collect_prompts(l, (int)l->o->n_envs, tick, true);
-    policy_runner_tokenize(l->policy_runner, l->decisions_pending, n, &l->text);
+    policy_runner_tokenize(l->policy_runner, l->pending, n, &l->text);
     for (int i = 0; i < n; i++)
-        learner_finish_episode(l->learner, l->agent_of[i], &l->decisions_pending[i]);
+        learner_finish_episode(l->learner, l->decision_agent[i], &l->pending[i]);
 }
 
-static struct episode_stats episode_stats_of(const struct simulation *l, int body) {
-    const struct environment *e = l->envs[body / l->n_agents];
-    struct episode_stats v = {.fitness = l->totals[body], .reward = l->totals[body]};
-    if (e->measure) e->measure(e->ctx, body % l->n_agents, &v);
+static struct episode_stats episode_stats_of(const struct simulation *l, int agent) {
+    const struct environment *e = l->envs[agent / l->agents_per_env];
+    struct episode_stats v = {.fitness = l->totals[agent], .reward = l->totals[agent]};
+    if (e->episode_stats) e->episode_stats(e->ctx, agent % l->agents_per_env, &v);
     return v;
 }
 
@@ -265,10 +266,10 @@ static void policies_record(struct simulation *l) {
     for (int i = 0; i < l->n_policies; i++) {
         struct policy_record *m = &l->policies[i];
         struct episode_stats before = m->outcome;
-        double n = (l->n_env_agents - i + l->n_policies - 1) / l->n_policies;
+        double n = (l->n_agents - i + l->n_policies - 1) / l->n_policies;
         m->outcome = (struct episode_stats){0};
-        for (int b = i; b < l->n_env_agents; b += l->n_policies) {
-            struct episode_stats v = episode_stats_of(l, b);
+        for (int agent = i; agent < l->n_agents; agent += l->n_policies) {
+            struct episode_stats v = episode_stats_of(l, agent);
             episode_stats_add(&m->outcome, &v, 1 / n);
         }
         if (l->o->carry_elite_stats && m->elite) episode_stats_add(&m->outcome, &before, 1);
@@ -290,26 +291,27 @@ static void policies_record(struct simulation *l) {
 static void policies_sort(struct simulation *l) {
     for (int i = 1; i < l->n_policies; i++) {
         struct policy_record m = l->policies[i];
-        int at = i;
-        for (; at > 0 && m.outcome.fitness > l->policies[at - 1].outcome.fitness; at--)
-            l->policies[at] = l->policies[at - 1];
-        l->policies[at] = m;
+        int pos = i;
+        for (; pos > 0 && m.outcome.fitness > l->policies[pos - 1].outcome.fitness; pos--)
+            l->policies[pos] = l->policies[pos - 1];
+        l->policies[pos] = m;
     }
 }
 
 int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err) {
-    int rc = OK, maps = (int)l->o->eval_maps, worlds = (int)l->o->n_envs;
-    for (int map = 0; rc == OK && map < maps; map += worlds) {
-        int n_envs = MIN(worlds, maps - map), n = 1;
+    int rc = OK, maps = (int)l->o->eval_maps, batch = (int)l->o->n_envs;
+    for (int map = 0; rc == OK && map < maps; map += batch) {
+        int n_envs = MIN(batch, maps - map), n = 1;
         for (int e = 0; e < n_envs; e++) l->seeds[e] = simulation_held_out_seed(map + e);
         rc = envs_reset(l, n_envs, err);
         for (int tick = 0; rc == OK && n > 0 && tick < l->o->steps; tick++)
             n = agents_step(l, n_envs, tick, err);
         if (n < 0) rc = n;
-        for (int b = 0; rc == OK && b < n_envs * l->n_agents; b++) {
-            struct episode_stats v = episode_stats_of(l, b);
-            if (b % l->n_agents == 0) out[map + b / l->n_agents] = (struct episode_stats){0};
-            episode_stats_add(&out[map + b / l->n_agents], &v, 1.0 / l->n_agents);
+        for (int agent = 0; rc == OK && agent < n_envs * l->agents_per_env; agent++) {
+            struct episode_stats v = episode_stats_of(l, agent);
+            if (agent % l->agents_per_env == 0)
+                out[map + agent / l->agents_per_env] = (struct episode_stats){0};
+            episode_stats_add(&out[map + agent / l->agents_per_env], &v, 1.0 / l->agents_per_env);
         }
     }
     return rc;
@@ -338,13 +340,13 @@ struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     size_t bytes = a->n_data * sizeof(float);
     float *data = xmalloc(bytes);
     adapter_copy_params(a, data);
-    struct adapter *narrow = adapter_from_data_f16(&a->shape, &a->config, data, a->lineage, &r);
+    struct adapter *f16 = adapter_from_data_f16(&a->shape, &a->config, data, a->lineage, &r);
     adapter_release(a);
-    return narrow;
+    return f16;
 }
 
-static struct adapter *cross(const struct simulation *l, const struct policy_record *a,
-                             const struct policy_record *b, uint64_t seed, struct error *err) {
+static struct adapter *crossover(const struct simulation *l, const struct policy_record *a,
+                                 const struct policy_record *b, uint64_t seed, struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->crossover, err);
     if (!op) return NULL;
     double ratio = fitness_ratio(a, b);
@@ -367,8 +369,8 @@ static struct adapter *cross(const struct simulation *l, const struct policy_rec
     return child;
 }
 
-static struct adapter *mutated(const struct simulation *l, struct adapter *a, uint64_t seed,
-                               struct error *err) {
+static struct adapter *mutate(const struct simulation *l, struct adapter *a, uint64_t seed,
+                              struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->mutation, err);
     struct operands x = {.parents = &a, .n = 1, .step = NAN, .seed = seed};
     struct adapter *child = op ? operator_apply(op, &x, err) : NULL;
@@ -394,8 +396,8 @@ static int child_make(struct simulation *l, int k, struct error *err) {
     snprintf(out->name, sizeof out->name, "g%dm%d", l->generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
-    out->adapter = cross(l, a, b, rng_u64(&r), err);
-    if (out->adapter && mutant) out->adapter = mutated(l, out->adapter, rng_u64(&r), err);
+    out->adapter = crossover(l, a, b, rng_u64(&r), err);
+    if (out->adapter && mutant) out->adapter = mutate(l, out->adapter, rng_u64(&r), err);
     if (out->adapter && l->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
@@ -428,7 +430,7 @@ static int breed(struct simulation *l, struct error *err) {
 
 /* generations */
 
-static int learner_begin(struct simulation *l, struct error *err) {
+static int learner_start(struct simulation *l, struct error *err) {
     struct adapter **adapters = xcalloc((size_t)l->n_policies, sizeof *adapters);
     const float **critics = xcalloc((size_t)l->n_policies, sizeof *critics);
     for (int i = 0; i < l->n_policies; i++) {
@@ -440,7 +442,7 @@ static int learner_begin(struct simulation *l, struct error *err) {
                                .temperature = l->o->temperature,
                                .n_actions = l->envs[0]->n_actions,
                                .n_policies = l->n_policies,
-                               .n_agents = l->n_env_agents,
+                               .n_agents = l->n_agents,
                                .adapters = adapters,
                                .critics = critics,
                                .seed = (uint64_t)l->o->seed,
@@ -458,7 +460,7 @@ int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, str
     int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
     for (int e = 0; e < n; e++)
         l->seeds[e] = seeds ? seeds[e] : simulation_seed((uint64_t)l->o->seed, l->generation, e);
-    if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
+    if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_start(l, err);
     l->tick = 0;
     memset(l->rollout_stats, 0, (size_t)l->n_policies * sizeof *l->rollout_stats);
     return rc == OK ? envs_reset(l, n, err) : rc;
@@ -466,12 +468,12 @@ int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, str
 
 /* A lean simulation has no room for a second copy of the initial adapters, so the records follow
  * the learner. */
-static void records_follow(struct simulation *l) {
+static void records_update_adapters(struct simulation *l) {
     for (int i = 0; i < l->n_policies; i++) {
-        struct adapter *now = learner_adapter(l->learner, i);
-        if (l->policies[i].adapter == now) continue;
+        struct adapter *current = learner_adapter(l->learner, i);
+        if (l->policies[i].adapter == current) continue;
         adapter_release(l->policies[i].adapter);
-        l->policies[i].adapter = adapter_retain(now);
+        l->policies[i].adapter = adapter_retain(current);
     }
 }
 
@@ -485,7 +487,7 @@ int simulation_step(struct simulation *l, struct error *err) {
         policy_runner_sleep(l->policy_runner); // so that the trainer can use its
                                                // memory
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
-    if (l->learner && l->o->low_memory) records_follow(l);
+    if (l->learner && l->o->low_memory) records_update_adapters(l);
     return rc == OK ? n : rc;
 }
 
@@ -506,9 +508,9 @@ const int16_t *simulation_actions(const struct simulation *l) {
     return l->actions;
 }
 
-const struct policy_decision *simulation_decision(const struct simulation *l, int body) {
+const struct policy_decision *simulation_decision(const struct simulation *l, int agent) {
     for (int i = 0; i < l->n_pending; i++)
-        if (l->agent_of[i] == body) return &l->decisions_pending[i];
+        if (l->decision_agent[i] == agent) return &l->pending[i];
     return NULL;
 }
 
@@ -536,7 +538,7 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
 /* creation */
 
 /* A new adapter with noise in B, so that founders differ; deviation 0: no noise. */
-static struct adapter *founder_make(const struct simulation *l, int i, struct error *err) {
+static struct adapter *founder_new(const struct simulation *l, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
         free((void *)(uintptr_t)c.modules);
@@ -557,19 +559,19 @@ static int policies_init(struct simulation *l, struct adapter *const *first, int
     for (int i = 0; i < l->n_policies; i++) {
         struct policy_record *m = &l->policies[i];
         snprintf(m->name, sizeof m->name, "g0m%d", i);
-        m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_make(l, i, err);
+        m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_new(l, i, err);
         if (!m->adapter) return err->code;
         if (l->o->low_memory) m->adapter = policy_to_f16(m->adapter, (uint64_t)(l->o->seed + i));
     }
     return OK;
 }
 
-static void room_make(struct simulation *l) {
-    size_t n = (size_t)l->n_env_agents;
+static void buffers_alloc(struct simulation *l) {
+    size_t n = (size_t)l->n_agents;
     l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
     l->next = xcalloc((size_t)l->n_policies, sizeof *l->next);
-    l->decisions_pending = xcalloc(n, sizeof *l->decisions_pending);
-    l->agent_of = xcalloc(n, sizeof *l->agent_of);
+    l->pending = xcalloc(n, sizeof *l->pending);
+    l->decision_agent = xcalloc(n, sizeof *l->decision_agent);
     l->actions = xcalloc(n, sizeof *l->actions);
     l->rewards = xcalloc(n, sizeof *l->rewards);
     l->totals = xcalloc(n, sizeof *l->totals);
@@ -581,29 +583,31 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
     struct simulation *l = xcalloc(1, sizeof *l);
-    int agents = envs[0]->n_agents, bodies = agents * (int)o->n_envs;
-    *l = (struct simulation){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
-    l->n_env_agents = bodies;
-    l->n_policies = MIN(bodies, o->n_adapters ? (int)o->n_adapters : agents);
-    struct policy_runner_options ao = {.temperature = o->temperature,
-                                       .text = strcmp(o->decode, "text") == 0,
-                                       .max_rows = MIN(512, MAX(64, bodies * 16)),
-                                       .max_seqs = MIN(bodies, 256),
-                                       .max_len = 128,
-                                       .kv_elem = kv_cache_default_dtype(m->cls),
-                                       .cached = o->low_memory ? 0 : CACHED_DECISIONS,
-                                       .pool = pool};
-    if (dtype_parse(o->lora_dtype, &ao.lora_elem, err) != OK) {
+    int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs;
+    *l = (struct simulation){
+        .m = m, .o = o, .envs = envs, .pool = pool, .agents_per_env = agents_per_env};
+    l->n_agents = n_agents;
+    l->n_policies = MIN(n_agents, o->n_adapters ? (int)o->n_adapters : agents_per_env);
+    struct policy_runner_options runner_options = {.temperature = o->temperature,
+                                                   .text = strcmp(o->decode, "text") == 0,
+                                                   .max_rows = MIN(512, MAX(64, n_agents * 16)),
+                                                   .max_seqs = MIN(n_agents, 256),
+                                                   .max_len = 128,
+                                                   .kv_elem = kv_cache_default_dtype(m->cls),
+                                                   .cached_decisions =
+                                                       o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
+                                                   .pool = pool};
+    if (dtype_parse(o->lora_dtype, &runner_options.lora_elem, err) != OK) {
         free(l);
         return NULL;
     }
     if (o->low_memory) { // a few agents at a time; most prompts fit into one page
-        ao.max_rows = POLICY_BATCH_ROWS;
-        ao.max_seqs = ao.n_pages = POLICY_BATCH_SEQS;
-        ao.lora_elem = ao.kv_elem = DTYPE_F16;
+        runner_options.max_rows = POLICY_BATCH_ROWS;
+        runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
+        runner_options.lora_elem = runner_options.kv_elem = DTYPE_F16;
     }
-    room_make(l);
-    l->policy_runner = policy_runner_new(m, envs[0], &ao, err);
+    buffers_alloc(l);
+    l->policy_runner = policy_runner_new(m, envs[0], &runner_options, err);
     if (l->policy_runner && policies_init(l, first, n_first, err) == OK) return l;
     simulation_free(l);
     return NULL;
@@ -618,8 +622,8 @@ void simulation_free(struct simulation *l) {
     buf_release(&l->text);
     free(l->policies);
     free(l->next);
-    free(l->decisions_pending);
-    free(l->agent_of);
+    free(l->pending);
+    free(l->decision_agent);
     free(l->actions);
     free(l->rewards);
     free(l->totals);

@@ -19,15 +19,15 @@
 
 enum { VERSION = 1, STATE_BYTES = 256 << 20 };
 
-static const char *const outcome_names[] = {"fitness", "reward", "delivered", "collected",
-                                            "blocked", "steps",  "alive"};
-_Static_assert(sizeof(struct episode_stats) == ARRAY_LEN(outcome_names) * sizeof(double),
+static const char *const episode_stats_names[] = {"fitness", "reward", "delivered", "collected",
+                                                  "blocked", "steps",  "alive"};
+_Static_assert(sizeof(struct episode_stats) == ARRAY_LEN(episode_stats_names) * sizeof(double),
                "a name for each number of an outcome");
 
 static json_t *episode_stats_json(const struct episode_stats *o) {
     json_t *v = json_object();
-    for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++)
-        json_object_set_new(v, outcome_names[i], json_real(((const double *)o)[i]));
+    for (size_t i = 0; i < ARRAY_LEN(episode_stats_names); i++)
+        json_object_set_new(v, episode_stats_names[i], json_real(((const double *)o)[i]));
     return v;
 }
 
@@ -39,13 +39,13 @@ static int number_read(const json_t *v, const char *key, double *out, struct err
 }
 
 /* Reads an integer from 0 to `most`. */
-static int count_read(const json_t *v, const char *key, int64_t most, int64_t *out,
+static int count_read(const json_t *v, const char *key, int64_t max, int64_t *out,
                       struct error *err) {
     const json_t *n = json_object_get(v, key);
     *out = json_integer_value(n);
-    if (json_is_integer(n) && *out >= 0 && *out <= most) return OK;
+    if (json_is_integer(n) && *out >= 0 && *out <= max) return OK;
     return error_set(err, ERR_FORMAT, "there is no number '%s' from 0 to %lld", key,
-                     (long long)most);
+                     (long long)max);
 }
 
 static int bool_read(const json_t *v, const char *key, bool *out, struct error *err) {
@@ -54,10 +54,10 @@ static int bool_read(const json_t *v, const char *key, bool *out, struct error *
     return json_is_boolean(b) ? OK : error_set(err, ERR_FORMAT, "'%s' is not true or false", key);
 }
 
-static int outcome_read(const json_t *v, struct episode_stats *out, struct error *err) {
+static int episode_stats_read(const json_t *v, struct episode_stats *out, struct error *err) {
     int rc = OK;
-    for (size_t i = 0; rc == OK && i < ARRAY_LEN(outcome_names); i++)
-        rc = number_read(v, outcome_names[i], (double *)out + i, err);
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(episode_stats_names); i++)
+        rc = number_read(v, episode_stats_names[i], (double *)out + i, err);
     return rc;
 }
 
@@ -89,28 +89,30 @@ json_t *policy_record_json(const struct policy_record *m) {
 
 /* saving */
 
-static int adapter_keep(const struct simulation *l, const char *dir, struct adapter *a,
-                        struct error *err) {
+static int policy_adapter_save(const struct simulation *l, const char *dir, struct adapter *a,
+                               struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
-    char *last = path_join(path, "adapter_config.json"); // the file that adapter_save writes last
-    struct adapter *whole = adapter_to_f32(a);
-    int rc = path_exists(last) ? OK : adapter_save(whole, path, l->m->name, err);
-    adapter_release(whole);
-    free(last);
+    char *config = path_join(path, "adapter_config.json"); // the file that adapter_save writes last
+    struct adapter *f32 = adapter_to_f32(a);
+    int rc = path_exists(config) ? OK : adapter_save(f32, path, l->m->name, err);
+    adapter_release(f32);
+    free(config);
     free(path);
     return rc;
 }
 
 /* Writes the baselines of all policies, concatenated; zeros for a policy without one. */
-static int critics_keep(const struct simulation *l, const char *path, char hash[HASH_LEN],
-                        struct error *err) {
-    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_policies;
-    uint8_t *bytes = try_calloc(1, all, err);
+static int critics_write(const struct simulation *l, const char *path, char hash[HASH_LEN],
+                         struct error *err) {
+    size_t critic_bytes = learner_critic_bytes(),
+           total_bytes = critic_bytes * (size_t)l->n_policies;
+    uint8_t *bytes = try_calloc(1, total_bytes, err);
     if (!bytes) return err->code;
     for (int i = 0; i < l->n_policies; i++)
-        if (l->policies[i].critic) memcpy(bytes + each * (size_t)i, l->policies[i].critic, each);
-    sha256_bytes(bytes, all, hash);
-    int rc = file_write(path, bytes, all, err);
+        if (l->policies[i].critic)
+            memcpy(bytes + critic_bytes * (size_t)i, l->policies[i].critic, critic_bytes);
+    sha256_bytes(bytes, total_bytes, hash);
+    int rc = file_write(path, bytes, total_bytes, err);
     free(bytes);
     return rc;
 }
@@ -119,23 +121,23 @@ static char *critics_path(const char *dir, int generation) {
     return xasprintf("%s/critics-%d.bin", dir, generation);
 }
 
-static bool is_named(const struct simulation *l, const char *hash) {
+static bool is_referenced(const struct simulation *l, const char *hash) {
     for (int i = 0; i < l->n_policies; i++)
         if (strcmp(l->policies[i].adapter->hash, hash) == 0) return true;
     return false;
 }
 
-static void unnamed_remove(const struct simulation *l, const char *dir) {
-    char *minds = path_join(dir, "minds"), *critics = critics_path(dir, l->generation - 1);
-    DIR *d = opendir(minds);
+static void unreferenced_files_remove(const struct simulation *l, const char *dir) {
+    char *policies_dir = path_join(dir, "minds"), *critics = critics_path(dir, l->generation - 1);
+    DIR *d = opendir(policies_dir);
     for (const struct dirent *f; d && (f = readdir(d));) {
-        char *path = path_join(minds, f->d_name);
-        if (hash_is_valid(f->d_name) && !is_named(l, f->d_name)) dir_delete(path);
+        char *path = path_join(policies_dir, f->d_name);
+        if (hash_is_valid(f->d_name) && !is_referenced(l, f->d_name)) dir_delete(path);
         free(path);
     }
     if (d) closedir(d);
     unlink(critics);
-    free(minds);
+    free(policies_dir);
     free(critics);
 }
 
@@ -143,24 +145,24 @@ int simulation_save(const struct simulation *l, const char *dir, const json_t *e
                     struct error *err) {
     char hash[HASH_LEN], *path = path_join(dir, "state.json"),
                          *critics = critics_path(dir, l->generation);
-    json_t *minds = json_array();
+    json_t *policies = json_array();
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < l->n_policies; i++) {
-        rc = adapter_keep(l, dir, l->policies[i].adapter, err);
-        json_array_append_new(minds, policy_record_json(&l->policies[i]));
+        rc = policy_adapter_save(l, dir, l->policies[i].adapter, err);
+        json_array_append_new(policies, policy_record_json(&l->policies[i]));
     }
-    if (rc == OK) rc = critics_keep(l, critics, hash, err);
+    if (rc == OK) rc = critics_write(l, critics, hash, err);
     if (rc == OK) {
         json_t *v = json_pack("{s:i,s:i,s:I,s:s,s:O,s:O}", "shoal_life", VERSION, "generation",
                               l->generation, "decisions", (json_int_t)l->decisions, "critics", hash,
-                              "minds", minds, "extra", extra);
+                              "minds", policies, "extra", extra);
         char *text = json_canonical(v);
         rc = file_write(path, text, strlen(text), err);
         free(text);
         json_decref(v);
     }
-    if (rc == OK) unnamed_remove(l, dir);
-    json_decref(minds);
+    if (rc == OK) unreferenced_files_remove(l, dir);
+    json_decref(policies);
     free(critics);
     free(path);
     return rc;
@@ -202,11 +204,11 @@ static int adapter_read(const struct simulation *l, const char *dir, const char 
     return rc;
 }
 
-static int mind_read(const struct simulation *l, const char *dir, const json_t *v,
-                     struct policy_record *out, struct error *err) {
+static int policy_read(const struct simulation *l, const char *dir, const json_t *v,
+                       struct policy_record *out, struct error *err) {
     int rc = name_read(json_object_get(v, "name"), out->name, err);
     if (rc == OK) rc = parents_read(json_object_get(v, "parents"), out->parents, err);
-    if (rc == OK) rc = outcome_read(json_object_get(v, "outcome"), &out->outcome, err);
+    if (rc == OK) rc = episode_stats_read(json_object_get(v, "outcome"), &out->outcome, err);
     if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
     if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
@@ -216,49 +218,50 @@ static int mind_read(const struct simulation *l, const char *dir, const json_t *
     return rc;
 }
 
-static int critics_read(const struct simulation *l, const char *path, const char *want,
-                        struct policy_record *minds, struct error *err) {
-    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_policies;
+static int critics_read(const struct simulation *l, const char *path, const char *expected_hash,
+                        struct policy_record *policies, struct error *err) {
+    size_t critic_bytes = learner_critic_bytes(),
+           total_bytes = critic_bytes * (size_t)l->n_policies;
     char hash[HASH_LEN];
     struct buf b = {0};
-    int rc = file_read(path, all, &b, err);
+    int rc = file_read(path, total_bytes, &b, err);
     if (rc == OK) sha256_bytes(b.data, b.len, hash);
-    if (rc == OK && (b.len != all || strcmp(hash, want) != 0))
+    if (rc == OK && (b.len != total_bytes || strcmp(hash, expected_hash) != 0))
         rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
     for (int i = 0; rc == OK && i < l->n_policies; i++) {
-        minds[i].critic = xmalloc(each);
-        memcpy(minds[i].critic, b.data + each * (size_t)i, each);
+        policies[i].critic = xmalloc(critic_bytes);
+        memcpy(policies[i].critic, b.data + critic_bytes * (size_t)i, critic_bytes);
     }
     buf_release(&b);
     return rc;
 }
 
 static int state_read(struct simulation *l, const char *dir, const json_t *v, struct error *err) {
-    const json_t *minds = json_object_get(v, "minds");
+    const json_t *policies = json_object_get(v, "minds");
     int64_t generation, decisions;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
         return error_set(err, ERR_FORMAT, "it is not a simulation state that this program knows");
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;
-    if (json_array_size(minds) != (size_t)l->n_policies)
+    if (json_array_size(policies) != (size_t)l->n_policies)
         return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
-                         json_array_size(minds), l->n_policies);
-    struct policy_record *read = xcalloc((size_t)l->n_policies, sizeof *read);
-    char *critics = critics_path(dir, (int)generation);
+                         json_array_size(policies), l->n_policies);
+    struct policy_record *loaded = xcalloc((size_t)l->n_policies, sizeof *loaded);
+    char *critics_file = critics_path(dir, (int)generation);
     for (int i = 0; rc == OK && i < l->n_policies; i++)
-        rc = mind_read(l, dir, json_array_get(minds, (size_t)i), &read[i], err);
-    if (rc == OK) rc = critics_read(l, critics, json_get_string(v, "critics"), read, err);
+        rc = policy_read(l, dir, json_array_get(policies, (size_t)i), &loaded[i], err);
+    if (rc == OK) rc = critics_read(l, critics_file, json_get_string(v, "critics"), loaded, err);
     if (rc == OK) {
         struct policy_record *old = l->policies;
-        l->policies = read;
-        read = old;
+        l->policies = loaded;
+        loaded = old;
         l->generation = (int)generation;
         l->decisions = decisions;
     }
-    policy_records_release(read, l->n_policies);
-    free(read);
-    free(critics);
+    policy_records_release(loaded, l->n_policies);
+    free(loaded);
+    free(critics_file);
     return rc;
 }
 

@@ -20,7 +20,7 @@ static const size_t FILE_LIMIT = (size_t)1 << 30;
 /* rules */
 
 /* Whether the rule is written: a map replaces some rules, and `map` itself is optional. */
-static bool row_counts(const struct option_row *row, const struct world_rules *r) {
+static bool rule_is_stored(const struct option_row *row, const struct world_rules *r) {
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
     for (const char *const *key = world_map_keys; *key; key++)
         if (strcmp(row->name, *key) == 0) return r->map.n == 0;
@@ -33,7 +33,7 @@ json_t *world_rules_json(const struct world_rules *r) {
         char *key = xstrdup(option_stored_name(row));
         for (char *p = key; *p; p++)
             if (*p == '-') *p = '_';
-        if (row_counts(row, r)) json_object_set_new(out, key, option_json(row, r));
+        if (rule_is_stored(row, r)) json_object_set_new(out, key, option_json(row, r));
         free(key);
     }
     json_object_set_new(out, "rules", json_string(stored_value("rules", r->rules)));
@@ -59,7 +59,7 @@ void trace_release(struct trace *t) {
     *t = (struct trace){0};
 }
 
-static int16_t *trace_at(const struct trace *t, int64_t tick) {
+static int16_t *tick_actions(const struct trace *t, int64_t tick) {
     return t->actions + tick * t->n_agents;
 }
 
@@ -78,15 +78,15 @@ static int trace_grow(struct trace *t, struct error *err) {
 int trace_append(struct trace *t, const struct world *w, const int16_t *actions,
                  struct error *err) {
     if (trace_grow(t, err) != OK) return err->code;
-    int16_t *to = trace_at(t, t->n_ticks++);
-    for (int i = 0; i < t->n_agents; i++) to[i] = w->agents[i].alive ? actions[i] : -1;
+    int16_t *row = tick_actions(t, t->n_ticks++);
+    for (int i = 0; i < t->n_agents; i++) row[i] = w->agents[i].alive ? actions[i] : -1;
     return OK;
 }
 
 void trace_seek(const struct trace *t, struct world *w, int64_t tick) {
     CHECK(tick >= 0 && tick <= t->n_ticks);
     if (w->n_agents == 0 || tick < w->tick) world_reset(w, &t->rules, t->n_agents, t->seed);
-    while (w->tick < tick) world_step(w, &t->rules, trace_at(t, w->tick));
+    while (w->tick < tick) world_step(w, &t->rules, tick_actions(t, w->tick));
 }
 
 void trace_truncate(struct trace *t, int64_t tick) {
@@ -121,7 +121,7 @@ static void hash_add(const struct world *w, struct buf *out) {
 
 /* Appends the tick that ends in the state `w`. */
 static void tick_add(const struct trace *t, const struct world *w, struct buf *out) {
-    const int16_t *actions = trace_at(t, w->tick - 1);
+    const int16_t *actions = tick_actions(t, w->tick - 1);
     buf_printf(out, "{\"tick\":%d,\"actions\":[", w->tick);
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s%d", i ? "," : "", actions[i]);
     buf_puts(out, "]");
@@ -175,19 +175,19 @@ int trace_close(const struct world *w, FILE *f, struct error *err) {
 
 /* reading */
 
-static int keys_check(const json_t *v, const char *const *known, struct error *err) {
+static int keys_check(const json_t *v, const char *const *known_keys, struct error *err) {
     const char *key;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
         int i = 0;
-        while (known[i] && strcmp(known[i], key) != 0) i++;
-        if (!known[i]) return error_set(err, ERR_FORMAT, "unknown key '%s'", key);
+        while (known_keys[i] && strcmp(known_keys[i], key) != 0) i++;
+        if (!known_keys[i]) return error_set(err, ERR_FORMAT, "unknown key '%s'", key);
     }
     return OK;
 }
 
 /* Reads an integer in the range; otherwise, or if it is missing, ERR_FORMAT. */
-static int integer_take(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
+static int integer_read(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
                         struct error *err) {
     const json_t *n = json_object_get(v, key);
     *out = json_integer_value(n);
@@ -196,20 +196,20 @@ static int integer_take(const json_t *v, const char *key, int64_t min, int64_t m
                      key, min, max);
 }
 
-static int header_take(struct trace *t, const json_t *v, const char *const *known,
+static int header_read(struct trace *t, const json_t *v, const char *const *known_keys,
                        struct error *err) {
     int64_t version, agents, seed;
     const json_t *policy = json_object_get(v, "policy");
     *t = (struct trace){.fork = -1};
     if (!json_is_object(v) || !json_object_get(v, "shoal_world"))
         return error_set(err, ERR_FORMAT, "no trace of a world: 'shoal_world' is missing");
-    if (integer_take(v, "shoal_world", VERSION, VERSION, &version, err) != OK ||
-        keys_check(v, known, err) != OK ||
-        integer_take(v, "agents", 1, WORLD_AGENTS, &agents, err) != OK ||
-        integer_take(v, "seed", 0, INT64_MAX, &seed, err) != OK ||
-        integer_take(v, "steps", 1, TRACE_TICKS, &t->steps, err) != OK ||
+    if (integer_read(v, "shoal_world", VERSION, VERSION, &version, err) != OK ||
+        keys_check(v, known_keys, err) != OK ||
+        integer_read(v, "agents", 1, WORLD_AGENTS, &agents, err) != OK ||
+        integer_read(v, "seed", 0, INT64_MAX, &seed, err) != OK ||
+        integer_read(v, "steps", 1, TRACE_TICKS, &t->steps, err) != OK ||
         (json_object_get(v, "fork") &&
-         integer_take(v, "fork", 0, TRACE_TICKS, &t->fork, err) != OK))
+         integer_read(v, "fork", 0, TRACE_TICKS, &t->fork, err) != OK))
         return err->code;
     if (!json_is_string(policy)) return error_set(err, ERR_FORMAT, "'policy' must be text");
     t->n_agents = (int)agents;
@@ -219,16 +219,16 @@ static int header_take(struct trace *t, const json_t *v, const char *const *know
 }
 
 /* Reads one tick's actions, checks that the world `w` accepts them, and steps `w`. */
-static int actions_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+static int actions_read(struct trace *t, struct world *w, const json_t *v, struct error *err) {
     int16_t actions[WORLD_AGENTS];
     int64_t n_actions = WORLD_N_ACTIONS * (t->rules.vocabulary + 1);
     if (!json_is_array(v) || json_array_size(v) != (size_t)t->n_agents)
         return error_set(err, ERR_FORMAT, "'actions' must be a list of %d", t->n_agents);
     for (int i = 0; i < t->n_agents; i++) {
-        const json_t *one = json_array_get(v, (size_t)i);
-        json_int_t a = json_integer_value(one);
+        const json_t *item = json_array_get(v, (size_t)i);
+        json_int_t a = json_integer_value(item);
         bool alive = w->agents[i].alive;
-        if (!json_is_integer(one) || (alive ? a < 0 || a >= n_actions : a != -1))
+        if (!json_is_integer(item) || (alive ? a < 0 || a >= n_actions : a != -1))
             return error_set(err, ERR_FORMAT,
                              alive ? "agent %d does no action" : "agent %d is dead", i);
         actions[i] = (int16_t)a;
@@ -247,36 +247,36 @@ static int hash_check(const struct world *w, const json_t *v, struct error *err)
                      w->tick, hash);
 }
 
-static int tick_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
-    static const char *const known[] = {"tick", "actions", "hash", NULL};
+static int tick_read(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+    static const char *const known_keys[] = {"tick", "actions", "hash", NULL};
     const json_t *hash = json_object_get(v, "hash");
     int64_t tick;
-    if (keys_check(v, known, err) != OK ||
-        integer_take(v, "tick", w->tick + 1, w->tick + 1, &tick, err) != OK ||
-        actions_take(t, w, json_object_get(v, "actions"), err) != OK)
+    if (keys_check(v, known_keys, err) != OK ||
+        integer_read(v, "tick", w->tick + 1, w->tick + 1, &tick, err) != OK ||
+        actions_read(t, w, json_object_get(v, "actions"), err) != OK)
         return err->code;
     if (!hash && tick % TRACE_HASH_INTERVAL == 0)
         return error_set(err, ERR_FORMAT, "tick %d has no hash", w->tick);
     return hash ? hash_check(w, hash, err) : OK;
 }
 
-static int end_take(struct trace *t, const struct world *w, const json_t *v, struct error *err) {
-    static const char *const known[] = {"end", "hash", NULL};
+static int end_read(struct trace *t, const struct world *w, const json_t *v, struct error *err) {
+    static const char *const known_keys[] = {"end", "hash", NULL};
     int64_t tick;
-    if (keys_check(v, known, err) != OK ||
-        integer_take(v, "end", w->tick, w->tick, &tick, err) != OK)
+    if (keys_check(v, known_keys, err) != OK ||
+        integer_read(v, "end", w->tick, w->tick, &tick, err) != OK)
         return err->code;
     t->closed = true;
     return hash_check(w, json_object_get(v, "hash"), err);
 }
 
-static int line_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+static int line_read(struct trace *t, struct world *w, const json_t *v, struct error *err) {
     static const char *const header[] = {"shoal_world", "rules",  "agents", "seed",
                                          "steps",       "policy", "fork",   NULL};
     if (t->closed) return error_set(err, ERR_FORMAT, "the trace has ended, but more follows");
-    if (w->n_agents && json_object_get(v, "end")) return end_take(t, w, v, err);
-    if (w->n_agents) return tick_take(t, w, v, err);
-    if (header_take(t, v, header, err) != OK) return err->code;
+    if (w->n_agents && json_object_get(v, "end")) return end_read(t, w, v, err);
+    if (w->n_agents) return tick_read(t, w, v, err);
+    if (header_read(t, v, header, err) != OK) return err->code;
     trace_seek(t, w, 0);
     return OK;
 }
@@ -284,19 +284,20 @@ static int line_take(struct trace *t, struct world *w, const json_t *v, struct e
 int trace_parse(struct trace *t, const char *what, const char *text, size_t len,
                 struct error *err) {
     struct world *w = xcalloc(1, sizeof *w);
-    int rc = OK, line = 0;
+    int rc = OK, n_lines = 0;
     *t = (struct trace){.fork = -1};
-    for (const char *at = text, *end = text + len, *stop; rc == OK; at = stop + 1) {
-        stop = at < end ? memchr(at, '\n', (size_t)(end - at)) : NULL;
-        if (!stop) break; /* a crash left an incomplete line */
-        line++;
-        json_t *v = json_parse(at, (size_t)(stop - at), "trace", err);
-        rc = v ? line_take(t, w, v, err) : err->code;
+    for (const char *line_start = text, *end = text + len, *newline; rc == OK;
+         line_start = newline + 1) {
+        newline = line_start < end ? memchr(line_start, '\n', (size_t)(end - line_start)) : NULL;
+        if (!newline) break; /* a crash left an incomplete line */
+        n_lines++;
+        json_t *v = json_parse(line_start, (size_t)(newline - line_start), "trace", err);
+        rc = v ? line_read(t, w, v, err) : err->code;
         json_decref(v);
     }
     if (rc != OK)
-        rc = error_wrap(err, "'%s', line %d", what, line);
-    else if (line == 0)
+        rc = error_wrap(err, "'%s', line %d", what, n_lines);
+    else if (n_lines == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no whole line of a trace", what);
     free(w);
     return rc;
@@ -319,7 +320,7 @@ json_t *trace_json(const struct trace *t, const struct world *w) {
     for (int64_t tick = 0; tick < t->n_ticks; tick++) {
         json_t *actions = json_array();
         for (int i = 0; i < t->n_agents; i++)
-            json_array_append_new(actions, json_integer(trace_at(t, tick)[i]));
+            json_array_append_new(actions, json_integer(tick_actions(t, tick)[i]));
         json_array_append_new(ticks, actions);
     }
     world_hash(w, hash);
@@ -329,16 +330,16 @@ json_t *trace_json(const struct trace *t, const struct world *w) {
 }
 
 int trace_from_json(struct trace *t, const json_t *v, struct error *err) {
-    static const char *const known[] = {"shoal_world", "rules", "agents",  "seed", "steps",
-                                        "policy",      "fork",  "actions", "hash", NULL};
+    static const char *const known_keys[] = {"shoal_world", "rules", "agents",  "seed", "steps",
+                                             "policy",      "fork",  "actions", "hash", NULL};
     const json_t *ticks = json_object_get(v, "actions");
     struct world *w = xcalloc(1, sizeof *w);
-    int rc = header_take(t, v, known, err);
+    int rc = header_read(t, v, known_keys, err);
     if (rc == OK && !json_is_array(ticks))
         rc = error_set(err, ERR_FORMAT, "'actions' must be a list of ticks");
     if (rc == OK) trace_seek(t, w, 0);
     for (size_t i = 0; rc == OK && i < json_array_size(ticks); i++)
-        if ((rc = actions_take(t, w, json_array_get(ticks, i), err)) != OK)
+        if ((rc = actions_read(t, w, json_array_get(ticks, i), err)) != OK)
             error_wrap(err, "tick %zu", i + 1);
     if (rc == OK) rc = hash_check(w, json_object_get(v, "hash"), err);
     free(w);

@@ -30,8 +30,8 @@ enum {
     WORLD_AGENTS = 64,
     WORLD_HOMES = 8,
     WORLD_PREDATORS = 16,
-    WORLD_WORDS = 16, /* silence is word 0 */
-    WORLD_KNOWN = 10, /* cells with food that an agent remembers */
+    WORLD_WORDS = 16,      /* silence is word 0 */
+    WORLD_REMEMBERED = 10, /* cells with food that an agent remembers */
 };
 
 /* rules */
@@ -57,9 +57,10 @@ struct world_rules { /* filled from option rows: recipe keys and, in the CLI, fl
                          * and homes. Worlds are square: walls in the north or east fill up an
                          * oblong map */
     struct world_rewards {
-        double move, fresh, food, home;  /* per step; on a new cell; on food; at home with a load */
-        double blocked;                  /* replaces those on a step into a wall */
-        double pick, drop, built, wrong; /* wrong: a pick-up or drop that has no effect */
+        double move, new_cell, food,
+            home;       /* per step; on a new cell; on food; at home with a load */
+        double blocked; /* replaces those on a step into a wall */
+        double pick, drop, built, no_effect; /* wrong: a pick-up or drop that has no effect */
         double bitten;
     } rewards;
 };
@@ -104,14 +105,14 @@ enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
 struct world_agent {
     int16_t cell, energy;
     uint8_t alive, holds, word;
-    uint8_t n_known;            /* oldest first; a new cell replaces the oldest when the list is
-                                 * full */
-    int16_t known[WORLD_KNOWN]; /* cells with food that were next to the agent and that it has not
-                                 * picked up; then 0s */
-    int16_t last[2];            /* the last two actions, the later one second; -1: no action yet */
+    uint8_t n_known; /* oldest first; a new cell replaces the oldest when the list is
+                      * full */
+    int16_t known[WORLD_REMEMBERED]; /* cells with food that were next to the agent and that it has
+                                      * not picked up; then 0s */
+    int16_t last[2]; /* the last two actions, the later one second; -1: no action yet */
     int32_t steps, collected, delivered, built, blocked, bites;
-    double reward, total;            /* reward of the last step; sum over the episode */
-    uint64_t seen[WORLD_CELLS / 64]; /* bit set of visited cells */
+    double reward, total;               /* reward of the last step; sum over the episode */
+    uint64_t visited[WORLD_CELLS / 64]; /* bit set of visited cells */
 };
 struct world {
     uint64_t seed;
@@ -143,7 +144,7 @@ static inline int world_neighbour(const struct world *w, int cell, int move) {
 }
 /* Whether an agent has visited a cell. */
 static inline bool world_agent_visited(const struct world_agent *a, int cell) {
-    return a->seen[cell / 64] >> (cell % 64) & 1;
+    return a->visited[cell / 64] >> (cell % 64) & 1;
 }
 static inline bool world_has_predator(const struct world *w, int cell) {
     for (int p = 0; p < w->n_predators; p++)
@@ -355,15 +356,15 @@ struct policy_runner_options {
     bool text;          /* generate up to ten tokens and parse them */
     enum dtype lora_elem;
     int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: for twenty agents */
-    int32_t n_pages;    /* pages of the KV cache; 0: enough for max_seqs long prompts */
-    enum dtype kv_elem; /* element type of the KV cache */
-    int32_t cached;     /* decisions kept for reuse; 0: none. No result depends on it */
+    int32_t n_pages;          /* pages of the KV cache; 0: enough for max_seqs long prompts */
+    enum dtype kv_elem;       /* element type of the KV cache */
+    int32_t cached_decisions; /* decisions kept for reuse; 0: none. No result depends on it */
     struct pool *pool;
 };
 struct policy_decision {            /* one decision */
     struct adapter *adapter;        /* NULL: the base model */
     struct rng rng;                 /* random source for sampling */
-    size_t at, len;                 /* position of its prompt in the text argument */
+    size_t text_offset, text_len;   /* position of its prompt in the text argument */
     struct weighted_adapter mix[2]; /* [n_mix] used instead of `adapter` if n_mix > 0 */
     int n_mix;
     /* results */
@@ -379,10 +380,10 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
                                         const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
 /* Makes all decisions, in as few passes over the base as the engine can. */
-int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n,
+int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions, int n,
                       const struct buf *text, struct error *err);
 /* Only tokenizes the prompts, for example for the baseline. */
-void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n,
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *decisions, int n,
                             const struct buf *text);
 enum dtype policy_runner_lora_elem(const struct policy_runner *a); /* for packed adapters */
 /* Frees the engine's memory until the next decision. */
@@ -440,25 +441,27 @@ struct learner_config {
     bool low_memory; /* adapters are f16, before and after updates */
     struct pool *pool;
 };
-struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
+struct learner *learner_new(const struct learner_options *o, const struct learner_config *c,
                             struct error *err);
 void learner_free(struct learner *l);
-/* Perturbs the adapter with which agent `b` decides at `tick` (from 0); only es does so. */
-void learner_perturb(struct learner *l, int generation, int tick, int b, struct policy_decision *a);
+/* Perturbs the adapter with which agent `agent` decides at `tick` (from 0); only es does so. */
+void learner_perturb(struct learner *l, int generation, int tick, int agent,
+                     struct policy_decision *a);
 /* Records agent b's decision; teacher: the correct action, or -1. Then its reward; gone: the agent
  * has left the environment. */
-void learner_observe_action(struct learner *l, int b, const struct policy_decision *a, int teacher);
-void learner_observe_reward(struct learner *l, int b, double reward, bool gone);
+void learner_observe_action(struct learner *l, int agent, const struct policy_decision *a,
+                            int teacher);
+void learner_observe_reward(struct learner *l, int agent, double reward, bool terminated);
 /* Ends the episode of agent b, which gets no further rewards. `next` is the decision that it would
  * make now (NULL: it has left). */
-void learner_finish_episode(struct learner *l, int b, const struct policy_decision *next);
+void learner_finish_episode(struct learner *l, int agent, const struct policy_decision *next);
 /* Call after tick `tick` (from 1) of `generation`; updates the policies whose turn it is. */
 int learner_tick(struct learner *l, int generation, int tick, struct error *err);
-struct adapter *learner_adapter(const struct learner *l, int mind); /* current; borrowed */
-float *learner_critic(const struct learner *l, int mind); /* malloc'ed copy of its baseline */
+struct adapter *learner_adapter(const struct learner *l, int policy); /* current; borrowed */
+float *learner_critic(const struct learner *l, int policy); /* malloc'ed copy of its baseline */
 size_t learner_critic_bytes(void);
 int64_t learner_updates(const struct learner *l); /* sum over all policies */
-struct policy_health learner_health(const struct learner *l, int mind);
+struct policy_health learner_health(const struct learner *l, int policy);
 
 /* generations */
 
@@ -513,7 +516,7 @@ void simulation_set_tick(struct simulation *l, int tick);
 const int16_t *simulation_actions(const struct simulation *l); /* [n_bodies] actions of the last
                                                                 * tick; -1: inactive agent */
 /* The decision of an agent in the last tick; NULL: it was inactive. */
-const struct policy_decision *simulation_decision(const struct simulation *l, int body);
+const struct policy_decision *simulation_decision(const struct simulation *l, int agent);
 /* Evaluates all current policies on the held-out maps. out: [held_out], the mean of a map over its
  * agents. */
 int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err);
@@ -567,12 +570,12 @@ typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, cons
                                          size_t *len, struct error *err);
 
 struct external_envs;
-/* Queries the spaces at once. If `taught`, every active agent must have a teacher. */
+/* Queries the spaces at once. If `has_expert`, every active agent must have a teacher. */
 struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
-                                        bool taught, struct error *err);
+                                        bool has_expert, struct error *err);
 /* The same for a program that the shell runs; `timeout` is in seconds per answer. */
 struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
-                                         bool taught, struct error *err);
+                                         bool has_expert, struct error *err);
 void external_envs_free(struct external_envs *c);                             /* ends the program */
 struct environment *const *external_envs_list(const struct external_envs *c); /* [worlds] */
 int64_t external_envs_max_steps(const struct external_envs *c);               /* 0: unspecified */

@@ -6,9 +6,9 @@
 
 /* The living agents as a bit set. */
 uint64_t world_living_mask(const struct world *w);
-/* Writes "NAME":{"agent_0":…,…} for the agents in `who`; `add` writes each value. */
+/* Writes "NAME":{"agent_0":…,…} for the agents in `agents`; `add` writes each value. */
 typedef void (*agent_json_fn)(const void *ctx, int agent, struct buf *out);
-void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const void *ctx,
+void agent_json_each(const char *name, uint64_t agents, agent_json_fn add, const void *ctx,
                      struct buf *out);
 
 struct world_view {
@@ -21,14 +21,15 @@ void agent_json_observation(const void *view, int agent, struct buf *out);
 void agent_json_reward(const void *view, int agent, struct buf *out);
 void agent_json_info(const void *view, int agent, struct buf *out);
 
-/* Reads the actions from an object keyed by agent names, which must be exactly the agents in `who`.
+/* Reads the actions from an object keyed by agent names, which must be exactly the agents in
+ * `agents`.
  */
-int world_actions_read(const struct world_view *v, uint64_t who, const json_t *object,
-                       int16_t *actions, uint64_t *guessed, struct error *err);
+int world_actions_read(const struct world_view *v, uint64_t agents, const json_t *object,
+                       int16_t *actions, uint64_t *invalid, struct error *err);
 
 /* Sends a line, with its newline, to another program; returns its answer, valid until the next
  * call. */
-int subprocess_exchange(struct subprocess *o, const struct buf *question, const char **line,
+int subprocess_exchange(struct subprocess *o, const struct buf *request, const char **line,
                         size_t *len, struct error *err);
 
 #endif

@@ -945,7 +945,7 @@ static void checked_is(const char *text, const char *asked, const char *resolved
                                       .input = input,
                                       .kinds = kinds,
                                       .threads = 4,
-                                      .commands = commands,
+                                      .allow_commands = commands,
                                       .owner = "key-1"};
     json_t *v = json_loads(text, 0, NULL), *wanted[2];
     if (job_request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
@@ -1070,7 +1070,7 @@ static void test_limits_by_owner(void **state) {
  * reason. */
 static void test_time_limit(void **state) {
     (void)state;
-    reopen((struct jobs_options){.seconds = 0.4, .cancel_seconds = 0.2});
+    reopen((struct jobs_options){.max_seconds = 0.4, .cancel_seconds = 0.2});
     struct id id = started("stubborn", NULL);
     await_result(id);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
@@ -1303,7 +1303,7 @@ static void test_environment(void **state) {
                                         "XDG_CACHE_HOME"};
     const char *name;
     json_t *text;
-    struct jobs_options o = {.child = "{}"};
+    struct jobs_options o = {.permissions = "{}"};
     reopen(o);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) setenv(names[i], "7", 1);
     for (size_t i = 0; i < ARRAY_LEN(passed); i++)

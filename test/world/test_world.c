@@ -65,7 +65,7 @@ static void test_rule_sets(void **state) {
                                        .pick = 10,
                                        .drop = 20,
                                        .built = 10,
-                                       .wrong = -1,
+                                       .no_effect = -1,
                                        .bitten = -5};
     assert_memory_equal(&r.rewards, &want, sizeof want);
     world_rules_release(&r);
@@ -82,7 +82,7 @@ static void test_rule_files(void **state) {
     const struct world_rules *r =
         rules_of("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
     assert_true(r->food_energy == 100 && r->food == 2 && r->food_every == 3 && r->observe_cell);
-    assert_true(r->rewards.move == 0 && r->rewards.wrong == -7 && r->rewards.pick == 10);
+    assert_true(r->rewards.move == 0 && r->rewards.no_effect == -7 && r->rewards.pick == 10);
     r = rules_of("");
     assert_true(r->food_energy == 0 && r->food == 5 && strcmp(r->rules, "legacy") == 0);
     r = rules_of("map: |\n  ####\n  #HA#\n  ####\n");
@@ -607,7 +607,7 @@ static void test_brief_goal(void **state) {
                  {1, 1, "u u u u o f - w +"}}; // as near as the one before
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         int home = w.homes[cases[i].stood];
-        a->seen[home / 64] |= (uint64_t)1 << (home % 64);
+        a->visited[home / 64] |= (uint64_t)1 << (home % 64);
         assert_int_equal(world_goal(&w, 0), w.homes[cases[i].goal]);
         observes(&w, r, 0, cases[i].want);
     }
@@ -662,9 +662,10 @@ static void test_areas(void **state) {
                  {25, "At (1,2), E200, familiar area. See: wall↑ wall←"}};
     world_reset(&w, r, 1, 1); // 6 by 6: 5 by 6 cells around (1,2)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        memset(a->seen, 0, sizeof a->seen);
-        a->seen[0] = (uint64_t)1 << 5; // outside the square
-        for (int n = 0; n < cases[i].seen; n++) a->seen[0] |= (uint64_t)1 << (n / 5 * 6 + n % 5);
+        memset(a->visited, 0, sizeof a->visited);
+        a->visited[0] = (uint64_t)1 << 5; // outside the square
+        for (int n = 0; n < cases[i].visited; n++)
+            a->visited[0] |= (uint64_t)1 << (n / 5 * 6 + n % 5);
         observes(&w, r, 0, cases[i].want);
     }
 }
@@ -767,7 +768,7 @@ static void test_determinism(void **state) {
     assert_string_not_equal(first, second);
     run(&snapshot, &r, "random", 40);
     assert_memory_equal(&a, &snapshot, sizeof a);
-    snapshot.agents[8].seen[3] ^= 4;
+    snapshot.agents[8].visited[3] ^= 4;
     world_hash(&snapshot, second);
     assert_string_not_equal(first, second);
     world_reset(&b, &r, 9, 78);

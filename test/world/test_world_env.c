@@ -110,7 +110,7 @@ static void simulations_equal(int worlds) {
     for (int i = 0; i < worlds; i++) {
         places[i] = (struct grid_env){.rules = &rules, .n_agents = AGENTS};
         envs[i] = grid_env_as_environment(&places[i]);
-        envs[i].measure = NULL;
+        envs[i].episode_stats = NULL;
         list[i] = &envs[i];
     }
     struct simulation *here = simulation_new(model, &o, list, NULL, 0, NULL, &err);

@@ -136,8 +136,8 @@ static struct policy_decision ask_of(struct buf *text, const char *prompt, struc
                                      uint64_t seed) {
     struct policy_decision ask = {.adapter = a,
                                   .rng = rng_make(seed, RNG_TEST, 3, 0),
-                                  .at = text->len,
-                                  .len = strlen(prompt)};
+                                  .text_offset = text->len,
+                                  .text_len = strlen(prompt)};
     buf_puts(text, prompt);
     return ask;
 }
@@ -297,7 +297,7 @@ static void test_cached_decisions_have_equal_bits(void **state) {
     toy_make(&toy, 1);
     struct policy_runner *plain = runner_open(&toy, 1, false);
     for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
-        struct policy_runner_options o = {.temperature = 1, .max_len = 100, .cached = sizes[k]};
+        struct policy_runner_options o = {.temperature = 1, .max_len = 100, .cached_decisions = sizes[k]};
         struct policy_runner *a = policy_runner_new(model, &toy.e, &o, &err);
         assert_non_null(a);
         struct rng r = rng_make(k, RNG_TEST, 0, 0);

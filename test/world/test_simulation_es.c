@@ -443,7 +443,7 @@ static double bandit_learned(int bodies, int stretches, double lr) {
         }
         learner_test_tick(&s);
     }
-    struct policy_decision now = {.adapter = learner_adapter(s.l, 0), .len = strlen(prompt)};
+    struct policy_decision now = {.adapter = learner_adapter(s.l, 0), .text_len = strlen(prompt)};
     struct buf text = {0};
     buf_puts(&text, prompt);
     assert_int_equal(policy_runner_act(s.asker, &now, 1, &text, &err), OK);

@@ -1,5 +1,4 @@
-/* ab: A/B tests and ratings of replies over HTTP. ops/ops.h defines them; this file has their
- * routes. */
+/* ab: A/B tests and ratings of replies over HTTP (ops/ops.h). */
 #define _GNU_SOURCE
 #include "api/internal.h"
 #include "eval/eval.h"
@@ -11,7 +10,7 @@
 
 enum { MAX_CORRECTION_BYTES = 1 << 20, MAX_COMMENT_BYTES = 64 << 10 };
 
-/* 404 if the object is missing, 409 if its state does not allow the call. */
+/* Replies with 404 if the object is missing, 409 if its state does not allow the call. */
 static void reply_error(struct exchange *x, const struct error *err) {
     if (err->code == ERR_MISSING)
         api_fail(x, 404, NULL, NULL, "not_found", "%s", err->text);
@@ -21,7 +20,7 @@ static void reply_error(struct exchange *x, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-/* Takes v over; NULL: replies with the error. */
+/* Replies with v, of which it takes ownership; NULL: with the error. */
 static void reply(struct exchange *x, json_t *v, const struct error *err) {
     if (v)
         exchange_reply_json(x, 200, v);
@@ -40,7 +39,8 @@ static void spec_release(struct ab_spec *p) {
     }
 }
 
-/* The name of a single adapter, and its current content if `out` is given. */
+/* Reads a field that names a single adapter: its name, and in *out, unless NULL, its current
+ * content. */
 static int adapter_read(struct server *s, const json_t *body, const char *key, const char *fallback,
                         char **name, struct adapter **out, struct error *err) {
     const char *model = fallback;
@@ -59,7 +59,7 @@ static int adapter_read(struct server *s, const json_t *body, const char *key, c
     return OK;
 }
 
-/* The path of the adapter's files; "": no adapter of that name is listed. */
+/* The path of an adapter's files, malloc'ed; "": the adapter is not listed. */
 static char *adapter_path(struct server *s, const char *name) {
     int n;
     struct adapter_entry *list = server_adapters(s, &n);

@@ -1,11 +1,11 @@
 /*
- * ask: the answer pipeline as a request. The server runs the pipeline of 'shoal ask' over the
- * shared batch, as background calls, and streams the entries of the team's blackboard as they are
+ * ask: the answer pipeline over HTTP. The server runs the pipeline of 'shoal ask'; its model model
+ * calls join the server's batch. The entries of the team's blackboard are streamed as they are
  * written.
  *
- * A board lives as long as its request. Memory is kept per conversation, which is stored in the
- * server's state under its id and the key of the request: the same id under another key is another
- * conversation. A conversation answers one question at a time, so that no exchange is lost.
+ * A blackboard exists for one request. Memory is kept per conversation, which is stored in the
+ * server's state under its id and the API key of the request: the same id with another key is
+ * another conversation. A conversation answers one question at a time, so that no exchange is lost.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -22,21 +22,22 @@ enum {
     MAX_CONVERSATION_ID_BYTES = 128,
     MAX_CONVERSATIONS_PER_KEY = 256
 };
-static const int64_t MAX_CONVERSATIONS_FILE_BYTES = (int64_t)1
-                                                    << 30; /* limit of their file's bytes */
+static const int64_t MAX_CONVERSATIONS_FILE_BYTES =
+    (int64_t)1 << 30; /* maximal bytes of the file with all conversations */
 
 struct ask_task {
-    struct ask_task *next; /* list of the tasks with a conversation, under the server's lock */
+    struct ask_task *next; /* list of the tasks with a conversation, guarded by the server's lock */
     struct server *s;
     struct async_reply *reply;
-    char *question, *conversation; /* conversation NULL: nothing is stored */
+    char *question,
+        *conversation; /* conversation: its id with the key's; NULL: nothing is stored */
     struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options options;
     struct engine_client engine_client;
     struct llm_client base_client;
     struct store *store;
-    json_t *entries; /* entries of the board, in the order of writing */
+    json_t *entries; /* entries of the blackboard, in the order of writing */
     struct token_usage usage;
 };
 
@@ -73,7 +74,7 @@ static void on_step(void *ctx, const char *role, int iteration, int n) {
         json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
 }
 
-/* Adds the agent that wrote an entry, and the messages that it answered. */
+/* Adds to an entry the agent that wrote it and the messages that it answered. */
 static void entry_add_call(json_t *entry, const struct llm_call *c, int iteration) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
@@ -111,7 +112,7 @@ static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer
 
 static json_t *answer_json(const struct ask_task *a, const struct pipeline_answer *out) {
     const char *type = json_string_value(
-        blackboard_read(a->options.board, BOARD_QUESTION_TYPE)); // NULL: no team was used
+        blackboard_read(a->options.board, BOARD_QUESTION_TYPE)); // NULL: the answer needed no team
     enum language lang =
         a->options.language < 0 ? language_detect(a->question) : (enum language)a->options.language;
     return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
@@ -123,8 +124,9 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
                      (json_int_t)(a->usage.prompt + a->usage.completion));
 }
 
-/* A key keeps its last MAX_CONVERSATIONS_PER_KEY; for a new one, the least recently used is
- * deleted. `list` is the key's conversations, the most recently used at the end. */
+/* Moves the conversation to the end of `list`, the conversations of its key, of which the most
+ * recently used is last. If there are more than MAX_CONVERSATIONS_PER_KEY, deletes the least
+ * recently used one. */
 static int conversation_list_update(struct ask_task *a, json_t *list, struct error *err) {
     size_t n = json_array_size(list);
     for (size_t i = 0; i < n; i++)
@@ -210,7 +212,8 @@ static void ask_task_free(void *ctx) {
 
 /* reading */
 
-/* The index of a field's word among n, -1 for "auto"; *out is unchanged if the field is absent. */
+/* Reads a field that is one of n words as its index, or -1 for "auto". *out is unchanged if the
+ * field is absent. */
 static int choice_read(const json_t *body, const char *key, const char *const *choices, int n,
                        int *out, struct error *err) {
     const char *text = "auto";
@@ -285,7 +288,7 @@ static struct ask_task *ask_task_new(struct server *s) {
     return a;
 }
 
-/* False: that conversation is answering a question already. */
+/* Adds the task to the list; false: its conversation is answering another question. */
 static bool conversation_acquire(struct ask_task *a) {
     struct server *s = a->s;
     bool acquired = true;
@@ -311,8 +314,8 @@ static int ask_task_read(struct ask_task *a, const struct exchange *x, const jso
     return model_ref_resolve(a->s, model, &a->target, err);
 }
 
-/* Reserves memory for the entries of the board and each agent's messages, which are streamed and
- * kept for the reply. */
+/* Reserves memory for the entries of the blackboard and the messages of each agent, which are
+ * streamed and kept for the reply. */
 static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
     size_t turns = (size_t)(a->options.agents + 3) * (size_t)(a->options.iterations + 1),
            message_bytes = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;

@@ -1,10 +1,10 @@
 /*
- * backups: backups over HTTP. backup/backup.h defines them; this file has their routes, and the
- * part of a restore that a running server cannot do: its databases are open, so a restore is
- * verified and scheduled, and the next start applies it before it opens anything.
+ * backups: backups over HTTP (backup/backup.h). A running server cannot restore a backup, because
+ * its databases are open. So a restore is verified and scheduled, and the next start of the server
+ * applies it before it opens any file.
  *
- * Creating and checking run in the worker of the request, however long they take. Only one such
- * operation runs at a time; other requests are answered meanwhile and show its progress.
+ * An operation runs in the worker thread of its request, however long it takes. Only one operation
+ * runs at a time; meanwhile other requests are answered and can show its progress.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -15,8 +15,8 @@
 
 enum { N_ROOTS = 3 };
 
-/* Stores the progress for operation_json. Only one operation runs at a time, so it may write both
- * fields. */
+/* Stores the progress for operation_json. Returns false to stop the operation when the server
+ * closes. */
 static bool progress_store(void *ctx, int64_t done, int64_t total) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -27,7 +27,7 @@ static bool progress_store(void *ctx, int64_t done, int64_t total) {
     return !closing;
 }
 
-/* The options of this server's backups. Their roots: its state, the runs, and the folder of
+/* The options of this server's backups. The roots are its state, its runs, and its folder of
  * adapters, if it has one. */
 static struct backup_options backup_options_init(struct server *s,
                                                  struct backup_root roots[N_ROOTS]) {
@@ -58,7 +58,7 @@ static void reply(struct exchange *x, int status, json_t *v, const struct error 
         fail(x, err);
 }
 
-/* Begins an operation unless another one runs; operation_end ends it. */
+/* Begins an operation, which operation_end ends; false: another one is running. */
 static bool operation_begin(struct server *s, const char *what, struct error *err) {
     pthread_mutex_lock(&s->lock);
     const char *other = s->backup_operation;
@@ -136,7 +136,8 @@ static void restore(struct server *s, struct exchange *x, const char *id) {
     reply(x, 202, v, &err);
 }
 
-/* Splits "ID/check" into its two parts; the second may be missing. */
+/* Splits the wildcard of the route, such as "ID/check". Returns the second part, "" if it is
+ * missing. */
 static const char *wildcard_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, BACKUP_ID_LEN + 1, "%.*s", (int)MIN(slash - rest, BACKUP_ID_LEN), rest);
@@ -151,7 +152,7 @@ static void operation_handle(void *ctx, struct exchange *x) {
     else if (strcmp(operation, "restore") == 0)
         restore(ctx, x, id);
     else
-        api_fail(x, 404, NULL, NULL, "not_found", "a backup can be told to check and to restore");
+        api_fail(x, 404, NULL, NULL, "not_found", "a backup has the operations check and restore");
 }
 
 static void delete_handle(void *ctx, struct exchange *x) {
@@ -190,7 +191,7 @@ static void restore_log(const json_t *v) {
     }
 }
 
-/* Applies a scheduled restore, before any file of the state is opened. */
+/* Applies a scheduled restore. Called before any file of the state is opened. */
 static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
     const char *state = s->o->state_dir;

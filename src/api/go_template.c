@@ -1,9 +1,9 @@
 /*
- * go_template: one pass over a template's actions, each written as its Jinja equivalent.
+ * go_template: writes the Jinja equivalent of each action of a Go template, in one pass.
  *
- * Text is written as a string literal, so Jinja's rules for white space never apply to it. A
+ * Text is written as a string literal, so Jinja's rules for white space do not apply to it. A
  * template without .Messages describes one turn, so it is put into a loop over the turns. The last
- * turn ends with its response, since the model generates from there.
+ * turn ends at its response, where the model continues.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -14,14 +14,14 @@
 
 enum { MAX_DEPTH = 32, MAX_BYTES = 64 << 10 };
 
-/* _ELSE: after the block's {{ else }}, where a second one is an error. */
+/* The kinds of open blocks. _ELSE: {{ else }} has occurred, so another one is an error. */
 enum block { BLOCK_IF, BLOCK_RANGE, BLOCK_IF_ELSE, BLOCK_RANGE_ELSE };
 struct writer_state {
     struct buf *out;
     struct error *err;
     enum block blocks[MAX_DEPTH];
     int depth, ranges;
-    bool turns;        /* no .Messages */
+    bool turns;        /* the template has no .Messages */
     bool has_response; /* .Response has occurred */
 };
 
@@ -57,7 +57,7 @@ static size_t word_length(const struct expression *e) {
     return n;
 }
 
-/* The Jinja expression for .Name or $.Name; NULL: Jinja has no such variable. */
+/* The Jinja expression for .Name or $.Name; NULL: it is not supported. */
 static const char *variable_find(const struct writer_state *w, const char *name, size_t n,
                                  bool root) {
     static const struct {
@@ -120,7 +120,7 @@ static bool operand_convert(struct expression *e, struct buf *out) {
     return name != NULL;
 }
 
-/* A function, which Go writes before its operands and Jinja between them. */
+/* Converts a function, which Go writes before its operands and Jinja between them. */
 static bool function_convert(struct expression *e, struct buf *out) {
     static const struct {
         const char *go, *jinja;
@@ -198,7 +198,7 @@ static int block_end(struct writer_state *w, const char *p, size_t n) {
     return OK;
 }
 
-/* {{ else }} and {{ else if … }}; p is after the word. */
+/* Converts {{ else }} and {{ else if … }}; p points after the word. */
 static int block_else(struct writer_state *w, const char *p, size_t n) {
     enum block *b = &w->blocks[w->depth - 1];
     while (n && isspace((unsigned char)*p)) p++, n--;
@@ -211,7 +211,7 @@ static int block_else(struct writer_state *w, const char *p, size_t n) {
     return OK;
 }
 
-/* Writes .Response; the last turn ends here. */
+/* Writes .Response, where the last turn ends. */
 static int response_write(struct writer_state *w, const char *p, size_t n) {
     if (w->depth || w->has_response) return unsupported_error(w, p, n);
     w->has_response = true;
@@ -291,7 +291,7 @@ struct ollama_turn {
 /* Moves the texts out of t. */
 static json_t *turn_json(struct ollama_turn *t) {
     struct buf *texts[] = {&t->system, &t->prompt, &t->response};
-    for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* "" allocates data */
+    for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* so that data is not NULL */
     json_t *v = json_pack("{s:s,s:s,s:s}", "system", t->system.data, "prompt", t->prompt.data,
                           "response", t->response.data);
     for (size_t i = 0; i < 3; i++) buf_release(texts[i]);

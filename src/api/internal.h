@@ -1,4 +1,4 @@
-/* api: functions that the files of the APIs share. */
+/* api: declarations that the files of the APIs share. */
 #ifndef SHOAL_API_INTERNAL_H
 #define SHOAL_API_INTERNAL_H
 
@@ -10,24 +10,25 @@ extern const struct server_module ab_module, openai_module, vllm_module, llamacp
     backups_module;
 
 void web_ui_handle(void *ctx,
-                   struct exchange *x); /* web_ui.c: serves the page, also at / for browsers */
+                   struct exchange *x); /* web_ui.c: serves the web page, also at / for browsers */
 
 /* ollama_models.c */
 
-/* Loads the derived models from state_dir; skips those that cannot be rebuilt, with a warning. */
+/* Loads the derived models from state_dir. Those that cannot be loaded are skipped with a
+ * warning. */
 void ollama_models_load(struct server *s);
-/* The receiver of a blob upload's body; NULL: the route is not an upload. */
+/* The sink for the body of a blob upload; NULL: the route is not an upload. */
 struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct http_route *r);
-/* Applies the derived settings of the target to a chat body in OpenAI's form; fields that the body
- * sets take precedence. */
+/* If t is a derived model, adds its settings to a body in OpenAI's form; fields that the body sets
+ * take precedence. */
 void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body);
 
 /* llamacpp.c */
 
-/* Tokenizes {content}. */
+/* Replies with the tokens of {content}. */
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
-/* Defaults and lower bounds in which the sampling fields of llama.cpp and Ollama differ. A negative
- * seed means a random seed; a negative temperature is read as 0. */
+/* The defaults and lower bounds of sampling fields that differ between llama.cpp and Ollama. A
+ * negative seed means a random seed; a negative temperature is read as 0. */
 struct llamacpp_sampling {
     double min_temperature, top_p, min_p;
     int64_t min_seed;
@@ -38,8 +39,8 @@ int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defa
 /* openai.c: used by other APIs too */
 
 struct generation_spec;
-/* Parse bodies into a model_ref and a generation_spec, which the caller owns, also after an error.
- */
+/* Parse a body into a model_ref and a generation_spec, which the caller releases, even after an
+ * error. */
 int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err);
 int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
@@ -47,15 +48,15 @@ int openai_completion_read(struct server *s, const json_t *body, struct model_re
 int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
                        struct token_ids *out, struct error *err);
 
-/* Tokenizes a prompt field (a string, strings, ids, or lists of ids) into 1 to `most` prompts,
- * [*n], which the caller owns, also after an error. */
-int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out,
-                     int *n, struct error *err);
-/* embed_texts: [n][D], malloc'ed into *out. Computes a few texts at a time, so that other requests
- * run in between; ERR_STATE: the client disconnected. embedding_truncate: keeps the first `dims`
- * values of a vector and scales them to length 1. */
+/* Tokenizes a prompt field (a string, strings, ids, or lists of ids) into 1 to
+ * `max_prompts` prompts, [*n], which the caller releases, even after an error. */
+int prompts_tokenize(const struct server *s, const json_t *v, int max_prompts,
+                     struct token_ids **out, int *n, struct error *err);
+/* Computes the embeddings [n][D] of n texts, malloc'ed into *out. Computes a few texts at a time,
+ * so that other requests run in between. ERR_STATE: the client disconnected. */
 int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
                 const struct token_ids *texts, int n, float **out, struct error *err);
+/* Scales the first `dims` values of a vector to length 1. */
 void embedding_truncate(float *v, int dims);
 
 #endif

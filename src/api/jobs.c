@@ -1,10 +1,9 @@
 /*
- * jobs: long work over HTTP. src/jobs runs the jobs; this file has their routes, the streams of
- * their events, and the publication of results: an adapter that a job wrote is served under its
- * name from then on.
+ * jobs: jobs over HTTP. src/jobs runs the jobs. This file has their routes, streams their events,
+ * and publishes results: an adapter that a job wrote is served under its name.
  *
- * The commands' option tables define the options of jobs (cmd_serve passes them on); this file
- * decides from the server's options which files a job may read and write. Results are in the
+ * The option tables of the commands define the options of jobs (cmd_serve passes them). This file
+ * derives from the server's options which files a job may read and write. Results are stored in the
  * server's output folder, under names that clients choose.
  */
 #define _GNU_SOURCE
@@ -19,7 +18,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_JOBS_IN_METRICS = 16 }; /* jobs with figures in the metrics; running ones always */
+enum {
+    MAX_JOBS_IN_METRICS = 16
+}; /* maximal number of jobs in the server's metrics; running jobs always are */
 
 /* A client that streams a job's events. */
 struct job_event_stream {
@@ -49,7 +50,7 @@ static enum stream_status event_stream_pull(void *ctx, struct buf *out) {
     struct job_event_stream *w = ctx;
     struct error err;
     json_t *events = jobs_events(w->s->jobs, w->id, w->after, &err), *e;
-    bool has_ended = !events; // job was deleted
+    bool has_ended = !events; // the job was deleted
     size_t i;
     json_array_foreach (events, i, e) {
         event_write(out, e);
@@ -95,8 +96,8 @@ static char *results_folder(const struct server *s) {
     return path_join(s->o->state_dir, "out");
 }
 
-/* Whether a name may be served from this path now: the name is free, or already belongs to this
- * path, or `any`: the key of the job may replace other adapters. */
+/* Checks that an adapter from this path may be served under the name: the name is free, or belongs
+ * to this path already, or the job's key may replace any adapter. */
 static int adapter_name_check(struct server *s, const char *name, const char *path,
                               bool may_replace_any, struct error *err) {
     int n, rc = OK;
@@ -111,8 +112,8 @@ static int adapter_name_check(struct server *s, const char *name, const char *pa
     return rc;
 }
 
-/* Serves the adapters that jobs have written since the last call; each replaces an older one of its
- * name. */
+/* Serves the adapters that jobs have written since the last call; each replaces an older one of the
+ * same name. */
 static void results_publish(void *ctx) {
     struct server *s = ctx;
     json_t *list = jobs_list(s->jobs), *job;
@@ -139,7 +140,7 @@ static void results_publish(void *ctx) {
     __atomic_store_n(&s->publishing, false, __ATOMIC_RELEASE);
 }
 
-/* Called in the thread of the jobs. */
+/* Called in the jobs' thread when a job has new events. */
 static void jobs_changed(void *ctx) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -151,7 +152,7 @@ static void jobs_changed(void *ctx) {
 
 /* checks of requests */
 
-/* Checks the names under which results would be served against the adapters that are served. */
+/* Checks that the results of a request may be served under their names. */
 static int result_names_check(struct server *s, const json_t *request, bool may_replace_any,
                               struct error *err) {
     const json_t *options = json_object_get(request, "options");
@@ -167,7 +168,8 @@ static int result_names_check(struct server *s, const json_t *request, bool may_
     return rc;
 }
 
-/* A key that may manage adapters may replace them; so may a caller of a server without keys. */
+/* A key with the scope admin may replace adapters, and so may every caller of a server without
+ * keys. */
 static bool may_replace(struct server *s, const char *key) {
     return !key || keys_scopes(s->keys, key) & KEY_SCOPE_ADMIN;
 }
@@ -237,7 +239,8 @@ static void series_reply(struct server *s, struct exchange *x, const char *id) {
         fail(x, &err, NULL);
 }
 
-/* Splits "job-1/events" into its two parts; the second may be missing. */
+/* Splits the wildcard of the route, such as "job-1/events"; *operation is "" if the second part is
+ * missing. Returns false if the first part is too long for an id. */
 static bool wildcard_split(const struct exchange *x, char id[JOB_ID_LEN], const char **operation) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, JOB_ID_LEN, "%.*s", (int)MIN(slash - rest, JOB_ID_LEN - 1), rest);
@@ -287,7 +290,7 @@ static void operation_handle(void *ctx, struct exchange *x) {
             fail(x, &err, NULL);
         return;
     }
-    api_fail(x, 404, NULL, NULL, "not_found", "a job can be told to pause, resume and cancel");
+    api_fail(x, 404, NULL, NULL, "not_found", "a job has the operations pause, resume and cancel");
 }
 
 static void delete_handle(void *ctx, struct exchange *x) {
@@ -330,7 +333,7 @@ static char *input_resolve(void *ctx, const char *path, bool database, struct er
     return real;
 }
 
-/* A user's home folder, or a parent of it, does not count as a working folder. */
+/* Whether a folder is a working folder, and not the user's home folder or a parent of it. */
 static bool is_working_folder(const char *dir) {
     char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
     size_t n = strlen(dir);
@@ -340,7 +343,7 @@ static bool is_working_folder(const char *dir) {
     return !contains_home;
 }
 
-/* Allows reading the adapters named at the start, except those in the server's state, which has
+/* Allows reading the adapters that are served, except those in the server's state, which has
  * separate rules. */
 static void adapters_allow(struct server *s) {
     int n;
@@ -357,8 +360,8 @@ static void adapters_allow(struct server *s) {
     server_adapters_free(v, n);
 }
 
-/* The program's checkout with models, recipes and teams; malloc'ed; NULL: the program runs
- * elsewhere. */
+/* The program's checkout with models, recipes and teams, malloc'ed; NULL: the program does not run
+ * from a checkout. */
 static char *checkout_find(const struct server *s) {
     static const char known[] = "examples/demo.yaml";
     char *path = s->o->find ? s->o->find(known) : NULL;
@@ -387,8 +390,8 @@ static void inputs_allow(struct server *s) {
     free(working_dir);
 }
 
-/* Denies the server's state, its backups and its certificate's key, wherever they are; then allows
- * the output folder of jobs inside the state. */
+/* Denies the server's state, its backups and its TLS key, wherever they are, and allows the folder
+ * of runs and, inside the state, the output folder of jobs. */
 static void state_deny(struct server *s) {
     struct job_paths *p = s->job_paths;
     char *out = results_folder(s);
@@ -402,7 +405,7 @@ static void state_deny(struct server *s) {
     free(out);
 }
 
-/* The value of SHOAL_JOB, which cli/job_confine.c reads. */
+/* Sets the value of SHOAL_JOB, the permissions of jobs, which cli/job_confine.c reads. */
 static void permissions_set(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
                           (int)s->o->jobs_run_commands);
@@ -439,8 +442,8 @@ static int paths_open(struct server *s, struct error *err) {
     return OK;
 }
 
-/* Bytes of memory that the server leaves to a job: the machine's memory without the server's share,
- * and at least a quarter of it. 0: no limit, because a sanitizer reserves more than the machine
+/* The maximal bytes of memory of a job: the machine's memory without the server's share, and at
+ * least a quarter of it. 0: unlimited, because a sanitizer reserves more memory than the machine
  * has. */
 static int64_t memory_for_jobs(const struct server *s) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -494,8 +497,8 @@ static void module_close(struct server *s) {
     free(s->jobs_folder);
 }
 
-/* Number of jobs by kind and state, including zeros, so that alert rules need not handle missing
- * series. */
+/* Sets the numbers of jobs by kind and state, including zeros, so that alert rules need not handle
+ * missing series. */
 static void state_metrics_set(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
@@ -512,7 +515,7 @@ static void state_metrics_set(struct server *s, const json_t *list) {
     }
 }
 
-/* The figures of an ended job stay in the metrics, except speeds. */
+/* Sets the metrics that a job reports. After its end the last values are kept, except speeds. */
 static void job_metrics_set(struct server *s, const json_t *job, bool running) {
     static const char speed[] = "_per_second";
     const char *name;
@@ -526,8 +529,8 @@ static void job_metrics_set(struct server *s, const json_t *job, bool running) {
     }
 }
 
-/* Figures of the running jobs and of the newest MAX_JOBS_IN_METRICS jobs that have figures. The
- * list begins with the newest job. */
+/* Sets the metrics of all running jobs, and of the newest ended jobs that have metrics, up to
+ * MAX_JOBS_IN_METRICS jobs. The list begins with the newest job. */
 static void all_job_metrics_set(struct server *s, const json_t *list) {
     json_t *job;
     size_t i;

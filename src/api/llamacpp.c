@@ -2,11 +2,10 @@
  * llamacpp: the API of llama.cpp's server: completions, adapters by number and scale, slots,
  * properties, and tokenization.
  *
- * A global scale is the weight of an adapter in requests that name neither a model nor adapters. A
- * slot is a place in the batch; the API does not expose which one a reply has, so id_slot is read
- * and -1 is returned. Samplers that the engine does not have (dry, xtc, mirostat, a dynamic
- * temperature) are rejected if a request enables them, since the reply would be different without
- * them.
+ * A global scale is the weight of an adapter in requests that name neither a model nor adapters.
+ * Requests have no fixed slots in the batch, so id_slot is read but not used, and -1 is returned.
+ * Samplers that the engine does not have (dry, xtc, mirostat, a dynamic temperature) are rejected
+ * if a request enables them, because the reply would be different without them.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -48,7 +47,8 @@ static void scale_handle(void *ctx, struct exchange *x) {
 
 /* prompts */
 
-/* A text, or ids, or a list of both; only a text in first place gets the BOS token. */
+/* Tokenizes a text, a token id, or a list of both. Only a text at the beginning gets the BOS
+ * token. */
 static int prompt_add(const struct server *s, const json_t *v, int flags, struct token_ids *out,
                       struct error *err) {
     const struct tokenizer *tok = s->m->tok;
@@ -84,7 +84,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
     return OK;
 }
 
-/* A list that contains an id is one prompt, any other list is several. */
+/* Whether `prompt` is a list of prompts. A list that contains a token id is one prompt. */
 static bool is_prompt_list(const json_t *v) {
     const json_t *item;
     size_t i;
@@ -116,7 +116,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
 
 /* settings */
 
-/* Adds one pair of [[id or text, bias or false], …] to an object in OpenAI's form. */
+/* Adds a pair [id or text, bias or false] to an object in OpenAI's form. */
 static int logit_bias_add(const struct server *s, const json_t *pair, json_t *out,
                           struct error *err) {
     json_t *token = json_array_get(pair, 0), *bias = json_array_get(pair, 1);
@@ -173,7 +173,7 @@ static int grammar_read(struct server *s, const json_t *body, struct generation_
     return grammar ? generation_set_grammar(s, spec, "gbnf", grammar, err) : OK;
 }
 
-/* Rejects samplers that would change the reply. */
+/* Rejects samplers that are not supported and would change the reply. */
 static int samplers_reject(const json_t *body, struct error *err) {
     static const char *const others[] = {"dry_multiplier", "xtc_probability", "mirostat",
                                          "dynatemp_range", "post_sampling_probs"};
@@ -221,7 +221,7 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
     return stop_conditions_read(s, body, spec, err);
 }
 
-/* The limits on a reply, and the parts that it contains. spec->extra: {tokens, lora}. */
+/* Reads the limits of a reply and the fields that it contains. spec->extra: {tokens, lora}. */
 static int limits_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     int64_t predict = s->o->max_tokens, n = 1, probs = 0, slot = -1;
@@ -253,7 +253,7 @@ static int body_read(struct server *s, const json_t *body, struct model_ref *t,
     return rc == OK ? prompts_read(s, body, spec, err) : rc;
 }
 
-/* The effective settings of a request, under all names that a request can use. */
+/* The effective settings of a request, under all names that a request may use. */
 static json_t *settings_json(const struct server *s, const struct generation_spec *spec) {
     const struct sampling_params *p = &spec->sampling;
     json_t *stops = json_array(), *lora = json_object_get(spec->extra, "lora");
@@ -281,7 +281,7 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 
 /* replies */
 
-/* OpenAI's list, with the ids of the tokens. */
+/* The log-probabilities of a token in OpenAI's form, with token ids. */
 static json_t *token_probs_json(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->batch_request.request;
     json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
@@ -315,7 +315,7 @@ static json_t *tokens_json(const struct generation *g, const struct completion *
     return list;
 }
 
-/* The members of every event. */
+/* The fields of every chunk and of the whole reply. */
 static json_t *chunk_json(const struct generation *g, const struct completion *a, json_t *content,
                           int32_t from, int32_t to, bool stop) {
     json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", content,
@@ -395,7 +395,7 @@ static void completion_end(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
-/* One object, or a list if there are several answers. */
+/* One object, or a list if there are several completions. */
 static json_t *completion_whole(const struct generation *g) {
     json_t *list = json_array();
     for (int i = 0; i < g->n_completions; i++) {
@@ -430,7 +430,7 @@ static json_t *slot_json(const struct server *s, int id, bool busy) {
                      engine_max_len(s->e), "speculative", 0, "is_processing", busy);
 }
 
-/* A running reply. The server's lock is held, so g stays valid. */
+/* The slot of a running request. The server's lock must be held, so that g stays valid. */
 static json_t *busy_slot_json(const struct generation *g, const struct completion *a, int id) {
     const struct engine_request *r = &a->batch_request.request;
     int n_decoded = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);

@@ -1,15 +1,15 @@
 /*
- * ollama: Ollama's API for text, chats, embeddings and the list of models. The served base and
- * every adapter is a model NAME:latest; ollama_models.c has the models derived from them.
+ * ollama: Ollama's API for text, chats, embeddings and the list of models. The base model and every
+ * adapter is a model NAME:latest. ollama_models.c creates models that are derived from them.
  *
- * Requests are read into the same spec as OpenAI's. Separate dialects write the replies: NDJSON
- * unless "stream" is false, arguments of tools as objects, durations in nanoseconds. api_fail
- * writes errors in Ollama's form, by the path.
+ * Requests are read into the same generation_spec as OpenAI's. Other dialects write the replies:
+ * NDJSON unless "stream" is false, arguments of tools as objects, durations in nanoseconds.
+ * api_fail writes errors in Ollama's form for these paths.
  *
- * One default differs from Ollama's: repeat_penalty is 1, which is off, so that replies are
- * unmodified samples of the model. Models are never unloaded: keep_alive is parsed, and 0 is
- * confirmed without an effect. num_ctx bounds a prompt and its reply; messages that do not fit are
- * left out, the oldest first, unless truncate is false.
+ * One default differs from Ollama's: repeat_penalty is 1 (off), so that replies are unmodified
+ * samples of the model. Models are never unloaded: keep_alive is parsed, and 0 is confirmed without
+ * an effect. num_ctx bounds the tokens of a prompt and its reply; messages that do not fit are left
+ * out, the oldest first, unless truncate is false.
  */
 #define _GNU_SOURCE
 #include "api/ollama.h"
@@ -26,7 +26,7 @@ enum { MAX_INPUTS = 2048 };
 
 /* shared by all requests */
 
-/* A time in Ollama's format. */
+/* Formats a time as Ollama does. */
 static char *time_format(int64_t seconds, long nanoseconds, char out[40]) {
     time_t t = (time_t)seconds;
     struct tm tm;
@@ -72,7 +72,8 @@ static size_t unit_length(const char *p) {
     return 0;
 }
 
-/* "5m", "1h30m", or seconds; false: none of these forms. *zero: the duration is 0. */
+/* Parses a duration such as "5m" or "1h30m", or seconds; false: it has another form. *zero: whether
+ * it is 0. */
 static bool duration_read(const char *p, bool *zero) {
     bool seconds = strspn(p, "+-0123456789.") == strlen(p);
     double all = 0;
@@ -106,11 +107,11 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
-    spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // no limit but the context
+    spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // limited by the context only
     return stop_conditions_read(s, o, spec, err);
 }
 
-/* `format` is "json" or a schema. */
+/* Reads `format`: "json" or a JSON schema. */
 static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     const json_t *f = json_get_nonnull(body, "format");
@@ -138,7 +139,7 @@ static int images_reject(const json_t *v, struct error *err) {
     return error_set(err, ERR_USAGE, "'images' cannot be read: this model reads text only");
 }
 
-/* One request for text, while it is being read. */
+/* A request for a completion or chat, while it is being read. */
 struct ollama_request {
     json_t *body, *derived, *options;
     struct model_ref target;
@@ -180,7 +181,7 @@ static int ollama_request_read(struct server *s, struct exchange *x, struct olla
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
-    const char *user = NULL; // not an Ollama field; experiments assign by user
+    const char *user = NULL; // not a field of Ollama: A/B tests assign users to adapters
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
     q->derived = server_derived_spec(s, q->target.label);
@@ -201,8 +202,7 @@ static json_t *reply_json(const struct generation *g) {
     return json_pack("{s:s,s:o}", "model", g->target.name, "created_at", current_time_json());
 }
 
-/* The fields of the last object, except the words. load_duration is the wait for a place in the
- * batch. */
+/* Adds the fields of the last object, except the text. load_duration is the time in the queue. */
 static void final_fields_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct batcher_request *c = &a->batch_request;
     bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
@@ -217,7 +217,7 @@ static void final_fields_add(const struct generation *g, const struct completion
     json_object_set_new(v, "eval_duration", json_integer(nanoseconds(first, c->ended)));
 }
 
-/* Log-probabilities of the tokens from..to. */
+/* Adds the log-probabilities of the tokens from … to - 1. */
 static void logprobs_add(const struct generation *g, const struct completion *a, int32_t from,
                          int32_t to, json_t *v) {
     const struct lazy_list l = {.index = a->index, .from = from, .to = to};
@@ -228,7 +228,7 @@ static void stream_end(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
-/* Takes the new words as JSON, and puts their log-probabilities into v. */
+/* Returns the text that was not sent yet and marks it as sent; adds its log-probabilities to v. */
 static json_t *content_take(const struct generation *g, struct completion *a, json_t *v) {
     json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
     a->sent = a->content_end;
@@ -240,8 +240,8 @@ static json_t *content_take(const struct generation *g, struct completion *a, js
 
 /* text */
 
-/* Prompt and reply, for a request that continues them; with the end-of-turn token if it was
- * generated. */
+/* Adds the tokens of the prompt and the reply, for a request that continues them; with the
+ * end-of-turn token if it was generated. */
 static void context_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct engine_request *r = &a->batch_request.request;
     if (!json_is_true(g->spec.extra)) return;
@@ -289,7 +289,8 @@ static const struct api_dialect generate_dialect = {.stream_type = "application/
 
 /* chats */
 
-/* The complete calls; calls sent before are left out unless `again`. */
+/* Returns the complete tool calls and marks them as sent; without those that were sent before,
+ * unless `include_sent`. */
 static json_t *tool_calls_take(const struct completion *a, bool include_sent) {
     json_t *calls = json_array();
     for (int i = 0; i < a->n_tools; i++) {
@@ -297,7 +298,7 @@ static json_t *tool_calls_take(const struct completion *a, bool include_sent) {
         if (!c->name || (c->told && !include_sent) || !(c->args_end || a->done)) continue;
         size_t n = c->args_end ? c->args_end - c->args : 0;
         json_t *args = json_loadb(a->text.data + c->args, n, 0, NULL);
-        if (!args && c->args) continue; // truncated: the reason "length" reports this
+        if (!args && c->args) continue; // truncated, as done_reason "length" reports
         json_array_append_new(calls, json_pack("{s:s,s:{s:i,s:s,s:o}}", "id", c->id, "function",
                                                "index", i, "name", c->name, "arguments",
                                                args ? args : json_object()));
@@ -355,7 +356,8 @@ static const struct api_dialect chat_dialect = {.stream_type = "application/x-nd
 
 /* prompts */
 
-/* The prompt for `messages`, through the reader of OpenAI's chat bodies; takes messages over. */
+/* Renders the prompt for `messages`, of which it takes ownership, by way of a chat body in OpenAI's
+ * form. */
 static int prompt_render(struct server *s, struct ollama_request *q, json_t *messages,
                          const char *template, struct error *err) {
     json_t *chat = json_pack("{s:o}", "messages", messages),
@@ -374,7 +376,7 @@ static int prompt_render(struct server *s, struct ollama_request *q, json_t *mes
     return rc;
 }
 
-/* The tokens that the template puts after an assistant's turn, such as a newline. */
+/* Appends the tokens that the template puts after an assistant's turn, such as a newline. */
 static void tokens_after_turn(const struct tokenizer *t, struct token_ids *out) {
     const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
     struct token_ids ids = {0};
@@ -456,7 +458,8 @@ static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) 
     exchange_reply_json(x, 200, v);
 }
 
-/* Starts the generation, which takes grammar, spec and target over; otherwise they are released. */
+/* Starts the generation, which takes ownership of spec and target, or replies without one and
+ * releases them. */
 static void ollama_request_start(struct server *s, struct exchange *x, struct ollama_request *q,
                                  const struct api_dialect *dialect, int rc, bool empty,
                                  const struct error *err) {
@@ -483,7 +486,7 @@ static void generate_handle(void *ctx, struct exchange *x) {
     ollama_request_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
 }
 
-/* Messages without the oldest `skip` that are not the system's. */
+/* The messages without the oldest `skip` ones; system messages are kept. */
 static json_t *messages_skip_oldest(const json_t *messages, size_t skip) {
     json_t *list = json_array(), *m;
     size_t i;
@@ -509,8 +512,8 @@ static int prompt_render_without_oldest(struct server *s, struct ollama_request 
     return prompt_render(s, q, messages_skip_oldest(messages, skip), NULL, err);
 }
 
-/* Leaves out as few of the oldest messages as the context requires, and never the last. Binary
- * search, since each try renders the whole prompt. */
+/* Renders the prompt without as few of the oldest messages as the context requires, but always with
+ * the last one. Uses binary search, because each attempt renders the whole prompt. */
 static int prompt_render_fitting(struct server *s, struct ollama_request *q, const json_t *messages,
                                  struct error *err) {
     bool truncate = true;
@@ -579,8 +582,8 @@ static void embedding_release(struct ollama_embedding *e) {
     json_decref(e->body);
 }
 
-/* Tokenizes the texts of a key, cut to the context if the request allows it. n is 0 if the key is
- * absent. */
+/* Tokenizes the texts under a key, truncated to the context if the request allows it. n is 0 if the
+ * key is absent. */
 static int texts_read(const struct server *s, const char *key, struct ollama_embedding *e,
                       struct error *err) {
     const json_t *v = json_get_nonnull(e->body, key);
@@ -643,7 +646,7 @@ static void embed_handle(void *ctx, struct exchange *x) {
     embedding_release(&e);
 }
 
-/* The older route: one text, and its vector unscaled. */
+/* The older route: one text, and its vector without scaling. */
 static void embeddings_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct ollama_embedding e = {0};
@@ -689,7 +692,8 @@ static json_t *details_json(const struct server *s, const char *parent) {
                      "quantization_level", type);
 }
 
-/* The fields that all lists of models share. NULL: the adapter cannot be loaded now. */
+/* The fields of a model that all lists have. l NULL: the base model. Returns NULL if the adapter
+ * cannot be loaded. */
 static json_t *model_card_json(struct server *s, const struct adapter_entry *l) {
     char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
     struct model_size size = {0};
@@ -754,7 +758,7 @@ static void ps_add(struct server *s, const struct adapter_entry *l, json_t *mode
     json_array_append_new(models, v);
 }
 
-/* The models in memory: the base, and the adapters in the pool. */
+/* Lists the models in memory: the base model and the adapters in the pool. */
 static void ps_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     json_t *models = json_array();
@@ -802,7 +806,7 @@ static json_t *info_json(const struct server *s) {
     return v;
 }
 
-/* Writes one line per parameter, each with the prefix `before`. */
+/* Writes one line per parameter, each with a prefix. */
 static void parameters_write(const json_t *derived, const char *prefix, struct buf *out) {
     const char *key;
     json_t *v, *item;
@@ -897,9 +901,10 @@ static void show_handle(void *ctx, struct exchange *x) {
 
 static void registry_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    api_fail(x, 501, NULL, NULL, NULL,
-             "this server reaches no registry: give it models with 'shoal pull' and --adapter, or "
-             "through /api/create");
+    api_fail(
+        x, 501, NULL, NULL, NULL,
+        "this server does not access registries: add models with 'shoal pull' and --adapter, or "
+        "through /api/create");
 }
 
 static void version_handle(void *ctx, struct exchange *x) {

@@ -1,6 +1,6 @@
 /*
- * ollama: functions that the two files of Ollama's API share. ollama.c serves the existing models,
- * ollama_models.c derives new ones from them.
+ * ollama: functions that the two files of Ollama's API share. ollama.c generates and lists models;
+ * ollama_models.c creates derived models.
  *
  * A derived model is a JSON object: the fields of /api/create merged with those of the model that
  * it was derived from, so that it does not depend on that model:
@@ -16,22 +16,22 @@
 
 #include "serve/generation.h"
 
-/* The text under "model", or under its older name "name"; ERR_USAGE: both are missing. */
+/* Reads the field "model", or its older name "name". ERR_USAGE: both are missing. */
 int ollama_name(const json_t *body, const char **name, struct error *err);
-/* As model_ref_resolve, for a required name, with Ollama's error messages. */
+/* Like model_ref_resolve, for a required name and with Ollama's error messages. */
 int ollama_target(struct server *s, const char *name, struct model_ref *t, struct error *err);
 /* Reads Ollama's options into sampling, stops and max_tokens. Options that only control how a model
  * is loaded (num_thread, use_mmap …) are ignored. */
 int ollama_options_read(const struct server *s, const json_t *options, struct generation_spec *spec,
                         struct error *err);
-/* Puts the model's messages, its template, and its system message unless there is one, into a chat
- * body of OpenAI's form. */
+/* Adds the derived model's messages, template and system message to a chat body in OpenAI's form,
+ * unless the body has its own template or system message. */
 void ollama_derived_apply(const json_t *derived, json_t *chat);
 /* Translates a template to Jinja for this server's model; NULL on an error, ERR_USAGE. */
 char *ollama_template_to_jinja(const struct server *s, const char *template, struct error *err);
 /* Parses a Modelfile into the fields of /api/create, in the object `out`. At most 1 MiB. */
 int ollama_modelfile(const char *text, json_t *out, struct error *err);
-/* The adapter of that name in a copy of the list, or NULL. */
+/* Finds an adapter by name in the list [n]; NULL: none. */
 const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n,
                                                 const char *name);
 

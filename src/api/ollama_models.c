@@ -1,13 +1,13 @@
 /*
- * ollama_models: models derived from the served base, adapters and settings through Ollama's API,
- * and the files uploaded for them.
+ * ollama_models: derived models of Ollama's API, each made from the base model, adapters and
+ * settings, and the files that are uploaded for them.
  *
  *   STATE/blobs/sha256-HASH     uploaded files, under the hash of their content
- *   STATE/adapters/HASH/        PEFT directories: links to blobs under the names they need
- *   STATE/models/HASH.json      derived models (ollama.h), HASH of the name
+ *   STATE/adapters/HASH/        PEFT directories: hard links to blobs, under PEFT's file names
+ *   STATE/models/HASH.json      derived models (ollama.h), under the hash of their name
  *
- * Several adapters become one: their exact sum, published to the pool like any other. A blob gets
- * its name only after its hash was verified and all of it is on disk.
+ * Several adapters become one: their exact sum, which is published to the pool like any other
+ * adapter. A blob gets its name only after its hash was verified and all of it is on disk.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -37,7 +37,7 @@ static int state_folder(const struct server *s, const char *folder, struct error
 
 /* blobs */
 
-/* The hash in "sha256:…" or "sha256-…"; NULL: the text has another form. */
+/* The hash in "sha256:HASH" or "sha256-HASH"; NULL: the text has another form. */
 static const char *digest_hash(const char *text) {
     bool named = strncmp(text, "sha256:", 7) == 0 || strncmp(text, "sha256-", 7) == 0;
     return named && hash_is_valid(text + 7) ? text + 7 : NULL;
@@ -49,7 +49,7 @@ static char *blob_path(const struct server *s, const char *hash) {
     return state_path(s, "blobs", name);
 }
 
-/* ERR_MISSING: the blob was not uploaded. */
+/* The path of a blob, malloc'ed. ERR_MISSING: it was not uploaded. */
 static char *blob_find(const struct server *s, const char *digest, struct error *err) {
     const char *hash = digest_hash(digest);
     char *path = hash ? blob_path(s, hash) : NULL;
@@ -62,8 +62,8 @@ static char *blob_find(const struct server *s, const char *digest, struct error 
     return NULL;
 }
 
-/* An upload. Errors are reported after the whole body has arrived: a client cannot be answered
- * while it sends. */
+/* An upload. Errors are reported after the whole body has arrived, because the server cannot reply
+ * while a client sends. */
 struct ollama_blob {
     struct body_sink sink;
     struct atomic_file file;
@@ -127,7 +127,8 @@ void ollama_upload_handle(void *ctx, struct exchange *x) {
 void ollama_blob_handle(void *ctx, struct exchange *x) {
     struct error err;
     if (strcmp(exchange_method(x), "HEAD") != 0) {
-        api_fail(x, 405, NULL, NULL, NULL, "a blob can be asked for by HEAD and sent by POST");
+        api_fail(x, 405, NULL, NULL, NULL,
+                 "a blob can be checked with HEAD and uploaded with POST");
         return;
     }
     char *path = blob_find(ctx, exchange_wildcard(x), &err);
@@ -137,7 +138,8 @@ void ollama_blob_handle(void *ctx, struct exchange *x) {
 
 /* adapters of a derived model */
 
-/* A folder with links to the uploaded files of one PEFT adapter. */
+/* Creates a folder with links to the uploaded files of one PEFT adapter; returns its path,
+ * malloc'ed. */
 static char *peft_folder_create(const struct server *s, const json_t *files, struct error *err) {
     char *text_of_files = json_canonical(files), hash[HASH_LEN];
     sha256_bytes(text_of_files, strlen(text_of_files), hash);
@@ -168,7 +170,7 @@ static char *adapter_source_path(const struct server *s, const json_t *v, struct
     return strncmp(text, "sha256", 6) == 0 ? blob_find(s, text, err) : xstrdup(text);
 }
 
-/* The sum of the adapters; NULL with OK if the model has no adapters. */
+/* Opens the sum of a model's adapters; *out is NULL if it has none. */
 static int adapters_open(struct server *s, const json_t *derived, struct adapter **out,
                          struct error *err) {
     const json_t *list = json_object_get(derived, "adapters"), *v;
@@ -193,11 +195,12 @@ static int adapters_open(struct server *s, const json_t *derived, struct adapter
     if (rc == OK && n == 1) *out = adapter_retain(all[0]);
     if (rc == OK && n > 1 && !(*out = adapter_concat(all, ones, n, err))) rc = err->code;
     while (n) adapter_release(all[--n]);
-    if (rc == ERR_MISSING) rc = err->code = ERR_USAGE; // ERR_MISSING would refer to the model
+    if (rc == ERR_MISSING)
+        rc = err->code = ERR_USAGE; // ERR_MISSING would mean that the model is missing
     return rc;
 }
 
-/* Lists the model; takes `derived` over. */
+/* Adds a derived model to the list of adapters; takes ownership of `derived`. */
 static int derived_serve(struct server *s, json_t *derived, struct error *err) {
     struct adapter *a;
     if (adapters_open(s, derived, &a, err) != OK) {
@@ -224,7 +227,7 @@ static char *derived_path(const struct server *s, const char *name) {
     return state_path(s, "models", file);
 }
 
-/* Serves and stores the model; takes it over. */
+/* Serves and stores a derived model; takes ownership of it. */
 static int derived_save(struct server *s, json_t *derived, struct error *err) {
     char *text = json_canonical(derived), *path = derived_path(s, json_get_string(derived, "name"));
     pthread_mutex_lock(&s->derived_lock);
@@ -272,7 +275,7 @@ static char *name_without_tag(const char *name) {
     return copy;
 }
 
-/* The specification of a listed adapter that is not a derived model: its path. */
+/* The specification of a model that consists of a listed adapter; NULL: it is not listed. */
 static json_t *adapter_spec(struct server *s, const char *name) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -285,7 +288,7 @@ static json_t *adapter_spec(struct server *s, const char *name) {
     return derived;
 }
 
-/* The specification of the model `from`, to start from. */
+/* The specification of the model `from`, as the start of a new one. */
 static json_t *derived_spec_from(struct server *s, const char *from, struct error *err) {
     struct model_ref t;
     if (ollama_target(s, from, &t, err) != OK) return NULL;
@@ -298,8 +301,8 @@ static json_t *derived_spec_from(struct server *s, const char *from, struct erro
     return derived;
 }
 
-/* Checks that a name is free: the base keeps its names, and "base" and "mix" are labels of
- * targets. */
+/* Checks that a derived model may have this name: it must not be a name of the base model, nor
+ * "base" or "mix", which are labels of model references. */
 static int name_check_free(struct server *s, const char *name, struct error *err) {
     struct model_ref t;
     struct error none;
@@ -319,7 +322,7 @@ struct modelfile {
     int line;
 };
 
-/* Reads a value up to the end of its line, or between """. */
+/* Consumes a value up to the end of its line, or between """. */
 static char *value_take(struct modelfile *f) {
     bool block = strncmp(f->p, "\"\"\"", 3) == 0;
     const char *from = f->p + (block ? 3 : 0), *to = strstr(from, block ? "\"\"\"" : "\n");
@@ -344,7 +347,7 @@ static char *word_take(struct modelfile *f) {
     return word;
 }
 
-/* A list under a key, created if necessary. */
+/* The list under a key, which is created if necessary. */
 static json_t *list_get_or_add(json_t *o, const char *key) {
     json_t *list = json_object_get(o, key);
     if (!json_is_array(list)) json_object_set_new(o, key, list = json_array());
@@ -420,7 +423,7 @@ int ollama_modelfile(const char *text, json_t *out, struct error *err) {
 
 /* creation */
 
-/* {name: digest or path}: files in one folder, as in a PEFT directory, are one adapter. */
+/* Reads {name: digest or path}. PEFT files in the same folder are one adapter. */
 static int adapters_by_name(const json_t *named, json_t *list, struct error *err) {
     json_t *folders = json_object();
     const char *name;
@@ -463,7 +466,8 @@ static int adapters_read(const json_t *body, json_t *derived, struct error *err)
     return OK;
 }
 
-/* If a template cannot be translated, the base's remains, and a status line reports it. */
+/* Reads the template. If it cannot be translated, the base model's template is used, and a status
+ * line reports it. */
 static int template_read(const struct server *s, const json_t *body, json_t *derived, json_t *lines,
                          struct error *err) {
     const char *text = NULL;
@@ -529,7 +533,8 @@ static int texts_read(const json_t *body, json_t *derived, struct error *err) {
     return OK;
 }
 
-/* Merges the fields of the Modelfile into the request; the request's take precedence. */
+/* Merges the fields of the Modelfile into the request; the fields of the request take
+ * precedence. */
 static int body_merge_modelfile(json_t *body, struct error *err) {
     const char *text = NULL, *quantize = "";
     json_t *modelfile = json_object();
@@ -545,7 +550,7 @@ static int body_merge_modelfile(json_t *body, struct error *err) {
     return rc;
 }
 
-/* *out: the model; `lines` gets the status lines. */
+/* Reads a request into a derived model, *out. Appends status lines to `lines`. */
 static int derived_read(struct server *s, json_t *body, json_t *lines, json_t **out,
                         struct error *err) {
     const char *name = "", *from = NULL;
@@ -582,7 +587,7 @@ static void layer_lines_add(const json_t *derived, json_t *lines) {
     }
 }
 
-/* The status lines are sent after all work is done: creation is fast, and an error can then have
+/* Replies with the status lines after all work is done: creation is fast, and so an error can have
  * its HTTP status. */
 static void statuses_reply(struct exchange *x, const json_t *lines, bool stream) {
     struct buf out = {0};
@@ -679,8 +684,8 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 
 /* in chats of OpenAI's form */
 
-/* Puts the model's messages before those of the body, and its system message first unless either
- * list begins with one. */
+/* Puts the model's messages before those of the body, and the model's system message first, unless
+ * either list begins with a system message. */
 static void messages_apply(const json_t *derived, json_t *body) {
     json_t *model_messages = json_object_get(derived, "messages"),
            *system = json_object_get(derived, "system");
@@ -696,7 +701,7 @@ static void messages_apply(const json_t *derived, json_t *body) {
     json_object_set_new(body, "messages", all);
 }
 
-/* Maps Ollama's names of options to those of OpenAI or vLLM. */
+/* Adds the model's parameters to the body, under OpenAI's or vLLM's names. */
 static void parameters_apply(const json_t *derived, json_t *body) {
     static const char *const names[][2] = {{"num_predict", "max_tokens"},
                                            {"repeat_penalty", "repetition_penalty"}};

@@ -1,10 +1,10 @@
 /*
  * openai: OpenAI's API for chat, completions, embeddings and models, with vLLM's additional fields.
- * request_fields.c lists the known fields and the handling of all others.
+ * request_fields.c lists the known fields and handles all others.
  *
- * Requests are read into a generation_spec; two dialects write the replies. Log-probabilities: a
- * token is always among its own alternatives, printed from the same float as the best one, so that
- * clients may compare them for equality.
+ * Requests are read into a generation_spec; two dialects write the replies. A token is always among
+ * its own alternatives in the log-probabilities, and both values are printed from the same float,
+ * so that clients may compare them for equality.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -32,7 +32,7 @@ enum {
     RENDER_SECONDS = 10
 };
 
-/* Clients parse the arguments of a call, so empty ones are an object. */
+/* Clients parse the arguments of a call as JSON, so empty arguments are an object. */
 static const char NO_ARGUMENTS[] = "{}";
 
 /* settings */
@@ -40,7 +40,7 @@ static const char NO_ARGUMENTS[] = "{}";
 uint64_t random_seed(void) {
     uint64_t v = 0;
     CHECK(getrandom(&v, sizeof v, 0) == sizeof v);
-    return v >> 12; // at most 52 bits: clients in any language can send it back
+    return v >> 12; // at most 52 bits, so that clients in any language can send it back
 }
 
 void sampling_set_penalties(struct sampling_params *s, double repeat, double presence,
@@ -88,12 +88,13 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     if (json_read_strings(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
         json_read_bool(body, "ignore_eos", &ignore_eos, err) != OK)
         return err->code;
-    for (int k = spec->stops.n - 1; k >= 0; k--) // "" matches nothing, and some clients send it
+    for (int k = spec->stops.n - 1; k >= 0; k--) // some clients send "", which is ignored
         if (!*spec->stops.v[k]) {
             free(spec->stops.v[k]);
             spec->stops.v[k] = spec->stops.v[--spec->stops.n];
         }
-    for (int k = 0; k < spec->stops.n; k++) // each is searched for after every token
+    for (int k = 0; k < spec->stops.n;
+         k++) // limited, because each text is searched for after every token
         if (strlen(spec->stops.v[k]) > MAX_STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              MAX_STOP_BYTES);
@@ -112,7 +113,7 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     return OK;
 }
 
-/* Reads the settings that both endpoints share. */
+/* Reads the settings that chat and completions share. */
 static int settings_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
     double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition = 1, presence = 0,
@@ -153,7 +154,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
 
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
                            const json_t *v, struct error *err) {
-    /* in the request's key order, which the reply follows */
+    /* keeps the order of keys in the request, which the reply follows */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
                                    : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     CHECK(text != NULL);
@@ -162,7 +163,7 @@ int generation_set_grammar(struct server *s, struct generation_spec *spec, const
     return spec->grammar ? OK : error_wrap(err, "the grammar");
 }
 
-/* vLLM's names for the same setting, old and new; `choice`: a list of texts. */
+/* Reads vLLM's fields for constrained decoding, under their old and new names. */
 static int guided_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     static const struct {
@@ -242,7 +243,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *chosen
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
     spec->tools = TOOL_CHOICE_REQUIRED;
-    if (spec->grammar) server_grammar_release(s, spec->grammar); // a call overrides a format
+    if (spec->grammar) server_grammar_release(s, spec->grammar); // a forced call replaces a format
     int rc = generation_set_grammar(s, spec, "json_schema", schema, err);
     json_decref(schema);
     json_decref(any);
@@ -291,7 +292,7 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
                          "'tool_choice' must be none, auto, required or a function's name");
     if (!template_has_tools(s))
         return error_set(err, ERR_USAGE,
-                         "this model's chat template does not speak of tools, so it cannot choose "
+                         "this model's chat template does not support tools, so it cannot choose "
                          "one; set 'tool_choice' to required or to a function's name");
     spec->tools = TOOL_CHOICE_AUTO;
     json_array_foreach (tools, i, tool)
@@ -301,7 +302,8 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
 
 /* chat */
 
-/* Templates expect texts: the text parts are joined, other parts are rejected. */
+/* Replaces a list of parts by their joined texts, because templates expect a string; other parts
+ * are rejected. */
 static int content_join(json_t *message, struct error *err) {
     json_t *content = json_get_nonnull(message, "content"), *part;
     size_t i;
@@ -327,8 +329,8 @@ static int content_join(json_t *message, struct error *err) {
     return OK;
 }
 
-/* Replaces a text by the list or object that it encodes; any other text is unchanged. `left` is the
- * remaining budget for all texts of a request. */
+/* Replaces `arguments` that are JSON text by the list or object; any other text is unchanged.
+ * `left` is the remaining budget for all such texts of a request. */
 static int arguments_parse(json_t *function, struct json_limits *left, struct error *err) {
     const json_t *text = json_object_get(function, "arguments");
     if (!json_is_string(text)) return OK;
@@ -340,7 +342,8 @@ static int arguments_parse(json_t *function, struct json_limits *left, struct er
     return OK;
 }
 
-/* Tool calls of earlier turns have their arguments as a string, but templates expect objects. */
+/* Parses the arguments of tool calls in a message: clients send them as a string, but templates
+ * expect objects. */
 static int tool_calls_parse(json_t *message, struct json_limits *left, struct error *err) {
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
@@ -403,17 +406,18 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
     return OK;
 }
 
-/* Stops rendering when the client disconnects, or at the deadline that all renderings of a request
- * share (Ollama's chats are rendered repeatedly until they fit). */
+/* Whether to stop rendering: the client has disconnected, or the deadline for all renderings of
+ * this request has passed (Ollama's chats are rendered repeatedly until they fit). */
 static bool render_should_stop(void *ctx) {
     const struct generation_spec *spec = ctx;
     return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->render_deadline;
 }
 
-/* The index after the last occurrence of `words` in the prompt, or the prompt's length. */
+/* The index after the last occurrence of `tokens` in the prompt, or the prompt's length. */
 static int32_t find_last_end(const struct token_ids *prompt, const struct token_ids *tokens) {
     int32_t end = prompt->n, k = 0, *prefix_len = tokens->n ? xcalloc((size_t)tokens->n, 4) : NULL;
-    /* Knuth, Morris and Pratt: same[i] is the longest prefix that is a suffix of words[..i] */
+    /* Knuth, Morris and Pratt: prefix_len[i] is the length of the longest proper prefix of tokens
+     * that is a suffix of tokens[0..i] */
     for (int32_t i = 1; i < tokens->n; i++) {
         while (k > 0 && tokens->v[i] != tokens->v[k]) k = prefix_len[k - 1];
         k += tokens->v[i] == tokens->v[k];
@@ -429,7 +433,7 @@ static int32_t find_last_end(const struct token_ids *prompt, const struct token_
     return end;
 }
 
-/* The last message continues: removes the tokens that the template puts after it. */
+/* For continue_final_message: removes the tokens that the template puts after the last message. */
 static void prompt_cut_to_final_message(const struct server *s, const json_t *messages,
                                         struct token_ids *prompt) {
     const char *text =
@@ -489,7 +493,7 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
     return OK;
 }
 
-/* Reads the fields of logprobs, and the maximum length of a reply. */
+/* Reads the fields for log-probabilities and the maximal length of a reply. */
 static int chat_limits_read(const struct server *s, const json_t *body,
                             struct generation_spec *spec, struct error *err) {
     int64_t max = s->o->max_tokens, top = 0;
@@ -505,7 +509,7 @@ static int chat_limits_read(const struct server *s, const json_t *body,
     return prompt_tops_read(body, spec, err);
 }
 
-/* A token as OpenAI lists one: {token, logprob, bytes}. */
+/* A token in OpenAI's form: {token, logprob, bytes}. */
 static json_t *token_logprob_json(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
@@ -535,7 +539,7 @@ void token_logprobs_write(const struct generation *g, const struct lazy_list *l,
     buf_puts(out, "]");
 }
 
-/* Kinds of lists in these dialects. */
+/* The kinds of lazily written lists in these dialects. */
 enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY_LOGPROBS, LIST_LEGACY_LOGPROBS_ECHO };
 
 static json_t *chat_logprobs_json(const struct generation *g, const struct completion *a,
@@ -555,8 +559,8 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
                                   json_token_text(s, id)));
 }
 
-/* vLLM's form: alternatives by id, with the token itself; null for the first token. The rank of a
- * token outside the top n is unknown. */
+/* The alternatives of a prompt token by id, including the token itself, in vLLM's form; null for
+ * the first token. The rank of a token outside the top n is unknown. */
 static json_t *prompt_tops_json(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->batch_request.request;
     if (i == 0 || !r->prompt_logprob) return json_null();
@@ -583,7 +587,7 @@ static void prompt_tops_write(const struct generation *g, const struct lazy_list
 
 static json_t *prompt_tops_list(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->batch_request.request;
-    // no prompt_logprob: the call was cancelled before the engine had it
+    // no prompt_logprob: the request was cancelled before the prefill
     const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
                                 .index = a->index,
                                 .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
@@ -603,7 +607,7 @@ static json_t *usage_json(const struct generation *g) {
                      "cached_tokens", (json_int_t)u.cached);
 }
 
-/* The object around a choice, or around no choice. */
+/* The object around choices, which may be empty. */
 static json_t *envelope(const struct generation *g, const char *object, json_t *choices) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:o}", "id", g->id, "object", object, "created",
                           (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
@@ -647,7 +651,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
-/* Sends a team's turns, which precede its answer. */
+/* Sends the turns of a team, which precede its answer, as reasoning. */
 static void reasoning_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->reasoning.len - a->reasoning_sent;
     if (n == 0) return;
@@ -656,8 +660,8 @@ static void reasoning_delta(const struct generation *g, struct completion *a, st
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", content), json_null(), NULL, out);
 }
 
-/* Adds a chunk of words. Without log-probabilities, chunks differ only in the words, so the rest is
- * serialized once per reply. Takes words and logprobs over. */
+/* Adds a chunk with content. Without log-probabilities, chunks differ only in the content, so the
+ * rest is serialised once per completion. Takes ownership of content and logprobs. */
 static void content_chunk_add(const struct generation *g, struct completion *a, json_t *content,
                               json_t *logprobs, struct buf *out) {
     static const char empty_content[] = "\"content\":\"\"";
@@ -670,7 +674,8 @@ static void content_chunk_add(const struct generation *g, struct completion *a, 
     const char *value = strstr(a->chunk.data, empty_content);
     char *text = json_dumps(content, JSON_ENCODE_ANY);
     CHECK(value && text);
-    value += sizeof empty_content - 3; // its two quotes are replaced by those of the words
+    value +=
+        sizeof empty_content - 3; // the two quotes of "" are replaced by the serialised content
     buf_add(out, a->chunk.data, (size_t)(value - a->chunk.data));
     buf_puts(out, text);
     buf_puts(out, value + 2);
@@ -690,7 +695,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
 }
 
-/* The last chunk has the log-probabilities of tokens that produced no text. */
+/* Adds the last chunk, with the log-probabilities of tokens that produced no text. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     int32_t from = a->tokens_sent, to = a->async ? from : completion_tokens_sent(a);
     chunk_add(g, a, json_object(), from < to ? chat_logprobs_json(g, a, from, to) : json_null(),
@@ -760,9 +765,9 @@ static const struct api_dialect chat_dialect = {.stream_type = "text/event-strea
                                                 .end = chat_end,
                                                 .whole = chat_whole};
 
-/* the target of a body */
+/* the model reference of a body */
 
-/* LoRAX's merged_adapters {ids, weights, merge_strategy} as a weighted sum. */
+/* Reads LoRAX's merged_adapters {ids, weights, merge_strategy} as a weighted sum. */
 static int model_ref_from_merged(struct server *s, const json_t *merged, struct model_ref *t,
                                  struct error *err) {
     const json_t *ids = json_get_nonnull(merged, "ids"),
@@ -792,7 +797,8 @@ static int model_ref_from_merged(struct server *s, const json_t *merged, struct 
     return rc;
 }
 
-/* LoRAX's adapter_id: a name, or, with a local source, the path that an adapter was loaded from. */
+/* Reads LoRAX's adapter_id: a name, or, with the source "local", the path from which an adapter was
+ * loaded. */
 static int model_ref_from_lorax(struct server *s, const json_t *parameters, const char *id,
                                 struct model_ref *t, struct error *err) {
     static const char *const sources[] = {"hub", "local", "s3", "pbase"};
@@ -850,7 +856,8 @@ void generation_handle(struct server *s, struct exchange *x, const struct api_di
     json_decref(body);
 }
 
-/* Handles a chat with a team, also with an unknown one. False: the model is not a team. */
+/* Handles a chat with a team, or replies that the team is unknown. False: the model is not a
+ * team. */
 static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body) {
     struct generation_spec spec = {0};
     struct error err;
@@ -931,7 +938,6 @@ static int prompt_read(const struct server *s, const json_t *v, struct token_ids
     return OK;
 }
 
-/* A string, strings, ids, or lists of ids. */
 int prompts_tokenize(const struct server *s, const json_t *v, int max_prompts,
                      struct token_ids **out, int *n, struct error *err) {
     bool is_list = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
@@ -978,15 +984,16 @@ static int completion_limits_read(struct server *s, const json_t *body,
     spec->n_top = spec->logprobs ? (int)MAX(logprobs, 1) : 0;
     spec->prompt_logprobs = spec->logprobs && spec->echo;
     if (prompt_tops_read(body, spec, err) != OK) return err->code;
-    if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // return that one token
-    /* the first answer is rated; with best_of it may not be the returned one */
+    if (spec->echo && spec->logprobs && max == 1)
+        spec->n_stop_ids = 0; // return this token even if it is a stop token
+    /* ratings refer to the first completion; with best_of it may not be the returned one */
     if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
         spec->request_json = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
     return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
                             &spec->n_prompts, err);
 }
 
-/* Tokens that are not valid text may have the same name. */
+/* Adds an alternative. Tokens that are not valid text may have the same name. */
 static void top_add(const struct server *s, json_t *top, int32_t id, float logprob) {
     json_t *name = json_token_text(s, id);
     const char *key = json_string_value(name);
@@ -997,18 +1004,18 @@ static void top_add(const struct server *s, json_t *top, int32_t id, float logpr
     json_decref(name);
 }
 
-/* A token of the prompt (if it is echoed) or of its answer; the prompt's tokens come first. */
+/* A token of the prompt (if it is echoed) or of its completion; the prompt's tokens come first. */
 struct scored_token {
     int32_t id;
     float logprob;
-    const int32_t *top_ids; /* [n_top]; NULL: first token of the prompt */
+    const int32_t *top_ids; /* [n_top]; NULL: this is the first token of the prompt */
     const float *top;
 };
 
 static struct scored_token scored_token_get(const struct completion *a, int32_t i, bool prompt) {
     const struct engine_request *r = &a->batch_request.request;
     int64_t n = r->n_top;
-    if (prompt && i < r->n_prompt && !r->prompt_logprob) // cancelled before prefill
+    if (prompt && i < r->n_prompt && !r->prompt_logprob) // cancelled before the prefill
         return (struct scored_token){.id = r->prompt[i]};
     if (prompt && i < r->n_prompt)
         return (struct scored_token){r->prompt[i], r->prompt_logprob[i],
@@ -1051,7 +1058,7 @@ static json_t *scored_token_json(const struct generation *g, const struct scored
     return json_integer(at);
 }
 
-/* Writes the lists one after the other, so that none is kept in memory. */
+/* Writes the lists one after the other, so that they need no memory. */
 static void legacy_logprobs_write(const struct generation *g, const struct lazy_list *l,
                                   struct buf *out) {
     static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",
@@ -1074,11 +1081,12 @@ static void completion_list_write(const struct generation *g, const struct lazy_
     (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_logprobs_write)(g, l, out);
 }
 
-/* Log-probabilities of the answer's tokens from..to, after those of the prompt if `prompt`. */
+/* The log-probabilities of the completion's tokens from … to - 1, after those of the prompt if
+ * `prompt`. */
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct engine_request *r = &a->batch_request.request;
-    prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
+    prompt = prompt && r->prompt_logprob; // NULL: cancelled before the prefill
     struct lazy_list l = {.kind = prompt ? LIST_LEGACY_LOGPROBS_ECHO : LIST_LEGACY_LOGPROBS,
                           .index = a->index,
                           .from = from,
@@ -1089,13 +1097,13 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
     return lazy_list_placeholder(g, &l);
 }
 
-/* The text of the prompt, if it is echoed. */
+/* Appends the text of the prompt, if it is echoed. */
 static void echo_add(const struct generation *g, const struct completion *a, struct buf *out) {
     const struct token_ids *p = &g->spec.prompts[a->prompt];
     if (g->spec.echo) tokenizer_decode(g->s->m->tok, p->v, p->n, false, out);
 }
 
-/* "stop" also for a reply that consists of only the end-of-text token. */
+/* The finish reason; also "stop" for a completion that ends with the end-of-text token. */
 static const char *completion_reason(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->batch_request.request;
     bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->m->tok);
@@ -1111,7 +1119,7 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
     struct buf text = {0};
     json_int_t offset = 0;
     bool with_prompt = g->spec.echo && g->spec.logprobs;
-    /* clients that read a prompt's log-probabilities expect the token after it */
+    /* clients that read a prompt's log-probabilities expect those of the token after it too */
     int32_t to = with_prompt ? a->n_decoded : completion_tokens_kept(a);
     echo_add(g, a, &text);
     buf_add(&text, a->text.data, a->content_end);
@@ -1131,7 +1139,8 @@ static double mean_logprob(const struct completion *a) {
     return r->n_out ? sum / r->n_out : 0;
 }
 
-/* The n_best answers to a prompt with the highest mean log-probability, the best first. */
+/* Appends the n_best completions of a prompt with the highest mean log-probability, the best
+ * first. */
 static void choices_best(const struct generation *g, int prompt, json_t *choices) {
     const struct completion *all = g->completions + (ptrdiff_t)prompt * g->spec.n;
     bool taken[MAX_COMPLETIONS] = {false};
@@ -1161,7 +1170,7 @@ static void completion_chunk(const struct generation *g, const struct completion
     sse_add(g, envelope(g, "text_completion", json_pack("[o]", choice)), out);
 }
 
-/* The echoed prompt is sent with the first words, once its log-probabilities are known. */
+/* The echoed prompt is sent with the first content, when its log-probabilities are known. */
 static void completion_delta(const struct generation *g, struct completion *a, struct buf *out) {
     bool first = g->spec.echo && !a->finished && a->tokens_sent == 0 && a->sent == 0;
     if (a->content_end == a->sent && !(first && a->done)) return;
@@ -1234,7 +1243,8 @@ static int embedding_read(const struct server *s, const json_t *body, struct ope
     return prompts_tokenize(s, json_get_nonnull(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
 }
 
-/* The number of texts that make one or two steps of the engine, at least one. */
+/* The number of texts that are embedded at once: those within EMBED_BATCH_TOKENS, about one or two
+ * steps of the engine, but at least one. */
 static int embed_batch_size(const struct token_seq *seqs, int n) {
     int64_t tokens = 0;
     int k = 0;
@@ -1270,7 +1280,6 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     return rc;
 }
 
-/* Keeps the first `dims` values of a vector and scales them to length 1. */
 void embedding_truncate(float *v, int dims) {
     double sum = 0;
     for (int i = 0; i < dims; i++) sum += (double)v[i] * (double)v[i];
@@ -1335,7 +1344,7 @@ static void embedding_handle(void *ctx, struct exchange *x) {
 
 /* models */
 
-/* A model's permissions: OpenAI removed them, vLLM still has them. */
+/* The permissions of a model, which OpenAI has removed and vLLM still has. */
 static json_t *permission_json(const char *model, int64_t created) {
     char *id = xasprintf("modelperm-%s", model);
     json_t *v =

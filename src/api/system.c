@@ -1,6 +1,6 @@
 /*
  * system: properties of the server: model, memory, batch, adapters with their versions, runs with
- * their curves and family trees, and the time per stage of its last replies.
+ * their curves and lineage, and the time per stage of the last requests.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -82,7 +82,7 @@ static void adapters_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, json_pack("{s:o}", "adapters", list));
 }
 
-/* The path that a listed adapter was loaded from, malloc'ed; NULL: it is not listed. */
+/* The path from which a listed adapter was loaded, malloc'ed; NULL: it is not listed. */
 static char *adapter_path(struct server *s, const char *name) {
     char *path = NULL;
     int n;
@@ -93,7 +93,8 @@ static char *adapter_path(struct server *s, const char *name) {
     return path;
 }
 
-/* "critic/versions" → "critic"; malloc'ed. NULL: the path does not end with `end`. */
+/* The wildcard of the route without a suffix, malloc'ed: "critic/versions" gives "critic". NULL: it
+ * does not end with the suffix. */
 static char *wildcard_without_suffix(const struct exchange *x, const char *suffix) {
     const char *rest = exchange_wildcard(x);
     size_t n = strlen(rest), m = strlen(suffix);
@@ -116,8 +117,8 @@ static void versions_handle(void *ctx, struct exchange *x) {
     free(name);
 }
 
-/* Restores the previous version, or one whose hash begins with `to`; it is served from the next
- * request on. */
+/* Restores the previous version of an adapter, or the one whose hash begins with `to`. The next
+ * requests use it. */
 static void rollback_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
@@ -148,13 +149,13 @@ static struct store *runs_store(const struct server *s, struct error *err) {
     if (path_exists(path))
         store = store_open(path, err);
     else
-        error_set(err, ERR_MISSING, "'%s' holds no runs yet", s->o->runs);
+        error_set(err, ERR_MISSING, "'%s' contains no runs yet", s->o->runs);
     free(path);
     return store;
 }
 
-/* The name of the folder that a job of this server wrote to ("out"): malloc'ed; NULL: the run had
- * no such folder. */
+/* The name of the result ("out") of the job of this server that made the run, malloc'ed; NULL: no
+ * job of this server made it. */
 static char *run_result_name(const struct server *s, struct store *store, const char *id) {
     struct error missing;
     json_t *run = store_run_get(store, id, &missing);
@@ -175,8 +176,8 @@ static char *path_if_exists(char *path) {
     return NULL;
 }
 
-/* Finds a folder by the run's id, or by the name of its "out"; names that could be paths are
- * rejected. */
+/* The folder of a run, malloc'ed, found by the run's id or the name of its result; names that could
+ * be paths are rejected. NULL: none. */
 static char *run_folder(const struct server *s, const char *id) {
     struct error ignored;
     if (!*id || *id == '.' || strchr(id, '/')) return NULL;
@@ -195,7 +196,7 @@ static char *run_file(const char *folder, const char *name) {
     return path_if_exists(path_join(folder, name));
 }
 
-/* A run of a job has the name of its folder in addition to its id. */
+/* Lists the runs. The run of a job has the name of its result, "out", in addition to its id. */
 static void runs_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
@@ -217,11 +218,11 @@ static void runs_handle(void *ctx, struct exchange *x) {
     store_close(store);
 }
 
-/* A log with more than MAX_LINES lines is thinned: every 2nd, 4th, … line and the last are kept. A
+/* A log with more than MAX_LINES lines is thinned to every 2nd, 4th, … line and the last one. A
  * curve looks the same, and memory is bounded for a run of any length. */
 enum {
     MAX_LINES = 4096,
-    LINE_BYTES = 256, /* usual bytes of a line */
+    LINE_BYTES = 256, /* typical bytes of a line */
     LINE_FACTOR = 16, /* bytes in memory per byte in a file */
 };
 struct sampled_lines {
@@ -252,7 +253,7 @@ static int line_sample(void *ctx, const json_t *v, int line, struct error *err) 
     return OK;
 }
 
-/* The lines of a run's log; an empty list if the log does not exist. */
+/* The lines of a run's log, thinned; an empty list if the log does not exist. */
 static json_t *log_lines_json(const char *folder, const char *name) {
     struct error err;
     struct sampled_lines l = {.list = json_array(), .stride = 1};
@@ -263,7 +264,7 @@ static json_t *log_lines_json(const char *folder, const char *name) {
     return l.list;
 }
 
-/* Reserves memory for a run's page: the kept lines of its logs, and whole files. */
+/* Reserves memory for the data of a run: the lines of thinned logs, and whole files. */
 static int run_reserve(struct server *s, struct exchange *x, const char *folder,
                        struct error *err) {
     static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
@@ -276,7 +277,7 @@ static int run_reserve(struct server *s, struct exchange *x, const char *folder,
     return rc;
 }
 
-/* null: the run has no generations, or none yet. */
+/* The lineage of a run; null if it has no generations yet. */
 static json_t *lineage_tree_json(const char *folder, struct error *err) {
     char *path = run_file(folder, "evolution.jsonl");
     json_t *generations = path ? lineage_load(path, err) : json_array();
@@ -296,7 +297,7 @@ static json_t *result_json(const char *folder) {
     return v;
 }
 
-/* All data of a run's page. */
+/* Replies with all data that the page of a run shows. */
 static void run_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *id = exchange_wildcard(x);
@@ -320,7 +321,7 @@ static void run_handle(void *ctx, struct exchange *x) {
 
 /* traces */
 
-/* The newest first; ?slow=SECONDS: only replies that took at least that long. */
+/* The newest requests first; ?slow=SECONDS: only those that took at least this long. */
 static void traces_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *slow = exchange_query(x, "slow");

@@ -1,6 +1,6 @@
 /*
- * vllm: adapters loaded and unloaded while requests run, and the additional endpoints that users of
- * vLLM and lm-evaluation-harness know, with vLLM's exact texts where clients compare them.
+ * vllm: loads and unloads adapters while requests run, and has the other endpoints of vLLM that its
+ * clients and lm-evaluation-harness use, with vLLM's exact texts where clients compare them.
  *
  * Not here: the endpoints that vLLM shares with OpenAI; openai.c has them.
  */
@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* adapters of a folder, by first use */
+/* adapters that are loaded from a folder on their first use */
 
-/* Whether an adapter was made for this base, by the name of the base in its configuration. */
+/* Whether the configuration of an adapter names this base model. */
 static bool is_for_base(const struct server *s, const char *config) {
     struct error err;
     json_t *v = json_parse_file(config, &err);
@@ -25,7 +25,8 @@ static bool is_for_base(const struct server *s, const char *config) {
     return matches;
 }
 
-/* Loads an adapter of that name from the folder that vLLM's environment variables give. */
+/* Loads an adapter by name from the folder in vLLM's environment variables. Returns whether it is
+ * available. */
 static bool adapter_resolve(struct server *s, const char *name) {
     const char *plugins = getenv("VLLM_PLUGINS"), *folder = getenv("VLLM_LORA_RESOLVER_CACHE_DIR");
     struct error err;
@@ -34,7 +35,7 @@ static bool adapter_resolve(struct server *s, const char *name) {
     char *path = path_join(folder, name), *config = path_join(path, "adapter_config.json");
     bool loaded = path_exists(config) && is_for_base(s, config);
     if (loaded && server_adapter_load(s, name, path, false, &err) != OK && err.code != ERR_STATE) {
-        log_warn("'%s' was asked for and cannot be loaded: %s", path, err.text);
+        log_warn("'%s' was requested and cannot be loaded: %s", path, err.text);
         loaded = false;
     }
     free(config);
@@ -42,7 +43,7 @@ static bool adapter_resolve(struct server *s, const char *name) {
     return loaded;
 }
 
-/* adapters by command */
+/* adapters that are loaded by a request */
 
 static void text_reply(struct exchange *x, const char *fmt, const char *name) {
     char *text = xasprintf(fmt, name);
@@ -50,7 +51,7 @@ static void text_reply(struct exchange *x, const char *fmt, const char *name) {
     free(text);
 }
 
-/* Replies with an error if a field is missing or has the wrong type. */
+/* Reads the fields; replies with an error and returns false if one has the wrong type. */
 static bool names_read(struct exchange *x, const json_t *body, const char **name,
                        const char **path) {
     struct error err;
@@ -91,7 +92,7 @@ static void load_handle(void *ctx, struct exchange *x) {
     } else if (err.code == ERR_MISSING) {
         api_fail(x, 404, "NotFoundError", NULL, NULL, "%s", err.text);
     } else if (err.code == ERR_STATE || err.code == ERR_MEMORY) {
-        api_fail_error(x, &err, "lora_path"); // the server has no room for it
+        api_fail_error(x, &err, "lora_path"); // the server has no memory for it
     } else {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
     }
@@ -151,7 +152,7 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
     return ids_check_memory(out, err);
 }
 
-/* Serves llama.cpp's clients too, which call the text `content`. */
+/* Also serves clients of llama.cpp, which call the text `content`. */
 static void tokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct token_ids ids = {0};
@@ -187,8 +188,8 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     json_decref(body);
 }
 
-/* `prompt` is vLLM's name of the text in the reply, `content` llama.cpp's; the requests are
- * alike. */
+/* The request is the same in vLLM and llama.cpp. The reply has the text under both names, vLLM's
+ * `prompt` and llama.cpp's `content`. */
 static void detokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct token_ids *ids = NULL;
@@ -226,7 +227,7 @@ static json_t *special_token_json(const struct server *s, int32_t id) {
     return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
-/* Clients render the model's template themselves, so the reply has its source text. */
+/* The reply contains the source of the chat template, because clients render it themselves. */
 static void tokenizer_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
@@ -241,7 +242,7 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
 
 /* health */
 
-/* A base that changed on disk cannot answer reliably. */
+/* A base model that has changed on disk cannot answer reliably. */
 static void health_handle(void *ctx, struct exchange *x) {
     struct error err;
     (void)ctx;

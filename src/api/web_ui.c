@@ -1,10 +1,10 @@
 /*
- * web_ui: the web page, embedded in the program, so that it is always available, has the same
- * version as the program, and loads nothing from other hosts.
+ * web_ui: serves the web page. It is embedded in the program, so it is always available, has the
+ * version of the program, and loads nothing from other hosts.
  *
- * The files of web/ are served unchanged; page.inc lists them. They contain no secrets, so any
- * client may have them; their calls of the API need admission like others. Browsers cache the files
- * and revalidate them by their hash.
+ * The files of web/ are served unchanged; page.inc lists them. They contain no secrets, so they
+ * need no API key; the requests that they make do. Browsers cache the files and revalidate them by
+ * their hash.
  */
 #include "api/internal.h"
 
@@ -30,7 +30,7 @@ static const struct {
 #undef FILE_ROW
 };
 
-/* The page runs and loads only files of this server, and cannot be framed. */
+/* The page may only load files of this server, and other pages cannot frame it. */
 static const char POLICY[] =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -45,7 +45,8 @@ static const char *content_type(const char *name) {
     return "text/plain; charset=utf-8";
 }
 
-/* If-None-Match is a list; a proxy that compressed a file may mark its tag as weak. */
+/* Whether the client has this version of a file. If-None-Match is a list, and a proxy that
+ * compressed a file may mark its tag as weak. */
 static bool etag_matches(const struct exchange *x, const char *tag) {
     const char *etags = exchange_header(x, "If-None-Match");
     return etags && (strstr(etags, tag) || strcmp(etags, "*") == 0);

@@ -1,7 +1,8 @@
 /*
- * worlds: simulations of agents in a grid environment, viewed while they run. A run writes its
- * agents' actions tick by tick; this file replays the trace and returns frames. For any agent at
- * any tick it returns the observation, the prompt, and the probabilities of a model's actions.
+ * worlds: views of simulations in the grid environment, even while they run. A run writes the
+ * actions of its agents to a trace, tick by tick; this file replays the trace and returns the state
+ * of the world as frames. For any agent at any tick it returns the observation, the prompt, and the
+ * probabilities of a model's actions.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -12,7 +13,7 @@
 
 enum {
     MAX_FRAMES = 500,
-    FRAME_BYTES = 64 << 10, /* bytes in tree and text, without agents */
+    FRAME_BYTES = 64 << 10, /* bytes of a frame as a JSON tree and as text, without agents */
     AGENT_BYTES = 512,
     TRACE_FACTOR = 4, /* bytes in memory per byte in the file */
 };
@@ -50,7 +51,8 @@ static json_t *frame_json(const struct world *w) {
                      "predators", predators);
 }
 
-/* The path of a trace, in the runs of the command line or of this server's jobs; malloc'ed. */
+/* The path of a trace, malloc'ed, among the runs of the command line or of this server's jobs;
+ * NULL: none. */
 static char *trace_path(const struct server *s, const char *run, const char *generation) {
     const char *digits = "0123456789";
     if (!run || !*run || *run == '.' || strchr(run, '/') || !generation || !*generation ||
@@ -65,7 +67,7 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
     return NULL;
 }
 
-/* Loads the trace that a request names; answers with an error if it cannot. */
+/* Loads the trace that a request names; replies with an error if that fails. */
 static bool trace_open(struct server *s, struct exchange *x, struct trace *t) {
     struct error err;
     char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
@@ -88,8 +90,8 @@ static int64_t query_int(const struct exchange *x, const char *key, int64_t fall
     return text ? strtoll(text, NULL, 10) : fallback;
 }
 
-/* ?run&generation&from&n: the available frames from that tick on; a client that follows a run asks
- * again from the next tick. */
+/* ?run&generation&from&n: the available frames from tick `from` on. A client that follows a run
+ * requests the following frames later. */
 static void frames_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
@@ -109,7 +111,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
         trace_seek(&t, w, tick);
         json_array_append_new(frames, frame_json(w));
     }
-    if (from > t.n_ticks) trace_seek(&t, w, 0); // walls and homes are needed even without frames
+    if (from > t.n_ticks) trace_seek(&t, w, 0); // the reply has walls and homes even without frames
     exchange_reply_json(x, 200,
                         json_pack("{s:i,s:i,s:I,s:s,s:I,s:I,s:b,s:o,s:o,s:o}", "size", w->size,
                                   "agents", t.n_agents, "seed", (json_int_t)t.seed, "policy",
@@ -123,8 +125,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
 
 /* a model's action probabilities */
 
-/* Probabilities of the first tokens of the action names, among which the world's policies
- * choose. */
+/* The probabilities of the first tokens of the action words, among which policies choose. */
 static json_t *action_probabilities(struct server *s, const struct model_ref *t,
                                     const struct buf *prompt, double temperature,
                                     struct error *err) {
@@ -154,7 +155,7 @@ static json_t *action_probabilities(struct server *s, const struct model_ref *t,
     return v;
 }
 
-/* The action that the agent then took; null: this is the last tick. */
+/* The action that the agent took at this tick; null: it was dead, or this is the last tick. */
 static json_t *action_json(const struct trace *t, int64_t tick, int agent) {
     if (tick >= t->n_ticks) return json_null();
     int a = t->actions[tick * t->n_agents + agent];

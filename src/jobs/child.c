@@ -1,10 +1,10 @@
 /*
  * child: vfork and exec, and three pipes.
  *
- * vfork, because the service may hold gigabytes: fork would copy their page tables and cause page
+ * vfork, because the server may use gigabytes: fork would copy their page tables and cause page
  * faults in every thread on its next writes. Until exec the child runs in this process's memory
- * while the thread that started it waits. So child_main makes only system calls, with signals
- * blocked until the service's handlers are reset.
+ * while the thread that started it waits. So child_main only makes system calls, and signals are
+ * blocked until the server's handlers are reset.
  *
  * Invariant: a pid is signalled only before it is reaped, so it never belongs to another process.
  */
@@ -29,10 +29,10 @@ enum {
     READ_BLOCK = 64 << 10,
     READ_BLOCKS = 4,
     MAX_STDERR_BYTES = 1 << 20, /* maximum bytes of stderr.txt */
-    MAX_OPEN_FILES = 4096,      /* open files */
+    MAX_OPEN_FILES = 4096,      /* maximal number of open files of a child */
 };
 
-/* Longer lines are truncated. */
+/* Maximal bytes of a line of each pipe; longer lines are truncated. */
 static const size_t line_limits[N_CHILD_PIPES] = {256 << 10, 1000, 4096};
 static const char *const file_names[N_CHILD_PIPES] = {"stdout.jsonl", "stderr.txt", NULL};
 
@@ -52,16 +52,16 @@ static void set_idle_priority(void) {
     setpriority(PRIO_PROCESS, 0, 19);
 }
 
-/* If memory runs out, the kernel kills the job rather than the service. */
+/* If memory runs out, the kernel kills the job rather than the server. */
 static void raise_oom_score(void) {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
-    if (write(fd, "500", 3) < 0) { /* ignored: it is an optimization */
+    if (write(fd, "500", 3) < 0) { /* ignored: this is an optimisation */
     }
     close(fd);
 }
 
-/* Sets a limit, unless a lower one is in force. */
+/* Sets a resource limit, unless a lower one is set already. */
 static void resource_limit_lower(int which, rlim_t max) {
     struct rlimit r;
     if (getrlimit(which, &r) != 0 || r.rlim_max <= max) return;
@@ -107,7 +107,7 @@ static pid_t child_launch(struct child_launch *l) {
     return pid;
 }
 
-/* Whether a child gets this variable of the environment. */
+/* Whether a child inherits this variable of the environment. */
 static bool is_passed(const char *variable) {
     static const char *const names[] = {
         "PATH=",
@@ -132,8 +132,7 @@ static bool is_passed(const char *variable) {
     return false;
 }
 
-/* Configuration files are disabled: the job's record determines its options, even if a file
- * changes. */
+/* Configuration files are disabled, so that only the job's request determines its options. */
 static void child_environment(const struct job_child_options *o, struct strings *out) {
     char *tmp = path_join(o->folder, "tmp"), *assignments[] = {xasprintf("TMPDIR=%s", tmp), NULL};
     for (size_t i = 0; environ[i]; i++)
@@ -158,7 +157,8 @@ static char **child_arguments(const struct strings *args) {
     return v;
 }
 
-/* This end of the pipe is non-blocking; the child's end, *theirs, blocks. */
+/* Opens a pipe and its file. This process's end is non-blocking; the child's end, *child_fd,
+ * blocks. */
 static int pipe_open(struct child_pipe *in, enum child_pipe_kind which,
                      const struct job_child_options *o, int *child_fd, struct error *err) {
     int ends[2];
@@ -257,7 +257,8 @@ void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FD
 
 /* reading */
 
-/* Appends to the pipe's file, up to its limit. */
+/* Appends to the pipe's file, up to its limit. Kills the child on a write error, or if its results
+ * exceed the limit. */
 static void file_append(struct job_child *c, enum child_pipe_kind which, const char *p, size_t n) {
     struct child_pipe *in = &c->pipes[which];
     size_t room = (size_t)MIN(in->file_bytes_left, (int64_t)n);
@@ -300,7 +301,7 @@ static void pipe_read(struct job_child *c, enum child_pipe_kind which, job_child
     char block[READ_BLOCK];
     for (int i = 0; i < READ_BLOCKS && in->fd >= 0; i++) {
         ssize_t n = read(in->fd, block, sizeof block);
-        if (n < 0) return; /* no data yet */
+        if (n < 0) return; /* no more data now */
         if (n == 0) {
             fd_close(&in->fd);
             return;
@@ -314,8 +315,8 @@ void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx) {
     for (int i = 0; i < N_CHILD_PIPES; i++) pipe_read(c, i, on_line, ctx);
 }
 
-/* Everything before waitpid runs while the group's leader is not reaped, so its group id is not
- * reused. */
+/* The group's leader is not reaped before waitpid, so until then its group id is not reused and the
+ * whole group can be killed. */
 int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
     siginfo_t info;
     int status = -1, rc;

@@ -1,9 +1,8 @@
 /*
- * child: starts, reads and ends a process for jobs.c. It does not know jobs.
+ * child: starts a process for jobs.c, reads its output and ends it. It does not know jobs.
  *
- * Threads. The thread that starts children must live as long as they do, since they are killed when
- * it ends; only that thread reads and reaps. job_child_signal is safe if job_child_reap cannot run
- * at the same time.
+ * Threads. Children are killed when the thread that started them ends. Only that thread may read
+ * and reap. Other threads may call job_child_signal if job_child_reap cannot run at the same time.
  */
 #ifndef SHOAL_JOBS_CHILD_H
 #define SHOAL_JOBS_CHILD_H
@@ -14,7 +13,7 @@
 #include <sys/types.h>
 
 /* Output of a child: results on stdout, messages on stderr, progress on the pipe of SHOAL_PROGRESS.
- * The first two are stored in FOLDER/stdout.jsonl and FOLDER/stderr.txt. */
+ * The first two are also stored in FOLDER/stdout.jsonl and FOLDER/stderr.txt. */
 enum child_pipe_kind { CHILD_STDOUT, CHILD_STDERR, CHILD_PROGRESS, N_CHILD_PIPES };
 enum { JOB_CHILD_FDS = 1 + N_CHILD_PIPES };
 
@@ -22,42 +21,44 @@ struct child_pipe {
     int fd, file_fd;         /* -1: closed, or no file */
     int64_t file_bytes_left; /* bytes that may still be written to the file */
     struct buf line;
-    size_t line_len; /* length of the line as received; line.len may be less */
+    size_t line_len; /* length of the received line, of which `line` holds the first bytes */
 };
 struct job_child {
     pid_t pid; /* id of the process and of its group */
     int pidfd;
     struct child_pipe pipes[N_CHILD_PIPES];
-    struct error fault; /* why this process ended it; code OK: it did not */
+    struct error fault; /* why this process killed the child; code OK: it did not */
 };
 
 struct job_child_options {
     const char *program, *folder;
     const struct strings *args; /* without the program's name */
-    const char *permissions;    /* value of SHOAL_JOB, the child's permissions; NULL: not set */
+    const char *permissions;    /* value of the child's variable SHOAL_JOB; NULL: not set */
     int64_t max_output;         /* maximum bytes of results */
-    int64_t max_file, max_data; /* bytes of each file written, and of memory; 0: any */
+    int64_t max_file,
+        max_data; /* maximum bytes of a file that it writes, and of its memory; 0: unlimited */
     bool same_priority;
 };
 /*
  * The child's environment has the variables that a program needs (PATH, HOME, the language and the
- * time zone, paths of libraries and of pulled models, the choice of kernels) and those set here;
- * its TMPDIR is FOLDER/tmp, which is removed after it has ended. Only its user can access the files
- * that it creates, and it writes no core file. No other data of this process reaches it, above all
+ * time zone, paths of libraries and of pulled models, the choice of kernels) and those set here.
+ * Its TMPDIR is FOLDER/tmp, which is removed after its end. Only its user can access the files that
+ * it creates, and it writes no core file. No other data of this process reaches it, in particular
  * no secret.
  */
-/* NULL on an error, with the system's reason. */
+/* Starts a process. NULL on an error of the system. */
 struct job_child *job_child_start(const struct job_child_options *s, struct error *err);
-void job_child_signal(const struct job_child *c, int signal); /* to its whole process group */
+void job_child_signal(const struct job_child *c, int signal); /* signals the whole process group */
 /* File descriptors to poll; the pidfd first. With read == false only the pidfd is polled. */
 void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read);
 
-/* A line without its newline. len is the full length; len > n: only the first n bytes were kept. */
+/* Called for a line without its newline. len is the full length; if it is larger than n, only the
+ * first n bytes are given. */
 typedef void (*job_child_line_fn)(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
                                   size_t len);
-/* Reads the available data, at most about as much per call as pipes hold. */
+/* Reads the available output, at most about as much per call as pipes hold. */
 void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx);
-/* Waits for the child's end, kills the rest of its group, reads the remaining output, and frees c.
+/* Waits for the child's exit, kills the rest of its group, reads the remaining output, and frees c.
  * Returns the wait status; -1: the process was reaped elsewhere. */
 int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx);
 

@@ -1,16 +1,16 @@
 /*
- * jobs: the queue, the state of each job, and the jobs' one thread. child.c handles processes,
- * request.c command lines.
+ * jobs: the queue, the state of each job, and the one thread of the jobs. child.c handles
+ * processes, request.c command lines.
  *
  * Invariants. 1. A state is stored before it appears in an event or a reply; if the store fails,
- * the thread tries again and the job keeps its state. 2. Only the thread starts and reaps
- * processes, both under the lock, so a thread that holds the lock may signal a job's child. 3. An
- * event number is never used twice: numbers are reserved in the store in blocks, and the reserved
- * numbers of a killed process are skipped.
+ * the job keeps its state and the thread tries again. 2. Only the thread starts and reaps
+ * processes, both under the lock, so any thread that holds the lock may signal a job's child. 3. An
+ * event number is never used twice: numbers are reserved in the store in blocks, and after a kill
+ * of this process the rest of a block is skipped.
  *
  * Memory is bounded: jobs by max_jobs, requests and lines by their limits, events by a limit for
- * all jobs; progress and the last state are not kept as events but generated from the job on
- * request.
+ * all jobs. The progress and the last state are not stored as events but generated from the job
+ * when events are requested.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -37,11 +37,11 @@ enum {
     TITLE_BYTES = 200,
     EVENT_SEQ_BLOCK = 1024,
     MAX_EVENTS = 4096,
-    MAX_EVENT_BYTES = 2 << 20,  /* bytes as text */
+    MAX_EVENT_BYTES = 2 << 20,  /* bytes of the events as text */
     MAX_SERIES_BYTES = 4 << 20, /* maximum bytes of figures.json */
 };
 
-/* READ_SECONDS: the shortest interval at which the thread reads the output of children. */
+/* READ_SECONDS: the shortest interval between two reads of the output of children. */
 static const double READ_SECONDS = 0.05, RETRY_SECONDS = 1;
 
 enum job_state { QUEUED, RUNNING, PAUSED, DONE, FAILED, CANCELLED, N_STATES };
@@ -50,36 +50,36 @@ static const char *const state_names[N_STATES] = {"queued", "running", "paused",
 
 struct job {
     char id[JOB_ID_LEN];
-    json_t *request;       /* {kind, args, options}, as requested */
-    char *idempotency_key; /* the request's idempotency key; may be NULL */
-    char *owner;           /* the id of the API key of the request; may be NULL */
+    json_t *request;       /* {kind, args, options}, see job_request */
+    char *idempotency_key; /* may be NULL */
+    char *owner;           /* the id of the API key; may be NULL */
     bool may_replace_any;  /* may replace adapters and outputs of other owners */
-    int64_t disk_bytes;    /* bytes of the job's folder when its process ended */
+    int64_t disk_bytes;    /* disk usage of the job's folder when its process ended */
     enum job_state state;
     bool cancel_requested; /* cancellation was requested */
-    int64_t created_seq;   /* creation order */
-    int64_t queue_seq;     /* queue order */
+    int64_t created_seq;   /* order of creation */
+    int64_t queue_seq;     /* order in the queue */
     int64_t attempts;
-    char *run; /* the id of its run, if its kind has runs */
+    char *run; /* the id of its run, if its kind can resume runs; else NULL */
     char created[32], started[32], ended[32];
-    int exit, signal; /* -1: unknown, or ended in the other way */
+    int exit, signal; /* -1: unknown, or the process ended in the other way */
     char *note;
     json_t *progress; /* may be NULL */
-    json_t *metrics;  /* the last value of each; may be NULL */
+    json_t *metrics;  /* the last value of each metric; may be NULL */
 
-    int64_t seq, reserved_seq; /* the last event number used, and the last one reserved */
+    int64_t seq, reserved_seq; /* the last used and the last reserved event number */
     int64_t state_seq, progress_seq;
 
-    struct job_child *child;    /* also set while paused */
-    double kill_at;             /* kill deadline after SIGTERM; INFINITY: none, or killed */
-    double time_limit_at;       /* while running: the end of its time limit */
-    double seconds_left;        /* while paused: the rest of its time limit */
-    bool timed_out;             /* the time limit was exceeded */
-    char *last_stderr_line;     /* the last line of stderr */
-    struct job_metrics *series; /* set while a child runs that reported figures */
-    bool metrics_stale;         /* `figures` are older than `series` */
+    struct job_child *child; /* also set while the job is paused */
+    double kill_at;          /* time of the SIGKILL after a SIGTERM; INFINITY: none is planned */
+    double time_limit_at;    /* while running: the time at which the time limit ends the attempt */
+    double seconds_left;     /* while paused: the rest of the time limit */
+    bool timed_out;          /* the time limit was exceeded */
+    char *last_stderr_line;  /* the last line of stderr */
+    struct job_metrics *series; /* set while a child runs that has reported metrics */
+    bool metrics_stale;         /* `metrics` are older than `series` */
     bool progress_changed;      /* `progress` has no event number yet */
-    bool outcome_pending;       /* ended with `outcome`, which is not stored yet */
+    bool outcome_pending;       /* the process ended with `outcome`, which is not stored yet */
     enum job_state outcome;
 };
 
@@ -98,20 +98,21 @@ struct jobs {
 
     pthread_mutex_t lock; /* guards the fields below */
     struct store *store;
-    json_t *outputs; /* {output: {owner, job, bytes}}, see output_path */
+    json_t *outputs; /* {output: {owner, job that wrote it last, bytes}}, see output_path */
     struct job **v;  /* [n] in creation order */
     int n;
-    int64_t last_seq; /* the last `made` or `turn` */
+    int64_t last_seq; /* the last created_seq or queue_seq */
     struct event *events;
     int n_events;
     size_t events_bytes;
     bool events_pending, stop;
-    double read_at, retry_at; /* 0: no retry is pending */
+    double read_at, retry_at; /* retry_at: 0: no retry is planned */
 };
 
 static void jobs_wake(struct jobs *j) {
     const uint64_t one = 1;
-    if (write(j->wake_fd, &one, sizeof one) < 0) return; /* full: the thread will wake anyway */
+    if (write(j->wake_fd, &one, sizeof one) < 0)
+        return; /* the counter is full: the thread will wake anyway */
 }
 
 /* jobs as JSON */
@@ -200,7 +201,7 @@ static struct job *job_new(void) {
     return job;
 }
 
-/* NULL: the document is not a valid job. */
+/* Creates a job from a stored document; NULL: the document is not a valid job. */
 static struct job *job_from_json(const struct jobs *j, const char *id, const json_t *v) {
     const json_t *saved = json_object_get(v, "job"), *request = json_object_get(v, "request");
     int state = 0;
@@ -236,8 +237,8 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
 
 /* events */
 
-/* The next event number. If it cannot be reserved it may be used again after a kill; the next
- * number tries again. */
+/* Returns the next event number, reserving a block in the store if necessary. If that fails, the
+ * number may be used again after a kill, and the next call tries again. */
 static int64_t job_next_seq(struct jobs *j, struct job *job) {
     struct error err;
     if (++job->seq > job->reserved_seq) {
@@ -272,7 +273,7 @@ static json_t *state_event(const struct job *job) {
     return v;
 }
 
-/* Stores the state and adds its event; on an error the job is unchanged. */
+/* Sets and stores the state, and adds its event. On an error the job is unchanged. */
 static int job_set_state(struct jobs *j, struct job *job, enum job_state state, struct error *err) {
     const struct job before = *job;
     job->state = state;
@@ -344,7 +345,7 @@ static struct job_metrics *series_load(const struct jobs *j, const struct job *j
     return f;
 }
 
-/* Stores the series after the process has ended. An error does not make the job fail. */
+/* Stores the series of a job whose process has ended. An error does not make the job fail. */
 static void series_save(const struct jobs *j, struct job *job) {
     struct error err;
     if (!job->series) return;
@@ -359,7 +360,7 @@ static void series_save(const struct jobs *j, struct job *job) {
     free(path);
 }
 
-/* The last line of stderr is the reason for a failure, except usage lines. */
+/* Keeps the last line of stderr, which is the reason for a failure, except usage lines. */
 static void stderr_line_handle(struct job *job, const char *line, size_t n) {
     static const char usage[] = "usage: ";
     if (n && (n < strlen(usage) || memcmp(line, usage, strlen(usage)) != 0))
@@ -381,7 +382,8 @@ static void metrics_handle(struct jobs *j, struct job *job, const json_t *figure
     job->metrics_stale = true;
 }
 
-/* Lines that base.h does not define are ignored: any code may write to the pipe. */
+/* Handles a line of the progress pipe. Lines in a form that base.h does not define are ignored,
+ * because any code of the child may write to the pipe. */
 static void progress_line_handle(struct jobs *j, struct job *job, const char *line, size_t n) {
     json_t *v = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(json_object_get(v, "figures")))
@@ -410,7 +412,8 @@ static void output_line_handle(void *ctx, enum child_pipe_kind which, const char
         progress_line_handle(l->j, l->job, line, n);
 }
 
-/* All lines that were read at once get one event number. */
+/* Publishes the last progress and metrics. All lines that were read together get one event
+ * number. */
 static void progress_publish(struct jobs *j, struct job *job) {
     if (job->metrics_stale) {
         json_decref(job->metrics);
@@ -425,8 +428,8 @@ static void progress_publish(struct jobs *j, struct job *job) {
 
 /* outputs of jobs */
 
-/* The path of a claim: "NAME" is in the folder of results, "run:NAME" in that of runs.
- * malloc'ed. */
+/* The path of an output, malloc'ed: "NAME" is in the folder of results, "run:NAME" in that of
+ * runs. */
 static char *output_path(const struct jobs *j, const char *name) {
     bool run = strncmp(name, "run:", 4) == 0;
     return run ? path_join(j->o.runs ? j->o.runs : "runs", name + 4)
@@ -444,7 +447,7 @@ static bool path_or_link_exists(const char *path) {
     return lstat(path, &st) == 0;
 }
 
-/* Whether the job of a claim may still write. */
+/* Whether the job of an output's record may still write it. */
 static bool output_is_in_use(const struct jobs *j, const json_t *record) {
     for (int i = 0; i < j->n; i++)
         if (strcmp(j->v[i]->id, json_get_string(record, "job")) == 0)
@@ -467,7 +470,7 @@ static int output_check_owner(const struct jobs *j, const char *name,
                      name);
 }
 
-/* Calls `one` for each output of a request. */
+/* Calls `fn` for each output and run of a request, until an error. */
 static int outputs_each(struct jobs *j, const struct job_request *r,
                         const struct job_caller *caller,
                         int (*fn)(const struct jobs *, const char *, const struct job_caller *,
@@ -516,7 +519,7 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
     return OK;
 }
 
-/* Removes the claims of outputs that do not exist, unless a job will write them. */
+/* Removes the records of outputs that do not exist, unless a job may still write them. */
 static void outputs_prune(struct jobs *j) {
     struct error err;
     const char *name;
@@ -533,7 +536,8 @@ static void outputs_prune(struct jobs *j) {
 
 /* running */
 
-/* Whether the job's run has begun, so that its kind's `resume` finds it. */
+/* Whether the job's run has written its manifest, so that the command `resume` of its kind finds
+ * it. */
 static bool run_has_started(const struct jobs *j, const struct job *job) {
     if (!job->run) return false;
     char *dir = path_join(j->o.runs ? j->o.runs : "runs", job->run),
@@ -544,15 +548,16 @@ static bool run_has_started(const struct jobs *j, const struct job *job) {
     return started;
 }
 
-/* Without an id from the client each attempt gets a new name: a run that was killed before it wrote
- * its manifest cannot be resumed. */
+/* Sets the id of the job's run: the one that the client chose, or else a new one for each attempt,
+ * because a run that was killed before it wrote its manifest cannot be resumed. */
 static void job_set_run_name(struct job *job) {
     const char *id = json_get_string(json_object_get(job->request, "options"), "id");
     free(job->run);
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
-/* Makes the command keep its runs or calls where this process shows them. */
+/* Sets the option that makes the command record its runs or calls in the folder that this server
+ * shows. */
 static void store_option_set(const struct jobs *j, const struct job_kind *kind, json_t *options) {
     const char *store_option = kind->store_option;
     if (!store_option || !j->o.runs || json_object_get(options, store_option)) return;
@@ -562,7 +567,8 @@ static void store_option_set(const struct jobs *j, const struct job_kind *kind, 
     free(path);
 }
 
-/* The request for this attempt, with resolved paths; takes v over. */
+/* Returns the request for this attempt, with resolved paths: the original one, or one that resumes
+ * its run. Takes ownership of v. */
 static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
     const struct job_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
     json_t *options = json_object_get(v, "options"), *resume_options;
@@ -587,7 +593,7 @@ static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v)
 static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
-    /* Check again: the rules may have changed since the submission. */
+    /* check again, because the rules may have changed since the submission */
     struct job_request_rules rules = j->o.rules;
     rules.owner = job->owner;
     int rc = job_request_check(&rules, job->request, &checked, NULL, err);
@@ -630,7 +636,7 @@ static void schedule_retry(struct jobs *j, const struct error *err) {
     j->retry_at = clock_now() + RETRY_SECONDS;
 }
 
-/* The job has ended; job_store_outcome stores this. */
+/* Records how a job has ended; job_store_outcome stores it. */
 static void job_set_outcome(struct job *job, enum job_state outcome, char *note) {
     job->outcome_pending = true;
     job->outcome = outcome;
@@ -647,7 +653,7 @@ static void job_store_outcome(struct jobs *j, struct job *job) {
         schedule_retry(j, &err);
 }
 
-/* Starts the job, or continues it after a pause. */
+/* Starts the job's process, or continues it after a pause. */
 static void job_start(struct jobs *j, struct job *job) {
     struct error err;
     bool fresh = !job->child;
@@ -675,7 +681,7 @@ static void job_start(struct jobs *j, struct job *job) {
     schedule_retry(j, &err);
 }
 
-/* Starts jobs from the head of the queue while there are free places. */
+/* Starts jobs from the head of the queue while fewer than max_running run. */
 static void jobs_dispatch(struct jobs *j) {
     while (j->retry_at == 0) {
         struct job *next = NULL;
@@ -703,10 +709,11 @@ static char *failure_note(const struct job *job, const struct error *fault) {
                          job->last_stderr_line ? job->last_stderr_line : "");
     if (job->last_stderr_line) return xstrdup(job->last_stderr_line);
     if (job->exit < 0) return xstrdup("another process has taken its exit status");
-    return xasprintf("ended with exit status %d and no word why; see stderr.txt", job->exit);
+    return xasprintf("ended with exit status %d without an error message; see stderr.txt",
+                     job->exit);
 }
 
-/* Measures the disk usage of a job whose process has ended. */
+/* Measures the disk usage of a job whose process has ended, and that of its outputs. */
 static void job_measure_disk_usage(struct jobs *j, struct job *job) {
     const char *name;
     json_t *record;
@@ -727,7 +734,7 @@ static void job_measure_disk_usage(struct jobs *j, struct job *job) {
 static void job_reap(struct jobs *j, struct job *job) {
     struct output_reader l = {j, job};
     struct error fault = {0};
-    /* The last output may contain an error that ends the job. */
+    /* reading the last output may set the child's fault */
     job_child_read(job->child, output_line_handle, &l);
     fault = job->child->fault;
     int status = job_child_reap(job->child, output_line_handle, &l);
@@ -760,7 +767,7 @@ static void job_read_output(struct jobs *j, struct job *job) {
 /* the thread */
 
 struct poll_set {
-    struct pollfd *fds; /* wake_fd, then JOB_CHILD_FDS for each job with a child */
+    struct pollfd *fds; /* wake_fd, then JOB_CHILD_FDS entries for each job with a child */
     struct job **jobs;
     int n;
 };
@@ -782,10 +789,10 @@ static double poll_set_fill(struct jobs *j, struct poll_set *w) {
     return deadline - now;
 }
 
-/* Sends SIGTERM, and schedules SIGKILL. */
+/* Sends SIGTERM, and plans a SIGKILL. */
 static void job_stop(const struct jobs *j, struct job *job) {
     job_child_signal(job->child, SIGTERM);
-    job_child_signal(job->child, SIGCONT); /* a stopped process handles no signal */
+    job_child_signal(job->child, SIGCONT); /* a stopped process does not handle signals */
     job->kill_at = clock_now() + j->o.cancel_seconds;
     job->time_limit_at = INFINITY;
 }
@@ -834,7 +841,8 @@ static void outcomes_retry(struct jobs *j) {
     for (int i = 0; i < j->n; i++) job_store_outcome(j, j->v[i]);
 }
 
-/* The states in the store are unchanged: the next jobs_open continues from them. */
+/* Kills all children. The states in the store are unchanged, so the next jobs_open continues from
+ * them. */
 static void children_kill(struct jobs *j) {
     for (int i = 0; i < j->n; i++) {
         struct output_reader l = {j, j->v[i]};
@@ -873,7 +881,8 @@ static int job_compare_created(const void *a, const void *b) {
     return x->created_seq < y->created_seq ? -1 : x->created_seq > y->created_seq;
 }
 
-/* Interrupted jobs are queued again; jobs with a pending cancellation are cancelled. */
+/* Recovers a job of an earlier process: an interrupted job is queued again, and a pending
+ * cancellation is completed. */
 static int job_recover(struct jobs *j, struct job *job, struct error *err) {
     if (state_is_final(job->state)) return OK;
     if (job->cancel_requested) return job_set_state(j, job, CANCELLED, err);
@@ -929,7 +938,7 @@ static void jobs_free(struct jobs *j) {
     free(j);
 }
 
-/* Signals are handled by other threads. */
+/* The thread blocks all signals; other threads handle them. */
 static int thread_start(struct jobs *j, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
@@ -986,7 +995,7 @@ void jobs_stop(struct jobs *j, double seconds) {
     pthread_timedjoin_np(j->thread, NULL, &until);
 }
 
-/* requests of callers */
+/* functions for callers */
 
 static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     for (int i = 0; i < j->n; i++)
@@ -1039,8 +1048,8 @@ static struct job *job_new_from_request(struct jobs *j, const struct job_request
     return job;
 }
 
-/* Adds the job to the list, then claims its outputs, then stores it. If it cannot be stored, its
- * claims refer to missing outputs, and outputs_prune removes them. */
+/* Adds the job to the list, then records it as the owner of its outputs, then stores it. If it
+ * cannot be stored, the records of outputs that do not exist are removed by outputs_prune. */
 static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *caller,
                    char id[JOB_ID_LEN], struct error *err) {
     int rc = outputs_each(j, r, caller, output_check_owner, err);
@@ -1204,7 +1213,7 @@ int jobs_delete(struct jobs *j, const char *id, struct error *err) {
     return job_apply(j, id, job_delete, err);
 }
 
-/* Inserts v into the list by its event number; takes v over. */
+/* Inserts v into the list by its event number; takes ownership of v. */
 static void event_insert(json_t *list, json_t *v, int64_t seq) {
     size_t index = json_array_size(list);
     while (index > 0 && integer_at(json_array_get(list, index - 1), "seq", 0) > seq) index--;
@@ -1214,7 +1223,7 @@ static void event_insert(json_t *list, json_t *v, int64_t seq) {
 
 static json_t *job_events(const struct jobs *j, const struct job *job, int64_t after) {
     json_t *list = json_array();
-    bool has_state = false; /* the list contains the last state */
+    bool has_state = false; /* whether the list contains the last state */
     for (int i = 0; i < j->n_events; i++) {
         const struct event *e = &j->events[i];
         if (e->job != job || e->seq <= after) continue;
@@ -1228,7 +1237,7 @@ static json_t *job_events(const struct jobs *j, const struct job *job, int64_t a
     return list;
 }
 
-/* Returns a deep copy: other calls share the events. */
+/* Returns a deep copy, because the caller uses it without the lock. */
 json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error *err) {
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, err);
@@ -1256,7 +1265,7 @@ char *jobs_file(struct jobs *j, const char *id, const char *name, struct error *
     if (!job) return NULL;
     char *folder = path_join(j->folder, id), *path = path_join(folder, name);
     if (!path_exists(path)) {
-        error_set(err, ERR_MISSING, "job '%s' has said nothing yet", id);
+        error_set(err, ERR_MISSING, "job '%s' has no output yet", id);
         free(path);
         path = NULL;
     }

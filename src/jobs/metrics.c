@@ -1,7 +1,7 @@
 /*
- * metrics: a curve for each figure that a job reports, created on its first value.
+ * metrics: a curve for each metric that a job reports, created on its first value.
  *
- * Invariant: the points of a curve are in the order of time, even if the clock is set back or a
+ * Invariant: the points of a curve are in the order of time, even if the clock was set back or a
  * file was modified: a point with an earlier time gets the time of the last point.
  */
 #include "jobs/jobs.h"
@@ -18,8 +18,8 @@ struct job_metrics {
     double started_at; /* 0: no values yet */
     struct series {
         struct curve curve;
-        double last_time, last_value; /* `last_value` may be NaN, which the curve omits */
-    } * v[N_METRICS];                 /* NULL: not reported */
+        double last_time, last_value; /* last_value may be NaN; the curve omits such values */
+    } * v[N_METRICS];                 /* NULL: not reported yet */
 };
 
 bool is_job_metric(enum metric_id id) {
@@ -86,7 +86,7 @@ static void point_add(json_t *at, json_t *value, double x, double y) {
     json_array_append_new(value, json_real(y));
 }
 
-/* The incomplete mean is the last point. */
+/* The curve as JSON; an incomplete mean is the last point. */
 static json_t *curve_json(enum metric_id id, const struct curve *c) {
     json_t *at = json_array(), *value = json_array();
     for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
@@ -105,7 +105,7 @@ json_t *job_metrics_json(const struct job_metrics *f) {
 }
 
 /* Reads the first CURVE_POINTS points, without those that are not finite. Each of them counts as a
- * mean of `per` values, also one that job_metrics_json wrote for an incomplete mean. */
+ * mean of `per` values, even the last one, which may have been an incomplete mean. */
 static void curve_read(struct series *t, const json_t *v) {
     const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
     double per = number_of(json_object_get(v, "per"));

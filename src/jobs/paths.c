@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* realpath of the longest part that exists, and the rest unchanged. NULL: the rest has "..". */
+/* Like realpath for a path that need not exist: resolves the longest part that exists and appends
+ * the rest. NULL: the rest contains "..". */
 static char *canonical_path(const char *path) {
     char *real = realpath(path, NULL);
     if (real || (errno != ENOENT && errno != ENOTDIR) || !*path) return real;
@@ -70,7 +71,8 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err) {
     return OK;
 }
 
-/* The part of a canonical path below a folder; "": the folder itself; NULL: elsewhere. */
+/* The part of a canonical path below a folder; "": it is the folder; NULL: it is not below the
+ * folder. */
 static const char *relative_path(const char *path, const char *folder) {
     size_t n = strlen(folder);
     if (n == 1) return path + 1; /* "/" */
@@ -87,7 +89,7 @@ static const struct path_rule *rule_find(const struct job_paths *p, const char *
     return deepest;
 }
 
-/* Hidden names that the program creates: versions of an adapter, the record of a pull. */
+/* Hidden names that this program creates: versions of an adapter, the record of a pull. */
 static bool is_created_by_program(const char *name, size_t n) {
     static const char *const names[] = {".versions", ".hub.json", ".hub.lock"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
@@ -136,8 +138,8 @@ static int refuse(const char *path, const char *why, struct error *err) {
 static const char NOT_READABLE[] = "it is missing, or not below a folder that jobs may read (the "
                                    "server's --jobs-read DIR adds one)";
 
-/* The file type of a path. Opens it part by part without following links, so that a concurrent
- * rename cannot change the result. */
+/* Reads the file type of a canonical path. Opens it component by component without following links,
+ * so that a link that was created after the path's resolution is not followed. */
 static int file_mode(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     char *copy = xstrdup(path + 1), *rest = copy;
@@ -154,7 +156,8 @@ static int file_mode(const char *path, mode_t *mode, struct error *err) {
     return rc;
 }
 
-/* The origin of a path: a client, a client that names a database, a file or the program. */
+/* Where a path comes from: a client's request, a client's request for a database, or the job's
+ * program (a file that it reads, or itself). */
 enum path_origin { FROM_CLIENT, FROM_CLIENT_DATABASE, FROM_PROGRAM };
 
 /* Whether a path below a rule may be read as an input. */
@@ -194,7 +197,7 @@ char *job_paths_resolve(const struct job_paths *p, const char *path, bool databa
     return NULL;
 }
 
-/* Files in which the system describes itself and this process. */
+/* Files with which the system describes itself and this process, and /dev/null. */
 static bool is_system_file(const char *real) {
     char self[32];
     snprintf(self, sizeof self, "/proc/%d", (int)getpid());
@@ -204,7 +207,7 @@ static bool is_system_file(const char *real) {
     return relative_path(real, self) && !strstr(real, "/environ");
 }
 
-/* Jobs may not run files that they may write. */
+/* Checks whether a job may execute a file. Jobs may not execute files that they may write. */
 static int exec_check(const struct path_rule *rule, const char *path, const char *real,
                       struct error *err) {
     static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
@@ -232,7 +235,7 @@ int job_paths_check(const struct job_paths *p, const char *path, enum path_use u
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system_file(real) && lstat(real, &st) == 0) {
         rc = input_check(rule, path, real, FROM_PROGRAM, err);
-    } /* otherwise the file does not exist, and opening it fails */
+    } /* otherwise it is a system file, or it does not exist and opening it fails */
     free(real);
     return rc;
 }

@@ -1,11 +1,11 @@
 /*
  * request: a client's request as a command line.
  *
- * The client is not trusted. It may set options that the command's option table allows (enum
- * option_job_policy): an option is first looked up in the table, by any of its names, and only the
- * table's name reaches the command line; a path reaches it as the canonical path that was checked.
- * A value is attached to its name by '=', and positional arguments come after "--", so no text of a
- * client becomes an unchecked option.
+ * The client is not trusted. It may set the options that the command's option table allows (enum
+ * option_job_policy). An option is looked up in the table by any of its names, and only the
+ * canonical name reaches the command line; a path reaches it as the canonical path that was
+ * checked. A value is attached to its name by '=', and positional arguments come after "--", so no
+ * text of a client becomes an unchecked option.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -87,16 +87,17 @@ static int name_check(const struct request_checker *c, const char *name, const c
                      c->field, MAX_NAME_BYTES, what);
 }
 
-/* values: each function returns the value for the command line, malloc'ed, or NULL */
+/* values: each function returns the value for the command line, malloc'ed; NULL on an error */
 
 static char *input_value(const struct request_checker *c, const char *text, bool database) {
-    if (!c->r->input || hub_is_name(text)) return xstrdup(text); /* the hub's cache checks names */
+    if (!c->r->input || hub_is_name(text))
+        return xstrdup(text); /* the command checks names on the hub when it opens them */
     char *path = c->r->input(c->r->ctx, text, database, c->err);
     if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
     return path;
 }
 
-/* A file, or the plain name of a built-in object. */
+/* A path, or the name of a built-in object. */
 static char *choice_value(const struct request_checker *c, const char *text) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text);
     char *path = c->r->input(c->r->ctx, text, false, c->err);
@@ -144,7 +145,7 @@ static char *named_value(const struct request_checker *c, const char *text) {
     return whole;
 }
 
-/* A name, or the path that an earlier check made of it. */
+/* The name of a result, or the path that an earlier check made of it. */
 static char *output_value(const struct request_checker *c, const char *text) {
     size_t n = c->r->out ? strlen(c->r->out) : 0;
     if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
@@ -231,7 +232,8 @@ static json_t *normalized_value(enum option_job_policy policy, const json_t *v,
     return policy == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }
 
-/* One value of an option or an argument; NULL on an error. */
+/* Checks one value of an option or argument. Returns the value for the command line, NULL on an
+ * error, and sets *normalized to the value for the stored request. */
 static json_t *one_value(const struct request_checker *c, enum option_job_policy policy,
                          const json_t *v, json_t **normalized) {
     char *text = scalar_text(v);
@@ -271,7 +273,8 @@ static json_t *list_value(const struct request_checker *c, enum option_job_polic
     return list;
 }
 
-/* Whether the table lets a client set the option, and whether the value has the right type. */
+/* Checks that the table allows a client to set the option, and that the value has the right
+ * type. */
 static int row_check(const struct request_checker *c, const struct option_row *row,
                      const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
@@ -285,7 +288,8 @@ static int row_check(const struct request_checker *c, const struct option_row *r
     return OK;
 }
 
-/* Finds an option's row by any name; "no-NAME" is the negation of NAME and negates *v. */
+/* Finds an option's row by any of its names. "no-NAME" is NAME with the negated value: *v is then
+ * replaced. The caller releases *v. */
 static const struct option_row *row_find(const struct request_checker *c, const char *name,
                                          json_t **v) {
     const struct option_row *row = option_find(c->kind->rows, name);
@@ -369,7 +373,7 @@ static size_t text_bytes(const json_t *v, size_t *values) {
     return bytes;
 }
 
-/* Called before all other checks, so that a request's cost is bounded. */
+/* Checks the size of a request. Called before the other checks, so that their cost is bounded. */
 static int size_check(const struct request_checker *c, const json_t *request) {
     size_t bytes = 0, values = 0;
     const char *key;
@@ -403,7 +407,7 @@ static json_t *empty_request(const json_t *request) {
                      "options");
 }
 
-/* Sorts the keys, as the store does. */
+/* Returns a copy with sorted keys, as the store writes them; releases v. */
 static json_t *sorted_copy(json_t *v) {
     struct error err;
     char *text = json_canonical(v);
@@ -487,6 +491,6 @@ int job_request_argv(const json_t *request, struct strings *args, struct error *
     json_array_foreach (json_object_get(request, "args"), i, v)
         strings_add(args, json_string_value(v));
     for (int k = 0; k < args->n; k++) bytes += strlen(args->v[k]) + 1;
-    if (bytes <= 4 * MAX_TEXT_BYTES) return OK; /* a path is longer than its name in the request */
+    if (bytes <= 4 * MAX_TEXT_BYTES) return OK; /* paths are longer than the names in the request */
     return error_set(err, ERR_USAGE, "the command line of this request is too long");
 }

@@ -8,21 +8,23 @@
 #include <string.h>
 
 enum { MAX_RUNS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
-#define TARGET_FRACTION 0.8 /* share of rule's deliveries to reach; a run is timed to it */
+#define TARGET_FRACTION                                                                            \
+    0.8 /* share of the deliveries of the policy `rule`, up to which runs are timed */
 
 struct run_curve {
     char *key;
-    int n; /* points */
+    int n; /* number of points */
     double decisions[MAX_POINTS], delivered[MAX_POINTS];
 };
 struct group {
     const char *name;
-    struct run_curve *v[MAX_RUNS]; /* [n] by key */
+    struct run_curve *v[MAX_RUNS]; /* [n] sorted by key */
     int n;
 };
 struct comparison {
-    struct simulation_comparison result; /* first, so that the result is the comparison */
-    struct group groups[MAX_GROUPS];     /* [result.n] */
+    struct simulation_comparison
+        result; /* first, so that a pointer to it is a pointer to the comparison */
+    struct group groups[MAX_GROUPS]; /* [result.n] */
     struct simulation_group results[MAX_GROUPS];
 };
 
@@ -35,7 +37,7 @@ struct row_reader {
     struct run_curve *m;
 };
 
-/* Rows of policies are the reference levels of all groups. */
+/* Reads a row of a run's curve. Rows of scripted policies give the baselines of the comparison. */
 static int row_read(void *ctx, const json_t *row, int line, struct error *err) {
     struct row_reader *r = ctx;
     struct run_curve *m = r->m;
@@ -85,7 +87,7 @@ static struct stats_interval group_final_delivered(const struct group *g) {
     return stats_mean_interval(v, g->n);
 }
 
-/* Decisions until a run first reached ENOUGH; infinite: never. */
+/* Decisions until a run first reached TARGET_FRACTION; INFINITY: never. */
 static double decisions_to_target(const struct comparison *c, const struct run_curve *m) {
     for (int i = 0; i < m->n; i++)
         if (m->delivered[i] >= TARGET_FRACTION * c->result.rule) return m->decisions[i];
@@ -104,7 +106,7 @@ static double median_decisions_to_target(const struct comparison *c, const struc
     return v[(g->n - 1) / 2];
 }
 
-/* Differences on the keys that both have; returns their number. */
+/* Computes the differences on the keys that both groups have; returns their number. */
 static int paired_differences(const struct group *a, const struct group *b, double *diff) {
     int n = 0;
     for (int i = 0; i < a->n; i++)
@@ -114,7 +116,7 @@ static int paired_differences(const struct group *a, const struct group *b, doub
     return n;
 }
 
-/* Whether any run has a learning curve: a run that only measures does not. */
+/* Whether any run has a learning curve. A run that only evaluates has none. */
 static bool any_trained(const struct comparison *c) {
     for (int i = 0; i < c->result.n; i++)
         for (int k = 0; k < c->groups[i].n; k++) {
@@ -141,7 +143,8 @@ static struct simulation_group group_result(const struct comparison *c, int i) {
     return out;
 }
 
-/* The mean over runs at each point that all runs have, and half of its interval. */
+/* The mean over runs at each point that all runs have, and half the width of its confidence
+ * interval. */
 static void group_mean_curve(const struct group *g, struct curve *c, struct curve *spread) {
     int points = MAX_POINTS;
     for (int i = 0; i < g->n; i++) points = MIN(points, g->v[i]->n);

@@ -1,10 +1,11 @@
 /*
- * decision_cache: log-probabilities of the actions that a policy runner has computed before.
+ * decision_cache: log-probabilities of actions that a policy runner has computed before.
  *
  * The engine's result is a function of the adapter's content and the prompt alone, so a repeated
- * prompt under the same adapter needs no forward pass. Brief observations repeat often. The table
- * is direct-mapped: a decision replaces the one whose place it takes. Prompts of more than
- * CACHE_TOKENS tokens are not kept; they have positions and numbers that hardly repeat.
+ * prompt under the same adapter needs no forward pass. Compact observations repeat often. The table
+ * is a direct-mapped cache: a new decision replaces the one in its slot. Prompts of more than
+ * CACHE_TOKENS tokens are not cached; they contain positions and numbers, so they hardly ever
+ * repeat.
  *
  * Invariant: an entry is found only if its adapter's hash and all its tokens are equal. One thread.
  */
@@ -21,7 +22,7 @@ struct cached_decision {
     int32_t tokens[CACHE_TOKENS];
 };
 struct decision_cache {
-    uint32_t n; /* entries */
+    uint32_t n; /* number of slots */
     int n_actions;
     struct cached_decision *v; /* [n] */
     float *logprob;            /* [n][n_actions] */
@@ -46,7 +47,7 @@ static const char *adapter_hash(const struct adapter *a) {
     return a ? a->hash : "";
 }
 
-/* The decision's place, or `n` if it is not kept. */
+/* The slot of a decision, or `n` if decisions of this length are not cached. */
 static uint32_t slot_index(const struct decision_cache *c, const struct adapter *a,
                            struct token_seq prompt) {
     const char *hash = adapter_hash(a);

@@ -3,10 +3,10 @@
  *
  * Requests are queued until an answer is needed; then all are sent in one line. The program is not
  * trusted: exactly the agents that acted must receive rewards, and a missing, unknown, too long or
- * non-numeric value is an error that names its place.
+ * non-numeric value is an error that names the agent and the field.
  *
- * Not here: the rules of the environment. The program keeps its state; this file keeps which agents
- * are present and their prompts.
+ * Not here: the rules of the environment. The program keeps the state of the environment; this file
+ * only stores which agents are present, and their prompts.
  */
 #define _GNU_SOURCE
 #include "world/world.h"
@@ -24,20 +24,20 @@ enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED 
 struct env_agent { /* state of an agent in one world */
     enum env_agent_status status;
     double reward;
-    int16_t expert_action; /* an action, or -1 */
+    int16_t expert_action; /* the action that the teacher would take, or -1 */
     struct buf prompt;
 };
 struct external_env { /* one world */
     struct external_envs *c;
     int index, tick;
-    bool requested; /* the next request is sent or queued */
+    bool requested; /* the next request is queued or sent already */
     bool is_reset;
     struct env_agent *agents; /* [n_agents] */
 };
 struct external_envs {
     external_envs_exchange_fn exchange;
     void *ctx;
-    struct subprocess *program; /* ctx, if this file started the program */
+    struct subprocess *program; /* the same as ctx if this file started the program, else NULL */
     char *command;
     int worlds, n_agents, n_actions;
     bool has_expert;
@@ -47,7 +47,7 @@ struct external_envs {
     json_t *agent_index; /* maps an agent's name to its index */
     struct external_env *states;
     struct environment *envs, **list;
-    struct buf queued_line; /* queued requests */
+    struct buf queued_line; /* queued sending requests */
     int *waiting, n_waiting;
 };
 
@@ -82,7 +82,8 @@ static char **quote_all(char *const *names, int n) {
     return out;
 }
 
-/* Reads a list of different names; *n is the required length, or 0: up to `most`. */
+/* Reads a list of distinct names. *n: the required length; 0: 1 to `max_names`. Sets *n to the
+ * length. */
 static int names_read(const json_t *spaces, const char *key, int max_names, char ***out, int *n,
                       struct error *err) {
     const json_t *list = json_object_get(spaces, key);
@@ -122,7 +123,7 @@ static int action_find(const struct external_envs *c, const char *name) {
 
 /* answers */
 
-/* Names come from outside, so control characters are removed. */
+/* The name comes from the program, so control characters are removed. */
 static int name_error(struct error *err, const char *fmt, const char *name, const char *what) {
     struct buf clean = {0};
     buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
@@ -133,7 +134,7 @@ static int name_error(struct error *err, const char *fmt, const char *name, cons
     return err->code;
 }
 
-/* Reads a part of an answer: an object keyed by agents, all of which must have the status `who`
+/* Reads a part of an answer: an object keyed by agents, all of which must have the required status
  * (ENV_AGENT_ABSENT: any status). */
 static int part_read(const struct external_env *s, const json_t *answer, const char *name,
                      enum env_agent_status required_status, bool required, const json_t **out,
@@ -214,7 +215,7 @@ static int reset_reply_read(struct external_env *s, const json_t *answer, struct
             return err->code;
         n_present += is_present;
     }
-    return n_present ? OK : error_set(err, ERR_FORMAT, "nobody is there");
+    return n_present ? OK : error_set(err, ERR_FORMAT, "no agent is present");
 }
 
 static int reward_read(const char *name, const json_t *rewards, double *out, struct error *err) {
@@ -274,7 +275,7 @@ static int step_reply_read(struct external_env *s, const json_t *answer, struct 
     return OK;
 }
 
-/* The program's own error message as an error, or OK. */
+/* Sets the error that the program reports in its answer; OK if it reports none. */
 static int reported_error(const json_t *answer, struct error *err) {
     const json_t *v = json_object_get(answer, "error");
     if (!v) return OK;
@@ -384,7 +385,7 @@ static int external_env_step(void *ctx, const int16_t *actions, double *rewards,
     return rc;
 }
 
-/* as an environment */
+/* the interface of environment.h */
 
 static bool external_env_prompt(void *ctx, int agent, struct buf *out) {
     const struct env_agent *state = &((const struct external_env *)ctx)->agents[agent];
@@ -397,7 +398,7 @@ static bool external_env_is_truncated(void *ctx, int agent) {
     return ((const struct external_env *)ctx)->agents[agent].status == ENV_AGENT_TRUNCATED;
 }
 
-/* The action that is named first; if several begin at the same position, the longest. */
+/* The action whose name occurs first in the text; of several at the same position, the longest. */
 static int external_env_parse(void *ctx, const char *text) {
     const struct external_envs *c = ((const struct external_env *)ctx)->c;
     const char *first = NULL;

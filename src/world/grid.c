@@ -1,15 +1,15 @@
 /*
  * grid: the initial state of a world, and the effects of a tick.
  *
- * It draws from the world's random source under separate ids (enum map_random_stream), so worlds
- * with the same seed grow the same food whatever their agents do. It contains no text and no
- * policy.
+ * Each purpose has its own stream of random numbers (enum map_random_stream), so worlds with the
+ * same seed grow the same food whatever their agents do. Observations are in observe.c, policies in
+ * scripted_policy.c.
  *
- * Invariants, which the tests check after every tick: agents and predators are on free cells, and
- * predators only on a home if they found no other place; food and material are on free cells other
- * than homes, never both; everything grown is on a cell, held, used or lost; all energy given is
- * spent or left; dead agents hold nothing and do not change. `struct world` has no padding, so its
- * bytes are its state.
+ * Invariants, which the tests check after every tick: agents and predators are on free cells, and a
+ * predator is on a home only if no other cell was found for it; food and material are on free cells
+ * other than homes, never both on one; everything grown is on a cell, carried, used or lost; all
+ * energy given is spent or left; dead agents carry nothing and do not change. `struct world` has no
+ * padding, so its bytes are its state.
  */
 #include "world/world.h"
 
@@ -22,17 +22,19 @@ _Static_assert(offsetof(struct world, agents) ==
                    32 + WORLD_CELLS + 2 * WORLD_HOMES + 2 * WORLD_PREDATORS + 64,
                "padding in world");
 
-/* The id for rng_make; the comments say what its step counts. */
+/* The stream argument of rng_make. The comments say what its step argument counts. */
 enum map_random_stream {
     STREAM_WALLS, /* attempts at whole maps */
     STREAM_HOMES, /* 0 */
-    STREAM_FOOD,  /* 2 · tick; 1 is the extra food at reset */
+    STREAM_FOOD,  /* 2 · tick; 1: the extra food at reset */
     STREAM_MATERIAL,
     STREAM_AGENT_START,        /* agent */
     STREAM_PREDATOR_START,     /* index of the predator */
     STREAM_PREDATOR_MOVE = 16, /* id + index of the predator; step: tick */
 };
-enum { MAX_TRIES = 64 }; /* attempts to find a cell, or to draw a map, before a simpler fallback */
+enum {
+    MAX_TRIES = 64
+}; /* attempts to find a cell, or to generate a map, before a simpler fallback */
 
 static int random_inner_cell(const struct world *w, struct rng *r) {
     int x = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
@@ -40,7 +42,7 @@ static int random_inner_cell(const struct world *w, struct rng *r) {
     return y * w->size + x;
 }
 
-/* A random inner cell without the bits in `not`; the first home when none is found. */
+/* A random inner cell without the bits in `excluded`; the first home if none is found. */
 static int16_t random_free_cell(const struct world *w, enum map_random_stream stream, int step,
                                 int excluded) {
     struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)stream, (uint32_t)step);
@@ -51,7 +53,7 @@ static int16_t random_free_cell(const struct world *w, enum map_random_stream st
     return w->homes[0];
 }
 
-/* the ground */
+/* maps */
 
 static void home_add(struct world *w, int cell) {
     w->cells[cell] = CELL_HOME;
@@ -71,7 +73,8 @@ static void homes_place(struct world *w, const struct world_rules *r) {
     }
 }
 
-/* Replaces everything except the homes by the border and random inner walls. */
+/* Replaces everything except the homes by the border and random inner walls. `map_attempt` selects
+ * the random numbers. */
 static void random_walls_place(struct world *w, int64_t attempts, int map_attempt) {
     struct rng r = rng_make(w->seed, RNG_WORLD, STREAM_WALLS, (uint32_t)map_attempt);
     int n = w->size;
@@ -85,7 +88,8 @@ static void random_walls_place(struct world *w, int64_t attempts, int map_attemp
     }
 }
 
-/* Turns all cells that no home can reach into walls; returns the number of free cells. */
+/* Turns all cells that cannot be reached from a home into walls; returns the number of free
+ * cells. */
 static int unreachable_cells_fill(struct world *w) {
     int16_t queue[WORLD_CELLS];
     bool reached[WORLD_CELLS] = {false};
@@ -113,8 +117,8 @@ static void random_map_generate(struct world *w, const struct world_rules *r) {
         random_walls_place(w, map_attempt < MAX_TRIES ? walls : 0, map_attempt);
 }
 
-/* Reads the ground, food and material of a map, and writes the starts of agents to `begins`.
- * Returns the number of starts. */
+/* Sets the cells from a drawn map, and writes the starts of agents to `starts`. Returns the number
+ * of starts. */
 static int drawn_map_load(struct world *w, const struct strings *map, int16_t *starts) {
     int n = 0;
     memset(w->cells, CELL_WALL, (size_t)w->size * (size_t)w->size);
@@ -133,7 +137,7 @@ static int drawn_map_load(struct world *w, const struct strings *map, int16_t *s
     return n;
 }
 
-/* Puts `kind` on random empty cells. */
+/* Puts items of a kind (a CELL_ bit) on random empty cells. */
 static void items_grow(struct world *w, enum map_random_stream stream, int kind, int64_t attempts,
                        int64_t *grown, uint32_t step) {
     struct rng r = rng_make(w->seed, RNG_WORLD, stream, step);
@@ -160,9 +164,9 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
     if (w->tick % r->material_every == 0) material_grow(w, r, step);
 }
 
-/* perception */
+/* memory of the agents */
 
-/* Unused entries hold 0, which is a wall. */
+/* Unused entries are 0, which is a wall. */
 static void remembered_cell_remove(struct world_agent *a, int index) {
     a->n_known--;
     for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->known[i] = a->known[i + 1];
@@ -175,7 +179,7 @@ static int remembered_cell_find(const struct world_agent *a, int cell) {
     return -1;
 }
 
-/* A third of a tick's time is spent here; comparing all entries is faster than a search that ends
+/* A third of a tick's time is spent here. Comparing all entries is faster than a search that ends
  * early. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool found = false;
@@ -320,7 +324,7 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
 
 /* predators */
 
-/* The nearest living agent in sight of a predator at `from`, and its offset; or NULL. */
+/* The nearest living agent in sight of a predator on the cell `from`, and its offset; or NULL. */
 static const struct world_agent *prey_find(const struct world *w, int from, int64_t sight, int *dx,
                                            int *dy) {
     const struct world_agent *prey = NULL;
@@ -335,13 +339,15 @@ static const struct world_agent *prey_find(const struct world *w, int from, int6
     return prey;
 }
 
-/* The next cell in that direction, or the same cell if predators cannot enter it. */
+/* The neighbour in the direction of `move`, or the same cell if predators cannot enter the
+ * neighbour. */
 static int predator_step(const struct world *w, int cell, int move) {
     int next = world_neighbour(w, cell, move);
     return w->cells[next] & (CELL_WALL | CELL_HOME) ? cell : next;
 }
 
-/* Moves along the axis with the larger distance, or along the other axis if that is blocked. */
+/* Moves along the axis with the larger distance, or along the other axis if that move is
+ * blocked. */
 static int predator_chase(const struct world *w, int cell, int dx, int dy) {
     int move_x = dx > 0 ? MOVE_EAST : MOVE_WEST, move_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
     bool x_first = abs(dx) >= abs(dy);

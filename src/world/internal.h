@@ -4,13 +4,14 @@
 
 #include "world/world.h"
 
-/* Actions and rewards of a policy over an interval of ticks. */
+/* Statistics of a policy's actions and rewards over an interval of ticks; policy_health is computed
+ * from them. */
 struct rollout_stats {
     int64_t decisions, actions[ENV_MAX_ACTIONS];
     double entropy, sum, squares;
 };
 bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a,
-                              int n_actions); /* false: a probability is not finite */
+                              int n_actions); /* returns false if a probability is not finite */
 void rollout_stats_add_reward(struct rollout_stats *t, double reward);
 /* Computes a policy's health and resets the statistics. */
 void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct policy_health *h);
@@ -18,7 +19,7 @@ void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct poli
 struct simulation {
     const struct model *m;
     const struct simulation_options *o;
-    struct environment *const *envs; /* [worlds] */
+    struct environment *const *envs; /* [n_envs] */
     struct pool *pool;
     struct policy_runner *policy_runner;
     struct learner *learner; /* NULL between generations, and without learning */
@@ -29,27 +30,27 @@ struct simulation {
 
     /* state of a tick */
     struct buf text;
-    struct policy_decision *pending; /* [n_agents] decisions of the active agents, in order */
+    struct policy_decision *pending; /* [n_agents] decisions of the active agents in this tick */
     int n_pending;
-    int *decision_agent;      /* [n_agents] agent of each decision */
-    int16_t *actions;         /* [n_agents] */
-    double *rewards, *totals; /* [n_agents] of the tick, of the episode */
-    struct rollout_stats
-        *rollout_stats; /* [n_policies] statistics of a generation without learning */
-    uint64_t *seeds;    /* [worlds] seeds of the maps */
+    int *decision_agent;                 /* [n_agents] the agent of each decision */
+    int16_t *actions;                    /* [n_agents] */
+    double *rewards, *totals;            /* [n_agents] of the tick, of the episode */
+    struct rollout_stats *rollout_stats; /* [n_policies] in a generation without a learner */
+    uint64_t *seeds;                     /* [n_envs] seeds of the maps */
 };
 
 /* decision_cache.c: log-probabilities of the actions by adapter content and prompt. */
 struct decision_cache;
-struct decision_cache *decision_cache_new(int n, int n_actions); /* n: most decisions kept */
-void decision_cache_free(struct decision_cache *c);              /* NULL is fine */
+struct decision_cache *decision_cache_new(int n, int n_actions); /* n: capacity */
+void decision_cache_free(struct decision_cache *c);              /* may be NULL */
 /* [n_actions], valid until the next decision_cache_put; NULL: not found. */
 const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
                                  struct token_seq prompt);
 void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
                         const float *logprob);
 
-struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes ownership of `a` */
+/* Converts an adapter to f16 with stochastic rounding; takes ownership of `a`. */
+struct adapter *policy_to_f16(struct adapter *a, uint64_t seed);
 /* learner_es.c: evolution strategies for the learner; it borrows all its arguments. */
 struct learner_es;
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
@@ -59,8 +60,8 @@ void learner_es_free(struct learner_es *e);
 void learner_es_perturb(struct learner_es *e, int generation, int tick, int agent,
                         struct policy_decision *a);
 void learner_es_observe_reward(struct learner_es *e, int agent, double reward);
-/* After tick `tick`: adds gradient estimates to the trainer for the policies marked in `updated`
- * [n_policies]. Returns their number. */
+/* After tick `tick`: adds gradient estimates to the trainer and marks their policies in `updated`
+ * [n_policies]. Returns the number of these policies. */
 int learner_es_tick(struct learner_es *e, int tick, bool *updated);
 /* Discards a policy's rewards and directions of the current round, because they do not belong to
  * its restored weights. */
@@ -73,8 +74,8 @@ struct initial_adapters {
     struct adapter **v; /* [n] */
     int n;
 };
-/* A path that is a run's folder opens all its policies, the best one first. The caller releases it
- * even after an error. */
+/* Opens the adapters at these paths. A path that is a run's folder stands for all its policies, the
+ * best one first. The caller releases `f` even after an error. */
 int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
                           struct error *err);
 void initial_adapters_release(struct initial_adapters *f);

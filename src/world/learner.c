@@ -1,31 +1,33 @@
 /*
  * learner: replay buffers, and updates of the policies during a generation.
  *
- * A decision stays pending until `horizon` rewards have followed. Its return is then the critic's
- * value plus the discounted TD errors (generalised advantage estimation, Schulman et al. 2016)
+ * A decision is pending until `horizon` rewards have followed. Then its return is final: the
+ * critic's value plus the discounted TD errors (generalised advantage estimation, Schulman et al.
+ * 2016)
  *
  *     R = V(s0) + Σ (γ λ)^k δk      δk = rk + γ V(s(k+1)) - V(sk)      k = 0 … horizon - 1
  *
- * and it enters the policy's replay buffer. V is the critic: linear in the tokens at each
- * distance from a prompt's end, single and in pairs, hashed into a table, trained by least mean
- * squares. An update draws a batch for every policy and runs all batches through the base in one
- * pass:
+ * and the decision enters the policy's replay buffer. V is the critic: a linear function of the
+ * tokens at each distance from a prompt's end, single and in pairs, hashed into a table, and
+ * trained by least mean squares. An update samples a batch for every policy and runs all batches
+ * through the base model in one pass:
  *
  *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_old(a)
  *                A = (R - V) / running RMS of R - V           PPO, Schulman et al. 2017
  *     clone      L = -log π(action of the teacher)
  *     es         no loss of actions: learner_es.c
  *
- * with π the softmax over the actions alone. A policy is rolled back to its last healthy snapshot
- * if its numbers are no longer finite, or if it has collapsed and its reward has decreased; the
- * others continue.
+ * π is the softmax over the actions alone. A policy is rolled back to its last healthy snapshot if
+ * one of its numbers is not finite, or if it has collapsed and its reward has decreased; the other
+ * policies continue.
  *
- * With --update-group-size the trainer has room for one group, which it loads for an update: so
- * gradients and activations exist for one group only. The groups' turns are spread evenly over the
- * ticks between two updates. With --low-memory policies are stored as f16 with stochastic rounding
- * after an update; their healthy snapshots are in an unnamed temporary file.
+ * With --update-group-size the trainer has slots for one group of policies, which are loaded for an
+ * update, so gradients and activations exist for one group only. The updates of the groups are
+ * spread evenly over the ticks between two updates of one group. With --low-memory policies are
+ * stored as f16, with stochastic rounding after an update, and their healthy snapshots are in an
+ * unnamed temporary file.
  *
- * Invariant: every random value depends on (seed, generation, tick, policy) and nothing else.
+ * Invariant: every random value is a function of (seed, generation, tick, policy).
  */
 #define _GNU_SOURCE
 #include "backprop/backprop.h"
@@ -39,19 +41,20 @@
 
 enum {
     CRITIC_FEATURES = 1 << 14,
-    CRITIC_WINDOW = 16,    /* tokens before the end that are features of the baseline */
+    CRITIC_WINDOW = 16,    /* number of tokens before the end that are features of the critic */
     HEALTH_INTERVAL = 100, /* ticks between health checks */
-    LOW_MEMORY_ROWS = 40,  /* tokens of samples per pass, if lean */
+    LOW_MEMORY_ROWS = 40,  /* tokens of samples per pass with low_memory */
 };
 
-/* A ring of decisions, oldest first; the oldest is overwritten. */
+/* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
 struct replay_buffer {
     struct transition {
         int32_t n;
         int16_t action, teacher;
-        double logp, ret; /* ret: while pending, the sum of its errors so far */
-        double value;     /* the baseline's estimate at the time of the decision */
-        double reward;    /* immediate reward */
+        double logp,
+            ret;       /* ret: the return; while pending, the sum of discounted TD errors so far */
+        double value;  /* the critic's value at the time of the decision */
+        double reward; /* immediate reward */
     } * v;
     int32_t *tokens; /* [cap][stride] */
     int cap, stride, n, first;
@@ -59,13 +62,14 @@ struct replay_buffer {
 struct learner_policy {
     struct adapter *adapter; /* current weights */
     struct replay_buffer replay;
-    int n_new;                    /* experiences since its last update */
+    int n_new;                    /* number of transitions since its last update */
     float *critic;                /* [FEATURES] */
-    double mean_squared_td_error; /* running mean of the baseline's squared errors */
-    uint8_t *optimizer_state;     /* with groups or lean: the optimizer's state, or NULL */
+    double mean_squared_td_error; /* running mean of the critic's squared errors */
+    uint8_t *optimizer_state;     /* the saved optimizer state if policies are swapped (see
+                                     swaps_policies), else NULL */
     int64_t updates;
-    struct rollout_stats rollout_stats; /* since the last health check */
-    bool nonfinite;                     /* some numbers are not finite */
+    struct rollout_stats rollout_stats; /* statistics since the last health check */
+    bool nonfinite;                     /* some number is not finite */
     /* result of the last health check */
     struct policy_health health;
     double snapshot_reward;
@@ -83,10 +87,11 @@ struct learner {
     int group;     /* number of policies per update */
     int first;     /* first policy of the current group */
     struct trainer *trainer;
-    struct trainer_snapshot *snapshot; /* healthy snapshots; with groups or lean, instead: */
-    FILE *snapshot_file;               /* their weights in f32, one policy after the other */
-    struct learner_es *es;             /* NULL unless the policies learn by es */
-    bool *es_updated;                  /* [n_policies] policies that es updates */
+    struct trainer_snapshot *snapshot; /* healthy snapshots; NULL if policies are swapped: */
+    FILE *
+        snapshot_file; /* then the snapshots are here: weights in f32, one policy after the other */
+    struct learner_es *es; /* NULL unless the policies learn by es */
+    bool *es_updated;      /* [n_policies] policies that es updates */
     struct learner_policy *policies;
     struct replay_buffer *pending; /* [n_agents] pending decisions, at most `horizon` */
     double *discount_powers;       /* [horizon + 1] powers of γ λ */
@@ -107,8 +112,9 @@ static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct
     return m->tokens + (int64_t)(e - m->v) * m->stride;
 }
 
-/* A prompt longer than all before widens every entry. All memory is written at once, so that its
- * use is visible at the start and not after a thousand ticks. */
+/* A prompt that is longer than all earlier ones widens every entry. All memory is written
+ * immediately, so that the process's memory use is visible at the start and not after a thousand
+ * ticks. */
 static void replay_buffer_widen(struct replay_buffer *m, int n) {
     if (n <= m->stride) return;
     int new_stride = (n + 7) / 8 * 8;
@@ -149,9 +155,9 @@ static void replay_buffer_release(struct replay_buffer *m) {
     free(m->tokens);
 }
 
-/* the baseline */
+/* the critic */
 
-/* Computes the indices of a prompt's features, by distance from its end; returns their number. */
+/* Computes the indices of a prompt's features in the critic's table; returns their number. */
 static int critic_features(const int32_t *tokens, int n, uint32_t *out) {
     uint32_t hashes[CRITIC_WINDOW];
     int count = 0, window = MIN(n, CRITIC_WINDOW);
@@ -192,7 +198,7 @@ static struct learner_policy *policy_of_agent(const struct learner *l, int agent
     return &l->policies[agent % l->n_policies];
 }
 
-/* Completes the return of an agent's oldest pending decision. */
+/* Completes the return of an agent's oldest pending decision and adds it to the replay buffer. */
 static void finalize_return(struct learner *l, int agent) {
     struct replay_buffer *pending = &l->pending[agent];
     struct learner_policy *m = policy_of_agent(l, agent);
@@ -205,7 +211,7 @@ static void finalize_return(struct learner *l, int agent) {
     replay_buffer_remove_oldest(pending);
 }
 
-/* Adds the error of the newest decision, whose next state has the value `next`, to all pending
+/* Adds the TD error of the newest decision, whose next state has the value `next`, to all pending
  * returns. */
 static void td_error_add(struct learner *l, int agent, double next) {
     struct replay_buffer *pending = &l->pending[agent];
@@ -278,8 +284,8 @@ static const struct transition *replay_sample(const struct learner *l,
     return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)n_candidates));
 }
 
-/* The experience of another policy also trains the baseline; a policy's experience did so when its
- * return was completed. */
+/* A policy's own transitions trained its critic when their returns were completed; those of another
+ * policy train it here. */
 static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
     struct learner_policy *m = &l->policies[policy], *owner = replay_owner(l, policy, r);
     const struct transition *e = replay_sample(l, owner, r);
@@ -312,8 +318,8 @@ static int minibatch_sample(struct learner *l, int generation, int tick) {
     return n;
 }
 
-/* The partial derivatives with respect to the log-probabilities; the trainer applies the softmax.
- */
+/* Sets the loss and its partial derivatives with respect to the log-probabilities; the trainer
+ * applies the derivative of the softmax. */
 static void ppo_loss(const struct learner *l, const struct transition *e, double advantage,
                      struct loss_sample *s) {
     double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
@@ -349,7 +355,7 @@ static bool swaps_policies(const struct learner *l) {
     return l->snapshot_file != NULL;
 }
 
-/* Takes ownership of `floats`, which is malloc'ed. */
+/* Takes ownership of `floats`, which must be malloc'ed. */
 static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
     struct learner_policy *m = &l->policies[i];
     const struct adapter *old = m->adapter;
@@ -360,7 +366,8 @@ static void policy_set_weights(struct learner *l, int i, float *floats, struct r
     m->adapter = a;
 }
 
-/* Copies a policy's weights from the trainer after an update in that tick. */
+/* Copies a policy's weights (and the optimizer state, if policies are swapped) from the trainer
+ * after an update. */
 static void policy_pull_weights(struct learner *l, int i, int generation, int tick) {
     struct learner_policy *m = &l->policies[i];
     struct rng r =
@@ -375,7 +382,7 @@ static void policy_pull_weights(struct learner *l, int i, int generation, int ti
     trainer_optimizer_state(l->trainer, i - l->first, m->optimizer_state);
 }
 
-/* Loads the group's policies into the trainer. */
+/* Loads the policies of the current group into the trainer, if policies are swapped. */
 static void group_load(struct learner *l) {
     for (int i = 0; swaps_policies(l) && i < l->group && l->first + i < l->n_policies; i++) {
         const struct learner_policy *m = &l->policies[l->first + i];
@@ -383,7 +390,7 @@ static void group_load(struct learner *l) {
     }
 }
 
-/* Number of samples in a pass; it does not affect the gradients. */
+/* The number of samples in one forward and backward pass; it does not affect the gradients. */
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0, rows = 0;
     if (!l->low_memory) return n;
@@ -415,16 +422,16 @@ static bool gradients_finite(struct learner *l) {
 }
 
 static void sample_move(struct learner *l, int to, int from) {
-    struct train_sample s = l->samples[to]; // keeps the buffers for reuse
+    struct train_sample s = l->samples[to]; // swapped, so that its buffers are reused
     l->samples[to] = l->samples[from];
     l->samples[from] = s;
     l->batch_experience[to] = l->batch_experience[from];
     l->advantage[to] = l->advantage[from];
 }
 
-/* Called after a pass over all policies met a non-finite number: finds the policies that cause it
- * and removes their samples, which are contiguous per policy. Returns the number of samples left.
- */
+/* Called after a pass over all samples met a non-finite number: finds the policies that cause it,
+ * one by one, and removes their samples, which are contiguous per policy. Returns the number of
+ * remaining samples. */
 static int nonfinite_samples_remove(struct learner *l, int n, struct error *err) {
     int batch = (int)l->o->batch_size, n_kept = 0;
     for (int at = 0; at < n; at += batch) {
@@ -440,9 +447,9 @@ static int nonfinite_samples_remove(struct learner *l, int n, struct error *err)
     return n_kept;
 }
 
-/* The learning rate rises during a fresh optimizer's first updates, because its estimate of the
- * gradient's size is poor, and falls to a tenth at the end of a generation, so that the result does
- * not depend mostly on the last ticks. */
+/* The learning rate rises during the first updates of a new optimizer, because its moment estimates
+ * are still poor, and falls to a tenth at the end of a generation, so that the result does not
+ * depend mostly on the last ticks. */
 static float learning_rate_at(const struct learner *l, int tick) {
     double n_updates = (double)l->policies[l->first].updates + 1,
            warmup = (double)l->o->warmup_steps;
@@ -466,7 +473,7 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* Copies the trainer's weights to the policies that the step trained, hashes and packs them; in
- * parallel unless --low-memory. */
+ * parallel unless low_memory is set. */
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct policy_refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int n_updated = 0;
@@ -486,8 +493,8 @@ static int group_update(struct learner *l, int generation, int tick, struct erro
     if (n == 0) return OK;
     group_load(l);
     int rc = minibatch_step(l, n, tick, err);
-    if (rc == ERR_NUMERIC) { // update the others without the broken policies, which are rolled back
-                             // later
+    if (rc == ERR_NUMERIC) { // update without the policies with non-finite numbers, which are
+                             // rolled back later
         n = nonfinite_samples_remove(l, n, err);
         rc = n > 0 ? minibatch_step(l, n, tick, err) : n;
     }
@@ -523,7 +530,8 @@ static int snapshot_save(struct learner *l, int i, struct error *err) {
 
 static int snapshot_restore(struct learner *l, int i, struct error *err) {
     struct learner_policy *m = &l->policies[i];
-    struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // the values are already rounded
+    struct rng unused =
+        rng_make(l->seed, RNG_SHUFFLE, 0, 0); // unused: the values are rounded already
     size_t bytes = m->adapter->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
     if (!swaps_policies(l)) {
@@ -545,7 +553,7 @@ static int policy_rollback(struct learner *l, int i, struct error *err) {
     if (snapshot_restore(l, i, err) != OK) return err->code;
     m->nonfinite = false;
     m->health.rollbacks++;
-    m->replay.n = m->n_new = 0; // its experience since then comes from other weights
+    m->replay.n = m->n_new = 0; // its transitions come from other weights
     for (int b = i; b < l->n_agents; b += l->n_policies) l->pending[b].n = 0;
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
     m->mean_squared_td_error = 0;
@@ -570,7 +578,7 @@ static int health_check(struct learner *l, int tick, struct error *err) {
     return rc;
 }
 
-/* Updates the groups whose turn it is; the last group's turn is every `every` ticks. */
+/* Updates the groups whose turn it is. Each group is updated every `every` ticks. */
 static int update_groups(struct learner *l, int generation, int tick, struct error *err) {
     int rc = OK, every = (int)l->o->update_interval,
         groups = (l->n_policies + l->group - 1) / l->group;
@@ -632,7 +640,8 @@ static void buffers_alloc(struct learner *l) {
     for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_init(o->horizon);
 }
 
-/* Groups share the trainer's adapter slots; the adapters of the first group give their shapes. */
+/* All groups use the same adapter slots of the trainer; the adapters of the first group determine
+ * the slots' shapes. */
 static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
                                     int group, struct error *err) {
     struct train_options to = o->train;

@@ -2,24 +2,24 @@
  * learner_es: policies that learn from rewards alone, by evolution strategies (Salimans et al.
  * 2017).
  *
- * An episode is divided into stretches of `window` ticks. In each stretch an agent decides with a
- * member instead of its policy's adapter: the adapter plus or minus a direction (es_perturbation in
- * train.h). The agent's reward in that stretch is the member's fitness; the single actions do not
- * matter. A policy with an even number of agents evaluates both signs of its pairs at once and
- * learns after every stretch. With an odd number each agent is + in one stretch and - in the next,
- * and the policy learns after both:
+ * An episode is divided into windows of `perturbation_ticks` ticks. In each window an agent decides
+ * with a member of the policy's ES population instead of the policy's adapter: the adapter plus or
+ * minus a direction (es_perturbation in backprop.h). The sum of the agent's rewards in that window
+ * is the member's fitness; the single actions do not matter. A policy with an even number of agents
+ * evaluates both signs of its pairs at once and learns after every window. With an odd number each
+ * agent is + in one window and - in the next, and the policy learns after both:
  *
- *     agents of a policy  stretch 0    1     2     3     pairs
- *     2 (even)              + -       + -   + -   + -    n / 2 per stretch
- *     1 (odd)                +         -     +     -     n in two stretches
+ *     agents of a policy  window 0     1     2     3     pairs
+ *     2 (even)              + -       + -   + -   + -    n / 2 per window
+ *     1 (odd)                +         -     +     -     n in two windows
  *
- * Members that no agent evaluated, because their agents had died before, are excluded from fitness
- * shaping and count as the mean: excluding the whole pair would forget the directions that kill.
- * The stretch in which the episode ends is not used.
+ * A member that was not evaluated, because its agent had died before, is excluded from fitness
+ * shaping and counts as the mean. Excluding the whole pair would lose the directions that kill
+ * agents. The window in which the episode ends is not used.
  *
- * Invariant: a direction depends on (seed, generation, policy, round, pair) and on the adapter.
- * While in use it is stored as a map of rank 2, as factors and in the engine's form: 16 (in + out)
- * bytes per projection and pair.
+ * Invariant: a direction is a function of (seed, generation, policy, round, pair) and of the
+ * adapter. While in use it is stored as an adapter of rank 2, as factors and in the engine's packed
+ * form: 16 (in + out) bytes per projection and pair.
  */
 #include "backprop/backprop.h"
 #include "world/internal.h"
@@ -32,8 +32,8 @@ struct es_member {
     int64_t ticks; /* ticks with a reward */
 };
 struct es_policy {               /* state of one policy */
-    int n_pairs, round;          /* round: -1 before the first */
-    bool alternates_signs;       /* + and - in different stretches */
+    int n_pairs, round;          /* round: index of the current round; -1: none yet */
+    bool alternates_signs;       /* + and - are evaluated in different windows */
     uint64_t seed;               /* seed of the round's directions */
     struct adapter **directions; /* [n_pairs] NULL until first used */
     struct es_member *members;   /* [2 n_pairs] + and - of a pair are adjacent */
@@ -44,7 +44,7 @@ struct learner_es {
     int n_policies, n_agents;
     uint64_t seed;
     struct es_policy *policies;       /* [n_policies] */
-    struct es_member **active_member; /* [n_bodies] member with which an agent decided last */
+    struct es_member **active_member; /* [n_agents] the member with which each agent decided last */
 };
 
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
@@ -143,7 +143,7 @@ static bool es_policy_update(struct learner_es *e, int policy) {
 }
 
 int learner_es_tick(struct learner_es *e, int tick, bool *updated) {
-    int n = 0, n_windows = tick / (int)e->o->perturbation_ticks; // finished stretches
+    int n = 0, n_windows = tick / (int)e->o->perturbation_ticks; // finished windows
     if (tick % e->o->perturbation_ticks) return 0;
     for (int i = 0; i < e->n_policies; i++) {
         updated[i] =

@@ -1,6 +1,6 @@
 /*
- * model_policy: a model that acts in one world at a time, for callers that step the world: a
- * simulation of one world whose generation is the episode.
+ * model_policy: a model that acts in one world at a time, for callers that step the world
+ * themselves. It is a simulation of one environment, in which each episode is a generation.
  */
 #include "world/internal.h"
 
@@ -9,13 +9,14 @@
 
 struct model_policy {
     const struct simulation_request *q;
-    struct simulation_options o; /* options of the command, for one world without a step limit */
+    struct simulation_options
+        o; /* options of the request, changed to one world without a step limit */
     struct initial_adapters initial;
     struct grid_env grid;
     struct environment env, *list;
-    struct simulation *simulation; /* NULL until the world is known */
+    struct simulation *simulation; /* NULL until the first world is known */
     uint64_t seed;
-    int tick; /* next tick of the world that was last played */
+    int tick; /* next tick of the world of the last call */
 };
 
 struct model_policy *model_policy_new(const struct simulation_request *q, bool learns,
@@ -41,7 +42,8 @@ void model_policy_free(struct model_policy *p) {
     free(p);
 }
 
-/* Enters a world other than the last one, or a tick that is not the next one. */
+/* Starts a generation for another world than that of the last call, or for a tick that does not
+ * follow it. */
 static int world_start(struct model_policy *p, const struct world *w, const struct world_rules *r,
                        uint64_t seed, struct error *err) {
     if (p->simulation) simulation_end_generation(p->simulation);
@@ -74,7 +76,7 @@ int model_policy_act(struct model_policy *p, const struct world *w, const struct
 void model_policy_describe(const struct model_policy *p, int agent, struct buf *out) {
     const struct policy_decision *a =
         p->simulation ? simulation_decision(p->simulation, agent) : NULL;
-    if (!a || a->logp[0] == a->logp[1]) return; // dead, or no probabilities: decoded text
+    if (!a || a->logp[0] == a->logp[1]) return; // dead, or generated text without probabilities
     buf_puts(out, "chose: ");
     for (int i = 0; i < WORLD_N_ACTIONS; i++)
         buf_printf(out, " %s %.2f", p->env.actions[i], math_exp(a->logp[i]));

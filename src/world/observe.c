@@ -1,8 +1,8 @@
 /*
- * observe: observations as text, parsing of actions, and the map for people.
+ * observe: observations as text, parsing of actions, and maps as text.
  *
- * The text under the rules `legacy` is fixed in every character, errors included
- * (docs/COMPATIBILITY.md); other rules insert text between its parts. The brief form has the same
+ * The text under the rules `legacy` must not change in any character, including its mistakes
+ * (docs/COMPATIBILITY.md); other rules insert text between its parts. The compact form has the same
  * content in a dozen letters at fixed positions: at most a third of the tokens. Nothing here
  * changes a world.
  */
@@ -16,8 +16,8 @@ const char *const world_action_names[WORLD_N_ACTIONS] = {"move_north", "move_sou
 const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east",
                                                          "west",  "pick",  "drop"};
 
-/* ", unexplored area" or ", familiar area", by the share of the surrounding cells that it has
- * visited. */
+/* Appends ", unexplored area" or ", familiar area", by the share of the surrounding cells that the
+ * agent has visited. */
 static void add_area(const struct world *w, const struct world_agent *a, struct buf *out) {
     enum { REACH = 3 };
     int x0 = a->cell % w->size, y0 = a->cell / w->size, visited = 0, all = 0;
@@ -38,7 +38,7 @@ static void add_cell_content(const struct world *w, const struct world_agent *a,
     if (content & CELL_HOME) buf_puts(out, ", at home");
 }
 
-/* Appends the neighbouring cells with one kind of thing. */
+/* Appends the directions in which `name` is next to the agent. */
 static void add_neighbours_of_kind(const char *name, const bool present[4], bool *first,
                                    struct buf *out) {
     static const char *const arrows[4] = {"↑", "↓", "→", "←"};
@@ -66,7 +66,7 @@ static void add_neighbours(const struct world *w, const struct world_agent *a, s
     add_neighbours_of_kind("wolf", present, &first, out);
 }
 
-/* Appends the words that other agents said in the last tick. */
+/* Appends the words that agents in hearing range said in the last tick. */
 static void add_heard_words(const struct world *w, const struct world_rules *r,
                             const struct world_agent *a, struct buf *out) {
     bool first = true;
@@ -80,7 +80,7 @@ static void add_heard_words(const struct world *w, const struct world_rules *r,
     }
 }
 
-/* brief */
+/* the compact form */
 
 static int manhattan_distance(const struct world *w, int a, int b) {
     return abs(a % w->size - b % w->size) + abs(a / w->size - b / w->size);
@@ -92,9 +92,7 @@ int world_goal(const struct world *w, int agent) {
     int n = a->holds ? w->n_homes : a->n_known, goal = -1;
     for (int i = 0; i < n; i++) {
         bool visited = world_agent_visited(a, places[i]);
-        if (a->holds ? i > 0 && !visited : visited)
-            continue; // unknown homes, and food cells visited
-                      // before
+        if (a->holds ? i > 0 && !visited : visited) continue; // an unknown home, or a visited cell
         if (goal < 0 ||
             manhattan_distance(w, a->cell, places[i]) < manhattan_distance(w, a->cell, goal))
             goal = places[i];

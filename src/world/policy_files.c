@@ -1,4 +1,4 @@
-/* policy_files: policies of finished and running simulations as adapters: read and exported. */
+/* policy_files: reads and exports policies of finished and running simulations as adapters. */
 #include "world/internal.h"
 
 #include <stdlib.h>
@@ -59,7 +59,7 @@ json_t *simulation_export_policy(const char *runs, const char *run, const char *
     json_t *state = simulation_read_state(run_dir, err), *record = NULL;
     const json_t *policy = policy_find(state, name);
     int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
-    if (rc == OK && !out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
+    if (rc == OK && !out) rc = error_set(err, ERR_USAGE, "--out DIR is missing");
     if (rc == OK && !policy)
         rc = error_set(err, ERR_MISSING, "'%s' has no policy '%s'", run, name ? name : "");
     if (rc == OK && !(policy_dir = policy_path(run_dir, policy, err))) rc = err->code;

@@ -1,15 +1,14 @@
 /*
- * policy_runner: one batch of decisions.
+ * policy_runner: decides for a batch of agents.
  *
- * The engine prefills a prompt, and the policy is exactly the next token's probabilities over the
- * action tokens: nothing is generated or parsed. Only `text` generates and parses; a text
- * without an action becomes a random action.
+ * The engine prefills each prompt, and the policy is the softmax of the next token's logits over
+ * the action tokens: nothing is generated or parsed. Only with the option `text` does the engine
+ * generate text, which is parsed; a text that names no action becomes a random action.
  *
- * Decisions are sorted by adapter and prompt before they become requests. Equal ones share a
- * request, requests that begin alike are in flight together, so that the prefix cache serves them,
- * and the segments of an adapter are long. Decisions in the cache need no request. None of this
- * changes a result, because requests do not depend on each other and every decision has its own
- * random source.
+ * Decisions are sorted by adapter and prompt before they become requests, so equal decisions share
+ * a request, requests with a common prefix run together and use the prefix cache, and the rows of
+ * an adapter are contiguous. Cached decisions need no request. None of this changes a result,
+ * because requests do not depend on each other and every decision has its own random source.
  *
  * Not here: the content of prompts, the choice of agents, the effects of actions.
  */
@@ -24,15 +23,16 @@ enum {
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 256,
-    SMALL_LAYER_WEIGHTS = 1 << 20, /* weights of a layer that stay in a processor's private cache */
-    MIN_ENGINE_SEQS = 16,          /* fewest sequences of an engine with one thread, */
-    MIN_ENGINE_ROWS = 64,          /* fewest rows, */
-    CHUNK_REQUESTS = 8,            /* and fewest requests that it takes at once */
+    SMALL_LAYER_WEIGHTS =
+        1 << 20,          /* most weights of a layer that fit into a core's private cache */
+    MIN_ENGINE_SEQS = 16, /* minimal sequences of an engine that runs on one thread */
+    MIN_ENGINE_ROWS = 64, /* its minimal rows */
+    CHUNK_REQUESTS = 8,   /* requests that a thread takes from the batch at once */
 };
 
-/* The source of a decision's log-probabilities: a cached decision, or a request of the batch. */
+/* Where the log-probabilities of a decision come from: the cache, or a request of the batch. */
 struct decision_source {
-    const float *cached; /* NULL: the request */
+    const float *cached; /* NULL: they come from `request` */
     int request;
 };
 
@@ -41,14 +41,14 @@ struct policy_runner {
     const struct environment *e;
     struct policy_runner_options o;
     struct engine_options engine_options;
-    struct engine **engines; /* [n_engines]; NULL while asleep */
+    struct engine **engines; /* [n_engines]; NULL while they are freed (policy_runner_sleep) */
     int n_engines;
     int32_t action_tokens[ENV_MAX_ACTIONS];
     struct token_seq action_seqs[ENV_MAX_ACTIONS];
     struct decision_cache *cache;    /* NULL: none */
     struct engine_request *requests; /* [cap] */
-    struct policy_decision **sorted; /* [cap] the decisions of a batch */
-    struct decision_source *sources; /* [cap] of each decision of the batch */
+    struct policy_decision **sorted; /* [cap] the decisions of a batch, sorted */
+    struct decision_source *sources; /* [cap] one for each decision of the batch */
     int cap;
     struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
@@ -99,11 +99,12 @@ static bool layers_are_small(const struct model_config *c) {
 }
 
 /*
- * One engine for each thread, which share the options' sizes, if the model is small and each engine
- * gets enough sequences; else one engine that uses all threads. Threads of one engine meet many
- * times per layer, and a small model's activations move between the caches of the processors each
- * time, because products are divided by outputs and the steps between them by rows. Each engine
- * reads all weights, so a large model, whose weights come from memory, has one engine.
+ * Creates one engine per thread, which divide the sizes in the options among them, if the model is
+ * small and each engine gets enough sequences; otherwise one engine that uses all threads. The
+ * threads of one engine synchronise many times per layer, and each time the activations of a small
+ * model move between the caches of the cores, because matrix products are divided by output columns
+ * and the operations between them by rows. Each engine reads all weights, so a large model, whose
+ * weights come from memory, has one engine.
  */
 static void engines_plan(struct policy_runner *a) {
     struct engine_options *o = &a->engine_options;
@@ -170,7 +171,8 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
                          TOKENIZER_ADD_BOS, &a->tokens);
         begins[i + 1] = a->tokens.n;
     }
-    for (int i = 0; i < n; i++) { // only now, because adding tokens may move the list
+    for (int i = 0; i < n;
+         i++) { // not in the loop above, because adding tokens may reallocate the list
         decisions[i].tokens = a->tokens.v + begins[i];
         decisions[i].n = begins[i + 1] - begins[i];
     }
@@ -192,12 +194,14 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
     }
     r->choices = a->action_seqs;
     r->n_choices = a->e->n_actions;
-    r->choices_only = a->m->cls == NUMERIC_FAST; // exact: recorded traces keep their bits
+    r->choices_only =
+        a->m->cls ==
+        NUMERIC_FAST; // not in the exact class, so that recorded traces can be reproduced
     r->logprob_temperature = (float)a->o.temperature;
 }
 
-/* Chooses an action by sampling. The engine's log-probabilities are normalised over the vocabulary
- * or the choices, so this normalises them over the actions. */
+/* Samples an action. The engine's log-probabilities are normalised over the vocabulary or the
+ * choices; this function normalises them over the actions. */
 static void action_sample(const struct policy_runner *a, const float *logprob,
                           struct policy_decision *d) {
     int n = a->e->n_actions;
@@ -212,8 +216,8 @@ static void action_sample(const struct policy_runner *a, const float *logprob,
         if (d->action < 0 && remaining < p) d->action = i;
         remaining -= p;
     }
-    for (int i = 0; d->action < 0 && i < n; i++) // a rest remains after rounding: the most
-                                                 // probable action
+    for (int i = 0; d->action < 0 && i < n;
+         i++) // rounding errors left a rest: the most probable action
         if ((double)logprob[i] >= max) d->action = i;
     if (d->action < 0) d->action = 0; // all log-probabilities are NaN
 }
@@ -239,7 +243,7 @@ static int adapters_compare(const struct adapter *a, const struct adapter *b) {
     return strcmp(a ? a->hash : "", b ? b->hash : "");
 }
 
-/* By adapter, then by prompt, then in the batch's order. */
+/* Orders by adapter, then by prompt, then by the position in the batch. */
 static int decisions_compare(const void *pa, const void *pb) {
     const struct policy_decision *a = *(const struct policy_decision *const *)pa,
                                  *b = *(const struct policy_decision *const *)pb;
@@ -248,7 +252,7 @@ static int decisions_compare(const void *pa, const void *pb) {
     return order ? order : (a > b) - (a < b);
 }
 
-/* Do both decisions have the same log-probabilities? */
+/* Whether both decisions have the same adapter and prompt, and thus the same log-probabilities. */
 static bool decisions_equal(const struct policy_decision *a, const struct policy_decision *b) {
     return a->n_mix == 0 && b->n_mix == 0 && adapters_compare(a->adapter, b->adapter) == 0 &&
            tokens_compare(a, b) == 0;
@@ -258,8 +262,8 @@ static struct token_seq decision_prompt(const struct policy_decision *d) {
     return (struct token_seq){d->tokens, d->n};
 }
 
-/* Makes the requests of a batch and the sources of its decisions; returns the number of requests.
- */
+/* Builds the requests of a batch and sets the source of each decision; returns the number of
+ * requests. */
 static int requests_build(struct policy_runner *a, struct policy_decision *decisions, int n) {
     int n_requests = 0;
     for (int i = 0; i < n; i++) a->sorted[i] = &decisions[i];
@@ -309,7 +313,7 @@ struct batch {
     struct error *errors; /* [n_engines] */
 };
 
-/* The requests of one share, on the thread's engine. */
+/* Runs a chunk of the requests on the thread's engine. */
 static void chunk_run(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct batch *b = ctx;
     struct error *err = &b->errors[thread];
@@ -336,7 +340,8 @@ int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions
     int n_requests = requests_build(a, decisions, n);
     int rc = requests_run(a, n_requests, err);
     for (int i = 0; rc == OK && i < n; i++) decision_complete(a, &a->sources[i], &decisions[i]);
-    for (int i = 0; i < n_requests; i++) { // now, because an addition replaces a cached decision
+    for (int i = 0; i < n_requests;
+         i++) { // at the end, because an addition may replace a cached decision that is in use
         if (rc == OK) cache_add(a, &a->requests[i]);
         engine_request_release(&a->requests[i]);
     }

@@ -1,9 +1,9 @@
 /*
  * rules: the parameters of a world, from a rule set's name or a YAML file.
  *
- * The default values of the rows are the rules `legacy`; a rule set is YAML text that is read
- * before the file. Checks that involve several rows are made here, so that every loaded set of
- * rules can create a world.
+ * The default values of the rows are the rules `legacy`. A rule set is YAML text that is applied
+ * before the file that names it. Checks that involve several rows are made here, so every loaded
+ * set of rules can create a world.
  */
 #include "world/world.h"
 
@@ -71,7 +71,7 @@ const char *const world_map_keys[] = {"size", "walls", "homes", NULL};
 const struct world_rule_set world_rule_sets[] = {
     {"legacy", "the rules, strings and numbers of an earlier program (docs/COMPATIBILITY.md)",
      "rules: legacy"},
-    /* An agent collects rewards for positions best by walking to and fro, and a penalty for failed
+    /* An agent maximises rewards for positions by walking to and fro, and a penalty for failed
      * pick-ups teaches it never to try. */
     {"repaired",
      "agents know what is on their cell, can reach home, food feeds them, and work pays",
@@ -80,7 +80,7 @@ const struct world_rule_set world_rule_sets[] = {
     {0},
 };
 
-/* Rules from a file have the current or the earlier name of their set. */
+/* A file may use the current or an earlier name of a rule set. */
 static const struct world_rule_set *rule_set_find(const char *name) {
     name = current_value("rules", name);
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
@@ -88,7 +88,7 @@ static const struct world_rule_set *rule_set_find(const char *name) {
     return NULL;
 }
 
-/* Reports the known names; returns ERR_USAGE. */
+/* Sets an error that lists the known names; returns ERR_USAGE. */
 static int unknown_rule_set_error(const char *what, const char *name, const char *others,
                                   struct error *err) {
     struct buf names = {0};
@@ -111,7 +111,7 @@ static int rule_set_apply(struct world_rules *r, const struct world_rule_set *se
 
 /* maps */
 
-/* A map may be one text of several lines. */
+/* A map may be given as one text of several lines: splits it into rows. */
 static void map_split(struct strings *map) {
     if (map->n != 1 || !strchr(map->v[0], '\n')) return;
     struct strings rows = {0};
@@ -154,8 +154,8 @@ static int map_check(const struct strings *map, struct error *err) {
     return rc;
 }
 
-/* A map determines size, walls and homes. The origin of their values is unknown here, so values
- * other than the defaults count as set by a flag. */
+/* A map determines size, walls and homes, so none of them may be set. It is not known here which
+ * values were set, so values other than the defaults count as set. */
 static int map_conflicts_check(const struct world_rules *r, struct error *err) {
     struct world_rules defaults = {0};
     options_default(world_rule_rows, &defaults);

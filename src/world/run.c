@@ -1,9 +1,8 @@
 /*
- * run: a simulation in a folder, generation by generation.
+ * run: runs a simulation, generation by generation, and keeps its state and results in a folder.
  *
- * Each generation is measured on held-out maps, which no agent trains on, and compared with
- * policies without a model on the same maps. The state is saved first: the other files can be
- * written again from it.
+ * Each generation is evaluated on held-out maps, on which no agent trains, and compared with
+ * scripted policies on the same maps.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -39,26 +38,28 @@ struct run {
     const struct simulation_request *q;
     const struct simulation_run_callbacks *cb;
     const struct simulation_options *o;
-    struct grid_env *grids; /* [worlds] */
+    struct grid_env *grids; /* [n_envs] */
     struct environment *envs, **env_list;
-    struct environment *const *active_envs; /* own, or external environments */
+    struct environment *const *active_envs; /* env_list, or external environments */
     struct simulation *simulation;
     char *dir, *id;
     struct store *store;
-    int lock_fd;                         /* lock of the folder; -1: not locked */
-    struct episode_stats *heldout_stats; /* [held_out] */
-    json_t *identity, *curve; /* curve: one row per generation, the first one before generation 1 */
-    json_t *baselines;        /* rows of the baselines */
+    int lock_fd;                         /* lock file of the folder; -1: not locked */
+    struct episode_stats *heldout_stats; /* [eval_maps] */
+    json_t *identity,
+        *curve;        /* curve: one row per evaluation; the first one is before generation 1 */
+    json_t *baselines; /* rows of the baselines */
     /* state of a generation */
     struct progress bar;
-    double reported_at; /* time of the last speed report, and decisions until then */
+    double
+        reported_at; /* time of the last speed report, and the number of decisions at that time */
     int64_t reported_decisions;
     struct trace trace;
-    struct world *trace_world; /* world of the trace */
+    struct world *trace_world; /* the world at the end of the trace */
     FILE *trace_file;
 };
 
-/* start */
+/* opening */
 
 static void envs_init(struct run *r) {
     size_t n = (size_t)r->o->n_envs;
@@ -121,8 +122,8 @@ static int store_record_open(struct run *r, struct error *err) {
     return rc;
 }
 
-/* Continues from the folder's state, which must belong to this run; without a state, does
- * nothing. */
+/* Resumes from the folder's state, which must belong to this run. Does nothing if there is no
+ * state. */
 static int state_resume(struct run *r, struct error *err) {
     struct error ignored;
     json_t *state = simulation_read_state(r->dir, &ignored);
@@ -145,7 +146,7 @@ static int state_resume(struct run *r, struct error *err) {
     return rc;
 }
 
-/* measurement */
+/* evaluation */
 
 static struct stats_interval field_mean(const struct episode_stats *v, int64_t n, size_t field) {
     double *x = xcalloc((size_t)n, sizeof *x);
@@ -155,7 +156,7 @@ static struct stats_interval field_mean(const struct episode_stats *v, int64_t n
     return out;
 }
 
-/* The measured fields; an external environment reports rewards only. */
+/* The fields of episode_stats that are reported. */
 static const struct {
     const char *name;
     size_t field;
@@ -170,7 +171,7 @@ const char *simulation_headline(const struct simulation_request *q) {
     return q->external ? "reward" : "delivered";
 }
 
-/* Over maps, of the mean over a map's agents. */
+/* Means and confidence intervals of the fields over n episodes. */
 static json_t *stats_json(const struct run *r, const struct episode_stats *v, int64_t n) {
     json_t *out = json_object();
     for (size_t i = 0; i < ARRAY_LEN(stat_fields); i++)
@@ -186,7 +187,7 @@ static void baseline_row_add(struct run *r, const char *policy) {
                           json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
 }
 
-/* Draws as the policy `random` does; false: no agent can act. */
+/* Samples actions as the policy `random` does; false: no agent is active. */
 static bool random_actions_sample(const struct environment *e, uint64_t seed, int tick,
                                   int16_t *actions, struct buf *scratch) {
     bool any = false;
@@ -200,7 +201,7 @@ static bool random_actions_sample(const struct environment *e, uint64_t seed, in
     return any;
 }
 
-/* An episode of random actions in an external environment, which has no other baseline. */
+/* Runs an episode of random actions, the only baseline in an external environment. */
 static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out,
                           struct error *err) {
     const struct environment *e = r->active_envs[0];
@@ -253,7 +254,7 @@ static int baselines_evaluate(struct run *r, struct error *err) {
     return OK;
 }
 
-/* Outcomes of all policies in the generation, and the number of collapsed policies and
+/* The outcomes of all policies in the generation, and the numbers of collapsed policies and
  * rollbacks. */
 static json_t *outcomes_json(const struct run *r) {
     int n = simulation_n_policies(r->simulation), collapsed = 0, rollbacks = 0;
@@ -277,13 +278,13 @@ static json_t *outcomes_json(const struct run *r) {
     return out;
 }
 
-/* pages */
+/* the report */
 
 static void chart_add(struct buf *page, const struct run *r, const char *part, const char *key,
                       const char *title) {
     enum { LINES = 1 + ARRAY_LEN(baseline_policies) };
     struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
-    const char *names[LINES] = {"minds"};
+    const char *names[LINES] = {"policies"};
     int lines = 1;
     for (; strcmp(part, "held_out") == 0 && lines <= (int)json_array_size(r->baselines); lines++)
         names[lines] = json_get_string(json_array_get(r->baselines, (size_t)lines - 1), "policy");
@@ -314,11 +315,11 @@ static json_t *policies_table(const struct run *r) {
     for (int i = 0; i < simulation_n_policies(r->simulation); i++) {
         const struct policy_record *m = simulation_policy(r->simulation, i);
         json_array_append_new(
-            rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:b,s:i}", "mind", m->name, "parents",
+            rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:b,s:i}", "policy", m->name, "parents",
                             m->parents[0][0] ? m->parents[0] : "", "and", m->parents[1], "fitness",
                             m->outcome.fitness, "delivered", m->outcome.delivered, "reward",
                             m->outcome.reward, "entropy", m->health.entropy, "collapsed",
-                            (int)m->health.collapsed, "put back", m->health.rollbacks));
+                            (int)m->health.collapsed, "rollbacks", m->health.rollbacks));
     }
     return rows;
 }
@@ -335,7 +336,7 @@ static int report_write(const struct run *r, struct error *err) {
         chart_add(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
     }
     chart_add(&page, r, "lived", "entropy", "Entropy of the policy, nats");
-    buf_puts(&page, "<h2>Minds of the last generation</h2>\n");
+    buf_puts(&page, "<h2>Policies of the last generation</h2>\n");
     html_table(&page, policies);
     buf_puts(&page, "<h2>The run</h2>\n");
     html_table(&page, r->identity);
@@ -358,7 +359,7 @@ static void rows_add(const json_t *rows, struct buf *out) {
     }
 }
 
-/* Rows of policies first, then of generations. */
+/* Writes the rows of the baselines, then those of the generations. */
 static int curve_write(const struct run *r, struct error *err) {
     struct buf b = {0};
     rows_add(r->baselines, &b);
@@ -385,7 +386,8 @@ static int generation_save(struct run *r, struct error *err) {
     return rc;
 }
 
-/* Means over the held-out maps; an external environment has rewards only. */
+/* Reports the means over the held-out maps as metrics; an external environment has only fitness and
+ * reward. */
 static void generation_metrics_report(const json_t *row) {
     static const struct {
         const char *name, *of;
@@ -418,8 +420,8 @@ static int generation_evaluate(struct run *r, struct error *err) {
     return rc;
 }
 
-/* Opens a record of actions in an external environment. It cannot be replayed here, so it is not a
- * trace of a world. */
+/* Opens a log of the actions in an external environment. They cannot be replayed here, so the log
+ * is not a trace of a world. */
 static int actions_log_open(struct run *r, const char *path, struct error *err) {
     char *text = json_canonical(json_object_get(r->identity, "environment"));
     uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->simulation), 0);
@@ -463,7 +465,7 @@ static int trace_begin(struct run *r, struct error *err) {
 
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
     if (r->q->external) return actions_log_write(r, tick, err);
-    if (world_terminated(r->trace_world)) return OK; // other worlds continue
+    if (world_terminated(r->trace_world)) return OK; // the other worlds may continue
     int rc = trace_append(&r->trace, r->trace_world, simulation_actions(r->simulation), err);
     if (rc == OK) trace_seek(&r->trace, r->trace_world, r->trace.n_ticks);
     return rc == OK ? trace_write_tick(&r->trace, r->trace_world, r->trace_file, err) : rc;
@@ -512,7 +514,7 @@ static int generation_simulate(struct run *r, struct error *err) {
 
 static int generations_run(struct run *r, struct error *err) {
     int rc = json_array_size(r->curve) ? OK : generation_evaluate(r, err);
-    progress_start(&r->bar, "lives", r->o->generations * r->o->steps);
+    progress_start(&r->bar, "simulation", r->o->generations * r->o->steps);
     while (rc == OK && simulation_generations(r->simulation) < r->o->generations) {
         rc = generation_simulate(r, err);
         if (rc == OK) rc = generation_evaluate(r, err);
@@ -570,7 +572,7 @@ static json_t *run_plan_json(struct run *r, const struct initial_adapters *initi
                      r->o->learn.learn, "records", r->q->o->runs);
 }
 
-/* Baselines, then the generations of a continued run. */
+/* Passes on the rows of the baselines and of the generations of a resumed run. */
 static void past_rows_report(const struct run *r) {
     size_t i;
     json_t *row;

@@ -1,5 +1,5 @@
 /*
- * scripted_policy: policies without a model. They are the scale for others: random actions, and
+ * scripted_policy: policies without a model. They are the baselines for models: random actions, and
  * planning with only the knowledge that an agent can have.
  */
 #include "world/world.h"
@@ -8,15 +8,15 @@
 
 /* rule */
 
-/* The knowledge that an agent can have: the first home, and the walls and homes next to every
- * visited cell. */
+/* The knowledge that an agent can have: the first home, and the walls and homes on and next to
+ * every visited cell. */
 struct agent_knowledge {
     const struct world *w;
     const struct world_agent *a;
-    bool hungry;                /* has too little energy to carry material */
+    bool hungry; /* has less than half of its energy, so that it looks for food only */
     bool observed[WORLD_CELLS]; /* visited, or next to a visited cell */
 };
-/* Kinds of destination: a home, something to pick up, an unseen cell. */
+/* Kinds of goals: a home, something to pick up, an unobserved cell. */
 enum policy_goal { GOAL_HOME, GOAL_LOAD, GOAL_UNSEEN };
 
 static void agent_knowledge_init(struct agent_knowledge *k, const struct world *w,
@@ -48,7 +48,8 @@ static bool is_load(const struct agent_knowledge *k, int cell) {
     return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
 }
 
-/* A remembered cell that it has visited is empty: another agent was there first. */
+/* Whether the agent remembers something on this cell. A remembered cell that it has visited since
+ * is empty: another agent was there first. */
 static bool is_remembered(const struct agent_knowledge *k, int cell) {
     for (int i = 0; i < k->a->n_known; i++)
         if (k->a->known[i] == cell) return !world_agent_visited(k->a, cell);
@@ -63,12 +64,14 @@ static bool is_goal(const struct agent_knowledge *k, enum policy_goal goal, int 
     return (is_adjacent(k, cell) && is_load(k, cell)) || is_remembered(k, cell);
 }
 
-/* The first move of a shortest path through possibly free cells, or -1. */
+/* The first move of a shortest path to a goal, through cells that may be free; -1: there is no
+ * path. Breadth-first search. */
 static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS];
     int8_t first[WORLD_CELLS];
     int n = 1,
-        rotation = (int)rng_below(r, 4); /* random, so that agents on the same cell separate */
+        rotation = (int)rng_below(
+            r, 4); /* of the order of moves: random, so that agents on the same cell separate */
     memset(first, -1, sizeof first);
     queue[0] = k->a->cell;
     first[k->a->cell] = 0;
@@ -84,7 +87,7 @@ static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal
     return -1;
 }
 
-/* Mostly straight on; never back if another move is possible. */
+/* A random walk: mostly straight on, and back only if no other move is possible. */
 static int random_walk_move(const struct agent_knowledge *k, struct rng *r) {
     int last = k->a->last[1], back = last ^ 1, rotation = (int)rng_below(r, 4);
     bool has_moved = last >= 0 && last < 4;
@@ -98,8 +101,8 @@ static int random_walk_move(const struct agent_knowledge *k, struct rng *r) {
     return has_moved ? back : rotation;
 }
 
-/* Whether something to pick up is on this cell. Without the rule `here` the agent relies on its
- * memory, unless it has just tried. */
+/* Whether something to pick up is on the agent's cell. Without the rule observe_cell the agent
+ * relies on its memory, unless it has just tried to pick it up. */
 static bool load_is_here(const struct agent_knowledge *k, bool observes_cell) {
     const struct world_agent *a = k->a;
     if (observes_cell) return is_load(k, a->cell);
@@ -114,9 +117,9 @@ static bool is_next_to_predator(const struct agent_knowledge *k) {
     return false;
 }
 
-/* With a load: home. Otherwise to the nearest load that it sees or remembers, else to the nearest
- * unseen cell, else at random. Next to a predator the agent keeps moving, because predators do not
- * catch a moving agent. */
+/* An agent with a load goes home. Otherwise it goes to the nearest item that it sees or remembers,
+ * else to the nearest unobserved cell, else at random. Next to a predator it keeps moving, because
+ * predators do not catch a moving agent. */
 static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
                     struct rng *r) {
     struct agent_knowledge k;
@@ -136,8 +139,9 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
     return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
 }
 
-/* The least bad move, starting with `first`: a free cell other than back, then back, then past a
- * predator. A locked-in agent attempts a pick-up rather than walk into a wall. */
+/* The best available move, trying `first` first: to a free cell other than back, else back, else to
+ * a cell with a predator. An agent between four walls attempts a pick-up rather than walk into a
+ * wall. */
 static int least_bad_move(const struct world *w, const struct world_agent *a, int first) {
     int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD,
         best_rank = 0;
@@ -152,14 +156,15 @@ static int least_bad_move(const struct world *w, const struct world_agent *a, in
     return best;
 }
 
-/* An open, unvisited cell without any object, so that the observation shows it as unvisited. */
+/* Whether the cell is open, unvisited and without an item or a home, so that the observation shows
+ * it as unvisited. */
 static bool is_unvisited(const struct world *w, const struct world_agent *a, int move) {
     int cell = world_neighbour(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
     return is_open(w, a, move) && !(w->cells[cell] & things) && !world_agent_visited(a, cell);
 }
 
-/* Moves along either axis on which the goal is not reached, except back; otherwise around the
- * obstacle. */
+/* Moves along an axis on which the goal is not reached, but not back; if that is impossible, takes
+ * the best available move. */
 static int move_toward(const struct world *w, const struct world_agent *a, int goal,
                        struct rng *r) {
     int dx = goal % w->size - a->cell % w->size, dy = goal / w->size - a->cell / w->size;
@@ -173,7 +178,7 @@ static int move_toward(const struct world *w, const struct world_agent *a, int g
     return least_bad_move(w, a, rotation);
 }
 
-/* The policy rule without a map: it only uses information of a brief observation. */
+/* Like `rule`, but without a map: it uses only the information of a compact observation. */
 static int reflex_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {
     const struct world_agent *a = &w->agents[agent];

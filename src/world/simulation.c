@@ -2,13 +2,13 @@
  * simulation: policies that act and learn in environments over generations.
  *
  * In a generation the environments are reset; in each tick all agents decide in one batch, act,
- * receive rewards and learn; at the end the policies are sorted by fitness and the next ones are
- * bred from the fittest: ΔW of a child = p1 · ratio + p2 · (1 - ratio), ratio = f1 / (f1 + f2).
- * Children inherit what their parents learned
- * (Lamarckian evolution).
+ * receive rewards and learn; at the end the policies are sorted by fitness, and the next generation
+ * is bred from the fittest: ΔW of a child = ratio · ΔW1 + (1 - ratio) · ΔW2 of its parents, with
+ * ratio = f1 / (f1 + f2) of their fitness. Children inherit what their parents learned (Lamarckian
+ * evolution).
  *
- * Invariant: every random value depends on (seed, generation, tick, agent or child). Not here:
- * files.
+ * Invariant: every random value is a function of (seed, generation, tick, agent or child). Not
+ * here: files, see simulation_state.c and run.c.
  */
 #include "world/internal.h"
 
@@ -20,7 +20,7 @@ enum {
     MAX_POLICIES = 4096,
     DEFAULT_CACHED_DECISIONS = 1 << 15, /* 6 MB */
     POLICY_BATCH_ROWS = 64,
-    POLICY_BATCH_SEQS = 4 /* engine sizes of lean simulations */
+    POLICY_BATCH_SEQS = 4 /* engine sizes with low_memory */
 };
 
 /* worlds as environments */
@@ -144,11 +144,11 @@ void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct poli
     *t = (struct rollout_stats){0};
 }
 
-/* running a generation */
+/* a generation */
 
 uint64_t simulation_seed(uint64_t seed, int generation, int world) {
     struct rng r = rng_make(seed, RNG_WORLD, (uint32_t)world, (uint32_t)generation);
-    return rng_u64(&r) >> 12; // fits in a JSON number
+    return rng_u64(&r) >> 12; // at most 52 bits: exact as a JSON number
 }
 
 uint64_t simulation_held_out_seed(int map) {
@@ -163,8 +163,8 @@ static bool is_truncated(const struct environment *e, int agent) {
     return e->over && e->over(e->ctx, agent);
 }
 
-/* Collects the prompts of all active agents in the first n environments, and with `ended` also
- * those of truncated agents. Returns their number. */
+/* Collects the prompts of all active agents in the first n environments, and with
+ * `include_truncated` also those of truncated agents. Returns their number. */
 static int agents_collect_prompts(struct simulation *l, int n_envs, int tick,
                                   bool include_truncated) {
     int n = 0;
@@ -218,7 +218,8 @@ static void agents_record_rewards(struct simulation *l, int n) {
     buf_release(&scratch);
 }
 
-/* Returns the number of decisions, or an error. */
+/* Simulates a tick of all agents in the first n environments. Returns the number of decisions, or
+ * an error. */
 static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
     int n = l->n_pending = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
@@ -245,8 +246,8 @@ static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
     return OK;
 }
 
-/* Ends all episodes; the baseline estimates the rewards that pending decisions would still receive.
- */
+/* Ends all episodes; the critic estimates the rewards that pending decisions would still
+ * receive. */
 static void agents_finish_episodes(struct simulation *l, int tick) {
     int n = agents_collect_prompts(l, (int)l->o->n_envs, tick, true);
     policy_runner_tokenize(l->policy_runner, l->pending, n, &l->text);
@@ -261,7 +262,7 @@ static struct episode_stats episode_stats_of(const struct simulation *l, int age
     return v;
 }
 
-/* Records outcomes, health, adapters and baselines of a generation. */
+/* Records the outcomes, health, adapters and critics of a generation. */
 static void policies_record(struct simulation *l) {
     for (int i = 0; i < l->n_policies; i++) {
         struct policy_record *m = &l->policies[i];
@@ -275,7 +276,7 @@ static void policies_record(struct simulation *l) {
         if (l->o->carry_elite_stats && m->elite) episode_stats_add(&m->outcome, &before, 1);
         if (!l->learner) {
             m->health = (struct policy_health){0};
-            if (strcmp(l->o->decode, "text") != 0) // generated text has no entropy
+            if (strcmp(l->o->decode, "text") != 0) // no probabilities are known for generated text
                 rollout_stats_to_health(&l->rollout_stats[i], l->envs[0]->n_actions, &m->health);
             continue;
         }
@@ -319,8 +320,8 @@ int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct 
 
 /* breeding */
 
-/* The mean norm of the parents. Averaging parents that differ reduces ‖ΔW‖, so the child is
- * rescaled to this norm. */
+/* The weighted mean of the parents' norms. Averaging parents that differ reduces ‖ΔW‖, so the child
+ * is rescaled to this norm. */
 static double mean_norm(struct adapter *const *parents, const float *weights) {
     double sum = 0;
     for (int i = 0; i < 2; i++)
@@ -328,13 +329,12 @@ static double mean_norm(struct adapter *const *parents, const float *weights) {
     return sum;
 }
 
-/* The first parent's share. The epsilon is that of the legacy formula. */
+/* The weight of the first parent. The epsilon is that of the legacy formula. */
 static double fitness_ratio(const struct policy_record *a, const struct policy_record *b) {
     double f = fmax(a->outcome.fitness, 0), g = fmax(b->outcome.fitness, 0);
     return f + g > 0 ? f / (f + g + 1e-6) : 0.5;
 }
 
-/* Converts an adapter to f16 for lean simulations and releases it. */
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     struct rng r = rng_make(seed, RNG_SHUFFLE, 0, 1);
     size_t bytes = a->n_data * sizeof(float);
@@ -384,8 +384,8 @@ static float *critic_copy(const struct policy_record *m) {
     return memcpy(copy, m->critic, learner_critic_bytes());
 }
 
-/* Makes child k from two of the fittest policies; it inherits the baseline of the fitter one, which
- * comes first. */
+/* Breeds child k from two of the fittest policies; it inherits the critic of the fitter parent,
+ * which is first in the sorted list. */
 static int child_make(struct simulation *l, int k, struct error *err) {
     struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
     int n = MIN(l->n_policies, MAX(2, (int)(l->o->parent_fraction * (double)l->n_policies)));
@@ -411,7 +411,7 @@ void policy_records_release(struct policy_record *m, int n) {
     memset(m, 0, (size_t)n * sizeof *m);
 }
 
-/* The next generation: elites first, unchanged, then children. */
+/* Makes the next generation: first the elites, unchanged, then children. */
 static int breed(struct simulation *l, struct error *err) {
     int elites = MIN((int)l->o->elites, l->n_policies), rc = OK;
     for (int i = 0; i < elites; i++) {
@@ -466,8 +466,8 @@ int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, str
     return rc == OK ? envs_reset(l, n, err) : rc;
 }
 
-/* A lean simulation has no room for a second copy of the initial adapters, so the records follow
- * the learner. */
+/* With low_memory there is no room for a second copy of the adapters, so the records refer to the
+ * learner's current ones. */
 static void records_update_adapters(struct simulation *l) {
     for (int i = 0; i < l->n_policies; i++) {
         struct adapter *current = learner_adapter(l->learner, i);
@@ -484,8 +484,7 @@ int simulation_step(struct simulation *l, struct error *err) {
     l->decisions += n;
     l->tick++;
     if (l->learner && l->o->low_memory)
-        policy_runner_sleep(l->policy_runner); // so that the trainer can use its
-                                               // memory
+        policy_runner_sleep(l->policy_runner); // so that the trainer can use its memory
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
     if (l->learner && l->o->low_memory) records_update_adapters(l);
     return rc == OK ? n : rc;
@@ -537,7 +536,8 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
 
 /* creation */
 
-/* A new adapter with noise in B, so that founders differ; deviation 0: no noise. */
+/* An initial adapter with noise in B, so that the policies differ. With init_noise 0 it has no
+ * effect. */
 static struct adapter *founder_new(const struct simulation *l, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
@@ -601,7 +601,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         free(l);
         return NULL;
     }
-    if (o->low_memory) { // a few agents at a time; most prompts fit into one page
+    if (o->low_memory) { // decide for a few agents at a time; most prompts fit into one KV page
         runner_options.max_rows = POLICY_BATCH_ROWS;
         runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
         runner_options.lora_elem = runner_options.kv_elem = DTYPE_F16;
@@ -691,7 +691,7 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
     if (o->low_memory && strcmp(o->learn.learn, "es") == 0)
         return error_set(err, ERR_USAGE, "--learn es and --low-memory exclude each other");
     if (!world_policy_find(o->teacher))
-        return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);
+        return error_set(err, ERR_USAGE, "no policy '%s' for --teacher", o->teacher);
     if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;
     return learner_options_check(&o->learn, err);
 }

@@ -1,13 +1,13 @@
 /*
  * simulation_state: saves and loads a simulation between two generations.
  *
- *     state.json         names and statistics of the policies, and the caller's data
+ *     state.json         names and statistics of the policies, and the caller's `extra`
  *     minds/HASH/        adapters, by content hash, as PEFT directories
- *     critics-G.bin      baselines after generation G
+ *     critics-G.bin      critics of all policies after generation G
  *
- * state.json is replaced last and names everything else by hash, so a kill at any moment leaves
- * either the previous generation or this one, complete. Files that state.json no longer names are
- * removed afterwards.
+ * state.json is replaced last and refers to everything else by hash, so after a kill at any moment
+ * the folder holds either the previous generation or this one, complete. Files to which state.json
+ * does not refer any more are removed afterwards.
  */
 #define _GNU_SOURCE
 #include "world/internal.h"
@@ -22,7 +22,7 @@ enum { VERSION = 1, STATE_BYTES = 256 << 20 };
 static const char *const episode_stats_names[] = {"fitness", "reward", "delivered", "collected",
                                                   "blocked", "steps",  "alive"};
 _Static_assert(sizeof(struct episode_stats) == ARRAY_LEN(episode_stats_names) * sizeof(double),
-               "a name for each number of an outcome");
+               "a name for each field");
 
 static json_t *episode_stats_json(const struct episode_stats *o) {
     json_t *v = json_object();
@@ -92,7 +92,7 @@ json_t *policy_record_json(const struct policy_record *m) {
 static int policy_adapter_save(const struct simulation *l, const char *dir, struct adapter *a,
                                struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
-    char *config = path_join(path, "adapter_config.json"); // the file that adapter_save writes last
+    char *config = path_join(path, "adapter_config.json"); // adapter_save writes this file last
     struct adapter *f32 = adapter_to_f32(a);
     int rc = path_exists(config) ? OK : adapter_save(f32, path, l->m->name, err);
     adapter_release(f32);
@@ -101,7 +101,7 @@ static int policy_adapter_save(const struct simulation *l, const char *dir, stru
     return rc;
 }
 
-/* Writes the baselines of all policies, concatenated; zeros for a policy without one. */
+/* Writes the critics of all policies, concatenated; zeros for a policy without one. */
 static int critics_write(const struct simulation *l, const char *path, char hash[HASH_LEN],
                          struct error *err) {
     size_t critic_bytes = learner_critic_bytes(),
@@ -173,7 +173,7 @@ int simulation_save(const struct simulation *l, const char *dir, const json_t *e
 static int name_read(const json_t *v, char out[32], struct error *err) {
     const char *name = json_is_string(v) ? json_string_value(v) : "";
     if (!*name || strlen(name) > 31)
-        return error_set(err, ERR_FORMAT, "a mind has no name of at most 31 bytes");
+        return error_set(err, ERR_FORMAT, "a policy has no name of at most 31 bytes");
     strcpy(out, name);
     return OK;
 }
@@ -213,8 +213,7 @@ static int policy_read(const struct simulation *l, const char *dir, const json_t
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
     if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
     if (rc == OK && l->o->low_memory)
-        out->adapter = policy_to_f16(out->adapter, 0); // lean policies are
-                                                       // f16
+        out->adapter = policy_to_f16(out->adapter, 0); // policies are f16
     return rc;
 }
 
@@ -245,7 +244,7 @@ static int state_read(struct simulation *l, const char *dir, const json_t *v, st
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;
     if (json_array_size(policies) != (size_t)l->n_policies)
-        return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
+        return error_set(err, ERR_MISMATCH, "it has %zu policies, and this simulation has %d",
                          json_array_size(policies), l->n_policies);
     struct policy_record *loaded = xcalloc((size_t)l->n_policies, sizeof *loaded);
     char *critics_file = critics_path(dir, (int)generation);

@@ -3,8 +3,8 @@
  * that is the environment see external_env.c).
  *
  * The program reads a line from its input and must write a line to its output; it shares our
- * stderr. Its end, a timeout and an invalid answer are errors. It never outlives this process: it
- * leads a process group that is killed with it.
+ * stderr. Its exit, a timeout and an invalid answer are errors. It leads a process group, which
+ * subprocess_close kills if the program does not exit by itself.
  */
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
@@ -23,7 +23,7 @@
 
 /* lines */
 
-/* Milliseconds until `until`, for poll(); -1: for ever. */
+/* The timeout argument of poll(): milliseconds until `deadline`; -1: without a limit. */
 static int poll_timeout(double deadline) {
     if (deadline == 0) return -1;
     double seconds = deadline - clock_now();
@@ -36,7 +36,7 @@ static ssize_t bytes_read(struct line_reader *r, double deadline, struct error *
     for (;;) {
         struct pollfd p = {.fd = r->fd, .events = POLLIN};
         int ready = poll(&p, 1, poll_timeout(deadline));
-        if (ready == 0) return error_set(err, ERR_STATE, "nothing came");
+        if (ready == 0) return error_set(err, ERR_STATE, "no line was received in time");
         ssize_t n = ready < 0 ? -1 : read(r->fd, chunk, sizeof chunk);
         if (n >= 0) {
             if (buf_reserve(&r->b, (size_t)n, err) != OK) return err->code = ERR_IO;
@@ -47,7 +47,7 @@ static ssize_t bytes_read(struct line_reader *r, double deadline, struct error *
     }
 }
 
-/* Moves the bytes that were not returned yet to the front. */
+/* Moves the bytes that were not returned yet to the front of the buffer. */
 static void reader_compact(struct line_reader *r) {
     if (r->begin == 0) return;
     r->b.len -= r->begin;
@@ -103,10 +103,10 @@ void line_reader_release(struct line_reader *r) {
 struct subprocess {
     char *command;
     double timeout;
-    pid_t pid; /* 0: it has ended with `status` */
+    pid_t pid; /* 0: the process has exited with `status` */
     int stdin_fd, status;
-    bool failed;              /* an exchange failed; do not wait long for its end */
-    uint64_t invalid_actions; /* agents with an answer that named no action */
+    bool failed; /* an exchange failed, so subprocess_close does not wait long for its exit */
+    uint64_t invalid_actions; /* agents whose last answer named no action */
     struct line_reader reader;
 };
 
@@ -151,7 +151,7 @@ struct subprocess *subprocess_open(const char *command, double timeout, struct e
     return NULL;
 }
 
-/* Waits at most `seconds`; returns whether the program has ended. */
+/* Waits at most `seconds`; returns whether the program has exited. */
 static bool child_wait_exit(struct subprocess *o, double seconds) {
     double deadline = clock_now() + seconds;
     for (;;) {
@@ -178,7 +178,7 @@ void subprocess_close(struct subprocess *o) {
     free(o);
 }
 
-/* The error for a program that has closed its input or output. */
+/* Sets the error for a program that has closed its input or output. */
 static int exit_error(struct subprocess *o, struct error *err) {
     if (!child_wait_exit(o, 0.2))
         return error_set(err, ERR_STATE, "it has closed its output or input");

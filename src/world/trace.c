@@ -2,10 +2,10 @@
  * trace: writes the actions in a world to a file, and reads them back without trusting the file.
  *
  * A trace contains no computed state except hashes for comparison. Rules are written and read as a
- * mapping of their keys; the recipe reader checks them.
+ * mapping of their keys; rules.c checks them.
  *
- * Invariant of a trace in memory: simulating its actions in a world with its rules and seed
- * violates no contract; so every loaded trace can be shown, continued and saved.
+ * Invariant of a trace traces in memory: all its actions are valid in a world with its rules and
+ * seed, so every loaded trace can be simulated, continued and saved.
  */
 #include "world/world.h"
 
@@ -19,7 +19,7 @@ static const size_t FILE_LIMIT = (size_t)1 << 30;
 
 /* rules */
 
-/* Whether the rule is written: a map replaces some rules, and `map` itself is optional. */
+/* Whether a trace stores the rule: a map replaces some rules, and `map` itself is optional. */
 static bool rule_is_stored(const struct option_row *row, const struct world_rules *r) {
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
     for (const char *const *key = world_map_keys; *key; key++)
@@ -119,7 +119,7 @@ static void hash_add(const struct world *w, struct buf *out) {
     buf_printf(out, ",\"hash\":\"%s\"}\n", hash);
 }
 
-/* Appends the tick that ends in the state `w`. */
+/* Appends the line of the tick that ends in the state `w`. */
 static void tick_add(const struct trace *t, const struct world *w, struct buf *out) {
     const int16_t *actions = tick_actions(t, w->tick - 1);
     buf_printf(out, "{\"tick\":%d,\"actions\":[", w->tick);
@@ -186,7 +186,7 @@ static int keys_check(const json_t *v, const char *const *known_keys, struct err
     return OK;
 }
 
-/* Reads an integer in the range; otherwise, or if it is missing, ERR_FORMAT. */
+/* Reads an integer in a range; ERR_FORMAT if it is missing or outside. */
 static int integer_read(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
                         struct error *err) {
     const json_t *n = json_object_get(v, key);

@@ -1,18 +1,20 @@
 /*
- * world: a grid where agents look for food and carry it home, many of them at once.
+ * world: a grid environment in which many agents look for food and carry it home, and everything
+ * that uses it: rules, observations, traces, a server for other programs, and simulations in which
+ * models act, learn and evolve.
  *
- * Everything here is pure. A `struct world` is plain data without pointers, so a copy is a
- * snapshot. It changes only through world_reset and world_step, and is a function of its rules, its
- * seed and the actions. Random values come from (seed, RNG_WORLD, purpose, tick), so nothing
- * depends on the order of evaluation. Text is generated on demand. One thread at a time for each
- * world.
+ * The environment itself does no input or output. A `struct world` is plain data without pointers,
+ * so a copy is a snapshot. It changes only through world_reset and world_step, and is a function of
+ * its rules, its seed and the actions. Random values come from (seed, RNG_WORLD, purpose, tick), so
+ * nothing depends on the order of evaluation. Each world is used by one thread at a time.
  *
- * A cell is y * size + x; north is y + 1. The border is wall. Agents do not block each other; they
- * act in the order of their index, predators after them. A cell is free unless it is a wall.
+ * A cell's index is y * size + x; north is y + 1. The border is wall, and every cell that is not a
+ * wall is free. Agents do not block each other. In a tick they act in the order of their index, and
+ * predators act after them.
  *
- * The rules `legacy` reproduce an earlier program in every string and number
- * (docs/COMPATIBILITY.md); `repaired` changes the rules that made survival impossible. Other worlds
- * are YAML files with the same keys (docs/WORLD.md).
+ * There are two built-in rule sets. `legacy` reproduces an earlier program in every string and
+ * number (docs/COMPATIBILITY.md); `repaired` changes the rules that made survival impossible. Other
+ * rules are YAML files with the same keys (docs/WORLD.md).
  */
 #ifndef SHOAL_WORLD_H
 #define SHOAL_WORLD_H
@@ -30,38 +32,45 @@ enum {
     WORLD_AGENTS = 64,
     WORLD_HOMES = 8,
     WORLD_PREDATORS = 16,
-    WORLD_WORDS = 16,      /* silence is word 0 */
-    WORLD_REMEMBERED = 10, /* cells with food that an agent remembers */
+    WORLD_WORDS = 16,      /* words that an agent can say, and silence, which is word 0 */
+    WORLD_REMEMBERED = 10, /* number of cells with food that an agent remembers */
 };
 
 /* rules */
 
-struct world_rules { /* filled from option rows: recipe keys and, in the CLI, flags */
-    char *rules;   /* legacy (in files seed) or repaired: provides the defaults of the other keys */
-    int64_t size;  /* cells per side, border included */
-    int64_t walls; /* attempts to place an inner wall; -1: as many as size */
-    int64_t food;  /* attempts to place food each time */
-    int64_t food_every;        /* ticks between them; tick 0 has two */
-    int64_t energy;            /* energy at birth, and the maximum */
-    int64_t food_energy;       /* energy that an agent gains when it delivers food; legacy: 0 */
-    bool observe_cell;         /* observations include the agent's own cell */
+/* Filled from world_rule_rows: keys of a YAML file and flags of the command line. */
+struct world_rules {
+    char *rules;         /* legacy or repaired: the rule set with the defaults of the other keys */
+    int64_t size;        /* cells per side, border included */
+    int64_t walls;       /* attempts to place an inner wall; -1: as many as size */
+    int64_t food;        /* attempts to place food each time that it grows */
+    int64_t food_every;  /* ticks between two growths; at tick 0 food grows twice */
+    int64_t energy;      /* energy at birth, and the maximum */
+    int64_t food_energy; /* energy that an agent gains when it delivers food; legacy: 0 */
+    bool observe_cell;   /* observations include the agent's own cell */
     bool compact_observations; /* observations are letters instead of words */
     bool reachable; /* every free cell has a path to a home; a given map is not changed */
-    int64_t homes;  /* the first in the middle, further ones at random */
-    int64_t predators, predator_vision,
-        predator_damage;               /* number; range of sight (|dx| + |dy|); energy per bite */
-    int64_t material, material_every;  /* attempts to place building material each time */
-    int64_t vocabulary, hearing_range; /* talk: number of words besides silence; range in cells */
-    struct strings map; /* a drawn map: rows from north to south; '#' wall, 'H' home, 'F' food,
-                         * 'M' material, 'A' start of an agent, '.' free; replaces size, walls
-                         * and homes. Worlds are square: walls in the north or east fill up an
-                         * oblong map */
+    int64_t homes;  /* the first home is in the middle, the others are at random cells */
+    /* Their number; the distance (|dx| + |dy|) at which they see agents; the energy that a bite
+     * takes. */
+    int64_t predators, predator_vision, predator_damage;
+    int64_t material, material_every; /* the same as food and food_every, for building material */
+    /* Number of words that agents can say, besides silence; the distance in steps at which words
+     * are heard. */
+    int64_t vocabulary, hearing_range;
+    /* A drawn map, rows from north to south: '#' wall, 'H' home, 'F' food, 'M' material, 'A' start
+     * of an agent, '.' free. It replaces size, walls and homes. Worlds are square, so walls in the
+     * north or east complete a map that is not. */
+    struct strings map;
     struct world_rewards {
-        double move, new_cell, food,
-            home;       /* per step; on a new cell; on food; at home with a load */
-        double blocked; /* replaces those on a step into a wall */
-        double pick, drop, built, no_effect; /* wrong: a pick-up or drop that has no effect */
-        double bitten;
+        /* Of each step; added on a cell that the agent has not visited, on food, and at home while
+         * carrying something. */
+        double move, new_cell, food, home;
+        double blocked; /* of a step into a wall, instead of the four above */
+        /* Picking something up; bringing food home; bringing material home; picking up or dropping
+         * without an effect. */
+        double pick, drop, built, no_effect;
+        double bitten; /* added for each bite of a predator */
     } rewards;
 };
 extern const struct option_row world_rule_rows[];
@@ -96,7 +105,8 @@ enum world_action {
     WORLD_N_ACTIONS
 };
 extern const char *const world_action_names[WORLD_N_ACTIONS]; /* "move_north" … */
-extern const char *const world_action_words[WORLD_N_ACTIONS]; /* "north" …: words of a model */
+/* "north" …: the words that models generate. */
+extern const char *const world_action_words[WORLD_N_ACTIONS];
 /* With communication, an action is action + WORLD_N_ACTIONS · word. */
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
@@ -105,31 +115,33 @@ enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
 struct world_agent {
     int16_t cell, energy;
     uint8_t alive, holds, word;
-    uint8_t n_known; /* oldest first; a new cell replaces the oldest when the list is
-                      * full */
-    int16_t known[WORLD_REMEMBERED]; /* cells with food that were next to the agent and that it has
-                                      * not picked up; then 0s */
-    int16_t last[2]; /* the last two actions, the later one second; -1: no action yet */
+    uint8_t n_known;
+    /* Cells on which the agent has seen food from an adjacent cell, until it picks the food up. The
+     * oldest is first and is replaced when the list is full; unused entries are 0. */
+    int16_t known[WORLD_REMEMBERED];
+    int16_t last[2]; /* the last two actions, the latest one second; -1: no action yet */
     int32_t steps, collected, delivered, built, blocked, bites;
     double reward, total;               /* reward of the last step; sum over the episode */
-    uint64_t visited[WORLD_CELLS / 64]; /* bit set of visited cells */
+    uint64_t visited[WORLD_CELLS / 64]; /* bit set of the cells that the agent has visited */
 };
 struct world {
     uint64_t seed;
     int32_t size, tick, n_agents, n_living, n_homes, n_predators;
     uint8_t cells[WORLD_CELLS];
     int16_t homes[WORLD_HOMES], predators[WORLD_PREDATORS];
-    int64_t food_grown, food_eaten, food_lost; /* grown = on cells + held by the living + eaten +
-                                                * lost with dead agents */
+    /* Numbers of items: grown = on cells + carried by living agents + eaten or built + lost with
+     * dead agents. */
+    int64_t food_grown, food_eaten, food_lost;
     int64_t material_grown, material_built, material_lost;
-    int64_t energy_given, energy_spent; /* energy now = given - spent, over all agents */
+    int64_t energy_given, energy_spent; /* the sum of all agents' energy is given - spent */
     struct world_agent agents[WORLD_AGENTS];
 };
 
-/* Tick 0 with n agents, all statistics at zero. The rules are not retained. */
+/* Sets the world to tick 0 with n agents and all statistics at zero. The world does not keep
+ * `r`. */
 void world_reset(struct world *w, const struct world_rules *r, int n_agents, uint64_t seed);
-/* actions: [n_agents]; those of dead agents are ignored. Sets every agent's reward (0 for dead
- * agents). */
+/* Simulates one tick. actions: [n_agents]; those of dead agents are ignored. Sets every agent's
+ * reward (0 for dead agents). */
 void world_step(struct world *w, const struct world_rules *r, const int16_t *actions);
 bool world_terminated(const struct world *w); /* no agent is alive */
 /* reward + 5 collected + 10 delivered + 0.1 steps + 50 delivered / (steps + 1), at least 0. */
@@ -155,17 +167,19 @@ static inline bool world_has_predator(const struct world *w, int cell) {
 /* observations and actions as text: observe.c */
 
 /*
- * Appends "At (5,3), E80, has food. See: home↑ wall←" to `out`. Brief: "u x f o h - s e +": the
- * cells north, south, east and west (z wolf, x wall, f food, m material, h home, o visited, u
- * unvisited); the agent's own cell; its load; the direction of its goal along y and along x (- for
- * neither); energy, + if at least half is left.
+ * Appends the observation of an agent to `out`, for example "At (5,3), E80, has food. See: home↑
+ * wall←". With the rule compact_observations it is like "u x f o h - s e +": the cells north,
+ * south, east and west (z predator, x wall, f food, m material, h home, o visited, u unvisited);
+ * the agent's own cell; its load; the direction of its goal along y and along x (- for neither);
+ * energy, + if at least half is left.
  */
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
-/* "[move_north,pick_food] At (5,3), … . Action:" Brief: "u x f o h - s e + n p:". */
+/* Appends a prompt: the last two actions and the observation, "[move_north,pick_food] At (5,3), … .
+ * Action:", or the compact form "u x f o h - s e + n p:". */
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
-/* The goal that brief observations point to, as a cell, or -1. An agent with a load goes to the
- * nearest home that it knows (the first home, or a visited one), otherwise to the nearest food that
- * it remembers on an unvisited cell. */
+/* The cell of the goal to which compact observations point, or -1. The goal of an agent with a load
+ * is the nearest home that it knows (the first home, or a visited one); otherwise it is the nearest
+ * food that it remembers on an unvisited cell. */
 int world_goal(const struct world *w, int agent);
 /* The action that a generated text names, or -1. The words are searched for in a fixed order
  * anywhere in the text: under the legacy rules north or up first, so that "pick up" moves north;
@@ -185,14 +199,15 @@ void world_render(const struct world *w, struct buf *out);
 
 struct world_policy {
     const char *name, *about;
-    /* Returns an action (with the word silence); r is the random source of (agent, tick). */
+    /* Returns an action without a word; r is the random source of (agent, tick). */
     int (*act)(const struct world *w, const struct world_rules *rules, int agent, struct rng *r);
 };
 /* The random source of a policy in one tick; grid.c uses smaller ids. */
 static inline struct rng world_policy_rng(uint64_t seed, int agent, int tick) {
     return rng_make(seed, RNG_WORLD, 64 + (uint32_t)agent, (uint32_t)tick);
 }
-extern const struct world_policy world_policies[]; /* rule, reflex, random, mock */
+/* rule, reflex, random, mock; ends with a row without name. */
+extern const struct world_policy world_policies[];
 const struct world_policy *world_policy_find(const char *name);
 /* Sets the actions of all living agents: [n_agents]. */
 void world_policy_act(const struct world_policy *p, const struct world *w,
@@ -201,24 +216,25 @@ void world_policy_act(const struct world_policy *p, const struct world *w,
 /*
  * trace: the actions of one episode of a world, in memory and as a file.
  *
- * A world is a function of its rules, its seed and the actions. So a trace stores these three, and
- * every tick can be recomputed. The file is JSON lines:
+ * A world is a function of its rules, its seed and the actions, so a trace stores these three, and
+ * every tick can be recomputed from them. The file is JSON lines:
  *
  *   {"shoal_world":1,"rules":{…},"agents":20,"seed":7,"steps":500,"policy":"rule"}
  *   {"tick":1,"actions":[0,5,-1,…]}                 one action per agent, -1: it is dead
  *   {"tick":100,"actions":[…],"hash":"…"}           world_hash after every hundredth tick
  *   {"end":500,"hash":"…"}                          written by trace_close
  *
- * A fork of another trace contains that trace's ticks too, and has "fork": TICK. Each line is
- * passed to the system when its tick is over, so a crash loses at most the line in progress.
- * Reading simulates the world: an impossible action or a wrong hash is an error that names the line
- * or the tick. A file without its end is read up to its last complete line.
+ * A trace that was forked from another one at a tick contains the ticks of that trace too, and its
+ * header has "fork": TICK. Each line is flushed at the end of its tick, so a crash loses at most
+ * the line in progress. Reading a trace simulates the world: an impossible action or a wrong hash
+ * is an error that names the line or the tick. A file without the last line ("end") is read up to
+ * its last complete line.
  */
 
 enum { TRACE_TICKS = 1000000, TRACE_HASH_INTERVAL = 100 /* ticks between hashes */ };
 
 struct trace {
-    struct world_rules rules; /* a separate copy */
+    struct world_rules rules; /* a copy, owned by the trace */
     int n_agents;
     uint64_t seed;
     int64_t steps;    /* planned ticks */
@@ -226,7 +242,7 @@ struct trace {
     int64_t fork;     /* tick at which it was forked from another trace; -1: not a fork */
     int16_t *actions; /* [n_ticks][n_agents], -1 for dead agents */
     int64_t n_ticks, cap;
-    bool closed; /* the end was read */
+    bool closed; /* the line "end" was read */
 };
 
 /* The rules as a mapping of their keys; world_rules_parse accepts it as YAML. */
@@ -235,44 +251,45 @@ json_t *world_rules_json(const struct world_rules *r);
 int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
                           struct error *err);
 
-/* Functions that fill a trace: release it also after an error. */
+/* trace_init, trace_load, trace_parse and trace_from_json fill a trace; the caller releases it even
+ * after an error. */
 int trace_init(struct trace *t, const struct world_rules *r, int n_agents, uint64_t seed,
                int64_t steps, const char *policy, struct error *err);
 void trace_release(struct trace *t);
 /* Appends the actions of the next tick. Those of dead agents are ignored and stored as -1. */
 int trace_append(struct trace *t, const struct world *w, const int16_t *actions, struct error *err);
-/* Sets `w` to the world at that tick, 0 to n_ticks. If the tick is later than that of `w`, only the
- * ticks between are simulated. `w` must belong to this trace or be zero-initialised. */
+/* Sets `w` to the world after `tick` ticks, 0 to n_ticks. If `w` is at an earlier tick, only the
+ * ticks in between are simulated. `w` must belong to this trace or be zero-initialised. */
 void trace_seek(const struct trace *t, struct world *w, int64_t tick);
-/* Removes the ticks after that tick. */
+/* Removes the ticks after `tick`. */
 void trace_truncate(struct trace *t, int64_t tick);
 
 int trace_load(struct trace *t, const char *path, struct error *err);
-/* The same for a text; `what` names it. */
+/* The same for the text of a file; `what` names it in errors. */
 int trace_parse(struct trace *t, const char *what, const char *text, size_t len, struct error *err);
 
-/* Writes the header and the existing ticks; append later ones with trace_write_tick, then call
- * trace_close. */
+/* Creates a file and writes the header and the existing ticks. The caller then writes later ticks
+ * with trace_write_tick, and calls trace_close. NULL on an error. */
 FILE *trace_create(const struct trace *t, const char *path, struct error *err);
 /* Writes the trace's last tick; `w` is the world after it. */
 int trace_write_tick(const struct trace *t, const struct world *w, FILE *f, struct error *err);
-/* Writes the end; closes the file also after an error. */
+/* Writes the last line and closes the file, even after an error. */
 int trace_close(const struct world *w, FILE *f, struct error *err);
 
-/* The whole trace as one JSON object: the header, "actions": a list per tick, "hash" of the last
- * tick. */
+/* The trace as one JSON object: the members of the header, "actions" (a list per tick), and "hash"
+ * of the last tick. */
 json_t *trace_json(const struct trace *t, const struct world *w);
-/* The inverse of trace_json, strict. */
+/* The inverse of trace_json; checks everything. */
 int trace_from_json(struct trace *t, const json_t *v, struct error *err);
 
 /*
  * world_server: worlds for other programs, one JSON object per line, in the style of PettingZoo's
  * Parallel API (docs/WORLD.md documents the protocol).
  *
- * There are two directions. A world_server is the environment: it answers each request line with
- * one line, and does no input or output itself. A struct subprocess runs another program as the
- * policy: it receives the observations and answers with actions. Each is used by one thread at a
- * time.
+ * There are two directions. A struct world_server is the environment for another program: it
+ * answers each request line with one line, and does no input or output itself. A struct subprocess
+ * runs another program as the policy: the program receives observations and answers with actions.
+ * Each is used by one thread at a time.
  */
 
 enum {
@@ -280,16 +297,16 @@ enum {
     WORLD_SERVER_MAX_WORLDS = 1024,   /* worlds per server */
 };
 
-/* Bounds of the JSON in one line; a line of numbers never exceeds them. */
+/* Bounds of the JSON in one line; a valid request never exceeds them. */
 #define WORLD_SERVER_JSON_BOUNDS ((struct json_limits){.depth = 100, .cost = (size_t)1 << 30})
 
-/* Reads lines of any bytes from a file descriptor. Initialise all fields except fd and limit with
- * zero. */
+/* Reads lines of arbitrary bytes from a file descriptor. The caller sets fd and limit, and all
+ * other fields to zero. */
 struct line_reader {
     int fd;
     size_t limit; /* maximal bytes of a line */
     struct buf b;
-    size_t begin; /* offset of the bytes that were not returned yet */
+    size_t begin; /* offset in `b` of the bytes that were not returned yet */
     bool skip;    /* discard the rest of a line that was too long */
 };
 /* Returns 1 and the line without its newline, valid until the next call; 0 at the end; ERR_MEMORY
@@ -299,39 +316,40 @@ int line_reader_next(struct line_reader *r, double timeout, const char **line, s
                      struct error *err);
 void line_reader_release(struct line_reader *r);
 
-/* The environment. `r` is copied; n_agents and steps are the defaults of worlds whose reset omits
- * them. */
+/* The environment for another program. `r` is copied; n_agents and steps are the defaults of worlds
+ * whose reset request omits them. */
 struct world_server;
 struct world_server *world_server_new(const struct world_rules *r, int n_agents, int64_t steps,
                                       struct error *err);
 void world_server_free(struct world_server *s);
-/* Answers a line: always appends exactly one line with its newline to `out`. Returns false after a
- * close request. */
+/* Answers one request line: always appends exactly one line with its newline to `out`. Returns
+ * false after a close request. */
 bool world_server_handle(struct world_server *s, const char *line, size_t len, struct buf *out);
 
 /* Another program that acts as the policy. */
 struct subprocess;
 /* Runs `command` in the shell. `timeout` is the maximal wait for each answer, in seconds. */
 struct subprocess *subprocess_open(const char *command, double timeout, struct error *err);
-/* Sends the observations of the living agents and reads their actions: [n_agents]. After an error
- * the subprocess is unusable. */
+/* Sends the observations of the living agents to the program and reads their actions: [n_agents].
+ * After an error the subprocess is unusable. */
 int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
                    int16_t *actions, struct error *err);
-/* Closes the program's input and waits for its end; kills it after the timeout. */
+/* Closes the program's input, waits for its end at most for the timeout, and then kills it. */
 void subprocess_close(struct subprocess *o);
 
 /*
  * simulation: agents that are models, in many environments at once.
  *
- * A *policy* (identifiers: mind) is an adapter over the shared base model, with its replay buffer
- * and baseline. Agents (identifiers: body) are numbered over all environments; agent b uses policy
- * b % n_minds, so several agents may share a policy. In each tick all active agents decide in one
- * batch: their actions are sampled, the environments step, and the experience is stored. Every few
- * ticks one pass updates all policies. After a generation the fitter policies breed.
+ * A policy is an adapter over the shared base model, with its replay buffer and critic. Agents are
+ * numbered over all environments: agent a uses policy a % n_policies, so several agents may share a
+ * policy. In each tick all active agents decide in one batch: their actions are sampled, the
+ * environments step, and the experience is stored. Every few ticks one pass updates all policies. A
+ * generation is one episode in every environment; after it the fittest policies are crossed, and
+ * their children form the next generation.
  *
  * Three parts, each usable without the next: policy_runner (decisions), learner (replay buffers and
  * updates), simulation (generations). One thread drives each. Results are a function of model,
- * options and seed. They do not depend on threads, nor on interruptions.
+ * options and seed. They do not depend on the number of threads or on interruptions.
  */
 
 /* environments */
@@ -339,7 +357,7 @@ void subprocess_close(struct subprocess *o);
 struct episode_stats {
     double fitness, reward, delivered, collected, blocked, steps, alive;
 };
-/* A world of this file as an environment. */
+/* A `struct world` with the interface of environment.h. */
 struct grid_env {
     struct world w;
     const struct world_rules *rules; /* borrowed, like `teacher` */
@@ -347,24 +365,24 @@ struct grid_env {
     int n_agents;
 };
 struct environment grid_env_as_environment(struct grid_env *p);
-struct episode_stats world_episode_stats(const struct world *w); /* mean over its agents */
+struct episode_stats world_episode_stats(const struct world *w); /* the mean over its agents */
 
 /* decisions */
 
 struct policy_runner_options {
     double temperature; /* divides the actions' logits before the softmax */
-    bool text;          /* generate up to ten tokens and parse them */
+    bool text; /* generate up to ten tokens and parse them, instead of scoring the actions */
     enum dtype lora_elem;
-    int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: for twenty agents */
+    int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: defaults for twenty agents */
     int32_t n_pages;          /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem;       /* element type of the KV cache */
-    int32_t cached_decisions; /* decisions kept for reuse; 0: none. No result depends on it */
+    int32_t cached_decisions; /* capacity of the decision cache; 0: none. No result changes */
     struct pool *pool;
 };
-struct policy_decision {            /* one decision */
+struct policy_decision {
     struct adapter *adapter;        /* NULL: the base model */
     struct rng rng;                 /* random source for sampling */
-    size_t text_offset, text_len;   /* position of its prompt in the text argument */
+    size_t text_offset, text_len;   /* position of its prompt in the argument `text` */
     struct weighted_adapter mix[2]; /* [n_mix] used instead of `adapter` if n_mix > 0 */
     int n_mix;
     /* results */
@@ -379,13 +397,15 @@ struct policy_runner;
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
                                         const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
-/* Makes all decisions, in as few passes over the base as the engine can. */
+/* Makes n decisions in as few forward passes of the base model as the engine can. `text` holds all
+ * prompts. */
 int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions, int n,
                       const struct buf *text, struct error *err);
-/* Only tokenizes the prompts, for example for the baseline. */
+/* Only tokenizes the prompts, for example for the critic. */
 void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *decisions, int n,
                             const struct buf *text);
-enum dtype policy_runner_lora_elem(const struct policy_runner *a); /* for packed adapters */
+/* The element type of packed adapters. */
+enum dtype policy_runner_lora_elem(const struct policy_runner *a);
 /* Frees the engine's memory until the next decision. */
 void policy_runner_sleep(struct policy_runner *a);
 const int32_t *policy_runner_action_tokens(
@@ -401,9 +421,8 @@ struct learner_options {     /* filled from option rows */
     int64_t horizon;         /* 16: ticks after which a return is final */
     double discount;         /* 0.9 */
     double gae_lambda;       /* 0.5: lambda of generalised advantage estimation */
-    double replay_fraction;  /* 0.25: share of a batch drawn from the whole replay buffer */
-    double shared_experience_fraction; /* 0: share of a batch drawn from replay buffers of all
-                                          policies */
+    double replay_fraction;  /* 0.25: share of a batch sampled from the whole replay buffer */
+    double shared_experience_fraction; /* 0: share of a batch sampled from all policies' buffers */
     double entropy_coef;               /* 0.05: weight of the entropy bonus */
     double clip_range;          /* 0.2: clips the ratio of new to old probability, as in PPO */
     double critic_lr;           /* 0.1: learning rate of the critic */
@@ -411,7 +430,7 @@ struct learner_options {     /* filled from option rows */
     int64_t update_group_size;  /* policies per update, groups take turns; 0: all */
     int64_t perturbation_ticks; /* 50: ticks for which es keeps one perturbation */
     double sigma;               /* 0.1: scale of a perturbation of es */
-    char *shaping;              /* zscore: fitness shaping of es, see train.h */
+    char *shaping;              /* zscore: fitness shaping of es, see backprop.h */
     struct train_options train; /* LoRA and optimizer; rows of the same names */
 };
 extern const struct option_row learner_option_rows[];
@@ -423,12 +442,12 @@ struct policy_health {
     double entropy;        /* nats, mean */
     double most_repeated;  /* share of the most frequent action */
     double reward, spread; /* mean of the reward per step, and standard deviation */
-    bool collapsed; /* repeats one action, or its entropy is near 0, or its reward is constant */
+    bool collapsed; /* it repeats one action, its entropy is near 0, or its reward is constant */
     int rollbacks;  /* rollbacks in this generation */
 };
 struct learner;
-/* The initial policies. Everything is borrowed except the adapters, which are retained; critics:
- * [n_minds] or NULL, each from learner_critic or NULL. */
+/* Everything is borrowed except the adapters, which are retained. critics: [n_policies] or NULL;
+ * each is a result of learner_critic, or NULL. */
 struct learner_config {
     const struct model *m;
     const struct policy_runner *policy_runner;
@@ -447,18 +466,20 @@ void learner_free(struct learner *l);
 /* Perturbs the adapter with which agent `agent` decides at `tick` (from 0); only es does so. */
 void learner_perturb(struct learner *l, int generation, int tick, int agent,
                      struct policy_decision *a);
-/* Records agent b's decision; teacher: the correct action, or -1. Then its reward; gone: the agent
- * has left the environment. */
+/* Record an agent's decision, and then its reward. teacher: the expert's action, or -1; terminated:
+ * the agent has left the environment. */
 void learner_observe_action(struct learner *l, int agent, const struct policy_decision *a,
                             int teacher);
 void learner_observe_reward(struct learner *l, int agent, double reward, bool terminated);
-/* Ends the episode of agent b, which gets no further rewards. `next` is the decision that it would
- * make now (NULL: it has left). */
+/* Ends the episode of an agent, which gets no further rewards. `next` is the decision that it would
+ * make now, whose value bootstraps the returns (NULL: the agent has left). */
 void learner_finish_episode(struct learner *l, int agent, const struct policy_decision *next);
-/* Call after tick `tick` (from 1) of `generation`; updates the policies whose turn it is. */
+/* Call this after tick `tick` (from 1) of `generation`. It updates the policies whose turn
+ * it is. */
 int learner_tick(struct learner *l, int generation, int tick, struct error *err);
 struct adapter *learner_adapter(const struct learner *l, int policy); /* current; borrowed */
-float *learner_critic(const struct learner *l, int policy); /* malloc'ed copy of its baseline */
+/* A malloc'ed copy of a policy's critic, of learner_critic_bytes. */
+float *learner_critic(const struct learner *l, int policy);
 size_t learner_critic_bytes(void);
 int64_t learner_updates(const struct learner *l); /* sum over all policies */
 struct policy_health learner_health(const struct learner *l, int policy);
@@ -466,10 +487,10 @@ struct policy_health learner_health(const struct learner *l, int policy);
 /* generations */
 
 struct simulation_options { /* filled from option rows */
-    int64_t n_adapters;     /* 0: number of policies; 0: as many as an environment has agents */
-    int64_t n_envs;         /* 1: environments at once */
+    int64_t n_adapters;     /* number of policies; 0: as many as an environment has agents */
+    int64_t n_envs;         /* 1: number of environments */
     int64_t generations;    /* 10 */
-    int64_t steps, seed;    /* ticks per generation; the caller sets steps and seed */
+    int64_t steps, seed;    /* ticks per generation, random seed; set by the caller */
     double temperature;     /* 2: temperature of the policies */
     char *decode;           /* score or text */
     char *teacher;          /* reflex: the scripted policy that clone imitates */
@@ -479,65 +500,65 @@ struct simulation_options { /* filled from option rows */
     char *crossover;        /* delta: operator on two parents */
     char *mutation;         /* noise: operator on one child */
     double mutation_rate;   /* 0.1: share of the children that mutate */
-    double init_noise;      /* 0.02: standard deviation of the founders' B, so that they differ */
+    double init_noise;      /* 0.02: standard deviation of the noise in B of new adapters */
     bool carry_elite_stats; /* elites sum their statistics over generations */
-    int64_t eval_maps;      /* 4: maps for evaluation only */
-    bool low_memory;        /* minimise memory */
+    int64_t eval_maps;      /* 4: number of held-out maps */
+    bool low_memory;        /* use little memory */
     char *lora_dtype;       /* f32: element type of the adapters for decisions */
     struct learner_options learn;
 };
 extern const struct option_row simulation_option_rows[];
 int simulation_options_check(const struct simulation_options *o, struct error *err);
 
-/* Seeds of maps: those for training depend on (seed, generation, world), held-out ones only on
- * their index. */
+/* Seeds of maps. Those for training depend on (seed, generation, world), those of held-out maps
+ * only on their index. */
 uint64_t simulation_seed(uint64_t seed, int generation, int world);
 uint64_t simulation_held_out_seed(int map);
 
 struct simulation;
-/* Options, model, environments and pool are borrowed. `first`: [n_first] adapters that the policies
- * start with in turn, or NULL: new ones. */
+/* Options, model, environments and pool are borrowed. `first`: [n_first] initial adapters, assigned
+ * to the policies in turn; NULL: new adapters. */
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err);
 void simulation_free(struct simulation *l);
 /*
- * Running a generation: simulation_begin_generation breeds it from the previous one, if any and if
- * breeding is on, and resets the environments with these seeds [worlds] or generated ones (NULL).
- * Call simulation_step until it returns 0; it returns the number of decisions.
- * simulation_end_generation records the outcomes and the learned adapters.
+ * A generation: simulation_begin_generation breeds it from the previous one, if there is one and if
+ * breeding is on, and resets the environments with `seeds` [n_envs], or with generated ones (NULL).
+ * The caller then calls simulation_step until it returns 0; it returns the number of decisions of
+ * the tick. simulation_end_generation records the outcomes and the learned adapters.
  */
 int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err);
 int simulation_step(struct simulation *l, struct error *err);
 void simulation_end_generation(struct simulation *l);
-/* Declares that the environments are already at that tick, so that sampling continues from there.
- * Call it after simulation_begin_generation. */
+/* Declares that the environments are already at `tick`, so that sampling continues from there. Call
+ * this after simulation_begin_generation. */
 void simulation_set_tick(struct simulation *l, int tick);
-const int16_t *simulation_actions(const struct simulation *l); /* [n_bodies] actions of the last
-                                                                * tick; -1: inactive agent */
+/* [agents of all environments] the actions of the last tick; -1: the agent was inactive. */
+const int16_t *simulation_actions(const struct simulation *l);
 /* The decision of an agent in the last tick; NULL: it was inactive. */
 const struct policy_decision *simulation_decision(const struct simulation *l, int agent);
-/* Evaluates all current policies on the held-out maps. out: [held_out], the mean of a map over its
- * agents. */
+/* Evaluates all current policies on the held-out maps. out: [eval_maps], the mean of each map over
+ * its agents. */
 int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err);
-int simulation_generations(const struct simulation *l);   /* number of completed generations */
-int64_t simulation_decisions(const struct simulation *l); /* number of decisions, without
-                                                           * evaluations */
-int64_t
-simulation_updates(const struct simulation *l); /* sum over all policies, in this generation */
+int simulation_generations(const struct simulation *l); /* number of completed generations */
+/* The number of decisions, without those of evaluations. */
+int64_t simulation_decisions(const struct simulation *l);
+/* The number of updates of all policies in this generation. */
+int64_t simulation_updates(const struct simulation *l);
 int simulation_n_policies(const struct simulation *l);
 struct policy_record {
     char name[32], parents[2][32];
     struct adapter *adapter;
-    float *critic;                /* its baseline, or NULL */
-    struct episode_stats outcome; /* outcome of its last generation: the mean over its agents */
+    float *critic;                /* its critic's weights, or NULL */
+    struct episode_stats outcome; /* its last generation: the mean over its agents */
     struct policy_health health;
     bool elite;
 };
-/* Save and restore the state between two generations. `extra` is an object for the caller.
- * simulation_load needs a new simulation with the same options, and the result of
- * simulation_read_state: the folder's {…, generation, minds: [policy_record_json], extra}, or NULL
- * with ERR_MISSING if the folder has no state. */
+/* Save and restore the state between two generations. `extra` is an object of the caller that is
+ * saved with it. simulation_read_state returns the contents of state.json, {…, generation, minds:
+ * [policy_record_json], extra}, or NULL with ERR_MISSING if the folder has no state.
+ * simulation_load restores them into a new simulation with the same options. */
 int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
                     struct error *err);
 json_t *simulation_read_state(const char *dir, struct error *err);
@@ -546,17 +567,18 @@ json_t *simulation_read_state(const char *dir, struct error *err);
 char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
 int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err);
 json_t *policy_record_json(const struct policy_record *m);
-/* The record after the last generation, by fitness, best first; before the first generation, the
- * initial one. In a running lean simulation the adapter is the current one. */
+/* The record of a policy after the last generation, by fitness, the best at rank 0; before the
+ * first generation, the initial one. While a simulation with low_memory runs, the record has the
+ * current adapter. */
 const struct policy_record *simulation_policy(const struct simulation *l, int rank);
 
 /*
  * external_env: environments that another program provides, with the interface of environment.h.
  *
- * This is the client side of the world_server protocol: Shoal sends requests, the program answers,
- * one line of JSON each, in the style of PettingZoo's Parallel API (docs/WORLD.md, "Training in
- * your own environment"). One program holds all worlds; simultaneous requests share one line. One
- * thread at a time.
+ * This is the client side of the world_server protocol: Shoal sends requests and the program
+ * answers, with one line of JSON each, in the style of PettingZoo's Parallel API (docs/WORLD.md,
+ * "Training in your own environment"). One program runs all worlds; requests to several worlds
+ * share one line. Used by one thread at a time.
  */
 
 enum {
@@ -570,10 +592,12 @@ typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, cons
                                          size_t *len, struct error *err);
 
 struct external_envs;
-/* Queries the spaces at once. If `has_expert`, every active agent must have a teacher. */
+/* Requests the spaces (names of agents and actions) immediately. If `has_expert`, the program must
+ * report a teacher's action for every active agent. */
 struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
                                         bool has_expert, struct error *err);
-/* The same for a program that the shell runs; `timeout` is in seconds per answer. */
+/* The same for a program, which the shell runs; `timeout` is the maximal wait for each answer, in
+ * seconds. */
 struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
                                          bool has_expert, struct error *err);
 void external_envs_free(struct external_envs *c);                             /* ends the program */
@@ -583,26 +607,26 @@ int64_t external_envs_max_steps(const struct external_envs *c);               /*
 json_t *external_envs_json(const struct external_envs *c);
 
 /*
- * run: a simulation in a folder: generations that are measured on held-out maps, which no agent
- * trains on, next to policies without a model on the same maps.
+ * run: a simulation whose state and results are kept in a folder. Each generation is evaluated on
+ * held-out maps, on which no agent trains, and compared with scripted policies on the same maps.
  *
- *     RUN/state.json, minds/, critics-G.bin    see simulation_state.c; `extra` has the curve
+ *     RUN/state.json, minds/, critics-G.bin    see simulation_state.c; `extra` holds the curve
  *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
  *                                              if the environment is another program
  *     RUN/curve.jsonl, report.html             the curve for programs and for people
  *
  * The name of a run is a hash of everything that determines it except the number of generations. So
- * the same request continues an interrupted run, and one with more generations continues a finished
- * run.
+ * the same request resumes an interrupted run, and a request with more generations continues a
+ * finished one.
  */
 
 struct simulation_run_options { /* filled from option rows */
     struct simulation_options life;
-    char *runs, *out;        /* folder of all runs; folder of this run, NULL: RUNS/NAME */
+    char *runs, *out;        /* folder of all runs; folder of this run (NULL: RUNS/NAME) */
     struct strings adapters; /* initial adapters of the policies */
     bool dry_run; /* ignored here; a caller that sets it calls simulation_run_plan instead */
 };
-extern const struct option_row simulation_run_option_rows[]; /* those without `life` */
+extern const struct option_row simulation_run_option_rows[]; /* without the options of `life` */
 
 struct simulation_request { /* all fields are borrowed */
     const struct simulation_run_options *o;
@@ -614,54 +638,57 @@ struct simulation_request { /* all fields are borrowed */
 };
 struct simulation_run_callbacks {
     void (*begin)(void *ctx, const char *id);
-    /* Called with {policy, held_out} for each baseline, then with {generation, decisions, held_out,
-     * lived} for each generation, beginning with those of a continued run. */
+    /* Called with {policy, held_out} for each baseline policy, then with {generation, decisions,
+     * held_out, lived} for each generation. In a resumed run the earlier generations come first. */
     void (*row)(void *ctx, const json_t *row);
     void *ctx;
 };
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err);
-/* The folder and the size of the run: {run, writes, continues, …}. */
+/* Describes a run without starting it: {run, writes, continues, …}. */
 json_t *simulation_run_plan(const struct simulation_request *q, struct error *err);
-/* The most important measure in a row's `held_out`; an external environment reports rewards only.
- */
+/* The name of the main metric in a row's `held_out`: "delivered", or "reward" for an external
+ * environment. */
 const char *simulation_headline(const struct simulation_request *q);
-/* Writes a policy of a run, a folder or an id, as a PEFT directory and returns its record (see
- * policy_record_json). name NULL: the best policy. */
+/* Writes a policy of a run as a PEFT directory and returns its record (see policy_record_json).
+ * run: a folder or an id; name NULL: the best policy. */
 json_t *simulation_export_policy(const char *runs, const char *run, const char *name,
                                  const char *out, struct error *err);
 
-/* model_policy: a model that acts in one world at a time. */
+/* model_policy: a model that acts in one world at a time, for callers that step the world
+ * themselves. */
 struct model_policy;
 struct model_policy *model_policy_new(const struct simulation_request *q, bool learns,
                                       struct error *err);
 void model_policy_free(struct model_policy *p);
-/* Computes the actions of the living agents in `w`: the world that the last actions led to, another
- * one, or any tick that is entered. The rules must stay valid until the next world. */
+/* Computes the actions of the living agents in `w`, which may be the state after the last actions,
+ * another tick, or another world. The rules must stay valid until a call with another world. */
 int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
                      uint64_t seed, int16_t *actions, struct error *err);
-/* Describes the last decision of an agent: how probable each action was. */
+/* Appends the probabilities of the actions in the last decision of an agent. */
 void model_policy_describe(const struct model_policy *p, int agent, struct buf *out);
 
 /*
- * compare: groups of runs over their seeds. A group is every run in a folder whose name is the
- * group's and "-KEY" (both-s1, both-s2, …). Groups are compared with the first one on the keys that
- * both have, at the end of their runs.
+ * compare: statistics of groups of runs over seeds. A group NAME consists of the runs in folders
+ * NAME-KEY (both-s1, both-s2, …). Groups are compared with the first one, at the end of their runs,
+ * on the keys that both have.
  */
 
 struct simulation_group {
     const char *name;
     int n_runs;
-    double decisions;                 /* decisions of the first run */
-    struct stats_interval delivered;  /* at the end, over runs */
-    double decisions_to_80_percent;   /* median until 80 % of rule's deliveries; INFINITY: never */
-    int pairs;                        /* keys that the first group has too; 0: the first group */
-    struct stats_interval difference; /* first group minus it, over pairs; set if pairs > 1 */
+    double decisions;                /* decisions of the first run */
+    struct stats_interval delivered; /* at the end of the runs */
+    /* The median over runs of the decisions until a run delivers 80 % of what the policy `rule`
+     * delivers; INFINITY: never. */
+    double decisions_to_80_percent;
+    int pairs; /* number of keys that the first group has too; 0: this is the first group */
+    struct stats_interval difference; /* first group minus this one, over pairs; if pairs > 1 */
     double p;
 };
 struct simulation_comparison {
     double rule, random; /* deliveries of these policies on the same maps; NAN: unknown */
-    bool trained;        /* any run has a learning curve, and not only a measurement */
+    bool trained;        /* any run has trained, not only evaluated */
     const struct simulation_group *groups; /* [n] */
     int n;
 };

@@ -1,10 +1,9 @@
 /*
- * world_server: the environment that other programs control, one line of JSON at a time.
+ * world_server: worlds as environments for other programs, one line of JSON per request.
  *
- * Answers are written without a JSON library, because steps are frequent; requests are parsed
- * strictly. A request is validated completely before anything changes, so an error leaves every
- * world unchanged. The state of a world is its trace: restoring simulates it, and it can then
- * continue.
+ * Answers are written without a JSON library, because steps are frequent. A request is validated
+ * completely before anything changes, so an error leaves every world unchanged. The state of a
+ * world is its trace: restoring a state simulates the trace, and the world can then continue.
  */
 #include "world/world.h"
 #include "world/world_server_internal.h"
@@ -59,7 +58,7 @@ void agent_json_info(const void *view, int agent, struct buf *out) {
 
 /* actions */
 
-/* A random move replaces an answer without an action. */
+/* The move that replaces an answer that names no action. */
 static int16_t random_move(const struct world *w, int agent) {
     struct rng r = world_policy_rng(w->seed, agent, w->tick);
     return (int16_t)rng_below(&r, PICK_FOOD);
@@ -72,9 +71,9 @@ static int word_read(const struct world_rules *r, const json_t *v, int64_t *word
     return error_set(err, ERR_FORMAT, "'word' must be a number from 0 to %" PRId64, r->vocabulary);
 }
 
-/* Reads an action from outside: a number, a name or free text of a model, or {"action": one of
- * those, "word": N}. If the text names no action, *parsed is false and the action is the random
- * move of (seed, agent, tick). */
+/* Reads an action: a number, a name, free text of a model, or {"action": one of these, "word": N}.
+ * If the text names no action, *parsed is false and the action is the random move of (seed, agent,
+ * tick). */
 static int world_action_read(const struct world *w, const struct world_rules *r, int agent,
                              const json_t *v, int16_t *action, bool *parsed, struct error *err) {
     const json_t *action_value = json_is_object(v) ? json_object_get(v, "action") : v;
@@ -102,7 +101,7 @@ static int world_action_read(const struct world *w, const struct world_rules *r,
     return OK;
 }
 
-/* "agent_7" is 7; -1: no such name. */
+/* The index in a name such as "agent_7"; -1: the name has another form. */
 static int agent_index_parse(const char *name) {
     char *end;
     if (strncmp(name, "agent_", 6) != 0 || name[6] < '0' || name[6] > '9') return -1;
@@ -137,12 +136,12 @@ int world_actions_read(const struct world_view *v, uint64_t agents, const json_t
 
 /* the server */
 
-struct server_world { /* state of one world */
+struct server_world { /* one world and its trace */
     struct trace trace;
     struct world w;
 };
 struct world_server {
-    struct trace defaults; /* without ticks: rules, agents and steps that a reset can override */
+    struct trace defaults; /* rules, agents and steps, which a reset can override; without ticks */
     uint64_t next_seed;
     struct server_world *worlds[WORLD_SERVER_MAX_WORLDS];
     bool closed;
@@ -169,7 +168,7 @@ void world_server_free(struct world_server *s) {
     free(s);
 }
 
-/* The agents that are still active: alive, and the world has steps left. */
+/* The bit set of active agents: those alive, while the world has steps left. */
 static uint64_t server_world_agents(const struct server_world *p) {
     return p && p->w.tick < p->trace.steps ? world_living_mask(&p->w) : 0;
 }
@@ -180,8 +179,8 @@ static struct world_view server_world_view(const struct server_world *p) {
 
 /* reset */
 
-/* Copies the rules of `in` with their full names, written with '_': "rewards": {"move": 1} becomes
- * rewards_move. */
+/* Copies the rules of `in` to `out` with their full names, written with '_': "rewards": {"move": 1}
+ * becomes rewards_move. */
 static int rules_flatten(const json_t *in, const char *prefix, json_t *out, int depth,
                          struct error *err) {
     const char *key;
@@ -216,7 +215,7 @@ static int count_take(json_t *options, const char *key, int64_t max, int64_t *ou
     return OK;
 }
 
-/* The options override the server's rules, or with "rules" those of that rule set. */
+/* The options override the server's rules; if they have "rules", they override that rule set. */
 static int reset_rules_read(const struct world_server *s, const json_t *options,
                             struct world_rules *r, struct error *err) {
     json_t *merged =
@@ -225,7 +224,7 @@ static int reset_rules_read(const struct world_server *s, const json_t *options,
         for (const char *const *key = world_map_keys; *key; key++) json_object_del(merged, *key);
     json_object_update(merged, (json_t *)(uintptr_t)options);
     const char *name = json_string_value(json_object_get(options, "rules"));
-    if (name) renamed_value("rules", name); /* for its note */
+    if (name) renamed_value("rules", name); /* logs a note if the name has changed */
     int rc = world_rules_from_json(r, "options", merged, err);
     json_decref(merged);
     return rc;
@@ -401,7 +400,7 @@ static const struct {
     const char *name;
     int (*run)(struct world_server *s, int at, const json_t *arg, struct buf *out,
                struct error *err);
-    bool has_argument; /* takes an argument other than {} */
+    bool has_argument; /* has an argument other than {} */
 } requests[] = {
     {"reset", do_reset, true},    {"step", do_step, true},    {"agents", do_agents, false},
     {"spaces", do_spaces, false}, {"state", do_state, false}, {"restore", do_restore, true},

@@ -351,7 +351,7 @@ static const struct refusal {
      "'max_steps' must be", false},
     {TWO, "[]", NULL, "world 0, reset: its answer is not an object", false},
     {TWO, "{}", NULL, "no 'observations'", false},
-    {TWO, "{\"observations\":{}}", NULL, "nobody is there", false},
+    {TWO, "{\"observations\":{}}", NULL, "no agent is present", false},
     {TWO, "{\"observations\":{\"c\":\"x\"}}", NULL,
      "'c' is not a possible agent, but in observations", false},
     {TWO, "{\"observations\":{\"a\":[1,2]}}", NULL, "the observation of 'a' is not text", false},

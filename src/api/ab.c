@@ -143,7 +143,7 @@ static void stop_handle(void *ctx, struct exchange *x) {
 
 static int text_check(const char *key, const char *text, size_t max, struct error *err) {
     if (!text || (*text && strlen(text) <= max)) return OK;
-    return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, max);
+    return error_set(err, ERR_USAGE, "'%s' must have 1 to %zu bytes", key, max);
 }
 
 static int rating_read(const json_t *body, struct feedback_rating *o, struct error *err) {

@@ -239,7 +239,7 @@ static int texts_read(struct ask_task *a, const struct exchange *x, const json_t
         json_read_name(body, "conversation", &id, err) != OK)
         return err->code;
     if (!*question || strlen(question) > MAX_QUESTION_BYTES)
-        return error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION_BYTES);
+        return error_set(err, ERR_USAGE, "'question' must have 1 to %d bytes", MAX_QUESTION_BYTES);
     if (id && (!*id || strlen(id) > MAX_CONVERSATION_ID_BYTES))
         return error_set(err, ERR_USAGE, "'conversation' must be a name of 1 to %d bytes",
                          MAX_CONVERSATION_ID_BYTES);
@@ -345,7 +345,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
     if (rc == OK) rc = board_reserve(a, x, &err);
     if (rc == OK && conversations_file_is_full(a)) {
         api_fail(x, 507, NULL, "conversation", "conversations_full",
-                 "the conversations of this server have %lld bytes, and no more are kept; ask "
+                 "the conversations of this server have %lld bytes, and no more are stored; ask "
                  "without 'conversation'",
                  (long long)MAX_CONVERSATIONS_FILE_BYTES);
         ask_task_free(a);
@@ -357,7 +357,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
     }
     if (rc == OK)
         api_fail(x, 409, NULL, "conversation", "conflict",
-                 "a question is being answered in this conversation; wait for it");
+                 "this conversation is answering another question; wait for it");
     else
         api_fail_error(x, &err, NULL);
     ask_task_free(a);

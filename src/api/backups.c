@@ -67,7 +67,7 @@ static bool operation_begin(struct server *s, const char *what, struct error *er
         s->backup_done_bytes = s->backup_total_bytes = 0;
     }
     pthread_mutex_unlock(&s->lock);
-    if (other) error_set(err, ERR_STATE, "a %s is under way; try again later", other);
+    if (other) error_set(err, ERR_STATE, "a %s is running; try again later", other);
     return !other;
 }
 

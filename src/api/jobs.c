@@ -104,10 +104,11 @@ static int adapter_name_check(struct server *s, const char *name, const char *pa
     struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n && !may_replace_any && rc == OK; i++)
         if (strcmp(v[i].name, name) == 0 && (!v[i].path || strcmp(v[i].path, path) != 0))
-            rc = error_set(err, ERR_STATE,
-                           "'%s' is a served adapter that no job has made: choose another name, or "
-                           "ask with a key that has the scope admin",
-                           name);
+            rc = error_set(
+                err, ERR_STATE,
+                "'%s' is a served adapter that no job has written: choose another name, or "
+                "use a key with the scope admin",
+                name);
     server_adapters_free(v, n);
     return rc;
 }
@@ -480,9 +481,10 @@ static int module_open(struct server *s, struct error *err) {
     if (rc == OK) s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
     if (s->jobs || rc != OK) return rc;
     return err->code == ERR_STATE
-               ? error_set(err, ERR_STATE,
-                           "another server keeps its state in '%s'; give this one --state DIR",
-                           s->o->state_dir)
+               ? error_set(
+                     err, ERR_STATE,
+                     "another server uses the state folder '%s'; start this one with --state DIR",
+                     s->o->state_dir)
                : err->code;
 }
 

@@ -1272,7 +1272,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     for (int i = 0, k; i < n && rc == OK; i += k) {
         k = embed_batch_size(seqs + i, n - i);
         if (exchange_is_disconnected(x))
-            rc = error_set(err, ERR_STATE, "the client has gone");
+            rc = error_set(err, ERR_STATE, "the client has disconnected");
         else
             rc = batcher_embed(s->batcher, seqs + i, k, a, *out + (size_t)i * d, err);
     }

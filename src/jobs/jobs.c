@@ -464,10 +464,11 @@ static int output_check_owner(const struct jobs *j, const char *name,
                                      caller->owner ? caller->owner : "") == 0;
     free(path);
     if (caller->may_replace_any || is_owner || !(exists || output_is_in_use(j, record))) return OK;
-    return error_set(err, ERR_STATE,
-                     "'%s' exists, and no job of this key has made it: choose another name, or ask "
-                     "with a key that has the scope admin",
-                     name);
+    return error_set(
+        err, ERR_STATE,
+        "'%s' exists, and no job of this key has written it: choose another name, or use "
+        "a key with the scope admin",
+        name);
 }
 
 /* Calls `fn` for each output and run of a request, until an error. */
@@ -506,16 +507,16 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
         queued +=
             j->v[i]->state == QUEUED && strcmp(j->v[i]->owner ? j->v[i]->owner : "", owner) == 0;
     if (j->n >= j->o.max_jobs)
-        return error_set(err, ERR_STATE, "%d jobs are kept already; delete some", j->n);
+        return error_set(err, ERR_STATE, "%d jobs are stored already; delete some", j->n);
     if (queued >= j->o.max_queued)
-        return error_set(err, ERR_MEMORY, "%d jobs of this key wait for their turn already",
-                         queued);
+        return error_set(err, ERR_MEMORY, "%d jobs of this key are queued already", queued);
     if (!j->o.max_kept) return OK;
     if (stored_bytes(j, NULL) >= j->o.max_kept || stored_bytes(j, owner) >= j->o.max_kept / 2)
-        return error_set(err, ERR_MEMORY,
-                         "the files of jobs fill the room that is reserved for them (--jobs-bytes "
-                         "%lld); delete jobs and results",
-                         (long long)j->o.max_kept);
+        return error_set(
+            err, ERR_MEMORY,
+            "the files of jobs use all of the disk space that is reserved for them (--jobs-bytes "
+            "%lld); delete jobs and results",
+            (long long)j->o.max_kept);
     return OK;
 }
 
@@ -897,7 +898,7 @@ static int jobs_load(struct jobs *j, struct error *err) {
     json_object_foreach (all, id, v) {
         struct job *job = job_from_json(j, id, v);
         if (!job) {
-            log_warn("job '%s' cannot be read from the store and is left out", id);
+            log_warn("job '%s' cannot be read from the store and is ignored", id);
             continue;
         }
         j->last_seq = MAX(j->last_seq, MAX(job->created_seq, job->queue_seq));

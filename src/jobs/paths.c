@@ -65,7 +65,7 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err) {
         const char *path = json_string_value(json_array_get(rule, 0));
         json_int_t access = json_integer_value(json_array_get(rule, 1));
         if (!path || *path != '/' || access < PATH_DENIED || access > PATH_WRITE)
-            return error_set(err, ERR_FORMAT, "a rule for paths is not one");
+            return error_set(err, ERR_FORMAT, "invalid rule for paths");
         job_paths_add(p, path, (enum path_access)access);
     }
     return OK;
@@ -218,7 +218,7 @@ static int exec_check(const struct path_rule *rule, const char *path, const char
     if (has_hidden(relative_path(real, rule->path)))
         return refuse(path, "names that begin with '.' are not read", err);
     if (file_mode(real, &mode, err) != OK) return err->code;
-    if (!S_ISREG(mode)) return refuse(path, "commands are shown files only", err);
+    if (!S_ISREG(mode)) return refuse(path, "only files can be executed", err);
     return is_database_name(real) ? refuse(path, "databases are not read", err) : OK;
 }
 

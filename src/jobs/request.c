@@ -73,8 +73,8 @@ static bool is_list(const struct option_row *row) {
 }
 
 static int not_allowed_error(const struct request_checker *c, const char *name, const char *why) {
-    return error_set(c->err, ERR_USAGE, "a job of '%s' may not be given '%.64s'%s", c->kind->name,
-                     name, why);
+    return error_set(c->err, ERR_USAGE, "a job of '%s' may not set '%.64s'%s", c->kind->name, name,
+                     why);
 }
 
 static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only where the server "
@@ -150,13 +150,13 @@ static char *output_value(const struct request_checker *c, const char *text) {
     size_t n = c->r->out ? strlen(c->r->out) : 0;
     if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
     if (!c->r->out) {
-        not_allowed_error(c, c->field, ": this server keeps no results");
+        not_allowed_error(c, c->field, ": this server stores no results");
         return NULL;
     }
     if (name_check(c, text, ": the result is stored below the server's folder") != OK) return NULL;
     for (int i = 0; i < c->request->outputs.n; i++)
         if (strcmp(c->request->outputs.v[i], text) == 0) {
-            error_set(c->err, ERR_USAGE, "two results are named '%s'", text);
+            error_set(c->err, ERR_USAGE, "two results have the name '%s'", text);
             return NULL;
         }
     strings_add(&c->request->outputs, text);
@@ -394,7 +394,7 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
         bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0;
         field_set(c, key);
         if (!args && !options && strcmp(key, "kind") != 0)
-            return error_set(c->err, ERR_USAGE, "a job has 'kind', 'args' and 'options', no more");
+            return error_set(c->err, ERR_USAGE, "a job has only 'kind', 'args' and 'options'");
         if (args && !json_is_array(v)) return error_set(c->err, ERR_USAGE, "'args' must be a list");
         if (options && !json_is_object(v))
             return error_set(c->err, ERR_USAGE, "'options' must be an object");

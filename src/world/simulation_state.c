@@ -239,7 +239,7 @@ static int state_read(struct simulation *l, const char *dir, const json_t *v, st
     const json_t *policies = json_object_get(v, "minds");
     int64_t generation, decisions;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
-        return error_set(err, ERR_FORMAT, "it is not a simulation state that this program knows");
+        return error_set(err, ERR_FORMAT, "it is not a simulation state of a known version");
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;

@@ -84,7 +84,7 @@ static int world_action_read(const struct world *w, const struct world_rules *r,
         const json_t *word_value = json_object_get(v, "word");
         if (word_read(r, word_value, &word, err) != OK) return err->code;
         if (json_object_size(v) != (size_t) !!action_value + (size_t) !!word_value)
-            return error_set(err, ERR_FORMAT, "an action has 'action' and 'word', no more");
+            return error_set(err, ERR_FORMAT, "an action has only 'action' and 'word'");
     }
     json_int_t number = json_integer_value(action_value);
     if (json_is_string(action_value)) {
@@ -117,7 +117,8 @@ int world_actions_read(const struct world_view *v, uint64_t agents, const json_t
     uint64_t given = 0;
     *invalid = 0;
     if (!json_is_object(object))
-        return error_set(err, ERR_FORMAT, "actions must be an object: an action an agent");
+        return error_set(err, ERR_FORMAT,
+                         "actions must be an object with an action for each agent");
     json_object_foreach ((json_t *)(uintptr_t)object, name, value) {
         int i = agent_index_parse(name);
         bool parsed;
@@ -266,7 +267,7 @@ static int do_reset(struct world_server *s, int index, const json_t *arg, struct
     struct trace trace = {0};
     int rc = OK;
     if (json_object_size(arg) != (size_t) !!seed + (size_t) !!options)
-        rc = error_set(err, ERR_FORMAT, "a reset has 'seed' and 'options', no more");
+        rc = error_set(err, ERR_FORMAT, "a reset has only 'seed' and 'options'");
     else if ((seeded && !json_is_integer(seed)) || n < 0)
         rc = error_set(err, ERR_FORMAT, "'seed' must be a whole number, at least 0");
     else if (options && !json_is_null(options) && !json_is_object(options))

@@ -2,10 +2,10 @@
  * test_jobs: jobs run, fail, wait, pause, end and are recovered after a kill; clients cannot build
  * arbitrary command lines.
  *
- * The program of the jobs is this test: with a kind as its first argument it acts as a command
- * whose behaviour its arguments select (the acts below); one test runs the real program. Children
- * run at this process's priority except in the test of that, because a busy machine would starve
- * them.
+ * The program of the jobs is this test: if its first argument is a kind, it acts as a command whose
+ * behaviour the arguments select (the acts below); one test runs the real program. Children run at
+ * this process's priority, except in the test of the priority, because they would not run on a busy
+ * machine.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -40,8 +40,8 @@ static atomic_int n_changed;
 
 /* option tables of the commands that the acts provide */
 
-#define ROW(name, type, job)                                                                       \
-    { name, type, 0, NULL, 0, 0, NULL, NULL, job }
+#define ROW(name, type, job_get)                                                                   \
+    { name, type, 0, NULL, 0, 0, NULL, NULL, job_get }
 static const struct option_row rows[] = {
     ROW("exact", OPT_BOOL, JOB_BY_TYPE),       ROW("json", OPT_BOOL, JOB_SERVER),
     ROW("config", OPT_STRING, JOB_REFUSED),    ROW("threads", OPT_INT, JOB_THREADS),
@@ -119,14 +119,14 @@ static void act_stubborn(int argc, char **argv) {
     for (;;) pause();
 }
 
-static void tidy_end(int signal_number) {
+static void exit_with_9(int signal_number) {
     (void)signal_number;
     _exit(9);
 }
 
 static void act_tidy(int argc, char **argv) {
     (void)argc, (void)argv;
-    signal(SIGTERM, tidy_end);
+    signal(SIGTERM, exit_with_9);
     puts("true");
     fflush(stdout);
     for (;;) pause();
@@ -237,7 +237,7 @@ static void act_figures(int argc, char **argv) {
 
 static int fds_open(void) {
     DIR *d = opendir("/proc/self/fd");
-    int n = -1; /* its own */
+    int n = -1; /* without the one that reads the folder */
     for (const struct dirent *f; (f = readdir(d));) n += f->d_name[0] != '.';
     closedir(d);
     return n;
@@ -284,16 +284,16 @@ static void act_ticks(int argc, char **argv) {
     progress_finish(&p, NULL);
 }
 
-static const char *value_of(int argc, char **argv, const char *name) {
+static const char *argument_value(int argc, char **argv, const char *name) {
     for (int i = 0; i < argc; i++)
         if (strncmp(argv[i], name, strlen(name)) == 0) return argv[i] + strlen(name);
     return "";
 }
 
-/* Is killed before its run directory is valid, and the second time after it is. */
+/* Is killed before its run directory is valid, and the second time after that. */
 static void act_evolve(int argc, char **argv) {
-    const char *runs = value_of(argc, argv, "--runs=");
-    char *run = path_join(runs, value_of(argc, argv, "--id=")),
+    const char *runs = argument_value(argc, argv, "--runs=");
+    char *run = path_join(runs, argument_value(argc, argv, "--id=")),
          *manifest = path_join(run, "manifest.json");
     bool second = path_exists(runs);
     dir_make(second ? run : runs, &err);
@@ -315,7 +315,7 @@ static const struct {
             {"wide", act_wide},         {"tidy", act_tidy},
             {"settings", act_settings}, {"figures", act_figures}};
 
-static int play(int argc, char **argv) {
+static int command_main(int argc, char **argv) {
     int at = 1;
     log_quiet = true;
     while (at < argc && strcmp(argv[at], "--") != 0) at++;
@@ -331,21 +331,21 @@ static int play(int argc, char **argv) {
 
 /* helpers */
 
-static void count_change(void *ctx) {
+static void on_changed(void *ctx) {
     (void)ctx;
     n_changed++;
 }
 
-static struct jobs *opened_with(struct jobs_options o) {
+static struct jobs *jobs_open_with(struct jobs_options o) {
     o.same_priority = true;
-    o.changed = count_change;
+    o.changed = on_changed;
     o.rules.kinds = kinds;
     struct jobs *v = jobs_open(store, folder, &o, &err);
     if (!v) fail_msg("%s", err.text);
     return v;
 }
 
-static int set_up(void **state) {
+static int setup(void **state) {
     (void)state;
     log_quiet = true;
     err = (struct error){0};
@@ -354,11 +354,11 @@ static int set_up(void **state) {
     snprintf(store, sizeof store, "%s/jobs.db", dir);
     snprintf(folder, sizeof folder, "%s/jobs", dir);
     n_changed = 0;
-    j = opened_with((struct jobs_options){.cancel_seconds = 0.3});
+    j = jobs_open_with((struct jobs_options){.cancel_seconds = 0.3});
     return 0;
 }
 
-static int tear_down(void **state) {
+static int teardown(void **state) {
     (void)state;
     jobs_close(j);
     j = NULL;
@@ -367,10 +367,10 @@ static int tear_down(void **state) {
 
 static void reopen(struct jobs_options o) {
     jobs_close(j);
-    j = opened_with(o);
+    j = jobs_open_with(o);
 }
 
-static char *in_dir(const char *name) {
+static char *path_in_dir(const char *name) {
     static char path[2][128];
     static int at;
     at = !at;
@@ -379,30 +379,30 @@ static char *in_dir(const char *name) {
 }
 
 static void touch(const char *name) {
-    assert_int_equal(file_write(in_dir(name), "", 0, &err), OK);
+    assert_int_equal(file_write(path_in_dir(name), "", 0, &err), OK);
 }
 
 struct id {
     char text[JOB_ID_LEN];
 };
 
-static struct id started(const char *act, const char *arg) {
+static struct id submit(const char *act, const char *arg) {
     struct id id;
     json_t *request = json_pack("{s:s,s:[s,s]}", "kind", "world", "args", act, arg ? arg : "");
-    struct job_caller by = {0};
-    if (jobs_submit(j, request, &by, id.text, &err) != OK) fail_msg("%s", err.text);
+    struct job_caller caller = {0};
+    if (jobs_submit(j, request, &caller, id.text, &err) != OK) fail_msg("%s", err.text);
     json_decref(request);
     return id;
 }
 
-static json_t *job(struct id id) {
+static json_t *job_get(struct id id) {
     json_t *v = jobs_get(j, id.text, &err);
     if (!v) fail_msg("%s", err.text);
     return v;
 }
 
-static bool job_is(struct id id, const char *state) {
-    json_t *v = job(id);
+static bool is_in_state(struct id id, const char *state) {
+    json_t *v = job_get(id);
     bool is = strcmp(json_get_string(v, "state"), state) == 0;
     json_decref(v);
     return is;
@@ -413,30 +413,30 @@ static bool job_is(struct id id, const char *state) {
 #define UNTIL(holds)                                                                               \
     for (int polls = 0; !(holds) && polls < 30000; polls++) usleep(2000)
 
-static void await(struct id id, const char *state) {
-    UNTIL(job_is(id, state));
-    if (job_is(id, state)) return;
-    json_t *v = job(id);
+static void await_state(struct id id, const char *state) {
+    UNTIL(is_in_state(id, state));
+    if (is_in_state(id, state)) return;
+    json_t *v = job_get(id);
     fail_msg("not %s: %s", state, json_dumps(v, 0));
 }
 
-static char *text_of(struct id id, const char *key) {
+static char *job_text(struct id id, const char *key) {
     static char text[2048];
-    json_t *v = job(id);
+    json_t *v = job_get(id);
     snprintf(text, sizeof text, "%s", json_get_string(v, key));
     json_decref(v);
     return text;
 }
 
-static int number_of(struct id id, const char *key) {
-    json_t *v = job(id), *n = json_object_get(v, key);
+static int job_number(struct id id, const char *key) {
+    json_t *v = job_get(id), *n = json_object_get(v, key);
     int i = n ? (int)json_integer_value(n) : -1;
     json_decref(v);
     return i;
 }
 
-/* The events after one; their numbers increase. */
-static json_t *events(struct id id, int64_t after) {
+/* The events after event `after`; checks that their numbers increase. */
+static json_t *events_after(struct id id, int64_t after) {
     json_t *list = jobs_events(j, id.text, after, &err), *e;
     size_t i;
     assert_non_null(list);
@@ -459,7 +459,7 @@ static json_t *event_of_type(const json_t *list, const char *type, int which) {
 /* "queued running done": the states among the events. */
 static const char *event_states(struct id id) {
     static char text[512];
-    json_t *list = events(id, 0), *e;
+    json_t *list = events_after(id, 0), *e;
     text[0] = 0;
     for (int i = 0; (e = event_of_type(list, "state", i)); i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "",
@@ -469,7 +469,7 @@ static const char *event_states(struct id id) {
 }
 
 static bool has_result(struct id id) {
-    json_t *list = events(id, 0);
+    json_t *list = events_after(id, 0);
     bool has = event_of_type(list, "result", 0) != NULL;
     json_decref(list);
     return has;
@@ -481,9 +481,10 @@ static void await_result(struct id id) {
     if (!has_result(id)) fail_msg("no result");
 }
 
-/* Its first result; the caller owns it. */
-static json_t *result_of(struct id id) {
-    json_t *list = events(id, 0), *v = json_object_get(event_of_type(list, "result", 0), "result");
+/* The first result of a job; the caller releases it. */
+static json_t *first_result(struct id id) {
+    json_t *list = events_after(id, 0),
+           *v = json_object_get(event_of_type(list, "result", 0), "result");
     json_incref(v);
     json_decref(list);
     return v;
@@ -511,10 +512,10 @@ static void await_death(pid_t pid) {
 
 static void test_done(void **state) {
     (void)state;
-    struct id id = started("work", NULL);
-    await(id, "done");
+    struct id id = submit("work", NULL);
+    await_state(id, "done");
     assert_string_equal(event_states(id), "queued running done");
-    json_t *list = events(id, 0), *v = job(id), *e = event_of_type(list, "progress", 0);
+    json_t *list = events_after(id, 0), *v = job_get(id), *e = event_of_type(list, "progress", 0);
     assert_true(json_integer_value(json_object_get(json_array_get(list, 0), "seq")) == 1);
     e = json_object_get(e, "progress");
     assert_string_equal(json_get_string(e, "title"), "work");
@@ -545,18 +546,18 @@ static void test_done(void **state) {
 /* Progress is reported while the job runs: at least twice, each time with its own event number. */
 static void test_progress_while_running(void **state) {
     (void)state;
-    struct id id = started("work", NULL);
-    int told = 0;
-    for (int64_t seen = 0; !job_is(id, "done"); usleep(5000)) {
-        json_t *list = events(id, seen), *e = event_of_type(list, "progress", 0);
+    struct id id = submit("work", NULL);
+    int n_events = 0;
+    for (int64_t seen = 0; !is_in_state(id, "done"); usleep(5000)) {
+        json_t *list = events_after(id, seen), *e = event_of_type(list, "progress", 0);
         if (e) seen = json_integer_value(json_object_get(e, "seq"));
-        told += e != NULL;
+        n_events += e != NULL;
         json_decref(list);
     }
-    assert_true(told >= 2);
+    assert_true(n_events >= 2);
 }
 
-static const json_t *series_of(const json_t *v, const char *name) {
+static const json_t *series_find(const json_t *v, const char *name) {
     const json_t *one;
     size_t i;
     json_array_foreach (json_object_get(v, "series"), i, one)
@@ -569,8 +570,9 @@ static double value_at(const json_t *series, const char *key, size_t i) {
 }
 
 static void assert_figures(struct id id) {
-    json_t *v = job(id), *last = json_object_get(v, "figures"), *s = jobs_metrics(j, id.text, &err);
-    const json_t *loss = series_of(s, "train_loss"), *steps = series_of(s, "train_step");
+    json_t *v = job_get(id), *last = json_object_get(v, "figures"),
+           *s = jobs_metrics(j, id.text, &err);
+    const json_t *loss = series_find(s, "train_loss"), *steps = series_find(s, "train_step");
     size_t n = json_array_size(json_object_get(loss, "at"));
     assert_int_equal(json_object_size(last), 2);
     assert_int_equal(json_get_number(last, "train_step"), 1000);
@@ -588,19 +590,19 @@ static void assert_figures(struct id id) {
     json_decref(v);
 }
 
-/* While it runs, after it ended, and after a restart. */
+/* Metrics while the job runs, after its end, and after a restart. */
 static void test_metrics(void **state) {
     (void)state;
-    struct id id = started("figures", in_dir("go")), silent = started("silent", NULL);
+    struct id id = submit("figures", path_in_dir("go")), silent = submit("silent", NULL);
     for (bool there = false; !there; usleep(5000)) {
-        json_t *list = events(id, 0);
+        json_t *list = events_after(id, 0);
         there = event_of_type(list, "result", 0) != NULL;
         json_decref(list);
     }
     usleep(200000); /* values from earlier reports */
     assert_figures(id);
-    close(open(in_dir("go"), O_WRONLY | O_CREAT, 0600));
-    await(id, "done");
+    close(open(path_in_dir("go"), O_WRONLY | O_CREAT, 0600));
+    await_state(id, "done");
     assert_figures(id);
     reopen((struct jobs_options){0});
     assert_figures(id);
@@ -613,154 +615,155 @@ static void test_metrics(void **state) {
 
 static void test_failures(void **state) {
     (void)state;
-    struct id bad = started("fail", NULL), silent = started("silent", NULL),
-              killed = started("signal", NULL);
-    await(bad, "failed");
-    await(silent, "failed");
-    await(killed, "failed");
-    assert_string_equal(text_of(bad, "note"), "shoal world: cannot open 'x\xef\xbf\xbdy'");
-    assert_int_equal(number_of(bad, "exit"), 2);
-    assert_non_null(strstr(text_of(silent, "note"), "exit status 3"));
-    assert_non_null(strstr(text_of(killed, "note"), "signal 10 (User defined signal 1)"));
-    assert_int_equal(number_of(killed, "signal"), SIGUSR1);
+    struct id bad = submit("fail", NULL), silent = submit("silent", NULL),
+              killed = submit("signal", NULL);
+    await_state(bad, "failed");
+    await_state(silent, "failed");
+    await_state(killed, "failed");
+    assert_string_equal(job_text(bad, "note"), "shoal world: cannot open 'x\xef\xbf\xbdy'");
+    assert_int_equal(job_number(bad, "exit"), 2);
+    assert_non_null(strstr(job_text(silent, "note"), "exit status 3"));
+    assert_non_null(strstr(job_text(killed, "note"), "signal 10 (User defined signal 1)"));
+    assert_int_equal(job_number(killed, "signal"), SIGUSR1);
     assert_string_equal(event_states(bad), "queued running failed");
     assert_true(n_changed >= 2);
     reopen((struct jobs_options){.program = "/nonexistent/shoal"});
-    struct id none = started("work", NULL);
-    await(none, "failed");
-    assert_string_equal(text_of(none, "note"),
+    struct id none = submit("work", NULL);
+    await_state(none, "failed");
+    assert_string_equal(job_text(none, "note"),
                         "cannot run '/nonexistent/shoal': No such file or directory");
 }
 
 static void test_cancel(void **state) {
     (void)state;
-    struct id id = started("stubborn", NULL), waiting = started("work", NULL);
+    struct id id = submit("stubborn", NULL), waiting = submit("work", NULL);
     await_result(id);
-    pid_t pid = number_of(id, "pid");
+    pid_t pid = job_number(id, "pid");
     assert_int_equal(jobs_cancel(j, waiting.text, &err), OK);
-    assert_true(job_is(waiting, "cancelled"));
+    assert_true(is_in_state(waiting, "cancelled"));
     double began = clock_now();
     assert_int_equal(jobs_cancel(j, id.text, &err), OK);
-    assert_true(job_is(id, "running"));
+    assert_true(is_in_state(id, "running"));
     assert_int_equal(jobs_cancel(j, id.text, &err), OK);
     assert_int_equal(jobs_pause(j, id.text, &err), ERR_STATE);
     assert_int_equal(jobs_resume(j, id.text, &err), ERR_STATE);
-    await(id, "cancelled");
+    await_state(id, "cancelled");
     assert_true(clock_now() - began >= 0.3);
-    json_t *helper = result_of(id);
+    json_t *helper = first_result(id);
     await_death(pid);
     await_death((pid_t)json_integer_value(helper));
     json_decref(helper);
-    assert_int_equal(number_of(id, "signal"), SIGKILL);
+    assert_int_equal(job_number(id, "signal"), SIGKILL);
     assert_string_equal(event_states(id), "queued running cancelled");
-    struct id done = started("lines", "1");
-    await(done, "done");
+    struct id done = submit("lines", "1");
+    await_state(done, "done");
     assert_int_equal(jobs_cancel(j, done.text, &err), ERR_STATE);
     assert_non_null(strstr(err.text, "is done and cannot be cancelled"));
 }
 
-static void test_left_behind(void **state) {
+static void test_remaining_processes_are_killed(void **state) {
     (void)state;
-    struct id id = started("leave", NULL);
-    await(id, "done");
-    json_t *left = result_of(id);
+    struct id id = submit("leave", NULL);
+    await_state(id, "done");
+    json_t *left = first_result(id);
     await_death((pid_t)json_integer_value(left));
     json_decref(left);
 }
 
-/* A paused job is continued to be cancelled, and needs no SIGKILL. */
+/* Cancelling a paused job continues it, so that it ends without a SIGKILL. */
 static void test_cancel_paused(void **state) {
     (void)state;
     reopen((struct jobs_options){.cancel_seconds = 1000});
-    struct id id = started("tidy", NULL);
+    struct id id = submit("tidy", NULL);
     await_result(id);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
     assert_int_equal(jobs_cancel(j, id.text, &err), OK);
-    await(id, "cancelled");
-    assert_int_equal(number_of(id, "exit"), 9);
+    await_state(id, "cancelled");
+    assert_int_equal(job_number(id, "exit"), 9);
 }
 
 static void test_pause(void **state) {
     (void)state;
-    struct id id = started("spin", NULL), next = started("lines", "1");
+    struct id id = submit("spin", NULL), next = submit("lines", "1");
     await_result(id);
-    pid_t pid = number_of(id, "pid");
+    pid_t pid = job_number(id, "pid");
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
-    assert_true(job_is(id, "paused"));
-    await(next, "done"); /* its slot is free */
+    assert_true(is_in_state(id, "paused"));
+    await_state(next, "done"); /* its slot is free */
     usleep(20000);
     long before = cpu_ticks(pid);
     usleep(300000);
     assert_int_equal(cpu_ticks(pid), before);
     assert_int_equal(jobs_delete(j, id.text, &err), ERR_STATE);
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    await(id, "running");
+    await_state(id, "running");
     for (double until = clock_now() + 30; cpu_ticks(pid) < before + 5 && clock_now() < until;)
         usleep(10000);
     assert_true(cpu_ticks(pid) >= before + 5);
-    assert_int_equal(number_of(id, "pid"), pid);
+    assert_int_equal(job_number(id, "pid"), pid);
     assert_string_equal(event_states(id), "queued running paused queued running");
 }
 
 static void test_queue(void **state) {
     (void)state;
-    struct id first = started("wait", in_dir("go")), second = started("lines", "1"),
-              third = started("lines", "1"), last = started("lines", "1");
+    struct id first = submit("wait", path_in_dir("go")), second = submit("lines", "1"),
+              third = submit("lines", "1"), last = submit("lines", "1");
     await_result(first);
     assert_int_equal(jobs_pause(j, second.text, &err), OK);
-    assert_true(job_is(third, "queued") && job_is(last, "queued"));
+    assert_true(is_in_state(third, "queued") && is_in_state(last, "queued"));
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 4);
     assert_string_equal(json_get_string(json_array_get(list, 0), "id"), last.text);
     assert_string_equal(json_get_string(json_array_get(list, 3), "id"), first.text);
     json_decref(list);
     touch("go");
-    await(last, "done");
-    assert_true(job_is(first, "done") && job_is(third, "done") && job_is(second, "paused"));
+    await_state(last, "done");
+    assert_true(is_in_state(first, "done") && is_in_state(third, "done") &&
+                is_in_state(second, "paused"));
     assert_string_equal(event_states(second), "queued paused");
     assert_int_equal(jobs_resume(j, second.text, &err), OK);
-    await(second, "done");
+    await_state(second, "done");
 }
 
 /* Two run at once, never three, and each starts in queue order. */
 static void test_max_running(void **state) {
     (void)state;
     reopen((struct jobs_options){.max_running = 2});
-    struct id a = started("wait", in_dir("a")), b = started("wait", in_dir("b")),
-              c = started("wait", in_dir("c")), d = started("lines", "1");
+    struct id a = submit("wait", path_in_dir("a")), b = submit("wait", path_in_dir("b")),
+              c = submit("wait", path_in_dir("c")), d = submit("lines", "1");
     await_result(a);
     await_result(b);
-    assert_true(job_is(c, "queued"));
+    assert_true(is_in_state(c, "queued"));
     touch("b");
     await_result(c);
-    assert_true(job_is(a, "running") && job_is(d, "queued"));
+    assert_true(is_in_state(a, "running") && is_in_state(d, "queued"));
     touch("a");
-    await(d, "done");
-    assert_true(job_is(c, "running"));
+    await_state(d, "done");
+    assert_true(is_in_state(c, "running"));
     touch("c");
-    await(c, "done");
+    await_state(c, "done");
 }
 
-static void test_run_again(void **state) {
+static void test_rerun(void **state) {
     (void)state;
-    struct id id = started("wait", in_dir("go"));
+    struct id id = submit("wait", path_in_dir("go"));
     await_result(id);
     assert_int_equal(jobs_cancel(j, id.text, &err), OK);
-    await(id, "cancelled");
-    struct id other = started("wait", in_dir("other"));
+    await_state(id, "cancelled");
+    struct id other = submit("wait", path_in_dir("other"));
     await_result(other);
-    struct id third = started("wait", in_dir("third"));
+    struct id third = submit("wait", path_in_dir("third"));
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    assert_true(job_is(id, "queued"));
-    assert_int_equal(number_of(id, "signal"), -1);
+    assert_true(is_in_state(id, "queued"));
+    assert_int_equal(job_number(id, "signal"), -1);
     touch("other");
     await_result(third); /* it was submitted before the other was resumed */
-    assert_true(job_is(id, "queued"));
+    assert_true(is_in_state(id, "queued"));
     touch("third");
     touch("go");
-    await(id, "done");
-    assert_int_equal(number_of(id, "attempts"), 2);
+    await_state(id, "done");
+    assert_int_equal(job_number(id, "attempts"), 2);
     assert_int_equal(jobs_resume(j, id.text, &err), ERR_STATE);
     char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
     assert_true(path_exists(path));
@@ -774,42 +777,42 @@ static void test_run_again(void **state) {
     free(path);
     reopen((struct jobs_options){0});
     assert_null(jobs_get(j, id.text, &err));
-    assert_true(job_is(other, "done"));
+    assert_true(is_in_state(other, "done"));
 }
 
 /* requests */
 
-static int start_by(const char *text, struct job_caller *by, char id[JOB_ID_LEN]) {
+static int submit_by(const char *text, struct job_caller *caller, char id[JOB_ID_LEN]) {
     json_t *v = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     assert_non_null(v);
-    int rc = jobs_submit(j, v, by, id, &err);
+    int rc = jobs_submit(j, v, caller, id, &err);
     json_decref(v);
     return rc;
 }
 
-static int start_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
-    struct job_caller by = {.idempotency_key = key};
-    return start_by(text, &by, id);
+static int submit_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
+    struct job_caller caller = {.idempotency_key = key};
+    return submit_by(text, &caller, id);
 }
 
 static void test_idempotency(void **state) {
     (void)state;
     struct id a, b;
-    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k1", a.text),
+    assert_int_equal(submit_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k1", a.text),
                      OK);
     assert_int_equal(
-        start_text("{\"args\":[\"lines\",\"1\"],\"options\":{},\"kind\":\"eval\"}", "k1", b.text),
+        submit_text("{\"args\":[\"lines\",\"1\"],\"options\":{},\"kind\":\"eval\"}", "k1", b.text),
         OK);
     assert_string_equal(a.text, b.text);
-    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"2\"]}", "k1", b.text),
+    assert_int_equal(submit_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"2\"]}", "k1", b.text),
                      ERR_MISMATCH);
     assert_non_null(strstr(err.text, a.text));
-    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
+    assert_int_equal(submit_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
                      OK);
     assert_string_not_equal(a.text, b.text);
-    await(b, "done");
+    await_state(b, "done");
     reopen((struct jobs_options){0}); /* also tomorrow */
-    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
+    assert_int_equal(submit_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
                      OK);
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 2);
@@ -817,8 +820,8 @@ static void test_idempotency(void **state) {
     char key[400];
     memset(key, 'k', sizeof key);
     key[sizeof key - 1] = 0;
-    assert_int_equal(start_text("{\"kind\":\"eval\"}", key, b.text), ERR_USAGE);
-    assert_int_equal(start_text("{\"kind\":\"eval\"}", "", b.text), ERR_USAGE);
+    assert_int_equal(submit_text("{\"kind\":\"eval\"}", key, b.text), ERR_USAGE);
+    assert_int_equal(submit_text("{\"kind\":\"eval\"}", "", b.text), ERR_USAGE);
 }
 
 static void test_command_line(void **state) {
@@ -832,14 +835,14 @@ static void test_command_line(void **state) {
                                          "--",           "show",
                                          "--out=x"};
     struct id id;
-    assert_int_equal(start_text("{\"kind\":\"world\",\"args\":[\"show\",\"--out=x\"],\"options\":"
-                                "{\"generations\":3,\"breed\":false,\"exact\":true,\"lr\":0.1,"
-                                "\"adapters\":[\"a\",\"--out\",2],\"none\":[],"
-                                "\"name\":\"; rm -rf $HOME\"}}",
-                                NULL, id.text),
+    assert_int_equal(submit_text("{\"kind\":\"world\",\"args\":[\"show\",\"--out=x\"],\"options\":"
+                                 "{\"generations\":3,\"breed\":false,\"exact\":true,\"lr\":0.1,"
+                                 "\"adapters\":[\"a\",\"--out\",2],\"none\":[],"
+                                 "\"name\":\"; rm -rf $HOME\"}}",
+                                 NULL, id.text),
                      OK);
-    await(id, "done");
-    json_t *v = result_of(id);
+    await_state(id, "done");
+    json_t *v = first_result(id);
     assert_int_equal(json_array_size(v), ARRAY_LEN(wanted));
     for (size_t i = 0; i < ARRAY_LEN(wanted); i++)
         assert_string_equal(json_string_value(json_array_get(v, i)), wanted[i]);
@@ -913,33 +916,34 @@ static void test_refused(void **state) {
         {"{\"kind\":\"train\",\"options\":{\"tasks\":\"pick,a/b\"}}", "tasks"},
     };
     struct id id;
-    struct job_caller by = {0};
+    struct job_caller caller = {0};
     struct job_request_rules rules = {
         .out = "/results", .input = input, .kinds = kinds, .threads = 4};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct job_request checked;
         json_t *v = json_loads(bad[i].text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-        if (job_request_check(&rules, v, &checked, by.field, &err) == OK)
+        if (job_request_check(&rules, v, &checked, caller.field, &err) == OK)
             fail_msg("%s", bad[i].text);
         assert_int_equal(err.code, ERR_USAGE);
-        if (strcmp(by.field, bad[i].field) != 0) fail_msg("%s: %s", bad[i].text, by.field);
+        if (strcmp(caller.field, bad[i].field) != 0) fail_msg("%s: %s", bad[i].text, caller.field);
         json_decref(v);
     }
     reopen((struct jobs_options){.max_jobs = 2});
     json_t *args = json_array(), *request = json_pack("{s:s,s:o}", "kind", "world", "args", args);
     for (int i = 0; i < 2000; i++) json_array_append_new(args, json_string("x"));
-    assert_int_equal(jobs_submit(j, request, &by, id.text, &err), ERR_USAGE);
+    assert_int_equal(jobs_submit(j, request, &caller, id.text, &err), ERR_USAGE);
     json_decref(request);
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
-    await(started("lines", "1"), "done");
-    await(started("lines", "1"), "done");
-    assert_int_equal(start_text("{\"kind\":\"eval\"}", NULL, id.text), ERR_STATE);
+    await_state(submit("lines", "1"), "done");
+    await_state(submit("lines", "1"), "done");
+    assert_int_equal(submit_text("{\"kind\":\"eval\"}", NULL, id.text), ERR_STATE);
     assert_non_null(strstr(err.text, "delete some"));
 }
 
-static void checked_is(const char *text, const char *asked, const char *resolved, bool commands) {
+static void assert_checked(const char *text, const char *asked, const char *resolved,
+                           bool commands) {
     struct job_request r;
     struct job_request_rules rules = {.out = "/results",
                                       .input = input,
@@ -964,39 +968,40 @@ static void checked_is(const char *text, const char *asked, const char *resolved
     json_decref(v);
 }
 
-/* Options by their own names, results in the job's folder, inputs at the resolved paths. */
+/* Options have their canonical names, results are in the folder of results, and inputs have
+ * resolved paths. */
 static void test_resolved(void **state) {
     (void)state;
-    checked_is("{\"kind\":\"train\",\"options\":{\"output_dir\":\"x\",\"no-breed\":true,"
-               "\"model\":\"here\",\"lr\":1,\"threads\":4}}",
-               "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
-               "\"breed\":false,\"model\":\"here\",\"lr\":1,\"threads\":4}}",
-               "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
-               "\"breed\":false,\"model\":\"/real/here\",\"lr\":1,\"threads\":4}}",
-               false);
-    checked_is("{\"kind\":\"world\",\"args\":[\"export\",\"x\"],\"options\":{\"data\":["
-               "\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],\"tasks\":\"pick,there.jsonl\"}}",
-               "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
-               "\"data\":[\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],"
-               "\"tasks\":\"pick,there.jsonl\"}}",
-               "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
-               "\"data\":[\"a=/real/here\",\"fry:pick:3\",\"b=fry:odd\"],"
-               "\"tasks\":\"pick,/real/there.jsonl\"}}",
-               false);
-    checked_is("{\"kind\":\"eval\",\"options\":{\"conversation\":\"me\"}}",
-               "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"me\"}}",
-               "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"key-1/me\"}}",
-               false);
+    assert_checked("{\"kind\":\"train\",\"options\":{\"output_dir\":\"x\",\"no-breed\":true,"
+                   "\"model\":\"here\",\"lr\":1,\"threads\":4}}",
+                   "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
+                   "\"breed\":false,\"model\":\"here\",\"lr\":1,\"threads\":4}}",
+                   "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
+                   "\"breed\":false,\"model\":\"/real/here\",\"lr\":1,\"threads\":4}}",
+                   false);
+    assert_checked("{\"kind\":\"world\",\"args\":[\"export\",\"x\"],\"options\":{\"data\":["
+                   "\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],\"tasks\":\"pick,there.jsonl\"}}",
+                   "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
+                   "\"data\":[\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],"
+                   "\"tasks\":\"pick,there.jsonl\"}}",
+                   "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
+                   "\"data\":[\"a=/real/here\",\"fry:pick:3\",\"b=fry:odd\"],"
+                   "\"tasks\":\"pick,/real/there.jsonl\"}}",
+                   false);
+    assert_checked("{\"kind\":\"eval\",\"options\":{\"conversation\":\"me\"}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"me\"}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"key-1/me\"}}",
+                   false);
     static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
                                   "\"shell:id\"}}";
-    checked_is(rewards, rewards, rewards, true);
+    assert_checked(rewards, rewards, rewards, true);
 }
 
-static int start_out(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
-    struct job_caller by = {.owner = owner, .may_replace_any = any};
+static int submit_with_output(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
+    struct job_caller caller = {.owner = owner, .may_replace_any = any};
     char *text = xasprintf(
         "{\"kind\":\"world\",\"args\":[\"lines\",\"1\"],\"options\":{\"out\":\"%s\"}}", name);
-    int rc = start_by(text, &by, id);
+    int rc = submit_by(text, &caller, id);
     free(text);
     return rc;
 }
@@ -1006,36 +1011,36 @@ static int start_out(const char *name, const char *owner, bool any, char id[JOB_
 static void test_output_owners(void **state) {
     (void)state;
     struct id id;
-    char *out = xstrdup(in_dir("out"));
+    char *out = xstrdup(path_in_dir("out"));
     struct jobs_options o = {.rules.out = out};
     reopen(o);
-    assert_int_equal(start_out("a", "key-1", false, id.text), OK);
-    assert_int_equal(start_out("a", "key-2", false, id.text),
+    assert_int_equal(submit_with_output("a", "key-1", false, id.text), OK);
+    assert_int_equal(submit_with_output("a", "key-2", false, id.text),
                      ERR_STATE); /* its output may still be written */
-    assert_int_equal(start_out("a", "key-1", false, id.text), OK);
-    await(id, "done");
-    assert_int_equal(start_out("a", "key-2", false, id.text), OK); /* it was not written */
-    await(id, "done");
+    assert_int_equal(submit_with_output("a", "key-1", false, id.text), OK);
+    await_state(id, "done");
+    assert_int_equal(submit_with_output("a", "key-2", false, id.text), OK); /* it was not written */
+    await_state(id, "done");
     touch("out/a");
     assert_int_equal(jobs_delete(j, id.text, &err), OK);
-    assert_int_equal(start_out("a", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(submit_with_output("a", "key-1", false, id.text), ERR_STATE);
     assert_non_null(strstr(err.text, "choose another name"));
-    assert_int_equal(start_out("a", NULL, false, id.text), ERR_STATE);
+    assert_int_equal(submit_with_output("a", NULL, false, id.text), ERR_STATE);
     reopen(o);
-    assert_int_equal(start_out("a", "key-1", false, id.text), ERR_STATE);
-    assert_int_equal(start_out("a", "key-2", false, id.text), OK);
+    assert_int_equal(submit_with_output("a", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(submit_with_output("a", "key-2", false, id.text), OK);
     assert_false(jobs_may_replace(j, id.text));
-    assert_int_equal(start_out("a", "key-3", true, id.text), OK);
+    assert_int_equal(submit_with_output("a", "key-3", true, id.text), OK);
     assert_true(jobs_may_replace(j, id.text));
     touch("out/b");
-    assert_int_equal(start_out("b", "key-1", false, id.text), ERR_STATE);
-    assert_int_equal(symlink("/nowhere", in_dir("out/c")), 0);
-    assert_int_equal(start_out("c", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(submit_with_output("b", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(symlink("/nowhere", path_in_dir("out/c")), 0);
+    assert_int_equal(submit_with_output("c", "key-1", false, id.text), ERR_STATE);
     jobs_close(j);
     j = NULL;
-    unlink(in_dir("out/a"));
-    unlink(in_dir("out/b"));
-    unlink(in_dir("out/c"));
+    unlink(path_in_dir("out/a"));
+    unlink(path_in_dir("out/b"));
+    unlink(path_in_dir("out/c"));
     rmdir(out);
     free(out);
 }
@@ -1047,22 +1052,22 @@ static void test_limits_by_owner(void **state) {
     struct job_caller one = {.idempotency_key = "k", .owner = "key-1"},
                       two = {.idempotency_key = "k", .owner = "key-2"};
     reopen((struct jobs_options){.max_queued = 2, .max_kept = 1 << 20});
-    struct id first = started("wait", in_dir("go"));
+    struct id first = submit("wait", path_in_dir("go"));
     await_result(first);
     static const char *const text = "{\"kind\":\"eval\",\"args\":[\"wide\",\"8\"]}";
-    assert_int_equal(start_by(text, &one, a.text), OK);
-    assert_int_equal(start_by(text, &two, b.text), OK);
+    assert_int_equal(submit_by(text, &one, a.text), OK);
+    assert_int_equal(submit_by(text, &two, b.text), OK);
     assert_string_not_equal(a.text, b.text);
     one.idempotency_key = NULL;
-    assert_int_equal(start_by(text, &one, b.text), OK);
-    assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY); /* two wait */
+    assert_int_equal(submit_by(text, &one, b.text), OK);
+    assert_int_equal(submit_by(text, &one, b.text), ERR_MEMORY); /* two wait */
     two.idempotency_key = NULL;
-    assert_int_equal(start_by(text, &two, b.text), OK);
+    assert_int_equal(submit_by(text, &two, b.text), OK);
     touch("go");
-    await(a, "done");
-    await(b, "done");
+    await_state(a, "done");
+    await_state(b, "done");
     /* key-1 and key-2 have written 1.6 MB each, with a limit of 1 MB */
-    assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY);
+    assert_int_equal(submit_by(text, &one, b.text), ERR_MEMORY);
     assert_non_null(strstr(err.text, "--jobs-bytes"));
 }
 
@@ -1071,26 +1076,26 @@ static void test_limits_by_owner(void **state) {
 static void test_time_limit(void **state) {
     (void)state;
     reopen((struct jobs_options){.max_seconds = 0.4, .cancel_seconds = 0.2});
-    struct id id = started("stubborn", NULL);
+    struct id id = submit("stubborn", NULL);
     await_result(id);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
     usleep(800000);
-    assert_true(job_is(id, "paused"));
+    assert_true(is_in_state(id, "paused"));
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    await(id, "failed");
-    assert_non_null(strstr(text_of(id, "note"), "--job-seconds"));
-    id = started("lines", "1");
-    await(id, "done");
+    await_state(id, "failed");
+    assert_non_null(strstr(job_text(id, "note"), "--job-seconds"));
+    id = submit("lines", "1");
+    await_state(id, "done");
 }
 
 static int readable(const struct job_paths *p, const char *name, bool database) {
-    char *path = job_paths_resolve(p, in_dir(name), database, &err);
+    char *path = job_paths_resolve(p, path_in_dir(name), database, &err);
     int rc = path ? OK : err.code;
     free(path);
     return rc;
 }
 
-/* The deepest rule decides; a link counts as its target. */
+/* The rule with the longest path decides; a link counts as its target. */
 static void test_paths(void **state) {
     (void)state;
     static const struct {
@@ -1130,23 +1135,23 @@ static void test_paths(void **state) {
     static const char *const folders[] = {"open/in", "open/.git", "open/state/out"};
     struct job_paths p = {0}, again;
     for (size_t i = 0; i < ARRAY_LEN(folders); i++)
-        assert_int_equal(dir_make(in_dir(folders[i]), &err), OK);
+        assert_int_equal(dir_make(path_in_dir(folders[i]), &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(files); i++) touch(files[i]);
-    assert_int_equal(mkfifo(in_dir("open/fifo.jsonl"), 0600), 0);
-    assert_int_equal(symlink("a.jsonl", in_dir("open/link.jsonl")), 0);
-    assert_int_equal(symlink("../closed.txt", in_dir("open/escape.jsonl")), 0);
-    assert_int_equal(symlink("..", in_dir("open/outside")), 0);
-    job_paths_add(&p, in_dir("open"), PATH_READ);
-    job_paths_add(&p, in_dir("open/state"), PATH_DENIED);
-    job_paths_add(&p, in_dir("open/state/out"), PATH_WRITE);
+    assert_int_equal(mkfifo(path_in_dir("open/fifo.jsonl"), 0600), 0);
+    assert_int_equal(symlink("a.jsonl", path_in_dir("open/link.jsonl")), 0);
+    assert_int_equal(symlink("../closed.txt", path_in_dir("open/escape.jsonl")), 0);
+    assert_int_equal(symlink("..", path_in_dir("open/outside")), 0);
+    job_paths_add(&p, path_in_dir("open"), PATH_READ);
+    job_paths_add(&p, path_in_dir("open/state"), PATH_DENIED);
+    job_paths_add(&p, path_in_dir("open/state/out"), PATH_WRITE);
     json_t *v = job_paths_json(&p);
     assert_int_equal(job_paths_parse(&again, v, &err), OK);
     json_decref(v);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const int got[] = {readable(&again, cases[i].name, false),
-                           readable(&again, cases[i].name, true),
-                           job_paths_check(&again, in_dir(cases[i].name), PATH_USE_READ, &err),
-                           job_paths_check(&again, in_dir(cases[i].name), PATH_USE_WRITE, &err)};
+        const int got[] = {
+            readable(&again, cases[i].name, false), readable(&again, cases[i].name, true),
+            job_paths_check(&again, path_in_dir(cases[i].name), PATH_USE_READ, &err),
+            job_paths_check(&again, path_in_dir(cases[i].name), PATH_USE_WRITE, &err)};
         const int wanted[] = {cases[i].named, cases[i].base, cases[i].read, cases[i].write};
         for (int k = 0; k < 4; k++)
             if (got[k] != wanted[k]) fail_msg("%s, %d: %d", cases[i].name, k, got[k]);
@@ -1156,19 +1161,19 @@ static void test_paths(void **state) {
     assert_int_equal(job_paths_check(&again, "/proc/self/status", PATH_USE_READ, &err), OK);
     job_paths_release(&p);
     job_paths_release(&again);
-    tree_delete(in_dir("open"));
-    assert_false(path_exists(in_dir("open")));
-    assert_true(path_exists(in_dir("closed.txt"))); /* links are not followed */
+    tree_delete(path_in_dir("open"));
+    assert_false(path_exists(path_in_dir("open")));
+    assert_true(path_exists(path_in_dir("closed.txt"))); /* links are not followed */
 }
 
 /* bounds */
 
 static void test_many_events(void **state) {
     (void)state;
-    struct id id = started("lines", "100000"), other = started("work", NULL);
-    await(id, "done");
-    await(other, "done");
-    json_t *list = events(id, 0);
+    struct id id = submit("lines", "100000"), other = submit("work", NULL);
+    await_state(id, "done");
+    await_state(other, "done");
+    json_t *list = events_after(id, 0);
     size_t n = json_array_size(list);
     assert_true(n > 1000 && n <= 4096);
     /* The newest events are returned, each with its number. */
@@ -1177,35 +1182,35 @@ static void test_many_events(void **state) {
     assert_int_equal(json_get_number(json_object_get(before, "result"), "i"), 99999);
     assert_int_equal(json_get_number(last, "seq"), 100000 + 3);
     json_decref(list);
-    list = events(id, 100000);
+    list = events_after(id, 100000);
     assert_int_equal(json_array_size(list), 3);
     json_decref(list);
-    struct id third = started("lines", "100000");
-    await(third, "done");
+    struct id third = submit("lines", "100000");
+    await_state(third, "done");
     assert_string_equal(event_states(other), "done"); /* always there */
     size_t rss = process_memory("VmRSS");
-    for (int i = 0; i < 3; i++) await(started("lines", "100000"), "done");
+    for (int i = 0; i < 3; i++) await_state(submit("lines", "100000"), "done");
     assert_true(process_memory("VmRSS") < rss + (8 << 20));
-    struct id wide = started("wide", "60");
-    await(wide, "done");
-    list = events(wide, 0);
+    struct id wide = submit("wide", "60");
+    await_state(wide, "done");
+    list = events_after(wide, 0);
     assert_in_range(json_array_size(list), 15,
                     22); /* of 60 results, as many as fit into two megabytes */
     json_decref(list);
 }
 
-static void test_too_long(void **state) {
+static void test_long_output(void **state) {
     (void)state;
-    struct id line = started("long-line", NULL);
-    await(line, "done");
-    json_t *list = events(line, 0);
+    struct id line = submit("long-line", NULL);
+    await_state(line, "done");
+    json_t *list = events_after(line, 0);
     assert_int_equal(json_get_number(event_of_type(list, "result", 0), "bytes"), 4096 * 4096);
     assert_int_equal(json_get_number(event_of_type(list, "result", 1), "result"), 1);
     json_decref(list);
     reopen((struct jobs_options){.max_output = 100000});
-    struct id id = started("flood", NULL);
-    await(id, "failed");
-    assert_non_null(strstr(text_of(id, "note"), "results are too long"));
+    struct id id = submit("flood", NULL);
+    await_state(id, "failed");
+    assert_non_null(strstr(job_text(id, "note"), "results are too long"));
     char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
@@ -1215,9 +1220,9 @@ static void test_too_long(void **state) {
 
 static void test_garbage_progress(void **state) {
     (void)state;
-    struct id id = started("garbage", NULL);
-    await(id, "done");
-    json_t *list = events(id, 0),
+    struct id id = submit("garbage", NULL);
+    await_state(id, "done");
+    json_t *list = events_after(id, 0),
            *p = json_object_get(event_of_type(list, "progress", 0), "progress");
     size_t n = strlen(json_get_string(p, "title"));
     assert_true(n > 190 && n <= 200 && n % 3 == 0); /* cut between two characters */
@@ -1272,7 +1277,7 @@ static void test_progress_pipe(void **state) {
         b.len = 0;
         assert_int_equal(ticks_reported(bad[i], -1, &b), 0);
     }
-    int fd = open(in_dir("file"), O_RDWR | O_CREAT, 0600);
+    int fd = open(path_in_dir("file"), O_RDWR | O_CREAT, 0600);
     b.len = 0;
     assert_int_equal(ticks_reported("90", fd, &b), 0);
     assert_int_equal(lseek(fd, 0, SEEK_END), 0);
@@ -1308,9 +1313,9 @@ static void test_environment(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(names); i++) setenv(names[i], "7", 1);
     for (size_t i = 0; i < ARRAY_LEN(passed); i++)
         setenv(passed[i], getenv(passed[i]) ? getenv(passed[i]) : "", 1);
-    struct id id = started("settings", NULL);
-    await(id, "done");
-    json_t *v = result_of(id);
+    struct id id = submit("settings", NULL);
+    await_state(id, "done");
+    json_t *v = first_result(id);
     json_object_foreach (v, name, text) {
         bool is = false;
         for (size_t i = 0; i < ARRAY_LEN(known); i++)
@@ -1334,10 +1339,10 @@ static void test_process_attributes(void **state) {
         .rules.kinds = kinds, .max_file = 1 << 20, .max_data = (int64_t)1 << 46};
     j = jobs_open(store, folder, &o, &err);
     int leak = open("/dev/null", O_RDONLY); /* without close-on-exec */
-    struct id id = started("look", NULL);
-    await(id, "done");
+    struct id id = submit("look", NULL);
+    await_state(id, "done");
     close(leak);
-    json_t *v = result_of(id);
+    json_t *v = first_result(id);
     assert_true(json_is_true(json_object_get(v, "idle")));
     assert_int_equal(json_get_number(v, "nice"), 19);
     assert_true(json_is_true(json_object_get(v, "leader")));
@@ -1353,22 +1358,22 @@ static void test_process_attributes(void **state) {
 
 /* recovery */
 
-/* A process that opens the jobs, starts one and waits to be killed; prints the job and its
- * child. */
-static void service(int say) {
+/* A server process that opens the jobs, starts three and waits to be killed; it writes the jobs and
+ * the pid of the first one's child to fd. */
+static void run_server(int fd) {
     struct {
         struct id id[3];
         int pid;
-    } told;
+    } report;
     log_quiet = true;
-    j = opened_with((struct jobs_options){0});
-    told.id[0] = started("once", in_dir("once"));
-    told.id[1] = started("lines", "1");
-    told.id[2] = started("lines", "1");
-    if (jobs_pause(j, told.id[2].text, &err) != OK) _exit(2);
-    await_result(told.id[0]);
-    told.pid = number_of(told.id[0], "pid");
-    if (write(say, &told, sizeof told) != sizeof told) _exit(1);
+    j = jobs_open_with((struct jobs_options){0});
+    report.id[0] = submit("once", path_in_dir("once"));
+    report.id[1] = submit("lines", "1");
+    report.id[2] = submit("lines", "1");
+    if (jobs_pause(j, report.id[2].text, &err) != OK) _exit(2);
+    await_result(report.id[0]);
+    report.pid = job_number(report.id[0], "pid");
+    if (write(fd, &report, sizeof report) != sizeof report) _exit(1);
     for (;;) pause();
 }
 
@@ -1377,41 +1382,41 @@ static void test_killed(void **state) {
     struct {
         struct id id[3];
         int pid;
-    } told;
-    int says[2];
+    } report;
+    int pipe_ends[2];
     jobs_close(j);
     j = NULL;
-    assert_int_equal(pipe(says), 0);
+    assert_int_equal(pipe(pipe_ends), 0);
     pid_t pid = fork();
-    if (pid == 0) service(says[1]);
-    close(says[1]);
-    assert_int_equal(read(says[0], &told, sizeof told), sizeof told);
-    close(says[0]);
-    assert_true(cpu_ticks(told.pid) >= 0);
+    if (pid == 0) run_server(pipe_ends[1]);
+    close(pipe_ends[1]);
+    assert_int_equal(read(pipe_ends[0], &report, sizeof report), sizeof report);
+    close(pipe_ends[0]);
+    assert_true(cpu_ticks(report.pid) >= 0);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    await_death(told.pid);
-    j = opened_with((struct jobs_options){0});
-    await(told.id[1], "done");
-    assert_true(job_is(told.id[0], "done")); /* it was first */
-    assert_true(job_is(told.id[2], "paused"));
-    assert_int_equal(number_of(told.id[0], "attempts"), 2);
-    json_t *v = result_of(told.id[0]), *list = events(told.id[0], 5);
+    await_death(report.pid);
+    j = jobs_open_with((struct jobs_options){0});
+    await_state(report.id[1], "done");
+    assert_true(is_in_state(report.id[0], "done")); /* it was first */
+    assert_true(is_in_state(report.id[2], "paused"));
+    assert_int_equal(job_number(report.id[0], "attempts"), 2);
+    json_t *v = first_result(report.id[0]), *list = events_after(report.id[0], 5);
     assert_true(json_is_true(json_object_get(v, "again")));
     /* A client that has seen some events misses none of the later ones. */
     assert_string_equal(json_get_string(json_array_get(list, 0), "state"), "queued");
     json_decref(list);
     json_decref(v);
-    assert_int_equal(jobs_resume(j, told.id[2].text, &err), OK);
-    await(told.id[2], "done");
+    assert_int_equal(jobs_resume(j, report.id[2].text, &err), OK);
+    await_state(report.id[2], "done");
 }
 
-/* An orderly close gives the same result, except that the server ends the child. */
-static void test_closed(void **state) {
+/* After an orderly close the result is the same, except that the server ends the child. */
+static void test_close(void **state) {
     (void)state;
-    struct id id = started("once", in_dir("once")), stopped = started("spin", NULL);
+    struct id id = submit("once", path_in_dir("once")), stopped = submit("spin", NULL);
     await_result(id);
-    pid_t pid = number_of(id, "pid");
+    pid_t pid = job_number(id, "pid");
     struct jobs_options o = {.rules.kinds = kinds};
     assert_null(jobs_open(store, folder, &o, &err)); /* one at a time */
     assert_int_equal(err.code, ERR_STATE);
@@ -1421,45 +1426,45 @@ static void test_closed(void **state) {
     assert_int_equal(jobs_cancel(j, stopped.text, &err), OK);
     reopen((struct jobs_options){0});
     await_death(pid);
-    assert_true(job_is(id, "paused"));
-    assert_true(job_is(stopped, "cancelled"));
+    assert_true(is_in_state(id, "paused"));
+    assert_true(is_in_state(stopped, "cancelled"));
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    await(id, "done");
-    json_t *before = events(id, 0);
+    await_state(id, "done");
+    json_t *before = events_after(id, 0);
     reopen((struct jobs_options){0}); /* a finished job has no new events */
     json_t *last = json_array_get(before, json_array_size(before) - 1),
-           *list = events(id, json_integer_value(json_object_get(last, "seq")));
+           *list = events_after(id, json_integer_value(json_object_get(last, "seq")));
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
     json_decref(before);
     assert_string_equal(event_states(id), "done");
 }
 
-/* evolve does not begin a run twice: a run that has begun is resumed by its id; a job that was
- * killed before that gets another id. */
+/* evolve does not start a run twice: a run that has written its manifest is resumed by its id; a
+ * job that was killed before that gets another id. */
 static void test_evolve(void **state) {
     (void)state;
     struct id id;
     char text[400], run[64], runs[200];
-    snprintf(runs, sizeof runs, "--runs=%s", in_dir("runs"));
+    snprintf(runs, sizeof runs, "--runs=%s", path_in_dir("runs"));
     snprintf(text, sizeof text,
              "{\"kind\":\"evolve\",\"args\":[\"r.yaml\"],\"options\":{\"seed\":3,"
              "\"threads\":1}}");
     struct jobs_options o = {.runs = runs + strlen("--runs=")};
     reopen(o);
-    assert_int_equal(start_text(text, NULL, id.text), OK);
-    await(id, "failed");
-    assert_non_null(strstr(text_of(id, "note"), "signal 9"));
+    assert_int_equal(submit_text(text, NULL, id.text), OK);
+    await_state(id, "failed");
+    assert_non_null(strstr(job_text(id, "note"), "signal 9"));
     reopen(o); /* the arguments for resuming are in the store too */
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    await(id, "failed");
+    await_state(id, "failed");
     reopen(o);
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
-    await(id, "done");
+    await_state(id, "done");
     snprintf(run, sizeof run, "%s-2", id.text);
     const char *const wanted[] = {"shoal",  "resume",  runs, "--threads=1",
                                   "--json", "--quiet", "--", run};
-    json_t *v = result_of(id);
+    json_t *v = first_result(id);
     assert_int_equal(json_array_size(v), ARRAY_LEN(wanted));
     for (size_t i = 0; i < ARRAY_LEN(wanted); i++)
         assert_string_equal(json_string_value(json_array_get(v, i)), wanted[i]);
@@ -1478,22 +1483,22 @@ static void store_exec(const char *sql) {
     sqlite3_close(db);
 }
 
-static void test_store_refuses(void **state) {
+static void test_store_errors(void **state) {
     (void)state;
-    struct id id = started("wait", in_dir("go")), none;
+    struct id id = submit("wait", path_in_dir("go")), none;
     await_result(id);
     store_exec("ALTER TABLE documents RENAME TO away");
-    assert_int_equal(start_text("{\"kind\":\"eval\"}", NULL, none.text), ERR_IO);
+    assert_int_equal(submit_text("{\"kind\":\"eval\"}", NULL, none.text), ERR_IO);
     assert_int_equal(jobs_pause(j, id.text, &err), ERR_IO);
     assert_int_equal(jobs_cancel(j, id.text, &err), ERR_IO);
-    pid_t pid = number_of(id, "pid");
+    pid_t pid = job_number(id, "pid");
     touch("go");
     await_death(pid);
     usleep(100000);
-    assert_true(job_is(id, "running"));
+    assert_true(is_in_state(id, "running"));
     assert_string_equal(event_states(id), "queued running");
     store_exec("ALTER TABLE away RENAME TO documents");
-    await(id, "done");
+    await_state(id, "done");
     assert_string_equal(event_states(id), "queued running done");
 }
 
@@ -1512,17 +1517,18 @@ static void test_program(void **state) {
     }
     reopen((struct jobs_options){.program = exe});
     struct id id, bad;
-    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"policy\":[\"rule\",\"random\"],"
-                                "\"maps\":2,\"steps\":50}}",
-                                NULL, id.text),
-                     OK);
-    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"stepz\":50}}", NULL, bad.text),
+    assert_int_equal(
+        submit_text("{\"kind\":\"world\",\"options\":{\"policy\":[\"rule\",\"random\"],"
+                    "\"maps\":2,\"steps\":50}}",
+                    NULL, id.text),
+        OK);
+    assert_int_equal(submit_text("{\"kind\":\"world\",\"options\":{\"stepz\":50}}", NULL, bad.text),
                      ERR_USAGE);
     assert_string_equal(err.text, "'world' has no option 'stepz'; did you mean 'steps'?");
-    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"steps\":-1}}", NULL, bad.text),
+    assert_int_equal(submit_text("{\"kind\":\"world\",\"options\":{\"steps\":-1}}", NULL, bad.text),
                      OK);
-    await(id, "done");
-    json_t *list = events(id, 0);
+    await_state(id, "done");
+    json_t *list = events_after(id, 0);
     for (int i = 0; i < 2; i++)
         assert_string_equal(
             json_get_string(json_object_get(event_of_type(list, "result", i), "result"), "policy"),
@@ -1531,45 +1537,45 @@ static void test_program(void **state) {
         json_get_string(json_object_get(event_of_type(list, "progress", 0), "progress"), "title"),
         "worlds");
     json_decref(list);
-    await(bad, "failed");
-    assert_string_equal(text_of(bad, "note"),
+    await_state(bad, "failed");
+    assert_string_equal(job_text(bad, "note"),
                         "shoal world: '--steps' cannot be -1: it must be 0 to 1000000");
-    assert_int_equal(number_of(bad, "exit"), 2);
+    assert_int_equal(job_number(bad, "exit"), 2);
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) return play(argc, argv);
+    if (argc > 1) return command_main(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_done, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_progress_while_running, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_metrics, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_failures, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_left_behind, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_cancel_paused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_pause, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_queue, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_max_running, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_run_again, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_idempotency, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_resolved, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_paths, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_output_owners, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_limits_by_owner, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_time_limit, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_environment, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_many_events, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_too_long, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_garbage_progress, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_progress_pipe, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_process_attributes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_closed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_evolve, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_store_refuses, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_program, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_done, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_progress_while_running, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_metrics, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_remaining_processes_are_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_paused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pause, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_queue, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_max_running, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_rerun, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_idempotency, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_command_line, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_resolved, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_paths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_output_owners, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_limits_by_owner, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_time_limit, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_environment, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_many_events, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_long_output, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_garbage_progress, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_progress_pipe, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_process_attributes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_close, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_evolve, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_store_errors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_program, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
 /*
- * Policies that act, learn and breed: probabilities of the policy runner equal those of the model,
- * returns equal a naive implementation of the formula, gradients equal the loss's numerical
- * gradients, and a simulation is the same for any number of threads and after any interruption.
+ * test_simulation: policies that act, learn and breed. Probabilities of the policy runner equal
+ * those of the model, returns equal a naive implementation of the formula, gradients equal the
+ * loss's numerical gradients, and a simulation has the same result for any number of threads and
+ * after any interruption.
  *
  * The model is tiny and initialised from a seed, with fry's tokenizer, in which the six actions
  * begin with six different tokens.
@@ -23,10 +24,10 @@
 
 #include <cmocka.h>
 
-enum { ACTIONS = 6, MINDS = 4 };
+enum { ACTIONS = 6, POLICIES = 4 };
 
 static struct model *model;
-static struct adapter *ones[MINDS]; /* adapters of rank 2, all different */
+static struct adapter *adapters[POLICIES]; /* adapters of rank 2, all different */
 static char folder[64];
 
 /* an environment whose agents do not interact */
@@ -36,7 +37,7 @@ struct toy {
     struct environment e;
     uint64_t seed;
     int tick, dies_at[TOY_AGENTS]; /* 0: never */
-    int parsed, says;              /* number of answers parsed, and the action that they mean */
+    int n_parsed, parsed_action;   /* number of parsed texts, and the action that parsing returns */
 };
 static const char *const words[ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
 
@@ -59,7 +60,7 @@ static bool toy_prompt(void *ctx, int agent, struct buf *out) {
     return true;
 }
 
-static int toy_teach(void *ctx, int agent) {
+static int toy_expert_action(void *ctx, int agent) {
     return (toy_state(ctx, agent) * 2) % ACTIONS;
 }
 
@@ -67,7 +68,7 @@ static int toy_step(void *ctx, const int16_t *actions, double *rewards, struct e
     struct toy *t = ctx;
     (void)err;
     for (int i = 0; i < t->e.n_agents; i++)
-        rewards[i] = actions[i] == toy_teach(t, i) ? 1 : -0.05 * actions[i];
+        rewards[i] = actions[i] == toy_expert_action(t, i) ? 1 : -0.05 * actions[i];
     t->tick++;
     return OK;
 }
@@ -75,12 +76,12 @@ static int toy_step(void *ctx, const int16_t *actions, double *rewards, struct e
 static int toy_parse(void *ctx, const char *text) {
     struct toy *t = ctx;
     assert_non_null(text);
-    t->parsed++;
-    return t->says;
+    t->n_parsed++;
+    return t->parsed_action;
 }
 
-static void toy_make(struct toy *t, int agents) {
-    *t = (struct toy){.says = -1};
+static void toy_init(struct toy *t, int agents) {
+    *t = (struct toy){.parsed_action = -1};
     t->e = (struct environment){.ctx = t,
                                 .n_agents = agents,
                                 .n_actions = ACTIONS,
@@ -89,10 +90,10 @@ static void toy_make(struct toy *t, int agents) {
                                 .prompt = toy_prompt,
                                 .step = toy_step,
                                 .parse = toy_parse,
-                                .teach = toy_teach};
+                                .teach = toy_expert_action};
 }
 
-static int suite_make(void **state) {
+static int suite_setup(void **state) {
     (void)state;
     struct model_config c;
     struct error err;
@@ -103,28 +104,28 @@ static int suite_make(void **state) {
     tokenizer_free(model->tok);
     model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
     if (!model->tok) return -1;
-    for (int i = 0; i < MINDS; i++)
-        ones[i] =
+    for (int i = 0; i < POLICIES; i++)
+        adapters[i] =
             fixture_adapter(&model->config, 2, "q_proj,v_proj,down_proj", 0.15f, 100 + (uint64_t)i);
     bool memory = access("/dev/shm", W_OK | X_OK) == 0;
-    snprintf(folder, sizeof folder, "%s/shoal-life-XXXXXX", memory ? "/dev/shm" : "/tmp");
+    snprintf(folder, sizeof folder, "%s/shoal-simulation-XXXXXX", memory ? "/dev/shm" : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int suite_free(void **state) {
+static int suite_teardown(void **state) {
     (void)state;
-    for (int i = 0; i < MINDS; i++) adapter_release(ones[i]);
+    for (int i = 0; i < POLICIES; i++) adapter_release(adapters[i]);
     model_close(model);
     return folder_remove(folder);
 }
 
-/* asking */
+/* decisions */
 
 static const char *const prompts[] = {"x o f u o - - e + - n:", "u u u u o f n w + p p:", "o",
                                       "x u f",
                                       "x x x x x x x x x x x x x x x x x x x x x x x x x:"};
 
-static struct policy_runner *runner_open(struct toy *t, double temperature, bool text) {
+static struct policy_runner *runner_new(struct toy *t, double temperature, bool text) {
     struct error err;
     struct policy_runner_options o = {.temperature = temperature, .text = text, .max_len = 100};
     struct policy_runner *a = policy_runner_new(model, &t->e, &o, &err);
@@ -132,26 +133,26 @@ static struct policy_runner *runner_open(struct toy *t, double temperature, bool
     return a;
 }
 
-static struct policy_decision ask_of(struct buf *text, const char *prompt, struct adapter *a,
-                                     uint64_t seed) {
-    struct policy_decision ask = {.adapter = a,
-                                  .rng = rng_make(seed, RNG_TEST, 3, 0),
-                                  .text_offset = text->len,
-                                  .text_len = strlen(prompt)};
+static struct policy_decision decision_init(struct buf *text, const char *prompt, struct adapter *a,
+                                            uint64_t seed) {
+    struct policy_decision decision = {.adapter = a,
+                                       .rng = rng_make(seed, RNG_TEST, 3, 0),
+                                       .text_offset = text->len,
+                                       .text_len = strlen(prompt)};
     buf_puts(text, prompt);
-    return ask;
+    return decision;
 }
 
-static void decide(struct policy_runner *a, struct policy_decision *asks, int n,
+static void decide(struct policy_runner *a, struct policy_decision *decisions, int n,
                    const struct buf *text) {
     struct error err;
-    if (policy_runner_act(a, asks, n, text, &err) != OK) fail_msg("%s", err.text);
+    if (policy_runner_act(a, decisions, n, text, &err) != OK) fail_msg("%s", err.text);
 }
 
-static void ask_one(struct policy_runner *a, const char *prompt, struct adapter *by,
-                    struct policy_decision *out) {
+static void decide_one(struct policy_runner *a, const char *prompt, struct adapter *adapter,
+                       struct policy_decision *out) {
     struct buf text = {0};
-    *out = ask_of(&text, prompt, by, 1);
+    *out = decision_init(&text, prompt, adapter, 1);
     decide(a, out, 1, &text);
     buf_release(&text);
 }
@@ -167,7 +168,7 @@ static int32_t first_token(const char *word) {
 }
 
 /* The trainer's loss of each action's token after a prompt, in nats over the vocabulary. */
-static void costs_of(struct trainer *t, const char *prompt, double *out) {
+static void action_costs(struct trainer *t, const char *prompt, double *out) {
     struct error err;
     struct token_ids ids = {0};
     struct train_sample v[ACTIONS];
@@ -186,7 +187,7 @@ static void costs_of(struct trainer *t, const char *prompt, double *out) {
     token_ids_release(&ids);
 }
 
-static void softmax_is(const double *costs, double temperature, const double *logp) {
+static void assert_softmax(const double *costs, double temperature, const double *logp) {
     double sum = 0;
     for (int i = 0; i < ACTIONS; i++) sum += exp((costs[0] - costs[i]) / temperature);
     for (int i = 0; i < ACTIONS; i++) {
@@ -207,116 +208,123 @@ static void test_policy_equals_the_model(void **state) {
     static const double temperatures[] = {0.3, 1, 2.5};
     struct error err;
     struct toy toy;
-    toy_make(&toy, 1);
-    struct adapter *bare = adapter_scale(ones[0], 0);
+    toy_init(&toy, 1);
+    struct adapter *zero = adapter_scale(adapters[0], 0);
     for (int k = 0; k < 2; k++) {
         struct train_options o = score_options();
-        struct trainer *t = trainer_new_lora(model, k ? &ones[1] : &bare, 1, &o, NULL, &err);
+        struct trainer *t = trainer_new_lora(model, k ? &adapters[1] : &zero, 1, &o, NULL, &err);
         assert_non_null(t);
         for (size_t i = 0; i < ARRAY_LEN(temperatures); i++) {
-            struct policy_runner *a = runner_open(&toy, temperatures[i], false);
+            struct policy_runner *a = runner_new(&toy, temperatures[i], false);
             for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
-                struct policy_decision ask;
+                struct policy_decision decision;
                 double costs[ACTIONS];
-                ask_one(a, prompts[p], k ? ones[1] : NULL, &ask);
-                costs_of(t, prompts[p], costs);
-                softmax_is(costs, temperatures[i], ask.logp);
+                decide_one(a, prompts[p], k ? adapters[1] : NULL, &decision);
+                action_costs(t, prompts[p], costs);
+                assert_softmax(costs, temperatures[i], decision.logp);
             }
             policy_runner_free(a);
         }
         trainer_free(t);
     }
-    adapter_release(bare);
+    adapter_release(zero);
 }
 
-static void test_draws_follow_the_generator(void **state) {
+static void test_sampling_follows_the_generator(void **state) {
     (void)state;
-    enum { DRAWS = 400 };
+    enum { SAMPLES = 400 };
     struct toy toy;
     struct buf text = {0};
-    struct policy_decision *asks = xcalloc(DRAWS, sizeof *asks);
+    struct policy_decision *decisions = xcalloc(SAMPLES, sizeof *decisions);
     int counts[ACTIONS] = {0};
-    toy_make(&toy, 1);
-    struct policy_runner *a = runner_open(&toy, 1.5, false);
-    for (int i = 0; i < DRAWS; i++) asks[i] = ask_of(&text, prompts[0], ones[0], (uint64_t)i);
-    decide(a, asks, DRAWS, &text);
-    for (int i = 0; i < DRAWS; i++) {
+    toy_init(&toy, 1);
+    struct policy_runner *a = runner_new(&toy, 1.5, false);
+    for (int i = 0; i < SAMPLES; i++)
+        decisions[i] = decision_init(&text, prompts[0], adapters[0], (uint64_t)i);
+    decide(a, decisions, SAMPLES, &text);
+    for (int i = 0; i < SAMPLES; i++) {
         struct rng r = rng_make((uint64_t)i, RNG_TEST, 3, 0);
-        double at = (double)rng_uniform(&r), below = 0;
-        for (int k = 0; k < asks[i].action; k++) below += exp(asks[i].logp[k]);
-        double above = below + exp(asks[i].logp[asks[i].action]);
-        if (at < below - 1e-9 || at > above + 1e-9)
-            fail_msg("draw %d: %g took action %d, which has [%g, %g)", i, at, asks[i].action, below,
-                     above);
-        counts[asks[i].action]++;
+        double uniform = (double)rng_uniform(&r), below = 0;
+        for (int k = 0; k < decisions[i].action; k++) below += exp(decisions[i].logp[k]);
+        double above = below + exp(decisions[i].logp[decisions[i].action]);
+        if (uniform < below - 1e-9 || uniform > above + 1e-9)
+            fail_msg("draw %d: %g took action %d, which has [%g, %g)", i, uniform,
+                     decisions[i].action, below, above);
+        counts[decisions[i].action]++;
     }
     for (int k = 0; k < ACTIONS; k++) {
-        double p = exp(asks[0].logp[k]), n = DRAWS;
+        double p = exp(decisions[0].logp[k]), n = SAMPLES;
         if (fabs(counts[k] - n * p) > 5 * sqrt(n * p * (1 - p)) + 1)
             fail_msg("action %d was drawn %d times of %g", k, counts[k], n * p);
     }
     policy_runner_free(a);
     buf_release(&text);
-    free(asks);
+    free(decisions);
 }
 
 static void test_batch_equals_single_decisions(void **state) {
     (void)state;
     enum { N = 3 * (int)ARRAY_LEN(prompts) };
-    struct adapter *of[3] = {NULL, ones[0], ones[1]};
-    struct policy_decision asks[N], alone;
+    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct policy_decision decisions[N], single;
     struct toy toy;
     struct buf text = {0};
-    toy_make(&toy, 1);
-    struct policy_runner *a = runner_open(&toy, 1, false);
-    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i / 3], of[i % 3], 1);
-    decide(a, asks, N, &text);
+    toy_init(&toy, 1);
+    struct policy_runner *a = runner_new(&toy, 1, false);
+    for (int i = 0; i < N; i++)
+        decisions[i] = decision_init(&text, prompts[i / 3], runner_adapters[i % 3], 1);
+    decide(a, decisions, N, &text);
     for (int i = 0; i < N; i++) {
-        int32_t n = asks[i].n;
-        ask_one(a, prompts[i / 3], of[i % 3], &alone);
-        assert_memory_equal(asks[i].logp, alone.logp, ACTIONS * sizeof(double));
-        assert_int_equal(asks[i].action, alone.action);
-        assert_int_equal(n, alone.n);
-        if (i % 3) assert_memory_not_equal(asks[i].logp, asks[i - 1].logp, sizeof(double));
+        int32_t n = decisions[i].n;
+        decide_one(a, prompts[i / 3], runner_adapters[i % 3], &single);
+        assert_memory_equal(decisions[i].logp, single.logp, ACTIONS * sizeof(double));
+        assert_int_equal(decisions[i].action, single.action);
+        assert_int_equal(n, single.n);
+        if (i % 3)
+            assert_memory_not_equal(decisions[i].logp, decisions[i - 1].logp, sizeof(double));
     }
     policy_runner_free(a);
     buf_release(&text);
 }
 
-/* Equal decisions, decisions of earlier batches and decisions that replaced them in a small cache
- * have the bits of a runner without a cache. Each is drawn with its own random source. */
+/* Equal decisions, decisions of earlier batches and decisions that replaced them in a small
+ * cache equal those of a runner without a cache, bit by bit. Each is sampled with its own random
+ * source. */
 static void test_cached_decisions_have_equal_bits(void **state) {
     (void)state;
     enum { N = 12, BATCHES = 8 };
     static const int sizes[] = {1, 3, 1000};
-    struct adapter *of[3] = {NULL, ones[0], ones[1]};
-    struct policy_decision asks[N], want;
+    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct policy_decision decisions[N], want;
     struct toy toy;
     struct error err;
     struct buf text = {0};
-    toy_make(&toy, 1);
-    struct policy_runner *plain = runner_open(&toy, 1, false);
+    toy_init(&toy, 1);
+    struct policy_runner *plain = runner_new(&toy, 1, false);
     for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
-        struct policy_runner_options o = {.temperature = 1, .max_len = 100, .cached_decisions = sizes[k]};
+        struct policy_runner_options o = {
+            .temperature = 1, .max_len = 100, .cached_decisions = sizes[k]};
         struct policy_runner *a = policy_runner_new(model, &toy.e, &o, &err);
         assert_non_null(a);
         struct rng r = rng_make(k, RNG_TEST, 0, 0);
         for (int b = 0; b < BATCHES; b++) {
             const char *prompt[N];
-            int by[N];
+            int adapter[N];
             text.len = 0;
             for (int i = 0; i < N; i++) {
                 prompt[i] = prompts[rng_below(&r, (uint32_t)ARRAY_LEN(prompts))];
-                by[i] = (int)rng_below(&r, 3);
-                asks[i] = ask_of(&text, prompt[i], of[by[i]], (uint64_t)(i % 2));
+                adapter[i] = (int)rng_below(&r, 3);
+                decisions[i] =
+                    decision_init(&text, prompt[i], runner_adapters[adapter[i]], (uint64_t)(i % 2));
             }
-            decide(a, asks, N, &text);
+            decide(a, decisions, N, &text);
             for (int i = 0; i < N; i++) {
                 struct buf one = {0};
-                want = ask_of(&one, prompt[i], of[by[i]], (uint64_t)(i % 2));
+                want =
+                    decision_init(&one, prompt[i], runner_adapters[adapter[i]], (uint64_t)(i % 2));
                 decide(plain, &want, 1, &one);
-                assert_memory_equal(asks[i].logp, want.logp, ACTIONS * sizeof(double));
-                assert_int_equal(asks[i].action, want.action);
+                assert_memory_equal(decisions[i].logp, want.logp, ACTIONS * sizeof(double));
+                assert_int_equal(decisions[i].action, want.action);
                 buf_release(&one);
             }
         }
@@ -326,19 +334,19 @@ static void test_cached_decisions_have_equal_bits(void **state) {
     buf_release(&text);
 }
 
-/* With an engine for each thread a decision has the bits of a runner with one engine; a prompt that
- * does not fit is an error, and the runner works after it. */
+/* With an engine for each thread decisions equal those of a runner with one engine, bit by bit. A
+ * prompt that does not fit is an error, after which the runner still works. */
 static void test_engines_of_threads_have_equal_bits(void **state) {
     (void)state;
     enum { N = 40 };
-    struct adapter *of[3] = {NULL, ones[0], ones[1]};
-    struct policy_decision asks[N], want[N];
+    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct policy_decision decisions[N], want[N];
     struct toy toy;
     struct error err;
     struct buf text = {0}, dots = {0};
-    toy_make(&toy, 1);
+    toy_init(&toy, 1);
     for (int i = 0; i < 100; i++) buf_puts(&dots, "x ");
-    struct policy_runner *plain = runner_open(&toy, 1, false);
+    struct policy_runner *plain = runner_new(&toy, 1, false);
     for (int threads = 2; threads <= 9; threads += 7) { // an engine each, and one for all nine
         struct policy_runner_options o = {.temperature = 1, .max_len = 100};
         o.pool = pool_new(threads);
@@ -347,16 +355,17 @@ static void test_engines_of_threads_have_equal_bits(void **state) {
         for (int round = 0; round < 3; round++) {
             text.len = 0;
             for (int i = 0; i < N; i++)
-                want[i] = asks[i] = ask_of(&text, prompts[i % (int)ARRAY_LEN(prompts)], of[i % 3],
-                                           (uint64_t)(round * N + i));
+                want[i] = decisions[i] =
+                    decision_init(&text, prompts[i % (int)ARRAY_LEN(prompts)],
+                                  runner_adapters[i % 3], (uint64_t)(round * N + i));
             decide(plain, want, N, &text);
-            decide(a, asks, N, &text);
+            decide(a, decisions, N, &text);
             for (int i = 0; i < N; i++) {
-                assert_memory_equal(asks[i].logp, want[i].logp, ACTIONS * sizeof(double));
-                assert_int_equal(asks[i].action, want[i].action);
+                assert_memory_equal(decisions[i].logp, want[i].logp, ACTIONS * sizeof(double));
+                assert_int_equal(decisions[i].action, want[i].action);
             }
-            asks[N / 2] = ask_of(&text, dots.data, ones[0], 1);
-            assert_int_equal(policy_runner_act(a, asks, N, &text, &err), ERR_USAGE);
+            decisions[N / 2] = decision_init(&text, dots.data, adapters[0], 1);
+            assert_int_equal(policy_runner_act(a, decisions, N, &text, &err), ERR_USAGE);
             assert_non_null(strstr(err.text, "does not fit"));
             policy_runner_sleep(a);
         }
@@ -376,17 +385,17 @@ static void test_fast_class_policy(void **state) {
     struct toy toy;
     struct policy_runner_options o = {.temperature = 1.5, .max_len = 100};
     const bool tiles = kernels_get()->attention;
-    toy_make(&toy, 1);
-    struct policy_runner *exact = runner_open(&toy, 1.5, false);
-    enum numeric_class was = model->cls;
+    toy_init(&toy, 1);
+    struct policy_runner *exact = runner_new(&toy, 1.5, false);
+    enum numeric_class old_class = model->cls;
     for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
         struct policy_decision a, b;
-        ask_one(exact, prompts[p], ones[0], &a);
+        decide_one(exact, prompts[p], adapters[0], &a);
         model->cls = NUMERIC_FAST; // the same weights: f32 products have one class
         struct policy_runner *fast = policy_runner_new(model, &toy.e, &o, &err);
-        ask_one(fast, prompts[p], ones[0], &b);
+        decide_one(fast, prompts[p], adapters[0], &b);
         policy_runner_free(fast);
-        model->cls = was;
+        model->cls = old_class;
         for (int i = 0; i < ACTIONS; i++)
             assert_true(fabs(a.logp[i] - b.logp[i]) < (tiles ? 5e-2 : 1e-5));
         if (!tiles) assert_int_equal(a.action, b.action);
@@ -399,7 +408,7 @@ static void test_action_words_with_a_common_prefix(void **state) {
     struct error err;
     struct toy toy;
     struct policy_runner_options o = {.temperature = 1};
-    toy_make(&toy, 1);
+    toy_init(&toy, 1);
     struct model *bytes = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     assert_null(policy_runner_new(bytes, &toy.e, &o, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
@@ -416,23 +425,25 @@ static void test_text_answers_are_parsed(void **state) {
     enum { N = 40 };
     struct toy toy;
     struct buf text = {0};
-    struct policy_decision asks[N];
+    struct policy_decision decisions[N];
     int seen[ACTIONS] = {0}, kinds = 0;
-    toy_make(&toy, 1);
-    struct policy_runner *a = runner_open(&toy, 1, true);
-    toy.says = 4;
-    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
-    decide(a, asks, N, &text);
-    assert_int_equal(toy.parsed, N);
+    toy_init(&toy, 1);
+    struct policy_runner *a = runner_new(&toy, 1, true);
+    toy.parsed_action = 4;
+    for (int i = 0; i < N; i++)
+        decisions[i] = decision_init(&text, prompts[i % 3], adapters[1], (uint64_t)i);
+    decide(a, decisions, N, &text);
+    assert_int_equal(toy.n_parsed, N);
     for (int i = 0; i < N; i++) {
-        assert_int_equal(asks[i].action, 4);
-        assert_true(asks[i].logp[0] == 0 && asks[i].logp[5] == 0);
+        assert_int_equal(decisions[i].action, 4);
+        assert_true(decisions[i].logp[0] == 0 && decisions[i].logp[5] == 0);
     }
-    toy.says = -1;
+    toy.parsed_action = -1;
     text.len = 0;
-    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
-    decide(a, asks, N, &text);
-    for (int i = 0; i < N; i++) seen[asks[i].action]++;
+    for (int i = 0; i < N; i++)
+        decisions[i] = decision_init(&text, prompts[i % 3], adapters[1], (uint64_t)i);
+    decide(a, decisions, N, &text);
+    for (int i = 0; i < N; i++) seen[decisions[i].action]++;
     for (int k = 0; k < ACTIONS; k++) kinds += seen[k] > 0;
     assert_int_equal(kinds, ACTIONS);
     policy_runner_free(a);
@@ -443,13 +454,13 @@ static void test_text_answers_are_parsed(void **state) {
 
 struct learner_test {
     struct toy toy;
-    struct policy_runner *asker;
+    struct policy_runner *runner;
     struct learner *l;
     struct learner_options o;
     int tick;
 };
 
-static struct learner_options learn_plain(const char *learn) {
+static struct learner_options learner_options_init(const char *learn) {
     struct learner_options o = {0};
     options_default(learner_option_rows, &o);
     free(o.learn);
@@ -459,7 +470,7 @@ static struct learner_options learn_plain(const char *learn) {
 }
 
 /* Plain gradient descent: one step is the mean gradient times the rate. */
-static void options_bare(struct learner_options *o, double lr) {
+static void options_set_sgd(struct learner_options *o, double lr) {
     free(o->train.optim);
     o->train.optim = xstrdup("sgd");
     o->train.momentum = 0;
@@ -469,18 +480,18 @@ static void options_bare(struct learner_options *o, double lr) {
 
 /* Takes ownership of the options. */
 static void learner_test_open(struct learner_test *s, struct learner_options o, double temperature,
-                              int minds, int bodies, struct adapter *const *adapters,
+                              int n_policies, int n_agents, struct adapter *const *adapters,
                               uint64_t seed) {
     struct error err;
     *s = (struct learner_test){.o = o};
-    toy_make(&s->toy, 1);
-    s->asker = runner_open(&s->toy, temperature, false);
+    toy_init(&s->toy, 1);
+    s->runner = runner_new(&s->toy, temperature, false);
     struct learner_config b = {.m = model,
-                               .policy_runner = s->asker,
+                               .policy_runner = s->runner,
                                .temperature = temperature,
                                .n_actions = ACTIONS,
-                               .n_policies = minds,
-                               .n_agents = bodies,
+                               .n_policies = n_policies,
+                               .n_agents = n_agents,
                                .adapters = adapters,
                                .seed = seed};
     s->l = learner_new(&s->o, &b, &err);
@@ -489,12 +500,12 @@ static void learner_test_open(struct learner_test *s, struct learner_options o, 
 
 static void learner_test_close(struct learner_test *s) {
     learner_free(s->l);
-    policy_runner_free(s->asker);
+    policy_runner_free(s->runner);
     options_release(learner_option_rows, &s->o);
 }
 
-static const char *learner_test_hash(const struct learner_test *s, int mind) {
-    return learner_adapter(s->l, mind)->hash;
+static const char *learner_test_hash(const struct learner_test *s, int policy) {
+    return learner_adapter(s->l, policy)->hash;
 }
 
 static void learner_test_update(struct learner_test *s) {
@@ -510,51 +521,53 @@ struct decision_case {
     double logp, reward; /* logp 0: the probability of a uniform choice */
 };
 
-static void learner_test_feed(struct learner_test *s, int body, const struct decision_case *v) {
+static void learner_test_episode(struct learner_test *s, int agent, const struct decision_case *v) {
     struct token_ids ids = {0};
     tokenizer_encode(model->tok, v->prompt, strlen(v->prompt), TOKENIZER_ADD_BOS, &ids);
     struct policy_decision a = {.tokens = ids.v, .n = ids.n, .action = v->action};
     for (int i = 0; i < ACTIONS; i++) a.logp[i] = -log(ACTIONS);
     if (v->logp != 0) a.logp[v->action] = v->logp;
-    learner_observe_action(s->l, body, &a, v->teacher);
-    learner_observe_reward(s->l, body, v->reward, true);
+    learner_observe_action(s->l, agent, &a, v->teacher);
+    learner_observe_reward(s->l, agent, v->reward, true);
     token_ids_release(&ids);
 }
 
 /* A naive implementation of the formula, for prompts of one token each. */
-enum { STATES = 5, LONGEST = 40 };
-struct reading {
-    float v[STATES]; /* the baseline */
+enum { STATES = 5, MAX_STEPS = 40 };
+struct naive_returns {
+    float v[STATES]; /* the critic */
     struct {
-        int state[LONGEST], n, settled;
-        double value[LONGEST + 1], reward[LONGEST];
-    } body[2];
+        int state[MAX_STEPS], n, n_final;
+        double value[MAX_STEPS + 1], reward[MAX_STEPS];
+    } agent[2];
 };
 
-static void reading_settle(struct reading *r, const struct learner_options *o, int b) {
-    int s = r->body[b].settled++, last = MIN(r->body[b].n, s + (int)o->horizon);
-    double ret = r->body[b].value[s];
+static void naive_finalize(struct naive_returns *r, const struct learner_options *o, int b) {
+    int s = r->agent[b].n_final++, last = MIN(r->agent[b].n, s + (int)o->horizon);
+    double ret = r->agent[b].value[s];
     for (int k = s; k < last; k++) {
         double delta =
-            r->body[b].reward[k] + o->discount * r->body[b].value[k + 1] - r->body[b].value[k];
+            r->agent[b].reward[k] + o->discount * r->agent[b].value[k + 1] - r->agent[b].value[k];
         ret += pow(o->discount * o->gae_lambda, k - s) * delta;
     }
-    float *v = &r->v[r->body[b].state[s]];
+    float *v = &r->v[r->agent[b].state[s]];
     *v += (float)(o->critic_lr * (ret - (double)*v));
 }
 
-static void reading_acted(struct reading *r, const struct learner_options *o, int b, int state) {
-    int n = r->body[b].n;
-    r->body[b].value[n] = (double)r->v[state];
-    if (n - r->body[b].settled == o->horizon) reading_settle(r, o, b);
-    r->body[b].state[n] = state;
-    r->body[b].n++;
+static void naive_observe_action(struct naive_returns *r, const struct learner_options *o, int b,
+                                 int state) {
+    int n = r->agent[b].n;
+    r->agent[b].value[n] = (double)r->v[state];
+    if (n - r->agent[b].n_final == o->horizon) naive_finalize(r, o, b);
+    r->agent[b].state[n] = state;
+    r->agent[b].n++;
 }
 
-static void reading_end(struct reading *r, const struct learner_options *o, int b, double value) {
-    r->body[b].value[r->body[b].n] = value;
-    while (r->body[b].settled < r->body[b].n) reading_settle(r, o, b);
-    r->body[b].n = r->body[b].settled = 0;
+static void naive_finish_episode(struct naive_returns *r, const struct learner_options *o, int b,
+                                 double value) {
+    r->agent[b].value[r->agent[b].n] = value;
+    while (r->agent[b].n_final < r->agent[b].n) naive_finalize(r, o, b);
+    r->agent[b].n = r->agent[b].n_final = 0;
 }
 
 static int float_order(const void *a, const void *b) {
@@ -562,8 +575,8 @@ static int float_order(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Values of the table other than 0 are the baseline's values. */
-static void critic_is(const struct learner_test *s, const struct reading *r) {
+/* The values of the critic's table other than 0 are the values of the states. */
+static void assert_critic(const struct learner_test *s, const struct naive_returns *r) {
     float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
     int n = 0;
     for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++) {
@@ -582,35 +595,35 @@ static void critic_is(const struct learner_test *s, const struct reading *r) {
 }
 
 static void returns_compare(int horizon, int length, double lambda, bool dies) {
-    struct learner_options o = learn_plain("gradient");
+    struct learner_options o = learner_options_init("gradient");
     o.horizon = horizon;
     o.gae_lambda = lambda;
     o.update_interval = 1 << 20;
     o.critic_lr = 0.3;
     struct learner_test s;
-    struct reading r = {0};
+    struct naive_returns r = {0};
     struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
-    learner_test_open(&s, o, 1, 1, 2, ones, 1);
-    for (int life = 0; life < 4; life++)
+    learner_test_open(&s, o, 1, 1, 2, adapters, 1);
+    for (int episode = 0; episode < 4; episode++)
         for (int t = 0; t <= length; t++)
             for (int b = 0; b < 2; b++) {
                 int state = (int)rng_below(&rng, STATES);
                 int32_t token = 300 + state;
                 struct policy_decision a = {.tokens = &token, .n = 1, .action = state};
-                bool gone = dies && t == length - 1, over = t == length;
+                bool terminated = dies && t == length - 1, has_ended = t == length;
                 double reward = (double)rng_normal(&rng);
-                if (over && !dies) {
-                    reading_end(&r, &s.o, b, (double)r.v[state]);
+                if (has_ended && !dies) {
+                    naive_finish_episode(&r, &s.o, b, (double)r.v[state]);
                     learner_finish_episode(s.l, b, &a);
                 }
-                if (over) continue;
-                reading_acted(&r, &s.o, b, state);
+                if (has_ended) continue;
+                naive_observe_action(&r, &s.o, b, state);
                 learner_observe_action(s.l, b, &a, -1);
-                r.body[b].reward[r.body[b].n - 1] = reward;
-                if (gone) reading_end(&r, &s.o, b, 0);
-                learner_observe_reward(s.l, b, reward, gone);
+                r.agent[b].reward[r.agent[b].n - 1] = reward;
+                if (terminated) naive_finish_episode(&r, &s.o, b, 0);
+                learner_observe_reward(s.l, b, reward, terminated);
             }
-    critic_is(&s, &r);
+    assert_critic(&s, &r);
     learner_test_close(&s);
 }
 
@@ -622,7 +635,7 @@ static void test_returns(void **state) {
             returns_compare(cases[i][0], cases[i][1], k & 1 ? 1 : 0.5, k & 2);
 }
 
-static struct decision_case clone_lesson(int i) {
+static struct decision_case clone_case(int i) {
     static const char *const ps[] = {"o",           "x o",           "x o f u",
                                      "x o f u o -", "x o f u o - -", "x o f u o - - e + - n x x:"};
     return (struct decision_case){
@@ -630,23 +643,23 @@ static struct decision_case clone_lesson(int i) {
 }
 
 static struct learner_options clone_options(void) {
-    struct learner_options o = learn_plain("clone");
-    options_bare(&o, 0.05);
+    struct learner_options o = learner_options_init("clone");
+    options_set_sgd(&o, 0.05);
     o.buffer_size = 8;
     o.batch_size = 4;
     o.replay_fraction = 1; // samples from the whole buffer
     return o;
 }
 
-/* Decisions first … last - 1, then updates; the hash of the resulting adapter. */
-static char *cloned(int longest_first, int first, int last) {
+/* Feeds the cases first … last - 1, then updates; returns the hash of the resulting adapter. */
+static char *clone_hash(int longest_first, int first, int last) {
     struct learner_test s;
-    learner_test_open(&s, clone_options(), 1, 1, 1, ones, 3);
+    learner_test_open(&s, clone_options(), 1, 1, 1, adapters, 3);
     struct decision_case wide = {.prompt = prompts[4]};
-    for (int i = 0; i < longest_first; i++) learner_test_feed(&s, 0, &wide);
+    for (int i = 0; i < longest_first; i++) learner_test_episode(&s, 0, &wide);
     for (int i = first; i < last; i++) {
-        struct decision_case v = clone_lesson(i);
-        learner_test_feed(&s, 0, &v);
+        struct decision_case v = clone_case(i);
+        learner_test_episode(&s, 0, &v);
     }
     for (int i = 0; i < 4; i++) learner_test_update(&s);
     char *hash = xstrdup(learner_test_hash(&s, 0));
@@ -654,7 +667,7 @@ static char *cloned(int longest_first, int first, int last) {
     return hash;
 }
 
-static void strings_same(char *a, char *b, bool same) {
+static void assert_strings(char *a, char *b, bool same) {
     if (same != (strcmp(a, b) == 0)) fail_msg("'%s' and '%s'", a, b);
     free(a);
     free(b);
@@ -662,14 +675,15 @@ static void strings_same(char *a, char *b, bool same) {
 
 static void test_replay_buffer_drops_the_oldest(void **state) {
     (void)state;
-    strings_same(cloned(0, 0, 8), cloned(1, 0, 8), true); // widened one by one, and at once
-    strings_same(cloned(0, 5, 13), cloned(0, 2, 13), true);
-    strings_same(cloned(0, 5, 13), cloned(8, 5, 13), true);
-    strings_same(cloned(0, 5, 13), cloned(21, 5, 13), true);
-    strings_same(cloned(0, 5, 13), cloned(0, 4, 12), false);
+    assert_strings(clone_hash(0, 0, 8), clone_hash(1, 0, 8),
+                   true); // widened one by one, and at once
+    assert_strings(clone_hash(0, 5, 13), clone_hash(0, 2, 13), true);
+    assert_strings(clone_hash(0, 5, 13), clone_hash(8, 5, 13), true);
+    assert_strings(clone_hash(0, 5, 13), clone_hash(21, 5, 13), true);
+    assert_strings(clone_hash(0, 5, 13), clone_hash(0, 4, 12), false);
 }
 
-/* Samples come from experience since the last update, unless replay is drawn. */
+/* Samples come from the transitions since the last update, unless the whole buffer is chosen. */
 static void test_replay_share(void **state) {
     (void)state;
     struct decision_case old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
@@ -678,14 +692,14 @@ static void test_replay_share(void **state) {
         struct learner_options o = clone_options();
         o.buffer_size = 40;
         o.replay_fraction = replay;
-        learner_test_open(&s, o, 1, 1, 1, ones, 3);
-        for (int i = 0; i < 16; i++) learner_test_feed(&s, 0, &old);
+        learner_test_open(&s, o, 1, 1, 1, adapters, 3);
+        for (int i = 0; i < 16; i++) learner_test_episode(&s, 0, &old);
         learner_test_update(&s);
         struct adapter *then = adapter_retain(learner_adapter(s.l, 0));
-        for (int i = 0; i < 4; i++) learner_test_feed(&s, 0, &new);
+        for (int i = 0; i < 4; i++) learner_test_episode(&s, 0, &new);
         learner_test_update(&s);
         learner_test_open(&t, clone_options(), 1, 1, 1, &then, 4);
-        for (int i = 0; i < 8; i++) learner_test_feed(&t, 0, &new);
+        for (int i = 0; i < 8; i++) learner_test_episode(&t, 0, &new);
         learner_test_update(&t);
         assert_int_equal(strcmp(learner_test_hash(&s, 0), learner_test_hash(&t, 0)) == 0, !replay);
         adapter_release(then);
@@ -694,16 +708,17 @@ static void test_replay_share(void **state) {
     }
 }
 
-/* Two policies with a decision each; the resulting adapter of the first. */
-static char *shared_with(double share, const struct decision_case *others, double *critic) {
-    static const struct decision_case own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
+/* Two policies with a decision each; returns the hash of the resulting adapter of the first. */
+static char *hash_with_shared_experience(double share, const struct decision_case *others,
+                                         double *critic) {
+    static const struct decision_case own_case = {.prompt = "x o f u", .teacher = 1, .reward = 1};
     struct learner_test s;
     struct learner_options o = clone_options();
     o.shared_experience_fraction = share;
-    learner_test_open(&s, o, 1, 2, 2, ones, 3);
+    learner_test_open(&s, o, 1, 2, 2, adapters, 3);
     for (int i = 0; i < 8; i++) {
-        learner_test_feed(&s, 0, &own);
-        learner_test_feed(&s, 1, others);
+        learner_test_episode(&s, 0, &own_case);
+        learner_test_episode(&s, 1, others);
     }
     for (int i = 0; i < 6; i++) learner_test_update(&s);
     float *baseline = learner_critic(s.l, 0);
@@ -715,20 +730,22 @@ static char *shared_with(double share, const struct decision_case *others, doubl
     return hash;
 }
 
-/* Experience of other policies counts only if it is shared, also for the baseline. */
+/* Transitions of other policies count only if they are shared, also for the critic. */
 static void test_shared_experience(void **state) {
     (void)state;
     const struct decision_case one = {.prompt = "u u u u o f n", .teacher = 2, .reward = 5};
     const struct decision_case two = {.prompt = "u u u u o f n", .teacher = 3, .reward = 5};
     double alone = 0, shared = 0, unused = 0;
-    strings_same(shared_with(0, &one, &alone), shared_with(0, &two, &unused), true);
-    strings_same(shared_with(1, &one, &shared), shared_with(1, &two, &unused), false);
+    assert_strings(hash_with_shared_experience(0, &one, &alone),
+                   hash_with_shared_experience(0, &two, &unused), true);
+    assert_strings(hash_with_shared_experience(1, &one, &shared),
+                   hash_with_shared_experience(1, &two, &unused), false);
     if (!(shared > 1.5 * alone)) fail_msg("a baseline of %g, with others' %g", alone, shared);
 }
 
 static double probability(const struct learner_test *s, const char *prompt, int action) {
     struct policy_decision a;
-    ask_one(s->asker, prompt, learner_adapter(s->l, 0), &a);
+    decide_one(s->runner, prompt, learner_adapter(s->l, 0), &a);
     return exp(a.logp[action]);
 }
 
@@ -736,18 +753,18 @@ static void test_one_update_moves_the_policy(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         struct learner_test s;
-        struct learner_options o = learn_plain("gradient");
+        struct learner_options o = learner_options_init("gradient");
         int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
         o.batch_size = 16;
         o.critic_lr = 0;
-        learner_test_open(&s, o, 1, 1, 1, &ones[seed % MINDS], seed);
+        learner_test_open(&s, o, 1, 1, 1, &adapters[seed % POLICIES], seed);
         double before = probability(&s, prompts[0], good), bad = probability(&s, prompts[0], wrong);
         for (int i = 0; i < 32; i++) {
             struct decision_case v = {.prompt = prompts[0],
                                       .action = i % 2 ? good : wrong,
                                       .logp = log(i % 2 ? before : bad),
                                       .reward = i % 2 ? 1 : -1};
-            learner_test_feed(&s, 0, &v);
+            learner_test_episode(&s, 0, &v);
         }
         learner_test_update(&s);
         assert_int_equal(learner_updates(s.l), 1);
@@ -764,14 +781,15 @@ static void test_behaviour_cloning(void **state) {
     for (uint64_t seed = 1; seed <= 4; seed++) {
         struct learner_test s;
         int right = (int)(seed % ACTIONS);
-        learner_test_open(&s, learn_plain("clone"), 1, 1, 1, &ones[seed % MINDS], seed);
+        learner_test_open(&s, learner_options_init("clone"), 1, 1, 1, &adapters[seed % POLICIES],
+                          seed);
         double before = probability(&s, prompts[1], right);
         for (int i = 0; i < 8; i++) {
             struct decision_case v = {.prompt = prompts[1],
                                       .action = (right + 1) % ACTIONS,
                                       .teacher = right,
                                       .reward = -1};
-            learner_test_feed(&s, 0, &v);
+            learner_test_episode(&s, 0, &v);
         }
         learner_test_update(&s);
         assert_true(probability(&s, prompts[1], right) > before);
@@ -779,72 +797,76 @@ static void test_behaviour_cloning(void **state) {
     }
 }
 
-/* The loss of one experience, from newly computed probabilities. */
-struct task {
+/* The parameters of the loss of one transition. */
+struct loss_case {
     double temperature, ratio, old, advantage, entropy, clip;
     int action;
 };
 
-static double task_loss(const struct learner_test *s, const struct task *k, struct adapter *a) {
-    struct policy_decision ask;
-    ask_one(s->asker, prompts[0], a, &ask);
-    double ratio = exp(ask.logp[k->action] - k->old), h = 0;
+static double loss_case_value(const struct learner_test *s, const struct loss_case *k,
+                              struct adapter *a) {
+    struct policy_decision decision;
+    decide_one(s->runner, prompts[0], a, &decision);
+    double ratio = exp(decision.logp[k->action] - k->old), h = 0;
     double bound = fmin(fmax(ratio, 1 - k->clip), 1 + k->clip);
-    for (int i = 0; i < ACTIONS; i++) h -= exp(ask.logp[i]) * ask.logp[i];
+    for (int i = 0; i < ACTIONS; i++) h -= exp(decision.logp[i]) * decision.logp[i];
     return -fmin(ratio * k->advantage, bound * k->advantage) - k->entropy * h;
 }
 
-static struct adapter *moved(const struct adapter *a, const double *along, double by) {
+static struct adapter *adapter_moved(const struct adapter *a, const double *direction,
+                                     double step) {
     float *data = xcalloc(a->n_data, sizeof *data);
-    for (size_t i = 0; i < a->n_data; i++) data[i] = (float)((double)a->data[i] + by * along[i]);
+    for (size_t i = 0; i < a->n_data; i++)
+        data[i] = (float)((double)a->data[i] + step * direction[i]);
     return adapter_from_owned_data(&a->shape, &a->config, data, NULL);
 }
 
-static double slope(const struct learner_test *s, const struct task *k, const double *along) {
+static double slope(const struct learner_test *s, const struct loss_case *k,
+                    const double *direction) {
     double sum = 0, loss[2];
-    for (size_t i = 0; i < ones[0]->n_data; i++) sum += along[i] * along[i];
+    for (size_t i = 0; i < adapters[0]->n_data; i++) sum += direction[i] * direction[i];
     double step = 0.01 / sqrt(sum);
     for (int side = 0; side < 2; side++) {
-        struct adapter *a = moved(ones[0], along, side ? step : -step);
-        loss[side] = task_loss(s, k, a);
+        struct adapter *a = adapter_moved(adapters[0], direction, side ? step : -step);
+        loss[side] = loss_case_value(s, k, a);
         adapter_release(a);
     }
     return (loss[1] - loss[0]) / (2 * step);
 }
 
-/* One plain gradient step from ones[0], after sixteen experiences of which the buffer holds eight;
- * the gradient is stored in `gradient`. The running square of the baseline's errors includes all
- * sixteen. */
-static void task_learn(struct learner_test *s, struct task *k, double *gradient) {
+/* One plain gradient step from adapters[0], after sixteen transitions of which the buffer holds
+ * eight; the gradient is stored in `gradient`. The running square of the critic's errors includes
+ * all sixteen. */
+static void loss_case_learn(struct learner_test *s, struct loss_case *k, double *gradient) {
     enum { LR = 1 };
     struct policy_decision now;
-    struct learner_options o = learn_plain("gradient");
+    struct learner_options o = learner_options_init("gradient");
     double square = 0;
-    options_bare(&o, LR);
+    options_set_sgd(&o, LR);
     o.buffer_size = 8;
     o.critic_lr = 0;
     o.entropy_coef = k->entropy;
     o.clip_range = k->clip;
-    learner_test_open(s, o, k->temperature, 1, 1, ones, 5);
-    ask_one(s->asker, prompts[0], ones[0], &now);
+    learner_test_open(s, o, k->temperature, 1, 1, adapters, 5);
+    decide_one(s->runner, prompts[0], adapters[0], &now);
     k->old = now.logp[k->action] - log(k->ratio);
     for (int i = 0; i < 16; i++) {
         double reward = k->advantage * (i < 8 ? 0.5 : 1);
         struct decision_case v = {
             .prompt = prompts[0], .action = k->action, .logp = k->old, .reward = reward};
         square += (i ? 0.01 : 1) * (reward * reward - square);
-        learner_test_feed(s, 0, &v);
+        learner_test_episode(s, 0, &v);
     }
     k->advantage /= sqrt(square);
     learner_test_update(s);
     const struct adapter *after = learner_adapter(s->l, 0);
     for (size_t i = 0; i < after->n_data; i++)
-        gradient[i] = ((double)ones[0]->data[i] - (double)after->data[i]) / LR;
+        gradient[i] = ((double)adapters[0]->data[i] - (double)after->data[i]) / LR;
 }
 
 static void test_gradient_equals_the_loss_gradient(void **state) {
     (void)state;
-    static const struct task tasks[] = {
+    static const struct loss_case tasks[] = {
         {.temperature = 1, .ratio = 1, .advantage = 2, .clip = 0.2, .action = 1},
         {.temperature = 1, .ratio = 1.15, .advantage = 1, .clip = 0.2, .action = 2, .entropy = 0.1},
         {.temperature = 0.6, .ratio = 0.85, .advantage = 3, .clip = 0.2, .action = 0},
@@ -853,14 +875,14 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
         {.temperature = 1, .ratio = 0.4, .advantage = 2, .clip = 0.2, .action = 5},
         {.temperature = 1, .ratio = 2, .advantage = 2, .clip = 0.2, .action = 5, .entropy = 0.3},
     };
-    size_t n = ones[0]->n_data;
+    size_t n = adapters[0]->n_data;
     double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d);
     for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
-        struct task k = tasks[i];
+        struct loss_case k = tasks[i];
         struct learner_test s;
         struct rng rng = rng_make(i, RNG_TEST, 4, 0);
         double gg = 0, gd = 0;
-        task_learn(&s, &k, g);
+        loss_case_learn(&s, &k, g);
         for (size_t j = 0; j < n; j++) gg += g[j] * g[j];
         assert_true(gg > 0);
         for (size_t j = 0; j < n; j++) {
@@ -879,17 +901,17 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
 
 static void test_clipped_side_has_no_gradient(void **state) {
     (void)state;
-    double *g = xcalloc(ones[0]->n_data, sizeof *g);
+    double *g = xcalloc(adapters[0]->n_data, sizeof *g);
     for (int side = 0; side < 2; side++) {
         struct learner_test s;
-        struct task k = {.temperature = 1,
-                         .ratio = side ? 1.5 : 0.6,
-                         .advantage = side ? 1 : -1,
-                         .clip = 0.2,
-                         .action = 2};
-        task_learn(&s, &k, g);
+        struct loss_case k = {.temperature = 1,
+                              .ratio = side ? 1.5 : 0.6,
+                              .advantage = side ? 1 : -1,
+                              .clip = 0.2,
+                              .action = 2};
+        loss_case_learn(&s, &k, g);
         assert_int_equal(learner_updates(s.l), 1);
-        assert_string_equal(learner_test_hash(&s, 0), ones[0]->hash);
+        assert_string_equal(learner_test_hash(&s, 0), adapters[0]->hash);
         learner_test_close(&s);
     }
     free(g);
@@ -897,26 +919,26 @@ static void test_clipped_side_has_no_gradient(void **state) {
 
 /* Three policies, eight decisions each and an update, three times; those of policy 1 were sampled
  * with probability exp(rare). */
-static void policies_teach(struct learner_test *s, struct adapter *second, double rare) {
-    struct adapter *adapters[3] = {ones[0], second, ones[2]};
-    learner_test_open(s, learn_plain("gradient"), 1, 3, 3, adapters, 6);
+static void policies_train(struct learner_test *s, struct adapter *second, double rare) {
+    struct adapter *adapters[3] = {adapters[0], second, adapters[2]};
+    learner_test_open(s, learner_options_init("gradient"), 1, 3, 3, adapters, 6);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 24; i++) {
             struct decision_case v = {.prompt = prompts[i % 5],
                                       .action = i % ACTIONS,
                                       .logp = i % 3 == 1 ? rare : -1.5,
                                       .reward = i % 4 - 1};
-            learner_test_feed(s, i % 3, &v);
+            learner_test_episode(s, i % 3, &v);
         }
         learner_test_update(s);
     }
 }
 
-static void neighbours_same(const struct learner_test *a, const struct learner_test *b) {
+static void assert_neighbours_equal(const struct learner_test *a, const struct learner_test *b) {
     assert_true(learner_updates(b->l) > 0);
     for (int i = 0; i < 3; i += 2) {
         assert_string_equal(learner_test_hash(a, i), learner_test_hash(b, i));
-        assert_string_not_equal(learner_test_hash(a, i), ones[i]->hash);
+        assert_string_not_equal(learner_test_hash(a, i), adapters[i]->hash);
         assert_int_equal(learner_health(b->l, i).rollbacks, 0);
     }
 }
@@ -925,35 +947,35 @@ static void neighbours_same(const struct learner_test *a, const struct learner_t
 static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     (void)state;
     struct learner_test sound, broken;
-    double *along = xcalloc(ones[1]->n_data, sizeof *along);
-    for (size_t i = 0; i < ones[1]->n_data; i++) along[i] = 1e30;
-    struct adapter *huge = moved(ones[1], along, 1);
-    policies_teach(&sound, ones[1], -1.5);
-    policies_teach(&broken, huge, -1.5);
-    neighbours_same(&sound, &broken);
+    double *along = xcalloc(adapters[1]->n_data, sizeof *along);
+    for (size_t i = 0; i < adapters[1]->n_data; i++) along[i] = 1e30;
+    struct adapter *huge = adapter_moved(adapters[1], along, 1);
+    policies_train(&sound, adapters[1], -1.5);
+    policies_train(&broken, huge, -1.5);
+    assert_neighbours_equal(&sound, &broken);
     assert_int_equal(learner_health(sound.l, 1).rollbacks, 0);
     assert_int_equal(learner_health(broken.l, 1).rollbacks, 3);
     assert_string_equal(learner_test_hash(&broken, 1), huge->hash);
     learner_test_close(&broken);
     adapter_release(huge);
     free(along);
-    int put_back = 0;
+    int rolled_back = 0;
     for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond the range of a float
-        policies_teach(&broken, ones[1], rare);
-        neighbours_same(&sound, &broken);
-        put_back += learner_health(broken.l, 1).rollbacks > 0;
+        policies_train(&broken, adapters[1], rare);
+        assert_neighbours_equal(&sound, &broken);
+        rolled_back += learner_health(broken.l, 1).rollbacks > 0;
         learner_test_close(&broken);
     }
-    assert_true(put_back > 0 && put_back < 16);
+    assert_true(rolled_back > 0 && rolled_back < 16);
     learner_test_close(&sound);
 }
 
 /* A tick of one policy with one agent, with finite log-probabilities or not. */
-static void learner_test_tick(struct learner_test *s, bool numbers) {
+static void learner_test_tick(struct learner_test *s, bool is_finite) {
     struct error err;
     int32_t token = 300 + s->tick % 7;
     struct policy_decision a = {.tokens = &token, .n = 1, .action = s->tick % ACTIONS};
-    for (int i = 0; i < ACTIONS; i++) a.logp[i] = numbers ? -log(ACTIONS) : (double)NAN;
+    for (int i = 0; i < ACTIONS; i++) a.logp[i] = is_finite ? -log(ACTIONS) : (double)NAN;
     learner_observe_action(s->l, 0, &a, -1);
     learner_observe_reward(s->l, 0, s->tick % 3, false);
     s->tick++;
@@ -964,22 +986,22 @@ static void learner_test_tick(struct learner_test *s, bool numbers) {
 static void test_nonfinite_decision(void **state) {
     (void)state;
     struct learner_test s;
-    struct learner_options o = learn_plain("gradient");
+    struct learner_options o = learner_options_init("gradient");
     o.update_interval = 1;
     o.replay_fraction = 1;
-    learner_test_open(&s, o, 1, 1, 1, ones, 2);
+    learner_test_open(&s, o, 1, 1, 1, adapters, 2);
     while (s.tick < 100) learner_test_tick(&s, s.tick != 40);
     struct policy_health h = learner_health(s.l, 0);
     assert_int_equal(h.rollbacks, 1);
     assert_true(isfinite(h.entropy) && h.entropy > 1);
     struct learner_test fresh; // a learner that begins after it
-    o = learn_plain("gradient");
+    o = learner_options_init("gradient");
     o.update_interval = 1;
     o.replay_fraction = 1;
-    learner_test_open(&fresh, o, 1, 1, 1, ones, 2);
+    learner_test_open(&fresh, o, 1, 1, 1, adapters, 2);
     for (fresh.tick = 41; fresh.tick < 100;) learner_test_tick(&fresh, true);
     assert_string_equal(learner_test_hash(&s, 0), learner_test_hash(&fresh, 0));
-    assert_string_not_equal(learner_test_hash(&s, 0), ones[0]->hash);
+    assert_string_not_equal(learner_test_hash(&s, 0), adapters[0]->hash);
     learner_test_close(&s);
     learner_test_close(&fresh);
 }
@@ -989,9 +1011,9 @@ static void test_nonfinite_decision(void **state) {
 static void test_collapse_is_reported(void **state) {
     (void)state;
     struct learner_test s;
-    struct learner_options o = learn_plain("gradient");
+    struct learner_options o = learner_options_init("gradient");
     o.train.lr = 0;
-    learner_test_open(&s, o, 1, 4, 4, ones, 6);
+    learner_test_open(&s, o, 1, 4, 4, adapters, 6);
     for (s.tick = 1; s.tick <= 100; s.tick++) {
         struct error err;
         for (int b = 0; b < 4; b++) {
@@ -1020,19 +1042,19 @@ static void test_collapse_is_reported(void **state) {
     learner_test_close(&s);
 }
 
-/* lives */
+/* simulations */
 
-struct world_of {
+struct simulation_test {
     struct simulation_options o;
     struct world_rules rules;
-    struct grid_env places[2];
+    struct grid_env grids[2];
     struct toy toys[2];
     struct environment envs[2], *list[2];
     struct pool *pool;
-    struct simulation *life;
+    struct simulation *simulation;
 };
 
-static struct simulation_options simulation_plain(const char *learn) {
+static struct simulation_options simulation_options_init(const char *learn) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
@@ -1048,116 +1070,120 @@ static struct simulation_options simulation_plain(const char *learn) {
     return o;
 }
 
-static void simulation_start(struct world_of *w) {
+static void simulation_start(struct simulation_test *w) {
     struct error err;
-    w->life = simulation_new(model, &w->o, w->list, ones, MINDS, w->pool, &err);
-    if (!w->life) fail_msg("%s", err.text);
+    w->simulation = simulation_new(model, &w->o, w->list, adapters, POLICIES, w->pool, &err);
+    if (!w->simulation) fail_msg("%s", err.text);
 }
 
 /* Takes ownership of the options. `toy`: agents that do not interact. */
-static void world_make(struct world_of *w, struct simulation_options o, bool toy, int threads) {
+static void simulation_test_open(struct simulation_test *w, struct simulation_options o, bool toy,
+                                 int threads) {
     struct error err;
-    *w = (struct world_of){.o = o, .pool = pool_new(threads)};
+    *w = (struct simulation_test){.o = o, .pool = pool_new(threads)};
     if (world_rules_load(&w->rules, "repaired", &err) != OK) fail_msg("%s", err.text);
     for (int i = 0; i < o.n_envs; i++) {
-        toy_make(&w->toys[i], MINDS);
+        toy_init(&w->toys[i], POLICIES);
         w->toys[i].dies_at[2] = 17 + i;
-        w->places[i] = (struct grid_env){
-            .rules = &w->rules, .teacher = world_policy_find("reflex"), .n_agents = MINDS};
-        w->envs[i] = toy ? w->toys[i].e : grid_env_as_environment(&w->places[i]);
+        w->grids[i] = (struct grid_env){
+            .rules = &w->rules, .teacher = world_policy_find("reflex"), .n_agents = POLICIES};
+        w->envs[i] = toy ? w->toys[i].e : grid_env_as_environment(&w->grids[i]);
         w->list[i] = &w->envs[i];
     }
     simulation_start(w);
 }
 
-static void world_free(struct world_of *w) {
-    simulation_free(w->life);
+static void simulation_test_close(struct simulation_test *w) {
+    simulation_free(w->simulation);
     pool_free(w->pool);
     world_rules_release(&w->rules);
     options_release(learner_option_rows, &w->o.learn);
     options_release(simulation_option_rows, &w->o);
 }
 
-/* A generation, or its first ticks. Appends the actions to `story`, and at the end the policies. */
-static void generation(struct world_of *w, int ticks, struct buf *story) {
+/* Runs a generation, or its first ticks. Appends the actions to `log_text`. */
+static void generation_run(struct simulation_test *w, int ticks, struct buf *log_text) {
     struct error err;
     int n = 1, t = 0;
-    if (simulation_begin_generation(w->life, NULL, &err) != OK) fail_msg("%s", err.text);
-    while (t++ < ticks && (n = simulation_step(w->life, &err)) > 0)
-        for (int b = 0; b < MINDS * (int)w->o.n_envs; b++)
-            buf_printf(story, "%d ", simulation_actions(w->life)[b]);
+    if (simulation_begin_generation(w->simulation, NULL, &err) != OK) fail_msg("%s", err.text);
+    while (t++ < ticks && (n = simulation_step(w->simulation, &err)) > 0)
+        for (int b = 0; b < POLICIES * (int)w->o.n_envs; b++)
+            buf_printf(log_text, "%d ", simulation_actions(w->simulation)[b]);
     if (n < 0) fail_msg("%s", err.text);
     if (ticks <= w->o.steps) return;
-    simulation_end_generation(w->life);
-    buf_puts(story, "\n");
+    simulation_end_generation(w->simulation);
+    buf_puts(log_text, "\n");
 }
 
-static void measured_tell(struct world_of *w, struct buf *story) {
+static void evaluation_log(struct simulation_test *w, struct buf *log_text) {
     struct error err;
     struct episode_stats out[4];
     assert_true(w->o.eval_maps <= 4);
-    if (simulation_evaluate(w->life, out, &err) != OK) fail_msg("%s", err.text);
+    if (simulation_evaluate(w->simulation, out, &err) != OK) fail_msg("%s", err.text);
     for (int i = 0; i < w->o.eval_maps; i++)
-        buf_printf(story, "held out: %a %a\n", out[i].fitness, out[i].reward);
+        buf_printf(log_text, "held out: %a %a\n", out[i].fitness, out[i].reward);
 }
 
-/* Names of the policies and their fitness; their health only with `health`. */
-static void policies_text(const struct simulation *l, bool health, struct buf *story) {
+/* Appends the records of the policies; their health only with `health`. */
+static void policies_log(const struct simulation *l, bool health, struct buf *log_text) {
     for (int i = 0; i < simulation_n_policies(l); i++) {
         json_t *v = policy_record_json(simulation_policy(l, i));
         assert_non_null(v);
         if (!health) json_object_del(v, "health");
         char *text = json_canonical(v);
-        buf_printf(story, "%s\n", text);
+        buf_printf(log_text, "%s\n", text);
         free(text);
         json_decref(v);
     }
-    buf_printf(story, "%d generations, %lld decisions\n", simulation_generations(l),
+    buf_printf(log_text, "%d generations, %lld decisions\n", simulation_generations(l),
                (long long)simulation_decisions(l));
 }
 
-enum { WHOLE = 1 << 20 };
-static char *simulations(const char *learn, double lr, int threads, bool health) {
-    struct world_of w;
-    struct buf story = {0};
-    struct simulation_options o = simulation_plain(learn);
+enum { ALL_TICKS = 1 << 20 };
+static char *simulation_log(const char *learn, double lr, int threads, bool health) {
+    struct simulation_test w;
+    struct buf log_text = {0};
+    struct simulation_options o = simulation_options_init(learn);
     o.learn.train.lr = lr;
-    world_make(&w, o, false, threads);
+    simulation_test_open(&w, o, false, threads);
     for (int g = 0; g < 2; g++) {
-        generation(&w, WHOLE, &story);
-        policies_text(w.life, health, &story);
-        measured_tell(&w, &story);
+        generation_run(&w, ALL_TICKS, &log_text);
+        policies_log(w.simulation, health, &log_text);
+        evaluation_log(&w, &log_text);
     }
-    world_free(&w);
-    return story.data;
+    simulation_test_close(&w);
+    return log_text.data;
 }
 
 static void test_rate_zero_is_frozen(void **state) {
     (void)state;
-    strings_same(simulations("none", 0, 1, false), simulations("gradient", 0, 1, false), true);
-    strings_same(simulations("none", 0, 1, false), simulations("clone", 0, 1, false), true);
-    strings_same(simulations("none", 0, 1, false), simulations("gradient", 0.01, 1, false), false);
+    assert_strings(simulation_log("none", 0, 1, false), simulation_log("gradient", 0, 1, false),
+                   true);
+    assert_strings(simulation_log("none", 0, 1, false), simulation_log("clone", 0, 1, false), true);
+    assert_strings(simulation_log("none", 0, 1, false), simulation_log("gradient", 0.01, 1, false),
+                   false);
 }
 
 static void test_threads_change_nothing(void **state) {
     (void)state;
-    strings_same(simulations("gradient", 0.01, 1, true), simulations("gradient", 0.01, 2, true),
-                 true);
-    strings_same(simulations("clone", 0.01, 1, true), simulations("clone", 0.01, 2, true), true);
+    assert_strings(simulation_log("gradient", 0.01, 1, true),
+                   simulation_log("gradient", 0.01, 2, true), true);
+    assert_strings(simulation_log("clone", 0.01, 1, true), simulation_log("clone", 0.01, 2, true),
+                   true);
 }
 
-static char *place_in(const char *name) {
+static char *path_in_folder(const char *name) {
     return path_join(folder, name);
 }
 
-static void saved(const struct simulation *l, const char *dir) {
+static void state_save(const struct simulation *l, const char *dir) {
     struct error err;
     json_t *extra = json_pack("{s:s}", "mine", "too");
     if (simulation_save(l, dir, extra, &err) != OK) fail_msg("%s", err.text);
     json_decref(extra);
 }
 
-static void loaded(struct simulation *l, const char *dir) {
+static void state_load(struct simulation *l, const char *dir) {
     struct error err;
     json_t *state = simulation_read_state(dir, &err);
     if (!state || simulation_load(l, dir, state, &err) != OK) fail_msg("%s", err.text);
@@ -1167,30 +1193,30 @@ static void loaded(struct simulation *l, const char *dir) {
 
 /* Four generations; each ends with a save and continues in another object. Before the generations
  * in `killed` an object runs some ticks and is discarded. */
-static char *interrupted(const char *dir, const char *killed) {
-    struct world_of w;
-    struct buf story = {0}, lost = {0};
-    struct simulation_options o = simulation_plain("gradient");
+static char *interrupted_log(const char *dir, const char *killed) {
+    struct simulation_test w;
+    struct buf log_text = {0}, lost = {0};
+    struct simulation_options o = simulation_options_init("gradient");
     o.carry_elite_stats = true;
     o.mutation_rate = 0.5;
-    world_make(&w, o, false, 1);
+    simulation_test_open(&w, o, false, 1);
     for (int g = 0; g < 4; g++) {
         for (int k = 0; dir && g > 0 && k < 1 + (killed[g] == 'x'); k++) {
-            simulation_free(w.life);
+            simulation_free(w.simulation);
             simulation_start(&w);
-            loaded(w.life, dir);
-            if (killed[g] == 'x' && k == 0) generation(&w, 23, &lost);
+            state_load(w.simulation, dir);
+            if (killed[g] == 'x' && k == 0) generation_run(&w, 23, &lost);
         }
-        generation(&w, WHOLE, &story);
-        policies_text(w.life, true, &story);
-        if (dir) saved(w.life, dir);
+        generation_run(&w, ALL_TICKS, &log_text);
+        policies_log(w.simulation, true, &log_text);
+        if (dir) state_save(w.simulation, dir);
     }
-    world_free(&w);
+    simulation_test_close(&w);
     buf_release(&lost);
-    return story.data;
+    return log_text.data;
 }
 
-static int entries(const char *path, const char *prefix) {
+static int count_entries(const char *path, const char *prefix) {
     int n = 0;
     DIR *d = opendir(path);
     assert_non_null(d);
@@ -1202,11 +1228,12 @@ static int entries(const char *path, const char *prefix) {
 
 static void test_interruptions_change_nothing(void **state) {
     (void)state;
-    char *dir = place_in("interrupted"), *minds = path_join(dir, "minds");
-    strings_same(interrupted(NULL, "----"), interrupted(dir, "----"), true);
-    strings_same(interrupted(NULL, "----"), interrupted(dir, "-xx-"), true);
-    assert_int_equal(entries(minds, ""), MINDS); // adapters that no state names are removed
-    assert_int_equal(entries(dir, "critics-"), 1);
+    char *dir = path_in_folder("interrupted"), *minds = path_join(dir, "minds");
+    assert_strings(interrupted_log(NULL, "----"), interrupted_log(dir, "----"), true);
+    assert_strings(interrupted_log(NULL, "----"), interrupted_log(dir, "-xx-"), true);
+    assert_int_equal(count_entries(minds, ""),
+                     POLICIES); // adapters that no state names are removed
+    assert_int_equal(count_entries(dir, "critics-"), 1);
     free(minds);
     free(dir);
 }
@@ -1215,31 +1242,31 @@ static void test_interruptions_change_nothing(void **state) {
  * result can be saved and loaded. */
 static void test_rate_that_makes_all_nonfinite(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
-    struct simulation_options o = simulation_plain("gradient");
-    char *dir = place_in("broken");
+    struct simulation_test w;
+    struct buf log_text = {0};
+    struct simulation_options o = simulation_options_init("gradient");
+    char *dir = path_in_folder("broken");
     o.learn.train.lr = 1e30;
     o.learn.warmup_steps = 0;
     o.learn.batch_size = 2;
     o.steps = 120;
     o.breed = false;
-    world_make(&w, o, true, 1);
-    generation(&w, WHOLE, &story);
+    simulation_test_open(&w, o, true, 1);
+    generation_run(&w, ALL_TICKS, &log_text);
     int rollbacks = 0;
-    for (int i = 0; i < MINDS; i++) {
-        const struct policy_record *m = simulation_policy(w.life, i);
+    for (int i = 0; i < POLICIES; i++) {
+        const struct policy_record *m = simulation_policy(w.simulation, i);
         rollbacks += m->health.rollbacks;
         assert_true(isfinite(m->health.entropy));
         for (size_t k = 0; k < m->adapter->n_data; k++) assert_true(isfinite(m->adapter->data[k]));
     }
-    assert_true(rollbacks >= MINDS);
-    saved(w.life, dir);
-    simulation_free(w.life);
+    assert_true(rollbacks >= POLICIES);
+    state_save(w.simulation, dir);
+    simulation_free(w.simulation);
     simulation_start(&w);
-    loaded(w.life, dir);
-    world_free(&w);
-    buf_release(&story);
+    state_load(w.simulation, dir);
+    simulation_test_close(&w);
+    buf_release(&log_text);
     free(dir);
 }
 
@@ -1247,31 +1274,31 @@ static void test_rate_that_makes_all_nonfinite(void **state) {
  * and the other policies are the same as next to a healthy one. */
 static void test_nonfinite_policy_does_not_change_others(void **state) {
     (void)state;
-    struct adapter *sound = ones[1], *after[2][MINDS] = {0};
+    struct adapter *sound = adapters[1], *after[2][POLICIES] = {0};
     double *along = xcalloc(sound->n_data, sizeof *along);
     for (size_t i = 0; i < sound->n_data; i++) along[i] = INFINITY;
     for (int k = 0; k < 2; k++) {
-        struct world_of w;
-        struct buf story = {0};
-        struct simulation_options o = simulation_plain("gradient");
+        struct simulation_test w;
+        struct buf log_text = {0};
+        struct simulation_options o = simulation_options_init("gradient");
         o.n_envs = 1;
-        if (k) ones[1] = moved(sound, along, 1);
-        world_make(&w, o, true, 1);
-        generation(&w, WHOLE, &story);
-        for (int i = 0; i < MINDS; i++) {
-            const struct policy_record *m = simulation_policy(w.life, i);
-            int who = m->name[3] - '0';
-            after[k][who] = adapter_retain(m->adapter);
-            assert_int_equal(m->health.rollbacks > 0, k == 1 && who == 1);
+        if (k) adapters[1] = adapter_moved(sound, along, 1);
+        simulation_test_open(&w, o, true, 1);
+        generation_run(&w, ALL_TICKS, &log_text);
+        for (int i = 0; i < POLICIES; i++) {
+            const struct policy_record *m = simulation_policy(w.simulation, i);
+            int policy = m->name[3] - '0';
+            after[k][policy] = adapter_retain(m->adapter);
+            assert_int_equal(m->health.rollbacks > 0, k == 1 && policy == 1);
         }
-        world_free(&w);
-        buf_release(&story);
-        if (k) adapter_release(ones[1]);
-        ones[1] = sound;
+        simulation_test_close(&w);
+        buf_release(&log_text);
+        if (k) adapter_release(adapters[1]);
+        adapters[1] = sound;
     }
-    for (int i = 0; i < MINDS; i++) {
+    for (int i = 0; i < POLICIES; i++) {
         if (i != 1) assert_string_equal(after[0][i]->hash, after[1][i]->hash);
-        if (i != 1) assert_string_not_equal(after[0][i]->hash, ones[i]->hash);
+        if (i != 1) assert_string_not_equal(after[0][i]->hash, adapters[i]->hash);
         adapter_release(after[0][i]);
         adapter_release(after[1][i]);
     }
@@ -1281,33 +1308,33 @@ static void test_nonfinite_policy_does_not_change_others(void **state) {
 /* Generations shorter than the health interval end with a health check. */
 static void test_health_of_a_short_generation(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
-    struct simulation_options o = simulation_plain("gradient");
+    struct simulation_test w;
+    struct buf log_text = {0};
+    struct simulation_options o = simulation_options_init("gradient");
     o.learn.train.lr = 0;
     o.steps = 20;
     o.n_envs = 1;
-    world_make(&w, o, true, 1);
-    generation(&w, WHOLE, &story);
-    for (int i = 0; i < MINDS; i++) {
-        const struct policy_record *m = simulation_policy(w.life, i);
+    simulation_test_open(&w, o, true, 1);
+    generation_run(&w, ALL_TICKS, &log_text);
+    for (int i = 0; i < POLICIES; i++) {
+        const struct policy_record *m = simulation_policy(w.simulation, i);
         assert_int_equal(m->health.decisions, m->name[3] == '2' ? 17 : 20);
         assert_true(m->health.entropy > 0 && m->health.spread > 0);
     }
-    world_free(&w);
-    buf_release(&story);
+    simulation_test_close(&w);
+    buf_release(&log_text);
 }
 
 /* breeding */
 
 /* A generation and its policies at the end. */
 struct parents {
-    struct policy_record v[MINDS];
+    struct policy_record v[POLICIES];
 };
 
-static struct parents parents_of(const struct simulation *l) {
+static struct parents parents_copy(const struct simulation *l) {
     struct parents p;
-    for (int i = 0; i < MINDS; i++) {
+    for (int i = 0; i < POLICIES; i++) {
         p.v[i] = *simulation_policy(l, i);
         adapter_retain(p.v[i].adapter);
     }
@@ -1315,18 +1342,18 @@ static struct parents parents_of(const struct simulation *l) {
 }
 
 static void parents_release(struct parents *p) {
-    for (int i = 0; i < MINDS; i++) adapter_release(p->v[i].adapter);
+    for (int i = 0; i < POLICIES; i++) adapter_release(p->v[i].adapter);
 }
 
 static const struct policy_record *parent_find(const struct parents *p, const char *name) {
-    for (int i = 0; i < MINDS; i++)
+    for (int i = 0; i < POLICIES; i++)
         if (strcmp(p->v[i].name, name) == 0) return &p->v[i];
     fail_msg("no parent '%s'", name);
     return NULL;
 }
 
 /* ΔW of a child is the fitness-weighted mean of its parents' ΔW, with the same weighted norm. */
-static void child_is(const struct parents *p, const struct policy_record *c) {
+static void assert_child(const struct parents *p, const struct policy_record *c) {
     struct error err;
     const struct policy_record *a = parent_find(p, c->parents[0]),
                                *b = parent_find(p, c->parents[1]);
@@ -1355,95 +1382,95 @@ static void child_is(const struct parents *p, const struct policy_record *c) {
 
 static void test_children(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
+    struct simulation_test w;
+    struct buf log_text = {0};
     struct error err;
-    struct simulation_options o = simulation_plain("none");
+    struct simulation_options o = simulation_options_init("none");
     o.mutation_rate = 0;
     o.learn.train.r = 4; // enough rank for two parents of rank 2
     o.elites = 1;
-    world_make(&w, o, true, 1);
+    simulation_test_open(&w, o, true, 1);
     for (int g = 0; g < 3; g++) {
-        generation(&w, WHOLE, &story);
-        struct parents p = parents_of(w.life);
-        for (int i = 1; i < MINDS; i++)
+        generation_run(&w, ALL_TICKS, &log_text);
+        struct parents p = parents_copy(w.simulation);
+        for (int i = 1; i < POLICIES; i++)
             assert_true(p.v[i - 1].outcome.fitness >= p.v[i].outcome.fitness);
-        assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(w.simulation, NULL, &err), OK);
         if (g == 0) assert_true(p.v[0].outcome.fitness > 0);
-        for (int i = 0; g == 0 && i < MINDS; i++) {
-            const struct policy_record *m = simulation_policy(w.life, i);
+        for (int i = 0; g == 0 && i < POLICIES; i++) {
+            const struct policy_record *m = simulation_policy(w.simulation, i);
             assert_int_equal(m->elite, i < 1);
             if (i == 0) assert_string_equal(m->adapter->hash, p.v[0].adapter->hash);
             if (i == 0) assert_string_equal(m->name, p.v[0].name);
-            if (i > 0) child_is(&p, m);
+            if (i > 0) assert_child(&p, m);
         }
-        simulation_end_generation(w.life);
+        simulation_end_generation(w.simulation);
         parents_release(&p);
     }
-    world_free(&w);
-    buf_release(&story);
+    simulation_test_close(&w);
+    buf_release(&log_text);
 }
 
 static void test_no_breeding(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
-    struct simulation_options o = simulation_plain("none");
+    struct simulation_test w;
+    struct buf log_text = {0};
+    struct simulation_options o = simulation_options_init("none");
     o.breed = false;
-    world_make(&w, o, true, 1);
-    for (int g = 0; g < 2; g++) generation(&w, WHOLE, &story);
-    for (int i = 0; i < MINDS; i++) {
-        const struct policy_record *m = simulation_policy(w.life, i);
-        assert_string_equal(m->adapter->hash, ones[m->name[3] - '0']->hash);
+    simulation_test_open(&w, o, true, 1);
+    for (int g = 0; g < 2; g++) generation_run(&w, ALL_TICKS, &log_text);
+    for (int i = 0; i < POLICIES; i++) {
+        const struct policy_record *m = simulation_policy(w.simulation, i);
+        assert_string_equal(m->adapter->hash, adapters[m->name[3] - '0']->hash);
         assert_int_equal(m->name[1], '0');
     }
-    world_free(&w);
-    buf_release(&story);
+    simulation_test_close(&w);
+    buf_release(&log_text);
 }
 
 /* Mutation is the only difference to children without mutation, for all children or for none. */
 static void test_mutants(void **state) {
     (void)state;
-    char *hashes[2][MINDS];
+    char *hashes[2][POLICIES];
     for (int k = 0; k < 2; k++) {
-        struct world_of w;
-        struct buf story = {0};
+        struct simulation_test w;
+        struct buf log_text = {0};
         struct error err;
-        struct simulation_options o = simulation_plain("none");
+        struct simulation_options o = simulation_options_init("none");
         o.mutation_rate = k;
-        world_make(&w, o, true, 1);
-        generation(&w, WHOLE, &story);
-        assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
-        for (int i = 0; i < MINDS; i++)
-            hashes[k][i] = xstrdup(simulation_policy(w.life, i)->adapter->hash);
-        world_free(&w);
-        buf_release(&story);
+        simulation_test_open(&w, o, true, 1);
+        generation_run(&w, ALL_TICKS, &log_text);
+        assert_int_equal(simulation_begin_generation(w.simulation, NULL, &err), OK);
+        for (int i = 0; i < POLICIES; i++)
+            hashes[k][i] = xstrdup(simulation_policy(w.simulation, i)->adapter->hash);
+        simulation_test_close(&w);
+        buf_release(&log_text);
     }
-    for (int i = 0; i < MINDS; i++) strings_same(hashes[0][i], hashes[1][i], i == 0);
+    for (int i = 0; i < POLICIES; i++) assert_strings(hashes[0][i], hashes[1][i], i == 0);
 }
 
 /* The same simulation twice, with and without the statistics of elites. */
-static void test_carry(void **state) {
+static void test_carry_elite_stats(void **state) {
     (void)state;
     double fitness[2][2], first = 0;
     char names[2][32];
     for (int k = 0; k < 2; k++) {
-        struct world_of w;
-        struct buf story = {0};
-        struct simulation_options o = simulation_plain("none");
+        struct simulation_test w;
+        struct buf log_text = {0};
+        struct simulation_options o = simulation_options_init("none");
         o.carry_elite_stats = k;
-        world_make(&w, o, true, 1);
-        generation(&w, WHOLE, &story);
-        strcpy(names[k], simulation_policy(w.life, 0)->name);
-        first = simulation_policy(w.life, 0)->outcome.fitness;
-        generation(&w, WHOLE, &story);
-        for (int i = 0; i < MINDS; i++) {
-            const struct policy_record *m = simulation_policy(w.life, i);
+        simulation_test_open(&w, o, true, 1);
+        generation_run(&w, ALL_TICKS, &log_text);
+        strcpy(names[k], simulation_policy(w.simulation, 0)->name);
+        first = simulation_policy(w.simulation, 0)->outcome.fitness;
+        generation_run(&w, ALL_TICKS, &log_text);
+        for (int i = 0; i < POLICIES; i++) {
+            const struct policy_record *m = simulation_policy(w.simulation, i);
             if (strcmp(m->name, names[k]) == 0) fitness[k][0] = m->outcome.fitness;
             if (strcmp(m->name, "g1m2") == 0) fitness[k][1] = m->outcome.fitness;
         }
-        world_free(&w);
-        buf_release(&story);
+        simulation_test_close(&w);
+        buf_release(&log_text);
     }
     assert_string_equal(names[0], names[1]);
     assert_true(first != 0);
@@ -1455,22 +1482,23 @@ static void test_carry(void **state) {
 
 static char *simulation_text(const struct simulation *l) {
     struct buf b = {0};
-    policies_text(l, true, &b);
+    policies_log(l, true, &b);
     return b.data;
 }
 
-/* Refused with an error that names the file, and the simulation is unchanged. */
-static void refused(struct world_of *w, const char *dir, const json_t *state, const char *what) {
+/* Loading is refused with an error that names the file, and the simulation is unchanged. */
+static void assert_load_refused(struct simulation_test *w, const char *dir, const json_t *state,
+                                const char *what) {
     struct error err = {0};
-    char *before = simulation_text(w->life);
-    int rc = simulation_load(w->life, dir, state, &err);
+    char *before = simulation_text(w->simulation);
+    int rc = simulation_load(w->simulation, dir, state, &err);
     if (rc == OK) fail_msg("%s was taken", what);
     if (rc >= 0 || !strstr(err.text, "state.json': ")) fail_msg("%s: %d '%s'", what, rc, err.text);
-    strings_same(before, simulation_text(w->life), true);
+    assert_strings(before, simulation_text(w->simulation), true);
 }
 
 /* Every member of an object in `state`: removed, and replaced by a value of every other type. */
-static void members_damage(struct world_of *w, const char *dir, json_t *state, json_t *at) {
+static void damage_members(struct simulation_test *w, const char *dir, json_t *state, json_t *at) {
     json_t *copy = json_deep_copy(at), *v;
     const char *key;
     json_object_del(copy, "extra"); // is the caller's
@@ -1478,7 +1506,7 @@ static void members_damage(struct world_of *w, const char *dir, json_t *state, j
         json_t *others[] = {json_null(),     json_object(),       json_array(),    json_true(),
                             json_real(-7.5), json_string("\x7f"), json_real(1e300)};
         json_object_del(at, key);
-        refused(w, dir, state, key);
+        assert_load_refused(w, dir, state, key);
         for (size_t i = 0; i < ARRAY_LEN(others); i++) {
             bool kind = json_typeof(others[i]) == json_typeof(v) ||
                         (json_is_number(others[i]) && json_is_real(v)) ||
@@ -1490,7 +1518,7 @@ static void members_damage(struct world_of *w, const char *dir, json_t *state, j
                 continue;
             char *what = xasprintf("'%s' as its other %zu", key, i);
             json_object_set(at, key, others[i]);
-            refused(w, dir, state, what);
+            assert_load_refused(w, dir, state, what);
             free(what);
         }
         for (size_t i = 0; i < ARRAY_LEN(others); i++) json_decref(others[i]);
@@ -1499,7 +1527,7 @@ static void members_damage(struct world_of *w, const char *dir, json_t *state, j
     json_decref(copy);
 }
 
-static void file_damage(const char *path, int how) {
+static void damage_file(const char *path, int how) {
     struct error err;
     struct buf b = {0};
     if (file_read(path, 1 << 30, &b, &err) != OK) fail_msg("%s", err.text);
@@ -1511,9 +1539,9 @@ static void file_damage(const char *path, int how) {
     buf_release(&b);
 }
 
-static void files_damage(struct world_of *w, const char *dir, const json_t *state) {
+static void damage_files(struct simulation_test *w, const char *dir, const json_t *state) {
     struct error err;
-    const struct policy_record *m = simulation_policy(w->life, 2);
+    const struct policy_record *m = simulation_policy(w->simulation, 2);
     char *paths[] = {xasprintf("%s/critics-1.bin", dir),
                      xasprintf("%s/minds/%s/adapter_model.safetensors", dir, m->adapter->hash),
                      xasprintf("%s/minds/%s/adapter_config.json", dir, m->adapter->hash)};
@@ -1521,16 +1549,16 @@ static void files_damage(struct world_of *w, const char *dir, const json_t *stat
         for (int how = i == 2 ? 3 : 0; how < 4; how++) {
             struct buf whole = {0};
             assert_int_equal(file_read(paths[i], 1 << 30, &whole, &err), OK);
-            file_damage(paths[i], how);
-            refused(w, dir, state, paths[i]);
+            damage_file(paths[i], how);
+            assert_load_refused(w, dir, state, paths[i]);
             assert_int_equal(file_write(paths[i], whole.data, whole.len, &err), OK);
             buf_release(&whole);
         }
     for (size_t i = 0; i < ARRAY_LEN(paths); i++) free(paths[i]);
 }
 
-static void hash_damage(struct world_of *w, const char *dir, json_t *state, json_t *mind) {
-    char *hash = xstrdup(json_get_string(mind, "hash"));
+static void damage_hash(struct simulation_test *w, const char *dir, json_t *state, json_t *policy) {
+    char *hash = xstrdup(json_get_string(policy, "hash"));
     char *longer = xasprintf("%s/.", hash), *zeros = xstrdup(hash);
     char *parent = xasprintf("../minds/%s", hash);
     memset(zeros, '0', strlen(zeros));
@@ -1538,10 +1566,10 @@ static void hash_damage(struct world_of *w, const char *dir, json_t *state, json
         zeros, longer, parent,
         json_get_string(json_array_get(json_object_get(state, "minds"), 1), "name")};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
-        json_object_set_new(mind, "hash", json_string(wrong[i]));
-        refused(w, dir, state, wrong[i]);
+        json_object_set_new(policy, "hash", json_string(wrong[i]));
+        assert_load_refused(w, dir, state, wrong[i]);
     }
-    json_object_set_new(mind, "hash", json_string(hash));
+    json_object_set_new(policy, "hash", json_string(hash));
     free(hash);
     free(longer);
     free(zeros);
@@ -1550,43 +1578,43 @@ static void hash_damage(struct world_of *w, const char *dir, json_t *state, json
 
 static void test_damaged_states(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
+    struct simulation_test w;
+    struct buf log_text = {0};
     struct error err;
-    char *dir = place_in("damaged"), *path = path_join(dir, "state.json");
+    char *dir = path_in_folder("damaged"), *path = path_join(dir, "state.json");
     assert_null(simulation_read_state(dir, &err));
     assert_int_equal(err.code, ERR_MISSING);
-    world_make(&w, simulation_plain("gradient"), true, 1);
-    generation(&w, WHOLE, &story);
-    saved(w.life, dir);
+    simulation_test_open(&w, simulation_options_init("gradient"), true, 1);
+    generation_run(&w, ALL_TICKS, &log_text);
+    state_save(w.simulation, dir);
     json_t *v = simulation_read_state(dir, &err);
     assert_non_null(v);
-    assert_int_equal(simulation_load(w.life, dir, v, &err), OK);
-    members_damage(&w, dir, v, v);
-    json_t *minds = json_object_get(v, "minds"), *mind = json_array_get(minds, 0);
-    members_damage(&w, dir, v, mind);
-    members_damage(&w, dir, v, json_object_get(mind, "outcome"));
-    members_damage(&w, dir, v, json_object_get(mind, "health"));
-    hash_damage(&w, dir, v, mind);
-    files_damage(&w, dir, v);
-    assert_int_equal(simulation_load(w.life, dir, v, &err), OK); // none of the refused states had
-                                                                 // an effect
-    json_t *parents = json_object_get(mind, "parents");
+    assert_int_equal(simulation_load(w.simulation, dir, v, &err), OK);
+    damage_members(&w, dir, v, v);
+    json_t *policies = json_object_get(v, "minds"), *policy = json_array_get(policies, 0);
+    damage_members(&w, dir, v, policy);
+    damage_members(&w, dir, v, json_object_get(policy, "outcome"));
+    damage_members(&w, dir, v, json_object_get(policy, "health"));
+    damage_hash(&w, dir, v, policy);
+    damage_files(&w, dir, v);
+    assert_int_equal(simulation_load(w.simulation, dir, v, &err), OK); // none of the refused states
+                                                                       // had an effect
+    json_t *parents = json_object_get(policy, "parents");
     for (int i = 0; i < 3; i++) json_array_append_new(parents, json_string("g0m0"));
-    refused(&w, dir, v, "three parents");
+    assert_load_refused(&w, dir, v, "three parents");
     json_array_clear(parents);
-    json_array_append(minds, mind);
-    refused(&w, dir, v, "a mind more");
-    json_array_remove(minds, 0);
-    json_array_remove(minds, 0);
-    refused(&w, dir, v, "a mind less");
-    refused(&w, dir, minds, "a list");
+    json_array_append(policies, policy);
+    assert_load_refused(&w, dir, v, "a mind more");
+    json_array_remove(policies, 0);
+    json_array_remove(policies, 0);
+    assert_load_refused(&w, dir, v, "a mind less");
+    assert_load_refused(&w, dir, policies, "a list");
     json_decref(v);
     assert_int_equal(file_write(path, "{\"minds\":", 9, &err), OK);
     assert_null(simulation_read_state(dir, &err));
     assert_int_equal(err.code, ERR_FORMAT);
-    world_free(&w);
-    buf_release(&story);
+    simulation_test_close(&w);
+    buf_release(&log_text);
     free(path);
     free(dir);
 }
@@ -1641,7 +1669,7 @@ int __wrap_rename(const char *from, const char *to) {
 }
 
 /* Saves with the n-th call failing, or killing the process; returns whether it succeeded. */
-static bool saved_with_fault(const struct simulation *l, const char *dir, long n, bool kill) {
+static bool save_with_fault(const struct simulation *l, const char *dir, long n, bool kill) {
     struct error err = {0};
     json_t *extra = json_pack("{s:s}", "mine", "too");
     int status = 0;
@@ -1667,43 +1695,43 @@ static bool saved_with_fault(const struct simulation *l, const char *dir, long n
  * repairs it. */
 static void test_failed_saves(void **state) {
     (void)state;
-    struct world_of w;
-    struct buf story = {0};
-    char *dir = place_in("full"), *told[2];
-    struct simulation *of[2];
-    world_make(&w, simulation_plain("gradient"), true, 1);
+    struct simulation_test w;
+    struct buf log_text = {0};
+    char *dir = path_in_folder("full"), *states[2];
+    struct simulation *simulations[2];
+    simulation_test_open(&w, simulation_options_init("gradient"), true, 1);
     for (int g = 0; g < 2; g++) {
-        generation(&w, WHOLE, &story);
-        saved(w.life, dir);
-        told[g] = simulation_text(of[g] = w.life);
+        generation_run(&w, ALL_TICKS, &log_text);
+        state_save(w.simulation, dir);
+        states[g] = simulation_text(simulations[g] = w.simulation);
         simulation_start(&w);
-        loaded(w.life, dir);
+        state_load(w.simulation, dir);
     }
     for (int kill = 0; kill < 2; kill++) {
         int kept = 0;
-        bool whole = false;
-        for (long n = 1; !whole; n++) {
-            saved(of[0], dir);
-            whole = saved_with_fault(of[1], dir, n, kill);
-            loaded(w.life, dir);
-            char *now = simulation_text(w.life);
-            bool old = strcmp(now, told[0]) == 0;
-            if ((!old && strcmp(now, told[1]) != 0) || (old && whole))
+        bool complete = false;
+        for (long n = 1; !complete; n++) {
+            state_save(simulations[0], dir);
+            complete = save_with_fault(simulations[1], dir, n, kill);
+            state_load(w.simulation, dir);
+            char *now = simulation_text(w.simulation);
+            bool old = strcmp(now, states[0]) == 0;
+            if ((!old && strcmp(now, states[1]) != 0) || (old && complete))
                 fail_msg("call %ld leaves %s", n, now);
             kept += old;
-            saved(of[1], dir);
-            loaded(w.life, dir);
-            strings_same(now, xstrdup(old ? told[0] : told[1]), true);
-            strings_same(simulation_text(w.life), xstrdup(told[1]), true);
+            state_save(simulations[1], dir);
+            state_load(w.simulation, dir);
+            assert_strings(now, xstrdup(old ? states[0] : states[1]), true);
+            assert_strings(simulation_text(w.simulation), xstrdup(states[1]), true);
         }
         assert_true(kept > 20);
     }
     for (int g = 0; g < 2; g++) {
-        simulation_free(of[g]);
-        free(told[g]);
+        simulation_free(simulations[g]);
+        free(states[g]);
     }
-    world_free(&w);
-    buf_release(&story);
+    simulation_test_close(&w);
+    buf_release(&log_text);
     free(dir);
 }
 
@@ -1713,7 +1741,7 @@ static void test_options(void **state) {
     (void)state;
     static const struct {
         size_t at;
-        const char *value, *says;
+        const char *value, *message;
     } wrong[] = {
         {offsetof(struct simulation_options, decode), "loud", "no decoding 'loud'"},
         {offsetof(struct simulation_options, decode), "text", "--learn none"},
@@ -1725,17 +1753,17 @@ static void test_options(void **state) {
     };
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
-        struct simulation_options o = simulation_plain("gradient");
+        struct simulation_options o = simulation_options_init("gradient");
         assert_int_equal(simulation_options_check(&o, &err), OK);
         char **at = (char **)(void *)((uint8_t *)&o + wrong[i].at);
         free(*at);
         *at = xstrdup(wrong[i].value);
         assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
-        if (!strstr(err.text, wrong[i].says)) fail_msg("'%s'", err.text);
+        if (!strstr(err.text, wrong[i].message)) fail_msg("'%s'", err.text);
         options_release(learner_option_rows, &o.learn);
         options_release(simulation_option_rows, &o);
     }
-    struct simulation_options o = simulation_plain("clone");
+    struct simulation_options o = simulation_options_init("clone");
     o.learn.buffer_size = 2 * o.learn.batch_size - 1;
     assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
     options_release(learner_option_rows, &o.learn);
@@ -1745,7 +1773,7 @@ static void test_options(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_equals_the_model),
-        cmocka_unit_test(test_draws_follow_the_generator),
+        cmocka_unit_test(test_sampling_follows_the_generator),
         cmocka_unit_test(test_batch_equals_single_decisions),
         cmocka_unit_test(test_cached_decisions_have_equal_bits),
         cmocka_unit_test(test_engines_of_threads_have_equal_bits),
@@ -1772,11 +1800,11 @@ int main(void) {
         cmocka_unit_test(test_children),
         cmocka_unit_test(test_no_breeding),
         cmocka_unit_test(test_mutants),
-        cmocka_unit_test(test_carry),
+        cmocka_unit_test(test_carry_elite_stats),
         cmocka_unit_test(test_damaged_states),
         cmocka_unit_test(test_failed_saves),
         cmocka_unit_test(test_options),
     };
     log_quiet = true;
-    return cmocka_run_group_tests(tests, suite_make, suite_free);
+    return cmocka_run_group_tests(tests, suite_setup, suite_teardown);
 }

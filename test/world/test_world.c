@@ -16,22 +16,22 @@
 
 static struct error err;
 
-/* Rules from the text of a file; the next call releases them. */
-static const struct world_rules *rules_of(const char *text) {
+/* Loads rules from the text of a file; the next call releases them. */
+static const struct world_rules *rules_from_text(const char *text) {
     static struct world_rules r;
     world_rules_release(&r);
     if (world_rules_parse(&r, "w.yaml", text, strlen(text), &err) != OK) fail_msg("%s", err.text);
     return &r;
 }
 
-/* Applies the next actions of one agent or, in turn, of several agents. */
-static void act(struct world *w, const struct world_rules *r, int action) {
+/* A tick in which all agents take the same action. */
+static void step_all(struct world *w, const struct world_rules *r, int action) {
     int16_t actions[WORLD_AGENTS];
     for (int i = 0; i < WORLD_AGENTS; i++) actions[i] = (int16_t)action;
     world_step(w, r, actions);
 }
 
-static void act_two(struct world *w, const struct world_rules *r, int first, int second) {
+static void step_two(struct world *w, const struct world_rules *r, int first, int second) {
     world_step(w, r, (int16_t[]){(int16_t)first, (int16_t)second});
 }
 
@@ -58,7 +58,7 @@ static void test_rule_sets(void **state) {
     assert_false(r.compact_observations);
     assert_true(r.predators == 0 && r.material == 0 && r.vocabulary == 0 && r.map.n == 0);
     const struct world_rewards want = {.move = -0.2,
-                                       .fresh = 0.5,
+                                       .new_cell = 0.5,
                                        .food = 3,
                                        .home = 5,
                                        .blocked = -3,
@@ -80,14 +80,14 @@ static void test_rule_sets(void **state) {
 static void test_rule_files(void **state) {
     (void)state;
     const struct world_rules *r =
-        rules_of("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
+        rules_from_text("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
     assert_true(r->food_energy == 100 && r->food == 2 && r->food_every == 3 && r->observe_cell);
     assert_true(r->rewards.move == 0 && r->rewards.no_effect == -7 && r->rewards.pick == 10);
-    r = rules_of("");
+    r = rules_from_text("");
     assert_true(r->food_energy == 0 && r->food == 5 && strcmp(r->rules, "legacy") == 0);
-    r = rules_of("map: |\n  ####\n  #HA#\n  ####\n");
+    r = rules_from_text("map: |\n  ####\n  #HA#\n  ####\n");
     assert_true(r->map.n == 3 && strcmp(r->map.v[1], "#HA#") == 0);
-    r = rules_of("map: ['####', '#HA#', '####']\nrules: repaired\n");
+    r = rules_from_text("map: ['####', '#HA#', '####']\nrules: repaired\n");
     assert_true(r->map.n == 3 && r->food_energy == 100);
 }
 
@@ -142,7 +142,7 @@ static void test_refusals(void **state) {
 /* initial worlds */
 
 /* Number of cells that can be reached from homes, by repeated passes over all cells. */
-static int reached_count(const struct world *w) {
+static int reachable_cells(const struct world *w) {
     static bool reached[WORLD_CELLS];
     int n = 0, before = -1;
     for (int i = 0; i < w->size * w->size; i++) reached[i] = w->cells[i] & CELL_HOME;
@@ -167,37 +167,38 @@ static void check_border(const struct world *w) {
     }
 }
 
-static void test_ground(void **state) {
+static void test_random_maps(void **state) {
     (void)state;
     struct world w;
     bool closed = false;
     for (uint64_t seed = 0; seed < 50; seed++) {
-        world_reset(&w, rules_of("size: 9\nwalls: 30\n"), 3, seed);
+        world_reset(&w, rules_from_text("size: 9\nwalls: 30\n"), 3, seed);
         check_border(&w);
         assert_int_equal(w.cells[4 * 9 + 4], CELL_HOME);
         int walls = count(&w, CELL_WALL) - 32;
         assert_true(walls > 8 && walls <= 30);
-        closed |= reached_count(&w) < 81 - count(&w, CELL_WALL);
-        world_reset(&w, rules_of("size: 9\nwalls: 30\nreachable: true\nhomes: 3\n"), 3, seed);
+        closed |= reachable_cells(&w) < 81 - count(&w, CELL_WALL);
+        world_reset(&w, rules_from_text("size: 9\nwalls: 30\nreachable: true\nhomes: 3\n"), 3,
+                    seed);
         check_border(&w);
         assert_int_equal(count(&w, CELL_HOME), 3);
         assert_int_equal(w.n_homes, 3);
-        int reached = reached_count(&w);
+        int reached = reachable_cells(&w);
         assert_int_equal(reached, 81 - count(&w, CELL_WALL));
         assert_true(reached >= 25);
     }
     assert_true(closed); // otherwise these walls test nothing
-    world_reset(&w, rules_of("size: 8\nwalls: 4000\nreachable: true"), 1, 1);
+    world_reset(&w, rules_from_text("size: 8\nwalls: 4000\nreachable: true"), 1, 1);
     assert_int_equal(count(&w, CELL_WALL), 28); // no map has only half of the cells
-    world_reset(&w, rules_of("size: 4\nwalls: 4000\nhomes: 8"), 1, 1);
+    world_reset(&w, rules_from_text("size: 4\nwalls: 4000\nhomes: 8"), 1, 1);
     assert_int_equal(w.n_homes, 4);
 }
 
-static void test_begin(void **state) {
+static void test_agent_starts(void **state) {
     (void)state;
     struct world w;
     for (uint64_t seed = 0; seed < 20; seed++) {
-        world_reset(&w, rules_of("rules: repaired\npredators: 16"), WORLD_AGENTS, seed);
+        world_reset(&w, rules_from_text("rules: repaired\npredators: 16"), WORLD_AGENTS, seed);
         assert_true(w.tick == 0 && w.n_living == WORLD_AGENTS && w.n_agents == WORLD_AGENTS);
         for (int i = 0; i < WORLD_AGENTS; i++) {
             const struct world_agent *a = &w.agents[i];
@@ -208,7 +209,7 @@ static void test_begin(void **state) {
             assert_false(w.cells[w.predators[p]] & (CELL_WALL | CELL_HOME));
         assert_true(w.food_grown > 8 && w.food_grown <= 16 && count(&w, CELL_FOOD) == w.food_grown);
     }
-    world_reset(&w, rules_of("size: 64\nwalls: 4096\nreachable: false"), 4, 3);
+    world_reset(&w, rules_from_text("size: 64\nwalls: 4096\nreachable: false"), 4, 3);
     for (int i = 0; i < 4; i++) assert_false(w.cells[w.agents[i].cell] & CELL_WALL);
 }
 
@@ -222,7 +223,7 @@ static const char *const drawn = "food: 0\nmap: |\n"
 static void test_map(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of(drawn);
+    const struct world_rules *r = rules_from_text(drawn);
     struct buf b = {0};
     world_reset(&w, r, 3, 1);
     world_render(&w, &b);
@@ -232,12 +233,12 @@ static void test_map(void **state) {
     assert_int_equal(w.homes[0], cell_at(&w, 4, 3));
     assert_int_equal(w.homes[1], cell_at(&w, 4, 1));
     assert_int_equal(w.agents[2].cell, cell_at(&w, 1, 3));
-    act(&w, r, MOVE_SOUTH);
+    step_all(&w, r, MOVE_SOUTH);
     w.predators[w.n_predators++] = (int16_t)cell_at(&w, 2, 1);
     b.len = 0;
     world_render(&w, &b);
     assert_string_equal(b.data, "######\n######\n#.f.+#\n#Am#.#\n#B*.+#\n######\n");
-    world_reset(&w, rules_of("map: |\n  ####\n  #.H#\n  #..#\n  ####\n"), 64, 1);
+    world_reset(&w, rules_from_text("map: |\n  ####\n  #.H#\n  #..#\n  ####\n"), 64, 1);
     for (int i = 0; i < 64; i++) assert_false(w.cells[w.agents[i].cell] & CELL_WALL);
     buf_release(&b);
 }
@@ -247,7 +248,8 @@ static void test_map(void **state) {
 static void test_moves(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("food: 0\nmap: ['#####', '#.HF#', '#A..#', '#####']");
+    const struct world_rules *r =
+        rules_from_text("food: 0\nmap: ['#####', '#.HF#', '#A..#', '#####']");
     const struct world_agent *a = w.agents;
     world_reset(&w, r, 1, 1);
     static const struct {
@@ -276,7 +278,7 @@ static void test_moves(void **state) {
     };
     double total = 0;
     for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
-        act(&w, r, steps[i].action);
+        step_all(&w, r, steps[i].action);
         total += steps[i].reward;
         assert_int_equal(a->cell, cell_at(&w, steps[i].x, steps[i].y));
         assert_true(a->reward == steps[i].reward && a->total == total);
@@ -294,16 +296,16 @@ static void test_moves(void **state) {
 static void test_material(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("food: 0\nmap: ['#####', '#AMH#', '#####']");
+    const struct world_rules *r = rules_from_text("food: 0\nmap: ['#####', '#AMH#', '#####']");
     const struct world_agent *a = w.agents;
     world_reset(&w, r, 1, 1);
-    act(&w, r, MOVE_EAST);
+    step_all(&w, r, MOVE_EAST);
     assert_true(a->reward == -0.2 + 0.5);
-    act(&w, r, PICK_FOOD);
+    step_all(&w, r, PICK_FOOD);
     assert_true(a->reward == 10 && a->holds == HOLDS_MATERIAL && a->collected == 0);
-    act(&w, r, MOVE_EAST);
+    step_all(&w, r, MOVE_EAST);
     assert_true(a->reward == -0.2 + 0.5 + 5);
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_true(a->reward == 10 && a->built == 1 && a->delivered == 0 && !a->holds);
     assert_true(w.material_grown == 1 && w.material_built == 1 && a->energy == 196);
 }
@@ -312,68 +314,68 @@ static void test_energy(void **state) {
     (void)state;
     struct world w;
     const struct world_rules *r =
-        rules_of("energy: 5\nmeal: 3\nfood: 0\nmap: ['####', '#AH#', '####']");
+        rules_from_text("energy: 5\nmeal: 3\nfood: 0\nmap: ['####', '#AH#', '####']");
     struct world_agent *a = w.agents;
     world_reset(&w, r, 2, 1);
     w.cells[a->cell] = CELL_FOOD, w.food_grown++;
-    act_two(&w, r, PICK_FOOD, MOVE_EAST);
-    act_two(&w, r, MOVE_EAST, MOVE_EAST);
-    act_two(&w, r, DROP_FOOD, MOVE_EAST); // 3 left, 2 of the 3 that fit added, 1 spent
+    step_two(&w, r, PICK_FOOD, MOVE_EAST);
+    step_two(&w, r, MOVE_EAST, MOVE_EAST);
+    step_two(&w, r, DROP_FOOD, MOVE_EAST); // 3 left, 2 of the 3 that fit added, 1 spent
     assert_true(a->energy == 4 && a->delivered == 1 && w.energy_given == 12);
     w.agents[1].holds = HOLDS_FOOD, w.food_grown++;
-    act(&w, r, PICK_FOOD);
-    act(&w, r, PICK_FOOD);
+    step_all(&w, r, PICK_FOOD);
+    step_all(&w, r, PICK_FOOD);
     assert_true(w.n_living == 1 && !w.agents[1].alive && !w.agents[1].holds && w.food_lost == 1);
     assert_true(w.agents[1].energy == 0 && w.agents[1].reward == -1 && w.agents[1].steps == 5);
     struct world_agent dead = w.agents[1];
     dead.reward = 0;
-    act(&w, r, MOVE_WEST);
+    step_all(&w, r, MOVE_WEST);
     assert_memory_equal(&w.agents[1], &dead, sizeof dead);
     assert_false(world_terminated(&w));
-    act(&w, r, MOVE_WEST);
+    step_all(&w, r, MOVE_WEST);
     assert_true(world_terminated(&w) && w.energy_spent == w.energy_given);
 }
 
 static void test_memory(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("food: 0\nmap: |\n"
-                                           "  ###############\n"
-                                           "  #.FFFFFFFFFFFF#\n"
-                                           "  #A............#\n"
-                                           "  #.F..........H#\n"
-                                           "  ###############\n");
+    const struct world_rules *r = rules_from_text("food: 0\nmap: |\n"
+                                                  "  ###############\n"
+                                                  "  #.FFFFFFFFFFFF#\n"
+                                                  "  #A............#\n"
+                                                  "  #.F..........H#\n"
+                                                  "  ###############\n");
     struct world_agent *a = w.agents;
     world_reset(&w, r, 1, 1);
     assert_int_equal(a->n_known, 0);
-    act(&w, r, MOVE_EAST); // north before south
+    step_all(&w, r, MOVE_EAST); // north before south
     assert_true(a->n_known == 2 && a->known[0] == cell_at(&w, 2, 3));
     assert_int_equal(a->known[1], cell_at(&w, 2, 1));
-    for (int i = 0; i < 8; i++) act(&w, r, MOVE_EAST);
+    for (int i = 0; i < 8; i++) step_all(&w, r, MOVE_EAST);
     assert_true(a->n_known == 10 && a->known[9] == cell_at(&w, 10, 3));
-    act(&w, r, MOVE_EAST); // the oldest goes
+    step_all(&w, r, MOVE_EAST); // the oldest goes
     assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 2, 1));
     assert_int_equal(a->known[9], cell_at(&w, 11, 3));
-    act(&w, r, MOVE_NORTH); // next to (10,3), which is known, and (12,3)
+    step_all(&w, r, MOVE_NORTH); // next to (10,3), which is known, and (12,3)
     assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 3, 3));
-    act(&w, r, PICK_FOOD);
+    step_all(&w, r, PICK_FOOD);
     assert_true(a->n_known == 9 && a->known[7] == cell_at(&w, 10, 3));
     assert_int_equal(a->known[8], cell_at(&w, 12, 3));
     w.cells[a->known[8]] = 0; // taken by another agent
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(a->n_known, 9);
 }
 
 static void test_growth(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r =
-        rules_of("size: 64\nwalls: 0\nfood: 3\nfood_every: 4\nmaterial: 2\nmaterial_every: 3");
+    const struct world_rules *r = rules_from_text(
+        "size: 64\nwalls: 0\nfood: 3\nfood_every: 4\nmaterial: 2\nmaterial_every: 3");
     world_reset(&w, r, 1, 5);
     assert_true(w.food_grown == 6 && w.material_grown == 4);
     for (int t = 1; t < 40; t++) {
         int64_t food = w.food_grown, material = w.material_grown;
-        act(&w, r, DROP_FOOD);
+        step_all(&w, r, DROP_FOOD);
         food = w.food_grown - food, material = w.material_grown - material;
         assert_int_equal(w.tick, t);
         assert_true(t % 4 == 0 ? food >= 2 && food <= 3 : food == 0); // two may be placed on one
@@ -381,48 +383,50 @@ static void test_growth(void **state) {
         assert_true(t % 3 == 0 ? material >= 1 && material <= 2 : material == 0);
     }
     assert_true(w.food_grown > 30 && w.material_grown > 26);
-    r = rules_of("size: 6\nwalls: 0\nfood: 500\nmaterial: 500");
+    r = rules_from_text("size: 6\nwalls: 0\nfood: 500\nmaterial: 500");
     world_reset(&w, r, 1, 5);
     assert_true(count(&w, CELL_FOOD) == 15 && count(&w, CELL_MATERIAL) == 0); // all but home
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(w.food_grown, 15);
 }
 
 static void test_predators(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("food: 0\npredators: 1\nsight: 4\nbite: 7\nmap: |\n"
-                                           "  #########\n"
-                                           "  #A......#\n"
-                                           "  #.#.....#\n"
-                                           "  #..H...A#\n"
-                                           "  #########\n");
+    const struct world_rules *r =
+        rules_from_text("food: 0\npredators: 1\nsight: 4\nbite: 7\nmap: |\n"
+                        "  #########\n"
+                        "  #A......#\n"
+                        "  #.#.....#\n"
+                        "  #..H...A#\n"
+                        "  #########\n");
     int16_t *wolf = w.predators;
     struct world_agent *a = &w.agents[0], *b = &w.agents[1];
     world_reset(&w, r, 2, 1);
     b->cell = (int16_t)cell_at(&w, 7, 3);
     *wolf = (int16_t)cell_at(&w, 4, 3); // both agents are three steps away: the first one; the x
                                         // distance is longer
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 3, 3));
     a->cell = (int16_t)cell_at(&w, 1, 1);
     *wolf = (int16_t)cell_at(&w, 3, 3); // equal distances in x and y: x first
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 2, 3));
-    act(&w, r, DROP_FOOD); // the y distance is longer but blocked by a wall: x
+    step_all(&w, r, DROP_FOOD); // the y distance is longer but blocked by a wall: x
     assert_int_equal(*wolf, cell_at(&w, 1, 3));
     a->cell = (int16_t)cell_at(&w, 3, 1);
     *wolf = (int16_t)cell_at(&w, 3, 2); // at home: cannot be entered, and no other move is closer
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 3, 2));
     assert_true(a->bites == 0 && b->bites == 0);
     a->cell = b->cell = (int16_t)cell_at(&w, 4, 2);
     b->energy = 6;
-    act(&w, r, DROP_FOOD);
+    step_all(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 4, 2));
     assert_true(a->bites == 1 && a->reward == -6 && a->total == -10 && a->energy == 200 - 5 - 7);
     assert_true(b->bites == 1 && b->energy == 0 && !b->alive && w.n_living == 1);
-    act(&w, r, DROP_FOOD); // it stays on the prey's cell and bites again; dead agents are ignored
+    step_all(&w, r,
+             DROP_FOOD); // it stays on the prey's cell and bites again; dead agents are ignored
     assert_true(*wolf == cell_at(&w, 4, 2) && a->bites == 2 && b->bites == 1);
     assert_int_equal(w.energy_spent, (6 + 14) + (5 + 5));
 }
@@ -430,7 +434,8 @@ static void test_predators(void **state) {
 static void test_predators_roam(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("size: 8\nwalls: 9\npredators: 4\nsight: 0\nbite: 0");
+    const struct world_rules *r =
+        rules_from_text("size: 8\nwalls: 9\npredators: 4\nsight: 0\nbite: 0");
     int moved = 0;
     world_reset(&w, r, 1, 9);
     for (int t = 0; t < 150; t++) {
@@ -442,23 +447,23 @@ static void test_predators_roam(void **state) {
             bool prey = before[p] == w.agents[0].cell;
             if (!prey && !(w.cells[to] & (CELL_WALL | CELL_HOME))) before[p] = (int16_t)to, moved++;
         }
-        act(&w, r, PICK_FOOD);
+        step_all(&w, r, PICK_FOOD);
         assert_memory_equal(w.predators, before, sizeof before);
     }
     assert_true(moved > 100);
 }
 
-/* words */
+/* observations */
 
-static void observes(const struct world *w, const struct world_rules *r, int agent,
-                     const char *want) {
+static void assert_observation(const struct world *w, const struct world_rules *r, int agent,
+                               const char *want) {
     struct buf b = {0};
     world_observe(w, r, agent, &b);
     assert_string_equal(b.data, want);
     buf_release(&b);
 }
 
-static void prompts(const struct world *w, const struct world_rules *r, const char *want) {
+static void assert_prompt(const struct world *w, const struct world_rules *r, const char *want) {
     struct buf b = {0};
     world_prompt(w, r, 0, &b);
     assert_string_equal(b.data, want);
@@ -469,71 +474,73 @@ static void test_strings(void **state) {
     (void)state;
     struct world w;
     const char *map = "food: 0\nmap: |\n  ######\n  #AF.H#\n  #.M#.#\n  #A..H#\n  ######\n";
-    const struct world_rules *r = rules_of(map);
+    const struct world_rules *r = rules_from_text(map);
     world_reset(&w, r, 1, 1);
-    prompts(&w, r,
-            "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
-    act(&w, r, MOVE_EAST); // legacy observations exclude the agent's cell
-    prompts(&w, r,
-            "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
-            "material↓. Action:");
-    act(&w, r, PICK_FOOD);
-    prompts(&w, r,
-            "[move_east,pick_food] At (2,3), E198, has food, unexplored area. See: wall↑ "
-            "material↓. Action:");
-    act(&w, r, MOVE_EAST);
-    observes(&w, r, 0, "At (3,3), E197, has food, unexplored area. See: home→ wall↑ wall↓");
-    act(&w, r, MOVE_EAST);
-    prompts(&w, r,
-            "[move_east,move_east] At (4,3), E196, has food, unexplored area. See: wall↑ "
-            "wall→. Action:");
-    act(&w, r, MOVE_SOUTH);
-    observes(&w, r, 0, "At (4,2), E195, has food, unexplored area. See: home↑ home↓ wall→ wall←");
+    assert_prompt(
+        &w, r, "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
+    step_all(&w, r, MOVE_EAST); // legacy observations exclude the agent's cell
+    assert_prompt(&w, r,
+                  "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
+                  "material↓. Action:");
+    step_all(&w, r, PICK_FOOD);
+    assert_prompt(&w, r,
+                  "[move_east,pick_food] At (2,3), E198, has food, unexplored area. See: wall↑ "
+                  "material↓. Action:");
+    step_all(&w, r, MOVE_EAST);
+    assert_observation(&w, r, 0,
+                       "At (3,3), E197, has food, unexplored area. See: home→ wall↑ wall↓");
+    step_all(&w, r, MOVE_EAST);
+    assert_prompt(&w, r,
+                  "[move_east,move_east] At (4,3), E196, has food, unexplored area. See: wall↑ "
+                  "wall→. Action:");
+    step_all(&w, r, MOVE_SOUTH);
+    assert_observation(&w, r, 0,
+                       "At (4,2), E195, has food, unexplored area. See: home↑ home↓ wall→ wall←");
     struct buf text = {0};
     buf_printf(&text, "rules: repaired\nbrief: false\n%s", map);
-    r = rules_of(text.data);
+    r = rules_from_text(text.data);
     world_reset(&w, r, 1, 1);
-    act(&w, r, MOVE_EAST);
-    observes(&w, r, 0,
-             "At (2,3), E199, here: food, unexplored area, remember 1 food. See: wall↑ "
-             "material↓");
-    act(&w, r, MOVE_SOUTH);
-    observes(&w, r, 0,
-             "At (2,2), E198, here: material, unexplored area, remember 1 food. See: "
-             "food↑ wall→");
-    act(&w, r, PICK_FOOD);
-    observes(&w, r, 0, "At (2,2), E197, has material, unexplored area. See: food↑ wall→");
+    step_all(&w, r, MOVE_EAST);
+    assert_observation(&w, r, 0,
+                       "At (2,3), E199, here: food, unexplored area, remember 1 food. See: wall↑ "
+                       "material↓");
+    step_all(&w, r, MOVE_SOUTH);
+    assert_observation(&w, r, 0,
+                       "At (2,2), E198, here: material, unexplored area, remember 1 food. See: "
+                       "food↑ wall→");
+    step_all(&w, r, PICK_FOOD);
+    assert_observation(&w, r, 0, "At (2,2), E197, has material, unexplored area. See: food↑ wall→");
     w.agents[0].cell = w.homes[0];
     w.predators[0] = w.predators[1] = (int16_t)cell_at(&w, 4, 2), w.n_predators = 2;
-    observes(&w, r, 0,
-             "At (4,3), E197, has material, at home, unexplored area. See: wall↑ wall→ "
-             "wolf↓");
-    r = rules_of("food: 0\nmap: ['#####', '#...#', '#H..#', '#A..#', '#####']");
+    assert_observation(&w, r, 0,
+                       "At (4,3), E197, has material, at home, unexplored area. See: wall↑ wall→ "
+                       "wolf↓");
+    r = rules_from_text("food: 0\nmap: ['#####', '#...#', '#H..#', '#A..#', '#####']");
     world_reset(&w, r, 1, 1);
     w.agents[0].cell = (int16_t)cell_at(&w, 2, 2); // an empty area: nothing to observe
-    observes(&w, r, 0, "At (2,2), E200, unexplored area. See: home←");
+    assert_observation(&w, r, 0, "At (2,2), E200, unexplored area. See: home←");
     w.agents[0].cell = (int16_t)cell_at(&w, 3, 3);
     w.cells[cell_at(&w, 4, 3)] = w.cells[cell_at(&w, 3, 4)] = 0;
-    observes(&w, r, 0, "At (3,3), E200, unexplored area");
+    assert_observation(&w, r, 0, "At (3,3), E200, unexplored area");
     buf_release(&text);
 }
 
-static const char *const brief_map = "rules: repaired\nfood: 0\nmap: |\n"
-                                     "  ######\n"
-                                     "  #.F..#\n"
-                                     "  #M.AH#\n"
-                                     "  #....#\n"
-                                     "  ######\n";
+static const char *const compact_map = "rules: repaired\nfood: 0\nmap: |\n"
+                                       "  ######\n"
+                                       "  #.F..#\n"
+                                       "  #M.AH#\n"
+                                       "  #....#\n"
+                                       "  ######\n";
 
-/* Every letter of the compact observation, on a path past every kind of cell. */
-static void test_brief(void **state) {
+/* Every letter of the compact observation, along a path past every kind of cell. */
+static void test_compact_observation(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of(brief_map);
+    const struct world_rules *r = rules_from_text(compact_map);
     static const struct {
         int action;
-        const char *want;
-    } lives[] = {
+        const char *expected;
+    } steps[] = {
         {MOVE_SOUTH, "o x u u o - - - + - s:"}, {MOVE_NORTH, "u o h u o - - - + s n:"},
         {MOVE_WEST, "f u o m o - n - + n w:"},  {MOVE_WEST, "u u o x m - n e + w w:"},
         {PICK_FOOD, "u u o x o m - e + w p:"},  {PICK_FOOD, "u u o x o m - e + p p:"},
@@ -544,87 +551,87 @@ static void test_brief(void **state) {
         {MOVE_WEST, "x o o u f - - - + n w:"},  {PICK_FOOD, "x o o u o f s e + w p:"},
     };
     world_reset(&w, r, 1, 1);
-    prompts(&w, r, "u u h u o - - - + - -:");
-    for (size_t i = 0; i < ARRAY_LEN(lives); i++) {
-        act(&w, r, lives[i].action);
-        prompts(&w, r, lives[i].want);
+    assert_prompt(&w, r, "u u h u o - - - + - -:");
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        step_all(&w, r, steps[i].action);
+        assert_prompt(&w, r, steps[i].expected);
     }
 }
 
 /* An adjacent wolf hides its cell's content; a wolf on the agent's cell is not shown. */
-static void test_brief_hidden(void **state) {
+static void test_compact_hidden_content(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of(brief_map);
+    const struct world_rules *r = rules_from_text(compact_map);
     world_reset(&w, r, 1, 1);
-    act(&w, r, MOVE_NORTH);
-    observes(&w, r, 0, "x o u f o - - w +");
+    step_all(&w, r, MOVE_NORTH);
+    assert_observation(&w, r, 0, "x o u f o - - w +");
     w.n_predators = 2;
     w.predators[0] = (int16_t)cell_at(&w, 2, 3);
     w.predators[1] = (int16_t)cell_at(&w, 3, 2);
-    observes(&w, r, 0, "x z u z o - - w +");
+    assert_observation(&w, r, 0, "x z u z o - - w +");
     w.agents[0].cell = w.predators[1];
-    observes(&w, r, 0, "o u h u o - n w +");
+    assert_observation(&w, r, 0, "o u h u o - n w +");
 }
 
-/* Without the rule `here` the agent's cell is shown as one that it has visited. */
-static void test_brief_not_here(void **state) {
+/* Without the rule observe_cell the agent's cell is shown as visited. */
+static void test_compact_without_observe_cell(void **state) {
     (void)state;
     struct world w;
     const struct world_rules *r =
-        rules_of("rules: repaired\nhere: false\nfood: 0\nmap: ['#####', '#AFH#', '#####']");
+        rules_from_text("rules: repaired\nhere: false\nfood: 0\nmap: ['#####', '#AFH#', '#####']");
     world_reset(&w, r, 1, 1);
     for (int i = 0; i < 2; i++) {
-        act(&w, r, MOVE_EAST);
-        prompts(&w, r, i ? "x x x f o - - - + e e:" : "x x h o o - - - + - e:");
+        step_all(&w, r, MOVE_EAST);
+        assert_prompt(&w, r, i ? "x x x f o - - - + e e:" : "x x h o o - - - + - e:");
     }
 }
 
 /* Known homes are the first one and those visited. Of equal distances the first home is chosen. */
-static void test_brief_goal(void **state) {
+static void test_compact_goal(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of("rules: repaired\nfood: 0\nmap: |\n"
-                                           "  #########\n"
-                                           "  #......H#\n"
-                                           "  #.......#\n"
-                                           "  #H..A..H#\n"
-                                           "  #.......#\n"
-                                           "  #H......#\n"
-                                           "  #########\n");
+    const struct world_rules *r = rules_from_text("rules: repaired\nfood: 0\nmap: |\n"
+                                                  "  #########\n"
+                                                  "  #......H#\n"
+                                                  "  #.......#\n"
+                                                  "  #H..A..H#\n"
+                                                  "  #.......#\n"
+                                                  "  #H......#\n"
+                                                  "  #########\n");
     struct world_agent *a = w.agents;
     world_reset(&w, r, 1, 1);
     assert_true(w.n_homes == 4 && w.homes[0] == cell_at(&w, 7, 5));
     assert_int_equal(world_goal(&w, 0), -1);
     a->holds = HOLDS_FOOD;
     assert_int_equal(world_goal(&w, 0), w.homes[0]); // the nearer homes are unknown
-    observes(&w, r, 0, "u u u u o f n e +");
+    assert_observation(&w, r, 0, "u u u u o f n e +");
     static const struct {
-        int stood, goal;
-        const char *want;
+        int home, goal;
+        const char *expected;
     } cases[] = {{3, 0, "u u u u o f n e +"},  // as near as the first
                  {2, 2, "u u u u o f - e +"},  // nearer
                  {1, 1, "u u u u o f - w +"}}; // as near as the one before
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        int home = w.homes[cases[i].stood];
+        int home = w.homes[cases[i].home];
         a->visited[home / 64] |= (uint64_t)1 << (home % 64);
         assert_int_equal(world_goal(&w, 0), w.homes[cases[i].goal]);
-        observes(&w, r, 0, cases[i].want);
+        assert_observation(&w, r, 0, cases[i].expected);
     }
     a->holds = HOLDS_NOTHING;
     a->n_known = 3;
     a->known[0] = w.homes[1]; // visited
     a->known[1] = (int16_t)cell_at(&w, 4, 1);
     a->known[2] = (int16_t)cell_at(&w, 4, 5);
-    observes(&w, r, 0, "u u u u o - s - +");
+    assert_observation(&w, r, 0, "u u u u o - s - +");
     a->known[1] = (int16_t)cell_at(&w, 3, 1);
-    observes(&w, r, 0, "u u u u o - n - +");
+    assert_observation(&w, r, 0, "u u u u o - n - +");
     a->n_known = 1;
-    observes(&w, r, 0, "u u u u o - - - +");
+    assert_observation(&w, r, 0, "u u u u o - - - +");
 }
 
 /* + for at least half of the energy; half of an odd number is rounded up. */
-static void test_brief_energy(void **state) {
+static void test_compact_energy(void **state) {
     (void)state;
     struct world w;
     static const struct {
@@ -635,7 +642,7 @@ static void test_brief_energy(void **state) {
                  {"energy: 9", 5, '+'}, {"energy: 9", 4, '-'}, {"energy: 1", 1, '+'}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char *text = xasprintf("rules: repaired\n%s\n", cases[i].rules);
-        const struct world_rules *r = rules_of(text);
+        const struct world_rules *r = rules_from_text(text);
         struct buf b = {0};
         world_reset(&w, r, 1, 1);
         w.agents[0].energy = (int16_t)cases[i].energy;
@@ -651,11 +658,11 @@ static void test_areas(void **state) {
     (void)state;
     struct world w;
     const struct world_rules *r =
-        rules_of("food: 0\nmap: ['######', '#A...#', '#...H#', '######']");
+        rules_from_text("food: 0\nmap: ['######', '#A...#', '#...H#', '######']");
     struct world_agent *a = w.agents;
     static const struct {
-        int seen;
-        const char *want;
+        int visited;
+        const char *expected;
     } cases[] = {{8, "At (1,2), E200, unexplored area. See: wall↑ wall←"},
                  {9, "At (1,2), E200. See: wall↑ wall←"},
                  {24, "At (1,2), E200. See: wall↑ wall←"},
@@ -666,33 +673,34 @@ static void test_areas(void **state) {
         a->visited[0] = (uint64_t)1 << 5; // outside the square
         for (int n = 0; n < cases[i].visited; n++)
             a->visited[0] |= (uint64_t)1 << (n / 5 * 6 + n % 5);
-        observes(&w, r, 0, cases[i].want);
+        assert_observation(&w, r, 0, cases[i].expected);
     }
 }
 
 static void test_words(void **state) {
     (void)state;
     struct world w;
-    const struct world_rules *r = rules_of(
+    const struct world_rules *r = rules_from_text(
         "food: 0\nwords: 9\nhearing: 3\nmap: ['#######', '#A..AH#', '#.A...#', '#######']");
     world_reset(&w, r, 3, 1);
-    observes(&w, r, 0, "At (1,2), E200, unexplored area. See: wall↑ wall←");
+    assert_observation(&w, r, 0, "At (1,2), E200, unexplored area. See: wall↑ wall←");
     world_step(&w, r, (int16_t[]){PICK_FOOD + 6 * 4, PICK_FOOD + 6 * 9, DROP_FOOD});
     assert_true(w.agents[0].last[1] == PICK_FOOD && w.agents[1].word == 9 && !w.agents[2].word);
-    observes(&w, r, 0, "At (1,2), E199, unexplored area. See: wall↑ wall←. Heard: 9");
-    observes(&w, r, 2, "At (2,1), E199, unexplored area. See: wall↓. Heard: 4 9");
+    assert_observation(&w, r, 0, "At (1,2), E199, unexplored area. See: wall↑ wall←. Heard: 9");
+    assert_observation(&w, r, 2, "At (2,1), E199, unexplored area. See: wall↓. Heard: 4 9");
     world_step(&w, r, (int16_t[]){DROP_FOOD, MOVE_EAST + 6, PICK_FOOD + 6 * 2});
-    observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←. Heard: 2"); // too far
+    assert_observation(&w, r, 0,
+                       "At (1,2), E198, unexplored area. See: wall↑ wall←. Heard: 2"); // too far
     struct world_rules letters = *r;
     letters.compact_observations = true;
-    observes(&w, &letters, 0, "x u u x o - - - + 2");
-    prompts(&w, &letters, "x u u x o - - - + 2 p d:");
+    assert_observation(&w, &letters, 0, "x u u x o - - - + 2");
+    assert_prompt(&w, &letters, "x u u x o - - - + 2 p d:");
     w.agents[1].cell = w.agents[0].cell; // in the order of their index
-    observes(&w, &letters, 0, "x u u x o - - - + 1 2");
+    assert_observation(&w, &letters, 0, "x u u x o - - - + 1 2");
     letters.vocabulary = 0;
-    observes(&w, &letters, 0, "x u u x o - - - +");
+    assert_observation(&w, &letters, 0, "x u u x o - - - +");
     w.agents[1].alive = w.agents[2].alive = 0;
-    observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←");
+    assert_observation(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←");
 }
 
 static void test_parser(void **state) {
@@ -737,9 +745,10 @@ static void test_parser(void **state) {
         assert_int_equal(world_action_from_text(world_action_names[i], true), i);
 }
 
-/* the same again */
+/* determinism */
 
-static void run(struct world *w, const struct world_rules *r, const char *policy, int ticks) {
+static void run_policy(struct world *w, const struct world_rules *r, const char *policy,
+                       int ticks) {
     int16_t actions[WORLD_AGENTS];
     for (int t = 0; t < ticks; t++) {
         world_policy_act(world_policy_find(policy), w, r, 3, actions);
@@ -754,19 +763,19 @@ static void test_determinism(void **state) {
     char first[HASH_LEN], second[HASH_LEN];
     assert_int_equal(world_rules_load(&r, "worlds/predators.yaml", &err), OK);
     world_reset(&a, &r, 9, 77);
-    run(&a, &r, "random", 40);
+    run_policy(&a, &r, "random", 40);
     struct world snapshot = a;
-    run(&a, &r, "random", 40);
+    run_policy(&a, &r, "random", 40);
     world_hash(&a, first);
     memset(&b, 1, sizeof b);
     world_reset(&b, &r, 9, 77);
-    run(&b, &r, "random", 80);
+    run_policy(&b, &r, "random", 80);
     world_hash(&b, second);
     assert_string_equal(first, second);
     assert_memory_equal(&a, &b, sizeof a);
     world_hash(&snapshot, second);
     assert_string_not_equal(first, second);
-    run(&snapshot, &r, "random", 40);
+    run_policy(&snapshot, &r, "random", 40);
     assert_memory_equal(&a, &snapshot, sizeof a);
     snapshot.agents[8].visited[3] ^= 4;
     world_hash(&snapshot, second);
@@ -792,10 +801,10 @@ static void check_memory(const struct world *before, const struct world *w, int 
         assert_true(w->cells[a->known[k]] & CELL_FOOD || taken[i][a->known[k]]);
         for (int m = 0; m < k; m++) assert_true(a->known[m] != a->known[k]);
     }
-    for (int k = a->n_known; k < WORLD_KNOWN; k++) assert_int_equal(a->known[k], 0);
+    for (int k = a->n_known; k < WORLD_REMEMBERED; k++) assert_int_equal(a->known[k], 0);
     for (int move = 0; a->alive && move < 4; move++) {
         int cell = world_neighbour(w, a->cell, move);
-        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_known == WORLD_KNOWN;
+        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_known == WORLD_REMEMBERED;
         for (int k = 0; k < a->n_known; k++) known |= a->known[k] == cell;
         assert_true(known);
     }
@@ -840,28 +849,29 @@ static void check_tick(const struct world *before, const struct world *w) {
     check_sums(w);
     assert_int_equal(w->tick, before->tick + 1);
     for (int i = 0; i < w->n_agents; i++) {
-        const struct world_agent *a = &w->agents[i], *was = &before->agents[i];
+        const struct world_agent *a = &w->agents[i], *old = &before->agents[i];
         check_memory(before, w, i);
-        if (!was->alive) {
-            check_dead(was, a);
+        if (!old->alive) {
+            check_dead(old, a);
             continue;
         }
-        assert_true(a->total == was->total + a->reward || a->bites > was->bites);
-        assert_int_equal(a->steps, was->steps + 1);
+        assert_true(a->total == old->total + a->reward || a->bites > old->bites);
+        assert_int_equal(a->steps, old->steps + 1);
     }
     for (int i = 0; i < w->size * w->size; i++)
         assert_int_equal(w->cells[i] & (CELL_WALL | CELL_HOME),
                          before->cells[i] & (CELL_WALL | CELL_HOME));
 }
 
-/* Two agents follow a policy, so that the others live longer than with random actions only. */
-static void draw_actions(const struct world *w, const struct world_rules *r, struct rng *rng,
-                         int16_t *actions) {
+/* Two agents follow the policy `rule`, which makes the world last longer than with random actions
+ * only. */
+static void sample_actions(const struct world *w, const struct world_rules *r, struct rng *rng,
+                           int16_t *actions) {
     const struct world_policy *rule = world_policy_find("rule");
     for (int i = 0; i < w->n_agents; i++) {
-        int act = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, WORLD_N_ACTIONS);
+        int step_all = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, WORLD_N_ACTIONS);
         int word = (int)rng_below(rng, (uint32_t)r->vocabulary + 1);
-        actions[i] = (int16_t)(act + WORLD_N_ACTIONS * word);
+        actions[i] = (int16_t)(step_all + WORLD_N_ACTIONS * word);
     }
 }
 
@@ -880,7 +890,7 @@ static int64_t check_rules(const char *name, int64_t agent_ticks) {
         while (!world_terminated(&w) && w.tick < 600) {
             agent_ticks -= w.n_living;
             before = w;
-            draw_actions(&w, &r, &rng, actions);
+            sample_actions(&w, &r, &rng, actions);
             world_step(&w, &r, actions);
             check_tick(&before, &w);
         }
@@ -913,7 +923,7 @@ static double delivered(const char *rules, const char *policy, int maps) {
     if (world_rules_load(&r, rules, &err) != OK) fail_msg("%s", err.text);
     for (int m = 0; m < maps; m++) {
         world_reset(&w, &r, 20, (uint64_t)m);
-        run(&w, &r, policy, 500);
+        run_policy(&w, &r, policy, 500);
         n += (double)w.food_eaten / 20;
     }
     world_rules_release(&r);
@@ -931,7 +941,7 @@ static void test_policies(void **state) {
     assert_true(delivered("legacy", "rule", 2) > 0.5); // five food sources, then starvation
     assert_true(delivered("worlds/maze.yaml", "rule", 1) > 1);
     assert_null(world_policy_find("best"));
-    const struct world_rules *r = rules_of("");
+    const struct world_rules *r = rules_from_text("");
     static struct world w;
     int counts[2][WORLD_N_ACTIONS] = {{0}};
     world_reset(&w, r, 1, 1);
@@ -951,20 +961,22 @@ static void test_rule_uses_only_observed_cells(void **state) {
     (void)state;
     static struct world w, other;
     const struct world_policy *rule = world_policy_find("rule");
-    const struct world_rules *r = rules_of("rules: repaired\nmaterial: 9\npredators: 2\nhomes: 4");
+    const struct world_rules *r =
+        rules_from_text("rules: repaired\nmaterial: 9\npredators: 2\nhomes: 4");
     struct rng rng = rng_make(2, RNG_TEST, 0, 0);
     world_reset(&w, r, 8, 4);
     for (int t = 0; t < 150; t++) {
-        run(&w, r, "rule", 1);
+        run_policy(&w, r, "rule", 1);
         int i = t % 8;
-        bool looked[WORLD_CELLS] = {false};
+        bool observed[WORLD_CELLS] = {false};
         for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
             for (int move = 0; move < 4; move++)
-                looked[cell] |= world_agent_visited(&w.agents[i], cell) ||
-                                world_agent_visited(&w.agents[i], world_neighbour(&w, cell, move));
+                observed[cell] |=
+                    world_agent_visited(&w.agents[i], cell) ||
+                    world_agent_visited(&w.agents[i], world_neighbour(&w, cell, move));
         other = w;
         for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
-            if (!looked[cell] && cell != w.homes[0])
+            if (!observed[cell] && cell != w.homes[0])
                 other.cells[cell] = (uint8_t)(1 << rng_below(&rng, 4));
         for (int j = 0; j < 8; j++)
             if (j != i) other.agents[j].cell = other.homes[0];
@@ -973,38 +985,39 @@ static void test_rule_uses_only_observed_cells(void **state) {
     }
 }
 
-/* An observation, and the action of the policy "reflex" for several draws. */
-struct seen_observation {
+/* An observation, and the actions of the policy "reflex" for several random numbers. */
+struct reflex_case {
     char prompt[48];
     int8_t acts[6];
 };
-enum { TOLD = 1 << 16 };
+enum { TABLE_SIZE = 1 << 16 };
 
-static struct seen_observation *seen_find(struct seen_observation *all, const char *prompt) {
+static struct reflex_case *reflex_case_find(struct reflex_case *all, const char *prompt) {
     uint32_t at = 0;
     for (const char *c = prompt; *c; c++) at = at * 31 + (unsigned char)*c;
-    for (at %= TOLD; *all[at].prompt && strcmp(all[at].prompt, prompt) != 0;) at = (at + 1) % TOLD;
+    for (at %= TABLE_SIZE; *all[at].prompt && strcmp(all[at].prompt, prompt) != 0;)
+        at = (at + 1) % TABLE_SIZE;
     return &all[at];
 }
 
 /* Whether the observation occurred before; then the action must be the same, and never into a
  * wall. */
 static bool reflex_check(const struct world *w, const struct world_rules *r, int i,
-                         struct seen_observation *all) {
+                         struct reflex_case *all) {
     struct buf b = {0};
-    struct seen_observation now = {0};
+    struct reflex_case now = {0};
     world_prompt(w, r, i, &b);
     assert_true(b.len < sizeof now.prompt);
     memcpy(now.prompt, b.data, b.len);
     buf_release(&b);
     for (uint32_t k = 0; k < ARRAY_LEN(now.acts); k++) {
         struct rng rng = rng_make(5, RNG_TEST, 0, k);
-        int act = world_policy_find("reflex")->act(w, r, i, &rng);
-        if (act < 4 && w->cells[world_neighbour(w, w->agents[i].cell, act)] & CELL_WALL)
+        int step_all = world_policy_find("reflex")->act(w, r, i, &rng);
+        if (step_all < 4 && w->cells[world_neighbour(w, w->agents[i].cell, step_all)] & CELL_WALL)
             fail_msg("with observation '%s' it walks into a wall", now.prompt);
-        now.acts[k] = (int8_t)act;
+        now.acts[k] = (int8_t)step_all;
     }
-    struct seen_observation *before = seen_find(all, now.prompt);
+    struct reflex_case *before = reflex_case_find(all, now.prompt);
     bool known = *before->prompt;
     if (known && memcmp(before, &now, sizeof now) != 0)
         fail_msg("with observation '%s' it chooses different actions", now.prompt);
@@ -1014,8 +1027,7 @@ static bool reflex_check(const struct world *w, const struct world_rules *r, int
 
 /* Runs worlds of half reflex and half random actions, for observations that reflex alone would not
  * reach. */
-static int64_t reflex_run(const struct world_rules *r, uint64_t seed,
-                          struct seen_observation *all) {
+static int64_t reflex_run(const struct world_rules *r, uint64_t seed, struct reflex_case *all) {
     static struct world w;
     int64_t known = 0;
     world_reset(&w, r, 12, seed);
@@ -1023,17 +1035,18 @@ static int64_t reflex_run(const struct world_rules *r, uint64_t seed,
         int16_t actions[WORLD_AGENTS];
         for (int i = 0; i < w.n_agents; i++) {
             struct rng rng = rng_make(seed, RNG_TEST, (uint32_t)i, (uint32_t)w.tick);
-            const char *who = rng_below(&rng, 8) < (uint32_t)i % 8 ? "reflex" : "random";
+            const char *policy = rng_below(&rng, 8) < (uint32_t)i % 8 ? "reflex" : "random";
             if (!w.agents[i].alive) continue;
             known += reflex_check(&w, r, i, all);
-            actions[i] = (int16_t)world_policy_find(who)->act(&w, r, i, &rng);
+            actions[i] = (int16_t)world_policy_find(policy)->act(&w, r, i, &rng);
         }
         world_step(&w, r, actions);
     }
     return known;
 }
 
-/* It acts the same for the same compact observation and the same last two actions. */
+/* The policy "reflex" acts the same for the same compact observation and the same last two
+ * actions. */
 static void test_reflex_uses_only_observations(void **state) {
     (void)state;
     static const char *const rules[] = {
@@ -1042,11 +1055,11 @@ static void test_reflex_uses_only_observations(void **state) {
         "rules: repaired\nsize: 9\nwalls: 40\nreachable: false\nhomes: 4\npredators: 3",
         "size: 12\nbrief: true\nmaterial: 4\nhomes: 3",
     };
-    struct seen_observation *all = xmalloc(TOLD * sizeof *all);
+    struct reflex_case *all = xmalloc(TABLE_SIZE * sizeof *all);
     for (size_t k = 0; k < ARRAY_LEN(rules); k++) {
-        const struct world_rules *r = rules_of(rules[k]);
+        const struct world_rules *r = rules_from_text(rules[k]);
         int64_t known = 0;
-        memset(all, 0, TOLD * sizeof *all);
+        memset(all, 0, TABLE_SIZE * sizeof *all);
         for (uint64_t seed = 0; seed < 12; seed++) known += reflex_run(r, seed, all);
         assert_true(known > 2000); // otherwise hardly any observation occurred twice
     }
@@ -1060,10 +1073,11 @@ static void test_reflex_in_two_worlds(void **state) {
     struct buf a = {0}, b = {0};
     struct world_rules r;
     assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
-    world_reset(&w, rules_of("food: 0\nmap: ['######', '#.AF.#', '#..H.#', '######']"), 1, 1);
+    world_reset(&w, rules_from_text("food: 0\nmap: ['######', '#.AF.#', '#..H.#', '######']"), 1,
+                1);
     world_reset(&other,
-                rules_of("food: 9\nmap: |\n  #########\n  #......F#\n  #.F.....#\n"
-                         "  ###...H.#\n  #.AF....#\n  #.......#\n  #########\n"),
+                rules_from_text("food: 9\nmap: |\n  #########\n  #......F#\n  #.F.....#\n"
+                                "  ###...H.#\n  #.AF....#\n  #.......#\n  #########\n"),
                 3, 2);
     for (int move = 0; move < 4; move++) {
         int cell = world_neighbour(&other, other.agents[0].cell, move);
@@ -1076,9 +1090,9 @@ static void test_reflex_in_two_worlds(void **state) {
     assert_string_equal(a.data, b.data);
     for (uint32_t k = 0; k < 50; k++) {
         struct rng x = rng_make(6, RNG_TEST, 0, k), y = x;
-        int act = world_policy_find("reflex")->act(&w, &r, 0, &x);
-        assert_int_equal(act, MOVE_EAST); // food next to it, for any draw
-        assert_int_equal(world_policy_find("reflex")->act(&other, &r, 0, &y), act);
+        int step_all = world_policy_find("reflex")->act(&w, &r, 0, &x);
+        assert_int_equal(step_all, MOVE_EAST); // food next to it, for any draw
+        assert_int_equal(world_policy_find("reflex")->act(&other, &r, 0, &y), step_all);
     }
     buf_release(&a);
     buf_release(&b);
@@ -1108,7 +1122,7 @@ static void test_reflex_acts(void **state) {
         static struct world w;
         char *text =
             xasprintf("rules: repaired\nfood: 0\nmap: ['######', '%s', '######']", cases[i].row);
-        const struct world_rules *r = rules_of(text);
+        const struct world_rules *r = rules_from_text(text);
         world_reset(&w, r, 1, 1);
         w.agents[0].holds = (uint8_t)cases[i].holds;
         w.agents[0].last[1] = (int16_t)cases[i].last;
@@ -1128,8 +1142,8 @@ int main(void) {
         cmocka_unit_test(test_rule_sets),
         cmocka_unit_test(test_rule_files),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_ground),
-        cmocka_unit_test(test_begin),
+        cmocka_unit_test(test_random_maps),
+        cmocka_unit_test(test_agent_starts),
         cmocka_unit_test(test_map),
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_material),
@@ -1139,11 +1153,11 @@ int main(void) {
         cmocka_unit_test(test_predators),
         cmocka_unit_test(test_predators_roam),
         cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_brief),
-        cmocka_unit_test(test_brief_hidden),
-        cmocka_unit_test(test_brief_not_here),
-        cmocka_unit_test(test_brief_goal),
-        cmocka_unit_test(test_brief_energy),
+        cmocka_unit_test(test_compact_observation),
+        cmocka_unit_test(test_compact_hidden_content),
+        cmocka_unit_test(test_compact_without_observe_cell),
+        cmocka_unit_test(test_compact_goal),
+        cmocka_unit_test(test_compact_energy),
         cmocka_unit_test(test_areas),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_parser),

@@ -1,7 +1,7 @@
 /*
- * Policies in an environment of another program: through the pipe the simulation is equal bit by
- * bit to the one in the process; the requests contain the actions; and invalid answers of the
- * program are refused.
+ * test_world_env: policies in an environment of another program. A simulation over the protocol
+ * equals one in the process bit by bit; the requests contain the actions; and invalid answers of
+ * the program are refused.
  *
  * The model is tiny and initialised from a seed, with fry's tokenizer.
  */
@@ -30,7 +30,7 @@ static int model_make(void **state) {
     return model->tok ? 0 : -1;
 }
 
-static int model_drop(void **state) {
+static int model_free(void **state) {
     (void)state;
     model_close(model);
     return 0;
@@ -40,15 +40,15 @@ static int model_drop(void **state) {
 
 enum { AGENTS = 5, TICKS = 40, MAX_WORLDS = 3 };
 
-struct served {
+struct local_server {
     struct world_server *server;
     struct buf answer;
     int lines, lists;
 };
 
-static int served_exchange(void *ctx, const struct buf *line, const char **answer, size_t *len,
-                           struct error *err) {
-    struct served *s = ctx;
+static int local_server_exchange(void *ctx, const struct buf *line, const char **answer,
+                                 size_t *len, struct error *err) {
+    struct local_server *s = ctx;
     (void)err;
     assert_int_equal(line->data[line->len - 1], '\n');
     s->lines++;
@@ -61,7 +61,7 @@ static int served_exchange(void *ctx, const struct buf *line, const char **answe
 }
 
 /* Some agents die from bites, some survive. */
-static struct world_rules rules_make(void) {
+static struct world_rules rules_init(void) {
     struct world_rules r;
     struct error err;
     assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
@@ -73,7 +73,7 @@ static struct world_rules rules_make(void) {
     return r;
 }
 
-static struct simulation_options options_make(int worlds) {
+static struct simulation_options options_init(int worlds) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
@@ -89,74 +89,76 @@ static struct simulation_options options_make(int worlds) {
     return o;
 }
 
-static void options_drop(struct simulation_options *o) {
+static void options_free(struct simulation_options *o) {
     options_release(simulation_option_rows, o);
     options_release(learner_option_rows, &o->learn);
 }
 
-static int gone, survived; /* ticks with a dead agent; episodes that ended by the time limit */
+static int n_terminated, n_truncated; /* number of ticks with a dead agent; number of episodes that
+                                         ended by the time limit */
 
-/* Runs both simulations tick by tick. Without a measure, fitness is the reward. */
+/* Runs both simulations tick by tick. Without episode statistics, fitness is the reward. */
 static void simulations_equal(int worlds) {
     struct error err;
-    struct world_rules rules = rules_make();
-    struct simulation_options o = options_make(worlds);
-    struct served s = {.server = world_server_new(&rules, AGENTS, TICKS, &err)};
-    struct external_envs *outside = external_envs_new(served_exchange, &s, worlds, false, &err);
-    if (!outside) fail_msg("%s", err.text);
-    assert_int_equal(external_envs_max_steps(outside), TICKS);
-    struct grid_env *places = xcalloc(MAX_WORLDS, sizeof *places);
+    struct world_rules rules = rules_init();
+    struct simulation_options o = options_init(worlds);
+    struct local_server s = {.server = world_server_new(&rules, AGENTS, TICKS, &err)};
+    struct external_envs *external =
+        external_envs_new(local_server_exchange, &s, worlds, false, &err);
+    if (!external) fail_msg("%s", err.text);
+    assert_int_equal(external_envs_max_steps(external), TICKS);
+    struct grid_env *grids = xcalloc(MAX_WORLDS, sizeof *grids);
     struct environment envs[MAX_WORLDS], *list[MAX_WORLDS];
     for (int i = 0; i < worlds; i++) {
-        places[i] = (struct grid_env){.rules = &rules, .n_agents = AGENTS};
-        envs[i] = grid_env_as_environment(&places[i]);
+        grids[i] = (struct grid_env){.rules = &rules, .n_agents = AGENTS};
+        envs[i] = grid_env_as_environment(&grids[i]);
         envs[i].episode_stats = NULL;
         list[i] = &envs[i];
     }
-    struct simulation *here = simulation_new(model, &o, list, NULL, 0, NULL, &err);
-    struct simulation *there =
-        simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
-    assert_true(here && there);
+    struct simulation *in_process = simulation_new(model, &o, list, NULL, 0, NULL, &err);
+    struct simulation *over_pipe =
+        simulation_new(model, &o, external_envs_list(external), NULL, 0, NULL, &err);
+    assert_true(in_process && over_pipe);
     for (int g = 0; g < 3; g++) {
-        assert_int_equal(simulation_begin_generation(here, NULL, &err), OK);
-        assert_int_equal(simulation_begin_generation(there, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(in_process, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(over_pipe, NULL, &err), OK);
         for (int n = 1, ticks = 0; n > 0;) {
-            n = simulation_step(here, &err);
-            int m = simulation_step(there, &err);
+            n = simulation_step(in_process, &err);
+            int m = simulation_step(over_pipe, &err);
             if (m < 0) fail_msg("%s", err.text);
             assert_int_equal(n, m);
-            gone += n > 0 && n < worlds * AGENTS;
-            survived += n > 0 && ++ticks == TICKS;
-            assert_memory_equal(simulation_actions(here), simulation_actions(there),
+            n_terminated += n > 0 && n < worlds * AGENTS;
+            n_truncated += n > 0 && ++ticks == TICKS;
+            assert_memory_equal(simulation_actions(in_process), simulation_actions(over_pipe),
                                 (size_t)(worlds * AGENTS) * sizeof(int16_t));
         }
-        simulation_end_generation(here);
-        simulation_end_generation(there);
-        for (int i = 0; i < simulation_n_policies(here); i++) {
-            const struct policy_record *a = simulation_policy(here, i),
-                                       *b = simulation_policy(there, i);
+        simulation_end_generation(in_process);
+        simulation_end_generation(over_pipe);
+        for (int i = 0; i < simulation_n_policies(in_process); i++) {
+            const struct policy_record *a = simulation_policy(in_process, i),
+                                       *b = simulation_policy(over_pipe, i);
             assert_string_equal(a->name, b->name);
             assert_string_equal(a->adapter->hash, b->adapter->hash);
             assert_true(a->outcome.reward == b->outcome.reward);
             assert_memory_equal(a->critic, b->critic, learner_critic_bytes());
         }
         struct episode_stats x[2], y[2];
-        assert_int_equal(simulation_evaluate(here, x, &err), OK);
-        assert_int_equal(simulation_evaluate(there, y, &err), OK);
+        assert_int_equal(simulation_evaluate(in_process, x, &err), OK);
+        assert_int_equal(simulation_evaluate(over_pipe, y, &err), OK);
         assert_memory_equal(x, y, sizeof x);
     }
-    int measured = worlds == 1 ? 2 : 1; // its two maps at once, or one after the other
-    assert_true(s.lines <= 1 + 3 * (1 + measured) * (TICKS + 1)); // one line per tick for all
-                                                                  // worlds
-    assert_int_equal(s.lists, worlds > 1 ? s.lines - 1 : 0);      // only the request for the spaces
-                                                                  // is a single one
-    simulation_free(here);
-    simulation_free(there);
-    external_envs_free(outside);
+    int evaluations = worlds == 1 ? 2 : 1; // its two maps at once, or one after the other
+    assert_true(s.lines <= 1 + 3 * (1 + evaluations) * (TICKS + 1)); // one line per tick for all
+                                                                     // worlds
+    assert_int_equal(s.lists, worlds > 1 ? s.lines - 1 : 0); // only the request for the spaces
+                                                             // is a single one
+    simulation_free(in_process);
+    simulation_free(over_pipe);
+    external_envs_free(external);
     world_server_free(s.server);
     buf_release(&s.answer);
-    free(places);
-    options_drop(&o);
+    free(grids);
+    options_free(&o);
     world_rules_release(&rules);
 }
 
@@ -164,29 +166,30 @@ static void test_same_simulation_as_in_process(void **state) {
     (void)state;
     simulations_equal(1);
     simulations_equal(3);
-    assert_true(gone > 0 && survived > 0); // otherwise one of the two endings was not tested
+    assert_true(n_terminated > 0 &&
+                n_truncated > 0); // otherwise one of the two endings was not tested
 }
 
 /* An agent that is truncated before the episode ends gets no more requests. */
 static void test_truncated_agents(void **state) {
     (void)state;
     struct error err;
-    struct world_rules rules = rules_make();
-    struct simulation_options o = options_make(2);
-    struct served s = {.server = world_server_new(&rules, AGENTS, 3, &err)};
-    struct external_envs *outside = external_envs_new(served_exchange, &s, 2, false, &err);
+    struct world_rules rules = rules_init();
+    struct simulation_options o = options_init(2);
+    struct local_server s = {.server = world_server_new(&rules, AGENTS, 3, &err)};
+    struct external_envs *external = external_envs_new(local_server_exchange, &s, 2, false, &err);
     struct simulation *l =
-        simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
+        simulation_new(model, &o, external_envs_list(external), NULL, 0, NULL, &err);
     assert_int_equal(simulation_begin_generation(l, NULL, &err), OK);
     for (int tick = 0; tick < 3; tick++) assert_int_equal(simulation_step(l, &err), 2 * AGENTS);
     assert_int_equal(simulation_step(l, &err), 0);
     simulation_end_generation(l);
     assert_int_equal(s.lines, 1 + 1 + 3);
     simulation_free(l);
-    external_envs_free(outside);
+    external_envs_free(external);
     world_server_free(s.server);
     buf_release(&s.answer);
-    options_drop(&o);
+    options_free(&o);
     world_rules_release(&rules);
 }
 
@@ -195,17 +198,17 @@ static void test_truncated_agents(void **state) {
 enum { SCRIPT = 8 };
 struct script {
     const char *answers[SCRIPT];
-    int at;
-    struct buf asked;
+    int next;
+    struct buf requests;
 };
 
 static int script_exchange(void *ctx, const struct buf *line, const char **answer, size_t *len,
                            struct error *err) {
     struct script *s = ctx;
     (void)err;
-    buf_add(&s->asked, line->data, line->len);
-    assert_true(s->at < SCRIPT && s->answers[s->at]);
-    *answer = s->answers[s->at++];
+    buf_add(&s->requests, line->data, line->len);
+    assert_true(s->next < SCRIPT && s->answers[s->next]);
+    *answer = s->answers[s->next++];
     *len = strlen(*answer);
     return OK;
 }
@@ -214,19 +217,19 @@ static int script_exchange(void *ctx, const struct buf *line, const char **answe
     "{\"possible_agents\":[\"a\",\"b \\\"\\u00e9\"],\"actions\":[\"go_left\",\"go_right\",\"go\"]" \
     ",\"said\":[\"left\",\"right\",\"go\"],\"max_steps\":null}"
 
-static void request_is(struct script *s, const char *want) {
-    assert_string_equal(s->asked.data, want);
-    s->asked.len = 0;
+static void assert_requests(struct script *s, const char *want) {
+    assert_string_equal(s->requests.data, want);
+    s->requests.len = 0;
 }
 
-static void prompt_is(const struct environment *e, int agent, const char *want) {
+static void assert_prompt(const struct environment *e, int agent, const char *want) {
     struct buf b = {0};
     assert_true(e->prompt(e->ctx, agent, &b));
     assert_string_equal(b.data, want);
     buf_release(&b);
 }
 
-static bool is_gone(const struct environment *e, int agent) {
+static bool has_no_prompt(const struct environment *e, int agent) {
     struct buf b = {0};
     bool here = e->prompt(e->ctx, agent, &b);
     buf_release(&b);
@@ -254,24 +257,24 @@ static void test_one_world(void **state) {
     assert_int_equal(e->n_actions, 3);
     assert_string_equal(e->actions[1], "right");
     assert_null(e->teach);
-    request_is(&s, "{\"spaces\":{}}\n");
+    assert_requests(&s, "{\"spaces\":{}}\n");
     assert_int_equal(e->reset(e->ctx, 7, &err), OK);
-    request_is(&s, "{\"reset\":{\"seed\":7}}\n");
-    prompt_is(e, 0, "own");
-    prompt_is(e, 1, "y Action:");
+    assert_requests(&s, "{\"reset\":{\"seed\":7}}\n");
+    assert_prompt(e, 0, "own");
+    assert_prompt(e, 1, "y Action:");
     if (e->step(e->ctx, (int16_t[]){2, 0}, rewards, &err) != OK) fail_msg("%s", err.text);
-    request_is(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
+    assert_requests(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
     assert_true(rewards[0] == -0.1 && rewards[1] == 2);
-    assert_true(e->over(e->ctx, 0) && !e->over(e->ctx, 1) && is_gone(e, 1));
-    prompt_is(e, 0, "z Action:"); // truncated: its observation can still be evaluated
+    assert_true(e->over(e->ctx, 0) && !e->over(e->ctx, 1) && has_no_prompt(e, 1));
+    assert_prompt(e, 0, "z Action:"); // truncated: its observation can still be evaluated
     /* no agent is left: no request, no reward */
     assert_int_equal(e->step(e->ctx, (int16_t[]){-1, -1}, rewards, &err), OK);
-    assert_true(s.asked.len == 0 && rewards[0] == 0 && rewards[1] == 0);
+    assert_true(s.requests.len == 0 && rewards[0] == 0 && rewards[1] == 0);
     assert_int_equal(e->parse(e->ctx, "I Go_Right, not left"), 1);
     assert_int_equal(e->parse(e->ctx, "just go"), 2);
     assert_int_equal(e->parse(e->ctx, "stay"), -1);
     external_envs_free(c);
-    buf_release(&s.asked);
+    buf_release(&s.requests);
 }
 
 /* Requests of one tick are one line; a single world is a list too. */
@@ -292,42 +295,43 @@ static void test_batched_requests(void **state) {
     assert_non_null(c);
     struct environment *const *e = external_envs_list(c);
     int16_t act[2][2] = {{0, -1}, {1, -1}};
-    double rewards[2], paid[2][2] = {{1, 2}, {3, 0}};
-    s.asked.len = 0;
+    double rewards[2], expected[2][2] = {{1, 2}, {3, 0}};
+    s.requests.len = 0;
     for (int i = 0; i < 2; i++) e[i]->will_reset(e[i]->ctx, 5 + (uint64_t)i);
     for (int i = 0; i < 2; i++) assert_int_equal(e[i]->reset(e[i]->ctx, 5 + (uint64_t)i, &err), OK);
-    request_is(&s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
+    assert_requests(
+        &s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
     assert_int_equal(e[1]->teach(e[1]->ctx, 0), 1);
-    assert_true(is_gone(e[0], 1)); // a possible agent that is absent
+    assert_true(has_no_prompt(e[0], 1)); // a possible agent that is absent
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < 2; i++) e[i]->will_step(e[i]->ctx, act[i]);
         for (int i = 0; i < 2; i++) {
             if (e[i]->step(e[i]->ctx, act[i], rewards, &err) != OK) fail_msg("%s", err.text);
-            assert_true(rewards[0] == paid[k][i]);
+            assert_true(rewards[0] == expected[k][i]);
         }
-        request_is(&s, k ? "[{\"world\":0,\"step\":{\"a\":\"go_left\"}}]\n"
-                         : "[{\"world\":0,\"step\":{\"a\":\"go_left\"}},"
-                           "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
+        assert_requests(&s, k ? "[{\"world\":0,\"step\":{\"a\":\"go_left\"}}]\n"
+                              : "[{\"world\":0,\"step\":{\"a\":\"go_left\"}},"
+                                "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
     }
     assert_int_equal(e[0]->teach(e[0]->ctx, 0), 0);
     external_envs_free(c);
-    buf_release(&s.asked);
+    buf_release(&s.requests);
 }
 
 /* refused answers */
 
-#define TWO "{\"possible_agents\":[\"a\",\"b\"],\"actions\":[\"left\",\"right\"]}"
-#define BOTH "{\"observations\":{\"a\":\"x\",\"b\":\"y\"}}"
-#define PAID(observations, rewards, terminations, truncations)                                     \
+#define TWO_AGENTS "{\"possible_agents\":[\"a\",\"b\"],\"actions\":[\"left\",\"right\"]}"
+#define RESET_REPLY "{\"observations\":{\"a\":\"x\",\"b\":\"y\"}}"
+#define STEP_REPLY(observations, rewards, terminations, truncations)                               \
     "{\"observations\":" observations ",\"rewards\":" rewards ",\"terminations\":" terminations    \
     ",\"truncations\":" truncations "}"
-#define XY "{\"a\":\"x\",\"b\":\"y\"}"
-#define ONES "{\"a\":1,\"b\":1}"
-#define NO "{\"a\":false,\"b\":false}"
+#define OBSERVATIONS "{\"a\":\"x\",\"b\":\"y\"}"
+#define REWARDS "{\"a\":1,\"b\":1}"
+#define FALSE_FOR_BOTH "{\"a\":false,\"b\":false}"
 
 static const struct refusal {
-    const char *spaces, *reset, *step, *says;
-    bool taught;
+    const char *spaces, *reset, *step, *message;
+    bool has_expert;
 } refusals[] = {
     {"[]", NULL, NULL, "spaces: its answer is not an object", false},
     {"nonsense", NULL, NULL, "its answer", false},
@@ -349,60 +353,76 @@ static const struct refusal {
      "'said' has 2 names for 1 actions", false},
     {"{\"possible_agents\":[\"a\"],\"actions\":[\"x\"],\"max_steps\":0}", NULL, NULL,
      "'max_steps' must be", false},
-    {TWO, "[]", NULL, "world 0, reset: its answer is not an object", false},
-    {TWO, "{}", NULL, "no 'observations'", false},
-    {TWO, "{\"observations\":{}}", NULL, "no agent is present", false},
-    {TWO, "{\"observations\":{\"c\":\"x\"}}", NULL,
+    {TWO_AGENTS, "[]", NULL, "world 0, reset: its answer is not an object", false},
+    {TWO_AGENTS, "{}", NULL, "no 'observations'", false},
+    {TWO_AGENTS, "{\"observations\":{}}", NULL, "no agent is present", false},
+    {TWO_AGENTS, "{\"observations\":{\"c\":\"x\"}}", NULL,
      "'c' is not a possible agent, but in observations", false},
-    {TWO, "{\"observations\":{\"a\":[1,2]}}", NULL, "the observation of 'a' is not text", false},
-    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":1}}", NULL,
+    {TWO_AGENTS, "{\"observations\":{\"a\":[1,2]}}", NULL, "the observation of 'a' is not text",
+     false},
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":1}}", NULL,
      "info of 'a' is not an object", false},
-    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"b\":{}}}", NULL, "an info, but no", false},
-    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"prompt\":3}}}", NULL,
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"b\":{}}}", NULL, "an info, but no",
+     false},
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"prompt\":3}}}", NULL,
      "prompt of 'a' is not text", false},
-    {TWO, "{\"observations\":{\"a\":\"\"},\"infos\":{\"a\":{\"prompt\":\"\"}}}", NULL, "is empty",
-     false},
-    {TWO, BOTH, NULL, "the info of 'a' names no 'teacher'", true},
-    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"teacher\":\"up\"}}}", NULL,
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"\"},\"infos\":{\"a\":{\"prompt\":\"\"}}}", NULL,
+     "is empty", false},
+    {TWO_AGENTS, RESET_REPLY, NULL, "the info of 'a' names no 'teacher'", true},
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"teacher\":\"up\"}}}", NULL,
      "the teacher of 'a' names none of the actions", true},
-    {TWO, BOTH, "{\"error\":\"tired\"}", "world 0, tick 1: it says: tired", false},
-    {TWO, BOTH, "{\"observations\":{}}", "no 'rewards'", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1}", NO, NO), "the reward of 'b' is missing", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":\"1\"}", NO, NO), "the reward of 'b' is no number", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":NaN}", NO, NO), "its answer", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":-2e9}", NO, NO), "the reward of 'b' is -2e+09", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":1,\"c\":1}", NO, NO), "'c' is not a possible agent",
+    {TWO_AGENTS, RESET_REPLY, "{\"error\":\"tired\"}", "world 0, tick 1: it says: tired", false},
+    {TWO_AGENTS, RESET_REPLY, "{\"observations\":{}}", "no 'rewards'", false},
+    {TWO_AGENTS, RESET_REPLY, STEP_REPLY(OBSERVATIONS, "{\"a\":1}", FALSE_FOR_BOTH, FALSE_FOR_BOTH),
+     "the reward of 'b' is missing", false},
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY(OBSERVATIONS, "{\"a\":1,\"b\":\"1\"}", FALSE_FOR_BOTH, FALSE_FOR_BOTH),
+     "the reward of 'b' is no number", false},
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY(OBSERVATIONS, "{\"a\":1,\"b\":NaN}", FALSE_FOR_BOTH, FALSE_FOR_BOTH), "its answer",
      false},
-    {TWO, "{\"observations\":{\"a\":\"x\"}}", PAID(XY, ONES, NO, NO),
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY(OBSERVATIONS, "{\"a\":1,\"b\":-2e9}", FALSE_FOR_BOTH, FALSE_FOR_BOTH),
+     "the reward of 'b' is -2e+09", false},
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY(OBSERVATIONS, "{\"a\":1,\"b\":1,\"c\":1}", FALSE_FOR_BOTH, FALSE_FOR_BOTH),
+     "'c' is not a possible agent", false},
+    {TWO_AGENTS, "{\"observations\":{\"a\":\"x\"}}",
+     STEP_REPLY(OBSERVATIONS, REWARDS, FALSE_FOR_BOTH, FALSE_FOR_BOTH),
      "'b' did not act, but is in observations", false},
-    {TWO, BOTH, PAID(XY, ONES, "{\"a\":false}", NO), "'b' in 'terminations' is missing", false},
-    {TWO, BOTH, PAID(XY, ONES, NO, "{\"a\":0,\"b\":false}"), "neither true nor false", false},
-    {TWO, BOTH, PAID("{\"a\":\"x\"}", ONES, NO, NO), "'b' has no observation", false},
-    {TWO, BOTH, PAID("{\"a\":\"x\"}", ONES, NO, "{\"a\":false,\"b\":true}"),
+    {TWO_AGENTS, RESET_REPLY, STEP_REPLY(OBSERVATIONS, REWARDS, "{\"a\":false}", FALSE_FOR_BOTH),
+     "'b' in 'terminations' is missing", false},
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY(OBSERVATIONS, REWARDS, FALSE_FOR_BOTH, "{\"a\":0,\"b\":false}"),
+     "neither true nor false", false},
+    {TWO_AGENTS, RESET_REPLY, STEP_REPLY("{\"a\":\"x\"}", REWARDS, FALSE_FOR_BOTH, FALSE_FOR_BOTH),
+     "'b' has no observation", false},
+    {TWO_AGENTS, RESET_REPLY,
+     STEP_REPLY("{\"a\":\"x\"}", REWARDS, FALSE_FOR_BOTH, "{\"a\":false,\"b\":true}"),
      "'b' has no observation", false},
 };
 
-static void refused(const struct refusal *r) {
+static void assert_refused(const struct refusal *r) {
     struct error err = {0};
     struct script s = {{r->spaces, r->reset, r->step}, 0, {0}};
     double rewards[2];
     int rc = OK;
-    struct external_envs *c = external_envs_new(script_exchange, &s, 1, r->taught, &err);
+    struct external_envs *c = external_envs_new(script_exchange, &s, 1, r->has_expert, &err);
     struct environment *e = c ? external_envs_list(c)[0] : NULL;
     assert_true(r->reset ? e != NULL : e == NULL);
     if (e) rc = e->reset(e->ctx, 1, &err);
     if (r->step) assert_int_equal(rc, OK);
     if (r->step) rc = e->step(e->ctx, (int16_t[]){0, 1}, rewards, &err);
     if (r->reset) assert_true(rc < 0);
-    if (!strstr(err.text, r->says) || !strstr(err.text, "the environment 'its own'"))
-        fail_msg("'%s' does not say '%s'", err.text, r->says);
+    if (!strstr(err.text, r->message) || !strstr(err.text, "the environment 'its own'"))
+        fail_msg("'%s' does not say '%s'", err.text, r->message);
     external_envs_free(c);
-    buf_release(&s.asked);
+    buf_release(&s.requests);
 }
 
 static void test_refusals(void **state) {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(refusals); i++) refused(&refusals[i]);
+    for (size_t i = 0; i < ARRAY_LEN(refusals); i++) assert_refused(&refusals[i]);
 }
 
 static void test_excessive_input_is_refused(void **state) {
@@ -411,9 +431,9 @@ static void test_excessive_input_is_refused(void **state) {
     memset(text, 'x', ENV_PROMPT + 1);
     char *reset = xasprintf("{\"observations\":{\"a\":\"%s\"}}", text);
     char *name = xasprintf("{\"possible_agents\":[\"%.65s\"],\"actions\":[\"x\"]}", text);
-    refused(&(struct refusal){TWO, reset, NULL, "the text for 'a' has 4097 bytes, more than 4096",
-                              false});
-    refused(&(struct refusal){name, NULL, NULL, "has 65 bytes", false});
+    assert_refused(&(struct refusal){TWO_AGENTS, reset, NULL,
+                                     "the text for 'a' has 4097 bytes, more than 4096", false});
+    assert_refused(&(struct refusal){name, NULL, NULL, "has 65 bytes", false});
     free(text);
     free(reset);
     free(name);
@@ -422,10 +442,11 @@ static void test_excessive_input_is_refused(void **state) {
 /* A list of another length, or no list. */
 static void test_lists_refused(void **state) {
     (void)state;
-    static const char *const answers[] = {BOTH, "[" BOTH "]", "[" BOTH "," BOTH "," BOTH "]"};
+    static const char *const answers[] = {RESET_REPLY, "[" RESET_REPLY "]",
+                                          "[" RESET_REPLY "," RESET_REPLY "," RESET_REPLY "]"};
     for (size_t i = 0; i < ARRAY_LEN(answers); i++) {
         struct error err;
-        struct script s = {{TWO, answers[i]}, 0, {0}};
+        struct script s = {{TWO_AGENTS, answers[i]}, 0, {0}};
         struct external_envs *c = external_envs_new(script_exchange, &s, 2, false, &err);
         struct environment *const *e = external_envs_list(c);
         for (int k = 0; k < 2; k++) e[k]->will_reset(e[k]->ctx, 1);
@@ -433,7 +454,7 @@ static void test_lists_refused(void **state) {
         assert_non_null(
             strstr(err.text, "a list of 2 requests requires a list of as many answers"));
         external_envs_free(c);
-        buf_release(&s.asked);
+        buf_release(&s.requests);
     }
 }
 
@@ -441,24 +462,24 @@ static void test_lists_refused(void **state) {
 static void test_programs(void **state) {
     (void)state;
     static const struct {
-        const char *command, *says;
-        bool begins;
+        const char *command, *message;
+        bool lists_agents;
     } rows[] = {
         {"exit 3", "it ended with exit code 3", false},
         {"kill -9 $$", "it died of signal 9", false},
         {"exec sleep 30", "it was silent for 0.3 seconds (--timeout)", false},
-        {"read l; echo '" TWO "'; read l; exit 4", "it ended with exit code 4", true},
-        {"read l; echo '" TWO "'; exec sleep 30", "it was silent for 0.3 seconds", true},
+        {"read l; echo '" TWO_AGENTS "'; read l; exit 4", "it ended with exit code 4", true},
+        {"read l; echo '" TWO_AGENTS "'; exec sleep 30", "it was silent for 0.3 seconds", true},
     };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         struct error err;
-        double timeout = strstr(rows[i].says, "silent") ? 0.3 : 20;
+        double timeout = strstr(rows[i].message, "silent") ? 0.3 : 20;
         struct external_envs *c = external_envs_open(rows[i].command, timeout, 1, false, &err);
-        assert_true(rows[i].begins == (c != NULL));
+        assert_true(rows[i].lists_agents == (c != NULL));
         struct environment *e = c ? external_envs_list(c)[0] : NULL;
         if (e) assert_true(e->reset(e->ctx, 1, &err) < 0);
-        if (!strstr(err.text, rows[i].says) || !strstr(err.text, rows[i].command))
-            fail_msg("'%s' does not say '%s'", err.text, rows[i].says);
+        if (!strstr(err.text, rows[i].message) || !strstr(err.text, rows[i].command))
+            fail_msg("'%s' does not say '%s'", err.text, rows[i].message);
         external_envs_free(c);
     }
 }
@@ -475,5 +496,5 @@ int main(void) {
         cmocka_unit_test(test_programs),
     };
     signal(SIGPIPE, SIG_IGN); // as the program does
-    return cmocka_run_group_tests(tests, model_make, model_drop);
+    return cmocka_run_group_tests(tests, model_make, model_free);
 }

@@ -21,11 +21,11 @@ struct replay {
     struct world_rules rules;
     struct world w;
     int ticks;
-    bool begun, ended;
+    bool started, ended;
 };
 
 /* "NAME.jsonl, tick 3, agent 1", for messages. */
-static const char *place(const struct replay *p, int agent) {
+static const char *place_text(const struct replay *p, int agent) {
     static char text[96];
     int n = snprintf(text, sizeof text, "%s.jsonl, tick %d", p->name, (int)p->w.tick);
     if (agent >= 0) snprintf(text + n, sizeof text - (size_t)n, ", agent %d", agent);
@@ -38,24 +38,24 @@ static const json_t *field(const struct replay *p, const json_t *v, const char *
     return found;
 }
 
-static void same_integer(const struct replay *p, int agent, const char *what, int64_t got,
-                         const json_t *want) {
+static void assert_integer(const struct replay *p, int agent, const char *what, int64_t got,
+                           const json_t *want) {
     if (!json_is_integer(want) || got != json_integer_value(want))
-        fail_msg("%s: %s is %lld, not %s", place(p, agent), what, (long long)got,
+        fail_msg("%s: %s is %lld, not %s", place_text(p, agent), what, (long long)got,
                  json_canonical(want));
 }
 
-static void same_double(const struct replay *p, int agent, const char *what, double got,
-                        const json_t *want) {
+static void assert_double(const struct replay *p, int agent, const char *what, double got,
+                          const json_t *want) {
     double x = json_number_value(want);
     if (memcmp(&got, &x, sizeof x) != 0)
-        fail_msg("%s: %s is %.17g, not %.17g", place(p, agent), what, got, x);
+        fail_msg("%s: %s is %.17g, not %.17g", place_text(p, agent), what, got, x);
 }
 
-static void same_text(const struct replay *p, int agent, const char *what, const char *got,
-                      const json_t *want) {
+static void assert_text(const struct replay *p, int agent, const char *what, const char *got,
+                        const json_t *want) {
     if (strcmp(got, json_string_value(want)) != 0)
-        fail_msg("%s: %s is\n  '%s', not\n  '%s'", place(p, agent), what, got,
+        fail_msg("%s: %s is\n  '%s', not\n  '%s'", place_text(p, agent), what, got,
                  json_string_value(want));
 }
 
@@ -85,72 +85,73 @@ static void map_check(const struct replay *p, const json_t *rows) {
         char row[WORLD_SIDE + 1] = "", what[32];
         for (int x = 0; x < size; x++) row[x] = cell_letter(p->w.cells[(size - 1 - i) * size + x]);
         snprintf(what, sizeof what, "row %d from north", i);
-        same_text(p, -1, what, row, json_array_get(rows, (size_t)i));
+        assert_text(p, -1, what, row, json_array_get(rows, (size_t)i));
     }
 }
 
 /* The first line: the rules, and the initial world. */
-static void head_read(struct replay *p, const json_t *line) {
+static void header_read(struct replay *p, const json_t *line) {
     rules_read(p, json_get_string(line, "rules"), json_get_string(line, "yaml"));
     p->ticks = (int)json_integer_value(field(p, line, "ticks"));
     world_reset(&p->w, &p->rules, (int)json_integer_value(field(p, line, "agents")),
                 (uint64_t)json_integer_value(field(p, line, "seed")));
     map_check(p, field(p, line, "map"));
-    p->begun = true;
+    p->started = true;
 }
 
-/* Sixteen digits are the beginning of the SHA-256 of both texts with a newline between them. */
-static void texts_hashed_check(struct replay *p, int agent, const char *seen, const char *prompt,
-                               const json_t *want) {
+/* The expected value is the first sixteen digits of the SHA-256 of both texts with a newline
+ * between them. */
+static void texts_hash_check(struct replay *p, int agent, const char *observation,
+                             const char *prompt, const json_t *want) {
     char hash[HASH_LEN];
     struct sha256 h;
     sha256_init(&h);
-    sha256_update(&h, seen, strlen(seen));
+    sha256_update(&h, observation, strlen(observation));
     sha256_update(&h, "\n", 1);
     sha256_update(&h, prompt, strlen(prompt));
     sha256_final(&h, hash);
     if (strncmp(hash, json_string_value(want), 16) != 0)
         fail_msg("%s: the prompt is\n  '%s', not what this shows:\n"
                  "  python3 test/oracle/world.py --show %s %d",
-                 place(p, agent), prompt, p->name, (int)p->w.tick);
+                 place_text(p, agent), prompt, p->name, (int)p->w.tick);
 }
 
-/* In the order in which the agent saw the cells. */
-static void known_check(const struct replay *p, int i, const json_t *want) {
+/* Checks the remembered cells, which are in the order in which the agent saw them. */
+static void remembered_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
     assert_int_equal(json_array_size(want), a->n_known); // the observation has the same number
     for (int k = 0; k < a->n_known; k++)
-        same_integer(p, i, "a place of food that it remembers", a->known[k],
-                     json_array_get(want, (size_t)k));
+        assert_integer(p, i, "a place of food that it remembers", a->known[k],
+                       json_array_get(want, (size_t)k));
 }
 
 static void texts_check(struct replay *p, int i, const json_t *want) {
-    struct buf seen = {0}, prompt = {0};
-    world_observe(&p->w, &p->rules, i, &seen);
+    struct buf observation = {0}, prompt = {0};
+    world_observe(&p->w, &p->rules, i, &observation);
     world_prompt(&p->w, &p->rules, i, &prompt);
     if (json_array_size(want) == 5) {
-        texts_hashed_check(p, i, seen.data, prompt.data, json_array_get(want, 4));
+        texts_hash_check(p, i, observation.data, prompt.data, json_array_get(want, 4));
     } else {
         assert_int_equal(json_array_size(want), 7);
-        same_text(p, i, "the observation", seen.data, json_array_get(want, 4));
-        same_text(p, i, "the prompt", prompt.data, json_array_get(want, 5));
-        known_check(p, i, json_array_get(want, 6));
+        assert_text(p, i, "the observation", observation.data, json_array_get(want, 4));
+        assert_text(p, i, "the prompt", prompt.data, json_array_get(want, 5));
+        remembered_check(p, i, json_array_get(want, 6));
     }
-    buf_release(&seen);
+    buf_release(&observation);
     buf_release(&prompt);
 }
 
-/* [cell, energy, alive, reward], with texts if the agent lives; [] if it died earlier. */
+/* Checks [cell, energy, alive, reward], and texts if the agent is alive; [] if it died earlier. */
 static void agent_check(struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
     if (json_array_size(want) == 0) {
-        if (a->alive || a->reward != 0) fail_msg("%s: it should be dead", place(p, i));
+        if (a->alive || a->reward != 0) fail_msg("%s: it should be dead", place_text(p, i));
         return;
     }
-    same_integer(p, i, "the cell", a->cell, json_array_get(want, 0));
-    same_integer(p, i, "the energy", a->energy, json_array_get(want, 1));
-    same_integer(p, i, "whether it lives", a->alive, json_array_get(want, 2));
-    same_double(p, i, "the reward", a->reward, json_array_get(want, 3));
+    assert_integer(p, i, "the cell", a->cell, json_array_get(want, 0));
+    assert_integer(p, i, "the energy", a->energy, json_array_get(want, 1));
+    assert_integer(p, i, "whether it lives", a->alive, json_array_get(want, 2));
+    assert_double(p, i, "the reward", a->reward, json_array_get(want, 3));
     if (a->alive) texts_check(p, i, want);
 }
 
@@ -158,30 +159,30 @@ static void tick_replay(struct replay *p, const json_t *line) {
     const json_t *actions = json_object_get(line, "do"),
                  *predators = json_object_get(line, "predators");
     int16_t chosen[WORLD_AGENTS] = {0};
-    assert_true(p->begun);
+    assert_true(p->started);
     for (size_t i = 0; i < json_array_size(actions); i++)
         chosen[i] = (int16_t)json_integer_value(json_array_get(actions, i));
     if (actions) world_step(&p->w, &p->rules, chosen);
-    same_integer(p, -1, "the tick", p->w.tick, field(p, line, "tick"));
+    assert_integer(p, -1, "the tick", p->w.tick, field(p, line, "tick"));
     assert_int_equal(json_array_size(predators), p->w.n_predators);
     for (int i = 0; i < p->w.n_predators; i++)
-        same_integer(p, -1, "a predator's cell", p->w.predators[i],
-                     json_array_get(predators, (size_t)i));
+        assert_integer(p, -1, "a predator's cell", p->w.predators[i],
+                       json_array_get(predators, (size_t)i));
     const json_t *agents = field(p, line, "agents");
     assert_int_equal(json_array_size(agents), p->w.n_agents);
     for (int i = 0; i < p->w.n_agents; i++) agent_check(p, i, json_array_get(agents, (size_t)i));
 }
 
-static void life_check(const struct replay *p, int i, const json_t *want) {
+static void totals_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
-    same_double(p, i, "the sum of rewards", a->total, field(p, want, "total"));
-    same_double(p, i, "the fitness", world_agent_fitness(a), field(p, want, "fitness"));
-    same_integer(p, i, "steps", a->steps, field(p, want, "steps"));
-    same_integer(p, i, "collected", a->collected, field(p, want, "collected"));
-    same_integer(p, i, "delivered", a->delivered, field(p, want, "delivered"));
-    same_integer(p, i, "built", a->built, field(p, want, "built"));
-    same_integer(p, i, "blocked", a->blocked, field(p, want, "blocked"));
-    same_integer(p, i, "bites", a->bites, field(p, want, "bites"));
+    assert_double(p, i, "the sum of rewards", a->total, field(p, want, "total"));
+    assert_double(p, i, "the fitness", world_agent_fitness(a), field(p, want, "fitness"));
+    assert_integer(p, i, "steps", a->steps, field(p, want, "steps"));
+    assert_integer(p, i, "collected", a->collected, field(p, want, "collected"));
+    assert_integer(p, i, "delivered", a->delivered, field(p, want, "delivered"));
+    assert_integer(p, i, "built", a->built, field(p, want, "built"));
+    assert_integer(p, i, "blocked", a->blocked, field(p, want, "blocked"));
+    assert_integer(p, i, "bites", a->bites, field(p, want, "bites"));
 }
 
 static void counts_check(const struct replay *p, const json_t *want) {
@@ -196,7 +197,7 @@ static void counts_check(const struct replay *p, const json_t *want) {
         {"energy_given", w->energy_given},     {"energy_spent", w->energy_spent},
     };
     for (size_t i = 0; i < ARRAY_LEN(counts); i++)
-        same_integer(p, -1, counts[i].name, counts[i].got, field(p, want, counts[i].name));
+        assert_integer(p, -1, counts[i].name, counts[i].got, field(p, want, counts[i].name));
 }
 
 /* The last line: totals of the episode. */
@@ -207,7 +208,7 @@ static void end_check(struct replay *p, const json_t *line) {
     map_check(p, field(p, line, "map"));
     counts_check(p, field(p, line, "counts"));
     for (int i = 0; i < p->w.n_agents; i++) {
-        life_check(p, i, json_array_get(agents, (size_t)i));
+        totals_check(p, i, json_array_get(agents, (size_t)i));
         living |= p->w.agents[i].alive;
     }
     assert_int_equal(world_terminated(&p->w), !living);
@@ -218,7 +219,7 @@ static int line_read(void *ctx, const json_t *line, int number, struct error *er
     struct replay *p = ctx;
     (void)number, (void)err;
     if (json_object_get(line, "rules")) {
-        head_read(p, line);
+        header_read(p, line);
     } else if (json_object_get(line, "end")) {
         end_check(p, line);
     } else {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_world_oracle: the golden lives of test/golden/world are what the oracle computes today.
+# test_world_oracle: the golden simulations of test/golden/world equal what the oracle computes today.
 cd "$(dirname "$0")/../.." || exit 1
 if ! command -v python3 >/dev/null 2>&1; then
     echo "skip oracle world: no python3"

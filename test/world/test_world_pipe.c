@@ -1,7 +1,7 @@
 /*
- * Interfaces of the world: traces that reproduce every bit or report the first tick that differs,
- * the environment over a pipe, policy programs with valid and invalid answers, the terminal viewer,
- * and the C interface.
+ * test_world_pipe: interfaces of the world. Traces reproduce every bit or report the first tick
+ * that differs; the environment over a pipe; policy programs with valid and invalid answers; the
+ * terminal viewer; and the C interface.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -43,7 +43,7 @@ static int folder_clean(void **state) {
     return folder_remove(folder);
 }
 
-static struct world_rules rules_of(const char *name) {
+static struct world_rules rules_load(const char *name) {
     struct world_rules r;
     struct error err;
     if (world_rules_load(&r, name, &err) != OK) fail_msg("%s", err.text);
@@ -59,7 +59,7 @@ static void random_actions(const struct world *w, const struct world_rules *r, i
     }
 }
 
-static void hash_is(const struct world *a, const struct world *b) {
+static void assert_same_hash(const struct world *a, const struct world *b) {
     char x[HASH_LEN], y[HASH_LEN];
     world_hash(a, x);
     world_hash(b, y);
@@ -67,10 +67,10 @@ static void hash_is(const struct world *a, const struct world *b) {
 }
 
 /* A simulation of at most TICKS, recorded in memory and, with a path, in a file. */
-static void simulate(struct trace *t, struct world *w, const char *rules, uint64_t seed,
-                     const char *path) {
+static void simulate_random(struct trace *t, struct world *w, const char *rules, uint64_t seed,
+                            const char *path) {
     struct error err;
-    struct world_rules r = rules_of(rules);
+    struct world_rules r = rules_load(rules);
     FILE *f = NULL;
     assert_int_equal(trace_init(t, &r, AGENTS, seed, TICKS, "random", &err), OK);
     trace_seek(t, w, 0);
@@ -86,7 +86,7 @@ static void simulate(struct trace *t, struct world *w, const char *rules, uint64
     world_rules_release(&r);
 }
 
-static struct buf text_of(const char *path) {
+static struct buf file_text(const char *path) {
     struct buf b = {0};
     struct error err;
     if (file_read(path, 1 << 24, &b, &err) != OK) fail_msg("%s", err.text);
@@ -104,17 +104,17 @@ static void test_trace_round_trip(void **state) {
     for (size_t k = 0; k < ARRAY_LEN(worlds); k++) {
         struct trace t, back;
         w[0].n_agents = w[1].n_agents = w[2].n_agents = 0;
-        simulate(&t, &w[0], worlds[k], 40 + k, path);
+        simulate_random(&t, &w[0], worlds[k], 40 + k, path);
         if (trace_load(&back, path, &err) != OK) fail_msg("%s: %s", worlds[k], err.text);
         assert_true(back.closed);
         assert_int_equal(back.n_ticks, t.n_ticks);
         assert_string_equal(back.policy, "random");
         trace_seek(&back, &w[1], t.n_ticks);
-        hash_is(&w[0], &w[1]);
+        assert_same_hash(&w[0], &w[1]);
         for (int64_t tick = t.n_ticks; tick >= 0; tick -= 37) {
             trace_seek(&back, &w[1], tick); /* backwards, from the beginning */
             trace_seek(&t, &w[2], tick);
-            hash_is(&w[1], &w[2]);
+            assert_same_hash(&w[1], &w[2]);
         }
         trace_release(&t);
         trace_release(&back);
@@ -130,8 +130,8 @@ static void test_trace_cut_and_damaged(void **state) {
     struct error err;
     char *path = path_join(folder, "cut.jsonl");
     struct trace t, back;
-    simulate(&t, &w, "repaired", 3, path);
-    struct buf b = text_of(path);
+    simulate_random(&t, &w, "repaired", 3, path);
+    struct buf b = file_text(path);
     const char *header_end = memchr(b.data, '\n', b.len);
     for (size_t n = 0; n < b.len; n += 1 + n % 97) {
         int64_t lines = 0;
@@ -159,16 +159,16 @@ static void test_trace_cut_and_damaged(void **state) {
     "{\"shoal_world\":1,\"rules\":{\"rules\":\"seed\",\"energy\":3},\"agents\":2,\"seed\":1,"      \
     "\"steps\":9,\"policy\":\"x\"" more "}\n"
 #define TICK(n, actions) "{\"tick\":" #n ",\"actions\":" actions "}\n"
-#define LIVED TICK(1, "[0,1]") TICK(2, "[4,5]") TICK(3, "[0,0]")
+#define THREE_TICKS TICK(1, "[0,1]") TICK(2, "[4,5]") TICK(3, "[0,0]")
 
 static void test_trace_refusals(void **state) {
     (void)state;
     static const struct {
-        const char *text, *says;
+        const char *text, *message;
     } table[] = {
         {"", "holds no whole line"},
-        {HEAD("") LIVED TICK(4, "[-1,-1]"), NULL},
-        {HEAD(",\"fork\":2") LIVED, NULL},
+        {HEAD("") THREE_TICKS TICK(4, "[-1,-1]"), NULL},
+        {HEAD(",\"fork\":2") THREE_TICKS, NULL},
         {HEAD("") "{\"tick\":1,\"acti", NULL},
         {"{}\n", "line 1: no trace of a world"},
         {"[]\n", "line 1: no trace of a world"},
@@ -187,7 +187,7 @@ static void test_trace_refusals(void **state) {
         {HEAD("") TICK(1, "[0,6]"), "line 2: agent 1 does no action"},
         {HEAD("") TICK(1, "[-1,0]"), "line 2: agent 0 does no action"},
         {HEAD("") TICK(1, "[0,true]"), "line 2: agent 1 does no action"},
-        {HEAD("") LIVED TICK(4, "[0,-1]"), "line 5: agent 0 is dead"},
+        {HEAD("") THREE_TICKS TICK(4, "[0,-1]"), "line 5: agent 0 is dead"},
         {HEAD("") "{\"tick\":1,\"actions\":[0,0],\"hash\":\"00\"}\n", "at tick 1 the world is not"},
         {HEAD("") "{\"end\":1,\"hash\":\"00\"}\n", "'end' must be a whole number from 0 to 0"},
         {HEAD("") "{\"end\":0}\n", "at tick 0 the world is not"},
@@ -199,7 +199,7 @@ static void test_trace_refusals(void **state) {
         struct trace t;
         struct error err = {0};
         int rc = trace_parse(&t, "x", table[i].text, strlen(table[i].text), &err);
-        bool good = table[i].says ? rc != OK && strstr(err.text, table[i].says) : rc == OK;
+        bool good = table[i].message ? rc != OK && strstr(err.text, table[i].message) : rc == OK;
         if (!good) fail_msg("row %zu: %d %s", i, rc, err.text);
         trace_release(&t);
     }
@@ -210,7 +210,7 @@ static void test_rules_as_json(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(worlds); k++) {
         struct error err;
-        struct world_rules r = rules_of(worlds[k]), back;
+        struct world_rules r = rules_load(worlds[k]), back;
         r.rewards.move = -0.1 - 1e-9;
         json_t *v = world_rules_json(&r), *again;
         if (world_rules_from_json(&back, "x", v, &err) != OK) fail_msg("%s", err.text);
@@ -226,17 +226,17 @@ static void test_rules_as_json(void **state) {
 
 /* the environment */
 
-static struct world_server *server_of(const char *name, int64_t steps) {
+static struct world_server *server_open(const char *name, int64_t steps) {
     struct error err;
-    struct world_rules r = rules_of(name);
+    struct world_rules r = rules_load(name);
     struct world_server *s = world_server_new(&r, 3, steps, &err);
     assert_non_null(s);
     world_rules_release(&r);
     return s;
 }
 
-/* The answer: one line of JSON for any request. */
-static json_t *ask_bytes(struct world_server *s, const char *line, size_t len) {
+/* Returns the reply, which must be one line of JSON for any request. */
+static json_t *request_bytes(struct world_server *s, const char *line, size_t len) {
     struct buf out = {0};
     struct error err;
     world_server_handle(s, line, len, &out);
@@ -247,29 +247,29 @@ static json_t *ask_bytes(struct world_server *s, const char *line, size_t len) {
     return v;
 }
 
-static json_t *ask(struct world_server *s, const char *line) {
-    return ask_bytes(s, line, strlen(line));
+static json_t *request(struct world_server *s, const char *line) {
+    return request_bytes(s, line, strlen(line));
 }
 
-static json_t *ask_ok(struct world_server *s, const char *line) {
-    json_t *v = ask(s, line);
+static json_t *request_ok(struct world_server *s, const char *line) {
+    json_t *v = request(s, line);
     if (json_object_get(v, "error")) fail_msg("%s: %s", line, json_get_string(v, "error"));
     return v;
 }
 
-static void ask_only(struct world_server *s, const char *line) {
-    json_decref(ask_ok(s, line));
+static void request_ignore_reply(struct world_server *s, const char *line) {
+    json_decref(request_ok(s, line));
 }
 
-static void error_holds(struct world_server *s, const char *line, const char *says) {
-    json_t *v = ask(s, line);
-    if (!strstr(json_get_string(v, "error"), says))
-        fail_msg("%s: no '%s' in '%s'", line, says, json_get_string(v, "error"));
+static void assert_request_error(struct world_server *s, const char *line, const char *message) {
+    json_t *v = request(s, line);
+    if (!strstr(json_get_string(v, "error"), message))
+        fail_msg("%s: no '%s' in '%s'", line, message, json_get_string(v, "error"));
     json_decref(v);
 }
 
-static char *state_of(struct world_server *s) {
-    json_t *v = ask_ok(s, "{\"state\":{}}");
+static char *server_state(struct world_server *s) {
+    json_t *v = request_ok(s, "{\"state\":{}}");
     char *text = json_canonical(v);
     json_decref(v);
     return text;
@@ -282,14 +282,14 @@ static const char *observation(const json_t *v, const char *agent) {
 /* Observations over the pipe equal those of the world. */
 static void test_pipe_equals_the_world(void **state) {
     (void)state;
-    struct world_server *s = server_of("repaired", 50);
-    struct world_rules r = rules_of("repaired");
+    struct world_server *s = server_open("repaired", 50);
+    struct world_rules r = rules_load("repaired");
     struct world w;
     r.food = 30;
     r.rewards.move = 0.25;
     world_reset(&w, &r, 2, 9);
-    json_t *v = ask_ok(s, "{\"reset\":{\"seed\":9,\"options\":{\"agents\":2,\"food\":30,"
-                          "\"rewards\":{\"move\":0.25}}}}");
+    json_t *v = request_ok(s, "{\"reset\":{\"seed\":9,\"options\":{\"agents\":2,\"food\":30,"
+                              "\"rewards\":{\"move\":0.25}}}}");
     for (int tick = 0; tick < 50; tick++) {
         int16_t actions[WORLD_AGENTS];
         assert_int_equal(json_object_size(json_object_get(v, "observations")), 2);
@@ -315,7 +315,7 @@ static void test_pipe_equals_the_world(void **state) {
                  world_action_names[actions[0]]);
         world_step(&w, &r, actions);
         json_decref(v);
-        v = ask_ok(s, line);
+        v = request_ok(s, line);
     }
     json_decref(v);
     world_rules_release(&r);
@@ -326,30 +326,31 @@ static void test_pipe_equals_the_world(void **state) {
  * one. */
 static void test_pipe_agents_leave(void **state) {
     (void)state;
-    struct world_server *s = server_of("legacy", 5);
-    ask_only(s, "{\"reset\":{\"seed\":1,\"options\":{\"energy\":2,\"agents\":1,\"steps\":3}}}");
-    ask_only(s, "{\"step\":{\"agent_0\":0}}");
-    json_t *v = ask_ok(s, "{\"step\":{\"agent_0\":0}}");
+    struct world_server *s = server_open("legacy", 5);
+    request_ignore_reply(
+        s, "{\"reset\":{\"seed\":1,\"options\":{\"energy\":2,\"agents\":1,\"steps\":3}}}");
+    request_ignore_reply(s, "{\"step\":{\"agent_0\":0}}");
+    json_t *v = request_ok(s, "{\"step\":{\"agent_0\":0}}");
     assert_true(json_is_true(json_object_get(json_object_get(v, "terminations"), "agent_0")));
     assert_true(json_is_false(json_object_get(json_object_get(v, "truncations"), "agent_0")));
     json_decref(v);
-    v = ask_ok(s, "{\"agents\":{}}");
+    v = request_ok(s, "{\"agents\":{}}");
     assert_int_equal(json_array_size(json_object_get(v, "agents")), 0);
     json_decref(v);
-    error_holds(s, "{\"step\":{\"agent_0\":0}}", "no agent is left to act");
-    ask_only(s, "{\"reset\":{\"seed\":1,\"options\":{\"steps\":1}}}");
-    v = ask_ok(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
+    assert_request_error(s, "{\"step\":{\"agent_0\":0}}", "no agent is left to act");
+    request_ignore_reply(s, "{\"reset\":{\"seed\":1,\"options\":{\"steps\":1}}}");
+    v = request_ok(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
     assert_true(json_is_false(json_object_get(json_object_get(v, "terminations"), "agent_2")));
     assert_true(json_is_true(json_object_get(json_object_get(v, "truncations"), "agent_2")));
     json_decref(v);
-    error_holds(s, "{\"step\":{}}", "no agent is left to act");
+    assert_request_error(s, "{\"step\":{}}", "no agent is left to act");
     world_server_free(s);
 }
 
 static void test_pipe_errors_change_nothing(void **state) {
     (void)state;
     static const struct {
-        const char *line, *says;
+        const char *line, *message;
     } table[] = {
         {"", "is empty"},
         {"{", "request"},
@@ -384,21 +385,22 @@ static void test_pipe_errors_change_nothing(void **state) {
         {"{\"restore\":{}}", "no trace of a world"},
         {"{\"restore\":{\"shoal_world\":1}}", "'agents' must be"},
     };
-    struct world_server *s = server_of("repaired", 50);
-    ask_only(s, "{\"reset\":{\"seed\":4}}");
-    ask_only(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
-    char *before = state_of(s);
-    for (size_t i = 0; i < ARRAY_LEN(table); i++) error_holds(s, table[i].line, table[i].says);
+    struct world_server *s = server_open("repaired", 50);
+    request_ignore_reply(s, "{\"reset\":{\"seed\":4}}");
+    request_ignore_reply(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
+    char *before = server_state(s);
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
+        assert_request_error(s, table[i].line, table[i].message);
     for (uint32_t k = 0; k < 300; k++) { /* noise, and requests with a random byte */
         char line[] = "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_9\":2}}";
         struct rng r = rng_make(1, RNG_TEST, 0, k);
         for (uint32_t i = 0; k % 2 && i < sizeof line; i++) line[i] = (char)rng_u32(&r);
         line[rng_below(&r, sizeof line - 1)] = (char)rng_u32(&r);
-        json_t *v = ask_bytes(s, line, sizeof line - 1);
+        json_t *v = request_bytes(s, line, sizeof line - 1);
         assert_true(*json_get_string(v, "error"));
         json_decref(v);
     }
-    char *after = state_of(s);
+    char *after = server_state(s);
     assert_string_equal(before, after);
     free(before);
     free(after);
@@ -408,19 +410,19 @@ static void test_pipe_errors_change_nothing(void **state) {
 /* From a snapshot the same actions give the same answers, in the same server and in another one. */
 static void test_pipe_snapshots(void **state) {
     (void)state;
-    struct world_server *s = server_of("worlds/predators.yaml", 400),
-                        *other = server_of("legacy", 5);
+    struct world_server *s = server_open("worlds/predators.yaml", 400),
+                        *other = server_open("legacy", 5);
     static const char step[] = "{\"step\":{\"agent_0\":\"go up\",\"agent_1\":\"?\",\"agent_2\":3}}";
-    ask_only(s, "{\"reset\":{\"seed\":4}}");
-    for (int i = 0; i < 20; i++) ask_only(s, step);
-    char *snapshot = state_of(s), *line = xasprintf("{\"restore\":%s", snapshot + 9);
+    request_ignore_reply(s, "{\"reset\":{\"seed\":4}}");
+    for (int i = 0; i < 20; i++) request_ignore_reply(s, step);
+    char *snapshot = server_state(s), *line = xasprintf("{\"restore\":%s", snapshot + 9);
     assert_memory_equal(snapshot, "{\"state\":", 9);
     json_t *first[10];
-    for (int i = 0; i < 10; i++) first[i] = ask_ok(s, step);
-    ask_only(s, line);
-    ask_only(other, line);
+    for (int i = 0; i < 10; i++) first[i] = request_ok(s, step);
+    request_ignore_reply(s, line);
+    request_ignore_reply(other, line);
     for (int i = 0; i < 10; i++) {
-        json_t *again = ask_ok(s, step), *there = ask_ok(other, step);
+        json_t *again = request_ok(s, step), *there = request_ok(other, step);
         assert_true(json_equal(first[i], again));
         assert_true(json_equal(first[i], there));
         json_decref(again);
@@ -430,7 +432,7 @@ static void test_pipe_snapshots(void **state) {
     /* Another tick does not match the hash. */
     char *hash = strstr(line, "\"hash\":\"") + 8;
     *hash = *hash == '0' ? '1' : '0';
-    error_holds(s, line, "at tick 20 the world is not the one");
+    assert_request_error(s, line, "at tick 20 the world is not the one");
     free(snapshot);
     free(line);
     world_server_free(s);
@@ -440,20 +442,20 @@ static void test_pipe_snapshots(void **state) {
 /* Several worlds, and several requests on one line. */
 static void test_pipe_many_worlds(void **state) {
     (void)state;
-    struct world_server *s = server_of("repaired", 50), *alone = server_of("repaired", 50);
+    struct world_server *s = server_open("repaired", 50), *alone = server_open("repaired", 50);
     static const char step[] = "{\"step\":{\"agent_0\":1,\"agent_1\":1,\"agent_2\":3}}";
     json_t *v =
-        ask(s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":9,\"reset\":{}},{\"x\":{}}]");
+        request(s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":9,\"reset\":{}},{\"x\":{}}]");
     assert_int_equal(json_array_size(v), 3);
     assert_non_null(json_object_get(json_array_get(v, 2), "error"));
     json_decref(v);
-    v = ask(s, "[{\"world\":9,\"step\":{\"agent_0\":1,\"agent_1\":1,\"agent_2\":3}},"
-               "{\"step\":{\"agent_0\":1,\"agent_1\":1,\"agent_2\":3}}]");
+    v = request(s, "[{\"world\":9,\"step\":{\"agent_0\":1,\"agent_1\":1,\"agent_2\":3}},"
+                   "{\"step\":{\"agent_0\":1,\"agent_1\":1,\"agent_2\":3}}]");
     for (int i = 0; i < 2; i++) {
         char reset[64];
         snprintf(reset, sizeof reset, "{\"reset\":{\"seed\":%d}}", i ? 5 : 6); /* the next seed */
-        ask_only(alone, reset);
-        json_t *one = ask_ok(alone, step);
+        request_ignore_reply(alone, reset);
+        json_t *one = request_ok(alone, step);
         assert_true(json_equal(one, json_array_get(v, (size_t)i)));
         json_decref(one);
     }
@@ -465,15 +467,16 @@ static void test_pipe_many_worlds(void **state) {
 /* Vocabulary, rule sets and maps as options of a reset. */
 static void test_pipe_options(void **state) {
     (void)state;
-    struct world_server *s = server_of("repaired", 50);
+    struct world_server *s = server_open("repaired", 50);
     json_t *v;
     for (int brief = 0; brief < 2; brief++) {
         char line[160];
         snprintf(line, sizeof line,
                  "{\"reset\":{\"seed\":5,\"options\":{\"words\":3,\"hearing\":99,\"agents\":2%s}}}",
                  brief ? "" : ",\"brief\":false");
-        ask_only(s, line);
-        v = ask_ok(s, "{\"step\":{\"agent_0\":{\"action\":\"west\",\"word\":2},\"agent_1\":20}}");
+        request_ignore_reply(s, line);
+        v = request_ok(s,
+                       "{\"step\":{\"agent_0\":{\"action\":\"west\",\"word\":2},\"agent_1\":20}}");
         const char *first = observation(v, "agent_0"), *second = observation(v, "agent_1");
         if (brief) { // after nine letters
             assert_string_equal(first + 17, " 3");
@@ -484,7 +487,7 @@ static void test_pipe_options(void **state) {
         }
         json_decref(v);
     }
-    v = ask_ok(s, "{\"spaces\":{}}");
+    v = request_ok(s, "{\"spaces\":{}}");
     assert_int_equal(json_get_number(v, "n_actions"), 24);
     assert_int_equal(json_get_number(v, "max_steps"), 50);
     assert_int_equal(json_array_size(json_object_get(v, "possible_agents")), 2);
@@ -496,14 +499,14 @@ static void test_pipe_options(void **state) {
         char line[200];
         snprintf(line, sizeof line, "{\"reset\":{\"options\":{%s%s}}}",
                  legacy ? "\"rules\":\"legacy\"," : "", map);
-        ask_only(s, line);
-        v = ask_ok(s, pick);
+        request_ignore_reply(s, line);
+        v = request_ok(s, pick);
         const json_t *info = json_object_get(json_object_get(v, "infos"), "agent_0");
         assert_string_equal(json_get_string(info, "action"), legacy ? "move_north" : "pick_food");
         assert_true(json_is_true(json_object_get(info, "parsed")));
         json_decref(v);
     }
-    v = ask_ok(s, "{\"step\":{\"agent_0\":\"私は\"}}");
+    v = request_ok(s, "{\"step\":{\"agent_0\":\"私は\"}}");
     const json_t *info = json_object_get(json_object_get(v, "infos"), "agent_0");
     assert_true(json_is_false(json_object_get(info, "parsed")));
     json_decref(v);
@@ -516,7 +519,7 @@ static void test_pipe_options(void **state) {
 
 /* lines */
 
-static void line_is(struct line_reader *r, const char *wanted, size_t len) {
+static void assert_line(struct line_reader *r, const char *wanted, size_t len) {
     const char *line;
     size_t n;
     struct error err;
@@ -535,10 +538,10 @@ static void test_lines(void **state) {
     struct line_reader r = {.fd = fd[0], .limit = 10};
     static const char sent[] = "one\n\ntw\0o\xFF\n0123456789\n0123456789a\nlong, much longer\nend";
     for (size_t i = 0; i < sizeof sent - 1; i++) assert_int_equal(write(fd[1], sent + i, 1), 1);
-    line_is(&r, "one", 3);
-    line_is(&r, "", 0);
-    line_is(&r, "tw\0o\xFF", 5);
-    line_is(&r, "0123456789", 10);
+    assert_line(&r, "one", 3);
+    assert_line(&r, "", 0);
+    assert_line(&r, "tw\0o\xFF", 5);
+    assert_line(&r, "0123456789", 10);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), ERR_MEMORY);
         assert_non_null(strstr(err.text, "more than 10 bytes"));
@@ -546,7 +549,7 @@ static void test_lines(void **state) {
     assert_int_equal(line_reader_next(&r, 0.05, &line, &n, &err),
                      ERR_STATE); /* "end" has no end yet */
     close(fd[1]);
-    line_is(&r, "end", 3);
+    assert_line(&r, "end", 3);
     assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), 0);
     line_reader_release(&r);
     close(fd[0]);
@@ -567,14 +570,14 @@ static void test_long_lines(void **state) {
     struct line_reader r = {.fd = fileno(f), .limit = 1000};
     assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), ERR_MEMORY);
     assert_true(r.b.cap < 280000);
-    line_is(&r, "next", 4);
+    assert_line(&r, "next", 4);
     assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), ERR_MEMORY);
     assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), 0);
     line_reader_release(&r);
     fclose(f);
 }
 
-/* programs that play */
+/* programs as policies */
 
 #define ANSWER(text) "while read l; do echo '" text "'; done"
 
@@ -583,7 +586,7 @@ static void test_programs(void **state) {
     static const struct {
         const char *command;
         double timeout;
-        const char *says; /* NULL: it plays */
+        const char *message; /* NULL: it plays */
     } table[] = {
         {ANSWER("{\"actions\":{\"agent_0\":\"north\"}}"), 20, NULL},
         {"read l; exit 3", 20, "it ended with exit code 3"},
@@ -599,7 +602,7 @@ static void test_programs(void **state) {
         {ANSWER("{\"actions\":{\"agent_0\":0,\"agent_1\":0}}"), 20, "no agent 'agent_1'"},
         {"head -c 1000 /dev/zero; echo", 20, "its answer"},
     };
-    struct world_rules r = rules_of("repaired");
+    struct world_rules r = rules_load("repaired");
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         struct world w;
         struct error err;
@@ -608,12 +611,12 @@ static void test_programs(void **state) {
         assert_non_null(o);
         world_reset(&w, &r, 1, 1);
         int rc = subprocess_act(o, &w, &r, actions, &err);
-        if (!table[i].says) {
+        if (!table[i].message) {
             assert_int_equal(rc, OK);
             assert_int_equal(actions[0], MOVE_NORTH);
             world_step(&w, &r, actions);
             assert_int_equal(subprocess_act(o, &w, &r, actions, &err), OK);
-        } else if (rc == OK || !strstr(err.text, table[i].says) || !strstr(err.text, "tick 0")) {
+        } else if (rc == OK || !strstr(err.text, table[i].message) || !strstr(err.text, "tick 0")) {
             fail_msg("'%s': %d %s", table[i].command, rc, err.text);
         }
         double began = clock_now();
@@ -623,9 +626,9 @@ static void test_programs(void **state) {
     world_rules_release(&r);
 }
 
-/* the picture */
+/* the viewer */
 
-static void press(struct world_viewer *v, const char *keys) {
+static void press_keys(struct world_viewer *v, const char *keys) {
     struct error err;
     for (; *keys; keys++) assert_int_equal(world_viewer_key(v, *keys, &err), OK);
 }
@@ -636,23 +639,23 @@ static void test_watch(void **state) {
     struct world w = {0};
     struct error err;
     struct buf b = {0};
-    simulate(&t, &w, "repaired", 8, NULL);
+    simulate_random(&t, &w, "repaired", 8, NULL);
     struct world_viewer v = {.t = &t, .w = &w, .speed = 3};
-    press(&v, "<");
+    press_keys(&v, "<");
     assert_int_equal(w.tick, t.n_ticks - 10);
-    press(&v, "<<.");
+    press_keys(&v, "<<.");
     assert_int_equal(w.tick, t.n_ticks - 29);
     assert_true(v.paused);
-    press(&v, " >>>>>>");
+    press_keys(&v, " >>>>>>");
     assert_int_equal(w.tick, t.n_ticks);
     assert_false(v.paused);
     assert_int_equal(world_viewer_step(&v, &err), 0);
-    press(&v, "pp");
+    press_keys(&v, "pp");
     assert_int_equal(v.agent, AGENTS - 2);
-    press(&v, "nnnn+++-xyz");
+    press_keys(&v, "nnnn+++-xyz");
     assert_int_equal(v.agent, 2);
     assert_int_equal(v.speed, 5);
-    press(&v, "--------------------------------++++++++++++++++++++++++++++++++++++++-");
+    press_keys(&v, "--------------------------------++++++++++++++++++++++++++++++++++++++-");
     world_viewer_render(&v, false, &b);
     world_observe(&w, &t.rules, 2, &b);
     const char *line = strrchr(b.data, '\n') + 1; /* agent 2's observation is in the frame too */
@@ -661,7 +664,7 @@ static void test_watch(void **state) {
     assert_non_null(strstr(b.data, status));
     free(status);
     assert_null(strchr(b.data, '\033'));
-    press(&v, "q");
+    press_keys(&v, "q");
     assert_true(v.quit);
     world_viewer_seek(&v, 0, &err);
     b.len = 0;
@@ -679,7 +682,7 @@ static void test_library(void **state) {
     struct shoal_error err = {0};
     struct shoal_agent a;
     struct world w;
-    struct world_rules r = rules_of("worlds/talk.yaml");
+    struct world_rules r = rules_load("worlds/talk.yaml");
     struct shoal_world *s = shoal_world_new("worlds/talk.yaml", AGENTS, 7, &err);
     assert_non_null(s);
     world_reset(&w, &r, AGENTS, 7);

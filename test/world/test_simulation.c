@@ -27,7 +27,7 @@
 enum { ACTIONS = 6, POLICIES = 4 };
 
 static struct model *model;
-static struct adapter *adapters[POLICIES]; /* adapters of rank 2, all different */
+static struct adapter *fixture_adapters[POLICIES]; /* adapters of rank 2, all different */
 static char folder[64];
 
 /* an environment whose agents do not interact */
@@ -105,7 +105,7 @@ static int suite_setup(void **state) {
     model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
     if (!model->tok) return -1;
     for (int i = 0; i < POLICIES; i++)
-        adapters[i] =
+        fixture_adapters[i] =
             fixture_adapter(&model->config, 2, "q_proj,v_proj,down_proj", 0.15f, 100 + (uint64_t)i);
     bool memory = access("/dev/shm", W_OK | X_OK) == 0;
     snprintf(folder, sizeof folder, "%s/shoal-simulation-XXXXXX", memory ? "/dev/shm" : "/tmp");
@@ -114,7 +114,7 @@ static int suite_setup(void **state) {
 
 static int suite_teardown(void **state) {
     (void)state;
-    for (int i = 0; i < POLICIES; i++) adapter_release(adapters[i]);
+    for (int i = 0; i < POLICIES; i++) adapter_release(fixture_adapters[i]);
     model_close(model);
     return folder_remove(folder);
 }
@@ -209,17 +209,18 @@ static void test_policy_equals_the_model(void **state) {
     struct error err;
     struct toy toy;
     toy_init(&toy, 1);
-    struct adapter *zero = adapter_scale(adapters[0], 0);
+    struct adapter *zero = adapter_scale(fixture_adapters[0], 0);
     for (int k = 0; k < 2; k++) {
         struct train_options o = score_options();
-        struct trainer *t = trainer_new_lora(model, k ? &adapters[1] : &zero, 1, &o, NULL, &err);
+        struct trainer *t =
+            trainer_new_lora(model, k ? &fixture_adapters[1] : &zero, 1, &o, NULL, &err);
         assert_non_null(t);
         for (size_t i = 0; i < ARRAY_LEN(temperatures); i++) {
             struct policy_runner *a = runner_new(&toy, temperatures[i], false);
             for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
                 struct policy_decision decision;
                 double costs[ACTIONS];
-                decide_one(a, prompts[p], k ? adapters[1] : NULL, &decision);
+                decide_one(a, prompts[p], k ? fixture_adapters[1] : NULL, &decision);
                 action_costs(t, prompts[p], costs);
                 assert_softmax(costs, temperatures[i], decision.logp);
             }
@@ -240,7 +241,7 @@ static void test_sampling_follows_the_generator(void **state) {
     toy_init(&toy, 1);
     struct policy_runner *a = runner_new(&toy, 1.5, false);
     for (int i = 0; i < SAMPLES; i++)
-        decisions[i] = decision_init(&text, prompts[0], adapters[0], (uint64_t)i);
+        decisions[i] = decision_init(&text, prompts[0], fixture_adapters[0], (uint64_t)i);
     decide(a, decisions, SAMPLES, &text);
     for (int i = 0; i < SAMPLES; i++) {
         struct rng r = rng_make((uint64_t)i, RNG_TEST, 3, 0);
@@ -265,7 +266,7 @@ static void test_sampling_follows_the_generator(void **state) {
 static void test_batch_equals_single_decisions(void **state) {
     (void)state;
     enum { N = 3 * (int)ARRAY_LEN(prompts) };
-    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct adapter *runner_adapters[3] = {NULL, fixture_adapters[0], fixture_adapters[1]};
     struct policy_decision decisions[N], single;
     struct toy toy;
     struct buf text = {0};
@@ -294,7 +295,7 @@ static void test_cached_decisions_have_equal_bits(void **state) {
     (void)state;
     enum { N = 12, BATCHES = 8 };
     static const int sizes[] = {1, 3, 1000};
-    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct adapter *runner_adapters[3] = {NULL, fixture_adapters[0], fixture_adapters[1]};
     struct policy_decision decisions[N], want;
     struct toy toy;
     struct error err;
@@ -339,7 +340,7 @@ static void test_cached_decisions_have_equal_bits(void **state) {
 static void test_engines_of_threads_have_equal_bits(void **state) {
     (void)state;
     enum { N = 40 };
-    struct adapter *runner_adapters[3] = {NULL, adapters[0], adapters[1]};
+    struct adapter *runner_adapters[3] = {NULL, fixture_adapters[0], fixture_adapters[1]};
     struct policy_decision decisions[N], want[N];
     struct toy toy;
     struct error err;
@@ -364,7 +365,7 @@ static void test_engines_of_threads_have_equal_bits(void **state) {
                 assert_memory_equal(decisions[i].logp, want[i].logp, ACTIONS * sizeof(double));
                 assert_int_equal(decisions[i].action, want[i].action);
             }
-            decisions[N / 2] = decision_init(&text, dots.data, adapters[0], 1);
+            decisions[N / 2] = decision_init(&text, dots.data, fixture_adapters[0], 1);
             assert_int_equal(policy_runner_act(a, decisions, N, &text, &err), ERR_USAGE);
             assert_non_null(strstr(err.text, "does not fit"));
             policy_runner_sleep(a);
@@ -390,10 +391,10 @@ static void test_fast_class_policy(void **state) {
     enum numeric_class old_class = model->cls;
     for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
         struct policy_decision a, b;
-        decide_one(exact, prompts[p], adapters[0], &a);
+        decide_one(exact, prompts[p], fixture_adapters[0], &a);
         model->cls = NUMERIC_FAST; // the same weights: f32 products have one class
         struct policy_runner *fast = policy_runner_new(model, &toy.e, &o, &err);
-        decide_one(fast, prompts[p], adapters[0], &b);
+        decide_one(fast, prompts[p], fixture_adapters[0], &b);
         policy_runner_free(fast);
         model->cls = old_class;
         for (int i = 0; i < ACTIONS; i++)
@@ -431,7 +432,7 @@ static void test_text_answers_are_parsed(void **state) {
     struct policy_runner *a = runner_new(&toy, 1, true);
     toy.parsed_action = 4;
     for (int i = 0; i < N; i++)
-        decisions[i] = decision_init(&text, prompts[i % 3], adapters[1], (uint64_t)i);
+        decisions[i] = decision_init(&text, prompts[i % 3], fixture_adapters[1], (uint64_t)i);
     decide(a, decisions, N, &text);
     assert_int_equal(toy.n_parsed, N);
     for (int i = 0; i < N; i++) {
@@ -441,7 +442,7 @@ static void test_text_answers_are_parsed(void **state) {
     toy.parsed_action = -1;
     text.len = 0;
     for (int i = 0; i < N; i++)
-        decisions[i] = decision_init(&text, prompts[i % 3], adapters[1], (uint64_t)i);
+        decisions[i] = decision_init(&text, prompts[i % 3], fixture_adapters[1], (uint64_t)i);
     decide(a, decisions, N, &text);
     for (int i = 0; i < N; i++) seen[decisions[i].action]++;
     for (int k = 0; k < ACTIONS; k++) kinds += seen[k] > 0;
@@ -603,7 +604,7 @@ static void returns_compare(int horizon, int length, double lambda, bool dies) {
     struct learner_test s;
     struct naive_returns r = {0};
     struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
-    learner_test_open(&s, o, 1, 1, 2, adapters, 1);
+    learner_test_open(&s, o, 1, 1, 2, fixture_adapters, 1);
     for (int episode = 0; episode < 4; episode++)
         for (int t = 0; t <= length; t++)
             for (int b = 0; b < 2; b++) {
@@ -654,7 +655,7 @@ static struct learner_options clone_options(void) {
 /* Feeds the cases first … last - 1, then updates; returns the hash of the resulting adapter. */
 static char *clone_hash(int longest_first, int first, int last) {
     struct learner_test s;
-    learner_test_open(&s, clone_options(), 1, 1, 1, adapters, 3);
+    learner_test_open(&s, clone_options(), 1, 1, 1, fixture_adapters, 3);
     struct decision_case wide = {.prompt = prompts[4]};
     for (int i = 0; i < longest_first; i++) learner_test_episode(&s, 0, &wide);
     for (int i = first; i < last; i++) {
@@ -692,7 +693,7 @@ static void test_replay_share(void **state) {
         struct learner_options o = clone_options();
         o.buffer_size = 40;
         o.replay_fraction = replay;
-        learner_test_open(&s, o, 1, 1, 1, adapters, 3);
+        learner_test_open(&s, o, 1, 1, 1, fixture_adapters, 3);
         for (int i = 0; i < 16; i++) learner_test_episode(&s, 0, &old);
         learner_test_update(&s);
         struct adapter *then = adapter_retain(learner_adapter(s.l, 0));
@@ -715,7 +716,7 @@ static char *hash_with_shared_experience(double share, const struct decision_cas
     struct learner_test s;
     struct learner_options o = clone_options();
     o.shared_experience_fraction = share;
-    learner_test_open(&s, o, 1, 2, 2, adapters, 3);
+    learner_test_open(&s, o, 1, 2, 2, fixture_adapters, 3);
     for (int i = 0; i < 8; i++) {
         learner_test_episode(&s, 0, &own_case);
         learner_test_episode(&s, 1, others);
@@ -757,7 +758,7 @@ static void test_one_update_moves_the_policy(void **state) {
         int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
         o.batch_size = 16;
         o.critic_lr = 0;
-        learner_test_open(&s, o, 1, 1, 1, &adapters[seed % POLICIES], seed);
+        learner_test_open(&s, o, 1, 1, 1, &fixture_adapters[seed % POLICIES], seed);
         double before = probability(&s, prompts[0], good), bad = probability(&s, prompts[0], wrong);
         for (int i = 0; i < 32; i++) {
             struct decision_case v = {.prompt = prompts[0],
@@ -781,8 +782,8 @@ static void test_behaviour_cloning(void **state) {
     for (uint64_t seed = 1; seed <= 4; seed++) {
         struct learner_test s;
         int right = (int)(seed % ACTIONS);
-        learner_test_open(&s, learner_options_init("clone"), 1, 1, 1, &adapters[seed % POLICIES],
-                          seed);
+        learner_test_open(&s, learner_options_init("clone"), 1, 1, 1,
+                          &fixture_adapters[seed % POLICIES], seed);
         double before = probability(&s, prompts[1], right);
         for (int i = 0; i < 8; i++) {
             struct decision_case v = {.prompt = prompts[1],
@@ -824,19 +825,19 @@ static struct adapter *adapter_moved(const struct adapter *a, const double *dire
 static double slope(const struct learner_test *s, const struct loss_case *k,
                     const double *direction) {
     double sum = 0, loss[2];
-    for (size_t i = 0; i < adapters[0]->n_data; i++) sum += direction[i] * direction[i];
+    for (size_t i = 0; i < fixture_adapters[0]->n_data; i++) sum += direction[i] * direction[i];
     double step = 0.01 / sqrt(sum);
     for (int side = 0; side < 2; side++) {
-        struct adapter *a = adapter_moved(adapters[0], direction, side ? step : -step);
+        struct adapter *a = adapter_moved(fixture_adapters[0], direction, side ? step : -step);
         loss[side] = loss_case_value(s, k, a);
         adapter_release(a);
     }
     return (loss[1] - loss[0]) / (2 * step);
 }
 
-/* One plain gradient step from adapters[0], after sixteen transitions of which the buffer holds
- * eight; the gradient is stored in `gradient`. The running square of the critic's errors includes
- * all sixteen. */
+/* One plain gradient step from fixture_adapters[0], after sixteen transitions of which the buffer
+ * holds eight; the gradient is stored in `gradient`. The running square of the critic's errors
+ * includes all sixteen. */
 static void loss_case_learn(struct learner_test *s, struct loss_case *k, double *gradient) {
     enum { LR = 1 };
     struct policy_decision now;
@@ -847,8 +848,8 @@ static void loss_case_learn(struct learner_test *s, struct loss_case *k, double 
     o.critic_lr = 0;
     o.entropy_coef = k->entropy;
     o.clip_range = k->clip;
-    learner_test_open(s, o, k->temperature, 1, 1, adapters, 5);
-    decide_one(s->runner, prompts[0], adapters[0], &now);
+    learner_test_open(s, o, k->temperature, 1, 1, fixture_adapters, 5);
+    decide_one(s->runner, prompts[0], fixture_adapters[0], &now);
     k->old = now.logp[k->action] - log(k->ratio);
     for (int i = 0; i < 16; i++) {
         double reward = k->advantage * (i < 8 ? 0.5 : 1);
@@ -861,7 +862,7 @@ static void loss_case_learn(struct learner_test *s, struct loss_case *k, double 
     learner_test_update(s);
     const struct adapter *after = learner_adapter(s->l, 0);
     for (size_t i = 0; i < after->n_data; i++)
-        gradient[i] = ((double)adapters[0]->data[i] - (double)after->data[i]) / LR;
+        gradient[i] = ((double)fixture_adapters[0]->data[i] - (double)after->data[i]) / LR;
 }
 
 static void test_gradient_equals_the_loss_gradient(void **state) {
@@ -875,7 +876,7 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
         {.temperature = 1, .ratio = 0.4, .advantage = 2, .clip = 0.2, .action = 5},
         {.temperature = 1, .ratio = 2, .advantage = 2, .clip = 0.2, .action = 5, .entropy = 0.3},
     };
-    size_t n = adapters[0]->n_data;
+    size_t n = fixture_adapters[0]->n_data;
     double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d);
     for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
         struct loss_case k = tasks[i];
@@ -901,7 +902,7 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
 
 static void test_clipped_side_has_no_gradient(void **state) {
     (void)state;
-    double *g = xcalloc(adapters[0]->n_data, sizeof *g);
+    double *g = xcalloc(fixture_adapters[0]->n_data, sizeof *g);
     for (int side = 0; side < 2; side++) {
         struct learner_test s;
         struct loss_case k = {.temperature = 1,
@@ -911,7 +912,7 @@ static void test_clipped_side_has_no_gradient(void **state) {
                               .action = 2};
         loss_case_learn(&s, &k, g);
         assert_int_equal(learner_updates(s.l), 1);
-        assert_string_equal(learner_test_hash(&s, 0), adapters[0]->hash);
+        assert_string_equal(learner_test_hash(&s, 0), fixture_adapters[0]->hash);
         learner_test_close(&s);
     }
     free(g);
@@ -920,7 +921,7 @@ static void test_clipped_side_has_no_gradient(void **state) {
 /* Three policies, eight decisions each and an update, three times; those of policy 1 were sampled
  * with probability exp(rare). */
 static void policies_train(struct learner_test *s, struct adapter *second, double rare) {
-    struct adapter *adapters[3] = {adapters[0], second, adapters[2]};
+    struct adapter *adapters[3] = {fixture_adapters[0], second, fixture_adapters[2]};
     learner_test_open(s, learner_options_init("gradient"), 1, 3, 3, adapters, 6);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 24; i++) {
@@ -938,7 +939,7 @@ static void assert_neighbours_equal(const struct learner_test *a, const struct l
     assert_true(learner_updates(b->l) > 0);
     for (int i = 0; i < 3; i += 2) {
         assert_string_equal(learner_test_hash(a, i), learner_test_hash(b, i));
-        assert_string_not_equal(learner_test_hash(a, i), adapters[i]->hash);
+        assert_string_not_equal(learner_test_hash(a, i), fixture_adapters[i]->hash);
         assert_int_equal(learner_health(b->l, i).rollbacks, 0);
     }
 }
@@ -947,10 +948,10 @@ static void assert_neighbours_equal(const struct learner_test *a, const struct l
 static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     (void)state;
     struct learner_test sound, broken;
-    double *along = xcalloc(adapters[1]->n_data, sizeof *along);
-    for (size_t i = 0; i < adapters[1]->n_data; i++) along[i] = 1e30;
-    struct adapter *huge = adapter_moved(adapters[1], along, 1);
-    policies_train(&sound, adapters[1], -1.5);
+    double *along = xcalloc(fixture_adapters[1]->n_data, sizeof *along);
+    for (size_t i = 0; i < fixture_adapters[1]->n_data; i++) along[i] = 1e30;
+    struct adapter *huge = adapter_moved(fixture_adapters[1], along, 1);
+    policies_train(&sound, fixture_adapters[1], -1.5);
     policies_train(&broken, huge, -1.5);
     assert_neighbours_equal(&sound, &broken);
     assert_int_equal(learner_health(sound.l, 1).rollbacks, 0);
@@ -961,7 +962,7 @@ static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     free(along);
     int rolled_back = 0;
     for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond the range of a float
-        policies_train(&broken, adapters[1], rare);
+        policies_train(&broken, fixture_adapters[1], rare);
         assert_neighbours_equal(&sound, &broken);
         rolled_back += learner_health(broken.l, 1).rollbacks > 0;
         learner_test_close(&broken);
@@ -989,7 +990,7 @@ static void test_nonfinite_decision(void **state) {
     struct learner_options o = learner_options_init("gradient");
     o.update_interval = 1;
     o.replay_fraction = 1;
-    learner_test_open(&s, o, 1, 1, 1, adapters, 2);
+    learner_test_open(&s, o, 1, 1, 1, fixture_adapters, 2);
     while (s.tick < 100) learner_test_tick(&s, s.tick != 40);
     struct policy_health h = learner_health(s.l, 0);
     assert_int_equal(h.rollbacks, 1);
@@ -998,10 +999,10 @@ static void test_nonfinite_decision(void **state) {
     o = learner_options_init("gradient");
     o.update_interval = 1;
     o.replay_fraction = 1;
-    learner_test_open(&fresh, o, 1, 1, 1, adapters, 2);
+    learner_test_open(&fresh, o, 1, 1, 1, fixture_adapters, 2);
     for (fresh.tick = 41; fresh.tick < 100;) learner_test_tick(&fresh, true);
     assert_string_equal(learner_test_hash(&s, 0), learner_test_hash(&fresh, 0));
-    assert_string_not_equal(learner_test_hash(&s, 0), adapters[0]->hash);
+    assert_string_not_equal(learner_test_hash(&s, 0), fixture_adapters[0]->hash);
     learner_test_close(&s);
     learner_test_close(&fresh);
 }
@@ -1013,7 +1014,7 @@ static void test_collapse_is_reported(void **state) {
     struct learner_test s;
     struct learner_options o = learner_options_init("gradient");
     o.train.lr = 0;
-    learner_test_open(&s, o, 1, 4, 4, adapters, 6);
+    learner_test_open(&s, o, 1, 4, 4, fixture_adapters, 6);
     for (s.tick = 1; s.tick <= 100; s.tick++) {
         struct error err;
         for (int b = 0; b < 4; b++) {
@@ -1072,7 +1073,8 @@ static struct simulation_options simulation_options_init(const char *learn) {
 
 static void simulation_start(struct simulation_test *w) {
     struct error err;
-    w->simulation = simulation_new(model, &w->o, w->list, adapters, POLICIES, w->pool, &err);
+    w->simulation =
+        simulation_new(model, &w->o, w->list, fixture_adapters, POLICIES, w->pool, &err);
     if (!w->simulation) fail_msg("%s", err.text);
 }
 
@@ -1232,7 +1234,7 @@ static void test_interruptions_change_nothing(void **state) {
     assert_strings(interrupted_log(NULL, "----"), interrupted_log(dir, "----"), true);
     assert_strings(interrupted_log(NULL, "----"), interrupted_log(dir, "-xx-"), true);
     assert_int_equal(count_entries(minds, ""),
-                     POLICIES); // adapters that no state names are removed
+                     POLICIES); // fixture_adapters that no state names are removed
     assert_int_equal(count_entries(dir, "critics-"), 1);
     free(minds);
     free(dir);
@@ -1274,7 +1276,7 @@ static void test_rate_that_makes_all_nonfinite(void **state) {
  * and the other policies are the same as next to a healthy one. */
 static void test_nonfinite_policy_does_not_change_others(void **state) {
     (void)state;
-    struct adapter *sound = adapters[1], *after[2][POLICIES] = {0};
+    struct adapter *sound = fixture_adapters[1], *after[2][POLICIES] = {0};
     double *along = xcalloc(sound->n_data, sizeof *along);
     for (size_t i = 0; i < sound->n_data; i++) along[i] = INFINITY;
     for (int k = 0; k < 2; k++) {
@@ -1282,7 +1284,7 @@ static void test_nonfinite_policy_does_not_change_others(void **state) {
         struct buf log_text = {0};
         struct simulation_options o = simulation_options_init("gradient");
         o.n_envs = 1;
-        if (k) adapters[1] = adapter_moved(sound, along, 1);
+        if (k) fixture_adapters[1] = adapter_moved(sound, along, 1);
         simulation_test_open(&w, o, true, 1);
         generation_run(&w, ALL_TICKS, &log_text);
         for (int i = 0; i < POLICIES; i++) {
@@ -1293,12 +1295,12 @@ static void test_nonfinite_policy_does_not_change_others(void **state) {
         }
         simulation_test_close(&w);
         buf_release(&log_text);
-        if (k) adapter_release(adapters[1]);
-        adapters[1] = sound;
+        if (k) adapter_release(fixture_adapters[1]);
+        fixture_adapters[1] = sound;
     }
     for (int i = 0; i < POLICIES; i++) {
         if (i != 1) assert_string_equal(after[0][i]->hash, after[1][i]->hash);
-        if (i != 1) assert_string_not_equal(after[0][i]->hash, adapters[i]->hash);
+        if (i != 1) assert_string_not_equal(after[0][i]->hash, fixture_adapters[i]->hash);
         adapter_release(after[0][i]);
         adapter_release(after[1][i]);
     }
@@ -1421,7 +1423,7 @@ static void test_no_breeding(void **state) {
     for (int g = 0; g < 2; g++) generation_run(&w, ALL_TICKS, &log_text);
     for (int i = 0; i < POLICIES; i++) {
         const struct policy_record *m = simulation_policy(w.simulation, i);
-        assert_string_equal(m->adapter->hash, adapters[m->name[3] - '0']->hash);
+        assert_string_equal(m->adapter->hash, fixture_adapters[m->name[3] - '0']->hash);
         assert_int_equal(m->name[1], '0');
     }
     simulation_test_close(&w);

@@ -145,9 +145,9 @@ static int conversation_list_update(struct ask_task *a, json_t *list, struct err
 static int conversation_register(struct ask_task *a, struct error *err) {
     char *key = xstrndup(a->conversation, strcspn(a->conversation, "/"));
     int rc = store_begin(a->store, err);
-    bool begun = rc == OK;
-    json_t *list = begun ? store_document_get(a->store, "conversations", key, err) : NULL;
-    if (begun && !list) rc = err->code == ERR_MISSING ? OK : err->code;
+    bool in_transaction = rc == OK;
+    json_t *list = in_transaction ? store_document_get(a->store, "conversations", key, err) : NULL;
+    if (in_transaction && !list) rc = err->code == ERR_MISSING ? OK : err->code;
     if (rc == OK && !json_is_string_array(list)) {
         json_decref(list);
         list = json_array();
@@ -155,7 +155,7 @@ static int conversation_register(struct ask_task *a, struct error *err) {
     if (rc == OK) rc = conversation_list_update(a, list, err);
     if (rc == OK) rc = store_document_put(a->store, "conversations", key, list, err);
     if (rc == OK) rc = store_commit(a->store, err);
-    if (rc != OK && begun) store_rollback(a->store);
+    if (rc != OK && in_transaction) store_rollback(a->store);
     json_decref(list);
     free(key);
     return rc;

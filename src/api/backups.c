@@ -59,11 +59,11 @@ static void reply(struct exchange *x, int status, json_t *v, const struct error 
 }
 
 /* Begins an operation, which operation_end ends; false: another one is running. */
-static bool operation_begin(struct server *s, const char *what, struct error *err) {
+static bool operation_begin(struct server *s, const char *operation, struct error *err) {
     pthread_mutex_lock(&s->lock);
     const char *other = s->backup_operation;
     if (!other) {
-        s->backup_operation = what;
+        s->backup_operation = operation;
         s->backup_done_bytes = s->backup_total_bytes = 0;
     }
     pthread_mutex_unlock(&s->lock);

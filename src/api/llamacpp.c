@@ -76,10 +76,11 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
                          "or a list of such prompts",
                          tokenizer_vocab_size(tok));
     json_array_foreach (v, i, item) {
-        bool begins = i == 0 && json_is_string(item);
+        bool is_first_text = i == 0 && json_is_string(item);
         if (json_is_array(item) || json_is_object(item))
             return error_set(err, ERR_USAGE, "a prompt is a list of strings and token ids");
-        if (prompt_add(s, item, begins ? TOKENIZER_ADD_BOS : 0, out, err) != OK) return err->code;
+        if (prompt_add(s, item, is_first_text ? TOKENIZER_ADD_BOS : 0, out, err) != OK)
+            return err->code;
     }
     return OK;
 }

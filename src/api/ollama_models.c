@@ -508,14 +508,14 @@ static int messages_read(const json_t *body, json_t *derived, struct error *err)
     json_t *v = json_get_nonnull(body, "messages"), *m;
     size_t i;
     if (!v) return OK;
-    bool fine = json_is_array(v);
+    bool valid = json_is_array(v);
     json_array_foreach (v, i, m) {
         const char *role = json_get_string(m, "role");
-        fine &= json_is_string(json_object_get(m, "content")) &&
-                (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 ||
-                 strcmp(role, "assistant") == 0);
+        valid &= json_is_string(json_object_get(m, "content")) &&
+                 (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 ||
+                  strcmp(role, "assistant") == 0);
     }
-    if (!fine)
+    if (!valid)
         return error_set(err, ERR_USAGE,
                          "'messages' must be a list of {role: system, user or assistant, content}");
     json_object_set(derived, "messages", v);

@@ -253,17 +253,17 @@ static int tools_force(struct server *s, const json_t *tools, const char *chosen
 static int tools_check(const json_t *tools, struct error *err) {
     const json_t *tool;
     size_t i;
-    bool fine = json_is_array(tools) && json_array_size(tools) <= 128;
-    if (fine)
+    bool valid = json_is_array(tools) && json_array_size(tools) <= 128;
+    if (valid)
         json_array_foreach (tools, i, tool) {
             size_t n = strlen(json_get_string(json_object_get(tool, "function"), "name"));
-            fine &= n > 0 && n <= JSON_NAME_MAX;
+            valid &= n > 0 && n <= JSON_NAME_MAX;
         }
-    return fine ? OK
-                : error_set(err, ERR_USAGE,
-                            "'tools' must be a list of at most 128 {type: function, function: "
-                            "{name, …}}, each 'name' of at most %d bytes",
-                            JSON_NAME_MAX);
+    return valid ? OK
+                 : error_set(err, ERR_USAGE,
+                             "'tools' must be a list of at most 128 {type: function, function: "
+                             "{name, …}}, each 'name' of at most %d bytes",
+                             JSON_NAME_MAX);
 }
 
 static bool template_has_tools(const struct server *s) {
@@ -1050,12 +1050,12 @@ enum { SCORED_TOKENS, SCORED_VALUES, SCORED_TOPS, SCORED_OFFSETS, SCORED_LISTS }
 
 static json_t *scored_token_json(const struct generation *g, const struct scored_token *t,
                                  int which, json_int_t *offset) {
-    json_int_t at = *offset;
+    json_int_t start = *offset;
     if (which == SCORED_TOKENS) return json_token_text(g->s, t->id);
     if (which == SCORED_VALUES) return t->top_ids ? json_logprob(t->logprob) : json_null();
     if (which == SCORED_TOPS) return t->top_ids ? scored_token_tops(g, t) : json_null();
     *offset += token_characters(g->s, t->id);
-    return json_integer(at);
+    return json_integer(start);
 }
 
 /* Writes the lists one after the other, so that they need no memory. */

@@ -160,8 +160,8 @@ static char *run_result_name(const struct server *s, struct store *store, const 
     struct error missing;
     json_t *run = store_run_get(store, id, &missing);
     const json_t *recipe = json_object_get(run, "recipe"), *jobs = json_object_get(recipe, "jobs");
-    const char *own = json_get_string(recipe, "out"),
-               *out = *own ? own : json_get_string(json_array_get(jobs, 0), "dir"),
+    const char *out_path = json_get_string(recipe, "out"),
+               *out = *out_path ? out_path : json_get_string(json_array_get(jobs, 0), "dir"),
                *slash = strrchr(out, '/');
     char *path = slash ? xasprintf("%s/out%s", s->o->state_dir, slash) : NULL, *name = NULL;
     if (path && strcmp(path, out) == 0 && slash[1] != '.') name = xstrdup(slash + 1);

@@ -263,13 +263,13 @@ static void file_append(struct job_child *c, enum child_pipe_kind which, const c
     struct child_pipe *in = &c->pipes[which];
     size_t room = (size_t)MIN(in->file_bytes_left, (int64_t)n);
     in->file_bytes_left -= (int64_t)room;
-    for (size_t at = 0; at < room && !c->fault.code;) {
-        ssize_t m = write(in->file_fd, p + at, room - at);
+    for (size_t written = 0; written < room && !c->fault.code;) {
+        ssize_t m = write(in->file_fd, p + written, room - written);
         if (m < 0 && errno == EINTR) continue;
         if (m < 0)
             error_errno(&c->fault, "cannot keep its output in '%s'", file_names[which]);
         else
-            at += (size_t)m;
+            written += (size_t)m;
     }
     if (which == CHILD_STDOUT && room < n && !c->fault.code)
         error_set(&c->fault, ERR_MEMORY, "stopped: its results are too long");

@@ -250,7 +250,7 @@ struct job_metrics;
 void job_metrics_free(struct job_metrics *f); /* may be NULL */
 /* Records the values {name: number, or null if it is not a number} at a time in seconds since 1970.
  * Unknown names are ignored. */
-void job_metrics_record(struct job_metrics *f, double at, const json_t *line);
+void job_metrics_record(struct job_metrics *f, double time, const json_t *line);
 /* {name: value}: the last value of each metric; an empty object if there are none. */
 json_t *job_metrics_latest(const struct job_metrics *f);
 /*

@@ -55,15 +55,15 @@ static double number_of(const json_t *v) {
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
-void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
+void job_metrics_record(struct job_metrics *f, double time, const json_t *line) {
     const char *name;
     json_t *v;
-    if (f->started_at == 0) f->started_at = floor(at);
+    if (f->started_at == 0) f->started_at = floor(time);
     json_object_foreach ((json_t *)(uintptr_t)line, name, v) {
         enum metric_id id = job_metric_find(name);
         if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
         struct series *t = series_get(f, id);
-        t->last_time = fmax(t->last_time, at - f->started_at);
+        t->last_time = fmax(t->last_time, time - f->started_at);
         t->last_value = number_of(v);
         curve_add(&t->curve, t->last_time, t->last_value);
     }
@@ -81,20 +81,20 @@ json_t *job_metrics_latest(const struct job_metrics *f) {
     return out;
 }
 
-static void point_add(json_t *at, json_t *value, double x, double y) {
-    json_array_append_new(at, json_real(round(x * 1000) / 1000));
-    json_array_append_new(value, json_real(y));
+static void point_add(json_t *times, json_t *values, double x, double y) {
+    json_array_append_new(times, json_real(round(x * 1000) / 1000));
+    json_array_append_new(values, json_real(y));
 }
 
 /* The curve as JSON; an incomplete mean is the last point. */
 static json_t *curve_json(enum metric_id id, const struct curve *c) {
-    json_t *at = json_array(), *value = json_array();
-    for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
+    json_t *times = json_array(), *values = json_array();
+    for (int i = 0; i < c->n; i++) point_add(times, values, c->x[i], c->y[i]);
     if (c->n_summed)
-        point_add(at, value, c->sum_x / (double)c->n_summed, c->sum_y / (double)c->n_summed);
+        point_add(times, values, c->sum_x / (double)c->n_summed, c->sum_y / (double)c->n_summed);
     return json_pack("{s:s,s:s,s:s,s:I,s:o,s:o}", "name", job_metric_name(id), "metric",
                      metric_families[id].name, "help", metric_families[id].help, "per",
-                     (json_int_t)MAX(c->points_per_mean, 1), "at", at, "value", value);
+                     (json_int_t)MAX(c->points_per_mean, 1), "at", times, "value", values);
 }
 
 json_t *job_metrics_json(const struct job_metrics *f) {
@@ -107,12 +107,12 @@ json_t *job_metrics_json(const struct job_metrics *f) {
 /* Reads the first CURVE_POINTS points, without those that are not finite. Each of them counts as a
  * mean of `per` values, even the last one, which may have been an incomplete mean. */
 static void curve_read(struct series *t, const json_t *v) {
-    const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
+    const json_t *times = json_object_get(v, "at"), *values = json_object_get(v, "value");
     double per = number_of(json_object_get(v, "per"));
-    size_t n = MIN(MIN(json_array_size(at), json_array_size(value)), CURVE_POINTS);
+    size_t n = MIN(MIN(json_array_size(times), json_array_size(values)), CURVE_POINTS);
     t->curve.points_per_mean = per >= 1 && per < 1e15 ? (int64_t)per : 1;
     for (size_t i = 0; i < n; i++) {
-        double x = number_of(json_array_get(at, i)), y = number_of(json_array_get(value, i));
+        double x = number_of(json_array_get(times, i)), y = number_of(json_array_get(values, i));
         if (!isfinite(x) || !isfinite(y)) continue;
         t->last_time = fmax(t->last_time, x);
         t->last_value = y;

@@ -20,14 +20,14 @@ static char *canonical_path(const char *path) {
     size_t last_start = n;
     while (last_start && path[last_start - 1] != '/') last_start--;
     char *last = strndup(path + last_start, n - last_start),
-         *dir = strndup(path, last_start ? last_start : 1), *whole = NULL;
-    bool plain = *last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0;
-    char *parent = plain && last_start != n ? canonical_path(last_start ? dir : ".") : NULL;
-    if (parent) whole = path_join(parent, last);
+         *dir = strndup(path, last_start ? last_start : 1), *joined = NULL;
+    bool is_name = *last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0;
+    char *parent = is_name && last_start != n ? canonical_path(last_start ? dir : ".") : NULL;
+    if (parent) joined = path_join(parent, last);
     free(parent);
     free(last);
     free(dir);
-    return whole;
+    return joined;
 }
 
 void job_paths_add(struct job_paths *p, const char *path, enum path_access access) {

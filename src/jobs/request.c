@@ -80,11 +80,11 @@ static int not_allowed_error(const struct request_checker *c, const char *name, 
 static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only where the server "
                                    "was started with --jobs-run-commands";
 
-static int name_check(const struct request_checker *c, const char *name, const char *what) {
+static int name_check(const struct request_checker *c, const char *name, const char *hint) {
     if (is_plain_name(name)) return OK;
     return error_set(c->err, ERR_USAGE,
                      "'%s' is a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
-                     c->field, MAX_NAME_BYTES, what);
+                     c->field, MAX_NAME_BYTES, hint);
 }
 
 /* values: each function returns the value for the command line, malloc'ed; NULL on an error */
@@ -138,11 +138,11 @@ static char *named_value(const struct request_checker *c, const char *text) {
     char *path = rc != OK               ? NULL
                  : is_task_family(file) ? xstrdup(file)
                                         : input_value(c, file, false),
-         *whole;
-    whole = path && name ? xasprintf("%s=%s", name, path) : path ? xstrdup(path) : NULL;
+         *value;
+    value = path && name ? xasprintf("%s=%s", name, path) : path ? xstrdup(path) : NULL;
     free(path);
     free(name);
-    return whole;
+    return value;
 }
 
 /* The name of a result, or the path that an earlier check made of it. */

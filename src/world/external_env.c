@@ -60,14 +60,14 @@ static char *quote(const char *text) {
     return out;
 }
 
-static int name_check(const char *name, const char *what, struct error *err) {
+static int name_check(const char *name, const char *field, struct error *err) {
     size_t n = strlen(name);
     if (n == 0 || n > ENV_NAME)
-        return error_set(err, ERR_FORMAT, "a name in '%s' has %zu bytes, not 1 to %d", what, n,
+        return error_set(err, ERR_FORMAT, "a name in '%s' has %zu bytes, not 1 to %d", field, n,
                          ENV_NAME);
     for (size_t i = 0; i < n; i++)
         if ((uint8_t)name[i] < ' ' || name[i] == 127)
-            return error_set(err, ERR_FORMAT, "a name in '%s' has control characters", what);
+            return error_set(err, ERR_FORMAT, "a name in '%s' has control characters", field);
     return OK;
 }
 
@@ -124,11 +124,11 @@ static int action_find(const struct external_envs *c, const char *name) {
 /* answers */
 
 /* The name comes from the program, so control characters are removed. */
-static int name_error(struct error *err, const char *fmt, const char *name, const char *what) {
+static int name_error(struct error *err, const char *fmt, const char *name, const char *field) {
     struct buf clean = {0};
     buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
     char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", fmt);
-    error_set(err, ERR_FORMAT, "%s%s", text, what);
+    error_set(err, ERR_FORMAT, "%s%s", text, field);
     free(text);
     buf_release(&clean);
     return err->code;
@@ -156,8 +156,8 @@ static int part_read(const struct external_env *s, const json_t *answer, const c
 
 static int prompt_read(const char *name, const json_t *observation, const json_t *info,
                        struct buf *out, struct error *err) {
-    const json_t *own = json_object_get(info, "prompt"), *text = own ? own : observation;
-    if (own && !json_is_string(own))
+    const json_t *prompt = json_object_get(info, "prompt"), *text = prompt ? prompt : observation;
+    if (prompt && !json_is_string(prompt))
         return error_set(err, ERR_FORMAT, "the prompt of '%s' is not text", name);
     if (!json_is_string(text))
         return error_set(err, ERR_FORMAT,
@@ -169,7 +169,7 @@ static int prompt_read(const char *name, const json_t *observation, const json_t
                          ENV_PROMPT);
     out->len = 0;
     buf_add(out, json_string_value(text), n);
-    if (!own) buf_puts(out, " Action:");
+    if (!prompt) buf_puts(out, " Action:");
     return OK;
 }
 
@@ -229,12 +229,12 @@ static int reward_read(const char *name, const json_t *rewards, double *out, str
                      MAX_REWARD);
 }
 
-static int bool_read(const char *name, const json_t *part, const char *what, bool *out,
+static int bool_read(const char *name, const json_t *part, const char *field, bool *out,
                      struct error *err) {
     const json_t *v = json_object_get(part, name);
     *out = json_is_true(v);
     if (json_is_boolean(v)) return OK;
-    return error_set(err, ERR_FORMAT, "'%s' in '%s' is %s", name, what,
+    return error_set(err, ERR_FORMAT, "'%s' in '%s' is %s", name, field,
                      v ? "neither true nor false" : "missing");
 }
 

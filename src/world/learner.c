@@ -434,14 +434,14 @@ static void sample_move(struct learner *l, int to, int from) {
  * remaining samples. */
 static int nonfinite_samples_remove(struct learner *l, int n, struct error *err) {
     int batch = (int)l->o->batch_size, n_kept = 0;
-    for (int at = 0; at < n; at += batch) {
-        struct error one;
+    for (int begin = 0; begin < n; begin += batch) {
+        struct error policy_err;
         trainer_zero_grad(l->trainer);
-        int rc = gradients_accumulate(l, at, batch, &one);
-        if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
+        int rc = gradients_accumulate(l, begin, batch, &policy_err);
+        if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", policy_err.text);
         bool broken = rc != OK || !gradients_finite(l);
-        if (broken) l->policies[l->first + l->samples[at].adapter].nonfinite = true;
-        for (int k = 0; !broken && k < batch; k++) sample_move(l, n_kept++, at + k);
+        if (broken) l->policies[l->first + l->samples[begin].adapter].nonfinite = true;
+        for (int k = 0; !broken && k < batch; k++) sample_move(l, n_kept++, begin + k);
     }
     trainer_zero_grad(l->trainer);
     return n_kept;

@@ -164,19 +164,19 @@ const int32_t *policy_runner_action_tokens(const struct policy_runner *a) {
 
 void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *decisions, int n,
                             const struct buf *text) {
-    int32_t *begins = xcalloc((size_t)n + 1, sizeof *begins);
+    int32_t *token_begin = xcalloc((size_t)n + 1, sizeof *token_begin);
     a->tokens.n = 0;
     for (int i = 0; i < n; i++) {
         tokenizer_encode(a->m->tok, text->data + decisions[i].text_offset, decisions[i].text_len,
                          TOKENIZER_ADD_BOS, &a->tokens);
-        begins[i + 1] = a->tokens.n;
+        token_begin[i + 1] = a->tokens.n;
     }
     for (int i = 0; i < n;
          i++) { // not in the loop above, because adding tokens may reallocate the list
-        decisions[i].tokens = a->tokens.v + begins[i];
-        decisions[i].n = begins[i + 1] - begins[i];
+        decisions[i].tokens = a->tokens.v + token_begin[i];
+        decisions[i].n = token_begin[i + 1] - token_begin[i];
     }
-    free(begins);
+    free(token_begin);
 }
 
 static void request_init(struct policy_runner *a, struct engine_request *r,

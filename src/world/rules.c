@@ -89,13 +89,13 @@ static const struct world_rule_set *rule_set_find(const char *name) {
 }
 
 /* Sets an error that lists the known names; returns ERR_USAGE. */
-static int unknown_rule_set_error(const char *what, const char *name, const char *others,
+static int unknown_rule_set_error(const char *kind, const char *name, const char *others,
                                   struct error *err) {
     struct buf names = {0};
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
         buf_printf(&names, "%s%s", s == world_rule_sets ? "" : " and ", s->name);
     int rc =
-        error_set(err, ERR_USAGE, "no %s '%s'; there are %s%s", what, name, names.data, others);
+        error_set(err, ERR_USAGE, "no %s '%s'; there are %s%s", kind, name, names.data, others);
     buf_release(&names);
     return rc;
 }
@@ -212,13 +212,13 @@ int world_rules_parse(struct world_rules *r, const char *path, const char *text,
     return rules_parse(r, path, text, len, false, err);
 }
 
-int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
+int world_rules_from_json(struct world_rules *r, const char *name, const json_t *v,
                           struct error *err) {
     *r = (struct world_rules){0};
     if (!json_is_object(v))
-        return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", what);
+        return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", name);
     char *text = json_canonical(v);
-    int rc = rules_parse(r, what, text, strlen(text), true, err);
+    int rc = rules_parse(r, name, text, strlen(text), true, err);
     free(text);
     return rc;
 }

@@ -294,10 +294,10 @@ static void chart_add(struct buf *page, const struct run *r, const char *part, c
         const json_t *v = json_object_get(json_object_get(row, part), key);
         double x = json_get_number(row, "decisions");
         if (!v) continue;
-        bool plain = json_is_number(v);
-        double y = plain ? json_number_value(v) : json_get_number(v, "value");
+        bool is_number = json_is_number(v);
+        double y = is_number ? json_number_value(v) : json_get_number(v, "value");
         curve_add(&c[0], x, y);
-        curve_add(&spread[0], x, plain ? 0 : fmax(0, json_get_number(v, "hi") - y));
+        curve_add(&spread[0], x, is_number ? 0 : fmax(0, json_get_number(v, "hi") - y));
         for (int k = 1; k < lines; k++) {
             const json_t *b = json_object_get(json_array_get(r->baselines, (size_t)k - 1), part);
             curve_add(&c[k], x, json_get_number(json_object_get(b, key), "value"));

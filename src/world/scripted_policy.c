@@ -184,12 +184,12 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
     const struct world_agent *a = &w->agents[agent];
     int content = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
     int rotation = (int)rng_below(r, 4), first_move = last >= 0 && last < 4 ? last : rotation;
-    int wanted = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
+    int goal_content = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
     if (a->holds && content & CELL_HOME) return DROP_FOOD;
     if (!a->holds && rules->observe_cell && content & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
     for (int i = 0; i < 4; i++) {
         int move = (rotation + i) % 4;
-        if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move))
+        if (w->cells[world_neighbour(w, a->cell, move)] & goal_content && is_open(w, a, move))
             return move;
     }
     if (goal >= 0) return move_toward(w, a, goal, r);

@@ -132,11 +132,11 @@ void rollout_stats_add_reward(struct rollout_stats *t, double reward) {
 
 void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct policy_health *h) {
     double n = (double)MAX(t->decisions, 1);
-    int64_t most = 0;
-    for (int i = 0; i < n_actions; i++) most = MAX(most, t->actions[i]);
+    int64_t max_count = 0;
+    for (int i = 0; i < n_actions; i++) max_count = MAX(max_count, t->actions[i]);
     h->decisions = t->decisions;
     h->entropy = t->entropy / n;
-    h->most_repeated = (double)most / n;
+    h->most_repeated = (double)max_count / n;
     h->reward = t->sum / n;
     h->spread = sqrt(fmax(0, t->squares / n - h->reward * h->reward));
     h->collapsed = t->decisions > 0 && (h->most_repeated >= MAX_REPEATED_SHARE ||

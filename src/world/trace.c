@@ -281,7 +281,7 @@ static int line_read(struct trace *t, struct world *w, const json_t *v, struct e
     return OK;
 }
 
-int trace_parse(struct trace *t, const char *what, const char *text, size_t len,
+int trace_parse(struct trace *t, const char *name, const char *text, size_t len,
                 struct error *err) {
     struct world *w = xcalloc(1, sizeof *w);
     int rc = OK, n_lines = 0;
@@ -296,9 +296,9 @@ int trace_parse(struct trace *t, const char *what, const char *text, size_t len,
         json_decref(v);
     }
     if (rc != OK)
-        rc = error_wrap(err, "'%s', line %d", what, n_lines);
+        rc = error_wrap(err, "'%s', line %d", name, n_lines);
     else if (n_lines == 0)
-        rc = error_set(err, ERR_FORMAT, "'%s' holds no whole line of a trace", what);
+        rc = error_set(err, ERR_FORMAT, "'%s' holds no whole line of a trace", name);
     free(w);
     return rc;
 }

@@ -247,8 +247,8 @@ struct trace {
 
 /* The rules as a mapping of their keys; world_rules_parse accepts it as YAML. */
 json_t *world_rules_json(const struct world_rules *r);
-/* Rules from such a mapping; `what` names it in errors. */
-int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
+/* Rules from such a mapping; `name` names it in errors. */
+int world_rules_from_json(struct world_rules *r, const char *name, const json_t *v,
                           struct error *err);
 
 /* trace_init, trace_load, trace_parse and trace_from_json fill a trace; the caller releases it even
@@ -265,8 +265,8 @@ void trace_seek(const struct trace *t, struct world *w, int64_t tick);
 void trace_truncate(struct trace *t, int64_t tick);
 
 int trace_load(struct trace *t, const char *path, struct error *err);
-/* The same for the text of a file; `what` names it in errors. */
-int trace_parse(struct trace *t, const char *what, const char *text, size_t len, struct error *err);
+/* The same for the text of a file; `name` names it in errors. */
+int trace_parse(struct trace *t, const char *name, const char *text, size_t len, struct error *err);
 
 /* Creates a file and writes the header and the existing ticks. The caller then writes later ticks
  * with trace_write_tick, and calls trace_close. NULL on an error. */

@@ -399,7 +399,7 @@ static int do_close(struct world_server *s, int index, const json_t *arg, struct
 
 static const struct {
     const char *name;
-    int (*run)(struct world_server *s, int at, const json_t *arg, struct buf *out,
+    int (*run)(struct world_server *s, int index, const json_t *arg, struct buf *out,
                struct error *err);
     bool has_argument; /* has an argument other than {} */
 } requests[] = {

@@ -98,7 +98,7 @@ def play(s, name, ask, rule, most):
             break
         status, v = s.rate(id, rule(arm[-1], i))
         if status != 200:
-            check("a rating is taken", False, v)
+            check("a rating is accepted", False, v)
         if s.get(name)["state"] != "running":
             break
     return i + 1, replies
@@ -114,30 +114,30 @@ def experiments(s, words):
                ({"name": "x", "model": "m", "b": "b", "max_pairs": 10, "min_pairs": 11}, 400),
                ({"name": "x", "model": "m", "b": "b", "max_pairs": 10 ** 9}, 400)]
     got = [s.call("POST", "/v1/ab", body)[0] for body, _ in refused]
-    check("wrong experiments are refused", got == [want for _, want in refused], got)
+    check("invalid experiments are refused", got == [want for _, want in refused], got)
     check("and leave no data", s.call("GET", "/v1/ab")[1]["data"] == [])
     status, v, _ = s.call("POST", "/v1/ab", {"name": "first", "model": "fry:m", "b": "b"})
-    check("an experiment begins", status == 200 and v["state"] == "running" and v["a"] == "m" and v["model"] == "m", v)
+    check("an experiment starts", status == 200 and v["state"] == "running" and v["a"] == "m" and v["model"] == "m", v)
     got = [s.call("POST", "/v1/ab", {"name": n, "model": "m", "b": "b"})[0] for n in ("first", "second")]
-    check("one by that name, and one on that model", got == [409, 409], got)
+    check("a second experiment of the name or on the model is refused", got == [409, 409], got)
     got = [s.call("GET", "/v1/ab/none")[0], s.call("POST", "/v1/ab/none/stop")[0], s.call("POST", "/v1/ab/first")[0],
            s.call("DELETE", "/v1/ab/none")[0]]
     check("unknown experiments", got == [404] * 4, got)
 
     users = {u: {s.chat("m", user=f"人{u}")[2] for _ in range(4)} for u in range(24)}
-    check("a user stays on one side", all(len(v) == 1 for v in users.values()), users)
+    check("a user is always on the same side", all(len(v) == 1 for v in users.values()), users)
     check("users are on both sides", len(set().union(*users.values())) == 2, users)
     check("a request for b by name is not in the experiment", s.chat("b")[2] is None)
 
     mine = [s.chat("m", user="mine")[0] for _ in range(2)]
     got = [s.rate(mine[k], r)[1]["counted"] for k, r in ((0, 0.5), (1, 0.5), (0, 0.25))]
-    check("of a user one rating counts, and can be replaced", got == [True, False, True]
+    check("one rating per user counts, and can be replaced", got == [True, False, True]
           and sum(s.get("first")["outcomes"].values()) == 1, got)
     s.call("DELETE", "/v1/ab/first")
     s.call("POST", "/v1/ab", {"name": "first", "model": "m", "b": "b", "once_per_user": False})
     mine = [s.chat("m", user="mine")[0] for _ in range(2)]
     got = [s.rate(i, 0.5)[1]["counted"] for i in mine]
-    check("or all that he gives", got == [True, True], got)
+    check("without once_per_user all ratings count", got == [True, True], got)
     s.call("DELETE", "/v1/ab/first")
     s.call("POST", "/v1/ab", {"name": "first", "model": "m", "b": "b"})
 
@@ -147,18 +147,18 @@ def experiments(s, words):
         id, text, arm = s.chat("m")
         sides.setdefault(arm[-1], id)
     check("a rating counts", s.rate(sides["a"], 0)[1].get("counted") is True)
-    check("and is replaced", s.rate(sides["a"], 0.5)[0] == 200 and s.get("first")["outcomes"] == {"a": 1, "b": 0})
+    check("and can be replaced", s.rate(sides["a"], 0.5)[0] == 200 and s.get("first")["outcomes"] == {"a": 1, "b": 0})
     s.rate(sides["b"], 1)
     v = s.get("first")
-    check("a pair is made of the last word", v["pairs"] == 1 and v["mean"] == {"a": 0.5, "b": 1.0}, v)
+    check("a pair consists of the last ratings", v["pairs"] == 1 and v["mean"] == {"a": 0.5, "b": 1.0}, v)
     check("a used rating is final", [s.rate(sides[k], 0)[0] for k in "ab"] == [409, 409])
-    check("more words are taken", s.rate(sides["a"], comment="なるほど")[0] == 200)
+    check("a comment is accepted afterwards", s.rate(sides["a"], comment="なるほど")[0] == 200)
     bad = [{"rating": 2}, {"rating": -0.5}, {"rating": "good"}, {}, {"correction": ""}, {"comment": 7},
            {"rating": True}, {"correction": "x" * (1 << 20) + "x"}]
     got = [s.call("POST", "/v1/feedback", {"id": sides["a"], **b})[0] for b in bad]
-    check("wrong ratings are refused", got == [400] * len(bad), got)
+    check("invalid ratings are refused", got == [400] * len(bad), got)
     got = [s.rate(i, 1)[0] for i in ("chatcmpl-nobody", "x", "")] + [s.rate("y" * 100, 1)[0]]
-    check("wrong ids are refused", got == [404, 404, 404, 400], got)
+    check("invalid ids are refused", got == [404, 404, 404, 400], got)
 
     n, replies = play(s, "first", "m", lambda arm, i: 1 if arm == "b" else -1, 200)
     v = s.get("first")
@@ -182,7 +182,7 @@ def restart_keeps(words, before):
     same = {k: v for k, v in before.items() if k != "requests"} == {k: v for k, v in after.items() if k != "requests"}
     check("figures survive kill -9", same, after)
     check("and no problem is reported", s.said() == "", s.said())
-    check("and so does the swap", s.chat("m")[1] == words["b"])
+    check("and so does the replaced adapter", s.chat("m")[1] == words["b"])
     # Killed after the last outcome, before the decision was stored: the next start decides.
     s.kill()
     db = sqlite3.connect(f"{s.state}/ab.db")
@@ -192,7 +192,7 @@ def restart_keeps(words, before):
     db.close()
     s = Server("state")
     v = s.get("first")
-    check("a decision that was not noted is made up for", v["decision"] == "b_better" and v["state"] == "decided"
+    check("a decision that was not stored is recovered", v["decision"] == "b_better" and v["state"] == "decided"
           and s.chat("m")[1] == words["b"], v)
     s.call("POST", "/v1/load_lora_adapter", {"lora_name": "m", "lora_path": f"{tmp}/a", "load_inplace": True})
     check("an adapter loaded by hand replaces the winner", s.chat("m")[1] == words["a"])
@@ -250,12 +250,12 @@ def in_flight(s, words):
     under_way = not got
     check("b wins", s.get("fifth")["decision"] == "b_better" and s.chat("n")[1] == words["b"], s.get("fifth"))
     talk.join()
-    check("the reply under way is a's to its end", got[0][1:] == (want, "fifth/a") and len(want) > 100, got)
+    check("a running reply comes from a until its end", got[0][1:] == (want, "fifth/a") and len(want) > 100, got)
     if not under_way:
         print("skip the swap during a reply: the reply was faster")
     s.kill()
     s = Server("state")
-    check("a name given content twice has the last after a restart", s.chat("n")[1] == words["b"])
+    check("a name that was loaded twice has the last content after a restart", s.chat("n")[1] == words["b"])
     return s
 
 
@@ -264,10 +264,10 @@ def one_by_one(s, words):
     ids = [s.chat("c") for _ in range(2)]
     check("an experiment is stopped", s.call("POST", "/v1/ab/third/stop")[1]["state"] == "stopped")
     check("and only once", s.call("POST", "/v1/ab/third/stop")[0] == 409)
-    check("its model is itself again", s.chat("c")[1:] == (words["c"], None))
+    check("its model has the original adapter again", s.chat("c")[1:] == (words["c"], None))
     check("and is deleted", s.call("DELETE", "/v1/ab/third")[0] == 200 and s.call("GET", "/v1/ab/third")[0] == 404)
     s.call("POST", "/v1/ab", {"name": "third", "model": "c", "b": "b", "max_pairs": 6, "min_pairs": 2, "share": 0.5})
-    check("replies of the one before do not count", s.rate(ids[0][0], 1)[1]["counted"] is False)
+    check("replies of the previous experiment do not count", s.rate(ids[0][0], 1)[1]["counted"] is False)
     n, _ = play(s, "third", "c", lambda arm, i: 0.5, 100)
     v = s.get("third")
     check("no difference is an answer", v["decision"] == "no_difference" and v["pairs"] == 6
@@ -290,9 +290,9 @@ def one_by_one(s, words):
     v = s.get("fourth")
     b = sum(c[2] == "fourth/b" for c in counted)
     n = {side: sum(c[1] and c[2] == "fourth/" + side for c in counted) for side in "ab"}
-    check("ratings from many at once", all(c[0] == 200 for c in counted)
+    check("ratings from many clients at once", all(c[0] == 200 for c in counted)
           and v["outcomes"] == n and v["pairs"] == min(n.values()), (v, n))
-    check("of the larger side as many count as of the smaller", n["a"] == 72 - b and 0 < n["b"] <= 22, n)  # 7.2, and six deviations
+    check("as many ratings of the larger side count as of the smaller one", n["a"] == 72 - b and 0 < n["b"] <= 22, n)  # 7.2, and six deviations
     check("the share of traffic is as configured", 48 <= b <= 72, b)  # 64.8 on average, and six deviations
     s.kill()
     s = Server("state")
@@ -325,10 +325,10 @@ def feedback(s):
     ids = [r["id"] for r in rows]
     check("all feedback in pages", len(ids) == len(set(ids)) > 150 and len(page["data"]) <= 50, len(ids))
     row = rows[-3]
-    check("a row is whole", row["correction"] == ja and row["reply"] == said and row["rating"] == 0 and row["model"] == "b"
+    check("a row has all fields", row["correction"] == ja and row["reply"] == said and row["rating"] == 0 and row["model"] == "b"
           and row["messages"][1]["content"] == "三たす四は?" and row["comment"] == "違う", row)
     got = [s.call("GET", f"/v1/feedback?{q}")[0] for q in ("after=x", "limit=-1", "limit=99999999", "after=")]
-    check("wrong pages are refused", got == [400] * 4, got)
+    check("invalid pages are refused", got == [400] * 4, got)
     check("an unknown format", s.call("GET", "/v1/feedback/export?form=csv")[0] == 400)
 
     for form, method in (("sft", "sft"), ("preference", "dpo")):
@@ -336,7 +336,7 @@ def feedback(s):
         if not isinstance(text, str):
             text = json.dumps(text, ensure_ascii=False)
         lines = [json.loads(x) for x in text.splitlines()]
-        check(f"export {form}: what was corrected, without tools", len(lines) == 2, text[:500])
+        check(f"export {form}: the corrected replies, without tools", len(lines) == 2, text[:500])
         path = f"{tmp}/{form}.jsonl"
         with open(path, "w") as f:
             f.write(text)
@@ -364,14 +364,14 @@ def scopes():
         keys[name] = json.loads(r.stdout)["secret"] if r.returncode == 0 else r.stderr
     s = Server("keyed")
     id, _, _ = s.chat("b", key=keys["one"])
-    check("another's reply cannot be rated", s.rate(id, 1, key=keys["two"])[0] == 404)
-    check("one's own can", s.rate(id, 1, key=keys["one"])[0] == 200)
-    check("nor once it is stored", s.rate(id, 0, key=keys["two"])[0] == 404)
+    check("the reply of another key cannot be rated", s.rate(id, 1, key=keys["two"])[0] == 404)
+    check("a key can rate its own replies", s.rate(id, 1, key=keys["one"])[0] == 200)
+    check("another key cannot rate it after it is stored either", s.rate(id, 0, key=keys["two"])[0] == 404)
     got = [s.call(m, p, key=keys["one"])[0] for m, p in
            (("GET", "/v1/ab"), ("POST", "/v1/ab"), ("GET", "/v1/feedback"), ("GET", "/v1/feedback/export"))]
-    check("chat's keys see no experiments", got == [403] * 4, got)
-    check("an administrator does", s.call("GET", "/v1/feedback", key=keys["root"])[1]["data"][0]["id"] == id)
-    check("the server ends well", s.end() == 0)
+    check("keys with the scope chat see no experiments", got == [403] * 4, got)
+    check("a key with the scope admin sees feedback", s.call("GET", "/v1/feedback", key=keys["root"])[1]["data"][0]["id"] == id)
+    check("the server exits with 0", s.end() == 0)
 
 
 def troubles():
@@ -385,12 +385,12 @@ def troubles():
     s = Server("state", adapters=("m=a", "n=c", "b=a", "c=c"))
     v = s.get("fourth")
     found = v["problem"] is None and s.chat("c")[2] is not None
-    check("an experiment finds its adapters where they were", found, v)
+    check("an experiment finds its adapters at their paths", found, v)
     s.kill()
     os.rename(f"{tmp}/b", f"{tmp}/b.away")
     s = Server("state", adapters=("m=a", "n=c", "c=c"))
     v = s.get("fourth")
-    check("without them it waits", v["state"] == "running" and "b" in (v["problem"] or "") and s.chat("c")[2] is None, v)
+    check("without its adapters it waits", v["state"] == "running" and "b" in (v["problem"] or "") and s.chat("c")[2] is None, v)
     check("and reports it", "fourth" in s.said())
     s.kill()
     os.rename(f"{tmp}/b.away", f"{tmp}/b")

@@ -115,27 +115,27 @@ def debates():
         status, plain = s.call("/v1/debate", body)
         got = all_of(s, "/v1/debate", body)
         kinds = [e for e, _ in got]
-        check(f"a debate ({name}) ends with what it is without a stream",
+        check(f"a debate ({name}) ends with the result of the unstreamed request",
               status == 200 and got[-2] == ("result", plain) and got[-1] == ("message", "[DONE]"), got[-2:])
         turns = [v for e, v in got if e == "turn"]
         bare = [{k: x for k, x in v.items() if k not in ("flip", "before")} for v in turns]
-        check(f"its turns are told in order ({name})", bare == plain["said"] and set(kinds[:-2]) == {"turn", "vote"}, turns)
+        check(f"its turns are streamed in order ({name})", bare == plain["said"] and set(kinds[:-2]) == {"turn", "vote"}, turns)
         last, good = {}, True
         for v in turns:
             before = last.get(v["name"])
             flipped = "answer" in v and before is not None and before != v["answer"]
             good = good and v["flip"] == flipped and v.get("before") == (before if flipped else None)
             last[v["name"]] = v.get("answer", before)
-        check(f"who changes an answer is told ({name})", good and (name != "choices" or any(v["flip"] for v in turns)), turns)
+        check(f"changed answers are reported ({name})", good and (name != "choices" or any(v["flip"] for v in turns)), turns)
         rounds = [(e, v["round"]) for e, v in got if e in ("turn", "vote")]
         votes = [v for e, v in got if e == "vote"]
         check(f"a vote comes after the turns of its round ({name})",
               len(votes) == plain["rounds"] and rounds == sorted(rounds, key=lambda x: (x[1], x[0])), rounds)
-        check(f"the last vote is the result's ({name})",
+        check(f"the last vote equals the result ({name})",
               votes[-1]["scores"] == plain["scores"] and votes[-1].get("answer") == plain.get("answer"), votes)
     told = json.loads(run("debate", model, "--exact", "--team", "examples/team.yaml", "--topic", debate["question"], "--choices",
                           *debate["choices"], "--json", "--store", f"{tmp}/d.db"))
-    check("it is what 'shoal debate' says", timeless(s.call("/v1/debate", debate)[1]) == timeless(told), told)
+    check("it equals the result of 'shoal debate'", timeless(s.call("/v1/debate", debate)[1]) == timeless(told), told)
 
 
 def cli(question, *more):
@@ -165,7 +165,7 @@ def asks():
               and timeless(entries) == timeless(plain["board"]), got)
         seq = [e["seq"] for e in entries]
         steps = [(e, v.get("iteration"), v.get("role")) for e, v in got if e == "step" or "agent" in v]
-        check(f"'{n}': entries come in order, each step said before",
+        check(f"'{n}': entries are streamed in order, each step before its entries",
               seq == sorted(set(seq)) and all(k == "step" or ("step", i, r) in steps[:at] for at, (k, i, r) in enumerate(steps)), steps)
         check(f"'{n}': roles and usage", len(plain["roles"]) == body.get("agents", 3) and plain["usage"]["completion_tokens"] > 0
               and all(r["name"] in [e.get("agent") for e in entries] and r["description"] for r in plain["roles"]), plain["roles"])

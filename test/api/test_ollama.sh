@@ -125,7 +125,7 @@ from client import *
 
 @test
 def _():
-    "a generation is what shoal run says"
+    "a generation equals that of shoal run"
     for p in (JA, ZH, 'sort: k b x'):
         status, v = post('/api/generate', model='fry', prompt=p, stream=False, options=GREEDY)
         same(status, 200)
@@ -138,7 +138,7 @@ def _():
 
 @test
 def _():
-    "streaming is the default and the parts are the whole"
+    "streaming is the default, and the chunks together equal the whole reply"
     for path, body, get in (('/api/generate', {'prompt': JA}, lambda v: v['response']),
                             ('/api/chat', {'messages': user(JA)}, lambda v: v['message']['content'])):
         parts = lines(path, model='fry', options=GREEDY, **body)
@@ -150,7 +150,7 @@ def _():
 
 @test
 def _():
-    "a long reply comes bit by bit, in whole characters"
+    "a long reply arrives in chunks of whole characters"
     wild = {'temperature': 5, 'top_k': 0, 'top_p': 1, 'seed': 4, 'num_predict': 400, 'stop': []}
     parts = lines('/api/generate', model='fry', prompt='春', raw=True, options=wild)
     _, whole = post('/api/generate', model='fry', prompt='春', raw=True, stream=False, options=wild)
@@ -159,7 +159,7 @@ def _():
 
 @test
 def _():
-    "adapters streamed under two names at once are what shoal run says"
+    "two adapters streamed at once equal those of shoal run"
     want = {n: [run('--chat', p, '--adapter', d, '--temp', '0', '--n', '16') for p in (JA, ZH)] for n, d in (('one', A1), ('two', A2))}
     assert want['one'] != want['two']
     got, threads = {}, []
@@ -213,12 +213,12 @@ def _():
 
 @test
 def _():
-    "system is the message before"
+    "system is the first message"
     same(generated(model='fry', prompt=JA, system='短く'), runs('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
 
 @test
 def _():
-    "a context goes on as the chat does"
+    "a context continues as the chat does"
     _, one = post('/api/generate', model='fry', prompt=JA, stream=False, options=GREEDY)
     _, two = post('/api/generate', model='fry', prompt=ZH, context=one['context'], stream=False, options=GREEDY)
     talk = user(JA) + [{'role': 'assistant', 'content': one['response']}] + user(ZH)
@@ -233,7 +233,7 @@ TEMPLATES = ('{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ en
 
 @test
 def _():
-    "a template of the request's"
+    "a template in the request"
     for t in TEMPLATES:
         same(generated(model='fry', prompt=JA, system='短く', template=t), runs('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
     _, v = post('/api/generate', model='fry', prompt='は', template='春{{/* 季節 */}}{{ if not (and .System "x") }}{{ .Prompt }}{{ else }}夏{{ end -}}  ', stream=False, options=GREEDY)
@@ -244,7 +244,7 @@ def _():
 
 @test
 def _():
-    "what people write is never a special token, also under a template"
+    "user text is never a special token, even with a template"
     a = post('/api/generate', model='fry', prompt='<|im_end|>', template='{{ .Prompt }}', stream=False, options=GREEDY)[1]
     b = post('/api/generate', model='fry', prompt='x', template='<|im_end|>', stream=False, options=GREEDY)[1]
     assert a['prompt_eval_count'] > b['prompt_eval_count'] == 1, (a['prompt_eval_count'], b['prompt_eval_count'])
@@ -265,7 +265,7 @@ def _():
 
 @test
 def _():
-    "nothing to say: load and unload"
+    "an empty prompt: load and unload"
     for body, why in (({}, 'load'), ({'keep_alive': '5m'}, 'load'), ({'keep_alive': 0}, 'unload'), ({'keep_alive': '0s'}, 'unload'), ({'keep_alive': '0'}, 'unload'), ({'keep_alive': '0h0ms'}, 'unload'), ({'keep_alive': '1h30.5m'}, 'load'), ({'keep_alive': '300'}, 'load'), ({'keep_alive': -1}, 'load')):
         _, v = post('/api/generate', model='one', **body)
         same((v['response'], v['done'], v['done_reason']), ('', True, why))
@@ -285,7 +285,7 @@ def _():
 
 @test
 def _():
-    "unknown models are 404 in Ollama's words"
+    "unknown models are 404 with Ollama's message"
     for path, body in (('/api/generate', {'prompt': 'x'}), ('/api/chat', {'messages': user('x')}), ('/api/embed', {'input': 'x'}),
                        ('/api/embeddings', {'prompt': 'x'}), ('/api/show', {}), ('/api/create', {'from': '猫'})):
         code, v = post(path, **dict({'model': '猫' if path != '/api/create' else 'new'}, **body))
@@ -300,7 +300,7 @@ def _():
 
 @test
 def _():
-    "wrong types are 400, and say which"
+    "wrong types are 400 with the name of the field"
     cases = [('options', 'must be an object', [1]), ('stream', 'true or false', 'yes'), ('prompt', 'a string', 3), ('system', 'a string', {}),
              ('raw', 'true or false', 1), ('context', "'context'", 'x'), ('context', "'context'", ['x']), ('context', 'not one of this model', [1, 99999999]), ('images', 'text only', ['aGk=']), ('suffix', 'insert', 'end'),
              ('think', 'does not support thinking', True), ('think', "'think'", 5), ('logprobs', 'true or false', 2), ('top_logprobs', 'whole number', -1)]
@@ -411,7 +411,7 @@ def said(model, p=JA, **more):
 
 @test
 def _():
-    "blobs are kept under the hash that they have"
+    "blobs are stored under their hash"
     data = os.urandom(5 << 20)
     digest = 'sha256:' + hashlib.sha256(data).hexdigest()
     same(call('HEAD', '/api/blobs/' + digest)[0], 404)
@@ -431,7 +431,7 @@ def _():
 
 @test
 def _():
-    "an uploaded adapter is the adapter"
+    "an uploaded adapter equals the original"
     want = [run('--chat', p, '--adapter', A1, '--temp', '0', '--n', '16') for p in (JA, ZH)]
     gguf = upload(open(tmp + '/a1.gguf', 'rb').read())[1]
     peft = {n: upload(open(A1 + '/' + n, 'rb').read())[1] for n in ('adapter_config.json', 'adapter_model.safetensors')}
@@ -477,7 +477,7 @@ def settled(name):
 
 @test
 def _():
-    "settings stay with the model"
+    "settings are stored with the model"
     create(model='短い', modelfile=MODELFILE)
     settled('短い')
     _, over = post('/api/generate', model='短い', prompt=JA, system='x', stream=False, options={'num_predict': 1})
@@ -490,7 +490,7 @@ def _():
 
 @test
 def _():
-    "a template stays with the model"
+    "a template is stored with the model"
     create(model='bare', **{'from': 'one'}, template='春{{ .Prompt }}')
     same(said('bare', 'は'), run('-p', '春は', '--adapter', A1, '--temp', '0', '--n', '16'))
     _, o = post('/v1/chat/completions', model='bare', messages=[{'role': 'user', 'content': [{'type': 'text', 'text': 'は'}]}], temperature=0, max_tokens=16)
@@ -521,7 +521,7 @@ def _():
 
 @test
 def _():
-    "a model made again replaces itself, also without an adapter"
+    "a model that is created again is replaced, even without an adapter"
     create(model='again', **{'from': 'one'})
     same(said('again'), said('one'))
     create(model='again', **{'from': 'two'})
@@ -536,7 +536,7 @@ def _():
 
 @test
 def _():
-    "a model made again while it answers says the one or the other"
+    "a model that is replaced while it answers gives the old or the new answer"
     froms = ('one', 'two', 'fry')
     allowed, seen, over = {said(m, ZH) for m in froms}, [], []
     same(len(allowed), 3)
@@ -553,7 +553,7 @@ def _():
 
 @test
 def _():
-    "wrong creations say why and make nothing"
+    "invalid create requests report why and create nothing"
     for words, body in (('sha256:', {'adapters': {'a': 'sha256:' + '1' * 64}}), ('digest', {'adapters': {'adapter_config.json': 'x'}}), ("'adapters'", {'adapters': 5}),
                         ("'adapters'", {'adapters': [5]}), ('', {'adapters': ['/no/such/adapter']}), ("'temperature'", {'parameters': {'temperature': 'x'}}),
                         ("'parameters'", {'parameters': [1]}), ("'messages'", {'messages': [{'role': 'cat', 'content': 'x'}]}), ("'system'", {'system': 5}), ("'template'", {'template': 5}),
@@ -577,7 +577,7 @@ exec(source[source.index("MODELFILE = '''"):source.index('@test\ndef _():\n    "
 
 @test
 def _():
-    "made models are there after a restart, deleted ones are not"
+    "derived models exist after a restart, deleted ones do not"
     settled('短い')
     same(said('both'), run('--chat', JA, '--adapter', A1 + ',' + A2, '--temp', '0', '--n', '16'))
     same(said('from-peft'), run('--chat', JA, '--adapter', A1, '--temp', '0', '--n', '16'))
@@ -614,7 +614,7 @@ def _():
 
 @test
 def _():
-    "a template that knows tools is a capability"
+    "a template that supports tools is a capability"
     same(post('/api/show', model='tooled')[1]['capabilities'], ['completion', 'embedding', 'tools'])
 
 go()
@@ -630,22 +630,22 @@ head -c 50000000 /dev/zero >"$tmp/zeros"
 digest=$(sha256sum "$tmp/zeros" | cut -d' ' -f1)
 curl -s -m 1 --limit-rate 1M -o /dev/null -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest"
 for _ in $(seq 100); do ls "$tmp/state/blobs" | grep -q tmp || break; sleep 0.3; done
-if ls "$tmp/state/blobs" | grep -q -e tmp -e "$digest"; then echo "not ok ollama: half an upload leaves nothing: $(ls "$tmp/state/blobs")"
-else echo "ok ollama: half an upload leaves nothing"; fi
+if ls "$tmp/state/blobs" | grep -q -e tmp -e "$digest"; then echo "not ok ollama: an interrupted upload leaves no file: $(ls "$tmp/state/blobs")"
+else echo "ok ollama: an interrupted upload leaves no file"; fi
 code=$(curl -s -o "$tmp/out" -w '%{http_code}' -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest")
 if [ "$code" = 201 ] && cmp -s "$tmp/zeros" "$tmp/state/blobs/sha256-$digest"; then echo "ok ollama: a blob may be larger than --max-body"
 else echo "not ok ollama: a blob may be larger than --max-body: $code $(head -c 200 "$tmp/out")"; fi
 code=$(curl -s -o "$tmp/out" -w '%{http_code}' -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/generate")
-if [ "$code" = 413 ] && grep -q '^{"error":"' "$tmp/out"; then echo "ok ollama: a request may not"; else echo "not ok ollama: a request may not: $code $(head -c 200 "$tmp/out")"; fi
-stop "ollama: the server ends well"
+if [ "$code" = 413 ] && grep -q '^{"error":"' "$tmp/out"; then echo "ok ollama: a request may not be larger than --max-body"; else echo "not ok ollama: a request may not be larger than --max-body: $code $(head -c 200 "$tmp/out")"; fi
+stop "ollama: the server exits with 0"
 
 echo '{"name": "y"}' >"$tmp/state/models/$(printf x | sha256sum | cut -d' ' -f1).json"
 echo 'no JSON' >"$tmp/state/models/odd.json"
 start again models/fry --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
 URL=$url python3 "$tmp/again.py"
-if [ "$(grep -c "is not served" "$tmp/err")" = 2 ]; then echo "ok ollama: broken records are said aloud"; else echo "not ok ollama: broken records are said aloud: $(head -c 300 "$tmp/err")"; fi
-stop "ollama: and ends well again"
+if [ "$(grep -c "is not served" "$tmp/err")" = 2 ]; then echo "ok ollama: invalid records are reported"; else echo "not ok ollama: invalid records are reported: $(head -c 300 "$tmp/err")"; fi
+stop "ollama: the restarted server exits with 0"
 
 start tools "$tmp/tooled" --state "$tmp/state2"
 URL=$url python3 "$tmp/tools.py"
-stop "ollama: and with tools"
+stop "ollama: the server with tools exits with 0"

@@ -55,7 +55,7 @@ const add = tool(({x, y}) => x + y, {
     schema: z.object({x: z.number().int().min(0).max(9999), y: z.number().int().min(0).max(9999)})
 });
 
-await check("bound tools: forced, by name, and the talk that follows", async () => {
+await check("bound tools: forced, by name, and the conversation that follows", async () => {
     for (const tool_choice of ["any", "add"]) {
         const said = await model("a", {maxTokens: 120}).bindTools([add], {tool_choice}).invoke(question);
         assert.equal(said.tool_calls.length, 1, JSON.stringify(said));

@@ -114,18 +114,18 @@ async function compared(question, temperature, seed) {
 }
 
 for (const [how, temperature, seed] of [["greedy", 0, 1], ["drawn at temperature 0.8", 0.8, 1], ["drawn with another seed", 0.8, 2]])
-    await check(`a debate as a graph is the server's own, turn by turn: ${how}`, async () => {
+    await check(`a debate as a graph equals the server's, turn by turn: ${how}`, async () => {
         const moved = await Promise.all(items.map((question) => compared(question, temperature, seed)));
         assert.ok(moved.some(Boolean), "nobody is moved by what the other says: later rounds test nothing");
     });
 
-await check("seeds decide what is drawn", async () => {
+await check("seeds determine the samples", async () => {
     const said = async (seed) =>
         (await json("/v1/debate", {team: "pair", question: items[0], rounds: 1, temperature: 1.5, seed})).said.map((s) => s.text);
     assert.notDeepEqual(await said(1), await said(2));
 });
 
-await check("a graph streams what its nodes say, as they say it", async () => {
+await check("a graph streams the text of its nodes while they generate it", async () => {
     const seen = [];
     for await (const update of await debateGraph(() => ({temperature: 0, seed: 1})).stream({question: items[0]}, {streamMode: "updates"}))
         seen.push(...Object.keys(update));

@@ -31,7 +31,7 @@ await check("the tokenizer is found without Python", async () => {
     assert.ok(info.chat_template.includes("messages"));
 });
 
-await check("recorded token lists are this model's", async () => {
+await check("recorded token lists are from this model", async () => {
     for (const name of ["loglikelihood", "generate_until"]) {
         const {request, items} = fixture(name);
         for (const [i, {context, continuation}] of items.entries())
@@ -39,7 +39,7 @@ await check("recorded token lists are this model's", async () => {
     }
 });
 
-await check("log-likelihoods: one generated token follows, every position is whole", async () => {
+await check("log-likelihoods: one generated token follows, every position is complete", async () => {
     const {request, items} = fixture("loglikelihood");
     const reply = await post(request);
     assert.equal(reply.choices.length, items.length);
@@ -58,7 +58,7 @@ await check("log-likelihoods: one generated token follows, every position is who
     }
 });
 
-await check("log-likelihoods are those of shoal run, to the float", async () => {
+await check("log-likelihoods equal those of shoal run bit by bit", async () => {
     const {request, items} = fixture("loglikelihood");
     const file = `${SHOAL_TMP}/lm_eval.jsonl`;
     writeFileSync(file, items.map((i) => JSON.stringify({prompt: i.context + i.continuation})).join("\n") + "\n");
@@ -75,7 +75,7 @@ await check("log-likelihoods are those of shoal run, to the float", async () => 
     assert.ok(new Set(got.map((s) => s.sum)).size === items.length && got.every((s) => s.sum < 0));
 });
 
-await check("log-likelihoods do not depend on neighbours, and strings have those of their tokens", async () => {
+await check("log-likelihoods do not depend on other requests, and strings have those of their tokens", async () => {
     const {request, items} = fixture("loglikelihood"), lens = await ctxlens(items);
     const all = scores(await post(request), lens);
     for (const [i, prompt] of request.body.prompt.entries()) {
@@ -85,7 +85,7 @@ await check("log-likelihoods do not depend on neighbours, and strings have those
     assert.deepEqual(scores(await post(fixture("loglikelihood_strings").request), lens), all);
 });
 
-await check("generation stops, and what it wrote is greedy and has the same log-likelihood", async () => {
+await check("generation stops, and its text is greedy and has the same log-likelihood", async () => {
     const {request, items} = fixture("generate_until");
     const reply = await post(request);
     const texts = sorted(reply).map((c) => c.text);
@@ -110,7 +110,7 @@ await check("generation stops, and what it wrote is greedy and has the same log-
     }
 });
 
-await check("the token that follows is told also when it is the end of text", async () => {
+await check("the following token is reported even if it is the end of text", async () => {
     const {request, items} = fixture("generate_until");
     const [free] =
         (await post({path: request.path, body: {...request.body, prompt: [request.body.prompt[0]], stop: []}})).choices;
@@ -122,7 +122,7 @@ await check("the token that follows is told also when it is the end of text", as
     assert.equal(c.logprobs.tokens.at(-1), "<|im_end|>");
 });
 
-await check("an adapter has log-likelihoods of its own", async () => {
+await check("an adapter has different log-likelihoods", async () => {
     const {request, items} = fixture("loglikelihood"), lens = await ctxlens(items);
     const of = async (model) =>
         scores(await post({path: request.path, body: {...request.body, model}}), lens).map((s) => s.sum);

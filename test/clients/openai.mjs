@@ -51,7 +51,7 @@ await check("parts, a developer's message, null content and unknown fields", asy
     assert.equal(await words({store: false, metadata: {a: "b"}, service_tier: "auto", user: "me"}), await words());
 });
 
-await check("a stream says what the whole reply does, and its usage", async () => {
+await check("a stream has the text of the whole reply, and its usage", async () => {
     const whole = await chat();
     const chunks = await streamed({stream_options: {include_usage: true}});
     assert.equal(joined(chunks), whole.choices[0].message.content);
@@ -68,7 +68,7 @@ await check("a stream says what the whole reply does, and its usage", async () =
     assert.ok((await streamed()).every((c) => c.usage == null));
 });
 
-await check("n answers, each drawn with a seed of its own", async () => {
+await check("n answers, each sampled with its own seed", async () => {
     const hot = {temperature: 1.5, seed: 7};
     const many = await chat({...hot, n: 3});
     assert.deepEqual(many.choices.map((c) => c.index), [0, 1, 2]);
@@ -82,7 +82,7 @@ await check("n answers, each drawn with a seed of its own", async () => {
     assert.ok(new Set((await chat({temperature: 1.5, n: 8})).choices.map((c) => c.message.content)).size > 1);
 });
 
-await check("stop texts are not told, nor what they may begin with", async () => {
+await check("stop texts and their possible beginnings are not sent", async () => {
     const free = await words();
     for (const stop of [free.slice(3, 6), [free.slice(5, 7), "never"], ["", free.slice(-3)]]) {
         const cut = Math.min(...[stop].flat().filter((s) => s && free.includes(s)).map((s) => free.indexOf(s)));
@@ -100,7 +100,7 @@ await check("stop texts are not told, nor what they may begin with", async () =>
 
 const bytesOf = (content) => Buffer.from(content.flatMap((t) => t.bytes));
 
-await check("log-probabilities: the likeliest is first and taken at temperature 0", async () => {
+await check("log-probabilities: the most probable token is first and chosen at temperature 0", async () => {
     const [c] = (await chat({logprobs: true, top_logprobs: 5})).choices;
     assert.equal(bytesOf(c.logprobs.content).toString(), c.message.content);
     for (const t of c.logprobs.content) {
@@ -210,7 +210,7 @@ await check("tools: runTools calls the function", async () => {
     await run.done();
 });
 
-await check("tools: what was called and came of it goes back into the talk", async () => {
+await check("tools: calls and their results are sent back in the conversation", async () => {
     const call = {id: "call_1", type: "function", function: {name: "add", arguments: "{\"x\":1,\"y\":2}"}};
     const talk = [
         ...user(question), {role: "assistant", content: null, tool_calls: [call]},
@@ -237,7 +237,7 @@ for (const [name, text, before, args] of [
          ],
          ["without arguments", "<tool_call>{\"name\": \"add\"}</tool_call>", "", ["{}"]],
 ])
-    await check(`tools: a call of the model's own, ${name}`, async () => {
+    await check(`tools: a call that the model chooses, ${name}`, async () => {
         const [c] = (await chat(telling(text), narrow)).choices;
         assert.equal(c.finish_reason, "tool_calls", JSON.stringify(c));
         assert.equal(c.message.content ?? "", before);
@@ -251,7 +251,7 @@ for (const [name, text, before, args] of [
         assert.equal(await words(telling(text, {tool_choice: "none"}), narrow), text);
     });
 
-await check("tools: what only looks like a call is words", async () => {
+await check("tools: text that only looks like a call is content", async () => {
     const texts = [
         "<tool_call>add 2 and 3</tool_call>", "a < b <tool", "{\"name\": \"Ann\", \"arguments\": {}}",
         "{\"name\": \"add\"}", "{ x", "<tool_call>"
@@ -265,7 +265,7 @@ await check("tools: what only looks like a call is words", async () => {
     }
 });
 
-await check("tools: a call that is cut off ends by length", async () => {
+await check("tools: a truncated call ends with the reason length", async () => {
     const cut = telling(`<tool_call>${callText}</tool_call>`, {max_tokens: 40});
     assert.equal((await chat(cut, narrow)).choices[0].finish_reason, "length");
     const deep = {
@@ -277,7 +277,7 @@ await check("tools: a call that is cut off ends by length", async () => {
     assert.equal((await streamed(ask)).at(-1).choices[0].finish_reason, "length");
 });
 
-await check("tools: a template that knows none says what to do", async () => {
+await check("tools: without support in the template the error says what to do", async () => {
     await assert.rejects(chat({tools: [add]}), (e) => e instanceof BadRequestError && /tool_choice/.test(e.message));
 });
 
@@ -317,7 +317,7 @@ await check("structured output: a plain schema, the zod helper, any object", asy
 
 // embeddings, models, completions
 
-await check("embeddings: base64, which the client asks for, is float to the bit", async () => {
+await check("embeddings: base64, which the client requests, equals float bit by bit", async () => {
     const input = ["春は", "spring"];
     const [plain, packed] = await Promise.all(
         [{encoding_format: "float"}, {}].map((f) => client.embeddings.create({model: "a", input, ...f})));
@@ -337,7 +337,7 @@ await check("embeddings: base64, which the client asks for, is float to the bit"
     assert.deepEqual(Array.from(byIds.data[0].embedding), Array.from(packed.data[0].embedding));
 });
 
-await check("models: the base first, then adapters, each to be had alone", async () => {
+await check("models: the base first, then adapters, each retrievable", async () => {
     const all = [];
     for await (const m of client.models.list())
         all.push(m);
@@ -407,7 +407,7 @@ await check("errors come as the client's own classes", async () => {
     await assert.rejects(client.embeddings.create({model: "nobody", input: "x"}), NotFoundError);
 });
 
-await check("adapters and a mix of them at once say what each says alone", async () => {
+await check("adapters and a mix of them at once equal each of them alone", async () => {
     const models = ["fry", "a", "b", "a*0.5+b*0.5", "fry:a"],
           asked = ["2587 - 9 = ?", "order down: b y g", "81,37からEへ進む。どこ？"];
     const cases = models.flatMap((model) => asked.map((q) => ({model, messages: user(q)})));
@@ -438,7 +438,7 @@ await check("adapters and a mix of them at once say what each says alone", async
     }
 });
 
-await check("50 streams at once all end, with the words of one", async () => {
+await check("50 streams at once all end, with the text of a single one", async () => {
     const wanted = await words({model: "b"});
     const all = await Promise.all(Array.from({length: 50}, () => streamed({model: "b"})));
     for (const chunks of all) {
@@ -468,7 +468,7 @@ for (const [name, start] of [[
                                  }
                              ],
 ])
-    await check(`${name} that its client leaves is written no further`, async () => {
+    await check(`${name} is cancelled when its client disconnects`, async () => {
         const ask =
             {model: "fry-tools", messages: user("go"), max_tokens: 400, n: 128, temperature: 1, ignore_eos: true};
         await start(ask, new AbortController());
@@ -477,7 +477,7 @@ for (const [name, start] of [[
         assert.ok(Date.now() - began < 5000, `the next request took ${Date.now() - began} ms`);
     });
 
-await check("nothing is counted as running any more", async () => {
+await check("no request is counted as running at the end", async () => {
     const zero = (what, text) => new RegExp(`^vllm:num_requests_${what}(\\{.*\\})? 0(\\.0)?$`, "m").test(text);
     let r;
     for (let tries = 0; tries < 30; tries++) {

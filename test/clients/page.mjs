@@ -140,7 +140,7 @@ const painted = (canvas) => canvas.evaluate((c) => {
 const desk = await context();
 const p = await page_of(desk);
 
-await check("a reply comes, with its figures", async () => {
+await check("a reply is shown, with its statistics", async () => {
     await p.locator(".panel summary").click();
     await p.getByLabel("Max. tokens").fill("200");
     await p.getByLabel("Temperature").fill("1.2");
@@ -153,7 +153,7 @@ await check("a reply comes, with its figures", async () => {
     assert.equal(Number(/\d+/.exec(stats)[0]) <= 200, true);
 });
 
-await check("words are shown as they come", async () => {
+await check("text is shown while it is generated", async () => {
     const q = await page_of(await context()); // tabs of one browser share their storage
     await q.locator(".picker option[value=fry]").waitFor({ state: "attached" });
     await q.evaluate(() => {
@@ -200,7 +200,7 @@ await check("a token's alternatives are shown on hover, and by keys", async () =
     assert.ok(await p.locator("#tip").isHidden());
 });
 
-await check("a conversation is kept, and its words go along", async () => {
+await check("a conversation is stored, and its messages are sent with the next one", async () => {
     const before = await reply(p).locator(".reply-text").textContent();
     await p.reload();
     assert.equal(await reply(p).locator(".reply-text").textContent(), before);
@@ -214,7 +214,7 @@ await check("a conversation is kept, and its words go along", async () => {
     assert.equal(await p.locator(".log article").count(), 0);
 });
 
-await check("stop stops, and what was said stays", async () => {
+await check("stop ends a reply and keeps its text", async () => {
     let free;
     const held = new Promise((r) => (free = r));
     await p.route("**/v1/chat/completions", async (route) => {
@@ -230,7 +230,7 @@ await check("stop stops, and what was said stays", async () => {
     await p.getByText("New conversation").click();
 });
 
-await check("two models side by side get the same words", async () => {
+await check("two models side by side get the same prompt", async () => {
     await p.getByLabel("Compare two models").check();
     await p.getByLabel("Model 2").first().locator("select").selectOption("critic");
     const models = [];
@@ -245,7 +245,7 @@ await check("two models side by side get the same words", async () => {
     await p.getByLabel("Compare two models").uncheck();
 });
 
-await check("a mix by hand; what the server refuses is shown in its words", async () => {
+await check("a mix of adapters; the server's error message is shown", async () => {
     await p.locator(".picker select").selectOption("*");
     await p.getByLabel("Weighted sum of adapters").fill("critic*0.5+fry");
     await chat(p, "3 + 4");
@@ -329,7 +329,7 @@ await check("a debate is shown by rounds, with votes", async () => {
     await p.screenshot({ path: join(shots, "debate.png"), fullPage: true });
 });
 
-await check("turns appear as they are spoken, who changes is marked, votes are counted as they come", async () => {
+await check("turns appear while they are generated, changed answers are marked, votes are counted immediately", async () => {
     const q = await page_of(await context(), "debate");
     await q.locator("option", { hasText: "careful" }).waitFor({ state: "attached" });
     await scripted(q, "/v1/debate");
@@ -366,7 +366,7 @@ await check("turns appear as they are spoken, who changes is marked, votes are c
     await q.context().close();
 });
 
-await check("blackboard: what is written appears on it, the answer above", async () => {
+await check("blackboard: entries appear on it, the answer above", async () => {
     await go(p, "ask");
     await p.getByRole("textbox", { name: "Question" }).fill("What is 3 + 4?");
     await p.getByLabel("Agents").fill("4");
@@ -397,7 +397,7 @@ await check("blackboard: what is written appears on it, the answer above", async
     assert.ok(await p.locator(".note.agent").nth(5).evaluate((e) => e === document.activeElement), "the focus is lost");
 });
 
-await check("blackboard: who thinks is said, an entry stands at once, and it can be stopped", async () => {
+await check("blackboard: the active role is shown, an entry appears immediately, and it can be stopped", async () => {
     const q = await page_of(await context({ viewport: { width: 375, height: 720 } }), "ask");
     await scripted(q, "/v1/ask");
     await q.getByRole("textbox", { name: "Question" }).fill("q");
@@ -427,7 +427,7 @@ await check("blackboard: who thinks is said, an entry stands at once, and it can
 
 /* ---- agents, system, jobs */
 
-await check("agents: what each has done; an adapter goes and comes", async () => {
+await check("agents: the statistics of each; an adapter is unloaded and loaded", async () => {
     await go(p, "agents");
     const row = p.locator("tr", { hasText: "critic" });
     await row.waitFor();
@@ -451,7 +451,7 @@ await check("agents: what each has done; an adapter goes and comes", async () =>
     await p.locator(".notice button").click();
 });
 
-await check("system: figures that live", async () => {
+await check("system: values are updated", async () => {
     await go(p, "system");
     await p.locator(".u-over").nth(5).waitFor();
     const facts = async () => Object.fromEntries(await p.locator(".facts div").evaluateAll((all) => all.map((d) => [d.children[0].textContent, d.children[1].textContent])));
@@ -492,7 +492,7 @@ const address = (p, hash) => p.evaluate((h) => (location.hash = h), hash);
 const tick_of = (p) => p.locator(".stage output").textContent();
 
 if (hasJobs)
-    await check("a small life is begun and followed to its end", async () => {
+    await check("a small simulation is started and followed to its end", async () => {
         await go(p, "world");
         await p.waitForFunction(() => document.querySelectorAll(".new-form summary").length === 1); // the other view is removed
         await p.locator(".new-form summary").click();
@@ -509,7 +509,7 @@ if (hasJobs)
     });
 else console.log("skip page: a life as a job: this server has none");
 
-await check("a life is played, stepped through and looked into", async () => {
+await check("a simulation is played, stepped through and inspected", async () => {
     await address(p, `#/world/${lived}`);
     await p.locator(".chip").nth(5).waitFor();
     assert.equal(await tick_of(p), "0 / 12");
@@ -589,7 +589,7 @@ await check("evolution: curves, a family tree to click through, results", async 
     assert.equal(await p.locator(".node").count(), 0);
 });
 
-await check("a reply is rated and corrected, and says which side of an experiment it is of", async () => {
+await check("a reply is rated and corrected, and shows its side of an experiment", async () => {
     await go(p, "chat");
     await p.locator(".picker option[value=newer]").waitFor({ state: "attached" });
     await p.locator(".picker select").selectOption("newer");
@@ -616,7 +616,7 @@ await check("a reply is rated and corrected, and says which side of an experimen
     await p.getByText("New conversation").click();
 });
 
-await check("an experiment is begun, watched until it is decided, and deleted", async () => {
+await check("an experiment is started, watched until it is decided, and deleted", async () => {
     await go(p, "ab");
     await p.locator(".item-list a", { hasText: "trial" }).click();
     await p.getByRole("button", { name: "Stop" }).click();
@@ -689,7 +689,7 @@ await check("by keyboard alone", async () => {
         getComputedStyle(document.activeElement).outlineStyle === "solid"), "focus is not to be seen");
 });
 
-await check("a key goes along, and stays in its tab unless it is to be remembered", async () => {
+await check("a key is sent, and is kept in its tab only unless it is to be remembered", async () => {
     await go(p, "settings");
     const save = async (remember) => {
         await p.getByLabel("API key").fill("sk-nobody");
@@ -762,7 +762,7 @@ await check("a key that is refused leads to the settings", async () => {
     await p.unroute("**/v1/teams");
 });
 
-await check("the token of the address is taken out of it, and opens what needs one", async () => {
+await check("the token in the address is removed from it and gives access", async () => {
     const c = await context(), q = await c.newPage();
     await q.goto(`${url}/#token=${token}`);
     await q.locator("nav a[aria-current]").waitFor();
@@ -775,7 +775,7 @@ await check("the token of the address is taken out of it, and opens what needs o
     await c.close();
 });
 
-await check("a server with keys: the page is there, and asks for one", async () => {
+await check("a server with keys: the page is served and asks for one", async () => {
     const q = await desk.newPage();
     await provoke(/v1/, async () => {
         await q.goto(locked + "/");
@@ -805,7 +805,7 @@ await check("language and theme are switched and remembered", async () => {
     assert.equal(await p.locator("html").getAttribute("lang"), "en");
 });
 
-await check("a server that is gone is told, once", async () => {
+await check("a server that is down is reported, once", async () => {
     await go(p, "system");
     await provoke(/metrics/, async () => {
         await p.route("**/v1/metrics", (r) => r.abort());
@@ -817,7 +817,7 @@ await check("a server that is gone is told, once", async () => {
     });
 });
 
-await check("nothing was said to the console", async () => assert.deepEqual(said, []));
-await check("no other host was asked", async () => assert.deepEqual(strangers, []));
+await check("nothing was written to the console", async () => assert.deepEqual(said, []));
+await check("no request went to another host", async () => assert.deepEqual(strangers, []));
 await browser.close();
 process.exit(failed ? 1 : 0);

@@ -48,7 +48,7 @@ await check("load_inplace puts another adapter under the name", async () => {
     await unload({lora_name: "late"});
 });
 
-await check("what cannot be loaded or unloaded", async () => {
+await check("invalid load and unload requests", async () => {
     const both = "Both 'lora_name' and 'lora_path' must be provided.";
     for (const body of [{}, {lora_name: "x"}, {lora_path: `${dir}/a`}, {lora_name: "", lora_path: ""},
                         {lora_name: null, lora_path: "x"}])
@@ -62,7 +62,7 @@ await check("what cannot be loaded or unloaded", async () => {
     assert.deepEqual(await ids(), ["fry", "a", "b", "team:pair"]);
 });
 
-await check("an adapter leaves while it is being used", async () => {
+await check("an adapter is unloaded while it is used", async () => {
     await load({lora_name: "late", lora_path: `${dir}/a`});
     const long = {model: "late", messages: user("go"), max_tokens: 300, temperature: 1, seed: 3, ignore_eos: true};
     const running = Array.from({length: 8}, () => http("/v1/chat/completions", long));
@@ -101,7 +101,7 @@ await check("tokenize and detokenize", async () => {
     assert.equal((await http("/detokenize", {tokens: ["a"]})).status, 400);
 });
 
-await check("messages are tokenized as chat has them", async () => {
+await check("messages are tokenized as in a chat", async () => {
     const messages = user("2587 - 9 = ?");
     const {count, tokens} = await json("/tokenize", {messages});
     const r = await json("/v1/chat/completions", {messages, max_tokens: 1});

@@ -22,15 +22,14 @@ enum {
     MAX_CONVERSATION_ID_BYTES = 128,
     MAX_CONVERSATIONS_PER_KEY = 256
 };
-static const int64_t MAX_CONVERSATIONS_FILE_BYTES =
-    (int64_t)1 << 30; /* maximal bytes of the file with all conversations */
+static const int64_t MAX_CONVERSATIONS_FILE_BYTES = (int64_t)1 << 30;
 
 struct ask_task {
     struct ask_task *next; /* list of the tasks with a conversation, guarded by the server's lock */
     struct server *s;
     struct async_reply *reply;
-    char *question,
-        *conversation; /* conversation: its id with the key's; NULL: nothing is stored */
+    /* conversation: "KEY/ID"; NULL: nothing is stored */
+    char *question, *conversation;
     struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options options;

@@ -18,9 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    MAX_JOBS_IN_METRICS = 16
-}; /* maximal number of jobs in the server's metrics; running jobs always are */
+/* Maximal number of jobs in the server's metrics; running jobs are always included. */
+enum { MAX_JOBS_IN_METRICS = 16 };
 
 /* A client that streams a job's events. */
 struct job_event_stream {

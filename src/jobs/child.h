@@ -35,8 +35,8 @@ struct job_child_options {
     const struct strings *args; /* without the program's name */
     const char *permissions;    /* value of the child's variable SHOAL_JOB; NULL: not set */
     int64_t max_output;         /* maximum bytes of results */
-    int64_t max_file,
-        max_data; /* maximum bytes of a file that it writes, and of its memory; 0: unlimited */
+    /* Maximum bytes of a file that it writes, and of its memory; 0: unlimited. */
+    int64_t max_file, max_data;
     bool same_priority;
 };
 /*

@@ -111,8 +111,7 @@ struct jobs {
 
 static void jobs_wake(struct jobs *j) {
     const uint64_t one = 1;
-    if (write(j->wake_fd, &one, sizeof one) < 0)
-        return; /* the counter is full: the thread will wake anyway */
+    if (write(j->wake_fd, &one, sizeof one) < 0) return; /* full: the thread will wake anyway */
 }
 
 /* jobs as JSON */

@@ -22,8 +22,8 @@ struct group {
     int n;
 };
 struct comparison {
-    struct simulation_comparison
-        result; /* first, so that a pointer to it is a pointer to the comparison */
+    /* First, so that a pointer to it is a pointer to the comparison. */
+    struct simulation_comparison result;
     struct group groups[MAX_GROUPS]; /* [result.n] */
     struct simulation_group results[MAX_GROUPS];
 };

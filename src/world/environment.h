@@ -13,8 +13,7 @@ struct episode_stats;
 struct environment {
     void *ctx;
     int n_agents, n_actions;
-    const char *const
-        *actions; /* [n_actions] action words; a model chooses among their first tokens */
+    const char *const *actions; /* [n_actions] words; a model chooses among their first tokens */
     int (*reset)(void *ctx, uint64_t seed, struct error *err);
     /* Appends the prompt of an agent to `out`; false: the agent has left the environment until the
      * next reset. */

@@ -87,9 +87,10 @@ struct learner {
     int group;     /* number of policies per update */
     int first;     /* first policy of the current group */
     struct trainer *trainer;
-    struct trainer_snapshot *snapshot; /* healthy snapshots; NULL if policies are swapped: */
-    FILE *
-        snapshot_file; /* then the snapshots are here: weights in f32, one policy after the other */
+    /* The healthy snapshots. If policies are swapped (see swaps_policies), `snapshot` is NULL, and
+     * the file holds their weights in f32, one policy after the other. */
+    struct trainer_snapshot *snapshot;
+    FILE *snapshot_file;
     struct learner_es *es; /* NULL unless the policies learn by es */
     bool *es_updated;      /* [n_policies] policies that es updates */
     struct learner_policy *policies;
@@ -351,6 +352,7 @@ static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct e
     return OK;
 }
 
+/* Whether the trainer does not keep all policies: they are loaded for an update and copied back. */
 static bool swaps_policies(const struct learner *l) {
     return l->snapshot_file != NULL;
 }

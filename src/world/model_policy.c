@@ -9,8 +9,7 @@
 
 struct model_policy {
     const struct simulation_request *q;
-    struct simulation_options
-        o; /* options of the request, changed to one world without a step limit */
+    struct simulation_options o; /* those of the request, but one world without a step limit */
     struct initial_adapters initial;
     struct grid_env grid;
     struct environment env, *list;

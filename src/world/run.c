@@ -46,14 +46,13 @@ struct run {
     struct store *store;
     int lock_fd;                         /* lock file of the folder; -1: not locked */
     struct episode_stats *heldout_stats; /* [eval_maps] */
-    json_t *identity,
-        *curve;        /* curve: one row per evaluation; the first one is before generation 1 */
+    /* curve: one row per evaluation; the first one is before generation 1 */
+    json_t *identity, *curve;
     json_t *baselines; /* rows of the baselines */
     /* state of a generation */
     struct progress bar;
-    double
-        reported_at; /* time of the last speed report, and the number of decisions at that time */
-    int64_t reported_decisions;
+    double reported_at;         /* time of the last speed report */
+    int64_t reported_decisions; /* number of decisions at that time */
     struct trace trace;
     struct world *trace_world; /* the world at the end of the trace */
     FILE *trace_file;

@@ -918,7 +918,7 @@ static void schema_definitions(struct buf *b, size_t n) {
 
 /* A reply of tool calls, decoded 32 tokens of one byte at a time. */
 static void calls_run(const struct buf *b) {
-    struct generation g = {.s = server_small(), .spec = {.tools = TOOL_CHOICE_REQUIRED}};
+    struct generation g = {.s = server_small(), .spec = {.tool_choice = TOOL_CHOICE_REQUIRED}};
     struct completion a = {0};
     int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = g.s->m->tok->byte_ids[(uint8_t)b->data[i]];
@@ -929,7 +929,8 @@ static void calls_run(const struct buf *b) {
         a.batch_request.done = seen == n;
         completion_advance(&g, &a);
     }
-    assert_true((size_t)a.n_tools > b->len / 100 && a.tools[a.n_tools - 1].args_end > b->len - 100);
+    assert_true((size_t)a.n_tool_calls > b->len / 100 &&
+                a.tool_calls[a.n_tool_calls - 1].args_end > b->len - 100);
     completion_release(&a);
 }
 static void calls_many(struct buf *b, size_t n) {

@@ -446,7 +446,7 @@ struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin,
                                  .end = end,
                                  .parts = part,
                                  .n_parts = a != NULL,
-                                 .overlay = a ? a->overlay : NULL};
+                                 .vocab = a ? a->overlay : NULL};
 }
 
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {

@@ -232,7 +232,7 @@ struct adapter_pool_stats {
     int n, n_resident;
     int n_retired;           /* replaced or removed, but still in use */
     size_t bytes, max_bytes; /* memory of resident and retired ones */
-    uint64_t gets, loads, drops;
+    uint64_t gets, loads, evictions;
 };
 /* [*n] ordered by name, allocated from `out`. */
 const struct adapter_pool_item *adapter_pool_list(struct adapter_pool *p, struct arena *out,
@@ -341,7 +341,7 @@ struct lowrank_sum {
 /* Allocates k columns; the caller must write all of them. */
 struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k);
 /* Writes w · scale · B and A to columns c0 .. c0 + R. */
-void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int c0);
+void lowrank_sum_add(struct lowrank_sum *s, const struct lora *lo, double w, int c0);
 
 /* u diag(s) vᵀ; columns of u and v are orthonormal, s descends. */
 struct svd {
@@ -361,7 +361,7 @@ struct svd lowrank_sum_svd(const struct lowrank_sum *s, struct arena *ar);
  */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar);
 /* Writes triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
-void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b);
+void svd_write_triplet(const struct svd *sv, int c, int r, float *a, float *b);
 /* Writes the first r triplets: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. Entries beyond n are
  * not written. By Eckart and Young the error is the norm of the omitted singular values. */
 void svd_write_factors(const struct svd *sv, int r, float *a, float *b);
@@ -380,8 +380,8 @@ struct adapter_builder {
     struct adapter_module *modules;   /* [L][N_PROJ] */
     float dropout;
     float *data;
-    size_t n, cap;       /* floats */
-    double size2, lost2; /* ‖exact result‖², and the part of it lost to the limited ranks */
+    size_t n, cap;            /* floats */
+    double norm2, lost_norm2; /* ‖exact result‖², and the part of it lost to the limited ranks */
 };
 struct adapter_builder adapter_builder_init(const struct model_config *shape, float dropout);
 /* Adds module i and returns its A [r][in], which B [out][r] follows in memory. Both are zeroed.
@@ -410,21 +410,21 @@ struct lora_truncation {
     double
         energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: always the maximum rank */
 };
-struct lora_cut {
+struct truncated_adapter {
     struct adapter *adapter; /* released by the caller */
     double error;            /* error of all modules, relative to ‖ΔW‖ */
-    struct lora_cut_kind {
+    struct projection_truncation {
         int32_t layers; /* layers that have this projection; if 0, the ranks are undefined */
         int32_t rank_min, rank_max;
         double error;
-    } kinds[N_PROJ];
+    } projections[N_PROJ];
 };
 /* An adapter with the difference tuned - base of two models of one shape. Computes the hashes of
  * both models. */
 int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
-                    struct pool *pool, struct lora_cut *out, struct error *err);
+                    struct pool *pool, struct truncated_adapter *out, struct error *err);
 /* The adapter with lower ranks. */
 int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
-                   struct pool *pool, struct lora_cut *out, struct error *err);
+                   struct pool *pool, struct truncated_adapter *out, struct error *err);
 
 #endif

@@ -65,8 +65,8 @@ static void module_blend(const struct lora *a, const struct lora *b, float t, in
     struct arena ar = {0};
     struct lowrank_sum s = lowrank_sum_new(&ar, out, in, a->r + b->r);
     memset(data, 0, (size_t)r * ((size_t)out + in) * sizeof *data);
-    lowrank_sum_put(&s, a, 1.0 - t, 0);
-    lowrank_sum_put(&s, b, t, a->r);
+    lowrank_sum_add(&s, a, 1.0 - t, 0);
+    lowrank_sum_add(&s, b, t, a->r);
     struct svd sv = lowrank_sum_svd(&s, &ar);
     svd_write_factors(&sv, r, data, data + (size_t)r * in);
     arena_release(&ar);

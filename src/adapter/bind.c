@@ -110,7 +110,7 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
         rc = !mult ? err->code
                    : module_compute_multipliers(w, NULL, &a->loras[i], a->magnitude[i], mult, name,
                                                 err);
-        a->loras[i].mult = mult;
+        a->loras[i].dora_scale = mult;
     }
     struct vocab_override *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
@@ -118,11 +118,11 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
         rc = !mult ? err->code
                    : module_compute_multipliers(&m->head, head->full, &head->lora, a->magnitude[n],
                                                 mult, "lm_head", err);
-        head->lora.mult = mult;
+        head->lora.dora_scale = mult;
     }
     if (rc == OK) return OK;
-    for (int32_t i = 0; i < n; i++) a->loras[i].mult = NULL;
-    if (head) head->lora.mult = NULL;
+    for (int32_t i = 0; i < n; i++) a->loras[i].dora_scale = NULL;
+    if (head) head->lora.dora_scale = NULL;
     arena_release(&a->bind_arena);
     return rc;
 }

@@ -93,7 +93,7 @@ static void module_resize(const struct svd_job *job, int32_t i) {
     struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(job->shape, i % N_PROJ),
                                            proj_in(job->shape, i % N_PROJ), lo->r);
     double total2 = 0;
-    lowrank_sum_put(&s, lo, 1, 0);
+    lowrank_sum_add(&s, lo, 1, 0);
     struct svd sv = lowrank_sum_svd(&s, &ar);
     for (int k = 0; k < sv.n; k++) total2 += sv.s[k] * sv.s[k];
     if (job->truncation.energy > 0) r = svd_energy_rank(&sv, total2, job->truncation.energy, r);
@@ -135,13 +135,13 @@ static struct adapter *adapter_assemble(const struct svd_job *job, struct error 
     for (int32_t i = 0; i < job->shape->n_layers * N_PROJ; i++) {
         const struct factorized_module *m = &job->modules[i];
         size_t sides = (size_t)(proj_in(job->shape, i % N_PROJ) + proj_out(job->shape, i % N_PROJ));
-        builder.size2 += m->norm2;
-        builder.lost2 += m->lost_norm2;
+        builder.norm2 += m->norm2;
+        builder.lost_norm2 += m->lost_norm2;
         if (m->r > 0)
             memcpy(adapter_builder_add(&builder, i, m->r), m->ab,
                    (size_t)m->r * sides * sizeof *m->ab);
     }
-    if (!isfinite(builder.size2)) {
+    if (!isfinite(builder.norm2)) {
         error_set(err, ERR_NUMERIC, "a projection has weights that are not numbers");
         adapter_builder_release(&builder);
         return NULL;
@@ -165,8 +165,9 @@ static double proj_error(const struct svd_job *job, int p) {
     return norm2 > 0 ? sqrt(lost_norm2 / norm2) : 0;
 }
 
-static void proj_measure(const struct svd_job *job, int p, struct lora_cut_kind *out) {
-    *out = (struct lora_cut_kind){.rank_min = ADAPTER_RANK_MAX, .error = proj_error(job, p)};
+static void proj_measure(const struct svd_job *job, int p, struct projection_truncation *out) {
+    *out =
+        (struct projection_truncation){.rank_min = ADAPTER_RANK_MAX, .error = proj_error(job, p)};
     for (int32_t l = 0; l < job->shape->n_layers; l++) {
         int32_t r = job->modules[l * N_PROJ + p].r;
         if (r == 0) continue;
@@ -183,14 +184,14 @@ static void modules_free(struct svd_job *job) {
 }
 
 /* Factorises all modules and assembles the adapter. */
-static int svd_job_run(struct svd_job *job, struct pool *pool, struct lora_cut *out,
+static int svd_job_run(struct svd_job *job, struct pool *pool, struct truncated_adapter *out,
                        struct error *err) {
     int32_t n = job->shape->n_layers * N_PROJ;
     job->modules = xcalloc((size_t)n, sizeof *job->modules);
     pool_run(pool, modules_factorize, job, n, 1);
     out->adapter = adapter_assemble(job, err);
     out->error = proj_error(job, N_PROJ);
-    for (int p = 0; p < N_PROJ; p++) proj_measure(job, p, &out->kinds[p]);
+    for (int p = 0; p < N_PROJ; p++) proj_measure(job, p, &out->projections[p]);
     modules_free(job);
     return out->adapter ? OK : err->code;
 }
@@ -256,10 +257,10 @@ static void warn_other_differences(const struct model *base, const struct model 
 }
 
 int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
-                    struct pool *pool, struct lora_cut *out, struct error *err) {
+                    struct pool *pool, struct truncated_adapter *out, struct error *err) {
     struct svd_job job = {
         .truncation = truncation, .shape = &base->config, .base = base, .tuned = tuned};
-    *out = (struct lora_cut){0};
+    *out = (struct truncated_adapter){0};
     int rc = models_check(base, tuned, err);
     if (rc == OK && (!model_hash(base, err) || !model_hash(tuned, err))) rc = err->code;
     if (rc != OK) return rc;
@@ -268,9 +269,9 @@ int adapter_extract(struct model *base, struct model *tuned, struct lora_truncat
 }
 
 int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
-                   struct pool *pool, struct lora_cut *out, struct error *err) {
+                   struct pool *pool, struct truncated_adapter *out, struct error *err) {
     struct svd_job job = {.truncation = truncation, .shape = &source->shape, .source = source};
-    *out = (struct lora_cut){0};
+    *out = (struct truncated_adapter){0};
     int rc = adapter_require_plain(source, "resizing", err);
     return rc == OK ? svd_job_run(&job, pool, out, err) : rc;
 }

@@ -61,7 +61,7 @@ struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k) {
                                 .right = doubles_alloc(ar, in, k)};
 }
 
-void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int c0) {
+void lowrank_sum_add(struct lowrank_sum *s, const struct lora *lo, double w, int c0) {
     for (int i = 0; i < s->out; i++)
         for (int c = 0; c < lo->r; c++)
             s->left[(size_t)i * s->k + c0 + c] = w * lo->scale * lo->b[(size_t)i * lo->r + c];
@@ -192,7 +192,7 @@ struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *
     return sv;
 }
 
-void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b) {
+void svd_write_triplet(const struct svd *sv, int c, int r, float *a, float *b) {
     double root = sqrt(sv->s[c]);
     for (int i = 0; i < sv->out; i++)
         b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
@@ -201,7 +201,7 @@ void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b) {
 }
 
 void svd_write_factors(const struct svd *sv, int r, float *a, float *b) {
-    for (int c = 0; c < MIN(r, sv->n); c++) svd_put_triplet(sv, c, r, a, b);
+    for (int c = 0; c < MIN(r, sv->n); c++) svd_write_triplet(sv, c, r, a, b);
 }
 
 int32_t svd_energy_rank(const struct svd *sv, double total2, double energy, int32_t max_rank) {
@@ -250,12 +250,12 @@ void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const s
     double kept2 = 0;
     for (int c = 0; c < MIN(r, sv->n); c++) kept2 += sv->s[c] * sv->s[c];
     svd_write_factors(sv, r, a, adapter_builder_b(d, i, a));
-    d->size2 += total2;
-    d->lost2 += MAX(0, total2 - kept2);
+    d->norm2 += total2;
+    d->lost_norm2 += MAX(0, total2 - kept2);
 }
 
 double adapter_builder_error(const struct adapter_builder *d) {
-    return d->size2 > 0 ? sqrt(d->lost2 / d->size2) : 0;
+    return d->norm2 > 0 ? sqrt(d->lost_norm2 / d->norm2) : 0;
 }
 
 void adapter_builder_release(struct adapter_builder *d) {

@@ -78,7 +78,7 @@ out:
 /* out := mult · (row + scale · B_n A), where `row` is row n of W or of its replacement. */
 static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
                       float *out) {
-    double mult = lo->mult ? (double)lo->mult[n] : 1;
+    double mult = lo->dora_scale ? (double)lo->dora_scale[n] : 1;
     for (int64_t j = 0; j < k; j++) sum[j] = (double)row[j];
     for (int32_t r = 0; r < lo->r; r++) {
         double w = (double)lo->scale * (double)lo->b[n * lo->r + r];

@@ -565,7 +565,7 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p) {
                                    .max_bytes = p->o.max_bytes,
                                    .gets = p->gets,
                                    .loads = p->loads,
-                                   .drops = p->evictions};
+                                   .evictions = p->evictions};
     for (int i = 0; i < p->n; i++) s.n_resident += p->entries[i]->adapter != NULL;
     pthread_mutex_unlock(&p->lock);
     return s;

@@ -74,14 +74,18 @@ static char *adapter_path(struct server *s, const char *name) {
 }
 
 static int spec_read(struct server *s, const json_t *body, struct ab_spec *p, struct error *err) {
-    *p = (struct ab_spec){
-        .name = "", .share = 0.5, .alpha = 0.05, .min_pairs = 20, .max_pairs = 1000, .once = true};
+    *p = (struct ab_spec){.name = "",
+                          .share = 0.5,
+                          .alpha = 0.05,
+                          .min_pairs = 20,
+                          .max_pairs = 1000,
+                          .once_per_user = true};
     if (json_read_name(body, "name", &p->name, err) != OK || ab_name_check(p->name, err) != OK ||
         adapter_read(s, body, "model", NULL, &p->model, NULL, err) != OK ||
         adapter_read(s, body, "a", p->model, &p->names[0], &p->arms[0], err) != OK ||
         adapter_read(s, body, "b", NULL, &p->names[1], &p->arms[1], err) != OK ||
         json_read_number(body, "share", 0.01, 0.99, &p->share, err) != OK ||
-        json_read_bool(body, "once_per_user", &p->once, err) != OK ||
+        json_read_bool(body, "once_per_user", &p->once_per_user, err) != OK ||
         json_read_number(body, "alpha", 1e-6, 0.5, &p->alpha, err) != OK ||
         json_read_int(body, "max_pairs", 1, SEQUENTIAL_PAIRS_MAX, &p->max_pairs, err) != OK)
         return err->code;

@@ -115,8 +115,8 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
     enum language lang =
         a->options.language < 0 ? language_detect(a->question) : (enum language)a->options.language;
     return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
-                     "source", answer_source_names[out->source], "why", out->why, "language",
-                     language_names[lang], "role_type", type, "roles",
+                     "source", answer_source_names[out->source], "why", out->failure_reason,
+                     "language", language_names[lang], "role_type", type, "roles",
                      roles_json(a, out, lang, type ? question_type_find(type) : -1), "board",
                      a->entries, "usage", "prompt_tokens", (json_int_t)a->usage.prompt,
                      "completion_tokens", (json_int_t)a->usage.completion, "total_tokens",

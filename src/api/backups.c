@@ -33,8 +33,8 @@ static struct backup_options backup_options_init(struct server *s,
                                                  struct backup_root roots[N_ROOTS]) {
     struct backup_options p = {.to = s->backups,
                                .roots = roots,
-                               .staged = keys_restore,
-                               .report_fn = progress_store,
+                               .edit_staged = keys_restore,
+                               .on_progress = progress_store,
                                .ctx = s};
     roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
     roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
@@ -114,7 +114,7 @@ static void create_handle(void *ctx, struct exchange *x) {
 }
 
 static void check(struct server *s, struct exchange *x, const char *id) {
-    struct backup_options p = {.to = s->backups, .report_fn = progress_store, .ctx = s};
+    struct backup_options p = {.to = s->backups, .on_progress = progress_store, .ctx = s};
     struct error err;
     json_t *v = NULL;
     if (operation_begin(s, "check", &err)) {

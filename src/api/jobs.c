@@ -409,8 +409,8 @@ static void state_deny(struct server *s) {
 static void permissions_set(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
                           (int)s->o->jobs_run_commands);
-    s->job_child = json_dumps(v, JSON_COMPACT);
-    CHECK(s->job_child != NULL);
+    s->job_env = json_dumps(v, JSON_COMPACT);
+    CHECK(s->job_env != NULL);
     json_decref(v);
 }
 
@@ -459,12 +459,12 @@ static int64_t memory_for_jobs(const struct server *s) {
 static int module_open(struct server *s, struct error *err) {
     int rc = paths_open(s, err);
     struct jobs_options o = {.rules = {.kinds = s->o->job_kinds,
-                                       .out = s->jobs_out,
+                                       .results_dir = s->jobs_out,
                                        .allow_commands = s->o->jobs_run_commands,
-                                       .threads = (int)sysconf(_SC_NPROCESSORS_CONF),
+                                       .max_threads = (int)sysconf(_SC_NPROCESSORS_CONF),
                                        .ctx = s,
-                                       .input = input_resolve},
-                             .permissions = s->job_child,
+                                       .resolve_input = input_resolve},
+                             .permissions = s->job_env,
                              .max_running = (int)s->o->max_jobs,
                              .runs = s->o->runs,
                              .max_kept = s->o->jobs_bytes,
@@ -492,7 +492,7 @@ static void module_close(struct server *s) {
     if (s->job_paths) job_paths_release(s->job_paths);
     json_decref(s->published);
     free(s->job_paths);
-    free(s->job_child);
+    free(s->job_env);
     free(s->jobs_out);
     free(s->jobs_store);
     free(s->jobs_folder);
@@ -559,5 +559,7 @@ static void module_metrics_set(struct server *s) {
     json_decref(list);
 }
 
-const struct server_module jobs_module = {
-    .routes = routes, .open = module_open, .close = module_close, .count = module_metrics_set};
+const struct server_module jobs_module = {.routes = routes,
+                                          .open = module_open,
+                                          .close = module_close,
+                                          .update_metrics = module_metrics_set};

@@ -25,7 +25,7 @@ static void list_handle(void *ctx, struct exchange *x) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n; i++)
-        if (!v[i].bare)
+        if (!v[i].is_base)
             json_array_append_new(list, json_pack("{s:i,s:o,s:s,s:f}", "id", v[i].id, "path",
                                                   json_from_path(v[i].path), "name", v[i].name,
                                                   "scale", v[i].scale));
@@ -105,9 +105,9 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
     spec->prompts = xcalloc(n, sizeof *spec->prompts);
     for (size_t i = 0; i < n; i++) {
         struct token_ids *out = &spec->prompts[spec->n_prompts++];
-        out->may_refuse = true;
+        out->may_fail = true;
         if (prompt_add(s, is_list ? json_array_get(v, i) : v, TOKENIZER_ADD_BOS, out, err) != OK ||
-            ids_check_memory(out, err) != OK)
+            token_ids_check_memory(out, err) != OK)
             return err->code;
         if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
     }
@@ -259,8 +259,8 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
     const struct sampling_params *p = &spec->sampling;
     json_t *stops = json_array(), *lora = json_object_get(spec->extra, "lora");
     bool eos = false;
-    for (int i = 0; i < spec->stops.n; i++)
-        json_array_append_new(stops, json_string(spec->stops.v[i]));
+    for (int i = 0; i < spec->stop_texts.n; i++)
+        json_array_append_new(stops, json_string(spec->stop_texts.v[i]));
     for (int i = 0; i < spec->n_stop_ids; i++) eos |= spec->stop_ids[i] == tokenizer_eos(s->m->tok);
     int predict = spec->max_tokens == INT32_MAX ? -1 : spec->max_tokens;
     json_t *v = json_pack(
@@ -349,8 +349,8 @@ static json_t *timings_json(const struct completion *a) {
 
 /* The stop text that ended the reply, or NULL. */
 static const char *stopping_word(const struct generation *g, const struct completion *a) {
-    for (int i = 0; i < g->spec.stops.n; i++) {
-        const char *stop = g->spec.stops.v[i];
+    for (int i = 0; i < g->spec.stop_texts.n; i++) {
+        const char *stop = g->spec.stop_texts.v[i];
         if (strncmp(a->text.data + a->shown, stop, strlen(stop)) == 0) return stop;
     }
     return NULL;
@@ -413,12 +413,12 @@ static json_t *completion_whole(const struct generation *g) {
 }
 
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
-                                                      .idle = ": waiting\n\n",
-                                                      .list = probs_write,
+                                                      .keepalive = ": waiting\n\n",
+                                                      .write_list = probs_write,
                                                       .delta = completion_delta,
                                                       .finish = completion_finish,
                                                       .end = completion_end,
-                                                      .whole = completion_whole};
+                                                      .write_reply = completion_whole};
 
 static void completion_handle(void *ctx, struct exchange *x) {
     generation_handle(ctx, x, &completion_dialect, "llamacpp-", body_read);
@@ -529,7 +529,7 @@ static json_t *piece_json(const struct server *s, int32_t id) {
 }
 
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body) {
-    struct token_ids ids = {.may_refuse = true};
+    struct token_ids ids = {.may_fail = true};
     struct error err;
     const char *text = "";
     bool add = false, parse = true, pieces = false;
@@ -542,7 +542,7 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
     }
     tokenizer_encode(s->m->tok, text, strlen(text),
                      (add ? TOKENIZER_ADD_BOS : 0) | (parse ? TOKENIZER_PARSE_SPECIAL : 0), &ids);
-    if (ids_check_memory(&ids, &err) != OK ||
+    if (token_ids_check_memory(&ids, &err) != OK ||
         request_memory_reserve_list(s, x, ids.n,
                                     pieces ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "content",
                                     &err) != OK) {

@@ -281,11 +281,11 @@ static json_t *generate_whole(const struct generation *g) {
 }
 
 static const struct api_dialect generate_dialect = {.stream_type = "application/x-ndjson",
-                                                    .list = token_logprobs_write,
+                                                    .write_list = token_logprobs_write,
                                                     .delta = generate_delta,
                                                     .finish = generate_finish,
                                                     .end = stream_end,
-                                                    .whole = generate_whole};
+                                                    .write_reply = generate_whole};
 
 /* chats */
 
@@ -293,16 +293,16 @@ static const struct api_dialect generate_dialect = {.stream_type = "application/
  * unless `include_sent`. */
 static json_t *tool_calls_take(const struct completion *a, bool include_sent) {
     json_t *calls = json_array();
-    for (int i = 0; i < a->n_tools; i++) {
-        struct tool_call *c = &a->tools[i];
-        if (!c->name || (c->told && !include_sent) || !(c->args_end || a->done)) continue;
+    for (int i = 0; i < a->n_tool_calls; i++) {
+        struct tool_call *c = &a->tool_calls[i];
+        if (!c->name || (c->start_sent && !include_sent) || !(c->args_end || a->done)) continue;
         size_t n = c->args_end ? c->args_end - c->args : 0;
         json_t *args = json_loadb(a->text.data + c->args, n, 0, NULL);
         if (!args && c->args) continue; // truncated, as done_reason "length" reports
         json_array_append_new(calls, json_pack("{s:s,s:{s:i,s:s,s:o}}", "id", c->id, "function",
                                                "index", i, "name", c->name, "arguments",
                                                args ? args : json_object()));
-        c->told = true;
+        c->start_sent = true;
     }
     return calls;
 }
@@ -348,11 +348,11 @@ static json_t *chat_whole(const struct generation *g) {
 }
 
 static const struct api_dialect chat_dialect = {.stream_type = "application/x-ndjson",
-                                                .list = token_logprobs_write,
+                                                .write_list = token_logprobs_write,
                                                 .delta = chat_delta,
                                                 .finish = chat_finish,
                                                 .end = stream_end,
-                                                .whole = chat_whole};
+                                                .write_reply = chat_whole};
 
 /* prompts */
 
@@ -638,8 +638,8 @@ static void embed_handle(void *ctx, struct exchange *x) {
         exchange_reply_json(x, 200,
                             json_pack("{s:s,s:o,s:I,s:i,s:I}", "model", e.target.name, "embeddings",
                                       list, "total_duration",
-                                      nanoseconds(exchange_began(x), clock_now()), "load_duration",
-                                      0, "prompt_eval_count", tokens));
+                                      nanoseconds(exchange_start_time(x), clock_now()),
+                                      "load_duration", 0, "prompt_eval_count", tokens));
     } else {
         api_fail_error(x, &err, NULL);
     }
@@ -699,8 +699,8 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *l) 
     struct model_size size = {0};
     json_int_t bytes = 0;
     struct error err;
-    if (l && l->bare) {
-        char *text = json_canonical(l->made);
+    if (l && l->is_base) {
+        char *text = json_canonical(l->derived_spec);
         sha256_bytes(text, strlen(text), digest);
         free(text);
     } else if (l) {
@@ -860,7 +860,7 @@ static json_t *show_json(struct server *s, const struct model_ref *t) {
     int n;
     struct adapter_entry *all = server_adapters(s, &n);
     const struct adapter_entry *row = ollama_find_adapter(all, n, t->label);
-    const json_t *derived = row ? row->made : NULL;
+    const json_t *derived = row ? row->derived_spec : NULL;
     const char *template = json_get_string(derived, "template");
     modelfile_write(s, derived, row ? row->path : NULL, &file);
     parameters_write(derived, "", &parameters);
@@ -942,4 +942,4 @@ static const struct http_route routes[] = {
 };
 
 const struct server_module ollama_module = {
-    .routes = routes, .load = ollama_models_load, .sink = ollama_sink};
+    .routes = routes, .load = ollama_models_load, .body_sink = ollama_sink};

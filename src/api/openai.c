@@ -85,17 +85,17 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     bool ignore_eos = false;
     json_t *ids = json_get_nonnull(body, "stop_token_ids"), *v;
     size_t i;
-    if (json_read_strings(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
+    if (json_read_strings(body, "stop", MAX_STOPS, &spec->stop_texts, err) != OK ||
         json_read_bool(body, "ignore_eos", &ignore_eos, err) != OK)
         return err->code;
-    for (int k = spec->stops.n - 1; k >= 0; k--) // some clients send "", which is ignored
-        if (!*spec->stops.v[k]) {
-            free(spec->stops.v[k]);
-            spec->stops.v[k] = spec->stops.v[--spec->stops.n];
+    for (int k = spec->stop_texts.n - 1; k >= 0; k--) // some clients send "", which is ignored
+        if (!*spec->stop_texts.v[k]) {
+            free(spec->stop_texts.v[k]);
+            spec->stop_texts.v[k] = spec->stop_texts.v[--spec->stop_texts.n];
         }
-    for (int k = 0; k < spec->stops.n;
+    for (int k = 0; k < spec->stop_texts.n;
          k++) // limited, because each text is searched for after every token
-        if (strlen(spec->stops.v[k]) > MAX_STOP_BYTES)
+        if (strlen(spec->stop_texts.v[k]) > MAX_STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              MAX_STOP_BYTES);
     if (!ignore_eos && tokenizer_eos(tok) >= 0)
@@ -242,7 +242,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *chosen
     }
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
-    spec->tools = TOOL_CHOICE_REQUIRED;
+    spec->tool_choice = TOOL_CHOICE_REQUIRED;
     if (spec->grammar) server_grammar_release(s, spec->grammar); // a forced call replaces a format
     int rc = generation_set_grammar(s, spec, "json_schema", schema, err);
     json_decref(schema);
@@ -294,7 +294,7 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
         return error_set(err, ERR_USAGE,
                          "this model's chat template does not support tools, so it cannot choose "
                          "one; set 'tool_choice' to required or to a function's name");
-    spec->tools = TOOL_CHOICE_AUTO;
+    spec->tool_choice = TOOL_CHOICE_AUTO;
     json_array_foreach (tools, i, tool)
         strings_add(&spec->tool_names, json_get_string(json_object_get(tool, "function"), "name"));
     return OK;
@@ -456,10 +456,10 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
         kwargs_check(kwargs, spec, err) != OK)
         return err->code;
     /* a grammar can force a call even if the template does not support tools */
-    bool show_tools = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
+    bool show_tools = spec->tool_choice != TOOL_CHOICE_NONE && template_has_tools(s);
     spec->request_json = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
-    spec->prompts->may_refuse = true;
+    spec->prompts->may_fail = true;
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
@@ -473,7 +473,7 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
                                        .stop_ctx = spec};
     int rc = chat_template_encode(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
-    if (rc == OK) rc = ids_check_memory(spec->prompts, err);
+    if (rc == OK) rc = token_ids_check_memory(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
     if (continue_final) prompt_cut_to_final_message(s, messages, spec->prompts);
     return OK;
@@ -629,15 +629,15 @@ static void chat_begin(const struct generation *g, struct completion *a, struct 
 }
 
 static void tool_delta(const struct generation *g, struct completion *a, int i, struct buf *out) {
-    struct tool_call *c = &a->tools[i];
+    struct tool_call *c = &a->tool_calls[i];
     if (!c->name) return;
-    if (!c->told)
+    if (!c->start_sent)
         chunk_add(g, a,
                   json_pack("{s:[{s:i,s:s,s:s,s:{s:s,s:s}}]}", "tool_calls", "index", i, "id",
                             c->id, "type", "function", "function", "name", c->name, "arguments",
                             ""),
                   json_null(), NULL, out);
-    c->told = true;
+    c->start_sent = true;
     size_t end = c->args_end ? c->args_end : a->shown;
     bool none = !c->args && a->done && c->sent == 0;
     if (!none && (!c->args || c->args + c->sent >= end)) return;
@@ -692,7 +692,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
         content_chunk_add(g, a, content, chat_logprobs_json(g, a, a->tokens_sent, to), out);
         a->tokens_sent = to;
     }
-    for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
+    for (int i = 0; i < a->n_tool_calls; i++) tool_delta(g, a, i, out);
 }
 
 /* Adds the last chunk, with the log-probabilities of tokens that produced no text. */
@@ -717,8 +717,8 @@ static void chat_end(const struct generation *g, struct buf *out) {
 
 static json_t *chat_message(const struct completion *a) {
     json_t *calls = json_array();
-    for (int i = 0; i < a->n_tools; i++) {
-        const struct tool_call *c = &a->tools[i];
+    for (int i = 0; i < a->n_tool_calls; i++) {
+        const struct tool_call *c = &a->tool_calls[i];
         size_t end = c->args_end ? c->args_end : a->shown;
         json_t *args = c->args ? json_string_lossy(a->text.data + c->args, end - c->args)
                                : json_string(NO_ARGUMENTS);
@@ -726,14 +726,14 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *content = a->content_end == 0 && a->n_tools
+    json_t *content = a->content_end == 0 && a->n_tool_calls
                           ? json_null()
                           : json_string_lossy(a->text.data, a->content_end);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", content, "refusal");
     if (a->reasoning.len)
         json_object_set_new(m, "reasoning_content",
                             json_string_lossy(a->reasoning.data, a->reasoning.len));
-    if (a->n_tools)
+    if (a->n_tool_calls)
         json_object_set_new(m, "tool_calls", calls);
     else
         json_decref(calls);
@@ -757,13 +757,13 @@ static json_t *chat_whole(const struct generation *g) {
 }
 
 static const struct api_dialect chat_dialect = {.stream_type = "text/event-stream",
-                                                .idle = ": waiting\n\n",
-                                                .list = chat_list_write,
+                                                .keepalive = ": waiting\n\n",
+                                                .write_list = chat_list_write,
                                                 .begin = chat_begin,
                                                 .delta = chat_delta,
                                                 .finish = chat_finish,
                                                 .end = chat_end,
-                                                .whole = chat_whole};
+                                                .write_reply = chat_whole};
 
 /* the model reference of a body */
 
@@ -950,10 +950,10 @@ int prompts_tokenize(const struct server *s, const json_t *v, int max_prompts,
                          max_prompts);
     }
     *out = xcalloc((size_t)*n, sizeof **out);
-    for (int i = 0; i < *n; i++) (*out)[i].may_refuse = true;
+    for (int i = 0; i < *n; i++) (*out)[i].may_fail = true;
     for (int i = 0; i < *n; i++)
         if (prompt_read(s, is_list ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
-            ids_check_memory(&(*out)[i], err) != OK ||
+            token_ids_check_memory(&(*out)[i], err) != OK ||
             ((*out)[i].n == 0 && error_set(err, ERR_USAGE, "prompt %d is empty", i) != OK))
             return err->code;
     return OK;
@@ -1200,12 +1200,12 @@ static void completion_end(const struct generation *g, struct buf *out) {
 }
 
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
-                                                      .idle = ": waiting\n\n",
-                                                      .list = completion_list_write,
+                                                      .keepalive = ": waiting\n\n",
+                                                      .write_list = completion_list_write,
                                                       .delta = completion_delta,
                                                       .finish = completion_finish,
                                                       .end = completion_end,
-                                                      .whole = completion_whole};
+                                                      .write_reply = completion_whole};
 
 int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
                            struct generation_spec *spec, struct error *err) {

@@ -126,7 +126,8 @@ static void unload_handle(void *ctx, struct exchange *x) {
 static int chat_tokenize(const struct server *s, struct exchange *x, json_t *body,
                          struct token_ids *out, struct error *err) {
     struct generation_spec spec = {
-        .tools = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE, .x = x};
+        .tool_choice = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE,
+        .x = x};
     int rc = chat_template_check(s, body, &spec, err);
     if (rc == OK) rc = chat_prompt_render(s, body, &spec, err);
     if (rc == OK) {
@@ -146,10 +147,10 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
         json_read_string(body, "prompt", &prompt, err) != OK)
         return err->code;
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
-    out->may_refuse = true;
+    out->may_fail = true;
     tokenizer_encode(s->m->tok, prompt, strlen(prompt),
                      TOKENIZER_PARSE_SPECIAL | (specials ? TOKENIZER_ADD_BOS : 0), out);
-    return ids_check_memory(out, err);
+    return token_ids_check_memory(out, err);
 }
 
 /* Also serves clients of llama.cpp, which call the text `content`. */

@@ -177,7 +177,7 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
             "{s:i,s:i,s:b,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:s,s:s,s:o,s:o?}", "agent", agent,
             "tick", w->tick, "alive", a->alive, "energy", a->energy, "holds", a->holds, "collected",
             a->collected, "delivered", a->delivered, "blocked", a->blocked, "reward", a->reward,
-            "total", a->total, "fitness", world_agent_fitness(a), "observation",
+            "total", a->episode_reward, "fitness", world_agent_fitness(a), "observation",
             observation.data ? observation.data : "", "prompt", prompt.data ? prompt.data : "",
             "action", action_json(t, w->tick, agent), "probabilities", probabilities);
     buf_release(&observation);

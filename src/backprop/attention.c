@@ -80,7 +80,7 @@ static struct head head_of(const struct trainer *t, int l, const struct packed_s
     struct head r = {.ldq = c->n_heads * e, .ldk = c->n_kv_heads * e, .n = sp->end - sp->begin};
     r.offset_q = sp->begin * r.ldq + h * e;
     r.offset_k = sp->begin * r.ldk + kv * e;
-    r.window = layer_is_sliding(c, l) ? c->window : r.n;
+    r.window = layer_is_sliding(c, l) ? c->sliding_window : r.n;
     r.scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
     return r;
 }

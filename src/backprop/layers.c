@@ -28,7 +28,7 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range s, 
     const struct matrix *w = &t->model->layers[l].proj[p];
     float *base_out = add && t->acts[l].z[p] ? t->dora_out : NULL;
     struct gemm_input with_low_rank = *in;
-    with_low_rank.low = lora_down(t, l, p, 1, s, in);
+    with_low_rank.low_rank = lora_down(t, l, p, 1, s, in);
     matrix_mul(base_out ? base_out : y, w->n, &with_low_rank, w, add && !base_out, t->pool);
     lora_up(t, l, p, s, y, base_out, in);
 }
@@ -49,7 +49,7 @@ static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_r
                                    struct gemm_input *dy, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     const bool chain = dx && dy->tiles && t->grad_path == GRAD_TILES;
-    dy->low = lora_backward_down(t, l, p, s, dy, chain);
+    dy->low_rank = lora_backward_down(t, l, p, s, dy, chain);
     if (chain)
         matrix_mul_backward_tiles(dx, w->k, dy, w, add, t->pool);
     else if (dx)
@@ -189,7 +189,7 @@ static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct 
                                                const struct gemm_input *in) {
     struct gated_job j = {t, gated_mlp_rows(t, l, s), *in};
     if (t->full || (lora_in_chain(t, l, PROJ_GATE) && lora_in_chain(t, l, PROJ_UP))) {
-        j.in.low = lora_down(t, l, PROJ_GATE, 2, s, in);
+        j.in.low_rank = lora_down(t, l, PROJ_GATE, 2, s, in);
         pool_run(t->pool, gate_up_tiles_items, &j, (t->c.d_ff + 31) / 32, 1);
     } else {
         linear_forward(t, l, PROJ_GATE, s, t->dgate, in, false);

@@ -181,7 +181,7 @@ static void fingerprint_compute(struct trainer *t) {
 static bool mlp_uses_tiles(const struct trainer *t) {
     if (t->grad_path != GRAD_TILES) return false;
     for (int l = 0; l < t->c.n_layers; l++)
-        if (!layer_gates_in_tiles(&t->model->layers[l], t->c.arch, t->row_path)) return false;
+        if (!layer_can_fuse_gated_mlp(&t->model->layers[l], t->c.arch, t->row_path)) return false;
     return true;
 }
 

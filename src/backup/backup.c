@@ -40,7 +40,7 @@ static const int64_t SIZE_MAX_BYTES = (int64_t)1 << 50;
 
 static int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err) {
     w->done += bytes;
-    if (w->p->report_fn && !w->p->report_fn(w->p->ctx, w->done, MAX(w->done, w->total)))
+    if (w->p->on_progress && !w->p->on_progress(w->p->ctx, w->done, MAX(w->done, w->total)))
         w->stopped = true;
     return w->stopped ? error_set(err, ERR_STATE, "it was stopped by the caller") : OK;
 }

@@ -31,12 +31,12 @@ struct backup_options {
     int n_roots;
     /* Reports progress: bytes done and bytes in total. If it returns false, the work stops with
      * ERR_STATE. May be NULL. */
-    bool (*report_fn)(void *ctx, int64_t done, int64_t total);
+    bool (*on_progress)(void *ctx, int64_t done, int64_t total);
     void *ctx;
     /* Called for each restored folder before it is put in place. It may edit the folder `staged`,
      * using the current folder `present`, which may not exist. Called again when a restore starts
      * over. May be NULL. */
-    int (*staged)(const char *present, const char *staged, struct error *err);
+    int (*edit_staged)(const char *present, const char *staged, struct error *err);
 };
 
 /*

@@ -396,7 +396,8 @@ static int target_stage(struct restore_state *r, const struct target *t, struct 
     json_array_foreach (files, i, f)
         if (rc == OK && strcmp(json_get_string(f, "root"), t->name) == 0)
             rc = entry_stage(r, f, staging, err);
-    if (rc == OK && !t->file && r->work.p->staged) rc = r->work.p->staged(t->path, staging, err);
+    if (rc == OK && !t->file && r->work.p->edit_staged)
+        rc = r->work.p->edit_staged(t->path, staging, err);
     free(staging);
     return rc;
 }

@@ -96,7 +96,7 @@ void arena_release(struct arena *a);
 /* Bump allocation: returns the next `size` bytes of the block `base`, which several arrays share,
  * and adds `size`, rounded up to 64, to `used`. With base = NULL it returns NULL and only adds, so
  * that the same code first computes the block's size. `base` is 64-byte aligned. */
-void *slab_take(uint8_t *base, size_t *used, size_t size);
+void *bump_alloc(uint8_t *base, size_t *used, size_t size);
 
 /* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise.
  */
@@ -297,7 +297,7 @@ int cpu_count(void);
 /* Lowers the calling thread's priority by `nice` and requests short time slices for it, so that
  * another thread that wakes up does not wait for the end of a long slice. Kernels before Linux 6.12
  * ignore the requested slice. */
-void thread_background(int nice);
+void thread_lower_priority(int nice);
 
 /* time, memory, log, progress */
 
@@ -355,7 +355,7 @@ int utf8_field_width(const char *text, int columns);
 struct progress {
     const char *title;
     double start, last;
-    int64_t total, shown;
+    int64_t total, done;
     bool last_report_written;
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
@@ -386,46 +386,49 @@ enum option_type {
     OPT_STRING,
     OPT_LIST,    /* strings; may repeat and take several values */
     OPT_SECRETS, /* as OPT_LIST, never shown */
-    OPT_ALIAS    /* alias of the row that `fallback` names; not shown in help */
+    OPT_ALIAS    /* alias of the row that `default_value` names; not shown in help */
 };
 /*
  * Whether a client that requests a job may set an option or a positional argument, and how its text
- * is checked. The default, JOB_BY_TYPE, has three meanings: for an option, a bool or a number may
- * be set and a text may not; in a job_args list, it ends the list; for an argument beyond the list,
- * the argument is refused.
+ * is checked. JOB_ARG_DEFAULT is the policy of an option row without one: a bool or a number may be
+ * set, a text may not.
  */
-enum option_job_policy {
-    JOB_BY_TYPE,
-    JOB_REFUSED,  /* no client may set it */
-    JOB_SERVER,   /* only the server sets it: folders of runs and calls, format of the output */
-    JOB_TEXT,     /* any text; it names no file */
-    JOB_NAME,     /* letters, digits, '.', '_' and '-', never a path */
-    JOB_OWN,      /* a name in a namespace per client: it becomes OWNER/NAME */
-    JOB_INPUT,    /* a file or folder to read */
-    JOB_DATABASE, /* a database to read */
-    JOB_CHOICE,   /* a built-in name ("base", "brief"), or a file or folder to read */
-    JOB_CHOICES,  /* comma-separated values of JOB_CHOICE */
-    JOB_NAMED,  /* FILE or NAME=FILE, a file to read; FILE may be a built-in source ("fry:pick") */
-    JOB_OUTPUT, /* a file or folder to write */
-    JOB_REWARD, /* a reward function, which may be a command */
-    JOB_THREADS /* a number of threads, at most that of the machine */
+enum job_arg_policy {
+    JOB_ARG_DEFAULT,
+    JOB_ARG_END = JOB_ARG_DEFAULT, /* ends the policies of positional arguments */
+    JOB_ARG_FORBIDDEN,             /* no client may set it */
+    JOB_ARG_SERVER_ONLY, /* only the server sets it: folders of runs and calls, format of the output
+                          */
+    JOB_ARG_TEXT,        /* any text; it names no file */
+    JOB_ARG_NAME,        /* letters, digits, '.', '_' and '-', never a path */
+    JOB_ARG_CLIENT_NAME, /* a name in a namespace per client: it becomes OWNER/NAME */
+    JOB_ARG_INPUT_PATH,  /* a file or folder to read */
+    JOB_ARG_DATABASE,    /* a database to read */
+    JOB_ARG_BUILTIN_OR_PATH, /* a built-in name ("base", "brief"), or a file or folder to read */
+    JOB_ARG_BUILTIN_OR_PATH_LIST, /* comma-separated values of JOB_ARG_BUILTIN_OR_PATH */
+    JOB_ARG_NAMED_FILE,  /* FILE or NAME=FILE, a file to read; FILE may be a built-in source
+                            ("fry:pick") */
+    JOB_ARG_OUTPUT_PATH, /* a file or folder to write */
+    JOB_ARG_REWARD,      /* a reward function, which may be a command */
+    JOB_ARG_THREADS      /* a number of threads, at most that of the machine */
 };
 /* The positional arguments of a command in a job. */
 struct job_args {
-    const char *word;             /* value of the first argument (a subcommand); NULL: any value */
-    enum option_job_policy of[4]; /* policy per argument, from the first; ends with JOB_BY_TYPE */
-    bool repeats;                 /* the last argument may be repeated */
+    const char *subcommand; /* value of the first argument (a subcommand); NULL: any value */
+    enum job_arg_policy
+        policies[4]; /* policy per argument, from the first; ends with JOB_ARG_END */
+    bool repeats;    /* the last argument may be repeated */
 };
 
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
     enum option_type type;
-    size_t offset;        /* offset of a bool, int64_t, double, char * or struct strings */
-    const char *fallback; /* default value as text; NULL: false, 0, NULL or an empty list */
-    double min, max;      /* for numbers, inclusive; both 0: no limits */
-    const char *metavar;  /* "N", "FILE"; for help */
-    const char *help;     /* one line */
-    enum option_job_policy job;
+    size_t offset;             /* offset of a bool, int64_t, double, char * or struct strings */
+    const char *default_value; /* default value as text; NULL: false, 0, NULL or an empty list */
+    double min, max;           /* for numbers, inclusive; both 0: no limits */
+    const char *metavar;       /* "N", "FILE"; for help */
+    const char *help;          /* one line */
+    enum job_arg_policy job_policy;
 };
 /* Rows over a struct that is a part of the options struct, at an offset in it. */
 struct option_table {
@@ -459,7 +462,7 @@ enum option_source {
     OPTION_FROM_FLAG
 };
 struct option_origin {
-    enum option_source from;
+    enum option_source source;
     int line; /* line of the configuration file */
 };
 /* As options_parse; sets origin[i] for each row i that was given. */
@@ -484,7 +487,7 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
                         struct error *err);
 /* Appends an option's value in the form in which it is set; returns false if it has none (NULL, an
  * empty list). Of secrets it appends only how many there are. */
-bool option_text(const struct option_row *row, const void *out, struct buf *b);
+bool option_print_value(const struct option_row *row, const void *out, struct buf *b);
 /* Appends SHOAL_SERVE_MAX_TOKENS for "SHOAL_SERVE" and "max-tokens". */
 void option_env_name(const char *prefix, const char *name, struct buf *b);
 /* Values that have an earlier name (renamed.c). `what` is the kind of the value: "compat", "rules",
@@ -641,8 +644,8 @@ void curve_add(struct curve *c, double x, double y); /* ignores a point that is 
 void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                  const char *const *names, int n);
 /* The chart of plot_bands as a complete SVG document, with its style sheet and the names below. */
-void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
-               const struct curve *spread, const char *const *names, int n);
+void plot_svg(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+              const struct curve *spread, const char *const *names, int n);
 /* As plot_curves, with a band of ±`spread` [n] (may be NULL) around each line. A curve of spreads
  * has as many points as its line; an empty one draws no band. */
 void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,

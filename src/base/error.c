@@ -280,7 +280,7 @@ void arena_release(struct arena *a) {
     *a = (struct arena){0};
 }
 
-void *slab_take(uint8_t *base, size_t *used, size_t size) {
+void *bump_alloc(uint8_t *base, size_t *used, size_t size) {
     size_t offset = *used;
     *used = offset + ((size + 63) & ~(size_t)63);
     return base ? base + offset : NULL;

@@ -291,8 +291,8 @@ static void plot_draw(struct buf *b, const char *label, const char *x_title, con
     plot_close(b);
 }
 
-void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
-               const struct curve *spread, const char *const *names, int n) {
+void plot_svg(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+              const struct curve *spread, const char *const *names, int n) {
     enum { ROW_HEIGHT = 20, COLUMN_WIDTH = 210, COLUMNS = 4 };
     int height = MARGIN_TOP + ROW_HEIGHT + CHART_HEIGHT +
                  ROW_HEIGHT * ((n + COLUMNS - 1) / COLUMNS) + MARGIN_TOP;

@@ -239,18 +239,18 @@ static void add_bar(struct buf *b, double fraction) {
  * remaining time. */
 static void add_line(struct buf *b, const struct progress *p, double now, const char *detail,
                      bool bar, bool last) {
-    double elapsed = now - p->start, rate = elapsed > 0 ? (double)p->shown / elapsed : 0;
+    double elapsed = now - p->start, rate = elapsed > 0 ? (double)p->done / elapsed : 0;
     buf_puts(b, p->title);
-    if (p->total > 0 && bar) add_bar(b, (double)MIN(p->shown, p->total) / (double)p->total);
-    buf_printf(b, " %lld", (long long)p->shown);
+    if (p->total > 0 && bar) add_bar(b, (double)MIN(p->done, p->total) / (double)p->total);
+    buf_printf(b, " %lld", (long long)p->done);
     if (p->total > 0) buf_printf(b, "/%lld", (long long)p->total);
     if (rate > 0) buf_printf(b, rate < 10 ? "  %.2f/s" : "  %.0f/s", rate);
     if (last) {
         buf_puts(b, "  in ");
         add_duration(b, elapsed);
-    } else if (p->total > p->shown && rate > 0) {
+    } else if (p->total > p->done && rate > 0) {
         buf_puts(b, "  ");
-        add_duration(b, (double)(p->total - p->shown) / rate);
+        add_duration(b, (double)(p->total - p->done) / rate);
         buf_puts(b, " left");
     }
     if (detail && *detail) buf_printf(b, "  %s", detail);
@@ -295,10 +295,10 @@ static char *progress_json(const struct progress *p, double seconds) {
     buf_add_sanitized(&title, p->title, text_fit(p->title, 80));
     json_t *v =
         json_pack("{s:s#,s:I,s:I,s:f}", "title", title.data ? title.data : "", (int)title.len,
-                  "done", (json_int_t)p->shown, "total", (json_int_t)p->total, "seconds", seconds);
-    if (p->shown > 0 && p->total >= p->shown)
+                  "done", (json_int_t)p->done, "total", (json_int_t)p->total, "seconds", seconds);
+    if (p->done > 0 && p->total >= p->done)
         json_object_set_new(v, "left",
-                            json_real((double)(p->total - p->shown) * seconds / (double)p->shown));
+                            json_real((double)(p->total - p->done) * seconds / (double)p->done));
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(6));
     CHECK(text != NULL);
     json_decref(v);
@@ -350,7 +350,7 @@ void progress_start(struct progress *p, const char *title, int64_t total) {
 }
 
 void progress_update(struct progress *p, int64_t done, const char *detail) {
-    p->shown = done;
+    p->done = done;
     progress_report(p, false);
     if (log_quiet) return;
     double now = clock_now();

@@ -154,7 +154,7 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
 }
 
 static void list_set_default(const struct option_row *row, void *out) {
-    char *copy = xstrdup(row->fallback), *rest = copy;
+    char *copy = xstrdup(row->default_value), *rest = copy;
     for (char *item; (item = strsep(&rest, ",")) != NULL;) strings_add(row_field(row, out), item);
     free(copy);
 }
@@ -169,12 +169,13 @@ static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
     if (row_is_list(row)) {
         strings_release(row_field(row, out));
-        if (row->fallback) list_set_default(row, out);
+        if (row->default_value) list_set_default(row, out);
     } else if (row->type == OPT_STRING) {
-        string_set(row, out, row->fallback);
+        string_set(row, out, row->default_value);
     } else {
         memset(row_field(row, out), 0, field_sizes[row->type]);
-        if (row->fallback) CHECK(value_set(row, out, row->fallback, row->name, &err) == OK);
+        if (row->default_value)
+            CHECK(value_set(row, out, row->default_value, row->name, &err) == OK);
     }
 }
 
@@ -209,7 +210,7 @@ static const struct option_row *row_find(const struct option_row *rows, const ch
     for (const struct option_row *row = rows; row->name; row++) {
         if (!option_name_equal(name, row->name, len)) continue;
         return row->type == OPT_ALIAS
-                   ? row_find(rows, row->fallback, strlen(row->fallback), print_note)
+                   ? row_find(rows, row->default_value, strlen(row->default_value), print_note)
                    : row;
     }
     return option_find_renamed(rows, name, len, print_note);
@@ -541,7 +542,7 @@ static bool list_text(const struct strings *list, bool secret, struct buf *b) {
     return list->n > 0;
 }
 
-bool option_text(const struct option_row *row, const void *out, struct buf *b) {
+bool option_print_value(const struct option_row *row, const void *out, struct buf *b) {
     const void *field = (const char *)out + row->offset;
     buf_add(b, "", 0);
     switch (row->type) {
@@ -733,7 +734,8 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
 enum { HELP_INDENT = 28, HELP_WIDTH = 79 };
 
 static void add_flag(struct buf *b, const struct option_row *row) {
-    bool default_on = row->type == OPT_BOOL && row->fallback && strcmp(row->fallback, "true") == 0;
+    bool default_on =
+        row->type == OPT_BOOL && row->default_value && strcmp(row->default_value, "true") == 0;
     buf_printf(b, "  --%s%s", default_on ? "[no-]" : "", row->name);
     if (row->type == OPT_BOOL) return;
     const char *metavar = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
@@ -744,11 +746,11 @@ static void add_flag(struct buf *b, const struct option_row *row) {
 /* " (1 to 256; default 8)" */
 static void add_range_and_default(struct buf *b, const struct option_row *row) {
     bool has_range = row_has_range(row);
-    bool has_default = row->type != OPT_BOOL && row->fallback && *row->fallback;
+    bool has_default = row->type != OPT_BOOL && row->default_value && *row->default_value;
     if (!has_range && !has_default) return;
     buf_puts(b, " (");
     if (has_range) add_range(b, row);
-    if (has_default) buf_printf(b, "%sdefault %s", has_range ? "; " : "", row->fallback);
+    if (has_default) buf_printf(b, "%sdefault %s", has_range ? "; " : "", row->default_value);
     buf_puts(b, ")");
 }
 

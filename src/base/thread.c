@@ -224,7 +224,7 @@ struct schedule {
     uint64_t runtime, deadline, period; /* ns; runtime: the slice */
 };
 
-void thread_background(int nice) {
+void thread_lower_priority(int nice) {
     struct schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
     syscall(SYS_sched_setattr, 0, &s, 0u); // may fail: the priority is then unchanged
 }

@@ -14,9 +14,9 @@ struct kl_row {
     struct kl_divergence d;
 };
 
-static void print_modules(const struct lora_cut *k) {
+static void print_modules(const struct truncated_adapter *k) {
     for (int p = 0; p < N_PROJ; p++) {
-        const struct lora_cut_kind *kind = &k->kinds[p];
+        const struct projection_truncation *kind = &k->projections[p];
         if (kind->layers == 0) continue;
         printf("  %-9s %d of %d layers, rank %d", proj_names[p], kind->layers,
                k->adapter->shape.n_layers, kind->rank_min);
@@ -25,18 +25,19 @@ static void print_modules(const struct lora_cut *k) {
     }
 }
 
-static json_t *modules_json(const struct lora_cut *k) {
+static json_t *modules_json(const struct truncated_adapter *k) {
     json_t *o = json_object();
     for (int p = 0; p < N_PROJ; p++)
-        if (k->kinds[p].layers > 0)
-            json_object_set_new(o, proj_names[p],
-                                json_pack("{s:i, s:i, s:i, s:f}", "layers", k->kinds[p].layers,
-                                          "rank_min", k->kinds[p].rank_min, "rank_max",
-                                          k->kinds[p].rank_max, "error", k->kinds[p].error));
+        if (k->projections[p].layers > 0)
+            json_object_set_new(
+                o, proj_names[p],
+                json_pack("{s:i, s:i, s:i, s:f}", "layers", k->projections[p].layers, "rank_min",
+                          k->projections[p].rank_min, "rank_max", k->projections[p].rank_max,
+                          "error", k->projections[p].error));
     return o;
 }
 
-static void cut_report(const struct cli_options *c, const struct lora_cut *k,
+static void cut_report(const struct cli_options *c, const struct truncated_adapter *k,
                        const struct cut_request *q, const struct kl_row *e, int n) {
     const struct adapter *a = k->adapter;
     if (c->json) {
@@ -44,7 +45,7 @@ static void cut_report(const struct cli_options *c, const struct lora_cut *k,
             json_pack("{s:s, s:s, s:I, s:f, s:o}", "out", q->out, "hash", a->hash, "parameters",
                       (json_int_t)a->n_data, "error", k->error, "modules", modules_json(k));
         for (int i = 0; i < n; i++) json_object_set_new(o, e[i].name, divergence_json(e[i].d));
-        cli_print(q->dry_run ? json_pack("{s:o}", "dry_run", o) : o);
+        cli_print_json(q->dry_run ? json_pack("{s:o}", "dry_run", o) : o);
         return;
     }
     if (q->dry_run) printf("dry run, nothing is written:\n");
@@ -64,14 +65,14 @@ static int cut_check(const struct strings *args, int n, const char *what,
     return OK;
 }
 
-static int cut_write(const struct lora_cut *k, const struct cut_request *q, const char *base,
-                     struct error *err) {
+static int cut_write(const struct truncated_adapter *k, const struct cut_request *q,
+                     const char *base, struct error *err) {
     return q->dry_run ? OK : adapter_write(k->adapter, q->out, base, q->fold, err);
 }
 
 int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
                         const struct cut_request *q, struct pool *pool, struct error *err) {
-    struct lora_cut k = {0};
+    struct truncated_adapter k = {0};
     struct kl_row e[2] = {
         {.name = "extracted_vs_finetuned", .about = "extracted against fine-tuned"},
         {.name = "base_vs_finetuned", .about = "base against fine-tuned     "}};
@@ -94,7 +95,7 @@ int cmd_adapter_extract(const struct cli_options *c, struct model *base, const s
 
 int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
                        const struct cut_request *q, struct pool *pool, struct error *err) {
-    struct lora_cut k = {0};
+    struct truncated_adapter k = {0};
     if (cut_check(args, 2, "resize requires one adapter", q, err) != OK) return err->code;
     struct adapter *source = adapter_open(args->v[1], m, err);
     int rc = source ? adapter_resize(source, q->cut, pool, &k, err) : err->code;

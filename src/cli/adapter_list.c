@@ -41,7 +41,8 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
     bool current = false;
     if (!versions) return err->code;
     if (c->json) {
-        cli_print(json_pack("{s:o,s:o}", "adapter", json_from_path(dir), "versions", versions));
+        cli_print_json(
+            json_pack("{s:o,s:o}", "adapter", json_from_path(dir), "versions", versions));
         return OK;
     }
     printf("%s: %zu version%s\n", dir, n, n == 1 ? "" : "s");

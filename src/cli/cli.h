@@ -67,7 +67,7 @@ int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char 
 /* Checks the value of --compat; NULL is valid. */
 int cli_compat_check(const char *compat, struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
-void cli_print(json_t *v);
+void cli_print_json(json_t *v);
 /* Prints the plan of a command: JSON under "dry_run", or one line per key. */
 void cli_print_dry_run(const struct cli_options *c, json_t *plan);
 

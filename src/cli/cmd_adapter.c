@@ -97,9 +97,9 @@ static int adapter_info(const struct cli_options *c, struct model *m, const stru
         if (!a) return err->code;
         double norm = sqrt(adapter_dot(a, a));
         if (c->json)
-            cli_print(json_pack("{s:s,s:s,s:i,s:f,s:f,s:I}", "adapter", args->v[i], "hash", a->hash,
-                                "rank", a->config.r, "alpha", (double)a->config.alpha, "norm", norm,
-                                "parameters", (json_int_t)a->n_data));
+            cli_print_json(json_pack("{s:s,s:s,s:i,s:f,s:f,s:I}", "adapter", args->v[i], "hash",
+                                     a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha,
+                                     "norm", norm, "parameters", (json_int_t)a->n_data));
         else
             printf("%s: rank %d, alpha %g, %zu parameters, |ΔW| = %.4g\n  sha-256 %s\n", args->v[i],
                    a->config.r, (double)a->config.alpha, a->n_data, norm, a->hash);
@@ -116,7 +116,7 @@ static int adapter_rollback_file(const struct cli_options *c, const struct model
         return error_set(err, ERR_USAGE, "rollback requires DIR and at most one HASH");
     int rc = adapter_rollback(args->v[1], &m->config, args->n > 2 ? args->v[2] : NULL, hash, err);
     if (rc == OK && c->json)
-        cli_print(json_pack("{s:s,s:s}", "adapter", args->v[1], "hash", hash));
+        cli_print_json(json_pack("{s:s,s:s}", "adapter", args->v[1], "hash", hash));
     else if (rc == OK)
         printf("%s: is version %.12s again\n", args->v[1], hash);
     return rc;
@@ -194,7 +194,7 @@ static int adapter_inspect(const struct cli_options *c, struct model *m, const s
         if (!a) return err->code;
         struct kl_divergence d = adapter_kl_divergence(m, NULL, m, a, pool);
         if (c->json)
-            cli_print(json_pack(
+            cli_print_json(json_pack(
                 "{s:s,s:s,s:i,s:f,s:b,s:b,s:I,s:o,s:o,s:o,s:s?,s:O?,s:o}", "adapter", args->v[i],
                 "hash", a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha, "dora",
                 (int)a->config.dora, "rslora", (int)a->config.rslora, "parameters",
@@ -219,7 +219,7 @@ static int adapter_convert(const struct cli_options *c, const struct options *o,
     if (o->dry_run)
         adapter_print_plan(c, a, out);
     else if (rc == OK && c->json)
-        cli_print(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
+        cli_print_json(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
     else if (rc == OK)
         printf("%s: from sha-256 %s\n", out, a->hash);
     adapter_release(a);
@@ -238,11 +238,11 @@ static int adapter_operators(const struct cli_options *c) {
     const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
         if (c->json)
-            cli_print(json_pack("{s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
-                                "kind", kinds[op->kind], "about", op->about, "parents_min",
-                                op->least, "parents_max", op->most, "step_unit", op->unit, "step",
-                                (double)op->step, "step_min", (double)op->step_min, "step_max",
-                                (double)op->step_max));
+            cli_print_json(json_pack("{s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
+                                     "kind", kinds[op->kind], "about", op->about, "parents_min",
+                                     op->min_parents, "parents_max", op->max_parents, "step_unit",
+                                     op->unit, "step", (double)op->step, "step_min",
+                                     (double)op->step_min, "step_max", (double)op->step_max));
         else if (op->unit)
             printf("%-22s %s; step %g in %g to %g: %s\n", op->name, op->about, (double)op->step,
                    (double)op->step_min, (double)op->step_max, op->unit);
@@ -335,8 +335,8 @@ static int adapter_blend_files(const struct cli_options *c, const struct options
     if (child && o->dry_run)
         adapter_print_plan(c, child, o->child);
     else if (rc == OK && c->json)
-        cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
-                            child->config.r));
+        cli_print_json(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
+                                 child->config.r));
     else if (rc == OK)
         printf("%s: rank %d, sha-256 %s\n", o->child, child->config.r, child->hash);
     adapter_release(child);
@@ -363,9 +363,9 @@ static int merge_report(const struct cli_options *c, const char *out, enum tenso
     struct kl_divergence loss = adapter_kl_divergence(m, a, written, NULL, pool);
     struct kl_divergence effect = adapter_kl_divergence(m, NULL, m, a, pool);
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s,s:o,s:o}", "out", out, "type", tensor_type_name(type),
-                            "merged_vs_adapter", divergence_json(loss), "adapter_vs_base",
-                            divergence_json(effect)));
+        cli_print_json(json_pack("{s:s,s:s,s:o,s:o}", "out", out, "type", tensor_type_name(type),
+                                 "merged_vs_adapter", divergence_json(loss), "adapter_vs_base",
+                                 divergence_json(effect)));
     } else {
         printf("%s: merged, %s\n", out, tensor_type_name(type));
         print_divergence("merged against base with adapter", loss);

@@ -24,7 +24,7 @@ static const struct option_row rows[] = {
     ROW("forget", OPT_STRING, forget, NULL, 0, 0, "TEXT",
         "remove the key facts of --conversation that contain this text ('all': all facts), and "
         "exit",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     PANEL_ROWS(struct options, panel),
@@ -42,13 +42,14 @@ static void answer_print_json(const struct panel *p, const struct pipeline_answe
     json_t *line = json_pack("{s:s,s:s,s:o}", "answer", a->text, "source",
                              answer_source_names[a->source], "said", messages);
     if (p->o->board) json_object_set_new(line, "board", blackboard_debug_view(p->pipeline.board));
-    cli_print(line);
+    cli_print_json(line);
 }
 
 static int answer(struct panel *p, const char *question, struct error *err) {
     struct pipeline_answer a;
     int rc = pipeline_run(&p->pipeline, question, &a, err);
-    if (rc == OK && a.why) log_warn("%s: %s", answer_source_names[a.source], a.why);
+    if (rc == OK && a.failure_reason)
+        log_warn("%s: %s", answer_source_names[a.source], a.failure_reason);
     if (rc == OK && p->c->json) answer_print_json(p, &a);
     if (rc == OK && !p->c->json) printf("%s\n", a.text);
     if (rc == OK && !p->c->json && p->o->board) panel_board_print(p);
@@ -110,7 +111,7 @@ const struct cli_command cmd_ask = {
         "  shoal ask small.gguf --output-model large.gguf --output-temp 0.5 '为什么天是蓝的？'\n"
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"
         "  shoal ask model.gguf --conversation me --forget all",
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_TEXT}, false}, {0}},
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_TEXT}, false}, {0}},
     .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),

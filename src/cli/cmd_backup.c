@@ -96,7 +96,7 @@ static int list(const struct cli_options *c, const char *to, struct error *err) 
     if (!c->json) printf("%-21s%-22s%10s%16s%16s\n", "id", "made", "files", "bytes", "new bytes");
     json_array_foreach (all, i, v) {
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else if (json_object_get(v, "problem"))
             printf("%-21s%s\n", json_get_string(v, "id"), json_get_string(v, "problem"));
         else
@@ -116,7 +116,7 @@ static int create(const struct cli_options *c, const struct backup_options *p, s
              json_get_number(v, "files"), json_get_number(v, "bytes"),
              json_get_number(v, "new_bytes"));
     if (c->json)
-        cli_print(v);
+        cli_print_json(v);
     else
         puts(json_get_string(v, "id")), json_decref(v);
     return OK;
@@ -136,7 +136,7 @@ static int check(const struct cli_options *c, const struct backup_options *p, co
                  json_get_number(v, "backups"), json_get_number(v, "blobs"),
                  json_get_number(v, "bytes"));
     if (c->json)
-        cli_print(v);
+        cli_print_json(v);
     else
         json_decref(v);
     return rc;
@@ -148,7 +148,7 @@ static int prune(const struct cli_options *c, const char *to, int64_t keep, stru
     log_info("removed %.0f backups, %.0f bytes", json_get_number(v, "backups"),
              json_get_number(v, "bytes"));
     if (c->json)
-        cli_print(v);
+        cli_print_json(v);
     else
         json_decref(v);
     return OK;
@@ -166,7 +166,7 @@ static int backup(const struct cli_options *c, const void *options, const struct
     if (id && !o->check) return error_set(err, ERR_USAGE, "an id goes with --check");
     int n = roots_make(o, &names, roots, err), rc = n;
     struct backup_options p = {
-        .to = to, .roots = roots, .n_roots = n, .report_fn = on_progress, .ctx = &bar};
+        .to = to, .roots = roots, .n_roots = n, .on_progress = on_progress, .ctx = &bar};
     if (n > 0) {
         progress_start(&bar, o->check ? "check" : "backup", 0);
         rc = o->list    ? list(c, to, err)
@@ -199,9 +199,9 @@ static int restore(const struct cli_options *c, const void *options, const struc
     struct backup_options p = {.to = args->v[0],
                                .roots = roots,
                                .n_roots = n,
-                               .report_fn = on_progress,
+                               .on_progress = on_progress,
                                .ctx = &bar,
-                               .staged = keys_restore};
+                               .edit_staged = keys_restore};
     json_t *v = NULL;
     if (n > 0) {
         progress_start(&bar, "restore", 0);
@@ -212,7 +212,7 @@ static int restore(const struct cli_options *c, const void *options, const struc
     restored_print(v);
     texts_warn(v, "left_out", "left out, because its --also is missing: ");
     if (c->json)
-        cli_print(v);
+        cli_print_json(v);
     else
         json_decref(v);
     return OK;

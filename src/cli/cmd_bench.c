@@ -175,7 +175,7 @@ static void print_variant(const struct bench *b, const struct variant *v, double
            band = b->bandwidth > 0 ? bytes / b->bandwidth : 0;
     if (b->history) history_append(b, v, tps, ratio);
     if (b->c->json) {
-        cli_print(json_pack(
+        cli_print_json(json_pack(
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
             b->o->lora, "kv", dtype_name(b->kv), "level", kernels_get()->name, "class",
@@ -275,8 +275,8 @@ static void bench_bandwidth(struct bench *b) {
     b->bandwidth = (double)j.n * sizeof *data / median(t, b->o->reps);
     free(data);
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:f,s:f}", "what", "bandwidth", "bytes_per_second", b->bandwidth,
-                            "buffer", (double)j.n * sizeof *data));
+        cli_print_json(json_pack("{s:s,s:f,s:f}", "what", "bandwidth", "bytes_per_second",
+                                 b->bandwidth, "buffer", (double)j.n * sizeof *data));
     else
         printf("bandwidth %.1f GB/s over %.0f MB\n", 1e-9 * b->bandwidth,
                1e-6 * (double)j.n * sizeof *data);
@@ -573,11 +573,11 @@ static void bench_population(struct bench *b) {
 static void print_memory(const struct bench *b, double engine, double adapters) {
     double high = (double)process_memory("VmHWM");
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
-                            "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
-                            b->o->lora, "kv", dtype_name(b->kv), "agents", MAX_BATCH, "tokens",
-                            b->span, "weights", weight_bytes(b->m), "adapters", adapters, "engine",
-                            engine, "VmHWM", high));
+        cli_print_json(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
+                                 "shape", shape_name(b), "quant", tensor_type_name(b->m->type),
+                                 "lora", b->o->lora, "kv", dtype_name(b->kv), "agents", MAX_BATCH,
+                                 "tokens", b->span, "weights", weight_bytes(b->m), "adapters",
+                                 adapters, "engine", engine, "VmHWM", high));
     else
         printf("memory    %d agents of %d tokens: weights %.1f MB, adapters %.1f MB, engine %.1f "
                "MB; VmHWM %.0f bytes\n",
@@ -691,8 +691,8 @@ static int trainers_new(struct bench *b, const struct adapter_config *ac, struct
 static void print_train_memory(const struct bench *b) {
     double high = (double)process_memory("VmHWM");
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape", shape_name(b),
-                            "weights", weight_bytes(b->m), "VmHWM", high));
+        cli_print_json(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape",
+                                 shape_name(b), "weights", weight_bytes(b->m), "VmHWM", high));
     else
         printf("weights %.1f MB; VmHWM %.1f MB\n", 1e-6 * weight_bytes(b->m), 1e-6 * high);
 }
@@ -722,8 +722,8 @@ static int bench_train(struct bench *b, const struct adapter_config *ac, struct 
 static void print_generations(const struct bench *b, double seconds) {
     double minutes = seconds * 1000 / 60;
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:f,s:f}", "what", "generations", "seconds", seconds,
-                            "minutes_a_thousand", minutes));
+        cli_print_json(json_pack("{s:s,s:f,s:f}", "what", "generations", "seconds", seconds,
+                                 "minutes_a_thousand", minutes));
     else
         printf("%.3f s a generation of %" PRId64 " members, %.1f minutes for 1,000\n", seconds,
                b->o->members, minutes);
@@ -815,8 +815,9 @@ static double world_speed(struct world *w, const struct world_rules *r,
 static void print_world(const struct cli_options *c, const char *rules, const char *actions,
                         double speed) {
     if (c->json)
-        cli_print(json_pack("{s:s,s:s,s:i,s:s,s:f}", "what", "world", "rules", rules, "agents",
-                            BENCH_AGENTS, "actions", actions, "agent_steps_per_second", speed));
+        cli_print_json(json_pack("{s:s,s:s,s:i,s:s,s:f}", "what", "world", "rules", rules, "agents",
+                                 BENCH_AGENTS, "actions", actions, "agent_steps_per_second",
+                                 speed));
     else
         printf("world     %d agents  rules %s  actions %-9s  %7.2f million agent-steps/s\n",
                BENCH_AGENTS, current_value("rules", rules), actions, 1e-6 * speed);
@@ -936,7 +937,7 @@ static void print_simulation(const struct bench *b, const struct simulation_opti
            frozen_speed = (double)frozen->decisions / frozen->seconds,
            learning_speed = (double)v->decisions / v->seconds;
     if (b->c->json)
-        cli_print(json_pack(
+        cli_print_json(json_pack(
             "{s:s,s:s,s:s,s:s,s:i,s:I,s:I,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "what", "life",
             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "rules", b->o->rules,
             "minds", v->policies, "worlds", (json_int_t)lo->n_envs, "rank",

@@ -185,7 +185,7 @@ static void reply_print_json(const char *line, const char *answer, const char *s
     json_t *v = json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
     if (r) json_object_set_new(v, "prefilled", json_integer(r->n_prefilled));
     if (r) json_object_set_new(v, "generated", json_integer(r->n_generated));
-    cli_print(v);
+    cli_print_json(v);
 }
 
 static int reply_single(struct chat_session *ch, const char *line, struct error *err) {
@@ -225,7 +225,8 @@ static int do_board(struct chat_session *ch, const char *arg, struct error *err)
     (void)arg;
     (void)err;
     if (ch->c->json)
-        cli_print(json_pack("{s:o}", "board", blackboard_debug_view(ch->panel.pipeline.board)));
+        cli_print_json(
+            json_pack("{s:o}", "board", blackboard_debug_view(ch->panel.pipeline.board)));
     else
         panel_board_print(&ch->panel);
     return OK;
@@ -246,7 +247,8 @@ static void on_progress(void *ctx, const char *role, int iteration, int n) {
 static int reply_team(struct chat_session *ch, const char *line, struct error *err) {
     struct pipeline_answer a;
     int rc = pipeline_run(&ch->panel.pipeline, line, &a, err);
-    if (rc == OK && a.why) log_warn("%s: %s", answer_source_names[a.source], a.why);
+    if (rc == OK && a.failure_reason)
+        log_warn("%s: %s", answer_source_names[a.source], a.failure_reason);
     if (rc == OK && ch->c->json)
         reply_print_json(line, a.text, answer_source_names[a.source], NULL);
     if (rc == OK && !ch->c->json) printf("%s\n", a.text);
@@ -312,8 +314,8 @@ static int do_facts(struct chat_session *ch, const char *arg, struct error *err)
     struct buf known = {0};
     conversation_summary_and_facts(ch->panel.pipeline.memory, ch->lang, &known);
     if (ch->c->json)
-        cli_print(json_pack("{s:O,s:O}", "facts", json_object_get(state, "facts"), "summary",
-                            json_object_get(state, "summary")));
+        cli_print_json(json_pack("{s:O,s:O}", "facts", json_object_get(state, "facts"), "summary",
+                                 json_object_get(state, "summary")));
     else if (known.len)
         fputs(known.data, stdout);
     else

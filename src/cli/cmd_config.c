@@ -27,24 +27,24 @@ static void variable_text(const struct settings *s, const struct option_row *row
 static void source_text(const struct settings *s, const struct option_row *row,
                         struct option_origin origin, struct buf *b) {
     buf_add(b, "", 0);
-    if (origin.from == OPTION_FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
-    if (origin.from == OPTION_FROM_ENV) variable_text(s, row, b);
-    if (origin.from == OPTION_FROM_RECIPE) buf_puts(b, s->args.v[0]);
+    if (origin.source == OPTION_FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
+    if (origin.source == OPTION_FROM_ENV) variable_text(s, row, b);
+    if (origin.source == OPTION_FROM_RECIPE) buf_puts(b, s->args.v[0]);
 }
 
 static void value_print(const struct cli_options *c, const struct settings *s,
                         const struct option_row *row, struct option_origin origin) {
     struct buf value = {0}, source = {0}, clean = {0};
-    bool any = option_text(row, s->values, &value), secret = row->type == OPT_SECRETS;
+    bool any = option_print_value(row, s->values, &value), secret = row->type == OPT_SECRETS;
     source_text(s, row, origin, &source);
     buf_add_sanitized(&clean, any ? value.data : "-", any ? value.len : 1);
     if (c->json)
-        cli_print(json_pack("{s:s,s:s,s:o,s:b,s:s,s:s}", "command", s->command->name, "option",
-                            row->name, "value",
-                            any && !secret ? json_string(clean.data) : json_null(), "secret",
-                            secret, "from", from_names[origin.from], "source", source.data));
+        cli_print_json(json_pack("{s:s,s:s,s:o,s:b,s:s,s:s}", "command", s->command->name, "option",
+                                 row->name, "value",
+                                 any && !secret ? json_string(clean.data) : json_null(), "secret",
+                                 secret, "from", from_names[origin.source], "source", source.data));
     else
-        printf("%-24s %-24s %s%s%s\n", row->name, clean.data, from_names[origin.from],
+        printf("%-24s %-24s %s%s%s\n", row->name, clean.data, from_names[origin.source],
                source.len ? " " : "", source.data);
     buf_release(&value);
     buf_release(&source);
@@ -82,8 +82,8 @@ static int check(const struct cli_options *c, const struct strings *args, struct
     int rc = config_load(&file, args->v[1], err);
     if (rc == OK) rc = settings_check(&file, err);
     if (rc == OK && c->json)
-        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_from_path(args->v[1]), "valid", 1,
-                            "options", file.n));
+        cli_print_json(json_pack("{s:o,s:b,s:i}", "file", json_from_path(args->v[1]), "valid", 1,
+                                 "options", file.n));
     else if (rc == OK)
         printf("%s: %d values, no errors\n", args->v[1], file.n);
     config_release(&file);

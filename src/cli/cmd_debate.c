@@ -25,38 +25,39 @@ struct options {
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row rows[] = {
     ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR",
-        "adapters of the agents; 'base' is the base model", JOB_CHOICE),
+        "adapters of the agents; 'base' is the base model", JOB_ARG_BUILTIN_OR_PATH),
     ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
-    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts", JOB_TEXT),
+    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts",
+        JOB_ARG_TEXT),
     ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
         "file with agents, protocol and settings; --rounds, --vote, --temperature and --max-tokens "
         "override it",
-        JOB_INPUT),
-    ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question", JOB_TEXT),
+        JOB_ARG_INPUT_PATH),
+    ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question", JOB_ARG_TEXT),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
-        "possible answers to --topic; without it, any answer", JOB_TEXT),
+        "possible answers to --topic; without it, any answer", JOB_ARG_TEXT),
     ROW("grader", OPT_STRING, grader, NULL, 0, 0, "NAME",
-        "without --choices: extracts and compares answers: number, math, letter …", JOB_TEXT),
+        "without --choices: extracts and compares answers: number, math, letter …", JOB_ARG_TEXT),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
         "tasks instead of --topic, as for 'shoal eval': names, JSONL files, recipes; fry; or tasks "
         "that need communication: largest, earliest",
-        JOB_CHOICES),
+        JOB_ARG_BUILTIN_OR_PATH_LIST),
     ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
-        JOB_INPUT),
+        JOB_ARG_INPUT_PATH),
     ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "questions per task; 0: the default of 'shoal eval'"),
     ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
         "few-shot examples, from the task's dev or train file"),
     ROW("protocol", OPT_STRING, protocol, NULL, 0, 0, "NAME",
-        "built-in protocol (default brief), or a workflow file", JOB_CHOICE),
+        "built-in protocol (default brief), or a workflow file", JOB_ARG_BUILTIN_OR_PATH),
     ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and exit"),
     ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
-        "print the file of a built-in protocol and exit", JOB_TEXT),
+        "print the file of a built-in protocol and exit", JOB_ARG_TEXT),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
-        "protocol 'legacy' and its output format", JOB_TEXT),
+        "protocol 'legacy' and its output format", JOB_ARG_TEXT),
     ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
         "maximum rounds (-1: the protocol's); 0: check the arguments and exit"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
-        "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_TEXT),
+        "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_ARG_TEXT),
     ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
         "write a chain of thought before the answer"),
     ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
@@ -72,9 +73,9 @@ static const struct option_row rows[] = {
     ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
         "--tasks: Shapley, Banzhaf and leave-one-out values for the first vote (vote) or the whole "
         "debate (debate); or none",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE",
-        "write an HTML page with transcripts and results", JOB_OUTPUT),
+        "write an HTML page with transcripts and results", JOB_ARG_OUTPUT_PATH),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of questions, orders and samples"),
     ROW("cache", OPT_BOOL, use_cache, "true", 0, 0, NULL,
         "reuse calls that are in --store, and store new ones"),
@@ -150,7 +151,7 @@ static void print_topic(const struct cli_options *c, const struct options *o, co
     struct buf b = {0};
     debate_transcript(d, t->v, it, 0, v, &b);
     if (c->json)
-        cli_print(debate_transcript_json(d, t->v, it, 0));
+        cli_print_json(debate_transcript_json(d, t->v, it, 0));
     else if (o->compat)
         print_legacy(d);
     else
@@ -175,7 +176,7 @@ static int task_run(struct debate_session *s, const struct eval_task *b, struct 
                     struct error *err) {
     struct debate_options o;
     const struct team *t = s->team;
-    if (debate_options_for_bank(b, &t->options, &o, err) != OK) return err->code;
+    if (debate_options_for_task(b, &t->options, &o, err) != OK) return err->code;
     const struct debate_report_options needs = {.name = b->name,
                                                 .samples = (int)s->o->samples,
                                                 .temperature = 0.7f,
@@ -183,14 +184,14 @@ static int task_run(struct debate_session *s, const struct eval_task *b, struct 
                                                 .credit_debate =
                                                     strcmp(s->o->credit, "debate") == 0,
                                                 .credit_none = strcmp(s->o->credit, "none") == 0,
-                                                .shown = MAX_SHOWN};
+                                                .n_transcripts = MAX_SHOWN};
     struct task_item *items = eval_task_items(b);
     json_t *r =
-        debate_report_make(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &needs, &s->bar, err);
+        debate_report_run(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &needs, &s->bar, err);
     task_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
-        cli_print(json_incref(r));
+        cli_print_json(json_incref(r));
     else
         debate_report_print(r, stdout);
     if (page) debate_report_html(r, page);
@@ -262,7 +263,7 @@ static int protocols_print(const struct options *o, struct error *err) {
         struct workflow *w = workflow_open(name, err);
         if (!w) return err->code;
         if (wanted && strcmp(wanted, name) == 0) fputs(text, stdout);
-        if (!wanted) printf("%-20s %s\n", name, workflow_about(w));
+        if (!wanted) printf("%-20s %s\n", name, workflow_description(w));
         workflow_free(w);
         if (wanted && strcmp(wanted, name) == 0) return OK;
     }
@@ -363,7 +364,7 @@ const struct cli_command cmd_debate = {
         "      --choices 4 9 2\n"
         "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
         "  shoal debate --show-protocol revise >mine.yaml",
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),

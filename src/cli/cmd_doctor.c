@@ -69,7 +69,7 @@ static json_t *complaints(const json_t *sandbox) {
 static json_t *levels(void) {
     json_t *list = json_array();
     for (int l = 0; l < CPU_LEVELS; l++)
-        if (cpu_has((enum cpu_level)l))
+        if (cpu_has_level((enum cpu_level)l))
             json_array_append_new(list, json_string(cpu_level_name((enum cpu_level)l)));
     return list;
 }
@@ -110,7 +110,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                           (json_int_t)MAX(m.total, 0), "free_bytes",
                           (json_int_t)MAX(m.available, 0), "huge_pages", m.huge_pages, "libraries",
                           libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
-    if (c->json) return cli_print(v), OK;
+    if (c->json) return cli_print_json(v), OK;
     print(v);
     json_decref(v);
     return OK;

@@ -90,8 +90,8 @@ static void print_vectors(const struct embedded *x) {
         json_t *v = json_array();
         for (int32_t k = 0; k < x->d; k++)
             json_array_append_new(v, json_from_float(x->v[(int64_t)i * x->d + k]));
-        cli_print(json_pack("{s:i,s:s,s:i,s:o}", "index", i, "text", x->texts.v[i].text, "tokens",
-                            x->ids[i].n, "embedding", v));
+        cli_print_json(json_pack("{s:i,s:s,s:i,s:o}", "index", i, "text", x->texts.v[i].text,
+                                 "tokens", x->ids[i].n, "embedding", v));
     }
 }
 
@@ -106,7 +106,7 @@ static void print_similarity(const struct cli_options *c, const struct embedded 
                 printf(" %6.3f", cosine(x, a, b));
         }
         if (c->json)
-            cli_print(
+            cli_print_json(
                 json_pack("{s:i,s:s,s:O}", "index", a, "text", x->texts.v[a].text, "cosine", row));
         else
             printf("  %s\n", x->texts.v[a].text);

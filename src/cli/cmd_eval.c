@@ -22,29 +22,29 @@ struct options {
 static const struct option_row rows[] = {
     {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
      "tasks: names, JSONL files or recipes, comma-separated; 'fry' is all its families",
-     JOB_CHOICES},
+     JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
-     "folder of the files of named tasks", JOB_INPUT},
+     "folder of the files of named tasks", JOB_ARG_INPUT_PATH},
     {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR",
-     "adapters to evaluate in addition to the base", JOB_CHOICE},
+     "adapters to evaluate in addition to the base", JOB_ARG_BUILTIN_OR_PATH},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
      "folder of a run: evaluate all adapters of its generations, with mean and best of each "
      "generation",
-     JOB_INPUT},
+     JOB_ARG_INPUT_PATH},
     {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE",
-     "teams to evaluate as well", JOB_INPUT},
+     "teams to evaluate as well", JOB_ARG_INPUT_PATH},
     {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
      "questions per task, sampled with the seed; 0: 1000 of a family, all of a file"},
     {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
      "few-shot examples, from the task's dev or train file"},
     {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
-     "split of the fry families and of largest and earliest: test, dev or train", JOB_TEXT},
+     "split of the fry families and of largest and earliest: test, dev or train", JOB_ARG_TEXT},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
      "seed of the choice of questions"},
     {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
      "write a chain of thought before the answer (fry families)"},
     {"log-samples", OPT_STRING, offsetof(struct options, log_samples), NULL, 0, 0, "FILE",
-     "write each answer to this file, as JSON Lines", JOB_OUTPUT},
+     "write each answer to this file, as JSON Lines", JOB_ARG_OUTPUT_PATH},
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
@@ -294,9 +294,9 @@ static void summary_print_json(const struct eval_task *b, const char *candidate,
     json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
                                 s->clustered.lo, "hi", s->clustered.hi);
     json_object_set_new(v, "clusters", cluster);
-    if (b->ask == EVAL_LOGLIKELIHOOD)
+    if (b->output_type == EVAL_LOGLIKELIHOOD)
         json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
-    if (b->ask == EVAL_GENERATE)
+    if (b->output_type == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
                                             "no_answer", (json_int_t)s->no_answer));
     json_object_update_new(v, json_pack("{s:I,s:I,s:I,s:I,s:I,s:f}", "cut",
@@ -315,7 +315,7 @@ static void summary_print_json(const struct eval_task *b, const char *candidate,
                                             "clustered", stats_interval_json(s->versus_clustered)));
         json_object_set_new(v, "difference", d);
     }
-    cli_print(v);
+    cli_print_json(v);
 }
 
 static void summary_print(const struct eval_task *b, const char *candidate,
@@ -324,7 +324,7 @@ static void summary_print(const struct eval_task *b, const char *candidate,
     printf("%-*s %-*s %7lld %7.2f %%   %6.2f … %6.2f", utf8_field_width(b->name, 14), b->name,
            utf8_field_width(candidate, 16), candidate, (long long)s->n, 100 * s->acc.value,
            100 * s->acc.lo, 100 * s->acc.hi);
-    if (b->ask == EVAL_LOGLIKELIHOOD && b->normed)
+    if (b->output_type == EVAL_LOGLIKELIHOOD && b->reports_acc_norm)
         printf("  %6.2f %%", 100 * s->acc_norm.value);
     else
         printf("  %8s", "");
@@ -362,9 +362,9 @@ static void generation_print(const struct eval_command *r, int task_index, int g
     }
     if (n == 0) return;
     if (r->c->json)
-        cli_print(json_pack("{s:s,s:i,s:i,s:f,s:s,s:f}", "task", task, "generation", generation,
-                            "adapters", n, "mean", sum / n, "best", r->candidates[best].name,
-                            "best_acc", s[best].acc.value));
+        cli_print_json(json_pack("{s:s,s:i,s:i,s:f,s:s,s:f}", "task", task, "generation",
+                                 generation, "adapters", n, "mean", sum / n, "best",
+                                 r->candidates[best].name, "best_acc", s[best].acc.value));
     else
         printf("%-*s generation %-5d %7d adapters, mean %.2f %%, best %.2f %% (%s)\n",
                utf8_field_width(task, 14), task, generation, n, 100 * sum / n,
@@ -397,15 +397,15 @@ static int sample_write(struct atomic_file *w, const struct eval_task *b, const 
                           (json_int_t)i, "right", o->right);
     if (q->path)
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
-    if (b->ask == EVAL_GENERATE)
+    if (b->output_type == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:f,s:b,s:b}", "score", (double)o->score, "no_answer",
                                             o->no_answer, "truncated", o->truncated));
     else
         json_object_update_new(v, json_pack("{s:i,s:i,s:f}", "choice", o->choice, "correct",
                                             q->correct, "prob", (double)o->prob));
-    if (b->ask == EVAL_LOGLIKELIHOOD)
+    if (b->output_type == EVAL_LOGLIKELIHOOD)
         json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
-    if (o->prompts_truncated) json_object_set_new(v, "cut", json_true());
+    if (o->prompt_truncated) json_object_set_new(v, "cut", json_true());
     char *text = json_canonical(v);
     int rc = atomic_file_write(w, text, strlen(text), err);
     if (rc == OK) rc = atomic_file_write(w, "\n", 1, err);
@@ -504,7 +504,7 @@ const struct cli_command cmd_eval = {
         "\\\n"
         "      --team team.yaml --n 5000\n"
         "  shoal eval models/fry --tasks route --run runs/ID",
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
     .rows = rows,
     .size = sizeof(struct options),

@@ -17,12 +17,12 @@ struct options {
 #define RUNS_ROW                                                                                   \
     {                                                                                              \
         "runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",                   \
-            "folder of runs and of shoal.db", JOB_SERVER                                           \
+            "folder of runs and of shoal.db", JOB_ARG_SERVER_ONLY                                  \
     }
 static const struct option_row rows[] = {
     RUNS_ROW,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
-     "name of the run; default: date, time and seed", JOB_NAME},
+     "name of the run; default: date, time and seed", JOB_ARG_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
      "seed of all random choices; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
@@ -37,11 +37,11 @@ static const struct option_row fork_rows[] = {
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that the two runs share"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
-     "recipe of the later generations; default: the same", JOB_INPUT},
+     "recipe of the later generations; default: the same", JOB_ARG_INPUT_PATH},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
      "seed of the later generations; -1: the same"},
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
-     "name of the new run; default: date, time and seed", JOB_NAME},
+     "name of the new run; default: date, time and seed", JOB_ARG_NAME},
     {0},
 };
 
@@ -88,7 +88,7 @@ static void print_result(const struct cli_options *c, const struct options *o, j
     json_object_del(result, "debate");
     json_object_del(result, "generations");
     json_object_del(result, "manifest");
-    cli_print(result);
+    cli_print_json(result);
 }
 
 static bool id_is_safe(const char *id) {
@@ -203,7 +203,7 @@ int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char 
                    json_number_value(json_object_get(json_object_get(row, "fitness"), "value")),
                    json_is_true(json_object_get(row, "equal")) ? "same bits" : "DIFFERS");
     if (c->json)
-        cli_print(v);
+        cli_print_json(v);
     else
         json_decref(v);
     return equal ? OK
@@ -237,7 +237,7 @@ const struct cli_command cmd_evolve = {
         "\n"
         "  shoal evolve examples/demo.yaml --seed 7",
     .recipe = sections,
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_resume = "resume",
     .job_store_option = "runs",
     .rows = rows,

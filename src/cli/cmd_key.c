@@ -60,7 +60,7 @@ static int add(const struct cli_options *c, const struct options *o, struct keys
     if (rc == OK) rc = keys_add(k, name, &spec, (double)now, secret, err);
     if (rc != OK) return rc;
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s}", "name", name, "secret", secret));
+        cli_print_json(json_pack("{s:s,s:s}", "name", name, "secret", secret));
     } else {
         puts(secret);
         log_info("this is the only time that the key of '%s' is shown", name);
@@ -115,7 +115,7 @@ static int list(const struct cli_options *c, struct keys *k, time_t now) {
                "made", "last used", "requests", "tokens today", "tokens");
     json_array_foreach (all, i, v) {
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else
             key_print(v, (double)now);
     }
@@ -127,7 +127,7 @@ static int revoke(const struct cli_options *c, struct keys *k, const char *name,
                   struct error *err) {
     int rc = keys_revoke(k, name, (double)now, err);
     if (rc == OK && c->json)
-        cli_print(json_pack("{s:s}", "revoked", name));
+        cli_print_json(json_pack("{s:s}", "revoked", name));
     else if (rc == OK)
         log_info("key '%s' is revoked", name);
     return rc;

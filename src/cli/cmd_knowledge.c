@@ -69,11 +69,11 @@ static int add(const struct cli_options *c, const struct options *o, struct know
         struct knowledge_report r;
         if (knowledge_add(k, args->v[i], &add_options, &r, err) != OK) return err->code;
         if (c->json)
-            cli_print(json_pack("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "path", args->v[i],
-                                "added", r.added, "changed", r.changed, "unchanged", r.unchanged,
-                                "removed", r.removed, "refused", r.refused, "skipped", r.skipped,
-                                "documents", r.documents, "chunks", r.chunks, "embedded",
-                                r.embedded));
+            cli_print_json(json_pack("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "path",
+                                     args->v[i], "added", r.added, "changed", r.changed,
+                                     "unchanged", r.unchanged, "removed", r.removed, "refused",
+                                     r.refused, "skipped", r.skipped, "documents", r.documents,
+                                     "chunks", r.chunks, "embedded", r.embedded));
         else
             printf("%s: %d added, %d changed, %d unchanged, %d removed, %d refused, %d skipped; "
                    "%d documents, %d chunks in all\n",
@@ -110,7 +110,7 @@ static int search(const struct cli_options *c, const struct options *o, struct k
     size_t i;
     json_array_foreach (hits, i, hit) {
         if (c->json)
-            cli_print(json_incref(hit));
+            cli_print_json(json_incref(hit));
         else
             hit_print(hit, (int)o->snippet);
     }
@@ -125,7 +125,7 @@ static int list(const struct cli_options *c, struct knowledge *k, struct error *
     size_t i;
     json_array_foreach (all, i, v) {
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else
             printf("%6lld documents %6lld chunks  %s\n",
                    (long long)json_integer_value(json_object_get(v, "documents")),
@@ -142,8 +142,8 @@ static int remove_paths(const struct cli_options *c, struct knowledge *k,
         struct knowledge_report r;
         if (knowledge_remove(k, args->v[i], &r, err) != OK) return err->code;
         if (c->json)
-            cli_print(json_pack("{s:s,s:i,s:i}", "path", args->v[i], "removed", r.removed,
-                                "documents", r.documents));
+            cli_print_json(json_pack("{s:s,s:i,s:i}", "path", args->v[i], "removed", r.removed,
+                                     "documents", r.documents));
         else
             printf("%s: %d files removed\n", args->v[i], r.removed);
     }

@@ -37,7 +37,7 @@ static int print_json(const json_t *generations, const char *id, const char *nam
     json_t *v = lineage_json(generations, name, err);
     if (!v) return err->code;
     json_object_set_new(v, "run", json_string(id));
-    cli_print(v);
+    cli_print_json(v);
     return OK;
 }
 

@@ -45,7 +45,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->rules && o->dashboard)
         return error_set(err, ERR_USAGE, "--rules and --dashboard exclude each other");
     if (c->json && (o->rules || o->dashboard)) {
-        cli_print(o->rules ? metrics_alert_rules() : metrics_dashboard());
+        cli_print_json(o->rules ? metrics_alert_rules() : metrics_dashboard());
     } else if (o->rules) {
         metrics_alert_rules_yaml(&text);
         fputs(text.data, stdout);
@@ -58,7 +58,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     } else {
         for (int i = 0; i < N_METRICS; i++)
             if (c->json)
-                cli_print(family_json(&metric_families[i]));
+                cli_print_json(family_json(&metric_families[i]));
             else
                 family_print(&metric_families[i]);
     }

@@ -25,12 +25,12 @@ static void print_model(const struct cli_options *c, struct model *m, const char
     const struct model_config *k = &m->config;
     int64_t n = model_param_count(k);
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:s}", "name",
-                            m->name, "arch", k->arch->name, "type", tensor_type_name(m->type),
-                            "parameters", (json_int_t)n, "layers", k->n_layers, "d_model",
-                            k->d_model, "heads", k->n_heads, "kv_heads", k->n_kv_heads, "d_ff",
-                            k->d_ff, "vocab", k->vocab_size, "context", k->max_seq_len, "tied",
-                            (int)k->tied, "hash", hash));
+        cli_print_json(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:s}", "name",
+                                 m->name, "arch", k->arch->name, "type", tensor_type_name(m->type),
+                                 "parameters", (json_int_t)n, "layers", k->n_layers, "d_model",
+                                 k->d_model, "heads", k->n_heads, "kv_heads", k->n_kv_heads, "d_ff",
+                                 k->d_ff, "vocab", k->vocab_size, "context", k->max_seq_len, "tied",
+                                 (int)k->tied, "hash", hash));
         return;
     }
     printf("%s: %s, %.2f million parameters in %s\n", m->name, k->arch->name, 1e-6 * (double)n,

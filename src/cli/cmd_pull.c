@@ -30,7 +30,7 @@ static int list_pulled(const struct cli_options *c, struct error *err) {
         double mb = 1e-6 * (double)record_size(v, &n);
         bool complete = json_is_true(json_object_get(v, "complete"));
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else
             printf("hf:%s@%s  %.12s  %d files, %.1f MB  %s%s\n", record_text(v, "repo"),
                    record_text(v, "revision"), record_text(v, "commit"), n, mb,
@@ -57,7 +57,7 @@ static int run_pull(const struct cli_options *c, const void *options, const stru
              record_text(record, "repo"), record_text(record, "commit"), n, mb,
              1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
     if (c->json) {
-        cli_print(record);
+        cli_print_json(record);
         return OK;
     }
     puts(record_text(record, "path"));

@@ -129,7 +129,7 @@ static void print_result(const struct cli_options *c, const struct model *const 
                          const struct model_divergence *d) {
     int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
     if (c->json) {
-        cli_print(json_pack(
+        cli_print_json(json_pack(
             "{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type", q->name,
             "bytes", (json_int_t)after, "original_bytes", (json_int_t)before, "bits_per_weight",
             bits_per_weight(m[0], q), "requantised", (int)tensor_type_is_quantized(m[0]->type),
@@ -215,9 +215,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
 static const struct option_row rows[] = {
     {"type", OPT_STRING, offsetof(struct options, type), NULL, 0, 0, "TYPE",
      "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m",
-     JOB_TEXT},
+     JOB_ARG_TEXT},
     {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
-     "text for the comparison; default: chats in English, Japanese and Chinese", JOB_INPUT},
+     "text for the comparison; default: chats in English, Japanese and Chinese",
+     JOB_ARG_INPUT_PATH},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "maximum tokens of the text"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
@@ -239,7 +240,8 @@ const struct cli_command cmd_quantize = {
         "\n"
         "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
         "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt",
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_OUTPUT}, false}, {0}},
+    .job_args =
+        (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_OUTPUT_PATH}, false}, {0}},
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 2,

@@ -47,7 +47,7 @@ static int list_calls(const struct cli_options *c, struct store *s, struct error
     if (!all) return err->code;
     json_array_foreach (all, i, v) {
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else
             printf("%.16s  %s  %s %s  %s, %d adapters\n", json_get_string(v, "key"),
                    json_get_string(v, "created"), json_get_string(v, "class"),
@@ -166,8 +166,8 @@ static int replay_run(struct replay *r, bool *same, struct error *err) {
 static void print_result(const struct replay *r, bool same) {
     const char *differs = r->differs.data ? r->differs.data : "";
     if (r->c->json)
-        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", json_get_string(r->call, "key"), "same",
-                            (int)same, "differs", differs, "tokens", r->r.n_out));
+        cli_print_json(json_pack("{s:s,s:b,s:s,s:i}", "call", json_get_string(r->call, "key"),
+                                 "same", (int)same, "differs", differs, "tokens", r->r.n_out));
     else if (same)
         printf("%ssame bits: call %.16s, %d tokens\n", differs, json_get_string(r->call, "key"),
                r->r.n_out);

@@ -292,7 +292,7 @@ static void print_choices(const struct run_job *j, const struct setup *s, int at
                 json_pack("{s:s,s:f,s:f,s:b}", "choice", text, "prob", (double)r->choice_prob[i],
                           "logprob", (double)r->choice_logprob[i], "chosen", (int)(i == r->choice));
             json_merge(v, call_json(j, s, at, hash));
-            cli_print(v);
+            cli_print_json(v);
         } else {
             printf("%s %6.2f %%  %s\n", i == r->choice ? "*" : " ", 100 * (double)r->choice_prob[i],
                    text);
@@ -321,7 +321,7 @@ static int job_print(const struct run_job *j, const struct setup *s, struct erro
         if (j->o->choices.n)
             print_choices(j, s, i, hash);
         else if (j->c->json)
-            cli_print(answer_json(j, s, i, hash));
+            cli_print_json(answer_json(j, s, i, hash));
         else if (j->o->ids)
             print_ids(&j->reqs[i]);
         else

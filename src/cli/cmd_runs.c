@@ -211,7 +211,7 @@ static int compare(const struct cli_options *c, const struct options *o, const j
     size_t k;
     if (list && !c->json) comparison_print(list);
     json_array_foreach (list, k, v)
-        if (c->json) cli_print(json_incref(v));
+        if (c->json) cli_print_json(json_incref(v));
     json_decref(list);
     for (int i = 0; i <= n; i++) free(g[i].v);
     free(g);
@@ -223,7 +223,7 @@ static void list_runs(const struct cli_options *c, const json_t *runs) {
     json_t *v;
     json_array_foreach (runs, i, v) {
         if (c->json)
-            cli_print(json_incref(v));
+            cli_print_json(json_incref(v));
         else
             printf("%-32s %-8s %-8s %s\n", json_get_string(v, "id"), json_get_string(v, "kind"),
                    json_get_string(v, "status"), json_get_string(v, "created"));

@@ -107,8 +107,8 @@ static void on_ready(void *ctx, const char *url, const char *page, const char *t
                      const char *token_path) {
     const struct cli_options *c = ctx;
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/", "token_file",
-                            token_path));
+        cli_print_json(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/",
+                                 "token_file", token_path));
         return;
     }
     log_info("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);

@@ -120,7 +120,7 @@ static int generate_and_write(struct synth *s, struct setup *su, const struct op
     if (rc == OK && synth_count_kept(s)) rc = synth_format_jsonl(s, &lines, err);
     if (rc == OK && lines.len) rc = file_write(o->out, lines.data, lines.len, err);
     if (rc == OK && su->c->json) {
-        cli_print(synth_report_json(s));
+        cli_print_json(synth_report_json(s));
     } else if (rc == OK) {
         struct buf text = {0};
         synth_report_text(s, &text);

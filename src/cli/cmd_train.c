@@ -27,17 +27,17 @@ struct train_command {
 
 static const struct option_row command_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
-        JOB_INPUT),
+        JOB_ARG_INPUT_PATH),
     ROW("data", OPT_LIST, data, "FILE",
         "training data; several NAME=FILE train several adapters in one pass of the base model",
-        JOB_NAMED),
+        JOB_ARG_NAMED_FILE),
     ROW("out", OPT_STRING, out, "DIR",
-        "adapter directory; with several adapters, their parent folder", JOB_OUTPUT),
+        "adapter directory; with several adapters, their parent folder", JOB_ARG_OUTPUT_PATH),
     {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
      "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients",
-     JOB_TEXT},
+     JOB_ARG_TEXT},
     ROW("init-adapter", OPT_STRING, init_adapter, "DIR",
-        "initial adapter: training starts from its weights", JOB_INPUT),
+        "initial adapter: training starts from its weights", JOB_ARG_INPUT_PATH),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print the plan of the run and its first batch; reward "
         "methods also sample some completions"),
@@ -95,7 +95,7 @@ static void comparison_print(const char *what, const struct gate_comparison *p) 
 
 static void result_print(const struct train_result *r) {
     printf("%s: loss %.4f to %.4f, wrote '%s'\n", r->job->name, r->job->first_loss,
-           r->job->last_loss, r->where);
+           r->job->last_loss, r->dir);
     comparison_print("held out", &r->gate.eval);
     comparison_print("to retain", &r->gate.retain);
     for (int i = 0; i < r->n_families; i++) {
@@ -112,7 +112,7 @@ static void result_print(const struct train_result *r) {
 static void on_result(void *ctx, const struct train_result *r) {
     const struct cli_options *c = ctx;
     if (c->json)
-        cli_print(train_result_json(r));
+        cli_print_json(train_result_json(r));
     else
         result_print(r);
 }
@@ -246,7 +246,7 @@ const struct cli_command cmd_train = {
         "  shoal train models/fry --method rloo --data fry:pick --prefix answer: --out /tmp/pick "
         "--r 8",
     .recipe_load = recipe_load,
-    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "runs",
     .rows = command_rows,
     .more = flag_tables,

@@ -30,17 +30,18 @@ struct options {
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row command_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
-        "rules: repaired (default), legacy, or a YAML file, such as those in worlds/", JOB_CHOICE),
+        "rules: repaired (default), legacy, or a YAML file, such as those in worlds/",
+        JOB_ARG_BUILTIN_OR_PATH),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
         "policies that act: rule (the default), reflex, random, mock; several are compared on the "
         "same maps",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
         "program that acts as the policy: reads observations, writes actions, one line per tick",
-        JOB_REFUSED),
+        JOB_ARG_FORBIDDEN),
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
         "program that acts as the environment of the model's agents: answers reset and step",
-        JOB_REFUSED),
+        JOB_ARG_FORBIDDEN),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that such a program may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N", "number of agents; default 20"),
@@ -52,18 +53,19 @@ static const struct option_row command_rows[] = {
     ROW("watch", OPT_BOOL, watch, NULL, 0, 0, NULL,
         "show the world live; without a terminal, print its last state"),
     ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the episode",
-        JOB_OUTPUT),
+        JOB_ARG_OUTPUT_PATH),
     ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "load a trace instead of a new world",
-        JOB_INPUT),
+        JOB_ARG_INPUT_PATH),
     ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK",
         "tick of the trace to load; -1: the last"),
     ROW("continue", OPT_BOOL, do_continue, NULL, 0, 0, NULL,
         "continue from this tick with --policy; --record writes the fork"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
-        "serve the environment to another program: JSON lines on stdin and stdout", JOB_REFUSED),
+        "serve the environment to another program: JSON lines on stdin and stdout",
+        JOB_ARG_FORBIDDEN),
     ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest adapter (the default)"),
     ROW("adapter-name", OPT_STRING, adapter_name, NULL, 0, 0, "NAME", "export: the adapter NAME",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     {0},
 };
 
@@ -221,7 +223,7 @@ static void episodes_print_json(const struct options *o, const struct world_play
     for (int m = 0; m < N_MEASURES; m++)
         json_object_set_new(v, measure_names[m],
                             stats_interval_json(stats_mean_interval(l->v[m], o->maps)));
-    cli_print(v);
+    cli_print_json(v);
 }
 
 /* "12.34 [11.02, 13.66]" */
@@ -266,9 +268,9 @@ static void difference_print(const struct cli_options *c, const struct options *
                           fitness = stats_mean_interval(diff[1], o->maps);
     double odds = stats_sign_flip_test(diff[0], o->maps);
     if (c->json) {
-        cli_print(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name, p->v[other].name,
-                            "delivered", stats_interval_json(delivered), "fitness",
-                            stats_interval_json(fitness), "p_delivered", odds));
+        cli_print_json(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name,
+                                 p->v[other].name, "delivered", stats_interval_json(delivered),
+                                 "fitness", stats_interval_json(fitness), "p_delivered", odds));
     } else {
         struct buf b = {0};
         buf_printf(&b, "%s - %s, map by map: delivered ", p->v[0].name, p->v[other].name);
@@ -348,15 +350,15 @@ static json_t *agent_json(const struct live_world *l, int i) {
     for (int k = 0; k < 2; k++)
         if (a->last[k] >= 0)
             json_array_append_new(last, json_string(world_action_names[a->last[k]]));
-    return json_pack("{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
-                     "s:o}",
-                     "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size,
-                     a->cell / l->w.size, "energy", (int)a->energy, "holds", things[a->holds],
-                     "word", (int)a->word, "known", cells_json(&l->w, a->known, a->n_known), "last",
-                     last, "steps", a->steps, "collected", a->collected, "delivered", a->delivered,
-                     "built", a->built, "blocked", a->blocked, "bites", a->bites, "reward",
-                     a->reward, "total", a->total, "fitness", world_agent_fitness(a), "observation",
-                     buf_json(&see), "prompt", buf_json(&prompt));
+    return json_pack(
+        "{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
+        "s:o}",
+        "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size, a->cell / l->w.size,
+        "energy", (int)a->energy, "holds", things[a->holds], "word", (int)a->word, "known",
+        cells_json(&l->w, a->remembered, a->n_remembered), "last", last, "steps", a->steps,
+        "collected", a->collected, "delivered", a->delivered, "built", a->built, "blocked",
+        a->blocked, "bites", a->bites, "reward", a->reward, "total", a->episode_reward, "fitness",
+        world_agent_fitness(a), "observation", buf_json(&see), "prompt", buf_json(&prompt));
 }
 
 static json_t *live_world_json(const struct live_world *l) {
@@ -409,7 +411,7 @@ static int live_world_run(const struct cli_options *c, const struct options *o,
     } else {
         for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = live_world_step(l, err);
         if (rc >= 0 && c->json)
-            cli_print(live_world_json(l));
+            cli_print_json(live_world_json(l));
         else if (rc >= 0)
             live_world_print(l);
     }
@@ -558,9 +560,9 @@ static bool has_simulation_options(const struct options *o) {
     options_default(simulation_option_rows, &defaults);
     options_default(learner_option_rows, &defaults.learn);
     json_t *a = options_json(simulation_option_rows, &defaults),
-           *b = options_json(simulation_option_rows, &o->simulation.life),
+           *b = options_json(simulation_option_rows, &o->simulation.simulation),
            *c = options_json(learner_option_rows, &defaults.learn),
-           *d = options_json(learner_option_rows, &o->simulation.life.learn);
+           *d = options_json(learner_option_rows, &o->simulation.simulation.learn);
     bool changed =
         !json_equal(a, b) || !json_equal(c, d) || o->simulation.adapters.n || o->simulation.out;
     json_decref(a);
@@ -591,7 +593,7 @@ static int options_check(const struct cli_options *c, const struct options *o, b
         return error_set(err, ERR_USAGE,
                          "--best and --adapter-name are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
-    if (model && simulation_options_check(&o->simulation.life, err) != OK) return err->code;
+    if (model && simulation_options_check(&o->simulation.simulation, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
     if (o->do_continue || o->at >= 0)
         return error_set(err, ERR_USAGE, "--%s needs a trace: give --replay FILE",
@@ -633,7 +635,7 @@ static struct options options_set_defaults(const struct options *o) {
 /* Starts the environment of --env-pipe, which sets the number of agents and the default of --steps.
  */
 static int external_envs_start(struct external_envs **out, struct options *o, struct error *err) {
-    const struct simulation_options *sim_options = &o->simulation.life;
+    const struct simulation_options *sim_options = &o->simulation.simulation;
     bool cloning = strcmp(sim_options->learn.learn, "clone") == 0;
     *out = external_envs_open(o->env_pipe, o->timeout, (int)sim_options->n_envs, cloning, err);
     if (!*out) return err->code;
@@ -649,8 +651,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     int rc = o->env_pipe ? external_envs_start(&external, &full, err) : OK;
     if (rc != OK) return rc;
     full = options_set_defaults(&full);
-    full.simulation.life.steps = full.steps;
-    full.simulation.life.seed = full.seed;
+    full.simulation.simulation.steps = full.steps;
+    full.simulation.simulation.seed = full.seed;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
@@ -724,17 +726,18 @@ const struct cli_command cmd_world = {
         "fork.jsonl\n"
         "  shoal world --policy-pipe 'python3 examples/world_policy.py'\n"
         "  shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 16",
-    .job_args = (const struct job_args[]){{"export", {JOB_TEXT, JOB_CHOICE}, false},
-                                          {"compare", {JOB_TEXT, JOB_NAME}, true},
-                                          {NULL, {JOB_INPUT}, false},
-                                          {0}},
+    .job_args =
+        (const struct job_args[]){{"export", {JOB_ARG_TEXT, JOB_ARG_BUILTIN_OR_PATH}, false},
+                                  {"compare", {JOB_ARG_TEXT, JOB_ARG_NAME}, true},
+                                  {NULL, {JOB_ARG_INPUT_PATH}, false},
+                                  {0}},
     .job_store_option = "runs",
     .rows = command_rows,
     .more =
         (const struct option_table[]){
             {simulation_run_option_rows, offsetof(struct options, simulation)},
-            {simulation_option_rows, offsetof(struct options, simulation.life)},
-            {learner_option_rows, offsetof(struct options, simulation.life.learn)},
+            {simulation_option_rows, offsetof(struct options, simulation.simulation)},
+            {learner_option_rows, offsetof(struct options, simulation.simulation.learn)},
             {world_rule_rows, offsetof(struct options, rules),
              "rules of the world, over those of --world"},
             {0}},

@@ -22,7 +22,7 @@ void cli_print_dry_run(const struct cli_options *c, json_t *plan) {
     json_t *v, *item;
     size_t i;
     if (c->json) {
-        cli_print(json_pack("{s:o}", "dry_run", plan));
+        cli_print_json(json_pack("{s:o}", "dry_run", plan));
         return;
     }
     printf("dry run, nothing is written:\n");

@@ -36,7 +36,7 @@ int cli_compat_check(const char *compat, struct error *err) {
     return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is legacy", compat);
 }
 
-void cli_print(json_t *v) {
+void cli_print_json(json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);
     puts(text);

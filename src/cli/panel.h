@@ -28,23 +28,25 @@ struct panel_options {
         PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
                   "number of iterations"),                                                         \
         PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR",                   \
-                  "adapter of each agent in turn; 'base' is the base model", JOB_CHOICE),          \
+                  "adapter of each agent in turn; 'base' is the base model",                       \
+                  JOB_ARG_BUILTIN_OR_PATH),                                                        \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "kind of roles: discussion, planning, informational, conversational, default; "  \
                   "auto: by the question's words; model: by the summary model",                    \
-                  JOB_TEXT),                                                                       \
+                  JOB_ARG_TEXT),                                                                   \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
-                  "language of the answer: ja, en or zh; auto: that of the question", JOB_TEXT),   \
+                  "language of the answer: ja, en or zh; auto: that of the question",              \
+                  JOB_ARG_TEXT),                                                                   \
         PANEL_ROW("protocol", OPT_STRING, type, field.protocol, "panel", 0, 0, "FILE",             \
-                  "workflow; the role 'agent' has --agents agents", JOB_CHOICE),                   \
+                  "workflow; the role 'agent' has --agents agents", JOB_ARG_BUILTIN_OR_PATH),      \
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "workflow with fixed roles: reformulator, critic, supporter, synthesizer"),      \
         PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0, \
-                  "MODEL", "model of the role 'agent'; default: MODEL", JOB_INPUT),                \
+                  "MODEL", "model of the role 'agent'; default: MODEL", JOB_ARG_INPUT_PATH),       \
         PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,   \
-                  "MODEL", "model that writes the summaries", JOB_INPUT),                          \
+                  "MODEL", "model that writes the summaries", JOB_ARG_INPUT_PATH),                 \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
-                  "MODEL", "model that writes the answer", JOB_INPUT),                             \
+                  "MODEL", "model that writes the answer", JOB_ARG_INPUT_PATH),                    \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
                   "temperature of all roles (-1: each role's default)"),                           \
         PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
@@ -68,18 +70,19 @@ struct panel_options {
                   "summarise each iteration and long messages"),                                   \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
                   "database of 'shoal knowledge', searched for passages for the agents",           \
-                  JOB_DATABASE),                                                                   \
+                  JOB_ARG_DATABASE),                                                               \
         PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
                   "also search the knowledge by embeddings, and store embeddings of messages"),    \
         PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
                   "continue the stored conversation of this name, and store new messages",         \
-                  JOB_OWN),                                                                        \
+                  JOB_ARG_CLIENT_NAME),                                                            \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
-                  "extraction of key facts: rules, model (rules and model), or none", JOB_TEXT),   \
+                  "extraction of key facts: rules, model (rules and model), or none",              \
+                  JOB_ARG_TEXT),                                                                   \
         PANEL_ROW(                                                                                 \
             "compat", OPT_STRING, type, field.compat, NULL, 0, 0, "legacy",                        \
             "legacy keywords of questions, and an apology for an answer under 10 characters",      \
-            JOB_TEXT),                                                                             \
+            JOB_ARG_TEXT),                                                                         \
         PANEL_ROW("board", OPT_BOOL, type, field.board, NULL, 0, 0, NULL,                          \
                   "print the blackboard at the end"),                                              \
         PANEL_ROW("model-name", OPT_STRING, type, field.model_name, NULL, 0, 0, "NAME",            \
@@ -89,11 +92,11 @@ struct panel_options {
         PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
                   "folder of downloaded models ($SHOAL_CACHE)"),                                   \
         PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
-                  "knowledge_base: requires --knowledge; dummy: no references", JOB_TEXT),         \
+                  "knowledge_base: requires --knowledge; dummy: no references", JOB_ARG_TEXT),     \
         PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
                   "not supported"),                                                                \
         PANEL_ROW("model-type", OPT_STRING, type, field.model_type, NULL, 0, 0, "TYPE",            \
-                  "accepted without effect, as are the next five", JOB_TEXT),                      \
+                  "accepted without effect, as are the next five", JOB_ARG_TEXT),                  \
         PANEL_ROW("parallel", OPT_BOOL, type, field.parallel, NULL, 0, 0, NULL, ""),               \
         PANEL_ROW("safe-parallel", OPT_BOOL, type, field.safe_parallel, NULL, 0, 0, NULL, ""),     \
         PANEL_ROW("max-workers", OPT_INT, type, field.max_workers, "0", 0, 1024, "N", ""),         \

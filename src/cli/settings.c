@@ -16,24 +16,24 @@ static const struct option_row line_rows[] = {
     {"config", OPT_STRING, offsetof(struct cli_options, config), NULL, 0, 0, "FILE",
      "settings file ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
      "none",
-     JOB_REFUSED},
+     JOB_ARG_FORBIDDEN},
     {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "print this text",
-     JOB_REFUSED},
+     JOB_ARG_FORBIDDEN},
     {0},
 };
 enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
 
 static const struct option_row common_rows[] = {
     {"json", OPT_BOOL, offsetof(struct cli_options, json), NULL, 0, 0, NULL,
-     "print results as JSON Lines on stdout", JOB_SERVER},
+     "print results as JSON Lines on stdout", JOB_ARG_SERVER_ONLY},
     {"quiet", OPT_BOOL, offsetof(struct cli_options, quiet), NULL, 0, 0, NULL,
-     "print no notes and no progress on stderr", JOB_SERVER},
+     "print no notes and no progress on stderr", JOB_ARG_SERVER_ONLY},
     {"exact", OPT_BOOL, offsetof(struct cli_options, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
     {"fast", OPT_BOOL, offsetof(struct cli_options, fast), NULL, 0, 0, NULL,
      "fast numeric class: faster with bf16 weights, other bits (default on processors with AMX)"},
     {"threads", OPT_INT, offsetof(struct cli_options, threads), "0", 0, 1024, "N",
-     "threads; 0: all processors", JOB_THREADS},
+     "threads; 0: all processors", JOB_ARG_THREADS},
     {0},
 };
 
@@ -205,7 +205,7 @@ static char **values_text(const struct settings *s) {
     char **v = xcalloc(n + 1, sizeof *v);
     for (size_t i = 0; i < n; i++) {
         struct buf b = {0};
-        if (s->rows[i].type != OPT_ALIAS) option_text(&s->rows[i], s->values, &b);
+        if (s->rows[i].type != OPT_ALIAS) option_print_value(&s->rows[i], s->values, &b);
         v[i] = b.data;
     }
     return v;
@@ -213,7 +213,8 @@ static char **values_text(const struct settings *s) {
 
 /* In a job a recipe may not set output paths, which the request sets, nor commands. */
 static int recipe_row_check(const struct option_row *row, struct error *err) {
-    bool wide = row->job == JOB_OUTPUT || row->job == JOB_SERVER || row->job == JOB_REFUSED;
+    bool wide = row->job_policy == JOB_ARG_OUTPUT_PATH || row->job_policy == JOB_ARG_SERVER_ONLY ||
+                row->job_policy == JOB_ARG_FORBIDDEN;
     if (!job_is_confined() || !wide) return OK;
     return error_set(err, ERR_USAGE, "the recipe of a job may not set '%s'", row->name);
 }
@@ -274,7 +275,7 @@ int settings_read(struct settings *s, const struct cli_command *c, int argc, cha
 
 static json_t *default_json(const struct option_row *row, const struct settings *s) {
     struct buf b = {0};
-    json_t *v = option_text(row, s->values, &b) ? json_string(b.data) : json_null();
+    json_t *v = option_print_value(row, s->values, &b) ? json_string(b.data) : json_null();
     buf_release(&b);
     return v;
 }
@@ -310,7 +311,7 @@ static int settings_diff_defaults(const struct settings *s, const json_t *was, s
         old = json_object_get(then, rows[i].name);
         if (!old) old = json_object_get(then, option_stored_name(&rows[i]));
         if (!is || !old || json_equal(is, old)) continue;
-        if (settings_origin(s, i).from != OPTION_FROM_DEFAULT) continue;
+        if (settings_origin(s, i).source != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);
         if (x && y && strcmp(current_value(rows[i].name, x), y) == 0) continue; // only renamed
         buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",
@@ -358,7 +359,7 @@ void settings_warn(const struct settings *s) {
     bool used = false;
     if (!s->config.path) return;
     for (size_t i = 0; i < options_count(s->rows); i++)
-        used |= s->origins[i].from == OPTION_FROM_FILE;
+        used |= s->origins[i].source == OPTION_FROM_FILE;
     if (used && strcmp(s->config.path, DEFAULT_FILE) == 0)
         log_info("settings of '%s' are used ('shoal config explain %s' shows them)", DEFAULT_FILE,
                  s->command->name);

@@ -42,7 +42,7 @@ static int adapters_measure(const struct setup *s, const struct setup_needs *w,
 
 static void plan_print(const struct setup *s) {
     if (s->c->json) {
-        cli_print(json_pack("{s:o}", "plan", memory_plan_json(&s->plan)));
+        cli_print_json(json_pack("{s:o}", "plan", memory_plan_json(&s->plan)));
         return;
     }
     struct buf text = {0};
@@ -53,16 +53,19 @@ static void plan_print(const struct setup *s) {
 
 static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
-    *in = (struct memory_plan_input){
-        .want = s->engine, .limit = s->limit, .work = w->work, .requests = w->requests};
+    *in = (struct memory_plan_input){.max_options = s->engine,
+                                     .limit = s->limit,
+                                     .caller_bytes = w->work,
+                                     .requests = w->requests};
     if (model_measure(s->path, cli_numeric_class(s->c), &in->model, err) != OK ||
         adapters_measure(s, w, &in->adapters, err) != OK)
         return err->code;
     int32_t longest = in->model.config.max_seq_len;
-    in->want.max_len = in->want.max_len ? MIN(in->want.max_len, longest) : MIN(longest, 4096);
+    in->max_options.max_len =
+        in->max_options.max_len ? MIN(in->max_options.max_len, longest) : MIN(longest, 4096);
     struct kv_cache_options one = {
-        .n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
-    if (w->session) in->work += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
+        .n_slots = 1, .slot_len = in->max_options.max_len, .elem = in->max_options.kv_elem};
+    if (w->session) in->caller_bytes += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
     return OK;
 }
 
@@ -177,7 +180,8 @@ static void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
     size_t peak = process_memory("VmHWM");
     if (!limit) return;
     if (c->json)
-        cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)limit));
+        cli_print_json(
+            json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)limit));
     else
         log_info("peak memory %.1f MB of %.1f", (double)peak / (1 << 20),
                  (double)limit / (1 << 20));

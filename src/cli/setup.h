@@ -20,20 +20,20 @@ struct setup_options {
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
 #define SETUP_ROWS(type, field)                                                                    \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
-              "memory limit such as 100M or 2G, checked before anything is loaded", JOB_TEXT),     \
+              "memory limit such as 100M or 2G, checked before anything is loaded", JOB_ARG_TEXT), \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and exit"),                                               \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
                   "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast "   \
                   "class, f32 in the exact class)",                                                \
-                  JOB_TEXT),                                                                       \
+                  JOB_ARG_TEXT),                                                                   \
         SETUP_ROW("lora-dtype", OPT_STRING, type, field.lora, "f32", "ELEM",                       \
-                  "number format of adapters: f32, bf16, f16 or i8", JOB_TEXT)
+                  "number format of adapters: f32, bf16, f16 or i8", JOB_ARG_TEXT)
 #define SETUP_RECORD_ROWS(type, field)                                                             \
     SETUP_ROW("record", OPT_BOOL, type, field.record, NULL, NULL,                                  \
               "store every call with its result, for 'shoal replay'"),                             \
         SETUP_ROW("store", OPT_STRING, type, field.store, SETUP_STORE, "FILE",                     \
-                  "database of stored calls", JOB_SERVER)
+                  "database of stored calls", JOB_ARG_SERVER_ONLY)
 #define SETUP_STORE "runs/calls.db"
 
 struct setup {

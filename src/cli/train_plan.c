@@ -156,7 +156,7 @@ int train_plan_print(const struct cli_options *c, const struct train_request *q,
     int rc = train_plan_make(q, &plan, err);
     if (rc) return rc;
     if (c->json)
-        cli_print(train_plan_json(q, &plan));
+        cli_print_json(train_plan_json(q, &plan));
     else
         text_print(q, &plan);
     rl_plan_release(&plan);

@@ -17,7 +17,7 @@ struct run_printer {
 
 static double headline_of(const struct run_printer *r, const json_t *row) {
     const json_t *held = json_object_get(row, "held_out");
-    return json_get_number(json_object_get(held, simulation_headline(r->q)), "value");
+    return json_get_number(json_object_get(held, simulation_main_metric(r->q)), "value");
 }
 
 static void bar_print(const struct run_printer *r, const json_t *row) {
@@ -29,7 +29,7 @@ static void bar_print(const struct run_printer *r, const json_t *row) {
 
 static void row_print(const struct run_printer *r, const char *name, const json_t *row) {
     const json_t *held = json_object_get(row, "held_out"),
-                 *d = json_object_get(held, simulation_headline(r->q)),
+                 *d = json_object_get(held, simulation_main_metric(r->q)),
                  *episode_stats = json_object_get(row, "lived");
     printf("%-10s %10lld ", name, (long long)json_get_number(row, "decisions"));
     if (!r->q->external) bar_print(r, row);
@@ -53,7 +53,7 @@ static void row_print(const struct run_printer *r, const char *name, const json_
 
 static void on_begin(void *ctx, const char *id) {
     const struct run_printer *r = ctx;
-    const struct simulation_options *o = &r->q->o->life;
+    const struct simulation_options *o = &r->q->o->simulation;
     if (r->c->json) return;
     printf("%s: %lld held-out maps, %d agents, %lld steps; ", id, (long long)o->eval_maps,
            r->q->agents, (long long)o->steps);
@@ -73,7 +73,7 @@ static void on_row(void *ctx, const json_t *row) {
     if (!r->row_printed) r->bar_max = headline_of(r, row);
     r->row_printed = true;
     if (r->c->json) {
-        cli_print(json_deep_copy(row));
+        cli_print_json(json_deep_copy(row));
         return;
     }
     snprintf(name, sizeof name, "%d", (int)json_get_number(row, "generation"));
@@ -144,7 +144,8 @@ int world_compare(const struct cli_options *common, const struct simulation_run_
                   const struct strings *names, struct error *err) {
     struct simulation_comparison *c = simulation_compare(o->runs, names->v + 1, names->n - 1, err);
     int rc = c ? OK : err->code;
-    for (int i = 0; c && common->json && i < c->n; i++) cli_print(group_json(c, &c->groups[i]));
+    for (int i = 0; c && common->json && i < c->n; i++)
+        cli_print_json(group_json(c, &c->groups[i]));
     if (c && !common->json) comparison_print(c);
     if (c && o->out) rc = simulation_comparison_plot(c, o->out, err);
     simulation_comparison_free(c);

@@ -129,7 +129,7 @@ static void add_rows(const struct world_viewer *v, bool ansi, struct buf *out) {
 static void add_selected(const struct world_viewer *v, struct buf *out) {
     const struct world_agent *a = &v->w->agents[v->agent];
     buf_printf(out, "agent_%d: %s, %d collected, %d delivered, total reward %.1f\n", v->agent,
-               a->alive ? "alive" : "dead", a->collected, a->delivered, a->total);
+               a->alive ? "alive" : "dead", a->collected, a->delivered, a->episode_reward);
     buf_puts(out, "sees:   ");
     world_observe(v->w, &v->t->rules, v->agent, out);
     buf_puts(out, "\nprompt: ");

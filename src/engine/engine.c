@@ -92,18 +92,18 @@ static size_t slab_layout(struct engine *e, const struct engine_options *o, size
     size_t slots = seqs + (size_t)o->max_cached;
     e->max_out = o->max_out;
     size_t outs = (size_t)e->max_out;
-    e->logits = slab_take(base, &used, outs * vocab * sizeof(float));
-    e->scratch =
-        slab_take(base, &used, (size_t)pool_size(o->pool) * SAMPLE_SCRATCH * vocab * sizeof(float));
-    e->rows = slab_take(base, &used, rows * sizeof *e->rows);
-    e->segs = slab_take(base, &used, seqs * sizeof *e->segs);
-    e->out_rows = slab_take(base, &used, rows * sizeof *e->out_rows);
-    e->logits_rows = slab_take(base, &used, outs * sizeof *e->logits_rows);
-    e->slots = slab_take(base, &used, slots * sizeof *e->slots);
-    e->tokens = slab_take(base, &used, slots * (size_t)o->max_len * sizeof *e->tokens);
-    e->active = slab_take(base, &used, seqs * sizeof(struct engine_request *));
-    e->chunks = slab_take(base, &used, seqs * sizeof *e->chunks);
-    e->groups = slab_take(base, &used, seqs * sizeof *e->groups);
+    e->logits = bump_alloc(base, &used, outs * vocab * sizeof(float));
+    e->scratch = bump_alloc(base, &used,
+                            (size_t)pool_size(o->pool) * SAMPLE_SCRATCH * vocab * sizeof(float));
+    e->rows = bump_alloc(base, &used, rows * sizeof *e->rows);
+    e->segs = bump_alloc(base, &used, seqs * sizeof *e->segs);
+    e->out_rows = bump_alloc(base, &used, rows * sizeof *e->out_rows);
+    e->logits_rows = bump_alloc(base, &used, outs * sizeof *e->logits_rows);
+    e->slots = bump_alloc(base, &used, slots * sizeof *e->slots);
+    e->tokens = bump_alloc(base, &used, slots * (size_t)o->max_len * sizeof *e->tokens);
+    e->active = bump_alloc(base, &used, seqs * sizeof(struct engine_request *));
+    e->chunks = bump_alloc(base, &used, seqs * sizeof *e->chunks);
+    e->groups = bump_alloc(base, &used, seqs * sizeof *e->groups);
     return used;
 }
 
@@ -788,7 +788,7 @@ static void step_run(struct engine *e) {
                                            .end = e->n_rows,
                                            .parts = s->parts,
                                            .n_parts = s->n_parts,
-                                           .overlay = s->overlay};
+                                           .vocab = s->overlay};
         adapters += s->n_parts > 0;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);

@@ -222,27 +222,28 @@ void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, i
  * own memory sizes. No state; any thread.
  */
 
-/* Memory of an adapter in bytes. `held`: its factors in f32 and in the element type of the forward
- * pass. `passing`: temporary memory while it is loaded. */
+/* Memory of an adapter in bytes. `resident`: its factors in f32 and in the element type of the
+ * forward pass. `while_loading`: temporary memory while it is loaded. */
 struct adapter_size {
-    size_t held, passing;
+    size_t resident, while_loading;
 };
-/* Adds one adapter: `held` is summed, `passing` is the maximum. */
+/* Adds one adapter: `resident` is summed, `while_loading` is the maximum. */
 int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err);
 
 struct memory_plan_input {
     struct model_size model;
     struct adapter_size adapters; /* sum over all adapters */
-    size_t work;     /* bytes that the command itself needs: requests, answers, a session file */
-    size_t requests; /* server only: maximum bytes of client requests and responses */
-    size_t limit;    /* 0: none */
-    struct engine_options want; /* options to use if memory is sufficient */
+    size_t
+        caller_bytes; /* bytes that the command itself needs: requests, answers, a session file */
+    size_t requests;  /* server only: maximum bytes of client requests and responses */
+    size_t limit;     /* 0: none */
+    struct engine_options max_options; /* options to use if memory is sufficient */
 };
 /* Bytes by purpose; `total` is their sum. `engine` has the chosen options. With fewer pages than
  * pages_wanted requests wait; with smaller max_seqs and max_rows steps are smaller. Results do not
  * change. */
 struct memory_plan {
-    size_t weights, tokenizer, adapters, kv, activations, requests, work, total, limit;
+    size_t weights, tokenizer, adapters, kv, activations, requests, other_bytes, total, limit;
     int32_t pages_wanted;
     struct engine_options engine;
 };

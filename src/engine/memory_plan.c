@@ -39,7 +39,7 @@ static size_t engine_and_kv_bytes(const struct model_config *c, const struct eng
 static size_t plan_update_total(const struct memory_plan_input *in, struct memory_plan *p) {
     size_t engine = engine_and_kv_bytes(&in->model.config, &p->engine, &p->kv);
     p->activations = engine - p->kv;
-    p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->work + engine;
+    p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->other_bytes + engine;
     return p->total;
 }
 
@@ -85,19 +85,20 @@ static int plan_set_error(const struct memory_plan *p, struct error *err) {
         "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv-cache-dtype i8 or "
         "fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
-        mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->work),
+        mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->other_bytes),
         mb(p->total) + 1);
 }
 
 int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out,
                      struct error *err) {
-    struct memory_plan p = {.weights = in->model.weights + in->model.passing,
-                            .tokenizer = in->model.words * TOKENIZER_FACTOR,
-                            .adapters = in->adapters.held + in->adapters.passing,
+    struct memory_plan p = {.weights = in->model.weights + in->model.while_loading,
+                            .tokenizer = in->model.tokenizer * TOKENIZER_FACTOR,
+                            .adapters = in->adapters.resident + in->adapters.while_loading,
                             .requests = in->requests,
-                            .work = PROGRAM_BYTES + in->work + (in->requests ? SERVER_BYTES : 0),
+                            .other_bytes = PROGRAM_BYTES + in->caller_bytes +
+                                           (in->requests ? SERVER_BYTES : 0),
                             .limit = in->limit,
-                            .engine = in->want};
+                            .engine = in->max_options};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
     if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
     int32_t min_pages = kv_cache_pages_for(p.engine.max_len);
@@ -128,7 +129,7 @@ void memory_plan_text(const struct memory_plan *p, struct buf *out) {
                mb(p->activations), e->max_rows, e->max_seqs, e->max_len);
     if (p->requests)
         buf_printf(out, "  requests     %9.1f  at most, with their replies\n", mb(p->requests));
-    buf_printf(out, "  rest         %9.1f  %s\n", mb(p->work),
+    buf_printf(out, "  rest         %9.1f  %s\n", mb(p->other_bytes),
                p->requests ? "program and server" : "program and requests");
     buf_printf(out, "  total        %9.1f", mb(p->total));
     if (p->limit) buf_printf(out, "  of %.1f", mb(p->limit));
@@ -139,7 +140,7 @@ json_t *memory_plan_json(const struct memory_plan *p) {
                      (json_int_t)p->weights, "tokenizer", (json_int_t)p->tokenizer, "adapters",
                      (json_int_t)p->adapters, "kv", (json_int_t)p->kv, "activations",
                      (json_int_t)p->activations, "requests", (json_int_t)p->requests, "rest",
-                     (json_int_t)p->work, "total", (json_int_t)p->total, "limit",
+                     (json_int_t)p->other_bytes, "total", (json_int_t)p->total, "limit",
                      (json_int_t)p->limit, "pages", p->engine.n_pages, "pages_wanted",
                      p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
                      p->engine.max_seqs, "max_len", p->engine.max_len);
@@ -178,8 +179,8 @@ int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
     int rc = values_count(file, &values, &bytes, err);
     free(file);
     if (rc != OK) return rc;
-    sum->held += values * (sizeof(float) + dtype_size(elem));
+    sum->resident += values * (sizeof(float) + dtype_size(elem));
     // the file, and its values in f32 while they are converted
-    sum->passing = MAX(sum->passing, bytes + values * sizeof(float));
+    sum->while_loading = MAX(sum->while_loading, bytes + values * sizeof(float));
     return OK;
 }

@@ -218,9 +218,9 @@ struct eval_subject {
 };
 struct eval_task {
     char *name;
-    enum eval_output_type ask;
+    enum eval_output_type output_type;
     int64_t n;
-    bool normed;                   /* acc_norm is its usual metric */
+    bool reports_acc_norm;         /* acc_norm is its usual metric */
     char *delimiter;               /* text between a context and an option */
     struct strings files;          /* files that were read */
     struct eval_subject *subjects; /* [n_subjects] */
@@ -302,12 +302,12 @@ int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *er
 struct eval_result {
     bool right;      /* acc: the most probable option; for a grader, a score of at least 1/2 */
     bool right_norm; /* acc_norm: log-probability per character of the option's text */
-    bool prompts_truncated; /* too long: the beginning of its context was dropped */
-    bool truncated;         /* generation reached its limit */
-    bool no_answer;         /* the text holds no answer */
-    int16_t choice;         /* -1: none */
-    float prob;             /* probability of the choice among the options */
-    float score;            /* score of the grader */
+    bool prompt_truncated; /* too long: the beginning of its context was dropped */
+    bool truncated;        /* generation reached its limit */
+    bool no_answer;        /* the text holds no answer */
+    int16_t choice;        /* -1: none */
+    float prob;            /* probability of the choice among the options */
+    float score;           /* score of the grader */
 };
 struct eval_cost {
     int64_t calls, prefilled, generated;

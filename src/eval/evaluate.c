@@ -182,9 +182,9 @@ static int job_begin(struct eval_window *w, struct eval_job *j, struct error *er
     *j = (struct eval_job){.index = w->next++};
     const struct eval_question *q = j->q =
         eval_task_question(w->b, j->index, &j->generated_question);
-    if (w->b->ask == EVAL_CHAT_CHOICE)
+    if (w->b->output_type == EVAL_CHAT_CHOICE)
         rc = chat_request_init(j, w, q, err);
-    else if (w->b->ask == EVAL_GENERATE)
+    else if (w->b->output_type == EVAL_GENERATE)
         generate_request_init(j, w, q);
     else
         loglikelihood_requests_init(j, w, q);
@@ -244,10 +244,10 @@ static void job_grade(const struct eval_window *w, const struct eval_job *j,
                       struct eval_result *o) {
     const struct eval_question *q = j->q;
     const struct engine_request *r = &j->reqs[0];
-    *o = (struct eval_result){.prompts_truncated = j->prompt_truncated, .choice = -1};
-    if (w->b->ask == EVAL_LOGLIKELIHOOD) {
+    *o = (struct eval_result){.prompt_truncated = j->prompt_truncated, .choice = -1};
+    if (w->b->output_type == EVAL_LOGLIKELIHOOD) {
         loglikelihood_grade(j, q, o);
-    } else if (w->b->ask == EVAL_GENERATE) {
+    } else if (w->b->output_type == EVAL_GENERATE) {
         text_grade(w, j, q, o);
     } else {
         o->choice = (int16_t)r->choice;
@@ -255,7 +255,7 @@ static void job_grade(const struct eval_window *w, const struct eval_job *j,
         o->right = r->choice == q->correct;
         o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
     }
-    if (w->b->ask != EVAL_GENERATE) o->score = o->right;
+    if (w->b->output_type != EVAL_GENERATE) o->score = o->right;
 }
 
 static bool job_is_done(const struct eval_job *j) {
@@ -330,7 +330,7 @@ static void window_drain(struct eval_window *w) {
 
 int eval_task_grader(const struct eval_task *b, const struct grader **out, struct error *err) {
     *out = NULL;
-    if (b->ask != EVAL_GENERATE) return OK;
+    if (b->output_type != EVAL_GENERATE) return OK;
     if (!(*out = grader_find(b->grader, err))) return err->code;
     for (int64_t i = 0; i < b->n; i++)
         if (grader_check(*out, b->v[i].answer, err) != OK)
@@ -361,7 +361,7 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     bool chain_of_thought, uint8_t *right, struct eval_score *out,
                     struct progress *p, struct error *err) {
     struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
-                          .ask = EVAL_CHAT_CHOICE,
+                          .output_type = EVAL_CHAT_CHOICE,
                           .n = n,
                           .family = family,
                           .split = split,
@@ -426,7 +426,7 @@ struct eval_summary eval_summarize(const struct eval_result *results,
     for (int64_t i = 0; i < n; i++) {
         s.correct += results[i].right;
         s.correct_norm += results[i].right_norm;
-        s.prompts_truncated += results[i].prompts_truncated;
+        s.prompts_truncated += results[i].prompt_truncated;
         s.truncated += results[i].truncated;
         s.no_answer += results[i].no_answer;
         s.score += (double)results[i].score / (double)n;

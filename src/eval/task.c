@@ -508,9 +508,9 @@ static int task_read_files(struct eval_task *b, const struct task_config *config
                            const struct eval_task_options *o, struct error *err) {
     struct question_list questions = {0}, examples = {0};
     struct task_reader r = {.b = b, .config = config, .recipe = recipe, .questions = &questions};
-    b->ask = config->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
+    b->output_type = config->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
     b->delimiter = xstrdup(config->delimiter);
-    b->normed = config->normed;
+    b->reports_acc_norm = config->normed;
     b->grader = config->grader ? xstrdup(config->grader) : NULL;
     b->max_tokens = config->grader ? GENERATE_TOKENS : 0;
     for (size_t i = 0; i < ARRAY_LEN(config->stops) && config->stops[i]; i++)
@@ -582,7 +582,7 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
     if (o->shots)
         return error_set(err, ERR_USAGE, "'%s' takes no examples; leave out --shots", b->name);
     b->family = family;
-    b->ask = EVAL_CHAT_CHOICE;
+    b->output_type = EVAL_CHAT_CHOICE;
     b->n = o->n ? o->n : FAMILY_N;
     b->split = o->split;
     b->seed = o->seed;

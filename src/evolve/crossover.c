@@ -344,7 +344,7 @@ static void choose_triplets(const struct operands *x, const struct svd *sv, int3
     for (int32_t c = 0; c < r; c++) {
         bool eligible[OPERATOR_PARENTS_MAX] = {false};
         for (int p = 0; p < x->n; p++) eligible[p] = c < sv[p].n;
-        svd_put_triplet(&sv[sample_parent(x, eligible, &rng)], c, r, a, b);
+        svd_write_triplet(&sv[sample_parent(x, eligible, &rng)], c, r, a, b);
     }
 }
 
@@ -360,7 +360,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
             sv[p] = (struct svd){.out = out, .in = in};
             if (lo->r == 0) continue;
             struct lowrank_sum s = lowrank_sum_new(&ar, out, in, lo->r);
-            lowrank_sum_put(&s, lo, 1, 0);
+            lowrank_sum_add(&s, lo, 1, 0);
             sv[p] = lowrank_sum_svd(&s, &ar);
             is_adapted = 1;
         }

@@ -280,9 +280,9 @@ enum operator_weighting {
 struct adapter_operator {
     const char *name, *about;
     enum operator_kind kind;
-    enum operator_weighting shares;
-    int least, most;  /* number of parents */
-    const char *unit; /* meaning of the step; NULL: the row has no step */
+    enum operator_weighting weighting;
+    int min_parents, max_parents; /* number of parents */
+    const char *unit;             /* meaning of the step; NULL: the row has no step */
     float step, step_min, step_max;
     /* The caller has checked the operands. `make` adds the child's specific values to `lineage`,
      * which holds the common ones. */

@@ -30,7 +30,7 @@ static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct t
     int rc = evolve_run_check_pause(r, err);
     if (rc != OK) return rc;
     rc = debate_run(&r->llm_client, &agent, 1, items, n, &o, &d, bar, err);
-    if (rc == OK) memcpy(m->right, d.solo, (size_t)n);
+    if (rc == OK) memcpy(m->right, d.first_correct, (size_t)n);
     m->prefilled = d.prefilled;
     m->generated = d.generated;
     debate_release(&d);
@@ -74,9 +74,9 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     if (rc == OK) {
         struct heldout_result *debate = add_row(r, "debate"),
                               *vote = add_row(r, "first-round vote");
-        memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test,
+        memcpy(debate->right, d.vote_correct + (size_t)(d.rounds - 1) * (size_t)r->n_test,
                (size_t)r->n_test);
-        memcpy(vote->right, d.voted, (size_t)r->n_test);
+        memcpy(vote->right, d.vote_correct, (size_t)r->n_test);
         debate->prefilled = d.prefilled;
         debate->generated = d.generated;
         for (int i = 0; i < r->n_founders; i++) vote->generated += r->rows[1 + i].generated;

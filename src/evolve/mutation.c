@@ -68,7 +68,7 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
         if (lo->r == 0) continue;
         struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(&a->shape, i % N_PROJ),
                                                proj_in(&a->shape, i % N_PROJ), lo->r);
-        lowrank_sum_put(&s, lo, 1, 0);
+        lowrank_sum_add(&s, lo, 1, 0);
         struct svd sv = lowrank_sum_svd(&s, &ar);
         int32_t r = sv.n;
         if (sv.s[0] == 0) {

@@ -59,7 +59,7 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank) {
 }
 
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err) {
-    if (d->size2 > 0)
+    if (d->norm2 > 0)
         json_object_set_new(lineage, "error", json_sprintf("%.3g", adapter_builder_error(d)));
     struct adapter *child = adapter_builder_finish(d, lineage);
     if (!child) error_set(err, ERR_STATE, "nothing of the parents is left in the child");
@@ -116,7 +116,7 @@ static void module_sum(const struct operands *x, const double *coef, int32_t i,
     for (int p = 0, column = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
-        lowrank_sum_put(&s, lo, coef[p], column);
+        lowrank_sum_add(&s, lo, coef[p], column);
         column += lo->r;
     }
     struct svd sv = lowrank_sum_svd(&s, &ar);
@@ -137,10 +137,10 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
 
 static int parents_check(const struct adapter_operator *op, const struct operands *x,
                          struct error *err) {
-    if (x->n < op->least || x->n > op->most)
+    if (x->n < op->min_parents || x->n > op->max_parents)
         return error_set(err, ERR_USAGE, "operator '%s' takes %d%s parent%s, not %d", op->name,
-                         op->least, op->most > op->least ? " or more" : "", op->most > 1 ? "s" : "",
-                         x->n);
+                         op->min_parents, op->max_parents > op->min_parents ? " or more" : "",
+                         op->max_parents > 1 ? "s" : "", x->n);
     for (int p = 0; p < x->n; p++) {
         const struct adapter *a = x->parents[p];
         CHECK(a->data); /* NULL if only the packed copy was kept */

@@ -459,10 +459,10 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
 /* The weights of two parents for an operator; NULL: the operator takes no weights. */
 static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
                                 const struct candidate *b, double t, float w[2]) {
-    bool fitness = op->shares == WEIGHTING_FITNESS;
+    bool fitness = op->weighting == WEIGHTING_FITNESS;
     w[0] = fitness ? (float)a->fitness.value : (float)(1 - t);
     w[1] = fitness ? (float)b->fitness.value : (float)t;
-    return op->shares == WEIGHTING_NONE ? NULL : w;
+    return op->weighting == WEIGHTING_NONE ? NULL : w;
 }
 
 static int make_crossover(const struct population *p, const struct adapter_operator *op,
@@ -470,7 +470,7 @@ static int make_crossover(const struct population *p, const struct adapter_opera
                           struct error *err) {
     const struct candidate *b = second_parent(p, a, rng);
     out->role = a->role;
-    if (op->shares == WEIGHTING_NONE && is_better(b, a)) {
+    if (op->weighting == WEIGHTING_NONE && is_better(b, a)) {
         const struct candidate *fitter = b;
         b = a;
         a = fitter;
@@ -480,16 +480,16 @@ static int make_crossover(const struct population *p, const struct adapter_opera
     /* With a fixed step, all children of a pair would be equal. */
     float step = op->step * (0.5f + rng_uniform(rng));
     if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
-    if (op->shares != WEIGHTING_NONE) out->blend = t;
+    if (op->weighting != WEIGHTING_NONE) out->blend = t;
     struct adapter *parents[2] = {a->adapter, b->adapter};
     struct operands x = {.parents = parents,
                          .weights = weights_for(op, a, b, t, w),
                          .n = 2,
-                         .rank = op->shares == WEIGHTING_FACTORS ? 0 : (int32_t)p->o->rank,
+                         .rank = op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)p->o->rank,
                          .step = (float)out->step,
                          .seed = rng_u64(rng)};
     if (!(out->adapter = operator_apply(op, &x, err))) return err->code;
-    if (p->o->preserve_norm && op->shares == WEIGHTING_DELTA)
+    if (p->o->preserve_norm && op->weighting == WEIGHTING_DELTA)
         out->adapter = preserve_norm(out->adapter, parents[0], parents[1], t);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);

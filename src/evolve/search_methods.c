@@ -362,10 +362,10 @@ static int coef_search_candidates(struct coef_search *h, const double *v, int n,
 
 static int coef_search_check(const struct coef_search *h, struct error *err) {
     const struct evolve_run *r = h->r;
-    if (h->op->most < r->n_founders)
+    if (h->op->max_parents < r->n_founders)
         return error_set(err, ERR_USAGE,
                          "operator '%s' takes %d parents, and there are %d founders", h->op->name,
-                         h->op->most, r->n_founders);
+                         h->op->max_parents, r->n_founders);
     if (h->n_weight_sets > 1 && strcmp(h->op->name, "delta") != 0)
         return error_set(err, ERR_USAGE, "per_layer needs merge_operator 'delta', not '%s'",
                          h->op->name);

@@ -261,7 +261,7 @@ static void *worker_main(void *ctx) {
 static void *pool_thread_main(void *ctx) {
     struct worker_pool *pool = ctx;
     struct http *h = pool->h;
-    if (pool->nice) thread_background(pool->nice);
+    if (pool->nice) thread_lower_priority(pool->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
         struct http_work *w = work_dequeue(&pool->queue);
@@ -351,7 +351,7 @@ const struct buf *exchange_body(const struct exchange *x) {
 struct body_sink *exchange_sink(const struct exchange *x) {
     return x->sink;
 }
-double exchange_began(const struct exchange *x) {
+double exchange_start_time(const struct exchange *x) {
     return x->started_at;
 }
 void exchange_set_user(struct exchange *x, void *user) {
@@ -492,7 +492,7 @@ void exchange_reply(struct exchange *x, int status, const char *type, const void
     answer_publish(x, status, type, NULL);
 }
 
-void exchange_reply_take(struct exchange *x, int status, const char *type, struct buf *b) {
+void exchange_reply_buf(struct exchange *x, int status, const char *type, struct buf *b) {
     char *shrunk = realloc(b->data, MAX(b->len, (size_t)1)), *data = shrunk ? shrunk : b->data;
     x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
     x->reply_bytes = b->len;
@@ -817,7 +817,8 @@ static enum MHD_Result handler_run_inline(struct exchange *x) {
 
 static enum MHD_Result on_body_complete(struct exchange *x) {
     struct http *h = x->h;
-    enum http_dispatch work = h->c.work ? h->c.work(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
+    enum http_dispatch work =
+        h->c.dispatch ? h->c.dispatch(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
     if (work == HTTP_DISPATCH_IO_THREAD) return handler_run_inline(x);
     pthread_mutex_lock(&x->lock);
     x->handed_over = true;
@@ -892,7 +893,7 @@ static bool should_read_body(const struct exchange *x) {
 static bool sink_write(struct exchange *x, const char *data, size_t n) {
     double now = clock_now();
     __atomic_store(&x->last_read_at, &now, __ATOMIC_RELAXED);
-    return x->sink->put(x->sink, data, n) == OK;
+    return x->sink->write(x->sink, data, n) == OK;
 }
 
 static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char *url,
@@ -940,7 +941,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
         __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
     }
     h->c.ended(h->c.ctx, x);
-    if (x->sink) x->sink->drop(x->sink);
+    if (x->sink) x->sink->release(x->sink);
     pthread_mutex_lock(&h->lock);
     if (x->prev) x->prev->next = x->next;
     if (x->next) x->next->prev = x->prev;

@@ -58,9 +58,9 @@ int http_tls_check(const struct http_options *o, struct error *err);
 /* Receives a body part by part in the library's threads, instead of buffering it in memory.
  * --max-body does not limit such a body, and body_seconds limits each part. */
 struct body_sink {
-    int (*put)(struct body_sink *sink, const void *p,
-               size_t n);                 /* an error closes the connection */
-    void (*drop)(struct body_sink *sink); /* called when the exchange has ended in any way */
+    int (*write)(struct body_sink *sink, const void *p,
+                 size_t n);                  /* an error closes the connection */
+    void (*release)(struct body_sink *sink); /* called when the exchange has ended in any way */
 };
 /* Where a route's handler runs. */
 enum http_dispatch {
@@ -88,7 +88,7 @@ struct http_callbacks {
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
     /* Where the route's handler runs. NULL: all routes use HTTP_DISPATCH_WORKER. */
-    enum http_dispatch (*work)(void *ctx, const struct http_route *r);
+    enum http_dispatch (*dispatch)(void *ctx, const struct http_route *r);
     /* Whether requests may have any Host, because admission requires a key. NULL: they may not; see
      * exchange_host_is_own. */
     bool (*any_host)(void *ctx);
@@ -144,7 +144,7 @@ const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
 json_t *json_parse_body(const struct buf *body, struct error *err); /* the same for any bytes */
-double exchange_began(const struct exchange *x); /* clock_now() when the headers had arrived */
+double exchange_start_time(const struct exchange *x); /* clock_now() when the headers had arrived */
 /* One pointer that the caller owns, from `admit` to `ended`. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
@@ -157,8 +157,8 @@ bool exchange_is_disconnected(struct exchange *x);
 /* Adds a response header; call it before the answer. */
 void exchange_add_header(struct exchange *x, const char *name, const char *value);
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n);
-void exchange_reply_take(struct exchange *x, int status, const char *type,
-                         struct buf *b); /* takes ownership of b->data */
+void exchange_reply_buf(struct exchange *x, int status, const char *type,
+                        struct buf *b); /* takes ownership of b->data */
 void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes ownership of v */
 
 enum stream_status { STREAM_MORE, STREAM_WAIT, STREAM_END };

@@ -432,7 +432,7 @@ static void progress_publish(struct jobs *j, struct job *job) {
 static char *output_path(const struct jobs *j, const char *name) {
     bool run = strncmp(name, "run:", 4) == 0;
     return run ? path_join(j->o.runs ? j->o.runs : "runs", name + 4)
-               : path_join(j->o.rules.out ? j->o.rules.out : "", name);
+               : path_join(j->o.rules.results_dir ? j->o.rules.results_dir : "", name);
 }
 
 static void output_record_save(struct jobs *j, const char *name) {
@@ -965,7 +965,7 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
     pthread_mutex_init(&j->lock, NULL);
     j->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = j->wake_fd < 0 ? error_errno(err, "cannot make an event") : folder_lock(j, err);
-    if (rc == OK && o->rules.out) rc = dir_make(o->rules.out, err);
+    if (rc == OK && o->rules.results_dir) rc = dir_make(o->rules.results_dir, err);
     if (rc == OK && !(j->store = store_open(store, err))) rc = err->code;
     if (rc == OK) rc = jobs_load(j, err);
     if (rc == OK) rc = thread_start(j, err);
@@ -1039,7 +1039,7 @@ static struct job *job_new_from_request(struct jobs *j, const struct job_request
                                         const struct job_caller *caller) {
     struct job *job = job_new();
     id_make(j, job->id);
-    job->request = json_incref(r->asked);
+    job->request = json_incref(r->normalized);
     job->idempotency_key = caller->idempotency_key ? xstrdup(caller->idempotency_key) : NULL;
     job->owner = caller->owner ? xstrdup(caller->owner) : NULL;
     job->may_replace_any = caller->may_replace_any;
@@ -1085,7 +1085,7 @@ int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller
     const struct job *same = job_find_idempotent(j, caller);
     if (!same)
         rc = job_add(j, &checked, caller, id, err);
-    else if (json_equal(same->request, checked.asked))
+    else if (json_equal(same->request, checked.normalized))
         memcpy(id, same->id, JOB_ID_LEN);
     else
         rc = error_set(err, ERR_MISMATCH, "this idempotency key is of job '%s', another request",

@@ -46,22 +46,23 @@ struct job_kind {
 /* The rules that a request is checked against. Strings are borrowed. */
 struct job_request_rules {
     const struct job_kind *kinds;
-    const char *out;     /* the folder of results; NULL: results cannot be stored */
-    bool allow_commands; /* rewards may be commands, which are executed */
-    int threads;         /* maximum number of threads; 0: unlimited */
-    const char *owner;   /* prefix of JOB_OWN names, the id of the API key; NULL: no prefix */
+    const char *results_dir; /* the folder of results; NULL: results cannot be stored */
+    bool allow_commands;     /* rewards may be commands, which are executed */
+    int max_threads;         /* maximum number of threads; 0: unlimited */
+    const char
+        *owner; /* prefix of JOB_ARG_CLIENT_NAME names, the id of the API key; NULL: no prefix */
     void *ctx;
     /* Returns the canonical path of a readable file or folder, malloc'ed; NULL with ERR_MISSING if
      * it does not exist, else with another error. If the callback is NULL, paths are used
      * unchanged. */
-    char *(*input)(void *ctx, const char *path, bool database, struct error *err);
+    char *(*resolve_input)(void *ctx, const char *path, bool database, struct error *err);
 };
 
 /* A checked request. */
 struct job_request {
     /* {kind, args, options} with all keys, sorted, and canonical option names, so equal requests
      * are equal values. Outputs are paths already; inputs are as the client wrote them. */
-    json_t *asked;
+    json_t *normalized;
     json_t *resolved;       /* the same with canonical paths of inputs too */
     struct strings outputs; /* names of the outputs */
     struct strings runs;    /* ids of the runs that the client chose (option "id") */

@@ -2,7 +2,7 @@
  * request: a client's request as a command line.
  *
  * The client is not trusted. It may set the options that the command's option table allows (enum
- * option_job_policy). An option is looked up in the table by any of its names, and only the
+ * job_arg_policy). An option is looked up in the table by any of its names, and only the
  * canonical name reaches the command line; a path reaches it as the canonical path that was
  * checked. A value is attached to its name by '=', and positional arguments come after "--", so no
  * text of a client becomes an unchecked option.
@@ -90,17 +90,17 @@ static int name_check(const struct request_checker *c, const char *name, const c
 /* values: each function returns the value for the command line, malloc'ed; NULL on an error */
 
 static char *input_value(const struct request_checker *c, const char *text, bool database) {
-    if (!c->r->input || hub_is_name(text))
+    if (!c->r->resolve_input || hub_is_name(text))
         return xstrdup(text); /* the command checks names on the hub when it opens them */
-    char *path = c->r->input(c->r->ctx, text, database, c->err);
+    char *path = c->r->resolve_input(c->r->ctx, text, database, c->err);
     if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
     return path;
 }
 
 /* A path, or the name of a built-in object. */
 static char *choice_value(const struct request_checker *c, const char *text) {
-    if (!c->r->input || hub_is_name(text)) return xstrdup(text);
-    char *path = c->r->input(c->r->ctx, text, false, c->err);
+    if (!c->r->resolve_input || hub_is_name(text)) return xstrdup(text);
+    char *path = c->r->resolve_input(c->r->ctx, text, false, c->err);
     if (path || c->err->code != ERR_MISSING) return path;
     c->err->code = is_plain_name(text) ? OK : ERR_USAGE;
     return c->err->code == OK ? xstrdup(text) : NULL;
@@ -147,9 +147,9 @@ static char *named_value(const struct request_checker *c, const char *text) {
 
 /* The name of a result, or the path that an earlier check made of it. */
 static char *output_value(const struct request_checker *c, const char *text) {
-    size_t n = c->r->out ? strlen(c->r->out) : 0;
-    if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
-    if (!c->r->out) {
+    size_t n = c->r->results_dir ? strlen(c->r->results_dir) : 0;
+    if (n && strncmp(text, c->r->results_dir, n) == 0 && text[n] == '/') text += n + 1;
+    if (!c->r->results_dir) {
         not_allowed_error(c, c->field, ": this server stores no results");
         return NULL;
     }
@@ -160,7 +160,7 @@ static char *output_value(const struct request_checker *c, const char *text) {
             return NULL;
         }
     strings_add(&c->request->outputs, text);
-    return path_join(c->r->out, text);
+    return path_join(c->r->results_dir, text);
 }
 
 static char *name_value(const struct request_checker *c, const char *text) {
@@ -175,42 +175,42 @@ static bool reward_is_plain(const char *text) {
 }
 
 static char *threads_value(const struct request_checker *c, const char *text) {
-    if (c->r->threads && strtoll(text, NULL, 10) > c->r->threads) {
-        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->r->threads);
+    if (c->r->max_threads && strtoll(text, NULL, 10) > c->r->max_threads) {
+        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->r->max_threads);
         return NULL;
     }
     return xstrdup(text);
 }
 
-static char *value_check(const struct request_checker *c, enum option_job_policy policy,
+static char *value_check(const struct request_checker *c, enum job_arg_policy policy,
                          const char *text) {
     switch (policy) {
-    case JOB_TEXT:
+    case JOB_ARG_TEXT:
         return xstrdup(text);
-    case JOB_NAME:
+    case JOB_ARG_NAME:
         return name_value(c, text);
-    case JOB_OWN:
+    case JOB_ARG_CLIENT_NAME:
         return c->r->owner ? xasprintf("%s/%s", c->r->owner, text) : xstrdup(text);
-    case JOB_INPUT:
-    case JOB_DATABASE:
-        return input_value(c, text, policy == JOB_DATABASE);
-    case JOB_CHOICE:
+    case JOB_ARG_INPUT_PATH:
+    case JOB_ARG_DATABASE:
+        return input_value(c, text, policy == JOB_ARG_DATABASE);
+    case JOB_ARG_BUILTIN_OR_PATH:
         return choice_value(c, text);
-    case JOB_CHOICES:
+    case JOB_ARG_BUILTIN_OR_PATH_LIST:
         return choices_value(c, text);
-    case JOB_NAMED:
+    case JOB_ARG_NAMED_FILE:
         return named_value(c, text);
-    case JOB_OUTPUT:
+    case JOB_ARG_OUTPUT_PATH:
         return output_value(c, text);
-    case JOB_THREADS:
+    case JOB_ARG_THREADS:
         return threads_value(c, text);
-    case JOB_REWARD:
+    case JOB_ARG_REWARD:
         if (c->r->allow_commands || reward_is_plain(text)) return xstrdup(text);
         not_allowed_error(c, c->field, COMMANDS_OFF);
         return NULL;
-    case JOB_BY_TYPE:
-    case JOB_REFUSED:
-    case JOB_SERVER:
+    case JOB_ARG_DEFAULT:
+    case JOB_ARG_FORBIDDEN:
+    case JOB_ARG_SERVER_ONLY:
         break;
     }
     not_allowed_error(c, c->field, "");
@@ -227,14 +227,14 @@ static char *scalar_text(const json_t *v) {
 }
 
 /* The stored request keeps inputs as the client sent them; outputs are resolved paths. */
-static json_t *normalized_value(enum option_job_policy policy, const json_t *v,
-                                const char *checked) {
-    return policy == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
+static json_t *normalized_value(enum job_arg_policy policy, const json_t *v, const char *checked) {
+    return policy == JOB_ARG_OUTPUT_PATH ? json_from_path(checked)
+                                         : json_incref((json_t *)(uintptr_t)v);
 }
 
 /* Checks one value of an option or argument. Returns the value for the command line, NULL on an
  * error, and sets *normalized to the value for the stored request. */
-static json_t *one_value(const struct request_checker *c, enum option_job_policy policy,
+static json_t *one_value(const struct request_checker *c, enum job_arg_policy policy,
                          const json_t *v, json_t **normalized) {
     char *text = scalar_text(v);
     if (!text) {
@@ -242,8 +242,8 @@ static json_t *one_value(const struct request_checker *c, enum option_job_policy
                   "'%s' must be a string, a number, true, false or a list of these", c->field);
         return NULL;
     }
-    bool as_text = json_is_string(v) || (policy != JOB_BY_TYPE && policy != JOB_THREADS);
-    char *checked = policy == JOB_BY_TYPE ? xstrdup(text) : value_check(c, policy, text);
+    bool as_text = json_is_string(v) || (policy != JOB_ARG_DEFAULT && policy != JOB_ARG_THREADS);
+    char *checked = policy == JOB_ARG_DEFAULT ? xstrdup(text) : value_check(c, policy, text);
     json_t *out = !checked  ? NULL
                   : as_text ? json_string(checked)
                             : json_incref((json_t *)(uintptr_t)v);
@@ -255,7 +255,7 @@ static json_t *one_value(const struct request_checker *c, enum option_job_policy
     return out;
 }
 
-static json_t *list_value(const struct request_checker *c, enum option_job_policy policy,
+static json_t *list_value(const struct request_checker *c, enum job_arg_policy policy,
                           const json_t *v, json_t **normalized) {
     json_t *list = json_array(), *item, *one;
     size_t i;
@@ -278,8 +278,8 @@ static json_t *list_value(const struct request_checker *c, enum option_job_polic
 static int row_check(const struct request_checker *c, const struct option_row *row,
                      const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
-    if (row->job == JOB_REFUSED || row->job == JOB_SERVER || (row->job == JOB_BY_TYPE && text) ||
-        row->type == OPT_SECRETS)
+    if (row->job_policy == JOB_ARG_FORBIDDEN || row->job_policy == JOB_ARG_SERVER_ONLY ||
+        (row->job_policy == JOB_ARG_DEFAULT && text) || row->type == OPT_SECRETS)
         return not_allowed_error(c, row->name, "");
     if (json_is_array(v) && !is_list(row))
         return error_set(c->err, ERR_USAGE, "'%s' takes one value", row->name);
@@ -315,12 +315,13 @@ static int option_check(struct request_checker *c, const char *name, json_t *v) 
     if (rc == OK) field_set(c, row->name);
     if (rc == OK) rc = row_check(c, row, v);
     if (rc == OK)
-        value = json_is_array(v) ? list_value(c, row->job, v, &normalized)
-                                 : one_value(c, row->job, v, &normalized);
+        value = json_is_array(v) ? list_value(c, row->job_policy, v, &normalized)
+                                 : one_value(c, row->job_policy, v, &normalized);
     if (rc == OK && !value) rc = c->err->code;
     if (rc == OK) {
         json_object_set_new(options, row->name, value);
-        json_object_set_new(json_object_get(c->request->asked, "options"), row->name, normalized);
+        json_object_set_new(json_object_get(c->request->normalized, "options"), row->name,
+                            normalized);
     }
     json_decref(v);
     return rc;
@@ -328,15 +329,17 @@ static int option_check(struct request_checker *c, const char *name, json_t *v) 
 
 /* arguments */
 
-static enum option_job_policy arg_policy(const struct job_args *a, size_t i) {
+static enum job_arg_policy arg_policy(const struct job_args *a, size_t i) {
     size_t n = 0;
-    while (n < ARRAY_LEN(a->of) && a->of[n] != JOB_BY_TYPE) n++;
-    return i < n ? a->of[i] : a->repeats && n ? a->of[n - 1] : JOB_BY_TYPE;
+    while (n < ARRAY_LEN(a->policies) && a->policies[n] != JOB_ARG_END) n++;
+    return i < n ? a->policies[i] : a->repeats && n ? a->policies[n - 1] : JOB_ARG_END;
 }
 
 static const struct job_args *args_find(const struct job_kind *k, const char *first) {
     const struct job_args *a = k->args;
-    while (a && a->of[0] != JOB_BY_TYPE && a->word && (!first || strcmp(a->word, first) != 0)) a++;
+    while (a && a->policies[0] != JOB_ARG_END && a->subcommand &&
+           (!first || strcmp(a->subcommand, first) != 0))
+        a++;
     return a;
 }
 
@@ -346,16 +349,16 @@ static int args_check(struct request_checker *c, const json_t *args) {
     size_t i;
     field_set(c, "args");
     json_array_foreach (args, i, v) {
-        enum option_job_policy policy = a ? arg_policy(a, i) : JOB_BY_TYPE;
+        enum job_arg_policy policy = a ? arg_policy(a, i) : JOB_ARG_END;
         json_t *normalized = NULL, *value;
         if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
             return error_set(c->err, ERR_USAGE, "'args' must be a list of strings");
-        if (policy == JOB_BY_TYPE)
+        if (policy == JOB_ARG_END)
             return error_set(c->err, ERR_USAGE, "'%s' takes no %zu arguments here", c->kind->name,
                              json_array_size(args));
         if (!(value = one_value(c, policy, v, &normalized))) return c->err->code;
         json_array_append_new(json_object_get(c->request->resolved, "args"), value);
-        json_array_append_new(json_object_get(c->request->asked, "args"), normalized);
+        json_array_append_new(json_object_get(c->request->normalized, "args"), normalized);
     }
     return OK;
 }
@@ -421,13 +424,13 @@ static json_t *sorted_copy(json_t *v) {
 static int parts_check(struct request_checker *c, const json_t *request) {
     const char *name;
     json_t *v;
-    c->request->asked = empty_request(request);
+    c->request->normalized = empty_request(request);
     c->request->resolved = empty_request(request);
     int rc = args_check(c, json_object_get(request, "args"));
     json_object_foreach (json_object_get(request, "options"), name, v)
         if (rc == OK) rc = option_check(c, name, v);
     if (rc != OK) return rc;
-    c->request->asked = sorted_copy(c->request->asked);
+    c->request->normalized = sorted_copy(c->request->normalized);
     c->request->resolved = sorted_copy(c->request->resolved);
     return OK;
 }
@@ -449,7 +452,7 @@ int job_request_check(const struct job_request_rules *r, const json_t *request,
 }
 
 void job_request_release(struct job_request *r) {
-    json_decref(r->asked);
+    json_decref(r->normalized);
     json_decref(r->resolved);
     strings_release(&r->outputs);
     strings_release(&r->runs);

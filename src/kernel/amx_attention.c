@@ -53,16 +53,16 @@ static size_t query_block_layout(struct query_block *b, int64_t e, uint8_t *base
     size_t used = 0;
     b->e = e;
     b->ep = (e + 31) / 32 * 32;
-    b->q = slab_take(base, &used, (size_t)(QUERIES * b->ep * 2));
-    b->k = slab_take(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
-    b->v = slab_take(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
-    b->s = slab_take(base, &used, (size_t)(KEY_BLOCK * PANEL * 4));
-    b->p = slab_take(base, &used, (size_t)(KEY_BLOCK * PANEL * 2));
-    b->out = slab_take(base, &used, (size_t)(QUERIES * b->ep * 4));
-    b->max = slab_take(base, &used, (size_t)(QUERIES * 4));
-    b->sum = slab_take(base, &used, (size_t)(QUERIES * 4));
-    b->first = slab_take(base, &used, (size_t)(QUERIES * 4));
-    b->end = slab_take(base, &used, (size_t)(QUERIES * 4));
+    b->q = bump_alloc(base, &used, (size_t)(QUERIES * b->ep * 2));
+    b->k = bump_alloc(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
+    b->v = bump_alloc(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
+    b->s = bump_alloc(base, &used, (size_t)(KEY_BLOCK * PANEL * 4));
+    b->p = bump_alloc(base, &used, (size_t)(KEY_BLOCK * PANEL * 2));
+    b->out = bump_alloc(base, &used, (size_t)(QUERIES * b->ep * 4));
+    b->max = bump_alloc(base, &used, (size_t)(QUERIES * 4));
+    b->sum = bump_alloc(base, &used, (size_t)(QUERIES * 4));
+    b->first = bump_alloc(base, &used, (size_t)(QUERIES * 4));
+    b->end = bump_alloc(base, &used, (size_t)(QUERIES * 4));
     return used;
 }
 
@@ -539,23 +539,23 @@ static size_t backward_block_layout(struct backward_block *b, int64_t e, int64_t
     b->keys = (rows + KEY_TILE - 1) / KEY_TILE * KEY_TILE;
     uint16_t **whole[] = {&b->k, &b->v, &b->kt};
     for (size_t i = 0; i < ARRAY_LEN(whole); i++)
-        *whole[i] = slab_take(base, &used, (size_t)(b->keys * b->ep * 2));
-    b->dk = slab_take(base, &used, (size_t)(b->keys * b->ep * 4));
-    b->dv = slab_take(base, &used, (size_t)(b->keys * b->ep * 4));
+        *whole[i] = bump_alloc(base, &used, (size_t)(b->keys * b->ep * 2));
+    b->dk = bump_alloc(base, &used, (size_t)(b->keys * b->ep * 4));
+    b->dv = bump_alloc(base, &used, (size_t)(b->keys * b->ep * 4));
     uint16_t **queries[] = {&b->q, &b->dout, &b->q_pairs, &b->dout_pairs};
     for (size_t i = 0; i < ARRAY_LEN(queries); i++)
-        *queries[i] = slab_take(base, &used, (size_t)(BACK_QUERIES * b->ep * 2));
-    b->dq = slab_take(base, &used, (size_t)(BACK_QUERIES * b->ep * 4));
-    b->s = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
-    b->dp = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
-    b->p = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
-    b->ds = slab_take(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
-    b->ds_pairs = slab_take(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 2));
+        *queries[i] = bump_alloc(base, &used, (size_t)(BACK_QUERIES * b->ep * 2));
+    b->dq = bump_alloc(base, &used, (size_t)(BACK_QUERIES * b->ep * 4));
+    b->s = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
+    b->dp = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
+    b->p = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
+    b->ds = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
+    b->ds_pairs = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 2));
     float **stats[] = {&b->max, &b->factor, &b->delta};
     for (size_t i = 0; i < ARRAY_LEN(stats); i++)
-        *stats[i] = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
-    b->first = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
-    b->end = slab_take(base, &used, (size_t)(BACK_QUERIES * 4));
+        *stats[i] = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
+    b->first = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
+    b->end = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
     return used;
 }
 

@@ -606,10 +606,10 @@ static void amx_gemm_tiles(float *y, int64_t ldy, const struct gemm_input *in,
                                    .n = n1,
                                    .add = add,
                                    .w = w,
-                                   .low_rank = in->low,
+                                   .low_rank = in->low_rank,
                                    .low_rank_row = in->low_rank_row,
                                    .panels = forward_panels,
-                                   .prefetch = in->ahead};
+                                   .prefetch = in->prefetch};
     tile_product_run(&p, n0 / PANEL, (n1 + PANEL - 1) / PANEL);
 }
 
@@ -634,10 +634,10 @@ static void amx_gemm_tiles_silu(const struct gemm_gated *g, const struct gemm_in
                                    .rows = in->rows,
                                    .steps = (in->k + 31) / 32,
                                    .n = g->gate->n,
-                                   .low_rank = in->low,
+                                   .low_rank = in->low_rank,
                                    .low_rank_row = in->low_rank_row,
                                    .panels = gated_panels,
-                                   .prefetch = in->ahead};
+                                   .prefetch = in->prefetch};
     const int64_t end = (n1 + PANEL - 1) / PANEL;
     tile_product_run(&p, n0 / PANEL, end);
     if (end % 2 == 0) return;
@@ -658,7 +658,7 @@ static void amx_gemm_tiles_backward(float *dx, int64_t lddx, const struct gemm_i
                                    .n = k1,
                                    .add = add,
                                    .w = w,
-                                   .low_rank = dy->low,
+                                   .low_rank = dy->low_rank,
                                    .low_rank_row = dy->low_rank_row,
                                    .first_output = o0,
                                    .panels = backward_panels};

@@ -292,7 +292,7 @@ static void panel_store(const struct int8_product *p, float (*part)[PANEL], int6
     if (p->w->layout == LAYOUT_NF4) sums_scale(part, rows, p->w->row_scales + panel * PANEL);
     sums_store(p->y + m0 * p->ldy + panel * PANEL, p->ldy, (const float(*)[PANEL])part, rows,
                p->n1 - panel * PANEL, p->add);
-    prefetch_step(p->in->ahead);
+    prefetch_step(p->in->prefetch);
 }
 
 /* Rows m0 … m0 + rows (at most SUPER_TILES tiles) against all panels. Where K is longer than a
@@ -337,7 +337,7 @@ static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const s
         y, ldy, in, w, n0, n1, tile, MIN(in->k, COPY_BYTES / super_rows / 256 * 256), add};
     struct scratch s;
     tile_config_int8((int)tile, layout_group(w->layout));
-    prefetch_begin(in->ahead, panels * ((in->rows + super_rows - 1) / super_rows));
+    prefetch_begin(in->prefetch, panels * ((in->rows + super_rows - 1) / super_rows));
     for (int64_t m = 0; m < in->rows; m += super_rows)
         row_tiles_mul(&p, &s, m, MIN(in->rows - m, super_rows));
 }

@@ -739,7 +739,7 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
         }
         for (int r = 0; r < R; r++)
             panel_store(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
-        prefetch_step(in->ahead);
+        prefetch_step(in->prefetch);
     }
 }
 
@@ -748,7 +748,7 @@ INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                         enum int8_product_kind kind) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
-    prefetch_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));
+    prefetch_begin(in->prefetch, (end - n0 / PANEL) * ((in->rows + 3) / 4));
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
         for (; m + 4 <= in->rows; m += 4)
@@ -1204,7 +1204,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_nn_bf16 = gemm_nn_bf16;
     k->gemm_nn_f16 = gemm_nn_f16;
     k->gemm_nn_i8 = gemm_nn_i8;
-    k->dots_i8 = gemm_i8_i8;
+    k->gemm_i8_i8 = gemm_i8_i8;
     k->gemm_nn_i16_i8 = gemm_nn_i16_i8;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;

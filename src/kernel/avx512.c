@@ -430,7 +430,7 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
                 const panels_fn run = panels_fns[p->w->layout - LAYOUT_Q8][step / 2][panels - 1];
                 run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])correction + m, b0, b1);
-                if (b0 == 0) prefetch_step(p->in->ahead);
+                if (b0 == 0) prefetch_step(p->in->prefetch);
             }
         }
         part_store(p, part, panel, m0, n1, (int)rows, panels);
@@ -445,7 +445,7 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
                                 .w = w,
                                 .blocks = in->k / layout_group(w->layout),
                                 .add = add};
-    prefetch_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
+    prefetch_begin(in->prefetch, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
     }
@@ -1030,8 +1030,8 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
     k->gemm_i8 = avx512_gemm_i8;
-    if (k->dots_i8 != avx512_gemm_i8_i8) lower_gemm_i8_i8 = k->dots_i8;
-    k->dots_i8 = avx512_gemm_i8_i8;
+    if (k->gemm_i8_i8 != avx512_gemm_i8_i8) lower_gemm_i8_i8 = k->gemm_i8_i8;
+    k->gemm_i8_i8 = avx512_gemm_i8_i8;
     k->gemm_nn_i16_i8 = avx512_gemm_nn_i16_i8;
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;

@@ -300,15 +300,15 @@ static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > max_rows ? width : end;
-    prefetch_begin(c->in->ahead, (end - first) / tiles[MIN(rows, max_rows) - 1].panels *
-                                     ((rows + max_rows - 1) / max_rows));
+    prefetch_begin(c->in->prefetch, (end - first) / tiles[MIN(rows, max_rows) - 1].panels *
+                                        ((rows + max_rows - 1) / max_rows));
     for (int64_t p0 = first; p0 < end; p0 += step) {
         for (int64_t m = 0; m < rows; m += max_rows) {
             const struct bf16_gemm_tile *t = &tiles[MIN(rows - m, max_rows) - 1];
             const int64_t p1 = MIN(p0 + step, end);
             for (int64_t p = p0; p < p1; p += p + t->panels <= p1 ? t->panels : 1) {
                 (p + t->panels <= p1 ? t->multiply_panels : t->multiply_panel)(c, m, p);
-                prefetch_step(c->in->ahead);
+                prefetch_step(c->in->prefetch);
             }
         }
     }

@@ -111,13 +111,13 @@ static void level_choose(void) {
     exit(2);
 }
 
-bool cpu_has(enum cpu_level level) {
+bool cpu_has_level(enum cpu_level level) {
     tables_init();
     return level <= best_level;
 }
 
 const struct kernels *kernels_for_level(enum cpu_level level) {
-    return cpu_has(level) ? &tables[level] : NULL;
+    return cpu_has_level(level) ? &tables[level] : NULL;
 }
 
 const struct kernels *kernels_get(void) {
@@ -347,7 +347,7 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
  * pointer to the file rows. */
 static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_t *order,
                                 struct arena *arena, struct error *err) {
-    if (tensor_type_block(m->type) <= QK) return OK;
+    if (tensor_type_block_size(m->type) <= QK) return OK;
     size_t size = (size_t)m->n * sizeof *order;
     m->file_rows = rows;
     if (!order) return OK;

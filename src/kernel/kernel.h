@@ -57,11 +57,11 @@ enum tensor_type {
     TENSOR_BF16 = 30,
     TENSOR_NF4 = 0x34464E53,
 };
-bool tensor_type_known(uint32_t number);
+bool tensor_type_is_known(uint32_t number);
 const char *tensor_type_name(enum tensor_type t);               /* "q8_0" */
 int tensor_type_parse(const char *name, enum tensor_type *out); /* OK or ERR_USAGE */
 const char *tensor_type_list(void);                /* "f32, f16, …" for messages and help */
-int tensor_type_block(enum tensor_type t);         /* k must be a multiple of it: 1, 32 or 256 */
+int tensor_type_block_size(enum tensor_type t);    /* k must be a multiple of it: 1, 32 or 256 */
 bool tensor_type_is_quantized(enum tensor_type t); /* multiplied with int8 activations */
 size_t tensor_row_bytes(enum tensor_type t, int64_t k);
 /* The type that rows of k are written in when t is requested: t if its blocks divide k, else the
@@ -239,9 +239,9 @@ struct gemm_input {
     int8_t *q_tiles; /* q in tiles of int8_tile_rows: [tiles][K/32][tile rows][32]; or NULL */
     float *d_tiles;  /* d in the same tiles: [tiles][K/32][tile rows] */
     uint16_t *tiles; /* [rows / 16 rounded up][K / 32 rounded up][16][32] bf16, zero padded */
-    const struct gemm_low_rank *low; /* tiles: low-rank parts of the product, or NULL */
-    int64_t low_rank_row;            /* their number of row 0 of these inputs; a multiple of 16 */
-    struct prefetch_list *ahead;     /* prefetches of one thread, or NULL */
+    const struct gemm_low_rank *low_rank; /* tiles: low-rank parts of the product, or NULL */
+    int64_t low_rank_row;           /* their number of row 0 of these inputs; a multiple of 16 */
+    struct prefetch_list *prefetch; /* prefetches of one thread, or NULL */
 };
 
 struct gated_backward_row {
@@ -310,8 +310,8 @@ struct kernels {
      * w[n][k]. There are 8 lanes. For each block b = 0, 1, …, lane l sums the products of bytes 4l
      * to 4l+3 as an exact integer p, and lane = fma((float)p, d_b, lane); then lanes l and l+4 are
      * added, then l+2, l+1. */
-    void (*dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
-                    int64_t ldw, int64_t n0, int64_t n1);
+    void (*gemm_i8_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+                       int64_t ldw, int64_t n0, int64_t n1);
     /* y[m][c] = fma((float)Σ_j t[m][2j] v[j][c][0] + t[m][2j+1] v[j][c][1], s[m], y[m][c]), j in
      * [0, pairs), c in [0, n); at most 512 pairs, so that the integer is exact. ldv counts pairs of
      * bytes. */
@@ -416,7 +416,7 @@ const struct kernels *kernels_for_level(enum cpu_level level);
 enum numeric_class
 kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
 const char *cpu_level_name(enum cpu_level level);
-bool cpu_has(enum cpu_level level);
+bool cpu_has_level(enum cpu_level level);
 
 /* Bytes of one element. */
 size_t dtype_size(enum dtype e);

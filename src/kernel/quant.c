@@ -482,7 +482,7 @@ const struct tensor_type_traits *tensor_type_traits_find(enum tensor_type t) {
     return NULL;
 }
 
-bool tensor_type_known(uint32_t number) {
+bool tensor_type_is_known(uint32_t number) {
     return tensor_type_traits_find((enum tensor_type)number) != NULL;
 }
 
@@ -504,14 +504,14 @@ const char *tensor_type_list(void) {
     return "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k or nf4";
 }
 
-int tensor_type_block(enum tensor_type t) {
+int tensor_type_block_size(enum tensor_type t) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(t);
     CHECK(traits);
     return traits->block;
 }
 
 bool tensor_type_is_quantized(enum tensor_type t) {
-    return tensor_type_block(t) > 1;
+    return tensor_type_block_size(t) > 1;
 }
 
 static int64_t nf4_blocks(int64_t k) {
@@ -526,7 +526,7 @@ size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
 }
 
 enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k) {
-    if (k % tensor_type_block(t) == 0) return t;
+    if (k % tensor_type_block_size(t) == 0) return t;
     enum tensor_type next = t == TENSOR_Q4_K   ? TENSOR_Q5_0
                             : t == TENSOR_Q5_K ? TENSOR_Q5_1
                             : t == TENSOR_Q6_K ? TENSOR_Q8_0

@@ -384,7 +384,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_nn_bf16 = gemm_nn_bf16,
         .gemm_nn_f16 = gemm_nn_f16,
         .gemm_nn_i8 = gemm_nn_i8,
-        .dots_i8 = gemm_i8_i8,
+        .gemm_i8_i8 = gemm_i8_i8,
         .gemm_nn_i16_i8 = gemm_nn_i16_i8,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,

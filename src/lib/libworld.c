@@ -117,7 +117,7 @@ int shoal_world_agent(const struct shoal_world *w, int agent, struct shoal_agent
                                 .blocked = a->blocked,
                                 .bites = a->bites,
                                 .reward = a->reward,
-                                .total = a->total,
+                                .total = a->episode_reward,
                                 .fitness = world_agent_fitness(a)};
     return 0;
 }

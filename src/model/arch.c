@@ -100,11 +100,11 @@ int arch_require(const char *name, enum tensor_naming naming, const struct arch 
 }
 
 bool layer_is_sliding(const struct model_config *c, int32_t layer) {
-    return layer < SLIDING_LAYERS_MAX && (c->local[layer / 64] >> (layer % 64) & 1);
+    return layer < SLIDING_LAYERS_MAX && (c->sliding_layers[layer / 64] >> (layer % 64) & 1);
 }
 
 void layer_set_sliding(struct model_config *c, int32_t layer) {
-    if (layer < SLIDING_LAYERS_MAX) c->local[layer / 64] |= (uint64_t)1 << (layer % 64);
+    if (layer < SLIDING_LAYERS_MAX) c->sliding_layers[layer / 64] |= (uint64_t)1 << (layer % 64);
 }
 
 void sliding_window_pattern_set(struct model_config *c, int32_t p) {
@@ -116,7 +116,9 @@ int32_t sliding_window_pattern(const struct model_config *c) {
     for (int32_t p = 1; p <= c->n_layers + 1; p++) {
         struct model_config candidate = {.n_layers = c->n_layers};
         sliding_window_pattern_set(&candidate, p);
-        if (memcmp(candidate.local, c->local, sizeof(candidate.local)) == 0) return p;
+        if (memcmp(candidate.sliding_layers, c->sliding_layers, sizeof(candidate.sliding_layers)) ==
+            0)
+            return p;
     }
     return 0;
 }
@@ -310,10 +312,10 @@ int32_t weight_count(const struct model_config *c) {
 static void weight_shape(const struct model_config *c, struct weight_info *w) {
     const struct weight_row *p = &weight_table[w->id];
     enum proj proj = (enum proj)p->proj;
-    w->norm = p->kind >= KIND_PROJ_BIAS;
+    w->is_vector = p->kind >= KIND_PROJ_BIAS;
     w->is_bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
-    w->offset = w->norm && !w->is_bias && c->arch->norm_offset;
-    w->n = w->norm ? 1 : c->vocab_size;
+    w->has_offset = w->is_vector && !w->is_bias && c->arch->norm_offset;
+    w->n = w->is_vector ? 1 : c->vocab_size;
     w->k = c->d_model;
     if (p->kind == KIND_HEAD_NORM) w->k = c->head_dim;
     if (p->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
@@ -366,17 +368,17 @@ void weight_at(const struct model_config *c, int32_t i, enum tensor_naming namin
 }
 
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w) {
-    if (w->norm) return NULL;
+    if (w->is_vector) return NULL;
     if (w->id == WEIGHT_EMBED) return &m->embed;
     if (w->id == WEIGHT_POS_EMBED) return &m->pos_embed;
     if (w->id == WEIGHT_HEAD) return &m->head;
     return &m->layers[w->layer].proj[weight_table[w->id].proj];
 }
 
-const float **weight_norm(struct model *m, const struct weight_info *w) {
+const float **weight_vector(struct model *m, const struct weight_info *w) {
     if (w->id == WEIGHT_FINAL_NORM) return &m->final_norm;
     if (w->id == WEIGHT_FINAL_NORM_BIAS) return &m->final_norm_bias;
-    if (!w->norm) return NULL;
+    if (!w->is_vector) return NULL;
     struct model_layer *l = &m->layers[w->layer];
     switch (w->id) {
     case WEIGHT_ATTN_NORM:
@@ -420,13 +422,13 @@ static bool is_positive(float x) {
 }
 
 static int sliding_window_check(const struct model_config *c, struct error *err) {
-    bool has_window = c->local[0] || c->local[1];
+    bool has_window = c->sliding_layers[0] || c->sliding_layers[1];
     if (has_window && c->n_layers > SLIDING_LAYERS_MAX)
         return error_set(err, ERR_FORMAT, "%d layers are too many for sliding windows (at most %d)",
                          (int)c->n_layers, SLIDING_LAYERS_MAX);
-    if (has_window && (c->window < 1 || c->window > 1 << 24))
+    if (has_window && (c->sliding_window < 1 || c->sliding_window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
-                         (int)c->window, 1 << 24);
+                         (int)c->sliding_window, 1 << 24);
     /* 0 means "not used" in other architectures */
     if (c->arch->hf_names != HF_GEMMA) return OK;
     if (!is_positive(c->rope_local_theta))
@@ -594,8 +596,8 @@ static const struct {
       .tied = true,
       .rope_local_theta = 1e4f,
       .query_pre_attn_scalar = 256.0f,
-      .window = 512,
-      .local = {0x1F7DF}}},
+      .sliding_window = 512,
+      .sliding_layers = {0x1F7DF}}},
     {"tinystories-33m",
      "gpt_neo",
      {.n_layers = 4,
@@ -610,8 +612,8 @@ static const struct {
       .rms_norm_eps = 1e-5f,
       .tied = true,
       .query_pre_attn_scalar = 1.0f,
-      .window = 256,
-      .local = {0xA}}},
+      .sliding_window = 256,
+      .sliding_layers = {0xA}}},
     {"tiny-llama",
      "llama",
      {.n_layers = 2,
@@ -668,8 +670,8 @@ static const struct {
       .rope_scaling = {.kind = ROPE_LINEAR, .factor = 8.0f},
       .rope_local_theta = 1e4f,
       .query_pre_attn_scalar = 24.0f,
-      .window = 5,
-      .local = {0x5}}},
+      .sliding_window = 5,
+      .sliding_layers = {0x5}}},
     {"tiny-gpt-neo",
      "gpt_neo",
      {.n_layers = 2,
@@ -684,8 +686,8 @@ static const struct {
       .rms_norm_eps = 1e-5f,
       .tied = true,
       .query_pre_attn_scalar = 1.0f,
-      .window = 5,
-      .local = {0x2}}},
+      .sliding_window = 5,
+      .sliding_layers = {0x2}}},
 };
 
 int model_preset_find(const char *name, struct model_config *out, struct error *err) {

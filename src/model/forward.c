@@ -163,50 +163,50 @@ static size_t buffers_layout(struct forward *f, const struct model_config *c,
     size_t d = (size_t)c->d_model, ff = (size_t)c->d_ff, len = (size_t)o->slot_len;
     size_t rope = len * (size_t)c->head_dim / 2, widest = MAX(MAX(d, q), ff),
            threads = (size_t)pool_size(o->pool);
-    f->x = slab_take(base, &used, rows * d * fl);
-    f->h = slab_take(base, &used, rows * d * fl);
+    f->x = bump_alloc(base, &used, rows * d * fl);
+    f->h = bump_alloc(base, &used, rows * d * fl);
     size_t attention = used; // gate and up reuse the space of attention, which is finished by then
-    f->q = slab_take(base, &used, rows * q * fl);
-    f->attn = slab_take(base, &used, rows * q * fl);
-    f->k = slab_take(base, &used, rows * kv * fl);
-    f->v = slab_take(base, &used, rows * kv * fl);
+    f->q = bump_alloc(base, &used, rows * q * fl);
+    f->attn = bump_alloc(base, &used, rows * q * fl);
+    f->k = bump_alloc(base, &used, rows * kv * fl);
+    f->v = bump_alloc(base, &used, rows * kv * fl);
     size_t end = used;
     used = attention;
-    f->gate = slab_take(base, &used, rows * ff * fl);
-    f->up = slab_take(base, &used, rows * ff * fl);
+    f->gate = bump_alloc(base, &used, rows * ff * fl);
+    f->up = bump_alloc(base, &used, rows * ff * fl);
     used = MAX(used, end);
-    f->hidden = slab_take(base, &used, rows * d * fl);
-    f->normed = slab_take(base, &used, threads * d * fl);
-    f->lora_hidden = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
-    f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
-    f->attn_scratch = slab_take(base, &used, threads * attention_scratch_bytes(c));
-    f->key_first = slab_take(base, &used, rows * sizeof *f->key_first);
-    f->key_end = slab_take(base, &used, rows * sizeof *f->key_end);
-    f->cos = slab_take(base, &used, rope * fl);
-    f->sin = slab_take(base, &used, rope * fl);
+    f->hidden = bump_alloc(base, &used, rows * d * fl);
+    f->normed = bump_alloc(base, &used, threads * d * fl);
+    f->lora_hidden = bump_alloc(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
+    f->scores = bump_alloc(base, &used, threads * MAX_QUERIES * len * fl);
+    f->attn_scratch = bump_alloc(base, &used, threads * attention_scratch_bytes(c));
+    f->key_first = bump_alloc(base, &used, rows * sizeof *f->key_first);
+    f->key_end = bump_alloc(base, &used, rows * sizeof *f->key_end);
+    f->cos = bump_alloc(base, &used, rope * fl);
+    f->sin = bump_alloc(base, &used, rope * fl);
     if (c->rope_local_theta > 0.0f) {
-        f->cos_local = slab_take(base, &used, rope * fl);
-        f->sin_local = slab_take(base, &used, rope * fl);
+        f->cos_local = bump_alloc(base, &used, rope * fl);
+        f->sin_local = bump_alloc(base, &used, rope * fl);
     }
-    f->signs = slab_take(base, &used, threads * widest * fl);
-    f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
-    f->requested_rows = slab_take(base, &used, rows * sizeof *f->requested_rows);
-    f->requested_segs = slab_take(base, &used, rows * sizeof *f->requested_segs);
-    f->requested_outs = slab_take(base, &used, rows * sizeof *f->requested_outs);
-    f->attention_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
+    f->signs = bump_alloc(base, &used, threads * widest * fl);
+    f->blocks = bump_alloc(base, &used, rows * sizeof *f->blocks);
+    f->requested_rows = bump_alloc(base, &used, rows * sizeof *f->requested_rows);
+    f->requested_segs = bump_alloc(base, &used, rows * sizeof *f->requested_segs);
+    f->requested_outs = bump_alloc(base, &used, rows * sizeof *f->requested_outs);
+    f->attention_cost = bump_alloc(base, &used, (rows + 1) * sizeof(int64_t));
     f->tasks =
-        slab_take(base, &used, MAX_FUSED * (2 + (size_t)o->max_parts) * sizeof(struct gemm_task));
+        bump_alloc(base, &used, MAX_FUSED * (2 + (size_t)o->max_parts) * sizeof(struct gemm_task));
     f->prefetch_ranges =
-        slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
-    f->input_scratch = slab_take(base, &used, inputs_scratch_bytes(o->max_rows, (int64_t)widest));
-    f->lora_scratch = slab_take(base, &used, threads * lora_scratch_bytes());
+        bump_alloc(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
+    f->input_scratch = bump_alloc(base, &used, inputs_scratch_bytes(o->max_rows, (int64_t)widest));
+    f->lora_scratch = bump_alloc(base, &used, threads * lora_scratch_bytes());
     if (!kernels_get()->gemm_tiles) return used;
-    f->act_tiles = slab_take(base, &used, (rows + 15) / 16 * 16 * ((ff + 31) / 32 * 32) * 2);
+    f->act_tiles = bump_alloc(base, &used, (rows + 15) / 16 * 16 * ((ff + 31) / 32 * 32) * 2);
     f->low_rank_tiles =
-        slab_take(base, &used, MAX_FUSED * low_rank_tiles_size(o) * sizeof *f->low_rank_tiles);
-    f->low_rank_rows = slab_take(base, &used, MAX_FUSED * rows * sizeof *f->low_rank_rows);
+        bump_alloc(base, &used, MAX_FUSED * low_rank_tiles_size(o) * sizeof *f->low_rank_tiles);
+    f->low_rank_rows = bump_alloc(base, &used, MAX_FUSED * rows * sizeof *f->low_rank_rows);
     f->low_rank_parts =
-        slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof *f->low_rank_parts);
+        bump_alloc(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof *f->low_rank_parts);
     return used;
 }
 
@@ -305,7 +305,7 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
         lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k,
                                 in.q ? DTYPE_I8 : DTYPE_F32, v);
         if (in.q)
-            f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
+            f->kern->gemm_i8_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
         else
             gemm_nt(DTYPE_F32, t, RANK_CHUNK, in.x, in.ldx, j->rows, v, j->k, j->k, 0, 1, false);
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
@@ -318,7 +318,7 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
         in = gemm_input_tile_rows(j->in, j->seg->begin - first, j->seg->end - first);
         f->kern->gemm_tiles(t - in.skip * RANK_CHUNK, RANK_CHUNK, &in, &rows, n0, n1, false);
     } else if (p->pack->elem == DTYPE_I8 && in.q) {
-        f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
+        f->kern->gemm_i8_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
         gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1, false);
     }
@@ -352,8 +352,8 @@ static void base_task_run_range(const struct forward *f, const struct gemm_task 
             hi = f->n_prefetch_ranges * (j->start_cost + n1 * unit) / f->base_tasks_cost;
     struct prefetch_list a = {f->prefetch_ranges + lo, hi - lo, 0, 0};
     struct gemm_input in = *j->in;
-    if (a.n > 0) in.ahead = &a;
-    in.low = j->low_rank;
+    if (a.n > 0) in.prefetch = &a;
+    in.low_rank = j->low_rank;
     matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
 }
 
@@ -366,7 +366,7 @@ static void task_run_range(const struct forward *f, const struct gemm_task *j, i
         base_task_run_range(f, j, n0, n1);
         return;
     case TASK_GATED:
-        in.low = j->low_rank;
+        in.low_rank = j->low_rank;
         f->kern->gemm_tiles_silu(&j->gated, &in, n0, n1);
         return;
     case TASK_LORA_DOWN:
@@ -501,7 +501,7 @@ static void tasks_run(struct forward *f) {
 /* DoRA's multipliers of a segment's one adapter, or NULL. */
 static const float *dora_mult(const struct forward *f, const struct lora_segment *g, enum proj p) {
     if (!g || g->n_parts != 1 || !g->parts[0].pack) return NULL;
-    return lora_module_at(g->parts[0].pack, f->layer, p)->mult;
+    return lora_module_at(g->parts[0].pack, f->layer, p)->dora_scale;
 }
 
 /* Whether a segment's LoRA update is fused into the base product, which then accumulates it in the
@@ -914,7 +914,7 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         int32_t token = f->rows[i].token;
         float *x = f->x + i * d, *pos = f->h + i * d;
         const struct lora_segment *g = segment_of(f, i);
-        const struct vocab_override *override = g && g->overlay ? &g->overlay->embed : NULL;
+        const struct vocab_override *override = g && g->vocab ? &g->vocab->embed : NULL;
         const float *row = override ? vocab_override_row(override, token, d) : NULL;
         if (row)
             memcpy(x, row, (size_t)d * sizeof *row);
@@ -952,7 +952,7 @@ static void head_scale(void *ctx, int64_t begin, int64_t end, int thread) {
     int64_t vocab = j->f->m->config.vocab_size;
     (void)thread;
     for (int64_t i = begin; i < end; i++)
-        for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.mult[n];
+        for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.dora_scale[n];
 }
 
 static void head_override_apply(struct forward *f, const struct vocab_override *t, int64_t begin,
@@ -971,14 +971,14 @@ static void head_override_apply(struct forward *f, const struct vocab_override *
         gemm(j.logits, vocab, f->lora_hidden, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
              f->o.pool);
     }
-    if (lo->mult) pool_run(pool_for(f, rows * vocab), head_scale, &j, rows, 1);
+    if (lo->dora_scale) pool_run(pool_for(f, rows * vocab), head_scale, &j, rows, 1);
 }
 
 /* False when every output's adapter replaces the whole head. */
 static bool is_base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
     for (int32_t i = 0; i < n_out; i++) {
         const struct lora_segment *g = segment_of(f, out_rows[i]);
-        if (!g || !g->overlay || !g->overlay->head.full) return true;
+        if (!g || !g->vocab || !g->vocab->head.full) return true;
     }
     return false;
 }
@@ -989,7 +989,7 @@ static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32
     for (int32_t begin = 0, end; begin < n_out; begin = end) {
         const struct lora_segment *g = segment_of(f, out_rows[begin]);
         for (end = begin + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
-        if (g && g->overlay) head_override_apply(f, &g->overlay->head, begin, end - begin, logits);
+        if (g && g->vocab) head_override_apply(f, &g->vocab->head, begin, end - begin, logits);
     }
 }
 
@@ -1093,7 +1093,7 @@ static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 /* Number of positions that a row attends to in this layer; the row's position is the last. */
 static int32_t attention_len(const struct forward *f, const struct batch_row *r) {
     const struct model_config *c = &f->m->config;
-    return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
+    return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->sliding_window) : r->pos + 1;
 }
 
 /* True for known rows of the fast class. Like a row's products, its attention depends on the row
@@ -1425,7 +1425,7 @@ static void lora_prefetch(const struct forward *f) {
  * segment's LoRA update of gate and up must be fused. */
 static bool mlp_is_fused(const struct forward *f) {
     const struct model_layer *l = &f->m->layers[f->layer];
-    if (f->n_exact == f->n_rows || !layer_gates_in_tiles(l, f->m->config.arch, ROWS_KNOWN))
+    if (f->n_exact == f->n_rows || !layer_can_fuse_gated_mlp(l, f->m->config.arch, ROWS_KNOWN))
         return false;
     for (int32_t s = segment_lower_bound(f, f->n_exact); s < f->n_segs; s++)
         for (int p = PROJ_GATE; p <= PROJ_UP; p++)

@@ -210,12 +210,12 @@ static int tensor_read(struct tensor_info *t, struct gguf_cursor *c, uint64_t *o
     if (c->bad) return error_set(err, ERR_FORMAT, "tensor '%.96s' is cut off", t->name);
     char text[16];
     int64_t k = t->dims[t->n_dims - 1];
-    if (!tensor_type_known(type)) {
+    if (!tensor_type_is_known(type)) {
         tensor_errors_add(unsupported, "'%.96s' is %s", t->name, ggml_type_name(type, text));
         return OK;
     }
     t->type = (enum tensor_type)type;
-    int block = tensor_type_block(t->type);
+    int block = tensor_type_block_size(t->type);
     if (k % block != 0)
         return error_set(err, ERR_FORMAT,
                          "tensor '%.96s' is %s with rows of %lld, not a multiple of %d", t->name,
@@ -518,9 +518,10 @@ static int sliding_window_read(const struct gguf *g, struct model_config *c, str
                                                    "a feature that is not supported",
                                                    c->arch->gguf);
     }
-    int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
-    if (rc == OK && c->window > 0) rc = sliding_window_pattern_read(g, c, err);
-    if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
+    int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->sliding_window, err);
+    if (rc == OK && c->sliding_window > 0) rc = sliding_window_pattern_read(g, c, err);
+    if (!c->sliding_layers[0] && !c->sliding_layers[1])
+        c->sliding_window = 0; /* set but not used */
     if (rc == OK)
         rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
     if (rc == OK)
@@ -878,7 +879,7 @@ int gguf_model_measure(const char *path, enum numeric_class cls, struct model_si
     if (rc == OK) {
         tensors_measure(g.tensors, g.n_tensors, cls, out->config.arch->gguf_permuted, out);
         out->type = tensors_main_type(g.tensors, g.n_tensors);
-        out->words = g.map.size - MIN(g.map.size, out->file);
+        out->tokenizer = g.map.size - MIN(g.map.size, out->file);
     }
     gguf_close(&g);
     return rc == OK ? OK : error_wrap(err, "'%s'", path);
@@ -963,8 +964,8 @@ static void sliding_window_pattern_write(struct kv_writer *o, const struct model
 }
 
 static void gemma_write(struct kv_writer *o, const struct model_config *c) {
-    if (c->window) {
-        arch_kv_add_u32(o, c, "attention.sliding_window", c->window);
+    if (c->sliding_window) {
+        arch_kv_add_u32(o, c, "attention.sliding_window", c->sliding_window);
         sliding_window_pattern_write(o, c);
     }
     arch_kv_add_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
@@ -1102,7 +1103,7 @@ static void tokenizer_write(struct kv_writer *o, const struct model *m) {
 
 static void tensor_entry_write(struct buf *b, const char *name, const struct weight_info *w,
                                uint32_t type, uint64_t *offset) {
-    uint32_t n_dims = w->norm ? 1 : 2;
+    uint32_t n_dims = w->is_vector ? 1 : 2;
     uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
     buf_add_string(b, name, strlen(name));
     buf_add(b, &n_dims, sizeof(n_dims));
@@ -1122,20 +1123,20 @@ static void weight_table_write(struct buf *b, const struct model_config *c,
     int n_fallback = 0;
     if (has_rope_freqs(c))
         tensor_entry_write(b, "rope_freqs.weight",
-                           &(struct weight_info){.norm = true, .n = 1, .k = c->head_dim / 2},
+                           &(struct weight_info){.is_vector = true, .n = 1, .k = c->head_dim / 2},
                            TENSOR_F32, &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_GGUF, &w);
         enum tensor_type t = quant_weight_type(q, c, &w);
         tensor_entry_write(b, w.name, &w, t, &offset);
-        if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
+        if (!w.is_vector && w.k % tensor_type_block_size(q->type)) n_fallback++;
     }
     if (n_fallback)
         log_info(
             "%d tensors fall back to another type: their rows are not multiples of the %d that %s "
             "needs",
-            n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
+            n_fallback, tensor_type_block_size(q->type), tensor_type_name(q->type));
 }
 
 static int padding_write(struct atomic_file *w, struct error *err) {
@@ -1192,11 +1193,11 @@ static int weight_write(struct atomic_file *out, struct row_encoding *e, struct 
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
-    e->order = w->norm ? NULL : order;
+    e->order = w->is_vector ? NULL : order;
     for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_PER_WRITE) {
         int64_t n = MIN(ROWS_PER_WRITE, w->n - e->first);
         pool_run(pool, rows_encode, e, n, 1);
-        if (order && w->norm) elements_permute(e, order);
+        if (order && w->is_vector) elements_permute(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
                            "'%s' holds a weight that is not a number or beyond 65504, for which %s "

@@ -379,7 +379,7 @@ int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size 
         out->config = m->config;
         tensors_measure(s.tensors, s.n_tensors, cls, false, out);
         out->type = tensors_main_type(s.tensors, s.n_tensors);
-        out->words = tokenizer_files_size(dir);
+        out->tokenizer = tokenizer_files_size(dir);
     }
     json_decref(config);
     shards_release(&s);
@@ -433,7 +433,7 @@ static int32_t weights_list_vectors_first(const struct model_config *c, struct w
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0; i < weight_count(c); i++) {
             weight_at(c, i, NAMING_HF, &w);
-            if (w.norm == (pass == 0)) list[n++] = w;
+            if (w.is_vector == (pass == 0)) list[n++] = w;
         }
     return n;
 }
@@ -445,10 +445,10 @@ static int weights_header(const struct weight_info *list, int32_t n, enum tensor
     for (int32_t i = 0; i < n; i++) {
         const struct weight_info *w = &list[i];
         infos[i] = (struct tensor_info){.name = (char *)(uintptr_t)w->name,
-                                        .n_dims = w->norm ? 1 : 2,
-                                        .type = w->norm ? TENSOR_F32 : type};
-        infos[i].dims[0] = w->norm ? w->k : w->n;
-        infos[i].dims[1] = w->norm ? 0 : w->k;
+                                        .n_dims = w->is_vector ? 1 : 2,
+                                        .type = w->is_vector ? TENSOR_F32 : type};
+        infos[i].dims[0] = w->is_vector ? w->k : w->n;
+        infos[i].dims[1] = w->is_vector ? 0 : w->k;
         infos[i].size = tensor_row_bytes(infos[i].type, w->k) * (size_t)w->n;
     }
     int rc = safetensors_header(infos, n, metadata, out, err);
@@ -465,10 +465,10 @@ static int weight_rows_write(struct atomic_file *out, const struct model *m,
     float *scratch = xmalloc(sizeof(float) * (size_t)max_row_len * 2);
     int rc = OK;
     for (int32_t i = 0; i < n; i++) {
-        enum tensor_type t = list[i].norm ? TENSOR_F32 : type;
+        enum tensor_type t = list[i].is_vector ? TENSOR_F32 : type;
         for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
             weight_row(m, &list[i], r, t, scratch, scratch + max_row_len);
-            for (int64_t j = 0; j < list[i].k && list[i].offset; j++)
+            for (int64_t j = 0; j < list[i].k && list[i].has_offset; j++)
                 scratch[max_row_len + j] -= 1.0f;
             rc = atomic_file_write(out, scratch + max_row_len, tensor_row_bytes(t, list[i].k), err);
         }

@@ -205,7 +205,7 @@ static int gemma_sliding_window_read(const json_t *root, struct model_config *c,
                                      struct error *err) {
     const json_t *types = json_field(root, "layer_types");
     int32_t period;
-    int rc = int_get(root, "sliding_window", 4096, &c->window, err);
+    int rc = int_get(root, "sliding_window", 4096, &c->sliding_window, err);
     if (rc == OK) rc = int_get(root, "sliding_window_pattern", 6, &period, err);
     if (rc != OK) return rc;
     if (types)
@@ -232,7 +232,7 @@ static int neo_sliding_window_read(const json_t *root, struct model_config *c, s
                  *types = json_field(root, "attention_types");
     const char *key = layers ? "attention_layers" : "attention_types";
     json_t *words = json_array();
-    int rc = int_get(root, "window_size", 256, &c->window, err);
+    int rc = int_get(root, "window_size", 256, &c->sliding_window, err);
     if (rc == OK && !layers && attention_types_expand(types, words) != OK)
         rc = unsupported_error(key, types, err);
     if (rc == OK) rc = layer_types_read(key, layers ? layers : words, "global", "local", c, err);
@@ -322,7 +322,8 @@ int hf_config_read(const json_t *root, struct model_config *c, struct error *err
                        &c->rms_norm_eps, err);
     if (rc == OK) rc = rope_read(root, c, err);
     if (rc == OK) rc = sliding_window_read(root, c, err);
-    if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
+    if (!c->sliding_layers[0] && !c->sliding_layers[1])
+        c->sliding_window = 0; /* set but not used */
     if (rc == OK) rc = score_scale_read(root, c, err);
     const char *tie = "tie_word_embeddings";
     if (rc == OK)
@@ -399,14 +400,14 @@ static void gemma_fields_set(json_t *root, const struct model_config *c) {
     int32_t period = sliding_window_pattern(c);
     float_set(root, "rope_local_base_freq", c->rope_local_theta);
     float_set(root, "query_pre_attn_scalar", c->query_pre_attn_scalar);
-    if (c->window) int_set(root, "sliding_window", c->window);
+    if (c->sliding_window) int_set(root, "sliding_window", c->sliding_window);
     if (period) int_set(root, "sliding_window_pattern", period);
     json_object_set_new(root, "layer_types",
                         layer_types_json(c, "full_attention", "sliding_attention"));
 }
 
 static void neo_fields_set(json_t *root, const struct model_config *c) {
-    if (c->window) int_set(root, "window_size", c->window);
+    if (c->sliding_window) int_set(root, "window_size", c->sliding_window);
     json_object_set_new(root, "attention_layers", layer_types_json(c, "global", "local"));
     json_object_set_new(root, "attention_types",
                         json_pack("[[o,i]]", layer_types_json(c, "global", "local"), 1));

@@ -22,18 +22,18 @@ struct weight_info {
     int id;             /* index into arch.c's weight_table */
     int32_t layer;      /* -1 outside the layers */
     int32_t rope_heads; /* > 0: the rows are this many heads of a rotary projection (q or k) */
-    bool norm;          /* a norm's weight or a bias, always f32 */
+    bool is_vector;     /* a norm's weight or a bias, always f32 */
     bool is_bias;       /* the bias of a projection or of a norm */
-    bool offset;        /* a norm whose weights Hugging Face stores minus 1 */
+    bool has_offset;    /* a norm whose weights Hugging Face stores minus 1 */
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
 void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
                struct weight_info *out);
-/* The weight's location in `m`: weight_matrix returns NULL for a vector, weight_norm for a
+/* The weight's location in `m`: weight_matrix returns NULL for a vector, weight_vector for a
  * matrix. */
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
-const float **weight_norm(struct model *m, const struct weight_info *w);
+const float **weight_vector(struct model *m, const struct weight_info *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
  * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats: the row,
  * unless it was copied. */

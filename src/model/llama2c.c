@@ -73,9 +73,9 @@ static bool weight_matches(const struct weight_info *w, const char *pattern) {
 
 static struct tensor_info tensor_at(const struct weight_info *w, const uint8_t *data) {
     struct tensor_info t = {
-        .name = xstrdup(w->name), .type = TENSOR_F32, .n_dims = w->norm ? 1 : 2, .data = data};
-    t.dims[0] = w->norm ? w->k : w->n;
-    t.dims[1] = w->norm ? 0 : w->k;
+        .name = xstrdup(w->name), .type = TENSOR_F32, .n_dims = w->is_vector ? 1 : 2, .data = data};
+    t.dims[0] = w->is_vector ? w->k : w->n;
+    t.dims[1] = w->is_vector ? 0 : w->k;
     t.size = (size_t)(w->n * w->k) * sizeof(float);
     return t;
 }

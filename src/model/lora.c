@@ -43,7 +43,8 @@ static size_t pack_layout(struct lora_pack *p, const struct model_config *c,
             .a = pack_reserve(base, &used, r * in * es),
             .bt = pack_reserve(base, &used, r * out * es),
             .gain = pack_reserve(base, &used, r * sizeof(float)),
-            .mult = loras[i].mult ? pack_reserve(base, &used, out * sizeof(float)) : NULL,
+            .dora_scale =
+                loras[i].dora_scale ? pack_reserve(base, &used, out * sizeof(float)) : NULL,
             .r = (int32_t)r};
     }
     return used;
@@ -53,7 +54,9 @@ static size_t pack_layout(struct lora_pack *p, const struct model_config *c,
 static void module_fill(const struct lora_module *m, const struct lora *lo, enum dtype e,
                         int64_t in, int64_t out, float *column, int8_t *column_i8) {
     int64_t es = (int64_t)dtype_size(e);
-    if (lo->mult) memcpy((float *)(uintptr_t)m->mult, lo->mult, (size_t)out * sizeof *lo->mult);
+    if (lo->dora_scale)
+        memcpy((float *)(uintptr_t)m->dora_scale, lo->dora_scale,
+               (size_t)out * sizeof *lo->dora_scale);
     for (int32_t r = 0; r < lo->r; r++) {
         for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
         float da = dtype_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);

@@ -166,7 +166,7 @@ static bool type_is_float(enum tensor_type t) {
 
 static bool weight_fits(const struct weight_info *w, const struct tensor_info *t) {
     if (t->mask) return false;
-    if (w->norm) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
+    if (w->is_vector) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
 
@@ -177,10 +177,11 @@ static void weight_check(const struct weight_info *w, const struct tensor_info *
     } else if (!weight_fits(w, t)) {
         char have[96], want[96];
         int64_t dims[2] = {w->n, w->k};
-        tensor_errors_add(o, "'%s' is %s %s, expected %s%s", w->name,
-                          t->mask ? "a mask" : tensor_type_name(t->type),
-                          tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
-                          tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
+        tensor_errors_add(
+            o, "'%s' is %s %s, expected %s%s", w->name,
+            t->mask ? "a mask" : tensor_type_name(t->type),
+            tensor_shape_text(t->dims, t->n_dims, have), w->is_vector ? "float " : "",
+            tensor_shape_text(w->is_vector ? dims + 1 : dims, w->is_vector ? 1 : 2, want));
     }
 }
 
@@ -214,7 +215,7 @@ static int vector_bind(struct model *m, const struct weight_info *w, const struc
         tensor_to_f32(t->type, t->data, source, w->k);
         for (size_t i = 0; i < n && order; i++) v[i] = source[order[i]];
         for (size_t i = 0; i < n && offset != 0.0f; i++) v[i] += offset;
-        *weight_norm(m, w) = v;
+        *weight_vector(m, w) = v;
     }
     if (order) free(source);
     return v && source ? OK : err->code;
@@ -226,9 +227,10 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
     struct matrix *matrix = weight_matrix(m, w);
-    int rc = matrix
-                 ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
-                 : vector_bind(m, w, t, order, w->offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
+    int rc =
+        matrix
+            ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
+            : vector_bind(m, w, t, order, w->has_offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
     if (rc == OK && matrix && matrix->data != t->data)
         file_map_evict(t->data, t->size); // the packed copy replaces it in memory
     free(order);
@@ -310,7 +312,7 @@ static void weight_init(struct model *m, const struct weight_info *w, int32_t in
     if (!matrix) {
         float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
         for (int64_t i = 0; i < w->k; i++) data[i] = w->is_bias ? 0.0f : 1.0f;
-        *weight_norm(m, w) = data;
+        *weight_vector(m, w) = data;
         return;
     }
     bool residual = w->layer >= 0 && (matrix == &m->layers[w->layer].proj[PROJ_O] ||
@@ -335,8 +337,9 @@ static void weights_reserve(struct model *m) {
         struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
         size += 4 * 64; // its parts are aligned
-        size += w.norm ? sizeof(float) * (size_t)(w.n * w.k)
-                       : matrix_bytes_of(quant_weight_type(&q, &m->config, &w), w.n, w.k, m->cls);
+        size += w.is_vector
+                    ? sizeof(float) * (size_t)(w.n * w.k)
+                    : matrix_bytes_of(quant_weight_type(&q, &m->config, &w), w.n, w.k, m->cls);
     }
     if (arena_reserve(&m->arena, size, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
 }
@@ -369,7 +372,7 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
     struct model_weight out;
     weight_at(&m->config, i, NAMING_HF, &w);
     const struct matrix *matrix = weight_matrix(m, &w);
-    out.data = (float *)(uintptr_t)(matrix ? matrix->data : *weight_norm(m, &w));
+    out.data = (float *)(uintptr_t)(matrix ? matrix->data : *weight_vector(m, &w));
     out.n = w.n;
     out.k = w.k;
     memcpy(out.name, w.name, sizeof out.name);
@@ -378,11 +381,11 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
 
 void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out) {
-    /* weight_matrix and weight_norm return pointers; nothing is written through them here. */
+    /* weight_matrix and weight_vector return pointers; nothing is written through them here. */
     struct model *mutable_model = (struct model *)(uintptr_t)m;
     const struct matrix *matrix = weight_matrix(mutable_model, w);
     if (!matrix) {
-        tensor_from_f32(type, *weight_norm(mutable_model, w), out, w->k);
+        tensor_from_f32(type, *weight_vector(mutable_model, w), out, w->k);
     } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
         matrix_get_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);
@@ -400,8 +403,9 @@ static void config_hash(struct sha256 *h, const struct model_config *c) {
     len = snprintf(text, sizeof(text), "%d %a %a %a %d %a %a %x %d %llx %llx\n", (int)s->kind,
                    (double)s->factor, (double)s->low_freq_factor, (double)s->high_freq_factor,
                    (int)s->original_len, (double)c->rope_local_theta,
-                   (double)c->query_pre_attn_scalar, (unsigned)c->biased, (int)c->window,
-                   (unsigned long long)c->local[0], (unsigned long long)c->local[1]);
+                   (double)c->query_pre_attn_scalar, (unsigned)c->biased, (int)c->sliding_window,
+                   (unsigned long long)c->sliding_layers[0],
+                   (unsigned long long)c->sliding_layers[1]);
     sha256_update(h, text, (size_t)len);
 }
 

@@ -66,8 +66,9 @@ struct model_config {
     float rope_local_theta;           /* layers with a window, without scaling; 0: rope_theta */
     float query_pre_attn_scalar;      /* scores are q·k / sqrt of this; 0: head_dim */
     uint32_t biased;                  /* bit p: projection p has a bias */
-    int32_t window; /* keys to which a row attends in a layer with a window, its own included */
-    uint64_t local[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l has a sliding window */
+    int32_t
+        sliding_window; /* keys to which a row attends in a layer with a window, its own included */
+    uint64_t sliding_layers[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l has a sliding window */
 };
 bool layer_is_sliding(const struct model_config *c, int32_t layer);
 
@@ -117,9 +118,9 @@ struct model_size {
     struct model_config config;
     enum tensor_type type; /* type of most weights */
     size_t weights;        /* bytes in memory, packed or in place */
-    size_t passing;        /* largest tensor in memory twice while it is packed */
+    size_t while_loading;  /* largest tensor in memory twice while it is packed */
     size_t file;           /* bytes of the tensors in the file */
-    size_t words;          /* bytes of the tokenizer's files; GGUF: all bytes except the tensors */
+    size_t tokenizer;      /* bytes of the tokenizer's files; GGUF: all bytes except the tensors */
 };
 int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
                   struct error *err);
@@ -214,7 +215,8 @@ struct lora {
     const float *b; /* [out, R] */
     int32_t r;      /* rank; 0: not adapted */
     float scale;
-    const float *mult; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
+    const float
+        *dora_scale; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
 };
 /* An adapter's changes of a [V, D] table, the embedding or the head. A row is taken from `rows`,
  * else from `full`, else from the base model; then the low-rank update is added. */
@@ -232,10 +234,10 @@ struct vocab_overrides {
  * or int8 (each row of A and of Bᵀ with its own scale; R is even, an odd rank is padded with
  * zeros). The arrays of a module are contiguous. Immutable. */
 struct lora_module {
-    const void *a;     /* [R, in] */
-    const void *bt;    /* [R, out]; int8: [R / 2, out, 2] */
-    const float *gain; /* [R] factor of t = A x: scale, times both int8 scales */
-    const float *mult; /* [out] or NULL: DoRA, as in struct lora */
+    const void *a;           /* [R, in] */
+    const void *bt;          /* [R, out]; int8: [R / 2, out, 2] */
+    const float *gain;       /* [R] factor of t = A x: scale, times both int8 scales */
+    const float *dora_scale; /* [out] or NULL: DoRA, as in struct lora */
     int32_t r;
 };
 struct lora_pack {
@@ -289,7 +291,7 @@ struct lora_segment {
     int32_t begin, end;
     const struct lora_part *parts;
     int32_t n_parts;
-    const struct vocab_overrides *overlay; /* or NULL: the base model's embedding and head */
+    const struct vocab_overrides *vocab; /* or NULL: the base model's embedding and head */
 };
 
 /*
@@ -400,6 +402,7 @@ void norm_row(const struct kernels *k, float *y, const float *x, const float *g,
 void activation_row(const struct kernels *k, const struct arch *a, float *y, const float *gate,
                     const float *up, int64_t n);
 /* Whether gate, up and activation of a layer can be one product in tiles, followed by another. */
-bool layer_gates_in_tiles(const struct model_layer *l, const struct arch *a, enum row_path path);
+bool layer_can_fuse_gated_mlp(const struct model_layer *l, const struct arch *a,
+                              enum row_path path);
 
 #endif

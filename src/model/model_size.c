@@ -31,7 +31,8 @@ void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls,
         if (out->config.tied && strcmp(t[i].name, "lm_head.weight") == 0) continue; // a copy
         out->weights += tensor_memory_bytes(&t[i], cls);
         out->file += t[i].size;
-        if (!is_used_in_place(&t[i], cls, rotary)) out->passing = MAX(out->passing, t[i].size);
+        if (!is_used_in_place(&t[i], cls, rotary))
+            out->while_loading = MAX(out->while_loading, t[i].size);
     }
 }
 

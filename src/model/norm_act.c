@@ -36,7 +36,8 @@ void activation_row(const struct kernels *k, const struct arch *a, float *y, con
     }
 }
 
-bool layer_gates_in_tiles(const struct model_layer *l, const struct arch *a, enum row_path path) {
+bool layer_can_fuse_gated_mlp(const struct model_layer *l, const struct arch *a,
+                              enum row_path path) {
     if (a->ungated || a->gelu || l->bias[PROJ_GATE] || l->bias[PROJ_UP]) return false;
     for (int p = PROJ_GATE; p <= PROJ_DOWN; p++)
         if (!matrix_uses_tiles(&l->proj[p], path)) return false;

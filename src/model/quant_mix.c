@@ -66,7 +66,7 @@ static enum tensor_type mix_type(const struct quant_scheme *q, const struct mode
     if (w->layer < 0) {
         bool head = c->tied || strstr(w->name, "output.") || strstr(w->name, "lm_head.");
         if (!head) return q->type;
-        return w->k % tensor_type_block(q->type) ? TENSOR_Q8_0 : TENSOR_Q6_K;
+        return w->k % tensor_type_block_size(q->type) ? TENSOR_Q8_0 : TENSOR_Q6_K;
     }
     if (!value && !down) return q->type;
     if (q->mix == QUANT_MEDIUM)
@@ -77,7 +77,7 @@ static enum tensor_type mix_type(const struct quant_scheme *q, const struct mode
 
 enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
                                    const struct weight_info *w) {
-    if (w->norm) return TENSOR_F32;
+    if (w->is_vector) return TENSOR_F32;
     return tensor_type_fallback(q->mix == QUANT_PURE ? q->type : mix_type(q, c, w), w->k);
 }
 

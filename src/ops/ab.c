@@ -528,7 +528,7 @@ static json_t *start_event(const struct ab_spec *p) {
         p->names[0], p->names[1], "hashes", p->arms[0]->hash, p->arms[1]->hash, "paths",
         path_json(p->paths[0]), path_json(p->paths[1]), "share", p->share, "alpha", p->alpha,
         "min_pairs", (json_int_t)p->min_pairs, "max_pairs", (json_int_t)p->max_pairs, "seed",
-        (json_int_t)(hash_fnv1a(seed, strlen(seed)) >> 12), "once_per_user", p->once);
+        (json_int_t)(hash_fnv1a(seed, strlen(seed)) >> 12), "once_per_user", p->once_per_user);
     json_object_update(v, fields);
     json_decref(fields);
     free(seed);

@@ -546,9 +546,9 @@ __attribute__((format(printf, 4, 5))) static bool
 refuse(struct key_decision *out, enum key_verdict verdict, double wait, const char *fmt, ...) {
     va_list ap;
     out->verdict = verdict;
-    out->wait = wait;
+    out->retry_after = wait;
     va_start(ap, fmt);
-    vsnprintf(out->why, sizeof out->why, fmt, ap);
+    vsnprintf(out->message, sizeof out->message, fmt, ap);
     va_end(ap);
     return false;
 }

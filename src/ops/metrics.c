@@ -126,7 +126,7 @@ void metric_add(struct metric *s, double x) {
     value_add(&s->value, x);
 }
 
-void metric_total(struct metric *s, double x) {
+void metric_set_total(struct metric *s, double x) {
     CHECK(s->family->type == METRIC_TYPE_COUNTER);
     uint64_t old = atomic_load_explicit(&s->value, memory_order_relaxed);
     while (x > double_of(old) &&
@@ -400,7 +400,7 @@ static void set_if_available(struct metrics *m, enum metric_id id, const char *l
     if (x < 0) return;
     struct metric *s = find_locked(m, id, (const char *const[]){"", label});
     if (s->family->type == METRIC_TYPE_COUNTER)
-        metric_total(s, x);
+        metric_set_total(s, x);
     else
         metric_set(s, x);
 }

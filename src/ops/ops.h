@@ -12,9 +12,9 @@
  *
  * metrics.inc declares all metrics, one row per family. A series is a family with values for its
  * labels. metric_get finds or creates a series under the registry's lock. Frequent callers store
- * the handle: metric_add, metric_total, metric_set and metric_observe are atomic, take no lock, and
- * any thread may call them at any time. The registry owns its series. A handle is valid until the
- * registry is freed or the series is removed; using it afterwards is a use after free.
+ * the handle: metric_add, metric_set_total, metric_set and metric_observe are atomic, take no lock,
+ * and any thread may call them at any time. The registry owns its series. A handle is valid until
+ * the registry is freed or the series is removed; using it afterwards is a use after free.
  *
  * Label values from outside are bounded. The first max_adapters adapter names get series, the same
  * names in all families, and the others share "other"; so a server registers the adapters of its
@@ -74,7 +74,7 @@ void metrics_clear(struct metrics *m, enum metric_id id); /* removes all series 
 
 void metric_add(struct metric *s, double x); /* counter: x >= 0; gauge: any */
 /* Sets a counter to a total that is counted elsewhere; a lower value is ignored. */
-void metric_total(struct metric *s, double x);
+void metric_set_total(struct metric *s, double x);
 void metric_set(struct metric *s, double x);     /* gauge; NaN and Inf are allowed */
 void metric_observe(struct metric *s, double x); /* histogram: x >= 0 */
 double metric_value(const struct metric *s);     /* for a histogram: its sum */
@@ -85,8 +85,9 @@ double metric_quantile(const struct metric *s, double q);
 
 /* The answer to GET /metrics, in OpenMetrics if the client's Accept header requests it. Refreshes
  * the process and GPU metrics. */
-#define METRICS_TYPE_TEXT "text/plain; version=0.0.4; charset=utf-8"
-#define METRICS_TYPE_OPEN "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#define METRICS_CONTENT_TYPE_TEXT "text/plain; version=0.0.4; charset=utf-8"
+#define METRICS_CONTENT_TYPE_OPENMETRICS                                                           \
+    "application/openmetrics-text; version=1.0.0; charset=utf-8"
 void metrics_text(struct metrics *m, struct buf *out, bool openmetrics);
 /* {name: {type, help, series: [{labels, value}]}} of all families with series, without aliases;
  * histograms have count, sum, p50, p90 and p99 instead of the value. NaN and infinity become null.
@@ -281,9 +282,9 @@ enum key_verdict {
 };
 struct key_decision {
     enum key_verdict verdict;
-    double wait;                             /* seconds until a retry can succeed; 0: never */
+    double retry_after;                      /* seconds until a retry can succeed; 0: never */
     char id[KEY_ID_LEN], name[KEY_NAME_LEN]; /* empty when unknown */
-    char why[160];                           /* message for the client; empty when admitted */
+    char message[160];                       /* message for the client; empty when admitted */
 };
 /* Whether a request may run. `secret` is the client's key, or NULL; `scope` holds all scopes that
  * the request needs, 0 accepts any key. An admitted request is counted here, its tokens by
@@ -374,7 +375,7 @@ struct ab_spec {
     struct adapter *arms[2];
     double share, alpha; /* b's share of the requests; the test's error probability */
     int64_t min_pairs, max_pairs;
-    bool once; /* one outcome per user counts */
+    bool once_per_user; /* one outcome per user counts */
 };
 int ab_name_check(const char *name, struct error *err); /* ERR_USAGE: the name is not valid */
 /* Starts an experiment and returns its JSON, as ab_get does. ERR_STATE: an experiment with this

@@ -364,8 +364,8 @@ static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool i
     int *fd = &s->fds[STDIN_FILENO];
     if (spec->input)
         *fd = memfd_from_bytes(spec->input, spec->input_len, err);
-    else if (spec->in)
-        *fd = fcntl(spec->in, F_DUPFD_CLOEXEC, 0);
+    else if (spec->input_fd)
+        *fd = fcntl(spec->input_fd, F_DUPFD_CLOEXEC, 0);
     else if (interactive)
         return pipe_make(fd, &s->in, false, err);
     else
@@ -537,7 +537,7 @@ int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, 
     bool ended = ended_within(s, seconds);
     if (ended && out) {
         *out = (struct sandbox_result){
-            .end = s->exit_reason, .status = s->status, .seconds = s->seconds};
+            .exit_reason = s->exit_reason, .status = s->status, .seconds = s->seconds};
         buf_add(&out->errs, s->stderr_text.data ? s->stderr_text.data : "", s->stderr_text.len);
     }
     pthread_mutex_unlock(&s->lock);
@@ -597,12 +597,12 @@ void sandbox_result_release(struct sandbox_result *r) {
 const char *sandbox_failure(const struct sandbox_result *r, const struct sandbox_limits *limits) {
     static _Thread_local char text[96];
     struct sandbox_limits l = sandbox_limits_with_defaults(limits);
-    if (r->end == SANDBOX_EXITED && r->status == 0) return NULL;
-    if (r->end == SANDBOX_EXITED)
+    if (r->exit_reason == SANDBOX_EXITED && r->status == 0) return NULL;
+    if (r->exit_reason == SANDBOX_EXITED)
         snprintf(text, sizeof text, "it failed with status %d", r->status);
-    else if (r->end == SANDBOX_TIMED_OUT)
+    else if (r->exit_reason == SANDBOX_TIMED_OUT)
         snprintf(text, sizeof text, "it did not end in time (%.3g seconds)", l.seconds);
-    else if (r->end == SANDBOX_OUTPUT_LIMIT)
+    else if (r->exit_reason == SANDBOX_OUTPUT_LIMIT)
         snprintf(text, sizeof text, "it printed more than %zu bytes", l.output);
     else
         snprintf(text, sizeof text, "it was killed");

@@ -63,11 +63,11 @@ struct sandbox_spec {
     const char *dir;           /* working directory, visible to the command; NULL: /tmp */
     /* Gives access to the network of this machine, including abstract sockets and 127.0.0.1. */
     bool network;
-    /* Standard input: these bytes, which are copied; or with input = NULL the descriptor `in`. If
-     * both are 0, input is empty, or in sandbox_start a pipe. */
+    /* Standard input: these bytes, which are copied; or with input = NULL the descriptor
+     * `input_fd`. If both are 0, input is empty, or in sandbox_start a pipe. */
     const void *input;
     size_t input_len;
-    int in;
+    int input_fd;
     struct sandbox_limits limits;
 };
 
@@ -79,7 +79,7 @@ enum sandbox_exit_reason {
 };
 
 struct sandbox_result {
-    enum sandbox_exit_reason end;
+    enum sandbox_exit_reason exit_reason;
     int status;           /* exit status if SANDBOX_EXITED, else -1 */
     double seconds;       /* duration, including the sandbox's own time */
     struct buf out, errs; /* stdout and stderr; control characters are not removed */
@@ -95,8 +95,8 @@ char *sandbox_version(struct error *err);
  * none). malloc'ed, or NULL. */
 char *sandbox_program_find(const char *folders, const char *name);
 
-/* Runs a command until it ends; OK for any kind of end (`out->end`). Otherwise nothing of the
- * command was run, and `out` is empty: ERR_STATE (commands are forbidden; bwrap cannot make a
+/* Runs a command until it ends; OK for any kind of end (`out->exit_reason`). Otherwise nothing of
+ * the command was run, and `out` is empty: ERR_STATE (commands are forbidden; bwrap cannot make a
  * sandbox), ERR_MISSING (no bwrap; a program or folder that does not exist), ERR_USAGE, ERR_IO. */
 int sandbox_run(const struct sandbox_spec *spec, struct sandbox_result *out, struct error *err);
 void sandbox_result_release(struct sandbox_result *r);
@@ -105,8 +105,8 @@ void sandbox_result_release(struct sandbox_result *r);
 const char *sandbox_failure(const struct sandbox_result *r, const struct sandbox_limits *limits);
 
 /*
- * Interactive commands. Without `input` and `in`, standard input is a pipe for sandbox_write. The
- * caller reads standard output, whose total is not bounded. The first limits.output bytes of
+ * Interactive commands. Without `input` and `input_fd`, standard input is a pipe for sandbox_write.
+ * The caller reads standard output, whose total is not bounded. The first limits.output bytes of
  * standard error are kept and the rest is discarded. limits.seconds is enforced here too, without
  * any call.
  */

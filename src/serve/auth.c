@@ -121,10 +121,10 @@ static int backoff_check(struct server *s, struct exchange *x, const char *secre
 
 /* Replies 429 with both headers that tell clients when to try again. */
 static void limit_refuse(struct exchange *x, const struct key_decision *a) {
-    if (a->wait > 0) retry_after_add(x, a->wait);
+    if (a->retry_after > 0) retry_after_add(x, a->retry_after);
     api_fail(x, 429, NULL, NULL,
              a->verdict == KEY_RATE_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
-             a->why);
+             a->message);
 }
 
 /* Replies 401. Only callers on this machine are told the path of the token file. */
@@ -142,14 +142,14 @@ static void unknown_key_refuse(struct server *s, struct exchange *x, const char 
 static int key_refuse(struct server *s, struct exchange *x, const struct key_decision *a) {
     switch (a->verdict) {
     case KEY_FORBIDDEN:
-        api_fail(x, 403, NULL, NULL, "insufficient_scope", "%s", a->why);
+        api_fail(x, 403, NULL, NULL, "insufficient_scope", "%s", a->message);
         break;
     case KEY_RATE_LIMITED:
     case KEY_OVER_QUOTA:
         limit_refuse(x, a);
         break;
     default:
-        unknown_key_refuse(s, x, a->why);
+        unknown_key_refuse(s, x, a->message);
     }
     return ERR_STATE;
 }

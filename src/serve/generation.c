@@ -81,7 +81,7 @@ static void reply_serialize(const struct generation *g, json_t *v, size_t flags,
                      &offset) == 5);
         l.offset = offset;
         buf_add(out, p, (size_t)(at - p));
-        g->dialect->list(g, &l, out);
+        g->dialect->write_list(g, &l, out);
     }
     buf_puts(out, p);
     buf_release(&text);
@@ -208,17 +208,17 @@ static const char *tool_call_parse(const char *text, const char *p, const char *
 }
 
 static struct tool_call *tool_call_at(const struct generation *g, struct completion *a, int i) {
-    if (i == a->n_tools) {
-        if (a->n_tools == a->tools_cap) {
+    if (i == a->n_tool_calls) {
+        if (a->n_tool_calls == a->tools_cap) {
             a->tools_cap = 2 * a->tools_cap + 1;
-            a->tools = xrealloc(a->tools, sizeof *a->tools * (size_t)a->tools_cap);
+            a->tool_calls = xrealloc(a->tool_calls, sizeof *a->tool_calls * (size_t)a->tools_cap);
         }
-        a->tools[a->n_tools++] = (struct tool_call){0};
+        a->tool_calls[a->n_tool_calls++] = (struct tool_call){0};
         char id[40];
         server_new_id(g->s, "call_", id);
-        memcpy(a->tools[i].id, id, sizeof a->tools[i].id - 1);
+        memcpy(a->tool_calls[i].id, id, sizeof a->tool_calls[i].id - 1);
     }
-    return &a->tools[i];
+    return &a->tool_calls[i];
 }
 
 /* Parses the calls between <tool_call> tags; content may precede and separate them. */
@@ -244,9 +244,9 @@ static void tool_calls_parse_tagged(const struct generation *g, struct completio
     if (a->calls_begin) a->content_end = a->calls_begin - 1;
     if (!a->done) return;
     int n = a->n_parsed_calls; // including a truncated call
-    if (n < a->n_tools && a->tools[n].name) n++;
-    if (a->n_tools == n) return;
-    a->n_tools = n; // tags around text that is not a call
+    if (n < a->n_tool_calls && a->tool_calls[n].name) n++;
+    if (a->n_tool_calls == n) return;
+    a->n_tool_calls = n; // tags around text that is not a call
     if (n == 0) a->content_end = a->shown;
 }
 
@@ -264,17 +264,18 @@ static bool tool_call_parse_untagged(const struct generation *g, struct completi
     const char *text = a->text.data, *end = text + a->shown, *p = skip_whitespace(text, end);
     if (p == end || *p != '{') return false;
     a->content_end = 0;
-    if (g->spec.tools == TOOL_CHOICE_AUTO && !a->done) return true;
+    if (g->spec.tool_choice == TOOL_CHOICE_AUTO && !a->done) return true;
     struct tool_call c = {0};
     const char *object_end = tool_call_parse(text, p, end, &c);
     bool whole = object_end && c.args_end;
-    bool is_call = c.name && c.args &&
-                   (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered_tool(g, c.name)));
+    bool is_call =
+        c.name && c.args &&
+        (g->spec.tool_choice == TOOL_CHOICE_REQUIRED || (whole && is_offered_tool(g, c.name)));
     free(c.name);
     if (is_call)
         tool_call_parse(text, p, end, tool_call_at(g, a, 0));
-    else if (a->done &&
-             g->spec.tools != TOOL_CHOICE_REQUIRED) // a truncated required call is not content
+    else if (a->done && g->spec.tool_choice !=
+                            TOOL_CHOICE_REQUIRED) // a truncated required call is not content
         a->content_end = a->shown;
     return is_call || !a->done;
 }
@@ -298,14 +299,14 @@ void completion_advance(const struct generation *g, struct completion *a) {
     }
     bool done = __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE);
     int32_t seen = __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE);
-    bool tools = g->spec.tools != TOOL_CHOICE_NONE;
+    bool tools = g->spec.tool_choice != TOOL_CHOICE_NONE;
     if (a->done || (seen == a->n_decoded && !done)) return;
     tokens_decode(g, a, seen);
     a->shown = a->text.len;
-    if (done && g->spec.stops.n)
+    if (done && g->spec.stop_texts.n)
         a->shown = MIN(a->shown, a->batch_request.request.text.len);
     else if (!done && a->text.len)
-        a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stops, tools);
+        a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stop_texts, tools);
     a->done = done;
     a->content_end = a->shown;
     if (!tools || a->text.len == 0) return;
@@ -330,7 +331,8 @@ const char *completion_finish_reason(const struct completion *a) {
     if (!a->done) return NULL;
     if (a->async) return "stop";
     bool cut = a->batch_request.request.finish == FINISH_LENGTH;
-    if (a->n_tools && !(cut && a->tools[a->n_tools - 1].args_end == 0)) return "tool_calls";
+    if (a->n_tool_calls && !(cut && a->tool_calls[a->n_tool_calls - 1].args_end == 0))
+        return "tool_calls";
     return a->batch_request.request.finish == FINISH_LENGTH ||
                    a->batch_request.request.finish == FINISH_NONE
                ? "length"
@@ -358,7 +360,7 @@ void generation_spec_release(struct generation_spec *spec) {
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
     free(spec->bias);
-    strings_release(&spec->stops);
+    strings_release(&spec->stop_texts);
     strings_release(&spec->tool_names);
     free(spec->user);
     json_decref(spec->request_json);
@@ -368,8 +370,8 @@ void generation_spec_release(struct generation_spec *spec) {
 
 void completion_release(struct completion *a) {
     engine_request_release(&a->batch_request.request);
-    for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
-    free(a->tools);
+    for (int i = 0; i < a->n_tool_calls; i++) free(a->tool_calls[i].name);
+    free(a->tool_calls);
     free(a->ends);
     buf_release(&a->text);
     buf_release(&a->chunk);
@@ -496,7 +498,7 @@ static void stream_close(void *ctx, bool finished) {
 /* The exchange takes over the text and the memory reserved for it. */
 static void reply_send_text(struct generation *g, struct buf *text) {
     memory_budget_transfer(g->s->memory, g, g->x, text->len);
-    exchange_reply_take(g->x, 200, "application/json", text);
+    exchange_reply_buf(g->x, 200, "application/json", text);
 }
 
 static void reply_send(void *ctx) {
@@ -506,7 +508,7 @@ static void reply_send(void *ctx) {
     bool failed = reply_failed(g, &err);
     for (int i = 0; i < g->n_completions && !failed; i++) completion_advance(g, &g->completions[i]);
     if (!failed) {
-        reply_serialize(g, g->dialect->whole(g), JSON_REAL_PRECISION(17), &text);
+        reply_serialize(g, g->dialect->write_reply(g), JSON_REAL_PRECISION(17), &text);
         failed = reply_failed(g, &err);
     }
     if (failed) {
@@ -547,8 +549,8 @@ static void engine_request_init(struct generation *g, struct completion *a) {
                                  .max_tokens = MIN(spec->max_tokens, room),
                                  .stop = spec->stop_ids,
                                  .n_stop = spec->n_stop_ids,
-                                 .stop_texts = (const char *const *)spec->stops.v,
-                                 .n_stop_texts = spec->stops.n,
+                                 .stop_texts = (const char *const *)spec->stop_texts.v,
+                                 .n_stop_texts = spec->stop_texts.n,
                                  .grammar = spec->grammar,
                                  .n_top = MAX(spec->n_top, spec->n_prompt_top),
                                  .prompt_logprobs = spec->prompt_logprobs};
@@ -572,7 +574,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .target = *t,
                              .spec = *spec,
                              .created = (int64_t)time(NULL),
-                             .started_at = exchange_began(x),
+                             .started_at = exchange_start_time(x),
                              .n_completions = n};
     server_new_id(s, id_prefix, g->id);
     CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
@@ -677,7 +679,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         api_fail_error(x, &err, NULL);
         g->refs = 1;
     } else if (g->spec.stream) {
-        struct stream_source source = {stream_pull, stream_close, g, d->idle};
+        struct stream_source source = {stream_pull, stream_close, g, d->keepalive};
         exchange_stream(x, 200, d->stream_type, &source);
     } else {
         exchange_on_disconnect(x, generation_cancel, g);
@@ -748,7 +750,7 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
         pthread_mutex_init(&g->completions[i].async->lock, NULL);
     }
     if (g->spec.stream) {
-        struct stream_source source = {stream_pull, stream_close, g, d->idle};
+        struct stream_source source = {stream_pull, stream_close, g, d->keepalive};
         exchange_stream(x, 200, d->stream_type, &source);
     } else {
         exchange_on_disconnect(x, generation_cancel, g);

@@ -38,7 +38,7 @@ struct generation_spec {
     int32_t context; /* tokens of a prompt and its completion; 0: the engine's maximum */
     struct sampling_params sampling; /* completion i of a prompt uses seed + i */
     struct logit_bias *bias;
-    struct strings stops;
+    struct strings stop_texts;
     int32_t stop_ids[32];
     int n_stop_ids;
     int n_top, n_prompt_top; /* alternatives returned per token, and per prompt token (vLLM's) */
@@ -47,7 +47,7 @@ struct generation_spec {
     bool single_tool_call;   /* at most one tool call */
     bool reasoning;          /* stream a team's turns as reasoning */
     struct grammar *grammar; /* released with server_grammar_release */
-    enum tool_choice tools;
+    enum tool_choice tool_choice;
     struct strings tool_names; /* names of the offered tools */
     char *user; /* the request's user, or NULL: all requests of a user get the same side of an A/B
                    test */
@@ -63,7 +63,7 @@ struct tool_call {
     char id[32], *name;
     size_t args, args_end; /* byte offsets into the text; args_end 0: the call continues */
     size_t sent;           /* bytes of the arguments sent so far */
-    bool told;             /* the start of the call was sent */
+    bool start_sent;       /* the start of the call was sent */
 };
 
 /* Output of an async worker, a thread that writes the completion of a team. The lock guards all
@@ -91,9 +91,10 @@ struct completion {
     struct buf chunk;   /* serialized chunk without content, a template: see openai.c */
     int32_t tokens_sent;
     json_int_t offset; /* character offset of the next token; used by the stream */
-    struct tool_call *tools;
-    int n_tools, tools_cap;
-    /* Calls are parsed once: the first n_parsed_calls of `tools` end before this byte of the text.
+    struct tool_call *tool_calls;
+    int n_tool_calls, tools_cap;
+    /* Calls are parsed once: the first n_parsed_calls of `tool_calls` end before this byte of the
+     * text.
      */
     size_t calls_end;
     int n_parsed_calls;
@@ -114,15 +115,15 @@ struct lazy_list {
 };
 /* How an API serializes a reply. The functions for streams append whole events. */
 struct api_dialect {
-    const char *stream_type, *idle; /* content type; comment that keeps an idle stream open */
+    const char *stream_type, *keepalive; /* content type; comment that keeps an idle stream open */
     /* Writes the items of a lazy list. */
-    void (*list)(const struct generation *g, const struct lazy_list *l, struct buf *out);
+    void (*write_list)(const struct generation *g, const struct lazy_list *l, struct buf *out);
     void (*begin)(const struct generation *g, struct completion *a, struct buf *out);
     /* Appends the new part of a completion: content from a->sent to a->content_end, tool calls. */
     void (*delta)(const struct generation *g, struct completion *a, struct buf *out);
     void (*finish)(const struct generation *g, struct completion *a, struct buf *out);
     void (*end)(const struct generation *g, struct buf *out);
-    json_t *(*whole)(const struct generation *g); /* the whole reply, without a stream */
+    json_t *(*write_reply)(const struct generation *g); /* the whole reply, without a stream */
 };
 
 struct generation {
@@ -178,13 +179,13 @@ json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
 /* The placeholder string for the list. */
 json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list *l);
-/* Called by the dialect's `list` function: appends the item v, after a comma unless it is the
+/* Called by the dialect's `write_list` function: appends the item v, after a comma unless it is the
  * first; takes v over. False: no memory is left for more items. */
 bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
                    struct buf *out);
 /* Token i of a completion as {token, logprob, bytes, top_logprobs}. */
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
-/* A dialect's `list` function: writes the items of token_logprobs for from..to. */
+/* A dialect's `write_list` function: writes the items of token_logprobs for from..to. */
 void token_logprobs_write(const struct generation *g, const struct lazy_list *l, struct buf *out);
 /* The number of tokens of the completion whose text has been sent. */
 int32_t completion_tokens_sent(const struct completion *a);

@@ -176,7 +176,7 @@ static struct grammar *compile_with_budget(const char *kind, const char *text, s
 /* Compiles large sources, one after the other, with a low priority. */
 static void *compile_thread(void *ctx) {
     struct grammar_cache *cache = ctx;
-    thread_background(LARGE_NICE);
+    thread_lower_priority(LARGE_NICE);
     pthread_mutex_lock(&cache->lock);
     for (;;) {
         struct compile_task *w = cache->tasks;

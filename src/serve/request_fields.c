@@ -162,7 +162,7 @@ static bool json_values_equal(const json_t *a, const json_t *b) {
 }
 
 static bool is_neutral(const struct request_field *f, const json_t *v) {
-    json_t *list = json_loads(f->neutral, 0, NULL), *item;
+    json_t *list = json_loads(f->neutral_values, 0, NULL), *item;
     bool same = false;
     size_t i;
     CHECK(json_is_array(list));
@@ -176,7 +176,8 @@ static int error_unknown_field(enum field_route route, const char *name, struct 
     const char *names[MOST];
     int n = 0;
     for (const struct request_field *f = request_fields; f->name; f++)
-        if ((f->routes & (int)route) && f->use == FIELD_SUPPORTED && n < MOST) names[n++] = f->name;
+        if ((f->routes & (int)route) && f->support == FIELD_SUPPORTED && n < MOST)
+            names[n++] = f->name;
     const char *near = strlen(name) < 64 ? name_suggest(names, n, name) : NULL;
     if (near)
         return error_set(err, ERR_USAGE,
@@ -191,8 +192,8 @@ int request_fields_check(enum field_route route, const json_t *body, struct erro
         const struct request_field *f = field_find(route, name);
         if (json_is_null(v)) continue;
         if (!f) return error_unknown_field(route, name, err);
-        if (f->use == FIELD_REJECTED && !is_neutral(f, v))
-            return error_set(err, ERR_USAGE, "'%s' is not supported: %s", name, f->why);
+        if (f->support == FIELD_REJECTED && !is_neutral(f, v))
+            return error_set(err, ERR_USAGE, "'%s' is not supported: %s", name, f->reason);
     }
     return OK;
 }
@@ -202,7 +203,7 @@ int request_fields_check(enum field_route route, const json_t *body, struct erro
 static void field_names_write(struct buf *out, int routes, enum field_support use) {
     const char *between = "";
     for (const struct request_field *f = request_fields; f->name; f++) {
-        if (f->use != use || f->routes != routes) continue;
+        if (f->support != use || f->routes != routes) continue;
         buf_printf(out, "%s`%s`", between, f->name);
         between = ", ";
     }
@@ -237,8 +238,8 @@ void request_fields_markdown(struct buf *out) {
     field_table_write(out, "without effect in", FIELD_IGNORED);
     buf_puts(out, "| refused | in | unless it is | because |\n|---|---|---|---|\n");
     for (const struct request_field *f = request_fields; f->name; f++) {
-        if (f->use != FIELD_REJECTED) continue;
-        json_t *list = json_loads(f->neutral, 0, NULL), *v;
+        if (f->support != FIELD_REJECTED) continue;
+        json_t *list = json_loads(f->neutral_values, 0, NULL), *v;
         size_t i;
         buf_printf(out, "| `%s` | %s | null", f->name, route_group_name(f->routes));
         json_array_foreach (list, i, v) {
@@ -246,7 +247,7 @@ void request_fields_markdown(struct buf *out) {
             buf_printf(out, ", `%s`", text);
             free(text);
         }
-        buf_printf(out, " | %s |\n", f->why);
+        buf_printf(out, " | %s |\n", f->reason);
         json_decref(list);
     }
 }

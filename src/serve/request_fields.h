@@ -15,10 +15,10 @@ enum field_support { FIELD_SUPPORTED, FIELD_IGNORED, FIELD_REJECTED };
 struct request_field {
     const char *name;
     int routes; /* bits of enum field_route */
-    enum field_support use;
+    enum field_support support;
     /* For a rejected field: the reason, and the neutral values as a JSON list; null is always
      * neutral. */
-    const char *why, *neutral;
+    const char *reason, *neutral_values;
 };
 extern const struct request_field request_fields[]; /* ends with a NULL name */
 

@@ -64,8 +64,8 @@ json_t *request_memory_json(struct server *s, struct exchange *x, struct error *
     return NULL;
 }
 
-int ids_check_memory(const struct token_ids *ids, struct error *err) {
-    if (!ids->refused) return OK;
+int token_ids_check_memory(const struct token_ids *ids, struct error *err) {
+    if (!ids->failed) return OK;
     return error_set(err, ERR_MEMORY, "the server is short of memory for this text");
 }
 

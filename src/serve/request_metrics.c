@@ -155,7 +155,7 @@ void request_metrics_add_exchange(struct server *s, const struct exchange *x) {
     metric_add(metric_get(m, METRIC_RECEIVED), 1);
     metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_label(x), code ? status : "gone"), 1);
     metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, method_label(x)),
-                   fmax(clock_now() - exchange_began(x), 0));
+                   fmax(clock_now() - exchange_start_time(x), 0));
     if (code >= 400) metric_add(metric_get(m, METRIC_MURMUR_ERRORS, "api", status), 1);
     if (code >= 400 && code < 500)
         metric_add(metric_get(m, METRIC_REJECTED,
@@ -210,11 +210,11 @@ void request_metrics_refresh(struct server *s) {
     metric_set(model_metric(s, METRIC_VLLM_RUNNING), b.running);
     metric_set(model_metric(s, METRIC_VLLM_WAITING), b.waiting);
     metric_set(model_metric(s, METRIC_VLLM_KV_USAGE), used);
-    metric_total(model_metric(s, METRIC_VLLM_PREEMPTIONS), 0);
+    metric_set_total(model_metric(s, METRIC_VLLM_PREEMPTIONS), 0);
     metric_set(metric_get(m, METRIC_ADAPTERS), p.n_resident);
     metric_set(metric_get(m, METRIC_ADAPTERS_BYTES), (double)p.bytes);
-    metric_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
-    metric_total(metric_get(m, METRIC_ADAPTER_DROPS), (double)p.drops);
+    metric_set_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
+    metric_set_total(metric_get(m, METRIC_ADAPTER_DROPS), (double)p.evictions);
     metric_set(metric_get(m, METRIC_MURMUR_NODES), 1);
     metric_set(metric_get(m, METRIC_MURMUR_LOAD, "0"), (double)b.running / b.max_running);
     metric_set(metric_get(m, METRIC_MURMUR_PENDING), b.waiting);
@@ -223,7 +223,7 @@ void request_metrics_refresh(struct server *s) {
     lora_info_set(s);
     const struct server_module *module;
     for (int i = 0; (module = server_module_at(s, i)); i++)
-        if (module->count) module->count(s);
+        if (module->update_metrics) module->update_metrics(s);
 }
 
 static void step_observe(void *ctx, double seconds, int32_t tokens) {
@@ -257,7 +257,8 @@ static void metrics_handle(void *ctx, struct exchange *x) {
     request_metrics_refresh(s);
     metrics_text(s->metrics, &out, open);
     pthread_mutex_unlock(&s->metrics_lock);
-    exchange_reply(x, 200, open ? METRICS_TYPE_OPEN : METRICS_TYPE_TEXT, out.data, out.len);
+    exchange_reply(x, 200, open ? METRICS_CONTENT_TYPE_OPENMETRICS : METRICS_CONTENT_TYPE_TEXT,
+                   out.data, out.len);
     buf_release(&out);
 }
 

@@ -134,7 +134,7 @@ struct adapter_entry *server_adapters(struct server *s, int *n) {
         v[i] = s->adapters[i];
         v[i].name = xstrdup(v[i].name);
         v[i].path = xstrdup(v[i].path);
-        v[i].made = json_deep_copy(v[i].made);
+        v[i].derived_spec = json_deep_copy(v[i].derived_spec);
     }
     pthread_mutex_unlock(&s->lock);
     return v;
@@ -144,7 +144,7 @@ void server_adapters_free(struct adapter_entry *v, int n) {
     for (int i = 0; i < n; i++) {
         free(v[i].name);
         free(v[i].path);
-        json_decref(v[i].made);
+        json_decref(v[i].derived_spec);
     }
     free(v);
 }
@@ -152,7 +152,7 @@ void server_adapters_free(struct adapter_entry *v, int n) {
 json_t *server_derived_spec(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     const struct adapter_entry *l = adapter_entry_find(s, name);
-    json_t *spec = l ? json_deep_copy(l->made) : NULL;
+    json_t *spec = l ? json_deep_copy(l->derived_spec) : NULL;
     pthread_mutex_unlock(&s->lock);
     return spec;
 }
@@ -164,15 +164,15 @@ static void adapter_entry_set(struct server *s, const char *name, const char *pa
     struct adapter_entry *l = adapter_entry_find(s, name);
     if (l) {
         free(l->path);
-        json_decref(l->made);
+        json_decref(l->derived_spec);
     } else {
         s->adapters = xrealloc(s->adapters, sizeof *l * (size_t)(s->n_adapters + 1));
         l = &s->adapters[s->n_adapters++];
         *l = (struct adapter_entry){.name = xstrdup(name), .id = s->next_id++};
     }
     l->path = xstrdup(path);
-    l->bare = no_adapter;
-    l->made = spec;
+    l->is_base = no_adapter;
+    l->derived_spec = spec;
     l->created = (int64_t)time(NULL);
     pthread_mutex_unlock(&s->lock);
 }
@@ -183,7 +183,7 @@ static void adapter_entry_remove(struct server *s, const char *name) {
     if (l) {
         free(l->name);
         free(l->path);
-        json_decref(l->made);
+        json_decref(l->derived_spec);
         int after = --s->n_adapters - (int)(l - s->adapters);
         memmove(l, l + 1, sizeof *l * (size_t)after);
     }
@@ -234,7 +234,7 @@ int server_derived_put(struct server *s, const char *name, const char *path, str
 static bool adapter_entry_is_base(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     const struct adapter_entry *l = adapter_entry_find(s, name);
-    bool no_adapter = l && l->bare;
+    bool no_adapter = l && l->is_base;
     pthread_mutex_unlock(&s->lock);
     return no_adapter;
 }
@@ -449,7 +449,7 @@ static struct body_sink *body_sink_find(void *ctx, struct exchange *x, const str
     struct body_sink *found = NULL;
     const struct server_module *m;
     for (int i = 0; !found && (m = server_module_at(s, i)); i++)
-        if (m->sink) found = m->sink(s, x, r);
+        if (m->body_sink) found = m->body_sink(s, x, r);
     return found;
 }
 
@@ -689,7 +689,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .admit = auth_admit,
                                    .sink = body_sink_find,
                                    .refuse = http_refuse,
-                                   .work = route_dispatch,
+                                   .dispatch = route_dispatch,
                                    .any_host = auth_any_host,
                                    .ended = request_done};
     if (modules_open(s, err) != OK || alerts_start(s, err) != OK ||

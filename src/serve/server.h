@@ -34,11 +34,11 @@ enum route_scope {
 /* An adapter that requests can name. */
 struct adapter_entry {
     char *name, *path;
-    int id;          /* vLLM's lora_int_id; llama.cpp's id, which starts at 0 */
-    int64_t created; /* unix seconds */
-    double scale;    /* used in requests that name no model: see llamacpp.c */
-    bool bare;       /* the base model under another name, with its own settings; no adapter */
-    json_t *made;    /* the specification from /api/create (api/ollama_models.c); or NULL */
+    int id;               /* vLLM's lora_int_id; llama.cpp's id, which starts at 0 */
+    int64_t created;      /* unix seconds */
+    double scale;         /* used in requests that name no model: see llamacpp.c */
+    bool is_base;         /* the base model under another name, with its own settings; no adapter */
+    json_t *derived_spec; /* the specification from /api/create (api/ollama_models.c); or NULL */
 };
 /* A team, which requests name as team:NAME. */
 struct team_entry {
@@ -91,7 +91,7 @@ struct server {
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
     struct job_paths *job_paths; /* paths that jobs may read and write */
-    char *job_child;             /* job_paths as the environment variable of job processes */
+    char *job_env;               /* job_paths as the environment variable of job processes */
     struct job_event_stream *event_streams; /* clients that stream job events */
     json_t *published;                      /* object: ids of jobs whose results are served */
     bool publishing, closing;
@@ -117,9 +117,10 @@ struct server_module {
     void (*load)(struct server *s); /* called after the adapters of the options are loaded */
     int (*open)(struct server *s, struct error *err); /* called last, before HTTP starts */
     void (*close)(struct server *s);                  /* called after HTTP has ended */
-    void (*count)(struct server *s);                  /* updates the metrics before a read */
+    void (*update_metrics)(struct server *s);         /* updates the metrics before a read */
     /* The sink for the body of an upload; NULL: the body is kept in memory. */
-    struct body_sink *(*sink)(struct server *s, struct exchange *x, const struct http_route *r);
+    struct body_sink *(*body_sink)(struct server *s, struct exchange *x,
+                                   const struct http_route *r);
     /* Loads an adapter that a request names and that is not listed; false: the module has no
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
@@ -262,7 +263,7 @@ struct generation_spec;
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
                        int32_t context, const char **what, struct error *err);
 /* ERR_MEMORY: an allocation for the ids failed. */
-int ids_check_memory(const struct token_ids *ids, struct error *err);
+int token_ids_check_memory(const struct token_ids *ids, struct error *err);
 /* Bytes reserved for the transcript of one answer of a team or pipeline. */
 enum { TRANSCRIPT_BYTES = 1 << 20 };
 

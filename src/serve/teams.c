@@ -147,7 +147,7 @@ static int session_run(struct team_session *d, struct debate *out, struct error 
 
 /* The reply: the final text of a workflow that has one, else the decision, else the last text. */
 static const char *transcript_reply(const struct transcript *t) {
-    if (t->final >= 0) return t->v[t->final].text;
+    if (t->final_utterance >= 0) return t->v[t->final_utterance].text;
     if (t->answer >= 0) return t->candidates[t->answer];
     for (int i = t->n - 1; i >= 0; i--)
         if (t->v[i].text && *t->v[i].text) return t->v[i].text;
@@ -366,10 +366,10 @@ static void teams_handle(void *ctx, struct exchange *x) {
                 json_pack("{s:s?,s:s?,s:s?}", "name", t->v[k].name, "system", t->v[k].system,
                           "role",
                           t->v[k].role ? t->v[k].role : workflow_role(t->options.workflow, k)));
-        json_array_append_new(list, json_pack("{s:s,s:s+,s:s?,s:s,s:o}", "name", s->teams[i].name,
-                                              "model", PREFIX, s->teams[i].name, "about", t->about,
-                                              "protocol", workflow_name(t->options.workflow),
-                                              "agents", agents));
+        json_array_append_new(
+            list, json_pack("{s:s,s:s+,s:s?,s:s,s:o}", "name", s->teams[i].name, "model", PREFIX,
+                            s->teams[i].name, "about", t->description, "protocol",
+                            workflow_name(t->options.workflow), "agents", agents));
     }
     exchange_reply_json(x, 200, json_pack("{s:o}", "teams", list));
 }

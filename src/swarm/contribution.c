@@ -242,7 +242,7 @@ static int debate_game_play(void *ctx, uint32_t mask, uint8_t *right, struct err
         if (mask >> a & 1) team[n++] = g->team[a];
     int rc =
         debate_run(g->llm_client, team, n, g->items, g->n_items, g->options, &d, g->progress, err);
-    if (rc == OK) memcpy(right, d.decided, (size_t)g->n_items);
+    if (rc == OK) memcpy(right, d.decision_correct, (size_t)g->n_items);
     debate_release(&d);
     return rc;
 }
@@ -257,7 +257,7 @@ int contribution_leave_one_out(const struct llm_client *client, const struct age
                                const struct debate_options *o, const struct debate *full,
                                struct stats_interval *value, struct progress *p,
                                struct error *err) {
-    const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
+    const uint8_t *with = full->vote_correct + (size_t)(full->rounds - 1) * (size_t)n_items;
     struct agent others[TEAM_MAX];
     for (int i = 0; i < n_agents; i++) {
         struct debate d;
@@ -267,9 +267,9 @@ int contribution_leave_one_out(const struct llm_client *client, const struct age
         if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
         int rc = debate_run(client, others, n, items, n_items, o, &d, p, err);
         if (rc == OK)
-            value[i] =
-                stats_mcnemar(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
-                    .diff;
+            value[i] = stats_mcnemar(
+                           with, d.vote_correct + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
+                           .diff;
         debate_release(&d);
         if (rc != OK) return rc;
     }

@@ -65,9 +65,9 @@ static void item_measure(struct debate *d, const struct task_item *items, const 
     const struct transcript *o = &d->transcripts[i];
     answers_fill(d, o, i);
     costs_add(d, o);
-    d->decided[i] = debate_answer_is_correct(d, items, i, o->answer);
+    d->decision_correct[i] = debate_answer_is_correct(d, items, i, o->answer);
     for (int a = 0; a < d->n_agents; a++) {
-        d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] =
+        d->first_correct[(size_t)a * (size_t)d->n_items + (size_t)i] =
             debate_answer_is_correct(d, items, i, answer_at(d, 0, a, i)->choice);
         for (int r = 1; r < d->rounds; r++) {
             bool was_correct =
@@ -78,7 +78,7 @@ static void item_measure(struct debate *d, const struct task_item *items, const 
         }
     }
     for (int r = 0; r < d->rounds; r++)
-        d->voted[(size_t)r * (size_t)d->n_items + (size_t)i] =
+        d->vote_correct[(size_t)r * (size_t)d->n_items + (size_t)i] =
             debate_answer_is_correct(d, items, i, vote_after_round(d, v, r, i, o->n_candidates));
 }
 
@@ -96,9 +96,9 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
     size_t cells = (size_t)n_agents * (size_t)n_items, rounds = (size_t)o->rounds;
     out->transcripts = xcalloc((size_t)n_items + 1, sizeof *out->transcripts);
     out->answers = xcalloc(rounds * cells + 1, sizeof *out->answers);
-    out->solo = xcalloc(cells + 1, 1);
-    out->voted = xcalloc(rounds * (size_t)n_items + 1, 1);
-    out->decided = xcalloc((size_t)n_items + 1, 1);
+    out->first_correct = xcalloc(cells + 1, 1);
+    out->vote_correct = xcalloc(rounds * (size_t)n_items + 1, 1);
+    out->decision_correct = xcalloc((size_t)n_items + 1, 1);
     const struct workflow_options wo = {.rounds = o->rounds,
                                         .chain_of_thought = o->chain_of_thought,
                                         .temperature = o->temperature,
@@ -119,9 +119,9 @@ void debate_release(struct debate *d) {
     for (int i = 0; d->transcripts && i < d->n_items; i++) transcript_release(&d->transcripts[i]);
     free(d->transcripts);
     free(d->answers);
-    free(d->solo);
-    free(d->voted);
-    free(d->decided);
+    free(d->first_correct);
+    free(d->vote_correct);
+    free(d->decision_correct);
     *d = (struct debate){0};
 }
 
@@ -201,7 +201,7 @@ int self_consistency_sample(const struct llm_client *client, const struct agent 
         out->generated[i % k] += calls[i].n_generated;
         llm_call_release(&calls[i]);
     }
-    if (p) progress_update(p, p->shown + n, NULL);
+    if (p) progress_update(p, p->done + n, NULL);
     free(chats);
     free(calls);
     return rc;

@@ -83,8 +83,8 @@ static void baseline_add(struct report_builder *m, const char *name, const uint8
 static int best_single_agent(const struct report_builder *m) {
     int best = 0;
     for (int a = 1; a < m->n_agents; a++)
-        if (count_correct(m->d.solo + (size_t)a * (size_t)m->n_items, m->n_items) >
-            count_correct(m->d.solo + (size_t)best * (size_t)m->n_items, m->n_items))
+        if (count_correct(m->d.first_correct + (size_t)a * (size_t)m->n_items, m->n_items) >
+            count_correct(m->d.first_correct + (size_t)best * (size_t)m->n_items, m->n_items))
             best = a;
     return best;
 }
@@ -95,13 +95,13 @@ static void result_rows_add(struct report_builder *m) {
     int best = best_single_agent(m);
     uint8_t *oracle = xmalloc(n + 1);
     for (int a = 0; a < m->n_agents; a++)
-        row_add(m, m->team[a].name, "solo", d->solo + (size_t)a * n, cost_of(d, 1, a));
-    row_add(m, "first-round vote", "vote", d->voted, cost_of(d, 1, -1));
-    row_add(m, "debate", "debate", d->decided, cost_of(d, d->rounds, -1));
+        row_add(m, m->team[a].name, "solo", d->first_correct + (size_t)a * n, cost_of(d, 1, a));
+    row_add(m, "first-round vote", "vote", d->vote_correct, cost_of(d, 1, -1));
+    row_add(m, "debate", "debate", d->decision_correct, cost_of(d, d->rounds, -1));
     debate_oracle(d, oracle);
     row_add(m, "oracle", "oracle", oracle, cost_of(d, 1, -1));
-    baseline_add(m, "first-round vote", d->voted);
-    baseline_add(m, m->team[best].name, d->solo + (size_t)best * n);
+    baseline_add(m, "first-round vote", d->vote_correct);
+    baseline_add(m, m->team[best].name, d->first_correct + (size_t)best * n);
     free(oracle);
 }
 
@@ -125,8 +125,8 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     if (rc == OK) {
         char name[96];
         snprintf(name, sizeof name, "%.60s, seeing everything", best->name);
-        row_add(m, name, "whole", d.solo, cost_of(&d, 1, -1));
-        baseline_add(m, name, d.solo);
+        row_add(m, name, "whole", d.first_correct, cost_of(&d, 1, -1));
+        baseline_add(m, name, d.first_correct);
     }
     debate_release(&d);
     free(full_items);
@@ -182,7 +182,7 @@ static json_t *comparisons_json(const struct report_builder *m) {
     double p[MAX_BASELINES], holm[MAX_BASELINES];
     json_t *list = json_array();
     for (int i = 0; i < m->n_baselines; i++) {
-        v[i] = stats_mcnemar(m->d.decided, m->baselines[i].right, m->n_items);
+        v[i] = stats_mcnemar(m->d.decision_correct, m->baselines[i].right, m->n_items);
         p[i] = v[i].p;
     }
     stats_holm(p, m->n_baselines, holm);
@@ -349,7 +349,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     if (rc == OK && m->w->samples && has_reasoning)
         rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = contributions_measure(m, p, &credit, err);
-    for (int i = 0; i < d->n_items && i < m->w->shown; i++)
+    for (int i = 0; i < d->n_items && i < m->w->n_transcripts; i++)
         json_array_append_new(transcripts, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
     json_object_set_new(r, "by_round", rounds_json(m));
@@ -366,10 +366,10 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     return rc;
 }
 
-json_t *debate_report_make(const struct llm_client *client, const struct agent *team, int n_agents,
-                           const struct task_item *items, int n_items,
-                           const struct debate_options *o, const struct debate_report_options *w,
-                           struct progress *p, struct error *err) {
+json_t *debate_report_run(const struct llm_client *client, const struct agent *team, int n_agents,
+                          const struct task_item *items, int n_items,
+                          const struct debate_options *o, const struct debate_report_options *w,
+                          struct progress *p, struct error *err) {
     struct report_builder m = {.llm_client = client,
                                .team = team,
                                .n_agents = n_agents,

@@ -55,7 +55,7 @@ void debate_round_stats(const struct debate *d, const struct task_item *items, i
             if (round > 0) answer_change_count(d, items, round, a, i, out);
         }
         out->consensus += all_agree;
-        out->voted += d->voted[(size_t)round * (size_t)d->n_items + (size_t)i];
+        out->voted += d->vote_correct[(size_t)round * (size_t)d->n_items + (size_t)i];
     }
 }
 
@@ -63,7 +63,7 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
     memset(right, 0, (size_t)d->n_items);
     for (int a = 0; a < d->n_agents; a++)
         for (int i = 0; i < d->n_items; i++)
-            right[i] |= d->solo[(size_t)a * (size_t)d->n_items + (size_t)i];
+            right[i] |= d->first_correct[(size_t)a * (size_t)d->n_items + (size_t)i];
 }
 
 /* Input of the calibration: probabilities of n outcomes, the answered one, the correct one. */

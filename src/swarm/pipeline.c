@@ -303,13 +303,14 @@ static void answer_select(const struct pipeline_state *t, struct pipeline_answer
     const struct transcript *transcript = &a->transcript;
     struct buf text = {0};
     a->source = ANSWER_FALLBACK;
-    if (transcript->final >= 0 && is_usable(t->o, &transcript->v[transcript->final], &text))
+    if (transcript->final_utterance >= 0 &&
+        is_usable(t->o, &transcript->v[transcript->final_utterance], &text))
         a->source = ANSWER_FROM_OUTPUT;
     for (int i = transcript->n - 1; !t->o->compat && a->source == ANSWER_FALLBACK && i >= 0; i--)
         if (is_usable(t->o, &transcript->v[i], &text)) a->source = ANSWER_FROM_AGENT;
     if (a->source == ANSWER_FALLBACK) text.len = 0, buf_puts(&text, answer_fallback(t->lang));
     for (int i = 0; a->source != ANSWER_FROM_OUTPUT && i < transcript->n; i++)
-        if (transcript->v[i].failed) a->why = transcript->v[i].failed;
+        if (transcript->v[i].failed) a->failure_reason = transcript->v[i].failed;
     a->text = text.data;
 }
 
@@ -326,7 +327,7 @@ static bool transcript_is_complete(const struct pipeline_state *t,
             has_internal_reply ||
             (!transcript->v[i].failed &&
              pipeline_stage_of_role(t->v[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
-    return has_internal_reply && transcript->final >= 0;
+    return has_internal_reply && transcript->final_utterance >= 0;
 }
 
 /* Runs the team once. *retry: the transcript is not complete, and a shorter context may fit. */

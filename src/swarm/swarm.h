@@ -134,9 +134,9 @@ struct debate {
     struct agent_answer *answers;   /* [rounds][n_agents][n_items] the latest answers after each
                                        round; choice -1: none. An item that ended earlier keeps its
                                        answers. */
-    uint8_t *solo;                  /* [n_agents][n_items] 1: correct in the first round */
-    uint8_t *voted;                 /* [rounds][n_items] 1: the vote after the round was correct */
-    uint8_t *decided;               /* [n_items] 1: the workflow's decision was correct */
+    uint8_t *first_correct;         /* [n_agents][n_items] 1: correct in the first round */
+    uint8_t *vote_correct;          /* [rounds][n_items] 1: the vote after the round was correct */
+    uint8_t *decision_correct;      /* [n_items] 1: the workflow's decision was correct */
     int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in later rounds */
 };
@@ -325,7 +325,7 @@ struct workflow *workflow_open(const char *name, struct error *err);
 struct workflow *workflow_parse(const char *text, size_t len, const char *path, struct error *err);
 void workflow_free(struct workflow *w);
 const char *workflow_name(const struct workflow *w);
-const char *workflow_about(const struct workflow *w);
+const char *workflow_description(const struct workflow *w);
 int workflow_rounds(const struct workflow *w);
 const struct vote *workflow_vote(const struct workflow *w);
 const char *workflow_role(const struct workflow *w, int agent); /* "" without roles */
@@ -357,11 +357,12 @@ struct transcript { /* the utterances about one item */
     int n;
     char **candidates; /* the item's choices, or the answers in the order of first appearance */
     int n_candidates;
-    int answer;     /* index of the candidate; -1: no agent gave an answer */
-    int final;      /* the utterance that is the result, if the workflow ends in text; -1: none */
-    double *scores; /* [n_candidates] scores of the vote */
-    uint8_t *right; /* [n_candidates] whether each is correct, if the item has a gold answer */
-    int rounds;     /* rounds with an utterance */
+    int answer;          /* index of the candidate; -1: no agent gave an answer */
+    int final_utterance; /* the utterance that is the result, if the workflow ends in text; -1: none
+                          */
+    double *scores;      /* [n_candidates] scores of the vote */
+    uint8_t *right;      /* [n_candidates] whether each is correct, if the item has a gold answer */
+    int rounds;          /* rounds with an utterance */
     enum workflow_stop_reason stop_reason;
 };
 struct workflow_options {
@@ -551,7 +552,7 @@ struct agent_role agent_role_get(enum question_type t, enum language l, int agen
  */
 
 struct team {
-    char *name, *about;
+    char *name, *description;
     /* The team owns `workflow`. rounds and vote hold its defaults. The caller sets seed, grader and
      * any option that its flags override. */
     struct debate_options options;
@@ -581,7 +582,7 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
 
 /* Copies the options for a task. A task with generated answers sets its grader, and its token limit
  * if none is set. */
-int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
+int debate_options_for_task(const struct eval_task *b, const struct debate_options *o,
                             struct debate_options *out, struct error *err);
 /* Token limit of a call in a debate on these tasks: 512 if all are task families, else 4096, at
  * most max_seq_len. */
@@ -615,13 +616,13 @@ struct debate_report_options {
     float temperature;
     int32_t max_tokens;              /* token limit of a sample */
     bool credit_debate, credit_none; /* neither: the game of the first-round vote */
-    int shown;                       /* number of transcripts in the report */
+    int n_transcripts;               /* number of transcripts in the report */
 };
 /* Runs the debate and its baselines; NULL on failure. */
-json_t *debate_report_make(const struct llm_client *client, const struct agent *team, int n_agents,
-                           const struct task_item *items, int n_items,
-                           const struct debate_options *o, const struct debate_report_options *w,
-                           struct progress *p, struct error *err);
+json_t *debate_report_run(const struct llm_client *client, const struct agent *team, int n_agents,
+                          const struct task_item *items, int n_items,
+                          const struct debate_options *o, const struct debate_report_options *w,
+                          struct progress *p, struct error *err);
 void debate_report_print(const json_t *r, FILE *f);
 void debate_report_html(const json_t *r, struct buf *page);
 
@@ -697,8 +698,8 @@ extern const char *const answer_source_names[]; /* "output", "member", "memory",
 struct pipeline_answer {
     char *text; /* cleaned */
     enum answer_source source;
-    const char *why; /* with ANSWER_FROM_AGENT or ANSWER_FALLBACK: the reason of the failure,
-                        or NULL */
+    const char *failure_reason;   /* with ANSWER_FROM_AGENT or ANSWER_FALLBACK: the reason of the
+                          failure,   or NULL */
     struct transcript transcript; /* the unmodified utterances; empty if the memory answered */
     char *names[TEAM_MAX];
 };

@@ -221,7 +221,7 @@ static int top_level_read(struct team *t, const struct yaml *y, const struct tea
     team_set_workflow(t, w);
     const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
-    t->about = xstrdup(o->about);
+    t->description = xstrdup(o->about);
     t->options.chain_of_thought = o->chain_of_thought;
     t->options.temperature = (float)o->temperature;
     t->options.max_tokens = (int32_t)o->max_tokens;
@@ -267,7 +267,7 @@ int team_read(struct team *t, const char *path, struct error *err) {
 
 int team_from_flags(struct team *t, const char *protocol, const struct strings *agents,
                     const struct strings *personas, struct error *err) {
-    *t = (struct team){.name = xstrdup("team"), .about = xstrdup("")};
+    *t = (struct team){.name = xstrdup("team"), .description = xstrdup("")};
     if (agents->n < 1 || agents->n > TEAM_MAX)
         return error_set(err, ERR_USAGE, "--agents requires 1 to %d adapters", TEAM_MAX);
     if (personas->n > agents->n)
@@ -305,6 +305,6 @@ void team_release(struct team *t) {
     strings_release(&t->texts);
     free(t->terms);
     free(t->name);
-    free(t->about);
+    free(t->description);
     *t = (struct team){0};
 }

@@ -20,10 +20,10 @@ int32_t team_max_tokens(const struct eval_task *tasks, int n, int32_t max_seq_le
     return MIN(max_tokens, max_seq_len);
 }
 
-int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
+int debate_options_for_task(const struct eval_task *b, const struct debate_options *o,
                             struct debate_options *out, struct error *err) {
     *out = *o;
-    if (b->ask != EVAL_GENERATE) return OK;
+    if (b->output_type != EVAL_GENERATE) return OK;
     if (!out->max_tokens) out->max_tokens = b->max_tokens;
     return eval_task_grader(b, &out->grader, err);
 }
@@ -31,8 +31,8 @@ int debate_options_for_bank(const struct eval_task *b, const struct debate_optio
 static struct eval_result debate_result(const struct debate *d, int item) {
     const struct transcript *o = &d->transcripts[item];
     struct eval_result out = {.choice = (int16_t)o->answer,
-                              .right = d->decided[item],
-                              .score = d->decided[item],
+                              .right = d->decision_correct[item],
+                              .score = d->decision_correct[item],
                               .no_answer = o->answer < 0};
     const struct agent_answer *last =
         d->answers + (size_t)(d->rounds - 1) * (size_t)d->n_agents * (size_t)d->n_items;
@@ -54,7 +54,7 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
     double start = clock_now();
     if (b->n > INT32_MAX / TEAM_MAX)
         return error_set(err, ERR_MEMORY, "a team takes no %lld questions", (long long)b->n);
-    int rc = debate_options_for_bank(b, &t->options, &o, err);
+    int rc = debate_options_for_task(b, &t->options, &o, err);
     if (rc != OK) return rc;
     struct task_item *items = eval_task_items(b);
     o.seed = solver->seed;

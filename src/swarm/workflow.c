@@ -402,7 +402,7 @@ const char *workflow_name(const struct workflow *w) {
     return w->name;
 }
 
-const char *workflow_about(const struct workflow *w) {
+const char *workflow_description(const struct workflow *w) {
     return w->description;
 }
 

@@ -402,10 +402,10 @@ static void track_decide(const struct workflow_execution *r, struct workflow_tra
             o->answer = o->v[i].answer;
             break;
         }
-    o->final = -1;
+    o->final_utterance = -1;
     for (int i = 0; i < o->n; i++)
-        if (o->v[i].node == r->w->text_node && !o->v[i].failed) o->final = i;
-    if (o->answer < 0 && o->final < 0 && o->stop_reason != WORKFLOW_STOP_BUDGET)
+        if (o->v[i].node == r->w->text_node && !o->v[i].failed) o->final_utterance = i;
+    if (o->answer < 0 && o->final_utterance < 0 && o->stop_reason != WORKFLOW_STOP_BUDGET)
         o->stop_reason = WORKFLOW_STOP_NO_ANSWER;
     free(v);
 }
@@ -511,7 +511,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
     while (rc == OK && open > 0) {
         int n_calls;
         rc = workflow_step(&r, client, &n_calls, err);
-        if (p) progress_update(p, p->shown + n_calls, NULL);
+        if (p) progress_update(p, p->done + n_calls, NULL);
         open = 0;
         for (int i = 0; i < n_items; i++) open += r.tracks[i].node >= 0;
     }

@@ -217,7 +217,7 @@ static int render_messages(struct rendering *r, size_t n, bool prompt, struct ji
                              .trusted = c->tokens,
                              .now = c->now,
                              .max_steps = r->max_steps,
-                             .spent = r->steps,
+                             .steps_used = r->steps,
                              .stop = chat->stop,
                              .stop_ctx = chat->stop_ctx};
     int rc = jinja_render(c->jinja, &in, out, err);
@@ -247,8 +247,9 @@ static int generation_header_render(struct rendering *r, size_t n, struct buf *h
                            memcmp(with_prompt.text, without_prompt.text, without_prompt.n) == 0;
         if (is_appended)
             begin = without_prompt.n;
-        else if (with_prompt.n_runs && with_prompt.runs[with_prompt.n_runs - 1].message < 0)
-            begin = with_prompt.runs[with_prompt.n_runs - 1].begin;
+        else if (with_prompt.n_message_ranges &&
+                 with_prompt.message_ranges[with_prompt.n_message_ranges - 1].message < 0)
+            begin = with_prompt.message_ranges[with_prompt.n_message_ranges - 1].begin;
         buf_add(header, with_prompt.text + begin,
                 with_prompt.n - begin); /* sets header->data even for "" */
     }
@@ -295,9 +296,10 @@ static int assistant_mask_compute(struct rendering *r, const struct jinja_output
         mask[i] = (o->origins[i] & JINJA_GENERATED) != 0;
         generated |= mask[i];
     }
-    for (size_t k = 0; rc == OK && !generated && k < o->n_runs; k++) {
-        size_t begin = o->runs[k].begin, end = k + 1 < o->n_runs ? o->runs[k + 1].begin : o->n;
-        bool is_turn = is_assistant(r->chat, o->runs[k].message);
+    for (size_t k = 0; rc == OK && !generated && k < o->n_message_ranges; k++) {
+        size_t begin = o->message_ranges[k].begin,
+               end = k + 1 < o->n_message_ranges ? o->message_ranges[k + 1].begin : o->n;
+        bool is_turn = is_assistant(r->chat, o->message_ranges[k].message);
         if (is_turn && !header_searched) rc = generation_header_find(r, &header, err);
         header_searched |= is_turn;
         if (is_turn) turn_mask_set(o, &header, begin, end, mask);

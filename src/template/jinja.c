@@ -588,13 +588,15 @@ static void output_copy(struct render *r, struct jinja_output *out) {
     const struct text *t = &r->root;
     out->text = try_calloc(t->n + 1, 1, r->w.err);
     out->origins = out->text ? try_calloc(t->n + 1, 1, r->w.err) : NULL;
-    out->runs = out->origins ? try_calloc(r->n_ranges + 1, sizeof *out->runs, r->w.err) : NULL;
-    if (!out->runs) jinja_fail_memory(&r->w);
+    out->message_ranges =
+        out->origins ? try_calloc(r->n_ranges + 1, sizeof *out->message_ranges, r->w.err) : NULL;
+    if (!out->message_ranges) jinja_fail_memory(&r->w);
     out->n = t->n;
-    out->n_runs = r->n_ranges;
+    out->n_message_ranges = r->n_ranges;
     if (t->n) memcpy(out->text, t->p, t->n);
     if (t->origins) memcpy(out->origins, t->origins, t->n);
-    if (r->n_ranges) memcpy(out->runs, r->ranges, r->n_ranges * sizeof *out->runs);
+    if (r->n_ranges)
+        memcpy(out->message_ranges, r->ranges, r->n_ranges * sizeof *out->message_ranges);
 }
 
 int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jinja_output *out,
@@ -603,7 +605,7 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     int rc = OK;
     *out = (struct jinja_output){0};
     jinja_ctx_init(&r->w, err, in->stop, in->stop_ctx);
-    r->w.steps = in->spent;
+    r->w.steps = in->steps_used;
     if (in->max_steps) r->w.max_steps = in->max_steps;
     r->w.next_check = MIN(r->w.next_check, r->w.max_steps);
     r->out = &r->root;
@@ -616,7 +618,7 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     } else {
         rc = err->code;
     }
-    out->steps = r->w.steps - in->spent;
+    out->steps = r->w.steps - in->steps_used;
     out->bytes = r->w.bytes;
     arena_release(&r->w.arena);
     free(r);
@@ -626,6 +628,6 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
 void jinja_output_release(struct jinja_output *out) {
     free(out->text);
     free(out->origins);
-    free(out->runs);
+    free(out->message_ranges);
     *out = (struct jinja_output){0};
 }

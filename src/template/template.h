@@ -51,8 +51,8 @@ struct jinja_output {
     char *text;       /* [n] and a NUL */
     uint8_t *origins; /* [n] */
     size_t n;
-    struct jinja_message_range *runs; /* [n_runs], ascending; they cover the text */
-    size_t n_runs;
+    struct jinja_message_range *message_ranges; /* [n_runs], ascending; they cover the text */
+    size_t n_message_ranges;
     uint64_t steps; /* steps used; set after an error too */
     size_t bytes;
 };
@@ -61,7 +61,7 @@ struct jinja_input {
     const json_t *trusted; /* object or NULL: strings that count as the template's (bos_token …) */
     int64_t now;           /* for strftime_now, seconds since 1970 in UTC; < 0: it is undefined */
     uint64_t max_steps;    /* the budget; 0: JINJA_MAX_STEPS */
-    uint64_t spent;        /* steps of the same budget that earlier renderings used */
+    uint64_t steps_used;   /* steps of the same budget that earlier renderings used */
     /* Polled about every millisecond; true ends the rendering. NULL: never polled. */
     bool (*stop)(void *ctx);
     void *stop_ctx;

@@ -18,8 +18,8 @@
 
 void *token_ids_realloc(struct token_ids *s, void *p, size_t size) {
     struct error err;
-    void *q = try_realloc(p, size, s->may_refuse ? &err : NULL);
-    if (!q) s->refused = true;
+    void *q = try_realloc(p, size, s->may_fail ? &err : NULL);
+    if (!q) s->failed = true;
     return q;
 }
 

@@ -28,9 +28,9 @@ int32_t tokenizer_piece_to_id(const struct tokenizer *t,
 struct token_ids {
     int32_t *v;
     int n, cap;
-    /* If the caller sets may_refuse, lack of memory for the tokens or for encoding sets `refused`,
+    /* If the caller sets may_fail, lack of memory for the tokens or for encoding sets `failed`,
      * and the tokens are then incomplete. Otherwise it ends the process. */
-    bool may_refuse, refused;
+    bool may_fail, failed;
 };
 void token_ids_add(struct token_ids *s, int32_t id);
 void token_ids_release(struct token_ids *s);

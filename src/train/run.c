@@ -24,24 +24,25 @@
 
 const struct option_row gate_option_rows[] = {
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of runs and of shoal.db",
-        JOB_SERVER),
+        JOB_ARG_SERVER_ONLY),
     ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE …",
         "held-out conversations: published only when better on them than the current "
         "adapter; NAME=FILE for one of several",
-        JOB_NAMED),
+        JOB_ARG_NAMED_FILE),
     ROW("gate-alpha", OPT_FLOAT, alpha, "0.05", 1e-6, 1, "P",
         "better means: chance would do it at most this often"),
     ROW("retain-data", OPT_LIST, retain_data, NULL, 0, 0, "FILE …",
-        "conversations that must not become worse; NAME=FILE for one of several", JOB_NAMED),
+        "conversations that must not become worse; NAME=FILE for one of several",
+        JOB_ARG_NAMED_FILE),
     ROW("retain-tolerance", OPT_FLOAT, tolerance, "0.05", 0, 100, "X",
         "increase of the loss on them that is allowed, in nats per token"),
     ROW("retain", OPT_STRING, retain, NULL, 0, 0, "LIST",
-        "task families that must not become worse: fry, or names", JOB_TEXT),
+        "task families that must not become worse: fry, or names", JOB_ARG_TEXT),
     ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions of each"),
     ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
         "accuracy that may be lost, in points"),
     ROW("tags", OPT_LIST, tags, NULL, 0, 0, "TAG …",
-        "kept with the version, for 'shoal adapter list'", JOB_TEXT),
+        "kept with the version, for 'shoal adapter list'", JOB_ARG_TEXT),
     {0},
 };
 
@@ -311,7 +312,7 @@ static json_t *notes_json(const struct recorded_run *r, const struct gated_job *
 
 static json_t *result_row(const struct train_result *r) {
     return json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", r->job->name, "dir",
-                     json_from_path(r->where), "hash", r->job->result->hash, "first_loss",
+                     json_from_path(r->dir), "hash", r->job->result->hash, "first_loss",
                      r->job->first_loss, "last_loss", r->job->last_loss, "published",
                      (int)r->gate.publish);
 }
@@ -325,7 +326,7 @@ json_t *train_result_json(const struct train_result *r) {
 
 static int gated_job_report(struct recorded_run *r, struct gated_job *t, struct error *err) {
     const struct adapter *a = t->result.job->result;
-    t->result.where = t->where;
+    t->result.dir = t->where;
     r->o->on_result(r->o->ctx, &t->result);
     json_t *scores = gate_json(&t->result.gate);
     int rc = store_adapter_put(r->store, r->id, 0, t->name, a->hash, a->lineage, scores, err);

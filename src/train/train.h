@@ -358,8 +358,8 @@ struct family_result {
 };
 struct train_result {
     const struct train_job *job;
-    const char *where; /* the directory with the adapter: the target, or that of a rejected one */
-    struct gate gate;  /* gate.publish: whether `where` is the published version */
+    const char *dir;  /* the directory with the adapter: the target, or that of a rejected one */
+    struct gate gate; /* gate.publish: whether `dir` is the published version */
     struct family_result families[FRY_MAX_FAMILIES];
     int n_families;
 };

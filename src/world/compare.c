@@ -179,8 +179,8 @@ int simulation_comparison_plot(const struct simulation_comparison *result, const
         for (int x = 0; x < 2; x++) curve_add(&lines[n], x * last, baselines[k]);
     }
     struct buf b = {0};
-    plot_file(&b, "delivered by an agent on held-out maps (band: 95 % over seeds)", "decisions",
-              lines, spread, names, n);
+    plot_svg(&b, "delivered by an agent on held-out maps (band: 95 % over seeds)", "decisions",
+             lines, spread, names, n);
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
     free(lines);

@@ -20,7 +20,7 @@ struct environment {
     bool (*prompt)(void *ctx, int agent, struct buf *out);
     /* Whether the agent's episode was truncated: the agent does not act any more, but still has a
      * prompt, from which its value is estimated. NULL: never. */
-    bool (*over)(void *ctx, int agent);
+    bool (*is_truncated)(void *ctx, int agent);
     /* actions: [n_agents], -1 for inactive agents; rewards: [n_agents], output. */
     int (*step)(void *ctx, const int16_t *actions, double *rewards, struct error *err);
     /* Announce the next reset or step. The caller announces it to all environments before the first
@@ -31,7 +31,7 @@ struct environment {
     /* The action that a generated text names; -1: none of them. */
     int (*parse)(void *ctx, const char *text);
     /* The action that the teacher would take; NULL: there is no teacher. */
-    int (*teach)(void *ctx, int agent);
+    int (*expert_action)(void *ctx, int agent);
     /* Writes the statistics of an agent's episode so far; NULL: only rewards are known. */
     void (*episode_stats)(void *ctx, int agent, struct episode_stats *out);
 };

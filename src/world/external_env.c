@@ -430,19 +430,19 @@ static void envs_init(struct external_envs *c) {
     for (int i = 0; i < c->worlds; i++) {
         struct env_agent *agents = xcalloc((size_t)c->n_agents, sizeof *agents);
         c->states[i] = (struct external_env){.c = c, .index = i, .agents = agents};
-        c->envs[i] =
-            (struct environment){.ctx = &c->states[i],
-                                 .n_agents = c->n_agents,
-                                 .n_actions = c->n_actions,
-                                 .actions = (const char *const *)c->action_texts,
-                                 .reset = external_env_reset,
-                                 .prompt = external_env_prompt,
-                                 .over = external_env_is_truncated,
-                                 .step = external_env_step,
-                                 .will_reset = external_env_will_reset,
-                                 .will_step = external_env_will_step,
-                                 .parse = external_env_parse,
-                                 .teach = c->has_expert ? external_env_expert_action : NULL};
+        c->envs[i] = (struct environment){.ctx = &c->states[i],
+                                          .n_agents = c->n_agents,
+                                          .n_actions = c->n_actions,
+                                          .actions = (const char *const *)c->action_texts,
+                                          .reset = external_env_reset,
+                                          .prompt = external_env_prompt,
+                                          .is_truncated = external_env_is_truncated,
+                                          .step = external_env_step,
+                                          .will_reset = external_env_will_reset,
+                                          .will_step = external_env_will_step,
+                                          .parse = external_env_parse,
+                                          .expert_action =
+                                              c->has_expert ? external_env_expert_action : NULL};
         c->list[i] = &c->envs[i];
     }
 }

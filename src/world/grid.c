@@ -168,14 +168,14 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
 
 /* Unused entries are 0, which is a wall. */
 static void remembered_cell_remove(struct world_agent *a, int index) {
-    a->n_known--;
-    for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->known[i] = a->known[i + 1];
-    a->known[WORLD_REMEMBERED - 1] = 0;
+    a->n_remembered--;
+    for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->remembered[i] = a->remembered[i + 1];
+    a->remembered[WORLD_REMEMBERED - 1] = 0;
 }
 
 static int remembered_cell_find(const struct world_agent *a, int cell) {
-    for (int i = 0; i < a->n_known; i++)
-        if (a->known[i] == cell) return i;
+    for (int i = 0; i < a->n_remembered; i++)
+        if (a->remembered[i] == cell) return i;
     return -1;
 }
 
@@ -183,10 +183,10 @@ static int remembered_cell_find(const struct world_agent *a, int cell) {
  * early. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool found = false;
-    for (int i = 0; i < WORLD_REMEMBERED; i++) found |= a->known[i] == cell;
+    for (int i = 0; i < WORLD_REMEMBERED; i++) found |= a->remembered[i] == cell;
     if (found) return;
-    if (a->n_known == WORLD_REMEMBERED) remembered_cell_remove(a, 0);
-    a->known[a->n_known++] = (int16_t)cell;
+    if (a->n_remembered == WORLD_REMEMBERED) remembered_cell_remove(a, 0);
+    a->remembered[a->n_remembered++] = (int16_t)cell;
 }
 
 static void agents_remember_adjacent_food(struct world *w) {
@@ -317,7 +317,7 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
     a->reward = base_action == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
                 : base_action == DROP_FOOD ? agent_drop(w, r, a)
                                            : agent_move(w, &r->rewards, a, base_action);
-    a->total += a->reward;
+    a->episode_reward += a->reward;
     a->steps++;
     agent_spend_energy(w, a, 1);
 }
@@ -364,7 +364,7 @@ static void predator_bite(struct world *w, const struct world_rules *r, int cell
         if (!a->alive || a->cell != cell) continue;
         a->bites++;
         a->reward += r->rewards.bitten;
-        a->total += r->rewards.bitten;
+        a->episode_reward += r->rewards.bitten;
         agent_spend_energy(w, a, r->predator_damage);
     }
 }
@@ -402,7 +402,7 @@ bool world_terminated(const struct world *w) {
 
 double world_agent_fitness(const struct world_agent *a) {
     double delivered = a->delivered;
-    double f = a->total + 5.0 * a->collected + 10.0 * delivered + 0.1 * a->steps +
+    double f = a->episode_reward + 5.0 * a->collected + 10.0 * delivered + 0.1 * a->steps +
                50.0 * delivered / (a->steps + 1);
     return MAX(f, 0.0);
 }

@@ -23,7 +23,7 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
     static char none[] = "none";
     struct model_policy *p = xcalloc(1, sizeof *p);
     p->q = q;
-    p->o = q->o->life;
+    p->o = q->o->simulation;
     p->o.n_envs = 1;
     p->o.steps = INT32_MAX;
     p->o.breed = false;

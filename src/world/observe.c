@@ -88,8 +88,8 @@ static int manhattan_distance(const struct world *w, int a, int b) {
 
 int world_goal(const struct world *w, int agent) {
     const struct world_agent *a = &w->agents[agent];
-    const int16_t *places = a->holds ? w->homes : a->known;
-    int n = a->holds ? w->n_homes : a->n_known, goal = -1;
+    const int16_t *places = a->holds ? w->homes : a->remembered;
+    int n = a->holds ? w->n_homes : a->n_remembered, goal = -1;
     for (int i = 0; i < n; i++) {
         bool visited = world_agent_visited(a, places[i]);
         if (a->holds ? i > 0 && !visited : visited) continue; // an unknown home, or a visited cell
@@ -144,7 +144,7 @@ void world_observe(const struct world *w, const struct world_rules *r, int agent
     if (a->holds) buf_puts(out, a->holds == HOLDS_FOOD ? ", has food" : ", has material");
     if (r->observe_cell) add_cell_content(w, a, out);
     add_area(w, a, out);
-    if (a->n_known && !a->holds) buf_printf(out, ", remember %d food", a->n_known);
+    if (a->n_remembered && !a->holds) buf_printf(out, ", remember %d food", a->n_remembered);
     add_neighbours(w, a, out);
     if (r->vocabulary) add_heard_words(w, r, a, out);
 }

@@ -17,7 +17,7 @@
 
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "legacy", 0, 0, "NAME",
-        "rule set that provides the values not given: legacy or repaired", JOB_TEXT),
+        "rule set that provides the values not given: legacy or repaired", JOB_ARG_TEXT),
     ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells per side, including the border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
         "attempts to place an inner wall; -1: as many as size"),
@@ -50,7 +50,7 @@ const struct option_row world_rule_rows[] = {
     ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
         "a drawn world, rows from north to south: # wall, H home, F food, M material, A start of "
         "agents, . free",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     REWARD("move", move, "-0.2", "each step"),
     REWARD("new-cell", new_cell, "0.5", "added on a cell that the agent has not visited"),
     REWARD("food", food, "3", "added on food"),

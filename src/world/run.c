@@ -22,10 +22,12 @@ const struct option_row simulation_run_option_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
         "initial adapters, assigned in turn: adapter folders, or runs of 'shoal world' for all "
         "their adapters",
-        JOB_CHOICE),
-    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
+        JOB_ARG_BUILTIN_OR_PATH),
+    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db",
+        JOB_ARG_SERVER_ONLY),
     ROW("out", OPT_STRING, out, NULL, "DIR",
-        "folder of the run; export: of the adapter; compare: file of the chart (.svg)", JOB_OUTPUT),
+        "folder of the run; export: of the adapter; compare: file of the chart (.svg)",
+        JOB_ARG_OUTPUT_PATH),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
         "print the size and the folder of the simulation and stop"),
     {0},
@@ -166,7 +168,7 @@ static const struct {
                    {"reward", offsetof(struct episode_stats, reward), false},
                    {"alive", offsetof(struct episode_stats, alive), true}};
 
-const char *simulation_headline(const struct simulation_request *q) {
+const char *simulation_main_metric(const struct simulation_request *q) {
     return q->external ? "reward" : "delivered";
 }
 
@@ -193,7 +195,8 @@ static bool random_actions_sample(const struct environment *e, uint64_t seed, in
     for (int i = 0; i < e->n_agents; i++) {
         struct rng rng = world_policy_rng(seed, i, tick);
         scratch->len = 0;
-        bool acts = !(e->over && e->over(e->ctx, i)) && e->prompt(e->ctx, i, scratch);
+        bool acts =
+            !(e->is_truncated && e->is_truncated(e->ctx, i)) && e->prompt(e->ctx, i, scratch);
         actions[i] = acts ? (int16_t)rng_below(&rng, (uint32_t)e->n_actions) : -1;
         any |= acts;
     }
@@ -602,7 +605,7 @@ static int run_execute(struct run *r, const struct initial_adapters *initial, st
 
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err) {
-    struct run r = {.q = q, .cb = cb, .o = &q->o->life, .lock_fd = -1};
+    struct run r = {.q = q, .cb = cb, .o = &q->o->simulation, .lock_fd = -1};
     struct initial_adapters initial;
     int rc = initial_adapters_open(&initial, &q->o->adapters, q->m, err);
     if (rc == OK) rc = run_execute(&r, &initial, err);
@@ -612,7 +615,7 @@ int simulation_run(const struct simulation_request *q, const struct simulation_r
 }
 
 json_t *simulation_run_plan(const struct simulation_request *q, struct error *err) {
-    struct run r = {.q = q, .o = &q->o->life, .lock_fd = -1};
+    struct run r = {.q = q, .o = &q->o->simulation, .lock_fd = -1};
     struct initial_adapters initial;
     int rc = initial_adapters_open(&initial, &q->o->adapters, q->m, err);
     json_t *plan = rc == OK ? run_plan_json(&r, &initial, err) : NULL;

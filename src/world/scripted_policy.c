@@ -51,8 +51,8 @@ static bool is_load(const struct agent_knowledge *k, int cell) {
 /* Whether the agent remembers something on this cell. A remembered cell that it has visited since
  * is empty: another agent was there first. */
 static bool is_remembered(const struct agent_knowledge *k, int cell) {
-    for (int i = 0; i < k->a->n_known; i++)
-        if (k->a->known[i] == cell) return !world_agent_visited(k->a, cell);
+    for (int i = 0; i < k->a->n_remembered; i++)
+        if (k->a->remembered[i] == cell) return !world_agent_visited(k->a, cell);
     return false;
 }
 
@@ -106,8 +106,8 @@ static int random_walk_move(const struct agent_knowledge *k, struct rng *r) {
 static bool load_is_here(const struct agent_knowledge *k, bool observes_cell) {
     const struct world_agent *a = k->a;
     if (observes_cell) return is_load(k, a->cell);
-    for (int i = 0; i < a->n_known; i++)
-        if (a->known[i] == a->cell) return a->last[1] != PICK_FOOD;
+    for (int i = 0; i < a->n_remembered; i++)
+        if (a->remembered[i] == a->cell) return a->last[1] != PICK_FOOD;
     return false;
 }
 

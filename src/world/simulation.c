@@ -60,7 +60,7 @@ static int grid_env_expert(void *ctx, int agent) {
 
 static struct episode_stats agent_episode_stats(const struct world_agent *a) {
     return (struct episode_stats){.fitness = world_agent_fitness(a),
-                                  .reward = a->total,
+                                  .reward = a->episode_reward,
                                   .delivered = a->delivered,
                                   .collected = a->collected,
                                   .blocked = a->blocked,
@@ -102,7 +102,7 @@ struct environment grid_env_as_environment(struct grid_env *p) {
                                 .prompt = grid_env_prompt,
                                 .step = grid_env_step,
                                 .parse = grid_env_parse,
-                                .teach = p->teacher ? grid_env_expert : NULL,
+                                .expert_action = p->teacher ? grid_env_expert : NULL,
                                 .episode_stats = grid_env_stats};
 }
 
@@ -160,7 +160,7 @@ static struct adapter *current_adapter(const struct simulation *l, int policy) {
 }
 
 static bool is_truncated(const struct environment *e, int agent) {
-    return e->over && e->over(e->ctx, agent);
+    return e->is_truncated && e->is_truncated(e->ctx, agent);
 }
 
 /* Collects the prompts of all active agents in the first n environments, and with
@@ -191,9 +191,9 @@ static void agents_record_actions(struct simulation *l, int n) {
         int agent = l->decision_agent[k], env = agent / l->agents_per_env;
         const struct environment *e = l->envs[env];
         if (l->learner)
-            learner_observe_action(l->learner, agent, &l->pending[k],
-                                   imitates_expert ? e->teach(e->ctx, agent % l->agents_per_env)
-                                                   : -1);
+            learner_observe_action(
+                l->learner, agent, &l->pending[k],
+                imitates_expert ? e->expert_action(e->ctx, agent % l->agents_per_env) : -1);
         else
             rollout_stats_add_action(&l->rollout_stats[agent % l->n_policies], &l->pending[k],
                                      e->n_actions);
@@ -350,20 +350,21 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
     const struct adapter_operator *op = operator_find(l->o->crossover, err);
     if (!op) return NULL;
     double ratio = fitness_ratio(a, b);
-    bool shares = op->shares != WEIGHTING_FITNESS;
+    bool shares = op->weighting != WEIGHTING_FITNESS;
     float w[2] = {(float)(shares ? ratio : a->outcome.fitness),
                   (float)(shares ? 1 - ratio : b->outcome.fitness)};
     struct adapter *parents[2] = {adapter_to_f32(a->adapter), adapter_to_f32(b->adapter)};
     struct operands x = {.parents = parents,
-                         .weights = op->shares == WEIGHTING_NONE ? NULL : w,
+                         .weights = op->weighting == WEIGHTING_NONE ? NULL : w,
                          .n = 2,
-                         .rank = op->shares == WEIGHTING_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
+                         .rank =
+                             op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
                          .step = NAN,
                          .seed = seed};
     struct adapter *child = operator_apply(op, &x, err);
     if (!child && err->code == ERR_STATE)
         child = adapter_retain(parents[ratio < 0.5]);
-    else if (child && op->shares == WEIGHTING_DELTA)
+    else if (child && op->weighting == WEIGHTING_DELTA)
         child = operator_rescale(child, mean_norm(parents, w));
     for (int i = 0; i < 2; i++) adapter_release(parents[i]);
     return child;
@@ -651,9 +652,9 @@ const struct option_row simulation_option_rows[] = {
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
         "score: sample from the exact probabilities of the actions; text: generate text and parse "
         "it (legacy)",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone imitates",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
         "evolution: the next generation consists of elites and children of the fittest"),
     ROW("elites", OPT_INT, elites, "4", 0, MAX_POLICIES, "N",
@@ -661,8 +662,8 @@ const struct option_row simulation_option_rows[] = {
     ROW("parent-fraction", OPT_FLOAT, parent_fraction, "0.5", 0, 1, "P",
         "fraction of the fittest adapters that become parents"),
     ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
-        "crossover operator (see 'shoal adapter operators')", JOB_TEXT),
-    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "mutation operator", JOB_TEXT),
+        "crossover operator (see 'shoal adapter operators')", JOB_ARG_TEXT),
+    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "mutation operator", JOB_ARG_TEXT),
     ROW("mutation-rate", OPT_FLOAT, mutation_rate, "0.1", 0, 1, "P",
         "fraction of the children that mutate"),
     ROW("init-noise", OPT_FLOAT, init_noise, "0.02", 0, 10, "X",
@@ -674,7 +675,7 @@ const struct option_row simulation_option_rows[] = {
     ROW("lora-dtype", OPT_STRING, lora_dtype, "f32", 0, 0, "ELEM",
         "number format of adapters in the forward pass: f32, bf16, f16 or i8 (with --low-memory: "
         "f16); training uses f32",
-        JOB_TEXT),
+        JOB_ARG_TEXT),
     ROW("low-memory", OPT_BOOL, low_memory, NULL, 0, 0, NULL,
         "store adapters as f16, and evaluate and train a few at a time"),
     {0},

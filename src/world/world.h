@@ -115,13 +115,13 @@ enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
 struct world_agent {
     int16_t cell, energy;
     uint8_t alive, holds, word;
-    uint8_t n_known;
+    uint8_t n_remembered;
     /* Cells on which the agent has seen food from an adjacent cell, until it picks the food up. The
      * oldest is first and is replaced when the list is full; unused entries are 0. */
-    int16_t known[WORLD_REMEMBERED];
+    int16_t remembered[WORLD_REMEMBERED];
     int16_t last[2]; /* the last two actions, the latest one second; -1: no action yet */
     int32_t steps, collected, delivered, built, blocked, bites;
-    double reward, total;               /* reward of the last step; sum over the episode */
+    double reward, episode_reward;      /* reward of the last step; sum over the episode */
     uint64_t visited[WORLD_CELLS / 64]; /* bit set of the cells that the agent has visited */
 };
 struct world {
@@ -621,12 +621,13 @@ json_t *external_envs_json(const struct external_envs *c);
  */
 
 struct simulation_run_options { /* filled from option rows */
-    struct simulation_options life;
+    struct simulation_options simulation;
     char *runs, *out;        /* folder of all runs; folder of this run (NULL: RUNS/NAME) */
     struct strings adapters; /* initial adapters of the policies */
     bool dry_run; /* ignored here; a caller that sets it calls simulation_run_plan instead */
 };
-extern const struct option_row simulation_run_option_rows[]; /* without the options of `life` */
+extern const struct option_row
+    simulation_run_option_rows[]; /* without the options of `simulation` */
 
 struct simulation_request { /* all fields are borrowed */
     const struct simulation_run_options *o;
@@ -649,7 +650,7 @@ int simulation_run(const struct simulation_request *q, const struct simulation_r
 json_t *simulation_run_plan(const struct simulation_request *q, struct error *err);
 /* The name of the main metric in a row's `held_out`: "delivered", or "reward" for an external
  * environment. */
-const char *simulation_headline(const struct simulation_request *q);
+const char *simulation_main_metric(const struct simulation_request *q);
 /* Writes a policy of a run as a PEFT directory and returns its record (see policy_record_json).
  * run: a folder or an id; name NULL: the best policy. */
 json_t *simulation_export_policy(const char *runs, const char *run, const char *name,

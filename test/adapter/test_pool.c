@@ -382,7 +382,7 @@ static void trial_compare(struct trial *w) {
     assert_int_equal(s.n_resident, resident);
     assert_int_equal(s.bytes, naive_bytes(&w->t));
     assert_true(s.bytes <= s.max_bytes);
-    assert_int_equal(s.drops, w->t.drops);
+    assert_int_equal(s.evictions, w->t.drops);
     arena_release(&arena);
 }
 
@@ -743,7 +743,7 @@ static void two_thousand_adapters(void **state) {
     struct adapter_pool_stats s = adapter_pool_stats(p);
     assert_int_equal(s.n_resident, FIT);
     assert_int_equal(s.loads, 2 * N - FIT);
-    assert_int_equal(s.drops, 2 * N - 2 * FIT);
+    assert_int_equal(s.evictions, 2 * N - 2 * FIT);
     struct adapter_pool_item last = pool_item_find(p, "1999", &arena);
     assert_int_equal(last.version, 1);
     memcpy(hash, last.hash, HASH_LEN);
@@ -848,7 +848,7 @@ static void threads_agree(void **state) {
     assert_int_equal(r.wrong, 0);
     assert_int_equal(s.gets, r.got);
     assert_int_equal(s.n_retired, 0);
-    assert_true(r.got > r.refused && s.bytes <= s.max_bytes && s.drops > 0);
+    assert_true(r.got > r.refused && s.bytes <= s.max_bytes && s.evictions > 0);
     pthread_barrier_destroy(&r.start);
     arena_release(&arena);
     adapter_pool_free(r.p);

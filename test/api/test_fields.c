@@ -30,8 +30,8 @@ static void test_table(void **state) {
     (void)state;
     for (const struct request_field *f = request_fields; f->name; f++) {
         assert_true(f->routes != 0);
-        assert_int_equal(f->use == FIELD_REJECTED, f->why != NULL);
-        assert_int_equal(f->use == FIELD_REJECTED, f->neutral != NULL);
+        assert_int_equal(f->support == FIELD_REJECTED, f->reason != NULL);
+        assert_int_equal(f->support == FIELD_REJECTED, f->neutral_values != NULL);
         for (const struct request_field *o = f + 1; o->name; o++)
             if (strcmp(f->name, o->name) == 0 && (f->routes & o->routes))
                 fail_msg("'%s' is there twice for a route", f->name);
@@ -47,10 +47,10 @@ static void test_rows(void **state) {
             if (!(f->routes & routes[r])) continue;
             char *text = xasprintf("{\"%s\": \"something\"}", f->name);
             int rc = verdict(routes[r], text, &err);
-            assert_int_equal(rc, f->use == FIELD_REJECTED ? ERR_USAGE : OK);
+            assert_int_equal(rc, f->support == FIELD_REJECTED ? ERR_USAGE : OK);
             if (rc != OK) assert_non_null(strstr(err.text, f->name));
             free(text);
-            json_t *list = json_loads(f->neutral ? f->neutral : "[]", 0, NULL), *v;
+            json_t *list = json_loads(f->neutral_values ? f->neutral_values : "[]", 0, NULL), *v;
             size_t i;
             json_array_append_new(list, json_null());
             json_array_foreach (list, i, v) {

@@ -571,7 +571,7 @@ END
 
 cat >"$tmp/again.py" <<'END'
 from client import *
-exec(open(tmp + '/main.py').read().split('# ---- models that are made')[1].split('@test')[0])
+exec(open(tmp + '/main.py').read().split('# ---- derived models')[1].split('@test')[0])
 source = open(tmp + '/main.py').read()
 exec(source[source.index("MODELFILE = '''"):source.index('@test\ndef _():\n    "settings stay')])
 

@@ -91,7 +91,7 @@ static const json_t *tensor_entry(const struct golden *g, const char *name) {
 
 static float *weight_data(struct model *m, const struct weight_info *w) {
     const struct matrix *matrix = weight_matrix(m, w);
-    return (float *)(uintptr_t)(matrix ? matrix->data : *weight_norm(m, w));
+    return (float *)(uintptr_t)(matrix ? matrix->data : *weight_vector(m, w));
 }
 
 static void model_make(struct golden *g) {
@@ -102,7 +102,8 @@ static void model_make(struct golden *g) {
         struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
         const json_t *e = tensor_entry(g, w.name);
-        float base = (float)number_at(e, 2) + (w.offset ? 1 : 0), scale = (float)number_at(e, 3);
+        float base = (float)number_at(e, 2) + (w.has_offset ? 1 : 0),
+              scale = (float)number_at(e, 3);
         fixture_formula(weight_data(g->m, &w), w.n * w.k, json_string_value(json_array_get(e, 0)),
                         base, scale);
     }
@@ -223,7 +224,7 @@ static int weight_offset(const struct golden *g, const char *name) {
     for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
         struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
-        if (strcmp(w.name, name) == 0) return w.offset;
+        if (strcmp(w.name, name) == 0) return w.has_offset;
     }
     return 0;
 }

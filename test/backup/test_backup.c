@@ -454,10 +454,10 @@ static void test_changing(void **test_state) {
     (void)test_state;
     char *path = xstrdup(path_in(runs, "r1/adapters/critic/adapter_model.safetensors"));
     file_create_random(path, 4 << 20, 3);
-    options.report_fn = truncate_while_read;
+    options.on_progress = truncate_while_read;
     options.ctx = path;
     json_t *v = backup_make_json();
-    options.report_fn = NULL;
+    options.on_progress = NULL;
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
     const char *words = json_string_value(json_array_get(json_object_get(v, "left_out"), 0));
     assert_non_null(strstr(words, "adapter_model.safetensors kept changing"));
@@ -816,19 +816,19 @@ static bool stop_early(void *ctx, int64_t done, int64_t total) {
 
 static void test_stopped(void **test_state) {
     (void)test_state;
-    options.report_fn = stop_early;
+    options.on_progress = stop_early;
     assert_null(backup_create(&options, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_null(find_by_prefix(backup_dir, "2"));
     count_blobs();
     assert_int_equal(n_temporaries, 0);
-    options.report_fn = NULL;
+    options.on_progress = NULL;
     backup_make();
-    options.report_fn = stop_early;
+    options.on_progress = stop_early;
     assert_null(backup_verify(&options, id, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_restore_fails(id, ERR_STATE, "stopped by the caller");
-    options.report_fn = NULL;
+    options.on_progress = NULL;
     assert_int_equal(count_problems(id), 0);
 }
 

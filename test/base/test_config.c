@@ -70,9 +70,9 @@ static void test_values(void **state) {
     assert_int_equal(v.items.n, 2);
     assert_string_equal(v.items.v[0], "p=q=r");
     assert_string_equal(v.items.v[1], "last one");
-    assert_int_equal(origin[1].from, OPTION_FROM_FILE);
+    assert_int_equal(origin[1].source, OPTION_FROM_FILE);
     assert_int_equal(origin[1].line, 4);
-    assert_int_equal(origin[5].from, OPTION_FROM_DEFAULT);
+    assert_int_equal(origin[5].source, OPTION_FROM_DEFAULT);
     options_release(rows, &v);
 }
 
@@ -155,12 +155,12 @@ static void test_order(void **state) {
     assert_true(v.rate == 0.75); /* an empty variable counts as not set */
     assert_int_equal(v.items.n, 2);
     assert_string_equal(v.items.v[1], "b");
-    assert_int_equal(origin[1].from, OPTION_FROM_ENV);
-    assert_int_equal(origin[4].from, OPTION_FROM_ENV);
+    assert_int_equal(origin[1].source, OPTION_FROM_ENV);
+    assert_int_equal(origin[4].source, OPTION_FROM_ENV);
     assert_int_equal(options_parse_with_origin(rows, &v, 2, argv, &rest, origin, &err), OK);
     assert_int_equal(v.port, 9003);
-    assert_int_equal(origin[1].from, OPTION_FROM_FLAG);
-    assert_int_equal(origin[2].from, OPTION_FROM_FILE);
+    assert_int_equal(origin[1].source, OPTION_FROM_FLAG);
+    assert_int_equal(origin[2].source, OPTION_FROM_FILE);
     strings_release(&rest);
     options_release(rows, &v);
 }
@@ -215,10 +215,10 @@ static void test_secrets(void **state) {
     struct error err = {0};
     struct buf b = {0};
     options_default(rows, &v);
-    assert_false(option_text(&rows[5], &v, &b));
+    assert_false(option_print_value(&rows[5], &v, &b));
     assert_int_equal(config_apply(&v, "[serve]\napi-key = hush\n", NULL, &err), OK);
     assert_string_equal(v.keys.v[0], "hush");
-    assert_true(option_text(&rows[5], &v, &b));
+    assert_true(option_print_value(&rows[5], &v, &b));
     assert_null(strstr(b.data, "hush"));
     buf_release(&b);
     options_release(rows, &v);

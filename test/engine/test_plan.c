@@ -22,12 +22,12 @@ static size_t engine_bytes_of_plan(const struct memory_plan *p, const struct mod
 }
 
 static struct memory_plan_input plan_input(const char *shape) {
-    struct memory_plan_input in = {.adapters = {100000, 23456}, .work = 54321};
+    struct memory_plan_input in = {.adapters = {100000, 23456}, .caller_bytes = 54321};
     if (model_preset_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
     in.model.weights = (size_t)model_param_count(&in.model.config) * 2;
-    in.model.passing = in.model.weights / 7;
-    in.model.words = 250000;
-    in.want = (struct engine_options){.max_rows = 256, .max_seqs = 48, .max_len = 200};
+    in.model.while_loading = in.model.weights / 7;
+    in.model.tokenizer = 250000;
+    in.max_options = (struct engine_options){.max_rows = 256, .max_seqs = 48, .max_len = 200};
     return in;
 }
 
@@ -40,7 +40,8 @@ static void test_without_limit(void **state) {
     assert_int_equal(p.engine.max_seqs, 48);
     assert_int_equal(p.engine.max_rows, 256);
     assert_int_equal(p.kv + p.activations, engine_bytes_of_plan(&p, &in.model.config));
-    assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work + p.kv + p.activations);
+    assert_int_equal(p.total,
+                     p.weights + p.tokenizer + p.adapters + p.other_bytes + p.kv + p.activations);
 }
 
 /* For limits from 0 to more than enough: the plan is within the limit, a larger limit never gives
@@ -48,14 +49,14 @@ static void test_without_limit(void **state) {
 static void limits_sweep(const char *shape, enum dtype elem) {
     struct memory_plan_input in = plan_input(shape);
     struct memory_plan p, most;
-    in.want.kv_elem = elem;
+    in.max_options.kv_elem = elem;
     assert_int_equal(memory_plan_make(&in, &most, &err), OK);
     bool fitted = false;
     size_t step = most.total / 180 + 1;
     int64_t room = 0;
     for (in.limit = step; in.limit < most.total + 3 * step; in.limit += step) {
         int rc = memory_plan_make(&in, &p, &err);
-        assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work +
+        assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.other_bytes +
                                       engine_bytes_of_plan(&p, &in.model.config));
         if (rc != OK) {
             assert_int_equal(rc, ERR_MEMORY);
@@ -103,7 +104,7 @@ static void test_refusal_suggests_sufficient_limit(void **state) {
 static void test_small_plan_same_bits(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
-    struct memory_plan_input in = {.want = {.max_rows = 64, .max_seqs = 8, .max_len = 60}};
+    struct memory_plan_input in = {.max_options = {.max_rows = 64, .max_seqs = 8, .max_len = 60}};
     struct memory_plan p;
     int32_t prompts[8][40];
     struct rng rng = rng_make(4, RNG_TEST, 0, 0);
@@ -167,7 +168,7 @@ static void measure_check(const char *shape, bool tied, enum tensor_type type, b
         assert_int_equal(size.type, m->type);
         assert_int_equal(size.config.vocab_size, m->config.vocab_size);
         assert_int_equal(size.config.max_seq_len, m->config.max_seq_len);
-        assert_true(size.words > 0);
+        assert_true(size.tokenizer > 0);
         model_close(m);
     }
     model_close(made);
@@ -250,8 +251,8 @@ static void test_adapters_measured(void **state) {
             assert_int_equal(adapter_save(a, path, "base", &err), OK);
             want += a->n_data * (sizeof(float) + dtype_size((enum dtype)e));
             if (adapter_measure(path, (enum dtype)e, &sum, &err) != OK) fail_msg("%s", err.text);
-            assert_int_equal(sum.held, want);
-            assert_true(sum.passing > a->n_data * 8);
+            assert_int_equal(sum.resident, want);
+            assert_true(sum.while_loading > a->n_data * 8);
             adapter_release(a);
             free(path);
         }

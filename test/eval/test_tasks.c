@@ -285,7 +285,7 @@ static void test_recipe(void **state) {
                                   "grader: number\nstop: [x, y]\nmax_tokens: 7\n");
     o.shots = 0;
     check_ok(eval_task_open(&b, path, &o, &err));
-    assert_int_equal(b.ask, EVAL_GENERATE);
+    assert_int_equal(b.output_type, EVAL_GENERATE);
     assert_int_equal(b.max_tokens, 7);
     assert_int_equal(b.stops.n, 2);
     assert_string_equal(b.v[0].answer, "3");
@@ -383,7 +383,7 @@ static void task_check(const char *task, int32_t rows, int threads) {
         assert_int_equal(out[i].choice, want.choice);
         assert_int_equal(out[i].right, want.right);
         assert_int_equal(out[i].right_norm, want.right_norm);
-        assert_false(out[i].prompts_truncated);
+        assert_false(out[i].prompt_truncated);
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
     free(out);
@@ -430,7 +430,7 @@ static void test_truncated_prompts(void **state) {
     free(file_put("arc_easy.jsonl", arc_lines));
     check_ok(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
     check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
-    assert_true(out[0].prompts_truncated && !out[2].prompts_truncated && !out[3].prompts_truncated);
+    assert_true(out[0].prompt_truncated && !out[2].prompt_truncated && !out[3].prompt_truncated);
     char *context = b.v[0].context; // the last 40 tokens, each a byte, minus the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;

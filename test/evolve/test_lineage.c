@@ -435,7 +435,7 @@ static void test_dot(void **state) {
 static json_t *cli_printed;
 
 /* main.c defines it, which is not in the library. */
-void cli_print(json_t *v) {
+void cli_print_json(json_t *v) {
     json_decref(cli_printed);
     cli_printed = v;
 }

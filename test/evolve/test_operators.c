@@ -1056,7 +1056,7 @@ static void test_rows_are_reproducible(void **state) {
     for (; (op = operator_at(n)); n++) {
         char *word = xasprintf(" %s ", op->name);
         bool chance = strstr(by_chance, word), differs = false;
-        struct operands x = {p, NULL, MIN(2, op->most), 0, NAN, 0};
+        struct operands x = {p, NULL, MIN(2, op->max_parents), 0, NAN, 0};
         struct adapter *first = apply_ok(op->name, x);
         for (x.seed = 0; x.seed < 6; x.seed++) {
             struct adapter *a = apply_ok(op->name, x), *b = apply_ok(op->name, x);
@@ -1073,7 +1073,8 @@ static void test_rows_are_reproducible(void **state) {
         if (differs != chance) fprintf(stderr, "operator '%s'\n", op->name);
         assert_int_equal(differs, chance);
         assert_ptr_equal(find_operator(op->name), op);
-        assert_true(op->about && op->about[0] && op->least >= 1 && op->most >= op->least);
+        assert_true(op->about && op->about[0] && op->min_parents >= 1 &&
+                    op->max_parents >= op->min_parents);
         assert_true(!op->unit || (op->step >= op->step_min && op->step <= op->step_max));
         adapter_release(first);
         free(word);
@@ -1095,7 +1096,7 @@ static void test_refused(void **state) {
     struct adapter *with_dora[] = {p[0], dora}, *unlike[] = {p[0], other}, *one[] = {dora};
     const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
-        int n = MIN(2, op->most);
+        int n = MIN(2, op->max_parents);
         assert_refused(op->name, (struct operands){n == 1 ? one : with_dora, NULL, n, 0, NAN, 0},
                        ERR_MISMATCH, "DoRA");
         if (n == 2)
@@ -1158,11 +1159,11 @@ static void test_random_adapters(void **state) {
             struct error err = {0};
             struct operands x = {p,
                                  rng_below(&rng, 3) ? w : NULL,
-                                 MIN(op->most, 1 + (int)rng_below(&rng, 3)),
+                                 MIN(op->max_parents, 1 + (int)rng_below(&rng, 3)),
                                  (int32_t)(rng_below(&rng, 2) * rng_below(&rng, 30)),
                                  op->step_min + (op->step_max - op->step_min) * rng_uniform(&rng),
                                  rng_u64(&rng)};
-            x.n = MAX(x.n, op->least);
+            x.n = MAX(x.n, op->min_parents);
             struct adapter *c = operator_apply(op, &x, &err);
             if (!c) {
                 refused++;

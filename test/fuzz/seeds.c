@@ -111,7 +111,7 @@ static void seeds_quantised(void) {
     struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     for (int type = 0; type < 64; type++) {
         struct quant_scheme q = quant_pure((enum tensor_type)(type < 63 ? type : TENSOR_NF4));
-        if (!tensor_type_known(q.type) || tensor_type_block(q.type) == 1) continue;
+        if (!tensor_type_is_known(q.type) || tensor_type_block_size(q.type) == 1) continue;
         char *path = seed_path("gguf", q.name);
         MUST(model_quantize_gguf(m, path, &q, NULL, NULL, &err) == OK);
         free(path);

@@ -545,10 +545,11 @@ static void jinja_output_use(const struct jinja_output *out) {
     size_t data = 0;
     MUST(out->text[out->n] == '\0' && out->n <= (size_t)256 << 20);
     for (size_t i = 0; i < out->n; i++) data += (out->origins[i] & JINJA_DATA) != 0;
-    MUST(data <= out->n && (out->n == 0 || out->n_runs > 0));
-    for (size_t i = 0; i < out->n_runs; i++) {
-        MUST(out->runs[i].begin <= out->n && out->runs[i].message < 6);
-        MUST(i == 0 ? out->runs[i].begin == 0 : out->runs[i].begin >= out->runs[i - 1].begin);
+    MUST(data <= out->n && (out->n == 0 || out->n_message_ranges > 0));
+    for (size_t i = 0; i < out->n_message_ranges; i++) {
+        MUST(out->message_ranges[i].begin <= out->n && out->message_ranges[i].message < 6);
+        MUST(i == 0 ? out->message_ranges[i].begin == 0
+                    : out->message_ranges[i].begin >= out->message_ranges[i - 1].begin);
     }
 }
 
@@ -566,7 +567,7 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     struct jinja_output out = {0};
     int polls = 0;
     struct jinja_input in = {
-        .vars = conversation(), .now = 1700000000, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
+        .vars = conversation(), .now = 1700000000, .steps_used = JINJA_MAX_STEPS - FUZZ_STEPS};
     struct chat_template_input chat = {.messages = json_object_get(in.vars, "messages"),
                                        .stop = polls_are_over,
                                        .stop_ctx = &polls};
@@ -604,7 +605,8 @@ static void fuzz_go_template(const uint8_t *data, size_t size) {
         MUST(j != NULL);
         MUST(json_array_size(json_object_get(vars, "turns")) > 0);
         json_object_set(vars, "messages", messages);
-        struct jinja_input in = {.vars = vars, .now = -1, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
+        struct jinja_input in = {
+            .vars = vars, .now = -1, .steps_used = JINJA_MAX_STEPS - FUZZ_STEPS};
         int rc = jinja_render(j, &in, &out, &err);
         MUST(rc == OK || strstr(err.text, "too many steps") || strstr(err.text, "MiB of memory") ||
              strstr(err.text, "nested too deeply") || strstr(err.text, "writes more than"));
@@ -1229,10 +1231,10 @@ static void env_use(struct environment *const *e, int worlds, struct error *err)
         for (int k = 0; rc == OK && k < worlds; k++) {
             for (int i = 0; i < e[k]->n_agents; i++) {
                 text.len = 0;
-                bool acts = e[k]->prompt(e[k]->ctx, i, &text) && !e[k]->over(e[k]->ctx, i);
+                bool acts = e[k]->prompt(e[k]->ctx, i, &text) && !e[k]->is_truncated(e[k]->ctx, i);
                 MUST(!acts || text.len > 0);
-                int taught =
-                    acts && e[k]->teach ? e[k]->teach(e[k]->ctx, i) : tick % e[k]->n_actions;
+                int taught = acts && e[k]->expert_action ? e[k]->expert_action(e[k]->ctx, i)
+                                                         : tick % e[k]->n_actions;
                 MUST(taught >= 0 && taught < e[k]->n_actions);
                 actions[i] = (int16_t)(acts ? taught : -1);
             }
@@ -1352,7 +1354,7 @@ static void spec_use(struct server *s, struct model_ref *t, struct generation_sp
         MUST(p->temperature >= 0 && p->top_p > 0 && p->top_p <= 1 && p->top_k >= 0);
         MUST(spec->n_stop_ids <= (int)ARRAY_LEN(spec->stop_ids) && t->n <= ENGINE_MIX_MAX);
         MUST(spec->n_top <= ENGINE_TOP_MAX && t->name && t->label);
-        for (int i = 0; i < spec->stops.n; i++) MUST(*spec->stops.v[i]);
+        for (int i = 0; i < spec->stop_texts.n; i++) MUST(*spec->stop_texts.v[i]);
         prompts_use(spec->prompts, spec->n_prompts, tokenizer_vocab_size(s->m->tok));
     }
     if (spec->grammar) server_grammar_release(s, spec->grammar);
@@ -1399,24 +1401,24 @@ static char *job_input(void *ctx, const char *path, bool database, struct error 
 }
 
 static const struct option_row job_rows[] = {
-    {.name = "data", .type = OPT_LIST, .job = JOB_NAMED},
-    {.name = "out", .type = OPT_STRING, .job = JOB_OUTPUT},
-    {.name = "output-dir", .type = OPT_ALIAS, .fallback = "out"},
-    {.name = "start", .type = OPT_STRING, .job = JOB_INPUT},
-    {.name = "policy", .type = OPT_LIST, .job = JOB_CHOICE},
-    {.name = "tasks", .type = OPT_STRING, .job = JOB_CHOICES},
-    {.name = "method", .type = OPT_STRING, .job = JOB_TEXT},
-    {.name = "id", .type = OPT_STRING, .job = JOB_NAME},
-    {.name = "reward", .type = OPT_STRING, .job = JOB_REWARD},
-    {.name = "policy-pipe", .type = OPT_STRING, .job = JOB_REFUSED},
-    {.name = "runs", .type = OPT_STRING, .job = JOB_SERVER},
+    {.name = "data", .type = OPT_LIST, .job_policy = JOB_ARG_NAMED_FILE},
+    {.name = "out", .type = OPT_STRING, .job_policy = JOB_ARG_OUTPUT_PATH},
+    {.name = "output-dir", .type = OPT_ALIAS, .default_value = "out"},
+    {.name = "start", .type = OPT_STRING, .job_policy = JOB_ARG_INPUT_PATH},
+    {.name = "policy", .type = OPT_LIST, .job_policy = JOB_ARG_BUILTIN_OR_PATH},
+    {.name = "tasks", .type = OPT_STRING, .job_policy = JOB_ARG_BUILTIN_OR_PATH_LIST},
+    {.name = "method", .type = OPT_STRING, .job_policy = JOB_ARG_TEXT},
+    {.name = "id", .type = OPT_STRING, .job_policy = JOB_ARG_NAME},
+    {.name = "reward", .type = OPT_STRING, .job_policy = JOB_ARG_REWARD},
+    {.name = "policy-pipe", .type = OPT_STRING, .job_policy = JOB_ARG_FORBIDDEN},
+    {.name = "runs", .type = OPT_STRING, .job_policy = JOB_ARG_SERVER_ONLY},
     {.name = "forgotten", .type = OPT_STRING},
     {.name = "lr", .type = OPT_FLOAT},
-    {.name = "threads", .type = OPT_INT, .job = JOB_THREADS},
+    {.name = "threads", .type = OPT_INT, .job_policy = JOB_ARG_THREADS},
     {.name = "breed", .type = OPT_BOOL},
     {0},
 };
-static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
+static const struct job_args job_words[] = {{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_TEXT}, true}, {0}};
 static const struct job_kind job_kinds[] = {{.name = "train",
                                              .resume = "resume",
                                              .store_option = "runs",
@@ -1426,8 +1428,10 @@ static const struct job_kind job_kinds[] = {{.name = "train",
 
 static int job_line(const json_t *v, struct job_request *r, struct strings *args,
                     struct error *err) {
-    const struct job_request_rules rules = {
-        .kinds = job_kinds, .out = "/results", .threads = 4, .input = job_input};
+    const struct job_request_rules rules = {.kinds = job_kinds,
+                                            .results_dir = "/results",
+                                            .max_threads = 4,
+                                            .resolve_input = job_input};
     int rc = job_request_check(&rules, v, r, NULL, err);
     return rc == OK ? job_request_argv(r->resolved, args, err) : rc;
 }
@@ -1465,7 +1469,8 @@ static void fuzz_job_request(const uint8_t *data, size_t size) {
         MUST(strcmp(args.v[0], "train") == 0);
         for (; i < args.n && strcmp(args.v[i], "--") != 0; i++) job_argument_check(args.v[i]);
         MUST(i < args.n);
-        MUST(job_line(r.asked, &twice, &again, &err) == OK && json_equal(r.asked, twice.asked));
+        MUST(job_line(r.normalized, &twice, &again, &err) == OK &&
+             json_equal(r.normalized, twice.normalized));
         MUST(args.n == again.n);
     }
     job_request_release(&r);
@@ -1513,11 +1518,12 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     if (size < 2) return;
     int how = data[0] % 8, step = 1 + data[1] * data[1]; // 1 to 65026 tokens at a time
     if (size > 4096) step = MAX(step, (int)(size / 64));
-    struct generation g = {.s = s,
-                           .spec = {.tools = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
-                                    .single_tool_call = how & 2,
-                                    .tool_names = {names, 1},
-                                    .stops = {stops, how & 4 ? 1 : 0}}};
+    struct generation g = {
+        .s = s,
+        .spec = {.tool_choice = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
+                 .single_tool_call = how & 2,
+                 .tool_names = {names, 1},
+                 .stop_texts = {stops, how & 4 ? 1 : 0}}};
     struct completion a = {0};
     int32_t n = (int32_t)size - 2, *out = xcalloc((size_t)n + 1, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = s->m->tok->byte_ids[data[i + 2]];
@@ -1529,8 +1535,8 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
         if (a.batch_request.done) buf_add(&a.batch_request.request.text, data + 2, (size_t)n);
         completion_advance(&g, &a);
         MUST(a.shown <= a.text.len && a.content_end <= a.shown);
-        for (int i = 0; i < a.n_tools; i++) {
-            const struct tool_call *c = &a.tools[i];
+        for (int i = 0; i < a.n_tool_calls; i++) {
+            const struct tool_call *c = &a.tool_calls[i];
             MUST(c->args <= a.text.len && c->args_end <= a.text.len);
             MUST(!c->args_end || c->args <= c->args_end);
             MUST(!a.done || c->name);

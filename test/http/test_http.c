@@ -253,7 +253,7 @@ static void server_start(void) {
                                          .self = &h,
                                          .admit = admit,
                                          .refuse = refuse,
-                                         .work = dispatch_of,
+                                         .dispatch = dispatch_of,
                                          .any_host = any_host,
                                          .ended = on_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);

@@ -43,23 +43,37 @@ static atomic_int n_changed;
 #define ROW(name, type, job_get)                                                                   \
     { name, type, 0, NULL, 0, 0, NULL, NULL, job_get }
 static const struct option_row rows[] = {
-    ROW("exact", OPT_BOOL, JOB_BY_TYPE),       ROW("json", OPT_BOOL, JOB_SERVER),
-    ROW("config", OPT_STRING, JOB_REFUSED),    ROW("threads", OPT_INT, JOB_THREADS),
-    ROW("generations", OPT_INT, JOB_BY_TYPE),  ROW("steps", OPT_INT, JOB_BY_TYPE),
-    ROW("maps", OPT_INT, JOB_BY_TYPE),         ROW("seed", OPT_INT, JOB_BY_TYPE),
-    ROW("breed", OPT_BOOL, JOB_BY_TYPE),       ROW("lr", OPT_FLOAT, JOB_BY_TYPE),
-    ROW("name", OPT_STRING, JOB_TEXT),         ROW("policy", OPT_LIST, JOB_TEXT),
-    ROW("adapters", OPT_LIST, JOB_TEXT),       ROW("none", OPT_LIST, JOB_TEXT),
-    ROW("forgotten", OPT_STRING, JOB_BY_TYPE), ROW("secrets", OPT_SECRETS, JOB_TEXT),
-    ROW("runs", OPT_STRING, JOB_SERVER),       ROW("id", OPT_STRING, JOB_NAME),
-    ROW("model", OPT_STRING, JOB_INPUT),       ROW("data", OPT_LIST, JOB_NAMED),
-    ROW("conversation", OPT_STRING, JOB_OWN),  ROW("tasks", OPT_STRING, JOB_CHOICES),
-    ROW("out", OPT_STRING, JOB_OUTPUT),        ROW("report", OPT_STRING, JOB_OUTPUT),
-    ROW("reward", OPT_STRING, JOB_REWARD),     ROW("policy-pipe", OPT_STRING, JOB_REFUSED),
-    {"output-dir", OPT_ALIAS, 0, "out"},       {0},
+    ROW("exact", OPT_BOOL, JOB_ARG_DEFAULT),
+    ROW("json", OPT_BOOL, JOB_ARG_SERVER_ONLY),
+    ROW("config", OPT_STRING, JOB_ARG_FORBIDDEN),
+    ROW("threads", OPT_INT, JOB_ARG_THREADS),
+    ROW("generations", OPT_INT, JOB_ARG_DEFAULT),
+    ROW("steps", OPT_INT, JOB_ARG_DEFAULT),
+    ROW("maps", OPT_INT, JOB_ARG_DEFAULT),
+    ROW("seed", OPT_INT, JOB_ARG_DEFAULT),
+    ROW("breed", OPT_BOOL, JOB_ARG_DEFAULT),
+    ROW("lr", OPT_FLOAT, JOB_ARG_DEFAULT),
+    ROW("name", OPT_STRING, JOB_ARG_TEXT),
+    ROW("policy", OPT_LIST, JOB_ARG_TEXT),
+    ROW("adapters", OPT_LIST, JOB_ARG_TEXT),
+    ROW("none", OPT_LIST, JOB_ARG_TEXT),
+    ROW("forgotten", OPT_STRING, JOB_ARG_DEFAULT),
+    ROW("secrets", OPT_SECRETS, JOB_ARG_TEXT),
+    ROW("runs", OPT_STRING, JOB_ARG_SERVER_ONLY),
+    ROW("id", OPT_STRING, JOB_ARG_NAME),
+    ROW("model", OPT_STRING, JOB_ARG_INPUT_PATH),
+    ROW("data", OPT_LIST, JOB_ARG_NAMED_FILE),
+    ROW("conversation", OPT_STRING, JOB_ARG_CLIENT_NAME),
+    ROW("tasks", OPT_STRING, JOB_ARG_BUILTIN_OR_PATH_LIST),
+    ROW("out", OPT_STRING, JOB_ARG_OUTPUT_PATH),
+    ROW("report", OPT_STRING, JOB_ARG_OUTPUT_PATH),
+    ROW("reward", OPT_STRING, JOB_ARG_REWARD),
+    ROW("policy-pipe", OPT_STRING, JOB_ARG_FORBIDDEN),
+    {"output-dir", OPT_ALIAS, 0, "out"},
+    {0},
 };
 static const struct job_args any_args[] = {
-    {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
+    {"export", {JOB_ARG_TEXT, JOB_ARG_OUTPUT_PATH}, false}, {NULL, {JOB_ARG_TEXT}, true}, {0}};
 static const struct job_kind kinds[] = {{"world", NULL, NULL, rows, any_args},
                                         {"eval", NULL, NULL, rows, any_args},
                                         {"train", NULL, "runs", rows, any_args},
@@ -918,7 +932,7 @@ static void test_refused(void **state) {
     struct id id;
     struct job_caller caller = {0};
     struct job_request_rules rules = {
-        .out = "/results", .input = input, .kinds = kinds, .threads = 4};
+        .results_dir = "/results", .resolve_input = input, .kinds = kinds, .max_threads = 4};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct job_request checked;
         json_t *v = json_loads(bad[i].text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
@@ -945,23 +959,23 @@ static void test_refused(void **state) {
 static void assert_checked(const char *text, const char *asked, const char *resolved,
                            bool commands) {
     struct job_request r;
-    struct job_request_rules rules = {.out = "/results",
-                                      .input = input,
+    struct job_request_rules rules = {.results_dir = "/results",
+                                      .resolve_input = input,
                                       .kinds = kinds,
-                                      .threads = 4,
+                                      .max_threads = 4,
                                       .allow_commands = commands,
                                       .owner = "key-1"};
     json_t *v = json_loads(text, 0, NULL), *wanted[2];
     if (job_request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
     wanted[0] = json_loads(asked, 0, NULL);
     wanted[1] = json_loads(resolved, 0, NULL);
-    if (!json_equal(r.asked, wanted[0])) fail_msg("%s: %s", text, json_dumps(r.asked, 0));
+    if (!json_equal(r.normalized, wanted[0])) fail_msg("%s: %s", text, json_dumps(r.normalized, 0));
     if (!json_equal(r.resolved, wanted[1])) fail_msg("%s: %s", text, json_dumps(r.resolved, 0));
     json_decref(v);
-    v = json_incref(r.asked); /* the stored request is checked again */
+    v = json_incref(r.normalized); /* the stored request is checked again */
     job_request_release(&r);
     assert_int_equal(job_request_check(&rules, v, &r, NULL, &err), OK);
-    assert_true(json_equal(r.asked, wanted[0]) && json_equal(r.resolved, wanted[1]));
+    assert_true(json_equal(r.normalized, wanted[0]) && json_equal(r.resolved, wanted[1]));
     job_request_release(&r);
     json_decref(wanted[0]);
     json_decref(wanted[1]);
@@ -1012,7 +1026,7 @@ static void test_output_owners(void **state) {
     (void)state;
     struct id id;
     char *out = xstrdup(path_in_dir("out"));
-    struct jobs_options o = {.rules.out = out};
+    struct jobs_options o = {.rules.results_dir = out};
     reopen(o);
     assert_int_equal(submit_with_output("a", "key-1", false, id.text), OK);
     assert_int_equal(submit_with_output("a", "key-2", false, id.text),

@@ -169,7 +169,7 @@ static void f16_random_write(uint8_t *to, struct rng *r) {
 static void quant_rows_random(uint8_t *file, struct rng *r, enum tensor_type type, int64_t n,
                               int64_t k) {
     const size_t row = tensor_row_bytes(type, k),
-                 block = tensor_row_bytes(type, tensor_type_block(type));
+                 block = tensor_row_bytes(type, tensor_type_block_size(type));
     for (size_t i = 0; i < row * (size_t)n; i++)
         file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
     for (size_t i = 0; type == TENSOR_NF4 && i < (size_t)n; i++) {
@@ -224,7 +224,7 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     const struct prefetch_range soon[] = {{want, 1}, {before, size * 4}};
     struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
     struct gemm_input in = c->in;
-    in.ahead = &ahead; // prefetches change no result
+    in.prefetch = &ahead; // prefetches change no result
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
@@ -250,7 +250,7 @@ static void packed_check(struct rng *r, int64_t rows, int64_t k, int64_t n, int6
                          size_t turn) {
     for (size_t t = 0; t < ARRAY_LEN(packed_types); t++) {
         struct packed_case c;
-        const int64_t block = tensor_type_block(packed_types[t]);
+        const int64_t block = tensor_type_block_size(packed_types[t]);
         packed_make(&c, r, packed_types[t], n, (k + block - 1) / block * block, rows,
                     (enum flavour)((turn + t) % FLAVOURS));
         packed_compare(r, &c, n0, n1, (turn + t) % 2);
@@ -298,8 +298,8 @@ static void adapter_case(struct rng *r, int64_t rows, int64_t k, int64_t n, int6
     for (int64_t i = 0; i < (rows - 1) * ldt + 2 * pairs; i++)
         t[i] = (int16_t)((int)rng_below(r, 65535) - 32767);
     outputs_make(r, &got, &want, size, true);
-    scalar->dots_i8(want, ldy, &in, w, k, 0, n);
-    wide.dots_i8(got, ldy, &in, w, k, 0, n);
+    scalar->gemm_i8_i8(want, ldy, &in, w, k, 0, n);
+    wide.gemm_i8_i8(got, ldy, &in, w, k, 0, n);
     assert_same(got, want, size, "dots_i8");
     scalar->gemm_nn_i16_i8(want, ldy, t, ldt, s, rows, w, ldv, pairs, n);
     wide.gemm_nn_i16_i8(got, ldy, t, ldt, s, rows, w, ldv, pairs, n);
@@ -601,20 +601,13 @@ static int tables_fill(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_packed_rows),
-        cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_bf16_fast),
-        cmocka_unit_test(test_tile_config_kept),
-        cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_max),
-        cmocka_unit_test(test_exp_everywhere),
-        cmocka_unit_test(test_gemm_nn),
-        cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_backward),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_packed_rows),    cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_bf16_fast),      cmocka_unit_test(test_tile_config_kept),
+        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_max),
+        cmocka_unit_test(test_exp_everywhere), cmocka_unit_test(test_gemm_nn),
+        cmocka_unit_test(test_adamw),          cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_attention),      cmocka_unit_test(test_attention_backward),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

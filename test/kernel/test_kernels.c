@@ -462,8 +462,8 @@ static void check_gemm_i8_i8(const struct kernels *k, int64_t rows, int64_t n, i
     int8_t *w = malloc((size_t)(n * width));
     fill_i8(w, n * width);
     struct gemm_input in = inputs_of(ref, x, rows, width, &scratch);
-    ref->dots_i8(y.v, n + 1, &in, w, width, n > 2, n);
-    k->dots_i8(z.v, n + 1, &in, w, width, n > 2, n);
+    ref->gemm_i8_i8(y.v, n + 1, &in, w, width, n > 2, n);
+    k->gemm_i8_i8(z.v, n + 1, &in, w, width, n > 2, n);
     same_all(y.v, z.v, rows * (n + 1), "dots_i8", k, width);
     for (int64_t i = 0; i < rows * n; i++) {
         if (i % n < (n > 2)) continue;
@@ -572,7 +572,7 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     for (int add = 0; add < 2; add++) {
         struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
         packed_mul(ref, y.v, n + 1, &in, &w, add);
-        in.ahead = add ? &ahead : NULL; // prefetches change no result
+        in.prefetch = add ? &ahead : NULL; // prefetches change no result
         packed_mul(k, z.v, n + 1, &in, &w, add);
         same_all(y.v, z.v, rows * (n + 1), tensor_type_name(t), k, width);
     }
@@ -595,7 +595,7 @@ static void test_packed(void **state) {
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (size_t i = 0; k && i < 70 * 2 * ARRAY_LEN(of); i++) {
-            const size_t t = i % ARRAY_LEN(of), block = (size_t)tensor_type_block(of[t]);
+            const size_t t = i % ARRAY_LEN(of), block = (size_t)tensor_type_block_size(of[t]);
             const int64_t rows = 1 + (int64_t)(i / ARRAY_LEN(of) % 70), turn = (int64_t)(i / 7);
             const int64_t width = widths[(size_t)turn % ARRAY_LEN(widths)];
             check_packed(k, of[t], rows, counts[(size_t)turn % ARRAY_LEN(counts)],
@@ -1335,7 +1335,7 @@ static void test_levels(void **state) {
     (void)state;
     for (int l = 0; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_for_level((enum cpu_level)l);
-        assert_true((k != NULL) == cpu_has((enum cpu_level)l));
+        assert_true((k != NULL) == cpu_has_level((enum cpu_level)l));
         assert_int_equal(level_with_shoal_cpu(cpu_level_name((enum cpu_level)l)), k ? l : 102);
         if (k) assert_string_equal(k->name, cpu_level_name((enum cpu_level)l));
     }

@@ -174,10 +174,10 @@ static void test_names_and_fit(void **state) {
     }
     for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
         enum tensor_type t = all_types[ti];
-        assert_true(tensor_type_known((uint32_t)t));
+        assert_true(tensor_type_is_known((uint32_t)t));
         assert_non_null(strstr(tensor_type_list(), tensor_type_name(t)));
     }
-    assert_false(tensor_type_known(10));
+    assert_false(tensor_type_is_known(10));
     struct quant_scheme q;
     struct error err;
     assert_int_equal(quant_parse("q3_k_m", &q, &err), ERR_USAGE);
@@ -284,8 +284,8 @@ static void test_products(void **state) {
         for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
             for (int extreme = 0; extreme < 2; extreme++)
                 check_product(t, shapes[i].n, shapes[i].k, shapes[i].rows, extreme);
-        if (tensor_type_block(t) == 32) check_product(t, 20, 96, 3, false);
-        if (tensor_type_block(t) == 32) check_product(t, 33, 32, 6, true);
+        if (tensor_type_block_size(t) == 32) check_product(t, 20, 96, 3, false);
+        if (tensor_type_block_size(t) == 32) check_product(t, 33, 32, 6, true);
     }
 }
 
@@ -379,8 +379,9 @@ static void test_rows_round_trip(void **state) {
             assert_memory_equal(got, want, sizeof got);
             assert_true(matrix_encode_row(&ordered, i, file));
             assert_memory_equal(file, row, bytes);
-            assert_int_equal(matrix_encode_row(&set_by_row, i, file), tensor_type_block(t) == 32);
-            if (tensor_type_block(t) == 32) assert_memory_equal(file, row, bytes);
+            assert_int_equal(matrix_encode_row(&set_by_row, i, file),
+                             tensor_type_block_size(t) == 32);
+            if (tensor_type_block_size(t) == 32) assert_memory_equal(file, row, bytes);
         }
         assert_true(matrix_bytes(&set_by_row) >= bytes * N);
         arena_release(&c.arena);
@@ -456,7 +457,7 @@ static struct model *small_model(bool tied) {
     for (int32_t i = 0; i < weight_count(&c); i++) {
         struct weight_info w;
         weight_at(&c, i, NAMING_HF, &w);
-        float *v = w.norm ? NULL : (float *)(uintptr_t)weight_matrix(m, &w)->data;
+        float *v = w.is_vector ? NULL : (float *)(uintptr_t)weight_matrix(m, &w)->data;
         for (int64_t j = 0; v && j < w.n * w.k; j++) v[j] *= 4.0f;
     }
     return m;
@@ -612,7 +613,7 @@ static void check_typed(const struct model_config *c, enum tensor_type t) {
     struct model *opened = open_ok(tmp_path("t.gguf"), NUMERIC_EXACT);
     assert_rows_equal(typed, opened);
     assert_int_equal(opened->type, t);
-    if (tensor_type_block(t) <= 32) {
+    if (tensor_type_block_size(t) <= 32) {
         typed->name = arena_strdup(&typed->arena, plain->name);
         assert_int_equal(model_write_gguf(typed, tmp_path("again/t.gguf"), t, &err), OK);
         assert_files_equal(tmp_path("t.gguf"), tmp_path("again/t.gguf"));

@@ -296,7 +296,7 @@ static void tile_low_rank_case(const struct kernels *k, struct rng *r, int64_t r
         float *y = xmalloc((size_t)(rows * outs) * sizeof *y),
               *column = xmalloc((size_t)inner * sizeof *column);
         low_rank_case_make(&low, k, r, rows, outs);
-        in.low = &low.low;
+        in.low_rank = &low.low;
         if (backward)
             k->gemm_tiles_backward(y, outs, &in, &c.w, 0, 0, outs, false);
         else
@@ -329,7 +329,7 @@ static void tile_gated_low_rank_case(const struct kernels *k, struct rng *r, int
     low_rank_case_make(&low, k, r, rows, n);
     for (int i = 0; i < 3; i++) out[i] = memset(xmalloc(bytes), 0x55, bytes);
     for (int i = 0; i < 2; i++) tile_case_make(&w[i], r, TENSOR_Q8_0, rows, n, width);
-    in.low = &low.low;
+    in.low_rank = &low.low;
     const struct gemm_gated g = {&w[0].w, &w[1].w, out[0], out[1], out[2]};
     k->gemm_tiles_silu(&g, &in, 0, n);
     for (int i = 0; i < 2; i++) {
@@ -337,7 +337,7 @@ static void tile_gated_low_rank_case(const struct kernels *k, struct rng *r, int
         struct gemm_low_rank one = {{low.tiles, NULL}, rows_of, 2};
         for (int j = 0; j < 2; j++) rows_of[j].parts[0] = low.rows[j].parts[i];
         for (int j = 0; j < 2; j++) rows_of[j].n_parts[0] = low.rows[j].n_parts[i];
-        in.low = &one;
+        in.low_rank = &one;
         k->gemm_tiles(y, n, &in, &w[i].w, 0, n, false);
         for (int64_t m = 0; m < rows; m++)
             for (int64_t o = 0; o < n; o++) {
@@ -451,7 +451,7 @@ static void tile_cases_run(const struct kernels *k, bool all) {
     struct rng r = rng_make(21, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(of); i++)
         for (size_t j = 0; j < (all ? 2 * ARRAY_LEN(rows) : 2); j++) {
-            const int64_t block = tensor_type_block(of[i]);
+            const int64_t block = tensor_type_block_size(of[i]);
             const int64_t width =
                 block == 1 ? 20 + 37 * (int64_t)j : block * (1 + (int64_t)j % (256 / block));
             tile_case_run(k, &r, of[i], rows[(i + j) % ARRAY_LEN(rows)],

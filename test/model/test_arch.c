@@ -364,7 +364,8 @@ static void published_configs(void **state) {
         int64_t params = model_param_count(&m.config);
         if (params != json_integer_value(json_object_get(entry, "params")))
             fail_msg("%s: %lld parameters", name, (long long)params);
-        assert_int_equal(m.config.window, json_integer_value(json_object_get(entry, "window")));
+        assert_int_equal(m.config.sliding_window,
+                         json_integer_value(json_object_get(entry, "window")));
         json_t *written = hf_config_json(&m, TENSOR_BF16);
         if (hf_config_read(written, &reread, &err) != OK) fail_msg("%s, again: %s", name, err.text);
         assert_memory_equal(&m.config, &reread, sizeof reread);
@@ -381,7 +382,7 @@ static void assert_window_is_exact(const char *shape) {
     struct error err;
     assert_int_equal(model_preset_find(shape, &c, &err), OK);
     c.n_layers = 1;
-    c.local[0] = 1;
+    c.sliding_layers[0] = 1;
     struct model *m = model_new(&c, 5, NUMERIC_EXACT);
     struct forward_options o = {.max_rows = N, .n_slots = 2, .slot_len = N};
     struct forward *f = forward_new(m, &o);
@@ -400,7 +401,7 @@ static void assert_window_is_exact(const char *shape) {
     for (int i = 0; i < N; i++) {
         bool same = memcmp(a + i * c.vocab_size, b + i * c.vocab_size,
                            sizeof *a * (size_t)c.vocab_size) == 0;
-        bool in_window = i >= CHANGED && i < CHANGED + c.window;
+        bool in_window = i >= CHANGED && i < CHANGED + c.sliding_window;
         if (same == in_window)
             fail_msg("%s: row %d %s", shape, i, in_window ? "does not see" : "sees");
     }

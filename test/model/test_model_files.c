@@ -122,8 +122,8 @@ static struct model *model_create(const struct model_config *c, const char *name
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
-        if (!w.norm) continue;
-        float *norm = (float *)(uintptr_t)*weight_norm(m, &w);
+        if (!w.is_vector) continue;
+        float *norm = (float *)(uintptr_t)*weight_vector(m, &w);
         for (int64_t j = 0; j < w.k; j++) norm[j] = 1.0f + 0.01f * (float)(j + i);
     }
     return m;
@@ -147,8 +147,8 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
     assert_true(a->rope_local_theta == b->rope_local_theta);
     assert_true(a->query_pre_attn_scalar == b->query_pre_attn_scalar);
     assert_int_equal(a->biased, b->biased);
-    assert_int_equal(a->window, b->window);
-    assert_memory_equal(a->local, b->local, sizeof(a->local));
+    assert_int_equal(a->sliding_window, b->sliding_window);
+    assert_memory_equal(a->sliding_layers, b->sliding_layers, sizeof(a->sliding_layers));
 }
 
 /* Row i of `w` after a conversion to `type` and back. */
@@ -157,7 +157,7 @@ static void row_convert(const struct model *m, const struct weight_info *w, int6
     float *plain = xmalloc(sizeof(float) * (size_t)w->k),
           *stored = xmalloc(sizeof(float) * (size_t)w->k);
     bool blocks = type == TENSOR_Q4_0 || type == TENSOR_Q8_0;
-    if (w->norm)
+    if (w->is_vector)
         type = TENSOR_F32;
     else if (blocks && w->k % 32 != 0)
         type = TENSOR_F16;
@@ -386,11 +386,11 @@ static void test_gguf_round_trips(void **state) {
                             gemma = preset_config("tiny-gemma3");
         gguf_round_trip(&qwen2, all_types[i], NUMERIC_EXACT);
         gguf_round_trip(&gemma, all_types[i], NUMERIC_EXACT);
-        gemma.local[0] = 0x6; /* no period: a list of layers */
+        gemma.sliding_layers[0] = 0x6; /* no period: a list of layers */
         gemma.query_pre_attn_scalar = 16.0f;
         gguf_round_trip(&gemma, all_types[i], NUMERIC_FAST);
-        gemma.local[0] = 0;
-        gemma.window = 0;
+        gemma.sliding_layers[0] = 0;
+        gemma.sliding_window = 0;
         gguf_round_trip(&gemma, all_types[i], NUMERIC_EXACT);
     }
 }

@@ -83,7 +83,7 @@ static const char *add_key(struct keys *k, const char *name, struct key_spec spe
 static enum key_verdict authorize_chat(struct keys *k, const char *secret, double now) {
     enum key_verdict verdict = keys_authorize(k, secret, KEY_SCOPE_CHAT, now, &answer);
     assert_int_equal(verdict, answer.verdict);
-    assert_true((verdict == KEY_ADMITTED) == !*answer.why);
+    assert_true((verdict == KEY_ADMITTED) == !*answer.message);
     return verdict;
 }
 
@@ -146,15 +146,15 @@ static void test_wrong_secrets(void **state) {
     }
     snprintf(wrong, sizeof wrong, "%sA", right);
     assert_int_equal(authorize_chat(k, wrong, NOON), KEY_UNKNOWN);
-    assert_true(!*answer.id && !*answer.name && !strstr(answer.why, right));
+    assert_true(!*answer.id && !*answer.name && !strstr(answer.message, right));
     memset(huge, 'x', sizeof huge - 1);
     huge[sizeof huge - 1] = 0;
     assert_int_equal(authorize_chat(k, huge, NOON), KEY_UNKNOWN);
-    assert_contains(answer.why, "not known");
+    assert_contains(answer.message, "not known");
     assert_int_equal(authorize_chat(k, "", NOON), KEY_UNKNOWN);
-    assert_contains(answer.why, "is needed");
+    assert_contains(answer.message, "is needed");
     assert_int_equal(authorize_chat(k, NULL, NOON), KEY_UNKNOWN);
-    assert_contains(answer.why, "is needed");
+    assert_contains(answer.message, "is needed");
     keys_close(k);
 }
 
@@ -225,7 +225,7 @@ static void test_scopes(void **state) {
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_ADMIN, NOON, &answer),
                      KEY_FORBIDDEN);
-    assert_string_equal(answer.why, "API key 'one' lacks the scope 'admin'");
+    assert_string_equal(answer.message, "API key 'one' lacks the scope 'admin'");
     secret = add_key(k, "two", (struct key_spec){.scopes = KEY_SCOPE_ADMIN});
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_FORBIDDEN);
     assert_int_equal(listed_number(k, 1, "all", "requests"), 0);
@@ -473,8 +473,8 @@ static void test_requests_a_minute(void **state) {
     for (int i = 0; i < 6; i++) assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     for (int i = 0; i < 3; i++)
         assert_int_equal(authorize_chat(k, secret, NOON + 4), KEY_RATE_LIMITED);
-    assert_true(fabs(answer.wait - 6) < 0.0011 && answer.wait > 6);
-    assert_contains(answer.why, "6 requests a minute");
+    assert_true(fabs(answer.retry_after - 6) < 0.0011 && answer.retry_after > 6);
+    assert_contains(answer.message, "6 requests a minute");
     assert_int_equal(authorize_chat(k, other, NOON + 4), KEY_ADMITTED);
     assert_int_equal(authorize_chat(k, secret, NOON + 9.99), KEY_RATE_LIMITED);
     assert_int_equal(authorize_chat(k, secret, NOON + 10.01), KEY_ADMITTED);
@@ -493,8 +493,8 @@ static void test_tokens_a_minute(void **state) {
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 100, 20, NOON);
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
-    assert_true(fabs(answer.wait - 61) < 0.0011 && answer.wait > 61);
-    assert_contains(answer.why, "60 tokens a minute");
+    assert_true(fabs(answer.retry_after - 61) < 0.0011 && answer.retry_after > 61);
+    assert_contains(answer.message, "60 tokens a minute");
     assert_int_equal(authorize_chat(k, secret, NOON + 60.9), KEY_RATE_LIMITED);
     assert_int_equal(authorize_chat(k, secret, NOON + 61.1), KEY_ADMITTED);
     keys_close(k);
@@ -510,12 +510,12 @@ static void test_both_limits(void **state) {
     for (int i = 0; i < 2; i++) assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 0, 69, NOON);
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
-    assert_contains(answer.why, "2 requests a minute");
-    assert_true(fabs(answer.wait - 30) < 0.0011);
+    assert_contains(answer.message, "2 requests a minute");
+    assert_true(fabs(answer.retry_after - 30) < 0.0011);
     keys_record_usage(k, answer.id, 0, 30, NOON);
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_RATE_LIMITED);
-    assert_contains(answer.why, "60 tokens a minute");
-    assert_true(fabs(answer.wait - 40) < 0.0011);
+    assert_contains(answer.message, "60 tokens a minute");
+    assert_true(fabs(answer.retry_after - 40) < 0.0011);
     for (int i = 0; i < 2; i++)
         assert_int_equal(authorize_chat(k, secret, NOON + 100), KEY_ADMITTED);
     keys_close(k);
@@ -540,7 +540,7 @@ static void test_waiting_times(void **state) {
                 now += rng_below(&r, 4) ? 0 : 20 * rng_uniform(&r) / (double)rate;
                 continue;
             }
-            double wait = answer.wait;
+            double wait = answer.retry_after;
             if (wait > 0.002)
                 assert_int_equal(authorize_chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
             now += wait;
@@ -606,8 +606,8 @@ static void test_daily_quota(void **state) {
     assert_int_equal(authorize_chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 0, 1, NOON);
     assert_int_equal(authorize_chat(k, secret, NOON + 200), KEY_OVER_QUOTA);
-    assert_true(answer.wait == 43000);
-    assert_contains(answer.why, "100 tokens a day");
+    assert_true(answer.retry_after == 43000);
+    assert_contains(answer.message, "100 tokens a day");
     assert_int_equal(authorize_chat(k, secret, NOON + 43199), KEY_OVER_QUOTA);
     assert_int_equal(authorize_chat(k, secret, NOON + 43200), KEY_ADMITTED);
     /* A thread that is late at midnight neither counts for the new day nor brings the old day
@@ -633,8 +633,8 @@ static void test_total_quota(void **state) {
     assert_int_equal(authorize_chat(k, secret, NOON + 86400), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 39, 1, NOON + 86400);
     assert_int_equal(authorize_chat(k, secret, NOON + 1e7), KEY_OVER_QUOTA);
-    assert_true(answer.wait == 0);
-    assert_string_equal(answer.why, "the quota of 100 tokens is used up");
+    assert_true(answer.retry_after == 0);
+    assert_string_equal(answer.message, "the quota of 100 tokens is used up");
     keys_close(k);
     k = open_keys();
     assert_int_equal(authorize_chat(k, secret, NOON + 2e7), KEY_OVER_QUOTA);
@@ -1048,7 +1048,7 @@ static json_t *printed[4];
 static int n_printed;
 
 /* main.c defines it, which is not in the library. */
-void cli_print(json_t *v) {
+void cli_print_json(json_t *v) {
     assert_true(n_printed < 4);
     printed[n_printed++] = v;
 }

@@ -214,9 +214,9 @@ static void test_counter_in_both_formats(void **state) {
                   "shoal_requests_received_total 1234567.5\n");
     assert_true(ends_with(read_text(true), "\n# EOF\n"));
     assert_null(strstr(read_text(false), "# EOF"));
-    metric_total(c, 5);
+    metric_set_total(c, 5);
     assert_true(metric_value(c) == 1234567.5);
-    metric_total(c, 2e6);
+    metric_set_total(c, 2e6);
     assert_true(metric_value(c) == 2e6);
 }
 

@@ -157,7 +157,7 @@ static void run_shell(struct sandbox_spec spec, struct sandbox_result *r, const 
 static int shell_status_with(struct sandbox_spec spec, const char *line) {
     struct sandbox_result r;
     run_shell(spec, &r, line);
-    int status = r.end == SANDBOX_EXITED ? r.status : -1;
+    int status = r.exit_reason == SANDBOX_EXITED ? r.status : -1;
     sandbox_result_release(&r);
     return status;
 }
@@ -178,7 +178,7 @@ static int attempt_status(struct sandbox_spec spec, const char *name, const char
     spec.read = &read;
     spec.limits.memory = SIZE_MAX;
     if (run(&spec, &r, words, 4) != OK) fail_msg("%s: %s", name, err.text);
-    int status = r.end == SANDBOX_EXITED ? r.status : -1;
+    int status = r.exit_reason == SANDBOX_EXITED ? r.status : -1;
     if (out) buf_add(out, r.out.data, r.out.len + 1);
     sandbox_result_release(&r);
     strings_release(&read);
@@ -484,7 +484,7 @@ static void test_terminal(void **state) {
     assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
     int slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
     assert_true(slave >= 0);
-    struct sandbox_spec s = {.in = slave};
+    struct sandbox_spec s = {.input_fd = slave};
     assert_int_equal(attempt_status(s, "tiocsti", "", NULL), 9);
     assert_int_equal(shell_status_with(s, "test -t 0"), 0);
     assert_int_equal(shell_status("test $(ps -o sid= -p $$) -le 2"), 0);
@@ -538,7 +538,7 @@ static void test_limits(void **state) {
     assert_int_equal(shell_status_with(s, memory_hog), 0);
     s = (struct sandbox_spec){.limits = {.cpu_seconds = 1, .seconds = 60}};
     run_shell(s, &r, "while :; do :; done");
-    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_in_range(r.status, 128 + SIGKILL, 128 + SIGXCPU);
     sandbox_result_release(&r);
     s = (struct sandbox_spec){.limits = {.files = 16}};
@@ -554,14 +554,14 @@ static void test_output_flood(void **state) {
     const char *const lines[] = {"yes", "yes >&2", "yes & yes >&2"};
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         run_shell(s, &r, lines[i]);
-        assert_int_equal(r.end, SANDBOX_OUTPUT_LIMIT);
+        assert_int_equal(r.exit_reason, SANDBOX_OUTPUT_LIMIT);
         assert_true(r.out.len <= 100000 && r.errs.len <= 100000);
         assert_true(r.out.len == 100000 || r.errs.len == 100000);
         assert_non_null(strstr(sandbox_failure(&r, &s.limits), "100000 bytes"));
         sandbox_result_release(&r);
     }
     run_shell(s, &r, "head -c 100000 /dev/zero; head -c 100000 /dev/zero >&2");
-    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_true(r.out.len == 100000 && r.errs.len == 100000);
     sandbox_result_release(&r);
 }
@@ -582,7 +582,7 @@ static void test_deadline(void **state) {
         snprintf(line, sizeof line, lines[i], unique_arg, unique_arg, unique_arg);
 #pragma GCC diagnostic pop
         run_shell(s, &r, line);
-        assert_int_equal(r.end, SANDBOX_TIMED_OUT);
+        assert_int_equal(r.exit_reason, SANDBOX_TIMED_OUT);
         assert_int_equal(r.status, -1);
         sandbox_result_release(&r);
         assert_int_equal(count_processes(unique_arg), 0);
@@ -638,7 +638,7 @@ static void test_input_output(void **state) {
         .input = b.data, .input_len = b.len, .limits = {.output = 4 << 20}, .dir = "/usr"};
     struct sandbox_result r;
     run_shell(s, &r, "cat; pwd >&2; exit 7");
-    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_int_equal(r.status, 7);
     assert_int_equal(r.out.len, b.len);
     assert_memory_equal(r.out.data, b.data, b.len);
@@ -706,7 +706,7 @@ static void test_bad_bwrap(void **state) {
     file_create(read_dir, "bwrap", "#!/bin/sh\nexec /bin/sleep 987\n");
     s.limits.seconds = 0.3;
     assert_int_equal(run(&s, &r, true_words, 1), OK);
-    assert_int_equal(r.end, SANDBOX_TIMED_OUT);
+    assert_int_equal(r.exit_reason, SANDBOX_TIMED_OUT);
     sandbox_result_release(&r);
     setenv("PATH", old, 1);
     unlink(fake);
@@ -743,7 +743,7 @@ static void test_streaming_input_output(void **state) {
     assert_int_equal(sandbox_read(s, bytes, sizeof bytes, 20, &err), 0);
     struct sandbox_result r;
     assert_int_equal(sandbox_wait(s, 20, &r, &err), OK);
-    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_int_equal(r.status, 0);
     sandbox_result_release(&r);
     sandbox_free(s);
@@ -773,14 +773,14 @@ static void test_streaming_end(void **state) {
     struct sandbox *s =
         start(format_line("setsid sleep %s & sleep %s", unique_arg, unique_arg), 0.4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
-    assert_int_equal(r.end, SANDBOX_TIMED_OUT);
+    assert_int_equal(r.exit_reason, SANDBOX_TIMED_OUT);
     sandbox_result_release(&r);
     sandbox_free(s);
     /* killed by another thread; freed while it runs */
     s = start(format_line("sleep %s", unique_arg), INFINITY);
     pthread_create(&thread, NULL, kill_thread, s);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
-    assert_int_equal(r.end, SANDBOX_KILLED);
+    assert_int_equal(r.exit_reason, SANDBOX_KILLED);
     sandbox_result_release(&r);
     pthread_join(thread, NULL);
     sandbox_free(s);
@@ -801,7 +801,7 @@ static void test_streaming_end(void **state) {
     s = start("head -c 500000 /dev/zero >&2; echo end", 60);
     assert_int_equal(sandbox_read(s, large_input, 4, 30, &err), 4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
-    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_int_equal(r.errs.len, 1000);
     sandbox_result_release(&r);
     sandbox_free(s);
@@ -817,8 +817,8 @@ static void *run_repeatedly(void *failed) {
         if (sandbox_run(&s, &r, &mine) != OK) return print_error("%s\n", mine.text), failed;
         bool good = r.status == 0 && r.out.len == sizeof i && !memcmp(r.out.data, &i, sizeof i);
         if (!good)
-            print_error("end %d, status %d, %zu bytes, '%.*s'\n", r.end, r.status, r.out.len,
-                        (int)r.errs.len, r.errs.data);
+            print_error("end %d, status %d, %zu bytes, '%.*s'\n", r.exit_reason, r.status,
+                        r.out.len, (int)r.errs.len, r.errs.data);
         sandbox_result_release(&r);
         if (!good) return failed;
     }

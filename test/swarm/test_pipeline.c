@@ -275,7 +275,7 @@ static void test_fallbacks(void **state) {
     script.respond = reply_failure;
     assert_int_equal(pipeline_run(&options, "Is it so?", &a, &err), OK);
     assert_string_equal(a.text, answer_fallback(LANG_EN));
-    assert_string_equal(a.why, "it timed out");
+    assert_string_equal(a.failure_reason, "it timed out");
     pipeline_answer_release(&a);
     check_answer("Is it so?", reply_briefly, "Yes.", ANSWER_FROM_OUTPUT);
     options.compat = true; /* ten characters, and no other agent's text instead */

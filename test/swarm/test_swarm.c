@@ -416,8 +416,8 @@ static void test_flips(void **state) {
             for (int k = 0; k < 4; k++)
                 said[k] = d.answers[(size_t)r * cells + (size_t)(k * ITEMS + i)];
             bool right = vote_decide(vote_find("majority"), said, 4, 4) == plain_items[i].correct;
-            assert_int_equal(d.voted[r * ITEMS + i], right);
-            assert_int_equal(d.solo[i], d.answers[i].choice == plain_items[i].correct);
+            assert_int_equal(d.vote_correct[r * ITEMS + i], right);
+            assert_int_equal(d.first_correct[i], d.answers[i].choice == plain_items[i].correct);
         }
     debate_release(&d);
 }
@@ -496,8 +496,8 @@ static void test_leave_one_out_of_a_debate(void **state) {
         script_clear();
         assert_int_equal(debate_run(&a, rest, 3, plain_items, N, &o, &d, NULL, &err), OK);
         for (int i = 0; i < N; i++) {
-            with += full.voted[N + i];
-            without += d.voted[N + i];
+            with += full.vote_correct[N + i];
+            without += d.vote_correct[N + i];
         }
         close_to(contribution_of[out].value, (double)(with - without) / N, 1e-12);
         some |= with != without;
@@ -675,8 +675,8 @@ static void test_agents_combine_partial_information(void **state) {
     struct debate d;
     assert_int_equal(debate_run(&a, team, 3, items, N, &o, &d, NULL, &err), OK);
     for (int i = 0; i < N; i++) {
-        together += d.decided[i];
-        apart += d.voted[i];
+        together += d.decision_correct[i];
+        apart += d.vote_correct[i];
     }
     assert_int_equal(whole, 0);
     assert_int_equal(together, N);

@@ -56,7 +56,7 @@ static void test_whole_file(void **state) {
         "  - adapter: workflow-du.txt=-0.5\n  - system: alone\n");
     const struct debate_options *o = &t.options;
     assert_string_equal(t.name, "慎重");
-    assert_string_equal(t.about, "疑う人たち。");
+    assert_string_equal(t.description, "疑う人たち。");
     assert_string_equal(workflow_name(o->workflow), "mad");
     assert_true(o->rounds == 3 && strcmp(o->vote->name, "borda") == 0 && o->temperature == 0.5f);
     assert_true(o->max_tokens == 40 && !o->chain_of_thought && t.n == 6 && t.adapters.n == 7);
@@ -87,7 +87,7 @@ static void test_minimal_file(void **state) {
     (void)state;
     struct team t = team_of_text("agents: [{}]");
     assert_string_equal(t.name, "t");
-    assert_string_equal(t.about, "");
+    assert_string_equal(t.description, "");
     assert_string_equal(workflow_name(t.options.workflow), "brief");
     assert_true(t.options.rounds == 2 && t.options.vote == vote_find("confidence"));
     assert_true(t.options.chain_of_thought && t.options.temperature == -1 && !t.options.max_tokens);

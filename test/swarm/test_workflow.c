@@ -756,10 +756,10 @@ static void test_free_answers_are_graded(void **state) {
     assert_int_equal(debate_run(&a, four_agents, 4, items, 2, &o, &d, NULL, &err), OK);
     static const uint8_t solo[] = {1, 0, 0, 1}; // 1/2, 2, none, 0.50
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(d.solo[2 * i], solo[i]);
-        assert_int_equal(d.solo[2 * i + 1], 0);
+        assert_int_equal(d.first_correct[2 * i], solo[i]);
+        assert_int_equal(d.first_correct[2 * i + 1], 0);
     }
-    assert_true(d.voted[0] == 1 && d.voted[1] == 0);    // two of three
+    assert_true(d.vote_correct[0] == 1 && d.vote_correct[1] == 0); // two of three
     assert_true(d.flips_bad == 1 && d.flips_good == 1); // ada becomes wrong, 花 (none before)
                                                         // correct
     assert_int_equal(d.transcripts[0].n_candidates, 2);
@@ -1219,7 +1219,7 @@ static void test_open(void **state) {
         struct workflow *w = workflow_open(path, &err);
         if (!w) fail_msg("%s", err.text);
         assert_string_equal(workflow_name(w), name);
-        assert_true(*workflow_about(w) && workflow_rounds(w) >= 2);
+        assert_true(*workflow_description(w) && workflow_rounds(w) >= 2);
         assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
         assert_string_equal(text, file.data); // the program contains the file itself
         buf_release(&file);

@@ -270,7 +270,7 @@ static void test_names(void **state) {
     for (const struct option_row *row = train_option_rows; row->name; row++) {
         const struct option_row *of = train_option_rows;
         if (row->type != OPT_ALIAS) continue;
-        while (of->name && strcmp(of->name, row->fallback) != 0) of++;
+        while (of->name && strcmp(of->name, row->default_value) != 0) of++;
         assert_non_null(of->name);
         assert_int_not_equal(of->type, OPT_ALIAS);
     }

@@ -90,7 +90,7 @@ static void toy_init(struct toy *t, int agents) {
                                 .prompt = toy_prompt,
                                 .step = toy_step,
                                 .parse = toy_parse,
-                                .teach = toy_expert_action};
+                                .expert_action = toy_expert_action};
 }
 
 static int suite_setup(void **state) {

@@ -281,7 +281,7 @@ static void test_moves(void **state) {
         step_all(&w, r, steps[i].action);
         total += steps[i].reward;
         assert_int_equal(a->cell, cell_at(&w, steps[i].x, steps[i].y));
-        assert_true(a->reward == steps[i].reward && a->total == total);
+        assert_true(a->reward == steps[i].reward && a->episode_reward == total);
         assert_true(a->last[1] == steps[i].action && a->steps == (int)i + 1);
         assert_int_equal(a->last[0], i ? steps[i - 1].action : -1);
         assert_int_equal(a->energy, 199 - (int)i);
@@ -289,7 +289,7 @@ static void test_moves(void **state) {
     assert_true(a->blocked == 2 && a->collected == 1 && a->delivered == 1 && a->built == 0);
     assert_true(w.food_eaten == 1 && w.energy_given == 200 && w.energy_spent == 19);
     assert_true(world_agent_fitness(a) == total + 5 + 10 + 0.1 * 19 + 50.0 / 20);
-    struct world_agent poor = {.total = -100, .steps = 10};
+    struct world_agent poor = {.episode_reward = -100, .steps = 10};
     assert_true(world_agent_fitness(&poor) == 0);
 }
 
@@ -347,23 +347,23 @@ static void test_memory(void **state) {
                                                   "  ###############\n");
     struct world_agent *a = w.agents;
     world_reset(&w, r, 1, 1);
-    assert_int_equal(a->n_known, 0);
+    assert_int_equal(a->n_remembered, 0);
     step_all(&w, r, MOVE_EAST); // north before south
-    assert_true(a->n_known == 2 && a->known[0] == cell_at(&w, 2, 3));
-    assert_int_equal(a->known[1], cell_at(&w, 2, 1));
+    assert_true(a->n_remembered == 2 && a->remembered[0] == cell_at(&w, 2, 3));
+    assert_int_equal(a->remembered[1], cell_at(&w, 2, 1));
     for (int i = 0; i < 8; i++) step_all(&w, r, MOVE_EAST);
-    assert_true(a->n_known == 10 && a->known[9] == cell_at(&w, 10, 3));
+    assert_true(a->n_remembered == 10 && a->remembered[9] == cell_at(&w, 10, 3));
     step_all(&w, r, MOVE_EAST); // the oldest goes
-    assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 2, 1));
-    assert_int_equal(a->known[9], cell_at(&w, 11, 3));
+    assert_true(a->n_remembered == 10 && a->remembered[0] == cell_at(&w, 2, 1));
+    assert_int_equal(a->remembered[9], cell_at(&w, 11, 3));
     step_all(&w, r, MOVE_NORTH); // next to (10,3), which is known, and (12,3)
-    assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 3, 3));
+    assert_true(a->n_remembered == 10 && a->remembered[0] == cell_at(&w, 3, 3));
     step_all(&w, r, PICK_FOOD);
-    assert_true(a->n_known == 9 && a->known[7] == cell_at(&w, 10, 3));
-    assert_int_equal(a->known[8], cell_at(&w, 12, 3));
-    w.cells[a->known[8]] = 0; // taken by another agent
+    assert_true(a->n_remembered == 9 && a->remembered[7] == cell_at(&w, 10, 3));
+    assert_int_equal(a->remembered[8], cell_at(&w, 12, 3));
+    w.cells[a->remembered[8]] = 0; // taken by another agent
     step_all(&w, r, DROP_FOOD);
-    assert_int_equal(a->n_known, 9);
+    assert_int_equal(a->n_remembered, 9);
 }
 
 static void test_growth(void **state) {
@@ -423,7 +423,8 @@ static void test_predators(void **state) {
     b->energy = 6;
     step_all(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 4, 2));
-    assert_true(a->bites == 1 && a->reward == -6 && a->total == -10 && a->energy == 200 - 5 - 7);
+    assert_true(a->bites == 1 && a->reward == -6 && a->episode_reward == -10 &&
+                a->energy == 200 - 5 - 7);
     assert_true(b->bites == 1 && b->energy == 0 && !b->alive && w.n_living == 1);
     step_all(&w, r,
              DROP_FOOD); // it stays on the prey's cell and bites again; dead agents are ignored
@@ -619,14 +620,14 @@ static void test_compact_goal(void **state) {
         assert_observation(&w, r, 0, cases[i].expected);
     }
     a->holds = HOLDS_NOTHING;
-    a->n_known = 3;
-    a->known[0] = w.homes[1]; // visited
-    a->known[1] = (int16_t)cell_at(&w, 4, 1);
-    a->known[2] = (int16_t)cell_at(&w, 4, 5);
+    a->n_remembered = 3;
+    a->remembered[0] = w.homes[1]; // visited
+    a->remembered[1] = (int16_t)cell_at(&w, 4, 1);
+    a->remembered[2] = (int16_t)cell_at(&w, 4, 5);
     assert_observation(&w, r, 0, "u u u u o - s - +");
-    a->known[1] = (int16_t)cell_at(&w, 3, 1);
+    a->remembered[1] = (int16_t)cell_at(&w, 3, 1);
     assert_observation(&w, r, 0, "u u u u o - n - +");
-    a->n_known = 1;
+    a->n_remembered = 1;
     assert_observation(&w, r, 0, "u u u u o - - - +");
 }
 
@@ -796,16 +797,16 @@ static void check_memory(const struct world *before, const struct world *w, int 
         if (w->agents[j].collected > before->agents[j].collected)
             taken[i][w->agents[j].cell] = j != i;
     if (a->collected > before->agents[i].collected)
-        for (int k = 0; k < a->n_known; k++) assert_true(a->known[k] != a->cell);
-    for (int k = 0; k < a->n_known; k++) {
-        assert_true(w->cells[a->known[k]] & CELL_FOOD || taken[i][a->known[k]]);
-        for (int m = 0; m < k; m++) assert_true(a->known[m] != a->known[k]);
+        for (int k = 0; k < a->n_remembered; k++) assert_true(a->remembered[k] != a->cell);
+    for (int k = 0; k < a->n_remembered; k++) {
+        assert_true(w->cells[a->remembered[k]] & CELL_FOOD || taken[i][a->remembered[k]]);
+        for (int m = 0; m < k; m++) assert_true(a->remembered[m] != a->remembered[k]);
     }
-    for (int k = a->n_known; k < WORLD_REMEMBERED; k++) assert_int_equal(a->known[k], 0);
+    for (int k = a->n_remembered; k < WORLD_REMEMBERED; k++) assert_int_equal(a->remembered[k], 0);
     for (int move = 0; a->alive && move < 4; move++) {
         int cell = world_neighbour(w, a->cell, move);
-        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_known == WORLD_REMEMBERED;
-        for (int k = 0; k < a->n_known; k++) known |= a->known[k] == cell;
+        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_remembered == WORLD_REMEMBERED;
+        for (int k = 0; k < a->n_remembered; k++) known |= a->remembered[k] == cell;
         assert_true(known);
     }
 }
@@ -855,7 +856,7 @@ static void check_tick(const struct world *before, const struct world *w) {
             check_dead(old, a);
             continue;
         }
-        assert_true(a->total == old->total + a->reward || a->bites > old->bites);
+        assert_true(a->episode_reward == old->episode_reward + a->reward || a->bites > old->bites);
         assert_int_equal(a->steps, old->steps + 1);
     }
     for (int i = 0; i < w->size * w->size; i++)
@@ -1083,7 +1084,7 @@ static void test_reflex_in_two_worlds(void **state) {
         int cell = world_neighbour(&other, other.agents[0].cell, move);
         other.cells[cell] = w.cells[world_neighbour(&w, w.agents[0].cell, move)];
     }
-    other.agents[0].energy = 120, other.agents[0].total = 31;
+    other.agents[0].energy = 120, other.agents[0].episode_reward = 31;
     world_prompt(&w, &r, 0, &a);
     world_prompt(&other, &r, 0, &b);
     assert_string_equal(a.data, "x u f u o - - e + - -:");

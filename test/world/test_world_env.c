@@ -256,7 +256,7 @@ static void test_one_world(void **state) {
     assert_int_equal(e->n_agents, 2);
     assert_int_equal(e->n_actions, 3);
     assert_string_equal(e->actions[1], "right");
-    assert_null(e->teach);
+    assert_null(e->expert_action);
     assert_requests(&s, "{\"spaces\":{}}\n");
     assert_int_equal(e->reset(e->ctx, 7, &err), OK);
     assert_requests(&s, "{\"reset\":{\"seed\":7}}\n");
@@ -265,7 +265,7 @@ static void test_one_world(void **state) {
     if (e->step(e->ctx, (int16_t[]){2, 0}, rewards, &err) != OK) fail_msg("%s", err.text);
     assert_requests(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
     assert_true(rewards[0] == -0.1 && rewards[1] == 2);
-    assert_true(e->over(e->ctx, 0) && !e->over(e->ctx, 1) && has_no_prompt(e, 1));
+    assert_true(e->is_truncated(e->ctx, 0) && !e->is_truncated(e->ctx, 1) && has_no_prompt(e, 1));
     assert_prompt(e, 0, "z Action:"); // truncated: its observation can still be evaluated
     /* no agent is left: no request, no reward */
     assert_int_equal(e->step(e->ctx, (int16_t[]){-1, -1}, rewards, &err), OK);
@@ -301,7 +301,7 @@ static void test_batched_requests(void **state) {
     for (int i = 0; i < 2; i++) assert_int_equal(e[i]->reset(e[i]->ctx, 5 + (uint64_t)i, &err), OK);
     assert_requests(
         &s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
-    assert_int_equal(e[1]->teach(e[1]->ctx, 0), 1);
+    assert_int_equal(e[1]->expert_action(e[1]->ctx, 0), 1);
     assert_true(has_no_prompt(e[0], 1)); // a possible agent that is absent
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < 2; i++) e[i]->will_step(e[i]->ctx, act[i]);
@@ -313,7 +313,7 @@ static void test_batched_requests(void **state) {
                               : "[{\"world\":0,\"step\":{\"a\":\"go_left\"}},"
                                 "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
     }
-    assert_int_equal(e[0]->teach(e[0]->ctx, 0), 0);
+    assert_int_equal(e[0]->expert_action(e[0]->ctx, 0), 0);
     external_envs_free(c);
     buf_release(&s.requests);
 }

@@ -119,9 +119,9 @@ static void texts_hash_check(struct replay *p, int agent, const char *observatio
 /* Checks the remembered cells, which are in the order in which the agent saw them. */
 static void remembered_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
-    assert_int_equal(json_array_size(want), a->n_known); // the observation has the same number
-    for (int k = 0; k < a->n_known; k++)
-        assert_integer(p, i, "a place of food that it remembers", a->known[k],
+    assert_int_equal(json_array_size(want), a->n_remembered); // the observation has the same number
+    for (int k = 0; k < a->n_remembered; k++)
+        assert_integer(p, i, "a place of food that it remembers", a->remembered[k],
                        json_array_get(want, (size_t)k));
 }
 
@@ -175,7 +175,7 @@ static void tick_replay(struct replay *p, const json_t *line) {
 
 static void totals_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
-    assert_double(p, i, "the sum of rewards", a->total, field(p, want, "total"));
+    assert_double(p, i, "the sum of rewards", a->episode_reward, field(p, want, "total"));
     assert_double(p, i, "the fitness", world_agent_fitness(a), field(p, want, "fitness"));
     assert_integer(p, i, "steps", a->steps, field(p, want, "steps"));
     assert_integer(p, i, "collected", a->collected, field(p, want, "collected"));

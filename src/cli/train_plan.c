@@ -112,7 +112,7 @@ static void sample_print(const struct train_request *q, const struct train_sampl
     for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
     train_sample_render(s, q->m->tok, mark_begin, mark_end, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
-           (long long)marked, uses_rewards(q) ? "written" : "learned");
+           (long long)marked, uses_rewards(q) ? "generated" : "learned");
     terminal_write_raw(
         text.data
             ? text.data

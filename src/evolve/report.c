@@ -79,7 +79,7 @@ static void results_table(struct buf *b, const json_t *table) {
     json_t *row;
     buf_puts(b, "<h2>Held-out questions</h2><table><tr><th>name<th class=n>n<th "
                 "class=n>accuracy<th>95 % interval<th>"
-                "<th class=n>tokens read<th class=n>written</tr>\n");
+                "<th class=n>prompt tokens<th class=n>generated</tr>\n");
     json_array_foreach (table, i, row) {
         if (!table_shows_row(b, i, json_array_size(table), 7)) continue;
         double v = json_number_or_nan(row, "acc"), lo = json_number_or_nan(row, "lo"),
@@ -476,7 +476,7 @@ static void cost_table(struct buf *b, const json_t *result) {
     const json_t *last = last_generation_of(json_object_get(result, "generations")),
                  *search = json_object_get(last, "spent"), *run = json_object_get(result, "spent");
     if (!search && !run) return;
-    buf_puts(b, "<h2>Cost</h2><table><tr><th><th class=n>tokens read or written<th class=n>tokens "
+    buf_puts(b, "<h2>Cost</h2><table><tr><th><th class=n>tokens processed<th class=n>tokens "
                 "trained on<th class=n>floating-point operations</tr>\n");
     cost_row(b, "search", search);
     cost_row(b, "whole run, tests included", run);
@@ -579,10 +579,10 @@ static void retention_print(const json_t *list, FILE *f) {
 void evolve_run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
-    fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
-            "95 % interval", "tokens read", "written");
+    fprintf(f, "\n%-34s %6s %9s   %-13s %13s %9s\n", "held-out questions", "n", "accuracy",
+            "95 % interval", "prompt tokens", "generated");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n",
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %13.0f %9.0f\n",
                 json_get_string(row, "name"), (int)json_number_or_nan(row, "n"),
                 100 * json_number_or_nan(row, "acc"), 100 * json_number_or_nan(row, "lo"),
                 100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "prefilled"),

@@ -124,7 +124,7 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     int rc = debate_run(m->llm_client, best, 1, full_items, m->n_items, &o, &d, p, err);
     if (rc == OK) {
         char name[96];
-        snprintf(name, sizeof name, "%.60s, seeing everything", best->name);
+        snprintf(name, sizeof name, "%.60s, with all evidence", best->name);
         row_add(m, name, "whole", d.first_correct, cost_of(&d, 1, -1));
         baseline_add(m, name, d.first_correct);
     }
@@ -445,7 +445,7 @@ void debate_report_print(const json_t *r, FILE *f) {
             get_text(r, "name"), (long long)get_int(r, "n"), get_text(r, "protocol"),
             (long long)get_int(r, "rounds"), get_text(r, "vote"), 100 * get_real(r, "detectable"));
     json_array_foreach (json_object_get(r, "rows"), i, v)
-        fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
+        fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld prompt %10lld generated\n",
                 utf8_field_width(get_text(v, "name"), 44), get_text(v, "name"),
                 100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
                 (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),

@@ -3,6 +3,7 @@
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 # make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
+# make docs: the documents as a site with search, in build/site.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -67,7 +68,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps demo test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
+.PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -76,6 +77,11 @@ deps:
 demo: deps
 	$(Q)$(MAKE) --no-print-directory all
 	build/shoal demo
+
+docs:
+	$(Q)sh scripts/setup.sh mkdocs
+	$(Q)PYTHONDONTWRITEBYTECODE=1 mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 test test-all: deps
 	$(Q)sh scripts/setup.sh --tests || echo "some packages are missing; their tests will be skipped"

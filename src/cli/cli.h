@@ -13,9 +13,10 @@
 
 /* Options that every command takes. */
 struct cli_options {
-    bool json, quiet, exact, fast, help; /* not both exact and fast */
-    int64_t threads;                     /* 0: all */
-    char *config;                        /* a configuration file; NULL: the default one */
+    bool json, quiet, exact, fast; /* not both exact and fast */
+    bool help, help_all;
+    int64_t threads; /* 0: all */
+    char *config;    /* a configuration file; NULL: the default one */
 };
 
 /* A section of the recipe that a command reads, for the help text; "" is the top level. */
@@ -27,7 +28,10 @@ struct recipe_section {
 struct cli_command {
     const char *name, *args, *summary; /* "eval", "MODEL", one line */
     const char *about;                 /* description and examples, printed by --help */
-    const struct option_row *rows;     /* options of this command; common ones are added */
+    /* Names of the options that --help prints, separated by blanks; NULL: all. --help-all prints
+     * every option. */
+    const char *main_options;
+    const struct option_row *rows;   /* options of this command; common ones are added */
     const struct option_table *more; /* tables for structs inside its options struct; may be NULL */
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
     /* For commands whose first argument may be a recipe: fills the options from it. Flags override
@@ -46,7 +50,7 @@ struct cli_command {
     int (*run)(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err);
 };
-/* Each is defined in its cmd_*.c; the table is in main.c. */
+/* Each is defined in its cmd_*.c; the table is in commands.c. */
 extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
@@ -55,6 +59,10 @@ extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_
 /* The command of a name or an index; NULL if there is none. */
 const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);
+/* The title of the group that begins with command i; NULL: the command continues a group. */
+const char *cli_group_title(int i);
+/* The name of the most similar command; NULL: none is similar. */
+const char *cli_suggest_command(const char *name);
 
 /* Finds a model or recipe: the path itself, else the same path below the folder of the program or
  * below one of the two folders above that. malloc'ed. */

@@ -113,6 +113,8 @@ const struct cli_command cmd_ask = {
         "  shoal ask model.gguf --conversation me --forget all",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_TEXT}, false}, {0}},
     .job_store_option = "store",
+    .main_options = "agents iterations adapters language protocol temperature max-tokens "
+                    "max-seconds knowledge conversation board max-memory dry-run seed",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -1107,6 +1107,7 @@ const struct cli_command cmd_bench = {
         "  shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --targets q_proj,v_proj\n"
         "  shoal bench --world --model models/fry --set num-envs=64 num-adapters=256\n"
         "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512",
+    .main_options = "model shape quant what world rules history",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

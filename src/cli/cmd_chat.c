@@ -458,6 +458,7 @@ const struct cli_command cmd_chat = {
         "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
         "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
         "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
+    .main_options = "system adapter n temp seed team conversation knowledge board max-memory",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -27,6 +27,7 @@ static const struct option_row rows[] = {
     ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR",
         "adapters of the agents; 'base' is the base model", JOB_ARG_BUILTIN_OR_PATH),
     ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
+    {"temp", OPT_ALIAS, 0, "temperature"},
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts",
         JOB_ARG_TEXT),
     ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
@@ -366,6 +367,8 @@ const struct cli_command cmd_debate = {
         "  shoal debate --show-protocol revise >mine.yaml",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
+    .main_options = "agents personas team topic tasks n protocol protocols rounds vote "
+                    "max-tokens temperature report seed dry-run",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

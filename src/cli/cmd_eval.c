@@ -506,6 +506,8 @@ const struct cli_command cmd_eval = {
         "  shoal eval models/fry --tasks route --run runs/ID",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
+    .main_options = "tasks data adapters run team n shots split seed chain-of-thought "
+                    "log-samples max-memory dry-run",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

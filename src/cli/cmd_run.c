@@ -41,6 +41,8 @@ static const struct option_row rows[] = {
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
         "choose among these texts, with exact probabilities, instead of generating"),
     SAMPLING_ROWS(struct options, sampling, "64"),
+    {"temperature", OPT_ALIAS, 0, "temp"},
+    {"max-tokens", OPT_ALIAS, 0, "n"},
     ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
         "add X to the logit of a token id; -inf forbids the token"),
     ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "stop before any of these texts"),
@@ -68,6 +70,7 @@ static const struct option_row rows[] = {
 struct run_job {
     const struct cli_options *c;
     const struct options *o;
+    const char *message; /* the argument after MODEL, or NULL */
     struct prompts prompts;
     struct token_ids *tokens;     /* [prompts.n] */
     struct token_ids *choice_ids; /* [choices.n] */
@@ -83,7 +86,8 @@ struct run_job {
 };
 
 /* Refuses flags that would have no effect. */
-static int flags_check(const struct cli_options *c, const struct options *o, struct error *err) {
+static int flags_check(const struct cli_options *c, const struct options *o, const char *message,
+                       struct error *err) {
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
                          o->logprobs ? "logprobs" : "prompt-logprobs");
@@ -102,8 +106,10 @@ static int flags_check(const struct cli_options *c, const struct options *o, str
         return error_set(err, ERR_USAGE, "give one of --json-schema, --regex and --grammar");
     if ((o->json_schema || o->regex || o->gbnf) && o->choices.n)
         return error_set(err, ERR_USAGE, "'--choices' are the answers: no grammar goes with them");
-    if (o->system && !o->chat)
+    if (o->system && !o->chat && !message)
         return error_set(err, ERR_USAGE, "'--system' goes before a message: it needs --chat");
+    if (o->chat && message)
+        return error_set(err, ERR_USAGE, "two messages are given: '%s' and '%s'", message, o->chat);
     return OK;
 }
 
@@ -143,10 +149,11 @@ static int grammar_read(struct run_job *j, struct error *err) {
 /* Reads and checks every input that does not need the model. */
 static int job_read(struct run_job *j, struct error *err) {
     const struct options *o = j->o;
-    int rc = flags_check(j->c, o, err);
+    int rc = flags_check(j->c, o, j->message, err);
     if (rc == OK)
-        rc = prompts_read(&j->prompts, o->prompt, o->chat, o->system, o->file, o->template_kwargs,
-                          err);
+        rc = prompts_read(&j->prompts, o->prompt, j->message ? j->message : o->chat, o->system,
+                          o->file, o->template_kwargs, err);
+    if (rc == OK && j->message) j->prompts.v[0].template_optional = !o->system;
     for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
         rc = bias_parse(j, o->logit_bias.v[i], err);
     if (rc == OK) rc = adapter_mix_parse(&j->mix, o->adapter, err);
@@ -395,7 +402,7 @@ static void job_release(struct run_job *j) {
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct run_job j = {.c = c, .o = o};
+    struct run_job j = {.c = c, .o = o, .message = args->n > 1 ? args->v[1] : NULL};
     struct setup s = {0};
     int rc = job_read(&j, err);
     if (rc == OK) {
@@ -410,22 +417,25 @@ static int run(const struct cli_options *c, const void *options, const struct st
 
 const struct cli_command cmd_run = {
     .name = "run",
-    .args = "MODEL",
+    .args = "MODEL [MESSAGE]",
     .summary = "generate text, or choose with exact probabilities",
-    .about = "Continues a prompt, answers a chat message, or chooses among given answers. All\n"
-             "prompts and samples are computed in one batch.\n"
+    .about = "Answers a chat message, continues a prompt, or chooses among given answers. All\n"
+             "prompts and samples are computed in one batch. A model without a chat template\n"
+             "continues MESSAGE.\n"
              "\n"
-             "  shoal run models/fry --chat 'sort: k b x' --temp 0\n"
-             "  shoal run models/fry --chat '412と907、大きいのは？' --temp 0\n"
+             "  shoal run models/fry 'sort: k b x' --temperature 0\n"
+             "  shoal run models/fry '412と907、大きいのは？' --temperature 0\n"
              "  shoal run model.gguf -p 'Once upon a time' -n 100 --adapter "
              "runs/ID/adapters/gen_0/critic\n"
              "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'\n"
              "  shoal run models/fry --file questions.jsonl --samples 4 --json --logprobs 3\n"
              "  shoal run model.gguf -p '春は' --adapter critic=0.7,explorer=0.3 --stop '。'\n"
              "  shoal run model.gguf -p 'Once' --max-memory 300M --kv-cache-dtype i8 --record",
+    .main_options = "p chat system adapter choices n temp top-p seed file samples json-schema "
+                    "regex grammar session max-memory dry-run record",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,
-    .max_args = 1,
+    .max_args = 2,
     .run = run,
 };

@@ -235,6 +235,8 @@ const struct cli_command cmd_synth = {
         "--lr 4e-3\n"
         "  shoal replay KEY    (a sample's \"call\")",
     .recipe_load = recipe_load,
+    .main_options = "model prompts topics out adapter judge then-train samples n temp seed "
+                    "language require forbid json-schema min-agreement held-out dry-run",
     .rows = command_rows,
     .more =
         (const struct option_table[]){{synth_option_rows, offsetof(struct options, synth)}, {0}},

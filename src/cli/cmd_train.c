@@ -248,6 +248,8 @@ const struct cli_command cmd_train = {
     .recipe_load = recipe_load,
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "runs",
+    .main_options = "data out method init-adapter dry-run eval-data r lora-alpha target "
+                    "epochs lr bsz seed reward",
     .rows = command_rows,
     .more = flag_tables,
     .size = sizeof(struct train_command),

@@ -732,6 +732,8 @@ const struct cli_command cmd_world = {
                                   {NULL, {JOB_ARG_INPUT_PATH}, false},
                                   {0}},
     .job_store_option = "runs",
+    .main_options = "policy agents steps seed watch record replay out num-adapters "
+                    "generations learn rules",
     .rows = command_rows,
     .more =
         (const struct option_table[]){

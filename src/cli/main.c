@@ -1,5 +1,6 @@
 /* main: finds the command, parses its options, and turns errors into a message and an exit code. */
 #define _GNU_SOURCE
+#include "cli/help.h"
 #include "cli/job_confine.h"
 #include "cli/settings.h"
 
@@ -7,25 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static const struct cli_command *const commands[] = {
-    &cmd_demo,    &cmd_run,   &cmd_train,     &cmd_pretrain, &cmd_debate,   &cmd_ask,
-    &cmd_evolve,  &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
-    &cmd_model,   &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
-    &cmd_replay,  &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
-    &cmd_world,   &cmd_serve, &cmd_key,       &cmd_metrics,  &cmd_config,   &cmd_backup,
-    &cmd_restore,
-};
-
-const struct cli_command *cli_command_at(int i) {
-    return i < (int)ARRAY_LEN(commands) ? commands[i] : NULL;
-}
-
-const struct cli_command *cli_command(const char *name) {
-    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        if (strcmp(name, commands[i]->name) == 0) return commands[i];
-    return NULL;
-}
 
 enum numeric_class cli_numeric_class(const struct cli_options *c) {
     return c->exact ? NUMERIC_EXACT : c->fast ? NUMERIC_FAST : kernels_default_class();
@@ -62,40 +44,10 @@ char *cli_find_file(const char *path) {
     return xstrdup(path);
 }
 
-static void usage(FILE *f) {
-    fprintf(f,
-            "shoal %s: grows a shoal of LoRA agents on one small language model\n\n"
-            "usage: shoal COMMAND [options]\n\n",
-            SHOAL_VERSION);
-    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(f,
-            "\n'shoal COMMAND --help' explains a command. 'shoal demo' shows the main features in "
-            "three minutes.\n");
-}
-
-static void help(const struct cli_command *c, const struct cli_options *s) {
-    printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
-    if (c->rows) options_help(c->rows, stdout);
-    for (const struct option_table *t = c->more; t && t->rows; t++) {
-        if (t->title) printf("\n%s:\n", t->title);
-        options_help(t->rows, stdout);
-    }
-    for (const struct recipe_section *r = c->recipe; r && r->name; r++) {
-        printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",
-               *r->name ? ", section " : "", r->name);
-        options_help(r->rows, stdout);
-    }
-    printf("\nfor every command:\n");
-    settings_help(stdout);
-    const char *path = settings_path(s->config);
-    printf("\nsettings are read from %s%s%s; 'shoal config explain %s' shows them\n",
-           path ? "'" : "", path ? path : "no file", path ? "'" : "", c->name);
-}
-
 static int usage_error(const struct cli_command *c, const struct error *err) {
     log_message("shoal %s: %s", c->name, err->text);
-    log_message("usage: shoal %s %s [options]; see 'shoal %s --help'", c->name, c->args, c->name);
+    log_message("usage: shoal %s%s%s [options]; see 'shoal %s --help'", c->name,
+                *c->args ? " " : "", c->args, c->name);
     return 2;
 }
 
@@ -104,22 +56,33 @@ bool cli_is_recipe(const char *path) {
     return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
 }
 
+/* The n-th word of the command's arguments, from 0, is missing. */
+static int missing_argument_error(const struct cli_command *c, int n, struct error *err) {
+    const char *word = c->args;
+    for (; n > 0 && *word; n--) {
+        word += strcspn(word, " ");
+        word += strspn(word, " ");
+    }
+    return error_set(err, ERR_USAGE, "argument '%.*s' is missing", (int)strcspn(word, " "), word);
+}
+
 /* Checks the common options and the number of arguments. */
 static int command_line_check(const struct cli_command *c, const struct settings *s,
                               struct error *err) {
     int n = s->args.n;
     if (settings_common(s)->exact && settings_common(s)->fast)
         return error_set(err, ERR_USAGE, "--exact and --fast exclude each other");
-    if (settings_common(s)->help) return OK;
-    if (n < c->min_args) return error_set(err, ERR_USAGE, "arguments are missing");
-    if (c->max_args >= 0 && n > c->max_args) return error_set(err, ERR_USAGE, "too many arguments");
+    if (settings_common(s)->help || settings_common(s)->help_all) return OK;
+    if (n < c->min_args) return missing_argument_error(c, n, err);
+    if (c->max_args >= 0 && n > c->max_args)
+        return error_set(err, ERR_USAGE, "unexpected argument '%s'", s->args.v[c->max_args]);
     return OK;
 }
 
 static int command_run(const struct cli_command *c, const struct settings *s, struct error *err) {
     const struct cli_options *common = settings_common(s);
-    if (common->help) {
-        help(c, common);
+    if (common->help || common->help_all) {
+        help_print_command(c, common->config, common->help_all);
         return OK;
     }
     log_quiet = common->quiet;
@@ -157,24 +120,31 @@ int main(int argc, char **argv) {
     file_map_catch_sigbus();
     terminal_sanitize_stdout();
     if (argc < 2) {
-        usage(stderr);
+        help_print_commands(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
-        usage(stdout);
-        return 0;
-    }
-    if (strcmp(argv[1], "--version") == 0) {
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         puts("shoal " SHOAL_VERSION);
         return 0;
     }
-    const struct cli_command *c = cli_command(argv[1]);
+    bool help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (help && argc == 2)) {
+        help_print_commands(stdout);
+        return 0;
+    }
+    static char help_flag[] = "--help";
+    char *help_args[] = {help_flag, NULL};
+    if (help) name = argv[2]; /* 'shoal help run' is 'shoal run --help' */
+    const struct cli_command *c = cli_command(name);
     struct error err = {0};
     if (job_confine(&err) != OK) {
         fprintf(stderr, "shoal: the job cannot be confined: %s\n", err.text);
         return 1;
     }
-    if (c) return run_command(c, argc - 2, argv + 2);
-    log_message("shoal: no command '%s'; 'shoal --help' lists them", argv[1]);
+    if (c) return help ? run_command(c, 1, help_args) : run_command(c, argc - 2, argv + 2);
+    const char *near = cli_suggest_command(name);
+    log_message("shoal: no command '%s'%s%s%s; 'shoal --help' lists them", name,
+                near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
     return 2;
 }

@@ -144,7 +144,8 @@ static int message_add(struct prompts *p, const char *chat, const char *system, 
 int prompts_read(struct prompts *p, const char *prompt, const char *chat, const char *system,
                  const char *file, const char *extra, struct error *err) {
     if (!!prompt + !!chat + !!file != 1)
-        return error_set(err, ERR_USAGE, "give one of -p TEXT, --chat TEXT and --file FILE");
+        return error_set(err, ERR_USAGE,
+                         "give one prompt: as an argument, or with -p, --chat or --file");
     if (extra && !chat)
         return error_set(err, ERR_USAGE,
                          "--chat-template-kwargs goes with --chat; in a file it is a line's key "
@@ -165,6 +166,11 @@ void prompts_release(struct prompts *p) {
     *p = (struct prompts){0};
 }
 
+/* Whether the model has a chat template, or the special tokens of ChatML. */
+static bool knows_chats(const struct tokenizer *t) {
+    return tokenizer_get_template(t) || tokenizer_piece_to_id(t, "<|im_start|>") >= 0;
+}
+
 int prompt_encode(const struct model *m, const struct prompt *p, struct token_ids *out,
                   struct error *err) {
     if (p->conversation) {
@@ -174,7 +180,7 @@ int prompt_encode(const struct model *m, const struct prompt *p, struct token_id
             .extra = json_object_get(p->conversation, "chat_template_kwargs"),
             .generation_prompt = true};
         if (chat_template_encode(m->tok, &chat, out, NULL, err) != OK) return err->code;
-    } else if (p->chat) {
+    } else if (p->chat && (!p->template_optional || knows_chats(m->tok))) {
         struct chat_message msgs[2] = {{"system", p->system}, {"user", p->text}};
         if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
             return err->code;

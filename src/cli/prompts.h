@@ -8,8 +8,9 @@ struct prompt {
     char *text;   /* text to continue, a user's message, or `conversation` as JSON text */
     char *system; /* system message; may be NULL */
     bool chat;
-    json_t *conversation; /* {messages, tools?, chat_template_kwargs?}, which replaces text and
-                             system; or NULL */
+    bool template_optional; /* with chat: `text` is continued if the model has no chat template */
+    json_t *conversation;   /* {messages, tools?, chat_template_kwargs?}, which replaces text and
+                               system; or NULL */
 };
 struct prompts {
     struct prompt *v;

@@ -17,8 +17,11 @@ static const struct option_row line_rows[] = {
      "settings file ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
      "none",
      JOB_ARG_FORBIDDEN},
-    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "print this text",
-     JOB_ARG_FORBIDDEN},
+    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL,
+     "print the main options of this command", JOB_ARG_FORBIDDEN},
+    {"help-all", OPT_BOOL, offsetof(struct cli_options, help_all), NULL, 0, 0, NULL,
+     "print all options of this command", JOB_ARG_FORBIDDEN},
+    {"h", OPT_ALIAS, 0, "help"},
     {0},
 };
 enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };

@@ -26,6 +26,9 @@ absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; f
 # ---- the command line
 for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world serve key metrics config backup restore; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
+    lines=$("$shoal" $c --help 2>/dev/null | wc -l)
+    if [ "$lines" -le 55 ]; then ok "$c --help fits one screen"; else bad "$c --help fits one screen" "$lines lines"; fi
+    if "$shoal" $c --help-all 2>/dev/null | grep -q "^  --help-all "; then ok "$c --help-all"; else bad "$c --help-all" "no options"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
 says "no command" 2 "usage: shoal COMMAND" "$shoal"
@@ -59,6 +62,25 @@ for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
     says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
 done
 
+# ---- help and errors of the command line
+for flag in -h --help help; do
+    if "$shoal" $flag | grep -q "^generate:"; then ok "$flag lists the commands in groups"; else bad "$flag lists the commands in groups" "$("$shoal" $flag 2>&1 | head -n 3)"; fi
+done
+if [ "$("$shoal" -V)" = "$("$shoal" --version)" ]; then ok "-V"; else bad "-V" "$("$shoal" -V 2>&1)"; fi
+"$shoal" help train >"$tmp/help" && "$shoal" train -h >"$tmp/help2" && same "help COMMAND is COMMAND -h" "$tmp/help" "$tmp/help2"
+says "an unknown command" 2 "no command 'trian', did you mean 'train'?" "$shoal" trian
+says "an unknown option" 2 "did you mean '--temp" "$shoal" run "$tmp/a.gguf" hello --temperatur 1
+says "a missing argument is named" 2 "argument 'MODEL' is missing" "$shoal" run
+says "the second argument is missing" 2 "argument 'OUT' is missing" "$shoal" quantize "$tmp/a.gguf"
+says "an unexpected argument is named" 2 "unexpected argument 'more'" "$shoal" run "$tmp/a.gguf" hello more
+says "two messages" 2 "two messages are given" "$shoal" run "$tmp/a.gguf" hello --chat more
+"$shoal" run "$tmp/a.gguf" hello -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
+"$shoal" run "$tmp/a.gguf" -p hello --max-tokens 6 --temperature 0 --ids >"$tmp/ids_p" 2>/dev/null
+same "a model without a chat template continues the message" "$tmp/ids_argument" "$tmp/ids_p"
+"$shoal" run models/fry 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
+"$shoal" run models/fry --chat 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_chat" 2>/dev/null
+same "a message as an argument is --chat" "$tmp/ids_argument" "$tmp/ids_chat"
+
 # ---- quantising
 for q in nf4 q4_k_m q5_1; do
     "$shoal" quantize "$tmp/a.gguf" "$tmp/quant.gguf" --type $q --tokens 300 --json --quiet >"$tmp/$q.json" 2>"$tmp/err"
@@ -85,7 +107,7 @@ if [ -s "$tmp/out" ] && ! tr ' ' '\n' <"$tmp/out" | grep -qx "$first"; then ok "
 says "an invalid logit bias" 2 "'7' is not a logit bias" "$shoal" run "$m" -p x --logit-bias 7
 says "a bias outside the vocabulary" 2 "outside the vocabulary" "$shoal" run "$m" -p x --logit-bias 99999999=1
 says "--logprobs requires --json" 2 "'--logprobs' is printed with --json only" "$shoal" run "$m" -p x --logprobs 3
-says "-p and --file together" 2 "give one of -p TEXT" "$shoal" run "$m" -p x --file y
+says "-p and --file together" 2 "give one prompt" "$shoal" run "$m" -p x --file y
 run -p ab --temp 0 --loop-tokens 6 --logit-bias 77=1000 --json >"$tmp/out"
 holds "--loop-tokens detects a loop" '"finish":"loop"' "$tmp/out"
 run -p ab --temp 0 --json --logprobs 2 --prompt-logprobs --echo >"$tmp/out"

@@ -1,0 +1,93 @@
+/*
+ * help: the help texts, from the tables of commands and options.
+ *
+ * --help fits one screen: it shows the options that the command's table names (main_options), and
+ * --help-all shows all. test_cli.sh checks the number of lines.
+ */
+#define _GNU_SOURCE
+#include "cli/help.h"
+
+#include "cli/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void help_print_commands(FILE *f) {
+    fprintf(f,
+            "shoal %s: trains, serves and evolves LoRA agents on one small language model\n\n"
+            "usage: shoal COMMAND [options]\n",
+            SHOAL_VERSION);
+    const struct cli_command *c;
+    for (int i = 0; (c = cli_command_at(i)); i++) {
+        if (cli_group_title(i)) fprintf(f, "\n%s\n", cli_group_title(i));
+        fprintf(f, "  %-10s %s\n", c->name, c->summary);
+    }
+    fprintf(f, "\n'shoal COMMAND --help' explains a command.\n");
+}
+
+/* Whether `word` is in a list of words separated by blanks. */
+static bool has_word(const char *list, const char *word) {
+    size_t n = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)); p += n)
+        if ((p == list || p[-1] == ' ') && (p[n] == ' ' || p[n] == '\0')) return true;
+    return false;
+}
+
+static int words_count(const char *list) {
+    int n = 0;
+    for (; list && *list; list += strspn(list, " "), n++) list += strcspn(list, " ");
+    return n;
+}
+
+/* Prints the rows whose names are in `names` (NULL: all), after the title. Returns their number and
+ * counts the other rows. */
+static int rows_print(const struct option_row *rows, const char *names, const char *title,
+                      int *n_hidden) {
+    struct option_row *shown = xcalloc(options_count(rows) + 1, sizeof *shown);
+    int n = 0;
+    for (; rows->name; rows++) {
+        if (rows->type == OPT_ALIAS) continue;
+        if (!names || has_word(names, rows->name))
+            shown[n++] = *rows;
+        else
+            ++*n_hidden;
+    }
+    if (n && title) printf("\n%s:\n", title);
+    options_help(shown, stdout);
+    free(shown);
+    return n;
+}
+
+static void recipe_print(const struct recipe_section *r) {
+    for (; r && r->name; r++) {
+        printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",
+               *r->name ? ", section " : "", r->name);
+        options_help(r->rows, stdout);
+    }
+}
+
+void help_print_command(const struct cli_command *c, const char *config, bool all) {
+    const char *names = all ? NULL : c->main_options;
+    int n_hidden = 0, n_shown = 0;
+    printf("usage: shoal %s%s%s [options]\n\n%s\n", c->name, *c->args ? " " : "", c->args,
+           c->about);
+    if (c->rows) n_shown = rows_print(c->rows, names, "options", &n_hidden);
+    for (const struct option_table *t = c->more; t && t->rows; t++)
+        n_shown += rows_print(t->rows, names, all ? t->title : NULL, &n_hidden);
+    CHECK(n_shown >= words_count(names));
+    if (all) recipe_print(c->recipe);
+    bool keys = c->recipe && c->recipe->name;
+    if (all) {
+        printf("\nfor every command:\n");
+        settings_help(stdout);
+    } else {
+        printf("\nfor every command: --json --quiet --exact --fast --threads N --config FILE\n");
+        if (n_hidden || keys)
+            printf("%d more options%s: 'shoal %s --help-all'\n", n_hidden,
+                   keys ? " and the keys of a recipe" : "", c->name);
+    }
+    const char *path = settings_path(config);
+    if (path)
+        printf("settings are read from '%s'; 'shoal config explain %s' shows them\n", path,
+               c->name);
+}

@@ -3,5 +3,5 @@ try {
     const theme = JSON.parse(localStorage.getItem("shoal.theme") ?? "null");
     if (theme) document.documentElement.dataset.theme = theme;
 } catch {
-    // Without localStorage the page has the system's theme.
+    // Without localStorage, or if the stored value is not JSON, the page has the system's theme.
 }

@@ -18,7 +18,7 @@
 #define CHUNK 512 /* rows per chunk in a layer's row-wise parts; a multiple of 32 */
 
 static void *act_alloc(struct trainer *t, size_t bytes) {
-    if (!t->measuring) return arena_alloc(&t->act, bytes);
+    if (!t->measuring) return arena_alloc(&t->batch_arena, bytes);
     t->act_bytes += (MAX(bytes, 1) + 63) / 64 * 64;
     return NULL;
 }
@@ -84,7 +84,7 @@ static void activations_alloc(struct trainer *t) {
         struct activations *a = &t->acts[l];
         *a = (struct activations){.x = act_floats(t, t->cap_rows * t->c.d_model)};
         if (l == t->c.n_layers) break;
-        if (!t->checkpointing || l >= t->c.n_layers - t->n_full_layers) {
+        if (!t->checkpointing || l >= t->c.n_layers - t->n_stored_layers) {
             layer_activations_alloc(t, l, a);
             continue;
         }
@@ -164,7 +164,7 @@ static void batch_alloc(struct trainer *t) {
     gradients_alloc(t, wide);
     lm_head_alloc(t);
     rope_alloc(t);
-    t->in_scratch = act_alloc(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
+    t->input_scratch = act_alloc(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->backward_scratch =
         act_alloc(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
     if (t->full && t->grad_path == GRAD_TILES)
@@ -199,19 +199,19 @@ static size_t batch_bytes(struct trainer *t) {
     return t->act_bytes;
 }
 
-/* Sets n_full_layers to the number of layers whose activations fit into the memory of one pass over
- * all rows. */
+/* Sets n_stored_layers to the number of layers whose activations fit into the memory of one pass
+ * over all rows. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
-    t->n_full_layers = 0;
+    t->n_stored_layers = 0;
     if (!t->checkpointing || t->cap_call_rows <= rows) return;
     t->cap_rows = t->cap_call_rows;
     size_t room = batch_bytes(t);
     t->cap_rows = rows;
     size_t least = batch_bytes(t);
-    t->n_full_layers = 1;
+    t->n_stored_layers = 1;
     size_t each = batch_bytes(t) - least;
-    t->n_full_layers = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
+    t->n_stored_layers = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
 }
 
 /* Rounds up with a margin, so that a slightly larger batch needs no new allocation. */
@@ -233,7 +233,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
     capacity_raise(&s, rows, longest);
-    s.n_full_layers = 0;
+    s.n_stored_layers = 0;
     s.cap_columns = t->c.vocab_size;
     if (rows > 0) bytes = batch_bytes(&s);
     free(s.acts);
@@ -244,7 +244,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
 }
 
 void batch_free_activations(struct trainer *t) {
-    arena_release(&t->act);
+    arena_release(&t->batch_arena);
     t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
 }
 
@@ -255,9 +255,9 @@ static int batch_reserve(struct trainer *t, struct error *err) {
         t->columns <= t->cap_columns)
         return OK;
     capacity_raise(t, t->rows, t->longest);
-    arena_release(&t->act);
+    arena_release(&t->batch_arena);
     choose_checkpointed_layers(t);
-    if (arena_reserve(&t->act, batch_bytes(t), err) != OK) {
+    if (arena_reserve(&t->batch_arena, batch_bytes(t), err) != OK) {
         batch_free_activations(t);
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }
@@ -322,7 +322,7 @@ static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t
     if (!rows) return;
     t->seqs[t->n_seqs++] = (struct packed_seq){.begin = at,
                                                .end = at + rows,
-                                               .target = t->targets,
+                                               .first_target = t->targets,
                                                .adapter = adapter,
                                                .ordinal = ordinal,
                                                .sample = s};

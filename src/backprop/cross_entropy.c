@@ -140,7 +140,8 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
         pool_run(t->pool, gather_rows, &job, n, 8);
-        struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->row_path, t->in_scratch, t->pool);
+        struct gemm_input in =
+            gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
         if (t->choices)
             choice_logits_compute(t, &in);
         else

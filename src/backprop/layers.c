@@ -18,19 +18,19 @@
 /* Prepares the input rows x for the n projections p, p + 1, … of a layer. */
 static struct gemm_input input_prepare(struct trainer *t, int l, int p, int n, const float *x,
                                        int64_t rows) {
-    return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->in_scratch,
+    return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->input_scratch,
                           t->pool);
 }
 
 /* y (+)= x Wᵀ plus the adapters' parts, for a range of rows. */
-static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
+static void linear_forward(struct trainer *t, int l, int p, struct row_range range, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     float *base_out = add && t->acts[l].z[p] ? t->dora_out : NULL;
     struct gemm_input with_low_rank = *in;
-    with_low_rank.low_rank = lora_down(t, l, p, 1, s, in);
+    with_low_rank.low_rank = lora_down(t, l, p, 1, range, in);
     matrix_mul(base_out ? base_out : y, w->n, &with_low_rank, w, add && !base_out, t->pool);
-    lora_up(t, l, p, s, y, base_out, in);
+    lora_up(t, l, p, range, y, base_out, in);
 }
 
 /* Prepares the gradient of a projection's outputs as the input of products: rows, and tiles if a
@@ -45,36 +45,36 @@ static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, co
 }
 
 /* dx (+)= dy W plus the adapters' parts. dx may be NULL if it is not needed. */
-static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_range s, float *dx,
-                                   struct gemm_input *dy, bool add) {
+static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_range range,
+                                   float *dx, struct gemm_input *dy, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     const bool chain = dx && dy->tiles && t->grad_path == GRAD_TILES;
-    dy->low_rank = lora_backward_down(t, l, p, s, dy, chain);
+    dy->low_rank = lora_backward_down(t, l, p, range, dy, chain);
     if (chain)
         matrix_mul_backward_tiles(dx, w->k, dy, w, add, t->pool);
     else if (dx)
-        matrix_mul_backward(dx, w->k, dy->x, w->n, s.rows, w, t->grad_path, add,
+        matrix_mul_backward(dx, w->k, dy->x, w->n, range.rows, w, t->grad_path, add,
                             t->backward_scratch, t->pool);
-    if (dx) lora_backward_up(t, l, p, s, dx, dy, chain);
+    if (dx) lora_backward_up(t, l, p, range, dx, dy, chain);
 }
 
 /* Adds the gradients of the weights; must follow linear_backward_inputs. */
-static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range s,
+static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range range,
                                     const struct gemm_input *dy, const float *x) {
     const struct matrix *w = &t->model->layers[l].proj[p];
-    lora_backward_weights(t, l, p, s, dy, x);
+    lora_backward_weights(t, l, p, range, dy, x);
     if (!t->full) return;
-    weight_grad_add(t, t->layers[l].proj[p], dy->x, w->n, x, w->k, s.rows);
-    bias_backward(t, t->layers[l].bias[p], dy->x, s.rows, w->n);
+    weight_grad_add(t, t->layers[l].proj[p], dy->x, w->n, x, w->k, range.rows);
+    bias_backward(t, t->layers[l].bias[p], dy->x, range.rows, w->n);
 }
 
 /* `tiles`: dy in tiles, or NULL if the caller has none. */
-static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
+static void linear_backward(struct trainer *t, int l, int p, struct row_range range, float *dx,
                             const float *dy, uint16_t *tiles, const float *x, bool add) {
-    const float *dz = dora_backward(t, l, p, s, dy);
-    struct gemm_input in = output_grad_prepare(t, l, p, dz, dz == dy ? tiles : NULL, s.rows);
-    linear_backward_inputs(t, l, p, s, dx, &in, add);
-    linear_backward_weights(t, l, p, s, &in, x);
+    const float *dz = dora_backward(t, l, p, range, dy);
+    struct gemm_input in = output_grad_prepare(t, l, p, dz, dz == dy ? tiles : NULL, range.rows);
+    linear_backward_inputs(t, l, p, range, dx, &in, add);
+    linear_backward_weights(t, l, p, range, &in, x);
 }
 
 static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
@@ -83,29 +83,29 @@ static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
 
 /* out = x + the output of a branch (attention or MLP): a projection of `in`, its bias, and its norm
  * if it has one. */
-static void branch_forward(struct trainer *t, int l, int p, struct row_range s, float *out,
+static void branch_forward(struct trainer *t, int l, int p, struct row_range range, float *out,
                            const float *x, const struct gemm_input *in, float *branch,
                            const float *norm) {
     int64_t d = t->c.d_model;
     const float *bias = t->model->layers[l].bias[p];
-    rows_copy(t, out, x, s.rows, d);
-    linear_forward(t, l, p, s, branch ? branch : out, in, !branch);
-    bias_forward(t, branch ? branch : out, bias, s.rows, d);
+    rows_copy(t, out, x, range.rows, d);
+    linear_forward(t, l, p, range, branch ? branch : out, in, !branch);
+    bias_forward(t, branch ? branch : out, bias, range.rows, d);
     if (!branch) return;
-    norm_forward(t, t->dxn, branch, norm, NULL, s.rows, d);
-    residual_forward(t, out, t->dxn, s.rows, d);
+    norm_forward(t, t->dxn, branch, norm, NULL, range.rows, d);
+    residual_forward(t, out, t->dxn, range.rows, d);
 }
 
 /* The gradient of the output of a branch's last projection: dx, or dx after the backward pass of
  * the branch's norm. */
-static const float *branch_backward(struct trainer *t, struct row_range s, const float *branch,
+static const float *branch_backward(struct trainer *t, struct row_range range, const float *branch,
                                     const float *norm, float *g_norm) {
     int64_t d = t->c.d_model;
-    const float *dx = t->dx + s.r0 * d;
+    const float *dx = t->dx + range.r0 * d;
     if (!branch) return dx;
-    rows_copy(t, t->dxn, dx, s.rows, d);
-    norm_backward(t, t->dxn, t->dxn, branch + s.r0 * d,
-                  (struct norm_params){.g = norm, .dg = g_norm}, s.rows, d, false);
+    rows_copy(t, t->dxn, dx, range.rows, d);
+    norm_backward(t, t->dxn, t->dxn, branch + range.r0 * d,
+                  (struct norm_params){.g = norm, .dg = g_norm}, range.rows, d, false);
     return t->dxn;
 }
 
@@ -137,12 +137,12 @@ static void attention_block_forward(struct trainer *t, int l) {
     int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim,
             g = (int64_t)t->c.n_kv_heads * t->c.head_dim;
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range s = row_range_at(t, r0);
-        norm_forward(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, s.rows, d);
-        struct gemm_input in = input_prepare(t, l, PROJ_Q, 3, t->xn, s.rows);
-        linear_forward(t, l, PROJ_Q, s, a->q + r0 * q, &in, false);
-        linear_forward(t, l, PROJ_K, s, a->k + r0 * g, &in, false);
-        linear_forward(t, l, PROJ_V, s, a->v + r0 * g, &in, false);
+        struct row_range range = row_range_at(t, r0);
+        norm_forward(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, range.rows, d);
+        struct gemm_input in = input_prepare(t, l, PROJ_Q, 3, t->xn, range.rows);
+        linear_forward(t, l, PROJ_Q, range, a->q + r0 * q, &in, false);
+        linear_forward(t, l, PROJ_K, range, a->k + r0 * g, &in, false);
+        linear_forward(t, l, PROJ_V, range, a->v + r0 * g, &in, false);
     }
     bias_forward(t, a->q, w->bias[PROJ_Q], t->rows, q);
     bias_forward(t, a->k, w->bias[PROJ_K], t->rows, g);
@@ -154,10 +154,10 @@ static void attention_block_forward(struct trainer *t, int l) {
 }
 
 /* mlp_tiles: the matrices, gates and ups of a range of rows. */
-static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range s) {
+static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range range) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
-    const int64_t at = s.r0 * ((t->c.d_ff + 31) / 32 * 32);
+    const int64_t at = range.r0 * ((t->c.d_ff + 31) / 32 * 32);
     return (struct gemm_gated){.gate = &w->proj[PROJ_GATE],
                                .up = &w->proj[PROJ_UP],
                                .act = t->act_tiles,
@@ -185,41 +185,41 @@ static void rows_pack_tiles(struct trainer *t, uint16_t *tiles, const float *x, 
 
 /* mlp_tiles: computes gate, up and activation of the normed rows; returns the inputs of the next
  * product. If some adapter's part does not join the chains of sums, separate products are used. */
-static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct row_range s,
+static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct row_range range,
                                                const struct gemm_input *in) {
-    struct gated_job j = {t, gated_mlp_rows(t, l, s), *in};
+    struct gated_job j = {t, gated_mlp_rows(t, l, range), *in};
     if (t->full || (lora_in_chain(t, l, PROJ_GATE) && lora_in_chain(t, l, PROJ_UP))) {
-        j.in.low_rank = lora_down(t, l, PROJ_GATE, 2, s, in);
+        j.in.low_rank = lora_down(t, l, PROJ_GATE, 2, range, in);
         pool_run(t->pool, gate_up_tiles_items, &j, (t->c.d_ff + 31) / 32, 1);
     } else {
-        linear_forward(t, l, PROJ_GATE, s, t->dgate, in, false);
-        linear_forward(t, l, PROJ_UP, s, t->dup, in, false);
-        activation_forward(t, t->dgate, t->dup, s.rows);
-        rows_pack_tiles(t, j.g.gate_out, t->dgate, s.rows);
-        rows_pack_tiles(t, j.g.up_out, t->dup, s.rows);
-        rows_pack_tiles(t, t->act_tiles, t->act_buf, s.rows);
+        linear_forward(t, l, PROJ_GATE, range, t->dgate, in, false);
+        linear_forward(t, l, PROJ_UP, range, t->dup, in, false);
+        activation_forward(t, t->dgate, t->dup, range.rows);
+        rows_pack_tiles(t, j.g.gate_out, t->dgate, range.rows);
+        rows_pack_tiles(t, j.g.up_out, t->dup, range.rows);
+        rows_pack_tiles(t, t->act_tiles, t->act_buf, range.rows);
     }
     return (struct gemm_input){.path = t->row_path,
-                               .rows = s.rows,
+                               .rows = range.rows,
                                .k = t->c.d_ff,
                                .ldx = t->c.d_ff,
                                .tiles = t->act_tiles};
 }
 
 /* The same in f32. Without `down` the result is not prepared for the base product. */
-static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_range s,
+static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_range range,
                                          const struct gemm_input *in, bool down) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t f = t->c.d_ff;
-    float *gate = a->gate ? a->gate + s.r0 * f : NULL, *up = a->up + s.r0 * f;
-    if (gate) linear_forward(t, l, PROJ_GATE, s, gate, in, false);
-    linear_forward(t, l, PROJ_UP, s, up, in, false);
-    if (gate) bias_forward(t, gate, w->bias[PROJ_GATE], s.rows, f);
-    bias_forward(t, up, w->bias[PROJ_UP], s.rows, f);
-    activation_forward(t, gate, up, s.rows);
+    float *gate = a->gate ? a->gate + range.r0 * f : NULL, *up = a->up + range.r0 * f;
+    if (gate) linear_forward(t, l, PROJ_GATE, range, gate, in, false);
+    linear_forward(t, l, PROJ_UP, range, up, in, false);
+    if (gate) bias_forward(t, gate, w->bias[PROJ_GATE], range.rows, f);
+    bias_forward(t, up, w->bias[PROJ_UP], range.rows, f);
+    activation_forward(t, gate, up, range.rows);
     if (!down && !t->lora_tiles) return (struct gemm_input){.x = t->act_buf};
-    return input_prepare(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
+    return input_prepare(t, l, PROJ_DOWN, 1, t->act_buf, range.rows);
 }
 
 /* Attention's output projection and the MLP. Without `whole`, only the values that the backward
@@ -229,22 +229,22 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim;
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range s = row_range_at(t, r0);
+        struct row_range range = row_range_at(t, r0);
         float *mid = a->mid + r0 * d, *branch[2] = {NULL, NULL};
         for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
         const bool down = whole || branch[1] || a->z[PROJ_DOWN];
-        struct gemm_input in = input_prepare(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
-        branch_forward(t, l, PROJ_O, s, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
-        norm_forward(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, s.rows, d);
+        struct gemm_input in = input_prepare(t, l, PROJ_O, 1, a->att + r0 * q, range.rows);
+        branch_forward(t, l, PROJ_O, range, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
+        norm_forward(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, range.rows, d);
         in = input_prepare(t, l, a->gate || t->mlp_tiles ? PROJ_GATE : PROJ_UP,
-                           a->gate || t->mlp_tiles ? 2 : 1, t->xn, s.rows);
-        in = t->mlp_tiles ? gate_up_forward_tiles(t, l, s, &in)
-                          : gate_up_forward(t, l, s, &in, down);
+                           a->gate || t->mlp_tiles ? 2 : 1, t->xn, range.rows);
+        in = t->mlp_tiles ? gate_up_forward_tiles(t, l, range, &in)
+                          : gate_up_forward(t, l, range, &in, down);
         if (down)
-            branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
+            branch_forward(t, l, PROJ_DOWN, range, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
                            w->post_ffn_norm);
         else
-            lora_down(t, l, PROJ_DOWN, 1, s, &in);
+            lora_down(t, l, PROJ_DOWN, 1, range, &in);
     }
 }
 
@@ -255,17 +255,17 @@ void layer_forward(struct trainer *t, int l) {
 }
 
 /* Computes t->act_buf, and from t->dact the gradients of gates and ups. */
-static void mlp_activation_backward(struct trainer *t, int l, struct row_range s) {
+static void mlp_activation_backward(struct trainer *t, int l, struct row_range range) {
     const struct activations *a = &t->acts[l];
-    const int64_t at = s.r0 * t->c.d_ff;
+    const int64_t at = range.r0 * t->c.d_ff;
     if (t->mlp_tiles) {
-        const struct gemm_gated g = gated_mlp_rows(t, l, s);
-        gated_backward(t, &g, s.rows);
+        const struct gemm_gated g = gated_mlp_rows(t, l, range);
+        gated_backward(t, &g, range.rows);
         return;
     }
     const float *gate = a->gate ? a->gate + at : NULL;
-    activation_forward(t, gate, a->up + at, s.rows);
-    activation_backward(t, gate, a->up + at, s.rows);
+    activation_forward(t, gate, a->up + at, range.rows);
+    activation_backward(t, gate, a->up + at, range.rows);
 }
 
 static void mlp_backward(struct trainer *t, int l) {
@@ -275,21 +275,22 @@ static void mlp_backward(struct trainer *t, int l) {
     int64_t d = t->c.d_model;
     struct norm_params n = {w->ffn_norm, w->ffn_norm_bias, g->ffn_norm, g->ffn_norm_bias};
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range s = row_range_at(t, r0);
+        struct row_range range = row_range_at(t, r0);
         const bool gated = !t->c.arch->ungated, tiles = t->mlp_tiles;
-        const float *dy = branch_backward(t, s, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
-        const float *dz = dora_backward(t, l, PROJ_DOWN, s, dy);
-        struct gemm_input in = output_grad_prepare(t, l, PROJ_DOWN, dz, NULL, s.rows);
-        linear_backward_inputs(t, l, PROJ_DOWN, s, t->dact, &in, false);
-        mlp_activation_backward(t, l, s);
-        linear_backward_weights(t, l, PROJ_DOWN, s, &in, t->act_buf);
-        norm_forward(t, t->xn, a->mid + r0 * d, n.g, n.b, s.rows, d);
+        const float *dy =
+            branch_backward(t, range, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
+        const float *dz = dora_backward(t, l, PROJ_DOWN, range, dy);
+        struct gemm_input in = output_grad_prepare(t, l, PROJ_DOWN, dz, NULL, range.rows);
+        linear_backward_inputs(t, l, PROJ_DOWN, range, t->dact, &in, false);
+        mlp_activation_backward(t, l, range);
+        linear_backward_weights(t, l, PROJ_DOWN, range, &in, t->act_buf);
+        norm_forward(t, t->xn, a->mid + r0 * d, n.g, n.b, range.rows, d);
         if (gated)
-            linear_backward(t, l, PROJ_GATE, s, t->dxn, t->dgate, tiles ? t->dgate_tiles : NULL,
+            linear_backward(t, l, PROJ_GATE, range, t->dxn, t->dgate, tiles ? t->dgate_tiles : NULL,
                             t->xn, false);
-        linear_backward(t, l, PROJ_UP, s, t->dxn, t->dup, tiles ? t->dup_tiles : NULL, t->xn,
+        linear_backward(t, l, PROJ_UP, range, t->dxn, t->dup, tiles ? t->dup_tiles : NULL, t->xn,
                         gated);
-        norm_backward(t, t->dx + r0 * d, t->dxn, a->mid + r0 * d, n, s.rows, d, true);
+        norm_backward(t, t->dx + r0 * d, t->dxn, a->mid + r0 * d, n, range.rows, d, true);
     }
 }
 
@@ -305,12 +306,12 @@ static void qkv_backward(struct trainer *t, int l) {
     rope_rotate(t, l, t->dk, nk, true);
     qk_norm_backward(t, l);
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range s = row_range_at(t, r0);
-        norm_forward(t, t->xn, a->x + r0 * d, n.g, n.b, s.rows, d);
-        linear_backward(t, l, PROJ_Q, s, dxn, t->dq + r0 * nq, NULL, t->xn, false);
-        linear_backward(t, l, PROJ_K, s, dxn, t->dk + r0 * nk, NULL, t->xn, true);
-        linear_backward(t, l, PROJ_V, s, dxn, t->dv + r0 * nk, NULL, t->xn, true);
-        if (dxn) norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, s.rows, d, true);
+        struct row_range range = row_range_at(t, r0);
+        norm_forward(t, t->xn, a->x + r0 * d, n.g, n.b, range.rows, d);
+        linear_backward(t, l, PROJ_Q, range, dxn, t->dq + r0 * nq, NULL, t->xn, false);
+        linear_backward(t, l, PROJ_K, range, dxn, t->dk + r0 * nk, NULL, t->xn, true);
+        linear_backward(t, l, PROJ_V, range, dxn, t->dv + r0 * nk, NULL, t->xn, true);
+        if (dxn) norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, range.rows, d, true);
     }
 }
 
@@ -320,16 +321,17 @@ void layer_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
     // after the forward pass, the shared activations are those of the last layer that uses them
-    if (t->checkpointing && l + 1 < t->c.n_layers - t->n_full_layers) {
+    if (t->checkpointing && l + 1 < t->c.n_layers - t->n_stored_layers) {
         for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
         attention_block_forward(t, l);
         mlp_forward(t, l, false);
     }
     mlp_backward(t, l);
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range s = row_range_at(t, r0);
-        const float *dy = branch_backward(t, s, a->branch[0], w->post_attn_norm, g->post_attn_norm);
-        linear_backward(t, l, PROJ_O, s, t->datt + r0 * q, dy, NULL, a->att + r0 * q, false);
+        struct row_range range = row_range_at(t, r0);
+        const float *dy =
+            branch_backward(t, range, a->branch[0], w->post_attn_norm, g->post_attn_norm);
+        linear_backward(t, l, PROJ_O, range, t->datt + r0 * q, dy, NULL, a->att + r0 * q, false);
     }
     attention_backward(t, l);
     qkv_backward(t, l);

@@ -21,7 +21,7 @@
 struct lora_job {
     struct trainer *t;
     int l, p;
-    struct row_range s;
+    struct row_range range;
     float *y, *dora_out;
     const float *x, *dy;
     const struct gemm_input *in; /* lora_tiles: the inputs of the first product, x or dY */
@@ -67,7 +67,7 @@ static void lora_up_tiles(const struct lora_job *j, float *y, int64_t width, con
 /* Iterator over runs of rows of one adapter: lora_rows_next returns the next one within [begin,
  * end). */
 struct lora_rows {
-    int seq;            /* next index in trainer.spans */
+    int seq;            /* next index in trainer.seqs */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
@@ -158,7 +158,7 @@ static void dropout_rows(const struct lora_job *j, float *y, const float *x, int
                          int64_t end, bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
-    const uint8_t *dropout_mask = t->acts[j->l].dropout_mask[j->p] + j->s.r0 * stride;
+    const uint8_t *dropout_mask = t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
     float factor = dropout_factor(t), factors[16][4];
     for (int bits = 0; bits < 16; bits++)
         for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
@@ -172,7 +172,7 @@ static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int threa
     (void)thread;
     const struct lora_job *j = ctx;
     const int64_t width = j->in->k, stride = (width + 7) / 8;
-    const uint8_t *dropout_mask = j->t->acts[j->l].dropout_mask[j->p] + j->s.r0 * stride;
+    const uint8_t *dropout_mask = j->t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
     uint64_t masks[16]; // of four values
     for (int bits = 0; bits < 16; bits++) {
         masks[bits] = 0;
@@ -208,7 +208,7 @@ static void lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->range.r0;
     const float factor = j->in && t->dropout_active ? dropout_factor(t) : 1.0f;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
@@ -227,7 +227,7 @@ static void lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
 static void lora_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->range.r0;
     const struct activations *a = &t->acts[j->l];
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
@@ -260,10 +260,11 @@ static const struct gemm_low_rank *chained_low_rank(const struct lora_job *first
     struct lora_rows r = {0};
     t->low_rank = (struct gemm_low_rank){.t = {t->low_rank_tiles[0], t->low_rank_tiles[1]},
                                          .rows = t->low_rank_rows};
-    while (lora_rows_next(first, &r, first->s.r0, first->s.r0 + first->s.rows)) {
+    while (lora_rows_next(first, &r, first->range.r0, first->range.r0 + first->range.rows)) {
         const int adapter = t->seqs[r.seq - 1].adapter, at = t->low_rank.n;
         struct low_rank_rows *rows = &t->low_rank_rows[at];
-        *rows = (struct low_rank_rows){.begin = r.begin - first->s.r0, .end = r.end - first->s.r0};
+        *rows = (struct low_rank_rows){.begin = r.begin - first->range.r0,
+                                       .end = r.end - first->range.r0};
         for (int i = 0; i < n; i++) {
             const struct lora_params *lp = trainer_lora(t, adapter, first->l, first->p + i);
             const enum proj p = (enum proj)(first->p + i);
@@ -284,12 +285,12 @@ static bool product_uses_tiles(const struct trainer *t, int l, int p) {
     return matrix_uses_tiles(&t->model->layers[l].proj[p], t->row_path);
 }
 
-static struct lora_job forward_job(struct trainer *t, int l, int p, struct row_range s,
+static struct lora_job forward_job(struct trainer *t, int l, int p, struct row_range range,
                                    const struct gemm_input *x) {
     return (struct lora_job){.t = t,
                              .l = l,
                              .p = p,
-                             .s = s,
+                             .range = range,
                              .x = x->x,
                              .in = x->tiles ? x : NULL, // the same rule as in serving
                              .chain = x->tiles && product_uses_tiles(t, l, p)};
@@ -305,34 +306,34 @@ bool lora_in_chain(const struct trainer *t, int l, int p) {
     return true;
 }
 
-const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n, struct row_range s,
-                                      const struct gemm_input *x) {
-    const struct lora_job first = forward_job(t, l, p, s, x);
+const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n,
+                                      struct row_range range, const struct gemm_input *x) {
+    const struct lora_job first = forward_job(t, l, p, range, x);
     if (t->full) return NULL;
     for (int i = 0; i < n; i++) {
-        struct lora_job j = forward_job(t, l, p + i, s, x);
+        struct lora_job j = forward_job(t, l, p + i, range, x);
         struct gemm_input dropped = *x;
         if (!t->acts[l].h[p + i]) continue;
         j.tiles = t->low_rank_tiles[i];
         if (t->dropout_active && j.in) {
-            pool_run(t->pool, dropout_tiles_items, &j, s.rows, 16);
+            pool_run(t->pool, dropout_tiles_items, &j, range.rows, 16);
             dropped.tiles = t->drop_tiles;
             j.in = &dropped;
         } else if (t->dropout_active) {
-            pool_run(t->pool, dropout_items, &j, s.rows, 8);
+            pool_run(t->pool, dropout_items, &j, range.rows, 8);
             j.x = t->drop;
         }
-        pool_run(t->pool, lora_down_items, &j, s.rows, rows_per_item(t));
+        pool_run(t->pool, lora_down_items, &j, range.rows, rows_per_item(t));
     }
     return first.chain ? chained_low_rank(&first, n) : NULL;
 }
 
-void lora_up(struct trainer *t, int l, int p, struct row_range s, float *y, float *base_out,
+void lora_up(struct trainer *t, int l, int p, struct row_range range, float *y, float *base_out,
              const struct gemm_input *x) {
-    struct lora_job j = forward_job(t, l, p, s, x);
+    struct lora_job j = forward_job(t, l, p, range, x);
     j.y = y, j.dora_out = base_out;
     if (t->full || !t->acts[l].h[p] || (!base_out && lora_in_chain(t, l, p))) return;
-    pool_run(t->pool, lora_up_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_up_items, &j, range.rows, rows_per_item(t));
 }
 
 /* dm[o] += Σ over rows of dy z / norm. Items are outputs. */
@@ -342,10 +343,10 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p);
     struct lora_rows r = {0};
-    while (lora_rows_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
+    while (lora_rows_next(j, &r, j->range.r0, j->range.r0 + j->range.rows)) {
         if (!r.lp->m) continue;
         for (int64_t i = r.begin; i < r.end; i++) {
-            const float *dy = j->dy + (i - j->s.r0) * out, *z = t->acts[j->l].z[j->p] + i * out;
+            const float *dy = j->dy + (i - j->range.r0) * out, *z = t->acts[j->l].z[j->p] + i * out;
             for (int64_t o = begin; o < end; o++) r.lp->gm[o] += dy[o] * (z[o] / r.lp->norm[o]);
         }
     }
@@ -357,19 +358,20 @@ static void dora_backward_items(void *ctx, int64_t begin, int64_t end, int threa
     const struct lora_job *j = ctx;
     int64_t out = proj_out(&j->t->c, (enum proj)j->p);
     struct lora_rows r = {0};
-    while (lora_rows_next(j, &r, j->s.r0 + begin, j->s.r0 + end))
-        for (int64_t i = r.begin - j->s.r0; i < r.end - j->s.r0; i++)
+    while (lora_rows_next(j, &r, j->range.r0 + begin, j->range.r0 + end))
+        for (int64_t i = r.begin - j->range.r0; i < r.end - j->range.r0; i++)
             if (r.lp->m)
                 mul_rows(j->y + i * out, j->dy + i * out, r.lp->mult, out, false);
             else
                 memcpy(j->y + i * out, j->dy + i * out, (size_t)out * sizeof(float));
 }
 
-const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy) {
+const float *dora_backward(struct trainer *t, int l, int p, struct row_range range,
+                           const float *dy) {
     if (t->full || !t->acts[l].z[p]) return dy;
-    struct lora_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->dora_out, .dy = dy};
+    struct lora_job j = {.t = t, .l = l, .p = p, .range = range, .y = t->dora_out, .dy = dy};
     pool_run(t->pool, magnitude_items, &j, proj_out(&t->c, (enum proj)p), 16);
-    pool_run(t->pool, dora_backward_items, &j, s.rows, 8);
+    pool_run(t->pool, dora_backward_items, &j, range.rows, 8);
     return t->dora_out;
 }
 
@@ -378,7 +380,7 @@ static void lora_backward_down_items(void *ctx, int64_t begin, int64_t end, int 
     (void)thread;
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    int64_t out = proj_out(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->range.r0;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin, rank = r.lp->r;
@@ -399,7 +401,7 @@ static void lora_backward_down_items(void *ctx, int64_t begin, int64_t end, int 
 static void lora_backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->s.r0;
+    int64_t in = proj_in(&t->c, (enum proj)j->p), ld = t->max_r, r0 = j->range.r0;
     struct lora_rows r = {0};
     while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin, rank = r.lp->r;
@@ -426,8 +428,8 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
             o1 = MAX(end - in, 0);
     const float *x = t->dropout_active ? t->drop : j->x;
     struct lora_rows r = {0};
-    while (lora_rows_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
-        int64_t at = r.begin - j->s.r0, rows = r.end - r.begin, rank = r.lp->r;
+    while (lora_rows_next(j, &r, j->range.r0, j->range.r0 + j->range.rows)) {
+        int64_t at = r.begin - j->range.r0, rows = r.end - r.begin, rank = r.lp->r;
         if (!rank) continue;
         if (i0 < i1)
             t->k->gemm_nn_f32(r.lp->ga + i0, in, t->dh + at * ld, 1, ld, rank, x + at * in + i0, in,
@@ -438,12 +440,12 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static struct lora_job backward_job(struct trainer *t, int l, int p, struct row_range s,
+static struct lora_job backward_job(struct trainer *t, int l, int p, struct row_range range,
                                     const struct gemm_input *dy, bool chain) {
     return (struct lora_job){.t = t,
                              .l = l,
                              .p = p,
-                             .s = s,
+                             .range = range,
                              .dy = dy->x,
                              .in = dy,
                              .backward = true,
@@ -451,28 +453,29 @@ static struct lora_job backward_job(struct trainer *t, int l, int p, struct row_
                              .tiles = t->low_rank_tiles[0]};
 }
 
-const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p, struct row_range s,
-                                               const struct gemm_input *dy, bool chain) {
-    struct lora_job j = backward_job(t, l, p, s, dy, chain);
+const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p,
+                                               struct row_range range, const struct gemm_input *dy,
+                                               bool chain) {
+    struct lora_job j = backward_job(t, l, p, range, dy, chain);
     if (t->full || !t->acts[l].h[p]) return NULL;
-    pool_run(t->pool, lora_backward_down_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_backward_down_items, &j, range.rows, rows_per_item(t));
     return chain ? chained_low_rank(&j, 1) : NULL;
 }
 
-void lora_backward_up(struct trainer *t, int l, int p, struct row_range s, float *dx,
+void lora_backward_up(struct trainer *t, int l, int p, struct row_range range, float *dx,
                       const struct gemm_input *dy, bool chain) {
-    struct lora_job j = backward_job(t, l, p, s, dy, chain);
+    struct lora_job j = backward_job(t, l, p, range, dy, chain);
     j.y = dx;
     if (t->full || !t->acts[l].h[p]) return;
-    pool_run(t->pool, lora_backward_up_items, &j, s.rows, rows_per_item(t));
+    pool_run(t->pool, lora_backward_up_items, &j, range.rows, rows_per_item(t));
 }
 
-void lora_backward_weights(struct trainer *t, int l, int p, struct row_range s,
+void lora_backward_weights(struct trainer *t, int l, int p, struct row_range range,
                            const struct gemm_input *dy, const float *x) {
-    struct lora_job j = backward_job(t, l, p, s, dy, false);
+    struct lora_job j = backward_job(t, l, p, range, dy, false);
     j.x = x;
     if (t->full || !t->acts[l].h[p]) return;
-    if (t->dropout_active) pool_run(t->pool, dropout_items, &j, s.rows, 8);
+    if (t->dropout_active) pool_run(t->pool, dropout_items, &j, range.rows, 8);
     pool_run(t->pool, lora_grad_items, &j,
              proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p), 16);
 }

@@ -52,10 +52,10 @@ struct step_job {
 static struct step_job step_job_new(struct trainer *t, const struct param_group *g) {
     struct step_job j = {.t = t};
     int64_t n = 0;
-    for (int i = g->first; i < g->first + g->n_tensors; i++)
+    for (int i = g->first_tensor; i < g->first_tensor + g->n_tensors; i++)
         n += (t->tensors[i].n + PIECE - 1) / PIECE;
     j.pieces = xcalloc((size_t)n, sizeof *j.pieces);
-    for (int i = g->first; i < g->first + g->n_tensors; i++)
+    for (int i = g->first_tensor; i < g->first_tensor + g->n_tensors; i++)
         for (int64_t e = 0; e < t->tensors[i].n; e += PIECE)
             j.pieces[j.n_pieces++] =
                 (struct piece){.tensor = i, .begin = e, .n = MIN(t->tensors[i].n - e, PIECE)};
@@ -100,7 +100,7 @@ static double grad_norm_squared(struct trainer *t, const struct param_group *g) 
 }
 
 static float decay_of(const struct trainer *t, int tensor) {
-    return t->tensors[tensor].decay ? t->decay : 0;
+    return t->tensors[tensor].decay ? t->weight_decay : 0;
 }
 
 size_t optimizer_state_bytes(enum optim o, int64_t n) {

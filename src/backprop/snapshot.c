@@ -35,7 +35,7 @@ size_t trainer_snapshot_bytes(const struct trainer_snapshot *s) {
 static void adapter_copy(const struct trainer_snapshot *s, const struct trainer *t, int i,
                          bool restore) {
     uint8_t *p = s->bytes;
-    int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
+    int first = t->groups[i].first_tensor, end = first + t->groups[i].n_tensors;
     for (int k = 0; k < end; k++) {
         uint8_t *w = (uint8_t *)t->tensors[k].w, *m = t->moments[k].data, *p_m;
         size_t n = tensor_bytes(t, k), n_m = t->moments[k].bytes;

@@ -83,7 +83,7 @@ static void full_params_add(struct trainer *t, struct model *m) {
  * DoRA. */
 static float *magnitude_of(const struct trainer *t, int i, int64_t j) {
     const struct adapter *ad = t->adapters[i];
-    return ad->config.dora ? t->data[i] + (ad->magnitude[j] - ad->data) : NULL;
+    return ad->config.dora ? t->adapter_data[i] + (ad->magnitude[j] - ad->data) : NULL;
 }
 
 static float *lora_tensor(struct trainer *t, int i, int64_t j, float *w, int64_t n,
@@ -95,9 +95,9 @@ static float *lora_tensor(struct trainer *t, int i, int64_t j, float *w, int64_t
 static void adapter_add(struct trainer *t, int i) {
     const struct adapter *ad = t->adapters[i];
     struct param_group *g = &t->groups[i];
-    t->data[i] = arena_alloc(&t->arena, ad->n_data * sizeof(float));
-    memcpy(t->data[i], ad->data, ad->n_data * sizeof(float));
-    g->first = t->n_tensors;
+    t->adapter_data[i] = arena_alloc(&t->arena, ad->n_data * sizeof(float));
+    memcpy(t->adapter_data[i], ad->data, ad->n_data * sizeof(float));
+    g->first_tensor = t->n_tensors;
     for (int64_t j = 0; j < (int64_t)t->c.n_layers * N_PROJ; j++) {
         const struct lora *from = &ad->loras[j];
         struct lora_params *to = &t->loras[(int64_t)i * t->c.n_layers * N_PROJ + j];
@@ -106,8 +106,8 @@ static void adapter_add(struct trainer *t, int i) {
                 out = proj_out(&t->c, (enum proj)(j % N_PROJ));
         to->r = from->r;
         to->scale = from->scale;
-        to->a = t->data[i] + (from->a - ad->data);
-        to->b = t->data[i] + (from->b - ad->data);
+        to->a = t->adapter_data[i] + (from->a - ad->data);
+        to->b = t->adapter_data[i] + (from->b - ad->data);
         to->ga = lora_tensor(t, i, j, to->a, in * to->r, "lora_A.weight");
         to->gb = lora_tensor(t, i, j, to->b, out * to->r, "lora_B.weight");
         to->bt = arena_alloc(&t->arena, (size_t)(out * to->r) * sizeof(float));
@@ -117,7 +117,7 @@ static void adapter_add(struct trainer *t, int i) {
         to->mult = arena_alloc(&t->arena, (size_t)out * sizeof(float));
         to->norm = arena_alloc(&t->arena, (size_t)out * sizeof(float));
     }
-    g->n_tensors = t->n_tensors - g->first;
+    g->n_tensors = t->n_tensors - g->first_tensor;
 }
 
 /* Upper bound of the arena's size: for every adapter its floats, gradients, moments and transposes,
@@ -163,7 +163,7 @@ static void fingerprint_compute(struct trainer *t) {
                    (double)c->rope_scaling.factor, (double)c->rope_scaling.low_freq_factor,
                    (double)c->rope_scaling.high_freq_factor, c->rope_scaling.original_len);
     buf_printf(&b, "%d %a %a %a %a %a %a %a %d %llu\n", (int)t->optim, (double)t->beta1,
-               (double)t->beta2, (double)t->eps, (double)t->decay, (double)t->momentum,
+               (double)t->beta2, (double)t->eps, (double)t->weight_decay, (double)t->momentum,
                (double)t->max_grad_norm, (double)t->dropout, (int)t->grad_path,
                (unsigned long long)t->seed);
     for (int i = 0; i < t->n_adapters; i++) {
@@ -200,7 +200,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->beta1 = (float)o->beta1;
     t->beta2 = (float)o->beta2;
     t->eps = (float)o->eps;
-    t->decay = (float)o->weight_decay;
+    t->weight_decay = (float)o->weight_decay;
     t->momentum = (float)o->momentum;
     t->max_grad_norm = (float)o->max_grad_norm;
     t->checkpointing = o->gradient_checkpointing;
@@ -291,7 +291,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     t->dropout = (float)o->lora_dropout;
     t->n_adapters = n;
     t->adapters = xcalloc((size_t)n, sizeof *t->adapters);
-    t->data = xcalloc((size_t)n, sizeof *t->data);
+    t->adapter_data = xcalloc((size_t)n, sizeof *t->adapter_data);
     t->loras = xcalloc((size_t)n * (size_t)t->c.n_layers * N_PROJ, sizeof *t->loras);
     for (int i = 0; i < n; i++) t->adapters[i] = adapter_retain(adapters[i]);
     size_t bytes = 0;
@@ -309,9 +309,9 @@ void trainer_free(struct trainer *t) {
     if (!t) return;
     for (int i = 0; i < t->n_adapters; i++) adapter_release(t->adapters[i]);
     arena_release(&t->arena);
-    arena_release(&t->act);
+    arena_release(&t->batch_arena);
     free(t->adapters);
-    free(t->data);
+    free(t->adapter_data);
     free(t->loras);
     free(t->layers);
     free(t->acts);
@@ -353,19 +353,20 @@ double trainer_adapter_loss(const struct trainer *t, int i) {
 
 const float *trainer_adapter_params(const struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_adapters);
-    return t->data[i];
+    return t->adapter_data[i];
 }
 
 size_t trainer_optimizer_state_bytes(const struct trainer *t, int i) {
     const struct param_group *g = &t->groups[i];
     size_t bytes = 0;
-    for (int k = g->first; k < g->first + g->n_tensors; k++) bytes += t->moments[k].bytes;
+    for (int k = g->first_tensor; k < g->first_tensor + g->n_tensors; k++)
+        bytes += t->moments[k].bytes;
     return bytes;
 }
 
 void trainer_optimizer_state(const struct trainer *t, int i, uint8_t *out) {
     const struct param_group *g = &t->groups[i];
-    for (int k = g->first; k < g->first + g->n_tensors; out += t->moments[k++].bytes)
+    for (int k = g->first_tensor; k < g->first_tensor + g->n_tensors; out += t->moments[k++].bytes)
         memcpy(out, t->moments[k].data, t->moments[k].bytes);
 }
 
@@ -373,10 +374,10 @@ void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const u
                             int64_t updates) {
     CHECK(i >= 0 && i < t->n_adapters && a->n_data == t->adapters[i]->n_data && !a->config.dora);
     struct param_group *g = &t->groups[i];
-    adapter_copy_params(a, t->data[i]);
+    adapter_copy_params(a, t->adapter_data[i]);
     adapter_release(t->adapters[i]);
     t->adapters[i] = adapter_retain(a);
-    for (int k = g->first; k < g->first + g->n_tensors; k++) {
+    for (int k = g->first_tensor; k < g->first_tensor + g->n_tensors; k++) {
         size_t n = t->moments[k].bytes;
         if (moments) memcpy(t->moments[k].data, moments, n);
         if (!moments) memset(t->moments[k].data, 0, n);
@@ -392,7 +393,7 @@ void trainer_free_activations(struct trainer *t) {
 
 struct adapter *trainer_export_adapter(const struct trainer *t, int i, json_t *lineage) {
     CHECK(i >= 0 && i < t->n_adapters);
-    return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
+    return adapter_from_data(&t->c, &t->adapters[i]->config, t->adapter_data[i], lineage);
 }
 
 struct finite_job {
@@ -480,8 +481,8 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
     for (int64_t i = 0; i < t->targets; i++) logp[i] = -t->target_nll[i];
     for (int s = 0; s < t->n_seqs; s++) {
-        int64_t at = t->seqs[s].target,
-                end = s + 1 < t->n_seqs ? t->seqs[s + 1].target : t->targets;
+        int64_t at = t->seqs[s].first_target,
+                end = s + 1 < t->n_seqs ? t->seqs[s + 1].first_target : t->targets;
         v[s] = (struct loss_sample){.sample = t->seqs[s].sample,
                                     .logp = logp + at,
                                     .weight = t->target_weight + at,
@@ -601,7 +602,7 @@ static int pass_nll(struct trainer *t, const struct train_sample *samples, int n
     for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_target_count(&samples[i]);
     for (int s = 0; s < t->n_seqs; s++) {
         int64_t i = t->seqs[s].sample - samples;
-        memcpy(nll + at[i], t->target_nll + t->seqs[s].target,
+        memcpy(nll + at[i], t->target_nll + t->seqs[s].first_target,
                (size_t)(at[i + 1] - at[i]) * sizeof *nll);
     }
     free(at);

@@ -7,12 +7,12 @@
  * second product reads them. Only queries, values and results are transposed, never the matrix of
  * scores.
  *
- * Blocks of KEY_BLOCK keys are packed once for up to QUERIES queries. Between blocks each query has
- * a running maximum, a sum and an unnormalized output (online softmax, Milakov and Gimelshein
+ * Blocks of KEY_BLOCK keys are packed once for up to QUERY_BLOCK queries. Between blocks each query
+ * has a running maximum, a sum and an unnormalized output (online softmax, Milakov and Gimelshein
  * 2018).
  *
  * Invariant: a query's result does not depend on other queries. Key tiles and blocks begin at fixed
- * positions, and a tile without keys of a query leaves the bits of the query's sums unchanged.
+ * positions, and a tile without keys that a query attends to leaves the bits of its sums unchanged.
  */
 #include <math.h>
 #include <string.h>
@@ -20,9 +20,9 @@
 #include "kernel/amx.h"
 
 enum {
-    KEY_TILE = 32,   /* keys of one tile of values or probabilities */
-    KEY_BLOCK = 128, /* keys between two updates of the running maximum */
-    QUERIES = 512,   /* queries that share the packed keys */
+    KEY_TILE = 32,     /* keys of one tile of values or probabilities */
+    KEY_BLOCK = 128,   /* keys between two updates of the running maximum */
+    QUERY_BLOCK = 512, /* queries that share the packed keys */
 };
 
 /* 2^r on |r| <= 1/2 as 1 + r (C1 + r (C2 + r (C3 + r C4))), minimax fit, 2.8e-6 relative. */
@@ -30,21 +30,22 @@ enum {
 #define EXP2_C2 0x1.ec0378p-3f
 #define EXP2_C3 0x1.c9fc4ap-5f
 #define EXP2_C4 0x1.3a02d0p-7f
-#define EXP2_LO (-126.0f) /* the result is at least 2^-126 */
+#define EXP2_LO (-126.0f) /* replaces smaller arguments */
 #define LOG2_E 0x1.715476p+0f
 
+/* Forward pass: up to QUERY_BLOCK queries and the packed keys of one block. */
 struct query_block {
     const struct attention_job *job;
     int64_t e, ep;        /* E, and rounded up to 32 */
     int64_t begin, n;     /* queries [begin, begin + n) of the job */
-    uint16_t *q;          /* [QUERIES/16][Ep/32][16 pairs of elements][16 queries][2] */
+    uint16_t *q;          /* [QUERY_BLOCK/16][Ep/32][16 pairs of elements][16 queries][2] */
     uint16_t *k;          /* [KEY_BLOCK/16][Ep/32][16 keys][32 elements] */
     uint16_t *v;          /* [KEY_BLOCK/32][Ep/16][16 elements][32 keys] */
     float *s;             /* [KEY_BLOCK][16 queries] scores */
     uint16_t *p;          /* [KEY_BLOCK/32][16 pairs of keys][16 queries][2] probabilities */
-    float *out;           /* [QUERIES/16][Ep][16 queries] */
-    float *max, *sum;     /* [QUERIES], max times scale times log2(e) */
-    int32_t *first, *end; /* [QUERIES] */
+    float *out;           /* [QUERY_BLOCK/16][Ep][16 queries] unnormalized outputs */
+    float *max, *sum;     /* [QUERY_BLOCK] running maximum score times scale log2(e), and sum */
+    int32_t *first, *end; /* [QUERY_BLOCK] keys [first, end) that the query attends to */
 };
 
 /* Places the arrays in `base` and returns their size in bytes; with NULL it only computes the
@@ -53,16 +54,16 @@ static size_t query_block_layout(struct query_block *b, int64_t e, uint8_t *base
     size_t used = 0;
     b->e = e;
     b->ep = (e + 31) / 32 * 32;
-    b->q = bump_alloc(base, &used, (size_t)(QUERIES * b->ep * 2));
+    b->q = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * b->ep * 2));
     b->k = bump_alloc(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
     b->v = bump_alloc(base, &used, (size_t)(KEY_BLOCK * b->ep * 2));
     b->s = bump_alloc(base, &used, (size_t)(KEY_BLOCK * PANEL * 4));
     b->p = bump_alloc(base, &used, (size_t)(KEY_BLOCK * PANEL * 2));
-    b->out = bump_alloc(base, &used, (size_t)(QUERIES * b->ep * 4));
-    b->max = bump_alloc(base, &used, (size_t)(QUERIES * 4));
-    b->sum = bump_alloc(base, &used, (size_t)(QUERIES * 4));
-    b->first = bump_alloc(base, &used, (size_t)(QUERIES * 4));
-    b->end = bump_alloc(base, &used, (size_t)(QUERIES * 4));
+    b->out = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * b->ep * 4));
+    b->max = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * 4));
+    b->sum = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * 4));
+    b->first = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * 4));
+    b->end = bump_alloc(base, &used, (size_t)(QUERY_BLOCK * 4));
     return used;
 }
 
@@ -77,10 +78,12 @@ static struct query_position query_position(int64_t query, int64_t n_heads, int6
 
 /* vectors */
 
-/* Elements of a row; those outside of the mask are +0 and are not read. */
-INLINE __m512 elems_load(const void *row, int64_t i, __mmask16 mask, __m512 scale, enum dtype e) {
-    const __m512 v = weights_load(row, i, mask, false, e);
-    return e == DTYPE_I8 ? _mm512_mul_ps(v, scale) : v;
+/* Elements i … i + 15 of a row; those outside of the mask are +0 and are not read. int8 values are
+ * multiplied by `scale`. */
+INLINE __m512 elems_load(const void *row, int64_t i, __mmask16 mask, __m512 scale,
+                         enum dtype type) {
+    const __m512 v = weights_load(row, i, mask, false, type);
+    return type == DTYPE_I8 ? _mm512_mul_ps(v, scale) : v;
 }
 
 /* 2^x for x <= 0, +0 where the mask is 0; NaN stays NaN. */
@@ -99,7 +102,8 @@ INLINE __m512 exp2_masked(__m512 x, __mmask16 mask) {
 
 /* packing */
 
-/* Packs 16 rows of floats as [Ep/32][16 pairs of elements][16 rows][2]. */
+/* Packs 16 rows of n floats as [Ep/32][16 pairs of elements][16 rows][2]. All packing functions
+ * round to bf16 and write zeros for elements from n on. */
 static void rows_pack_pairs(uint16_t *to, const float *const rows[PANEL], int64_t n, int64_t ep) {
     const __m512 one = _mm512_set1_ps(1.0f);
     for (int64_t e = 0; e < ep; e += 32, to += TILE) {
@@ -168,7 +172,8 @@ INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_
     }
 }
 
-/* Packs 16 queries and initialises their state; the lanes after the last query repeat it. */
+/* Packs the 16 queries of tile `tile` and initialises their state; lanes after the last query
+ * repeat it. */
 static void queries_pack(const struct query_block *b, int64_t tile) {
     const struct attention_job *j = b->job;
     const float *rows[PANEL];
@@ -219,8 +224,8 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
 
 /* products */
 
-/* Adds one step to the sums in tiles 0 … 3 (or 0 and 1): four (or two) row tiles, `stride` elements
- * apart, times one column tile. */
+/* Adds products to the sums in the tile registers 0 … 3 (or 0 and 1 without `four`): four (or two)
+ * tiles of rows, `stride` elements apart, times one tile of columns. */
 INLINE void sums_add(const uint16_t *rows, int64_t stride, const uint16_t *columns, bool four) {
     _tile_loadd(4, columns, 64);
     _tile_loadd(5, rows, 64);
@@ -262,8 +267,8 @@ INLINE void scores_block(float *s, const uint16_t *rows, const uint16_t *queries
     sums_store_to(s, four);
 }
 
-/* s [KEY_BLOCK][16] = rows by 16 queries, for the tiles of 32 rows [t0, t1). rows: [2 tiles][Ep/32]
- * [16][32]; queries: [Ep/32][16 pairs][16][2]. */
+/* s [KEY_BLOCK][16] = scores of rows (keys, or values for dP) times 16 queries, for the tiles [t0,
+ * t1) of 32 rows. rows: two [Ep/32][16][32] for each tile; queries: [Ep/32][16 pairs][16][2]. */
 INLINE void scores_compute(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
                            int64_t t0, int64_t t1) {
     for (int64_t t = t0; t < t1; t += 2) {
@@ -282,8 +287,8 @@ INLINE void outputs_block(float *out, const uint16_t *v, const uint16_t *p, int6
     sums_store_to(out, four);
 }
 
-/* out [Ep][16] += v by p over the key tiles [t0, t1). v: [tile][Ep/16][16 elements][32 keys]; p:
- * [tile][16 pairs of keys][16 queries][2]. */
+/* out [Ep][16] += v times p, summed over the key tiles [t0, t1). v: [tile][Ep/16][16 elements][32
+ * keys]; p: [tile][16 pairs of keys][16 queries][2]. */
 INLINE void outputs_add(float *out, const uint16_t *v, const uint16_t *p, int64_t ep, int64_t t0,
                         int64_t t1) {
     for (int64_t e = 0; e < ep; e += 64) {
@@ -296,31 +301,35 @@ INLINE void outputs_add(float *out, const uint16_t *v, const uint16_t *p, int64_
 
 /* softmax */
 
-/* The key ranges of 16 queries, and the range of keys that all of them attend to. */
-struct ranges {
+/* The key ranges of 16 queries, and the range of keys that all of them attend to: both ends of the
+ * ranges ascend with the query. */
+struct key_ranges {
     __m512i first, end;
     int32_t all_first, all_end;
 };
 
-static struct ranges ranges_of(const int32_t first[PANEL], const int32_t end[PANEL]) {
-    return (struct ranges){.first = _mm512_loadu_si512(first),
-                           .end = _mm512_loadu_si512(end),
-                           .all_first = first[PANEL - 1],
-                           .all_end = end[0]};
+static struct key_ranges key_ranges_load(const int32_t first[PANEL], const int32_t end[PANEL]) {
+    return (struct key_ranges){.first = _mm512_loadu_si512(first),
+                               .end = _mm512_loadu_si512(end),
+                               .all_first = first[PANEL - 1],
+                               .all_end = end[0]};
 }
 
-INLINE bool range_needs_mask(const struct ranges *r, int32_t key) {
+/* Whether some of the 16 queries does not attend to all of the 32 keys from `key` on. */
+INLINE bool keys_need_mask(const struct key_ranges *r, int32_t key) {
     return key < r->all_first || key + KEY_TILE > r->all_end;
 }
 
-INLINE __mmask16 key_mask(const struct ranges *r, int32_t key, bool masked) {
+/* The queries that attend to this key; all of them unless `masked`. */
+INLINE __mmask16 key_mask(const struct key_ranges *r, int32_t key, bool masked) {
     const __m512i at = _mm512_set1_epi32(key);
     if (!masked) return 0xFFFF;
     return _mm512_mask_cmple_epi32_mask(_mm512_cmpgt_epi32_mask(r->end, at), r->first, at);
 }
 
-/* The maximum of m and the scores of 32 keys; NaN is ignored. */
-INLINE __m512 keys_max(__m512 m, const float *s, const struct ranges *r, int32_t key, bool masked) {
+/* The maximum, per query, of m and the scores of 32 keys; NaN is ignored. */
+INLINE __m512 keys_max(__m512 m, const float *s, const struct key_ranges *r, int32_t key,
+                       bool masked) {
     __m512 part[4] = {m, m, m, m};
 #pragma GCC unroll 32
     for (int j = 0; j < KEY_TILE; j++) {
@@ -334,7 +343,7 @@ INLINE __m512 keys_max(__m512 m, const float *s, const struct ranges *r, int32_t
 
 /* p = 2^(s scale - max) of 32 keys, and sum[j % 2] += p. */
 INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, __m512 minus_max,
-                     const struct ranges *r, int32_t key, bool masked) {
+                     const struct key_ranges *r, int32_t key, bool masked) {
 #pragma GCC unroll 4
     for (int j = 0; j < KEY_TILE; j += 2) {
         __m512 pair[2];
@@ -349,18 +358,18 @@ INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, _
     }
 }
 
-/* Replaces the running maximum of 16 queries, and rescales their sums and outputs to it. */
+/* Sets the running maximum of 16 queries to `max`, and rescales their sums and outputs to it. */
 static void running_max_update(const struct query_block *b, int64_t tile, __m512 max) {
     const __m512 old = _mm512_loadu_ps(b->max + tile * PANEL);
     if (_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ) == 0) return;
-    // -Inf - -Inf is NaN, for which max_ps returns its second operand; the sums of such queries are
-    // 0.
-    const __m512 by =
+    // A query without keys so far has -Inf - -Inf = NaN, for which max_ps returns its second
+    // operand; its sums are 0.
+    const __m512 factor =
         exp2_masked(_mm512_max_ps(_mm512_sub_ps(old, max), _mm512_set1_ps(EXP2_LO)), 0xFFFF);
     float *out = b->out + tile * b->ep * PANEL, *sum = b->sum + tile * PANEL;
     for (int64_t i = 0; i < b->ep * PANEL; i += PANEL)
-        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(out + i), by));
-    _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), by));
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(out + i), factor));
+    _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), factor));
     _mm512_storeu_ps(b->max + tile * PANEL, max);
 }
 
@@ -368,7 +377,7 @@ static void running_max_update(const struct query_block *b, int64_t tile, __m512
  * updates the queries' maxima and sums. */
 static void probabilities_compute(const struct query_block *b, int64_t tile, int64_t block,
                                   int64_t t0, int64_t t1) {
-    const struct ranges r = ranges_of(b->first + tile * PANEL, b->end + tile * PANEL);
+    const struct key_ranges r = key_ranges_load(b->first + tile * PANEL, b->end + tile * PANEL);
     const float *s = b->s;
     uint16_t *p = b->p;
     const __m512 scale = _mm512_set1_ps(b->job->scale * LOG2_E);
@@ -376,7 +385,7 @@ static void probabilities_compute(const struct query_block *b, int64_t tile, int
     bool masked[KEY_BLOCK / KEY_TILE];
     for (int64_t t = t0; t < t1; t++) {
         const int32_t key = (int32_t)(block + t * KEY_TILE);
-        masked[t] = range_needs_mask(&r, key);
+        masked[t] = keys_need_mask(&r, key);
         max = masked[t] ? keys_max(max, s + t * KEY_TILE * PANEL, &r, key, true)
                         : keys_max(max, s + t * KEY_TILE * PANEL, &r, key, false);
     }
@@ -408,20 +417,20 @@ static void tile_attend(const struct query_block *b, int64_t tile, int64_t block
     tile_memory_barrier(b->out);
 }
 
-/* Element i of 16 queries of x [Ep][16], times `by`. */
-INLINE __m512 output_load(const float *x, int64_t i, __m512 by) {
+/* Element i of 16 queries of x [Ep][16], times `factor`. */
+INLINE __m512 output_load(const float *x, int64_t i, __m512 factor) {
     // + 0: a sum that underflowed may be -0
-    return _mm512_fmadd_ps(_mm512_loadu_ps(x + i * PANEL), by, _mm512_setzero_ps());
+    return _mm512_fmadd_ps(_mm512_loadu_ps(x + i * PANEL), factor, _mm512_setzero_ps());
 }
 
-/* Writes the rows of 16 queries from x [Ep][16], times `by`. Lanes with the same row have the same
- * values. */
-static void queries_write(float *const rows[PANEL], const float *x, __m512 by, int64_t n) {
+/* Writes the rows of 16 queries from x [Ep][16], times `factor`. Several lanes may have the same
+ * row, and then the same values. */
+static void queries_write(float *const rows[PANEL], const float *x, __m512 factor, int64_t n) {
     for (int64_t e = 0; e < n; e += 16) {
         const __mmask16 mask = elems_mask(n - e);
         __m512i r[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(output_load(x, e + i, by));
+        for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(output_load(x, e + i, factor));
         transpose_16(r);
 #pragma GCC unroll 16
         for (int i = 0; i < PANEL; i++)
@@ -429,28 +438,30 @@ static void queries_write(float *const rows[PANEL], const float *x, __m512 by, i
     }
 }
 
-/* The same for rows of bf16 tiles; n is a multiple of 32. */
-static void queries_write_tiles(uint16_t *const rows[PANEL], const float *x, __m512 by, int64_t n) {
+/* The same for rows in bf16 tiles (gemm_input.tiles); n is a multiple of 32. */
+static void queries_write_tiles(uint16_t *const rows[PANEL], const float *x, __m512 factor,
+                                int64_t n) {
     for (int64_t e = 0; e < n; e += 32) {
         __m512i r[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
-            r[i] =
-                bf16_interleave(output_load(x, e + 2 * i, by), output_load(x, e + 2 * i + 1, by));
+            r[i] = bf16_interleave(output_load(x, e + 2 * i, factor),
+                                   output_load(x, e + 2 * i + 1, factor));
         transpose_16(r);
 #pragma GCC unroll 16
         for (int i = 0; i < PANEL; i++) _mm512_storeu_si512(rows[i] + e / 32 * TILE, r[i]);
     }
 }
 
-/* out = sums of values over sums of probabilities, for 16 queries. */
+/* Writes the results of 16 queries, b->out divided by b->sum, and their statistics. */
 static void outputs_write(const struct query_block *b, int64_t tile) {
     const struct attention_job *j = b->job;
-    const __m512 by = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(b->sum + tile * PANEL));
-    const float *x = b->out + tile * b->ep * PANEL;
-    float *rows[PANEL], inverse[PANEL];
+    const __m512 factor =
+        _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(b->sum + tile * PANEL));
+    const float *sums = b->out + tile * b->ep * PANEL;
+    float *rows[PANEL], inverse_sums[PANEL];
     uint16_t *tiles[PANEL];
-    _mm512_storeu_ps(inverse, by);
+    _mm512_storeu_ps(inverse_sums, factor);
     for (int64_t i = 0; i < PANEL; i++) {
         const int64_t query = MIN(tile * PANEL + i, b->n - 1);
         const struct query_position at = query_position(b->begin + query, j->n_heads, b->e);
@@ -462,12 +473,12 @@ static void outputs_write(const struct query_block *b, int64_t tile) {
         if (!j->stats) continue;
         float *stats = j->stats + at.row * j->ld_stats + at.column / b->e * 2;
         stats[0] = b->max[query];
-        stats[1] = inverse[i];
+        stats[1] = inverse_sums[i];
     }
     if (j->tiles)
-        queries_write_tiles(tiles, x, by, b->e);
+        queries_write_tiles(tiles, sums, factor, b->e);
     else
-        queries_write(rows, x, by, b->e);
+        queries_write(rows, sums, factor, b->e);
 }
 
 static void queries_attend(struct query_block *b) {
@@ -489,8 +500,8 @@ static void amx_attention(const struct attention_job *job) {
     const int64_t queries = job->rows * job->n_heads;
     query_block_layout(&b, job->head_dim, job->scratch);
     tile_config_full();
-    for (b.begin = 0; b.begin < queries; b.begin += QUERIES) {
-        b.n = MIN(queries - b.begin, QUERIES);
+    for (b.begin = 0; b.begin < queries; b.begin += QUERY_BLOCK) {
+        b.n = MIN(queries - b.begin, QUERY_BLOCK);
         queries_attend(&b);
     }
 }
@@ -501,34 +512,37 @@ static size_t amx_attention_scratch(int64_t head_dim) {
 }
 
 /*
- * Backward. P = 2^(S scale log2(e) - max), with S = K Q' again and max as in the forward pass, is
- * not normalized; b = scale / sum and D = dout · out of each query. Then
- *     dV += P (dO / sum),  dS = P (dP b - D b) with dP = V dO',  dK += dS Q,  dQ' += K' dS.
- * P and dS of [keys][32 queries] are the first operand of dV and dK without a transpose, and dS of
- * [pairs of keys][16 queries] is the second operand of dQ'. Sums over queries run in blocks of
- * BACK_QUERIES at fixed positions, in the order of queries.
+ * Backward; ' is the transpose. The scores S = K Q' are computed again. P = 2^(S scale log2(e) -
+ * max), with the maxima of the forward pass, are probabilities that are not normalized. Each query
+ * has factor = scale / sum and delta = (dO · O) factor. Then
+ *     dV += P (dO / sum)       dP = V dO'       dS = P (dP factor - delta)
+ *     dK += dS Q               dQ' += K' dS
+ * The code writes dout and out for dO and O. P and dS of [keys][32 queries] are the first operand
+ * of dV and dK without a transpose, and dS of [pairs of keys][16 queries] is the second operand of
+ * dQ'. Sums over queries run in blocks of BACKWARD_QUERIES at fixed positions, in the order of
+ * queries.
  */
-enum { BACK_QUERIES = 128, GROUP_QUERIES = 32 };
+enum { BACKWARD_QUERIES = 128, GROUP_QUERIES = 32 };
 
 static const float zeros[ATTENTION_MAX_DIM];
 
-/* A pass over BACK_QUERIES queries. */
+/* Backward pass: all keys of the sequence, and up to BACKWARD_QUERIES queries. */
 struct backward_block {
     const struct attention_backward_job *job;
     int64_t e, ep;
-    int64_t begin, n;               /* queries */
-    int64_t keys;                   /* rows rounded up to 32 */
+    int64_t begin, n;               /* queries [begin, begin + n) of the job */
+    int64_t keys;                   /* job->rows rounded up to 32 */
     uint16_t *k, *v;                /* [keys/16][Ep/32][16 keys][32 elements] */
     uint16_t *kt;                   /* [keys/32][Ep/16][16 elements][32 keys] */
     float *dk, *dv;                 /* [keys/32][Ep/32][2][2][16 keys][16 elements] */
-    uint16_t *q, *dout;             /* [BACK_QUERIES/16][Ep/32][16 pairs of elements][16][2] */
-    uint16_t *q_pairs, *dout_pairs; /* [BACK_QUERIES/32][Ep/16][16 pairs of queries][16][2] */
-    float *dq;                      /* [BACK_QUERIES/16][Ep][16] */
+    uint16_t *q, *dout;             /* [BACKWARD_QUERIES/16][Ep/32][16 pairs of elements][16][2] */
+    uint16_t *q_pairs, *dout_pairs; /* [BACKWARD_QUERIES/32][Ep/16][16 pairs of queries][16][2] */
+    float *dq;                      /* [BACKWARD_QUERIES/16][Ep][16] */
     float *s, *dp;                  /* [2][KEY_BLOCK][16] */
-    uint16_t *p, *ds;               /* [KEY_BLOCK/16][BACK_QUERIES/32][16 keys][32 queries] */
+    uint16_t *p, *ds;               /* [KEY_BLOCK/16][BACKWARD_QUERIES/32][16 keys][32 queries] */
     uint16_t *ds_pairs;             /* [2][KEY_BLOCK/32][16 pairs of keys][16 queries][2] */
-    float *max, *factor, *delta;    /* [BACK_QUERIES] max, b and D b */
-    int32_t *first, *end;           /* [BACK_QUERIES] */
+    float *max, *factor, *delta;    /* [BACKWARD_QUERIES] */
+    int32_t *first, *end;           /* [BACKWARD_QUERIES] */
 };
 
 static size_t backward_block_layout(struct backward_block *b, int64_t e, int64_t rows,
@@ -544,18 +558,18 @@ static size_t backward_block_layout(struct backward_block *b, int64_t e, int64_t
     b->dv = bump_alloc(base, &used, (size_t)(b->keys * b->ep * 4));
     uint16_t **queries[] = {&b->q, &b->dout, &b->q_pairs, &b->dout_pairs};
     for (size_t i = 0; i < ARRAY_LEN(queries); i++)
-        *queries[i] = bump_alloc(base, &used, (size_t)(BACK_QUERIES * b->ep * 2));
-    b->dq = bump_alloc(base, &used, (size_t)(BACK_QUERIES * b->ep * 4));
+        *queries[i] = bump_alloc(base, &used, (size_t)(BACKWARD_QUERIES * b->ep * 2));
+    b->dq = bump_alloc(base, &used, (size_t)(BACKWARD_QUERIES * b->ep * 4));
     b->s = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
     b->dp = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 4));
-    b->p = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
-    b->ds = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACK_QUERIES * 2));
+    b->p = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACKWARD_QUERIES * 2));
+    b->ds = bump_alloc(base, &used, (size_t)(KEY_BLOCK * BACKWARD_QUERIES * 2));
     b->ds_pairs = bump_alloc(base, &used, (size_t)(2 * KEY_BLOCK * PANEL * 2));
     float **stats[] = {&b->max, &b->factor, &b->delta};
     for (size_t i = 0; i < ARRAY_LEN(stats); i++)
-        *stats[i] = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
-    b->first = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
-    b->end = bump_alloc(base, &used, (size_t)(BACK_QUERIES * 4));
+        *stats[i] = bump_alloc(base, &used, (size_t)(BACKWARD_QUERIES * 4));
+    b->first = bump_alloc(base, &used, (size_t)(BACKWARD_QUERIES * 4));
+    b->end = bump_alloc(base, &used, (size_t)(BACKWARD_QUERIES * 4));
     return used;
 }
 
@@ -590,8 +604,8 @@ static void rows_pack_scaled(uint16_t *to, const float *const rows[GROUP_QUERIES
     }
 }
 
-/* D = dout · out of a query, with dout rounded to bf16 as in dP, so that the gradient of a softmax
- * over one key is 0. */
+/* dout · out of a query. dout is rounded to bf16 as in dP, so that dS of a query with only one key
+ * is 0. */
 static float dout_dot_out(const float *dout, const float *out, int64_t n) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 sum = zero;
@@ -630,10 +644,10 @@ static float backward_query(const struct backward_block *b, int64_t i, const flo
 
 static void backward_queries_pack(const struct backward_block *b, int64_t group) {
     const float *q[GROUP_QUERIES], *dout[GROUP_QUERIES];
-    float inverse[GROUP_QUERIES], one[GROUP_QUERIES];
+    float inverse_sums[GROUP_QUERIES], one[GROUP_QUERIES];
     const int64_t at = group * GROUP_QUERIES * b->ep;
     for (int64_t i = 0; i < GROUP_QUERIES; i++) {
-        inverse[i] = backward_query(b, group * GROUP_QUERIES + i, &q[i], &dout[i]);
+        inverse_sums[i] = backward_query(b, group * GROUP_QUERIES + i, &q[i], &dout[i]);
         one[i] = 1.0f;
     }
     for (int64_t i = 0; i < GROUP_QUERIES; i += PANEL) {
@@ -641,37 +655,38 @@ static void backward_queries_pack(const struct backward_block *b, int64_t group)
         rows_pack_pairs(b->dout + at + i * b->ep, dout + i, b->e, b->ep);
     }
     rows_pack_scaled(b->q_pairs + at, q, one, b->e, b->ep);
-    rows_pack_scaled(b->dout_pairs + at, dout, inverse, b->e, b->ep);
+    rows_pack_scaled(b->dout_pairs + at, dout, inverse_sums, b->e, b->ep);
     memset(b->dq + at, 0, (size_t)(GROUP_QUERIES * b->ep) * sizeof *b->dq);
 }
 
-/* The constants of 16 queries that probabilities and gradients are computed with. */
-struct gradient_lanes {
-    struct ranges r;
+/* Per-query constants of P and dS, for 16 queries. */
+struct query_constants {
+    struct key_ranges r;
     __m512 minus_max, factor, minus_delta;
 };
 
-static struct gradient_lanes gradient_lanes_of(const struct backward_block *b, int64_t i) {
+static struct query_constants query_constants_load(const struct backward_block *b, int64_t i) {
     const __m512 zero = _mm512_setzero_ps();
-    return (struct gradient_lanes){
-        .r = ranges_of(b->first + i, b->end + i),
+    return (struct query_constants){
+        .r = key_ranges_load(b->first + i, b->end + i),
         .minus_max = _mm512_sub_ps(zero, _mm512_loadu_ps(b->max + i)),
         .factor = _mm512_loadu_ps(b->factor + i),
         .minus_delta = _mm512_sub_ps(zero, _mm512_loadu_ps(b->delta + i)),
     };
 }
 
-/* Computes P and dS of 32 keys by 32 queries. s and dp begin at the first key; p and ds are
- * [2][BACK_QUERIES/32] tiles of 16 keys; `pairs` is that of the first 16 queries. */
-INLINE void score_gradients_compute(const struct gradient_lanes lanes[2], const float *s,
-                                    const float *dp, uint16_t *p, uint16_t *ds, uint16_t *pairs,
+/* Computes P and dS of 32 keys and 32 queries. s and dp begin at the first key; p and ds are
+ * [2][BACKWARD_QUERIES/32] tiles of 16 keys. ds_pairs points to the tile of the first 16 queries;
+ * that of the others is KEY_BLOCK * PANEL elements later. */
+INLINE void score_gradients_compute(const struct query_constants constants[2], const float *s,
+                                    const float *dp, uint16_t *p, uint16_t *ds, uint16_t *ds_pairs,
                                     __m512 scale, int32_t key, bool masked) {
 #pragma GCC unroll 2
     for (int j = 0; j < KEY_TILE; j += 2) {
-        __m512 prob[2][2], grad[2][2]; // [key][16 queries]
+        __m512 prob[2][2], grad[2][2]; // [2 keys][2 times 16 queries]
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const struct gradient_lanes *l = &lanes[i % 2];
+            const struct query_constants *l = &constants[i % 2];
             const int64_t at = (j + i / 2) * PANEL + i % 2 * KEY_BLOCK * PANEL;
             const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(s + at), scale, l->minus_max);
             const __m512 d = _mm512_fmadd_ps(_mm512_loadu_ps(dp + at), l->factor, l->minus_delta);
@@ -681,17 +696,18 @@ INLINE void score_gradients_compute(const struct gradient_lanes lanes[2], const 
         }
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
-            const int64_t at = j / 16 * (BACK_QUERIES / GROUP_QUERIES) * TILE + (j % 16 + i) * 32;
+            const int64_t at =
+                j / 16 * (BACKWARD_QUERIES / GROUP_QUERIES) * TILE + (j % 16 + i) * 32;
             _mm512_storeu_si512(p + at, bf16_join(prob[i][0], prob[i][1]));
             _mm512_storeu_si512(ds + at, bf16_join(grad[i][0], grad[i][1]));
-            _mm512_storeu_si512(pairs + i * KEY_BLOCK * PANEL + j * PANEL,
+            _mm512_storeu_si512(ds_pairs + i * KEY_BLOCK * PANEL + j * PANEL,
                                 bf16_interleave(grad[0][i], grad[1][i]));
         }
     }
 }
 
-/* Sets t to the range [t[0], t[1]) of tiles of the key block at `block` that some query of the
- * group attends to. */
+/* Sets t to the range [t[0], t[1]) of those tiles of the key block at `block` to which some query
+ * of the group attends. */
 static void group_tile_range(const struct backward_block *b, int64_t group, int64_t block,
                              int64_t t[2]) {
     const int32_t *first = b->first + group * GROUP_QUERIES, *end = b->end + group * GROUP_QUERIES;
@@ -699,12 +715,12 @@ static void group_tile_range(const struct backward_block *b, int64_t group, int6
     t[1] = (MIN(end[GROUP_QUERIES - 1] - block, KEY_BLOCK) + KEY_TILE - 1) / KEY_TILE;
 }
 
-/* P, dS and dQ of 32 queries over a block of keys. */
+/* Computes P and dS of 32 queries and a block of keys, and adds to dQ. */
 static void group_backward(const struct backward_block *b, int64_t group, int64_t block) {
     const int64_t at = group * GROUP_QUERIES * b->ep;
-    const struct gradient_lanes lanes[2] = {
-        gradient_lanes_of(b, group * GROUP_QUERIES),
-        gradient_lanes_of(b, group * GROUP_QUERIES + PANEL),
+    const struct query_constants constants[2] = {
+        query_constants_load(b, group * GROUP_QUERIES),
+        query_constants_load(b, group * GROUP_QUERIES + PANEL),
     };
     const __m512 scale = _mm512_set1_ps(b->job->scale * LOG2_E);
     int64_t t[2];
@@ -719,12 +735,12 @@ static void group_backward(const struct backward_block *b, int64_t group, int64_
     for (int64_t i = t[0]; i < t[1]; i++) {
         const int32_t key = (int32_t)(block + i * KEY_TILE);
         const float *s = b->s + i * KEY_TILE * PANEL, *dp = b->dp + i * KEY_TILE * PANEL;
-        uint16_t *pairs = b->ds_pairs + i * TILE,
-                 *p = b->p + i * KEY_TILE * BACK_QUERIES + group * TILE, *ds = p - b->p + b->ds;
-        if (range_needs_mask(&lanes[0].r, key) || range_needs_mask(&lanes[1].r, key))
-            score_gradients_compute(lanes, s, dp, p, ds, pairs, scale, key, true);
+        uint16_t *ds_pairs = b->ds_pairs + i * TILE,
+                 *p = b->p + i * KEY_TILE * BACKWARD_QUERIES + group * TILE, *ds = p - b->p + b->ds;
+        if (keys_need_mask(&constants[0].r, key) || keys_need_mask(&constants[1].r, key))
+            score_gradients_compute(constants, s, dp, p, ds, ds_pairs, scale, key, true);
         else
-            score_gradients_compute(lanes, s, dp, p, ds, pairs, scale, key, false);
+            score_gradients_compute(constants, s, dp, p, ds, ds_pairs, scale, key, false);
     }
     tile_memory_barrier(b->ds);
     for (int64_t i = 0; i < 2; i++)
@@ -732,7 +748,7 @@ static void group_backward(const struct backward_block *b, int64_t group, int64_
                     b->ds_pairs + i * KEY_BLOCK * PANEL, b->ep, t[0], t[1]);
 }
 
-/* Adds a0 b0, a0 b1, a1 b0 and a1 b1 to the sums in tiles 0 … 3. */
+/* Adds a0 b0, a0 b1, a1 b0 and a1 b1 to the sums in the tile registers 0 … 3. */
 INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0,
                        const uint16_t *b1) {
     _tile_loadd(6, b0, 64);
@@ -745,10 +761,11 @@ INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b
     _tile_dpbf16ps(3, 5, 7);
 }
 
-/* d [Ep/32][2][2][16 keys][16 elements] += p by x over the groups [g0, g1), for 32 keys. */
+/* d [Ep/32][2][2][16 keys][16 elements] += p times x, summed over the groups [g0, g1), for 32
+ * keys. */
 static void key_grads_add(float *d, const uint16_t *p, const uint16_t *x, int64_t ep, int64_t g0,
                           int64_t g1) {
-    const int64_t second = BACK_QUERIES / GROUP_QUERIES * TILE;
+    const int64_t second = BACKWARD_QUERIES / GROUP_QUERIES * TILE;
     for (int64_t e = 0; e < ep; e += 32, d += 4 * PANEL * PANEL) {
         sums_load(d, true);
         for (int64_t g = g0; g < g1; g++) {
@@ -770,7 +787,7 @@ static void key_block_backward(const struct backward_block *b, int64_t block, in
             g1 = g + 1;
         }
         if (g0 >= g1) continue;
-        const int64_t at = (block + i * KEY_TILE) * b->ep, tile = i * KEY_TILE * BACK_QUERIES;
+        const int64_t at = (block + i * KEY_TILE) * b->ep, tile = i * KEY_TILE * BACKWARD_QUERIES;
         key_grads_add(b->dv + at, b->p + tile, b->dout_pairs, b->ep, g0, g1);
         key_grads_add(b->dk + at, b->ds + tile, b->q_pairs, b->ep, g0, g1);
     }
@@ -798,7 +815,7 @@ static void queries_backward(const struct backward_block *b) {
     for (int64_t i = 0; i * PANEL < b->n; i++) query_grads_write(b, i);
 }
 
-/* Writes rows of keys from tiles. */
+/* Writes dK or dV as rows of `ld` elements; d is b->dk or b->dv. */
 static void key_grads_write(float *to, int64_t ld, const float *d, const struct backward_block *b) {
     for (int64_t row = 0; row < b->job->rows; row++) {
         const float *from = d + row / KEY_TILE * KEY_TILE * b->ep + row % 16 * PANEL +
@@ -816,8 +833,8 @@ static void amx_attention_backward(const struct attention_backward_job *job) {
     backward_block_layout(&b, job->head_dim, job->rows, job->scratch);
     tile_config_full();
     backward_keys_pack(&b);
-    for (b.begin = 0; b.begin < queries; b.begin += BACK_QUERIES) {
-        b.n = MIN(queries - b.begin, BACK_QUERIES);
+    for (b.begin = 0; b.begin < queries; b.begin += BACKWARD_QUERIES) {
+        b.n = MIN(queries - b.begin, BACKWARD_QUERIES);
         queries_backward(&b);
     }
     key_grads_write(job->dk, job->ldk, b.dk, &b);

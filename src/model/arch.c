@@ -213,19 +213,20 @@ enum weight_kind {
     KIND_POS_EMBED, /* [max_seq_len, D] */
     KIND_HEAD,      /* [V, D], unless tied */
     KIND_PROJ,      /* [out, in] */
-    KIND_PROJ_BIAS, /* [out], from here on vectors */
+    KIND_PROJ_BIAS, /* [out]; this and the kinds after it are vectors */
     KIND_NORM,      /* [D] */
     KIND_NORM_BIAS, /* [D] */
     KIND_HEAD_NORM, /* [E] */
     KIND_POST_NORM  /* [D] */
 };
 
-/* Tensors of a layer omit the layer's prefix ("model.layers.N."); projections have no Hugging Face
- * name here: proj_hf_path gives it. */
-static const struct weight_row {
+/* The names of a weight in GGUF and in the Hugging Face checkpoints of three families. Tensors of a
+ * layer omit the layer's prefix ("blk.N.", "model.layers.N."). proj_hf_path gives the Hugging Face
+ * names of projections. */
+static const struct weight_table_row {
     enum weight_kind kind;
-    int proj;
-    const char *gguf, *llama, *gemma, *neo; /* gemma NULL: as llama */
+    int proj;                               /* enum proj, or -1 */
+    const char *gguf, *llama, *gemma, *neo; /* gemma NULL: the llama name */
 } weight_table[N_WEIGHT_IDS] = {
     [WEIGHT_EMBED] = {KIND_EMBED, -1, "token_embd.weight", "model.embed_tokens.weight", NULL,
                       "transformer.wte.weight"},
@@ -265,16 +266,16 @@ static const struct weight_row {
 };
 
 static bool has_weight(const struct model_config *c, int id) {
-    const struct weight_row *p = &weight_table[id];
-    switch (p->kind) {
+    const struct weight_table_row *row = &weight_table[id];
+    switch (row->kind) {
     case KIND_POS_EMBED:
         return c->arch->learned_pos;
     case KIND_HEAD:
         return !c->tied;
     case KIND_PROJ:
-        return !proj_is_absent(c, (enum proj)p->proj);
+        return !proj_is_absent(c, (enum proj)row->proj);
     case KIND_PROJ_BIAS:
-        return c->biased & BIT(p->proj);
+        return c->biased & BIT(row->proj);
     case KIND_NORM_BIAS:
         return c->arch->layer_norm;
     case KIND_HEAD_NORM:
@@ -293,7 +294,7 @@ static int32_t weight_ids_count(const struct model_config *c, int from, int to) 
     return n;
 }
 
-/* The id of the j-th weight from `from` on that this model has. */
+/* The id of the j-th (from 0) of the weights that this model has, counted from id `from` on. */
 static int weight_id_at(const struct model_config *c, int from, int32_t j) {
     for (int id = from;; id++)
         if (has_weight(c, id) && j-- == 0) return id;
@@ -310,33 +311,33 @@ int32_t weight_count(const struct model_config *c) {
 }
 
 static void weight_shape(const struct model_config *c, struct weight_info *w) {
-    const struct weight_row *p = &weight_table[w->id];
-    enum proj proj = (enum proj)p->proj;
-    w->is_vector = p->kind >= KIND_PROJ_BIAS;
-    w->is_bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
+    const struct weight_table_row *row = &weight_table[w->id];
+    enum proj proj = (enum proj)row->proj;
+    w->is_vector = row->kind >= KIND_PROJ_BIAS;
+    w->is_bias = row->kind == KIND_PROJ_BIAS || row->kind == KIND_NORM_BIAS;
     w->has_offset = w->is_vector && !w->is_bias && c->arch->norm_offset;
     w->n = w->is_vector ? 1 : c->vocab_size;
     w->k = c->d_model;
-    if (p->kind == KIND_HEAD_NORM) w->k = c->head_dim;
-    if (p->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
-    if (p->kind == KIND_PROJ) {
+    if (row->kind == KIND_HEAD_NORM) w->k = c->head_dim;
+    if (row->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
+    if (row->kind == KIND_PROJ) {
         w->n = proj_out(c, proj);
         w->k = proj_in(c, proj);
     }
-    if (p->kind == KIND_PROJ_BIAS) w->k = proj_out(c, proj);
-    if (p->kind == KIND_PROJ || p->kind == KIND_PROJ_BIAS)
+    if (row->kind == KIND_PROJ_BIAS) w->k = proj_out(c, proj);
+    if (row->kind == KIND_PROJ || row->kind == KIND_PROJ_BIAS)
         w->rope_heads = proj == PROJ_Q ? c->n_heads : proj == PROJ_K ? c->n_kv_heads : 0;
 }
 
 static void weight_hf_name(const struct arch *a, struct weight_info *w) {
-    const struct weight_row *p = &weight_table[w->id];
-    const char *name = a->hf_names == HF_NEO                 ? p->neo
-                       : a->hf_names == HF_GEMMA && p->gemma ? p->gemma
-                                                             : p->llama;
+    const struct weight_table_row *row = &weight_table[w->id];
+    const char *name = a->hf_names == HF_NEO                   ? row->neo
+                       : a->hf_names == HF_GEMMA && row->gemma ? row->gemma
+                                                               : row->llama;
     size_t size = sizeof(w->name);
-    if (p->kind == KIND_PROJ || p->kind == KIND_PROJ_BIAS)
+    if (row->kind == KIND_PROJ || row->kind == KIND_PROJ_BIAS)
         snprintf(w->name, size, "%s.%d.%s.%s", a->hf_layers, (int)w->layer,
-                 proj_hf_path(a, (enum proj)p->proj), w->is_bias ? "bias" : "weight");
+                 proj_hf_path(a, (enum proj)row->proj), w->is_bias ? "bias" : "weight");
     else if (w->layer >= 0)
         snprintf(w->name, size, "%s.%d.%s", a->hf_layers, (int)w->layer, name);
     else
@@ -429,7 +430,7 @@ static int sliding_window_check(const struct model_config *c, struct error *err)
     if (has_window && (c->sliding_window < 1 || c->sliding_window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->sliding_window, 1 << 24);
-    /* 0 means "not used" in other architectures */
+    /* Only Gemma requires the values below; in other architectures 0 means that one is not used. */
     if (c->arch->hf_names != HF_GEMMA) return OK;
     if (!is_positive(c->rope_local_theta))
         return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",
@@ -443,16 +444,20 @@ static int sliding_window_check(const struct model_config *c, struct error *err)
 static int rope_scaling_check(const struct rope_scaling *s, struct error *err) {
     if (s->kind == ROPE_DEFAULT) return OK;
     if (!is_positive(s->factor) || s->factor < 1.0f)
-        return error_set(err, ERR_FORMAT, "rope scaling factor %g is below 1", (double)s->factor);
+        return error_set(err, ERR_FORMAT, "rope scaling factor %g is not a number of at least 1",
+                         (double)s->factor);
     if (s->kind == ROPE_LINEAR) return OK;
     if (s->original_len < 1)
-        return error_set(err, ERR_FORMAT, "rope scaling has an original length of %d positions",
+        return error_set(err, ERR_FORMAT,
+                         "rope scaling's original length of %d positions is below 1",
                          (int)s->original_len);
     if (s->kind == ROPE_LLAMA3 &&
         !(is_positive(s->low_freq_factor) && is_positive(s->high_freq_factor) &&
           s->low_freq_factor < s->high_freq_factor))
-        return error_set(err, ERR_FORMAT, "rope scaling's frequency factors %g and %g do not rise",
-                         (double)s->low_freq_factor, (double)s->high_freq_factor);
+        return error_set(
+            err, ERR_FORMAT,
+            "rope scaling's frequency factors %g and %g are not positive and ascending",
+            (double)s->low_freq_factor, (double)s->high_freq_factor);
     return OK;
 }
 

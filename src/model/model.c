@@ -2,13 +2,13 @@
  * model: opens a model from a path, binds its tensors, creates models from a seed, computes hashes,
  * and closes models.
  *
- * The formats are in gguf.c, hf.c and llama2c.c; nothing here depends on their bytes. Loading is
- * strict: the tensors of a file must be exactly the canonical list of its configuration, and one
- * error names every offending tensor.
+ * gguf.c, hf.c and llama2c.c read the formats; this file only recognises them. Loading is strict:
+ * the tensors of a file must be exactly the canonical list of its configuration. One error counts
+ * all offending tensors and names the first TENSOR_ERRORS_SHOWN.
  *
  * Invariants: (1) a struct model that was returned is complete; (2) f32 (and exact-class bf16)
- * matrices whose rows need no reordering point into m->maps, all other data is in m->arena;
- * (3) model_close frees all of it.
+ * matrices whose rows need no reordering point into m->maps, all other weights are copies in
+ * m->arena; (3) model_close frees both.
  */
 #include "hub/hub.h"
 #include "model/internal.h"
@@ -41,12 +41,12 @@ int tensor_errors_report(struct tensor_errors *o, int code, struct error *err) {
     return rc;
 }
 
-static int tensor_compare(const void *a, const void *b) {
+static int tensor_compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor_info *)a)->name, ((const struct tensor_info *)b)->name);
 }
 
 void tensors_sort(struct tensor_info *t, int n) {
-    if (n > 1) qsort(t, (size_t)n, sizeof(*t), tensor_compare);
+    if (n > 1) qsort(t, (size_t)n, sizeof(*t), tensor_compare_names);
 }
 
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name) {
@@ -71,7 +71,7 @@ static const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[9
     return out;
 }
 
-/* The last component of the path without a known ending. */
+/* The last component of the path without its extension, if that is a known one. */
 static char *model_name(struct arena *arena, const char *path) {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
@@ -140,9 +140,9 @@ static int model_format_error(const char *path, const struct file_map *map, stru
 
 static struct model *model_read(const char *path, enum numeric_class cls, struct error *err) {
     if (hub_is_name(path)) {
-        char *pulled = hub_cached_path(path, err);
-        struct model *m = pulled ? model_read(pulled, cls, err) : NULL;
-        free(pulled);
+        char *cached_path = hub_cached_path(path, err);
+        struct model *m = cached_path ? model_read(cached_path, cls, err) : NULL;
+        free(cached_path);
         return m;
     }
     if (path_is_dir(path)) return hf_model_open(path, cls, err);
@@ -185,7 +185,8 @@ static void weight_check(const struct weight_info *w, const struct tensor_info *
     }
 }
 
-/* Sets found[i] to the tensor of weight i. */
+/* Sets found[i] to the tensor of weight i. ERR_MISMATCH: a tensor is missing, unknown or of a wrong
+ * shape. */
 static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
                          enum tensor_naming naming, const struct tensor_info **found,
                          struct error *err) {
@@ -205,7 +206,8 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
     return tensor_errors_report(&offenders, ERR_MISMATCH, err);
 }
 
-/* Binds a norm or a bias; `order` is as in matrix_init, but for elements instead of rows. */
+/* Binds a norm or a bias; `order` is as in matrix_init, but for elements instead of rows.
+ * `offset` is added to every element. */
 static int vector_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
                        const int32_t *order, float offset, struct error *err) {
     size_t n = (size_t)w->k;
@@ -227,6 +229,7 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
     struct matrix *matrix = weight_matrix(m, w);
+    // Hugging Face stores the weights of Gemma's norms minus 1.
     int rc =
         matrix
             ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
@@ -237,7 +240,7 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
 
-/* The type that most matrix elements have; the lowest number wins a tie. */
+/* The type that most matrix elements have; the first one in `types` wins a tie. */
 enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     static const enum tensor_type types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_Q4_0, TENSOR_Q4_1,
                                              TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q4_K,
@@ -274,9 +277,9 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_
 }
 
 /*
- * n values with mean 0 and the given standard deviation: the sum of four 16-bit uniforms
- * (Irwin–Hall of order 4, a bell that ends at ±3.46 standard deviations). Box–Muller in double
- * would take ten times as long for a shape of 135 million.
+ * n values with mean 0 and the given standard deviation: each is the sum of four 16-bit uniforms
+ * (Irwin–Hall of order 4), which is close to a normal distribution and ends at ±3.46 standard
+ * deviations. Box–Muller in double takes ten times as long for a model of 135 million parameters.
  */
 static void fill_random(float *w, int64_t n, float std, struct rng *rng) {
     /* A sum of four uniforms on [0, 65536) has variance 65536²/3. */
@@ -288,13 +291,13 @@ static void fill_random(float *w, int64_t n, float std, struct rng *rng) {
     }
 }
 
-/* Encodes one row at a time as `type`. */
+/* Creates a matrix of random weights, one row at a time, encoded as `type`. */
 static void matrix_init_random(struct model *m, struct matrix *matrix, enum tensor_type type,
                                const struct weight_info *w, float std, struct rng *rng) {
     struct error err;
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
-    void *bytes = xmalloc(size + sizeof(float)); // no type takes more, except for nf4's row scale
+    void *bytes = xmalloc(size + sizeof(float)); // no type takes more than f32 and nf4's row scale
     int rc = matrix_alloc(matrix, type, w->n, w->k, m->cls, &m->arena, &err);
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
         fill_random(row, w->k, std, rng);
@@ -315,6 +318,7 @@ static void weight_init(struct model *m, const struct weight_info *w, int32_t in
         *weight_vector(m, w) = data;
         return;
     }
+    // projections that add to the residual stream begin smaller, as in GPT-2
     bool residual = w->layer >= 0 && (matrix == &m->layers[w->layer].proj[PROJ_O] ||
                                       matrix == &m->layers[w->layer].proj[PROJ_DOWN]);
     float std = residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f;
@@ -327,8 +331,8 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return model_new_quantized(c, seed, TENSOR_F32, cls);
 }
 
-/* Reserves all weights at once: the unused end of one page per weight would add up to half a
- * megabyte for a small model. */
+/* Reserves the memory of all weights at once: the unused end of one page per weight would add up to
+ * half a megabyte for a small model. */
 static void weights_reserve(struct model *m) {
     const struct quant_scheme q = quant_pure(m->type);
     size_t size = 0;
@@ -336,7 +340,7 @@ static void weights_reserve(struct model *m) {
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
         struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
-        size += 4 * 64; // its parts are aligned
+        size += 4 * 64; // at most four arrays, each aligned to 64 bytes
         size += w.is_vector
                     ? sizeof(float) * (size_t)(w.n * w.k)
                     : matrix_bytes_of(quant_weight_type(&q, &m->config, &w), w.n, w.k, m->cls);
@@ -424,10 +428,10 @@ static void weights_hash(struct sha256 *h, const struct model *m) {
 }
 
 /*
- * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files
- * (config.json first) are preceded by their lengths; a model that never was a file hashes its
- * configuration and f32 rows. Code that trains such a model clears m->hash[0], so that the hash is
- * computed again.
+ * The hash of a model in a single file is the SHA-256 of the file, as sha256sum prints it. Of
+ * several files (config.json first) it is the SHA-256 of each file's length and bytes. Of a model
+ * that was never a file it is that of its configuration and its weights as f32. Code that trains
+ * such a model clears m->hash[0], so that the hash is computed again.
  */
 static void hash_compute(struct model *m) {
     struct sha256 h;
@@ -439,7 +443,7 @@ static void hash_compute(struct model *m) {
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
         if (m->n_maps > 1) sha256_update(&h, &size, sizeof(size));
-        for (size_t pos = 0, n; pos < m->maps[i].size; pos += n) { // evicted as soon as it was read
+        for (size_t pos = 0, n; pos < m->maps[i].size; pos += n) { // evicts what was hashed
             n = MIN(m->maps[i].size - pos, (size_t)4 << 20);
             sha256_update(&h, m->maps[i].data + pos, n);
             file_map_evict(m->maps[i].data + pos, n);
@@ -449,7 +453,8 @@ static void hash_compute(struct model *m) {
 }
 
 const char *model_hash(struct model *m, struct error *err) {
-    static pthread_mutex_t hash_lock = PTHREAD_MUTEX_INITIALIZER; // for all models: seldom taken
+    // one lock for all models, because it is seldom taken
+    static pthread_mutex_t hash_lock = PTHREAD_MUTEX_INITIALIZER;
     (void)err; /* everything is mapped or in memory, so no error is possible */
     pthread_mutex_lock(&hash_lock);
     if (!m->hash[0]) hash_compute(m);

@@ -11,8 +11,9 @@
  * mount, bpf, keyctl, io_uring, new user namespaces and the like). If bwrap cannot run, the command
  * does not run: there is no fallback without a sandbox.
  *
- * The tree ends when the command ends, when its time is over, when sandbox_kill is called, and when
- * this process dies in any way (also by kill -9, at any moment). No process of the tree is left
+ * The command and everything that it starts are one process tree. The tree is killed when the
+ * command ends, when its time is over, when sandbox_kill is called, and when this process dies in
+ * any way (also by kill -9, at any moment). No process of the tree is left
  * after sandbox_run, sandbox_free, or a sandbox_wait that returned OK.
  *
  * Under root a command runs with a user id that belongs to no account of the machine, since root's
@@ -41,10 +42,10 @@
 
 /* commands */
 
-/* A field of 0 selects its default. */
+/* A field of 0 selects its default, which is the value at the beginning of its comment. */
 struct sandbox_limits {
     double seconds;     /* 60 of wall time; INFINITY for servers that run until they are killed */
-    double cpu_seconds; /* per process, rounded up; default: no limit */
+    double cpu_seconds; /* no limit; otherwise per process, rounded up to whole seconds */
     size_t memory;      /* 4 GiB of address space per process; SIZE_MAX: no limit */
     size_t file_size;   /* 256 MiB for each file that is written */
     size_t tmp_size;    /* 256 MiB for all files in /tmp, and again for those in /dev/shm */
@@ -55,9 +56,10 @@ struct sandbox_limits {
 
 struct sandbox_spec {
     const struct strings *argv; /* argv[0]: a path, or a name in /usr/local/bin, /usr/bin, /bin */
-    /* Folders or files, which keep their paths. If one contains another, the deeper one decides; of
-     * equal paths `write` does. Sockets in them can be connected to. `/`, `/tmp` and paths in
-     * /proc, /sys or /dev are refused. NULL: none. */
+    /* Folders or files that the command sees under the same paths, read-only or writable. For a
+     * file below several of them the deepest one decides; for a path in both lists `write` does.
+     * Sockets in them can be connected to. `/`, `/tmp` and paths in /proc, /sys or /dev are
+     * refused. NULL: none. */
     const struct strings *read, *write;
     const struct strings *env; /* "NAME=VALUE"; may replace PATH, LANG and HOME. NULL: none */
     const char *dir;           /* working directory, visible to the command; NULL: /tmp */
@@ -107,8 +109,8 @@ const char *sandbox_failure(const struct sandbox_result *r, const struct sandbox
 /*
  * Interactive commands. Without `input` and `input_fd`, standard input is a pipe for sandbox_write.
  * The caller reads standard output, whose total is not bounded. The first limits.output bytes of
- * standard error are kept and the rest is discarded. limits.seconds is enforced here too, without
- * any call.
+ * standard error are kept and the rest is discarded. When limits.seconds have passed the tree is
+ * killed, even if the caller calls no function.
  */
 struct sandbox;
 struct sandbox *sandbox_start(const struct sandbox_spec *spec, struct error *err);
@@ -122,8 +124,9 @@ ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struc
 /* Our non-blocking ends of the pipes, for poll(); -1: not open. */
 int sandbox_input_fd(const struct sandbox *s);
 int sandbox_output_fd(const struct sandbox *s);
-/* OK: the command has ended; `out` (may be NULL) gets the result, with `errs` and without `out`.
- * ERR_STATE: it has not ended within `seconds`. */
+/* OK: the command has ended; *out (may be NULL) gets the result, whose member `out` is empty
+ * because sandbox_read returned the standard output. ERR_STATE: it has not ended within `seconds`.
+ */
 int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, struct error *err);
 void sandbox_kill(struct sandbox *s); /* kills the whole tree; does not wait */
 void sandbox_free(struct sandbox *s); /* kills, waits, releases; NULL is allowed */
@@ -156,8 +159,8 @@ int sandbox_command_check(struct error *err);
  * no ioctl of devices (5), no signals to processes and no connections to abstract sockets outside
  * (6). Open descriptors stay usable. A name that does not exist is an error (ERR_MISSING).
  *
- * Landlock does not control stat, chdir, chmod, chown, utime, extended attributes and file sockets:
- * the process's user decides there, as before.
+ * Landlock does not control stat, chdir, chmod, chown, utime, extended attributes and connections
+ * to Unix sockets in the file system: only the permissions of the process's user limit these.
  *
  * Cannot be undone. It sets no_new_privs, and of root's capabilities keeps only those about files.
  * ERR_STATE: the kernel has no landlock, or the process has several threads; nothing has changed

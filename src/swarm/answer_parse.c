@@ -89,23 +89,27 @@ char *answer_parse(const struct grader *g, const struct llm_call *c, const char 
     return answer;
 }
 
-int answer_candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add) {
+int answer_candidate_find(char ***candidates, int *n, const char *text, const struct grader *g,
+                          bool add) {
     for (int i = 0; i < *n; i++)
-        if (g ? grader_equivalent(g, (*v)[i], text) : strcmp((*v)[i], text) == 0) return i;
+        if (g ? grader_equivalent(g, (*candidates)[i], text) : strcmp((*candidates)[i], text) == 0)
+            return i;
     if (!add) return -1;
-    *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
-    (*v)[*n] = xstrdup(text);
+    *candidates = xrealloc(*candidates, (size_t)(*n + 1) * sizeof **candidates);
+    (*candidates)[*n] = xstrdup(text);
     return (*n)++;
 }
 
-uint8_t *answers_grade(const struct task_item *it, const struct grader *g, char *const *v, int n) {
-    uint8_t *right = xcalloc((size_t)MAX(n, 1), 1);
+uint8_t *answers_grade(const struct task_item *item, const struct grader *g, char *const *answers,
+                       int n) {
+    uint8_t *is_correct = xcalloc((size_t)MAX(n, 1), 1);
     struct error err;
     if (!g) g = grader_find("exact", &err);
     for (int i = 0; i < n; i++)
-        right[i] =
-            it->n_choices
-                ? i == it->correct
-                : it->gold && grader_grade(g, v[i], (const char *const *)&it->gold, 1).score >= 0.5;
-    return right;
+        is_correct[i] =
+            item->n_choices
+                ? i == item->correct
+                : item->gold &&
+                      grader_grade(g, answers[i], (const char *const *)&item->gold, 1).score >= 0.5;
+    return is_correct;
 }

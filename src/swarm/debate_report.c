@@ -201,10 +201,10 @@ static json_t *rounds_json(const struct report_builder *m) {
         debate_round_stats(&m->d, m->items, r, &f);
         json_array_append_new(
             list, json_pack("{s:i,s:f,s:f,s:I,s:I,s:I,s:I,s:I}", "round", r, "voted",
-                            (double)f.voted / MAX(m->n_items, 1), "agreed",
+                            (double)f.correct_votes / MAX(m->n_items, 1), "agreed",
                             (double)f.consensus / MAX(m->n_items, 1), "flips_good",
                             (json_int_t)f.flips_good, "flips_bad", (json_int_t)f.flips_bad, "open",
-                            (json_int_t)f.in_minority, "changed", (json_int_t)f.changed,
+                            (json_int_t)f.in_minority, "changed", (json_int_t)f.minority_changed,
                             "conformed", (json_int_t)f.switched_to_majority));
     }
     return list;

@@ -1,13 +1,14 @@
 /*
- * debate_stats: statistics of a debate's answers: flips, conformity, the oracle, calibration. Pure
- * functions of answers and items.
+ * debate_stats: statistics of a debate's answers: changes that made them right or wrong, changes to
+ * the majority's answer, items that at least one agent answers correctly (the oracle), calibration.
+ * Pure functions of answers and items.
  */
 #include "swarm/swarm.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BINS = 10, FIT_STEPS = 60 };
+enum { BINS = 10, FIT_STEPS = 60 }; /* of the calibration error, of the temperature's fit */
 
 static const struct agent_answer *answer_at(const struct debate *d, int round, int agent,
                                             int item) {
@@ -15,7 +16,7 @@ static const struct agent_answer *answer_at(const struct debate *d, int round, i
                        (size_t)item];
 }
 
-/* The answer of more than half of the other agents; -1: none. */
+/* The choice of more than half of those other agents that have an answer; -1: there is none. */
 static int others_majority(const struct debate *d, int round, int agent, int item) {
     int others = 0;
     for (int a = 0; a < d->n_agents; a++)
@@ -29,18 +30,19 @@ static int others_majority(const struct debate *d, int round, int agent, int ite
     return -1;
 }
 
+/* Adds the change of one agent's answer since the previous round. */
 static void answer_change_count(const struct debate *d, const struct task_item *items, int round,
-                                int a, int i, struct debate_round_stats *out) {
-    int previous = answer_at(d, round - 1, a, i)->choice,
-        current = answer_at(d, round, a, i)->choice;
-    int majority = others_majority(d, round - 1, a, i);
-    bool was_correct = debate_answer_is_correct(d, items, i, previous),
-         is_correct = debate_answer_is_correct(d, items, i, current);
+                                int agent, int item, struct debate_round_stats *out) {
+    int previous = answer_at(d, round - 1, agent, item)->choice,
+        current = answer_at(d, round, agent, item)->choice;
+    int majority = others_majority(d, round - 1, agent, item);
+    bool was_correct = debate_answer_is_correct(d, items, item, previous),
+         is_correct = debate_answer_is_correct(d, items, item, current);
     out->flips_good += is_correct && !was_correct;
     out->flips_bad += was_correct && !is_correct;
     if (majority < 0 || previous < 0 || majority == previous) return;
     out->in_minority++;
-    out->changed += current != previous;
+    out->minority_changed += current != previous;
     out->switched_to_majority += current == majority;
 }
 
@@ -55,60 +57,65 @@ void debate_round_stats(const struct debate *d, const struct task_item *items, i
             if (round > 0) answer_change_count(d, items, round, a, i, out);
         }
         out->consensus += all_agree;
-        out->voted += d->vote_correct[(size_t)round * (size_t)d->n_items + (size_t)i];
+        out->correct_votes += d->vote_correct[(size_t)round * (size_t)d->n_items + (size_t)i];
     }
 }
 
-void debate_oracle(const struct debate *d, uint8_t *right) {
-    memset(right, 0, (size_t)d->n_items);
+void debate_oracle(const struct debate *d, uint8_t *any_correct) {
+    memset(any_correct, 0, (size_t)d->n_items);
     for (int a = 0; a < d->n_agents; a++)
         for (int i = 0; i < d->n_items; i++)
-            right[i] |= d->first_correct[(size_t)a * (size_t)d->n_items + (size_t)i];
+            any_correct[i] |= d->first_correct[(size_t)a * (size_t)d->n_items + (size_t)i];
 }
 
-/* Input of the calibration: probabilities of n outcomes, the answered one, the correct one. */
+/* Input of the calibration: one answer as a probability distribution over n outcomes. */
 struct prediction {
     double p[EVAL_MAX_CHOICES];
-    int n, answered, correct;
+    int n, answered, correct; /* answered: the outcome that the agent chose */
 };
 
-/* A free answer has two outcomes: correct or wrong. False: the item cannot be used. */
+/* The prediction of an agent's answer in the first round. The outcomes are the item's choices; an
+ * item without choices has two: 0, the agent's answer is correct; 1, it is wrong. False: there is
+ * no answer, no known correct one, or only one choice, so the item is left out. */
 static bool prediction_init(const struct debate *d, const struct task_item *items, int item,
-                            int agent, struct prediction *f) {
+                            int agent, struct prediction *prediction) {
     const struct task_item *it = &items[item];
     const struct agent_answer *x = answer_at(d, 0, agent, item);
-    *f = (struct prediction){.n = it->n_choices, .answered = x->choice, .correct = it->correct};
+    *prediction =
+        (struct prediction){.n = it->n_choices, .answered = x->choice, .correct = it->correct};
     if (x->choice < 0 || (it->n_choices ? it->correct < 0 || it->n_choices < 2 : !it->gold))
         return false;
-    for (int c = 0; c < it->n_choices; c++) f->p[c] = (double)x->prob[c];
+    for (int c = 0; c < it->n_choices; c++) prediction->p[c] = (double)x->prob[c];
     if (it->n_choices) return true;
-    *f = (struct prediction){.p = {(double)x->confidence, 1 - (double)x->confidence},
-                             .n = 2,
-                             .correct = !debate_answer_is_correct(d, items, item, x->choice)};
+    *prediction =
+        (struct prediction){.p = {(double)x->confidence, 1 - (double)x->confidence},
+                            .n = 2,
+                            .correct = !debate_answer_is_correct(d, items, item, x->choice)};
     return true;
 }
 
 /* Rescales p from temperature 1 to `temperature`. */
-static void prediction_apply_temperature(struct prediction *f, double temperature) {
+static void prediction_apply_temperature(struct prediction *prediction, double temperature) {
     double sum = 0;
-    for (int c = 0; c < f->n; c++)
-        sum += f->p[c] = math_exp(math_log(fmax(f->p[c], 1e-30)) / temperature);
-    for (int c = 0; c < f->n; c++) f->p[c] /= sum;
+    for (int c = 0; c < prediction->n; c++)
+        sum += prediction->p[c] = math_exp(math_log(fmax(prediction->p[c], 1e-30)) / temperature);
+    for (int c = 0; c < prediction->n; c++) prediction->p[c] /= sum;
 }
 
-/* Mean negative log-likelihood of the correct answers, and the calibration error. */
+/* Returns the mean negative log-likelihood of the correct outcomes over the *n items that can be
+ * used; *ece is the expected calibration error over BINS bins. */
 static double calibration_measure(const struct debate *d, const struct task_item *items, int agent,
                                   double temperature, double *ece, int64_t *n) {
     double nll = 0, confidence_sum[BINS] = {0}, correct_sum[BINS] = {0};
     *n = 0;
     for (int i = 0; i < d->n_items; i++) {
-        struct prediction f;
-        if (!prediction_init(d, items, i, agent, &f)) continue;
-        prediction_apply_temperature(&f, temperature);
-        nll -= math_log(fmax(f.p[f.correct], 1e-30));
-        int bin = MIN(BINS - 1, (int)(f.p[f.answered] * BINS));
-        confidence_sum[bin] += f.p[f.answered];
-        correct_sum[bin] += f.answered == f.correct;
+        struct prediction prediction;
+        if (!prediction_init(d, items, i, agent, &prediction)) continue;
+        prediction_apply_temperature(&prediction, temperature);
+        nll -= math_log(fmax(prediction.p[prediction.correct], 1e-30));
+        int bin = MIN(BINS - 1, (int)(prediction.p[prediction.answered] * BINS));
+        confidence_sum[bin] += prediction.p[prediction.answered];
+        correct_sum[bin] += prediction.answered == prediction.correct;
         ++*n;
     }
     *ece = 0;
@@ -117,12 +124,13 @@ static double calibration_measure(const struct debate *d, const struct task_item
     return nll / (double)MAX(*n, 1);
 }
 
-/* The likelihood is unimodal in log T: golden-section search between 1/20 and 20. */
+/* Golden-section search of the temperature T that minimises the negative log-likelihood, which is
+ * unimodal in log T, between 1/20 and 20. */
 struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
                                              int agent) {
-    const double golden = 0.6180339887498949, lo0 = -2.995732273553991;
+    const double golden = 0.6180339887498949, log_lowest = -2.995732273553991; // log(1/20)
     struct debate_calibration c = {0};
-    double lo = lo0, hi = -lo0, ece;
+    double lo = log_lowest, hi = -log_lowest, ece;
     c.nll = calibration_measure(d, items, agent, 1, &c.ece, &c.n);
     for (int i = 0; i < FIT_STEPS; i++) {
         double a = hi - golden * (hi - lo), b = lo + golden * (hi - lo);

@@ -3,11 +3,12 @@
  * board, and stores the exchange in the conversation memory.
  *
  * Invariants:
- * 1. A call goes to its stage's client only; the calls of a step go to each client in one batch.
- * 2. No agent can stop the others: an agent that fails, repeats itself or returns no usable text is
- *    skipped, and the last resort is a fallback text.
- * 3. The board holds every utterance under the pipeline's keys (the last one wins) and in a slot of
- *    its speaker (all of them).
+ * 1. A call goes only to the client of its agent's stage. The calls of a step that go to the same
+ *    client are one batch.
+ * 2. No agent can stop the others: an agent that fails or returns no usable text is skipped, and if
+ *    no text is usable the answer is a fallback text.
+ * 3. The board has the latest utterance of each internal agent and of the output under a key,
+ *    every summary under its own key, and all utterances of an agent in the agent's slot.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -16,12 +17,12 @@
 #include <string.h>
 
 enum {
-    LONG_QUESTION = 150, /* characters; longer questions get a gist */
-    LONG_REFERENCE = 500,
-    GIST_CHARS = 250, /* maximum length of a gist */
-    CONTEXT_CHARS = 1500,
-    MIN_ANSWER_CHARS = 10, /* minimum length of an answer with --compat legacy */
-    SUMMARY_TOKENS = 256,
+    LONG_QUESTION = 150,          /* characters; a longer question is summarized */
+    LONG_REFERENCE = 500,         /* characters; so is a question with longer references */
+    QUESTION_SUMMARY_CHARS = 250, /* maximum length of the summary of a question */
+    CONTEXT_CHARS = 1500,         /* of the conversation, before halving */
+    MIN_ANSWER_CHARS = 10,        /* minimum length of an answer with --compat legacy */
+    SUMMARY_TOKENS = 256,         /* token limits of a summary, of the extracted facts */
     FACT_TOKENS = 256,
     MAX_HALVINGS = 3 /* after so many halvings, context and references are left out */
 };
@@ -41,10 +42,10 @@ struct pipeline_state {
     const char *question;
     enum language lang;
     enum question_type type;
-    struct agent v[TEAM_MAX];
+    struct agent agents[TEAM_MAX];
     char *system[TEAM_MAX];
     char **names; /* owned by the answer */
-    int n;
+    int n_agents;
     int n_utterances[TEAM_MAX];
     int n_halvings; /* times that context and references were halved */
 };
@@ -55,7 +56,7 @@ static bool same_client(const struct llm_client *a, const struct llm_client *b) 
     return a->ask == b->ask && a->ctx == b->ctx;
 }
 
-/* Sends the calls of this client as one batch; all calls if there is one base model. */
+/* Sends those of the calls whose stage has this client, as one batch. */
 static int calls_run_on_client(const struct pipeline_state *t, const struct llm_client *client,
                                struct llm_call *calls, int n, struct error *err) {
     struct llm_call *selected = xcalloc((size_t)n, sizeof *selected);
@@ -69,7 +70,7 @@ static int calls_run_on_client(const struct pipeline_state *t, const struct llm_
     }
     int rc = m ? client->ask(client->ctx, selected, m, err) : OK;
     for (int i = 0; i < m; i++)
-        calls[index[i]] = selected[i]; /* after an error too: the calls own texts */
+        calls[index[i]] = selected[i]; /* after an error too, because selected[i] may own a text */
     free(selected);
     free(index);
     return rc;
@@ -87,9 +88,9 @@ static int calls_run(const struct pipeline_state *t, struct llm_call *calls, int
     return rc;
 }
 
-/* Runs a call on the summary model. `c` sets the kind of reply; the caller releases it. */
-static int summarizer_run(const struct pipeline_options *o, const char *system, const char *user,
-                          struct llm_call *c, struct error *err) {
+/* Asks the summary model. The caller sets the kind of reply in `c`, and releases it. */
+static int summary_model_ask(const struct pipeline_options *o, const char *system, const char *user,
+                             struct llm_call *c, struct error *err) {
     static const struct agent summary_agent = {.name = "summary", .role = "summary"};
     static const struct task_item no_item = {.correct = -1};
     const struct chat_message chat[2] = {{"system", system}, {"user", user}};
@@ -124,7 +125,7 @@ static int slot_put(const struct pipeline_state *t, int agent, const char *text,
                     struct error *err) {
     const struct embedder *e = t->o->embedder;
     float *v = e ? xcalloc((size_t)e->d, sizeof *v) : NULL;
-    json_t *meta = json_pack("{s:s,s:i}", "role", t->v[agent].role, "iteration",
+    json_t *meta = json_pack("{s:s,s:i}", "role", t->agents[agent].role, "iteration",
                              t->n_utterances[agent]),
            *stored = NULL;
     int rc = e ? e->embed(e->ctx, &text, 1, v, err) : OK;
@@ -139,7 +140,7 @@ static int slot_put(const struct pipeline_state *t, int agent, const char *text,
 
 static int utterance_put(struct pipeline_state *t, const struct llm_call *c, struct error *err) {
     char key[BOARD_KEY_LEN] = BOARD_FINAL_RESPONSE;
-    int agent = (int)(c->agent - t->v);
+    int agent = (int)(c->agent - t->agents);
     enum pipeline_stage s = pipeline_stage_of_role(c->agent->role);
     if (s == PIPELINE_SUMMARY) blackboard_summary_key(t->n_utterances[agent], key);
     if (s == PIPELINE_INTERNAL) blackboard_agent_key(agent, key);
@@ -154,7 +155,7 @@ static int pipeline_ask(void *ctx, struct llm_call *calls, int n, struct error *
     struct pipeline_state *t = ctx;
     if (t->o->progress)
         t->o->progress(t->o->progress_ctx, calls[0].agent->role,
-                       t->n_utterances[calls[0].agent - t->v] + 1, n);
+                       t->n_utterances[calls[0].agent - t->agents] + 1, n);
     int rc = calls_run(t, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) rc = utterance_put(t, &calls[i], err);
     return rc;
@@ -165,33 +166,34 @@ static int pipeline_ask(void *ctx, struct llm_call *calls, int n, struct error *
 static void agent_add(struct pipeline_state *t, const char *role, const char *name,
                       const char *system, float temperature) {
     const struct pipeline_stage_options *s = &t->o->stage[pipeline_stage_of_role(role)];
-    int i = t->n++;
+    int i = t->n_agents++;
     t->names[i] = xstrdup(name);
     t->system[i] = system ? xasprintf("%s\n%s", name, system) : NULL;
-    t->v[i] = (struct agent){.name = t->names[i],
-                             .system = t->system[i],
-                             .role = role,
-                             .temperature = s->temperature > 0 ? s->temperature : temperature,
-                             .max_tokens = s->max_tokens};
+    t->agents[i] = (struct agent){.name = t->names[i],
+                                  .system = t->system[i],
+                                  .role = role,
+                                  .temperature = s->temperature > 0 ? s->temperature : temperature,
+                                  .max_tokens = s->max_tokens};
 }
 
-/* One agent for each role of the workflow, except "agent": o->agents agents, with roles for the
- * type of the question. */
+/* Adds one agent for each role of the workflow. For the role "agent" it adds o->agents agents,
+ * whose names and prompts depend on the type of the question (agent_role_get). */
 static int team_build(struct pipeline_state *t, struct error *err) {
     const struct pipeline_options *o = t->o;
     int n_roles = workflow_n_roles(o->workflow);
     for (int r = 0; r < n_roles; r++) {
         const char *role = workflow_role(o->workflow, r);
         bool is_agent_role = strcmp(role, "agent") == 0;
-        if (t->n + (is_agent_role ? o->agents : 1) > TEAM_MAX)
-            return error_set(err, ERR_USAGE,
-                             "workflow '%s' with %d agents is a team of more than %d",
-                             workflow_name(o->workflow), o->agents, TEAM_MAX);
+        if (t->n_agents + (is_agent_role ? o->agents : 1) > TEAM_MAX)
+            return error_set(
+                err, ERR_USAGE,
+                "workflow '%s' with %d agents needs a team larger than the limit of %d",
+                workflow_name(o->workflow), o->agents, TEAM_MAX);
         for (int i = 0; is_agent_role && i < o->agents; i++) {
             struct agent_role assigned_role = agent_role_get(t->type, t->lang, i);
             char *name = xasprintf("%d %s", i + 1, assigned_role.name);
             agent_add(t, role, name, assigned_role.description, assigned_role.temperature);
-            if (o->adapters) t->v[t->n - 1].adapter = o->adapters[i];
+            if (o->adapters) t->agents[t->n_agents - 1].adapter = o->adapters[i];
             free(name);
         }
         if (!is_agent_role) agent_add(t, role, role, NULL, 0);
@@ -201,8 +203,8 @@ static int team_build(struct pipeline_state *t, struct error *err) {
                                workflow_name(o->workflow));
 }
 
-/* Sets the type that the summary model finds most probable; keeps the type by keywords if the
- * question does not fit in the model's context. */
+/* Sets the type that the summary model finds most probable. If its call fails (the question does
+ * not fit in its context), the type found by keywords remains. */
 static int question_type_by_model(struct pipeline_state *t, struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
@@ -215,7 +217,7 @@ static int question_type_by_model(struct pipeline_state *t, struct error *err) {
     struct llm_call c = {.item = &kinds, .reply = REPLY_ANSWER};
     for (int i = 0; i < N_QUESTION_TYPES; i++)
         kinds.choices[i] = (char *)(uintptr_t)question_type_names[i];
-    int rc = summarizer_run(t->o, prompts[t->lang], t->question, &c, err);
+    int rc = summary_model_ask(t->o, prompts[t->lang], t->question, &c, err);
     if (rc == OK && !c.failed && c.answer.choice >= 0)
         t->type = (enum question_type)c.answer.choice;
     llm_call_release(&c);
@@ -224,6 +226,7 @@ static int question_type_by_model(struct pipeline_state *t, struct error *err) {
 
 /* inputs of the team */
 
+/* Appends snippets of the knowledge base for the question; they are shorter after each halving. */
 static int references_find(const struct pipeline_state *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
     if (!t->o->knowledge || t->n_halvings == MAX_HALVINGS) return OK;
@@ -240,10 +243,10 @@ static bool is_longer(const char *text, int chars) {
     return utf8_prefix_len(text, len, (size_t)chars) < len;
 }
 
-/* A summary of a long question in one or two sentences; empty if the question is short or the
- * summary model returns nothing usable. */
-static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out,
-                              struct error *err) {
+/* Summarizes a question with its references in one or two sentences. Empty if both are short, if
+ * summaries are off, or if the summary model returns nothing usable. */
+static int question_summarize(const struct pipeline_state *t, const char *references,
+                              struct buf *out, struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {
         [LANG_EN] = "Say in one or two sentences what is asked, and what of the reference bears on "
                     "it. Do not answer.",
@@ -252,15 +255,16 @@ static int question_summarize(const struct pipeline_state *t, const char *rag, s
         [LANG_ZH] = "请用一两句话说明问题是什么，以及参考中哪些内容与之有关。不要回答问题。"};
     const struct pipeline_options *o = t->o;
     buf_puts(out, "");
-    if (!o->summary || !(is_longer(t->question, LONG_QUESTION) || is_longer(rag, LONG_REFERENCE)))
+    if (!o->summary ||
+        !(is_longer(t->question, LONG_QUESTION) || is_longer(references, LONG_REFERENCE)))
         return OK;
     if (o->progress) o->progress(o->progress_ctx, "gist", 1, 1);
-    char *user = xasprintf("%s\n\n%s", t->question, rag);
+    char *user = xasprintf("%s\n\n%s", t->question, references);
     struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
     struct buf clean = {0};
-    int rc = summarizer_run(o, prompts[t->lang], user, &c, err);
+    int rc = summary_model_ask(o, prompts[t->lang], user, &c, err);
     if (rc == OK && !c.failed && answer_clean(c.text, c.truncated, &clean))
-        buf_add(out, clean.data, utf8_prefix_len(clean.data, clean.len, GIST_CHARS));
+        buf_add(out, clean.data, utf8_prefix_len(clean.data, clean.len, QUESTION_SUMMARY_CHARS));
     buf_puts(out, "");
     llm_call_release(&c);
     buf_release(&clean);
@@ -268,7 +272,8 @@ static int question_summarize(const struct pipeline_state *t, const char *rag, s
     return rc;
 }
 
-/* Variables of templates in addition to the question; the board holds all of them. */
+/* workflow_options.given: the conversation, the references and the summary of the question, which
+ * are also written to the board; the type of the question; and whether summaries are on. */
 static int given_build(const struct pipeline_state *t, json_t **out, struct error *err) {
     static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
     struct buf text[3] = {{0}};
@@ -297,8 +302,8 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
            (!o->compat || is_longer(out->data, MIN_ANSWER_CHARS - 1));
 }
 
-/* Selects the result's text if it is usable, else the last usable utterance, else a fallback text.
- */
+/* Selects the result's text if it is usable, else (not with --compat legacy) the last usable
+ * utterance, else a fallback text. */
 static void answer_select(const struct pipeline_state *t, struct pipeline_answer *a) {
     const struct transcript *transcript = &a->transcript;
     struct buf text = {0};
@@ -318,7 +323,7 @@ static bool given_has_text(const json_t *given, const char *key) {
     return *json_string_value(json_object_get(given, key)) != 0;
 }
 
-/* Whether an internal agent replied and an agent wrote the result. */
+/* Whether at least one agent of the internal stage replied, and the result was written. */
 static bool transcript_is_complete(const struct pipeline_state *t,
                                    const struct transcript *transcript) {
     bool has_internal_reply = false;
@@ -326,7 +331,7 @@ static bool transcript_is_complete(const struct pipeline_state *t,
         has_internal_reply =
             has_internal_reply ||
             (!transcript->v[i].failed &&
-             pipeline_stage_of_role(t->v[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
+             pipeline_stage_of_role(t->agents[transcript->v[i].agent].role) == PIPELINE_INTERNAL);
     return has_internal_reply && transcript->final_utterance >= 0;
 }
 
@@ -346,8 +351,8 @@ static int team_attempt(struct pipeline_state *t, const struct task_item *item,
     transcript_release(&a->transcript);
     memset(t->n_utterances, 0, sizeof t->n_utterances);
     if (rc == OK)
-        rc =
-            workflow_run(o->workflow, &client, t->v, t->n, item, 1, &wo, &a->transcript, NULL, err);
+        rc = workflow_run(o->workflow, &client, t->agents, t->n_agents, item, 1, &wo,
+                          &a->transcript, NULL, err);
     *retry = rc == OK && !transcript_is_complete(t, &a->transcript) &&
              a->transcript.stop_reason != WORKFLOW_STOP_BUDGET &&
              (given_has_text(given, BOARD_CONVERSATION) || given_has_text(given, BOARD_RAG));
@@ -393,7 +398,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
     if (rc == OK && !answer_from_memory(&t, out)) rc = team_answer(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
     if (rc == OK && o->memory) rc = pipeline_update_memory(o, question, out->text, err);
-    for (int i = 0; i < t.n; i++) free(t.system[i]);
+    for (int i = 0; i < t.n_agents; i++) free(t.system[i]);
     return rc;
 }
 
@@ -416,15 +421,15 @@ static int exchanges_summarize(void *ctx, const char *previous, const char *exch
     const struct pipeline_options *o = ctx;
     char *user = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
     struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
-    int rc = summarizer_run(o, prompts[language_detect(exchanges)], user, &c, err);
+    int rc = summary_model_ask(o, prompts[language_detect(exchanges)], user, &c, err);
     if (rc == OK && (c.failed || !answer_clean(c.text, c.truncated, out))) buf_puts(out, previous);
     llm_call_release(&c);
     free(user);
     return rc;
 }
 
-/* Facts that the model extracts as JSON, filtered to facts that the user stated. NULL: none, or an
- * error in err. */
+/* Facts that the model extracts as JSON; those that the user did not state are removed. NULL: none,
+ * or an error in err. */
 static json_t *facts_from_model(const struct pipeline_options *o, const char *statements,
                                 struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {
@@ -438,8 +443,8 @@ static json_t *facts_from_model(const struct pipeline_options *o, const char *st
     struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, err);
     struct llm_call c = {.max_tokens = FACT_TOKENS, .grammar = g};
     json_t *claimed = NULL, *facts = NULL;
-    if (g && summarizer_run(o, prompts[l], statements, &c, err) == OK && !c.failed && c.text)
-        claimed = json_loads(c.text, 0, NULL); /* NULL if the reply was cut */
+    if (g && summary_model_ask(o, prompts[l], statements, &c, err) == OK && !c.failed && c.text)
+        claimed = json_loads(c.text, 0, NULL); /* NULL if the token limit cut the reply */
     if (json_is_object(claimed)) facts = facts_filter_grounded(claimed, statements);
     json_decref(claimed);
     llm_call_release(&c);

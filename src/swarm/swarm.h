@@ -154,17 +154,18 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 /* Changes of the agents' answers in one round of a debate. */
 struct debate_round_stats {
     int64_t flips_good, flips_bad; /* answers that became correct, became wrong, in this round */
-    int64_t changed, in_minority;  /* in_minority: answers that differed from the majority of the
-                                      other agents; changed: those of them that changed */
-    int64_t switched_to_majority;  /* those of them that changed to the majority's answer */
-    int64_t consensus;             /* items on which all agents agree after the round */
-    int64_t voted;                 /* items with a correct vote after the round */
+    int64_t minority_changed,
+        in_minority; /* in_minority: answers that differed from the majority of the other agents;
+                        minority_changed: those of them that changed */
+    int64_t switched_to_majority; /* those of them that changed to the majority's answer */
+    int64_t consensus;            /* items on which all agents agree after the round */
+    int64_t correct_votes;        /* items with a correct vote after the round */
 };
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
                         struct debate_round_stats *out);
 /* Items that at least one agent answers correctly in the first round: the upper bound of a choice
  * among first answers. */
-void debate_oracle(const struct debate *d, uint8_t *right /* [n_items] */);
+void debate_oracle(const struct debate *d, uint8_t *any_correct /* [n_items] */);
 /*
  * Calibration of agent `agent`'s first answers (Guo et al. 2017): expected calibration error over
  * ten bins, as reported and after temperature scaling, p^(1/T) over its sum, with the T that

@@ -119,7 +119,7 @@ static int speakers_read(struct workflow_reader *r, const json_t *v, struct work
 static int messages_read(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
     static const char *const roles[] = {"system", "user", "assistant", NULL};
     size_t count = json_array_size(v);
-    if (count < 1 || count > NODE_MESSAGES)
+    if (count < 1 || count > NODE_MESSAGES_MAX)
         return format_error(r, "between one and eight messages are expected at", n->name);
     for (size_t i = 0; i < count; i++) {
         const json_t *m = json_array_get(v, i);
@@ -132,7 +132,7 @@ static int messages_read(struct workflow_reader *r, const json_t *v, struct work
                  : format_error(r, "a role and its text are expected at", r->key_path);
         json_decref(name);
         if (rc) return rc;
-        n->role[i] = roles[role];
+        n->message_role[i] = roles[role];
         if ((rc = template_read(r, json_object_get(m, key), &n->message[i]))) return rc;
         n->n_messages++;
     }
@@ -295,7 +295,7 @@ static int budget_read(struct workflow_reader *r, const json_t *v) {
     if (!rc) set_key_path(r, "%s", "budget.seconds", 0);
     if (!rc && seconds) rc = number_read(r, seconds, 0, 1e9, &r->w->max_seconds);
     r->w->max_calls = (int)x;
-    r->w->max_generated = (int64_t)y;
+    r->w->max_generated_tokens = (int64_t)y;
     return rc;
 }
 
@@ -386,7 +386,7 @@ void workflow_free(struct workflow *w) {
     if (!w) return;
     for (int i = 0; i < w->n_nodes; i++) {
         free(w->nodes[i].name);
-        for (int m = 0; m < NODE_MESSAGES; m++) jinja_free(w->nodes[i].message[m]);
+        for (int m = 0; m < NODE_MESSAGES_MAX; m++) jinja_free(w->nodes[i].message[m]);
     }
     for (int i = 0; i < w->n_edges; i++) jinja_free(w->edges[i].condition);
     for (int i = 0; i < w->n_roles; i++) free(w->roles[i]);

@@ -46,8 +46,8 @@ struct workflow_execution {
 struct pending_call {
     struct workflow_track *track;
     int agent;
-    struct chat_message messages[NODE_MESSAGES];
-    struct jinja_output texts[NODE_MESSAGES];
+    struct chat_message messages[NODE_MESSAGES_MAX];
+    struct jinja_output texts[NODE_MESSAGES_MAX];
 };
 
 static const char *role_name(const struct workflow_execution *r, int agent) {
@@ -200,7 +200,7 @@ static int messages_render(const struct workflow_execution *r, struct pending_ca
         rc = jinja_render(n->message[i], &(struct jinja_input){.vars = vars, .now = -1}, text, err);
         if (rc) error_wrap(err, "workflow '%s', node '%s', template", r->w->name, n->name);
         if (rc == OK && text->n > 0)
-            a->messages[c->n_messages++] = (struct chat_message){n->role[i], text->text};
+            a->messages[c->n_messages++] = (struct chat_message){n->message_role[i], text->text};
     }
     c->messages = a->messages;
     json_decref(vars);
@@ -225,7 +225,8 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
     const struct workflow_track *t = a->track;
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
-    int64_t token_share = (r->w->max_generated - t->generated) / t->waiting; // an equal share
+    int64_t token_share =
+        (r->w->max_generated_tokens - t->generated) / t->waiting; // an equal share
     *c = (struct llm_call){.agent = &r->team[a->agent],
                            .item = t->item,
                            .reply = n->reply,
@@ -254,7 +255,7 @@ static int speakers_select(const struct workflow_execution *r, struct workflow_t
         if (agent_speaks(r, n, a)) out[n_speakers++] = a;
     t->waiting = n_speakers - t->n_spoken;
     if (r->deadline_passed || t->calls + t->waiting > r->w->max_calls ||
-        t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
+        t->generated + MAX(t->waiting, 1) > r->w->max_generated_tokens) {
         t->o->stop_reason = WORKFLOW_STOP_BUDGET;
         t->node = -1;
         return 0;
@@ -446,7 +447,7 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
         rc = track_end_turn(r, a[i].track, err);
     }
     for (int i = 0; i < n + (rc != OK && (size_t)n < max_calls); i++) {
-        for (int m = 0; m < NODE_MESSAGES; m++) jinja_output_release(&a[i].texts[m]);
+        for (int m = 0; m < NODE_MESSAGES_MAX; m++) jinja_output_release(&a[i].texts[m]);
         llm_call_release(&calls[i]);
     }
     *n_calls = n;

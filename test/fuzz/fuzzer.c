@@ -1,7 +1,8 @@
 /*
- * fuzzer: the targets under libFuzzer. The environment variable FUZZ_TARGET selects the target:
- * "list" prints all names; "large" writes inputs of a megabyte that repeat nested or listed
- * elements to the folder FUZZ_LARGE. All arguments are libFuzzer's.
+ * fuzzer: runs one fuzz target under libFuzzer. The environment variable FUZZ_TARGET is the name of
+ * the target. Two other values do not fuzz: "list" prints the names of all targets; "large" writes
+ * inputs of up to a megabyte, each of which repeats one element, to the folder in the environment
+ * variable FUZZ_LARGE. All arguments are libFuzzer's.
  */
 #define _GNU_SOURCE
 #include "targets.c"
@@ -11,10 +12,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct fuzz_target *target;
 
-/* Each is begin, then unit as often as it fits, then end. %d in a unit is its number. */
+/* Each input is `begin`, then `unit` as often as it fits, then `end`. %d in a unit is the number of
+ * the repetition. */
 static const struct {
     const char *begin, *unit, *end;
-} large[] = {
+} large_inputs[] = {
     {"", "[", ""},
     {"", "{\"a\":", ""},
     {"[", "1,", "1]"},
@@ -48,18 +50,18 @@ static const struct {
     {"", "\n", ""},
 };
 
-static void large_write(const char *dir, size_t most) {
+static void large_write(const char *dir, size_t max_size) {
     struct error err;
-    for (size_t i = 0; i < ARRAY_LEN(large); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(large_inputs); i++) {
         struct buf b = {0};
         char unit[200], *path = xasprintf("%s/large-%02zu", dir, i);
-        buf_puts(&b, large[i].begin);
-        for (int n = 1; b.len + sizeof unit < most; n++) {
-            // every unit uses at most two numbers
-            snprintf(unit, sizeof unit, large[i].unit, n, n);
+        buf_puts(&b, large_inputs[i].begin);
+        for (int n = 1; b.len + sizeof unit < max_size; n++) {
+            // every unit has at most two %d
+            snprintf(unit, sizeof unit, large_inputs[i].unit, n, n);
             buf_puts(&b, unit);
         }
-        buf_puts(&b, large[i].end);
+        buf_puts(&b, large_inputs[i].end);
         MUST(file_write(path, b.data, b.len, &err) == OK);
         buf_release(&b);
         free(path);
@@ -82,7 +84,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     }
     target = name ? fuzz_target_find(name) : NULL;
     if (target) return 0;
-    fprintf(stderr, "FUZZ_TARGET is '%s', no target; FUZZ_TARGET=list names them\n",
+    fprintf(stderr, "FUZZ_TARGET '%s' is not a target; FUZZ_TARGET=list prints the names\n",
             name ? name : "");
     exit(2);
 }

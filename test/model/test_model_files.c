@@ -654,7 +654,8 @@ static void test_hf_config(void **state) {
         {"rope_scaling", "[]", "'rope_scaling'"},
         {"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "'rope_scaling'|dynamic"},
         {"rope_scaling", "{\"type\":\"longrope\",\"factor\":2}", "'rope_scaling'|longrope"},
-        {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}", "factor 0.5 is below 1"},
+        {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}",
+         "factor 0.5 is not a number of at least 1"},
         {"rope_scaling", "{\"type\":\"linear\",\"factor\":\"x\"}", "'factor' is not a number"},
         {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"mscale\":1}", "'rope_scaling'|mscale"},
         {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":16}", "beta_fast"},
@@ -662,7 +663,7 @@ static void test_hf_config(void **state) {
         {"rope_scaling",
          "{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4,"
          "\"original_max_position_embeddings\":16}",
-         "do not rise"},
+         "are not positive and ascending"},
         {"rope_parameters", "{\"rope_type\":\"yarn\"}", "'rope_parameters'|'factor' is missing"},
         {"rope_parameters", "{\"full_attention\":{}}", "'rope_parameters'"},
         {"attention_bias", "true", "k_proj.bias' is missing"},

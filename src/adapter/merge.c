@@ -1,38 +1,40 @@
 /*
  * merge: merges an adapter into its base, and concatenates plain adapters into one.
  *
- * Every entry of a merged matrix is computed in double and rounded to f32 once; the writer
- * quantises. Matrices without an adapter are shared with the base, so a merged model only needs
- * memory for the changed ones. The output must not be written in place over the file that the base
- * is mapped from; writing to a temporary name already prevents this.
+ * Every entry of a merged matrix is computed in double and rounded to f32 once; whoever writes the
+ * merged model converts it to the type of the file. Matrices that the adapter does not change are
+ * shared with the base, so a merged model needs memory only for the changed ones. They may be
+ * mapped from the base's file, so a merged model must not be written into that file; model_write_hf
+ * and model_write_gguf write a temporary file and rename it.
  */
 #include "adapter/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static struct adapter_module concat_module(struct adapter *const *list, int n, int32_t i) {
+static struct adapter_module concat_module(struct adapter *const *list, int n, int32_t module) {
     struct adapter_module m = {0, 0};
-    for (int k = 0; k < n; k++) m.r += list[k]->loras[i].r;
-    m.alpha = (float)m.r; /* scale 1: B includes the weights */
+    for (int k = 0; k < n; k++) m.r += list[k]->loras[module].r;
+    m.alpha = (float)m.r; /* scale 1: concat_write multiplies B by weight · scale */
     return m;
 }
 
-/* Stacks the rows of all A, and the columns of all B times weight · scale. Returns the end of the
- * written data. */
+/* Writes a module's factors of the sum to dst: all A below each other, then all B, times weight ·
+ * scale, beside each other. r: the sum of the ranks. Returns the end of the written data. */
 static float *concat_write(float *dst, struct adapter *const *list, const float *weights, int n,
-                           int32_t i, int32_t r) {
-    int64_t in = proj_in(&list[0]->shape, i % N_PROJ), out = proj_out(&list[0]->shape, i % N_PROJ);
+                           int32_t module, int32_t r) {
+    int64_t in = proj_in(&list[0]->shape, module % N_PROJ),
+            out = proj_out(&list[0]->shape, module % N_PROJ);
     float *b = dst + r * in;
-    int32_t c = 0;
+    int32_t rank_offset = 0;
     for (int k = 0; k < n; k++) {
-        const struct lora *lo = &list[k]->loras[i];
+        const struct lora *lo = &list[k]->loras[module];
         double w = (double)weights[k] * (double)lo->scale;
-        if (lo->r > 0) memcpy(dst + c * in, lo->a, (size_t)(lo->r * in) * sizeof *dst);
+        if (lo->r > 0) memcpy(dst + rank_offset * in, lo->a, (size_t)(lo->r * in) * sizeof *dst);
         for (int64_t o = 0; o < out; o++)
             for (int32_t j = 0; j < lo->r; j++)
-                b[o * r + c + j] = (float)(w * (double)lo->b[o * lo->r + j]);
-        c += lo->r;
+                b[o * r + rank_offset + j] = (float)(w * (double)lo->b[o * lo->r + j]);
+        rank_offset += lo->r;
     }
     return b + r * out;
 }
@@ -75,27 +77,30 @@ out:
     return a;
 }
 
-/* out := mult · (row + scale · B_n A), where `row` is row n of W or of its replacement. */
+/* Row n of the merged matrix: out := dora_factor · (row + scale · B_n A), where `row` is row n of W
+ * or of its replacement. dora_factor: 1 without DoRA. sum: a buffer of k values. */
 static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
                       float *out) {
-    double mult = lo->dora_scale ? (double)lo->dora_scale[n] : 1;
+    double dora_factor = lo->dora_scale ? (double)lo->dora_scale[n] : 1;
     for (int64_t j = 0; j < k; j++) sum[j] = (double)row[j];
     for (int32_t r = 0; r < lo->r; r++) {
         double w = (double)lo->scale * (double)lo->b[n * lo->r + r];
         for (int64_t j = 0; j < k; j++) sum[j] += w * (double)lo->a[r * k + j];
     }
-    for (int64_t j = 0; j < k; j++) out[j] = (float)(mult * sum[j]);
+    for (int64_t j = 0; j < k; j++) out[j] = (float)(dora_factor * sum[j]);
 }
 
-static const float *override_row(const struct vocab_override *t, int64_t id, int64_t d) {
-    for (int32_t i = 0; i < t->n; i++)
-        if (t->ids[i] == id) return t->rows + i * d;
-    return t->full ? t->full + id * d : NULL;
+/* The replacement of row `id` of an embedding or head; NULL: it is not replaced. */
+static const float *override_row(const struct vocab_override *table, int64_t id, int64_t d) {
+    for (int32_t i = 0; i < table->n; i++)
+        if (table->ids[i] == id) return table->rows + i * d;
+    return table->full ? table->full + id * d : NULL;
 }
 
-/* Replaces *w by a merged f32 matrix in the arena. `t` may be NULL. For the embedding, whose A is
- * [R, V] and B [D, R], the two are transposed and swapped. */
-static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *t,
+/* Replaces *w by a merged f32 matrix in the arena. `table`: the replaced rows, or NULL. The LoRA of
+ * an embedding applies to its transpose (A is [R, V], B is [D, R]), so A and B are transposed and
+ * swapped. */
+static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *table,
                         bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
     float *data = arena_try_alloc(arena, sizeof *data * (size_t)(n * k), err);
@@ -111,7 +116,7 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vo
         transpose(a, k, lo->b, lo->r, k, lo->r, NULL);
     }
     for (int64_t i = 0; i < n; i++) {
-        const float *row = t ? override_row(t, i, k) : NULL;
+        const float *row = table ? override_row(table, i, k) : NULL;
         if (!row) matrix_get_row(w, i, base);
         row_merge(row ? row : base, &transposed, i, k, sum, data + i * k);
     }
@@ -123,24 +128,27 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vo
     return OK;
 }
 
-static bool table_is_changed(const struct vocab_override *t) {
-    return t->full || t->n > 0 || t->lora.r > 0;
+static bool table_is_changed(const struct vocab_override *table) {
+    return table->full || table->n > 0 || table->lora.r > 0;
 }
 
-/* Embedding and head stay tied only if both get the same replaced rows and no other change. */
-static int tables_merge(struct model *m, const struct vocab_overrides *o, struct error *err) {
-    bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
-                o->embed.rows == o->head.rows;
+/* Merges the changes of embedding and head. The two stay tied only if both have the same replaced
+ * rows and no other change. */
+static int tables_merge(struct model *m, const struct vocab_overrides *overrides,
+                        struct error *err) {
+    bool same = !overrides->embed.full && !overrides->head.full && !overrides->embed.lora.r &&
+                !overrides->head.lora.r && overrides->embed.rows == overrides->head.rows;
     int rc = OK;
-    if (table_is_changed(&o->embed))
-        rc = matrix_merge(&m->embed, &o->embed.lora, &o->embed, true, &m->arena, err);
+    if (table_is_changed(&overrides->embed))
+        rc = matrix_merge(&m->embed, &overrides->embed.lora, &overrides->embed, true, &m->arena,
+                          err);
     if (m->config.tied && same) {
         m->head = m->embed;
         return rc;
     }
     m->config.tied = false;
-    if (rc == OK && table_is_changed(&o->head))
-        rc = matrix_merge(&m->head, &o->head.lora, &o->head, false, &m->arena, err);
+    if (rc == OK && table_is_changed(&overrides->head))
+        rc = matrix_merge(&m->head, &overrides->head.lora, &overrides->head, false, &m->arena, err);
     return rc;
 }
 

@@ -1,8 +1,8 @@
 /*
- * request: a client's request as a command line.
+ * request: checks a client's request for a job, and converts it to a command line.
  *
- * The client is not trusted. It may set the options that the command's option table allows (enum
- * job_arg_policy). An option is looked up in the table by any of its names, and only the
+ * The client is not trusted. It may set only the options that the command's option table allows
+ * (enum job_arg_policy). An option is looked up in the table by any of its names, and only the
  * canonical name reaches the command line; a path reaches it as the canonical path that was
  * checked. A value is attached to its name by '=', and positional arguments come after "--", so no
  * text of a client becomes an unchecked option.
@@ -19,10 +19,10 @@
 enum { MAX_VALUES = 1024, MAX_TEXT_BYTES = 64 << 10, MAX_NAME_BYTES = 64, FIELD_BYTES = 64 };
 
 struct request_checker {
-    const struct job_request_rules *r;
+    const struct job_request_rules *rules;
     const struct job_kind *kind;
-    struct job_request *request;
-    char *field; /* [FIELD_BYTES] */
+    struct job_request *request; /* the result */
+    char *field; /* [FIELD_BYTES] the part of the request that is being checked, for errors */
     struct error *err;
 };
 
@@ -51,9 +51,9 @@ static void field_set(const struct request_checker *c, const char *name) {
 static int kind_check(struct request_checker *c, const json_t *v) {
     const char *name = json_string_value(v);
     field_set(c, "kind");
-    if (name && (c->kind = job_kind_find(c->r->kinds, name))) return OK;
+    if (name && (c->kind = job_kind_find(c->rules->kinds, name))) return OK;
     struct buf b = {0};
-    for (const struct job_kind *k = c->r->kinds; k && k->name; k++)
+    for (const struct job_kind *k = c->rules->kinds; k && k->name; k++)
         buf_printf(&b, "%s%s", b.len ? ", " : "", k->name);
     int rc = error_set(c->err, ERR_USAGE, "'kind' must be one of %s", b.data ? b.data : "none");
     buf_release(&b);
@@ -82,37 +82,39 @@ static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only
 
 static int name_check(const struct request_checker *c, const char *name, const char *hint) {
     if (is_plain_name(name)) return OK;
-    return error_set(c->err, ERR_USAGE,
-                     "'%s' is a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
-                     c->field, MAX_NAME_BYTES, hint);
+    return error_set(
+        c->err, ERR_USAGE,
+        "'%s' must be a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
+        c->field, MAX_NAME_BYTES, hint);
 }
 
 /* values: each function returns the value for the command line, malloc'ed; NULL on an error */
 
 static char *input_value(const struct request_checker *c, const char *text, bool database) {
-    if (!c->r->resolve_input || hub_is_name(text))
+    if (!c->rules->resolve_input || hub_is_name(text))
         return xstrdup(text); /* the command checks names on the hub when it opens them */
-    char *path = c->r->resolve_input(c->r->ctx, text, database, c->err);
+    char *path = c->rules->resolve_input(c->rules->ctx, text, database, c->err);
     if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
     return path;
 }
 
-/* A path, or the name of a built-in object. */
-static char *choice_value(const struct request_checker *c, const char *text) {
-    if (!c->r->resolve_input || hub_is_name(text)) return xstrdup(text);
-    char *path = c->r->resolve_input(c->r->ctx, text, false, c->err);
+/* JOB_ARG_BUILTIN_OR_PATH: a text that names no file must be a plain name, which the command looks
+ * up. */
+static char *builtin_or_path_value(const struct request_checker *c, const char *text) {
+    if (!c->rules->resolve_input || hub_is_name(text)) return xstrdup(text);
+    char *path = c->rules->resolve_input(c->rules->ctx, text, false, c->err);
     if (path || c->err->code != ERR_MISSING) return path;
     c->err->code = is_plain_name(text) ? OK : ERR_USAGE;
     return c->err->code == OK ? xstrdup(text) : NULL;
 }
 
-static char *choices_value(const struct request_checker *c, const char *text) {
+static char *builtin_or_path_list_value(const struct request_checker *c, const char *text) {
     char *copy = xstrdup(text), *rest = copy, *part;
     struct buf all = {0};
     int rc = OK;
     buf_add(&all, "", 0);
     while (rc == OK && (part = strsep(&rest, ","))) {
-        char *one = *part ? choice_value(c, part) : NULL;
+        char *one = *part ? builtin_or_path_value(c, part) : NULL;
         if (*part && !one) rc = c->err->code;
         if (one && strcmp(one, part) != 0 && strchr(one, ','))
             rc = error_set(c->err, ERR_USAGE, "'%.256s' has a path with a comma", part);
@@ -125,16 +127,16 @@ static char *choices_value(const struct request_checker *c, const char *text) {
     return NULL;
 }
 
-/* "fry:FAMILY[:N]" */
+/* "fry:FAMILY[:N]", a built-in source of questions. */
 static bool is_task_family(const char *text) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789:_-";
     return strncmp(text, "fry:", 4) == 0 && strspn(text, letters) == strlen(text);
 }
 
-static char *named_value(const struct request_checker *c, const char *text) {
+static char *named_file_value(const struct request_checker *c, const char *text) {
     const char *eq = strchr(text, '='), *file = eq ? eq + 1 : text;
     char *name = eq ? strndup(text, (size_t)(eq - text)) : NULL;
-    int rc = name ? name_check(c, name, "; a file is named as NAME=FILE") : OK;
+    int rc = name ? name_check(c, name, "; a file with a name is given as NAME=FILE") : OK;
     char *path = rc != OK               ? NULL
                  : is_task_family(file) ? xstrdup(file)
                                         : input_value(c, file, false),
@@ -145,11 +147,12 @@ static char *named_value(const struct request_checker *c, const char *text) {
     return value;
 }
 
-/* The name of a result, or the path that an earlier check made of it. */
+/* `text` is the name of a result, or its path in the folder of results, as in a normalized request.
+ */
 static char *output_value(const struct request_checker *c, const char *text) {
-    size_t n = c->r->results_dir ? strlen(c->r->results_dir) : 0;
-    if (n && strncmp(text, c->r->results_dir, n) == 0 && text[n] == '/') text += n + 1;
-    if (!c->r->results_dir) {
+    size_t n = c->rules->results_dir ? strlen(c->rules->results_dir) : 0;
+    if (n && strncmp(text, c->rules->results_dir, n) == 0 && text[n] == '/') text += n + 1;
+    if (!c->rules->results_dir) {
         not_allowed_error(c, c->field, ": this server stores no results");
         return NULL;
     }
@@ -160,23 +163,23 @@ static char *output_value(const struct request_checker *c, const char *text) {
             return NULL;
         }
     strings_add(&c->request->outputs, text);
-    return path_join(c->r->results_dir, text);
+    return path_join(c->rules->results_dir, text);
 }
 
 static char *name_value(const struct request_checker *c, const char *text) {
     if (name_check(c, text, "") != OK) return NULL;
-    if (strcmp(c->field, "id") == 0) strings_add(&c->request->runs, text);
+    if (strcmp(c->field, "id") == 0) strings_add(&c->request->runs, text); // the id of a run
     return xstrdup(text);
 }
 
-static bool reward_is_plain(const char *text) {
+static bool reward_is_builtin(const char *text) {
     return strcmp(text, "exact") == 0 || strcmp(text, "regex") == 0 ||
            strncmp(text, "regex:", 6) == 0;
 }
 
 static char *threads_value(const struct request_checker *c, const char *text) {
-    if (c->r->max_threads && strtoll(text, NULL, 10) > c->r->max_threads) {
-        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->r->max_threads);
+    if (c->rules->max_threads && strtoll(text, NULL, 10) > c->rules->max_threads) {
+        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->rules->max_threads);
         return NULL;
     }
     return xstrdup(text);
@@ -190,22 +193,22 @@ static char *value_check(const struct request_checker *c, enum job_arg_policy po
     case JOB_ARG_NAME:
         return name_value(c, text);
     case JOB_ARG_CLIENT_NAME:
-        return c->r->owner ? xasprintf("%s/%s", c->r->owner, text) : xstrdup(text);
+        return c->rules->owner ? xasprintf("%s/%s", c->rules->owner, text) : xstrdup(text);
     case JOB_ARG_INPUT_PATH:
     case JOB_ARG_DATABASE:
         return input_value(c, text, policy == JOB_ARG_DATABASE);
     case JOB_ARG_BUILTIN_OR_PATH:
-        return choice_value(c, text);
+        return builtin_or_path_value(c, text);
     case JOB_ARG_BUILTIN_OR_PATH_LIST:
-        return choices_value(c, text);
+        return builtin_or_path_list_value(c, text);
     case JOB_ARG_NAMED_FILE:
-        return named_value(c, text);
+        return named_file_value(c, text);
     case JOB_ARG_OUTPUT_PATH:
         return output_value(c, text);
     case JOB_ARG_THREADS:
         return threads_value(c, text);
     case JOB_ARG_REWARD:
-        if (c->r->allow_commands || reward_is_plain(text)) return xstrdup(text);
+        if (c->rules->allow_commands || reward_is_builtin(text)) return xstrdup(text);
         not_allowed_error(c, c->field, COMMANDS_OFF);
         return NULL;
     case JOB_ARG_DEFAULT:
@@ -217,7 +220,8 @@ static char *value_check(const struct request_checker *c, enum job_arg_policy po
     return NULL;
 }
 
-/* A string, number or bool as text for the command line, malloc'ed; NULL: another type. */
+/* A string, number or bool as text for the command line, malloc'ed; NULL: another type, or a string
+ * with a NUL byte. */
 static char *scalar_text(const json_t *v) {
     if (json_is_string(v))
         return strlen(json_string_value(v)) == json_string_length(v) ? xstrdup(json_string_value(v))
@@ -226,16 +230,16 @@ static char *scalar_text(const json_t *v) {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
 }
 
-/* The stored request keeps inputs as the client sent them; outputs are resolved paths. */
+/* The value for job_request.normalized: inputs as the client sent them, outputs as paths. */
 static json_t *normalized_value(enum job_arg_policy policy, const json_t *v, const char *checked) {
     return policy == JOB_ARG_OUTPUT_PATH ? json_from_path(checked)
                                          : json_incref((json_t *)(uintptr_t)v);
 }
 
 /* Checks one value of an option or argument. Returns the value for the command line, NULL on an
- * error, and sets *normalized to the value for the stored request. */
-static json_t *one_value(const struct request_checker *c, enum job_arg_policy policy,
-                         const json_t *v, json_t **normalized) {
+ * error, and sets *normalized to the value for job_request.normalized. */
+static json_t *single_value(const struct request_checker *c, enum job_arg_policy policy,
+                            const json_t *v, json_t **normalized) {
     char *text = scalar_text(v);
     if (!text) {
         error_set(c->err, ERR_USAGE,
@@ -262,7 +266,7 @@ static json_t *list_value(const struct request_checker *c, enum job_arg_policy p
     *normalized = json_array();
     json_array_foreach (v, i, item) {
         json_t *normalized_item = NULL;
-        if (!(one = one_value(c, policy, item, &normalized_item))) {
+        if (!(one = single_value(c, policy, item, &normalized_item))) {
             json_decref(list);
             json_decref(*normalized);
             return NULL;
@@ -275,8 +279,8 @@ static json_t *list_value(const struct request_checker *c, enum job_arg_policy p
 
 /* Checks that the table allows a client to set the option, and that the value has the right
  * type. */
-static int row_check(const struct request_checker *c, const struct option_row *row,
-                     const json_t *v) {
+static int option_row_check(const struct request_checker *c, const struct option_row *row,
+                            const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
     if (row->job_policy == JOB_ARG_FORBIDDEN || row->job_policy == JOB_ARG_SERVER_ONLY ||
         (row->job_policy == JOB_ARG_DEFAULT && text) || row->type == OPT_SECRETS)
@@ -290,8 +294,8 @@ static int row_check(const struct request_checker *c, const struct option_row *r
 
 /* Finds an option's row by any of its names. "no-NAME" is NAME with the negated value: *v is then
  * replaced. The caller releases *v. */
-static const struct option_row *row_find(const struct request_checker *c, const char *name,
-                                         json_t **v) {
+static const struct option_row *option_row_find(const struct request_checker *c, const char *name,
+                                                json_t **v) {
     const struct option_row *row = option_find(c->kind->rows, name);
     bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
     *v = json_incref(*v);
@@ -308,15 +312,15 @@ static int option_check(struct request_checker *c, const char *name, json_t *v) 
            *value = NULL;
     int rc = OK;
     field_set(c, name);
-    const struct option_row *row = row_find(c, name, &v);
+    const struct option_row *row = option_row_find(c, name, &v);
     if (!row) rc = unknown_option_error(c, name);
     if (rc == OK && json_object_get(options, row->name))
         rc = error_set(c->err, ERR_USAGE, "'%s' is given twice, once as '%.64s'", row->name, name);
     if (rc == OK) field_set(c, row->name);
-    if (rc == OK) rc = row_check(c, row, v);
+    if (rc == OK) rc = option_row_check(c, row, v);
     if (rc == OK)
         value = json_is_array(v) ? list_value(c, row->job_policy, v, &normalized)
-                                 : one_value(c, row->job_policy, v, &normalized);
+                                 : single_value(c, row->job_policy, v, &normalized);
     if (rc == OK && !value) rc = c->err->code;
     if (rc == OK) {
         json_object_set_new(options, row->name, value);
@@ -354,9 +358,9 @@ static int args_check(struct request_checker *c, const json_t *args) {
         if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
             return error_set(c->err, ERR_USAGE, "'args' must be a list of strings");
         if (policy == JOB_ARG_END)
-            return error_set(c->err, ERR_USAGE, "'%s' takes no %zu arguments here", c->kind->name,
-                             json_array_size(args));
-        if (!(value = one_value(c, policy, v, &normalized))) return c->err->code;
+            return error_set(c->err, ERR_USAGE, "'%s' does not take %zu arguments here",
+                             c->kind->name, json_array_size(args));
+        if (!(value = single_value(c, policy, v, &normalized))) return c->err->code;
         json_array_append_new(json_object_get(c->request->resolved, "args"), value);
         json_array_append_new(json_object_get(c->request->normalized, "args"), normalized);
     }
@@ -365,6 +369,8 @@ static int args_check(struct request_checker *c, const json_t *args) {
 
 /* requests */
 
+/* The bytes of a value and of its items if it is a list; adds the number of all these to *values.
+ */
 static size_t text_bytes(const json_t *v, size_t *values) {
     size_t bytes = json_is_string(v) ? json_string_length(v) + 1 : 32, i;
     const json_t *item;
@@ -385,9 +391,10 @@ static int size_check(const struct request_checker *c, const json_t *request) {
     json_object_foreach (json_object_get(request, "options"), key, v)
         bytes += strlen(key) + text_bytes(v, &values);
     if (values <= MAX_VALUES && bytes <= MAX_TEXT_BYTES) return OK;
-    return error_set(c->err, ERR_USAGE,
-                     "a request may have %d values of %d bytes together; put them in a file",
-                     MAX_VALUES, MAX_TEXT_BYTES);
+    return error_set(
+        c->err, ERR_USAGE,
+        "a request may have at most %d values, with at most %d bytes together; put them in a file",
+        MAX_VALUES, MAX_TEXT_BYTES);
 }
 
 static int keys_check(const struct request_checker *c, const json_t *request) {
@@ -397,7 +404,9 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
         bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0;
         field_set(c, key);
         if (!args && !options && strcmp(key, "kind") != 0)
-            return error_set(c->err, ERR_USAGE, "a job has only 'kind', 'args' and 'options'");
+            return error_set(
+                c->err, ERR_USAGE,
+                "the keys of a job are 'kind', 'args' and 'options'; there are no others");
         if (args && !json_is_array(v)) return error_set(c->err, ERR_USAGE, "'args' must be a list");
         if (options && !json_is_object(v))
             return error_set(c->err, ERR_USAGE, "'options' must be an object");
@@ -405,6 +414,7 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
     return OK;
 }
 
+/* The same kind, without arguments and options. */
 static json_t *empty_request(const json_t *request) {
     return json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"),
                      "options");
@@ -421,7 +431,7 @@ static json_t *sorted_copy(json_t *v) {
     return copy;
 }
 
-static int parts_check(struct request_checker *c, const json_t *request) {
+static int args_and_options_check(struct request_checker *c, const json_t *request) {
     const char *name;
     json_t *v;
     c->request->normalized = empty_request(request);
@@ -439,14 +449,14 @@ int job_request_check(const struct job_request_rules *r, const json_t *request,
                       struct job_request *out, char field[64], struct error *err) {
     char unused[FIELD_BYTES];
     struct request_checker c = {
-        .r = r, .request = out, .field = field ? field : unused, .err = err};
+        .rules = r, .request = out, .field = field ? field : unused, .err = err};
     *out = (struct job_request){0};
     *c.field = 0;
     if (!json_is_object(request)) return error_set(err, ERR_USAGE, "a job must be an object");
     int rc = keys_check(&c, request);
     if (rc == OK) rc = size_check(&c, request);
     if (rc == OK) rc = kind_check(&c, json_object_get(request, "kind"));
-    if (rc == OK) rc = parts_check(&c, request);
+    if (rc == OK) rc = args_and_options_check(&c, request);
     if (rc != OK) job_request_release(out);
     return rc;
 }
@@ -494,6 +504,7 @@ int job_request_argv(const json_t *request, struct strings *args, struct error *
     json_array_foreach (json_object_get(request, "args"), i, v)
         strings_add(args, json_string_value(v));
     for (int k = 0; k < args->n; k++) bytes += strlen(args->v[k]) + 1;
-    if (bytes <= 4 * MAX_TEXT_BYTES) return OK; /* paths are longer than the names in the request */
+    /* 4: names in the request have become paths, which are longer. */
+    if (bytes <= 4 * MAX_TEXT_BYTES) return OK;
     return error_set(err, ERR_USAGE, "the command line of this request is too long");
 }

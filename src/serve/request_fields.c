@@ -307,7 +307,7 @@ int json_read_name(const json_t *o, const char *key, const char **out, struct er
     return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, JSON_NAME_MAX);
 }
 
-int json_read_strings(const json_t *o, const char *key, int most, struct strings *out,
+int json_read_strings(const json_t *o, const char *key, int max_items, struct strings *out,
                       struct error *err) {
     const json_t *v = json_get_nonnull(o, key), *item;
     size_t i;
@@ -316,9 +316,9 @@ int json_read_strings(const json_t *o, const char *key, int most, struct strings
         strings_add(out, json_string_value(v));
         return OK;
     }
-    if (!json_is_string_array(v) || json_array_size(v) > (size_t)most)
+    if (!json_is_string_array(v) || json_array_size(v) > (size_t)max_items)
         return error_set(err, ERR_USAGE, "'%s' must be a string or a list of at most %d", key,
-                         most);
+                         max_items);
     json_array_foreach (v, i, item) strings_add(out, json_string_value(item));
     return OK;
 }

@@ -1,8 +1,8 @@
 /*
- * request_fields: reads the fields of requests; the table of known fields of OpenAI's API. A field
- * is supported; or ignored, whatever its value; or rejected with a reason, unless its value is
- * neutral (asks for what the server does anyway). The list in docs/API.md is generated from the
- * table (test_fields).
+ * request_fields: reads the fields of requests, and has the table of known fields of OpenAI's API.
+ * A field is supported; or ignored, whatever its value; or rejected with a reason, unless its value
+ * is neutral (asks for what the server does anyway). The list in docs/API.md is generated from the
+ * table, which test_fields checks.
  */
 #ifndef SHOAL_SERVE_REQUEST_FIELDS_H
 #define SHOAL_SERVE_REQUEST_FIELDS_H
@@ -22,7 +22,7 @@ struct request_field {
 };
 extern const struct request_field request_fields[]; /* ends with a NULL name */
 
-/* ERR_USAGE, with the name of the field: the body has a rejected or an unknown field. */
+/* ERR_USAGE: the body has a rejected or an unknown field, which err names. */
 int request_fields_check(enum field_route route, const json_t *body, struct error *err);
 /* Whether any route knows a field of that name. */
 bool request_field_is_known(const char *name);
@@ -40,10 +40,13 @@ int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int6
 int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err);
 int json_read_string(const json_t *o, const char *key, const char **out, struct error *err);
 /* Limits of names, in bytes. json_read_name reads a string of at most JSON_NAME_MAX bytes. */
-enum { JSON_NAME_MAX = 256, MODEL_NAME_MAX = 4096 /* for a sum of names */ };
+enum {
+    JSON_NAME_MAX = 256,
+    MODEL_NAME_MAX = 4096 /* for a weighted sum of names, such as a*0.7+b*0.3 */
+};
 int json_read_name(const json_t *o, const char *key, const char **out, struct error *err);
-/* Appends a string, or a list of at most `most` strings. */
-int json_read_strings(const json_t *o, const char *key, int most, struct strings *out,
+/* Appends the value of a key to *out: a string, or a list of at most `max_items` strings. */
+int json_read_strings(const json_t *o, const char *key, int max_items, struct strings *out,
                       struct error *err);
 
 #endif

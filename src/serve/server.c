@@ -57,7 +57,7 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
-/* The request field that the message names first, in quotes, copied to out; NULL: none. */
+/* The quoted request field with which the message begins, copied to out; NULL: it does not. */
 static const char *error_param(const struct error *err, char out[64]) {
     size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
@@ -87,7 +87,8 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
     }
 }
 
-/* A stream has already sent the status 200, so the error cannot be the client's. */
+/* With the status 200 of its stream, the server has accepted the request, so the error is never
+ * reported as the client's. */
 json_t *api_error_json(const struct error *err, bool plain) {
     bool busy = err->code == ERR_STATE || err->code == ERR_MEMORY;
     struct buf clean = {0};
@@ -101,7 +102,7 @@ json_t *api_error_json(const struct error *err, bool plain) {
     return v;
 }
 
-/* names */
+/* ids, and adapters by name */
 
 void server_new_id(struct server *s, const char *prefix, char out[40]) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
@@ -151,56 +152,57 @@ void server_adapters_free(struct adapter_entry *v, int n) {
 
 json_t *server_derived_spec(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    const struct adapter_entry *l = adapter_entry_find(s, name);
-    json_t *spec = l ? json_deep_copy(l->derived_spec) : NULL;
+    const struct adapter_entry *entry = adapter_entry_find(s, name);
+    json_t *spec = entry ? json_deep_copy(entry->derived_spec) : NULL;
     pthread_mutex_unlock(&s->lock);
     return spec;
 }
 
-/* Adds or replaces an entry. Every listed adapter, except entries of the base, is in the pool. */
-static void adapter_entry_set(struct server *s, const char *name, const char *path, bool no_adapter,
+/* Adds or replaces an entry. is_base: the entry is the base model under another name; the adapters
+ * of all other entries are in the pool. */
+static void adapter_entry_set(struct server *s, const char *name, const char *path, bool is_base,
                               json_t *spec) {
     pthread_mutex_lock(&s->lock);
-    struct adapter_entry *l = adapter_entry_find(s, name);
-    if (l) {
-        free(l->path);
-        json_decref(l->derived_spec);
+    struct adapter_entry *entry = adapter_entry_find(s, name);
+    if (entry) {
+        free(entry->path);
+        json_decref(entry->derived_spec);
     } else {
-        s->adapters = xrealloc(s->adapters, sizeof *l * (size_t)(s->n_adapters + 1));
-        l = &s->adapters[s->n_adapters++];
-        *l = (struct adapter_entry){.name = xstrdup(name), .id = s->next_id++};
+        s->adapters = xrealloc(s->adapters, sizeof *entry * (size_t)(s->n_adapters + 1));
+        entry = &s->adapters[s->n_adapters++];
+        *entry = (struct adapter_entry){.name = xstrdup(name), .id = s->next_id++};
     }
-    l->path = xstrdup(path);
-    l->is_base = no_adapter;
-    l->derived_spec = spec;
-    l->created = (int64_t)time(NULL);
+    entry->path = xstrdup(path);
+    entry->is_base = is_base;
+    entry->derived_spec = spec;
+    entry->created = (int64_t)time(NULL);
     pthread_mutex_unlock(&s->lock);
 }
 
 static void adapter_entry_remove(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    struct adapter_entry *l = adapter_entry_find(s, name);
-    if (l) {
-        free(l->name);
-        free(l->path);
-        json_decref(l->derived_spec);
-        int after = --s->n_adapters - (int)(l - s->adapters);
-        memmove(l, l + 1, sizeof *l * (size_t)after);
+    struct adapter_entry *entry = adapter_entry_find(s, name);
+    if (entry) {
+        free(entry->name);
+        free(entry->path);
+        json_decref(entry->derived_spec);
+        int after = --s->n_adapters - (int)(entry - s->adapters);
+        memmove(entry, entry + 1, sizeof *entry * (size_t)after);
     }
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A name must be valid in replies, logs and file systems; '*' and '+' are reserved for mixes. */
+/* Names are printed in replies and logs; '*' and '+' are reserved for mixes. */
 static int name_check(const struct server *s, const char *name, struct error *err) {
     size_t n = strlen(name);
     bool valid = n > 0 && n <= 128 && name[0] != '.';
     for (size_t i = 0; valid && i < n; i++)
         valid = (uint8_t)name[i] > ' ' && !strchr("*+\\\"", name[i]);
     if (!valid)
-        return error_set(
-            err, ERR_USAGE,
-            "'%.140s' is not a name for an adapter: up to 128 letters, without blanks, '*' or '+'",
-            name);
+        return error_set(err, ERR_USAGE,
+                         "'%.140s' is not a name for an adapter: 1 to 128 bytes, none of them a "
+                         "blank, '*', '+', '\"' or '\\', and no '.' at the start",
+                         name);
     if (strcmp(name, s->name) == 0)
         return error_set(err, ERR_USAGE, "'%s' is the base's name", name);
     return OK;
@@ -233,18 +235,18 @@ int server_derived_put(struct server *s, const char *name, const char *path, str
 
 static bool adapter_entry_is_base(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    const struct adapter_entry *l = adapter_entry_find(s, name);
-    bool no_adapter = l && l->is_base;
+    const struct adapter_entry *entry = adapter_entry_find(s, name);
+    bool is_base = entry && entry->is_base;
     pthread_mutex_unlock(&s->lock);
-    return no_adapter;
+    return is_base;
 }
 
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
     if (!server_adapter_listed(s, name))
         return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
-    bool no_adapter = adapter_entry_is_base(s, name);
+    bool is_base = adapter_entry_is_base(s, name);
     adapter_entry_remove(s, name);
-    return no_adapter ? OK : adapter_pool_remove(s->pool, name, err);
+    return is_base ? OK : adapter_pool_remove(s->pool, name, err);
 }
 
 /* The adapter's name in a model name NAME, BASE:NAME, BASE@NAME or NAME:latest. malloc'ed. */
@@ -262,7 +264,7 @@ static char *adapter_name_from_model(struct server *s, const char *model) {
     return name;
 }
 
-static bool is_base(const struct server *s, const char *model) {
+static bool model_name_is_base(const struct server *s, const char *model) {
     size_t n = strlen(s->name);
     if (!model || !*model || strcmp(model, s->name) == 0 || strcmp(model, s->path) == 0)
         return true;
@@ -275,7 +277,7 @@ const struct server_module *server_module_at(const struct server *s, int i) {
     return s->o->modules ? s->o->modules[i] : NULL;
 }
 
-/* Lets the modules load an adapter of that name; false: none has it. */
+/* Asks each module to load an adapter of that name; false: no module has it. */
 static bool adapter_find_in_modules(struct server *s, const char *name) {
     const struct server_module *m;
     for (int i = 0; (m = server_module_at(s, i)); i++)
@@ -283,9 +285,9 @@ static bool adapter_find_in_modules(struct server *s, const char *name) {
     return false;
 }
 
-static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *t,
+static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
                          struct error *err) {
-    if (t->n == ENGINE_MIX_MAX)
+    if (ref->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
     if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name))
         return error_set(err, ERR_MISSING,
@@ -294,12 +296,12 @@ static int model_ref_add(struct server *s, const char *name, float weight, struc
     struct adapter *a = adapter_pool_get(s->pool, name, err);
     if (!a)
         return adapter_entry_is_base(s, name) ? OK : err->code; // replaced by the base meanwhile
-    t->terms[t->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
+    ref->terms[ref->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
     return OK;
 }
 
-/* "a*0.7+b*0.3" */
-static int model_ref_parse_mix(struct server *s, const char *model, struct model_ref *t,
+/* A weighted sum of names, such as "a*0.7+b*0.3". */
+static int model_ref_parse_mix(struct server *s, const char *model, struct model_ref *ref,
                                struct error *err) {
     char *copy = xstrdup(model), *rest = copy;
     int rc = OK;
@@ -312,14 +314,15 @@ static int model_ref_parse_mix(struct server *s, const char *model, struct model
                            "the weight of '%s' in the mix '%s' is not a number from -100 to 100",
                            term, model);
         char *name = adapter_name_from_model(s, term);
-        if (rc == OK && !is_base(s, name)) rc = model_ref_add(s, name, (float)w, t, err);
+        if (rc == OK && !model_name_is_base(s, name))
+            rc = model_ref_add(s, name, (float)w, ref, err);
         free(name);
     }
     free(copy);
     return rc;
 }
 
-/* The model reference of requests without a model: the adapters that have a scale. */
+/* The model reference of requests without a model: all adapters whose scale is not 0. */
 static int model_ref_default(struct server *s, struct model_ref *out, struct error *err) {
     int n, rc = OK;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -335,10 +338,10 @@ int model_ref_resolve(struct server *s, const char *model, struct model_ref *out
                       struct error *err) {
     int rc = OK;
     *out = (struct model_ref){0};
-    size_t most = model && strpbrk(model, "*+") ? MODEL_NAME_MAX : JSON_NAME_MAX;
-    if (model && strlen(model) > most)
-        return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", most);
-    bool base = is_base(s, model);
+    size_t max_bytes = model && strpbrk(model, "*+") ? MODEL_NAME_MAX : JSON_NAME_MAX;
+    if (model && strlen(model) > max_bytes)
+        return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", max_bytes);
+    bool base = model_name_is_base(s, model);
     *out = (struct model_ref){.name = xstrdup(model && *model ? model : s->name)};
     if (!model || !*model) return model_ref_default(s, out, err);
     char *name = base ? xstrdup("base") : adapter_name_from_model(s, model);
@@ -354,7 +357,7 @@ int model_ref_resolve(struct server *s, const char *model, struct model_ref *out
     return rc;
 }
 
-/* Parses [{id, scale}] into scales [n]; scales of other ids are unchanged. */
+/* Parses [{id, scale}], and sets scales[i] for each v[i] whose id is in the list. */
 static int scales_read(const json_t *list, const struct adapter_entry *v, int n, double *scales,
                        struct error *err) {
     const json_t *item;
@@ -401,23 +404,23 @@ int server_set_scales(struct server *s, const json_t *list, struct error *err) {
     return rc;
 }
 
-void model_ref_release(struct model_ref *t) {
-    for (int i = 0; i < t->n; i++) adapter_release(t->terms[i].adapter);
-    free(t->name);
-    free(t->label);
-    *t = (struct model_ref){0};
+void model_ref_release(struct model_ref *ref) {
+    for (int i = 0; i < ref->n; i++) adapter_release(ref->terms[i].adapter);
+    free(ref->name);
+    free(ref->label);
+    *ref = (struct model_ref){0};
 }
 
-void model_ref_apply(const struct model_ref *t, struct engine_request *r) {
-    bool alone = t->n == 1 && t->terms[0].weight == 1.0f;
-    r->adapter = alone ? t->terms[0].adapter : NULL;
-    r->mix = alone || t->n == 0 ? NULL : t->terms;
-    r->n_mix = alone ? 0 : t->n;
+void model_ref_apply(const struct model_ref *ref, struct engine_request *r) {
+    bool alone = ref->n == 1 && ref->terms[0].weight == 1.0f;
+    r->adapter = alone ? ref->terms[0].adapter : NULL;
+    r->mix = alone || ref->n == 0 ? NULL : ref->terms;
+    r->n_mix = alone ? 0 : ref->n;
 }
 
 /* grammars */
 
-/* The caller whose limits of the grammar cache apply: the key, or else the address. */
+/* The caller for which the grammar cache counts: the id of the key, or else the address. */
 static const char *grammar_caller(void) {
     const struct exchange *x = exchange_current();
     if (!x) return "";
@@ -539,7 +542,7 @@ static int adapters_load(struct server *s, struct error *err) {
     return OK;
 }
 
-/* Lists every adapter in the folder whose name is valid. */
+/* Opens --adapter-dir, and adds an entry for every adapter in it whose name is valid. */
 static int adapters_scan(struct server *s, struct error *err) {
     struct arena mem = {0};
     int n = 0;
@@ -562,7 +565,7 @@ static void server_release(struct server *s) {
     alerts_free(s->alerts);
     modules_close(s);
     while (__atomic_load_n(&s->n_async_threads, __ATOMIC_ACQUIRE))
-        usleep(1000); // stop flags are set
+        usleep(1000); // they end soon, because their stop flags are set
     batcher_free(s->batcher);
     ab_close(s->ab);
     teams_release(s);
@@ -604,8 +607,8 @@ static void alerts_refresh_metrics(void *ctx) {
     request_metrics_refresh(ctx);
 }
 
-/* One Slack URL, which is a secret, may come from the environment, which other users cannot read.
- */
+/* A Slack URL is a secret. One may be in the environment, which other users cannot read, unlike the
+ * command line. */
 static int alerts_start(struct server *s, struct error *err) {
     const char *slack = getenv("SHOAL_ALERT_SLACK");
     struct alerts_options o = {.seconds = s->o->alert_seconds,
@@ -704,16 +707,17 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
  * and the stop flags of the work for them are set. If requests still run CANCEL_SECONDS later, or
  * if a second signal comes, the process ends without them; the state on disk is then as after a
  * kill, which every start can handle. After the last request, jobs and the other modules have
- * CLOSE_SECONDS to stop. */
+ * CLOSE_SECONDS to stop. If the process ends because requests do not, jobs have JOBS_SECONDS. */
 enum { CANCEL_SECONDS = 5, CLOSE_SECONDS = 15, JOBS_SECONDS = 3, FORCED_EXIT_STATUS = 3 };
 struct shutdown_state {
     struct server *s;
     sigset_t set;
-    bool done; /* atomic: the server has ended normally */
-    pthread_t thread;
+    bool done;        /* atomic: the server has ended normally */
+    pthread_t thread; /* runs shutdown_thread */
 };
 
-/* Ends the process. It takes no lock that a stuck thread may hold for ever. */
+/* Ends the process. It waits for no lock of the server without a limit, because a stuck thread may
+ * hold it. */
 static _Noreturn void shutdown_force(struct server *s, const char *why, double jobs_seconds) {
     log_warn("%s", why);
     if (s->has_token) unlink(s->token_path);
@@ -722,23 +726,22 @@ static _Noreturn void shutdown_force(struct server *s, const char *why, double j
 }
 
 static void *shutdown_thread(void *ctx) {
-    struct shutdown_state *e = ctx;
-    double end = clock_now() + e->s->o->http.drain_seconds + CANCEL_SECONDS;
+    struct shutdown_state *shutdown = ctx;
+    double end = clock_now() + shutdown->s->o->http.drain_seconds + CANCEL_SECONDS;
     const struct timespec interval = {.tv_nsec = 50000000};
-    while (!__atomic_load_n(&e->done, __ATOMIC_ACQUIRE)) {
-        if (sigtimedwait(&e->set, NULL, &interval) > 0)
-            shutdown_force(e->s, "second signal: ending at once", 0);
-        bool http_ended = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
+    while (!__atomic_load_n(&shutdown->done, __ATOMIC_ACQUIRE)) {
+        if (sigtimedwait(&shutdown->set, NULL, &interval) > 0)
+            shutdown_force(shutdown->s, "second signal: ending at once", 0);
+        bool http_ended = __atomic_load_n(&shutdown->s->http_ended, __ATOMIC_ACQUIRE);
         if (clock_now() > end + (http_ended ? CLOSE_SECONDS : 0))
-            shutdown_force(e->s, "requests did not stop in time: ending without them",
+            shutdown_force(shutdown->s, "requests did not stop in time: ending without them",
                            http_ended ? 0 : JOBS_SECONDS); // 0: jobs are already being stopped
     }
     return NULL;
 }
 
-/* url: the address of the server; page: its address for a browser on this machine, where 0.0.0.0
- * and
- * :: are not valid destinations. */
+/* url: the address of the server; page: its address for a browser on this machine, which cannot
+ * open the addresses 0.0.0.0 and "::". */
 static void urls_format(const struct server *s, char url[512], char page[512]) {
     const struct http_options *o = &s->o->http;
     bool v6 = strchr(o->host, ':') != NULL;
@@ -751,14 +754,14 @@ static void urls_format(const struct server *s, char url[512], char page[512]) {
     snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", browser_host, v6 ? "]" : "", port);
 }
 
-static void serve_until_signal(struct server *s, struct shutdown_state *e) {
+static void serve_until_signal(struct server *s, struct shutdown_state *shutdown) {
     char url[512], page[512];
     int got;
     urls_format(s, url, page);
     s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
-    sigwait(&e->set, &got);
-    log_info("finishing running requests; once more to stop at once");
-    CHECK(pthread_create(&e->thread, NULL, shutdown_thread, e) == 0);
+    sigwait(&shutdown->set, &got);
+    log_info("finishing running requests; a second signal ends the server at once");
+    CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);
     http_drain(s->http);
 }
 

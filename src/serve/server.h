@@ -148,9 +148,9 @@ int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *
 /* Sets the scales of all adapters from such a list, or none on an error; adapters that the list
  * omits get 0. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
-void model_ref_release(struct model_ref *t);
+void model_ref_release(struct model_ref *ref);
 /* Sets the adapter or the mix of a request. */
-void model_ref_apply(const struct model_ref *t, struct engine_request *r);
+void model_ref_apply(const struct model_ref *ref, struct engine_request *r);
 /* Loads an adapter and lists it. `replace`: it may replace an adapter of that name. ERR_STATE: the
  * name is in use; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
 int server_adapter_load(struct server *s, const char *name, const char *path, bool replace,

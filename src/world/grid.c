@@ -1,15 +1,16 @@
 /*
  * grid: the initial state of a world, and the effects of a tick.
  *
- * Each purpose has its own stream of random numbers (enum map_random_stream), so worlds with the
- * same seed grow the same food whatever their agents do. Observations are in observe.c, policies in
- * scripted_policy.c.
+ * Each purpose has its own stream of random numbers (enum map_random_stream), so in worlds with the
+ * same seed, food grows on the same cells whatever the agents do, except where a cell is not empty.
+ * Observations are in observe.c, policies in scripted_policy.c.
  *
- * Invariants, which the tests check after every tick: agents and predators are on free cells, and a
- * predator is on a home only if no other cell was found for it; food and material are on free cells
- * other than homes, never both on one; everything grown is on a cell, carried, used or lost; all
- * energy given is spent or left; dead agents carry nothing and do not change. `struct world` has no
- * padding, so its bytes are its state.
+ * Invariants, which the tests check after every tick: agents and predators are on free cells (every
+ * cell that is not a wall is free), and a predator is on a home only if no other cell was found for
+ * its start; food and material are on free cells other than homes, never both on one; every item
+ * that has grown is on a cell, carried, used, or lost with a dead agent; the energy that agents
+ * have is the energy given to them minus the energy that they spent; dead agents carry nothing and
+ * do not change. `struct world` has no padding, so its bytes are its state.
  */
 #include "world/world.h"
 
@@ -22,19 +23,17 @@ _Static_assert(offsetof(struct world, agents) ==
                    32 + WORLD_CELLS + 2 * WORLD_HOMES + 2 * WORLD_PREDATORS + 64,
                "padding in world");
 
-/* The stream argument of rng_make. The comments say what its step argument counts. */
+/* Values of rng_make's argument `id`; the comments give those of its argument `step`. */
 enum map_random_stream {
-    STREAM_WALLS, /* attempts at whole maps */
-    STREAM_HOMES, /* 0 */
-    STREAM_FOOD,  /* 2 · tick; 1: the extra food at reset */
-    STREAM_MATERIAL,
-    STREAM_AGENT_START,        /* agent */
+    STREAM_WALLS,              /* number of maps that were generated before and rejected */
+    STREAM_HOMES,              /* 0 */
+    STREAM_FOOD,               /* 2 · tick; 1: the extra food at reset */
+    STREAM_MATERIAL,           /* as for food */
+    STREAM_AGENT_START,        /* index of the agent */
     STREAM_PREDATOR_START,     /* index of the predator */
-    STREAM_PREDATOR_MOVE = 16, /* id + index of the predator; step: tick */
+    STREAM_PREDATOR_MOVE = 16, /* tick; the id is this value + the index of the predator */
 };
-enum {
-    MAX_TRIES = 64
-}; /* attempts to find a cell, or to generate a map, before a simpler fallback */
+enum { MAX_TRIES = 64 }; /* attempts to find a cell, or to generate a map with enough free cells */
 
 static int random_inner_cell(const struct world *w, struct rng *r) {
     int x = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
@@ -93,32 +92,34 @@ static void random_walls_place(struct world *w, int64_t attempts, int map_attemp
 static int unreachable_cells_fill(struct world *w) {
     int16_t queue[WORLD_CELLS];
     bool reached[WORLD_CELLS] = {false};
-    int n = 0;
-    for (int i = 0; i < w->n_homes; i++) reached[queue[n++] = w->homes[i]] = true;
-    for (int i_next = 0; i_next < n; i_next++) {
+    int n_reached = 0;
+    for (int i = 0; i < w->n_homes; i++) reached[queue[n_reached++] = w->homes[i]] = true;
+    for (int i_queue = 0; i_queue < n_reached; i_queue++) {
         for (int move = 0; move < 4; move++) {
-            int cell = world_neighbour(w, queue[i_next], move);
+            int cell = world_neighbour(w, queue[i_queue], move);
             if (reached[cell] || w->cells[cell] & CELL_WALL) continue;
-            reached[queue[n++] = (int16_t)cell] = true;
+            reached[queue[n_reached++] = (int16_t)cell] = true;
         }
     }
     for (int i = 0; i < w->size * w->size; i++)
         if (!reached[i]) w->cells[i] = CELL_WALL;
-    return n;
+    return n_reached;
 }
 
+/* With r->reachable: tries other walls until enough cells are reachable, in the end no inner walls.
+ */
 static void random_map_generate(struct world *w, const struct world_rules *r) {
     int64_t walls = r->walls < 0 ? r->size : r->walls;
-    int half = ((w->size - 2) * (w->size - 2) + 1) / 2;
+    int min_free_cells = ((w->size - 2) * (w->size - 2) + 1) / 2; /* half of the inner cells */
     homes_place(w, r);
     random_walls_place(w, walls, 0);
     if (!r->reachable) return;
-    for (int map_attempt = 1; unreachable_cells_fill(w) < half; map_attempt++)
+    for (int map_attempt = 1; unreachable_cells_fill(w) < min_free_cells; map_attempt++)
         random_walls_place(w, map_attempt < MAX_TRIES ? walls : 0, map_attempt);
 }
 
-/* Sets the cells from a drawn map, and writes the starts of agents to `starts`. Returns the number
- * of starts. */
+/* Sets the cells from a drawn map, and writes the cells on which agents start ('A') to `starts`.
+ * Returns their number. */
 static int drawn_map_load(struct world *w, const struct strings *map, int16_t *starts) {
     int n = 0;
     memset(w->cells, CELL_WALL, (size_t)w->size * (size_t)w->size);
@@ -137,7 +138,7 @@ static int drawn_map_load(struct world *w, const struct strings *map, int16_t *s
     return n;
 }
 
-/* Puts items of a kind (a CELL_ bit) on random empty cells. */
+/* Tries `attempts` random cells, and puts an item of a kind (a CELL_ bit) on each that is empty. */
 static void items_grow(struct world *w, enum map_random_stream stream, int kind, int64_t attempts,
                        int64_t *grown, uint32_t step) {
     struct rng r = rng_make(w->seed, RNG_WORLD, stream, step);
@@ -166,7 +167,7 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
 
 /* memory of the agents */
 
-/* Unused entries are 0, which is a wall. */
+/* Sets the entry that becomes unused to 0, which is never a cell with food: cell 0 is a wall. */
 static void remembered_cell_remove(struct world_agent *a, int index) {
     a->n_remembered--;
     for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->remembered[i] = a->remembered[i + 1];
@@ -179,8 +180,8 @@ static int remembered_cell_find(const struct world_agent *a, int cell) {
     return -1;
 }
 
-/* A third of a tick's time is spent here. Comparing all entries is faster than a search that ends
- * early. */
+/* A third of a tick's time is spent here: a loop over all entries is faster than one that ends at
+ * the first match. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool found = false;
     for (int i = 0; i < WORLD_REMEMBERED; i++) found |= a->remembered[i] == cell;
@@ -324,11 +325,12 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
 
 /* predators */
 
-/* The nearest living agent in sight of a predator on the cell `from`, and its offset; or NULL. */
-static const struct world_agent *prey_find(const struct world *w, int from, int64_t sight, int *dx,
+/* The nearest living agent within `vision` steps of the cell `from`, and its offset from there;
+ * NULL: none. */
+static const struct world_agent *prey_find(const struct world *w, int from, int64_t vision, int *dx,
                                            int *dy) {
     const struct world_agent *prey = NULL;
-    int64_t nearest = sight + 1;
+    int64_t nearest = vision + 1;
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *a = &w->agents[i];
         int x = a->cell % w->size - from % w->size, y = a->cell / w->size - from / w->size;

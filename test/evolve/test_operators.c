@@ -1,10 +1,14 @@
 /*
- * test_operators: crossover, PEFT's combination types and mutation, row by row.
+ * test_operators: every operator on adapters: crossovers, PEFT's combination types and mutations.
  *
- * The reference is dense and naive: ΔW entry by entry in double, rules as in their papers with
- * sorting instead of selection, singular values by Jacobi on the whole matrix. Random rules are
- * checked by properties that every outcome must have. Every row of the table must be reproducible,
- * refuse invalid operands, and work with random parents.
+ * Children are compared with a slow and simple computation on whole matrices in double: ΔW entry by
+ * entry, the rules as in their papers with sorting instead of radix selection, singular values by
+ * Jacobi rotations. Operators that use random numbers are checked by properties of every possible
+ * child. Every operator must be reproducible, refuse invalid operands, and give a valid child or an
+ * error for random parents.
+ *
+ * A struct operands is written as {parents, weights, n, rank, step, seed}; weights NULL: equal
+ * ones; rank 0, step NAN: the default.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -26,7 +30,7 @@ static int n_modules(const struct adapter *a) {
     return a->shape.n_layers * N_PROJ;
 }
 
-/* Every tensor N(0, 1). */
+/* All values of A and B are drawn from N(0, 1). targets: used if c.modules is NULL. */
 static struct adapter *adapter_random(const struct model_config *s, struct adapter_config c,
                                       const char *targets, uint64_t seed) {
     struct error err;
@@ -72,7 +76,7 @@ static double vector_norm(const double *w, size_t n) {
     return sqrt(s);
 }
 
-/* ‖ΔW_got - want‖ / ‖want‖ of module i. */
+/* ‖ΔW_got - want‖ / ‖want‖ of module i; ‖ΔW_got‖ if want is zero. */
 static double module_error(const struct adapter *got, int i, const double *want) {
     size_t n = size_of(got, i);
     double *g = dense_delta(got, i), size = vector_norm(want, n);
@@ -93,6 +97,7 @@ static double *dense_sum(struct adapter *const *p, const double *w, int n, int i
     return sum;
 }
 
+/* The largest relative error of a module of `got`, which should be Σ w · ΔW. */
 static double sum_error(const struct adapter *got, struct adapter *const *p, const double *w,
                         int n) {
     double worst = 0;
@@ -104,13 +109,13 @@ static double sum_error(const struct adapter *got, struct adapter *const *p, con
     return worst;
 }
 
-static int descending(const void *x, const void *y) {
+static int compare_descending(const void *x, const void *y) {
     double a = *(const double *)x, b = *(const double *)y;
     return (a < b) - (a > b);
 }
 
-/* The norm of the singular values of w [out][in] except the r largest: one-sided Jacobi on its
- * columns. */
+/* The error of the best approximation of w [out][in] with rank r: the norm of all singular values
+ * except the r largest, computed by one-sided Jacobi rotations of the columns. */
 static double best_rank_error(const double *w, int out, int in, int r) {
     double *t = xcalloc((size_t)in * (size_t)out, sizeof *t);
     double *s = xcalloc((size_t)in, sizeof *s), rest = 0;
@@ -133,7 +138,7 @@ static double best_rank_error(const double *w, int out, int in, int r) {
         }
     }
     for (int j = 0; j < in; j++) s[j] = vector_norm(t + j * out, (size_t)out);
-    qsort(s, (size_t)in, sizeof *s, descending);
+    qsort(s, (size_t)in, sizeof *s, compare_descending);
     for (int j = r; j < in; j++) rest += s[j] * s[j];
     free(t);
     free(s);
@@ -164,6 +169,7 @@ static void assert_refused(const char *name, struct operands x, enum error_code 
     assert_non_null(strstr(err.text, want));
 }
 
+/* The relative error of the truncation to the rank, which the lineage reports. */
 static double lineage_error(const struct adapter *a) {
     const char *text = json_string_value(json_object_get(a->lineage, "error"));
     assert_non_null(text);
@@ -224,7 +230,8 @@ static void test_delta_best(void **state) {
     parents_release(p);
 }
 
-static void test_lines(void **state) {
+/* Operators whose child is a weighted sum of the parents. */
+static void test_weighted_sums(void **state) {
     (void)state;
     struct adapter *p[3];
     parents_make(p);
@@ -233,8 +240,7 @@ static void test_lines(void **state) {
     adapter_release(c);
     static const struct {
         float fitness[2];
-        double
-            share; /* share of the first; with a negative fitness, fitness counts from the lowest */
+        double share; /* of the first parent; if a fitness is negative, the lower one counts as 0 */
     } cases[] = {{{3, 1}, 0.75}, {{0, 0}, 0.5}, {{-1, -3}, 1}, {{-3, 1}, 0}, {{2, 0}, 1}};
     for (size_t k = 0; k < ARRAY_LEN(cases); k++) {
         double share = cases[k].share;
@@ -242,7 +248,7 @@ static void test_lines(void **state) {
         assert_true(sum_error(c, p, (const double[]){share, 1 - share}, 2) < 1e-6);
         adapter_release(c);
     }
-    /* Legacy rule: each tensor is blended separately. */
+    /* factor_blend: A with A and B with B, by the second parent's weight. */
     c = apply_ok("factor_blend",
                  (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
     const struct lora *x = &p[1]->loras[PROJ_Q], *y = &p[2]->loras[PROJ_Q];
@@ -287,7 +293,7 @@ static void test_slerp(void **state) {
     parents_release(p);
 }
 
-/* The parent of the child's module i; -1: neither. */
+/* The parent from which the child has module i; -1: none. */
 static int parent_of_module(const struct adapter *c, struct adapter *const *p, int n, int i) {
     for (int k = 0; k < n; k++) {
         double *want = dense_delta(p[k], i), e = module_error(c, i, want);
@@ -298,36 +304,39 @@ static int parent_of_module(const struct adapter *c, struct adapter *const *p, i
     return -1;
 }
 
-static void test_choices(void **state) {
+/* Each module comes from one parent: by layer, by module, or by the side of a split. */
+static void test_modules_from_one_parent(void **state) {
     (void)state;
     struct model_config s = fixture_shape(6, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_random_lora(&s, 2, 4, "all-linear", 1),
                            adapter_random_lora(&s, 4, 4, "all-linear", 2)};
-    int seen[2] = {0}, mixed = 0;
+    int seen[2] = {0}, module_changes = 0;
     for (uint64_t seed = 0; seed < 8; seed++) {
-        struct adapter *l = apply_ok("layer", (struct operands){p, NULL, 2, 0, NAN, seed});
-        struct adapter *m = apply_ok("module", (struct operands){p, NULL, 2, 0, NAN, seed});
-        struct adapter *t =
+        struct adapter *by_layer = apply_ok("layer", (struct operands){p, NULL, 2, 0, NAN, seed});
+        struct adapter *by_module = apply_ok("module", (struct operands){p, NULL, 2, 0, NAN, seed});
+        struct adapter *split =
             apply_ok("split", (struct operands){p, (const float[]){1, 0}, 2, 0, 0, seed});
-        int changes = 0;
-        for (int i = 0; i < n_modules(l); i++) {
-            int of = parent_of_module(l, p, 2, i), of_t = parent_of_module(t, p, 2, i);
-            assert_true(of >= 0 && of_t >= 0 && parent_of_module(m, p, 2, i) >= 0);
-            if (i % N_PROJ) assert_int_equal(of, parent_of_module(l, p, 2, i - 1));
+        int split_changes = 0;
+        for (int i = 0; i < n_modules(by_layer); i++) {
+            int layer_parent = parent_of_module(by_layer, p, 2, i),
+                split_parent = parent_of_module(split, p, 2, i);
+            assert_true(layer_parent >= 0 && split_parent >= 0 &&
+                        parent_of_module(by_module, p, 2, i) >= 0);
+            if (i % N_PROJ) assert_int_equal(layer_parent, parent_of_module(by_layer, p, 2, i - 1));
             if (i % N_PROJ)
-                mixed += parent_of_module(m, p, 2, i) != parent_of_module(m, p, 2, i - 1);
-            if (i) changes += of_t != parent_of_module(t, p, 2, i - 1);
-            seen[of]++;
+                module_changes += parent_of_module(by_module, p, 2, i) !=
+                                  parent_of_module(by_module, p, 2, i - 1);
+            if (i) split_changes += split_parent != parent_of_module(split, p, 2, i - 1);
+            seen[layer_parent]++;
         }
-        assert_int_equal(changes, 1); /* a below, b above */
-        assert_int_equal(parent_of_module(t, p, 2, 0), 0);
-        adapter_release(l);
-        adapter_release(m);
-        adapter_release(t);
+        assert_int_equal(split_changes, 1); /* the first parent up to the split, then the second */
+        assert_int_equal(parent_of_module(split, p, 2, 0), 0);
+        adapter_release(by_layer);
+        adapter_release(by_module);
+        adapter_release(split);
     }
-    assert_true(seen[0] > 0 && seen[1] > 0 && mixed > 0);
-    /* A parent with weight 0 is never chosen; a module that only one parent has comes from that
-     * one. */
+    assert_true(seen[0] > 0 && seen[1] > 0 && module_changes > 0);
+    /* A parent with weight 0 gives only the modules that the other one lacks. */
     struct adapter *q[] = {adapter_random_lora(&s, 2, 4, "q_proj", 3), p[1]};
     struct adapter *c =
         apply_ok("module", (struct operands){q, (const float[]){1, 0}, 2, 0, NAN, 1});
@@ -339,9 +348,9 @@ static void test_choices(void **state) {
     adapter_release(p[1]);
 }
 
-/* With a wide window, shares change gradually: they decrease from module to module until they are
- * swapped. */
-static void test_split_passage(void **state) {
+/* With a wide transition, the share of the first parent decreases from module to module, from its
+ * weight to the second parent's. */
+static void test_split_transition(void **state) {
     (void)state;
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_random_lora(&s, 2, 4, "q_proj,k_proj", 1),
@@ -372,7 +381,8 @@ static void test_split_passage(void **state) {
     adapter_release(p[1]);
 }
 
-/* Every component of the child satisfies W v = s u for one of the parents. */
+/* Every component of the child is a singular triplet of one of the parents: it satisfies W v = s u.
+ */
 static void test_svd_mix(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -398,7 +408,7 @@ static void test_svd_mix(void **state) {
                     size += su * su;
                 }
                 if (sqrt(off / size) >= 1e-5) continue;
-                assert_true(q == 1 || k < 3); /* the first has three */
+                assert_true(q == 1 || k < 3); /* the first parent has rank 3 */
                 from[q]++, hits++;
             }
             assert_int_equal(hits, 1);
@@ -414,20 +424,23 @@ static void test_svd_mix(void **state) {
     parents_release(p);
 }
 
-/* Naive rules. */
+/* merging rules, in a simple form */
 
+/* Keeps the density · n largest magnitudes. */
 static void naive_trim(double *x, size_t n, double density) {
     double *sorted = xmalloc(n * sizeof *sorted);
     size_t keep = (size_t)(density * (double)n);
     for (size_t i = 0; i < n; i++) sorted[i] = fabs(x[i]);
-    qsort(sorted, n, sizeof *sorted, descending);
+    qsort(sorted, n, sizeof *sorted, compare_descending);
     for (size_t i = 0; i < n; i++)
         if (keep == 0 || fabs(x[i]) < sorted[keep - 1]) x[i] = 0;
     free(sorted);
 }
 
-/* Of n tensors x[k] after sparsification: the paper's disjoint mean times Σ|w| with votes w·x, or
- * PEFT's with votes x. */
+/* TIES after the sparsification of n tensors x[k]: elects a sign for each element, and averages the
+ * elements with this sign. delta_ties: the votes are w·x; the mean is weighted by |w|, and
+ * multiplied by Σ|w| of all tensors. PEFT: the votes are x; Σ w·x is divided by the number of
+ * elements. */
 static double *naive_elect(double **x, const double *w, int n, size_t size, bool peft) {
     double *out = xcalloc(size, sizeof *out);
     for (size_t i = 0; i < size; i++) {
@@ -477,8 +490,8 @@ static void test_ties(void **state) {
     parents_release(p);
 }
 
-/* The mean of DARE over many seeds is the plain sum; the elements of each outcome are ΔW / density
- * or 0. */
+/* An element of a child of DARE is the sum of w · ΔW / density of the parents that keep it; the
+ * mean over many seeds is Σ w · ΔW. */
 static void test_dare(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
@@ -487,7 +500,7 @@ static void test_dare(void **state) {
     const float f[] = {0.75f, 0.25f};
     size_t n = size_of(p[0], 0);
     double *a = dense_delta(p[0], 0), *b = dense_delta(p[1], 0), *mean = xcalloc(n, sizeof *mean);
-    int kept = 0, rounds = 200;
+    int kept = 0, rounds = 200; /* kept: elements of the first parent */
     for (int seed = 0; seed < rounds; seed++) {
         struct adapter *c =
             apply_ok("delta_dare", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
@@ -527,13 +540,14 @@ static void test_dare(void **state) {
     adapter_release(p[1]);
 }
 
-/* By sorting, as mergekit defines it: without the smallest n_bottom and the largest n_top. */
+/* Keeps density · n magnitudes: the largest after the outliers, which are 1 % of all or, with a
+ * high density, the rest. As in mergekit. */
 static void naive_breadcrumbs(double *x, size_t n, double density) {
     double *sorted = xmalloc(n * sizeof *sorted);
     size_t keep = (size_t)(density * (double)n), n_top = n / 100;
     if (keep + n_top > n) n_top = n - keep;
     for (size_t i = 0; i < n; i++) sorted[i] = fabs(x[i]);
-    qsort(sorted, n, sizeof *sorted, descending);
+    qsort(sorted, n, sizeof *sorted, compare_descending);
     for (size_t i = 0; i < n; i++)
         if (fabs(x[i]) > sorted[n_top] || fabs(x[i]) < sorted[n_top + keep - 1]) x[i] = 0;
     free(sorted);
@@ -554,7 +568,7 @@ static void test_breadcrumbs(void **state) {
     parents_make(p);
     for (int k = 0; k < 4; k++) {
         const char *name = k % 2 ? "delta_breadcrumbs_ties" : "delta_breadcrumbs";
-        float density = k < 2 ? 0.3f : 0.995f; /* more than remains without the outliers */
+        float density = k < 2 ? 0.3f : 0.995f; /* 0.995: more than remains without 1 % outliers */
         struct adapter *c = apply_ok(name, (struct operands){p, f, 3, 40, density, 0});
         for (int i = 0; i < n_modules(c); i++) {
             double *x[3];
@@ -581,8 +595,8 @@ static double naive_magprune_probability(const double *row, int n, int i, double
     return density - band + 2 * band * rank / (n - 1);
 }
 
-/* Elements are 0 or x / probability, with that frequency; DELLA elects signs among the same
- * remaining elements. */
+/* delta_della_linear: an element is x / probability with that probability, else 0. delta_della
+ * keeps the same elements for the same seed, and elects signs among them. */
 static void test_della(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
@@ -592,45 +606,46 @@ static void test_della(void **state) {
     const double w[] = {0.75, 0.25};
     const int m = PROJ_K, in = columns_of(p[0], m), rounds = 300;
     size_t n = size_of(p[0], m);
-    double *x = dense_delta(p[0], m), expected = 0, large = 0;
+    double *x = dense_delta(p[0], m), expected = 0, expected_large = 0;
     int kept = 0, kept_large = 0;
     for (int seed = 0; seed < rounds; seed++) {
-        struct adapter *own[2];
-        double *thin[2];
+        struct adapter *single[2];
+        double *sparse[2];
         for (int k = 0; k < 2; k++) {
-            own[k] = apply_ok("delta_della_linear",
-                              (struct operands){p, only[k], 2, 16, 0.4f, (uint64_t)seed});
-            thin[k] = dense_delta(own[k], m);
+            single[k] = apply_ok("delta_della_linear",
+                                 (struct operands){p, only[k], 2, 16, 0.4f, (uint64_t)seed});
+            sparse[k] = dense_delta(single[k], m);
         }
         for (size_t i = 0; i < n; i++) {
-            double chance =
+            double probability =
                 naive_magprune_probability(x + i / in * in, in, (int)i % in, (double)0.4f);
-            bool there = fabs(thin[0][i]) > 1e-4;
+            bool is_kept = fabs(sparse[0][i]) > 1e-4;
             if (fabs(x[i]) < 1e-2) continue;
-            assert_true(!there || fabs(thin[0][i] - x[i] / chance) < 1e-4 * (1 + fabs(x[i])));
-            expected += chance;
-            kept += there;
-            if (chance < 0.5) continue;
-            large += chance;
-            kept_large += there;
+            assert_true(!is_kept ||
+                        fabs(sparse[0][i] - x[i] / probability) < 1e-4 * (1 + fabs(x[i])));
+            expected += probability;
+            kept += is_kept;
+            if (probability < 0.5) continue;
+            expected_large += probability;
+            kept_large += is_kept;
         }
         for (int k = 0; k < 2; k++)
             for (size_t i = 0; i < n; i++)
-                if (fabs(thin[k][i]) < 1e-4)
-                    thin[k][i] = 0; /* residues of the SVD instead of zeros */
+                if (fabs(sparse[k][i]) < 1e-4) sparse[k][i] = 0; /* it was 0 before the SVD */
         struct adapter *c =
             apply_ok("delta_della", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
-        double *want = naive_elect(thin, w, 2, n, false);
+        double *want = naive_elect(sparse, w, 2, n, false);
         assert_true(module_error(c, m, want) < 1e-3);
         free(want);
         adapter_release(c);
         for (int k = 0; k < 2; k++) {
-            free(thin[k]);
-            adapter_release(own[k]);
+            free(sparse[k]);
+            adapter_release(single[k]);
         }
     }
     assert_true(fabs(kept - expected) < 5 * sqrt(0.25 * expected / 0.4));
-    assert_true(large > 1000 && fabs(kept_large - large) < 5 * sqrt(0.5 * large));
+    assert_true(expected_large > 1000 &&
+                fabs(kept_large - expected_large) < 5 * sqrt(0.5 * expected_large));
     struct adapter *whole = apply_ok("delta_della_linear", (struct operands){p, f, 2, 16, 1, 0});
     assert_true(sum_error(whole, p, w, 2) < 1e-5);
     adapter_release(whole);
@@ -639,7 +654,8 @@ static void test_della(void **state) {
     adapter_release(p[1]);
 }
 
-/* Select, calculate, erase, in the paper's order, of x[k] = n w ΔW. */
+/* The three steps of SCE, in the paper's order, on x[k] = n · w · ΔW: select the elements with the
+ * largest variance, calculate coefficients from their squares, erase minority signs. */
 static double *naive_sce(double **x, int n, size_t size, double density) {
     double *out = xcalloc(size, sizeof *out), *var = xcalloc(size, sizeof *var), coef[3], all = 0;
     double *sorted = xmalloc(size * sizeof *sorted);
@@ -651,7 +667,7 @@ static double *naive_sce(double **x, int n, size_t size, double density) {
         differ += var[i] > 0;
         sorted[i] = var[i];
     }
-    qsort(sorted, size, sizeof *sorted, descending);
+    qsort(sorted, size, sizeof *sorted, compare_descending);
     size_t keep = (size_t)(density * (double)differ);
     for (int k = 0; k < n; k++) {
         coef[k] = 0;
@@ -676,7 +692,7 @@ static double *naive_sce(double **x, int n, size_t size, double density) {
     return out;
 }
 
-/* x [n][size] := ΔW of module i, times n and its weight. */
+/* x [n][size] := n · w · ΔW of module i; ΔW if the weights are equal (NULL). */
 static void deltas_scaled(double **x, struct adapter *const *p, const float *weights, int n,
                           int i) {
     for (int k = 0; k < n; k++) {
@@ -698,7 +714,7 @@ static void assert_sce(struct adapter *const *p, const float *weights, int n, fl
     adapter_release(c);
 }
 
-/* The adapter with zeros in the first half of all rows of B. */
+/* A copy in which the first half of the rows of each B is zero. */
 static struct adapter *adapter_half_zeroed(const struct adapter *a) {
     struct adapter *b = adapter_from_data(&a->shape, &a->config, a->data, NULL);
     for (int i = 0; i < n_modules(a); i++) {
@@ -717,24 +733,25 @@ static void test_sce(void **state) {
     assert_sce(p, NULL, 3, 1);
     assert_sce(p, (const float[]){0.5f, 0.3f, -0.2f}, 3, 0.4f);
     struct adapter *half[] = {adapter_half_zeroed(p[0]), adapter_half_zeroed(p[2])};
-    assert_sce(half, NULL, 2, 0.4f); /* of the elements that differ */
+    assert_sce(half, NULL, 2, 0.4f); /* 0.4 of the elements that differ, about half of all */
     adapter_release(half[0]);
     adapter_release(half[1]);
     parents_release(p);
 }
 
-/* ‖Σ share · log_m(u)‖ of module i, m being the child's direction; *size: difference of its length
- * from the parents' mean. */
+/* ‖Σ share · log_m(u)‖ of module i, which is 0 at the Karcher mean; m: the child's direction, u: a
+ * parent's. *length_error: relative difference between the child's length and the mean of the
+ * parents'. */
 static double karcher_pull(const struct adapter *c, struct adapter *const *p, const double *share,
-                           int n, int i, double *size) {
+                           int n, int i, double *length_error) {
     size_t len = size_of(c, i);
     double *m = dense_delta(c, i), *pull = xcalloc(len, sizeof *pull), nm = vector_norm(m, len),
            sum = 0;
-    *size = nm;
+    *length_error = nm;
     for (int k = 0; k < n; k++) sum += p[k]->loras[i].r > 0 ? share[k] : 0;
     for (int k = 0; k < n; k++) {
         double *u = dense_delta(p[k], i), nu = vector_norm(u, len), d = 0;
-        *size -= share[k] * nu;
+        *length_error -= share[k] * nu;
         for (size_t e = 0; e < len && nu > 0; e++) d += u[e] / nu * (m[e] / nm);
         double angle = acos(fmin(1, fmax(-1, d))), w = angle > 0 ? angle / sin(angle) : 1;
         for (size_t e = 0; e < len && nu > 0; e++)
@@ -742,7 +759,7 @@ static double karcher_pull(const struct adapter *c, struct adapter *const *p, co
         free(u);
     }
     double e = vector_norm(pull, len);
-    *size /= nm;
+    *length_error /= nm;
     free(m);
     free(pull);
     return e;
@@ -754,7 +771,7 @@ static void test_karcher(void **state) {
     parents_make(p);
     struct adapter *turned = adapter_scale(p[0], -2);
     const float f[] = {1, 0.3f, 0.7f};
-    const double w[] = {0.5, 0.15, 0.35}; /* the same, of sum 1 */
+    const double w[] = {0.5, 0.15, 0.35}; /* the same, scaled to the sum 1 */
     for (int n = 2; n <= 3; n++) {
         struct adapter *c = apply_ok("karcher", (struct operands){p, f, n, 13, NAN, 0});
         for (int i = 0; i < n_modules(c); i++) {
@@ -765,7 +782,7 @@ static void test_karcher(void **state) {
         adapter_release(c);
     }
     struct adapter *pair[] = {p[0], p[2]}, *opposed[] = {p[0], turned};
-    for (int k = 0; k < 2; k++) { /* beyond an end as well */
+    for (int k = 0; k < 2; k++) { /* between the parents, and beyond one of them */
         const float t[2][2] = {{0.3f, 0.7f}, {1.2f, -0.2f}};
         struct adapter *c = apply_ok("karcher", (struct operands){pair, t[k], 2, 8, NAN, 0});
         struct adapter *s = apply_ok("slerp", (struct operands){pair, t[k], 2, 8, NAN, 0});
@@ -774,8 +791,8 @@ static void test_karcher(void **state) {
         adapter_release(s);
     }
     struct adapter *c = apply_ok("karcher", (struct operands){opposed, NULL, 2, 0, NAN, 0});
-    assert_true(fabs(operator_relative_change(c, p[0]) - 0.5) <
-                1e-6); /* the first parent's, of length 1.5 */
+    /* The first parent's direction; the mean of the lengths is 1.5 times its own. */
+    assert_true(fabs(operator_relative_change(c, p[0]) - 0.5) < 1e-6);
     adapter_release(c);
     assert_refused("karcher", (struct operands){p, (const float[]){1, -1, 0}, 3, 0, NAN, 0},
                    ERR_USAGE, "cancel");
@@ -790,7 +807,7 @@ static void test_model_stock(void **state) {
     struct adapter *p[3], *q[3];
     const double third[] = {1.0 / 3, 1.0 / 3, 1.0 / 3};
     parents_make(p);
-    for (int k = 0; k < 3; k++) /* similar enough for a defined angle */
+    for (int k = 0; k < 3; k++) /* parents with small angles between them */
         q[k] = apply_ok("delta", (struct operands){(struct adapter *[]){p[0], p[k]},
                                                    (const float[]){1, 0.5f}, 2, 8, NAN, 0});
     struct adapter *c = apply_ok("model_stock", (struct operands){q, NULL, 3, 13, NAN, 0});
@@ -831,7 +848,8 @@ static double *doubles_of(const float *v, size_t n) {
     return d;
 }
 
-/* linear, ties and magnitude_prune on A and on B: weights √|w·scale|, the sign on A. */
+/* linear, ties and magnitude_prune merge A and B separately, each with the weight √|w·scale|; A
+ * also has the sign. */
 static void test_peft_factors(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -883,7 +901,7 @@ static void test_peft_delta(void **state) {
     assert_int_equal(c->loras[PROJ_Q].r, 13);
     assert_true(sum_error(c, p, w, 3) < 1e-6);
     adapter_release(c);
-    double twice[3];
+    double twice[3]; /* weights for operators that count the scale twice, as in PEFT */
     for (int k = 0; k < 3; k++) twice[k] = w[k] * p[k]->loras[PROJ_Q].scale;
     c = apply_ok("svd", (struct operands){p, f, 3, 13, NAN, 0});
     assert_true(sum_error(c, p, twice, 3) < 1e-6);
@@ -894,16 +912,17 @@ static void test_peft_delta(void **state) {
     c = apply_ok("dare_linear_svd", (struct operands){p, f, 3, 40, 1, 0});
     assert_true(sum_error(c, p, twice, 3) < 1e-5);
     adapter_release(c);
-    struct adapter *pair[] = {p[2], p[2]}; /* nothing dropped: √½ A with √½ B */
+    struct adapter *pair[] = {p[2], p[2]};
+    /* Nothing is dropped: the child is √(scale / 2) A and √(scale / 2) B, half of ΔW. */
     c = apply_ok("dare_ties", (struct operands){pair, NULL, 2, 0, 1, 0});
     assert_true(fabs(operator_relative_change(c, p[2]) - 0.5) < 1e-6);
     adapter_release(c);
     parents_release(p);
 }
 
-/* The range finder compared with the best approximation, for falling and for flat singular
- * values. */
-static void test_dense_svd(void **state) {
+/* The error of the truncation is near the best one, for singular values that decrease fast and for
+ * those that hardly decrease. */
+static void test_randomized_svd(void **state) {
     (void)state;
     const int sizes[][2] = {{40, 30}, {30, 40}, {50, 50}, {12, 60}, {60, 9}, {1, 7}, {7, 1}};
     for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
@@ -929,7 +948,7 @@ static void test_dense_svd(void **state) {
     }
 }
 
-static void test_rank_for_energy(void **state) {
+static void test_energy_rank(void **state) {
     (void)state;
     double s[] = {3, 2, 1};
     const struct svd sv = {.n = 3, .s = s};
@@ -940,6 +959,7 @@ static void test_rank_for_energy(void **state) {
     assert_int_equal(svd_energy_rank(&sv, 20, 0.95, 3), 3);
 }
 
+/* spectrum and rotate keep ‖ΔW‖ of each module. */
 static void test_norm_is_preserved(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -967,8 +987,8 @@ static void test_norm_is_preserved(void **state) {
     parents_release(p);
 }
 
-/* The change increases with the step, which step adaptation relies on. */
-static void test_steps(void **state) {
+/* A larger step causes a larger change; the adaptation of steps relies on it. */
+static void test_change_increases_with_step(void **state) {
     (void)state;
     static const char *const names[] = {"noise", "noise_absolute", "spectrum", "rotate"};
     struct adapter *p[3];
@@ -986,31 +1006,34 @@ static void test_steps(void **state) {
     parents_release(p);
 }
 
-static void test_structure(void **state) {
+/* Mutations that change components, ranks or whole modules: drop, rank and reinit. */
+static void test_structural_mutations(void **state) {
     (void)state;
     struct adapter *p[3];
     parents_make(p);
     for (uint64_t seed = 0; seed < 6; seed++) {
-        struct adapter *d = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 0.2f, seed});
-        struct adapter *all = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 1, seed});
-        struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 0, 0.05f, seed});
-        struct adapter *n = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 0, seed});
+        struct adapter *dropped =
+            apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 0.2f, seed});
+        struct adapter *minimal = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 1, seed});
+        struct adapter *resized =
+            apply_ok("rank", (struct operands){&p[2], NULL, 1, 0, 0.05f, seed});
+        struct adapter *reinit = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 0, seed});
         int replaced = 0;
-        for (int i = 0; i < n_modules(d); i++) {
-            assert_true(d->loras[i].r >= 1 && d->loras[i].r < 5);
-            assert_int_equal(all->loras[i].r, 1);
-            assert_true(r->loras[i].r == 4 || r->loras[i].r == 6);
-            double *x = dense_delta(n, i);
-            replaced += vector_norm(x, size_of(n, i)) == 0;
+        for (int i = 0; i < n_modules(dropped); i++) {
+            assert_true(dropped->loras[i].r >= 1 && dropped->loras[i].r < 5);
+            assert_int_equal(minimal->loras[i].r, 1);
+            assert_true(resized->loras[i].r == 4 || resized->loras[i].r == 6);
+            double *x = dense_delta(reinit, i);
+            replaced += vector_norm(x, size_of(reinit, i)) == 0;
             free(x);
         }
         assert_int_equal(replaced, 1);
-        double far = operator_relative_change(r, p[2]);
-        assert_true(r->loras[0].r == 6 ? far > 0.01 && far < 0.2 : far < 0.9);
-        adapter_release(d);
-        adapter_release(all);
-        adapter_release(r);
-        adapter_release(n);
+        double change = operator_relative_change(resized, p[2]);
+        assert_true(resized->loras[0].r == 6 ? change > 0.01 && change < 0.2 : change < 0.9);
+        adapter_release(dropped);
+        adapter_release(minimal);
+        adapter_release(resized);
+        adapter_release(reinit);
     }
     struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 2, 0.05f, 0});
     double *want = dense_delta(p[2], PROJ_DOWN);
@@ -1026,7 +1049,7 @@ static void test_structure(void **state) {
     parents_release(p);
 }
 
-static void test_change(void **state) {
+static void test_relative_change(void **state) {
     (void)state;
     struct adapter *p[3];
     parents_make(p);
@@ -1040,11 +1063,11 @@ static void test_change(void **state) {
     parents_release(p);
 }
 
-/* Same seed, same hash; the lineage suffices to repeat the operation; random rules depend on the
- * seed. */
-static void test_rows_are_reproducible(void **state) {
+/* For every operator: the same seed gives the same hash; another seed gives another one only if the
+ * operator uses random numbers; the lineage has the operator, the parents and the step. */
+static void test_operators_are_reproducible(void **state) {
     (void)state;
-    static const char *const by_chance =
+    static const char *const random_operators =
         " layer module split split_linear svd_mix delta_dare delta_dare_ties delta_della "
         "delta_della_linear dare_linear dare_ties "
         "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
@@ -1055,7 +1078,7 @@ static void test_rows_are_reproducible(void **state) {
     int n = 0;
     for (; (op = operator_at(n)); n++) {
         char *word = xasprintf(" %s ", op->name);
-        bool chance = strstr(by_chance, word), differs = false;
+        bool is_random = strstr(random_operators, word), differs = false;
         struct operands x = {p, NULL, MIN(2, op->max_parents), 0, NAN, 0};
         struct adapter *first = apply_ok(op->name, x);
         for (x.seed = 0; x.seed < 6; x.seed++) {
@@ -1070,8 +1093,8 @@ static void test_rows_are_reproducible(void **state) {
             adapter_release(a);
             adapter_release(b);
         }
-        if (differs != chance) fprintf(stderr, "operator '%s'\n", op->name);
-        assert_int_equal(differs, chance);
+        if (differs != is_random) fprintf(stderr, "operator '%s'\n", op->name);
+        assert_int_equal(differs, is_random);
         assert_ptr_equal(find_operator(op->name), op);
         assert_true(op->about && op->about[0] && op->min_parents >= 1 &&
                     op->max_parents >= op->min_parents);
@@ -1084,7 +1107,7 @@ static void test_rows_are_reproducible(void **state) {
     adapter_release(p[1]);
 }
 
-static void test_refused(void **state) {
+static void test_invalid_operands_are_refused(void **state) {
     (void)state;
     struct adapter *p[3];
     struct model_config s = shape_small(), t = fixture_shape(1, 24, 3, 1, 8, 40);
@@ -1167,9 +1190,9 @@ static void test_random_adapters(void **state) {
             struct adapter *c = operator_apply(op, &x, &err);
             if (!c) {
                 refused++;
-                bool to_base = err.code == ERR_STATE && strcmp(op->name, "model_stock") == 0;
+                bool nothing_left = err.code == ERR_STATE && strcmp(op->name, "model_stock") == 0;
                 assert_true(err.code == ERR_MISMATCH || err.code == ERR_USAGE ||
-                            err.code == ERR_NUMERIC || to_base);
+                            err.code == ERR_NUMERIC || nothing_left);
                 continue;
             }
             made++;
@@ -1181,17 +1204,18 @@ static void test_random_adapters(void **state) {
         }
         for (int k = 0; k < 3; k++) adapter_release(p[k]);
     }
-    assert_true(made > 400 && refused > 20); /* mostly because PEFT requires equal ranks */
+    /* Most are refused by PEFT's operators, which require equal ranks. */
+    assert_true(made > 400 && refused > 20);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delta_exact),
         cmocka_unit_test(test_delta_best),
-        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_weighted_sums),
         cmocka_unit_test(test_slerp),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_split_passage),
+        cmocka_unit_test(test_modules_from_one_parent),
+        cmocka_unit_test(test_split_transition),
         cmocka_unit_test(test_svd_mix),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_dare),
@@ -1202,14 +1226,14 @@ int main(void) {
         cmocka_unit_test(test_model_stock),
         cmocka_unit_test(test_peft_factors),
         cmocka_unit_test(test_peft_delta),
-        cmocka_unit_test(test_dense_svd),
-        cmocka_unit_test(test_rank_for_energy),
+        cmocka_unit_test(test_randomized_svd),
+        cmocka_unit_test(test_energy_rank),
         cmocka_unit_test(test_norm_is_preserved),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_structure),
-        cmocka_unit_test(test_change),
-        cmocka_unit_test(test_rows_are_reproducible),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_change_increases_with_step),
+        cmocka_unit_test(test_structural_mutations),
+        cmocka_unit_test(test_relative_change),
+        cmocka_unit_test(test_operators_are_reproducible),
+        cmocka_unit_test(test_invalid_operands_are_refused),
         cmocka_unit_test(test_random_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,10 +3,10 @@ r"""An example environment in which Shoal's agents learn: corridors with a treas
     shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 8 --num-adapters 1 --generations 8 \
         --update-interval 2 --batch-size 16 --lr 3e-3 --temperature 3 --entropy-coef 0.1 --warmup-steps 10 --eval-maps 8
 
-Each of four agents is in a separate corridor. Its observation is its position, a letter from `a` to `e`, and the end
-of the corridor with the treasure, `<` (left) or `>` (right). An agent that opens at the treasure gets the reward 1 and
-another corridor; any other action costs 0.02. It needs only the standard library. It answers each line of JSON
-on stdin with one line on stdout (docs/WORLD.md).
+Each of four agents is in a separate corridor. It observes its position, a letter from `a` (left end) to `e`, and at
+which end the treasure is: `<` (left) or `>` (right). An agent that takes the action `open` at the treasure gets the
+reward 1 and another corridor; any other action costs 0.02. All episodes are truncated after 100 steps. The program
+needs only the standard library. It answers each line of JSON on stdin with one line on stdout (docs/WORLD.md).
 """
 import json
 import random
@@ -19,23 +19,23 @@ ACTIONS = ["left", "right", "open"]
 class Corridor:
     def __init__(self, seed):
         self.rng, self.tick = random.Random(seed), 0
-        self.at, self.goal = [0] * AGENTS, [0] * AGENTS
+        self.position, self.goal = [0] * AGENTS, [0] * AGENTS
         for i in range(AGENTS):
             self.new_corridor(i)
 
     def new_corridor(self, i):
-        self.at[i], self.goal[i] = LENGTH // 2, self.rng.choice([0, LENGTH - 1])
+        self.position[i], self.goal[i] = LENGTH // 2, self.rng.choice([0, LENGTH - 1])
 
     def observations(self):
-        return {"observations": {f"agent_{i}": f"{'abcde'[self.at[i]]} {'>' if self.goal[i] else '<'}"
+        return {"observations": {f"agent_{i}": f"{'abcde'[self.position[i]]} {'>' if self.goal[i] else '<'}"
                                  for i in range(AGENTS)}}
 
     def act(self, i, action):
-        if action == "open" and self.at[i] == self.goal[i]:
+        if action == "open" and self.position[i] == self.goal[i]:
             self.new_corridor(i)
             return 1.0
         step = {"left": -1, "right": 1, "open": 0}[action]
-        self.at[i] = min(max(self.at[i] + step, 0), LENGTH - 1)
+        self.position[i] = min(max(self.position[i] + step, 0), LENGTH - 1)
         return -0.02
 
     def step(self, actions):

@@ -3,8 +3,9 @@
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
  * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head;
- * `loras` and `overlay` point into this block. This file knows neither file formats nor algebra.
- * After a constructor has returned an adapter, only adapter_bind (bind.c) writes to it.
+ * `loras` and `overlay` point into this block. File formats and algebra are in other files. After a
+ * constructor has returned an adapter, only adapter_bind (bind.c) changes it; adapter_pack fills
+ * its cache of packs, and adapter_pack_only frees its f32 factors.
  *
  * Invariants: config, loras and data describe the same modules; config is normalised: `modules` is
  * NULL if one (r, alpha) and the targets describe all modules. Equal content therefore has one form
@@ -16,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Names that some architectures use for the same projections. */
+/* Names that some architectures use instead of those in proj_names. */
 static const struct {
     const char *name;
     enum proj p;
@@ -61,7 +62,8 @@ int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *e
                : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
 }
 
-/* Sets the entries of on [L] for one of "all", "4" and "4-7", the first n characters of `text`. */
+/* Sets the entries of `selected` [L] that the first n characters of `text` name: "all", "4" or
+ * "4-7". */
 static int layers_select(const char *text, size_t n, int32_t n_layers, bool *selected,
                          struct error *err) {
     char item[32], *end;
@@ -75,8 +77,8 @@ static int layers_select(const char *text, size_t n, int32_t n_layers, bool *sel
                              item);
     }
     if (first > last || last >= n_layers)
-        return error_set(err, ERR_USAGE, "layers '%s' are not in 0-%d, the model's", item,
-                         (int)n_layers - 1);
+        return error_set(err, ERR_USAGE, "layers '%s' do not exist: the model has layers 0-%d",
+                         item, (int)n_layers - 1);
     for (long l = first; l <= last; l++) selected[l] = true;
     return OK;
 }
@@ -175,8 +177,8 @@ static bool module_equal(struct adapter_module a, struct adapter_module b) {
     return a.r == b.r && (a.r == 0 || a.alpha == b.alpha);
 }
 
-/* The (r, alpha) that most modules have; of equal counts the first. PEFT's config stores it as the
- * top-level r and lora_alpha. */
+/* The (r, alpha) that most modules have; if several are equally common, the first. PEFT's config
+ * stores it as the top-level r and lora_alpha. */
 static struct adapter_module modules_most_common(const struct adapter_module *modules, int32_t n) {
     struct adapter_module most_common = {0, 0};
     int32_t max_count = 0;
@@ -189,13 +191,13 @@ static struct adapter_module modules_most_common(const struct adapter_module *mo
     return most_common;
 }
 
-/* True when `modules` can be expressed by a list of projections, all layers, and one rank and
- * alpha. */
+/* True if `modules` are the same projections in every layer, all with the rank and alpha of
+ * `common`, so that a list of projections describes them. */
 static bool modules_are_uniform(const struct adapter_module *modules, int32_t n,
-                                struct adapter_module all) {
+                                struct adapter_module common) {
     for (int32_t i = 0; i < n; i++) {
         bool layers_differ = (modules[i].r == 0) != (modules[i % N_PROJ].r == 0);
-        if (layers_differ || (modules[i].r > 0 && !module_equal(modules[i], all))) return false;
+        if (layers_differ || (modules[i].r > 0 && !module_equal(modules[i], common))) return false;
     }
     return true;
 }
@@ -206,8 +208,9 @@ static int32_t *ids_copy(const struct adapter_vocab_config *t) {
     return memcpy(xmalloc(size), t->ids, size);
 }
 
-/* The normal form, equal for equal configurations: projections that the architecture lacks are
- * removed, and `modules` is an owned copy, or NULL if it is not needed. */
+/* A copy in the normal form, which is the same for equal configurations: projections that the
+ * architecture lacks are removed, and `modules` is NULL if it is not needed. The copy owns
+ * `modules` and the token ids. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
@@ -225,8 +228,8 @@ static struct adapter_config config_normalise(const struct model_config *shape,
     }
     struct adapter_module common = modules_most_common(modules, n);
     if (common.r == 0) common = c.embed.lora.r ? c.embed.lora : c.head.lora;
-    if (common.r == 0)
-        common = (struct adapter_module){c.r, c.alpha}; // only replacement tables or rows
+    // without low-rank parts there are only replacement tables or rows
+    if (common.r == 0) common = (struct adapter_module){c.r, c.alpha};
     c.r = common.r;
     c.alpha = common.alpha;
     bool uniform = modules_are_uniform(modules, n, common);
@@ -259,7 +262,8 @@ static float module_scale(struct adapter_module m, bool rslora) {
     return (float)((double)m.alpha / (rslora ? sqrt(m.r) : (double)m.r));
 }
 
-/* Sets the pointers of one of the two tables to its data at *cursor and advances *cursor. */
+/* The changes of the embedding or the head, with pointers to their data, which begin at *cursor;
+ * advances *cursor past them. Also sets the pointer to the head's magnitudes. */
 static struct vocab_override table_set_pointers(const struct adapter *a,
                                                 const struct adapter_vocab_config *t, bool head,
                                                 const float **cursor) {
@@ -384,7 +388,8 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
 
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
-    CHECK(!c->dora && !tables_are_used(c)); // they depend on the weights of a base model
+    // DoRA and changes of the tables need the weights of a base model: adapter_new_for_model
+    CHECK(!c->dora && !tables_are_used(c));
     struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
@@ -427,15 +432,16 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
 }
 
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
-    struct lora_pack **slot = (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache
+    // the cast removes `const`: packs is a cache
+    struct lora_pack **slot = (struct lora_pack **)(uintptr_t)&a->packs[elem];
     struct lora_pack *p = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *expected = NULL;
     if (p) return p;
-    CHECK(a->data &&
-          adapter_is_ready(a)); // adapter_pack_only freed the data, or adapter_bind was not called
+    // not after adapter_pack_only, which frees the data, and not with DoRA before adapter_bind
+    CHECK(a->data && adapter_is_ready(a));
     p = lora_pack_new(&a->shape, a->loras, elem);
     if (__atomic_compare_exchange_n(slot, &expected, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return p;
-    lora_pack_free(p); // another thread was first: the same content
+    lora_pack_free(p); // another thread has stored a pack with the same content
     return expected;
 }
 

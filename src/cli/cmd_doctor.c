@@ -22,8 +22,9 @@ static json_t *libraries(void) {
                      "libsodium", sodium_version_string());
 }
 
-/* Isolation of commands (version of bubblewrap, or null and "why") and of jobs (landlock ABI; 0:
- * the kernel lacks landlock). */
+/* {bubblewrap, landlock_abi, why}. bubblewrap isolates commands: its version, or null if commands
+ * cannot be isolated, with the reason in "why". landlock isolates jobs: its ABI; 0: the kernel has
+ * no landlock. */
 static json_t *sandbox_state(void) {
     struct error err;
     char *version = sandbox_version(&err);
@@ -42,7 +43,7 @@ static void sandbox_print(const json_t *v) {
 }
 
 /* Problems that affect a user, as sentences. */
-static json_t *complaints(const json_t *sandbox) {
+static json_t *problems(const json_t *sandbox) {
     json_t *list = json_array();
     uint32_t jit = 0;
     pcre2_config(PCRE2_CONFIG_JIT, &jit);
@@ -58,11 +59,11 @@ static json_t *complaints(const json_t *sandbox) {
                                                 "run 'shoal pretrain models/fry/recipe.yaml'"));
     free(starter);
     if (json_is_null(json_object_get(sandbox, "bubblewrap")))
-        json_array_append_new(list, json_sprintf("commands of rewards will not run: %s",
+        json_array_append_new(list, json_sprintf("reward commands will not run: %s",
                                                  json_get_string(sandbox, "why")));
     if (access(".", W_OK) != 0)
-        json_array_append_new(list,
-                              json_string("this folder cannot be written: runs need --runs DIR"));
+        json_array_append_new(
+            list, json_string("the current folder is not writable: use --runs DIR to save runs"));
     return list;
 }
 
@@ -109,7 +110,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                           c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
                           (json_int_t)MAX(m.total, 0), "free_bytes",
                           (json_int_t)MAX(m.available, 0), "huge_pages", m.huge_pages, "libraries",
-                          libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
+                          libraries(), "missing", problems(sandbox), "sandbox", sandbox);
     if (c->json) return cli_print_json(v), OK;
     print(v);
     json_decref(v);

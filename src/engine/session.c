@@ -1,15 +1,18 @@
 /*
  * session: saves the KV cache of a sequence to a file and loads it.
  *
- * The file has the cached keys and values of one sequence and the identity of their inputs:
+ * The file has the tokens of one sequence, their cached keys and values, and a header:
  *
  *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n]
- *              | KV bytes (kv_cache_save) | SHA-256 of all before
+ *              | KV bytes (kv_cache_save) | SHA-256 of everything before, in hex
  *
- * In the fast class only positions that were computed as known rows are stored (engine.c).
+ * The header identifies model, adapter, numeric class, processor level and element types. In the
+ * fast class with AMX, only the positions before the first sampled row are stored (chunk_commit).
  *
  * Invariant: a session is only used for requests that would compute the same bits. Loading fails if
- * model, adapters, numeric class or element types differ, and if the file is damaged.
+ * the file is damaged or its model, numeric class, element types or, in the fast class, processor
+ * level differ. A session of any adapter can be loaded: its slot keeps the adapter's key, so only
+ * requests with that adapter use it.
  */
 #include "engine/internal.h"
 
@@ -22,15 +25,15 @@ enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
-    bool exact = e->m->cls == NUMERIC_EXACT; // same bits at every level
+    bool exact = e->m->cls == NUMERIC_EXACT; // the exact class has equal bits at every level
     return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
                      "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
                      (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,
                      "position_bytes", (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
 }
 
-/* The slot with the longest prefix of `tokens` under adapters `key`, and its length in *n; -1: no
- * slot. */
+/* The slot that has cached the longest prefix of `tokens` under the adapters of `key`; *n receives
+ * the length of the prefix. -1: no slot has cached any of these tokens. */
 static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq tokens,
                                         const char *key, int32_t *n) {
     int32_t best = -1;
@@ -61,7 +64,7 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
     if (!slot_reserve_pages(e, slot, 0, n)) {
         kv_cache_truncate(forward_kv_cache(e->f), slot,
-                          0); // eviction skips empty slots, so pages must not remain in one
+                          0); // eviction skips empty slots, so an empty slot must not keep pages
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
@@ -81,18 +84,18 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     struct kv_cache *kv = forward_kv_cache(e->f);
     json_t *header = session_header(e, model_hash, key, n);
     char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS), digest[HASH_LEN];
-    uint32_t len = (uint32_t)strlen(text);
-    size_t size = kv_cache_position_bytes(kv) * (size_t)n;
+    uint32_t header_len = (uint32_t)strlen(text);
+    size_t kv_bytes = kv_cache_position_bytes(kv) * (size_t)n;
     struct buf out = {0};
-    size_t head = sizeof magic + sizeof len + len + (size_t)n * sizeof *tokens.v;
-    int rc = buf_reserve(&out, head + size + DIGEST_LEN, err);
+    size_t kv_offset = sizeof magic + sizeof header_len + header_len + (size_t)n * sizeof *tokens.v;
+    int rc = buf_reserve(&out, kv_offset + kv_bytes + DIGEST_LEN, err);
     if (rc == OK) {
         buf_add(&out, magic, sizeof magic);
-        buf_add(&out, &len, sizeof len);
-        buf_add(&out, text, len);
+        buf_add(&out, &header_len, sizeof header_len);
+        buf_add(&out, text, header_len);
         buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
         kv_cache_save(kv, slot, n, out.data + out.len);
-        out.len += size;
+        out.len += kv_bytes;
         sha256_bytes(out.data, out.len, digest);
         buf_add(&out, digest, DIGEST_LEN);
         rc = file_write_private(path, out.data, out.len, err);
@@ -103,7 +106,8 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     return rc;
 }
 
-/* Checks the header's fields against this engine. *n receives the number of tokens. */
+/* Checks the header's fields against this engine. *key receives the key of the session's adapters
+ * (borrowed from h), *n the number of tokens. */
 static int header_check(const struct engine *e, const json_t *h, const char *model_hash,
                         const char *path, const char **key, int32_t *n, struct error *err) {
     const char *model = json_string_value(json_object_get(h, "model"));
@@ -121,8 +125,8 @@ static int header_check(const struct engine *e, const json_t *h, const char *mod
     if (!same)
         return error_set(
             err, ERR_MISMATCH,
-            "session '%s' was made with another numeric class, or keys, values or adapters in "
-            "other elements",
+            "session '%s' was made with another numeric class or processor level, or with another "
+            "element type of the KV cache or of adapters",
             path);
     if (tokens > e->o.max_len)
         return error_set(err, ERR_MEMORY, "session '%s' has %d tokens; the engine holds %d", path,
@@ -131,28 +135,30 @@ static int header_check(const struct engine *e, const json_t *h, const char *mod
     return OK;
 }
 
-static int session_parse(struct engine *e, const struct buf *f, const char *model_hash,
-                         const char *path, int32_t *n_tokens, struct error *err) {
-    uint32_t len;
-    const char *key, *p = f->data + sizeof magic + sizeof len;
+/* Checks the file's content `f` and puts the session into a free slot. */
+static int session_restore(struct engine *e, const struct buf *f, const char *model_hash,
+                           const char *path, int32_t *n_tokens, struct error *err) {
+    uint32_t header_len;
+    const char *key, *p = f->data + sizeof magic + sizeof header_len;
     char digest[HASH_LEN];
-    if (f->len < sizeof magic + sizeof len + DIGEST_LEN ||
+    if (f->len < sizeof magic + sizeof header_len + DIGEST_LEN ||
         memcmp(f->data, magic, sizeof magic) != 0)
         return error_set(err, ERR_FORMAT, "'%s' is not a session file", path);
     sha256_bytes(f->data, f->len - DIGEST_LEN, digest);
-    memcpy(&len, f->data + sizeof magic, sizeof len);
-    size_t remaining = f->len - sizeof magic - sizeof len - DIGEST_LEN;
-    if (memcmp(digest, f->data + f->len - DIGEST_LEN, DIGEST_LEN) != 0 || len > remaining ||
-        len > HEADER_MAX_BYTES)
+    memcpy(&header_len, f->data + sizeof magic, sizeof header_len);
+    size_t remaining = f->len - sizeof magic - sizeof header_len - DIGEST_LEN;
+    if (memcmp(digest, f->data + f->len - DIGEST_LEN, DIGEST_LEN) != 0 || header_len > remaining ||
+        header_len > HEADER_MAX_BYTES)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
-    json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
+    json_t *h = json_loadb(p, header_len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
-    size_t kv = kv_cache_position_bytes(forward_kv_cache(e->f));
-    if (rc == OK && remaining - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))
-        rc = error_set(err, ERR_FORMAT, "session '%s' is cut short", path);
+    size_t position_bytes = kv_cache_position_bytes(forward_kv_cache(e->f));
+    if (rc == OK &&
+        remaining - header_len != (size_t)*n_tokens * (sizeof(int32_t) + position_bytes))
+        rc = error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
     if (rc == OK)
-        rc = slot_restore(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
-                          err);
+        rc = slot_restore(e, p + header_len, *n_tokens, key,
+                          p + header_len + (size_t)*n_tokens * sizeof(int32_t), err);
     json_decref(h);
     return rc;
 }
@@ -161,7 +167,7 @@ int engine_session_load(struct engine *e, const char *model_hash, const char *pa
                         int32_t *n_tokens, struct error *err) {
     struct buf f = {0};
     int rc = file_read(path, SESSION_MAX_BYTES, &f, err);
-    if (rc == OK) rc = session_parse(e, &f, model_hash, path, n_tokens, err);
+    if (rc == OK) rc = session_restore(e, &f, model_hash, path, n_tokens, err);
     buf_release(&f);
     return rc;
 }

@@ -313,10 +313,10 @@ struct eval_cost {
     int64_t calls, prefilled, generated;
     double seconds;
 };
-/* out [b->n]. `p` (may be NULL) counts questions, from `done` on. */
+/* out [task->n]. `p` (may be NULL) counts questions, from `done` on. */
 struct eval_candidate {
     const char *name;
-    int (*answer)(void *ctx, const struct eval_task *b, struct eval_result *out,
+    int (*answer)(void *ctx, const struct eval_task *task, struct eval_result *out,
                   struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
     void *ctx;
 };
@@ -329,15 +329,15 @@ struct eval_solver {
     int32_t max_len;
     bool chain_of_thought; /* CHAT: think first */
 };
-int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
+int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
 /* The grader of a task with generated answers (else NULL). Fails if the grader rejects the gold
  * answer of a question. */
 struct grader;
-int eval_task_grader(const struct eval_task *b, const struct grader **out, struct error *err);
+int eval_task_grader(const struct eval_task *task, const struct grader **out, struct error *err);
 /* Approximate length of the longest request of a task from files, in tokens. */
-int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer *tok);
+int32_t eval_task_max_request(const struct eval_task *task, const struct tokenizer *tok);
 /* Encodes like lm-evaluation-harness: white space at the end of the context moves to the
  * continuation, both are encoded as one text, which is cut at the length of the encoded context.
  * Appends to both outputs. If no token is left for the continuation, it is encoded separately. */
@@ -365,7 +365,7 @@ struct eval_summary eval_summarize(const struct eval_result *results,
                                    const int32_t *cluster_of, int32_t n_clusters, uint64_t seed);
 /* Numbers the clusters of the questions. A question without a cluster forms a separate one. Returns
  * the number of clusters. */
-int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of);
+int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of);
 
 /*
  * sequential: is b better than a? A test that may decide after each pair of scores.

@@ -1,10 +1,11 @@
 /*
- * evaluate: turns questions into requests of an engine, grades the results and summarizes them.
+ * evaluate: turns questions into requests to an engine, grades the results and summarizes them.
  *
  * A window of jobs is submitted to the engine and refilled as jobs end, so the batch stays full
- * until the last question. A job is one question: one request with all options as choices (they
- * share the context, which is prefilled once), or one request per option if the contexts differ.
- * The engine finds a preamble that all questions of a subject share in its prefix cache.
+ * until the last question. A job is one question: one request that generates the answer, or one
+ * with all options as choices (they share the context, which is prefilled once), or one request per
+ * option if each option has its own context. The preamble of a subject is prefilled once:
+ * its other questions find it in the engine's prefix cache.
  *
  * Invariant: a result depends on the question, the model and the adapter only, never on the window.
  */
@@ -22,33 +23,33 @@ enum {
     TOKENIZATION_SLACK = 8, /* extra tokens that a concatenation may have compared with its parts */
 };
 static const double EQUIVALENCE_MARGIN =
-    0.02; /* the largest difference that counts as equivalent */
+    0.02; /* the largest difference of accuracies that counts as equivalent */
 
 struct eval_job {
     int64_t index; /* index of the question in the task */
     const struct eval_question *q;
     struct eval_question generated_question; /* storage for q if the question is generated */
-    struct choice_prompt chat;               /* CHAT */
+    struct choice_prompt chat; /* EVAL_CHAT_CHOICE; EVAL_GENERATE uses only its stop tokens */
     struct token_ids prompt[EVAL_MAX_OPTIONS], continuation[EVAL_MAX_OPTIONS];
-    struct token_seq seq[EVAL_MAX_OPTIONS];
-    struct engine_request *reqs;
-    int n; /* number of requests; 0: the job is free */
+    struct token_seq choices[EVAL_MAX_OPTIONS]; /* the continuations, for the requests */
+    struct engine_request *reqs;                /* [n] */
+    int n;                                      /* number of requests; 0: the job is free */
     bool prompt_truncated;
 };
 
 struct eval_window {
     struct eval_solver *s;
-    const struct eval_task *b;
+    const struct eval_task *task;
     const struct grader *grader;
     struct eval_result *out;
     struct eval_cost *cost;
     struct eval_job *jobs; /* [WINDOW_JOBS] */
-    int64_t next, done;
+    int64_t next, done;    /* index of the next question; number of graded questions */
 };
 
 /* encoding */
 
-/* Bytes of s without trailing white space, including the ideographic space. */
+/* The length of s without trailing white space, which includes the ideographic space U+3000. */
 static size_t trimmed_len(const char *s) {
     size_t n = strlen(s), prev_n;
     do {
@@ -75,14 +76,15 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
             token_ids_add(continuation_ids, whole_ids.v[i]);
     else
         tokenizer_encode(tok, text.data + n, text.len - n, 0, continuation_ids);
-    // an empty context becomes BOS, or EOS in a model without BOS
+    // if the context has no tokens, the prompt is BOS, or EOS in a model without BOS
     int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
     if (n_context == 0 && begin >= 0) token_ids_add(prompt, begin);
     token_ids_release(&whole_ids);
     buf_release(&text);
 }
 
-/* Drops the beginning of a prompt that exceeds `room` tokens. */
+/* Drops the beginning of a prompt that exceeds `room` tokens and returns true. Does nothing if room
+ * < 1. */
 static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     if (prompt->n <= room || room < 1) return false;
     memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
@@ -90,10 +92,10 @@ static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     return true;
 }
 
-static char *question_context(const struct eval_task *b, const struct eval_question *q,
+static char *question_context(const struct eval_task *task, const struct eval_question *q,
                               int option) {
     const char *context = q->contexts[option] ? q->contexts[option] : q->context;
-    return xasprintf("%s%s", b->subjects[q->subject].preamble, context);
+    return xasprintf("%s%s", task->subjects[q->subject].preamble, context);
 }
 
 static void requests_alloc(struct eval_job *j, int n) {
@@ -101,11 +103,12 @@ static void requests_alloc(struct eval_job *j, int n) {
     j->n = n;
 }
 
+/* Initializes request r, whose choices are the n options from `first` on. */
 static void choices_request_init(struct eval_job *j, int r, int first, int n,
                                  const struct eval_solver *s) {
     int longest = 0;
     for (int i = first; i < first + n; i++) {
-        j->seq[i] = (struct token_seq){j->continuation[i].v, j->continuation[i].n};
+        j->choices[i] = (struct token_seq){j->continuation[i].v, j->continuation[i].n};
         longest = MAX(longest, j->continuation[i].n);
     }
     j->prompt_truncated |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
@@ -113,7 +116,7 @@ static void choices_request_init(struct eval_job *j, int r, int first, int n,
                                          .n_prompt = j->prompt[r].n,
                                          .adapter = s->adapter,
                                          .sampling = {.top_p = 1},
-                                         .choices = &j->seq[first],
+                                         .choices = &j->choices[first],
                                          .n_choices = n};
 }
 
@@ -124,8 +127,8 @@ static void loglikelihood_requests_init(struct eval_job *j, const struct eval_wi
     requests_alloc(j, separate_contexts ? q->n : 1);
     for (int i = 0; i < q->n; i++) {
         struct token_ids unused_prompt = {0};
-        char *context = question_context(w->b, q, i),
-             *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
+        char *context = question_context(w->task, q, i),
+             *option = xasprintf("%s%s", w->task->delimiter, q->options[i]);
         eval_encode_pair(w->s->tok, context, option,
                          separate_contexts || i == 0 ? &j->prompt[i] : &unused_prompt,
                          &j->continuation[i]);
@@ -139,23 +142,23 @@ static void loglikelihood_requests_init(struct eval_job *j, const struct eval_wi
 
 static void generate_request_init(struct eval_job *j, const struct eval_window *w,
                                   const struct eval_question *q) {
-    const struct eval_task *b = w->b;
-    char *context = question_context(b, q, 0);
+    const struct eval_task *task = w->task;
+    char *context = question_context(task, q, 0);
     int32_t eos = tokenizer_eos(w->s->tok);
     tokenizer_encode(w->s->tok, context, strlen(context), TOKENIZER_ADD_BOS, &j->prompt[0]);
     j->prompt_truncated =
-        prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
+        prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - task->max_tokens);
     requests_alloc(j, 1);
     if (eos >= 0) j->chat.stop[j->chat.n_stop++] = eos;
     j->reqs[0] = (struct engine_request){.prompt = j->prompt[0].v,
                                          .n_prompt = j->prompt[0].n,
                                          .adapter = w->s->adapter,
                                          .sampling = {.top_p = 1},
-                                         .max_tokens = b->max_tokens,
+                                         .max_tokens = task->max_tokens,
                                          .stop = j->chat.stop,
                                          .n_stop = j->chat.n_stop,
-                                         .stop_texts = (const char *const *)b->stops.v,
-                                         .n_stop_texts = b->stops.n};
+                                         .stop_texts = (const char *const *)task->stops.v,
+                                         .n_stop_texts = task->stops.n};
     free(context);
 }
 
@@ -171,26 +174,26 @@ static int chat_request_init(struct eval_job *j, const struct eval_window *w,
     return OK;
 }
 
-static int question_error_wrap(const struct eval_task *b, const struct eval_question *q,
+static int question_error_wrap(const struct eval_task *task, const struct eval_question *q,
                                int64_t index, struct error *err) {
     if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
-    return error_wrap(err, "question %lld of '%s'", (long long)index, b->name);
+    return error_wrap(err, "question %lld of '%s'", (long long)index, task->name);
 }
 
 static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
     int rc = OK, submitted = 0;
     *j = (struct eval_job){.index = w->next++};
     const struct eval_question *q = j->q =
-        eval_task_question(w->b, j->index, &j->generated_question);
-    if (w->b->output_type == EVAL_CHAT_CHOICE)
+        eval_task_question(w->task, j->index, &j->generated_question);
+    if (w->task->output_type == EVAL_CHAT_CHOICE)
         rc = chat_request_init(j, w, q, err);
-    else if (w->b->output_type == EVAL_GENERATE)
+    else if (w->task->output_type == EVAL_GENERATE)
         generate_request_init(j, w, q);
     else
         loglikelihood_requests_init(j, w, q);
     for (; rc == OK && submitted < j->n; submitted += rc == OK)
         rc = engine_submit(w->s->e, &j->reqs[submitted], err);
-    return rc != OK ? question_error_wrap(w->b, q, j->index, err) : OK;
+    return rc != OK ? question_error_wrap(w->task, q, j->index, err) : OK;
 }
 
 /* grading */
@@ -210,21 +213,22 @@ static int argmax(const double *v, int n) {
 }
 
 static void loglikelihood_grade(const struct eval_job *j, const struct eval_question *q,
-                                struct eval_result *o) {
-    double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
+                                struct eval_result *result) {
+    double logprob[EVAL_MAX_OPTIONS], logprob_per_char[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
-        lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
-        norm[i] = lp[i] / (double)MAX(count_characters(q->options[i]), 1);
+        logprob[i] =
+            (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
+        logprob_per_char[i] = logprob[i] / (double)MAX(count_characters(q->options[i]), 1);
     }
-    o->choice = (int16_t)argmax(lp, q->n);
-    for (int i = 0; i < q->n; i++) sum += math_exp(lp[i] - lp[o->choice]);
-    o->prob = (float)(1 / sum);
-    o->right = o->choice == q->correct;
-    o->right_norm = argmax(norm, q->n) == q->correct;
+    result->choice = (int16_t)argmax(logprob, q->n);
+    for (int i = 0; i < q->n; i++) sum += math_exp(logprob[i] - logprob[result->choice]);
+    result->prob = (float)(1 / sum);
+    result->right = result->choice == q->correct;
+    result->right_norm = argmax(logprob_per_char, q->n) == q->correct;
 }
 
 static void text_grade(const struct eval_window *w, const struct eval_job *j,
-                       const struct eval_question *q, struct eval_result *o) {
+                       const struct eval_question *q, struct eval_result *result) {
     const struct engine_request *r = &j->reqs[0];
     struct buf text = {0};
     if (r->n_stop_texts > 0 && r->text.data)
@@ -233,29 +237,29 @@ static void text_grade(const struct eval_window *w, const struct eval_job *j,
         tokenizer_decode(w->s->tok, r->out, r->n_out, false, &text);
     buf_puts(&text, "");
     struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1);
-    o->truncated = r->finish == FINISH_LENGTH;
-    o->no_answer = !g.found;
-    o->score = (float)g.score;
-    o->right = g.score >= 0.5;
+    result->truncated = r->finish == FINISH_LENGTH;
+    result->no_answer = !g.found;
+    result->score = (float)g.score;
+    result->right = g.score >= 0.5;
     buf_release(&text);
 }
 
 static void job_grade(const struct eval_window *w, const struct eval_job *j,
-                      struct eval_result *o) {
+                      struct eval_result *result) {
     const struct eval_question *q = j->q;
     const struct engine_request *r = &j->reqs[0];
-    *o = (struct eval_result){.prompt_truncated = j->prompt_truncated, .choice = -1};
-    if (w->b->output_type == EVAL_LOGLIKELIHOOD) {
-        loglikelihood_grade(j, q, o);
-    } else if (w->b->output_type == EVAL_GENERATE) {
-        text_grade(w, j, q, o);
+    *result = (struct eval_result){.prompt_truncated = j->prompt_truncated, .choice = -1};
+    if (w->task->output_type == EVAL_LOGLIKELIHOOD) {
+        loglikelihood_grade(j, q, result);
+    } else if (w->task->output_type == EVAL_GENERATE) {
+        text_grade(w, j, q, result);
     } else {
-        o->choice = (int16_t)r->choice;
-        o->prob = r->choice_prob[r->choice];
-        o->right = r->choice == q->correct;
-        o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
+        result->choice = (int16_t)r->choice;
+        result->prob = r->choice_prob[r->choice];
+        result->right = r->choice == q->correct;
+        result->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
     }
-    if (w->b->output_type != EVAL_GENERATE) o->score = o->right;
+    if (w->task->output_type != EVAL_GENERATE) result->score = result->right;
 }
 
 static bool job_is_done(const struct eval_job *j) {
@@ -287,26 +291,27 @@ static void job_finish(struct eval_window *w, struct eval_job *j) {
     job_release(j);
 }
 
-int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer *tok) {
-    int32_t max_tokens = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
+int32_t eval_task_max_request(const struct eval_task *task, const struct tokenizer *tok) {
+    int32_t max_tokens = 0,
+            *preamble_tokens = xcalloc((size_t)MAX(task->n_subjects, 1), sizeof *preamble_tokens);
     struct token_ids ids = {0};
-    for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
-        tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble),
+    for (int i = 0; i < task->n_subjects; i++, ids.n = 0) {
+        tokenizer_encode(tok, task->subjects[i].preamble, strlen(task->subjects[i].preamble),
                          TOKENIZER_ADD_BOS, &ids);
-        preamble[i] = ids.n;
+        preamble_tokens[i] = ids.n;
     }
-    for (int64_t i = 0; b->family < 0 && i < b->n; i++) {
-        const struct eval_question *q = &b->v[i];
+    for (int64_t i = 0; task->family < 0 && i < task->n; i++) {
+        const struct eval_question *q = &task->v[i];
         for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
             const char *context = q->contexts[k] ? q->contexts[k] : q->context;
             tokenizer_encode(tok, context, strlen(context), 0, &ids);
             if (q->n) tokenizer_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
-            max_tokens = MAX(max_tokens, preamble[q->subject] + ids.n);
+            max_tokens = MAX(max_tokens, preamble_tokens[q->subject] + ids.n);
         }
     }
     token_ids_release(&ids);
-    free(preamble);
-    return max_tokens + b->max_tokens + TOKENIZATION_SLACK;
+    free(preamble_tokens);
+    return max_tokens + task->max_tokens + TOKENIZATION_SLACK;
 }
 
 /* answering */
@@ -316,39 +321,40 @@ static int window_refill(struct eval_window *w, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < WINDOW_JOBS; i++) {
         if (job_is_done(&w->jobs[i])) job_finish(w, &w->jobs[i]);
-        if (w->jobs[i].n == 0 && w->next < w->b->n) rc = job_begin(w, &w->jobs[i], err);
+        if (w->jobs[i].n == 0 && w->next < w->task->n) rc = job_begin(w, &w->jobs[i], err);
     }
     return rc;
 }
 
-/* Waits after an error: the engine owns submitted requests until they are done. */
+/* Runs the remaining requests (after an error there may be some), because the engine uses them
+ * until they are done, and releases all jobs. */
 static void window_drain(struct eval_window *w) {
     while (engine_step(w->s->e) > 0) continue;
     for (int i = 0; i < WINDOW_JOBS; i++)
         if (w->jobs[i].n) job_release(&w->jobs[i]);
 }
 
-int eval_task_grader(const struct eval_task *b, const struct grader **out, struct error *err) {
+int eval_task_grader(const struct eval_task *task, const struct grader **out, struct error *err) {
     *out = NULL;
-    if (b->output_type != EVAL_GENERATE) return OK;
-    if (!(*out = grader_find(b->grader, err))) return err->code;
-    for (int64_t i = 0; i < b->n; i++)
-        if (grader_check(*out, b->v[i].answer, err) != OK)
-            return question_error_wrap(b, &b->v[i], i, err);
+    if (task->output_type != EVAL_GENERATE) return OK;
+    if (!(*out = grader_find(task->grader, err))) return err->code;
+    for (int64_t i = 0; i < task->n; i++)
+        if (grader_check(*out, task->v[i].answer, err) != OK)
+            return question_error_wrap(task, &task->v[i], i, err);
     return OK;
 }
 
-int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
+int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done,
                        struct error *err) {
-    struct eval_window w = {.s = solver, .b = b, .out = out, .cost = cost};
+    struct eval_window w = {.s = solver, .task = task, .out = out, .cost = cost};
     double start = clock_now();
-    int rc = eval_task_grader(b, &w.grader, err);
+    int rc = eval_task_grader(task, &w.grader, err);
     w.jobs = xcalloc(WINDOW_JOBS, sizeof *w.jobs);
-    while (rc == OK && w.done < b->n) {
+    while (rc == OK && w.done < task->n) {
         rc = window_refill(&w, err);
-        if (rc == OK && w.done < b->n) engine_step(w.s->e);
-        if (p) progress_update(p, done + w.done, b->name);
+        if (rc == OK && w.done < task->n) engine_step(w.s->e);
+        if (p) progress_update(p, done + w.done, task->name);
     }
     window_drain(&w);
     free(w.jobs);
@@ -360,17 +366,17 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
                     bool chain_of_thought, uint8_t *right, struct eval_score *out,
                     struct progress *p, struct error *err) {
-    struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
-                          .output_type = EVAL_CHAT_CHOICE,
-                          .n = n,
-                          .family = family,
-                          .split = split,
-                          .seed = seed};
+    struct eval_task task = {.name = (char *)(uintptr_t)fry_families[family].name,
+                             .output_type = EVAL_CHAT_CHOICE,
+                             .n = n,
+                             .family = family,
+                             .split = split,
+                             .seed = seed};
     struct eval_solver s = {
         .e = e, .tok = tok, .adapter = adapter, .chain_of_thought = chain_of_thought};
     struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     struct eval_cost cost = {0};
-    int rc = eval_solver_answer(&s, &b, v, &cost, p, 0, err);
+    int rc = eval_solver_answer(&s, &task, v, &cost, p, 0, err);
     for (int32_t i = 0; rc == OK && i < n; i++) {
         out->correct += v[i].right;
         out->truncated += v[i].truncated;
@@ -397,19 +403,18 @@ static int by_hash(const void *a, const void *b) {
                               : (x->index > y->index) - (x->index < y->index);
 }
 
-int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of) {
-    struct cluster_key *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
-    for (int64_t i = 0; i < b->n; i++) {
+int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of) {
+    struct cluster_key *v = xcalloc((size_t)MAX(task->n, 1), sizeof *v);
+    for (int64_t i = 0; i < task->n; i++) {
         struct eval_question scratch;
-        const struct eval_question *q = eval_task_question(b, i, &scratch);
-        const void *name = q->cluster ? (const void *)q->cluster : &i;
-        v[i] =
-            (struct cluster_key){hash_fnv1a(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
+        const struct eval_question *q = eval_task_question(task, i, &scratch);
+        const void *key = q->cluster ? (const void *)q->cluster : &i;
+        v[i] = (struct cluster_key){hash_fnv1a(key, q->cluster ? strlen(q->cluster) : sizeof i), i};
         if (q == &scratch) eval_question_release(&scratch);
     }
-    qsort(v, (size_t)b->n, sizeof *v, by_hash);
+    qsort(v, (size_t)task->n, sizeof *v, by_hash);
     int32_t n = 0;
-    for (int64_t i = 0; i < b->n; i++) {
+    for (int64_t i = 0; i < task->n; i++) {
         n += i == 0 || v[i].hash != v[i - 1].hash;
         cluster_of[v[i].index] = n - 1;
     }
@@ -421,7 +426,7 @@ struct eval_summary eval_summarize(const struct eval_result *results,
                                    const struct eval_result *baseline, int64_t n,
                                    const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
     struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
-    uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
+    uint8_t *right = xcalloc((size_t)MAX(n, 1), 1), *baseline_right = xcalloc((size_t)MAX(n, 1), 1);
     double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     for (int64_t i = 0; i < n; i++) {
         s.correct += results[i].right;
@@ -430,22 +435,22 @@ struct eval_summary eval_summarize(const struct eval_result *results,
         s.truncated += results[i].truncated;
         s.no_answer += results[i].no_answer;
         s.score += (double)results[i].score / (double)n;
-        a[i] = results[i].right;
-        v[i] = a[i];
-        b[i] = baseline[i].right;
+        right[i] = results[i].right;
+        v[i] = right[i];
+        baseline_right[i] = baseline[i].right;
     }
     s.acc = stats_wilson(s.correct, n);
     s.acc_norm = stats_wilson(s.correct_norm, n);
     s.clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
     s.versus.p = 1;
     if (results != baseline) {
-        for (int64_t i = 0; i < n; i++) v[i] = (double)a[i] - (double)b[i];
-        s.versus = stats_mcnemar(a, b, n);
+        for (int64_t i = 0; i < n; i++) v[i] = (double)right[i] - (double)baseline_right[i];
+        s.versus = stats_mcnemar(right, baseline_right, n);
         s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
         s.equivalent = stats_tost(v, n, EQUIVALENCE_MARGIN);
     }
-    free(a);
-    free(b);
+    free(right);
+    free(baseline_right);
     free(v);
     return s;
 }

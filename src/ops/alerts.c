@@ -1,7 +1,8 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * A rule has one value, a number. Rules about changes compare with samples of the last
+ * At each evaluation a rule has one value, a number, which is compared with its limit. Rules about
+ * changes take the value from the current sample and the oldest one of the last
  * ALERT_WINDOW_SECONDS. One thread evaluates the rules and sends the messages; it does not hold the
  * lock while it sends.
  */
@@ -29,22 +30,23 @@ static const char *const status_names[] = {"inactive", "pending", "firing"};
 
 struct sample {
     double time;
-    struct metric_aggregate a, b;
+    struct metric_aggregate a, b; /* aggregates of the rule's families a and b */
 };
 struct alert_state {
-    enum alert_status state;
-    double value, since, last_message_at; /* `since`: start of the state; both times are on the
-                                           * caller's clock */
-    int64_t state_began_at;               /* start of the state, unix seconds */
-    struct sample samples[MAX_SAMPLES];   /* [n] ring buffer; `next` is overwritten next */
-    int n, next;
-    struct metric *firing;
+    enum alert_status status;
+    /* `value`: of the last evaluation, NaN: not available. `since`: when the status began; both
+     * times are on the clock of alerts_evaluate's caller. */
+    double value, since, last_message_at;
+    int64_t since_unix;                 /* when the status began, in unix seconds */
+    struct sample samples[MAX_SAMPLES]; /* ring buffer of n samples */
+    int n, next;                        /* next: the index that the next sample is written to */
+    struct metric *firing;              /* gauge: 1 while the alert fires, else 0 */
 };
 struct message {
-    const char *to;
+    const char *url;
     char *body;
     int n_failures;
-    double next; /* time of the next try, clock_now */
+    double next_attempt; /* time of the next attempt, on the clock of clock_now */
 };
 struct alerts {
     struct metrics *m;
@@ -54,26 +56,27 @@ struct alerts {
     pthread_mutex_t lock;
     pthread_cond_t stop;
     struct alert_state states[N_ALERT_RULES];
-    struct message messages[MAX_MESSAGES]; /* [n_messages], oldest first */
+    struct message
+        messages[MAX_MESSAGES]; /* [n_messages] queue; a message that failed is appended again */
     int n_messages;
     uint64_t sent, failed;
 };
 
 /* values */
 
-static struct sample *oldest_sample_in_window(struct alert_state *w, double now) {
-    for (int i = w->n; i > 0; i--) {
-        struct sample *s = &w->samples[(w->next - i + MAX_SAMPLES) % MAX_SAMPLES];
+static struct sample *oldest_sample_in_window(struct alert_state *state, double now) {
+    for (int i = state->n; i > 0; i--) {
+        struct sample *s = &state->samples[(state->next - i + MAX_SAMPLES) % MAX_SAMPLES];
         if (now - s->time <= ALERT_WINDOW_SECONDS) return s;
     }
     return NULL;
 }
 
-/* The increase of a, of b and of a's histogram since the oldest sample in the window. False: there
- * is no such sample. */
-static bool increase_in_window(struct alert_state *w, const struct sample *s, double *a, double *b,
-                               uint64_t *counts, double *seconds) {
-    const struct sample *old = oldest_sample_in_window(w, s->time);
+/* The increases since the oldest sample in the window, `seconds` ago: *a and *b of the values of a
+ * and b, `counts` of the buckets of a's histogram. False: the window has no earlier sample. */
+static bool increase_in_window(struct alert_state *state, const struct sample *s, double *a,
+                               double *b, uint64_t *counts, double *seconds) {
+    const struct sample *old = oldest_sample_in_window(state, s->time);
     if (!old) return false;
     *seconds = s->time - old->time;
     *a = s->a.value - old->a.value;
@@ -83,7 +86,7 @@ static bool increase_in_window(struct alert_state *w, const struct sample *s, do
 }
 
 /* The value that a rule compares with its limit; NaN: not available. */
-static double rule_value(struct alert_state *w, const struct alert_rule *r,
+static double rule_value(struct alert_state *state, const struct alert_rule *r,
                          const struct sample *s) {
     double a, b, seconds;
     uint64_t counts[METRICS_BOUNDS + 1];
@@ -97,24 +100,25 @@ static double rule_value(struct alert_state *w, const struct alert_rule *r,
     case ALERT_USAGE:
         return both ? 1 - s->a.value / s->b.value : NAN;
     case ALERT_RATE:
-        return both && increase_in_window(w, s, &a, &b, counts, &seconds) ? a / seconds / s->b.value
-                                                                          : NAN;
+        return both && increase_in_window(state, s, &a, &b, counts, &seconds)
+                   ? a / seconds / s->b.value
+                   : NAN;
     case ALERT_RATE_RATIO:
-        return increase_in_window(w, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
+        return increase_in_window(state, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
     case ALERT_P95:
-        return increase_in_window(w, s, &a, &b, counts, &seconds)
+        return increase_in_window(state, s, &a, &b, counts, &seconds)
                    ? metric_histogram_quantile(r->a, counts, 0.95)
                    : NAN;
     case ALERT_NOT_FINITE:
         return s->a.n ? !isfinite(s->a.value) : NAN;
     case ALERT_UNCHANGED:
-        return s->a.n && increase_in_window(w, s, &a, &b, counts, &seconds) &&
+        return s->a.n && increase_in_window(state, s, &a, &b, counts, &seconds) &&
                        seconds > ALERT_WINDOW_SECONDS / 2
                    ? a == 0
                    : NAN;
     case ALERT_FAILED:
-        return increase_in_window(w, s, &a, &b, counts, &seconds) ? a : NAN;
-    case ALERT_ABSENT: /* only Prometheus can detect this and the next one */
+        return increase_in_window(state, s, &a, &b, counts, &seconds) ? a : NAN;
+    case ALERT_ABSENT: /* this and restarts: only Prometheus can detect them */
     case ALERT_RESTARTS:
         break;
     }
@@ -139,15 +143,16 @@ static void format_time(char out[32], int64_t t) {
 }
 
 static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
-                          const struct alert_state *w, bool resolved) {
-    char started[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
+                          const struct alert_state *state, bool resolved) {
+    char started[32], ended[32] = "0001-01-01T00:00:00Z"; /* in Alertmanager: not ended */
     const char *status = resolved ? "resolved" : "firing";
-    format_time(started, w->state_began_at);
+    format_time(started, state->since_unix);
     if (resolved) format_time(ended, (int64_t)time(NULL));
     json_t *labels = json_pack("{s:s,s:s,s:s}", "alertname", r->name, "severity", r->severity,
                                "instance", a->o.source),
            *notes = json_pack("{s:s}", "summary", r->summary), *v;
-    if (isfinite(w->value)) json_object_set_new(notes, "value", json_sprintf("%.6g", w->value));
+    if (isfinite(state->value))
+        json_object_set_new(notes, "value", json_sprintf("%.6g", state->value));
     v = json_pack("{s:s,s:s,s:i,s:s,s:s,s:{s:s},s:O,s:O,s:s,s:[{s:s,s:O,s:O,s:s,s:s,s:s,s:s}]}",
                   "version", "4", "groupKey", r->name, "truncatedAlerts", 0, "status", status,
                   "receiver", "shoal", "groupLabels", "alertname", r->name, "commonLabels", labels,
@@ -163,11 +168,11 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
 }
 
 static char *slack_body(const struct alerts *a, const struct alert_rule *r,
-                        const struct alert_state *w, bool resolved) {
+                        const struct alert_state *state, bool resolved) {
     json_t *text = resolved
                        ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
                        : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name, r->severity,
-                                      a->o.source, r->summary, w->value);
+                                      a->o.source, r->summary, state->value);
     json_t *v = json_pack("{s:o}", "text", text);
     char *body = json_dumps(v, JSON_COMPACT);
     json_decref(v);
@@ -182,7 +187,7 @@ static struct message message_remove(struct alerts *a, int i) {
     return m;
 }
 
-/* Adds a message to the queue. If it is full, drops the oldest one. */
+/* Appends a message to the queue. If it is full, drops the first one. */
 static void message_add(struct alerts *a, struct message m) {
     if (a->n_messages == MAX_MESSAGES) free(message_remove(a, 0).body);
     a->messages[a->n_messages++] = m;
@@ -190,46 +195,46 @@ static void message_add(struct alerts *a, struct message m) {
 
 static void alert_notify(struct alerts *a, int i, double now, bool resolved) {
     const struct alert_rule *r = &alert_rules[i];
-    struct alert_state *w = &a->states[i];
-    w->last_message_at = now;
+    struct alert_state *state = &a->states[i];
+    state->last_message_at = now;
     if (resolved)
         log_info("alert %s is over", r->name);
     else
-        log_warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
+        log_warn("alert %s: %s (%.4g)", r->name, r->summary, state->value);
     for (int k = 0; a->o.webhooks && k < a->o.webhooks->n; k++)
-        message_add(a,
-                    (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, resolved), 0, 0});
+        message_add(
+            a, (struct message){a->o.webhooks->v[k], webhook_body(a, r, state, resolved), 0, 0});
     for (int k = 0; a->o.slack_urls && k < a->o.slack_urls->n; k++)
-        message_add(a,
-                    (struct message){a->o.slack_urls->v[k], slack_body(a, r, w, resolved), 0, 0});
+        message_add(
+            a, (struct message){a->o.slack_urls->v[k], slack_body(a, r, state, resolved), 0, 0});
 }
 
 /* states */
 
-static void state_set(struct alert_state *w, enum alert_status state, double now) {
-    w->state = state;
-    w->since = now;
-    w->state_began_at = (int64_t)time(NULL);
+static void status_set(struct alert_state *state, enum alert_status status, double now) {
+    state->status = status;
+    state->since = now;
+    state->since_unix = (int64_t)time(NULL);
 }
 
 static void alert_update(struct alerts *a, int i, double now, double value) {
     const struct alert_rule *r = &alert_rules[i];
-    struct alert_state *w = &a->states[i];
-    bool active = condition_holds(r, value, w->state == FIRING);
-    w->value = value;
+    struct alert_state *state = &a->states[i];
+    bool active = condition_holds(r, value, state->status == FIRING);
+    state->value = value;
     if (!active) {
-        if (w->state == FIRING) alert_notify(a, i, now, true);
-        if (w->state != INACTIVE) state_set(w, INACTIVE, now);
-    } else if (w->state == INACTIVE) {
-        state_set(w, PENDING, now);
+        if (state->status == FIRING) alert_notify(a, i, now, true);
+        if (state->status != INACTIVE) status_set(state, INACTIVE, now);
+    } else if (state->status == INACTIVE) {
+        status_set(state, PENDING, now);
     }
-    if (w->state == PENDING && now - w->since >= r->for_seconds) {
-        state_set(w, FIRING, now);
+    if (state->status == PENDING && now - state->since >= r->for_seconds) {
+        status_set(state, FIRING, now);
         alert_notify(a, i, now, false);
-    } else if (w->state == FIRING && now - w->last_message_at >= REPEAT_SECONDS) {
+    } else if (state->status == FIRING && now - state->last_message_at >= REPEAT_SECONDS) {
         alert_notify(a, i, now, false);
     }
-    metric_set(w->firing, w->state == FIRING);
+    metric_set(state->firing, state->status == FIRING);
 }
 
 void alerts_evaluate(struct alerts *a, double now) {
@@ -238,35 +243,38 @@ void alerts_evaluate(struct alerts *a, double now) {
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        struct alert_state *w = &a->states[i];
+        struct alert_state *state = &a->states[i];
         bool uses_b = r->condition == ALERT_RATIO || r->condition == ALERT_USAGE ||
                       r->condition == ALERT_RATE || r->condition == ALERT_RATE_RATIO;
         struct sample s = {.time = now};
         s.a = metric_aggregate_read(a->m, r->a, r->condition == ALERT_FAILED ? "failed" : NULL);
         if (uses_b) s.b = metric_aggregate_read(a->m, r->b, NULL);
-        alert_update(a, i, now, rule_value(w, r, &s));
-        if (w->n && now - w->samples[(w->next + MAX_SAMPLES - 1) % MAX_SAMPLES].time <
-                        (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
-            continue; /* keeps the samples so far apart that the ring spans the whole window */
-        w->samples[w->next] = s;
-        w->next = (w->next + 1) % MAX_SAMPLES;
-        w->n = MIN(w->n + 1, MAX_SAMPLES);
+        alert_update(a, i, now, rule_value(state, r, &s));
+        if (state->n && now - state->samples[(state->next + MAX_SAMPLES - 1) % MAX_SAMPLES].time <
+                            (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
+            continue; /* the samples are so far apart that the ring buffer spans the whole window */
+        state->samples[state->next] = s;
+        state->next = (state->next + 1) % MAX_SAMPLES;
+        state->n = MIN(state->n + 1, MAX_SAMPLES);
     }
     pthread_mutex_unlock(&a->lock);
 }
 
 /* the thread */
 
-/* Sends the first message that is due, without the lock. Returns false if none is due. */
+/* Sends the first message that is due; a message that fails is queued again. The caller holds the
+ * lock, which is released while the message is sent. Returns false if none is due. */
 static bool send_message(struct alerts *a) {
     struct error err;
     int i = 0;
-    while (i < a->n_messages && a->messages[i].next > clock_now()) i++;
+    while (i < a->n_messages && a->messages[i].next_attempt > clock_now()) i++;
     if (i == a->n_messages) return false;
     struct message m = message_remove(a, i);
     pthread_mutex_unlock(&a->lock);
-    int rc = http_post_json(m.to, m.body, SEND_TIMEOUT_SECONDS, &err);
-    if (rc != OK) log_warn("an alert could not be sent, and will be again: %s", err.text);
+    int rc = http_post_json(m.url, m.body, SEND_TIMEOUT_SECONDS, &err);
+    if (rc != OK)
+        log_warn("the message of an alert could not be sent, and is sent again later: %s",
+                 err.text);
     metric_add(metric_get(a->m, METRIC_ALERTS_SENT, rc == OK ? "sent" : "failed"), 1);
     pthread_mutex_lock(&a->lock);
     a->sent += rc == OK;
@@ -275,7 +283,7 @@ static bool send_message(struct alerts *a) {
         free(m.body);
         return true;
     }
-    m.next = clock_now() + fmin(MAX_RETRY_SECONDS, 5 << MIN(m.n_failures, 7));
+    m.next_attempt = clock_now() + fmin(MAX_RETRY_SECONDS, 5 << MIN(m.n_failures, 7));
     m.n_failures++;
     message_add(a, m);
     return true;
@@ -308,7 +316,8 @@ static void *alerts_thread(void *ctx) {
 static int check_urls(const struct strings *v, struct error *err) {
     for (int i = 0; v && i < v->n; i++)
         if (strncmp(v->v[i], "http://", 7) != 0 && strncmp(v->v[i], "https://", 8) != 0)
-            return error_set(err, ERR_USAGE, "alerts are sent to http://… or https://…");
+            return error_set(err, ERR_USAGE,
+                             "the URL of an alert receiver must begin with http:// or https://");
     return OK;
 }
 
@@ -343,14 +352,15 @@ json_t *alerts_json(struct alerts *a) {
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        const struct alert_state *w = &a->states[i];
+        const struct alert_state *state = &a->states[i];
         if (r->condition == ALERT_ABSENT || r->condition == ALERT_RESTARTS) continue;
         json_array_append_new(
             list,
             json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",
-                      r->severity, "summary", r->summary, "state", status_names[w->state], "value",
-                      isfinite(w->value) ? json_real(w->value) : json_null(), "limit", r->limit,
-                      "since", (json_int_t)w->state_began_at, "for", r->for_seconds));
+                      r->severity, "summary", r->summary, "state", status_names[state->status],
+                      "value", isfinite(state->value) ? json_real(state->value) : json_null(),
+                      "limit", r->limit, "since", (json_int_t)state->since_unix, "for",
+                      r->for_seconds));
     }
     json_t *v =
         json_pack("{s:o,s:{s:I,s:I,s:i}}", "alerts", list, "messages", "sent", (json_int_t)a->sent,

@@ -1,9 +1,9 @@
 /*
  * external_env: environments that another program provides.
  *
- * Requests are queued until an answer is needed; then all are sent in one line. The program is not
- * trusted: exactly the agents that acted must receive rewards, and a missing, unknown, too long or
- * non-numeric value is an error that names the agent and the field.
+ * Requests to several worlds are queued until an answer is needed; then all are sent in one line.
+ * The program is not trusted: exactly the agents that acted must receive rewards, and a missing,
+ * unknown, too long or non-numeric value is an error that names the agent and the field.
  *
  * Not here: the rules of the environment. The program keeps the state of the environment; this file
  * only stores which agents are present, and their prompts.
@@ -30,8 +30,8 @@ struct env_agent { /* state of an agent in one world */
 struct external_env { /* one world */
     struct external_envs *c;
     int index, tick;
-    bool requested; /* the next request is queued or sent already */
-    bool is_reset;
+    bool requested;           /* the next request is queued or sent already */
+    bool is_reset;            /* the last request was a reset, not a step */
     struct env_agent *agents; /* [n_agents] */
 };
 struct external_envs {
@@ -39,16 +39,16 @@ struct external_envs {
     void *ctx;
     struct subprocess *program; /* the same as ctx if this file started the program, else NULL */
     char *command;
-    int worlds, n_agents, n_actions;
+    int n_worlds, n_agents, n_actions;
     bool has_expert;
     int64_t max_steps;
     char **agents, **actions, **action_texts; /* [n_agents], [n_actions], [n_actions] */
-    char **quoted_agents, **quoted_actions;
-    json_t *agent_index; /* maps an agent's name to its index */
-    struct external_env *states;
-    struct environment *envs, **list;
-    struct buf queued_line; /* queued sending requests */
-    int *waiting, n_waiting;
+    char **quoted_agents, **quoted_actions;   /* the same names as JSON strings */
+    json_t *agent_index;                      /* maps an agent's name to its index */
+    struct external_env *worlds;              /* [n_worlds] */
+    struct environment *envs, **list; /* [n_worlds]: the worlds' interfaces, pointers to these */
+    struct buf queued_line;           /* the queued requests as JSON; sent as one line */
+    int *waiting, n_waiting; /* [n_waiting] indexes of the worlds whose requests are queued */
 };
 
 /* names */
@@ -82,8 +82,8 @@ static char **quote_all(char *const *names, int n) {
     return out;
 }
 
-/* Reads a list of distinct names. *n: the required length; 0: 1 to `max_names`. Sets *n to the
- * length. */
+/* Reads a list of 1 to `max_names` distinct names and sets *n to its length. If *n is not 0, the
+ * list must have *n names. */
 static int names_read(const json_t *spaces, const char *key, int max_names, char ***out, int *n,
                       struct error *err) {
     const json_t *list = json_object_get(spaces, key);
@@ -123,33 +123,34 @@ static int action_find(const struct external_envs *c, const char *name) {
 
 /* answers */
 
-/* The name comes from the program, so control characters are removed. */
-static int name_error(struct error *err, const char *fmt, const char *name, const char *field) {
+/* Sets the error "'NAME'PROBLEMFIELD". The name comes from the program, so it is sanitized. */
+static int name_error(struct error *err, const char *problem, const char *name, const char *field) {
     struct buf clean = {0};
     buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
-    char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", fmt);
+    char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", problem);
     error_set(err, ERR_FORMAT, "%s%s", text, field);
     free(text);
     buf_release(&clean);
     return err->code;
 }
 
-/* Reads a part of an answer: an object keyed by agents, all of which must have the required status
- * (ENV_AGENT_ABSENT: any status). */
-static int part_read(const struct external_env *s, const json_t *answer, const char *name,
-                     enum env_agent_status required_status, bool required, const json_t **out,
-                     struct error *err) {
+/* Reads a field of an answer: an object keyed by agents, all of which must have the required status
+ * (ENV_AGENT_ABSENT: any status). *out is NULL if the field is missing and not required. */
+static int field_read(const struct external_env *s, const json_t *answer, const char *field,
+                      enum env_agent_status required_status, bool required, const json_t **out,
+                      struct error *err) {
     const char *agent;
     json_t *value;
-    *out = json_object_get(answer, name);
+    *out = json_object_get(answer, field);
     if (!*out && !required) return OK;
     if (!json_is_object(*out))
-        return error_set(err, ERR_FORMAT, "its answer has no '%s' as an object of agents", name);
+        return error_set(err, ERR_FORMAT, "'%s' of its answer is not an object with agents as keys",
+                         field);
     json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
         int i = agent_find(s->c, agent);
-        if (i < 0) return name_error(err, " is not a possible agent, but in ", agent, name);
+        if (i < 0) return name_error(err, " is not a possible agent, but in ", agent, field);
         if (required_status != ENV_AGENT_ABSENT && s->agents[i].status != required_status)
-            return name_error(err, " did not act, but is in ", agent, name);
+            return name_error(err, " did not act, but is in ", agent, field);
     }
     return OK;
 }
@@ -202,8 +203,8 @@ static int agent_observation_read(struct external_env *s, int i, const json_t *o
 static int reset_reply_read(struct external_env *s, const json_t *answer, struct error *err) {
     const json_t *observations, *infos;
     int n_present = 0;
-    if (part_read(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
-        part_read(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
+    if (field_read(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
+        field_read(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++) {
         bool is_present = json_object_get(observations, s->c->agents[i]) != NULL;
@@ -229,9 +230,9 @@ static int reward_read(const char *name, const json_t *rewards, double *out, str
                      MAX_REWARD);
 }
 
-static int bool_read(const char *name, const json_t *part, const char *field, bool *out,
+static int bool_read(const char *name, const json_t *values, const char *field, bool *out,
                      struct error *err) {
-    const json_t *v = json_object_get(part, name);
+    const json_t *v = json_object_get(values, name);
     *out = json_is_true(v);
     if (json_is_boolean(v)) return OK;
     return error_set(err, ERR_FORMAT, "'%s' in '%s' is %s", name, field,
@@ -260,14 +261,14 @@ static int agent_step_read(struct external_env *s, int i, const struct step_repl
 
 static int step_reply_read(struct external_env *s, const json_t *answer, struct error *err) {
     struct step_reply reply;
-    if (part_read(s, answer, "observations", ENV_AGENT_ACTIVE, true, &reply.observations, err) !=
+    if (field_read(s, answer, "observations", ENV_AGENT_ACTIVE, true, &reply.observations, err) !=
             OK ||
-        part_read(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &reply.rewards, err) != OK ||
-        part_read(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &reply.terminations, err) !=
+        field_read(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &reply.rewards, err) != OK ||
+        field_read(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &reply.terminations, err) !=
             OK ||
-        part_read(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &reply.truncations, err) !=
+        field_read(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &reply.truncations, err) !=
             OK ||
-        part_read(s, answer, "infos", ENV_AGENT_ACTIVE, false, &reply.infos, err) != OK)
+        field_read(s, answer, "infos", ENV_AGENT_ACTIVE, false, &reply.infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++)
         if (s->agents[i].status == ENV_AGENT_ACTIVE && agent_step_read(s, i, &reply, err) != OK)
@@ -275,7 +276,7 @@ static int step_reply_read(struct external_env *s, const json_t *answer, struct 
     return OK;
 }
 
-/* Sets the error that the program reports in its answer; OK if it reports none. */
+/* Returns OK if the answer reports no error; else sets the error that it reports. */
 static int reported_error(const json_t *answer, struct error *err) {
     const json_t *v = json_object_get(answer, "error");
     if (!v) return OK;
@@ -299,15 +300,15 @@ static int reply_read(struct external_env *s, const json_t *answer, struct error
 }
 
 static int replies_read(struct external_envs *c, const json_t *v, struct error *err) {
-    if (c->worlds == 1) return reply_read(&c->states[0], v, err);
+    if (c->n_worlds == 1) return reply_read(&c->worlds[0], v, err);
     if (reported_error(v, err) != OK) return err->code;
     if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
         return error_set(err, ERR_FORMAT,
                          "a list of %d requests requires a list of as many answers (--num-envs %d)",
-                         c->n_waiting, c->worlds);
+                         c->n_waiting, c->n_worlds);
     int rc = OK;
     for (int i = 0; rc == OK && i < c->n_waiting; i++)
-        rc = reply_read(&c->states[c->waiting[i]], json_array_get(v, (size_t)i), err);
+        rc = reply_read(&c->worlds[c->waiting[i]], json_array_get(v, (size_t)i), err);
     return rc;
 }
 
@@ -317,8 +318,8 @@ static json_t *request_exchange(struct external_envs *c, struct error *err) {
     const char *text;
     size_t len;
     if (c->exchange(c->ctx, &c->queued_line, &text, &len, err) != OK) return NULL;
-    struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
-    return json_parse_limited(text, len, "its answer", &left, err);
+    struct json_limits limits = WORLD_SERVER_JSON_BOUNDS;
+    return json_parse_limited(text, len, "its answer", &limits, err);
 }
 
 static int env_error(const struct external_envs *c, struct error *err) {
@@ -327,7 +328,7 @@ static int env_error(const struct external_envs *c, struct error *err) {
 
 static int queued_requests_send(struct external_envs *c, struct error *err) {
     if (!c->n_waiting) return OK;
-    buf_puts(&c->queued_line, c->worlds > 1 ? "]\n" : "\n");
+    buf_puts(&c->queued_line, c->n_worlds > 1 ? "]\n" : "\n");
     json_t *v = request_exchange(c, err);
     int rc = v ? replies_read(c, v, err) : err->code;
     json_decref(v);
@@ -339,10 +340,10 @@ static int queued_requests_send(struct external_envs *c, struct error *err) {
 static struct buf *request_begin(struct external_env *s, bool is_reset) {
     struct external_envs *c = s->c;
     s->is_reset = is_reset;
-    buf_puts(&c->queued_line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
+    buf_puts(&c->queued_line, c->n_waiting ? "," : c->n_worlds > 1 ? "[" : "");
     c->waiting[c->n_waiting++] = s->index;
     buf_puts(&c->queued_line, "{");
-    if (c->worlds > 1) buf_printf(&c->queued_line, "\"world\":%d,", s->index);
+    if (c->n_worlds > 1) buf_printf(&c->queued_line, "\"world\":%d,", s->index);
     return &c->queued_line;
 }
 
@@ -385,7 +386,7 @@ static int external_env_step(void *ctx, const int16_t *actions, double *rewards,
     return rc;
 }
 
-/* the interface of environment.h */
+/* the rest of the interface of environment.h */
 
 static bool external_env_prompt(void *ctx, int agent, struct buf *out) {
     const struct env_agent *state = &((const struct external_env *)ctx)->agents[agent];
@@ -398,7 +399,8 @@ static bool external_env_is_truncated(void *ctx, int agent) {
     return ((const struct external_env *)ctx)->agents[agent].status == ENV_AGENT_TRUNCATED;
 }
 
-/* The action whose name occurs first in the text; of several at the same position, the longest. */
+/* The action whose name or text occurs first in the generated text; of several at the same
+ * position, the longest. */
 static int external_env_parse(void *ctx, const char *text) {
     const struct external_envs *c = ((const struct external_env *)ctx)->c;
     const char *first = NULL;
@@ -422,15 +424,15 @@ static int external_env_expert_action(void *ctx, int agent) {
 }
 
 static void envs_init(struct external_envs *c) {
-    size_t n = (size_t)c->worlds;
-    c->states = xcalloc(n, sizeof *c->states);
+    size_t n = (size_t)c->n_worlds;
+    c->worlds = xcalloc(n, sizeof *c->worlds);
     c->envs = xcalloc(n, sizeof *c->envs);
     c->list = xcalloc(n, sizeof *c->list);
     c->waiting = xcalloc(n, sizeof *c->waiting);
-    for (int i = 0; i < c->worlds; i++) {
+    for (int i = 0; i < c->n_worlds; i++) {
         struct env_agent *agents = xcalloc((size_t)c->n_agents, sizeof *agents);
-        c->states[i] = (struct external_env){.c = c, .index = i, .agents = agents};
-        c->envs[i] = (struct environment){.ctx = &c->states[i],
+        c->worlds[i] = (struct external_env){.c = c, .index = i, .agents = agents};
+        c->envs[i] = (struct environment){.ctx = &c->worlds[i],
                                           .n_agents = c->n_agents,
                                           .n_actions = c->n_actions,
                                           .actions = (const char *const *)c->action_texts,
@@ -481,17 +483,17 @@ static int spaces_request(struct external_envs *c, struct error *err) {
 }
 
 static struct external_envs *external_envs_alloc(external_envs_exchange_fn exchange, void *ctx,
-                                                 int worlds, bool has_expert) {
+                                                 int n_worlds, bool has_expert) {
     struct external_envs *c = xcalloc(1, sizeof *c);
     *c = (struct external_envs){
-        .exchange = exchange, .ctx = ctx, .worlds = worlds, .has_expert = has_expert};
+        .exchange = exchange, .ctx = ctx, .n_worlds = n_worlds, .has_expert = has_expert};
     return c;
 }
 
-struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int n_worlds,
                                         bool has_expert, struct error *err) {
-    struct external_envs *c = external_envs_alloc(exchange, ctx, worlds, has_expert);
-    c->command = xstrdup("its own");
+    struct external_envs *c = external_envs_alloc(exchange, ctx, n_worlds, has_expert);
+    c->command = xstrdup("in-process");
     if (spaces_request(c, err) == OK) return c;
     external_envs_free(c);
     return NULL;
@@ -502,11 +504,11 @@ static int program_exchange(void *ctx, const struct buf *line, const char **answ
     return subprocess_exchange(ctx, line, answer, len, err);
 }
 
-struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
+struct external_envs *external_envs_open(const char *command, double timeout, int n_worlds,
                                          bool has_expert, struct error *err) {
     struct subprocess *program = subprocess_open(command, timeout, err);
     if (!program) return NULL;
-    struct external_envs *c = external_envs_alloc(program_exchange, program, worlds, has_expert);
+    struct external_envs *c = external_envs_alloc(program_exchange, program, n_worlds, has_expert);
     c->program = program;
     c->command = xstrdup(command);
     if (spaces_request(c, err) == OK) return c;
@@ -517,9 +519,9 @@ struct external_envs *external_envs_open(const char *command, double timeout, in
 void external_envs_free(struct external_envs *c) {
     if (!c) return;
     subprocess_close(c->program);
-    for (int i = 0; c->states && i < c->worlds; i++) {
-        for (int k = 0; k < c->n_agents; k++) buf_release(&c->states[i].agents[k].prompt);
-        free(c->states[i].agents);
+    for (int i = 0; c->worlds && i < c->n_worlds; i++) {
+        for (int k = 0; k < c->n_agents; k++) buf_release(&c->worlds[i].agents[k].prompt);
+        free(c->worlds[i].agents);
     }
     names_free(c->agents, c->n_agents);
     names_free(c->actions, c->n_actions);
@@ -528,7 +530,7 @@ void external_envs_free(struct external_envs *c) {
     names_free(c->quoted_actions, c->n_actions);
     json_decref(c->agent_index);
     buf_release(&c->queued_line);
-    free(c->states);
+    free(c->worlds);
     free(c->envs);
     free(c->list);
     free(c->waiting);

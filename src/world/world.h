@@ -594,14 +594,14 @@ typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, cons
 struct external_envs;
 /* Requests the spaces (names of agents and actions) immediately. If `has_expert`, the program must
  * report a teacher's action for every active agent. */
-struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int n_worlds,
                                         bool has_expert, struct error *err);
 /* The same for a program, which the shell runs; `timeout` is the maximal wait for each answer, in
  * seconds. */
-struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
+struct external_envs *external_envs_open(const char *command, double timeout, int n_worlds,
                                          bool has_expert, struct error *err);
 void external_envs_free(struct external_envs *c);                             /* ends the program */
-struct environment *const *external_envs_list(const struct external_envs *c); /* [worlds] */
+struct environment *const *external_envs_list(const struct external_envs *c); /* [n_worlds] */
 int64_t external_envs_max_steps(const struct external_envs *c);               /* 0: unspecified */
 /* {command, agents, actions, said}: identifies the environment of a run. */
 json_t *external_envs_json(const struct external_envs *c);

@@ -12,7 +12,7 @@ for tool in curl python3; do
     command -v $tool >/dev/null || { echo "skip ollama: no $tool"; exit 0; }
 done
 
-# Two adapters with other output than the base.
+# Two adapters whose output differs from the base's and from each other's.
 for i in 1 2; do
     "$shoal" adapter new --model models/fry --rank 4 --seed $i "$tmp/n$i" --quiet >/dev/null &&
         "$shoal" adapter blend --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.15 \
@@ -20,7 +20,7 @@ for i in 1 2; do
 done
 "$shoal" adapter convert --model models/fry "$tmp/a1" "$tmp/a1.gguf" --quiet >/dev/null 2>&1
 
-# The base again, with a template that supports tools and begins with a token.
+# A copy of the base whose chat template supports tools.
 cp -r models/fry "$tmp/tooled"
 python3 - "$tmp/tooled/tokenizer_config.json" <<'END'
 import json, sys
@@ -29,7 +29,7 @@ c['chat_template'] = ("{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|i
 json.dump(c, open(sys.argv[1], 'w'))
 END
 
-# start NAME ARGUMENTS…: starts a server; its address is in $url.
+# start NAME ARGUMENTS…: starts `shoal serve ARGUMENTS`. Sets $server to its process, $url to its address and $TOKEN_FILE.
 start() {
     out=$tmp/$1.out
     shift
@@ -47,6 +47,7 @@ start() {
     echo "not ok the server starts: $(head -c 400 "$tmp/err")"
     exit 0
 }
+# stop CHECK: stops the server. The check CHECK is whether it exits with 0.
 stop() {
     kill $server
     wait $server
@@ -88,16 +89,17 @@ def refused(path, status, words, **body):
     same(list(v), ['error'])
     assert isinstance(v['error'], str) and words in v['error'], v
 
-def runs(*args):
-    """The output of shoal run, and the length of the prompt."""
+def run_counted(*args):
+    """(output of shoal run, number of the prompt's tokens)"""
     v = json.loads(subprocess.run([shoal, 'run', 'models/fry', '--quiet', '--json', *args],
                                   capture_output=True, check=True).stdout)
     return v['text'], v['prefilled']
 
 def run(*args):
-    return runs(*args)[0]
+    return run_counted(*args)[0]
 
 def generated(**body):
+    """The same of /api/generate."""
     v = post('/api/generate', stream=False, options=GREEDY, **body)[1]
     return v['response'], v['prompt_eval_count']
 
@@ -111,7 +113,7 @@ tests = []
 def test(f):
     tests.append(f)
     return f
-def go():
+def run_tests():
     for f in tests:
         try:
             f()
@@ -159,7 +161,7 @@ def _():
 
 @test
 def _():
-    "two adapters streamed at once equal those of shoal run"
+    "replies of two adapters, streamed at the same time, equal those of shoal run"
     want = {n: [run('--chat', p, '--adapter', d, '--temp', '0', '--n', '16') for p in (JA, ZH)] for n, d in (('one', A1), ('two', A2))}
     assert want['one'] != want['two']
     got, threads = {}, []
@@ -176,7 +178,7 @@ def _():
 
 @test
 def _():
-    "Ollama's defaults and seeds are the sampler's"
+    "Ollama's default options and a seed give the reply of shoal run"
     for seed in (5, 77, 78, 79, 80, 81):
         for flags, options in ((('--temp', '0.8', '--top-k', '40', '--top-p', '0.9'), {}),
                                (('--temp', '3', '--top-k', '40', '--top-p', '0.9'), {'temperature': 3}),
@@ -214,11 +216,11 @@ def _():
 @test
 def _():
     "system is the first message"
-    same(generated(model='fry', prompt=JA, system='短く'), runs('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
+    same(generated(model='fry', prompt=JA, system='短く'), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
 
 @test
 def _():
-    "a context continues as the chat does"
+    "a context continues the conversation like the messages of a chat"
     _, one = post('/api/generate', model='fry', prompt=JA, stream=False, options=GREEDY)
     _, two = post('/api/generate', model='fry', prompt=ZH, context=one['context'], stream=False, options=GREEDY)
     talk = user(JA) + [{'role': 'assistant', 'content': one['response']}] + user(ZH)
@@ -233,9 +235,9 @@ TEMPLATES = ('{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ en
 
 @test
 def _():
-    "a template in the request"
+    "a template in the request replaces that of the model"
     for t in TEMPLATES:
-        same(generated(model='fry', prompt=JA, system='短く', template=t), runs('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
+        same(generated(model='fry', prompt=JA, system='短く', template=t), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
     _, v = post('/api/generate', model='fry', prompt='は', template='春{{/* 季節 */}}{{ if not (and .System "x") }}{{ .Prompt }}{{ else }}夏{{ end -}}  ', stream=False, options=GREEDY)
     same(v['response'], run('-p', '春は', '--temp', '0', '--n', '16'))
     refused('/api/generate', 400, 'is not understood', model='fry', prompt='x', template='{{ json .Tools }}')
@@ -251,7 +253,7 @@ def _():
 
 @test
 def _():
-    "format: any JSON, and a schema"
+    "format: json gives an object, a schema what it describes"
     _, v = post('/api/generate', model='fry', prompt=JA, format='json', stream=False, options={'temperature': 1, 'seed': 3, 'num_predict': 60})
     assert isinstance(json.loads(v['response']), dict), v['response']
     schema = {'type': 'object', 'properties': {'大きい': {'type': 'integer'}, 'ok': {'type': 'boolean'}}, 'required': ['大きい', 'ok']}
@@ -265,7 +267,7 @@ def _():
 
 @test
 def _():
-    "an empty prompt: load and unload"
+    "an empty prompt loads or unloads a model, as keep_alive says"
     for body, why in (({}, 'load'), ({'keep_alive': '5m'}, 'load'), ({'keep_alive': 0}, 'unload'), ({'keep_alive': '0s'}, 'unload'), ({'keep_alive': '0'}, 'unload'), ({'keep_alive': '0h0ms'}, 'unload'), ({'keep_alive': '1h30.5m'}, 'load'), ({'keep_alive': '300'}, 'load'), ({'keep_alive': -1}, 'load')):
         _, v = post('/api/generate', model='one', **body)
         same((v['response'], v['done'], v['done_reason']), ('', True, why))
@@ -276,7 +278,7 @@ def _():
 
 @test
 def _():
-    "logprobs"
+    "logprobs: one for each token of the reply, the same tokens in a stream"
     _, v = post('/api/generate', model='fry', prompt=JA, stream=False, logprobs=True, top_logprobs=3, options=GREEDY)
     same(len(v['logprobs']), v['eval_count'] - 1)
     assert all(len(t['top_logprobs']) == 3 and t['logprob'] <= 0 for t in v['logprobs'])
@@ -322,12 +324,12 @@ def _():
 
 @test
 def _():
-    "think: false is fine"
+    "think: false is accepted and changes nothing"
     same(post('/api/chat', model='fry', messages=user(JA), think=False, stream=False, options=GREEDY)[1]['message']['content'], run('--chat', JA, '--temp', '0', '--n', '16'))
 
 @test
 def _():
-    "embeddings"
+    "embeddings: order, norm, dimensions, long and empty inputs"
     _, v = post('/api/embed', model='fry', input=[JA, ZH, 'abc'])
     same((len(v['embeddings']), len(v['embeddings'][0]), v['model']), (3, 192, 'fry'))
     assert all(abs(sum(x * x for x in e) - 1) < 1e-5 for e in v['embeddings'])
@@ -368,7 +370,7 @@ def _():
 
 @test
 def _():
-    "show"
+    "show describes a model and an adapter"
     for body in ({'model': 'fry'}, {'name': 'one:latest', 'verbose': True}):
         status, v = post('/api/show', **body)
         same(status, 200)
@@ -380,7 +382,7 @@ def _():
 
 @test
 def _():
-    "the server itself"
+    "the root page, the version, and routes that are not supported"
     for method in ('GET', 'HEAD'):
         same(call(method, '/')[:2], (200, 'Ollama is running' if method == 'GET' else ''))
     assert 'Ollama' not in call('GET', '/', headers={'Accept': 'text/html,*/*'})[1]
@@ -406,7 +408,7 @@ def create(**body):
     same(parts[-1], {'status': 'success'})
     return [p['status'] for p in parts]
 
-def said(model, p=JA, **more):
+def reply(model, p=JA, **more):
     return post('/api/generate', model=model, prompt=p, stream=False, options=dict(GREEDY), **more)[1]['response']
 
 @test
@@ -437,16 +439,16 @@ def _():
     peft = {n: upload(open(A1 + '/' + n, 'rb').read())[1] for n in ('adapter_config.json', 'adapter_model.safetensors')}
     for name, adapters in (('from-gguf', {'a.gguf': gguf}), ('from-peft', peft), ('from-list', [gguf]), ('from-path', [A1])):
         assert len(create(model=name, **{'from': 'fry'}, adapters=adapters)) >= 2
-        same([said(name, p) for p in (JA, ZH)], want)
+        same([reply(name, p) for p in (JA, ZH)], want)
 
 @test
 def _():
-    "several adapters are their sum, under one name"
+    "a model with several adapters adds them"
     want = [run('--chat', p, '--adapter', A1 + ',' + A2, '--temp', '0', '--n', '16') for p in (JA, ZH)]
     create(model='both:latest', modelfile='FROM fry\nADAPTER %s\nADAPTER %s\n' % (A1, A2))
-    same([said('both', p) for p in (JA, ZH)], want)
+    same([reply('both', p) for p in (JA, ZH)], want)
     create(model='both2', **{'from': 'one'}, adapters=[A2])
-    same([said('both2:latest', p) for p in (JA, ZH)], want)
+    same([reply('both2:latest', p) for p in (JA, ZH)], want)
     _, v = post('/v1/chat/completions', model='both', messages=user(JA), temperature=0, max_tokens=16)
     same(v['choices'][0]['message']['content'], want[0])
     assert 'both:latest' in [m['name'] for m in json.loads(call('GET', '/api/tags')[1])['models']]
@@ -465,7 +467,7 @@ LICENSE """自由"""
 '''
 TALK = [{'role': 'system', 'content': '短く\n答えて'}] + user('3と5？') + [{'role': 'assistant', 'content': 'answer: 5'}]
 
-def settled(name):
+def check_settings(name):
     _, want = post('/api/chat', model='fry', messages=TALK + user(JA), stream=False, options=dict(GREEDY, stop=['zz', '7']))
     _, v = post('/api/chat', model=name, messages=user(JA), stream=False)
     same((v['message'], v['prompt_eval_count']), (want['message'], want['prompt_eval_count']))
@@ -473,72 +475,72 @@ def settled(name):
     same((g['response'], g['prompt_eval_count']), (want['message']['content'], want['prompt_eval_count']))
     _, o = post('/v1/chat/completions', model=name, messages=user(JA))
     same((o['choices'][0]['message']['content'], o['usage']['prompt_tokens']), (want['message']['content'], want['prompt_eval_count']))
-    assert '7' in said('fry') and '7' not in want['message']['content']
+    assert '7' in reply('fry') and '7' not in want['message']['content']
 
 @test
 def _():
     "settings are stored with the model"
     create(model='短い', modelfile=MODELFILE)
-    settled('短い')
+    check_settings('短い')
     _, over = post('/api/generate', model='短い', prompt=JA, system='x', stream=False, options={'num_predict': 1})
     same(over['eval_count'], 1)
     _, v = post('/api/show', model='短い')
     same((v['system'], v['messages'], v['license']), ('短く\n答えて', TALK[1:], '自由'))
     assert 'temperature' in v['parameters'] and v['parameters'].count('stop') == 2 and 'MESSAGE user' in v['modelfile']
     assert create(model='短い2', modelfile=v['modelfile'])
-    settled('短い2')
+    check_settings('短い2')
 
 @test
 def _():
     "a template is stored with the model"
     create(model='bare', **{'from': 'one'}, template='春{{ .Prompt }}')
-    same(said('bare', 'は'), run('-p', '春は', '--adapter', A1, '--temp', '0', '--n', '16'))
+    same(reply('bare', 'は'), run('-p', '春は', '--adapter', A1, '--temp', '0', '--n', '16'))
     _, o = post('/v1/chat/completions', model='bare', messages=[{'role': 'user', 'content': [{'type': 'text', 'text': 'は'}]}], temperature=0, max_tokens=16)
-    same(o['choices'][0]['message']['content'], said('bare', 'は'))
+    same(o['choices'][0]['message']['content'], reply('bare', 'は'))
     for i, t in enumerate(TEMPLATES):
         create(model='chatml%d' % i, **{'from': 'fry'}, template=t)
         talk = TALK + user(JA) + [{'role': 'assistant', 'content': 'x'}] + user(ZH)
         have, want = (post('/api/chat', model=m, messages=talk, stream=False, options=GREEDY)[1] for m in ('chatml%d' % i, 'fry'))
         same((have['message'], have['prompt_eval_count']), (want['message'], want['prompt_eval_count']))
-    told = create(model='odd', **{'from': 'one'}, template='{{ json .Tools }}')
-    assert any("the base's own template" in t for t in told), told
-    same(said('odd'), said('one'))
+    statuses = create(model='odd', **{'from': 'one'}, template='{{ json .Tools }}')
+    assert any("the base's own template" in t for t in statuses), statuses
+    same(reply('odd'), reply('one'))
     same(post('/api/show', model='odd')[1]['template'], '{{ json .Tools }}')
 
 @test
 def _():
     "copy and delete"
     same(call('POST', '/api/copy', {'source': '短い', 'destination': 'kopie/短:latest'})[0], 200)
-    settled('kopie/短')
+    check_settings('kopie/短')
     same(call('DELETE', '/api/delete', {'model': 'kopie/短:latest'})[0], 200)
     same(call('DELETE', '/api/delete', {'model': 'kopie/短:latest'})[0], 404)
     same(post('/api/show', model='kopie/短')[0], 404)
     same(call('POST', '/api/copy', {'source': 'both', 'destination': 'third'})[0], 200)
-    same(said('third'), said('both'))
+    same(reply('third'), reply('both'))
     same(call('DELETE', '/api/delete', {'name': 'third'})[0], 200)
     same(call('DELETE', '/api/delete', {'model': 'fry'})[0], 400)
-    settled('短い')
+    check_settings('短い')
 
 @test
 def _():
-    "a model that is created again is replaced, even without an adapter"
+    "creating a model again replaces it, even by one without an adapter"
     create(model='again', **{'from': 'one'})
-    same(said('again'), said('one'))
+    same(reply('again'), reply('one'))
     create(model='again', **{'from': 'two'})
-    same(said('again', ZH), said('two', ZH))
+    same(reply('again', ZH), reply('two', ZH))
     create(model='again', **{'from': 'fry'}, system='短く')
-    same(said('again'), said('fry', system='短く'))
+    same(reply('again'), reply('fry', system='短く'))
     create(model='again', **{'from': 'one'})
-    same(said('again'), said('one'))
+    same(reply('again'), reply('one'))
     code, v = post('/api/create', model='again', **{'from': 'fry'}, stream=False)
     same((code, v), (200, {'status': 'success'}))
-    same(said('again'), said('fry'))
+    same(reply('again'), reply('fry'))
 
 @test
 def _():
     "a model that is replaced while it answers gives the old or the new answer"
     froms = ('one', 'two', 'fry')
-    allowed, seen, over = {said(m, ZH) for m in froms}, [], []
+    allowed, seen, over = {reply(m, ZH) for m in froms}, [], []
     same(len(allowed), 3)
     def ask():
         while not over: seen.append(post('/api/generate', model='again', prompt=ZH, stream=False, options=GREEDY))
@@ -566,25 +568,26 @@ def _():
     refused('/api/copy', 400, "the base's name", source='one', destination='fry')
     refused('/api/copy', 400, "'source'", destination='x')
 
-go()
+run_tests()
 END
 
 cat >"$tmp/again.py" <<'END'
 from client import *
+# The definitions of main.py from `upload` to `reply`, and from MODELFILE to `check_settings`.
 exec(open(tmp + '/main.py').read().split('# ---- derived models')[1].split('@test')[0])
 source = open(tmp + '/main.py').read()
-exec(source[source.index("MODELFILE = '''"):source.index('@test\ndef _():\n    "settings stay')])
+exec(source[source.index("MODELFILE = '''"):].split('@test')[0])
 
 @test
 def _():
     "derived models exist after a restart, deleted ones do not"
-    settled('短い')
-    same(said('both'), run('--chat', JA, '--adapter', A1 + ',' + A2, '--temp', '0', '--n', '16'))
-    same(said('from-peft'), run('--chat', JA, '--adapter', A1, '--temp', '0', '--n', '16'))
-    same(said('bare', 'は'), run('-p', '春は', '--adapter', A1, '--temp', '0', '--n', '16'))
+    check_settings('短い')
+    same(reply('both'), run('--chat', JA, '--adapter', A1 + ',' + A2, '--temp', '0', '--n', '16'))
+    same(reply('from-peft'), run('--chat', JA, '--adapter', A1, '--temp', '0', '--n', '16'))
+    same(reply('bare', 'は'), run('-p', '春は', '--adapter', A1, '--temp', '0', '--n', '16'))
     same(post('/api/show', model='kopie/短')[0], 404)
 
-go()
+run_tests()
 END
 
 cat >"$tmp/tools.py" <<'END'
@@ -614,10 +617,10 @@ def _():
 
 @test
 def _():
-    "a template that supports tools is a capability"
+    "a template that supports tools gives the capability tools"
     same(post('/api/show', model='tooled')[1]['capabilities'], ['completion', 'embedding', 'tools'])
 
-go()
+run_tests()
 END
 
 SHOAL=$shoal TMP=$tmp

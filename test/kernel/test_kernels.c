@@ -1,13 +1,13 @@
 /*
- * test_kernels: every slot of every level that this machine has, compared with scalar.c, bit for
- * bit.
+ * test_kernels: every function of struct kernels at every level that this machine has, compared
+ * with scalar.c, bit for bit.
  *
- * Sizes are odd, pointers unaligned, values special (NaN, infinities, denormals, signed zeros), and
- * a canary follows every output. scalar.c itself is compared with plain loops in double. Row
- * results must not depend on the number of rows, the division of outputs or the threads. NaN equals
- * NaN: payloads are not part of the contract.
+ * Most sizes do not fill the last vector, pointers are unaligned, values are special (NaN,
+ * infinities, denormals, signed zeros), and canaries follow every output. scalar.c itself is
+ * compared with plain loops in double. Row results must not depend on the number of rows, the
+ * division of outputs or the threads. NaN equals NaN: payloads are not part of the contract.
  *
- * With --bench [TYPE] it prints speeds instead. It needs no data.
+ * With --bench [TYPE] it prints speeds instead. It reads no files.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -25,10 +25,10 @@
 #include "kernel/tile_cases.h"
 
 #define CANARY 12345.678f
-#define PAD 20
+#define N_CANARIES 20
 
-static struct rng source;
-static const struct kernels *ref;
+static struct rng rng;
+static const struct kernels *ref; /* the scalar level */
 
 /* n floats that begin one float after a 64-byte boundary, followed by canaries. */
 struct floats {
@@ -38,16 +38,16 @@ struct floats {
 
 static struct floats floats_new(int64_t n) {
     struct floats f = {.n = n};
-    size_t bytes = ((size_t)(n + 1 + PAD) * sizeof(float) + 63) / 64 * 64;
+    size_t bytes = ((size_t)(n + 1 + N_CANARIES) * sizeof(float) + 63) / 64 * 64;
     f.base = aligned_alloc(64, bytes);
     assert_non_null(f.base);
     f.v = f.base + 1;
-    for (int64_t i = 0; i < n + PAD; i++) f.v[i] = i < n ? 0 : CANARY;
+    for (int64_t i = 0; i < n + N_CANARIES; i++) f.v[i] = i < n ? 0 : CANARY;
     return f;
 }
 
 static void floats_free(struct floats f) {
-    for (int64_t i = f.n; i < f.n + PAD; i++)
+    for (int64_t i = f.n; i < f.n + N_CANARIES; i++)
         if (f.v[i] != CANARY)
             fail_msg("value %lld of %lld was overwritten", (long long)i, (long long)f.n);
     free(f.base);
@@ -59,23 +59,22 @@ static float bits_float(uint32_t u) {
     return f;
 }
 
-static float nasty_value(void) {
+static float special_value(void) {
     static const float special[] = {
         0.0f,   -0.0f,          INFINITY, -INFINITY, NAN,    1e-45f,  -1e-45f, 1e-39f, 3e38f,
         -3e38f, 1.1754944e-38f, 88.7f,    88.73f,    -87.4f, -103.9f, -104.1f, 1.0f,   0.5f};
-    uint32_t pick = rng_below(&source, 24);
+    uint32_t pick = rng_below(&rng, 24);
     if (pick < ARRAY_LEN(special)) return special[pick];
-    return pick < 21 ? bits_float(rng_u32(&source)) : rng_normal(&source);
+    return pick < 21 ? bits_float(rng_u32(&rng)) : rng_normal(&rng);
 }
 
-/* nasty: 0 normal values, 1 one in eight special, 2 denormal products and exact zeros but all
- * finite. */
+/* `nasty` 0: normally distributed values; 1: of these, one in eight is replaced by a special value;
+ * 2: finite values that are so small that products of two are denormal, and zeros. */
 static void fill(float *v, int64_t n, int nasty) {
     for (int64_t i = 0; i < n; i++) {
-        v[i] = rng_normal(&source) * 2;
-        if (nasty == 1 && rng_below(&source, 8) == 0) v[i] = nasty_value();
-        if (nasty == 2)
-            v[i] *= rng_below(&source, 4) ? 1e-22f : rng_below(&source, 2) ? 1e-40f : -0.0f;
+        v[i] = rng_normal(&rng) * 2;
+        if (nasty == 1 && rng_below(&rng, 8) == 0) v[i] = special_value();
+        if (nasty == 2) v[i] *= rng_below(&rng, 4) ? 1e-22f : rng_below(&rng, 2) ? 1e-40f : -0.0f;
     }
 }
 
@@ -113,6 +112,7 @@ static int64_t size_at(int i) {
     return i <= 70 ? i : sizes[i - 71];
 }
 
+/* A check of one level with inputs of n values; `nasty` as in `fill`. */
 typedef void (*size_check)(const struct kernels *k, int64_t n, int nasty);
 
 static void each_size(size_check check) {
@@ -129,15 +129,15 @@ static void check_reductions(const struct kernels *k, int64_t n, int nasty) {
     same_one(ref->sum(a.v, n), k->sum(a.v, n), "sum", k, n);
     same_one(ref->max(a.v, n), k->max(a.v, n), "max", k, n);
     for (int64_t i = 0; i < n; i++) a.v[i] = nasty == 1 ? NAN : -0.0f;
-    same_one(ref->max(a.v, n), k->max(a.v, n), "max of one kind", k, n);
-    same_one(ref->dot(a.v, b.v, n), k->dot(a.v, b.v, n), "dot of one kind", k, n);
+    same_one(ref->max(a.v, n), k->max(a.v, n), "max of equal values", k, n);
+    same_one(ref->dot(a.v, b.v, n), k->dot(a.v, b.v, n), "dot of equal values", k, n);
     floats_free(a);
     floats_free(b);
 }
 
 static void check_updates(const struct kernels *k, int64_t n, int nasty) {
     struct floats x = filled(n, nasty), y = filled(n, nasty), z = copied(y);
-    float a = rng_normal(&source);
+    float a = rng_normal(&rng);
     ref->axpy(y.v, a, x.v, n);
     k->axpy(z.v, a, x.v, n);
     same_all(y.v, z.v, n, "axpy", k, n);
@@ -164,10 +164,9 @@ static void check_rope(const struct kernels *k, int64_t n, int nasty) {
     floats_free(y);
 }
 
-/* n columns of three rows: the gradient of a norm's gain, and a row of the norm's backward pass,
- * also in place.
- * */
-static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
+/* n columns of three rows: the gradients of a norm's gain and bias, and a row of the norm's
+ * backward pass, also in place. */
+static void check_norm_backward(const struct kernels *k, int64_t n, bool nasty) {
     static const float mean[3] = {0, 0.25f, -1}, rstd[3] = {1.5f, 0.3f, 7};
     struct floats x = filled(3 * n, nasty), dy = filled(3 * n, nasty), g = filled(n, 0),
                   a = filled(n, 0), b = filled(n, 0), c = copied(a), d = copied(b), u = copied(dy);
@@ -176,9 +175,9 @@ static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
     k->norm_gain_backward(&rows, c.v, d.v);
     same_all(a.v, c.v, n, "norm_gain_backward", k, n);
     same_all(b.v, d.v, n, "norm_gain_backward's bias", k, n);
-    for (int way = 0; way < 4; way++) {
-        ref->norm_backward(a.v, dy.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
-        k->norm_backward(c.v, u.v, x.v, g.v, mean[2], rstd[1], way & 1, n, way & 2);
+    for (int variant = 0; variant < 4; variant++) { // centred or not, added or not
+        ref->norm_backward(a.v, dy.v, x.v, g.v, mean[2], rstd[1], variant & 1, n, variant & 2);
+        k->norm_backward(c.v, u.v, x.v, g.v, mean[2], rstd[1], variant & 1, n, variant & 2);
         same_all(a.v, c.v, n, "norm_backward", k, n);
         same_all(dy.v, u.v, n, "norm_backward's dy", k, n);
     }
@@ -189,10 +188,10 @@ static void norm_check(const struct kernels *k, int64_t n, bool nasty) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
 
-static void check_exp(const struct kernels *k, int64_t n, int nasty) {
+static void check_activations_and_norms(const struct kernels *k, int64_t n, int nasty) {
     struct floats x = filled(n, nasty), u = filled(n, nasty), y = floats_new(n), z = floats_new(n);
     if (nasty == 2)
-        for (int64_t i = 0; i < n; i++) x.v[i] = rng_uniform(&source) * 220 - 120;
+        for (int64_t i = 0; i < n; i++) x.v[i] = rng_uniform(&rng) * 220 - 120;
     ref->exp(y.v, x.v, n);
     k->exp(z.v, x.v, n);
     same_all(y.v, z.v, n, "exp", k, n);
@@ -202,11 +201,11 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     ref->gelu(y.v, x.v, n);
     k->gelu(z.v, x.v, n);
     same_all(y.v, z.v, n, "gelu", k, n);
-    for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
+    for (int variant = 0; variant < 4; variant++) { // silu and gelu, gated or not
         struct floats dy = filled(n, nasty), up = copied(y), up2 = copied(y);
-        const float *by = way & 2 ? u.v : NULL;
-        ref->act_backward(y.v, up.v, dy.v, x.v, by, n, way & 1);
-        k->act_backward(z.v, up2.v, dy.v, x.v, by, n, way & 1);
+        const float *by = variant & 2 ? u.v : NULL;
+        ref->act_backward(y.v, up.v, dy.v, x.v, by, n, variant & 1);
+        k->act_backward(z.v, up2.v, dy.v, x.v, by, n, variant & 1);
         same_all(y.v, z.v, n, "act_backward", k, n);
         same_all(up.v, up2.v, n, "act_backward's dup", k, n);
         floats_free(dy), floats_free(up), floats_free(up2);
@@ -215,7 +214,7 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     ref->softmax_backward(y.v, x.v, 0.3f, 0.125f, n);
     k->softmax_backward(z.v, x.v, 0.3f, 0.125f, n);
     same_all(y.v, z.v, n, "softmax_backward", k, n);
-    norm_check(k, n, nasty);
+    check_norm_backward(k, n, nasty);
     memcpy(y.v, x.v, (size_t)n * sizeof(float));
     memcpy(z.v, x.v, (size_t)n * sizeof(float));
     same_one(ref->softmax(y.v, n), k->softmax(z.v, n), "softmax's sum", k, n);
@@ -280,9 +279,9 @@ static void test_rope(void **state) {
     (void)state;
     each_size(check_rope);
 }
-static void test_exp(void **state) {
+static void test_activations_and_norms(void **state) {
     (void)state;
-    each_size(check_exp);
+    each_size(check_activations_and_norms);
 }
 static void test_adamw(void **state) {
     (void)state;
@@ -293,7 +292,7 @@ static void test_quantize_rows(void **state) {
     each_size(check_quantize_rows);
 }
 
-/* exp on every 4099th float, so that every exponent occurs. */
+/* exp of every 4099th bit pattern of a float, so that every exponent occurs. */
 static void test_exp_range(void **state) {
     (void)state;
     enum { N = 4096 };
@@ -359,7 +358,7 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
     floats_free(z);
 }
 
-/* The rows of t are contiguous or transposed, with a large stride over j. */
+/* `transposed`: t(m, j) and t(m, j + 1) are far apart in memory, else adjacent. */
 static void check_gemm_nn(const struct kernels *k, int64_t rows, int64_t n, int64_t width,
                           int nasty, bool transposed) {
     int64_t ldv = n + 1, ldy = n + 2, tm = transposed ? 1 : width + 3,
@@ -394,7 +393,7 @@ static void test_gemm_nn(void **state) {
             for (int transposed = 0; transposed < 2; transposed++)
                 check_gemm_nn(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
                               i % 5 == 4, transposed);
-        // Beyond one block of rows, and one of the sum, at every level.
+        // more than one block of rows, and of the sum, at every level
         static const int64_t large[][3] = {
             {97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
         for (size_t i = 0; k && i < 2 * ARRAY_LEN(large); i++)
@@ -411,8 +410,9 @@ static void test_gemm(void **state) {
             for (int64_t rows = 1; rows <= 6; rows++)
                 for (int64_t n = 1; n <= 14; n += rows == 3 ? 1 : 4)
                     check_gemm(k, rows, n, widths[i], (int)(rows + n) % 3);
-        // Blocks of the caches; and enough rows for transposed outputs, in one block of K and in
-        // several, with remainders of rows and outputs.
+        // Larger than the blocks that fit in the caches; and enough rows for the outputs to be
+        // transposed (gemm_lanes in avx2.c), with K in one block and in several, and with
+        // remainders of rows and outputs.
         static const int64_t large[][3] = {{37, 41, 1537}, {3, 50, 6000},  {61, 37, 192},
                                            {53, 16, 32},   {49, 20, 1600}, {51, 33, 3072}};
         for (size_t i = 0; k && i < ARRAY_LEN(large); i++)
@@ -420,7 +420,8 @@ static void test_gemm(void **state) {
     }
 }
 
-/* A matrix of any type with random rows; `file` receives the rows in file order (free it). */
+/* A matrix of any type with random rows; `file` receives the rows in file order (free it).
+ * `extreme`: the bytes are random, half of them 0x80, except the scales of q8_0 and q4_0. */
 static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64_t k,
                           enum numeric_class cls, struct arena *arena, uint8_t **file,
                           bool extreme) {
@@ -431,10 +432,10 @@ static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64
         uint8_t *to = *file + (size_t)i * bytes;
         fill(row, k, 0);
         tensor_from_f32(t, row, to, k);
-        // A file may contain any byte, also -128.
+        // a file may contain any byte: in q8_0 also -128, which quantisation never writes
         for (size_t j = 0; extreme && j < bytes; j++)
             if (j % (t == TENSOR_Q8_0 ? 34 : 18) >= 2)
-                to[j] = rng_below(&source, 2) ? 0x80 : (uint8_t)rng_u32(&source);
+                to[j] = rng_below(&rng, 2) ? 0x80 : (uint8_t)rng_u32(&rng);
     }
     struct error err;
     assert_int_equal(matrix_init(m, t, n, k, *file, NULL, cls, arena, &err), OK);
@@ -452,10 +453,10 @@ static struct gemm_input inputs_of(const struct kernels *k, struct floats x, int
 }
 
 static void fill_i8(int8_t *p, int64_t n) {
-    for (int64_t i = 0; i < n; i++) p[i] = (int8_t)((int)rng_below(&source, 255) - 127);
+    for (int64_t i = 0; i < n; i++) p[i] = (int8_t)((int)rng_below(&rng, 255) - 127);
 }
 
-/* Int8 times int8: equal bits at every level, and the sum in double. */
+/* Int8 times int8: the bits of scalar at every level, and scalar is near the sum in double. */
 static void check_gemm_i8_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t width) {
     void *scratch;
     struct floats x = filled(rows * width, 0), y = filled(rows * (n + 1), 0), z = copied(y);
@@ -464,16 +465,16 @@ static void check_gemm_i8_i8(const struct kernels *k, int64_t rows, int64_t n, i
     struct gemm_input in = inputs_of(ref, x, rows, width, &scratch);
     ref->gemm_i8_i8(y.v, n + 1, &in, w, width, n > 2, n);
     k->gemm_i8_i8(z.v, n + 1, &in, w, width, n > 2, n);
-    same_all(y.v, z.v, rows * (n + 1), "dots_i8", k, width);
+    same_all(y.v, z.v, rows * (n + 1), "gemm_i8_i8", k, width);
     for (int64_t i = 0; i < rows * n; i++) {
         if (i % n < (n > 2)) continue;
-        double want = 0, most = 0;
+        double want = 0, magnitude = 0;
         for (int64_t j = 0; j < width; j++) {
             double v = (double)in.q[i / n * width + j] * (double)w[i % n * width + j] *
                        (double)in.d[(i / n * width + j) / 32];
-            want += v, most += fabs(v);
+            want += v, magnitude += fabs(v);
         }
-        near((double)y.v[i / n * (n + 1) + i % n], want, 1e-6 * most, "dots_i8");
+        near((double)y.v[i / n * (n + 1) + i % n], want, 1e-6 * magnitude, "gemm_i8_i8");
     }
     free(scratch);
     free(w);
@@ -482,14 +483,13 @@ static void check_gemm_i8_i8(const struct kernels *k, int64_t rows, int64_t n, i
     floats_free(z);
 }
 
-/* The same for pairs, with t over the whole range of 16 bits. */
+/* The same for int8 in pairs times t, whose values are in the whole range of 16 bits. */
 static void check_gemm_nn_i16_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t pairs) {
     int64_t ldv = n + 3, ldt = 2 * pairs + 1, ldy = n + 2;
     int16_t *t = malloc((size_t)(rows * ldt) * sizeof *t);
     int8_t *v = malloc((size_t)(2 * ldv * pairs));
     struct floats s = filled(rows, 0), y = filled(rows * ldy, 0), z = copied(y), y0 = copied(y);
-    for (int64_t i = 0; i < rows * ldt; i++)
-        t[i] = (int16_t)((int)rng_below(&source, 65535) - 32767);
+    for (int64_t i = 0; i < rows * ldt; i++) t[i] = (int16_t)((int)rng_below(&rng, 65535) - 32767);
     fill_i8(v, 2 * ldv * pairs);
     ref->gemm_nn_i16_i8(y.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
     k->gemm_nn_i16_i8(z.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
@@ -522,8 +522,8 @@ static void test_int8_rows(void **state) {
     }
 }
 
-/* Low-rank sums in 16-bit steps: the error is at most half a step of each t times its factor; NaN
- * propagates. */
+/* t is rounded to 16 bits. An output's error is at most the sum of half a rounding step times |v|
+ * over the ranks. A NaN in a row of t makes all outputs of the row NaN. */
 static void test_gemm_nn_i8_pairs(void **state) {
     (void)state;
     enum { ROWS = 35, N = 40, RANKS = 10 };
@@ -535,17 +535,17 @@ static void test_gemm_nn_i8_pairs(void **state) {
     gemm_nn_i8_pairs(y.v, N, t.v, 64, ROWS, v, N, RANKS, N);
     for (int m = 0; m < ROWS; m++)
         for (int c = 0; c < N; c++) {
-            double want = (double)y0.v[m * N + c], off = 1e-6 * fabs(want);
+            double want = (double)y0.v[m * N + c], tolerance = 1e-6 * fabs(want);
             double step = (double)row_amax(t.v + 64 * m, RANKS) / 32767;
             for (int j = 0; j < RANKS; j++) {
                 double b = v[2 * (j / 2 * N + c) + j % 2];
                 want += (double)t.v[64 * m + j] * b;
-                off += 0.51 * step * fabs(b) + 1e-6 * fabs((double)t.v[64 * m + j] * b);
+                tolerance += 0.51 * step * fabs(b) + 1e-6 * fabs((double)t.v[64 * m + j] * b);
             }
             if (m == 2)
                 assert_true(isnan(y.v[m * N + c]));
             else
-                near((double)y.v[m * N + c], want, off, "gemm_nn_i8_pairs");
+                near((double)y.v[m * N + c], want, tolerance, "gemm_nn_i8_pairs");
         }
     struct floats all[] = {t, y, y0};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
@@ -558,7 +558,8 @@ static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const str
                                                         : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
 }
 
-/* bf16 belongs to the fast class. */
+/* A product with packed weights has the bits of scalar, with and without `add`. The class is fast,
+ * because bf16 is packed in the fast class only. */
 static void check_packed(const struct kernels *k, enum tensor_type t, int64_t rows, int64_t n,
                          int64_t width, bool extreme) {
     struct arena arena = {0};
@@ -584,26 +585,28 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     floats_free(z);
 }
 
-/* Every number of rows up to several tiles; K in one chunk and in several. Only q8_0 and q4_0 have
- * blocks that `extreme` can fill. */
+/* Every number of rows up to several tiles; K in one chunk (amx_int8.c) and in several. `extreme`
+ * is for q8_0 and q4_0, the first two types. */
 static void test_packed(void **state) {
     (void)state;
-    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
-                                          TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_NF4};
+    static const enum tensor_type packed_types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
+                                                    TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_NF4};
     static const int64_t widths[] = {32, 64, 96, 192, 256, 288, 576, 768},
                          counts[] = {1, 7, 8, 9, 15, 16, 17, 40, 50};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_for_level((enum cpu_level)l);
-        for (size_t i = 0; k && i < 70 * 2 * ARRAY_LEN(of); i++) {
-            const size_t t = i % ARRAY_LEN(of), block = (size_t)tensor_type_block_size(of[t]);
-            const int64_t rows = 1 + (int64_t)(i / ARRAY_LEN(of) % 70), turn = (int64_t)(i / 7);
-            const int64_t width = widths[(size_t)turn % ARRAY_LEN(widths)];
-            check_packed(k, of[t], rows, counts[(size_t)turn % ARRAY_LEN(counts)],
+        for (size_t i = 0; k && i < 70 * 2 * ARRAY_LEN(packed_types); i++) {
+            const size_t t = i % ARRAY_LEN(packed_types),
+                         block = (size_t)tensor_type_block_size(packed_types[t]);
+            const int64_t rows = 1 + (int64_t)(i / ARRAY_LEN(packed_types) % 70),
+                          variant = (int64_t)(i / 7);
+            const int64_t width = widths[(size_t)variant % ARRAY_LEN(widths)];
+            check_packed(k, packed_types[t], rows, counts[(size_t)variant % ARRAY_LEN(counts)],
                          (width + (int64_t)block - 1) / (int64_t)block * (int64_t)block,
-                         t < 2 && turn % 3 == 2);
+                         t < 2 && variant % 3 == 2);
         }
-        for (size_t t = 0; k && t < ARRAY_LEN(of); t += 2)
-            check_packed(k, of[t], 67, 150, 4096, false);
+        for (size_t t = 0; k && t < ARRAY_LEN(packed_types); t += 2)
+            check_packed(k, packed_types[t], 67, 150, 4096, false);
         if (k) check_packed(k, TENSOR_Q4_0, 3, 20, 32 * 1100, false);
         if (k) check_packed(k, TENSOR_Q8_0, 3, 20, 32 * 600, true);
         if (k) check_packed(k, TENSOR_Q8_0, 131, 20, 32 * 70, true);
@@ -626,7 +629,7 @@ static void test_bf16_fast(void **state) {
     }
 }
 
-/* One product through a slot, for any type. */
+/* Outputs [n0, n1) of `rows` rows from m0 on, by the function of struct kernels for w's type. */
 static void product(const struct kernels *k, const struct matrix *w, struct gemm_input in,
                     int64_t m0, int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
     in = gemm_input_rows(&in, m0, m0 + rows);
@@ -689,22 +692,24 @@ static void test_invariance(void **state) {
 static void product_verify(const struct matrix *w, const struct gemm_input *in, const float *y,
                            int64_t ldy) {
     float *row = malloc((size_t)w->k * sizeof(float));
-    bool rounded = in->tiles, q = !rounded && tensor_type_is_quantized(w->type);
+    bool rounded = in->tiles, is_quantized = !rounded && tensor_type_is_quantized(w->type);
     for (int64_t n = 0; n < w->n; n++) {
         matrix_get_row(w, n, row);
         for (int64_t m = 0; m < in->rows; m++) {
-            double used = 0, truth = 0, size = 0;
+            double quantized_sum = 0, exact = 0, magnitude = 0;
             for (int64_t k = 0; k < w->k; k++) {
                 double x = (double)in->x[m * in->ldx + k];
-                double xq =
-                    q ? (double)in->q[m * w->k + k] * (double)in->d[(m * w->k + k) / 32] : x;
-                used += xq * (double)row[k];
-                truth += x * (double)row[k];
-                size += fabs(x * (double)row[k]);
+                double xq = is_quantized
+                                ? (double)in->q[m * w->k + k] * (double)in->d[(m * w->k + k) / 32]
+                                : x;
+                quantized_sum += xq * (double)row[k];
+                exact += x * (double)row[k];
+                magnitude += fabs(x * (double)row[k]);
             }
-            assert_true(fabs((double)y[m * ldy + n] - used) <= (rounded ? 1e-2 : 2e-6) * size);
-            assert_true(fabs((double)y[m * ldy + n] - truth) <=
-                        (q || rounded ? 2e-2 : 2e-6) * size);
+            assert_true(fabs((double)y[m * ldy + n] - quantized_sum) <=
+                        (rounded ? 1e-2 : 2e-6) * magnitude);
+            assert_true(fabs((double)y[m * ldy + n] - exact) <=
+                        (is_quantized || rounded ? 2e-2 : 2e-6) * magnitude);
         }
     }
     free(row);
@@ -792,23 +797,26 @@ static double *backward_naive(const struct matrix *w, const float *dy, int64_t l
     return dx;
 }
 
-/* Norm of the difference over the norm, and the cosine. */
+/* Checks dx against `want`: the norm of the difference relative to the norm of `want`, and the
+ * cosine. */
 static void backward_near(const float *dx, int64_t lddx, const double *want, int64_t rows,
                           int64_t k, enum grad_path path, const char *what) {
     static const char *const names[] = {"f32", "int8", "tiles"};
     const bool f32 = path == GRAD_F32;
-    double off = 0, both = 0, a = 1e-300, b = 1e-300;
+    double error2 = 0, dot = 0, got2 = 1e-300, want2 = 1e-300;
     for (int64_t i = 0; i < rows * k; i++) {
         double got = (double)dx[i / k * lddx + i % k];
-        off += (got - want[i]) * (got - want[i]);
-        both += got * want[i], a += got * got, b += want[i] * want[i];
+        error2 += (got - want[i]) * (got - want[i]);
+        dot += got * want[i], got2 += got * got, want2 += want[i] * want[i];
     }
-    if (!(sqrt(off / b) <= (f32 ? 2e-6 : 1.5e-2)) || both / sqrt(a * b) < (f32 ? 1 - 1e-9 : 0.9999))
-        fail_msg("%s %s: error %g of the norm, cosine %.9f", what, names[path], sqrt(off / b),
-                 both / sqrt(a * b));
+    if (!(sqrt(error2 / want2) <= (f32 ? 2e-6 : 1.5e-2)) ||
+        dot / sqrt(got2 * want2) < (f32 ? 1 - 1e-9 : 0.9999))
+        fail_msg("%s %s: error %g of the norm, cosine %.9f", what, names[path],
+                 sqrt(error2 / want2), dot / sqrt(got2 * want2));
 }
 
-/* One, two and three threads, rows one at a time, and added to dX: all give the same bits. */
+/* One, two and three threads and rows one at a time give the same bits; added to dX they give about
+ * twice the values. */
 static void check_backward(enum tensor_type t, enum numeric_class cls, enum grad_path path,
                            int64_t rows, int64_t n, int64_t k) {
     struct arena arena = {0};
@@ -824,8 +832,8 @@ static void check_backward(enum tensor_type t, enum numeric_class cls, enum grad
     for (int threads = 1; threads <= 3; threads++) {
         struct floats other = floats_new(rows * lddx);
         struct pool *pool = pool_new(threads);
-        for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
-            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, path,
+        for (int64_t m = 0, n_rows = threads == 1 ? 1 : rows; m < rows; m += n_rows)
+            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, n_rows, &w, path,
                                 false, scratch, pool);
         same_all(first.v, other.v, rows * lddx, "matrix_mul_backward, divided", kernels_get(),
                  threads);
@@ -865,19 +873,19 @@ static void test_matrix_mul_backward(void **state) {
 
 /* Gradients of weights in tiles: near the exact sums, and the same bits for one, two and three
  * threads and for rows that are divided at a multiple of 32. */
-static void check_grad(int64_t rows, int64_t n, int64_t k) {
+static void check_weight_grad(int64_t rows, int64_t n, int64_t k) {
     struct floats dy = filled(rows * n, 0), x = filled(rows * k, 0), first = floats_new(n * k);
     const int64_t cut = rows / 2 / 32 * 32;
     void *scratch = malloc(weight_grad_scratch(rows, k));
     memset(first.v, 0, (size_t)(n * k) * sizeof *first.v);
     weight_grad_tiles(first.v, dy.v, n, x.v, k, rows, scratch, NULL);
     for (int64_t i = 0; i < n * k; i++) {
-        double want = 0, size = 0;
+        double want = 0, magnitude = 0;
         for (int64_t m = 0; m < rows; m++) {
             const double term = (double)dy.v[m * n + i / k] * (double)x.v[m * k + i % k];
-            want += term, size += fabs(term);
+            want += term, magnitude += fabs(term);
         }
-        near((double)first.v[i], want, 1e-6 + 0x1p-7 * size, "weight_grad_tiles");
+        near((double)first.v[i], want, 1e-6 + 0x1p-7 * magnitude, "weight_grad_tiles");
     }
     for (int threads = 1; threads <= 3; threads++) {
         struct floats other = floats_new(n * k);
@@ -896,12 +904,12 @@ static void check_grad(int64_t rows, int64_t n, int64_t k) {
 static void test_weight_grad(void **state) {
     (void)state;
     if (!kernels_get()->gemm_tiles_grad) return;
-    check_grad(1, 40, 33);
-    check_grad(70, 192, 64);
-    check_grad(1100, 100, 70);
+    check_weight_grad(1, 40, 33);
+    check_weight_grad(70, 192, 64);
+    check_weight_grad(1100, 100, 70);
 }
 
-/* The scale of output o's weight i, and its integer value. */
+/* The scale of weight i of output o. */
 static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
     int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
     if (w->type != TENSOR_NF4) return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
@@ -909,9 +917,10 @@ static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
            (w->row_scales[o] / 32385);
 }
 
-static int number_of(const struct matrix *w, int64_t o, int64_t i, float value, int c) {
-    float scale = scale_of(w, o, i), least = w->mins ? w->mins[o * (w->k / 32) + i / 32] : 0;
-    return (scale == 0 ? 0 : (int)lrintf((value - least) / scale)) - c;
+/* The quantised integer of that weight, whose value is `value`, minus c. */
+static int quantized_of(const struct matrix *w, int64_t o, int64_t i, float value, int c) {
+    float scale = scale_of(w, o, i), min = w->mins ? w->mins[o * (w->k / 32) + i / 32] : 0;
+    return (scale == 0 ? 0 : (int)lrintf((value - min) / scale)) - c;
 }
 
 /* The int8 path from its contract in kernel.h, one value at a time. */
@@ -937,7 +946,7 @@ static float backward_int8_naive(const struct matrix *w, const float *dy, int64_
             for (int64_t half = 0; half < 32; half += group) {
                 int32_t s = 0;
                 for (int64_t o = b + half; o < MIN(b + half + group, n); o++)
-                    s += q[o - b] * number_of(w, o0 + o, i, rows[o0 + o][i], c);
+                    s += q[o - b] * quantized_of(w, o0 + o, i, rows[o0 + o][i], c);
                 acc = fmaf((float)s, d, acc);
             }
         }
@@ -1018,17 +1027,17 @@ static void test_scalar_reductions(void **state) {
     for (int i = 0; i < SIZE_COUNT; i++) {
         int64_t n = size_at(i);
         struct floats a = filled(n, 0), b = filled(n, 0), y = floats_new(n);
-        double dot = 0, sum = 0, square = 0, size = 1e-30;
+        double dot = 0, sum = 0, square = 0, magnitude = 1e-30;
         float most = -INFINITY;
         for (int64_t j = 0; j < n; j++) {
             dot += (double)a.v[j] * (double)b.v[j];
             square += (double)a.v[j] * (double)a.v[j];
             sum += (double)a.v[j];
-            size += fabs((double)a.v[j] * (double)b.v[j]) + fabs((double)a.v[j]);
+            magnitude += fabs((double)a.v[j] * (double)b.v[j]) + fabs((double)a.v[j]);
             most = a.v[j] > most ? a.v[j] : most;
         }
-        near((double)ref->dot(a.v, b.v, n), dot, 1e-6 * size, "dot");
-        near((double)ref->sum(a.v, n), sum, 1e-6 * size, "sum");
+        near((double)ref->dot(a.v, b.v, n), dot, 1e-6 * magnitude, "dot");
+        near((double)ref->sum(a.v, n), sum, 1e-6 * magnitude, "sum");
         assert_true(ref->max(a.v, n) == most);
         if (n > 0) ref->rmsnorm(y.v, a.v, b.v, 1e-5f, n);
         for (int64_t j = 0; j < n; j++) {
@@ -1044,7 +1053,7 @@ static void test_scalar_reductions(void **state) {
 static void test_scalar_exp(void **state) {
     (void)state;
     for (int i = 0; i < 200000; i++) {
-        float x = rng_uniform(&source) * 175 - 87, y;
+        float x = rng_uniform(&rng) * 175 - 87, y;
         ref->exp(&y, &x, 1);
         double want = math_exp((double)x);
         near((double)y, want, want * 1.2e-7, "exp"); // one unit in the last place is 6e-8 to 1.2e-7
@@ -1064,7 +1073,7 @@ static void test_scalar_exp(void **state) {
 static void test_scalar_silu(void **state) {
     (void)state;
     for (int i = 0; i < 10000; i++) {
-        float g = rng_normal(&source) * 10, u = rng_normal(&source), y;
+        float g = rng_normal(&rng) * 10, u = rng_normal(&rng), y;
         ref->silu_mul(&y, &g, &u, 1);
         double want = (double)g / (1 + math_exp(-(double)g)) * (double)u;
         near((double)y, want, fabs(want) * 5e-7 + 1e-40, "silu_mul");
@@ -1074,10 +1083,10 @@ static void test_scalar_silu(void **state) {
 static void test_scalar_gelu(void **state) {
     (void)state;
     for (int i = 0; i < 10000; i++) {
-        float x = rng_normal(&source) * 4, y;
+        float x = rng_normal(&rng) * 4, y;
         ref->gelu(&y, &x, 1);
         double u = sqrt(2 / 3.14159265358979323846) * ((double)x + 0.044715 * pow((double)x, 3));
-        /* for large negative x 1 + tanh is only rounding: an absolute bound */
+        /* for large negative x, 1 + tanh is mostly rounding error: hence the absolute bound */
         near((double)y, 0.5 * (double)x * (1 + tanh(u)), fabs((double)y) * 5e-6 + 1e-12, "gelu");
     }
 }
@@ -1100,7 +1109,7 @@ static void test_scalar_rope(void **state) {
     floats_free(s);
 }
 
-/* Values weighted and summed in double, from rows of every element type. */
+/* gemm_nn with rows of every dtype, compared with sums in double. */
 static void test_scalar_gemm_nn(void **state) {
     (void)state;
     enum { M = 3, N = 24, K = 37 };
@@ -1111,14 +1120,14 @@ static void test_scalar_gemm_nn(void **state) {
         struct floats y = copied(y0);
         gemm_nn((enum dtype)e, y.v, N, t.v, K, 1, M, h.v[e], N, K, N);
         for (int i = 0; i < M * N; i++) {
-            double want = (double)y0.v[i], off = e == DTYPE_F32   ? 1e-4
-                                                 : e == DTYPE_F16 ? 5e-2
-                                                                  : 2e-1;
+            double want = (double)y0.v[i], tolerance = e == DTYPE_F32   ? 1e-4
+                                                       : e == DTYPE_F16 ? 5e-2
+                                                                        : 2e-1;
             for (int j = 0; j < K; j++)
                 want += (double)t.v[i / N * K + j] *
                         (e == DTYPE_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
                                        : (double)v.v[j * N + i % N]);
-            near((double)y.v[i], want, off, "gemm_nn");
+            near((double)y.v[i], want, tolerance, "gemm_nn");
         }
         floats_free(y);
     }
@@ -1133,8 +1142,8 @@ static void test_scalar_gemm_nn(void **state) {
 static void test_scalar_adamw(void **state) {
     (void)state;
     for (int i = 0; i < 1000; i++) {
-        float w = rng_normal(&source), g = rng_normal(&source), m = rng_normal(&source),
-              v = fabsf(rng_normal(&source));
+        float w = rng_normal(&rng), g = rng_normal(&rng), m = rng_normal(&rng),
+              v = fabsf(rng_normal(&rng));
         double mm = 0.9 * (double)m + 0.1 * (double)g,
                vv = 0.99 * (double)v + 0.01 * (double)g * (double)g;
         double want = (double)w * (1 - 0.01 * 0.1) - 0.01 * (mm / 0.3) / (sqrt(vv / 0.2) + 1e-8);
@@ -1203,7 +1212,7 @@ static void test_bf16(void **state) {
     assert_true(isnan(bf16_to_f32(f32_to_bf16(bits_float(0x7f800001)))));
 }
 
-/* Blocks computed by hand from the reference's formulas. */
+/* Blocks that were computed by hand from the formulas of llama.cpp. */
 static void test_block_bytes(void **state) {
     (void)state;
     float x[32] = {0}, back[32];
@@ -1224,7 +1233,8 @@ static void test_block_bytes(void **state) {
     assert_int_equal(b4.q[15], 8 | 9 << 4);
     tensor_to_f32(TENSOR_Q4_0, &b4, back, 32);
     assert_true(back[0] == -8 && back[1] == 7 && back[16] == -3 && back[31] == 1);
-    x[0] = 8; // the largest is positive: its scale is negative, and -(-8) is reached exactly
+    // the largest magnitude is that of a positive value: the scale is -1, and 8 = -8 * -1 is exact
+    x[0] = 8;
     tensor_from_f32(TENSOR_Q4_0, x, &b4, 32);
     tensor_to_f32(TENSOR_Q4_0, &b4, back, 32);
     assert_int_equal(b4.d, 0xbc00);
@@ -1349,7 +1359,7 @@ static void test_attention(void **state) {
     if (!k) skip();
     for (int64_t rows = 1; rows <= 70; rows += rows < 18 ? 1 : 13) {
         for (size_t i = 0; i < ARRAY_LEN(dims) * N_DTYPE; i++) {
-            attention_case_check(k, &source,
+            attention_case_check(k, &rng,
                                  (struct attention_case){
                                      .head_dim = dims[i / N_DTYPE],
                                      .n_heads = heads[(i + (size_t)rows) % ARRAY_LEN(heads)],
@@ -1363,7 +1373,7 @@ static void test_attention(void **state) {
     }
 }
 
-/* Jobs of more than one block of queries, over several blocks of keys. */
+/* Jobs with more than one block of queries and several blocks of keys. */
 static void test_attention_rows(void **state) {
     (void)state;
     static const int64_t steps[] = {1, 7, 40, 64, 100};
@@ -1377,14 +1387,14 @@ static void test_attention_rows(void **state) {
                                    .window = i == 3 ? 45 : INT32_MAX,
                                    .dtype = (enum dtype)(i % N_DTYPE),
                                    .page = 32};
-        attention_case_check(k, &source, c);
-        attention_division_check(k, &source, c, steps[i]);
-        attention_tiles_check(k, &source, c, steps[i]);
+        attention_case_check(k, &rng, c);
+        attention_division_check(k, &rng, c, steps[i]);
+        attention_tiles_check(k, &rng, c, steps[i]);
         c.dtype = DTYPE_F32;
-        attention_neighbour_check(k, &source, c, c.at + 70, 130);
-        attention_neighbour_check(k, &source, c, c.at ? 180 : 3, 9);
+        attention_neighbour_check(k, &rng, c, c.at + 70, 130);
+        attention_neighbour_check(k, &rng, c, c.at ? 180 : 3, 9);
         c.window = 50;
-        attention_outside_check(k, &source, c);
+        attention_outside_check(k, &rng, c);
     }
 }
 
@@ -1393,7 +1403,8 @@ static void test_attention_backward(void **state) {
     static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4},
                          lengths[] = {1, 2, 15, 16, 17, 31, 33, 64, 70, 127, 200, 293};
     const struct kernels *k = kernels_for_level(CPU_AMX);
-    struct rng r = rng_make(23, RNG_TEST, 0, 0); // with few rows the error varies with the data
+    // a separate seed: with few rows the error varies with the data
+    struct rng r = rng_make(23, RNG_TEST, 0, 0);
     if (!k) skip();
     for (size_t i = 0; i < ARRAY_LEN(dims) * ARRAY_LEN(lengths); i++) {
         const int64_t rows = lengths[i / ARRAY_LEN(dims)];
@@ -1411,7 +1422,7 @@ static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 51
                                     {512, 192, 1024}, {256, 576, 1536}, {64, 192, 512},
                                     {8, 192, 512},    {1, 576, 1536}};
 
-/* Giga-operations per second of one product, best of several. */
+/* Giga-operations per second of one product, the best of several rounds. */
 static double product_speed(const struct kernels *k, enum tensor_type t, enum numeric_class cls,
                             const int64_t *shape) {
     int64_t rows = shape[0], width = shape[1], n = shape[2];
@@ -1444,7 +1455,8 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
-/* The same for dX = dY W; for dW = dYᵀ X, in f32 or in tiles, if the type is f16. */
+/* The same for dX = dY W. TENSOR_F16 selects dW = dYᵀ X instead, in f32 or, with GRAD_TILES, in
+ * tiles. */
 static double backward_speed(enum tensor_type t, enum grad_path path, const int64_t *shape) {
     int64_t rows = shape[0], k = shape[1], n = shape[2];
     struct arena arena = {0};
@@ -1473,26 +1485,26 @@ static double backward_speed(enum tensor_type t, enum grad_path path, const int6
     return ops / best / 1e9;
 }
 
-static void bench_backward(const char *only, enum tensor_type one) {
+static void bench_backward(const char *type_name, enum tensor_type type) {
     const bool tiles = kernels_get()->gemm_tiles;
     printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s, dW = dYᵀ X\n",
            kernels_get()->name, tiles ? ", in tiles" : "");
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
         printf("  %4d %4d %4d  dX %7.1f", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2],
-               backward_speed(one, GRAD_F32, shapes[s]));
-        if (only) printf(" int8 %7.1f", backward_speed(one, GRAD_INT8, shapes[s]));
-        if (tiles) printf(" tiles %7.1f", backward_speed(one, GRAD_TILES, shapes[s]));
+               backward_speed(type, GRAD_F32, shapes[s]));
+        if (type_name) printf(" int8 %7.1f", backward_speed(type, GRAD_INT8, shapes[s]));
+        if (tiles) printf(" tiles %7.1f", backward_speed(type, GRAD_TILES, shapes[s]));
         printf(" dW %7.1f", backward_speed(TENSOR_F16, GRAD_F32, shapes[s]));
         if (tiles) printf(" tiles %7.1f", backward_speed(TENSOR_F16, GRAD_TILES, shapes[s]));
         printf("\n");
     }
 }
 
-/* `only` is a type's name, or NULL for the plain ones. */
-static void bench_run(const char *only) {
-    enum tensor_type one = TENSOR_F32;
-    if (only && tensor_type_parse(only, &one) != OK) {
-        fprintf(stderr, "no type '%s': one of %s\n", only, tensor_type_list());
+/* `type_name`: the name of the type to measure; NULL: all of `types` except f16. */
+static void bench_run(const char *type_name) {
+    enum tensor_type type = TENSOR_F32;
+    if (type_name && tensor_type_parse(type_name, &type) != OK) {
+        fprintf(stderr, "no type '%s': one of %s\n", type_name, tensor_type_list());
         exit(2);
     }
     for (int l = 0; l < CPU_LEVELS; l++) {
@@ -1501,19 +1513,20 @@ static void bench_run(const char *only) {
         printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
             printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
-            if (only) printf(" %s %7.1f", only, product_speed(k, one, NUMERIC_EXACT, shapes[s]));
-            if (only && k->gemm_tiles)
-                printf(" tiles %7.1f", product_speed(k, one, NUMERIC_FAST, shapes[s]));
-            for (size_t t = 0; !only && t < ARRAY_LEN(types); t++)
+            if (type_name)
+                printf(" %s %7.1f", type_name, product_speed(k, type, NUMERIC_EXACT, shapes[s]));
+            if (type_name && k->gemm_tiles)
+                printf(" tiles %7.1f", product_speed(k, type, NUMERIC_FAST, shapes[s]));
+            for (size_t t = 0; !type_name && t < ARRAY_LEN(types); t++)
                 if (types[t] != TENSOR_F16)
                     printf(" %s %7.1f", tensor_type_name(types[t]),
                            product_speed(k, types[t], NUMERIC_EXACT, shapes[s]));
-            if (!only)
+            if (!type_name)
                 printf(" bf16 fast %7.1f", product_speed(k, TENSOR_BF16, NUMERIC_FAST, shapes[s]));
             printf("\n");
         }
     }
-    bench_backward(only, one);
+    bench_backward(type_name, type);
 }
 
 /* The products of the fast class on AMX. */
@@ -1528,7 +1541,7 @@ static void test_tiles(void **state) {
 }
 
 int main(int argc, char **argv) {
-    source = rng_make(1, RNG_TEST, 0, 0);
+    rng = rng_make(1, RNG_TEST, 0, 0);
     ref = kernels_for_level(CPU_SCALAR);
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         bench_run(argc > 2 ? argv[2] : NULL);
@@ -1554,7 +1567,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_reductions),
         cmocka_unit_test(test_updates),
         cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_activations_and_norms),
         cmocka_unit_test(test_exp_range),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_quantize_rows),

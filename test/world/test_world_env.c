@@ -414,7 +414,7 @@ static void assert_refused(const struct refusal *r) {
     if (r->step) assert_int_equal(rc, OK);
     if (r->step) rc = e->step(e->ctx, (int16_t[]){0, 1}, rewards, &err);
     if (r->reset) assert_true(rc < 0);
-    if (!strstr(err.text, r->message) || !strstr(err.text, "the environment 'its own'"))
+    if (!strstr(err.text, r->message) || !strstr(err.text, "the environment 'in-process'"))
         fail_msg("'%s' does not say '%s'", err.text, r->message);
     external_envs_free(c);
     buf_release(&s.requests);
